@@ -427,8 +427,14 @@ def save(file, tensors, metadata):
 
 
 def fill(folder):
+    """Cases of libraries that are not installed are removed."""
     for file, metadata, tensors, _ in cases(folder):
-        results, cotangent = run(metadata["op"], json.loads(metadata["attrs"]), tensors, None)
+        try:
+            results, cotangent = run(metadata["op"], json.loads(metadata["attrs"]), tensors, None)
+        except ModuleNotFoundError as error:
+            print(f"{file.name}: without {error.name} there is no {metadata['op']}")
+            file.unlink()
+            continue
         save(file, {**tensors, **results, "gy": cotangent}, metadata)
 
 

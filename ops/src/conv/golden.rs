@@ -3,6 +3,7 @@
 use halocline_core::Result;
 
 use super::{ConvOptions, conv, fold, transposed, unfold};
+use crate::driver::Padding;
 use crate::golden::{Case, Dims, Golden, Output, output};
 
 /// The convolutions.
@@ -34,12 +35,22 @@ const TRAVELS: [&str; 2] = ["halos", "halos back; sums of weights' gradients"];
 
 fn run<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let attributes = &case.attributes;
+    let weight = case.needed::<D>("weight")?;
+    let dilation = attributes.array("dilation", 1);
+    let as_wide = |dim: usize| {
+        let both = dilation[dim] * (weight.dims()[2 + dim] - 1);
+        let boundary = attributes.boundary("padding_mode");
+        Padding::zeros(both / 2, both.div_ceil(2)).with_boundary(boundary)
+    };
+    let padding = match attributes.choice("padding", &[("valid", false), ("same", true)]) {
+        true => std::array::from_fn(as_wide),
+        false => attributes.padding(),
+    };
     let options = ConvOptions::<N>::default()
         .with_stride(attributes.array("stride", 1))
-        .with_dilation(attributes.array("dilation", 1))
-        .with_padding(attributes.padding())
+        .with_dilation(dilation)
+        .with_padding(padding)
         .with_groups(attributes.number("groups").unwrap_or(1.0) as usize);
-    let weight = case.needed::<D>("weight")?;
     output(conv(
         case.input::<D>(0)?,
         weight,

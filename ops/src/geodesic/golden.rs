@@ -21,7 +21,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
         let [input, out, kernel] = sizes.map(|key| case.attributes.array::<2>(key, 1));
         let radius = case.attributes.number("theta_cutoff");
         let kernels = Disco::between([input, out], grids(case), kernel, radius)?;
-        let groups = case.attributes.list("groups")[0];
+        let groups = case.attributes.array_or::<1>("groups", [1])[0];
         let (weight, bias) = (case.needed("weight")?, case.operand("bias"));
         output(disco_conv(case.input(0)?, weight, bias, groups, &kernels))
     })
@@ -38,7 +38,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
         let sizes = [&keys, &queries].map(|tensor| [tensor.dims()[2], tensor.dims()[3]]);
         let radius = case.attributes.number("theta_cutoff");
         let near = GeodesicNeighborhood::between(sizes, grids(case), radius)?;
-        let heads = case.attributes.list("num_heads")[0];
+        let heads = case.attributes.array_or::<1>("num_heads", [1])[0];
         output(sphere_attention(queries, keys, values?, heads, &near))
     })
     .with_pytorch("torch_harmonics.NeighborhoodAttentionS2")

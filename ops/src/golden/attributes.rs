@@ -107,12 +107,38 @@ impl<'a> Options<'a> {
 
     /// The dim called `key`, or the last of `dims`; from the end if it is negative.
     pub(crate) fn dim(&self, key: &str, dims: usize) -> usize {
-        let dim = self.number(key).unwrap_or(-1.0) as isize;
-        if dim < 0 {
-            dim.wrapping_add_unsigned(dims) as usize
-        } else {
-            dim as usize
+        self.place_or(key, dims, dims.saturating_sub(1))
+    }
+
+    /// The dims called `key`, from the end if they are negative; all of so many if there are none.
+    pub(crate) fn dims(&self, key: &str, dims: usize) -> Vec<usize> {
+        match self.numbers(key) {
+            [] => (0..dims).collect(),
+            numbers => numbers.iter().map(|dim| from_end(*dim, dims)).collect(),
         }
+    }
+
+    /// The place called `key` among so many, or `default`; from the end if it is negative.
+    pub(crate) fn place_or(&self, key: &str, count: usize, default: usize) -> usize {
+        self.number(key)
+            .map_or(default, |place| from_end(place, count))
+    }
+
+    /// The first and last of so many dims that become one: the last two, if nothing else is said.
+    pub(crate) fn flattened(&self, dims: usize) -> [usize; 2] {
+        let last = dims.saturating_sub(1);
+        let start = self.place_or("start_dim", dims, last.saturating_sub(1));
+        [start, self.place_or("end_dim", dims, last)]
+    }
+
+    /// The sizes called `key`, of which −1 stands for those of `kept`.
+    pub(crate) fn sizes(&self, key: &str, kept: impl Fn(usize) -> usize) -> Vec<usize> {
+        let sizes = self.numbers(key).iter().enumerate();
+        let sizes = sizes.map(|(dim, size)| match *size == -1.0 {
+            true => kept(dim),
+            false => *size as usize,
+        });
+        sizes.collect()
     }
 
     /// Requires that a list called `key`, if there is one, is this one, because the operator knows no other.
@@ -152,10 +178,19 @@ impl<'a> Options<'a> {
         self.choice(key, &choices)
     }
 
-    /// The padding of a convolution or pooling, on both sides alike.
+    /// The padding of pooling, or of a convolution, on both sides alike.
     pub(crate) fn padding<const N: usize>(&self) -> [Padding; N] {
         let boundary = self.boundary("padding_mode");
         let widths = self.array("padding", 0);
         widths.map(|width| Padding::new(width, boundary))
+    }
+}
+
+/// A place among so many, from the end if it is negative.
+fn from_end(place: f64, count: usize) -> usize {
+    let place = place as isize;
+    match place < 0 {
+        true => place.wrapping_add_unsigned(count) as usize,
+        false => place as usize,
     }
 }

@@ -20,6 +20,8 @@ pub enum Dims {
     AllButDim,
     /// The first so many, whose cells stay together.
     Leading(usize),
+    /// All but those that `flatten` joins to an earlier one.
+    Flattened,
     /// All but the last, where all inputs have the same size: queries, keys and values.
     Alike,
     /// Those of a matrix product: batch, rows, columns, and the dim that is summed over.
@@ -42,6 +44,10 @@ impl Dims {
             Self::InTurn(whole) => whole + 1 < dims && *dim < dims - whole,
             Self::AllButDim => *dim != Options::new(&arguments.attributes).dim("dim", dims),
             Self::Leading(count) => *dim < count,
+            Self::Flattened => {
+                let [start, end] = Options::new(&arguments.attributes).flattened(dims);
+                *dim <= start || *dim > end
+            }
             Self::Alike => dim + 1 != dims && inputs.iter().all(|input| input[*dim] == first[*dim]),
         };
         if self == Self::Product {
@@ -87,6 +93,7 @@ impl std::fmt::Display for Dims {
             Self::AllButChannels => "all but channels",
             Self::AllButDim => "all but the one that it runs along",
             Self::Leading(_) => "those whose cells stay together",
+            Self::Flattened => "all but those joined to an earlier one",
             Self::AllButLast | Self::Alike => "all but the last",
             Self::Product => "batch, rows, columns, summed",
             Self::Classes => "all",

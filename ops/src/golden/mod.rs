@@ -379,6 +379,12 @@ pub trait Output {
     fn backward(self: Box<Self>, cotangent: TensorData) -> Result<(TensorData, Gradients)>;
 }
 
+/// A number for each of so many dims.
+pub(crate) fn array<const D: usize>(numbers: &[usize]) -> Result<[usize; D]> {
+    let array = numbers.try_into();
+    array.map_err(|_| Error::other(format!("{numbers:?} for {D} dims")))
+}
+
 /// A result for the registry.
 pub(crate) fn output<const D: usize>(result: Result<ShardTensor<D>>) -> Result<Box<dyn Output>>
 where

@@ -85,13 +85,13 @@ const SIDES: [&str; 2] = [
 /// The dims of differences, all of which end alike.
 fn dims(case: &Case) -> Vec<(usize, Boundary)> {
     let boundary = case.attributes.boundary("mode");
-    let dims = case.attributes.list("dims").into_iter();
+    let dims = case.attributes.dims("dims", case.dims()).into_iter();
     dims.map(|dim| (dim, boundary)).collect()
 }
 
 fn spectrum<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let (x, target) = (case.input::<D>(0)?, case.input::<D>(1)?);
-    let dims = case.attributes.list("dim");
+    let dims = case.attributes.dims("dim", case.dims());
     output(Ok(spectral_loss::<E, _, _>(
         x,
         target,

@@ -71,9 +71,9 @@ fn options<const N: usize>(attributes: &Options<'_>) -> PoolOptions<N> {
         true => Rounding::Ceil,
         false => Rounding::Floor,
     };
-    let count = match attributes.is("count_include_pad") {
-        true => PaddingCount::Included,
-        false => PaddingCount::Excluded,
+    let count = match attributes.number("count_include_pad") {
+        Some(0.0) => PaddingCount::Excluded,
+        _ => PaddingCount::Included,
     };
     let kernel = attributes.array("kernel_size", 1);
     PoolOptions::new(kernel)

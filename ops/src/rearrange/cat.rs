@@ -240,7 +240,7 @@ impl Operator for Join {
 /// Concatenation and stacking in the registry.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("cat", |case| {
-        let dim = case.attributes.dim("dim", case.dims());
+        let dim = case.attributes.place_or("dim", case.dims(), 0);
         with_dims!(case.dims(), D => {
             let parts = (0..case.inputs()).map(|part| case.input::<D>(part));
             output(cat(parts.collect::<Result<_>>()?, dim))
@@ -251,7 +251,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
         "the same back",
     ]),
     Golden::new("stack", |case| {
-        let dim = case.attributes.dim("dim", case.dims() + 1);
+        let dim = case.attributes.place_or("dim", case.dims() + 1, 0);
         with_dims!(case.dims(), D => {
             let parts = (0..case.inputs()).map(|part| case.input::<D>(part));
             output(stack::<D, { D + 1 }>(parts.collect::<Result<_>>()?, dim))

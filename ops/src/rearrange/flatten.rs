@@ -115,17 +115,16 @@ pub fn unflatten<const D: usize, const E: usize>(
 
 /// Flatten in the registry.
 pub(super) const GOLDEN: Golden = Golden::new("flatten", |case| {
-    let first = case.dims() - 2;
-    with_dims!(case.dims(), D => match D {
-        1 => Err(Error::other("one dim")),
-        _ => {
-            let x = case.input::<D>(0)?;
-            output(flatten::<D, { if D > 1 { D - 1 } else { 1 } }>(x, first, first + 1))
-        }
+    let dims = case.dims();
+    let [start, end] = case.attributes.flattened(dims);
+    with_dims!(dims, D => {
+        with_dims!((dims + start).saturating_sub(end), E => {
+            output(flatten::<D, E>(case.input::<D>(0)?, start, end))
+        })
     })
 })
 .with_pytorch("flatten, unflatten")
-.with_sharded(Dims::AllButLast);
+.with_sharded(Dims::Flattened);
 
 #[cfg(test)]
 mod tests {

@@ -43,7 +43,7 @@ pub fn flip<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTe
 /// Flip in the registry.
 pub(super) const GOLDEN: Golden = Golden::new("flip2d", |case| {
     with_dims!(case.dims(), D => {
-        output(flip(case.input::<D>(0)?, &case.attributes.list("dims")))
+        output(flip(case.input::<D>(0)?, &case.attributes.dims("dims", D)))
     })
 })
 .with_pytorch("flip")

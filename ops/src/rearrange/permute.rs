@@ -7,7 +7,7 @@ use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 use halocline_core::{Error, Result, Shard, ShardTensor};
 
 use crate::driver::strides::row_major;
-use crate::golden::{Golden, output, with_dims};
+use crate::golden::{Golden, array, output, with_dims};
 
 /// Puts dims in another order: dim `i` of the result is dim `axes[i]` of `x`. Nothing is sent; shards keep their cells.
 ///
@@ -84,7 +84,8 @@ impl Operator for Order {
 /// Permute in the registry.
 pub(super) const GOLDEN: Golden = Golden::new("permute", |case| {
     with_dims!(case.dims(), D => {
-        output(permute(case.input::<D>(0)?, case.attributes.array("dims", 0)))
+        let dims = case.attributes.dims("dims", D);
+        output(permute(case.input::<D>(0)?, array(&dims)?))
     })
 });
 

@@ -72,7 +72,7 @@ pub(super) const GOLDEN: Golden = Golden::new("roll2d", |case| {
     let shifts = case.attributes.numbers("shifts").iter();
     let shifts: Vec<isize> = shifts.map(|shift| *shift as isize).collect();
     with_dims!(case.dims(), D => {
-        output(roll(case.input::<D>(0)?, &shifts, &case.attributes.list("dims")))
+        output(roll(case.input::<D>(0)?, &shifts, &case.attributes.dims("dims", D)))
     })
 })
 .with_pytorch("roll")

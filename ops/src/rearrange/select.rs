@@ -161,9 +161,12 @@ fn even<const D: usize>(x: &ShardTensor<D>, dim: usize, size: usize) -> Result<V
 /// Selections in the registry.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("select", |case| {
-        let [dim, index] = ["dim", "index"].map(|key| case.attributes.list(key)[0]);
         with_dims!(case.dims(), D => {
-            output(select::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, dim, index))
+            let x = case.input::<D>(0)?;
+            let dim = case.attributes.dim("dim", D);
+            let size = x.dims().get(dim).copied().unwrap_or(0);
+            let index = case.attributes.place_or("index", size, 0);
+            output(select::<D, { if D > 1 { D - 1 } else { 1 } }>(x, dim, index))
         })
     })
     .with_travels(["– (partial if the dim is sharded)", "–"]),

@@ -15,7 +15,7 @@ use halocline_core::{Error, Result, ShardTensor};
 use super::select::select;
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::driver::place::{renumbered, require_dim};
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::golden::{Dims, Golden, array, output, with_dims};
 
 /// Inserts a dim of one cell, which is dim `dim` of the result. The result has `E` dims, one more than `x`.
 ///
@@ -241,17 +241,21 @@ pub(super) const GOLDEN: [Golden; 4] = [
     })
     .with_travels(["– (partial if the dim is sharded)", "–"]),
     Golden::new("reshape", |case| {
-        let shape = case.attributes.list("shape");
+        let sizes = case.attributes.numbers("shape");
+        let known: f64 = sizes.iter().filter(|size| **size >= 0.0).product();
         with_dims!(case.dims(), D => {
-            with_dims!(shape.len(), E => {
-            output(reshape::<D, E>(case.input::<D>(0)?, case.attributes.array("shape", 1)))
-        })
+            let x = case.input::<D>(0)?;
+            let cells: usize = x.dims().iter().product();
+            let shape = case.attributes.sizes("shape", |_| cells / (known as usize).max(1));
+            with_dims!(shape.len(), E => output(reshape::<D, E>(x, array(&shape)?)))
         })
     })
     .with_sharded(Dims::Leading(2)),
     Golden::new("expand", |case| {
         with_dims!(case.dims(), D => {
-            output(expand(case.input::<D>(0)?, case.attributes.array("size", 1)))
+            let x = case.input::<D>(0)?;
+            let size = case.attributes.sizes("size", |dim| x.dims().get(dim).copied().unwrap_or(1));
+            output(expand(x, array(&size)?))
         })
     })
     .with_sharded(Dims::AllButChannels),

@@ -179,10 +179,14 @@ impl Operator for Strided {
 
 /// Slice in the registry.
 pub(super) const GOLDEN: Golden = Golden::new("slice", |case| {
-    let [dim, start, end, step] =
-        ["dim", "start", "end", "step"].map(|key| case.attributes.list(key)[0]);
+    let attributes = &case.attributes;
     with_dims!(case.dims(), D => {
-        output(slice(case.input::<D>(0)?, dim, start..end, step))
+        let x = case.input::<D>(0)?;
+        let dim = attributes.dim("dim", D);
+        let size = x.dims().get(dim).copied().unwrap_or(0);
+        let place = |key, default| attributes.place_or(key, size, default);
+        let cells = place("start", 0)..place("end", size).min(size);
+        output(slice(x, dim, cells, attributes.array_or::<1>("step", [1])[0]))
     })
 })
 .with_pytorch("x[start:end:step]");

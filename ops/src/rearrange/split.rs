@@ -180,14 +180,15 @@ pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("split", |case| {
         let (sizes, dim) = (
             case.attributes.list("sizes"),
-            case.attributes.dim("dim", case.dims()),
+            case.attributes.place_or("dim", case.dims(), 0),
         );
         with_dims!(case.dims(), D => {
             joined(split(case.input::<D>(0)?, &sizes, dim)?, dim)
         })
     }),
     Golden::new("chunk", |case| {
-        let [count, dim] = ["chunks", "dim"].map(|key| case.attributes.list(key)[0]);
+        let count = case.attributes.array_or::<1>("chunks", [1])[0];
+        let dim = case.attributes.place_or("dim", case.dims(), 0);
         with_dims!(case.dims(), D => {
             joined(chunk(case.input::<D>(0)?, count, dim)?, dim)
         })

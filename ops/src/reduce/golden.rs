@@ -55,5 +55,5 @@ const TRAVELS: [&str; 2] = ["– (the result is partial)", "–"];
 const EXTREMUM: [&str; 2] = ["an extremum", "the number of cells that hold it"];
 
 fn dims(case: &Case) -> Vec<usize> {
-    case.attributes.list("dims")
+    case.attributes.dims("dims", case.dims())
 }

@@ -88,13 +88,14 @@ fn power<const D: usize>(size: ShardTensor<D>, order: f64) -> ShardTensor<D> {
 /// Norms in the registry: over all dims if the case has none.
 pub(super) const GOLDEN: Golden = Golden::new("vector_norm", |case| {
     let order = case.attributes.number("ord").unwrap_or(2.0);
-    let dims = case.attributes.list("dims");
+    let of_all = case.attributes.numbers("dims").is_empty();
+    let dims = case.attributes.dims("dims", case.dims());
     with_dims!(case.dims(), D => {
         let x = case.input::<D>(0)?;
-        if !dims.is_empty() {
+        if !of_all {
             return reduced(case, &dims, output(vector_norm(x, order, &dims)));
         }
-        let norm = vector_norm(x, order, &Vec::from_iter(0..D))?;
+        let norm = vector_norm(x, order, &dims)?;
         output(crate::reduce::sum(norm))
     })
 })

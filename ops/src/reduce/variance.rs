@@ -117,7 +117,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
 
 fn arguments(case: &Case) -> (Vec<usize>, f64) {
     let correction = case.attributes.number("correction").unwrap_or(1.0);
-    (case.attributes.list("dims"), correction)
+    (case.attributes.dims("dims", case.dims()), correction)
 }
 
 #[cfg(test)]

@@ -244,7 +244,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
     })
     .with_travels(["maxima and sums, if the dim is sharded", "sums, if it is"]),
     Golden::new("logsumexp", |case| {
-        let dims = case.attributes.list("dims");
+        let dims = case.attributes.dims("dims", case.dims());
         with_dims!(case.dims(), D => {
             let x = case.input::<D>(0)?;
             reduced(case, &dims, output(dims.iter().try_fold(x, |x, dim| logsumexp(x, *dim))))

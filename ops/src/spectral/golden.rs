@@ -36,25 +36,25 @@ pub(crate) const OPERATORS: &[Golden] = &[
     .with_sharded(Dims::InTurn(1))
     .with_travels(ALL_TO_ALL),
     Golden::new("fft", |case| {
-        with_dims!(case.dims(), D => output(fft(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
+        with_dims!(case.dims(), D => output(fft(case.input::<D>(0)?, &case.attributes.dims("dim", D - 1), norm(case))))
     })
     .with_pytorch("fft.fftn")
     .with_sharded(Dims::InTurn(1))
     .with_travels(ALL_TO_ALL),
     Golden::new("ifft", |case| {
-        with_dims!(case.dims(), D => output(ifft(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
+        with_dims!(case.dims(), D => output(ifft(case.input::<D>(0)?, &case.attributes.dims("dim", D - 1), norm(case))))
     })
     .with_pytorch("fft.ifftn")
     .with_sharded(Dims::InTurn(1))
     .with_travels(ALL_TO_ALL),
     Golden::new("dct", |case| {
-        with_dims!(case.dims(), D => output(dct(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
+        with_dims!(case.dims(), D => output(dct(case.input::<D>(0)?, &case.attributes.dims("dim", D), norm(case))))
     })
     .with_pytorch("scipy.fft.dctn")
     .with_sharded(Dims::InTurn(0))
     .with_travels(ALL_TO_ALL),
     Golden::new("idct", |case| {
-        with_dims!(case.dims(), D => output(idct(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
+        with_dims!(case.dims(), D => output(idct(case.input::<D>(0)?, &case.attributes.dims("dim", D), norm(case))))
     })
     .with_pytorch("scipy.fft.idctn")
     .with_sharded(Dims::InTurn(0))
@@ -110,12 +110,15 @@ fn norm(case: &Case) -> FftNorm {
 }
 
 fn real<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output>> {
-    let dims = case.attributes.list("dim");
+    let dims = case.attributes.dims("dim", D);
     output(rfft::<D, E>(case.input(0)?, &dims, norm(case)))
 }
 
 fn to_real<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output>> {
-    let dims = case.attributes.list("dim");
-    let size = case.attributes.list("n")[0];
-    output(irfft::<D, E>(case.input(0)?, &dims, size, norm(case)))
+    let dims = case.attributes.dims("dim", D - 1);
+    let x = case.input::<D>(0)?;
+    let halved = dims.last().and_then(|dim| x.dims().get(*dim).copied());
+    let whole = 2 * halved.unwrap_or(1).saturating_sub(1);
+    let [size] = case.attributes.array_or("n", [whole]);
+    output(irfft::<D, E>(x, &dims, size, norm(case)))
 }

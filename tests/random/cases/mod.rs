@@ -156,11 +156,20 @@ fn with_channels(draw: &mut Draw, channels: usize, cells: &[usize]) -> Vec<usize
 }
 
 fn conv(spatial: usize, draw: &mut Draw) -> Case {
-    let [kernel, stride, dilation, span] = windows(spatial, 2, draw);
-    let cells = sizes(&span, draw);
+    // Some are as in models: Winograd's method computes them, and matrices do where the processor has these.
+    let is_layer = draw.within(0..=2) == 0;
+    let [kernel, stride, dilation, span] = match is_layer {
+        true => [3, 1, 1, 3].map(|number| vec![number; spatial]),
+        false => windows(spatial, 2, draw),
+    };
+    let cells = match is_layer {
+        true => draw.list(spatial, 6..=most(spatial)),
+        false => sizes(&span, draw),
+    };
     let padding: Vec<usize> = span.iter().map(|span| draw.within(0..=span - 1)).collect();
     let mode = draw.pick(&["zeros", "zeros", "circular", "reflect", "replicate"]);
-    let (groups, each) = (draw.within(1..=2), draw.list(2, 1..=3));
+    let channels = if is_layer { 8..=9 } else { 1..=3 };
+    let (groups, each) = (draw.within(1..=2), draw.list(2, channels));
     let x = with_channels(draw, groups * each[0], &cells);
     let weight = [&[groups * each[1], each[0]][..], &kernel].concat();
     let options = json!({
