@@ -74,8 +74,8 @@ fn pool() -> MutexGuard<'static, Pool> {
 
 /// Returns the memory of dropped results to the system, instead of keeping it for the next ones.
 ///
-/// CPU kernels keep large blocks, never more than the peak in use. Call it before work that needs
-/// much memory for other purposes.
+/// CPU kernels keep large blocks, never more than the peak in use, and the C library keeps smaller ones that were freed. Call it
+/// before work that needs much memory for other purposes.
 ///
 /// # Example
 /// ```
@@ -89,6 +89,12 @@ pub fn release_memory() {
     let mut pool = pool();
     pool.peak_bytes = pool.used_bytes;
     pool.shrink();
+    drop(pool);
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it gives only pages back that nobody has allocated.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }
 
 /// The alignment of a new block: a cache line; a page for halos, because the system copies messages
