@@ -2,8 +2,9 @@
 //!
 //! Rounds, turns and figures are those of `conv.rs`. Neighborhood attention counts 2 · 2 · width floating-point operations for
 //! each query, head and key in its window, dense attention for each query and key (half as many if causal), and three and a
-//! half times that with gradients, as is usual. PyTorch's neighborhood attention is the fastest of two formulations
-//! (`attention_pytorch.py`). The last row is a whole training step of a `FieldTransformer`. Medians go to `bench/attention.csv` in cargo's target directory.
+//! half times that with gradients, as is usual. PyTorch's neighborhood attention is the faster of two formulations
+//! (`attention_pytorch.py`); that by gathered keys and values ("unfold") is shown besides, for cases where these have less than
+//! 2²⁸ elements. The last row is a whole training step of a `FieldTransformer`. Medians go to `bench/attention.csv` in cargo's target directory.
 //!
 //! `HALOCLINE_BENCH_SECONDS` bounds the time per case (at least 3 rounds are run), `HALOCLINE_PYTHON` is the python that has
 //! PyTorch, arguments choose cases whose names contain one of them.
@@ -14,9 +15,10 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Distribution;
 use halocline::models::FieldTransformerConfig;
+use halocline::ops::optim::FusedAdamWConfig;
 use halocline::ops::prelude::*;
 use halocline::prelude::{Device, Tensor};
 use serde_json::{Value, json};
@@ -76,6 +78,7 @@ const fn dense(tokens: usize, causal: bool) -> Case {
 
 /// Names of the passes, and their work in units of the forward pass.
 const PASSES: [(&str, f64); 2] = [("fwd", 1.0), ("fwd+bwd", 3.5)];
+const IMPLEMENTATIONS: [&str; 3] = ["halocline", "pytorch", "pytorch-unfold"];
 const MIN_ROUNDS: usize = 3;
 
 impl Case {
@@ -113,6 +116,17 @@ impl Case {
             }
         };
         4.0 * pairs * (heads * width) as f64
+    }
+
+    /// Whether PyTorch gathers the keys of every query, too.
+    fn has_unfold(&self) -> bool {
+        match self {
+            Self::Neighborhood { shape, kernel, .. } => {
+                let keys: usize = shape.iter().chain(*kernel).product();
+                keys * self.heads().iter().product::<usize>() < 1 << 28
+            }
+            Self::Dense { .. } => false,
+        }
     }
 
     /// The case as `attention_pytorch.py` reads it.
@@ -176,9 +190,14 @@ impl Case {
                 let gradients = pair(y, cotangent.clone()).backward();
                 leaves.each_ref().map(|leaf| leaf.grad(&gradients))
             })),
-            _ => pytorch.as_mut()?.run(PASSES[pass].0, &self.request()),
+            (1, _) => pytorch.as_mut()?.run(PASSES[pass].0, &self.request()),
+            _ if self.has_unfold() => {
+                let pass = format!("{}:unfold", PASSES[pass].0);
+                pytorch.as_mut()?.run(&pass, &self.request())
+            }
+            _ => None,
         };
-        let (medians, peak) = in_turn::<2, 2>((MIN_ROUNDS, budget), &mut run);
+        let (medians, peak) = in_turn::<3, 2>((MIN_ROUNDS, budget), &mut run);
         [0, 1].map(|pass| Row {
             case: self.name(),
             pass: PASSES[pass].0,
@@ -202,7 +221,7 @@ fn transformer(pytorch: &mut Option<PyTorch>, budget: Duration) -> Row {
         "heads": config.heads, "blocks": BLOCKS, "kernel": config.kernel, "tile": [8, 8],
     });
     let mut model = Some(config.init(&device.clone().autodiff()));
-    let mut optimizer: ModuleOptimizer = AdamWConfig::new().init();
+    let mut optimizer: ModuleOptimizer = FusedAdamWConfig::new().init();
     let x = Tensor::<4>::random(SHAPE, Distribution::Normal(0.0, 1.0), &device).autodiff();
     let mut step = || {
         let of = model.take().expect("a step gives the model back");
@@ -210,14 +229,12 @@ fn transformer(pytorch: &mut Option<PyTorch>, budget: Duration) -> Row {
         let gradients = GradientsParams::from_grads(loss.backward(), &of);
         model = Some(optimizer.step(1e-3, of, gradients));
     };
-    let ([medians], peak) =
-        in_turn::<2, 1>(
-            (MIN_ROUNDS, budget),
-            |implementation, _| match implementation {
-                0 => Some(timed(&mut step)),
-                _ => pytorch.as_mut()?.run("step", &request),
-            },
-        );
+    let run = |implementation: usize, _: usize| match implementation {
+        0 => Some(timed(&mut step)),
+        1 => pytorch.as_mut()?.run("step", &request),
+        _ => None,
+    };
+    let ([medians], peak) = in_turn::<3, 1>((MIN_ROUNDS, budget), run);
     Row {
         case: "FieldTransformer".into(),
         pass: "step",
@@ -231,13 +248,13 @@ trait Attention<const D: usize>: Fn([Tensor<D>; 3]) -> Tensor<D> {}
 
 impl<const D: usize, F: Fn([Tensor<D>; 3]) -> Tensor<D>> Attention<D> for F {}
 
-/// What a pass of a case took: ours, and PyTorch's where it is installed.
+/// What a pass of a case took: ours, PyTorch's where it is installed, and that of its unfold formulation.
 struct Row {
     case: String,
     pass: &'static str,
     /// Floating-point operations, where they are counted.
     flops: Option<f64>,
-    median_s: [Option<f64>; 2],
+    median_s: [Option<f64>; IMPLEMENTATIONS.len()],
     peak: f64,
 }
 
@@ -245,20 +262,21 @@ impl Row {
     /// Prints the row; returns its lines of the table.
     fn report(&self) -> String {
         let of_peak = |seconds: Option<f64>| Some(self.flops? / seconds? / 1e9 / self.peak);
-        let [ours, torch] = self.median_s;
+        let [ours, torch, unfold] = self.median_s;
         let figures = [
             ours.map(|seconds| seconds * 1e3),
             torch.map(|seconds| seconds * 1e3),
             ours.and_then(|ours| Some(torch? / ours)),
+            ours.and_then(|ours| Some(unfold? / ours)),
             of_peak(ours),
             of_peak(torch),
             Some(self.peak),
         ];
         let columns = figures.map(|value| value.map_or("-".into(), |value| format!("{value:.2}")));
-        let [ours_ms, torch_ms, rest @ ..] = columns;
+        let [ours_ms, torch_ms, speed_up, over_unfold, rest @ ..] = columns;
         let rest = rest.map(|column| format!("{column:>10}")).concat();
         println!(
-            "{:<27}{:<8}{ours_ms:>12}{torch_ms:>12}{rest}",
+            "{:<27}{:<8}{ours_ms:>12}{torch_ms:>12}{speed_up:>10}{over_unfold:>12}{rest}",
             self.case, self.pass
         );
         let line = |(name, seconds): (&str, Option<f64>)| {
@@ -272,8 +290,8 @@ impl Row {
                 self.case, self.pass
             ))
         };
-        let both = ["halocline", "pytorch"].into_iter().zip(self.median_s);
-        both.filter_map(line).collect()
+        let all = IMPLEMENTATIONS.into_iter().zip(self.median_s);
+        all.filter_map(line).collect()
     }
 }
 
@@ -286,8 +304,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let chosen: Vec<String> = arguments.filter(|part| part != "--bench").collect();
     let mut pytorch = PyTorch::start("attention_pytorch.py");
     println!(
-        "\n{:<27}{:<8}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}",
-        "", "", "halocline ms", "pytorch ms", "speed-up", "of peak", "pytorch's", "GFLOP/s"
+        "\n{:<27}{:<8}{:>12}{:>12}{:>10}{:>12}{:>10}{:>10}{:>10}",
+        "",
+        "",
+        "halocline ms",
+        "pytorch ms",
+        "speed-up",
+        "over unfold",
+        "of peak",
+        "pytorch's",
+        "GFLOP/s"
     );
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench/attention.csv");
     std::fs::create_dir_all(path.with_file_name(""))?;

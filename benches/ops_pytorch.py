@@ -102,6 +102,27 @@ def disco(channels, rows, columns):
     )
 
 
+@functools.cache
+def backwards(shape):
+    """The places of a last dim in the opposite order."""
+    return torch.arange(shape[3] - 1, -1, -1).expand(shape).contiguous()
+
+
+@functools.cache
+def geodesic(channels, rows, columns):
+    import torch_harmonics
+
+    size, grid = (rows, columns), "equiangular"
+    layer = torch_harmonics.NeighborhoodAttentionS2(channels, size, size, grid, grid, 4, bias=False)
+    weights = {f"{name}_weights": torch.eye(channels)[:, :, None, None] for name in ("q", "k", "v", "proj")}
+    return layer, weights
+
+
+def sphere_attention(q, k, v):
+    """Between projections, which are the identity."""
+    return torch.func.functional_call(*geodesic(*q.shape[1:]), (q, k, v))
+
+
 def disco_conv(x, weight):
     return torch.func.functional_call(disco(*x.shape[1:]), {"weight": weight[0]}, (x,))
 
@@ -156,9 +177,13 @@ OPERATORS = {
     "flip": lambda x: x.flip((2, 3)),
     "permute": lambda x: x.permute(0, 2, 3, 1).contiguous(),
     "repeat": lambda x: x.repeat(1, 2, 1, 1),
+    "shift": lambda x: torch.cat([x[:, :, :1].expand(-1, -1, 3, -1), x[:, :, :-3]], 2),
     "slice": lambda x: x[..., 1:512:2].contiguous(),
     "cat": lambda x, y: torch.cat([x, y], 1),
     "cat of rows": lambda x, y: torch.cat([x, y], 2),
+    "stack": lambda x, y: torch.stack([x, y], 1).flatten(1, 2),
+    "gather": lambda x: x.gather(3, backwards(x.shape)),
+    "scatter_add": lambda x, y: x.scatter_add(3, backwards(x.shape), y),
     "index_select": lambda x: x.index_select(3, torch.arange(511, -1, -1)),
     "tril": lambda x: x.tril(),
     "matmul": torch.matmul,
@@ -177,10 +202,13 @@ OPERATORS = {
     "rfft2, 721 x 1440": lambda x: parts(torch.fft.rfft2(x)),
     "irfft2": lambda x: torch.fft.irfft2(whole(x), s=(512, 512)),
     "fft2": lambda x: parts(torch.fft.fft2(whole(x))),
+    "ifft2": lambda x: parts(torch.fft.ifft2(whole(x))),
     "spectral_conv": spectral_conv,
     "sht": lambda x: parts(harmonics("RealSHT", *x.shape[2:])(x)),
     "isht": lambda x: harmonics("InverseRealSHT", 721, 1440)(whole(x)),
     "vector_sht": lambda x: parts(harmonics("RealVectorSHT", *x.shape[2:])(x)),
+    "vector_isht": lambda x: harmonics("InverseRealVectorSHT", 361, 720)(whole(x)),
+    "sphere_attention": sphere_attention,
     "disco_conv": disco_conv,
 }
 

@@ -5,7 +5,8 @@
 //! - a halo of one cell, until it lies on the receiving rank, against a copy of its bytes;
 //! - bytes of tensors alive per rank in a training step, on four ranks against one;
 //! - the same on one rank with gradient checkpointing against without;
-//! - bytes alive in a forward and backward pass of dense attention, against inputs, results and gradients.
+//! - bytes alive per rank in a forward and backward pass of attention, dense and to neighborhoods, on one rank and on four,
+//!   against inputs, results, gradients and what travels.
 
 mod alive;
 
@@ -26,8 +27,7 @@ fn main() -> Result<()> {
     overhead()?;
     halo()?;
     memory()?;
-    attention_memory();
-    Ok(())
+    attention_memory()
 }
 
 fn row(what: &str, ours: f64, peer: f64, unit: &str) {
@@ -305,32 +305,66 @@ fn memory() -> Result<()> {
     Ok(())
 }
 
-/// The peak of tensor bytes in a forward and backward pass of dense attention, beside what it cannot do without: queries,
-/// keys, values, the result, their gradients, and a number for each query.
-fn attention_memory() {
-    const WIDTH: usize = 16;
-    let normal = burn::tensor::Distribution::Normal(0.0, 1.0);
-    for tokens in [4_096, 16_384, 65_536] {
+/// The peak of tensor bytes per rank in a forward and backward pass of attention, beside what it cannot do without: queries,
+/// keys, values, the result, their gradients, a number for each query and head, and halos with their gradients, or the block of a
+/// ring that travels.
+fn attention_memory() -> Result<()> {
+    const KERNEL: usize = 7;
+    let normal = Distribution::Normal {
+        mean: 0.0,
+        std: 1.0,
+    };
+    let peak = |ranks: usize, shape: [usize; 5]| -> Result<f64> {
         halocline::core::release_memory();
-        let device = Device::default().autodiff();
-        let before = alive::now();
-        let leaf = || Tensor::<4>::random([1, tokens, 1, WIDTH], normal, &device).require_grad();
-        let (q, k, v) = (leaf(), leaf(), leaf());
-        alive::begin();
-        let y = q.clone().scaled_dot_product_attention(
-            k.clone(),
-            v.clone(),
-            &AttentionOptions::default(),
-        );
-        let gradients = (y.clone() * y.clone().detach()).sum().backward();
-        let peak = (alive::peak() - before) as f64 / 1e6;
-        black_box((gradients, y));
-        let needed = (8 * WIDTH + 1) * tokens * size_of::<f32>();
-        row(
-            &format!("attention, {tokens} tokens (peer: operands and gradients)"),
-            peak,
-            needed as f64 / 1e6,
-            "MB",
-        );
+        let peaks = Launcher::local(ranks).check(false).collect(|world| {
+            let mesh = world.mesh([("x", ranks)])?;
+            world.barrier()?;
+            let before = alive::now();
+            world.barrier()?;
+            alive::begin();
+            let leaf = |name| {
+                let key = RandomKey::new(1, name);
+                let x = ShardTensor::<5>::random(shape, normal, key, &mesh, &[Shard(1)]);
+                x.map(ShardTensor::require_grad)
+            };
+            let [q, k, v] = [leaf("q")?, leaf("k")?, leaf("v")?];
+            let y = match shape[2] {
+                1 => {
+                    let [q, k, v] = [q, k, v].map(|x| x.flatten::<4>(1, 2));
+                    q.scaled_dot_product_attention(k, v, &AttentionOptions::default())
+                        .unflatten::<5>(1, &[shape[1], 1])
+                }
+                _ => q.neighborhood_attention(k, v, &NeighborhoodOptions::new([KERNEL; 2])),
+            };
+            let gradients = y.clone().sum().backward();
+            world.barrier()?;
+            black_box((gradients, y));
+            Ok((alive::peak() - before) as f64 / 1e6)
+        })?;
+        Ok(peaks.into_iter().fold(0.0, f64::max) / ranks as f64)
+    };
+    for ranks in [1, 4] {
+        for side in [64, 128, 256] {
+            let tokens = side * side;
+            for shape in [[1, tokens, 1, 1, 16], [1, side, side, 4, 32]] {
+                let [_, _, columns, heads, width] = shape;
+                let (own, channels) = (tokens / ranks, heads * width);
+                let travels = match (ranks, columns) {
+                    (1, _) => 0,
+                    // Keys and values of a block, and their gradients.
+                    (_, 1) => 4 * own * channels,
+                    _ => 4 * 2 * (KERNEL / 2) * columns * channels,
+                };
+                let needed = size_of::<f32>() * (8 * own * channels + own * heads + travels);
+                let name = match columns {
+                    1 => "dense attention",
+                    _ => "neighborhood attention",
+                };
+                let what = format!("{name}, {tokens} tokens, {ranks} ranks (peer: operands)");
+                row(&what, peak(ranks, shape)?, needed as f64 / 1e6, "MB");
+            }
+        }
     }
+    println!("  allowed: 67 MB above operands, gradients and what travels");
+    Ok(())
 }

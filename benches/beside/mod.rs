@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex};
 use std::thread::{self, available_parallelism};
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,17 @@ const PEAK_RUNS: usize = 3;
 const TURN: Duration = Duration::from_millis(100);
 
 /// The share of its peak that the machine must reach before and after a turn that counts: 90 %, or what
-/// `HALOCLINE_BENCH_QUIET` says. The peak is the upper quartile of all measurements: processors of shared machines are faster
-/// now and then.
+/// `HALOCLINE_BENCH_QUIET` says. The peak is the upper quartile of all measurements since the bench began, so that a program
+/// that runs beside a whole case is noticed: processors of shared machines are faster now and then.
 static QUIET: LazyLock<f64> = LazyLock::new(|| {
     let share = std::env::var("HALOCLINE_BENCH_QUIET").map(|share| share.parse());
     share.map_or(0.9, |share| {
         share.expect("HALOCLINE_BENCH_QUIET: a share of the peak")
     })
 });
+
+/// The measurements since the bench began.
+static PEAKS: Mutex<Vec<Peak>> = Mutex::new(Vec::new());
 
 /// Fewest turns of which a median is a figure.
 const MIN_TURNS: usize = 2;
@@ -127,7 +130,8 @@ fn medians<const IMPLEMENTATIONS: usize, const PASSES: usize>(
     turns: [[Vec<Turn>; IMPLEMENTATIONS]; PASSES],
 ) -> ([[Option<f64>; IMPLEMENTATIONS]; PASSES], f64) {
     let all = || turns.iter().flatten().flatten();
-    let peaks: Vec<Peak> = all().flat_map(|turn| turn.around).collect();
+    let mut peaks = PEAKS.lock().expect("no other thread measures");
+    peaks.extend(all().flat_map(|turn| turn.around));
     let Some(best) = Peak::best(&peaks) else {
         return ([[None; IMPLEMENTATIONS]; PASSES], f64::NAN);
     };

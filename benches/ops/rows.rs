@@ -1,7 +1,9 @@
 //! The operators, the shapes of their inputs, and what they should reach.
 
+use std::cell::RefCell;
 use std::sync::{LazyLock, OnceLock};
 
+use burn::tensor::Int;
 use halocline::core::RandomKey;
 use halocline::ops::graph::{Aggregate, EdgeShards, Graph};
 use halocline::ops::norm::batch_norm_train;
@@ -60,6 +62,7 @@ const SPHERE: [usize; 4] = [1, 1, 721, 1440];
 const HARMONICS: [usize; 4] = [1, 1, DEGREES, 2 * DEGREES];
 const DEGREES: usize = 361;
 const VECTORS: [usize; 4] = [1, 2, 361, 720];
+const VECTOR_HARMONICS: [usize; 4] = [1, 2, 181, 2 * 181];
 const COARSE: [usize; 4] = [1, 32, 91, 180];
 const CELLS: [usize; 4] = [1, 1, 65536, 16];
 
@@ -95,10 +98,38 @@ fn transform(size: [usize; 2]) -> Sht {
     Sht::new(size, SphereGrid::Equiangular).expect("a grid")
 }
 
+static NEAR: LazyLock<GeodesicNeighborhood> = LazyLock::new(|| {
+    let size = [COARSE[2], COARSE[3]];
+    GeodesicNeighborhood::new(size, SphereGrid::Equiangular, None).expect("a grid")
+});
+
 static DISCO: LazyLock<Disco> = LazyLock::new(|| {
     let size = [COARSE[2], COARSE[3]];
     Disco::new(size, size, [3, 4], SphereGrid::Equiangular, None).expect("kernels")
 });
+
+thread_local! {
+    static BACKWARDS: RefCell<Option<ShardTensor<4, Int>>> = const { RefCell::new(None) };
+}
+
+/// The places of a last dim in the opposite order, beside a field; made once.
+fn backwards<X: Field<4>>(x: &X) -> ShardTensor<4, Int> {
+    let x = x.clone().into_shard();
+    let made = BACKWARDS
+        .take()
+        .filter(|index| index.layout() == x.layout());
+    let index = made.unwrap_or_else(|| {
+        let (local, layout, mesh) = x.into_parts();
+        let shape = local.dims();
+        let cells = Tensor::<1, Int>::arange(0..shape[3] as i64, &local.device()).flip([0]);
+        let index = cells
+            .reshape([1, 1, 1, shape[3]])
+            .repeat(&[shape[0], shape[1], shape[2], 1]);
+        ShardTensor::from_parts(index, layout, mesh)
+    });
+    BACKWARDS.set(Some(index.clone()));
+    index
+}
 
 /// Six neighbours of each cell, on one rank and on two.
 fn edges<X: Field<4>>(x: &X) -> &'static EdgeShards {
@@ -209,11 +240,20 @@ pub(crate) const ROWS: &[Row] = rows! {
     };
     "roll", ANY, [FIELD]: |x, _| x.roll(&[5, -7], &[2, 3]);
     "flip", ANY, [FIELD]: |x, _| x.flip(&[2, 3]);
-    "permute", ANY, [FIELD]: |x, _| x.permute([0, 2, 3, 1]) + 0.0;
+    "permute", ANY, [FIELD]: |x, _| x.permute([0, 2, 3, 1]);
     "repeat", ANY, [FIELD]: |x, _| x.repeat_all([1, 2, 1, 1]);
-    "slice", ANY, [FIELD]: |x, _| x.slice_dim(3, 1..512, 2) + 0.0;
+    "slice", ANY, [FIELD]: |x, _| x.slice_dim(3, 1..512, 2);
+    "shift", ANY, [FIELD]: |x, _| x.shift(2, 3, Boundary::Replicate);
     "cat", ANY, [FIELD, FIELD]: |x, y| X::cat(vec![x, y[0].clone()], 1);
     "cat of rows", ANY, [FIELD, FIELD]: |x, y| X::cat(vec![x, y[0].clone()], 2);
+    "stack", ANY, [FIELD, FIELD]: |x, y| {
+        <Rank<X, 5> as RearrangeField<5>>::flatten::<4>(X::stack::<5>(vec![x, y[0].clone()], 1), 1, 2)
+    };
+    "gather", ANY, [FIELD]: |x, _| { let index = backwards(&x); x.gather(3, index) };
+    "scatter_add", ANY, [FIELD, FIELD]: |x, y| {
+        let index = backwards(&x);
+        x.scatter_add(3, index, y[0].clone())
+    };
     "index_select", ANY, [FIELD]: |x, _| {
         let cells: Vec<usize> = (0..512).rev().collect();
         x.index_select(3, &cells)
@@ -257,6 +297,7 @@ pub(crate) const ROWS: &[Row] = rows! {
         SpectralField::irfft::<4>(complex(x), &[2, 3], 512, FftNorm::Backward)
     };
     "fft2", FOURIER, [FIELD]: |x, _| parts(SpectralField::fft(complex(x), &[2, 3], FftNorm::Backward));
+    "ifft2", FOURIER, [FIELD]: |x, _| parts(SpectralField::ifft(complex(x), &[2, 3], FftNorm::Backward));
     "dct", ANY, [FIELD]: |x, _| x.dct(&[2, 3], FftNorm::Ortho);
     "spectral_conv", ANY, [CHANNELS, [16, 16, 32, 34]]: |x, w| {
         x.spectral_conv::<5>(complex(w[0].clone()).into_shard())
@@ -264,6 +305,13 @@ pub(crate) const ROWS: &[Row] = rows! {
     "sht", HARMONIC, [SPHERE]: |x, _| parts(x.sht::<5>(&SHT));
     "isht", HARMONIC, [HARMONICS]: |x, _| SphereField::isht::<4>(complex(x), &SHT);
     "vector_sht", HARMONIC, [VECTORS]: |x, _| parts(x.vector_sht::<5>(&VECTOR_SHT));
+    "vector_isht", HARMONIC, [VECTOR_HARMONICS]: |x, _| {
+        SphereField::vector_isht::<4>(complex(x), &VECTOR_SHT)
+    };
+    "sphere_attention", ANY, [COARSE, COARSE, COARSE]: |x, others| {
+        let [keys, values] = [0, 1].map(|other: usize| others[other].clone());
+        x.sphere_attention(keys, values, 4, &NEAR)
+    };
     "disco_conv", ANY, [COARSE, [1, 32, 32, 5]]: |x, w| {
         let weight = ShapeField::reshape::<3>(w[0].clone(), [32, 32, 5]);
         x.disco_conv(weight.into_shard(), None, 1, &DISCO)
