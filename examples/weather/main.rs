@@ -103,6 +103,7 @@ impl Kind {
                 heads: 4,
                 blocks: 4,
                 dense_blocks: 0,
+                tokens: 0,
                 patch: [2, 2],
                 kernel: [7, 7],
                 recompute: false,

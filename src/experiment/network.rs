@@ -75,6 +75,9 @@ pub enum ModelConfig {
         /// Blocks in the middle whose attention reaches all patches.
         #[serde(default)]
         dense_blocks: usize,
+        /// Learned tokens of each block, that every patch attends to besides.
+        #[serde(default)]
+        tokens: usize,
         /// Cells of a patch, in both dims.
         #[serde(default = "transformer::patch")]
         patch: [usize; 2],
@@ -326,6 +329,7 @@ impl ModelConfig {
             heads,
             blocks,
             dense_blocks,
+            tokens,
             patch,
             kernel,
             recompute,
@@ -340,6 +344,7 @@ impl ModelConfig {
             .with_heads(heads)
             .with_blocks(blocks)
             .with_dense_blocks(dense_blocks)
+            .with_tokens(tokens)
             .with_patch(patch)
             .with_kernel(kernel)
             .with_recompute(recompute);

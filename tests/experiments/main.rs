@@ -230,6 +230,29 @@ fn runs_are_resumed_scored_and_forecast_on_any_ranks() {
     }
 }
 
+#[test]
+fn a_transformer_is_better_than_persistence_at_every_lead() {
+    let kind = "kind = \"transformer\"\nd_model = 16\nheads = 2\nblocks = 3\ndense_blocks = 1\ntokens = 2\npatch = [1, 1]\n\
+                kernel = [3, 3]";
+    let config = CONFIG.replace("kind = \"cnn\"\nwidth = 6\nblocks = 1", kind);
+    let folder = prepared(&config);
+    write(folder.path(), &config, 12);
+    for command in ["train", "score"] {
+        succeed(folder.path(), &[command, "--ranks", "2"]);
+    }
+    let found = scores(folder.path());
+    for lead in [6.0, 12.0, 18.0] {
+        for channel in ["t2m", "z@500"] {
+            let [ours, persistence] =
+                ["rmse", "rmse_persistence"].map(|name| score(&found, channel, lead, name));
+            assert!(
+                ours < 0.7 * persistence,
+                "{channel} after {lead} hours: {ours} for {persistence}"
+            );
+        }
+    }
+}
+
 /// Writes the forecasts of the test period, and compares their errors with the scores.
 fn forecasts_have_the_scores(folder: &Path, ranks: &[&str], found: &[Value]) {
     let arguments = [&["forecast", "--output", "forecasts"][..], ranks].concat();
