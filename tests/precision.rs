@@ -1,17 +1,21 @@
-//! Training in half precision with parameters in f32, scaled losses, and averages of parameters.
+//! Training in half precision with parameters in f32, scaled losses, averages of parameters, and how models round.
 
 #[allow(dead_code, reason = "shared with other tests, which use more of it")]
 mod trainer;
 
 use std::path::Path;
+use std::process::Command;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::module::{ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, SgdConfig};
+use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
 use burn::tensor::FloatDType;
 use halocline::core::whole;
 use halocline::models::parallel::{Plan, Store, build};
-use halocline::models::{FieldTransformer, FieldTransformerConfig, UNet, UNetConfig};
+use halocline::models::{
+    FieldTransformer, FieldTransformerConfig, SurrogateCnnConfig, UNet, UNetConfig,
+};
 use halocline::ops::{Reduction, mse_loss};
 use halocline::prelude::*;
 use halocline::{Ended, LossScale, Trainer};
@@ -246,5 +250,102 @@ fn averages_are_those_of_the_formula_and_are_saved() {
     let [resumed, _] = averaged(folders[1].path(), 3, 5);
     for (resumed, found) in resumed.iter().zip(&found) {
         assert!((resumed - found).abs() < 1e-6, "{resumed} for {found}");
+    }
+}
+
+/// Parameters in f64.
+struct Exact;
+
+impl ModuleMapper for Exact {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| tensor.cast(FloatDType::F64))
+    }
+}
+
+/// Waves that differ by channel, on a mean of several times their height: [batch, channels, lat, lon].
+fn waves(device: &Device, shape: [usize; 4]) -> Tensor<4> {
+    let [_, channels, rows, columns] = shape;
+    let cell = |index: usize| {
+        let (channel, row, column) = (
+            index / (rows * columns),
+            index / columns % rows,
+            index % columns,
+        );
+        let waves = (channel % channels + 1) as f64;
+        let angle = std::f64::consts::TAU * waves / columns as f64;
+        5.0 + (angle * column as f64).sin() * (2.5 * angle * row as f64 + waves).cos()
+    };
+    let cells = (0..shape.iter().product()).map(|index| cell(index) as f32);
+    Tensor::from_data(TensorData::new(cells.collect(), shape), device)
+}
+
+/// How far forecasts of a trained model in f32 are from those of the same parameters in f64: the root of the mean square, and the
+/// largest difference.
+fn rounding<M: Module + Layer<Tensor<4>, Output = Tensor<4>>>(
+    make: impl Fn(&Device) -> M,
+) -> [f64; 2] {
+    let device = Device::default();
+    device.seed(3);
+    let training = device.clone().autodiff();
+    let x = waves(&training, [2, 3, 45, 60]);
+    let target = waves(&training, [2, 3, 45, 60]).roll(&[2], &[3]);
+    let mut optimizer = AdamWConfig::new().init();
+    let mut model = make(&training);
+    let mut losses = Vec::new();
+    for _ in 0..30 {
+        let loss = (x.clone().apply(&model) - target.clone()).square().mean();
+        losses.push(loss.clone().into_scalar::<f64>());
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(3e-3, model, gradients);
+    }
+    assert!(losses[29] < 0.5 * losses[0], "{losses:?}");
+    let found = x.clone().apply(&model);
+    let exact = x.cast(FloatDType::F64).apply(&model.map(&mut Exact));
+    let [found, exact] = [found, exact].map(|y| y.into_data().iter::<f64>().collect::<Vec<_>>());
+    let errors = found
+        .iter()
+        .zip(&exact)
+        .map(|(found, exact)| (found - exact).abs());
+    let squares: f64 = errors.clone().map(|error| error * error).sum();
+    [
+        (squares / exact.len() as f64).sqrt(),
+        errors.fold(0.0, f64::max),
+    ]
+}
+
+/// Prints how trained models round, where the test below starts it as a process.
+#[test]
+fn rounding_of_this_process() {
+    if std::env::var_os("HALOCLINE_CONV").is_some() {
+        let cnn = SurrogateCnnConfig::new(3).with_width(16).with_blocks(3);
+        let unet = UNetConfig::new(3, 3).with_width(16).with_levels(2);
+        let found = [
+            rounding(|device| cnn.init(device)),
+            rounding(|device| unet.init(device)),
+        ];
+        println!("rounding {}", serde_json::to_string(&found).unwrap());
+    }
+}
+
+#[test]
+fn trained_models_round_at_most_four_times_as_much_by_winograd_as_by_direct_sums() {
+    let [direct, winograd] = ["direct", "winograd"].map(|method| {
+        let mut process = Command::new(std::env::current_exe().unwrap());
+        process.args(["rounding_of_this_process", "--exact", "--nocapture"]);
+        let output = process.env("HALOCLINE_CONV", method).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let (_, found) = text
+            .split_once("rounding ")
+            .unwrap_or_else(|| panic!("{text}"));
+        let found = found.lines().next().expect("a line");
+        serde_json::from_str::<[[f64; 2]; 2]>(found).unwrap()
+    });
+    for (direct, winograd) in direct.iter().zip(winograd) {
+        for (direct, winograd) in direct.iter().zip(winograd) {
+            assert!(
+                winograd <= 4.0 * direct && *direct > 0.0,
+                "{winograd:e} for {direct:e}"
+            );
+        }
     }
 }
