@@ -30,7 +30,7 @@ def conv(dims):
 
     def run(a, x, weight, bias=None):
         padding = a["padding"]
-        if a["padding_mode"] != "zeros":
+        if a["padding_mode"] != "zeros" and padding != "same":
             sides = [width for width in reversed(padding) for _ in range(2)]
             x, padding = F.pad(x, sides, mode=a["padding_mode"]), 0
         return function(x, weight, bias, a["stride"], padding, a["dilation"], a["groups"])
@@ -306,7 +306,7 @@ OPERATORS = {
     "pixel_shuffle": lambda a, x: F.pixel_shuffle(x, a["upscale_factor"]),
     "pixel_unshuffle": lambda a, x: F.pixel_unshuffle(x, a["downscale_factor"]),
     **dict.fromkeys(("pad1d", "pad2d", "pad3d"), pad),
-    "slice": lambda a, x: x.movedim(a["dim"], 0)[a["start"] : a["end"] : a["step"]].movedim(0, a["dim"]),
+    "slice": lambda a, x: x.movedim(a["dim"], 0)[a["start"] : a.get("end") : a["step"]].movedim(0, a["dim"]),
     "cat": lambda a, **parts: torch.cat(list(parts.values()), a["dim"]),
     "stack": lambda a, **parts: torch.stack(list(parts.values()), a["dim"]),
     # Joined again in the opposite order.
@@ -325,7 +325,7 @@ OPERATORS = {
     "tril": lambda a, x: x.tril(a["diagonal"]),
     "triu": lambda a, x: x.triu(a["diagonal"]),
     "permute": lambda a, x: x.permute(a["dims"]),
-    "flatten": lambda _, x: x.flatten(-2),
+    "flatten": lambda a, x: x.flatten(a.get("start_dim", -2), a.get("end_dim", -1)),
     "roll2d": lambda a, x: torch.roll(x, a["shifts"], a["dims"]),
     "flip2d": lambda a, x: torch.flip(x, a["dims"]),
     "shift": lambda a, x: shift(x, a["dim"], a["offset"], a["mode"]),

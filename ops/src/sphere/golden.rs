@@ -90,12 +90,8 @@ fn transform(case: &Case) -> Result<Sht> {
     let transform = Sht::new(size, grid_of(case, "grid"))?
         .with_norm(norm)
         .with_phase(phase);
-    let transform = match attributes.list("lmax")[..] {
-        [degrees] => transform.with_degrees(degrees)?,
-        _ => transform,
-    };
-    match attributes.list("mmax")[..] {
-        [orders] => transform.with_orders(orders),
-        _ => Ok(transform),
-    }
+    let [degrees] = attributes.array_or("lmax", [transform.degrees()]);
+    // torch-harmonics has as many orders as degrees.
+    let [orders] = attributes.array_or("mmax", [degrees]);
+    transform.with_degrees(degrees.min(orders))
 }
