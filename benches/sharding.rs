@@ -14,9 +14,11 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use burn::backend::TensorMetadata;
-use burn::optim::{AdamWConfig, GradientsParams};
+use burn::module::Module;
+use burn::optim::GradientsParams;
 use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
-use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
+use halocline::models::{SurrogateCnn, SurrogateCnnConfig, UNetConfig, weighted_mse};
+use halocline::ops::optim::FusedAdamWConfig;
 use halocline::ops::prelude::*;
 use halocline::prelude::*;
 
@@ -49,27 +51,32 @@ fn timed<T>(f: impl FnOnce() -> T) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// The demo's model on a field, ready to take a training step.
-struct Trainer {
-    model: Option<SurrogateCnn>,
+/// A model on a field, ready to take a training step.
+struct Trainer<M> {
+    model: Option<M>,
     optimizer: burn::optim::ModuleOptimizer,
     x: ShardTensor<4>,
     weights: Vec<f64>,
 }
 
-impl Trainer {
-    fn new(world: &World, shape: [usize; 4], blocks: usize) -> Result<Self> {
+/// The demo's model.
+fn cnn(blocks: usize) -> impl Fn(&Device) -> SurrogateCnn {
+    let config = SurrogateCnnConfig::new(3)
+        .with_width(16)
+        .with_blocks(blocks);
+    move |device| config.init(device)
+}
+
+impl<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>> Trainer<M> {
+    fn new(world: &World, shape: [usize; 4], init: impl Fn(&Device) -> M) -> Result<Self> {
         let mesh = world.mesh([("lat", world.size())])?;
-        let config = SurrogateCnnConfig::new(shape[1])
-            .with_width(16)
-            .with_blocks(blocks);
         let normal = Distribution::Normal {
             mean: 0.0,
             std: 1.0,
         };
         Ok(Self {
-            model: Some(world.init(|device| config.init(device))?),
-            optimizer: AdamWConfig::new().init(),
+            model: Some(world.init(init)?),
+            optimizer: FusedAdamWConfig::new().init(),
             x: ShardTensor::random(shape, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?,
             weights: vec![1.0; shape[2]],
         })
@@ -84,15 +91,27 @@ impl Trainer {
     }
 }
 
-/// Steps on one rank, two and four in turn, so that all see the same machine.
+/// Steps of the demo's model, and of a `UNet`.
 fn steps() -> Result<()> {
+    steps_of("training step, 128×256", [2, 3, 128, 256], cnn(2))?;
+    let unet = UNetConfig::new(20, 20).with_width(32);
+    let unet = |device: &Device| unet.init(device);
+    steps_of("UNet step, 20 channels, 181×360", [1, 20, 181, 360], unet)
+}
+
+/// Steps on one rank, two and four in turn, so that all see the same machine.
+fn steps_of<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>>(
+    name: &str,
+    shape: [usize; 4],
+    init: impl Fn(&Device) -> M + Sync,
+) -> Result<()> {
     const ROUNDS: usize = 7;
     let ranks = [1, 2, 4];
     let mut seconds = [const { Vec::new() }; 3];
     for _ in 0..ROUNDS {
         for (ranks, samples) in ranks.into_iter().zip(&mut seconds) {
             let times = Launcher::local(ranks).check(false).collect(|world| {
-                let mut trainer = Trainer::new(&world, [2, 3, 128, 256], 2)?;
+                let mut trainer = Trainer::new(&world, shape, &init)?;
                 trainer.step();
                 world.barrier()?;
                 Ok(timed(|| {
@@ -107,7 +126,7 @@ fn steps() -> Result<()> {
     let [one, more @ ..] = seconds.map(median);
     for (ranks, many) in ranks[1..].iter().zip(more) {
         row(
-            &format!("training step, 128×256, {ranks} local ranks (peer: 1 rank)"),
+            &format!("{name}, {ranks} local ranks (peer: 1)"),
             many * 1e3,
             one * 1e3,
             "ms",
@@ -276,7 +295,7 @@ fn memory() -> Result<()> {
         let peaks = launcher.collect(|world| {
             let before = alive::now();
             world.barrier()?;
-            let mut trainer = Trainer::new(&world, SHAPE, blocks)?;
+            let mut trainer = Trainer::new(&world, SHAPE, cnn(blocks))?;
             trainer.step();
             world.barrier()?;
             alive::begin();

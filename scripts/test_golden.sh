@@ -32,6 +32,12 @@ else
 fi
 echo "== golden with messages of ranks to themselves"
 HALOCLINE_LOOPBACK=1 $golden --ranks 1,2 > /dev/null
+for method in direct winograd matrices; do
+    echo "== golden of convolutions by $method"
+    for op in conv1d conv2d conv3d; do
+        HALOCLINE_CONV=$method $golden --op $op --ranks 1,2,3 > /dev/null
+    done
+done
 for isa in portable $(grep -qsw avx2 /proc/cpuinfo && echo avx2) $(grep -qsw amx_bf16 /proc/cpuinfo && echo avx512); do
     echo "== golden on $isa"
     HALOCLINE_ISA=$isa $golden --ranks 1,2 > /dev/null

@@ -129,7 +129,8 @@ fn blocks_computed_again_have_the_same_bits() {
                 for (index, (kept, again)) in kept.iter().zip(again).enumerate() {
                     if of_condition(index) {
                         // Of every block, whose gradients are added up in another order.
-                        compare(&[again.clone()], &[kept.clone()], 1e-6, "the condition");
+                        let [again, kept] = [again, kept].map(std::slice::from_ref);
+                        compare(again, kept, 1e-6, "the condition");
                     } else {
                         again.assert_eq(kept, true);
                     }
