@@ -293,6 +293,7 @@ impl Crew {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
@@ -352,6 +353,31 @@ mod tests {
             });
         });
         assert_eq!(sum.into_inner(), 190 * 435);
+    }
+
+    /// The other thread of the pool has other work meanwhile. Helpers that run afterwards run no task, whose closure is gone.
+    #[test]
+    fn nobody_waits_for_a_thread_that_comes_late() {
+        let [begun, ended] = [(); 2].map(|()| Arc::new(Barrier::new(2)));
+        let runs = AtomicUsize::new(0);
+        on(2, || {
+            let barriers = [begun.clone(), ended.clone()];
+            rayon::spawn(move || {
+                for barrier in barriers {
+                    barrier.wait();
+                }
+            });
+            begun.wait();
+            for calls in 1..=20 {
+                for_each(100, 1, |_| {
+                    runs.fetch_add(1, Ordering::Relaxed);
+                });
+                assert_eq!(runs.load(Ordering::Relaxed), 100 * calls);
+            }
+            ended.wait();
+            while rayon::yield_now() == Some(rayon::Yield::Executed) {}
+            assert_eq!(runs.load(Ordering::Relaxed), 100 * 20);
+        });
     }
 
     #[test]
