@@ -5,7 +5,8 @@
 //!
 //! # Placement
 //! On each axis the operands are sharded in one common letter, or one of them is replicated. If the result lacks the letter, it
-//! is a partial sum. Of a replicated operand that has the letter each rank takes its part: nothing is sent.
+//! is a partial sum. Of an operand that has the letter, and is replicated on all axes over which the other one is sharded in
+//! it, each rank takes its part: nothing is sent.
 //!
 //! # Adjoint
 //! The contractions of the cotangent with the other operand. The gradient of a replicated operand is summed over the axes on
@@ -52,9 +53,9 @@ pub fn einsum<const A: usize, const B: usize, const R: usize>(
 ) -> Result<ShardTensor<R>> {
     let b = b.into().beside(&a)?;
     let equation = Equation::parse(equation, [&a.dims(), &b.dims()], R)?;
-    let [of_a, of_b, _] = equation.letters.each_ref().map(Vec::as_slice);
-    let b = aligned((b, of_b), (&a, of_a))?;
-    let a = aligned((a, of_a), (&b, of_b))?;
+    let [letters_a, letters_b, _] = equation.letters.each_ref().map(Vec::as_slice);
+    let b = aligned((b, letters_b), (&a, letters_a))?;
+    let a = aligned((a, letters_a), (&b, letters_b))?;
     let [roles_a, roles_b, result] = equation.letters.each_ref().map(|letters| {
         let roles = letters.iter().map(|letter| Role::Common(*letter as usize));
         roles.collect::<Vec<_>>()
@@ -73,16 +74,22 @@ fn aligned<const A: usize, const B: usize>(
     }
     let mut placements = x.placements().to_vec();
     let mut extents = x.layout().all_extents().to_vec();
-    for (axis, placement) in other.placements().iter().enumerate() {
-        let Shard(dim) = *placement else { continue };
-        let place = letters.iter().position(|letter| *letter == others[dim]);
+    for (dim, letter) in others.iter().enumerate() {
+        let axes = other.layout().axes_of(dim);
+        let replicated = axes.iter().all(|axis| placements[*axis] == Replicate);
+        let place = letters.iter().position(|own| own == letter);
         if let Some(place) = place
-            && placements[axis] == Replicate
-            && !x.placements().contains(&Shard(place))
+            && replicated
+            && !axes.is_empty()
+            && !placements.contains(&Shard(place))
         {
-            placements[axis] = Shard(place);
+            axes.iter()
+                .for_each(|axis| placements[*axis] = Shard(place));
             extents[place] = other.layout().extents(dim).to_vec();
         }
+    }
+    if placements == x.placements() {
+        return Ok(x);
     }
     let layout = x.layout().derive(placements, extents);
     x.try_redistribute(&layout)
@@ -231,7 +238,7 @@ fn places<const D: usize>(letters: &[char], among: &[char]) -> [usize; D] {
 /// Contraction in the registry.
 pub(super) const GOLDEN: Golden = Golden::new(NAME, run).with_travels([
     "– (partial where a summed dim is sharded)",
-    "sums of replicated operands' gradients",
+    "sums of replicated operands' gradients, gathered over common letters",
 ]);
 
 /// The most dims of an operand in the registry, which all operands there get, so that there is one contraction for each number of
@@ -264,6 +271,8 @@ fn padded<const D: usize>(x: ShardTensor<D>) -> ShardTensor<MOST> {
 
 #[cfg(test)]
 mod tests {
+    use halocline_core::{Fan, Launcher, LocalGradient, Placement};
+
     use super::*;
     use crate::prelude::*;
     use crate::testing::{Operator, check_op};
@@ -294,6 +303,28 @@ mod tests {
     #[test]
     fn ranks_take_their_parts_of_a_replicated_operand() {
         check_op(&Profile, &[[3, 4, 7]], &[[7, 2, 4]], &[0, 1, 2], 1e-5);
+    }
+
+    #[test]
+    fn a_letter_may_be_sharded_over_several_axes() {
+        let run = Launcher::local(4).run(|world| {
+            let mesh = world.mesh([("a", 2), ("b", 2)])?;
+            let nested = [Shard(1), Shard(1)];
+            let x = || ShardTensor::<2>::ones([3, 9], &mesh, &nested);
+            let weights = |placements: [Placement; 2]| {
+                let x = ShardTensor::<1>::ones([9], &mesh, &placements)?;
+                Ok::<_, Error>(x)
+            };
+            let y: ShardTensor<1> = einsum("bi,i->b", x()?, weights([Replicate; 2])?)?;
+            let y = y.full_tensor(LocalGradient::Replicated).into_data();
+            y.assert_eq(&[9.0_f32; 3].into(), true);
+            for placements in [[Replicate, Fan], [Shard(0), Replicate]] {
+                let refused = einsum::<2, 1, 1>("bi,i->b", x()?, weights(placements)?);
+                assert!(refused.is_err(), "{placements:?}");
+            }
+            Ok(())
+        });
+        run.unwrap();
     }
 
     struct Both;
