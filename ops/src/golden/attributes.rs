@@ -110,21 +110,57 @@ impl<'a> Options<'a> {
         self.place_or(key, dims, dims.saturating_sub(1))
     }
 
-    /// The dims called `key`, from the end if they are negative; all of so many if there are none.
+    /// The dims called `key`, from the end if they are negative; if there are none, all dims.
     pub(crate) fn dims(&self, key: &str, dims: usize) -> Vec<usize> {
         match self.numbers(key) {
             [] => (0..dims).collect(),
-            numbers => numbers.iter().map(|dim| from_end(*dim, dims)).collect(),
+            numbers => {
+                let numbers = numbers.iter();
+                numbers.map(|dim| self.resolved(key, *dim, dims)).collect()
+            }
         }
     }
 
-    /// The place called `key` among so many, or `default`; from the end if it is negative.
+    /// The place called `key` below `count`, or `default`; from the end if it is negative.
     pub(crate) fn place_or(&self, key: &str, count: usize, default: usize) -> usize {
         self.number(key)
-            .map_or(default, |place| from_end(place, count))
+            .map_or(default, |place| self.resolved(key, place, count))
     }
 
-    /// The first and last of so many dims that become one: the last two, if nothing else is said.
+    /// The place called `key` below `count`; from the end if it is negative. None is refused.
+    pub(crate) fn place(&self, key: &str, count: usize) -> usize {
+        let place = self.number(key).unwrap_or(f64::NAN);
+        self.resolved(key, place, count)
+    }
+
+    /// The end of a range of `size` cells called `key`, or `default`; from the end if it is negative, and within the range.
+    pub(crate) fn bound_or(&self, key: &str, size: usize, default: usize) -> usize {
+        let bound = self.number(key).unwrap_or(default as f64);
+        if bound.fract() != 0.0 {
+            self.refuse(key, &bound, &"a whole number");
+        }
+        let from_start = if bound < 0.0 {
+            bound + size as f64
+        } else {
+            bound
+        };
+        from_start.clamp(0.0, size as f64) as usize
+    }
+
+    fn resolved(&self, key: &str, place: f64, count: usize) -> usize {
+        let from_start = if place < 0.0 {
+            place + count as f64
+        } else {
+            place
+        };
+        if place.fract() != 0.0 || !(0.0..count as f64).contains(&from_start) {
+            self.refuse(key, &place, &format!("a place below {count}"));
+            return 0;
+        }
+        from_start as usize
+    }
+
+    /// The first and last dim that become one: the last two, if nothing else is said.
     pub(crate) fn flattened(&self, dims: usize) -> [usize; 2] {
         let last = dims.saturating_sub(1);
         let start = self.place_or("start_dim", dims, last.saturating_sub(1));
@@ -133,7 +169,12 @@ impl<'a> Options<'a> {
 
     /// The sizes called `key`, of which −1 stands for those of `kept`.
     pub(crate) fn sizes(&self, key: &str, kept: impl Fn(usize) -> usize) -> Vec<usize> {
-        let sizes = self.numbers(key).iter().enumerate();
+        let sizes = self.numbers(key);
+        let wrong = |size: &f64| *size < -1.0 || size.fract() != 0.0;
+        if sizes.iter().any(wrong) {
+            self.refuse(key, &sizes, &"whole numbers from zero on, and −1");
+        }
+        let sizes = sizes.iter().enumerate();
         let sizes = sizes.map(|(dim, size)| match *size == -1.0 {
             true => kept(dim),
             false => *size as usize,
@@ -186,11 +227,53 @@ impl<'a> Options<'a> {
     }
 }
 
-/// A place among so many, from the end if it is negative.
-fn from_end(place: f64, count: usize) -> usize {
-    let place = place as isize;
-    match place < 0 {
-        true => place.wrapping_add_unsigned(count) as usize,
-        false => place as usize,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attributes(numbers: &[(&str, &[f64])]) -> Attributes {
+        let numbers = numbers.iter();
+        Attributes {
+            numbers: numbers
+                .map(|(key, list)| ((*key).into(), list.to_vec()))
+                .collect(),
+            texts: HashMap::new(),
+        }
+    }
+
+    #[test]
+    fn dims_and_places_count_from_the_end() {
+        let attributes = attributes(&[
+            ("dims", &[-1.0, 0.0]),
+            ("start", &[-9.0]),
+            ("end", &[20.0]),
+            ("size", &[-1.0, 4.0]),
+            ("start_dim", &[1.0]),
+        ]);
+        let options = Options::new(&attributes);
+        assert_eq!(options.dims("dims", 3), [2, 0]);
+        assert_eq!(options.dims("others", 3), [0, 1, 2]);
+        assert_eq!(options.dim("dim", 3), 2);
+        assert_eq!(options.bound_or("start", 13, 0), 4);
+        assert_eq!(options.bound_or("start", 5, 0), 0);
+        assert_eq!(options.bound_or("end", 13, 13), 13);
+        assert_eq!(options.sizes("size", |dim| dim + 7), [7, 4]);
+        assert_eq!(options.flattened(4), [1, 3]);
+        assert_eq!(options.place_or("dim", 3, 1), 1);
+        options.require_honoured("test").unwrap();
+    }
+
+    #[test]
+    fn what_is_no_place_is_refused() {
+        for (number, key) in [(1.5, "dim"), (3.0, "dim"), (-4.0, "dim"), (1.0, "index")] {
+            let attributes = attributes(&[(key, &[number])]);
+            let options = Options::new(&attributes);
+            options.place("dim", 3);
+            assert!(options.require_honoured("test").is_err(), "{key} {number}");
+        }
+        let attributes = attributes(&[("shape", &[-2.0])]);
+        let options = Options::new(&attributes);
+        options.sizes("shape", |_| 1);
+        assert!(options.require_honoured("test").is_err());
     }
 }

@@ -379,7 +379,7 @@ pub trait Output {
     fn backward(self: Box<Self>, cotangent: TensorData) -> Result<(TensorData, Gradients)>;
 }
 
-/// A number for each of so many dims.
+/// Numbers as an array, one for each dim.
 pub(crate) fn array<const D: usize>(numbers: &[usize]) -> Result<[usize; D]> {
     let array = numbers.try_into();
     array.map_err(|_| Error::other(format!("{numbers:?} for {D} dims")))

@@ -165,7 +165,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
             let x = case.input::<D>(0)?;
             let dim = case.attributes.dim("dim", D);
             let size = x.dims().get(dim).copied().unwrap_or(0);
-            let index = case.attributes.place_or("index", size, 0);
+            let index = case.attributes.place("index", size);
             output(select::<D, { if D > 1 { D - 1 } else { 1 } }>(x, dim, index))
         })
     })

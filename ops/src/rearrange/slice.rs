@@ -184,8 +184,8 @@ pub(super) const GOLDEN: Golden = Golden::new("slice", |case| {
         let x = case.input::<D>(0)?;
         let dim = attributes.dim("dim", D);
         let size = x.dims().get(dim).copied().unwrap_or(0);
-        let place = |key, default| attributes.place_or(key, size, default);
-        let cells = place("start", 0)..place("end", size).min(size);
+        let bound = |key, default| attributes.bound_or(key, size, default);
+        let cells = bound("start", 0)..bound("end", size);
         output(slice(x, dim, cells, attributes.array_or::<1>("step", [1])[0]))
     })
 })

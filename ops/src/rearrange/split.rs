@@ -187,7 +187,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
         })
     }),
     Golden::new("chunk", |case| {
-        let count = case.attributes.array_or::<1>("chunks", [1])[0];
+        let count = case.attributes.list("chunks").first().copied().unwrap_or(0);
         let dim = case.attributes.place_or("dim", case.dims(), 0);
         with_dims!(case.dims(), D => {
             joined(chunk(case.input::<D>(0)?, count, dim)?, dim)
