@@ -17,6 +17,11 @@ pub(crate) fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     cast(x, dtype)
 }
 
+/// [`widened`] for a gradient that adds up, if there will be one.
+pub(crate) fn widened_for_gradient<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.is_tracked() { widened(x) } else { x }
+}
+
 /// Casts a tensor to a number type, if it has another.
 pub(crate) fn cast<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     if x.dtype() == dtype {

@@ -32,7 +32,7 @@ use crate::kernel::flex;
 use crate::layer::Layer;
 use crate::matmul::linear;
 use crate::operand::Operand;
-use crate::precision::{cast, widened};
+use crate::precision::{cast, widened_for_gradient};
 use crate::rearrange::permute;
 
 const NAME: &str = "embedding";
@@ -103,12 +103,8 @@ pub fn embedding<const D: usize, const E: usize>(
     let (weight, layout_weight, _) = weight.into_parts();
     let weight = fan_out(weight, &mesh, pairing.fan_out(1), NAME);
     let weight = fill_empty(weight, &layout_weight, &[0, 1], NAME, 0.0)?;
-    // Gradients of a row add up in f32.
     let dtype = weight.dtype();
-    let weight = match weight.is_tracked() {
-        true => widened(weight),
-        false => weight,
-    };
+    let weight = widened_for_gradient(weight);
     let (index, _, _) = index.into_parts();
     if flex::runs_on(&index.device()) {
         check(&index, rows)?;

@@ -17,7 +17,7 @@ use crate::driver::empty::{drop_empty, fill_empty};
 use crate::driver::place::require_dim;
 use crate::golden::{Dims, Golden, output, with_dims};
 use crate::kernel::flex;
-use crate::precision::{cast, widened};
+use crate::precision::{cast, widened, widened_for_gradient};
 
 /// Takes, at every place of `index`, the cell of a dim of `x` with this index. See the [module](self).
 ///
@@ -55,9 +55,8 @@ pub fn gather<const D: usize>(
     let index = places(NAME, index, size)?;
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &from, &all, NAME, 0.0)?;
-    // Gradients add up in f32.
     let dtype = local.dtype();
-    let taken = cast(widened(local).gather(dim, index), dtype);
+    let taken = cast(widened_for_gradient(local).gather(dim, index), dtype);
     let local = drop_empty(taken, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
@@ -258,17 +257,17 @@ mod tests {
         let device = burn::tensor::Device::flex().autodiff();
         let ones = |cells: usize| Tensor::<1>::ones([cells], (&device, DType::BF16));
         let index = Tensor::<1, Int>::ones([1000], &device.clone().inner());
-        let of = |x: &Tensor<1>| ShardTensor::solo(x.clone());
+        let solo = |x: &Tensor<1>| ShardTensor::solo(x.clone());
         let x = ones(2).require_grad();
-        let y = gather(of(&x), 0, ShardTensor::solo(index.clone())).unwrap();
+        let y = gather(solo(&x), 0, ShardTensor::solo(index.clone())).unwrap();
         assert_eq!(y.local().dtype(), DType::BF16);
         let gradients = y.into_parts().0.sum().backward();
         let gradient = x.grad(&gradients).expect("a gradient");
         let sum = scatter_add(
-            of(&(x.clone() * 0.0)),
+            solo(&(x.clone() * 0.0)),
             0,
             ShardTensor::solo(index),
-            of(&ones(1000)),
+            solo(&ones(1000)),
         );
         for found in [gradient, sum.unwrap().into_parts().0.inner()] {
             let found = found.cast(FloatDType::F32).into_data();
