@@ -376,14 +376,14 @@ fn attention_memory() -> Result<()> {
                 };
                 let needed = size_of::<f32>() * (8 * own * channels + own * heads + travels);
                 let name = match columns {
-                    1 => "dense attention",
-                    _ => "neighborhood attention",
+                    1 => "attention",
+                    _ => "neighborhoods",
                 };
                 let what = format!("{name}, {tokens} tokens, {ranks} ranks (peer: operands)");
                 row(&what, peak(ranks, shape)?, needed as f64 / 1e6, "MB");
             }
         }
     }
-    println!("  allowed: 67 MB above operands, gradients and what travels");
+    println!("  allowed: 64 MiB (67.1 MB) more");
     Ok(())
 }

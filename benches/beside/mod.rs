@@ -79,7 +79,7 @@ struct Turn {
 /// rounds are run.
 ///
 /// Before and after every turn all cores multiply and add in registers, and read memory. Turns beside which the machine
-/// was below 90 % ([`QUIET`]) of the upper quartile of these do not count; where too few are left, there is no figure, and a line says so.
+/// was below 90 % ([`QUIET`]) of the upper quartile of all these since the bench began do not count; where too few are left, there is no figure, and a line says so.
 pub(crate) fn in_turn<const IMPLEMENTATIONS: usize, const PASSES: usize>(
     (least, budget): (usize, Duration),
     mut run: impl FnMut(usize, usize) -> Option<f64>,

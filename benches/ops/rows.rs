@@ -308,6 +308,7 @@ pub(crate) const ROWS: &[Row] = rows! {
     "vector_isht", HARMONIC, [VECTOR_HARMONICS]: |x, _| {
         SphereField::vector_isht::<4>(complex(x), &VECTOR_SHT)
     };
+    // PyTorch's layer multiplies by four identities besides.
     "sphere_attention", ANY, [COARSE, COARSE, COARSE]: |x, others| {
         let [keys, values] = [0, 1].map(|other: usize| others[other].clone());
         x.sphere_attention(keys, values, 4, &NEAR)

@@ -235,6 +235,7 @@ fn a_transformer_is_better_than_persistence_at_every_lead() {
     let kind = "kind = \"transformer\"\nd_model = 16\nheads = 2\nblocks = 3\ndense_blocks = 1\ntokens = 2\npatch = [1, 1]\n\
                 kernel = [3, 3]";
     let config = CONFIG.replace("kind = \"cnn\"\nwidth = 6\nblocks = 1", kind);
+    assert_ne!(config, CONFIG);
     let folder = prepared(&config);
     write(folder.path(), &config, 12);
     for command in ["train", "score"] {

@@ -191,7 +191,7 @@ impl FieldTransformerConfig {
 }
 
 impl FieldTransformerConfig {
-    /// The number of parameters of a model that was not made yet.
+    /// The number of parameters of the configured model, without making it.
     ///
     /// # Example
     /// ```

@@ -117,6 +117,7 @@ fn a_forecast_on_shards_is_that_of_one_device() {
     }
 }
 
+/// All but the gradient of a condition, which is a sum over blocks: it is added up in another order.
 #[test]
 fn blocks_computed_again_have_the_same_bits() {
     for config in [config(), config().with_condition(6)] {
@@ -128,9 +129,8 @@ fn blocks_computed_again_have_the_same_bits() {
                 let of_condition = |index: usize| config.condition > 0 && index == 2;
                 for (index, (kept, again)) in kept.iter().zip(again).enumerate() {
                     if of_condition(index) {
-                        // Of every block, whose gradients are added up in another order.
                         let [again, kept] = [again, kept].map(std::slice::from_ref);
-                        compare(again, kept, 1e-6, "the condition");
+                        compare(again, kept, 1e-5, "the condition");
                     } else {
                         again.assert_eq(kept, true);
                     }

@@ -213,10 +213,9 @@ proptest! {
         }
     }
 
-    /// Values that are the same in all cells have that mean, with any options in any dims, and the result of ranks is that of
-    /// one, with the logarithms.
+    /// With any options in any dims, the result of ranks is that of one, with the logarithms, and constant values stay.
     #[test]
-    fn a_constant_field_stays_as_it_is(
+    fn ranks_agree_with_one_and_constants_stay(
         windows in [window(), window()], depth in prop::option::of(window()), cuts in [cuts(), cuts()],
     ) {
         fn check<const D: usize, const N: usize>(cells: [usize; N], options: &NeighborhoodOptions<N>, cuts: [&Cuts; 2]) {
@@ -229,10 +228,9 @@ proptest! {
             let value = field::<D>(one, "value");
             let [constant, _] = on_planes(&[q.clone(), k.clone(), value.clone().expand(shape)], cuts, options);
             let off = difference(&constant, &value.expand(shape).into_data());
-            assert!(off < 1e-6, "{options:?}: {off:e}");
-            let alone = [&q, &k, &v].map(|x| ShardTensor::solo(x.clone()));
-            let [own_q, own_k, own_v] = alone;
-            let expected = neighborhood_attention_with_lse(own_q, own_k, own_v, options).unwrap();
+            assert!(off < 5e-6, "{options:?}: {off:e}");
+            let [whole_q, whole_k, whole_v] = [&q, &k, &v].map(|x| ShardTensor::solo(x.clone()));
+            let expected = neighborhood_attention_with_lse(whole_q, whole_k, whole_v, options).unwrap();
             let found = on_planes(&[q, k, v], cuts, options);
             for (found, expected) in found.iter().zip([expected.output, expected.lse]) {
                 let off = difference(found, &expected.into_parts().0.into_data());

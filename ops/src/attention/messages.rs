@@ -231,14 +231,14 @@ fn causal_parts_go_to_later_ranks_only() {
 /// Bytes that each of three ranks receives forward and backward, of a program of queries, keys and values.
 fn received<const D: usize>(
     shapes: [[usize; D]; 3],
-    keys: Placement,
+    [queries, keys]: [Placement; 2],
     program: impl Fn([ShardTensor<D>; 3]) -> Result<ShardTensor<D>> + Send + Sync,
 ) -> Vec<[u64; 2]> {
     let found = Launcher::local(3).check(false).collect(|world| {
         let mesh = world.mesh([("x", 3)])?;
         let leaf = |shape, placement| ones(&mesh, shape, placement).map(ShardTensor::require_grad);
         let leaves = [
-            leaf(shapes[0], Shard(1))?,
+            leaf(shapes[0], queries)?,
             leaf(shapes[1], keys)?,
             leaf(shapes[2], keys)?,
         ];
@@ -278,13 +278,17 @@ fn bytes_are_those_of_the_documentation() {
     };
     // Gradients of replicated keys and values, of less than 16,384 numbers: those of the two other ranks.
     let sum = 2 * both * 5;
-    assert_eq!(received(of_tokens(5), Replicate, dense), [[0, sum]; 3]);
+    let cells_sharded = [Shard(1), Shard(1)];
+    let replicated = [Shard(1), Replicate];
+    assert_eq!(received(of_tokens(5), replicated, dense), [[0, sum]; 3]);
     let ring = [both * 6, both * (6 + 9)];
-    assert_eq!(received(of_tokens(9), Shard(1), dense), [ring; 3]);
+    assert_eq!(received(of_tokens(9), cells_sharded, dense), [ring; 3]);
+    let heads_sharded = [Shard(2), Shard(2)];
+    assert_eq!(received(of_tokens(9), heads_sharded, dense), [[0; 2]; 3]);
     let cells = |width| [1, 3, 3, heads, width];
     let of_cells = [cells(widths[0]), cells(widths[0]), cells(widths[1])];
     let all = |[q, k, v]: [ShardTensor<5>; 3]| cell_attention(q, k, v, &options());
-    assert_eq!(received(of_cells, Shard(1), all), [ring; 3]);
+    assert_eq!(received(of_cells, cells_sharded, all), [ring; 3]);
     let learned = |[q, k, v]: [ShardTensor<5>; 3]| {
         let token = |width| {
             let token = ShardTensor::<4>::ones([1, 5, heads, width], q.mesh(), &[Replicate]);
@@ -294,14 +298,15 @@ fn bytes_are_those_of_the_documentation() {
         cell_attention_with_tokens([q.clone(), k, v], tokens, &options())
     };
     let with_tokens = [ring[0], ring[1] + sum];
-    assert_eq!(received(of_cells, Shard(1), learned), [with_tokens; 3]);
+    assert_eq!(received(of_cells, cells_sharded, learned), [with_tokens; 3]);
     // Halos of one and two cells, in a dim without ends.
     let near = |[q, k, v]: [ShardTensor<4>; 3]| {
         let options = NeighborhoodOptions::new([4]).with_periodic([true]);
         neighborhood_attention(q, k, v, &options)
     };
     let halo = both * 3;
-    assert_eq!(received(of_tokens(9), Shard(1), near), [[halo; 2]; 3]);
+    assert_eq!(received(of_tokens(9), cells_sharded, near), [[halo; 2]; 3]);
+    assert_eq!(received(of_tokens(9), heads_sharded, near), [[0; 2]; 3]);
 }
 
 /// An event of a timeline: when it began and ended, in microseconds.
@@ -346,7 +351,8 @@ fn assert_meanwhile([sent, work]: &[Vec<Event>; 2], name: &str, count: usize, du
         let has_work = |message: &&Event| {
             let [begin, end] = message.time;
             let mut work = work.iter().filter(|event| named(event, during));
-            work.any(|event| begin <= event.time[0] && event.time[1] <= end)
+            // Microseconds since 1970 are rounded to quarters.
+            work.any(|event| begin <= event.time[0] + 1.0 && event.time[1] <= end + 1.0)
         };
         let sent = sent.iter().filter(|event| named(event, name));
         assert_eq!(

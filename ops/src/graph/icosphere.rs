@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-/// An icosahedral grid of the unit sphere: the corners of an icosahedron's faces, each of which is divided into four as often as
-/// `levels` says. ICON's grids and the meshes of GraphCast are made so.
+/// An icosahedral grid of the unit sphere, as the meshes of GraphCast: the corners of an icosahedron's faces, each of which is
+/// divided into four `levels` times. The corners are the cells.
 ///
 /// Cells are numbered along the faces of the finest level, where those of a coarser face follow each other: ranges of numbers
 /// are regions, whose ranks exchange few cells. For a limited area keep the cells within it, and the edges between them.
@@ -33,6 +33,13 @@ pub struct Icosphere {
 
 impl Icosphere {
     /// Makes the grid of `10 · 4^levels + 2` cells.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_ops::graph::Icosphere;
+    ///
+    /// assert_eq!(Icosphere::new(6).positions().len(), 40_962);
+    /// ```
     pub fn new(levels: usize) -> Self {
         let (mut corners, faces) = icosahedron();
         let mut of_levels = vec![faces];
@@ -73,6 +80,15 @@ impl Icosphere {
     }
 
     /// The cells' places on the unit sphere, as x, y and z.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_ops::graph::Icosphere;
+    ///
+    /// let grid = Icosphere::new(1);
+    /// let northern = grid.positions().iter().filter(|place| place[2] > 0.0);
+    /// assert_eq!(northern.count(), 17); // of 42, 8 on the equator
+    /// ```
     pub fn positions(&self) -> &[[f64; 3]] {
         &self.positions
     }
@@ -81,6 +97,14 @@ impl Icosphere {
     ///
     /// # Panics
     /// Panics for a level that the grid does not have.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_ops::graph::Icosphere;
+    ///
+    /// let grid = Icosphere::new(1);
+    /// assert_eq!([0, 1].map(|level| grid.edges(level).len()), [2 * 30, 2 * 120]);
+    /// ```
     pub fn edges(&self, level: usize) -> &[[usize; 2]] {
         &self.edges[level]
     }

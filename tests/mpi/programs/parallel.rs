@@ -54,7 +54,7 @@ pub(super) fn parallel(world: World) -> Result<Found> {
 }
 
 /// A model of neighborhood and dense attention with tokens whose blocks are computed again, and a ring with key padding, a bias
-/// and dropout: results, and gradients of what they are made of.
+/// and dropout: results, and the gradients of the inputs.
 pub(super) fn attention(world: World) -> Result<Found> {
     let mesh = world.mesh([("lat", world.size() / 2), ("lon", 2)])?;
     let normal = Distribution::Normal {

@@ -37,7 +37,7 @@ impl NeighborhoodRun {
         let reversed = self.exchange.clone().map(Exchange::reversed);
         let keys = wanted[1] || wanted[2];
         let mut sums = None;
-        let mut on_their_way = None;
+        let (mut on_their_way, mut meanwhile) = (None, None);
         if keys {
             let mut gradients = KeyGradients::new(&operands);
             // What other ranks wait for goes first.
@@ -50,12 +50,13 @@ impl NeighborhoodRun {
                 })?;
                 boxes.in_background();
                 on_their_way = Some(boxes);
+                meanwhile = Some(span("attention meanwhile (backward)"));
             }
-            let _meanwhile = span("attention meanwhile (backward)");
             gradients.run(isa, Whose::Own);
             sums = Some(gradients.finish(dtype));
         }
         let query = wanted[0].then(|| operands.query_gradient(isa, dtype));
+        drop(meanwhile);
         for (transfer, cells) in on_their_way.map_or(Ok(Vec::new()), Boxes::finish)? {
             sums = sums.map(|sums| self.added(sums, transfer, &cells));
         }

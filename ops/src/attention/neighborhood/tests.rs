@@ -136,7 +136,7 @@ fn on_one_rank<const D: usize, const N: usize>(
 }
 
 /// The larger difference of results and of logarithms.
-fn off(found: &[TensorData; 2], expected: &[TensorData; 2]) -> f64 {
+fn largest_difference(found: &[TensorData; 2], expected: &[TensorData; 2]) -> f64 {
     let pairs = found.iter().zip(expected);
     pairs
         .map(|(found, expected)| difference(found, expected))
@@ -191,11 +191,11 @@ fn the_result_is_that_of_the_definition() {
         let arguments = arguments(&shape, key_heads, value_width, &[]);
         let expected = by_definition(&arguments, &options);
         let found = on_one_rank::<5, 2>(&arguments, &options);
-        let off = off(&found, &expected);
+        let off = largest_difference(&found, &expected);
         assert!(off < 2e-6, "{shape:?}, {options:?}: {off:e}");
         let exact = arguments.cast(DType::F64);
         let found = on_one_rank::<5, 2>(&exact, &options);
-        let off = self::off(&found, &expected);
+        let off = largest_difference(&found, &expected);
         assert!(off < 1e-13, "{shape:?}, {options:?}: {off:e}");
     }
 }
@@ -435,7 +435,7 @@ proptest! {
     fn random_neighborhoods_are_those_of_the_definition((options, [height, width]) in case(), heads in 1..4_usize) {
         let arguments = arguments(&[1, height, width, heads, 3], 1, 2, &[]);
         let found = on_one_rank::<5, 2>(&arguments, &options);
-        let off = off(&found, &by_definition(&arguments, &options));
+        let off = largest_difference(&found, &by_definition(&arguments, &options));
         prop_assert!(off < 5e-6, "{off:e}");
         let mut constant = arguments;
         let shape = constant.inputs[2].1.shape().to_vec();
