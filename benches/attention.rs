@@ -248,7 +248,7 @@ trait Attention<const D: usize>: Fn([Tensor<D>; 3]) -> Tensor<D> {}
 
 impl<const D: usize, F: Fn([Tensor<D>; 3]) -> Tensor<D>> Attention<D> for F {}
 
-/// What a pass of a case took: ours, PyTorch's where it is installed, and that of its unfold formulation.
+/// Medians of a pass of a case: ours, PyTorch's where it is installed, and its unfold formulation's.
 struct Row {
     case: String,
     pass: &'static str,

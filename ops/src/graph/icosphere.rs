@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Of a quarter of the cells in their order, most neighbours are in the same quarter.
+    /// Most edges stay within a quarter of the cells, taken in their order.
     #[test]
     fn ranges_of_numbers_are_regions() {
         let grid = Icosphere::new(4);
