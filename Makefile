@@ -1,6 +1,7 @@
 # `make demo` and `make test` do everything on a fresh machine; both first see to the system's packages.
 
-CARGO_FLAGS := --workspace --features mpi,learner
+FEATURES ?= mpi,learner
+CARGO_FLAGS := --workspace --features $(FEATURES)
 # With the operators on CubeCL's devices, which Mesa's software Vulkan stands in for.
 WGPU_FLAGS := $(CARGO_FLAGS),wgpu
 # Tests that do not say which device run on the CPU.

@@ -364,7 +364,7 @@ fn assert_meanwhile([sent, work]: &[Vec<Event>; 2], name: &str, count: usize, du
 }
 
 #[test]
-fn queries_within_the_shard_are_computed_while_halos_travel() {
+fn queries_within_the_shard_are_computed_while_keys_travel() {
     let events = timeline("halos", |mesh| {
         let field = || ShardTensor::<4>::ones([1, 60, 2, 4], mesh, &[Shard(1)]);
         let field = || field().map(ShardTensor::require_grad);

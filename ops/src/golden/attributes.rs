@@ -139,25 +139,16 @@ impl<'a> Options<'a> {
         if bound.fract() != 0.0 {
             self.refuse(key, &bound, &"a whole number");
         }
-        let from_start = if bound < 0.0 {
-            bound + size as f64
-        } else {
-            bound
-        };
-        from_start.clamp(0.0, size as f64) as usize
+        from_start(bound, size).clamp(0.0, size as f64) as usize
     }
 
     fn resolved(&self, key: &str, place: f64, count: usize) -> usize {
-        let from_start = if place < 0.0 {
-            place + count as f64
-        } else {
-            place
-        };
-        if place.fract() != 0.0 || !(0.0..count as f64).contains(&from_start) {
+        let found = from_start(place, count);
+        if place.fract() != 0.0 || !(0.0..count as f64).contains(&found) {
             self.refuse(key, &place, &format!("a place below {count}"));
             return 0;
         }
-        from_start as usize
+        found as usize
     }
 
     /// The first and last dim that become one: the last two, if nothing else is said.
@@ -224,6 +215,15 @@ impl<'a> Options<'a> {
         let boundary = self.boundary("padding_mode");
         let widths = self.array("padding", 0);
         widths.map(|width| Padding::new(width, boundary))
+    }
+}
+
+/// A place counted from the start, where negative ones count from the end.
+fn from_start(place: f64, count: usize) -> f64 {
+    if place < 0.0 {
+        place + count as f64
+    } else {
+        place
     }
 }
 
