@@ -17,7 +17,7 @@
 //! ranks between which indices are sharded.
 
 use burn::nn::Embedding;
-use burn::tensor::{Int, Shape, Tensor, module};
+use burn::tensor::{Int, Shape, Tensor};
 use halocline_core::ops::fan_out;
 use halocline_core::{
     Along, Error, Fan, Layout, Linearity, Pairing, Replicate, Result, Role, Shard, ShardTensor,
@@ -29,6 +29,7 @@ use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output};
 use crate::kernel::flex;
+use crate::kernel::taken::{Places, take};
 use crate::layer::Layer;
 use crate::matmul::linear;
 use crate::operand::Operand;
@@ -103,24 +104,22 @@ pub fn embedding<const D: usize, const E: usize>(
     let (weight, layout_weight, _) = weight.into_parts();
     let weight = fan_out(weight, &mesh, pairing.fan_out(1), NAME);
     let weight = fill_empty(weight, &layout_weight, &[0, 1], NAME, 0.0)?;
-    let dtype = weight.dtype();
-    let weight = widened_for_gradient(weight);
     let (index, _, _) = index.into_parts();
     if flex::runs_on(&index.device()) {
         check(&index, rows)?;
     }
     let mut shape = index.dims().map(|size| size.max(1)).to_vec();
-    let count = shape.iter().product();
+    let count: usize = shape.iter().product();
     shape.push(weight.dims()[1]);
     // A rank without indices looks a row up that is dropped: the graph is the same on all ranks.
     let index = if index.dims().contains(&0) {
-        Tensor::zeros([1, count], &index.device())
+        Tensor::zeros([count], &index.device())
     } else {
-        index.reshape([1, count])
+        index.reshape([count])
     };
     let held = layout_weight.local_box(mesh.position()).ranges()[0].clone();
     let y = if held.len() == rows {
-        module::embedding(weight, index)
+        rows_of(weight, index)
     } else {
         // Rows that other ranks hold count as zero here.
         let [first, end] = [held.start, held.end].map(|row| row as i64);
@@ -129,17 +128,29 @@ pub fn embedding<const D: usize, const E: usize>(
             .lower_elem(first)
             .bool_or(index.clone().greater_equal_elem(end));
         let last = weight.dims()[0] as i64 - 1;
-        let y = module::embedding(weight, (index - first).clamp(0, last));
-        let elsewhere = elsewhere.unsqueeze_dim::<3>(2).expand(y.dims());
+        let y = rows_of(weight, (index - first).clamp(0, last));
+        let elsewhere = elsewhere.unsqueeze_dim::<2>(1).expand(y.dims());
         y.mask_fill(elsewhere, 0.0)
     };
     let y = drop_empty(
-        cast(y, dtype).reshape(Shape::from(shape)),
+        y.reshape(Shape::from(shape)),
         &layout,
         mesh.position(),
         NAME,
     )?;
     Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// The rows of a table that an index names.
+fn rows_of(weight: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
+    if !flex::runs_on(&weight.device()) {
+        let dtype = weight.dtype();
+        return cast(widened_for_gradient(weight).select(0, index), dtype);
+    }
+    let index = flex::integers(index);
+    let rows = flex::elements::<i64>(&index).iter();
+    let rows = rows.map(|row| *row as usize).collect();
+    take(weight, 0, &Places::new(rows))
 }
 
 /// The layout of indices as vectors over the rows, one for the row that is taken: sharded in it as the table is.
@@ -157,11 +168,9 @@ fn one_hot(index: &Layout, weight: &Layout) -> Layout {
 
 /// Checks that indices are rows of the table.
 fn check<const D: usize>(index: &Tensor<D, Int>, rows: usize) -> Result<()> {
-    let data = index.to_data();
-    match data
-        .iter::<i64>()
-        .find(|index| !(0..rows as i64).contains(index))
-    {
+    let index = flex::integers(index.clone());
+    let mut all = flex::elements::<i64>(&index).iter();
+    match all.find(|index| !(0..rows as i64).contains(index)) {
         None => Ok(()),
         Some(index) => {
             let message = format!("index {index} of a table of {rows} rows");

@@ -6,7 +6,7 @@ use burn::backend::{
     BackendTensor, Dispatch, DispatchDevice, DispatchTensor, DispatchTensorKind, Flex,
     TensorMetadata,
 };
-use burn::tensor::{DType, Device, Element as BurnElement, Shape};
+use burn::tensor::{DType, Device, Element as BurnElement, Int, IntDType, Shape, Tensor};
 use burn_std::Bytes;
 use halocline_core::ops::{from_dispatch, of_boxes, to_dispatch};
 use halocline_core::{IndexBox, Result};
@@ -106,6 +106,31 @@ macro_rules! with_products {
 }
 pub(crate) use with_products;
 
+/// [`with_products`] of kernels that read factors as they lie: numbers of bf16 are cast to `f32` where pairs of them are not
+/// multiplied fast.
+macro_rules! with_factors {
+    ($isa:expr, $dtype:expr, $float:ident, $products:ident => $expression:expr) => {
+        match $dtype {
+            burn::tensor::DType::F64 => {
+                type $float = f64;
+                type $products = crate::kernel::products::Numbers;
+                $expression
+            }
+            burn::tensor::DType::BF16 if crate::kernel::products::Pairs::are_fast($isa) => {
+                type $float = f32;
+                type $products = crate::kernel::products::Pairs;
+                $expression
+            }
+            _ => {
+                type $float = f32;
+                type $products = crate::kernel::products::Numbers;
+                $expression
+            }
+        }
+    };
+}
+pub(crate) use with_factors;
+
 /// Casts a tensor to a kernel's type of numbers.
 pub(crate) fn cast<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTensor> {
     from_dispatch::<Flex>(in_dtype(tensor, E::dtype()))
@@ -134,6 +159,15 @@ pub(crate) fn in_order(x: DispatchTensor) -> DispatchTensor {
 /// Casts a tensor to a kernel's type of numbers and makes it contiguous.
 pub(crate) fn operand<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTensor> {
     cast::<E>(tensor).map(contiguous)
+}
+
+/// The numbers of a tensor of the CPU as `i64`, next to each other.
+pub(crate) fn integers<const D: usize>(x: Tensor<D, Int>) -> FlexTensor {
+    // Also of a device with gradients, of which integers have none.
+    match x.cast(IntDType::I64).into_dispatch().kind {
+        DispatchTensorKind::Flex(BackendTensor::Int(x)) => x.to_contiguous(),
+        other => panic!("expected integers of the CPU: {other:?}"),
+    }
 }
 
 /// A kernel's result as a tensor of a dtype.
@@ -196,7 +230,7 @@ pub(crate) fn elements_mut<E: Float>(tensor: &mut FlexTensor) -> Option<&mut [E]
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, FloatDType, Tensor};
+    use burn::tensor::FloatDType;
 
     use super::*;
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use halocline_core::tasks;
 use pulp::Simd;
 
-use super::buffer::{Buffer, scattered};
+use super::buffer::Buffer;
 use super::lanes::{CHUNK, WIDEST, load, store};
 use super::memory::Shared;
 use super::simd::Element;
@@ -90,27 +90,6 @@ impl Lines {
                 self.for_each(|columns| run(columns, elements))
             })
         }
-    }
-}
-
-impl Lines {
-    /// Adds values to zeros, each at the cell of its line that its place in `cells` names: `[outer, count, inner]` both.
-    pub(crate) fn scattered<E: Element>(self, cells: &[u32], values: &[E]) -> Buffer<E> {
-        let of_outer = cells.len() / self.outer.max(1);
-        scattered(
-            self.len(),
-            self.cells * self.inner,
-            |outer, sums: &mut [E]| {
-                let range = outer * of_outer..(outer + 1) * of_outer;
-                let rows = cells[range.clone()].chunks_exact(self.inner);
-                let rows = rows.zip(values[range].chunks_exact(self.inner));
-                for (cells, values) in rows {
-                    for (column, (cell, value)) in cells.iter().zip(values).enumerate() {
-                        sums[*cell as usize * self.inner + column] += *value;
-                    }
-                }
-            },
-        )
     }
 }
 

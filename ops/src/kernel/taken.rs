@@ -14,6 +14,7 @@ use super::buffer::Buffer;
 use super::flex::{self, Float, with_float};
 use super::lanes::CHUNK;
 use super::lines::{Lines, slice};
+use crate::precision::{cast, widened, widened_for_gradient};
 
 /// Numbers of cells, any of them and in any order.
 #[derive(Debug)]
@@ -86,8 +87,8 @@ impl ByCell {
 /// `y[.., i, ..] = x[.., cells[i], ..]`. There is at least one place.
 pub(crate) fn take<const D: usize>(x: Tensor<D>, dim: usize, places: &Arc<Places>) -> Tensor<D> {
     if !flex::runs_on(&x.device()) {
-        let cells = places.ints(&x);
-        return x.select(dim, cells);
+        let (dtype, cells) = (x.dtype(), places.ints(&x));
+        return cast(widened_for_gradient(x).select(dim, cells), dtype);
     }
     let places = places.clone();
     Tensor::from_dispatch(apply(Take { places, dim }, [x.into_dispatch()]))
@@ -103,8 +104,10 @@ pub(crate) fn add<const D: usize>(
     if !flex::runs_on(&x.device()) {
         let mut shape = x.dims();
         shape[dim] = count;
+        let (dtype, cells, x) = (x.dtype(), places.ints(&x), widened(x));
         let zeros = Tensor::zeros(shape, (&x.device(), x.dtype()));
-        return zeros.select_assign(dim, places.ints(&x), x, IndexingUpdateOp::Add);
+        let sums = zeros.select_assign(dim, cells, x, IndexingUpdateOp::Add);
+        return cast(sums, dtype);
     }
     let places = places.clone();
     Tensor::from_dispatch(apply(Add { places, dim, count }, [x.into_dispatch()]))

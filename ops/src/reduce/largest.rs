@@ -62,16 +62,10 @@ impl Operator for Taken {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
         let x = inputs.remove(0);
         let (dtype, shape) = (x.dtype(), x.shape());
-        let Lines { cells, inner, .. } = self.lines;
-        let of_outer = self.cells.len() / self.lines.outer.max(1);
         let y = with_float!(dtype, E => {
             let x = flex::operand::<E>(x)?;
-            let x = flex::elements::<E>(&x);
-            let taken = self.cells.iter().enumerate().map(|(place, cell)| {
-                let (outer, column) = (place / of_outer, place % inner);
-                x[(outer * cells + *cell as usize) * inner + column]
-            });
-            flex::small_result(taken.collect(), &self.shape, dtype)
+            let y = self.lines.taken::<E>(flex::elements(&x), &self.cells);
+            flex::result(y.expect("cells of the lines"), &self.shape, dtype)
         });
         Ok((y, shape))
     }
@@ -79,10 +73,11 @@ impl Operator for Taken {
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
         let (dtype, shape) = (pass.cotangent.dtype(), pass.saved);
         Ok(vec![Some(with_float!(dtype, E => {
-            let cotangent = flex::operand::<E>(pass.cotangent)?;
-            let gradient = self.lines.scattered::<E>(&self.cells, flex::elements(&cotangent));
-            flex::result(gradient, shape, dtype)
-        }))])
+                    let cotangent = flex::operand::<E>(pass.cotangent)?;
+                    let gradient = self.lines.added::<E>(None, &self.cells, flex::elements(&cotangent));
+        let gradient = gradient.expect("cells of the lines");
+                    flex::result(gradient, shape, dtype)
+                }))])
     }
 }
 

@@ -97,10 +97,11 @@ impl Operator for Maximum {
                 Cells::OfKernel(cells) => {
                     let dtype = gradient.dtype();
                     with_float!(dtype, E => {
-                        let gradient = flex::operand::<E>(gradient)?;
-                        let gradient = lines.scattered::<E>(cells, flex::elements(&gradient));
-                        flex::result(gradient, shape, dtype)
-                    })
+                                            let gradient = flex::operand::<E>(gradient)?;
+                                            let gradient = lines.added::<E>(None, cells, flex::elements(&gradient));
+                    let gradient = gradient.expect("cells of the lines");
+                                            flex::result(gradient, shape, dtype)
+                                        })
                 }
                 Cells::OfBurn(cells) => {
                     let zeros = blank(&gradient, shape, Some(0.0));
@@ -404,7 +405,9 @@ mod tests {
             };
             let lines = Lines::along(shape, *dim..*dim + 1);
             let values = flex::operand::<f32>(gradient).unwrap();
-            let sum = lines.scattered::<f32>(cells, flex::elements(&values));
+            let sum = lines
+                .added::<f32>(None, cells, flex::elements(&values))
+                .unwrap();
             gradient = flex::result(sum, shape, burn::tensor::DType::F32);
         }
         let gradient: Vec<f32> = Tensor::<4>::from_dispatch(gradient)
@@ -447,7 +450,10 @@ mod tests {
             isa,
         );
         assert!(y[0].is_nan() && cells == [1]);
-        assert_eq!(*lines.scattered(&cells, &[2.0]), [0.0, 2.0, 0.0, 0.0]);
+        assert_eq!(
+            *lines.added(None, &cells, &[2.0]).unwrap(),
+            [0.0, 2.0, 0.0, 0.0]
+        );
         for count in 1..20 {
             let mut cells: Vec<f32> = (0..count).map(|cell| ((cell * 7) % 5) as f32).collect();
             let most = cells.iter().copied().fold(f32::NEG_INFINITY, f32::max);
