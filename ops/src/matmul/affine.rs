@@ -1,14 +1,14 @@
 //! The linear layer of one shard, as a node of the graph.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Element as BurnElement, Tensor};
+use burn::tensor::{Element as BurnElement, Tensor};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 
-use crate::kernel::flex::{self, Float};
+use crate::kernel::flex::{self, Float, with_factors};
 use crate::kernel::matrices::Matrix;
 use crate::kernel::panels::{product, product_over_rows};
-use crate::kernel::products::{Numbers, Pairs, Products};
+use crate::kernel::products::Products;
 use crate::kernel::simd::Isa;
 use crate::reduce::sum_of_rows;
 
@@ -49,21 +49,13 @@ impl Operator for Affine {
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
         let isa = Isa::chosen()?;
-        let y = match inputs[0].dtype() {
-            DType::BF16 if Pairs::are_fast(isa) => forward::<f32, Pairs>(isa, inputs),
-            DType::F64 => forward::<f64, Numbers>(isa, inputs),
-            _ => forward::<f32, Numbers>(isa, inputs),
-        };
+        let y = with_factors!(isa, inputs[0].dtype(), E, P => forward::<E, P>(isa, inputs));
         Ok((y?, ()))
     }
 
     fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
         let isa = Isa::chosen()?;
-        match pass.cotangent.dtype() {
-            DType::BF16 if Pairs::are_fast(isa) => backward::<f32, Pairs>(isa, pass),
-            DType::F64 => backward::<f64, Numbers>(isa, pass),
-            _ => backward::<f32, Numbers>(isa, pass),
-        }
+        with_factors!(isa, pass.cotangent.dtype(), E, P => backward::<E, P>(isa, pass))
     }
 }
 

@@ -12,12 +12,11 @@
 //! The contractions of the cotangent with the other operand. The gradient of a replicated operand is summed over the axes on
 //! which the other one is sharded in a letter that it lacks, and gathered over those of a common letter.
 
-use burn::backend::Dispatch;
-use burn::backend::ops::FloatTensorOps;
 use burn::tensor::Tensor;
 use halocline_core::{Error, Replicate, Result, Role, Shard, ShardTensor};
 
 use super::contracted;
+use super::product::products;
 use crate::golden::{Case, Golden, Output, output, with_dims};
 use crate::operand::Operand;
 use crate::reshape;
@@ -195,16 +194,15 @@ impl Equation {
         let order = |[first, second]: [&Vec<char>; 2]| [&batch[..], first, second].concat();
         let a = matrix_of(a, &self.letters[0], order(of_a.0), of_a.1, &alone[0]);
         let b = matrix_of(b, &self.letters[1], order(of_b.0), of_b.1, &alone[1]);
-        // As in `matmul`: the graph is the same on every rank.
         let [first, second] = if swapped { [b, a] } else { [a, b] };
-        let y = Dispatch::float_matmul(first.into_dispatch(), second.into_dispatch());
+        let y = products(first, second);
         let outer = if swapped {
             [&right, &left]
         } else {
             [&left, &right]
         };
         let found = order(outer);
-        let y: Tensor<R> = reshape(Tensor::<3>::from_dispatch(y), sizes(&found));
+        let y: Tensor<R> = reshape(y, sizes(&found));
         y.permute(places(&self.letters[2], &found))
     }
 }

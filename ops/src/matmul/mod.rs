@@ -20,12 +20,11 @@ mod affine;
 pub mod einsum;
 mod gated;
 mod golden;
+mod product;
 
 pub use einsum::einsum;
 pub(crate) use golden::OPERATORS;
 
-use burn::backend::Dispatch;
-use burn::backend::ops::FloatTensorOps;
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{fan_out, fan_out_beside};
@@ -37,6 +36,7 @@ use crate::field::{Field, Rank, run};
 use crate::layer::layers;
 use crate::operand::Operand;
 use crate::reshape;
+use product::products;
 
 const MATMUL: &str = "matmul";
 
@@ -79,12 +79,7 @@ pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<Sh
     let (mut roles_a, mut roles_b) = (result, result);
     roles_a[D - 1] = Role::Common(D);
     roles_b[D - 2] = Role::Common(D);
-    // `Tensor::matmul` records more steps for some local shapes, and the graph must be the same on
-    // every rank.
-    let product = |a: Tensor<D>, b: Tensor<D>| {
-        Tensor::from_dispatch(Dispatch::float_matmul(a.into_dispatch(), b.into_dispatch()))
-    };
-    contracted(MATMUL, (a, &roles_a), (b, &roles_b), &result, product)
+    contracted(MATMUL, (a, &roles_a), (b, &roles_b), &result, products)
 }
 
 /// The contraction of two operands with these roles of their dims, by a function of their shards.

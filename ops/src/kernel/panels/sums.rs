@@ -123,7 +123,8 @@ unsafe fn pack_columns<E: Element, P: Products<E>>(
 /// Whether the factors of rows lie in memory as sums read them: beside each other, so that few cache lines are read at a time.
 pub(super) fn as_they_lie<E: Element, P: Products<E>>(a: Matrix<'_, P::Number>) -> bool {
     let ([_, summed], [row, column]) = (a.size(), a.strides());
-    column == 1 && summed.is_multiple_of(P::NUMBERS) && row.is_multiple_of(P::NUMBERS)
+    let aligned = a.first().cast::<E>().is_aligned();
+    aligned && column == 1 && summed.is_multiple_of(P::NUMBERS) && row.is_multiple_of(P::NUMBERS)
 }
 
 /// The factors of rows, packed to scratch if they do not lie in memory as sums read them.

@@ -1,0 +1,172 @@
+//! Products that are added up over rows: `xᵀ · y`.
+
+use std::ops::Range;
+
+use halocline_core::tasks;
+use pulp::{Simd, WithSimd};
+
+use super::{
+    Left, PANEL, Pack, ROWS, Sums, by_matrices, deal, most_columns, panel, panels_together, room,
+    steps_of, whole,
+};
+use crate::kernel::buffer::{Buffer, filled};
+use crate::kernel::lanes::CHUNK;
+use crate::kernel::matrices::Matrix;
+use crate::kernel::memory::{Shared, with_scratch};
+use crate::kernel::products::Products;
+use crate::kernel::simd::{Element, Isa};
+
+/// Rows of a task by matrices: numbers are split into parts for each task.
+const SPLIT_ROWS: usize = 512;
+/// Shares of rows at most whose sums are added up.
+const SHARES: usize = 32;
+/// Rows that are packed at a time where products are added up over rows.
+const TOGETHER: usize = 256;
+/// Rows of a share at least, and bytes of the sums of all.
+const SHARE_ROWS: usize = 2048;
+const SHARE_BYTES: usize = 16 << 20;
+
+/// Adds the products of some columns of `x`, as rows, with some panels of `y`.
+struct OverRows<'a, E: Element, P: Products<E>> {
+    /// `[columns of x, rows]`.
+    x: Matrix<'a, P::Number>,
+    y: Matrix<'a, P::Number>,
+    panels: Range<usize>,
+    by_matrices: bool,
+    /// Zeros, of whole vectors for each column of `x`.
+    to: *mut E,
+}
+
+impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let ([features, rows], [_, all]) = (self.x.size(), self.y.size());
+        let pitch = whole(all);
+        let by_matrices = self.by_matrices;
+        let panel_room = most_columns(by_matrices) * steps_of::<E, P>(TOGETHER, by_matrices);
+        let packed_room = room::<E, P>(features, TOGETHER, by_matrices);
+        let tile_room = features * most_columns(by_matrices);
+        with_scratch(
+            panel_room + tile_room + packed_room,
+            #[inline(always)]
+            |scratch: &mut [E]| {
+                let (packed_panel, rest) = scratch.split_at_mut(panel_room);
+                let (tile, packed) = rest.split_at_mut(tile_room);
+                let zeros = [E::default(); PANEL];
+                for start in (0..rows).step_by(TOGETHER) {
+                    let range = start..(start + TOGETHER).min(rows);
+                    let steps = steps_of::<E, P>(range.len(), by_matrices);
+                    let y = self.y.rows(range.clone());
+                    let x = self.x.transposed().rows(range).transposed();
+                    // SAFETY: sums have so many numbers, and the scratch so much room.
+                    unsafe {
+                        let a = Left::new::<S, P>(simd, x, by_matrices, packed.as_mut_ptr());
+                        for number in self.panels.clone() {
+                            let (columns, width) = panel(number, most_columns(by_matrices), all);
+                            let to = self.to.add(columns.start);
+                            Pack::<E, P> {
+                                b: y,
+                                columns,
+                                size: [steps, width],
+                                by_matrices,
+                                to: packed_panel.as_mut_ptr(),
+                            }
+                            .with_simd(simd);
+                            if number + 1 < self.panels.end {
+                                let (next, _) = panel(number + 1, most_columns(by_matrices), all);
+                                y.prefetch(next);
+                            }
+                            // From zero, and added once: a sum of many rows would lose the last bits of each.
+                            let tile = tile.as_mut_ptr();
+                            let sums = Sums {
+                                a: (),
+                                rows: features,
+                                b: packed_panel.as_ptr(),
+                                width,
+                                steps,
+                                from: (zeros.as_ptr(), 0),
+                                to: (tile, width),
+                            };
+                            a.add::<S, P>(simd, sums);
+                            for feature in 0..features {
+                                let sums = tile.add(feature * width);
+                                let to = to.add(feature * pitch);
+                                for column in 0..width {
+                                    *to.add(column) += *sums.add(column);
+                                }
+                            }
+                        }
+                    }
+                }
+            },
+        );
+    }
+}
+
+/// `xᵀ · y`, added up over shares of the rows of both. How many there are follows from sizes, as does the order of the sum.
+pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
+    isa: Isa,
+    x: Matrix<'_, P::Number>,
+    y: Matrix<'_, P::Number>,
+) -> Buffer<P::Number> {
+    let elements = x.size()[1] * y.size()[1];
+    // SAFETY: all elements are written.
+    unsafe { Buffer::filled(elements, |to| product_over_rows_to::<E, P>(isa, [x, y], to)) }
+}
+
+/// Writes a [`product_over_rows`].
+///
+/// # Safety
+/// There must be room for it.
+pub(crate) unsafe fn product_over_rows_to<E: Element, P: Products<E>>(
+    isa: Isa,
+    [x, y]: [Matrix<'_, P::Number>; 2],
+    to: Shared<P::Number>,
+) {
+    const { assert!(P::NUMBERS * size_of::<P::Number>() == size_of::<E>()) };
+    let ([rows, features], [_, columns]) = (x.size(), y.size());
+    let elements = features * whole(columns);
+    let shares = (SHARE_BYTES / size_of::<E>() / elements.max(1)).min(SHARES);
+    let shares = (rows / SHARE_ROWS).min(shares).max(1);
+    let by_matrices = by_matrices::<E, P>(isa, rows, columns);
+    let chunk = if by_matrices { SPLIT_ROWS } else { ROWS };
+    let (share_rows, chunks) = (rows.div_ceil(shares), features.div_ceil(chunk));
+    let panels = columns.div_ceil(most_columns(by_matrices));
+    let together = panels_together(panels, shares * chunks);
+    let groups = panels.div_ceil(together);
+    let mut sums = filled::<E>(shares * elements, 0.0);
+    let all = sums.shared();
+    deal(
+        shares * chunks * groups,
+        rows * features * columns,
+        |task| {
+            let (share, of_chunk, group) = (
+                task / groups / chunks,
+                task / groups % chunks,
+                task % groups,
+            );
+            let range = (share * share_rows).min(rows)..((share + 1) * share_rows).min(rows);
+            let features = of_chunk * chunk..((of_chunk + 1) * chunk).min(features);
+            isa.run(OverRows::<E, P> {
+                // SAFETY: sums of this task.
+                to: unsafe { all.at(share * elements + features.start * whole(columns)) },
+                x: x.rows(range.clone()).transposed().rows(features),
+                y: y.rows(range),
+                panels: group * together..((group + 1) * together).min(panels),
+                by_matrices,
+            });
+        },
+    );
+    let together = (CHUNK / columns.max(1)).max(1);
+    tasks::for_each(features, together, |feature| {
+        for column in 0..columns {
+            let shares =
+                (0..shares).map(|share| share * elements + feature * whole(columns) + column);
+            let sum = shares.fold(E::default(), |sum, place| sum + sums[place]);
+            // SAFETY: an element of this task.
+            unsafe { *to.at(feature * columns + column) = P::number(sum) };
+        }
+    });
+}
