@@ -28,8 +28,6 @@ test: test-packages nextest
 	scripts/test_checkpoint.sh $(TARGET)
 	scripts/test_golden.sh $(TARGET)/debug/examples/golden tests/golden
 
-# sphere_attention runs on CPUs only.
-NOT_ON_GPUS := sphere_attention
 # burn's fusion loses operators where a rank has no cells, as in many cases; with one rank it has no such.
 UNFUSED := BURN_FUSION_MAX_EXPLORATIONS=0
 
@@ -37,8 +35,8 @@ UNFUSED := BURN_FUSION_MAX_EXPLORATIONS=0
 test-wgpu: export BURN_DEVICE = wgpu
 test-wgpu: vulkan nextest
 	cargo build $(WGPU_FLAGS) --example golden
-	$(TARGET)/debug/examples/golden tests/golden --ranks 1 --except $(NOT_ON_GPUS) > /dev/null
-	$(UNFUSED) $(TARGET)/debug/examples/golden tests/golden --ranks 2 --except $(NOT_ON_GPUS) > /dev/null
+	$(TARGET)/debug/examples/golden tests/golden --ranks 1 > /dev/null
+	$(UNFUSED) $(TARGET)/debug/examples/golden tests/golden --ranks 2 > /dev/null
 	cargo nextest run $(WGPU_FLAGS) --lib -E 'test(while_halos_travel) + test(halos_may_travel) + test(one_channel) + test(would_be_lost) + test(attention::cube)'
 
 # On the GPU that burn finds; GPU=wgpu for one that is not NVIDIA's.
@@ -48,14 +46,14 @@ ALONE := HALOCLINE_NCCL=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1
 test-gpu: export BURN_DEVICE = $(GPU)
 test-gpu: test-packages nextest
 	cargo build $(CARGO_FLAGS),$(GPU) --example golden
-	$(TARGET)/debug/examples/golden tests/golden --ranks 1 --except $(NOT_ON_GPUS) > /dev/null
-	$(UNFUSED) $(TARGET)/debug/examples/golden tests/golden --ranks 2,4 --except $(NOT_ON_GPUS) > /dev/null
+	$(TARGET)/debug/examples/golden tests/golden --ranks 1 > /dev/null
+	$(UNFUSED) $(TARGET)/debug/examples/golden tests/golden --ranks 2,4 > /dev/null
 	cargo nextest run $(CARGO_FLAGS),$(GPU) -E 'test(while_halos_travel) + test(halos_may_travel) + test(one_channel) + test(would_be_lost) + test(attention::cube)'
 ifeq ($(GPU),cuda)
 	@echo "== one rank that sends to itself by NCCL: payloads of every form, and golden, whose rings are such messages"
 	$(ALONE) HALOCLINE_MPI_CASE=payloads HALOCLINE_MPI_RANKS=1 \
 		cargo test $(CARGO_FLAGS),cuda --test mpi -- rank_program --exact --nocapture
-	$(ALONE) HALOCLINE_LOOPBACK=1 $(TARGET)/debug/examples/golden tests/golden --except $(NOT_ON_GPUS) > /dev/null
+	$(ALONE) HALOCLINE_LOOPBACK=1 $(TARGET)/debug/examples/golden tests/golden > /dev/null
 	@echo "== the demo trains"
 	cargo build --release $(CARGO_FLAGS),cuda --example weather
 	$(TARGET)/release/examples/weather demo --ranks 2

@@ -25,6 +25,7 @@ use halocline_core::{Error, Result, ShardTensor};
 use super::attention_node::{Attention, Neighbor};
 use super::filter::rotated;
 use super::reach::Reach;
+use crate::driver::empty::{drop_empty, fill};
 use crate::kernel::flex;
 use crate::reshape;
 use crate::sphere::SphereGrid;
@@ -119,8 +120,7 @@ impl GeodesicNeighborhood {
 /// Attention of each cell to the cells within a radius. See the [module](self).
 ///
 /// # Errors
-/// Shapes, layouts or number types that do not fit; channels that are sharded; partial values; a device other than
-/// the CPU.
+/// Shapes, layouts or number types that do not fit; channels that are sharded; partial values.
 ///
 /// # Example
 /// ```
@@ -185,9 +185,6 @@ pub fn sphere_attention(
             layouts.join(", ")
         ));
     }
-    if !flex::runs_on(&all[0].local().device()) {
-        return told("there is no kernel for this device; move the tensors to the CPU".into());
-    }
     let before = all[0].layout().clone();
     all[0].require_whole(NAME, 1)?;
     let [queries, keys, values] = all;
@@ -204,7 +201,11 @@ pub fn sphere_attention(
     };
     let position = queries.mesh().position();
     let outputs = reach.outputs(keys.layout(), position)?;
-    let [keys, values] = [&keys, &values].map(|tensor| reach.assemble(tensor, NAME));
+    let rows = reach.output_rows(keys.layout())?.into_iter().max();
+    let kernels = flex::runs_on(&queries.device());
+    let full =
+        kernels || (!queries.layout().has_empty_shard() && reach.reaches_all(keys.layout())?);
+    let assembled = [&keys, &values].map(|tensor| reach.assemble(tensor, NAME));
     let (layout, mesh) = (queries.layout().clone(), queries.mesh().clone());
     let heads_of = |tensor: burn::tensor::Tensor<4>| {
         let [batch, channels, rows, longitudes] = tensor.dims();
@@ -219,11 +220,25 @@ pub fn sphere_attention(
         outputs,
         scale: ((q[1] / heads) as f64).sqrt().recip(),
     };
-    let tensors = [queries.into_parts().0, keys?, values?];
-    let y = attention.run(tensors.map(heads_of));
+    let [keys, values] = assembled;
+    let filled = |tensor: burn::tensor::Tensor<4>| match full {
+        true => Ok(tensor),
+        false => fill(1, tensor, &[0, 1, 2, 3], NAME, 0.0),
+    };
+    let tensors = [
+        filled(queries.into_parts().0)?,
+        filled(keys?)?,
+        filled(values?)?,
+    ];
+    let y = attention.run(tensors.map(heads_of), rows.unwrap_or_default());
     let mut extents = layout.all_extents().to_vec();
     extents[1] = vec![v[1]];
     let result = layout.derive(layout.placements().to_vec(), extents);
-    let y = reshape(y, result.local_shape(position));
+    let [batch_and_heads, width, rows, longitudes] = y.dims();
+    let shape = vec![batch_and_heads / heads, width * heads, rows, longitudes];
+    let mut y = reshape(y, shape);
+    if !kernels {
+        y = drop_empty(y, &result, position, NAME)?;
+    }
     reach.restore(ShardTensor::from_parts(y, result, mesh), &before)
 }

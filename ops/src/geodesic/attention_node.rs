@@ -5,14 +5,19 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::Tensor;
+use burn::tensor::activation::softmax;
+use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::tasks;
 
-use crate::kernel::buffer::filled;
+use super::rows::{Around, Backward, Forward, Row};
+use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::flex::{self, Float, with_float};
-use crate::kernel::simd::Element;
+use crate::kernel::lines::slice;
+use crate::kernel::simd::Isa;
+use crate::precision::{cast, widened};
+use crate::reshape;
 
 /// A cell in reach of those of an output row: in this row, so many longitudes of the input further.
 #[derive(Clone, Copy, Debug)]
@@ -38,149 +43,164 @@ impl fmt::Debug for Attention {
     }
 }
 
-/// `[width, rows, longitudes]` of one head.
-#[derive(Clone, Copy)]
-struct Head<'a, E> {
-    cells: &'a [E],
+/// Queries, keys and values of all heads, the latter two as [lines](Around::lines).
+struct Operands<'a, E> {
+    attention: &'a Attention,
+    around: Around,
+    queries: &'a [E],
+    keys: Buffer<E>,
+    values: Buffer<E>,
+    heads: usize,
+    /// Rows of outputs.
     rows: usize,
-    longitudes: usize,
-}
-
-impl<'a, E: Float> Head<'a, E> {
-    fn width(self) -> usize {
-        self.cells.len() / (self.rows * self.longitudes).max(1)
-    }
-
-    /// The longitude of the place of a neighbor of the output's longitude `p` of `outputs`.
-    fn place(self, p: usize, outputs: usize, neighbor: &Neighbor) -> usize {
-        (p * (self.longitudes / outputs) + neighbor.shift) % self.longitudes
-    }
-
-    fn line(self, channel: usize, row: usize) -> &'a [E] {
-        &self.cells[(channel * self.rows + row) * self.longitudes..][..self.longitudes]
-    }
 }
 
 impl Attention {
-    pub(super) fn run(self, [queries, keys, values]: [Tensor<4>; 3]) -> Tensor<4> {
-        let inputs = [queries, keys, values].map(|tensor| tensor.into_dispatch());
+    /// By our kernels or, on a device without them, by burn's operators, for so many rows on every rank.
+    pub(super) fn run(self, inputs: [Tensor<4>; 3], rows: usize) -> Tensor<4> {
+        if !flex::runs_on(&inputs[0].device()) {
+            return self.composed(inputs, rows);
+        }
+        let inputs = inputs.map(|tensor| tensor.into_dispatch());
         Tensor::from_dispatch(apply(self, inputs))
     }
 
-    /// The shares of the neighbors of a row, `[neighbor, longitude]`.
-    fn shares<E: Float>(&self, row: usize, q: Head<'_, E>, k: Head<'_, E>) -> Vec<f64> {
-        let (neighbors, size) = (&self.neighbors[self.outputs.start + row], q.longitudes);
-        let mut shares = vec![0.0; neighbors.len() * size];
-        for (scores, neighbor) in shares.chunks_exact_mut(size).zip(neighbors) {
-            for channel in 0..q.width() {
-                let line = k.line(channel, neighbor.row - self.inputs.start);
-                let queries = q.line(channel, row);
-                for (p, (score, q)) in scores.iter_mut().zip(queries).enumerate() {
-                    *score += q.to_f64() * line[k.place(p, size, neighbor)].to_f64();
-                }
+    /// A row at a time. Each rank computes as many as the one with the most, so that the graph is the same on all.
+    fn composed(&self, inputs: [Tensor<4>; 3], rows: usize) -> Tensor<4> {
+        let dtype = inputs[0].dtype();
+        let [queries, keys, values] = inputs.map(widened);
+        let ([_, _, held, size], [_, _, _, longitudes]) = (queries.dims(), keys.dims());
+        let device = queries.device().inner();
+        let [keys, values] = [keys, values].map(|cells| {
+            let [heads, width, rows, longitudes] = cells.dims();
+            reshape::<4, 3>(cells, vec![heads, width, rows * longitudes])
+        });
+        let row = |row: usize| {
+            let neighbors = match row < self.outputs.len() {
+                true => &self.neighbors[self.outputs.start + row][..],
+                false => &[],
+            };
+            let mut cells: Vec<i64> = Vec::new();
+            let mut weights: Vec<f64> = Vec::new();
+            for neighbor in neighbors {
+                let place = |output| (output * (longitudes / size) + neighbor.shift) % longitudes;
+                let first = (neighbor.row - self.inputs.start) * longitudes;
+                cells.extend((0..size).map(|output| (first + place(output)) as i64));
+                weights.push(neighbor.weight);
             }
-            scores.iter_mut().for_each(|score| *score *= self.scale);
-        }
-        for p in 0..size {
-            let of = |neighbor: usize| neighbor * size + p;
-            let all = 0..neighbors.len();
-            let largest = all
-                .clone()
-                .map(|n| shares[of(n)])
-                .fold(f64::NEG_INFINITY, f64::max);
-            let mut sum = 0.0;
-            for n in all.clone() {
-                let share = neighbors[n].weight * (shares[of(n)] - largest).exp();
-                shares[of(n)] = share;
-                sum += share;
+            if neighbors.is_empty() {
+                (cells, weights) = (vec![0; size], vec![1.0]);
             }
-            all.for_each(|n| shares[of(n)] /= sum);
-        }
-        shares
+            let count = weights.len();
+            let index = Tensor::<1, Int>::from_data(&cells[..], &device);
+            let taken = |cells: &Tensor<3>| {
+                let [heads, width, _] = cells.dims();
+                let taken = cells.clone().select(2, index.clone());
+                reshape::<3, 4>(taken, vec![heads, width, count, size])
+            };
+            let logarithms = weights.iter().map(|weight| weight.ln());
+            let logarithms = TensorData::new(logarithms.collect::<Vec<f64>>(), [1, 1, count, 1]);
+            let logarithms = Tensor::<4>::from_data(logarithms, (&device, queries.dtype()));
+            let queries = queries.clone().narrow(2, row.min(held - 1), 1);
+            let scores = (queries * taken(&keys)).sum_dim(1) * self.scale + logarithms;
+            let y = (softmax(scores, 2) * taken(&values)).sum_dim(2);
+            // A cell that reaches none has a sum of no terms.
+            y * if neighbors.is_empty() { 0.0 } else { 1.0 }
+        };
+        let y = Tensor::cat((0..rows.max(1)).map(row).collect(), 2);
+        cast(y.narrow(2, 0, held), dtype)
     }
 
-    fn heads<'a, E: Float>(
-        tensors: [&'a [E]; 3],
+    fn operands<'a, E: Float>(
+        &'a self,
+        [queries, keys, values]: [&'a [E]; 3],
         shapes: &[Vec<usize>; 3],
-        head: usize,
-    ) -> [Head<'a, E>; 3] {
-        std::array::from_fn(|place| {
-            let len: usize = shapes[place][1..].iter().product();
-            Head {
-                cells: &tensors[place][head * len..][..len],
-                rows: shapes[place][2],
-                longitudes: shapes[place][3],
-            }
-        })
+    ) -> Operands<'a, E> {
+        let [heads, _, rows, size] = shapes[0][..] else {
+            panic!("{shapes:?}; expected four dims");
+        };
+        let around = Around {
+            size,
+            phases: shapes[1][3] / size.max(1),
+            rows: shapes[1][2],
+        };
+        Operands {
+            attention: self,
+            around,
+            queries,
+            keys: around.lines(keys),
+            values: around.lines(values),
+            heads,
+            rows,
+        }
+    }
+}
+
+/// What a head has of all elements.
+fn part<E>(elements: &[E], heads: usize, head: usize) -> &[E] {
+    let len = elements.len() / heads;
+    &elements[head * len..][..len]
+}
+
+impl<E: Float> Operands<'_, E> {
+    fn row(&self, head: usize, row: usize) -> Row<'_, E> {
+        let of_head = |elements| part(elements, self.heads, head);
+        let attention = self.attention;
+        Row {
+            around: self.around,
+            neighbors: &attention.neighbors[attention.outputs.start + row],
+            first: attention.inputs.start,
+            scale: attention.scale,
+            queries: part(self.queries, self.heads, head),
+            row,
+            rows: self.rows,
+            keys: of_head(&self.keys),
+            values: of_head(&self.values),
+        }
     }
 
-    fn forward_as<E: Float>(&self, tensors: [&[E]; 3], shapes: &[Vec<usize>; 3]) -> Vec<E> {
-        let (rows, size, width) = (shapes[0][2], shapes[0][3], shapes[2][1]);
-        let plane = width * rows * size;
-        let mut y = vec![E::default(); shapes[0][0] * plane];
-        if plane == 0 {
-            return y;
+    fn forward(&self, isa: Isa, width: usize) -> Buffer<E> {
+        let head = width * self.rows * self.around.size;
+        // SAFETY: every row is written, each by its task.
+        unsafe {
+            Buffer::filled(self.heads * head, |y| {
+                tasks::for_each(self.heads * self.rows, 1, |task| {
+                    let (number, row) = (task / self.rows, task % self.rows);
+                    isa.run(Forward {
+                        row: self.row(number, row),
+                        y: y.starting_at(number * head),
+                    });
+                });
+            })
         }
-        tasks::for_each_part(&mut y, plane, 1, |head, y| {
-            let [q, k, v] = Self::heads(tensors, shapes, head);
-            for row in 0..rows {
-                let shares = self.shares(row, q, k);
-                let neighbors = &self.neighbors[self.outputs.start + row];
-                for channel in 0..width {
-                    let y = &mut y[(channel * rows + row) * size..][..size];
-                    for (p, y) in y.iter_mut().enumerate() {
-                        let terms = neighbors.iter().zip(shares[p..].iter().step_by(size));
-                        let terms = terms.map(|(neighbor, share)| {
-                            let line = v.line(channel, neighbor.row - self.inputs.start);
-                            share * line[v.place(p, size, neighbor)].to_f64()
-                        });
-                        *y = E::from_f64(terms.sum());
-                    }
-                }
+    }
+
+    /// The gradients of queries, keys and values.
+    fn backward(&self, isa: Isa, cotangent: &[E]) -> [Buffer<E>; 3] {
+        let mut queries = filled(self.queries.len(), 0.0);
+        let [mut keys, mut values] = [&self.keys, &self.values].map(|of| filled(of.len(), 0.0));
+        let all = [&mut queries, &mut keys, &mut values];
+        let all = all.map(|gradient| (gradient.shared(), gradient.len() / self.heads.max(1)));
+        tasks::for_each(self.heads, 1, |head| {
+            let [queries, keys, values] = all.map(|(all, len)| {
+                // SAFETY: what this task has of all.
+                unsafe { slice(all, head * len..(head + 1) * len) }
+            });
+            for row in 0..self.rows {
+                isa.run(Backward {
+                    row: self.row(head, row),
+                    cotangent: part(cotangent, self.heads, head),
+                    queries,
+                    keys,
+                    values,
+                });
             }
         });
-        y
-    }
-
-    /// The gradients of queries, keys and values of one head.
-    fn backward_head<E: Float>(
-        &self,
-        [q, k, v]: [Head<'_, E>; 3],
-        y: Head<'_, E>,
-    ) -> [Vec<f64>; 3] {
-        let size = q.longitudes;
-        let mut found = [q, k, v].map(|head| vec![0.0; head.cells.len()]);
-        for row in 0..q.rows {
-            let shares = self.shares(row, q, k);
-            let neighbors = &self.neighbors[self.outputs.start + row];
-            for p in 0..size {
-                // The gradients of shares, and their mean.
-                let mut of_shares = vec![0.0; neighbors.len()];
-                let mut mean = 0.0;
-                for (n, neighbor) in neighbors.iter().enumerate() {
-                    let (cell, share) = (v.place(p, size, neighbor), shares[n * size + p]);
-                    let input = neighbor.row - self.inputs.start;
-                    for channel in 0..v.width() {
-                        let y = y.line(channel, row)[p].to_f64();
-                        of_shares[n] += y * v.line(channel, input)[cell].to_f64();
-                        found[2][(channel * v.rows + input) * v.longitudes + cell] += share * y;
-                    }
-                    mean += share * of_shares[n];
-                }
-                for (n, neighbor) in neighbors.iter().enumerate() {
-                    let (cell, share) = (k.place(p, size, neighbor), shares[n * size + p]);
-                    let input = neighbor.row - self.inputs.start;
-                    let of_score = self.scale * share * (of_shares[n] - mean);
-                    for channel in 0..q.width() {
-                        let place = (channel * k.rows + input) * k.longitudes + cell;
-                        found[1][place] += of_score * q.line(channel, row)[p].to_f64();
-                        let key = k.line(channel, input)[cell].to_f64();
-                        found[0][(channel * q.rows + row) * size + p] += of_score * key;
-                    }
-                }
-            }
-        }
-        found
+        [
+            queries,
+            self.around.cells(&keys),
+            self.around.cells(&values),
+        ]
     }
 }
 
@@ -203,7 +223,8 @@ impl Operator for Attention {
         let y = with_float!(dtype, E => {
             let held: Vec<_> = inputs.into_iter().map(flex::operand::<E>).collect::<Result<_>>()?;
             let tensors = std::array::from_fn(|place| flex::elements::<E>(&held[place]));
-            flex::small_result(self.forward_as(tensors, &shapes), &shape, dtype)
+            let y = self.operands(tensors, &shapes).forward(Isa::chosen()?, shape[1]);
+            flex::result(y, &shape, dtype)
         });
         Ok((y, ()))
     }
@@ -217,20 +238,56 @@ impl Operator for Attention {
             let tensors: [&[E]; 3] = std::array::from_fn(|place| flex::elements::<E>(&held[place]));
             let y = flex::operand::<E>(cotangent)?;
             let y = flex::elements::<E>(&y);
-            let (rows, longitudes) = (shapes[0][2], shapes[0][3]);
-            let plane = shapes[2][1] * rows * longitudes;
-            let heads: Vec<[Vec<f64>; 3]> = tasks::map(shapes[0][0], 1, |head| {
-                let y = Head { cells: &y[head * plane..][..plane], rows, longitudes };
-                self.backward_head(Self::heads(tensors, &shapes, head), y)
-            });
-            let gradient = |place: usize| {
-                let mut found = filled::<E>(shapes[place].iter().product(), 0.0);
-                let values = heads.iter().flat_map(|head| &head[place]);
-                let pairs = found.elements_mut().iter_mut().zip(values);
-                pairs.for_each(|(cell, value)| *cell = E::from_f64(*value));
-                Some(flex::result(found, &shapes[place], dtype))
-            };
-            (0..3).map(gradient).collect()
+            let found = self.operands(tensors, &shapes).backward(Isa::chosen()?, y);
+            let found = found.into_iter().zip(&shapes);
+            found.map(|(found, shape)| Some(flex::result(found, shape, dtype))).collect()
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{difference, random};
+
+    /// With the longitudes of the inputs, and half as many.
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        for (size, width) in [(12, 3), (6, 5)] {
+            let neighbors = |row: usize| {
+                let near = (0..5 * row).map(|number| Neighbor {
+                    row: 1 + number % 3,
+                    shift: number * 7 % 12,
+                    weight: 0.1 + number as f64,
+                });
+                near.collect::<Vec<_>>()
+            };
+            let attention = Attention {
+                neighbors: Arc::new((0..4).map(neighbors).collect()),
+                inputs: 1..4,
+                outputs: 0..4,
+                scale: 0.7,
+            };
+            let run = |ours: bool| {
+                let inputs = [
+                    ("q", [2, 3, 4, size]),
+                    ("k", [2, 3, 3, 12]),
+                    ("v", [2, width, 3, 12]),
+                ];
+                let inputs = inputs.map(|(name, shape)| random::<4>(shape, name, 0).detach());
+                let inputs = inputs.map(Tensor::require_grad);
+                let y = match ours {
+                    true => attention.clone().run(inputs.clone(), 4),
+                    // One more than there are, as beside a rank that has more.
+                    false => attention.composed(inputs.clone(), 5),
+                };
+                let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();
+                let gradients = inputs.map(|input| input.grad(&gradients).unwrap().into_data());
+                [vec![y.inner().into_data()], gradients.to_vec()].concat()
+            };
+            for (ours, burns) in run(true).iter().zip(&run(false)) {
+                assert!(difference(ours, burns) < 1e-5, "{size} longitudes");
+            }
+        }
     }
 }

@@ -12,6 +12,7 @@ mod filter;
 mod golden;
 mod node;
 mod reach;
+mod rows;
 #[cfg(test)]
 mod tests;
 

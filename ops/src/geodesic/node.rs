@@ -8,10 +8,13 @@ use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::tasks;
+use pulp::{Simd, WithSimd};
 
 use super::filter::Entry;
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::lanes::{load, store};
+use crate::kernel::simd::Isa;
 use crate::reshape;
 
 /// The entries of a filter, by output row and by input row.
@@ -47,7 +50,7 @@ impl LocalSums {
         }
     }
 
-    fn forward_as<E: Float>(&self, x: &[E], planes: usize) -> Buffer<E> {
+    fn forward_as<E: Float>(&self, isa: Isa, x: &[E], planes: usize) -> Buffer<E> {
         let ([wide, width], rows) = (self.entries.longitudes, self.outputs.len());
         let functions = self.entries.functions;
         let mut y = filled(planes * functions * rows * width, 0.0);
@@ -61,14 +64,20 @@ impl LocalSums {
                 for entry in &self.entries.by_output[self.outputs.start + row] {
                     let x = &x[(entry.row - self.inputs.start) * wide..][..wide];
                     let y = &mut y[(entry.function * rows + row) * width..][..width];
-                    gather(y, x, entry.shift, E::from_f64(entry.factor));
+                    let factor = E::from_f64(entry.factor);
+                    isa.run(Gather {
+                        y,
+                        x,
+                        shift: entry.shift,
+                        factor,
+                    });
                 }
             }
         });
         y
     }
 
-    fn backward_as<E: Float>(&self, y: &[E], planes: usize) -> Buffer<E> {
+    fn backward_as<E: Float>(&self, isa: Isa, y: &[E], planes: usize) -> Buffer<E> {
         let ([wide, width], rows) = (self.entries.longitudes, self.outputs.len());
         let functions = self.entries.functions;
         let mut x = filled(planes * self.inputs.len() * wide, 0.0);
@@ -80,12 +89,13 @@ impl LocalSums {
                 }
                 let line =
                     (plane * functions + entry.function) * rows + entry.row - self.outputs.start;
-                scatter(
+                let (y, factor) = (&y[line * width..][..width], E::from_f64(entry.factor));
+                isa.run(Scatter {
                     x,
-                    &y[line * width..][..width],
-                    entry.shift,
-                    E::from_f64(entry.factor),
-                );
+                    y,
+                    shift: entry.shift,
+                    factor,
+                });
             }
         });
         x
@@ -138,7 +148,7 @@ impl Operator for LocalSums {
 
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, usize)> {
         let x = inputs.remove(0);
-        let (dtype, planes) = (x.dtype(), x.shape()[0]);
+        let (dtype, planes, isa) = (x.dtype(), x.shape()[0], Isa::chosen()?);
         let shape = [
             planes,
             self.entries.functions,
@@ -147,46 +157,97 @@ impl Operator for LocalSums {
         ];
         let y = with_float!(dtype, E => {
             let x = flex::operand::<E>(x)?;
-            flex::result(self.forward_as::<E>(flex::elements(&x), planes), &shape, dtype)
+            flex::result(self.forward_as::<E>(isa, flex::elements(&x), planes), &shape, dtype)
         });
         Ok((y, planes))
     }
 
     fn backward(&self, pass: BackwardPass<'_, usize>) -> Result<Vec<Option<DispatchTensor>>> {
         let (y, planes) = (pass.cotangent, *pass.saved);
-        let dtype = y.dtype();
+        let (dtype, isa) = (y.dtype(), Isa::chosen()?);
         let shape = [planes, self.inputs.len(), self.entries.longitudes[0]];
         let x = with_float!(dtype, E => {
             let y = flex::operand::<E>(y)?;
-            flex::result(self.backward_as::<E>(flex::elements(&y), planes), &shape, dtype)
+            flex::result(self.backward_as::<E>(isa, flex::elements(&y), planes), &shape, dtype)
         });
         Ok(vec![Some(x)])
     }
 }
 
 /// `y[k] += factor · x[shift + k · step]`, periodic.
-fn gather<E: Float>(y: &mut [E], x: &[E], shift: usize, factor: E) {
-    let step = x.len() / y.len();
-    let (before, after) = x.split_at(shift);
-    if step == 1 {
-        let (first, second) = y.split_at_mut(after.len());
-        for (y, x) in [(first, after), (second, before)] {
-            y.iter_mut().zip(x).for_each(|(y, x)| *y += factor * *x);
+struct Gather<'a, E> {
+    y: &'a mut [E],
+    x: &'a [E],
+    shift: usize,
+    factor: E,
+}
+
+impl<E: Float> WithSimd for Gather<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            y,
+            x,
+            shift,
+            factor,
+        } = self;
+        let step = x.len() / y.len();
+        if step > 1 {
+            for (k, y) in y.iter_mut().enumerate() {
+                *y += factor * x[(shift + k * step) % x.len()];
+            }
+            return;
         }
-        return;
-    }
-    for (k, y) in y.iter_mut().enumerate() {
-        *y += factor * x[(shift + k * step) % x.len()];
+        let (before, after) = x.split_at(shift);
+        let (first, second) = y.split_at_mut(after.len());
+        let factors = E::splat(simd, factor);
+        for (y, x) in [(first, after), (second, before)] {
+            let lanes = E::lanes::<S>();
+            let (mut y, mut x) = (y.chunks_exact_mut(lanes), x.chunks_exact(lanes));
+            for (y, x) in (&mut y).zip(&mut x) {
+                let sum = E::mul_add(simd, factors, load(simd, x), load(simd, y));
+                store(simd, y, sum);
+            }
+            let rest = y.into_remainder().iter_mut().zip(x.remainder());
+            rest.for_each(|(y, x)| *y += factor * *x);
+        }
     }
 }
 
 /// The transpose: `x[shift + k · step] += factor · y[k]`.
-fn scatter<E: Float>(x: &mut [E], y: &[E], shift: usize, factor: E) {
-    let (size, step) = (x.len(), x.len() / y.len());
-    if step == 1 {
-        return gather(x, y, (size - shift) % size, factor);
-    }
-    for (k, y) in y.iter().enumerate() {
-        x[(shift + k * step) % size] += factor * *y;
+struct Scatter<'a, E> {
+    x: &'a mut [E],
+    y: &'a [E],
+    shift: usize,
+    factor: E,
+}
+
+impl<E: Float> WithSimd for Scatter<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            x,
+            y,
+            shift,
+            factor,
+        } = self;
+        let (size, step) = (x.len(), x.len() / y.len());
+        if step == 1 {
+            let shift = (size - shift) % size;
+            return Gather {
+                y: x,
+                x: y,
+                shift,
+                factor,
+            }
+            .with_simd(simd);
+        }
+        for (k, y) in y.iter().enumerate() {
+            x[(shift + k * step) % size] += factor * *y;
+        }
     }
 }
