@@ -8,19 +8,26 @@ use gemm::Parallelism;
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::tasks;
+use pulp::{Simd, WithSimd};
 
 use super::table::Table;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::lanes::{load, store};
+use crate::kernel::lines::vectors;
 use crate::kernel::matrices::{self, Matrix};
 use crate::kernel::memory::Shared;
-use crate::kernel::simd::Element;
+use crate::kernel::simd::{Element, Isa};
 use crate::reshape;
 
 /// Orders of a task, whose cells lie together.
 const ORDERS: usize = 8;
 /// Fields of a task.
 const FIELDS: usize = 32;
+/// Parts of fields whose sums take less time than to read the functions: these are then read as they lie.
+const FEW: usize = 4;
+/// Functions that are read together.
+const TOGETHER: usize = 4;
 
 /// Sums over one side of a table: `[fields, points, orders, 2]` to or from
 /// `[fields, degrees, orders, 2]`.
@@ -95,7 +102,7 @@ impl Contraction {
         }
     }
 
-    fn compute<E: Float>(&self, x: &[E], fields: usize) -> Buffer<E> {
+    fn compute<E: Float>(&self, isa: Isa, x: &[E], fields: usize) -> Buffer<E> {
         let ([before, after], orders) = (self.sizes(), self.table.orders.len());
         assert_eq!(x.len(), fields * before * orders * 2);
         let blocks = [fields.div_ceil(FIELDS), orders.div_ceil(ORDERS)];
@@ -108,7 +115,7 @@ impl Contraction {
                         first,
                         len: [FIELDS.min(fields - first[0]), ORDERS.min(orders - first[1])],
                     };
-                    block.compute(self, x, y, room);
+                    block.compute(self, x, y, room, isa);
                 });
             })
         }
@@ -170,11 +177,11 @@ impl Operator for Contraction {
 
 impl Contraction {
     fn on(&self, x: DispatchTensor, fields: usize) -> Result<DispatchTensor> {
-        let dtype = x.dtype();
+        let (dtype, isa) = (x.dtype(), Isa::chosen()?);
         let shape = [fields, self.sizes()[1], self.table.orders.len(), 2];
         Ok(with_float!(dtype, E => {
             let x = flex::operand::<E>(x)?;
-            flex::result(self.compute::<E>(flex::elements(&x), fields), &shape, dtype)
+            flex::result(self.compute::<E>(isa, flex::elements(&x), fields), &shape, dtype)
         }))
     }
 }
@@ -197,13 +204,16 @@ impl Block {
         x: &[E],
         y: Shared<E>,
         room: &mut Vec<E>,
+        isa: Isa,
     ) {
         let (table, orders) = (&*sums.table, self.len[1]);
         let (half, columns) = (table.half(), 2 * self.len[0]);
         let [sphere, spectrum] = [2 * half, table.degrees].map(|rows| rows * columns);
         room.clear();
         room.resize(orders * (sphere + spectrum), E::default());
-        // `[order, even or odd, point, field and part]` and `[order, degree, field and part]`.
+        // `[order, even or odd, point, field and part]`, with points last for a few fields, and `[order, degree, field and part]`.
+        let few = columns <= FEW;
+        let [step, across] = if few { [1, half] } else { [columns, 1] };
         let (on_points, on_degrees) = room.split_at_mut(orders * sphere);
         let [points, degrees] = [&sums.points, &sums.degrees].map(|factors| {
             let factors = factors.iter().map(|factor| E::from_f64(*factor));
@@ -219,14 +229,15 @@ impl Block {
         match sums.to {
             To::Degrees => {
                 for (field, order, k) in self.cells(half) {
-                    let even = (order * 2 * half + k) * columns + 2 * field;
+                    let even = order * sphere + k * step + 2 * field * across;
                     let mirror = table.points - 1 - k;
                     let [north, south] =
                         [k, mirror].map(|k| pair(self.place(sums, table.points, field, order, k)));
                     for part in 0..2 {
                         let [north, south] = [north, south].map(|pair| pair[part] * points[k]);
-                        let odd = even + half * columns + part;
-                        (on_points[even + part], on_points[odd]) = match k == mirror {
+                        let even = even + part * across;
+                        let odd = even + half * columns;
+                        (on_points[even], on_points[odd]) = match k == mirror {
                             true => (north, E::default()),
                             false => (north + south, north - south),
                         };
@@ -262,7 +273,16 @@ impl Block {
                     half,
                     columns,
                 ];
-                multiply(sums.to, sizes, functions, points, degrees);
+                match few {
+                    true => isa.run(OfFew {
+                        to: sums.to,
+                        sizes,
+                        functions,
+                        points,
+                        degrees,
+                    }),
+                    false => multiply(sums.to, sizes, functions, points, degrees),
+                }
             }
         }
         match sums.to {
@@ -275,10 +295,11 @@ impl Block {
             }
             To::Points => {
                 for (field, order, k) in self.cells(half) {
-                    let even = (order * 2 * half + k) * columns + 2 * field;
+                    let even = order * sphere + k * step + 2 * field * across;
                     let mirror = table.points - 1 - k;
-                    let [even, odd] = [even, even + half * columns]
-                        .map(|start| [0, 1].map(|part| on_points[start + part] * points[k]));
+                    let [even, odd] = [even, even + half * columns].map(|start| {
+                        [0, 1].map(|part| on_points[start + part * across] * points[k])
+                    });
                     let sum = [0, 1].map(|part| even[part] + odd[part]);
                     let difference = [0, 1].map(|part| even[part] - odd[part]);
                     write(self.place(sums, table.points, field, order, k), sum);
@@ -361,4 +382,84 @@ fn multiply<E: Float>(
             Parallelism::None,
         )
     };
+}
+
+/// [`multiply`] of a few columns, each of which has its points next to each other.
+struct OfFew<'a, E> {
+    to: To,
+    sizes: [usize; 3],
+    functions: &'a [E],
+    points: &'a mut [E],
+    degrees: &'a mut [E],
+}
+
+impl<E: Element> WithSimd for OfFew<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        match self.sizes[2] {
+            2 => self.run::<S, 2>(simd),
+            _ => self.run::<S, 4>(simd),
+        }
+    }
+}
+
+impl<E: Element> OfFew<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd, const N: usize>(&mut self, simd: S) {
+        let [degrees, points, columns] = self.sizes;
+        assert!(columns == N && self.points.len() >= N * points);
+        let mut lines = self.points.chunks_exact_mut(points);
+        let mut lines: [&mut [E]; N] = std::array::from_fn(|_| lines.next().expect("counted"));
+        let zero = E::splat(simd, E::default());
+        for first in (0..degrees).step_by(TOGETHER) {
+            // Functions beyond the last one are the first ones again, which count for nothing.
+            let count = TOGETHER.min(degrees - first);
+            let functions: [&[E]; TOGETHER] = std::array::from_fn(|row| {
+                let degree = first + if row < count { row } else { 0 };
+                &self.functions[2 * points * degree..][..points]
+            });
+            let place = |row: usize| 2 * (first + row) * N;
+            match self.to {
+                To::Degrees => {
+                    let mut sums = [[zero; N]; TOGETHER];
+                    for at in vectors::<S, E>(points) {
+                        let cells = lines.each_ref().map(|line| load(simd, &line[at.clone()]));
+                        for (sums, functions) in sums.iter_mut().zip(functions) {
+                            let function = load(simd, &functions[at.clone()]);
+                            for (sum, cells) in sums.iter_mut().zip(cells) {
+                                *sum = E::mul_add(simd, function, cells, *sum);
+                            }
+                        }
+                    }
+                    for (row, sums) in sums.into_iter().enumerate().take(count) {
+                        for (column, sum) in sums.into_iter().enumerate() {
+                            self.degrees[place(row) + column] = E::sum(simd, sum);
+                        }
+                    }
+                }
+                To::Points => {
+                    let factors: [[E::Vector<S>; N]; TOGETHER] = std::array::from_fn(|row| {
+                        std::array::from_fn(|column| match row < count {
+                            true => E::splat(simd, self.degrees[place(row) + column]),
+                            false => zero,
+                        })
+                    });
+                    for at in vectors::<S, E>(points) {
+                        let mut sums = lines.each_ref().map(|line| load(simd, &line[at.clone()]));
+                        for (functions, factors) in functions.iter().zip(factors) {
+                            let function = load(simd, &functions[at.clone()]);
+                            for (sum, factor) in sums.iter_mut().zip(factors) {
+                                *sum = E::mul_add(simd, function, factor, *sum);
+                            }
+                        }
+                        for (line, sum) in lines.iter_mut().zip(sums) {
+                            store(simd, &mut line[at.clone()], sum);
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
