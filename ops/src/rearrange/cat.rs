@@ -224,7 +224,12 @@ impl Operator for Join {
         let like = inputs[0].clone();
         let parts = self.boxes(&sizes, &shape).into_iter().zip(inputs);
         let parts: Vec<_> = parts.filter(|(cells, _)| cells.volume() > 0).collect();
-        Ok((of_boxes(&like, &shape, None, &parts), sizes))
+        let y = match &parts[..] {
+            // The only part that has cells here is all of the result.
+            [(_, part)] => part.clone(),
+            parts => of_boxes(&like, &shape, None, parts),
+        };
+        Ok((y, sizes))
     }
 
     fn backward(&self, pass: BackwardPass<'_, Vec<usize>>) -> Result<Vec<Option<DispatchTensor>>> {
