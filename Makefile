@@ -74,12 +74,14 @@ fuzz: test-packages nextest
 	HALOCLINE_CASES=2000 cargo nextest run --profile fuzz --release $(CARGO_FLAGS) --test random --no-capture
 	scripts/fuzz_pytorch.sh $(TARGET)
 
+# Types only, also of what CUDA adds: with DOCS_RS the build scripts of burn's CUDA compiler download nothing.
+check: export DOCS_RS = 1
+check: export CARGO_TARGET_DIR := $(TARGET)/check
+check: export RUSTDOCFLAGS = -D warnings
 check: test-packages
 	cargo fmt --all --check
-	cargo clippy $(WGPU_FLAGS) --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc $(WGPU_FLAGS) --no-deps
-	# Types only: with DOCS_RS the build scripts of burn's CUDA compiler download nothing.
-	DOCS_RS=1 CARGO_TARGET_DIR=$(TARGET)/cuda cargo check --workspace --features mpi,cuda
+	cargo clippy $(WGPU_FLAGS),cuda --all-targets -- -D warnings
+	cargo doc $(WGPU_FLAGS),cuda --no-deps
 
 bench: packages
 	cargo bench $(CARGO_FLAGS) --bench sharding --bench parallel --bench operators --bench checkpoint
