@@ -28,7 +28,7 @@ use crate::crossing::{enter, leave, with_extents_of};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output};
-use crate::kernel::flex;
+use crate::kernel::flex::{self, with_integers};
 use crate::kernel::taken::{Places, take};
 use crate::layer::Layer;
 use crate::matmul::linear;
@@ -148,8 +148,7 @@ fn rows_of(weight: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
         return cast(widened_for_gradient(weight).select(0, index), dtype);
     }
     let index = flex::integers(index);
-    let rows = flex::elements::<i64>(&index).iter();
-    let rows = rows.map(|row| *row as usize).collect();
+    let rows = with_integers!(&index, rows => rows.iter().map(|row| *row as usize).collect());
     take(weight, 0, &Places::new(rows))
 }
 
@@ -169,8 +168,11 @@ fn one_hot(index: &Layout, weight: &Layout) -> Layout {
 /// Checks that indices are rows of the table.
 fn check<const D: usize>(index: &Tensor<D, Int>, rows: usize) -> Result<()> {
     let index = flex::integers(index.clone());
-    let mut all = flex::elements::<i64>(&index).iter();
-    match all.find(|index| !(0..rows as i64).contains(index)) {
+    let beyond = with_integers!(&index, all => {
+        let mut all = all.iter().map(|index| i64::from(*index));
+        all.find(|index| !(0..rows as i64).contains(index))
+    });
+    match beyond {
         None => Ok(()),
         Some(index) => {
             let message = format!("index {index} of a table of {rows} rows");

@@ -161,14 +161,35 @@ pub(crate) fn operand<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTens
     cast::<E>(tensor).map(contiguous)
 }
 
-/// The numbers of a tensor of the CPU as `i64`, next to each other.
+/// The numbers of a tensor of the CPU as `i64` or `i32`, next to each other.
 pub(crate) fn integers<const D: usize>(x: Tensor<D, Int>) -> FlexTensor {
+    let x = match x.dtype() {
+        DType::I64 | DType::I32 => x,
+        _ => x.cast(IntDType::I64),
+    };
     // Also of a device with gradients, of which integers have none.
-    match x.cast(IntDType::I64).into_dispatch().kind {
+    match x.into_dispatch().kind {
         DispatchTensorKind::Flex(BackendTensor::Int(x)) => x.to_contiguous(),
         other => panic!("expected integers of the CPU: {other:?}"),
     }
 }
+
+/// Runs an expression with the elements of [`integers`].
+macro_rules! with_integers {
+    ($tensor:expr, $elements:ident => $expression:expr) => {
+        match $tensor.dtype() {
+            burn::tensor::DType::I32 => {
+                let $elements = crate::kernel::flex::elements::<i32>($tensor);
+                $expression
+            }
+            _ => {
+                let $elements = crate::kernel::flex::elements::<i64>($tensor);
+                $expression
+            }
+        }
+    };
+}
+pub(crate) use with_integers;
 
 /// A kernel's result as a tensor of a dtype.
 pub(crate) fn result<E: BurnElement>(

@@ -11,7 +11,7 @@ use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 use halocline_core::{Error, Result, tasks};
 
 use super::buffer::Buffer;
-use super::flex::{self, Float, with_float};
+use super::flex::{self, Float, with_float, with_integers};
 use super::lanes::CHUNK;
 use super::lines::{Columns, Lines, slice};
 use super::memory::Shared;
@@ -25,6 +25,12 @@ pub(crate) trait Cell: Copy + Sync {
 }
 
 impl Cell for u32 {
+    fn number(self) -> usize {
+        self as usize
+    }
+}
+
+impl Cell for i32 {
     fn number(self) -> usize {
         self as usize
     }
@@ -99,7 +105,8 @@ impl Index {
         let lines = Lines::along(&x.shape(), self.dim..self.dim + 1);
         Ok(with_float!(dtype, E => {
             let x = flex::operand::<E>(x)?;
-            let y = lines.taken(flex::elements::<E>(&x), flex::elements::<i64>(&self.cells));
+            let x = flex::elements::<E>(&x);
+            let y = with_integers!(&self.cells, cells => lines.taken(x, cells));
             flex::result(self.within(lines.cells, y)?, &self.shape, dtype)
         }))
     }
@@ -117,7 +124,8 @@ impl Index {
             let x = x.map(flex::operand::<E>).transpose()?;
             let values = flex::operand::<E>(values)?;
             let x = x.as_ref().map(flex::elements::<E>);
-            let y = lines.added(x, flex::elements::<i64>(&self.cells), flex::elements(&values));
+            let values = flex::elements(&values);
+            let y = with_integers!(&self.cells, cells => lines.added(x, cells, values));
             flex::result(self.within(lines.cells, y)?, shape, dtype)
         }))
     }
@@ -125,9 +133,10 @@ impl Index {
     /// What a kernel gives, if all cells lie within the dim.
     fn within<T>(&self, size: usize, found: Option<T>) -> Result<T> {
         found.ok_or_else(|| {
-            let mut cells = flex::elements::<i64>(&self.cells).iter();
-            let beyond = cells.find(|cell| cell.number() >= size);
-            let beyond = beyond.expect("a cell beyond the dim");
+            let beyond = with_integers!(&self.cells, cells => {
+                let beyond = cells.iter().find(|cell| cell.number() >= size);
+                beyond.expect("a cell beyond the dim").to_string()
+            });
             let message = format!("index {beyond} of a dim of {size} cells");
             Error::operator(self.operator, message)
         })
@@ -316,7 +325,7 @@ fn runs(range: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>>
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Tolerance;
+    use burn::tensor::{IntDType, Tolerance};
 
     use super::*;
     use crate::testing::random;
@@ -338,6 +347,11 @@ mod tests {
             let cells = (0..total).map(|place| (place * place + place / 7) % shape[1]);
             let cells = cells.map(|cell| cell as i64).collect::<Vec<_>>();
             let index = Tensor::<1, Int>::from_data(&cells[..], &device).reshape(of_index);
+            let index = index.cast(if count % 2 == 0 {
+                IntDType::I64
+            } else {
+                IntDType::I32
+            });
             let run = |ours: bool| {
                 let [x, sums] = ["x", "sums"].map(|name| random::<3>(shape, name, 0));
                 let values = random::<3>(of_index, "values", 0);

@@ -13,7 +13,7 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_factors};
 use crate::kernel::matrices::Matrix;
 use crate::kernel::memory::Shared;
-use crate::kernel::panels::{SHARED, product_over_rows_to, product_to};
+use crate::kernel::panels::{SHARED, are_few, dots_to, product_over_rows_to, product_to};
 use crate::kernel::products::Products;
 use crate::kernel::simd::Isa;
 
@@ -114,6 +114,7 @@ unsafe fn multiply<E: Float, P: Products<E>>(
     unsafe {
         match summed {
             ..=LONG => product_to::<E, P>(isa, [a, b], None, y),
+            _ if are_few(a, b) => dots_to::<E, P>(isa, [a, b], y),
             _ => product_over_rows_to::<E, P>(isa, [a.transposed(), b], y),
         }
     }

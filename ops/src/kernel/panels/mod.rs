@@ -4,6 +4,7 @@
 //! are numbers, or pairs of bf16 numbers that follow each other in the sum ([`Pairs`](super::products::Pairs)); matrices multiply
 //! pairs of parts of numbers.
 
+mod dots;
 pub(crate) mod matrices;
 mod over_rows;
 mod sums;
@@ -22,6 +23,7 @@ use super::matrices::Matrix;
 use super::memory::{Shared, with_scratch};
 use super::products::Products;
 use super::simd::{Element, Isa};
+pub(crate) use dots::{are_few, dots_to};
 pub(crate) use over_rows::{product_over_rows, product_over_rows_to};
 pub(crate) use sums::{Factors, Sums};
 use sums::{as_they_lie, factors, pack_panel};

@@ -16,6 +16,7 @@ fn check<P: Products<f32>>(isa: Isa, of: impl Fn(f32) -> P::Number) {
         [100, 64, 64],
         [193, 7, 70],
         [5, 3, 200],
+        [5, 4803, 6],
         [4500, 5, 18],
     ] {
         let (a, b) = (numbers(rows * summed, &of), numbers(summed * columns, &of));
@@ -66,6 +67,10 @@ fn check<P: Products<f32>>(isa: Isa, of: impl Fn(f32) -> P::Number) {
         }
         let turned_b = Matrix::new(&turned_b, [columns, summed]).transposed();
         let y = product::<f32, P>(isa, x.transposed(), turned_b, None);
+        assert_eq!(widened(y), expected(false));
+        // SAFETY: all elements are written.
+        let y =
+            unsafe { Buffer::filled(rows * columns, |y| dots_to::<f32, P>(isa, [a, turned_b], y)) };
         assert_eq!(widened(y), expected(false));
     }
 }

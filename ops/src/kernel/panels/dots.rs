@@ -1,0 +1,120 @@
+//! Products of few rows and columns whose numbers lie next to each other along what is summed over: `a · b` as inner products.
+
+use std::ops::Range;
+
+use halocline_core::tasks;
+use pulp::{Simd, WithSimd};
+
+use crate::kernel::buffer::filled;
+use crate::kernel::matrices::Matrix;
+use crate::kernel::memory::Shared;
+use crate::kernel::products::Products;
+use crate::kernel::simd::{Element, Isa};
+
+/// Rows, or columns, at most: with more of them, packing pays.
+const FEW: usize = 16;
+/// Numbers of a task: those of few rows and columns stay in the cache.
+const PART: usize = 4096;
+/// Rows and columns whose sums stay in registers.
+const BLOCK: [usize; 2] = [2, 4];
+
+/// Whether a product is of this kind.
+pub(crate) fn are_few<N: Copy>(a: Matrix<'_, N>, b: Matrix<'_, N>) -> bool {
+    let ([rows, summed], [_, columns]) = (a.size(), b.size());
+    a.strides()[1] == 1 && b.strides()[0] == 1 && rows.max(columns) <= FEW && summed > PART
+}
+
+/// Writes such a product. How the sums are added up follows from sizes.
+///
+/// # Safety
+/// There must be room for it.
+pub(crate) unsafe fn dots_to<E: Element, P: Products<E>>(
+    isa: Isa,
+    [a, b]: [Matrix<'_, P::Number>; 2],
+    to: Shared<P::Number>,
+) {
+    let ([rows, summed], [_, columns]) = (a.size(), b.size());
+    let (parts, size) = (summed.div_ceil(PART), rows * columns);
+    let mut sums = filled::<E>(parts * size, 0.0);
+    tasks::for_each_part(sums.elements_mut(), size, 1, |part, sums| {
+        isa.run(Dots::<E, P> {
+            a,
+            b,
+            range: part * PART..summed.min((part + 1) * PART),
+            sums,
+        });
+    });
+    for place in 0..size {
+        let parts = (0..parts).map(|part| sums[part * size + place]);
+        let sum = parts.fold(E::default(), |sum, part| sum + part);
+        // SAFETY: the caller's.
+        unsafe { *to.at(place) = P::number(sum) };
+    }
+}
+
+/// The inner products of a range of the numbers.
+struct Dots<'a, E: Element, P: Products<E>> {
+    a: Matrix<'a, P::Number>,
+    b: Matrix<'a, P::Number>,
+    range: Range<usize>,
+    /// `[rows, columns]`
+    sums: &'a mut [E],
+}
+
+impl<E: Element, P: Products<E>> WithSimd for Dots<'_, E, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let ([rows, _], [_, columns]) = (self.a.size(), self.b.size());
+        let (lanes, len) = (E::lanes::<S>(), self.range.len());
+        let whole = len / lanes * lanes;
+        for row in (0..rows).step_by(BLOCK[0]) {
+            for column in (0..columns).step_by(BLOCK[1]) {
+                // Those beyond the last one are it again.
+                let of_a: [*const P::Number; BLOCK[0]] = std::array::from_fn(|of| {
+                    let row = (row + of).min(rows - 1) * self.a.strides()[0];
+                    self.a.first().wrapping_add(row + self.range.start)
+                });
+                let of_b: [*const P::Number; BLOCK[1]] = std::array::from_fn(|of| {
+                    let column = (column + of).min(columns - 1) * self.b.strides()[1];
+                    self.b.first().wrapping_add(column + self.range.start)
+                });
+                let mut sums = [[E::splat(simd, E::default()); BLOCK[1]]; BLOCK[0]];
+                for place in (0..whole).step_by(lanes) {
+                    // SAFETY: numbers of the range.
+                    let (of_a, of_b) = unsafe {
+                        (
+                            of_a.map(
+                                #[inline(always)]
+                                |from| P::load::<S>(from.add(place)),
+                            ),
+                            of_b.map(
+                                #[inline(always)]
+                                |from| P::load::<S>(from.add(place)),
+                            ),
+                        )
+                    };
+                    for (sums, a) in sums.iter_mut().zip(of_a) {
+                        for (sum, b) in sums.iter_mut().zip(of_b) {
+                            *sum = E::mul_add(simd, a, b, *sum);
+                        }
+                    }
+                }
+                for (of_row, sums) in sums.into_iter().enumerate().take(rows - row) {
+                    for (of_column, sum) in sums.into_iter().enumerate().take(columns - column) {
+                        let mut sum = E::sum(simd, sum);
+                        for place in whole..len {
+                            // SAFETY: numbers of the range.
+                            let [a, b] = unsafe {
+                                [of_a[of_row].add(place), of_b[of_column].add(place)].map(|at| *at)
+                            };
+                            sum += P::widened(a) * P::widened(b);
+                        }
+                        self.sums[(row + of_row) * columns + column + of_column] = sum;
+                    }
+                }
+            }
+        }
+    }
+}
