@@ -29,6 +29,7 @@ use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output};
 use crate::kernel::flex::{self, with_integers};
+use crate::kernel::gathered::Cell;
 use crate::kernel::taken::{Places, take};
 use crate::layer::Layer;
 use crate::matmul::linear;
@@ -169,8 +170,8 @@ fn one_hot(index: &Layout, weight: &Layout) -> Layout {
 fn check<const D: usize>(index: &Tensor<D, Int>, rows: usize) -> Result<()> {
     let index = flex::integers(index.clone());
     let beyond = with_integers!(&index, all => {
-        let mut all = all.iter().map(|index| i64::from(*index));
-        all.find(|index| !(0..rows as i64).contains(index))
+        let beyond = all.iter().find(|index| index.number() >= rows);
+        beyond.map(ToString::to_string)
     });
     match beyond {
         None => Ok(()),
