@@ -82,6 +82,7 @@ check: test-packages
 	cargo fmt --all --check
 	cargo clippy $(WGPU_FLAGS),cuda --all-targets -- -D warnings
 	cargo doc $(WGPU_FLAGS),cuda --no-deps
+	cargo clippy --workspace --features mpi,learner -- -D warnings
 
 bench: packages
 	cargo bench $(CARGO_FLAGS) --bench sharding --bench parallel --bench operators --bench checkpoint

@@ -119,7 +119,7 @@ pub fn embedding<const D: usize, const E: usize>(
         index.reshape([count])
     };
     let held = layout_weight.local_box(mesh.position()).ranges()[0].clone();
-    let y = if held.len() == rows {
+    let y = if !layout_weight.is_sharded(0) {
         rows_of(weight, index)
     } else {
         // Rows that other ranks hold count as zero here.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::activation::softmax;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::tasks;
@@ -53,6 +53,8 @@ struct Operands<'a, E> {
     heads: usize,
     /// Rows of outputs.
     rows: usize,
+    /// Channels of keys and values.
+    widths: [usize; 2],
 }
 
 impl Attention {
@@ -104,8 +106,10 @@ impl Attention {
             let queries = queries.clone().narrow(2, row.min(held - 1), 1);
             let scores = (queries * taken(&keys)).sum_dim(1) * self.scale + logarithms;
             let y = (softmax(scores, 2) * taken(&values)).sum_dim(2);
-            // A cell that reaches none has a sum of no terms.
-            y * if neighbors.is_empty() { 0.0 } else { 1.0 }
+            // A cell that reaches none has a sum of no terms, whatever the cell that stands for them.
+            let none = Tensor::<4, Bool>::from_data([[[[neighbors.is_empty()]]]], &device);
+            let none = none.expand(y.dims());
+            y.mask_fill(none, 0.0)
         };
         let y = Tensor::cat((0..rows.max(1)).map(row).collect(), 2);
         cast(y.narrow(2, 0, held), dtype)
@@ -132,6 +136,7 @@ impl Attention {
             values: around.lines(values),
             heads,
             rows,
+            widths: [shapes[1][1], shapes[2][1]],
         }
     }
 }
@@ -156,6 +161,7 @@ impl<E: Float> Operands<'_, E> {
             rows: self.rows,
             keys: of_head(&self.keys),
             values: of_head(&self.values),
+            widths: self.widths,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::kernel::simd::Element;
 
 /// Lines of longitudes that go on from their start, so that those of a neighbor lie next to each other for all outputs.
 ///
-/// Where inputs have `phases` times the longitudes of outputs, a line holds every so-manieth one, and there are as many of them.
+/// Where inputs have `phases` times the longitudes of outputs, a line holds one of `phases` of them, and there are as many lines.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Around {
     /// Longitudes of outputs.
@@ -105,17 +105,13 @@ pub(super) struct Row<'a, E> {
     pub(super) row: usize,
     /// Rows of outputs.
     pub(super) rows: usize,
-    /// [`Around::lines`] of the keys and values of the head.
+    /// [`Around::lines`] of the keys and values of the head, and the channels of both.
     pub(super) keys: &'a [E],
     pub(super) values: &'a [E],
+    pub(super) widths: [usize; 2],
 }
 
 impl<E: Element> Row<'_, E> {
-    /// Channels of keys, and of values.
-    fn widths(&self) -> [usize; 2] {
-        [self.keys, self.values].map(|lines| lines.len() / self.around.channel())
-    }
-
     /// The place of the row in a channel of outputs.
     fn part(&self, channel: usize) -> Range<usize> {
         let (row, size) = (channel * self.rows + self.row, self.around.size);
@@ -145,7 +141,7 @@ impl<E: Element> Row<'_, E> {
     #[inline(always)]
     unsafe fn shares<S: Simd>(&self, simd: S, starts: &[usize], q: &[E], shares: *mut E) {
         let (padded, channel) = (self.around.padded(), self.around.channel());
-        let [width, _] = self.widths();
+        let [width, _] = self.widths;
         let scale = E::splat(simd, E::from_f64(self.scale));
         let zero = E::splat(simd, E::default());
         // SAFETY: the caller's; a line has so many longitudes after each start.
@@ -216,7 +212,7 @@ impl<E: Element> WithSimd for Forward<'_, E> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { row, y } = self;
         let (padded, channel) = (row.around.padded(), row.around.channel());
-        let ([width, width_of_values], starts) = (row.widths(), row.starts());
+        let ([width, width_of_values], starts) = (row.widths, row.starts());
         let rooms = [width, starts.len(), 1].map(|lines| lines * padded);
         with_scratch(
             rooms.iter().sum(),
@@ -271,7 +267,7 @@ impl<E: Element> WithSimd for Backward<'_, E> {
             values,
         } = self;
         let (padded, channel, lanes) = (row.around.padded(), row.around.channel(), E::lanes::<S>());
-        let ([width, width_of_values], starts) = (row.widths(), row.starts());
+        let ([width, width_of_values], starts) = (row.widths, row.starts());
         let count = starts.len();
         let rooms = [width, width, width_of_values, count, count, 1].map(|lines| lines * padded);
         let zero = E::splat(simd, E::default());

@@ -120,6 +120,14 @@ fn rows_may_reach_nothing() {
     );
 }
 
+#[test]
+fn rows_may_attend_to_nothing() {
+    let grids = [SphereGrid::Equiangular; 2];
+    let near = GeodesicNeighborhood::between([[3, 6], [6, 6]], grids, Some(0.1)).unwrap();
+    let shapes = [[1, 4, 3, 6], [1, 2, 3, 6]];
+    check_op(&Coarser(near), &shapes, &[[1, 4, 6, 6]], &[0, 2, 3], 5e-6);
+}
+
 struct Attention(GeodesicNeighborhood);
 
 impl Operator<4, 4> for Attention {

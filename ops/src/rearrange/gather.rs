@@ -48,6 +48,7 @@ pub fn gather<const D: usize>(
     require_dim(NAME, &x, dim)?;
     x.require_whole(NAME, dim)?;
     require_beside(NAME, x.layout(), index.layout(), dim)?;
+    require_cells(NAME, x.dims()[dim], index.dims()[dim])?;
     let (index, layout, mesh) = index.into_parts();
     let (local, from, _) = x.into_parts();
     let index = places(index);
@@ -142,6 +143,12 @@ fn scattered<const D: usize>(
     x.require_resolved(operator)?;
     x.require_whole(operator, dim)?;
     require_beside(operator, x.layout(), index.layout(), dim)?;
+    require_cells(operator, x.dims()[dim], index.dims()[dim])?;
+    let dtypes = [&x, &values].map(|tensor| tensor.local().dtype());
+    if dtypes[0] != dtypes[1] {
+        let message = format!("cells of {:?} and values of {:?}", dtypes[0], dtypes[1]);
+        return Err(Error::operator(operator, message));
+    }
     if values.layout() != index.layout() {
         let message = format!("values {} and index {}", values.layout(), index.layout());
         return Err(Error::operator(operator, message));
@@ -155,6 +162,15 @@ fn scattered<const D: usize>(
     let local = scatter(local, index, values)?;
     let local = drop_empty(local, &layout, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Requires that a dim that is indexed has cells.
+fn require_cells(operator: &str, cells: usize, indices: usize) -> Result<()> {
+    if cells > 0 || indices == 0 {
+        return Ok(());
+    }
+    let message = format!("{indices} indices of a dim of 0 cells");
+    Err(Error::operator(operator, message))
 }
 
 /// Requires that indices lie as a tensor does, in all dims but one.

@@ -7,7 +7,7 @@
 //!
 //! # Communication
 //! If the dim is sharded, every rank receives the totals of the ranks before it, one cell of each line from each. In the backward
-//! pass of a sum it receives those of the ranks after it; of a product, gradients of totals return.
+//! pass of a sum it receives those of the ranks after it on CPUs; of a product, and elsewhere, gradients of totals return.
 //!
 //! # Adjoint
 //! Of a sum, the sum of the cotangents from each cell on; of a product, that sum of cotangents times the products of all
