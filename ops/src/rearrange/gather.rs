@@ -65,7 +65,7 @@ pub fn gather<const D: usize>(
 /// `values` has the shape of `index`, which may have another size than `x` in the dim.
 ///
 /// # Errors
-/// Those of [`gather`]; `values` that lie otherwise than `index`; partial values.
+/// Those of [`gather`]; `values` that lie otherwise than `index`, or of another number type than `x`; partial values.
 ///
 /// # Example
 /// ```
@@ -123,6 +123,11 @@ pub fn scatter<const D: usize>(
     const NAME: &str = "scatter";
     require_dim(NAME, &x, dim)?;
     require_once(NAME, index.local(), dim)?;
+    if index.dims()[dim] == 0 {
+        x.require_resolved(NAME)?;
+        require_beside(NAME, x.layout(), index.layout(), dim)?;
+        return Ok(x);
+    }
     scattered(NAME, x, dim, index, values, |x, index, values| {
         let add = |values| gathered::scatter_add(NAME, x.zeros_like(), dim, index.clone(), values);
         let replaced = add(values.clone().detach().ones_like())?.greater_elem(0.5);

@@ -167,7 +167,7 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
         let tile_room = rows * most_columns(by_matrices);
         let panel_room = match self.panels {
             Some(_) => 0,
-            None => most_columns(by_matrices) * steps,
+            None => most_columns(by_matrices).min(whole(all)) * steps,
         };
         with_scratch(
             tile_room + panel_room + packed,
