@@ -22,9 +22,10 @@ use std::sync::Arc;
 
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::attention_node::{Attention, Neighbor};
+use super::attention_node::Attention;
 use super::filter::rotated;
 use super::reach::Reach;
+use super::rows::Neighbor;
 use crate::driver::empty::{drop_empty, fill};
 use crate::kernel::flex;
 use crate::reshape;

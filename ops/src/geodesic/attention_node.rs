@@ -11,22 +11,13 @@ use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::tasks;
 
-use super::rows::{Around, Backward, Forward, Row};
+use super::rows::{Around, Backward, Forward, Neighbor, Row};
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::slice;
 use crate::kernel::simd::Isa;
 use crate::precision::{cast, widened};
 use crate::reshape;
-
-/// A cell in reach of those of an output row: in this row, so many longitudes of the input further.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Neighbor {
-    pub(super) row: usize,
-    pub(super) shift: usize,
-    /// Its area.
-    pub(super) weight: f64,
-}
 
 /// Attention of the output rows, `[heads, width, rows, longitudes]`, to the input rows that they reach.
 #[derive(Clone)]

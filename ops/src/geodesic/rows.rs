@@ -5,13 +5,21 @@ use std::ops::Range;
 use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
-use super::attention_node::Neighbor;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::lines::slice;
 use crate::kernel::math::exp;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::Element;
+
+/// A cell in reach of those of an output row: in this row, so many longitudes of the input further.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Neighbor {
+    pub(super) row: usize,
+    pub(super) shift: usize,
+    /// Its area.
+    pub(super) weight: f64,
+}
 
 /// Lines of longitudes that go on from their start, so that those of a neighbor lie next to each other for all outputs.
 ///
