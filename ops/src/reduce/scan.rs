@@ -18,7 +18,7 @@ pub(super) struct CumulativeSum {
 }
 
 impl CumulativeSum {
-    pub(super) fn lines(self, shape: &[usize]) -> Lines {
+    fn lines(self, shape: &[usize]) -> Lines {
         Lines::along(shape, self.dim..self.dim + 1)
     }
 }
@@ -28,15 +28,12 @@ impl LocalOperator for CumulativeSum {
     const KEEPS_INPUT: bool = false;
 
     fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
-        (
-            scanned(isa, self.lines(shape), x, None, false),
-            shape.to_vec(),
-        )
+        (scanned(isa, self.lines(shape), x, false), shape.to_vec())
     }
 
     /// The sums from each cell on.
     fn backward<E: Float>(self, isa: Isa, _: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
-        scanned(isa, self.lines(shape), cotangent, None, true)
+        scanned(isa, self.lines(shape), cotangent, true)
     }
 
     fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
@@ -44,21 +41,14 @@ impl LocalOperator for CumulativeSum {
     }
 }
 
-/// Adds up the cells of lines to zeros or to a number for each line, from the last cell if they are `reversed`.
-pub(super) fn scanned<E: Element>(
-    isa: Isa,
-    lines: Lines,
-    x: &[E],
-    start: Option<&[E]>,
-    reversed: bool,
-) -> Buffer<E> {
+/// Adds up the cells of lines, from the last one if they are `reversed`.
+fn scanned<E: Element>(isa: Isa, lines: Lines, x: &[E], reversed: bool) -> Buffer<E> {
     assert_eq!(x.len(), lines.len());
     let run = |place, y| {
         isa.run(Scan {
             lines,
             place,
             x,
-            start,
             y,
             reversed,
         })
@@ -71,7 +61,6 @@ struct Scan<'a, E> {
     lines: Lines,
     place: Columns,
     x: &'a [E],
-    start: Option<&'a [E]>,
     y: Shared<E>,
     reversed: bool,
 }
@@ -85,7 +74,6 @@ impl<E: Element> WithSimd for Scan<'_, E> {
             lines,
             place,
             x,
-            start,
             y,
             reversed,
         } = self;
@@ -94,7 +82,7 @@ impl<E: Element> WithSimd for Scan<'_, E> {
             let line = place.outer * cells..(place.outer + 1) * cells;
             // SAFETY: the line of this task.
             let y = unsafe { slice(y, line.clone()) };
-            let mut sum = start.map_or_else(E::default, |start| start[place.outer]);
+            let mut sum = E::default();
             let mut add = |(y, x): (&mut E, &E)| {
                 sum += *x;
                 *y = sum;
@@ -113,10 +101,7 @@ impl<E: Element> WithSimd for Scan<'_, E> {
                 outer: place.outer,
                 columns,
             };
-            let mut sum = match start {
-                Some(start) => load(simd, &start[lines.of_columns(&place)]),
-                None => E::splat(simd, E::default()),
-            };
+            let mut sum = E::splat(simd, E::default());
             for turn in 0..cells {
                 let cell = if reversed { cells - 1 - turn } else { turn };
                 let range = lines.part(&place, cell);
