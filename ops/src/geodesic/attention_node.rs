@@ -132,7 +132,7 @@ impl Attention {
     }
 }
 
-/// What a head has of all elements.
+/// The elements of one head.
 fn part<E>(elements: &[E], heads: usize, head: usize) -> &[E] {
     let len = elements.len() / heads;
     &elements[head * len..][..len]
@@ -147,7 +147,7 @@ impl<E: Float> Operands<'_, E> {
             neighbors: &attention.neighbors[attention.outputs.start + row],
             first: attention.inputs.start,
             scale: attention.scale,
-            queries: part(self.queries, self.heads, head),
+            queries: of_head(self.queries),
             row,
             rows: self.rows,
             keys: of_head(&self.keys),
@@ -156,8 +156,8 @@ impl<E: Float> Operands<'_, E> {
         }
     }
 
-    fn forward(&self, isa: Isa, width: usize) -> Buffer<E> {
-        let head = width * self.rows * self.around.size;
+    fn forward(&self, isa: Isa) -> Buffer<E> {
+        let head = self.widths[1] * self.rows * self.around.size;
         // SAFETY: every row is written, each by its task.
         unsafe {
             Buffer::filled(self.heads * head, |y| {
@@ -180,7 +180,7 @@ impl<E: Float> Operands<'_, E> {
         let all = all.map(|gradient| (gradient.shared(), gradient.len() / self.heads.max(1)));
         tasks::for_each(self.heads, 1, |head| {
             let [queries, keys, values] = all.map(|(all, len)| {
-                // SAFETY: what this task has of all.
+                // SAFETY: the elements of this task's head.
                 unsafe { slice(all, head * len..(head + 1) * len) }
             });
             for row in 0..self.rows {
@@ -220,7 +220,7 @@ impl Operator for Attention {
         let y = with_float!(dtype, E => {
             let held: Vec<_> = inputs.into_iter().map(flex::operand::<E>).collect::<Result<_>>()?;
             let tensors = std::array::from_fn(|place| flex::elements::<E>(&held[place]));
-            let y = self.operands(tensors, &shapes).forward(Isa::chosen()?, shape[1]);
+            let y = self.operands(tensors, &shapes).forward(Isa::chosen()?);
             flex::result(y, &shape, dtype)
         });
         Ok((y, ()))

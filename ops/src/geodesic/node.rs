@@ -14,6 +14,7 @@ use super::filter::Entry;
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::{load, store};
+use crate::kernel::lines::vectors;
 use crate::kernel::simd::Isa;
 use crate::reshape;
 
@@ -65,12 +66,7 @@ impl LocalSums {
                     let x = &x[(entry.row - self.inputs.start) * wide..][..wide];
                     let y = &mut y[(entry.function * rows + row) * width..][..width];
                     let factor = E::from_f64(entry.factor);
-                    isa.run(Gather {
-                        y,
-                        x,
-                        shift: entry.shift,
-                        factor,
-                    });
+                    gather(isa, y, x, entry.shift, factor);
                 }
             }
         });
@@ -90,12 +86,7 @@ impl LocalSums {
                 let line =
                     (plane * functions + entry.function) * rows + entry.row - self.outputs.start;
                 let (y, factor) = (&y[line * width..][..width], E::from_f64(entry.factor));
-                isa.run(Scatter {
-                    x,
-                    y,
-                    shift: entry.shift,
-                    factor,
-                });
+                scatter(isa, x, y, entry.shift, factor);
             }
         });
         x
@@ -175,79 +166,49 @@ impl Operator for LocalSums {
 }
 
 /// `y[k] += factor · x[shift + k · step]`, periodic.
-struct Gather<'a, E> {
-    y: &'a mut [E],
-    x: &'a [E],
-    shift: usize,
-    factor: E,
-}
-
-impl<E: Float> WithSimd for Gather<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Self {
-            y,
-            x,
-            shift,
-            factor,
-        } = self;
-        let step = x.len() / y.len();
-        if step > 1 {
-            for (k, y) in y.iter_mut().enumerate() {
-                *y += factor * x[(shift + k * step) % x.len()];
-            }
-            return;
+fn gather<E: Float>(isa: Isa, y: &mut [E], x: &[E], shift: usize, factor: E) {
+    let step = x.len() / y.len();
+    if step > 1 {
+        for (k, y) in y.iter_mut().enumerate() {
+            *y += factor * x[(shift + k * step) % x.len()];
         }
-        let (before, after) = x.split_at(shift);
-        let (first, second) = y.split_at_mut(after.len());
-        let factors = E::splat(simd, factor);
-        for (y, x) in [(first, after), (second, before)] {
-            let lanes = E::lanes::<S>();
-            let (mut y, mut x) = (y.chunks_exact_mut(lanes), x.chunks_exact(lanes));
-            for (y, x) in (&mut y).zip(&mut x) {
-                let sum = E::mul_add(simd, factors, load(simd, x), load(simd, y));
-                store(simd, y, sum);
-            }
-            let rest = y.into_remainder().iter_mut().zip(x.remainder());
-            rest.for_each(|(y, x)| *y += factor * *x);
-        }
+        return;
+    }
+    let (before, after) = x.split_at(shift);
+    let (first, second) = y.split_at_mut(after.len());
+    for (y, x) in [(first, after), (second, before)] {
+        isa.run(AddScaled { y, x, factor });
     }
 }
 
 /// The transpose: `x[shift + k · step] += factor · y[k]`.
-struct Scatter<'a, E> {
-    x: &'a mut [E],
-    y: &'a [E],
-    shift: usize,
+fn scatter<E: Float>(isa: Isa, x: &mut [E], y: &[E], shift: usize, factor: E) {
+    let (size, step) = (x.len(), x.len() / y.len());
+    if step == 1 {
+        return gather(isa, x, y, (size - shift) % size, factor);
+    }
+    for (k, y) in y.iter().enumerate() {
+        x[(shift + k * step) % size] += factor * *y;
+    }
+}
+
+/// `y += factor · x`, with the same rounding of all elements.
+struct AddScaled<'a, E> {
+    y: &'a mut [E],
+    x: &'a [E],
     factor: E,
 }
 
-impl<E: Float> WithSimd for Scatter<'_, E> {
+impl<E: Float> WithSimd for AddScaled<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self {
-            x,
-            y,
-            shift,
-            factor,
-        } = self;
-        let (size, step) = (x.len(), x.len() / y.len());
-        if step == 1 {
-            let shift = (size - shift) % size;
-            return Gather {
-                y: x,
-                x: y,
-                shift,
-                factor,
-            }
-            .with_simd(simd);
-        }
-        for (k, y) in y.iter().enumerate() {
-            x[(shift + k * step) % size] += factor * *y;
+        let factor = E::splat(simd, self.factor);
+        for part in vectors::<S, E>(self.x.len()) {
+            let y = &mut self.y[part.clone()];
+            let sum = E::mul_add(simd, factor, load(simd, &self.x[part]), load(simd, y));
+            store(simd, y, sum);
         }
     }
 }

@@ -256,7 +256,7 @@ impl<E: Element> WithSimd for Forward<'_, E> {
 pub(super) struct Backward<'a, E> {
     pub(super) row: Row<'a, E>,
     pub(super) cotangent: &'a [E],
-    /// Of the cells of queries, and of the lines of keys and values.
+    /// Gradients of the cells of queries, and of the lines of keys and values.
     pub(super) queries: &'a mut [E],
     pub(super) keys: &'a mut [E],
     pub(super) values: &'a mut [E],

@@ -76,38 +76,8 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// Runs an expression with the type of sums, and that of products of numbers in memory, for a dtype. Numbers of bf16 are read
-/// as they are; others than `f64` are cast to `f32`.
-macro_rules! with_products {
-    ($isa:expr, $dtype:expr, $float:ident, $products:ident => $expression:expr) => {
-        match $dtype {
-            burn::tensor::DType::F64 => {
-                type $float = f64;
-                type $products = crate::kernel::products::Numbers;
-                $expression
-            }
-            burn::tensor::DType::BF16 if crate::kernel::products::Pairs::are_fast($isa) => {
-                type $float = f32;
-                type $products = crate::kernel::products::Pairs;
-                $expression
-            }
-            burn::tensor::DType::BF16 => {
-                type $float = f32;
-                type $products = crate::kernel::products::Halves;
-                $expression
-            }
-            _ => {
-                type $float = f32;
-                type $products = crate::kernel::products::Numbers;
-                $expression
-            }
-        }
-    };
-}
-pub(crate) use with_products;
-
-/// [`with_products`] of kernels that read factors as they lie: numbers of bf16 are cast to `f32` where pairs of them are not
-/// multiplied fast.
+/// Runs an expression with the type of sums, and that of products of numbers in memory, for a dtype, of kernels that read
+/// factors as they lie. Pairs of bf16 numbers are, where they are multiplied fast; others than `f64` are cast to `f32`.
 macro_rules! with_factors {
     ($isa:expr, $dtype:expr, $float:ident, $products:ident => $expression:expr) => {
         match $dtype {
@@ -130,6 +100,23 @@ macro_rules! with_factors {
     };
 }
 pub(crate) use with_factors;
+
+/// [`with_factors`] of kernels that widen numbers of bf16 as they read them, where pairs are not multiplied fast.
+macro_rules! with_products {
+    ($isa:expr, $dtype:expr, $float:ident, $products:ident => $expression:expr) => {
+        match $dtype {
+            burn::tensor::DType::BF16 if !crate::kernel::products::Pairs::are_fast($isa) => {
+                type $float = f32;
+                type $products = crate::kernel::products::Halves;
+                $expression
+            }
+            dtype => crate::kernel::flex::with_factors!(
+                $isa, dtype, $float, $products => $expression
+            ),
+        }
+    };
+}
+pub(crate) use with_products;
 
 /// Casts a tensor to a kernel's type of numbers.
 pub(crate) fn cast<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTensor> {

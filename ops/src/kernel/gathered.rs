@@ -130,7 +130,7 @@ impl Index {
         }))
     }
 
-    /// What a kernel gives, if all cells lie within the dim.
+    /// Checks that a kernel found all cells in a dim of this size.
     fn within<T>(&self, size: usize, found: Option<T>) -> Result<T> {
         found.ok_or_else(|| {
             let beyond = with_integers!(&self.cells, cells => {
