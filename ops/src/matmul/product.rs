@@ -179,3 +179,73 @@ impl<N: BurnElement + bytemuck::Pod> Batch<N> {
         turned
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{FloatDType, TensorData, Tolerance};
+
+    use super::*;
+    use crate::testing::random;
+
+    /// The products of two batches, and both gradients: of burn's operator, and of ours in a number type.
+    fn both(
+        a: Tensor<3>,
+        b: Tensor<3>,
+        view: fn(Tensor<3>) -> Tensor<3>,
+        dtype: FloatDType,
+    ) -> [Vec<TensorData>; 2] {
+        [true, false].map(|ours| {
+            let [a, b] = [&a, &b].map(|x| x.clone().cast(dtype).detach().require_grad());
+            let operands = [view(a.clone()), view(b.clone())];
+            let y = match (ours, operands) {
+                (true, [a, b]) => products(a, b),
+                (false, [a, b]) => a.matmul(b),
+            };
+            let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();
+            let of = |x: Tensor<3>| x.grad(&gradients).expect("a gradient");
+            [y.inner(), of(a), of(b)]
+                .map(|x| x.cast(FloatDType::F32).into_data())
+                .to_vec()
+        })
+    }
+
+    /// Sums of few numbers and of many, of few columns and of more; matrices that tasks share, and that one multiplies.
+    #[test]
+    fn kernels_and_burns_operator_agree() {
+        let views: [fn(Tensor<3>) -> Tensor<3>; 3] = [
+            |x| x,
+            |x| (x.permute([0, 2, 1]) * 1.0).permute([0, 2, 1]),
+            |x| x.flip([2]),
+        ];
+        for (batch, [rows, summed, columns]) in [
+            (5, [3, 4, 2]),
+            (1, [6, 4, 900]),
+            (2, [70, 33, 80]),
+            (1, [3, 5000, 5]),
+            (2, [20, 1500, 40]),
+        ] {
+            let a = random::<3>([batch, rows, summed], "a", 0).detach();
+            let b = random::<3>([batch, summed, columns], "b", 0).detach();
+            for view in views {
+                for (dtype, tolerance) in [(FloatDType::F32, 1e-3), (FloatDType::F64, 1e-5)] {
+                    let [ours, burns] = both(a.clone(), b.clone(), view, dtype);
+                    for (ours, burns) in ours.iter().zip(&burns) {
+                        let tolerance = Tolerance::<f32>::rel_abs(tolerance, tolerance);
+                        ours.assert_approx_eq(burns, tolerance);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn half_precision_is_summed_in_single_precision() {
+        let device = burn::tensor::Device::default();
+        for summed in [4095, 4096] {
+            let ones = |shape: [usize; 3]| Tensor::<3>::ones(shape, (&device, DType::BF16));
+            let y = products(ones([2, 3, summed]), ones([2, summed, 5]));
+            assert_eq!(y.dtype(), DType::BF16);
+            assert!(y.into_data().iter::<f32>().all(|sum| sum == 4096.0));
+        }
+    }
+}
