@@ -124,6 +124,19 @@ impl Isa {
     }
 }
 
+/// Code that is compiled for an instruction set.
+pub(crate) struct Compiled<F>(pub F);
+
+// Not `FnOnce`, whose call is a function of its own, without the instructions of the set.
+impl<F: FnMut()> WithSimd for Compiled<F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, _: S) {
+        (self.0)();
+    }
+}
+
 /// A float that kernels compute with, and its vectors.
 pub(crate) trait Element:
     Copy

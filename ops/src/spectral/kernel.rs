@@ -1,18 +1,20 @@
-//! Transforms of many lines, by rustfft, realfft and rustdct. Each line is computed alone, so that
+//! Transforms of many lines, by rustfft and rustdct. Each line is computed alone, so that
 //! its result does not depend on the number of threads.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
-use realfft::num_complex::Complex;
-use realfft::{ComplexToReal, RealFftPlanner, RealToComplex};
-use rustdct::rustfft::{Fft, FftPlanner};
+use rustdct::rustfft::num_complex::Complex;
+use rustdct::rustfft::{Fft, FftDirection, FftPlanner};
 use rustdct::{DctNum, DctPlanner, TransformType2And3};
 
+use super::complex::{Work, complex, complex_mut, number, scaled, zero};
 use super::line::{Frequencies, Line, Scale, Sign};
+use super::real::RealFft;
 use crate::kernel::lines::slice;
 use crate::kernel::memory::Shared;
+use crate::kernel::simd::Isa;
 use halocline_core::tasks;
 
 /// Lines that are copied together, so that reads of the cells between them are contiguous.
@@ -26,6 +28,7 @@ const TASK: usize = 1 << 13;
 /// # Safety
 /// `y` must have room for the result, all of which is written.
 pub(super) unsafe fn transform<T: DctNum>(
+    isa: Isa,
     line: Line,
     x: &[T],
     y: Shared<T>,
@@ -45,24 +48,22 @@ pub(super) unsafe fn transform<T: DctNum>(
         let (o, first) = (task / blocks, task % blocks * TOGETHER);
         let lines = TOGETHER.min(inner - first);
         let strides = lengths.map(apart);
-        let (mut before, mut after) = scratch.lines(strides.map(|stride| lines * stride));
         if inner == 1 {
-            before[..lengths[0]].copy_from_slice(&x[o * lengths[0]..][..lengths[0]]);
+            let before = &x[o * lengths[0]..][..lengths[0]];
             // SAFETY: the line of this task, which is written before it is read.
-            let line = unsafe { slice(y, o * lengths[1]..(o + 1) * lengths[1]) };
-            plan.run(&mut before[..lengths[0]], line, &mut scratch.work);
-            scratch.lines = [before, after];
-            return;
+            let after = unsafe { slice(y, o * lengths[1]..(o + 1) * lengths[1]) };
+            return plan.run(isa, before, after, &mut scratch.work);
         }
+        let (mut before, mut after) = scratch.lines(strides.map(|stride| lines * stride));
         let rows = &x[(o * cells_x * inner + first) * parts_x..];
         match parts_x {
             2 => gather::<T, 2>(rows, inner, &mut before, strides[0], [cells_x, lines]),
             _ => gather::<T, 1>(rows, inner, &mut before, strides[0], [cells_x, lines]),
         }
-        let pairs = before.chunks_exact_mut(strides[0]);
+        let pairs = before.chunks_exact(strides[0]);
         for (before, after) in pairs.zip(after.chunks_exact_mut(strides[1])) {
-            let (before, after) = (&mut before[..lengths[0]], &mut after[..lengths[1]]);
-            plan.run(before, after, &mut scratch.work);
+            let (before, after) = (&before[..lengths[0]], &mut after[..lengths[1]]);
+            plan.run(isa, before, after, &mut scratch.work);
         }
         let start = (o * cells_y * inner + first) * parts_y;
         for k in 0..cells_y {
@@ -115,22 +116,11 @@ struct Scratch<T> {
     work: Work<T>,
 }
 
-/// Buffers of a transform.
-struct Work<T> {
-    modes: Vec<Complex<T>>,
-    complex: Vec<Complex<T>>,
-    real: Vec<T>,
-}
-
 impl<T> Default for Scratch<T> {
     fn default() -> Self {
         Self {
             lines: Default::default(),
-            work: Work {
-                modes: Vec::new(),
-                complex: Vec::new(),
-                real: Vec::new(),
-            },
+            work: Work::default(),
         }
     }
 }
@@ -145,19 +135,10 @@ impl<T: DctNum> Scratch<T> {
     }
 }
 
-/// Pairs of numbers as complex ones.
-fn complex<T>(numbers: &mut [T]) -> &mut [Complex<T>] {
-    assert!(numbers.len().is_multiple_of(2));
-    // SAFETY: `Complex` is two numbers in the order of C.
-    unsafe {
-        std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<Complex<T>>(), numbers.len() / 2)
-    }
-}
-
 /// A transform of one line, ready to run.
 enum Plan<T: DctNum> {
-    ToModes(Arc<dyn RealToComplex<T>>, Scale),
-    FromModes(Arc<dyn ComplexToReal<T>>, Scale),
+    ToModes(Arc<RealFft<T>>, Scale),
+    FromModes(Arc<RealFft<T>>, Scale),
     ToFrequencies(Arc<dyn Fft<T>>, Frequencies),
     FromFrequencies(Arc<dyn Fft<T>>, Frequencies),
     ToCosines(Arc<dyn TransformType2And3<T>>, Scale),
@@ -168,10 +149,10 @@ impl<T: DctNum> Plan<T> {
     fn of(line: Line) -> Self {
         with_planners(|planners: &mut Planners<T>| match line {
             Line::ToModes { size, scale, .. } => {
-                Self::ToModes(planners.real.plan_fft_forward(size), scale)
+                Self::ToModes(planners.real(size, FftDirection::Forward), scale)
             }
             Line::FromModes { size, scale, .. } => {
-                Self::FromModes(planners.real.plan_fft_inverse(size), scale)
+                Self::FromModes(planners.real(size, FftDirection::Inverse), scale)
             }
             Line::ToFrequencies(kept) => Self::ToFrequencies(planners.complex(kept), kept),
             Line::FromFrequencies(kept) => Self::FromFrequencies(planners.complex(kept), kept),
@@ -184,69 +165,39 @@ impl<T: DctNum> Plan<T> {
         })
     }
 
-    /// Transforms a line, whose cells before are overwritten.
-    fn run(&self, before: &mut [T], after: &mut [T], work: &mut Work<T>) {
-        const LENGTHS: &str = "buffers of the plan's lengths, and real edges";
-        let zero = Complex::new(T::zero(), T::zero());
+    /// Transforms a line.
+    fn run(&self, isa: Isa, before: &[T], after: &mut [T], work: &mut Work<T>) {
         match self {
-            Self::ToModes(fft, scale) => {
-                work.complex.resize(fft.get_scratch_len(), zero);
-                let after = complex(after);
-                if after.len() == fft.complex_len() {
-                    let done = fft.process_with_scratch(before, after, &mut work.complex);
-                    done.expect(LENGTHS);
-                } else {
-                    work.modes.resize(fft.complex_len(), zero);
-                    let done = fft.process_with_scratch(before, &mut work.modes, &mut work.complex);
-                    done.expect(LENGTHS);
-                    after.copy_from_slice(&work.modes[..after.len()]);
-                }
-                scale.apply(after, fft.len(), 1.0);
-            }
-            Self::FromModes(fft, scale) => {
-                work.complex.resize(fft.get_scratch_len(), zero);
-                work.modes.clear();
-                work.modes.extend_from_slice(complex(before));
-                work.modes.resize(fft.complex_len(), zero);
-                // The transform adds each interior mode and its conjugate.
-                scale.apply(&mut work.modes, fft.len(), 0.5);
-                let size = fft.len();
-                for edge in [0, size / 2] {
-                    if is_edge(edge, size) {
-                        work.modes[edge].im = T::zero();
-                    }
-                }
-                let done = fft.process_with_scratch(&mut work.modes, after, &mut work.complex);
-                done.expect(LENGTHS);
-            }
+            Self::ToModes(fft, scale) => fft.modes(isa, before, complex_mut(after), *scale, work),
+            Self::FromModes(fft, scale) => fft.cells(isa, complex(before), after, *scale, work),
             Self::ToFrequencies(fft, kept) => {
-                let (before, after) = (complex(before), complex(after));
+                let (before, after) = (complex(before), complex_mut(after));
                 if kept.is_all() {
-                    work.complex.resize(fft.get_outofplace_scratch_len(), zero);
-                    fft.process_outofplace_with_scratch(before, after, &mut work.complex);
+                    whole(&**fft, before, after, work);
                 } else {
-                    work.complex.resize(fft.get_inplace_scratch_len(), zero);
-                    fft.process_with_scratch(before, &mut work.complex);
+                    work.modes.clear();
+                    work.modes.extend_from_slice(before);
+                    work.complex.resize(fft.get_inplace_scratch_len(), zero());
+                    fft.process_with_scratch(&mut work.modes, &mut work.complex);
                     let (low, high) = after.split_at_mut(kept.low);
-                    low.copy_from_slice(&before[..kept.low]);
-                    high.copy_from_slice(&before[kept.size - kept.high..]);
+                    low.copy_from_slice(&work.modes[..kept.low]);
+                    high.copy_from_slice(&work.modes[kept.size - kept.high..]);
                 }
                 scaled(after, kept.scale);
             }
             Self::FromFrequencies(fft, kept) => {
-                let (before, after) = (complex(before), complex(after));
-                scaled(before, kept.scale);
+                let (before, after) = (complex(before), complex_mut(after));
                 if kept.is_all() {
-                    work.complex.resize(fft.get_outofplace_scratch_len(), zero);
-                    fft.process_outofplace_with_scratch(before, after, &mut work.complex);
+                    whole(&**fft, before, after, work);
                 } else {
                     let (low, high) = before.split_at(kept.low);
-                    after.fill(zero);
+                    after.fill(zero());
                     after[..kept.low].copy_from_slice(low);
                     after[kept.size - kept.high..].copy_from_slice(high);
-                    work.complex.resize(fft.get_inplace_scratch_len(), zero);
+                    work.complex.resize(fft.get_inplace_scratch_len(), zero());
                     fft.process_with_scratch(after, &mut work.complex);
                 }
+                scaled(after, kept.scale);
             }
             Self::ToCosines(dct, scale) => {
                 after.copy_from_slice(before);
@@ -260,7 +211,7 @@ impl<T: DctNum> Plan<T> {
             }
             Self::FromCosines(dct, scale) => {
                 let [edge, interior] = [scale.edge, scale.interior].map(number::<T>);
-                for (after, before) in after.iter_mut().zip(&*before) {
+                for (after, before) in after.iter_mut().zip(before) {
                     *after = *before * interior;
                 }
                 // The transform halves the first.
@@ -272,53 +223,32 @@ impl<T: DctNum> Plan<T> {
     }
 }
 
-impl Scale {
-    /// Scales modes of a line of this size, those of the interior by a factor more.
-    fn apply<T: DctNum>(self, modes: &mut [Complex<T>], size: usize, interior: f64) {
-        let interior = self.interior * interior;
-        if self.edge == interior {
-            return scaled(modes, interior);
-        }
-        let edges = [0, size / 2].map(|edge| {
-            let mode = modes.get(edge).filter(|_| is_edge(edge, size));
-            mode.map(|mode| *mode * number::<T>(self.edge))
-        });
-        scaled(modes, interior);
-        for (edge, mode) in [0, size / 2].into_iter().zip(edges) {
-            if let Some(mode) = mode {
-                modes[edge] = mode;
-            }
-        }
-    }
-}
-
-/// Numbers times a factor.
-fn scaled<T: DctNum>(numbers: &mut [Complex<T>], factor: f64) {
-    if factor == 1.0 {
-        return;
-    }
-    let factor = number::<T>(factor);
-    for number in numbers {
-        *number = *number * factor;
-    }
-}
-
-fn is_edge(k: usize, size: usize) -> bool {
-    k == 0 || 2 * k == size
-}
-
-fn number<T: DctNum>(value: f64) -> T {
-    T::from_f64(value).expect("a float")
+/// Transforms a line of which all frequencies are kept.
+fn whole<T: DctNum>(
+    fft: &dyn Fft<T>,
+    before: &[Complex<T>],
+    after: &mut [Complex<T>],
+    work: &mut Work<T>,
+) {
+    work.complex.resize(fft.get_immutable_scratch_len(), zero());
+    fft.process_immutable_with_scratch(before, after, &mut work.complex);
 }
 
 /// The plans made so far.
 struct Planners<T: DctNum> {
-    real: RealFftPlanner<T>,
+    /// By size, and whether it is a transform to modes.
+    real: HashMap<(usize, bool), Arc<RealFft<T>>>,
     complex: FftPlanner<T>,
     cosine: DctPlanner<T>,
 }
 
 impl<T: DctNum> Planners<T> {
+    fn real(&mut self, size: usize, direction: FftDirection) -> Arc<RealFft<T>> {
+        let plan = self.real.entry((size, direction == FftDirection::Forward));
+        plan.or_insert_with(|| RealFft::new(&mut self.complex, size, direction))
+            .clone()
+    }
+
     fn complex(&mut self, kept: Frequencies) -> Arc<dyn Fft<T>> {
         match kept.sign {
             Sign::Minus => self.complex.plan_fft_forward(kept.size),
@@ -333,7 +263,7 @@ fn with_planners<T: DctNum, R>(f: impl FnOnce(&mut Planners<T>) -> R) -> R {
     let mut all = PLANNERS.lock().expect("plans are made without a panic");
     let planners = all.entry(TypeId::of::<T>()).or_insert_with(|| {
         Box::new(Planners::<T> {
-            real: RealFftPlanner::new(),
+            real: HashMap::new(),
             complex: FftPlanner::new(),
             cosine: DctPlanner::new(),
         })

@@ -66,7 +66,7 @@ impl LocalOperator for Line {
     const NAMES: [&'static str; 2] = ["transform", "transform_backward"];
     const KEEPS_INPUT: bool = false;
 
-    fn forward<E: Float>(self, _: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
+    fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
         let [outer, cells, inner] = *shape else {
             panic!("lines of shape {shape:?}");
         };
@@ -78,8 +78,8 @@ impl LocalOperator for Line {
         // SAFETY: the transform writes all elements.
         let y = unsafe {
             Buffer::filled(len, |y: Shared<E>| match size_of::<E>() {
-                8 => transform::<f64>(self, bytemuck::cast_slice(x), y.cast(), sides),
-                _ => transform::<f32>(self, bytemuck::cast_slice(x), y.cast(), sides),
+                8 => transform::<f64>(isa, self, bytemuck::cast_slice(x), y.cast(), sides),
+                _ => transform::<f32>(isa, self, bytemuck::cast_slice(x), y.cast(), sides),
             })
         };
         (y, vec![outer, cells_y, inner * parts_y])

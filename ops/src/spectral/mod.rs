@@ -27,6 +27,7 @@
 //! Each line of cells is computed alone, with bits that do not depend on the number of threads or
 //! ranks, in f32 or f64; narrower numbers are widened.
 
+mod complex;
 pub mod conv;
 mod fft;
 mod golden;
@@ -36,6 +37,7 @@ mod local;
 pub mod modes;
 mod pencil;
 mod power;
+mod real;
 #[cfg(test)]
 mod tests;
 

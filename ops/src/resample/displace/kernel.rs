@@ -6,14 +6,13 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator};
 use halocline_core::tasks;
-use pulp::{Simd, WithSimd};
 
 use super::local::KEYS;
 use super::options::{Beyond, SampleOptions};
 use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::slice;
-use crate::kernel::simd::Isa;
+use crate::kernel::simd::{Compiled, Isa};
 use crate::resample::rules::Mode;
 
 /// Outputs that one task computes.
@@ -53,71 +52,91 @@ impl<const N: usize> Shapes<N> {
     }
 }
 
-/// The cells that a value is made of in one dim.
-#[derive(Clone, Copy, Debug, Default)]
-struct Along {
+/// The cells that a value is made of in one dim, `C` of them.
+#[derive(Clone, Copy, Debug)]
+struct Along<const C: usize> {
     /// The first of them.
     start: isize,
-    count: usize,
-    weights: [f64; 4],
+    weights: [f64; C],
     /// The derivatives of the weights by the displacement.
-    slopes: [f64; 4],
+    slopes: [f64; C],
+}
+
+/// With as many cells in each dim as a mode takes.
+macro_rules! with_cells {
+    ($mode:expr, $cells:ident => $body:expr) => {
+        match $mode {
+            Mode::Linear => {
+                const $cells: usize = 2;
+                $body
+            }
+            Mode::Cubic => {
+                const $cells: usize = 4;
+                $body
+            }
+            _ => {
+                const $cells: usize = 1;
+                $body
+            }
+        }
+    };
 }
 
 impl<const N: usize> Sample<N> {
     /// The cells of an output in one dim, for a displacement.
     #[inline(always)]
-    fn along(&self, dim: usize, cell: usize, displacement: f64) -> Along {
+    fn along<const C: usize>(&self, dim: usize, cell: usize, displacement: f64) -> Along<C> {
         let bound = self.options.bound[dim] as f64;
-        let beyond = displacement.abs() > bound;
-        let point = match self.options.beyond {
-            Beyond::Fail => displacement,
-            Beyond::Clamp => displacement.clamp(-bound, bound),
+        let clamped = self.options.beyond == Beyond::Clamp;
+        let point = match clamped {
+            true => displacement.clamp(-bound, bound),
+            false => displacement,
         };
-        let [low, _] = self.options.reach(dim);
-        let odd = ((self.first[dim] + cell) % 2) as f64;
-        let whole = match self.options.mode {
-            Mode::Nearest => (point + odd).round_ties_even() - odd,
+        let whole = match C {
+            1 => {
+                let odd = ((self.first[dim] + cell) % 2) as f64;
+                (point + odd).round_ties_even() - odd
+            }
             _ => point.floor(),
         };
+        let [low, _] = self.options.reach(dim);
         let own = (cell + low) as isize + whole as isize;
         let t = point - whole;
-        let mut along = match self.options.mode {
-            Mode::Linear => Along {
-                start: own,
-                count: 2,
-                weights: [1.0 - t, t, 0.0, 0.0],
-                slopes: [-1.0, 1.0, 0.0, 0.0],
-            },
-            Mode::Cubic => Along {
-                start: own - 1,
-                count: 4,
-                weights: [far(t + 1.0).0, near(t).0, near(1.0 - t).0, far(2.0 - t).0],
-                slopes: [far(t + 1.0).1, near(t).1, -near(1.0 - t).1, -far(2.0 - t).1],
-            },
+        let (start, of): (_, [(f64, f64); 4]) = match C {
+            2 => (own, [(1.0 - t, -1.0), (t, 1.0), (0.0, 0.0), (0.0, 0.0)]),
+            4 => {
+                let (third, last) = (near(1.0 - t), far(2.0 - t));
+                let of = [
+                    far(t + 1.0),
+                    near(t),
+                    (third.0, -third.1),
+                    (last.0, -last.1),
+                ];
+                (own - 1, of)
+            }
             // NaN where the displacement is.
-            _ => Along {
-                start: own,
-                count: 1,
-                weights: [1.0 + 0.0 * t, 0.0, 0.0, 0.0],
-                slopes: [0.0; 4],
-            },
+            _ => (own, [(1.0 + 0.0 * t, 0.0); 4]),
         };
-        if beyond && self.options.beyond == Beyond::Clamp {
-            along.slopes = [0.0; 4];
+        let fixed = clamped && displacement.abs() > bound;
+        Along {
+            start,
+            weights: std::array::from_fn(|place| of[place].0),
+            slopes: std::array::from_fn(|place| match fixed {
+                true => 0.0,
+                false => of[place].1,
+            }),
         }
-        along
     }
 
     /// Calls `visit` with some outputs of a sample, and the cells that each is made of in every dim; `points` are the
     /// displacements of the sample.
     #[inline(always)]
-    fn each<E: Float>(
+    fn each<E: Float, const C: usize>(
         &self,
         shapes: &Shapes<N>,
         points: &[E],
         outputs: Range<usize>,
-        mut visit: impl FnMut(usize, &[Along; N]),
+        mut visit: impl FnMut(usize, &[Along<C>; N]),
     ) {
         let (count, mut rest) = (shapes.outputs(), outputs.start);
         let mut place = [0; N];
@@ -126,11 +145,9 @@ impl<const N: usize> Sample<N> {
             rest /= shapes.cells[dim];
         }
         for output in outputs {
-            let mut along = [Along::default(); N];
-            for dim in 0..N {
-                let displacement = points[dim * count + output].to_f64();
-                along[dim] = self.along(dim, place[dim], displacement);
-            }
+            let along = std::array::from_fn(|dim| {
+                self.along(dim, place[dim], points[dim * count + output].to_f64())
+            });
             visit(output, &along);
             for dim in (0..N).rev() {
                 place[dim] += 1;
@@ -142,25 +159,16 @@ impl<const N: usize> Sample<N> {
         }
     }
 
-    fn taps(&self) -> usize {
-        let count: usize = match self.options.mode {
-            Mode::Linear => 2,
-            Mode::Cubic => 4,
-            _ => 1,
-        };
-        count.pow(N as u32)
-    }
-
     /// The cells and weights of some outputs of a sample.
     #[inline(always)]
-    fn table<E: Float>(
+    fn table<E: Float, const C: usize>(
         &self,
         shapes: &Shapes<N>,
         points: &[E],
         outputs: Range<usize>,
     ) -> Vec<(u32, E)> {
-        let mut table = Vec::with_capacity(outputs.len() * self.taps());
-        self.each(
+        let mut table = Vec::with_capacity(outputs.len() * C.pow(N as u32));
+        self.each::<E, C>(
             shapes,
             points,
             outputs,
@@ -183,7 +191,13 @@ impl<const N: usize> Sample<N> {
         table
     }
 
-    fn sums<E: Float>(&self, isa: Isa, shapes: &Shapes<N>, cells: &[E], points: &[E]) -> Buffer<E> {
+    fn sums<E: Float, const C: usize>(
+        &self,
+        isa: Isa,
+        shapes: &Shapes<N>,
+        cells: &[E],
+        points: &[E],
+    ) -> Buffer<E> {
         let (outputs, inputs, channels) = (shapes.outputs(), shapes.inputs(), shapes.channels);
         let samples = points.len() / N / outputs;
         // SAFETY: each task writes its outputs in all channels of its sample, and the tasks have all outputs.
@@ -194,12 +208,12 @@ impl<const N: usize> Sample<N> {
                     isa.run(Compiled(
                         #[inline(always)]
                         || {
-                            let table = self.table(shapes, points, part.clone());
+                            let table = self.table::<E, C>(shapes, points, part.clone());
                             for plane in sample * channels..(sample + 1) * channels {
                                 let field = &cells[plane * inputs..][..inputs];
                                 let start = plane * outputs + part.start;
                                 let sums = slice(sums, start..start + part.len());
-                                match self.taps() {
+                                match C.pow(N as u32) {
                                     4 => weigh::<E, 4>(field, &table, sums),
                                     8 => weigh::<E, 8>(field, &table, sums),
                                     16 => weigh::<E, 16>(field, &table, sums),
@@ -218,7 +232,7 @@ impl<const N: usize> Sample<N> {
     }
 
     /// The gradient of cells: each plane is the sum of its outputs, in their order.
-    fn of_cells<E: Float>(
+    fn of_cells<E: Float, const C: usize>(
         &self,
         isa: Isa,
         shapes: &Shapes<N>,
@@ -241,10 +255,10 @@ impl<const N: usize> Sample<N> {
                     isa.run(Compiled(
                         #[inline(always)]
                         || {
-                            let table = self.table(shapes, points, part.clone());
+                            let table = self.table::<E, C>(shapes, points, part.clone());
                             let planes = gradient.chunks_mut(inputs).zip(cotangent.chunks(outputs));
                             for (gradient, cotangent) in planes {
-                                let taps = table.chunks_exact(self.taps());
+                                let taps = table.chunks_exact(C.pow(N as u32));
                                 for (cotangent, taps) in cotangent[part.clone()].iter().zip(taps) {
                                     for (cell, weight) in taps {
                                         gradient[*cell as usize] += *weight * *cotangent;
@@ -260,7 +274,7 @@ impl<const N: usize> Sample<N> {
     }
 
     /// The gradient of displacements: the slopes between the cells of an output.
-    fn of_points<E: Float>(
+    fn of_points<E: Float, const C: usize>(
         &self,
         isa: Isa,
         shapes: &Shapes<N>,
@@ -279,7 +293,7 @@ impl<const N: usize> Sample<N> {
                     isa.run(Compiled(
                         #[inline(always)]
                         || {
-                            self.each(
+                            self.each::<E, C>(
                                 shapes,
                                 points,
                                 part.clone(),
@@ -313,19 +327,6 @@ impl<const N: usize> Sample<N> {
     }
 }
 
-/// Code that is compiled for an instruction set.
-struct Compiled<F>(F);
-
-// Not `FnOnce`, whose call is a function of its own, without the instructions of the set.
-impl<F: FnMut()> WithSimd for Compiled<F> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(mut self, _: S) {
-        (self.0)();
-    }
-}
-
 /// Runs a task for parts of the outputs of each sample.
 fn each_task(samples: usize, outputs: usize, run: impl Fn(usize, Range<usize>) + Sync) {
     let parts = outputs.div_ceil(TASK);
@@ -356,9 +357,9 @@ fn weigh<E: Float, const T: usize>(field: &[E], table: &[(u32, E)], sums: &mut [
 
 /// The derivative by each displacement of a sum whose term at a cell is given but for its weight.
 #[inline(always)]
-fn slopes<const N: usize>(
+fn slopes<const N: usize, const C: usize>(
     shapes: &Shapes<N>,
-    along: &[Along; N],
+    along: &[Along<C>; N],
     term: impl Fn(usize) -> f64,
 ) -> [f64; N] {
     let mut slopes = [0.0; N];
@@ -385,9 +386,9 @@ fn slopes<const N: usize>(
 
 /// Calls `visit` with each cell that an output is made of, and its place in every dim.
 #[inline(always)]
-fn each_tap<const N: usize>(
+fn each_tap<const N: usize, const C: usize>(
     shapes: &Shapes<N>,
-    along: &[Along; N],
+    along: &[Along<C>; N],
     mut visit: impl FnMut(usize, [usize; N]),
 ) {
     let (mut strides, mut stride, mut cell) = ([0; N], 1, 0);
@@ -396,18 +397,14 @@ fn each_tap<const N: usize>(
         cell += along[dim].start as usize * stride;
         stride *= shapes.held[dim];
     }
-    let mut taps = 1;
-    for along in along {
-        taps *= along.count;
-    }
     let mut places = [0; N];
-    for _ in 0..taps {
+    for _ in 0..C.pow(N as u32) {
         visit(cell, places);
         // The next one, the last dim first.
         for dim in (0..N).rev() {
             places[dim] += 1;
             cell += strides[dim];
-            if places[dim] < along[dim].count {
+            if places[dim] < C {
                 break;
             }
             cell -= places[dim] * strides[dim];
@@ -449,7 +446,9 @@ impl<const N: usize> Operator for Sample<N> {
         shape[1] = shapes.channels;
         let y = with_float!(dtype, E => {
             let (cells, points) = (flex::operand::<E>(cells)?, flex::operand::<E>(points)?);
-            let y = self.sums::<E>(Isa::chosen()?, &shapes, flex::elements(&cells), flex::elements(&points));
+            let (cells, points) = (flex::elements::<E>(&cells), flex::elements::<E>(&points));
+            let isa = Isa::chosen()?;
+            let y = with_cells!(self.options.mode, C => self.sums::<E, C>(isa, &shapes, cells, points));
             flex::result(y, &shape, dtype)
         });
         Ok((y, ()))
@@ -466,8 +465,10 @@ impl<const N: usize> Operator for Sample<N> {
             let (cells, points) = (flex::elements::<E>(&cells), flex::elements::<E>(&points));
             let cotangent = flex::elements::<E>(&cotangent);
             let isa = Isa::chosen()?;
-            let first = wanted[0].then(|| self.of_cells(isa, &shapes, points, cotangent));
-            let second = wanted[1].then(|| self.of_points(isa, &shapes, cells, points, cotangent));
+            let (first, second) = with_cells!(self.options.mode, C => (
+                wanted[0].then(|| self.of_cells::<E, C>(isa, &shapes, points, cotangent)),
+                wanted[1].then(|| self.of_points::<E, C>(isa, &shapes, cells, points, cotangent)),
+            ));
             vec![
                 first.map(|gradient| flex::result(gradient, &of_cells, dtype)),
                 second.map(|gradient| flex::result(gradient, &of_points, dtype)),
