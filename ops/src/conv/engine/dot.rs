@@ -52,11 +52,16 @@ impl<E: Element> Dot<'_, E> {
                 simd.vectorize(Block::<E, P, $m, $k>(self, PhantomData))
             };
         }
+        // Compiled only where `plan::block` asks for them.
+        if const { S::REGISTER_COUNT >= 32 } && height == 4 {
+            return match width {
+                6 => block!(4, 6),
+                3 => block!(4, 3),
+                2 => block!(4, 2),
+                _ => block!(4, 1),
+            };
+        }
         match (height, width) {
-            (4, 6) => block!(4, 6),
-            (4, 3) => block!(4, 3),
-            (4, 2) => block!(4, 2),
-            (4, _) => block!(4, 1),
             (2, 6) => block!(2, 6),
             (2, 3) => block!(2, 3),
             (2, 2) => block!(2, 2),

@@ -127,13 +127,19 @@ impl<E: Element, P: Products<E>> RowStrip<'_, E, P> {
     /// the output for the columns of every row, which nothing else may use.
     #[inline(always)]
     pub(crate) unsafe fn run<S: Simd>(self, simd: S, vectors: usize) {
+        // Compiled only where `width` asks for them.
+        if const { S::REGISTER_COUNT >= 32 } {
+            match vectors {
+                3 => return simd.vectorize(Block::<E, P, 3>(self)),
+                4 => return simd.vectorize(Block::<E, P, 4>(self)),
+                5 => return simd.vectorize(Block::<E, P, 5>(self)),
+                6.. => return simd.vectorize(Block::<E, P, 6>(self)),
+                _ => {}
+            }
+        }
         match vectors {
             1 => simd.vectorize(Block::<E, P, 1>(self)),
-            2 => simd.vectorize(Block::<E, P, 2>(self)),
-            3 => simd.vectorize(Block::<E, P, 3>(self)),
-            4 => simd.vectorize(Block::<E, P, 4>(self)),
-            5 => simd.vectorize(Block::<E, P, 5>(self)),
-            _ => simd.vectorize(Block::<E, P, 6>(self)),
+            _ => simd.vectorize(Block::<E, P, 2>(self)),
         }
     }
 }

@@ -113,32 +113,38 @@ pub(super) unsafe fn run<S: Simd, K: Kernel>(simd: S, kernel: K, channels: usize
             simd.vectorize(Block::<K, $m, $n>(kernel))
         };
     }
+    // Compiled only where `height` and `width` ask for them.
+    if const { S::REGISTER_COUNT >= 32 } {
+        match (channels, vectors) {
+            (8, 1) => return block!(8, 1),
+            (8, 2) => return block!(8, 2),
+            (8, _) => return block!(8, 3),
+            (6, 1) => return block!(6, 1),
+            (6, 2) => return block!(6, 2),
+            (6, 3) => return block!(6, 3),
+            (6, _) => return block!(6, 4),
+            (5, 1) => return block!(5, 1),
+            (5, 2) => return block!(5, 2),
+            (5, 3) => return block!(5, 3),
+            (5, _) => return block!(5, 4),
+            (4, 4) => return block!(4, 4),
+            (4, 5..) => return block!(4, 6),
+            (3, 5..) => return block!(3, 8),
+            (2, 7..) => return block!(2, 8),
+            _ => {}
+        }
+    }
     match (channels, vectors) {
-        (8, 1) => block!(8, 1),
-        (8, 2) => block!(8, 2),
-        (8, _) => block!(8, 3),
-        (5, 1) => block!(5, 1),
-        (5, 2) => block!(5, 2),
-        (5, 3) => block!(5, 3),
-        (5, _) => block!(5, 4),
-        (6, 1) => block!(6, 1),
-        (6, 2) => block!(6, 2),
-        (6, 3) => block!(6, 3),
-        (6, _) => block!(6, 4),
         (4, 1) => block!(4, 1),
         (4, 2) => block!(4, 2),
-        (4, 3) => block!(4, 3),
-        (4, 4) => block!(4, 4),
-        (4, _) => block!(4, 6),
+        (4, _) => block!(4, 3),
         (3, 1) => block!(3, 1),
         (3, 2) => block!(3, 2),
-        (3, 3..=4) => block!(3, 4),
-        (3, _) => block!(3, 8),
+        (3, _) => block!(3, 4),
         (2, 1) => block!(2, 1),
         (2, 2) => block!(2, 2),
         (2, 3..=4) => block!(2, 4),
-        (2, 5..=6) => block!(2, 6),
-        (2, _) => block!(2, 8),
+        (2, _) => block!(2, 6),
         (_, 1) => block!(1, 1),
         (_, 2) => block!(1, 2),
         (_, 3..=4) => block!(1, 4),
