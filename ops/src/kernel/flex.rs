@@ -76,6 +76,24 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
+/// Runs an expression with the type of a tensor's numbers in memory, for kernels that only move them.
+macro_rules! with_numbers {
+    ($dtype:expr, $number:ident => $expression:expr) => {
+        match $dtype {
+            burn::tensor::DType::BF16 => {
+                type $number = burn::tensor::bf16;
+                $expression
+            }
+            burn::tensor::DType::F16 => {
+                type $number = burn::tensor::f16;
+                $expression
+            }
+            dtype => crate::kernel::flex::with_float!(dtype, $number => $expression),
+        }
+    };
+}
+pub(crate) use with_numbers;
+
 /// Runs an expression with the type of sums, and that of products of numbers in memory, for a dtype, of kernels that read
 /// factors as they lie. Pairs of bf16 numbers are, where they are multiplied fast; others than `f64` are cast to `f32`.
 macro_rules! with_factors {

@@ -11,7 +11,7 @@ use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 use halocline_core::{Error, Result, tasks};
 
 use super::buffer::Buffer;
-use super::flex::{self, Float, with_float, with_integers};
+use super::flex::{self, with_float, with_integers, with_numbers};
 use super::lanes::CHUNK;
 use super::lines::{Columns, Lines, slice};
 use super::memory::Shared;
@@ -103,7 +103,7 @@ impl Index {
     fn taken(&self, x: DispatchTensor) -> Result<DispatchTensor> {
         let dtype = x.dtype();
         let lines = Lines::along(&x.shape(), self.dim..self.dim + 1);
-        Ok(with_float!(dtype, E => {
+        Ok(with_numbers!(dtype, E => {
             let x = flex::operand::<E>(x)?;
             let x = flex::elements::<E>(&x);
             let y = with_integers!(&self.cells, cells => lines.taken(x, cells));
@@ -209,7 +209,11 @@ impl Operator for ScatterAdd {
 
 impl Lines {
     /// Takes cells of lines, one for each place; `None` if one does not exist.
-    pub(crate) fn taken<E: Float>(self, x: &[E], places: &[impl Cell]) -> Option<Buffer<E>> {
+    pub(crate) fn taken<E: Copy + Default + Send + Sync>(
+        self,
+        x: &[E],
+        places: &[impl Cell],
+    ) -> Option<Buffer<E>> {
         let Self { cells, inner, .. } = self;
         let block = places.len() / self.outer.max(1);
         let beyond = AtomicBool::new(false);
@@ -325,7 +329,7 @@ fn runs(range: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>>
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{IntDType, Tolerance};
+    use burn::tensor::{FloatDType, IntDType, Tolerance};
 
     use super::*;
     use crate::testing::random;
@@ -378,6 +382,22 @@ mod tests {
             for (ours, burns) in run(true).iter().zip(&run(false)) {
                 ours.assert_approx_eq(burns, Tolerance::<f32>::rel_abs(1e-5, 1e-5));
             }
+        }
+    }
+
+    #[test]
+    fn numbers_of_half_precision_are_taken_as_they_are() {
+        let device = burn::tensor::Device::default();
+        let index = Tensor::<2, Int>::from_data([[3, 0], [1, 1]], &device);
+        for dtype in [FloatDType::BF16, FloatDType::F16] {
+            let x = random::<2>([4, 2], "x", 0).detach().cast(dtype);
+            let wide = x.clone().cast(FloatDType::F32);
+            let y = gather("", x, 0, index.clone()).unwrap();
+            assert_eq!(y.dtype(), dtype.into());
+            let expected = wide.gather(0, index.clone()).into_data();
+            y.cast(FloatDType::F32)
+                .into_data()
+                .assert_eq(&expected, true);
         }
     }
 

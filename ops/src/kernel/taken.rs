@@ -11,7 +11,7 @@ use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 use halocline_core::tasks;
 
 use super::buffer::Buffer;
-use super::flex::{self, Float, with_float};
+use super::flex::{self, Float, with_float, with_numbers};
 use super::lanes::CHUNK;
 use super::lines::{Lines, slice};
 use crate::precision::{cast, widened, widened_for_gradient};
@@ -191,17 +191,21 @@ fn run(
     let (dtype, mut shape) = (x.dtype(), x.shape().to_vec());
     let lines = Lines::along(&shape, dim..dim + 1);
     shape[dim] = count.unwrap_or(places.cells.len());
-    Ok(with_float!(dtype, E => {
-        let x = flex::operand::<E>(x)?;
-        let y = match count {
-            Some(count) => added::<E>(lines, flex::elements(&x), places, count),
-            None => taken::<E>(lines, flex::elements(&x), places),
-        };
-        flex::result(y, &shape, dtype)
-    }))
+    Ok(match count {
+        Some(count) => with_float!(dtype, E => {
+            let x = flex::operand::<E>(x)?;
+            let y = added(lines, flex::elements::<E>(&x), places, count);
+            flex::result(y, &shape, dtype)
+        }),
+        None => with_numbers!(dtype, E => {
+            let x = flex::operand::<E>(x)?;
+            let y = taken(lines, flex::elements::<E>(&x), places);
+            flex::result(y, &shape, dtype)
+        }),
+    })
 }
 
-fn taken<E: Float>(lines: Lines, x: &[E], places: &Places) -> Buffer<E> {
+fn taken<E: Copy + Send + Sync>(lines: Lines, x: &[E], places: &Places) -> Buffer<E> {
     let Lines {
         outer,
         cells,
@@ -242,7 +246,7 @@ fn added<E: Float>(lines: Lines, x: &[E], places: &Places, count: usize) -> Buff
 }
 
 /// Copies rows of `inner` elements.
-fn copy<E: Float>(x: &[E], y: &mut [E], inner: usize, rows: impl Iterator<Item = usize>) {
+fn copy<E: Copy>(x: &[E], y: &mut [E], inner: usize, rows: impl Iterator<Item = usize>) {
     if inner == 1 {
         y.iter_mut().zip(rows).for_each(|(y, row)| *y = x[row]);
         return;
@@ -253,7 +257,7 @@ fn copy<E: Float>(x: &[E], y: &mut [E], inner: usize, rows: impl Iterator<Item =
 }
 
 /// `[outer, count, inner]`, of which `fill` writes a range of the rows of `inner`.
-fn rows<E: Float>(
+fn rows<E: Copy + Send + Sync>(
     [outer, count, inner]: [usize; 3],
     fill: impl Fn(usize, Range<usize>, &mut [E]) + Sync,
 ) -> Buffer<E> {
