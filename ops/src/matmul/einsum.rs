@@ -195,7 +195,11 @@ impl Equation {
         let a = matrix_of(a, &self.letters[0], order(of_a.0), of_a.1, &alone[0]);
         let b = matrix_of(b, &self.letters[1], order(of_b.0), of_b.1, &alone[1]);
         let [first, second] = if swapped { [b, a] } else { [a, b] };
-        let y = products(first, second);
+        let elementwise = [&left, &summed, &right].map(Vec::is_empty) == [true; 3];
+        let y = match elementwise {
+            true => first * second,
+            false => products(first, second),
+        };
         let outer = if swapped {
             [&right, &left]
         } else {
@@ -301,6 +305,20 @@ mod tests {
     #[test]
     fn ranks_take_their_parts_of_a_replicated_operand() {
         check_op(&Profile, &[[3, 4, 7]], &[[7, 2, 4]], &[0, 1, 2], 1e-5);
+    }
+
+    /// All letters in both operands and in the result.
+    struct Elementwise;
+
+    impl Operator<3, 3> for Elementwise {
+        fn apply<X: Field<3>>(&self, mut x: Vec<X>, mut w: Vec<Tensor<3>>) -> Rank<X, 3> {
+            x.remove(0).einsum::<3, 3>("bcx,xbc->cxb", w.remove(0))
+        }
+    }
+
+    #[test]
+    fn products_of_elements_are_in_the_order_of_the_result() {
+        check_op(&Elementwise, &[[3, 4, 7]], &[[7, 3, 4]], &[0, 1, 2], 1e-5);
     }
 
     #[test]
