@@ -7,7 +7,12 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{Tensor, TensorData};
 
 use super::ShardTensor;
-use crate::{Error, RandomKey, Result};
+use crate::comm::{Operation, Traffic};
+use crate::ops::all_gather_numbers;
+use crate::{DeviceMesh, Error, RandomKey, Result};
+
+/// The value of the single cell that closures run on.
+const CELL: f32 = 1.5;
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Applies an elementwise closure to every shard.
@@ -16,13 +21,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// must be the same on all ranks. It may run more than once. A closure that captures values
     /// also runs on a single cell, without gradients. With checks on
     /// ([`Settings::check`](crate::Settings::check)) its values are compared with those of the same
-    /// cells in another order and shape.
+    /// cells in another order and shape, and that of the single cell between all ranks.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values, if `f` changes the shape, or if it captures a
     /// tensor with gradients, which would be this rank's part of them only: make that tensor an
     /// operand, `x * x.replicate_beside(parameter)`. With checks on, also if the value of `f` for a
-    /// cell depends on other cells or on the position of the cell.
+    /// cell depends on other cells, on the position of the cell, or on the rank.
     ///
     /// # Example
     /// ```
@@ -43,10 +48,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         f: impl Fn(Tensor<D, K>) -> Tensor<D, L>,
     ) -> ShardTensor<D, L> {
         let closure = Closure::new("map", &f);
-        let check = self.mesh.comm().settings().check;
+        let mesh = self.mesh.clone();
         self.map_elements("map", |x| {
             closure
-                .apply([x], |[x]| f(x), check)
+                .apply([x], |[x]| f(x), &mesh)
                 .unwrap_or_else(|error| error.raise())
         })
     }
@@ -81,9 +86,9 @@ impl<const D: usize> ShardTensor<D> {
         f: impl Fn(Tensor<D>, Tensor<D>) -> Tensor<D>,
     ) -> Self {
         let closure = Closure::new(operator, &f);
-        let check = self.mesh.comm().settings().check;
+        let mesh = self.mesh.clone();
         self.zip_elements(other, operator, |lhs, rhs| {
-            let result = closure.apply([lhs, rhs], |[lhs, rhs]| f(lhs, rhs), check);
+            let result = closure.apply([lhs, rhs], |[lhs, rhs]| f(lhs, rhs), &mesh);
             result.unwrap_or_else(|error| error.raise())
         })
     }
@@ -110,12 +115,13 @@ impl Closure {
         &self,
         operands: [Tensor<D, K>; N],
         f: impl Fn([Tensor<D, K>; N]) -> Tensor<D, L>,
-        check: bool,
+        mesh: &DeviceMesh,
     ) -> Result<Tensor<D, L>> {
+        let check = mesh.comm().settings().check;
         let shape = std::array::from_fn(|dim| broadcast(&operands, dim));
         let cell = |x: &Tensor<D, K>| {
-            let one = TensorData::ones::<f32, _>([1; D]);
-            Tensor::from_data(one, (&x.device().inner(), x.dtype()))
+            let data = TensorData::full([1; D], CELL);
+            Tensor::from_data(data, (&x.device().inner(), x.dtype()))
         };
         let cells = self.captures.then(|| operands.each_ref().map(cell));
         let kept = check.then(|| operands.clone());
@@ -128,7 +134,11 @@ impl Closure {
             )));
         }
         if let Some(cells) = cells {
-            self.refuse_captured_leaves(cells, &f)?;
+            let of_cell = self.run_on("a single cell", || f(cells))?;
+            self.refuse_captured_leaves(&of_cell)?;
+            if check {
+                self.compare_with_other_ranks(&of_cell, mesh)?;
+            }
         }
         if let Some(operands) = kept {
             self.compare_with_other_cells(&operands, &result, &f)?;
@@ -138,19 +148,44 @@ impl Closure {
 
     /// Refuses captured tensors with gradients: without them, cells without gradients have a result
     /// without gradients.
-    fn refuse_captured_leaves<const D: usize, const N: usize, K: Basic, L: Basic + 'static>(
+    fn refuse_captured_leaves<const D: usize, L: Basic + 'static>(
         &self,
-        cells: [Tensor<D, K>; N],
-        f: impl Fn([Tensor<D, K>; N]) -> Tensor<D, L>,
+        of_cell: &Tensor<D, L>,
     ) -> Result<()> {
-        let result: &dyn Any = &self.run_on("a single cell", || f(cells))?;
+        let result: &dyn Any = of_cell;
         match result.downcast_ref::<Tensor<D>>() {
             Some(result) if result.is_tracked() => Err(self.error(
                 "captures a tensor with gradients, which would be this rank's part of them only; make it an operand \
-                 instead: x * x.beside(parameter)",
+                 instead: x * x.replicate_beside(parameter)",
             )),
             _ => Ok(()),
         }
+    }
+
+    /// Compares the value for a single cell between all ranks of the mesh.
+    fn compare_with_other_ranks<const D: usize, L: Basic>(
+        &self,
+        of_cell: &Tensor<D, L>,
+        mesh: &DeviceMesh,
+    ) -> Result<()> {
+        let (ranks, own) = (mesh.shape().ranks(), values(of_cell));
+        let operation = Operation::new(self.operator, Traffic::Control, None);
+        let all = all_gather_numbers(mesh.comm(), ranks, &operation, &own)?;
+        let tolerance = tolerance(of_cell, &all.concat());
+        for (rank, found) in ranks.iter().zip(&all) {
+            if !found
+                .iter()
+                .zip(&all[0])
+                .all(|(a, b)| are_near(*a, *b, tolerance))
+            {
+                return Err(self.error(format!(
+                    "differs between ranks: for a cell of {CELL} it gives {:?} on rank {} and {found:?} on rank {rank}; \
+                     what it captures must be the same on all ranks: resolve it over all of them, or make it an operand",
+                    all[0], ranks[0]
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Compares the result with that of the same cells in another order and shape, in two parts,
@@ -191,9 +226,7 @@ impl Closure {
             for (cell, found) in arranged.iter().zip(found) {
                 let Some(cell) = *cell else { continue };
                 let value = expected[cell];
-                let equal = value == found || (value.is_nan() && found.is_nan());
-                let near = (value - found).abs() <= tolerance;
-                if !(equal || near) {
+                if !are_near(value, found, tolerance) {
                     let input: Vec<f64> = inputs.iter().map(|input| input[cell]).collect();
                     return Err(self.error(format!(
                         "is not elementwise: for a cell of {input:?} it gives {value} on this rank's shard, and {found} \
@@ -235,6 +268,10 @@ fn other_shape<const D: usize>(shape: [usize; D], cells: usize) -> [usize; D] {
     other[D - 1] = other[D - 1].max(cells.div_ceil(rows));
     other[D - 1] += usize::from(other[D - 1] == shape[D - 1]);
     other
+}
+
+fn are_near(a: f64, b: f64, tolerance: f64) -> bool {
+    a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance
 }
 
 fn values<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Vec<f64> {
@@ -344,6 +381,27 @@ mod tests {
             let constant = Tensor::<2>::ones([1, 1], &device) * 3.0;
             assert_eq!(refused(&[2, 2], check, |x| x * constant.clone()), "");
         }
+    }
+
+    /// With checks on.
+    #[test]
+    fn closures_that_capture_a_value_of_their_rank_are_refused() {
+        let run = |check: bool| {
+            Launcher::local(3).check(check).run(|world| {
+                let mesh = world.mesh([("rows", 3)])?;
+                let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
+                let own = world.rank() as f64;
+                let _ = x.map_local(|x| x - own);
+                Ok(())
+            })
+        };
+        assert!(run(false).is_ok());
+        let error = run(true).unwrap_err().to_string();
+        assert!(error.contains("differs between ranks"), "{error}");
+        assert!(
+            error.contains("on rank 0") && error.contains("on rank 1"),
+            "{error}"
+        );
     }
 
     #[test]

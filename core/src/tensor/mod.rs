@@ -111,7 +111,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         (self.local, self.layout, self.mesh)
     }
 
-    /// This rank's shard.
+    /// This rank's shard, or of a partial value this rank's part, which is no value yet: [`resolve`](Self::resolve) it first,
+    /// or take [`to_local`](Self::to_local), which refuses parts.
     pub fn local(&self) -> &Tensor<D, K> {
         &self.local
     }
