@@ -114,10 +114,16 @@ impl FieldFile {
         let path = path.as_ref();
         let size = check_is_file(path)?;
         let found = stamp(path);
-        let file = hdf5_metno::File::open(path).map_err(|e| Error::Unreadable {
-            path: path.into(),
-            format: "HDF5 file",
-            cause: e.to_string(),
+        let file = hdf5_metno::File::open(path).map_err(|e| match e.to_string() {
+            cause if size > 0 && cause.contains("signature not found") => {
+                let cause = "it is neither NetCDF nor HDF5, nor a Zarr store";
+                Error::io(path, std::io::Error::new(ErrorKind::InvalidData, cause))
+            }
+            cause => Error::Unreadable {
+                path: path.into(),
+                format: "HDF5 file",
+                cause,
+            },
         })?;
         let members = inside::members(path, &file)?;
         let dataset = |name: &'static str| {

@@ -387,7 +387,11 @@ impl fmt::Display for Inspection {
             }
         }
         if self.problems.is_empty() {
-            writeln!(f, "\n  no problems found")?;
+            writeln!(
+                f,
+                "\n  no problems found in the values of {} times",
+                self.scanned
+            )?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::field_file::is_field_file;
 use crate::joined::Joined;
 use crate::merged::{Merged, by_channels, merge_each};
 use crate::netcdf::NetCdf;
-use crate::period::{Within, with_times};
+use crate::period::Within;
 use crate::selected::{Selected, find};
 use crate::zarr::{self, ZarrStore};
 use crate::{Error, FieldFile, Fields, Gaps, Missing, Period, Result};
@@ -116,7 +116,7 @@ impl OpenConfig {
     /// Those of [`open`](Self::open); no time in the period; files with other channels and other times or
     /// another grid, or with some channels in common.
     pub fn open_each(&self, paths: &[impl AsRef<Path>]) -> Result<Vec<Box<dyn Fields>>> {
-        let mut groups = by_channels(with_times(self.open_parts(paths)?)?);
+        let mut groups = by_channels(self.in_period(paths)?);
         match groups.len() {
             0 | 1 => Ok(groups.pop().unwrap_or_default()),
             _ => merge_each(groups)?
@@ -132,7 +132,7 @@ impl OpenConfig {
     /// # Errors
     /// Those of [`open_each`](Self::open_each); no path; another grid than in the first; times that overlap.
     pub fn open_joined(&self, paths: &[impl AsRef<Path>]) -> Result<Box<dyn Fields>> {
-        let mut groups = by_channels(with_times(self.open_parts(paths)?)?);
+        let mut groups = by_channels(self.in_period(paths)?);
         if groups.len() < 2 {
             return Ok(Box::new(Joined::new(groups.pop().unwrap_or_default())?));
         }
@@ -140,6 +140,32 @@ impl OpenConfig {
             .into_iter()
             .map(|group| Ok(Box::new(Joined::new(group)?) as Box<dyn Fields>));
         self.selected(Box::new(Merged::new(joined.collect::<Result<_>>()?)?))
+    }
+
+    /// Opens files, and leaves those out that have no time in the period.
+    fn in_period(&self, paths: &[impl AsRef<Path>]) -> Result<Vec<Box<dyn Fields>>> {
+        let mut parts = self.open_parts(paths)?;
+        let count = parts.len();
+        parts.retain(|fields| !fields.times().is_empty());
+        if count == 0 || !parts.is_empty() {
+            return Ok(parts);
+        }
+        let (mut whole, period) = (self.clone(), self.period.as_ref());
+        whole.period = None;
+        let mut held = Vec::new();
+        for fields in whole.open_parts(paths)? {
+            let ends = fields.times().first().zip(fields.times().last());
+            held.extend(ends.map(|(first, last)| {
+                let [first, last] = [first, last].map(|time| fields.calendar().date(*time));
+                format!("{first} to {last} of {}", fields.path().display())
+            }));
+        }
+        let expected = match held.is_empty() {
+            true => "files with times".into(),
+            false => format!("one with some of the times {}", held.join(", ")),
+        };
+        let got = period.map_or("all times".into(), ToString::to_string);
+        Err(Error::argument("period", got, expected))
     }
 
     /// Opens files each with all channels that are chosen, or else each with those that it has.
@@ -237,6 +263,12 @@ fn format(path: &Path) -> Result<Format> {
         .read_to_end(&mut magic)
         .map_err(|e| Error::io(path, e))?;
     match &magic[..] {
+        [b'G', b'R', b'I', b'B', ..] => {
+            let cause = "it is a GRIB file, which is not read; convert it first, for example by \
+                         xarray.open_dataset(path, engine=\"cfgrib\").to_netcdf(path)";
+            let error = std::io::Error::new(ErrorKind::Unsupported, cause);
+            Err(Error::io(path, error))
+        }
         [b'C', b'D', b'F', 1 | 2 | 5, ..] => Ok(Format::NetCdf),
         b"\x89HDF\r\n\x1a\n" if !is_field_file(path) => Ok(Format::NetCdf),
         // HDF5, after a block of the user, or an error of its own.

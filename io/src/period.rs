@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fields::check_box;
 use crate::time_units::parse_time;
-use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
+use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic};
 
 /// A part of a time axis, between two dates such as `2018-01-01` or `2018-01-01T06:00`, UTC. The date
 /// at its end does not belong to it.
@@ -179,26 +179,6 @@ impl Fields for Within {
 
     fn fingerprint(&self) -> Result<(u64, u32)> {
         self.fields.fingerprint()
-    }
-}
-
-/// Those of several fields that have a time.
-///
-/// # Errors
-/// None has one.
-pub(crate) fn with_times(fields: Vec<Box<dyn Fields>>) -> Result<Vec<Box<dyn Fields>>> {
-    let count = fields.len();
-    let kept: Vec<_> = fields
-        .into_iter()
-        .filter(|fields| !fields.times().is_empty())
-        .collect();
-    match kept.is_empty() && count > 0 {
-        true => Err(Error::argument(
-            "period",
-            "no time of any file",
-            "at least one",
-        )),
-        false => Ok(kept),
     }
 }
 

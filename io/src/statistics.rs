@@ -302,10 +302,20 @@ impl StatisticsBuilder {
                 let found = moments[index].mean_and_std();
                 let Some((mean, std)) = found.filter(|(_, std)| std.is_finite()) else {
                     let noun = ["values", "increments"][kind];
-                    let found = found.map_or(format!("no {noun}"), |_| format!("infinite {noun}"));
-                    let found = format!("{found} of channel {name}");
-                    let lead = self.lead;
-                    let expected = format!("finite ones, and files longer than the lead of {lead}");
+                    let (found, expected) = match (found, kind) {
+                        (Some(_), _) => (
+                            format!("infinite {noun} of channel {name}"),
+                            "finite ones; missing = \"reject\" names the first cell".into(),
+                        ),
+                        (None, 0) => (
+                            format!("no value of channel {name}"),
+                            "one at least that is not missing".into(),
+                        ),
+                        (None, _) => (
+                            format!("no increments of channel {name}"),
+                            format!("files longer than the lead of {}", self.lead),
+                        ),
+                    };
                     return Err(Error::shape(&path, FIELDS, found, expected));
                 };
                 values[2 * kind].push(mean);

@@ -61,7 +61,10 @@ pub(crate) fn check_rising(path: &Path, dataset: &str, times: &[f64]) -> Result<
                 dataset: dataset.into(),
                 index: vec![index],
                 found: time.to_string(),
-                expected: format!("a time after {before}, in seconds"),
+                expected: format!(
+                    "a time after {before}, in seconds since 1970; sort the times, and drop those \
+                     that repeat"
+                ),
             });
         }
         before = time;

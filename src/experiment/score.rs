@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::config::ForecastConfig;
 use super::network::FieldModel;
 use super::setup::{Experiment, States};
+use crate::trainer::signals::is_interrupted;
 
 /// Scores of a channel for a lead in a region.
 ///
@@ -62,6 +63,7 @@ impl Experiment {
         };
         let states = self.states(&self.scored()?)?;
         let report = self.score_states(model, &states, config, spectra.as_mut())?;
+        let report = report.ok_or_else(|| Error::other("score: interrupted by a signal"))?;
         Ok(Report {
             spectra: spectra.map_or(Vec::new(), |spectra| spectra.spectra()),
             ..report
@@ -76,14 +78,14 @@ impl Experiment {
             .collect()
     }
 
-    /// Scores forecasts from some states, and adds their spectra to given ones.
+    /// Scores forecasts from some states unless a signal interrupts it, and adds their spectra to given ones.
     pub(super) fn score_states(
         &self,
         model: &FieldModel,
         states: &States,
         config: &ForecastConfig,
         mut spectra: Option<&mut Spectra>,
-    ) -> Result<Report> {
+    ) -> Result<Option<Report>> {
         let (targets, grid) = (&self.data.channels.targets, &self.data.grid);
         let weights = grid.latitude_weights();
         let regions = self.regions();
@@ -96,7 +98,11 @@ impl Experiment {
             .collect();
         let starts = states.loader.samples();
         let progress = Progress::new(self.world.rank(), "score", starts);
+        let all = self.world.mesh([("rank", self.world.size())])?;
         for start in 0..starts {
+            if is_interrupted(&all)? {
+                return Ok(None);
+            }
             if states.timeline.ahead(start, 1).1.is_none() {
                 progress.advance();
                 continue;
@@ -165,10 +171,10 @@ impl Experiment {
             true => Err(Error::other(
                 "no state of the period is a step after another one of it",
             )),
-            false => Ok(Report {
+            false => Ok(Some(Report {
                 rows,
                 spectra: Vec::new(),
-            }),
+            })),
         }
     }
 }
@@ -269,6 +275,7 @@ impl fmt::Display for Report {
 /// A number of four digits, or more before the point.
 fn number(value: f64) -> String {
     let digits = match value.abs() {
+        huge if huge >= 1e7 => return format!("{value:.2e}"),
         large if large >= 1000.0 => 0,
         large if large >= 100.0 => 1,
         large if large >= 10.0 => 2,

@@ -7,7 +7,6 @@ use halocline_core::{Error, Result};
 use halocline_io::{Progress, save_json};
 
 use super::network::FieldModel;
-use super::score::Report;
 use super::setup::{Experiment, Files, States};
 use crate::trainer::{Ended, Trainer, clip_grad_norm};
 
@@ -43,8 +42,23 @@ impl Experiment {
         let mut trainer = self.trainer(data.batches())?;
         check_order(&mut trainer, [training.batch, data.samples()])?;
         let root = self.world.is_root();
-        let mut longest = 0.0_f64;
-        while trainer.epoch() < training.epochs {
+        let (mut longest, mut stop) = (0.0_f64, false);
+        if root && trainer.epoch() >= training.epochs {
+            println!("{} of {} epochs are done", trainer.epoch(), training.epochs);
+        }
+        if let Some(states) = &validation
+            && is_unvalidated(&trainer)?
+        {
+            // Of an epoch that ended, and whose validation was interrupted.
+            let Some((line, stopped)) = self.validate(&mut trainer, states)? else {
+                return self.interrupted(trainer);
+            };
+            stop = stopped;
+            if root {
+                println!("epoch {}: {line}", trainer.epoch());
+            }
+        }
+        while !stop && trainer.epoch() < training.epochs {
             let limit = training
                 .minutes
                 .map_or(f64::INFINITY, |minutes| 60.0 * minutes);
@@ -67,27 +81,19 @@ impl Experiment {
             })?;
             progress.finish();
             if ended == Ended::Interrupted {
-                if root {
-                    println!(
-                        "interrupted, and saved: training goes on from there when it is started again"
-                    );
-                }
-                return Ok(ended);
+                return self.interrupted(trainer);
             }
             let losses = trainer.losses();
             let loss = losses[losses.len() - count..].iter().sum::<f64>() / count as f64;
             let seconds = start.elapsed().as_secs_f64();
             let mut line = format!("{title}: loss {loss:.4}, {steps} step(s), {seconds:.1} s");
-            let mut stop = false;
-            match &validation {
-                None => trainer.save(None)?,
-                Some(states) => {
-                    let (validated, report) = self.validate(&mut trainer, states)?;
-                    let best = if validated.is_best { " (the best)" } else { "" };
-                    let scores = report.line(&self.data.described);
-                    line = format!("{line}; validation {:.4}{best}: {scores}", validated.score);
-                    stop = validated.stop;
-                }
+            trainer.save(None)?;
+            if let Some(states) = &validation {
+                let Some((validated, stopped)) = self.validate(&mut trainer, states)? else {
+                    return self.interrupted(trainer);
+                };
+                line = format!("{line}; {validated}");
+                stop = stopped;
             }
             if root {
                 println!("{line}");
@@ -100,15 +106,10 @@ impl Experiment {
                 println!("{parameters} parameters on a rank, {step:.0} ms per batch{memory}");
             }
             longest = longest.max(start.elapsed().as_secs_f64());
-            if stop {
-                if root {
-                    println!(
-                        "{} validations without a better one",
-                        training.patience.unwrap_or(0)
-                    );
-                }
-                break;
-            }
+        }
+        if root && stop {
+            let patience = training.patience.unwrap_or(0);
+            println!("{patience} validations without a better one");
         }
         trainer.finish()?;
         if root && data.traffic().needed > 0 {
@@ -140,24 +141,45 @@ impl Experiment {
     }
 
     /// Scores forecasts from the states of the validation period, and saves the run with the mean over
-    /// targets and leads of the error in standard deviations.
+    /// targets and leads of the error in standard deviations. What is to be said of it, and whether training ends; `None` if
+    /// a signal interrupted it.
     fn validate(
         &self,
         trainer: &mut Trainer<FieldModel>,
         states: &States,
-    ) -> Result<(crate::Validation, Report)> {
-        let mut report = None;
+    ) -> Result<Option<(String, bool)>> {
+        let (mut report, mut interrupted) = (None, false);
         let validated = trainer.validate(|model| {
             let scored = self.score_states(model, states, &self.config.forecast, None)?;
+            interrupted = scored.is_none();
+            let scored = scored.ok_or_else(|| Error::other("validation: interrupted"))?;
             Ok(report.insert(scored).mean_error(&self.scales[1]))
-        })?;
+        });
+        if interrupted {
+            return Ok(None);
+        }
+        let validated = validated?;
         let report = report.ok_or_else(|| Error::other("no validation"))?;
         save_json(
             &self.world,
             self.config.folder.join("validation.json"),
             &report.rows,
         )?;
-        Ok((validated, report))
+        let best = if validated.is_best { " (the best)" } else { "" };
+        let (score, scores) = (validated.score, report.line(&self.data.described));
+        let line = format!("validation {score:.4}{best}: {scores}");
+        Ok(Some((line, validated.stop)))
+    }
+
+    /// Saves a run that a signal has ended.
+    fn interrupted(&self, mut trainer: Trainer<FieldModel>) -> Result<Ended> {
+        trainer.finish()?;
+        if self.world.is_root() {
+            println!(
+                "interrupted, and saved: training goes on from there when it is started again"
+            );
+        }
+        Ok(Ended::Interrupted)
     }
 
     /// What rank 0 says.
@@ -165,6 +187,13 @@ impl Experiment {
         let own = self.world.is_root().then(|| vec![u8::from(says)]);
         Ok(self.world.broadcast_bytes(0, own)? == [1])
     }
+}
+
+/// Whether the last epoch has ended without a validation.
+fn is_unvalidated(trainer: &Trainer<FieldModel>) -> Result<bool> {
+    let validations = trainer.validations()?;
+    let last = validations.last().map(|(step, _)| *step);
+    Ok(trainer.epoch() > 0 && trainer.batch() == 0 && last != Some(trainer.step()))
 }
 
 /// The most memory that this process, with all its ranks that are threads, has had so far, in MiB, where the system tells.

@@ -46,8 +46,9 @@ pub(super) fn non_finite<M: Module>(
         return Some(match parameter.found {
             Some(found) => format!("the loss of batch {batch} is {value}, and parameter {found}"),
             None => format!(
-                "the loss of batch {batch} is {value} while all parameters are finite: look at its samples \
-                 (Missing::Reject names a cell of a file that is not finite)"
+                "the loss of batch {batch} is {value} while all parameters are finite: they have grown if the learning \
+                 rate is too high; else look at its samples (missing = \"reject\" names a cell of a file that is not \
+                 finite)"
             ),
         });
     }

@@ -5,14 +5,13 @@ mod clip;
 mod gradients;
 mod precision;
 mod probe;
-mod signals;
+pub(crate) mod signals;
 mod step;
 mod validation;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
 use average::Average;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
@@ -26,7 +25,7 @@ use precision::Precision;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use signals::interrupted;
+use signals::is_interrupted;
 use step::GradientHook;
 use validation::Validated;
 
@@ -273,7 +272,7 @@ impl<M: Module> Trainer<M> {
     /// loaded, because they are damaged, or of another model, optimizer, schedule or seed; a
     /// failure of communication.
     pub fn resume_or_start(mut self, folder: impl AsRef<Path>) -> Result<Self> {
-        interrupted();
+        signals::watch();
         let mut checkpoints = Checkpoints::open(&self.world, folder, &self.keep)?;
         checkpoints.resume(|checkpoint| self.restore(checkpoint))?;
         self.checkpoints = Some(checkpoints);
@@ -483,11 +482,6 @@ impl<M: Module> Trainer<M> {
 
     /// Whether a signal has asked rank 0 to end; the same on all ranks.
     fn is_interrupted(&self) -> Result<bool> {
-        if self.checkpoints.is_none() {
-            return Ok(false);
-        }
-        let root = self.mesh.shape().ranks()[0];
-        let flag = vec![u8::from(interrupted().load(Ordering::Relaxed))];
-        Ok(self.mesh.broadcast_bytes("trainer", root, Some(flag))? == [1])
+        Ok(self.checkpoints.is_some() && is_interrupted(&self.mesh)?)
     }
 }

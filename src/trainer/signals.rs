@@ -1,9 +1,10 @@
 //! Signals that ask a run to end.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use halocline_core::{DeviceMesh, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -12,9 +13,20 @@ use signal_hook::iterator::Signals;
 /// a process, and then its group.
 const SAME: Duration = Duration::from_secs(1);
 
-/// Flag that a signal sets when it asks this process to end, from the first call on.
-pub(super) fn interrupted() -> &'static Arc<AtomicBool> {
-    static REQUESTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+/// Set by a signal, once they are watched.
+static REQUESTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Whether a signal has asked the first rank to end, since signals are [watched](watch); the same on all ranks.
+pub(crate) fn is_interrupted(mesh: &DeviceMesh) -> Result<bool> {
+    let requested = REQUESTED.get();
+    let flag = requested.is_some_and(|requested| requested.load(Ordering::Relaxed));
+    let root = mesh.shape().ranks()[0];
+    let flag = mesh.broadcast_bytes("signals", root, Some(vec![u8::from(flag)]))?;
+    Ok(flag == [1])
+}
+
+/// From now on, a signal that asks this process to end is noted, and the next one ends it.
+pub(super) fn watch() {
     REQUESTED.get_or_init(|| {
         let requested = Arc::new(AtomicBool::new(false));
         let watched = Signals::new([SIGINT, SIGTERM]).and_then(|signals| {
@@ -28,7 +40,7 @@ pub(super) fn interrupted() -> &'static Arc<AtomicBool> {
             eprintln!("halocline: a signal will end the process at once: {error}");
         }
         requested
-    })
+    });
 }
 
 /// Ends the process at a signal that is another than the first.

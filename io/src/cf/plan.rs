@@ -120,7 +120,8 @@ impl Plan {
         let Some(main) = timed.or(candidates.first()).cloned() else {
             let names = named(&left_out).join(", ");
             let expected = "variables on the dims of a latitude and a longitude, which have \
-                            coordinates with units of degrees_north and degrees_east, or their names";
+                            coordinates with units of degrees_north and degrees_east, or their names; fields \
+                            on curvilinear or rotated grids must be interpolated to such a grid first";
             return Err(Error::shape(
                 path,
                 "/",

@@ -150,7 +150,8 @@ fn another_shape_or_type_is_named() {
     );
     assert_eq!(
         replace("timestamp", &[3]),
-        "dataset \"timestamp\"[1]: found 0, expected a time after 0, in seconds"
+        "dataset \"timestamp\"[1]: found 0, expected a time after 0, in seconds since 1970; \
+         sort the times, and drop those that repeat"
     );
     assert_eq!(
         replace("channel", &[2]),

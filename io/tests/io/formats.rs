@@ -445,14 +445,18 @@ fn stores_that_are_not_understood_are_refused() {
         error.contains("a folder without the metadata of a Zarr group"),
         "{error}"
     );
-    let text = folder.path().join("text");
-    std::fs::write(&text, "CDF\u{9}, or not").unwrap();
-    assert!(
-        open(&text)
-            .unwrap_err()
-            .to_string()
-            .contains("not a complete HDF5 file")
-    );
+    for (content, expected) in [
+        ("CDF\u{9}, or not", "neither NetCDF nor HDF5"),
+        (
+            "GRIB, edition 2",
+            "a GRIB file, which is not read; convert it first",
+        ),
+    ] {
+        let file = folder.path().join("file");
+        std::fs::write(&file, content).unwrap();
+        let error = open(&file).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
     // The others can be read.
     let (_folder, path) = copy("v2.zarr");
     replace(&path.join("t2m/.zarray"), "<f4", "<f5");

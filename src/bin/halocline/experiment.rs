@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use halocline::Ended;
 use halocline::core::{Launcher, World};
 use halocline::experiment::{Experiment, ExperimentConfig, ForecastConfig, Kept, Outlook};
 use halocline::io::{Existing, save_json};
 use halocline::models::parallel::{Link, Machine};
+use halocline::{Ended, Error};
 
 use crate::report::Result;
 
@@ -18,13 +18,28 @@ pub(crate) struct Run {
     #[arg(long)]
     config: PathBuf,
     /// Local ranks, if the configuration has no mesh and no launcher such as mpirun starts ranks
-    #[arg(long, default_value_t = 1)]
-    ranks: usize,
+    #[arg(long)]
+    ranks: Option<usize>,
 }
 
 impl Run {
     fn load(&self) -> Result<ExperimentConfig> {
-        Ok(ExperimentConfig::load(&self.config)?)
+        let config = ExperimentConfig::load(&self.config)?;
+        let of_mesh = config.mesh.values().product::<usize>();
+        match self.ranks {
+            Some(ranks) if !config.mesh.is_empty() && ranks != of_mesh => {
+                Err(Error::other(format!(
+                    "--ranks {ranks}: the mesh of {} has {of_mesh} ranks; leave one of them out",
+                    self.config.display()
+                ))
+                .into())
+            }
+            _ => Ok(config),
+        }
+    }
+
+    fn ranks(&self) -> usize {
+        self.ranks.unwrap_or(1)
     }
 
     /// Runs a program on all ranks.
@@ -33,7 +48,7 @@ impl Run {
         program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
     ) -> Result<Vec<T>> {
         let config = self.load()?;
-        let launcher = config.launcher(self.ranks);
+        let launcher = config.launcher(self.ranks());
         Ok(launcher.collect(|world| program(&world, &config))?)
     }
 }
@@ -225,7 +240,7 @@ pub(crate) fn plan(options: &PlanOptions) -> Result {
             ..machine
         };
     }
-    let ranks = options.run.ranks;
+    let ranks = options.run.ranks();
     Launcher::local(1).run(|world| {
         println!("{}", Outlook::new(&world, &config, ranks, &machine)?);
         Ok(())

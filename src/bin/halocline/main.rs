@@ -11,8 +11,12 @@ mod report;
 mod stats;
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::{Parser, Subcommand};
+use signal_hook::consts::SIGPIPE;
+use signal_hook::flag::register_conditional_shutdown;
 
 use report::{in_keys, in_options};
 
@@ -54,6 +58,10 @@ fn main() -> ExitCode {
         }
         _ => in_keys,
     };
+    if !matches!(command, Command::Train(_) | Command::Forecast(_)) {
+        // A reader of the output that has read enough, such as `head`, ends the program without a message.
+        let _ = register_conditional_shutdown(SIGPIPE, 141, Arc::new(AtomicBool::new(true)));
+    }
     let done = match command {
         Command::Inspect(options) => inspect::run(&options),
         Command::Convert(options) => convert::run(&options),
