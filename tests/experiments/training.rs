@@ -1,6 +1,9 @@
 //! Losses of training.
 
-use super::{CONFIG, prepared, score, scores, succeed};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::{CONFIG, fail, prepared, score, scores, succeed, write};
 
 /// The losses that a training prints, by epoch.
 fn losses(training: &str) -> (tempfile::TempDir, Vec<f64>) {
@@ -41,4 +44,53 @@ fn losses_are_named_in_the_configuration() {
     succeed(ensemble.path(), &arguments);
     assert!(score(&scores(ensemble.path()), "t2m", 6.0, "rmse").is_finite());
     assert!(!ensemble.path().join("run/pictures").exists());
+}
+
+/// A signal comes before all forecasts of the validation are made.
+#[test]
+fn an_epoch_whose_validation_was_interrupted_is_validated_first() {
+    let long = CONFIG.replace("steps = 3\n", "steps = 1000\n");
+    let folder = prepared(&long);
+    write(folder.path(), &long, 1);
+    let program = Command::new(env!("CARGO_BIN_EXE_halocline"))
+        .args(["train", "--config", "config.toml"])
+        .current_dir(folder.path())
+        .env("BURN_DEVICE", "flex")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let checkpoint = folder.path().join("run/checkpoints/step_000000013");
+    for _ in 0..30_000 {
+        if checkpoint.exists() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let signal = ["-INT", &program.id().to_string()].map(String::from);
+    let sent = Command::new("kill").args(signal).status().unwrap();
+    assert!(sent.success());
+    let output = program.wait_with_output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(75), "{out}");
+    assert!(
+        out.contains("interrupted, and saved") && !out.contains("validation"),
+        "{out}"
+    );
+    write(folder.path(), CONFIG, 1);
+    let out = succeed(folder.path(), &["train"]);
+    assert!(out.contains("1 of 1 epochs are done"), "{out}");
+    assert!(out.contains("epoch 1: validation"), "{out}");
+    assert!(folder.path().join("run/validation.json").exists());
+    let out = succeed(folder.path(), &["train"]);
+    assert!(!out.contains("validation"), "{out}");
+}
+
+#[test]
+fn ranks_beside_a_mesh_of_others_are_refused() {
+    let folder = prepared(&format!("{CONFIG}\n[mesh]\nlat = 2\n"));
+    let found = fail(folder.path(), &["train", "--ranks", "3"]);
+    assert!(
+        found.contains("--ranks 3") && found.contains("has 2 ranks"),
+        "{found}"
+    );
 }

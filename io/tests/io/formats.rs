@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use halocline_core::{Launcher, LocalGradient, Shard};
 use halocline_io::{
     Batch, DatasetConfig, FieldDataset, FieldLoader, FieldWriter, Fields, Gaps, LoaderConfig,
-    Missing, OpenConfig, Series, Source, Statistics, WriterConfig, open,
+    Missing, OpenConfig, Period, Series, Source, Statistics, WriterConfig, open,
 };
 use ndarray::{Array4, s};
 
@@ -456,6 +456,20 @@ fn stores_that_are_not_understood_are_refused() {
         std::fs::write(&file, content).unwrap();
         let error = open(&file).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
+    }
+    let later = lenient().with_period(Some(Period::since("2020-01-01")));
+    for error in [
+        later.open_joined(&[store("v2.zarr")]).err().unwrap(),
+        later.open_each(&[store("v2.zarr")]).err().unwrap(),
+    ] {
+        let error = error.to_string();
+        for part in [
+            "period: got from 2020-01-01",
+            "times 2018-01-01 00:00:00 to 2018",
+            "v2.zarr",
+        ] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
     }
     // The others can be read.
     let (_folder, path) = copy("v2.zarr");
