@@ -184,7 +184,7 @@ fn runs_are_resumed_scored_and_forecast_on_any_ranks() {
             out.starts_with("epoch 3:") && out.contains("epoch 4:"),
             "{out}"
         );
-        assert_eq!(train(resumed.path()), "", "all epochs are done");
+        assert_eq!(train(resumed.path()), "4 of 4 epochs are done\n");
 
         let table = score_run(whole.path());
         #[cfg(feature = "plot")]
