@@ -91,7 +91,7 @@ pub(crate) fn seconds(
     };
     let Some(units) = text.as_deref().and_then(|text| parse(text, dates)) else {
         let units = "days, hours, minutes, seconds, milliseconds, microseconds or nanoseconds \
-                     since a date of the year 1 or later, such as \"hours since 1970-01-01 00:00:00\"";
+                     since a date, of the year 1 or later, such as \"hours since 1970-01-01 00:00:00\"";
         let Some(text) = text else {
             let expected = format!("{units}; name them by OpenConfig::with_time_units");
             return Err(attributes.refused("units", "none", &expected));

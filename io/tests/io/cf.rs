@@ -329,8 +329,8 @@ fn times_that_are_not_understood_are_refused() {
     assert_eq!(
         refused(Some("months since 2000-01-01"), None),
         "dataset \"timestamp\": found units = \"months since 2000-01-01\", \
-         expected days, hours, minutes, seconds, milliseconds, microseconds or nanoseconds since a date, \
-         such as \"hours since 1970-01-01 00:00:00\"; write the times in one of these, \
+         expected days, hours, minutes, seconds, milliseconds, microseconds or nanoseconds since a date, of the year 1 \
+         or later, such as \"hours since 1970-01-01 00:00:00\"; write the times in one of these, \
          in xarray by to_netcdf(encoding={\"timestamp\": {\"units\": …}})"
     );
     for calendar in ["none", "tai", "366"] {
