@@ -217,7 +217,9 @@ fn there_must_be_something_to_collect() {
     let (_folder, path) = numbered_file([3, 1, 4, 5]);
     let error = message(&[FieldFile::open(&path).unwrap()], 3);
     assert!(
-        error.ends_with("found no increments of channel z0, expected files longer than the lead of 3"),
+        error.ends_with(
+            "found no increments of channel z0, expected files longer than the lead of 3"
+        ),
         "{error}"
     );
     let other = path.with_file_name("other.h5");
