@@ -15,7 +15,7 @@ use super::tile::tile_box;
 use super::winograd::{RowTiles, correlate};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, prefetch_run, with_scratch};
-use crate::kernel::products::Products;
+use crate::kernel::products::{self, Products, matrices_multiply};
 use crate::kernel::simd::{Element, Isa};
 
 /// Fewest channels for which matrices of three parts compute results where Winograd's method would serve.
@@ -41,12 +41,15 @@ impl<E: Element, N: Copy + Default + Send + Sync> Job<'_, E, N> {
         weight: &(impl Fn([usize; 4]) -> N + Sync),
         output: Shared<N>,
     ) {
-        isa.run(Whole::<E, P, _> {
-            job: self,
-            weight,
-            output,
-            has_matrices: isa.has_matrices(),
-        });
+        products::run::<E, P, _>(
+            isa,
+            Whole::<E, P, _> {
+                job: self,
+                weight,
+                output,
+                has_matrices: isa.has_matrices(),
+            },
+        );
     }
 }
 
@@ -84,7 +87,8 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
             let rows = RowTiles::new(correlation).filter(|_| transformed);
             let channels = [job.inputs, job.outputs];
             let instead = rows.as_ref().map(|_| MANY_CHANNELS);
-            if has_matrices
+            if const { matrices_multiply::<S, E, P>() }
+                && has_matrices
                 && matrices::pay::<E, P>(job.method, channels, instead)
                 && holds_matrices::<E, P>(correlation, job.inputs)
             {
@@ -225,8 +229,11 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                             self.block(simd, (buffer, weights, offsets), block, origin, size);
                         }
                         Weights::Matrices(weights) => {
-                            let ahead = self.ahead(&block);
-                            self.matrices(simd, (buffer, weights), (sums, &ahead), origin, size);
+                            if const { matrices_multiply::<S, E, P>() } {
+                                let ahead = self.ahead(&block);
+                                let operands = (&*buffer, weights);
+                                self.matrices(simd, operands, (sums, &ahead), origin, size);
+                            }
                         }
                     }
                 }

@@ -86,6 +86,7 @@ pub(crate) fn height<S: Simd>(left: usize, vectors: usize) -> usize {
     match left {
         8.. if many => 8,
         4.. => 4,
+        _ if S::IS_SCALAR => 1,
         _ => left,
     }
 }
@@ -113,7 +114,13 @@ pub(super) unsafe fn run<S: Simd, K: Kernel>(simd: S, kernel: K, channels: usize
             simd.vectorize(Block::<K, $m, $n>(kernel))
         };
     }
-    // Compiled only where `height` and `width` ask for them.
+    // Compiled only where `height` and `width` ask for them, and for single lanes only the largest.
+    if const { S::IS_SCALAR } {
+        return match channels {
+            4 => block!(4, 3),
+            _ => block!(1, 8),
+        };
+    }
     if const { S::REGISTER_COUNT >= 32 } {
         match (channels, vectors) {
             (8, 1) => return block!(8, 1),

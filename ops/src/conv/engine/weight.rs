@@ -22,7 +22,7 @@ use super::plan::{OUTPUTS, Plan, WeightGradient, WeightJob, block};
 use super::source::{Source, transform};
 use super::tile::tile_box;
 use crate::kernel::memory::{Shared, with_scratch};
-use crate::kernel::products::Products;
+use crate::kernel::products::{self, Products, matrices_multiply};
 use crate::kernel::simd::{Element, Isa};
 
 /// Sums that a thread adds at a time.
@@ -41,11 +41,14 @@ impl<N: Send + Sync> WeightJob<'_, N> {
         isa: Isa,
     ) -> WeightGradient<E> {
         let matrices = isa.has_matrices() && gradient::applies::<E, P>(self);
-        isa.run(Whole::<E, P> {
-            job: self,
-            matrices,
-            sums: PhantomData,
-        })
+        products::run::<E, P, _>(
+            isa,
+            Whole::<E, P> {
+                job: self,
+                matrices,
+                sums: PhantomData,
+            },
+        )
     }
 }
 
@@ -73,7 +76,7 @@ impl<E: Element, P: Products<E>> WithSimd for Whole<'_, E, P> {
                 bias: vec![E::default(); groups * outputs],
             };
         }
-        if self.matrices {
+        if const { matrices_multiply::<S, E, P>() } && self.matrices {
             return gradient::run::<S, E, P>(simd, self.job);
         }
         match self.job.rows() {

@@ -8,7 +8,7 @@ use pulp::{Simd, WithSimd};
 use crate::kernel::buffer::filled;
 use crate::kernel::matrices::Matrix;
 use crate::kernel::memory::Shared;
-use crate::kernel::products::Products;
+use crate::kernel::products::{self, Products};
 use crate::kernel::simd::{Element, Isa};
 
 /// Rows, or columns, at most: with more of them, packing pays.
@@ -37,12 +37,15 @@ pub(crate) unsafe fn dots_to<E: Element, P: Products<E>>(
     let (parts, size) = (summed.div_ceil(PART), rows * columns);
     let mut sums = filled::<E>(parts * size, 0.0);
     tasks::for_each_part(sums.elements_mut(), size, 1, |part, sums| {
-        isa.run(Dots::<E, P> {
-            a,
-            b,
-            range: part * PART..summed.min((part + 1) * PART),
-            sums,
-        });
+        products::run::<E, P, _>(
+            isa,
+            Dots::<E, P> {
+                a,
+                b,
+                range: part * PART..summed.min((part + 1) * PART),
+                sums,
+            },
+        );
     });
     for place in 0..size {
         let parts = (0..parts).map(|part| sums[part * size + place]);

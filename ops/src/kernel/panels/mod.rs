@@ -21,7 +21,7 @@ use super::buffer::Buffer;
 use super::lanes::WIDEST;
 use super::matrices::Matrix;
 use super::memory::{Shared, with_scratch};
-use super::products::Products;
+use super::products::{self, Products, matrices_multiply};
 use super::simd::{Element, Isa};
 pub(crate) use dots::{are_few, dots_to};
 pub(crate) use over_rows::{product_over_rows, product_over_rows_to};
@@ -84,9 +84,10 @@ impl<E: Element> Left<E> {
     ) -> Self {
         // SAFETY: the caller's.
         unsafe {
-            match by_matrices {
-                true => Self::Matrices(matrices::Rows::new::<S, P>(simd, a, scratch)),
-                false => Self::Vectors(factors::<E, P>(a, scratch)),
+            if const { matrices_multiply::<S, E, P>() } && by_matrices {
+                Self::Matrices(matrices::Rows::new::<S, P>(simd, a, scratch))
+            } else {
+                Self::Vectors(factors::<E, P>(a, scratch))
             }
         }
     }
@@ -101,7 +102,11 @@ impl<E: Element> Left<E> {
         unsafe {
             match self {
                 Self::Vectors(a) => sums.with_rows(a).run::<S, P>(simd),
-                Self::Matrices(a) => sums.with_rows(a).run_by_matrices::<P>(),
+                Self::Matrices(a) => {
+                    if const { matrices_multiply::<S, E, P>() } {
+                        sums.with_rows(a).run_by_matrices::<P>();
+                    }
+                }
             }
         }
     }
@@ -253,9 +258,10 @@ impl<E: Element, P: Products<E>> WithSimd for Pack<'_, E, P> {
         let (b, columns, to) = (self.b, self.columns, self.to);
         // SAFETY: a panel's own place.
         unsafe {
-            match self.by_matrices {
-                true => matrices::pack_panel::<S, E, P>(simd, b, columns, self.size[1], to),
-                false => pack_panel::<S, E, P>(simd, b, columns, self.size, to),
+            if const { matrices_multiply::<S, E, P>() } && self.by_matrices {
+                matrices::pack_panel::<S, E, P>(simd, b, columns, self.size[1], to);
+            } else {
+                pack_panel::<S, E, P>(simd, b, columns, self.size, to);
             }
         };
     }
@@ -293,14 +299,17 @@ pub(crate) unsafe fn product_to<E: Element, P: Products<E>>(
     let fill = |panels: Shared<E>| {
         deal(count, products, |number| {
             let (columns, width) = panel(number, most, columns);
-            isa.run(Pack::<E, P> {
-                // SAFETY: the place of a panel.
-                to: unsafe { panels.at(columns.start * steps) },
-                b,
-                columns,
-                size: [steps, width],
-                by_matrices,
-            });
+            products::run::<E, P, _>(
+                isa,
+                Pack::<E, P> {
+                    // SAFETY: the place of a panel.
+                    to: unsafe { panels.at(columns.start * steps) },
+                    b,
+                    columns,
+                    size: [steps, width],
+                    by_matrices,
+                },
+            );
         });
     };
     // SAFETY: all panels are packed.
@@ -316,15 +325,18 @@ pub(crate) unsafe fn product_to<E: Element, P: Products<E>>(
     deal(chunks * groups, products, |task| {
         let (chunk, group) = (task / groups, task % groups);
         let range = chunk * ROWS..((chunk + 1) * ROWS).min(rows);
-        isa.run(OfRows::<E, P> {
-            // SAFETY: rows of the result.
-            y: unsafe { y.at(range.start * columns) },
-            a: a.rows(range),
-            b,
-            panels: panels.as_deref(),
-            numbers: group * together..((group + 1) * together).min(count),
-            bias: &added,
-            by_matrices,
-        });
+        products::run::<E, P, _>(
+            isa,
+            OfRows::<E, P> {
+                // SAFETY: rows of the result.
+                y: unsafe { y.at(range.start * columns) },
+                a: a.rows(range),
+                b,
+                panels: panels.as_deref(),
+                numbers: group * together..((group + 1) * together).min(count),
+                bias: &added,
+                by_matrices,
+            },
+        );
     });
 }

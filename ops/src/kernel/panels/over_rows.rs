@@ -13,7 +13,7 @@ use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::lanes::CHUNK;
 use crate::kernel::matrices::Matrix;
 use crate::kernel::memory::{Shared, with_scratch};
-use crate::kernel::products::Products;
+use crate::kernel::products::{self, Products};
 use crate::kernel::simd::{Element, Isa};
 
 /// Rows of a task by matrices: numbers are split into parts for each task.
@@ -149,14 +149,17 @@ pub(crate) unsafe fn product_over_rows_to<E: Element, P: Products<E>>(
             );
             let range = (share * share_rows).min(rows)..((share + 1) * share_rows).min(rows);
             let features = of_chunk * chunk..((of_chunk + 1) * chunk).min(features);
-            isa.run(OverRows::<E, P> {
-                // SAFETY: sums of this task.
-                to: unsafe { all.at(share * elements + features.start * whole(columns)) },
-                x: x.rows(range.clone()).transposed().rows(features),
-                y: y.rows(range),
-                panels: group * together..((group + 1) * together).min(panels),
-                by_matrices,
-            });
+            products::run::<E, P, _>(
+                isa,
+                OverRows::<E, P> {
+                    // SAFETY: sums of this task.
+                    to: unsafe { all.at(share * elements + features.start * whole(columns)) },
+                    x: x.rows(range.clone()).transposed().rows(features),
+                    y: y.rows(range),
+                    panels: group * together..((group + 1) * together).min(panels),
+                    by_matrices,
+                },
+            );
         },
     );
     let together = (CHUNK / columns.max(1)).max(1);

@@ -8,6 +8,8 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
+use std::marker::PhantomData;
+
 use burn_std::bf16;
 use pulp::{Simd, WithSimd};
 
@@ -87,6 +89,33 @@ pub(crate) unsafe fn store_parts<S: Simd, E: Element, P: Products<E>>(
     for (part, pairs) in P::split(simd, numbers).iter().enumerate().take(P::PARTS) {
         // SAFETY: the caller's.
         unsafe { E::store::<S>(to.wrapping_add(part * step), *pairs) };
+    }
+}
+
+/// Whether processors with such vectors may have matrices that multiply these numbers. Code for other vectors need not be
+/// compiled.
+pub(crate) const fn matrices_multiply<S: Simd, E: Element, P: Products<E>>() -> bool {
+    P::PARTS > 0 && size_of::<E::Vector<S>>() == 64
+}
+
+/// Runs a kernel of products, which is compiled for the instruction sets that may be asked for them: for pairs, those with
+/// vectors of AVX-512. Tests also run pairs by other vectors, but not by single lanes.
+pub(crate) fn run<E: Element, P: Products<E>, K: WithSimd>(isa: Isa, kernel: K) -> K::Output {
+    isa.run(OfProducts::<E, P, K>(kernel, PhantomData))
+}
+
+struct OfProducts<E, P, K>(K, PhantomData<(E, P)>);
+
+impl<E: Element, P: Products<E>, K: WithSimd> WithSimd for OfProducts<E, P, K> {
+    type Output = K::Output;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> K::Output {
+        if const { P::NUMBERS == 1 || has_512_bits::<S>() || cfg!(test) && !S::IS_SCALAR } {
+            self.0.with_simd(simd)
+        } else {
+            unreachable!("pairs are multiplied by vectors of AVX-512")
+        }
     }
 }
 
@@ -250,10 +279,10 @@ impl Products<f32> for Halves {
 pub(crate) struct Pairs;
 
 impl Pairs {
-    /// Whether kernels for an instruction set may use pairs: with AVX-512 the processor must multiply them.
+    /// Whether kernels for an instruction set may use pairs in tests: with AVX-512 the processor must multiply them.
     #[cfg(test)]
     pub(crate) fn run_on(isa: Isa) -> bool {
-        Self::are_fast(isa) || !matches!(isa.name(), "amx" | "avx512")
+        Self::are_fast(isa) || matches!(isa.name(), "avx2" | "neon")
     }
 
     /// Whether an instruction set multiplies pairs by instructions of the processor.

@@ -26,7 +26,7 @@ use crate::kernel::amx::{self, SIDE};
 use crate::kernel::buffer::filled;
 use crate::kernel::lanes::CHUNK;
 use crate::kernel::memory::with_scratch;
-use crate::kernel::products::{Numbers, Products, Rounded};
+use crate::kernel::products::{Numbers, Products, Rounded, matrices_multiply};
 use crate::kernel::simd::{Element, Isa};
 pub(crate) use job::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
 use room::{GROUPS, Room, SOURCES, together};
@@ -213,9 +213,10 @@ impl<E: Element> WithSimd for Task<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        match self.parts {
-            1 => simd.vectorize(Pass::<E, Rounded>(&self, PhantomData)),
-            _ => simd.vectorize(Pass::<E, Numbers>(&self, PhantomData)),
+        if const { matrices_multiply::<S, E, Rounded>() } && self.parts == 1 {
+            simd.vectorize(Pass::<E, Rounded>(&self, PhantomData));
+        } else {
+            simd.vectorize(Pass::<E, Numbers>(&self, PhantomData));
         }
     }
 }

@@ -8,7 +8,7 @@ use super::task::{Registers, Task};
 use crate::attention::engine::lanes::weights;
 use crate::kernel::math;
 use crate::kernel::panels::{Factors, Sums};
-use crate::kernel::products::{Numbers, Products};
+use crate::kernel::products::{Numbers, Products, matrices_multiply};
 use crate::kernel::simd::Element;
 
 /// Sums for gradients of queries: a call, because it is large.
@@ -194,7 +194,8 @@ impl<E: Element> Task<'_, E> {
                                 E::store::<S>(at[1], E::times(simd, weight, scale));
                             }
                         }
-                        if query.is_some()
+                        if const { matrices_multiply::<S, E, P>() }
+                            && query.is_some()
                             && let Some(registers) = registers
                         {
                             group.clear_beyond::<S>(slopes, reached.len());

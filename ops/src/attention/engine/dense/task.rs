@@ -12,7 +12,7 @@ use crate::attention::engine::lanes::{pack, unpack};
 use crate::kernel::amx;
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::panels::matrices::Rows;
-use crate::kernel::products::Products;
+use crate::kernel::products::{Products, matrices_multiply};
 use crate::kernel::simd::Element;
 
 /// Targets of one head: a few vectors, or several such groups.
@@ -280,9 +280,10 @@ impl<'a, E: Element> Task<'a, E> {
     ) {
         // SAFETY: the caller's.
         unsafe {
-            match registers {
-                None => self.load(simd, tokens, self.head, factor, to),
-                Some(_) => self.load_factors::<S, P>(simd, (tokens, factor), spare, to),
+            if const { matrices_multiply::<S, E, P>() } && registers.is_some() {
+                self.load_factors::<S, P>(simd, (tokens, factor), spare, to);
+            } else {
+                self.load(simd, tokens, self.head, factor, to);
             }
         }
     }
@@ -302,7 +303,9 @@ impl<'a, E: Element> Task<'a, E> {
         to: *mut E,
         wanted: [bool; 2],
     ) -> Copied<'r, E> {
-        if let Some(registers) = registers {
+        if const { matrices_multiply::<S, E, P>() }
+            && let Some(registers) = registers
+        {
             // SAFETY: the caller's.
             let factors = unsafe { self.factors::<S, P>(simd, (tokens, head), block, to, wanted) };
             return Copied::Factors(registers, factors);
@@ -352,8 +355,10 @@ impl<'a, E: Element> Task<'a, E> {
                     dots(simd, targets, sources, self.runs::<S>(scores));
                 }
                 Copied::Factors(registers, packed) => {
-                    self.scores_of::<S, P>(registers, targets, packed, scores);
-                    self.scale(simd, factor, block.len(), scores);
+                    if const { matrices_multiply::<S, E, P>() } {
+                        self.scores_of::<S, P>(registers, targets, packed, scores);
+                        self.scale(simd, factor, block.len(), scores);
+                    }
                 }
             }
         }
@@ -379,8 +384,10 @@ impl<'a, E: Element> Task<'a, E> {
                     sums(simd, weights, sources, self.runs::<S>(results));
                 }
                 Copied::Factors(registers, packed) => {
-                    let weights = (weights, factors);
-                    self.add_weighted::<S, P>(simd, registers, weights, packed, results);
+                    if const { matrices_multiply::<S, E, P>() } {
+                        let weights = (weights, factors);
+                        self.add_weighted::<S, P>(simd, registers, weights, packed, results);
+                    }
                 }
             }
         }
