@@ -211,6 +211,11 @@ fn the_best_checkpoint_stays_and_patience_ends_a_run_after_a_resume_too() {
     // Bad scores never displace it, however many.
     let (.., kept) = run(&[f64::NAN, 9.0, f64::NAN, 9.0, f64::INFINITY]).remove(0);
     assert_eq!(kept, same);
+    let resumed = Launcher::local(2).collect(|world| {
+        let (_, trainer) = validated(&world, folder.path(), &[])?;
+        Ok(trainer.is_out_of_patience())
+    });
+    assert_eq!(resumed.unwrap(), [true, true]);
     let read = Launcher::local(1).run(|world| {
         let newest = Checkpoint::latest(&world, folder.path())?.expect("was saved");
         assert_eq!(newest.metric(), None);

@@ -63,6 +63,12 @@ fn files_are_inspected() {
     ] {
         assert!(out.contains(part), "{part} in\n{out}");
     }
+    let [early, late] = [0.0, 6.0].map(|hour| {
+        let path = folder.path().join(format!("{hour}.h5"));
+        write(&path, &[hour], [5, 8]);
+        succeed(&["inspect", text(&path)]).contains("so is that of files without a time axis")
+    });
+    assert!(early && !late);
     // One file that is not there hides no other.
     let output = halocline(&["inspect", "nowhere.nc", text(&path)]);
     assert_eq!(output.status.code(), Some(1));

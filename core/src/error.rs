@@ -151,6 +151,7 @@ impl Error {
     /// let raised = Error::catch::<()>(|| Error::operator("scale", "no factor").raise());
     /// assert_eq!(raised.unwrap_err().to_string(), "scale: no factor");
     /// ```
+    #[track_caller]
     pub fn raise(self) -> ! {
         match self {
             _ if CATCHING.get() > 0 => std::panic::resume_unwind(Box::new(self)),
@@ -190,6 +191,34 @@ impl Error {
             Ok(error) => *error,
             Err(payload) => std::panic::resume_unwind(payload),
         })
+    }
+}
+
+/// Unwraps results in functions that panic.
+pub trait OrRaise<T> {
+    /// The value.
+    ///
+    /// # Panics
+    /// [Raises](Error::raise) an error, with the caller's place in the program.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Error, OrRaise};
+    ///
+    /// assert_eq!(Ok::<_, Error>(2).or_raise(), 2);
+    /// let failed = || Err::<i32, _>(Error::operator("scale", "no factor")).or_raise();
+    /// assert_eq!(Error::catch(failed).unwrap_err().to_string(), "scale: no factor");
+    /// ```
+    fn or_raise(self) -> T;
+}
+
+impl<T> OrRaise<T> for Result<T> {
+    #[track_caller]
+    fn or_raise(self) -> T {
+        match self {
+            Ok(value) => value,
+            Err(error) => error.raise(),
+        }
     }
 }
 

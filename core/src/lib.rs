@@ -49,7 +49,7 @@ pub use comm::{
 pub use crossing::{Along, Crossing};
 pub use device_mesh::DeviceMesh;
 pub use dry_mesh::DryMesh;
-pub use error::{Error, Result};
+pub use error::{Error, OrRaise, Result};
 pub use exchange::{Direction, Exchange, ExchangePlan, Move, Need, Piece, Source, Transfer};
 pub use into_layout::IntoLayout;
 pub use launch::{Launcher, with_all_threads};

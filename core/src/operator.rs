@@ -26,7 +26,7 @@ use burn::tensor::Tensor;
 use burn::tensor::kind::Kind;
 
 use crate::dispatch::{from_dispatch, kind_of, to_dispatch};
-use crate::{Result, trace};
+use crate::{OrRaise, Result, trace};
 
 /// Operator on one to four tensors, with its adjoint. Both passes take and return tensors without
 /// autodiff. The backward pass runs for floats only.
@@ -344,7 +344,7 @@ fn forward<B: Plain>(
     let result = operator
         .forward(inputs.map(B::wrap).collect())
         .and_then(|(output, saved)| Ok((B::unwrap(output)?, saved)));
-    result.unwrap_or_else(|error| error.raise())
+    result.or_raise()
 }
 
 /// Runs the forward pass, and records the backward pass where a gradient is wanted.
@@ -404,7 +404,7 @@ impl<B: Plain, const N: usize> RetroForward for Again<B, N> {
         let _span = self.operator.names().map(|[name, _]| trace::span(name));
         let output = self.operator.again(inputs);
         let output = output.and_then(B::unwrap);
-        states.save::<FloatTensor<B>>(node, output.unwrap_or_else(|error| error.raise()));
+        states.save::<FloatTensor<B>>(node, output.or_raise());
     }
 }
 
@@ -451,10 +451,10 @@ impl<B: Plain, const N: usize> Backward<B, N> for Step {
             cotangent: B::wrap(grads.consume::<B>(&ops.node)),
             wanted: &ops.parents.each_ref().map(Option::is_some)[..operator.reads()],
         });
-        let gradients = gradients.unwrap_or_else(|error| error.raise());
+        let gradients = gradients.or_raise();
         for (node, gradient) in ops.parents.into_iter().zip(gradients) {
             if let (Some(node), Some(gradient)) = (node, gradient) {
-                let gradient = B::unwrap(gradient).unwrap_or_else(|error| error.raise());
+                let gradient = B::unwrap(gradient).or_raise();
                 grads.register::<B>(node.id, gradient);
             }
         }

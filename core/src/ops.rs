@@ -18,7 +18,7 @@ use crate::operator::apply_beside;
 pub use crate::operator::{BackwardPass, Operator, Recompute, apply};
 use crate::reduce::{Leaf, Pass, Reduce, ReduceScatter};
 use crate::replicas::require_replicas;
-use crate::{IndexBox, Result};
+use crate::{IndexBox, OrRaise, Result};
 
 /// Moves boxes between the ranks of a mesh and assembles the cells that this rank needs.
 ///
@@ -196,6 +196,7 @@ pub fn fan_out_beside<const D: usize, const E: usize, K: Basic, L: Basic>(
     fan_out_to(tensor, Some(other), mesh, axes, operator)
 }
 
+#[track_caller]
 fn fan_out_to<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     other: Option<DispatchTensor>,
@@ -204,7 +205,7 @@ fn fan_out_to<const D: usize, K: Basic>(
     operator: &'static str,
 ) -> Tensor<D, K> {
     let group = mesh.ranks_along(axes);
-    require_replicas(operator, mesh.comm(), &group, &tensor).unwrap_or_else(|error| error.raise());
+    require_replicas(operator, mesh.comm(), &group, &tensor).or_raise();
     let operation = Operation::new(operator, Traffic::Reduce, None);
     reduce(tensor, other, mesh, axes, operation, Pass::Backward)
 }

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use halocline_core::{Launcher, Result};
+use halocline_core::{Launcher, Result, Shard, ShardTensor};
 
 const CHILD: &str = "HALOCLINE_TEST_CHILD";
 
@@ -44,12 +44,44 @@ fn the_panic_of_all_ranks_is_printed_once_with_its_backtrace() {
     let count = |text: &str| errors.matches(text).count();
     assert_eq!(count("stack backtrace:"), 1, "{errors}");
     assert_eq!(count("panicked at"), 1, "{errors}");
-    let others = (0..4).filter(|rank| errors.contains(&format!("rank {rank} panicked where")));
+    let others =
+        (0..4).filter(|rank| errors.contains(&format!("rank {rank} panicked there, too\n")));
     assert_eq!(others.count(), 3, "{errors}");
     assert!(
         errors.contains("failed: panicked: out of ocean"),
         "{errors}"
     );
+}
+
+/// All ranks add fields that do not fit. Does nothing when it is run as a test.
+#[test]
+fn ranks_that_add_other_shapes() {
+    if std::env::var_os(CHILD).is_some() {
+        let result: Result<()> = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let ones = |shape| ShardTensor::<2>::ones(shape, &mesh, &[Shard(0)]);
+            let _ = ones([4, 6])? + ones([4, 5])?;
+            Ok(())
+        });
+        eprintln!("ended: {result:?}");
+    }
+}
+
+#[test]
+fn a_mistake_is_printed_with_its_place_in_the_program() {
+    let output = Command::new(std::env::current_exe().expect("this binary"))
+        .args(["--exact", "ranks_that_add_other_shapes", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .expect("this binary can be started");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let line = include_str!("launch.rs")
+        .lines()
+        .position(|line| line.contains("ones([4, 6])? +"))
+        .expect("that line");
+    let place = format!("launch.rs:{}:", line + 1);
+    assert!(errors.contains(&place), "{errors}");
+    assert_eq!(errors.matches("do not broadcast").count(), 2, "{errors}");
 }
 
 #[test]

@@ -329,9 +329,14 @@ impl fmt::Display for Inspection {
         } else if let [time] = self.times[..] {
             writeln!(
                 f,
-                "  times      one, {}, {}",
+                "  times      one, {}, {}{}",
                 self.calendar.date(time),
-                self.calendar
+                self.calendar,
+                if time == 0.0 {
+                    "; so is that of files without a time axis"
+                } else {
+                    ""
+                }
             )?;
         }
         writeln!(f, "  values     of {} times", self.scanned)?;

@@ -3,7 +3,7 @@ use burn::module::Module;
 use burn::nn::PaddingConfig3d;
 use burn::nn::conv::{Conv3d, Conv3dConfig};
 use burn::tensor::Device;
-use halocline_core::Error;
+use halocline_core::OrRaise;
 use halocline_ops::graph::pad_healpix;
 use halocline_ops::prelude::*;
 
@@ -66,7 +66,7 @@ impl<X: Field<5>> Layer<X> for HealpixConv {
     fn forward(&self, x: X) -> X {
         let width = self.conv.kernel_size[1] / 2;
         let padded = x.try_op(|x| pad_healpix(x, width));
-        let padded = padded.unwrap_or_else(|error: Error| error.raise());
+        let padded = padded.or_raise();
         padded.apply_conv(
             &self.conv.weight,
             &self.conv.bias,

@@ -5,8 +5,8 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use halocline_core::{
-    Along, Error, Launcher, LayerKeys, LocalGradient, ParamShard, Placement, RandomKey, Replicate,
-    Result, Shard, ShardTensor, World, param_shards,
+    Along, Error, Launcher, LayerKeys, LocalGradient, OrRaise, ParamShard, Placement, RandomKey,
+    Replicate, Result, Shard, ShardTensor, World, param_shards,
 };
 use halocline_models::parallel::{Axes, Plan, Style, distribute_module, parallelize_module};
 use halocline_ops::prelude::*;
@@ -24,7 +24,7 @@ impl<X: Field<3>> Layer<X> for Mix {
     fn forward(&self, x: X) -> X {
         crossed(&self.weight, x, |x| {
             let y = x.try_op(|x| matmul::linear(x, &self.weight, None));
-            y.unwrap_or_else(|error| error.raise())
+            y.or_raise()
         })
     }
 }

@@ -116,6 +116,7 @@ fn cross<const D: usize, const E: usize, K: Basic>(
 ///     }
 /// }
 /// ```
+#[track_caller]
 pub fn crossed<const D: usize, const E: usize, X: Field<D>>(
     first: &Param<Tensor<E>>,
     x: X,

@@ -5,7 +5,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use halocline_core::{Halos, Result, ShardTensor};
+use halocline_core::{Halos, OrRaise, Result, ShardTensor};
 
 use crate::layer::Apply;
 use crate::operand::Operand;
@@ -87,6 +87,7 @@ macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) = $f:expr;)*) => {
         $($(#[$doc])*
         #[must_use]
+        #[track_caller]
         fn $name(self $(, $argument: $type)*) -> Self {
             Self::from_shard(self.into_shard().$name($($argument),*))
         })*
@@ -175,14 +176,13 @@ pub trait Field<const D: usize>:
     /// let y = x.clone() * x.beside(Tensor::<1>::from([3.0, 4.0]));
     /// y.into_data().assert_eq(&[3.0_f32, 8.0].into(), true);
     /// ```
+    #[track_caller]
     fn beside<const E: usize>(&self, operand: impl Into<Operand<E>>) -> Rank<Self, E> {
         let x = self.clone().into_shard();
         Field::from_shard(match operand.into() {
             Operand::Replicated(tensor) => x.replicate_beside(tensor),
             // Detached: a loss may depend on the operand alone.
-            laid => laid
-                .beside(&x.inner())
-                .unwrap_or_else(|error| error.raise()),
+            laid => laid.beside(&x.inner()).or_raise(),
         })
     }
 
@@ -302,6 +302,7 @@ pub trait Field<const D: usize>:
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     #[must_use]
+    #[track_caller]
     fn resolve(self) -> Self {
         Self::from_shard(self.into_shard().resolve())
     }
@@ -310,11 +311,12 @@ pub trait Field<const D: usize>:
 }
 
 /// Runs an operator on either kind of tensor, and panics with its error.
+#[track_caller]
 pub(crate) fn run<const D: usize, const E: usize, X: Field<D>>(
     x: X,
     operator: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<E>>,
 ) -> Rank<X, E> {
-    x.try_op(operator).unwrap_or_else(|error| error.raise())
+    x.try_op(operator).or_raise()
 }
 
 impl<const D: usize> Field<D> for ShardTensor<D> {

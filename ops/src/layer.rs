@@ -104,6 +104,7 @@ macro_rules! layers {
         impl<const D: usize> $crate::Layer<$tensor$(::$part)+<D>> for $module {
             type Output = $tensor$(::$part)+<D>;
 
+            #[track_caller]
             fn forward(&self, $x: $tensor$(::$part)+<D>) -> Self::Output {
                 let $layer = self;
                 $result

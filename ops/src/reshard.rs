@@ -77,6 +77,7 @@ pub trait ReshardField<const D: usize>: Field<D> {
     /// assert_eq!(y.into_scalar::<f32>(), 3.0);
     /// ```
     #[must_use]
+    #[track_caller]
     fn apply_reshard(self, place: &Reshard) -> Self {
         match &place.to {
             Some(to) => run(self, |x| x.redistribute_along(to)),
@@ -170,6 +171,7 @@ where
 {
     type Output = ShardTensor<E>;
 
+    #[track_caller]
     fn forward(&self, x: ShardTensor<D>) -> ShardTensor<E> {
         let y = self.module.forward(x.apply_reshard(&self.input));
         y.apply_reshard(&self.output)
@@ -179,6 +181,7 @@ where
 impl<const D: usize, M: Module + Layer<Tensor<D>>> Layer<Tensor<D>> for Around<M> {
     type Output = M::Output;
 
+    #[track_caller]
     fn forward(&self, x: Tensor<D>) -> M::Output {
         self.module.forward(x)
     }

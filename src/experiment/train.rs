@@ -42,7 +42,7 @@ impl Experiment {
         let mut trainer = self.trainer(data.batches())?;
         check_order(&mut trainer, [training.batch, data.samples()])?;
         let root = self.world.is_root();
-        let (mut longest, mut stop) = (0.0_f64, false);
+        let (mut longest, mut stop) = (0.0_f64, trainer.is_out_of_patience());
         if root && trainer.epoch() >= training.epochs {
             println!("{} of {} epochs are done", trainer.epoch(), training.epochs);
         }

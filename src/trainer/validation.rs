@@ -117,12 +117,18 @@ impl<M: Module> Trainer<M> {
         if self.checkpoints.is_some() {
             self.save(Some(score))?;
         }
-        let since = self.progress.validated.since;
         Ok(Validation {
             score,
             is_best,
-            stop: self.patience.is_some_and(|patience| since >= patience),
+            stop: self.is_out_of_patience(),
         })
+    }
+
+    /// Whether the newest [validations](Self::validate), as many as the
+    /// [patience](Self::with_patience), have brought nothing better, before a resume too.
+    pub fn is_out_of_patience(&self) -> bool {
+        let since = self.progress.validated.since;
+        self.patience.is_some_and(|patience| since >= patience)
     }
 
     /// The lowest score of a [validation](Self::validate) so far, before a resume too.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, Once};
 /// Place in the source: file, line and column.
 type Place = (String, u32, u32);
 
-/// The first panic of a job's ranks: the rank and the place.
+/// The first panic of a job's ranks: the rank, the place and the message.
 #[derive(Clone, Default)]
-pub(super) struct Panics(Arc<Mutex<Option<(usize, Place)>>>);
+pub(super) struct Panics(Arc<Mutex<Option<(usize, Place, String)>>>);
 
 thread_local! {
     /// The rank of this thread, and the panics of its job.
@@ -18,7 +18,8 @@ thread_local! {
 
 impl Panics {
     /// Makes the record of a new job. The first panic is printed as usual, with a backtrace if one
-    /// is requested; those of other ranks at the same place have one line each.
+    /// is requested; those of other ranks at the same place have one line each, with the message if
+    /// it is another.
     pub(super) fn of_job() -> Self {
         static HOOK: Once = Once::new();
         // A thread that panics cannot set a hook.
@@ -48,10 +49,13 @@ fn repeated(panic: &PanicHookInfo<'_>) -> Option<String> {
         let rank = rank.borrow();
         let (rank, panics) = rank.as_ref()?;
         let mut first = panics.0.lock().unwrap_or_else(|e| e.into_inner());
-        let (other, same) = first.get_or_insert_with(|| (*rank, place.clone()));
         let message = panic.payload_as_str().unwrap_or("no message");
-        (other != rank && *same == place)
-            .then(|| format!("halocline: rank {rank} panicked where rank {other} did: {message}"))
+        let (other, same, said) =
+            first.get_or_insert_with(|| (*rank, place.clone(), message.to_string()));
+        (other != rank && *same == place).then(|| match said == message {
+            true => format!("halocline: rank {rank} panicked there, too"),
+            false => format!("halocline: rank {rank} panicked there, too: {message}"),
+        })
     });
     // At the end of a thread its rank is dropped before other values, whose drop may panic.
     first.ok().flatten()

@@ -25,7 +25,7 @@ use crate::comm::{Communicator, InFlight, Operation, Traffic, collectives};
 use crate::dispatch::{cut, flattened, kind_of, reshaped};
 use crate::exchange::{Exchange, travels};
 use crate::layout::ReduceOp;
-use crate::{Error, IndexBox, Result};
+use crate::{IndexBox, OrRaise, Result};
 
 /// The bytes of a full bucket.
 const FULL: usize = 4 << 20;
@@ -227,7 +227,7 @@ pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> 
             forget(|group| buckets.groups.contains(group));
         }
         let finished = buckets.finish(&mut gradients);
-        finished.unwrap_or_else(|error: Error| error.raise());
+        finished.or_raise();
     }
     gradients
 }

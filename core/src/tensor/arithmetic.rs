@@ -10,7 +10,7 @@ use crate::layout::{Layout, Partial, Placement, ReduceOp};
 use crate::ops::fan_out_beside;
 use crate::pairing::{Linearity, Pairing, Role, Term};
 use crate::replicas::require_replicas;
-use crate::{Error, Result};
+use crate::{Error, OrRaise, Result};
 
 /// Pairs two operands of an elementwise operator, with broadcasting of dims of one cell.
 fn pair(operator: &str, operands: [&Layout; 2], linearity: Linearity) -> Result<Pairing> {
@@ -44,6 +44,7 @@ fn pair(operator: &str, operands: [&Layout; 2], linearity: Linearity) -> Result<
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
+    #[track_caller]
     fn binary(
         self,
         other: Self,
@@ -51,9 +52,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         linearity: Linearity,
         f: impl FnOnce(Tensor<D, K>, Tensor<D, K>) -> Tensor<D, K>,
     ) -> Self {
-        let (layout, lhs, rhs) = self
-            .paired(other, operator, linearity)
-            .unwrap_or_else(|error| error.raise());
+        let (layout, lhs, rhs) = self.paired(other, operator, linearity).or_raise();
         Self::from_parts(f(lhs, rhs), layout.0, layout.1)
     }
 
@@ -107,18 +106,20 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     }
 
     /// [`replicate_beside`](Self::replicate_beside) as part of an operator, which errors name.
+    #[track_caller]
     fn replicate_for<const E: usize, L: Basic>(
         &self,
         operator: &'static str,
         tensor: Tensor<E, L>,
     ) -> ShardTensor<E, L> {
         let (comm, ranks) = (self.mesh.comm(), self.mesh.shape().ranks());
-        require_replicas(operator, comm, ranks, &tensor).unwrap_or_else(|error| error.raise());
+        require_replicas(operator, comm, ranks, &tensor).or_raise();
         let layout = Layout::replicated(self.layout.mesh(), &tensor.dims());
         ShardTensor::from_parts(tensor, layout, self.mesh.clone())
     }
 
     /// Applies an elementwise function of this library, which needs no check, to two tensors.
+    #[track_caller]
     pub(super) fn zip_elements(
         self,
         other: Self,
@@ -128,15 +129,14 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.binary(other, operator, Linearity::None, f)
     }
 
+    #[track_caller]
     fn compare(
         self,
         other: Self,
         operator: &'static str,
         f: impl FnOnce(Tensor<D, K>, Tensor<D, K>) -> Tensor<D, Bool>,
     ) -> ShardTensor<D, Bool> {
-        let ((layout, mesh), lhs, rhs) = self
-            .paired(other, operator, Linearity::None)
-            .unwrap_or_else(|error| error.raise());
+        let ((layout, mesh), lhs, rhs) = self.paired(other, operator, Linearity::None).or_raise();
         ShardTensor::from_parts(f(lhs, rhs), layout, mesh)
     }
 
@@ -228,6 +228,7 @@ macro_rules! comparison {
             ///
             /// # Panics
             /// Panics if the layouts cannot be paired.
+            #[track_caller]
             pub fn $name(self, other: Self) -> ShardTensor<D, Bool> {
                 self.compare(other, stringify!($name), Tensor::$name)
             })*
@@ -260,6 +261,7 @@ macro_rules! operator {
         impl<const D: usize, K: Numeric> $trait for ShardTensor<D, K> {
             type Output = Self;
 
+            #[track_caller]
             fn $method(self, other: Self) -> Self {
                 self.binary(other, stringify!($method), $linearity, $trait::$method)
             }
@@ -269,6 +271,7 @@ macro_rules! operator {
             type Output = Self;
 
             /// With a tensor that all ranks hold alike; its gradient is complete on each of them.
+            #[track_caller]
             fn $method(self, other: Tensor<D, K>) -> Self {
                 let other = self.replicate_for(stringify!($method), other);
                 self.binary(other, stringify!($method), $linearity, $trait::$method)
@@ -278,6 +281,7 @@ macro_rules! operator {
         $(impl<const D: usize> $trait<$scalar> for ShardTensor<D, $kind> {
             type Output = Self;
 
+            #[track_caller]
             fn $method(self, other: $scalar) -> Self {
                 self.$map(stringify!($method), |local| $trait::$method(local, other))
             }
@@ -309,6 +313,7 @@ impl<const D: usize, K: Numeric> Neg for ShardTensor<D, K> {
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Applies a scaling, which partial sums permit and other partial values do not.
+    #[track_caller]
     fn map_scaling(self, operator: &str, f: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>) -> Self {
         let sums =
             |placement: &Placement| !matches!(placement, Partial(op) if *op != ReduceOp::Sum);

@@ -9,7 +9,7 @@ use burn::tensor::{Tensor, TensorData};
 use super::ShardTensor;
 use crate::comm::{Operation, Traffic};
 use crate::ops::all_gather_numbers;
-use crate::{DeviceMesh, Error, RandomKey, Result};
+use crate::{DeviceMesh, Error, OrRaise, RandomKey, Result};
 
 /// The value of the single cell that closures run on.
 const CELL: f32 = 1.5;
@@ -43,17 +43,14 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn map_local<L: Basic + 'static>(
         self,
         f: impl Fn(Tensor<D, K>) -> Tensor<D, L>,
     ) -> ShardTensor<D, L> {
         let closure = Closure::new("map", &f);
         let mesh = self.mesh.clone();
-        self.map_elements("map", |x| {
-            closure
-                .apply([x], |[x]| f(x), &mesh)
-                .unwrap_or_else(|error| error.raise())
-        })
+        self.map_elements("map", |x| closure.apply([x], |[x]| f(x), &mesh).or_raise())
     }
 }
 
@@ -79,6 +76,7 @@ impl<const D: usize> ShardTensor<D> {
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn zip_local(
         self,
         other: Self,
@@ -89,7 +87,7 @@ impl<const D: usize> ShardTensor<D> {
         let mesh = self.mesh.clone();
         self.zip_elements(other, operator, |lhs, rhs| {
             let result = closure.apply([lhs, rhs], |[lhs, rhs]| f(lhs, rhs), &mesh);
-            result.unwrap_or_else(|error| error.raise())
+            result.or_raise()
         })
     }
 }
@@ -125,7 +123,7 @@ impl Closure {
         };
         let cells = self.captures.then(|| operands.each_ref().map(cell));
         let kept = check.then(|| operands.clone());
-        let result = f(operands);
+        let result = self.run_on("this rank's shard", || f(operands))?;
         if result.dims() != shape {
             return Err(self.error(format!(
                 "gives shape {:?} for cells of shape {shape:?}; an elementwise function keeps the shape, others go \
@@ -241,11 +239,12 @@ impl Closure {
 
     /// Runs the closure on cells on which it may panic unless it is elementwise.
     fn run_on<T>(&self, cells: &str, f: impl FnOnce() -> T) -> Result<T> {
-        catch_unwind(AssertUnwindSafe(f)).map_err(|_| {
-            self.error(format!(
+        catch_unwind(AssertUnwindSafe(f)).map_err(|payload| match payload.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(_) => self.error(format!(
                 "panics on {cells}; an elementwise function must not depend on the shape, nor capture a tensor that \
                  varies by cell: make that an operand"
-            ))
+            )),
         })
     }
 
@@ -402,6 +401,17 @@ mod tests {
             error.contains("on rank 0") && error.contains("on rank 1"),
             "{error}"
         );
+    }
+
+    /// With and without checks: it does not broadcast with a shard.
+    #[test]
+    fn closures_that_capture_a_whole_field_are_refused() {
+        for check in [false, true] {
+            let whole = Tensor::<2>::ones([4, 3], &Default::default());
+            let error = refused(&[2, 2], check, |x| x * whole.clone());
+            assert!(error.contains("panics on this rank's shard"), "{error}");
+            assert!(error.contains("make that an operand"), "{error}");
+        }
     }
 
     #[test]

@@ -109,6 +109,7 @@ macro_rules! methods {
             /// # Panics
             /// Panics if the tensor holds partial values.
             #[must_use]
+            #[track_caller]
             pub fn $name(self $(, $argument: $type)*) -> Self {
                 self.map_elements(stringify!($name), $f)
             })*

@@ -10,7 +10,7 @@ use crate::dispatch::blank;
 use crate::layout::{Fan, Layout, Partial, ReduceOp, Replicate};
 use crate::operator::{BackwardPass, Operator, apply, one};
 use crate::ops::fan_out;
-use crate::{Error, Result};
+use crate::{Error, OrRaise, Result};
 
 /// Meaning of the gradient of a local tensor that enters or leaves the sharded world with the same
 /// values on several ranks: replicated, or fanned out.
@@ -122,9 +122,9 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn to_local(&self, gradient: LocalGradient) -> Tensor<D, K> {
-        self.require_resolved("to_local")
-            .unwrap_or_else(|error| error.raise());
+        self.require_resolved("to_local").or_raise();
         match gradient {
             LocalGradient::Replicated => {
                 let axes = self.layout.axes_where(|placement| placement == Fan);

@@ -19,7 +19,7 @@ use burn::tensor::{Device, Float, Gradients, Tensor};
 
 use crate::device_mesh::DeviceMesh;
 use crate::layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate};
-use crate::{Error, Result};
+use crate::{Error, OrRaise, Result};
 
 pub(crate) use create::on_device;
 pub use create::scatter_tensor;
@@ -150,13 +150,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 
     /// Applies an elementwise function of this library, which needs no check; errors name the
     /// operator.
+    #[track_caller]
     pub(crate) fn map_elements<L: Basic>(
         self,
         operator: &str,
         f: impl FnOnce(Tensor<D, K>) -> Tensor<D, L>,
     ) -> ShardTensor<D, L> {
-        self.require_resolved(operator)
-            .unwrap_or_else(|error| error.raise());
+        self.require_resolved(operator).or_raise();
         self.map_linear(f)
     }
 

@@ -11,7 +11,7 @@ use burn::tensor::{Gradients, Tensor};
 use super::{ShardTensor, on_device};
 use crate::comm::Replay;
 use crate::operator::{BackwardPass, Operator, apply};
-use crate::{DeviceMesh, Error, LayerKeys, Layout, Result, reduce};
+use crate::{DeviceMesh, Error, LayerKeys, Layout, OrRaise, Result, reduce};
 
 /// Handling of halos, and of all else that a block receives from other ranks, until the backward pass
 /// computes the block again.
@@ -76,6 +76,7 @@ impl<const D: usize> ShardTensor<D> {
     /// # Panics
     /// As [`recompute`](Self::recompute).
     #[must_use]
+    #[track_caller]
     pub fn recompute_with<const E: usize, M: Module + 'static>(
         self,
         other: ShardTensor<E>,
@@ -98,7 +99,7 @@ impl<const D: usize> ShardTensor<D> {
             Some(replay) => {
                 let (shape, comm) = ((**self.mesh.shape()).clone(), replay.clone());
                 let mesh = DeviceMesh::new(shape, comm, self.mesh.device().clone());
-                mesh.unwrap_or_else(|error| error.raise())
+                mesh.or_raise()
             }
         };
         let output = Arc::new(OnceLock::new());

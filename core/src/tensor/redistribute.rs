@@ -11,7 +11,7 @@ use crate::exchange::{Direction, Exchange, ExchangePlan, Move, Need, Source};
 use crate::into_layout::IntoLayout;
 use crate::layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 use crate::ops;
-use crate::{Error, IndexBox, Result};
+use crate::{Error, IndexBox, OrRaise, Result};
 
 const NAME: &str = "redistribute";
 
@@ -68,9 +68,9 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn redistribute(self, to: impl IntoLayout) -> Self {
-        self.try_redistribute(to)
-            .unwrap_or_else(|error| error.raise())
+        self.try_redistribute(to).or_raise()
     }
 
     /// [`redistribute`](Self::redistribute), with an error instead of a panic.
@@ -128,7 +128,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             fans.iter()
                 .for_each(|axis| before[*axis] = tensor.placements()[*axis]);
             let before = (&before).into_layout(&tensor.layout);
-            tensor = tensor.move_to(&before.unwrap_or_else(|error| error.raise()));
+            tensor = tensor.move_to(&before.or_raise());
             let is_sharded = |axis: &usize| matches!(tensor.placements()[*axis], Shard(_));
             let (sharded, replicated): (Vec<_>, Vec<_>) = fans.into_iter().partition(is_sharded);
             for axis in sharded {
@@ -317,16 +317,17 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 
     /// `Shard` → `Fan` or `Fan` → `Shard` on one axis. The adjoint adds the gradients that ranks
     /// find of a cell.
+    #[track_caller]
     fn exchange_to(self, axis: usize, placement: Placement, target: &Layout) -> Self {
         let mut placements = self.placements().to_vec();
         placements[axis] = placement;
         let even = (&placements).into_layout(&self.layout);
-        let mut layout = even.unwrap_or_else(|error| error.raise());
+        let mut layout = even.or_raise();
         // A dim that has its last parts now is not moved again.
         for dim in 0..D {
             if layout.axes_of(dim) == target.axes_of(dim) {
                 let last = layout.with_extents(dim, target.extents(dim));
-                layout = last.unwrap_or_else(|error| error.raise());
+                layout = last.or_raise();
             }
         }
         let (plan, operation) = (self.plan(&self.layout, &layout), self.operation(&layout));
@@ -390,6 +391,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn full_tensor(&self, gradient: LocalGradient) -> Tensor<D, K> {
         let resolved = self.clone().resolve();
         let placements = resolved.placements().iter();
@@ -402,7 +404,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             self.layout.shape(),
             &whole.collect::<Vec<_>>(),
         );
-        let whole = whole.unwrap_or_else(|error| error.raise());
+        let whole = whole.or_raise();
         let all_sharded = resolved.placements().iter().all(|p| p.varies());
         if gradient == LocalGradient::Partial && all_sharded {
             // From shards to replicas on every axis: the exchange's adjoint is the reduce-scatter
@@ -412,9 +414,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             return ops::exchange(resolved.local, &resolved.mesh, plan, operation);
         }
         let whole = resolved.try_redistribute(&whole);
-        whole
-            .unwrap_or_else(|error| error.raise())
-            .to_local(gradient)
+        whole.or_raise().to_local(gradient)
     }
 }
 

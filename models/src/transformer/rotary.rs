@@ -1,6 +1,7 @@
 //! Rotary position embeddings in several dims.
 
 use burn::tensor::{Tensor, TensorData};
+use halocline_core::OrRaise;
 use halocline_ops::attention::rotary;
 use halocline_ops::prelude::*;
 
@@ -65,8 +66,7 @@ impl Rotary {
         let dims = 0..spatial;
         let angles = dims.map(|dim| self.angles(dim, shape[dim + 1], width / (2 * spatial)));
         let angles: Vec<Vec<f64>> = angles.collect();
-        x.try_op(|x| rotary(x, &angles))
-            .unwrap_or_else(|error| error.raise())
+        x.try_op(|x| rotary(x, &angles)).or_raise()
     }
 }
 

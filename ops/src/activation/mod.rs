@@ -68,6 +68,7 @@ pub trait ActivationField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[0.0_f32, 2.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn relu(self) -> Self {
         run(self, |x| activation("relu", Activation::Relu, x))
     }
@@ -86,6 +87,7 @@ pub trait ActivationField<const D: usize>: Field<D> {
     /// assert!((y - 0.841_344_7).abs() < 1e-6);
     /// ```
     #[must_use]
+    #[track_caller]
     fn gelu(self) -> Self {
         run(self, |x| activation("gelu", Activation::Gelu, x))
     }
@@ -104,6 +106,7 @@ pub trait ActivationField<const D: usize>: Field<D> {
     /// assert!((y - 0.731_058_6).abs() < 1e-6);
     /// ```
     #[must_use]
+    #[track_caller]
     fn silu(self) -> Self {
         run(self, |x| activation("silu", Activation::Silu, x))
     }
@@ -122,6 +125,7 @@ pub trait ActivationField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[-1.0_f32, 1.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn prelu(self, slopes: impl Into<Operand<1>>) -> Self {
         run(self, |x| prelu(x, slopes))
     }
@@ -140,6 +144,7 @@ pub trait ActivationField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[2.0_f32, 3.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn glu(self, dim: usize) -> Self {
         run(self, |x| glu(x, dim))
     }

@@ -84,6 +84,7 @@ pub trait ArithmeticField<const D: usize>: Field<D> {
     /// z.into_data().assert_eq(&[2.5_f32, 4.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn addcmul(self, y: Self, scale: impl Into<Operand<D>>) -> Self {
         run(self, |x| addcmul(x, y.into_shard(), scale))
     }

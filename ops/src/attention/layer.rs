@@ -69,6 +69,7 @@ pub fn multi_head_attention<X: Field<3>>(
 
 /// Attention of tokens to each other. They take the placements of the layer of queries once, for all
 /// three layers.
+#[track_caller]
 fn self_attention<X: Field<3>>(module: &MultiHeadAttention, x: X, options: AttentionOptions) -> X {
     let x = run(x, |x| enter(&module.query.weight, x));
     multi_head_attention(module, x.clone(), x.clone(), x, options)
@@ -78,6 +79,7 @@ fn self_attention<X: Field<3>>(module: &MultiHeadAttention, x: X, options: Atten
 impl<X: Field<3>> Layer<X> for MultiHeadAttention {
     type Output = X;
 
+    #[track_caller]
     fn forward(&self, x: X) -> X {
         self_attention(self, x, AttentionOptions::default())
     }
@@ -152,6 +154,7 @@ fn encoder_layer<X: Field<3>>(
 impl<X: Field<3>> Layer<X> for TransformerEncoderLayer {
     type Output = X;
 
+    #[track_caller]
     fn forward(&self, x: X) -> X {
         encoder_layer(self, x, &AttentionOptions::default())
     }
@@ -161,6 +164,7 @@ impl<X: Field<3>> Layer<X> for TransformerEncoderLayer {
 impl<X: Field<3>> Layer<X> for TransformerEncoder {
     type Output = X;
 
+    #[track_caller]
     fn forward(&self, x: X) -> X {
         transformer_encoder(self, x, &AttentionOptions::default())
     }

@@ -38,6 +38,7 @@ pub use neighborhood::{
 pub use rotary::rotary;
 
 use crate::field::{Field, Rank, run};
+use halocline_core::OrRaise;
 
 /// Attention as a method.
 pub trait AttentionField<const D: usize>: Field<D> {
@@ -58,6 +59,7 @@ pub trait AttentionField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [1, 6, 8, 2, 4]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn neighborhood_attention<const N: usize>(
         self,
         keys: Self,
@@ -83,6 +85,7 @@ pub trait AttentionField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [1, 3, 4, 2, 8]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn cell_attention(self, keys: Self, values: Self, options: &AttentionOptions) -> Self {
         let (keys, values) = (keys.into_shard(), values.into_shard());
         run(self, |q| cell_attention(q, keys, values, options))
@@ -105,6 +108,7 @@ pub trait AttentionField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [2, 3, 4, 2, 8]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn cell_attention_with_tokens(
         self,
         keys: Self,
@@ -135,6 +139,7 @@ pub trait AttentionField<const D: usize>: Field<D> {
     /// assert_eq!((y.output.dims(), y.lse.dims()), ([1, 8, 2, 4], [1, 8, 2, 1]));
     /// ```
     #[must_use]
+    #[track_caller]
     fn neighborhood_attention_with_lse<const N: usize>(
         self,
         keys: Self,
@@ -143,9 +148,7 @@ pub trait AttentionField<const D: usize>: Field<D> {
     ) -> Attended<Self> {
         let [q, k, v] = [self, keys, values].map(Self::into_shard);
         let found = neighborhood_attention_with_lse(q, k, v, options);
-        found
-            .unwrap_or_else(|error| error.raise())
-            .map(Self::from_shard)
+        found.or_raise().map(Self::from_shard)
     }
 
     /// Neighborhood attention to a field and to tokens, keys and values, that all queries reach. See
@@ -166,6 +169,7 @@ pub trait AttentionField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [2, 8, 2, 4]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn neighborhood_attention_with_tokens<const N: usize>(
         self,
         keys: Self,
@@ -202,6 +206,7 @@ pub trait DenseAttentionField: Field<4> {
     /// assert_eq!(y.dims(), [1, 5, 2, 4]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn scaled_dot_product_attention(
         self,
         keys: Self,
@@ -230,6 +235,7 @@ pub trait DenseAttentionField: Field<4> {
     /// assert_eq!((y.output.dims(), y.lse.dims()), ([1, 5, 2, 4], [1, 5, 2, 1]));
     /// ```
     #[must_use]
+    #[track_caller]
     fn scaled_dot_product_attention_with_lse(
         self,
         keys: Self,
@@ -238,9 +244,7 @@ pub trait DenseAttentionField: Field<4> {
     ) -> Attended<Self> {
         let [q, k, v] = [self, keys, values].map(Self::into_shard);
         let found = scaled_dot_product_attention_with_lse(q, k, v, options);
-        found
-            .unwrap_or_else(|error| error.raise())
-            .map(Self::from_shard)
+        found.or_raise().map(Self::from_shard)
     }
 }
 

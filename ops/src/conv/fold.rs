@@ -114,6 +114,7 @@ pub fn fold<const D: usize, const N: usize>(
 impl<X: Field<3>> Layer<X> for Fold4d {
     type Output = Rank<X, 4>;
 
+    #[track_caller]
     fn forward(&self, x: X) -> Rank<X, 4> {
         let options = options(self.stride, self.dilation, self.padding);
         run(x, |x| {

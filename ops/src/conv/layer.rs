@@ -11,6 +11,7 @@ macro_rules! conv_layer {
         impl<X: Field<$d>> Layer<X> for $module {
             type Output = X;
 
+            #[track_caller]
             fn forward(&self, x: X) -> X {
                 let (kernel, stride) = ($array(self.kernel_size), $array(self.stride));
                 let padding = self.padding.padding(&x.global_dims()[2..], kernel, stride);

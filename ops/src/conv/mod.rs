@@ -43,7 +43,7 @@ pub use unfold::unfold;
 
 use burn::module::Param;
 use burn::tensor::Tensor;
-use halocline_core::{Error, Exchange, Layout, Operation, Result, ShardTensor, Traffic};
+use halocline_core::{Error, Exchange, Layout, Operation, OrRaise, Result, ShardTensor, Traffic};
 
 use crate::driver::{Padding, Rounding, Stencil, StencilPlan, Window};
 use crate::field::{Field, run};
@@ -302,6 +302,7 @@ pub trait ConvField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[1.0_f32, 2.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn conv<const N: usize>(
         self,
         weight: impl Into<Operand<D>>,
@@ -325,6 +326,7 @@ pub trait ConvField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[1.0_f32, 2.0], [2.0, 3.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn unfold_windows<const N: usize>(self, kernel: [usize; N], options: &ConvOptions<N>) -> Self {
         run(self, |x| unfold(x, kernel, options))
     }
@@ -344,6 +346,7 @@ pub trait ConvField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[1.0_f32, 4.0, 3.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn fold_windows<const N: usize>(
         self,
         output_size: [usize; N],
@@ -371,6 +374,7 @@ pub trait ConvField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [1, 2, 3]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn apply_conv<const N: usize>(
         self,
         weight: &Param<Tensor<D>>,
@@ -398,6 +402,7 @@ pub trait ConvField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [1, 2, 3]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn apply_conv_cat<const N: usize>(
         fields: Vec<Self>,
         weight: &Param<Tensor<D>>,
@@ -406,7 +411,7 @@ pub trait ConvField<const D: usize>: Field<D> {
     ) -> Self {
         let fields = fields.into_iter().map(Self::into_shard).collect();
         let y = channels::apply_cat(fields, weight, bias, options);
-        Self::from_shard(y.unwrap_or_else(|error| error.raise()))
+        Self::from_shard(y.or_raise())
     }
 }
 

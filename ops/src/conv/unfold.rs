@@ -119,6 +119,7 @@ pub(super) fn options(
 impl<X: Field<4>> Layer<X> for Unfold4d {
     type Output = Rank<X, 3>;
 
+    #[track_caller]
     fn forward(&self, x: X) -> Rank<X, 3> {
         let options = options(self.stride, self.dilation, self.padding);
         run(x, |x| {

@@ -134,6 +134,7 @@ pub trait DropoutField<const D: usize>: Field<D> {
     /// assert!(y.iter::<f32>().all(|element| element == 0.0 || element == 4.0));
     /// ```
     #[must_use]
+    #[track_caller]
     fn dropout(self, probability: f64, key: RandomKey) -> Self {
         run(self, |x| dropout(x, probability, key))
     }
@@ -143,6 +144,7 @@ pub trait DropoutField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`drop_path`](fn@drop_path) returns an error.
     #[must_use]
+    #[track_caller]
     fn drop_path(self, probability: f64, key: RandomKey) -> Self {
         run(self, |x| drop_path(x, probability, key))
     }
@@ -152,6 +154,7 @@ pub trait DropoutField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`gaussian_noise`](fn@gaussian_noise) returns an error.
     #[must_use]
+    #[track_caller]
     fn gaussian_noise(self, deviation: f64, key: RandomKey) -> Self {
         run(self, |x| gaussian_noise(x, deviation, key))
     }

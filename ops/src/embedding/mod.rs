@@ -20,8 +20,8 @@ use burn::nn::Embedding;
 use burn::tensor::{Int, Shape, Tensor};
 use halocline_core::ops::fan_out;
 use halocline_core::{
-    Along, Error, Fan, Layout, Linearity, Pairing, Replicate, Result, Role, Shard, ShardTensor,
-    Term,
+    Along, Error, Fan, Layout, Linearity, OrRaise, Pairing, Replicate, Result, Role, Shard,
+    ShardTensor, Term,
 };
 
 use crate::crossing::{enter, leave, with_extents_of};
@@ -187,9 +187,10 @@ macro_rules! layer {
         impl Layer<$tensor<2, Int>> for Embedding {
             type Output = $tensor<3>;
 
+            #[track_caller]
             fn forward(&self, index: $tensor<2, Int>) -> $tensor<3> {
                 let apply: fn(&Self, $tensor<2, Int>) -> Result<$tensor<3>> = $apply;
-                apply(self, index).unwrap_or_else(|error| error.raise())
+                apply(self, index).or_raise()
             }
         }
     };
@@ -229,6 +230,7 @@ pub trait EmbeddingField<const D: usize>: Field<D> {
     /// assert_eq!(x.apply_unembedding(&embedding).dims(), [1, 3, 7]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn apply_unembedding(self, embedding: &Embedding) -> Self {
         run(self, |x| {
             let table = Operand::from(&embedding.weight).beside(&x)?;

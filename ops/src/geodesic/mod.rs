@@ -32,6 +32,7 @@ pub trait GeodesicField: Field<4> {
     /// # Panics
     /// Panics where [`disco_conv`] returns an error; [`Disco`] has an example.
     #[must_use]
+    #[track_caller]
     fn disco_conv(
         self,
         weight: impl Into<Operand<3>>,
@@ -48,6 +49,7 @@ pub trait GeodesicField: Field<4> {
     /// # Panics
     /// Panics where [`sphere_attention`] returns an error; [`GeodesicNeighborhood`] has an example.
     #[must_use]
+    #[track_caller]
     fn sphere_attention(
         self,
         keys: Self,

@@ -290,6 +290,7 @@ impl EdgeShards {
     ///
     /// # Panics
     /// Panics where it returns an error.
+    #[track_caller]
     pub fn sources<const D: usize, X: Field<D>>(&self, x: X) -> X {
         run(x, |x| self.try_sources(x))
     }
@@ -298,6 +299,7 @@ impl EdgeShards {
     ///
     /// # Panics
     /// Panics where it returns an error.
+    #[track_caller]
     pub fn targets<const D: usize, X: Field<D>>(&self, x: X) -> X {
         run(x, |x| self.try_targets(x))
     }

@@ -39,6 +39,7 @@ use crate::rearrange::RearrangeField;
 /// };
 /// assert_eq!((of(Boundary::Replicate), of(Boundary::Periodic)), (5.0, 6.0));
 /// ```
+#[track_caller]
 pub fn total_variation<const D: usize, X: Field<D>>(
     x: X,
     dims: &[(usize, Boundary)],
@@ -67,6 +68,7 @@ pub fn total_variation<const D: usize, X: Field<D>>(
 /// let loss = gradient_loss(x, target, &[(0, Boundary::Replicate)], None, Reduction::Mean);
 /// assert_eq!(loss.into_scalar::<f32>(), (2.0 * 2.0 + 3.0 * 3.0) / 2.0);
 /// ```
+#[track_caller]
 pub fn gradient_loss<const D: usize, X: Field<D>>(
     x: X,
     target: X,
@@ -77,6 +79,7 @@ pub fn gradient_loss<const D: usize, X: Field<D>>(
     of_differences(x - target, dims, weights, reduction, Penalty::Squared)
 }
 
+#[track_caller]
 fn of_differences<const D: usize, X: Field<D>>(
     x: X,
     dims: &[(usize, Boundary)],

@@ -3,7 +3,7 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 use halocline_core::ops::{BackwardPass, Operator, apply};
-use halocline_core::{Result, ShardTensor, tasks};
+use halocline_core::{OrRaise, Result, ShardTensor, tasks};
 use pulp::{Simd, WithSimd};
 
 use super::{Penalty, Reduction, reduced};
@@ -17,6 +17,7 @@ use crate::reduce::of_all;
 const BLOCK: usize = 2048;
 
 /// The penalties of `x − target`, reduced to one number. Where both lie alike and our kernels run, no field of errors is made.
+#[track_caller]
 pub(super) fn penalized<const D: usize, X: Field<D>>(
     x: X,
     target: X,
@@ -36,7 +37,7 @@ pub(super) fn penalized<const D: usize, X: Field<D>>(
         Reduction::Mean => (count as f64).recip(),
         Reduction::Sum => 1.0,
     };
-    let layout = of_all("loss", shard.layout()).unwrap_or_else(|error| error.raise());
+    let layout = of_all("loss", shard.layout()).or_raise();
     let mesh = shard.mesh().clone();
     let inputs = [shard, other].map(|shard| shard.into_parts().0.into_dispatch());
     let sum = Tensor::<1>::from_dispatch(apply(Sum { penalty, scale }, inputs));

@@ -114,6 +114,7 @@ fn reduced<const D: usize, X: Field<D>>(losses: X, reduction: Reduction) -> Rank
 /// let loss = mse_loss(x, Tensor::from([1.0, 0.0, 3.0]), Reduction::Mean);
 /// assert!((loss.into_scalar::<f32>() - 5.0 / 3.0).abs() < 1e-6);
 /// ```
+#[track_caller]
 pub fn mse_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reduction) -> Rank<X, 1> {
     penalized(x, target, Penalty::Squared, reduction)
 }
@@ -129,6 +130,7 @@ pub fn mse_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reducti
 /// let loss = l1_loss(x, Tensor::from([1.0, 0.0, 8.0]), Reduction::Mean);
 /// assert_eq!(loss.into_scalar::<f32>(), 2.0);
 /// ```
+#[track_caller]
 pub fn l1_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reduction) -> Rank<X, 1> {
     penalized(x, target, Penalty::Absolute, reduction)
 }
@@ -147,6 +149,7 @@ pub fn l1_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reductio
 /// let loss = huber_loss(x, Tensor::from([0.0, 0.0]), 2.0, Reduction::Sum);
 /// assert_eq!(loss.into_scalar::<f32>(), 0.5 + 6.0);
 /// ```
+#[track_caller]
 pub fn huber_loss<const D: usize, X: Field<D>>(
     x: X,
     target: X,

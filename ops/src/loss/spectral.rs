@@ -1,7 +1,7 @@
 //! Loss of the amplitudes of modes.
 
 use burn::tensor::Tensor;
-use halocline_core::ShardTensor;
+use halocline_core::{OrRaise, ShardTensor};
 use pulp::{Simd, WithSimd};
 
 use super::fused::penalized;
@@ -36,6 +36,7 @@ const TINY: f64 = 1e-24;
 /// let loss = spectral_loss::<3, _, _>(x, shifted, &[1], Reduction::Mean);
 /// assert!(loss.into_scalar::<f32>() < 1e-12);
 /// ```
+#[track_caller]
 pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
     x: X,
     target: X,
@@ -44,8 +45,7 @@ pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
 ) -> Rank<X, 1> {
     let (x, target) = (x.into_shard(), target.into_shard());
     for x in [&x, &target] {
-        x.require_resolved("spectral_loss")
-            .unwrap_or_else(|error| error.raise());
+        x.require_resolved("spectral_loss").or_raise();
     }
     let dtype = x.local().dtype();
     let amplitude = |x: ShardTensor<D>| {

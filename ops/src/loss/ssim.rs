@@ -161,6 +161,7 @@ pub fn ssim<const D: usize, const N: usize>(
 /// assert!(loss.into_scalar::<f32>() > 0.0);
 /// assert!(ssim_loss(x.clone(), x, &options, Reduction::Mean).into_scalar::<f32>().abs() < 1e-6);
 /// ```
+#[track_caller]
 pub fn ssim_loss<const D: usize, const N: usize, X: Field<D>>(
     x: X,
     target: X,

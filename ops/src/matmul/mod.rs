@@ -231,6 +231,7 @@ pub trait MatmulField<const D: usize>: Field<D> {
     /// MatmulField::matmul(a, b).into_data().assert_eq(&[[11.0_f32]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn matmul(self, other: Self) -> Self {
         let other = other.into_shard();
         run(self, |x| matmul(x, other))
@@ -251,6 +252,7 @@ pub trait MatmulField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[21.0_f32, 43.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn einsum<const B: usize, const R: usize>(
         self,
         equation: &str,
@@ -274,6 +276,7 @@ pub trait MatmulField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[21.0_f32]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn linear(self, weight: impl Into<Operand<2>>, bias: Option<Operand<1>>) -> Self {
         run(self, |x| linear(x, weight, bias))
     }
@@ -295,6 +298,7 @@ pub trait MatmulField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[3.0_f32]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn apply_linear(self, layer: &Linear) -> Self {
         run(self, |x| linear_of(layer, x))
     }

@@ -216,6 +216,7 @@ fn scaled<const D: usize>(
 
 /// burn's layer on either kind of tensor. In training it updates the running statistics, by the variance of the population
 /// as burn does: on every rank those of its own module, by the same numbers.
+#[track_caller]
 pub(super) fn batch_norm_of<const D: usize, X: Field<D>>(norm: &BatchNorm, x: X) -> X {
     run(x, |x| {
         let [weight, bias] =

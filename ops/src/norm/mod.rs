@@ -111,6 +111,7 @@ pub trait NormField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[-1.0_f32, 1.0], [-1.0, 1.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn group_norm(
         self,
         groups: usize,
@@ -135,6 +136,7 @@ pub trait NormField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[-1.0_f32, 1.0], [-1.0, 1.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn layer_norm(
         self,
         weight: Option<Operand<1>>,
@@ -158,6 +160,7 @@ pub trait NormField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[-1.0_f32, 1.0], [1.0, -1.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn layer_norm_dims(
         self,
         dims: usize,
@@ -182,6 +185,7 @@ pub trait NormField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[1.0_f32, 1.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn rms_norm(self, weight: Option<Operand<1>>, epsilon: f64) -> Self {
         run(self, |x| rms_norm(x, weight, epsilon))
     }
@@ -200,6 +204,7 @@ pub trait NormField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[1.0_f32], [-1.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn rms_norm_dims(self, dims: usize, weight: Option<Operand<D>>, epsilon: f64) -> Self {
         run(self, |x| rms_norm_dims(x, dims, weight, epsilon))
     }
@@ -219,6 +224,7 @@ pub trait NormField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[-1.0_f32, -1.0], [1.0, 1.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn batch_norm(
         self,
         weight: Option<Operand<1>>,
@@ -242,6 +248,7 @@ pub trait NormField<const D: usize>: Field<D> {
     /// w.into_data().assert_eq(&[[6.0_f32, 8.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn weight_norm(self, g: impl Into<Operand<D>>, dim: usize) -> Self {
         run(self, |x| weight_norm(x, g, dim))
     }

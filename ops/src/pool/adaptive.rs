@@ -96,6 +96,7 @@ macro_rules! layer {
         impl<X: Field<$d>> Layer<X> for $module {
             type Output = X;
 
+            #[track_caller]
             fn forward(&self, x: X) -> X {
                 run(x, |x| adaptive_avg_pool(x, $array(self.output_size)))
             }

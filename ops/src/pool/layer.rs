@@ -13,6 +13,7 @@ macro_rules! pool_layer {
         impl<X: Field<$d>> Layer<X> for $module {
             type Output = X;
 
+            #[track_caller]
             fn forward(&self, x: X) -> X {
                 let (kernel, stride) = ($array(self.kernel_size), $array(self.stride));
                 let rounding = match self.ceil_mode {

@@ -282,6 +282,7 @@ pub trait PoolField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[3.0_f32, 5.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn max_pool<const N: usize>(self, options: &PoolOptions<N>) -> Self {
         run(self, |x| max_pool(x, options))
     }
@@ -301,6 +302,7 @@ pub trait PoolField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[2.0_f32, 4.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn adaptive_avg_pool<const N: usize>(self, output_size: [usize; N]) -> Self {
         run(self, |x| adaptive_avg_pool(x, output_size))
     }
@@ -320,6 +322,7 @@ pub trait PoolField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[3.0_f32, 5.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn adaptive_max_pool<const N: usize>(self, output_size: [usize; N]) -> Self {
         run(self, |x| adaptive_max_pool(x, output_size))
     }
@@ -338,6 +341,7 @@ pub trait PoolField<const D: usize>: Field<D> {
     /// assert!((y.into_scalar::<f32>() - 5.0).abs() < 1e-5);
     /// ```
     #[must_use]
+    #[track_caller]
     fn lp_pool<const N: usize>(self, order: f64, options: &PoolOptions<N>) -> Self {
         run(self, |x| lp_pool(x, order, options))
     }
@@ -356,6 +360,7 @@ pub trait PoolField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[2.0_f32, 7.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn avg_pool<const N: usize>(self, options: &PoolOptions<N>) -> Self {
         run(self, |x| avg_pool(x, options))
     }

@@ -56,7 +56,7 @@ pub use triangle::{tril, triu};
 use std::ops::Range;
 
 use burn::tensor::Int;
-use halocline_core::{Boundary, ShardTensor};
+use halocline_core::{Boundary, OrRaise, ShardTensor};
 
 use crate::driver::Padding;
 use crate::field::{Field, Rank, run};
@@ -81,6 +81,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&x.into_data(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn align_to(self, other: &Self) -> Self {
         let other = other.clone().into_shard();
         run(self, |x| align(x, &other))
@@ -101,9 +102,10 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[1.0_f32, 2.0, 3.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn cat(tensors: Vec<Self>, dim: usize) -> Self {
         let tensors = tensors.into_iter().map(Self::into_shard).collect();
-        Self::from_shard(cat(tensors, dim).unwrap_or_else(|error| error.raise()))
+        Self::from_shard(cat(tensors, dim).or_raise())
     }
 
     /// Cuts a tensor that all ranks hold alike to the shards of this one. See
@@ -122,6 +124,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[11.0_f32, 22.0], [13.0, 24.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn distribute_beside(&self, tensor: impl Into<Operand<D>>) -> Self {
         run(self.clone(), |x| distribute_beside(&x, tensor))
     }
@@ -140,6 +143,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[4.0_f32, 3.0], [2.0, 1.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn flip(self, dims: &[usize]) -> Self {
         run(self, |x| flip(x, dims))
     }
@@ -159,6 +163,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[1.0_f32, 2.0, 3.0, 4.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn flatten<const E: usize>(self, start: usize, end: usize) -> Rank<Self, E> {
         run(self, |x| flatten::<D, E>(x, start, end))
     }
@@ -178,6 +183,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [3.0, 4.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn unflatten<const E: usize>(self, dim: usize, sizes: &[usize]) -> Rank<Self, E> {
         run(self, |x| unflatten::<D, E>(x, dim, sizes))
     }
@@ -196,6 +202,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[1.0_f32, 3.0], [2.0, 4.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn permute(self, axes: [usize; D]) -> Self {
         run(self, |x| permute(x, axes))
     }
@@ -214,6 +221,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[2.0_f32, 3.0, 1.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn roll(self, shifts: &[isize], dims: &[usize]) -> Self {
         run(self, |x| roll(x, shifts, dims))
     }
@@ -234,6 +242,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[2.0_f32, 3.0, 3.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn shift(self, dim: usize, offset: isize, boundary: Boundary) -> Self {
         run(self, |x| shift(x, dim, offset, boundary))
     }
@@ -252,6 +261,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[2.0_f32, 3.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn narrow(self, dim: usize, start: usize, length: usize) -> Self {
         run(self, |x| narrow(x, dim, start, length))
     }
@@ -272,6 +282,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[3.0_f32, 1.0, 2.0, 3.0, 1.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn pad(self, paddings: &[(usize, Padding)], value: f64) -> Self {
         run(self, |x| pad(x, paddings, value))
     }
@@ -282,6 +293,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`pad_poles`](fn@pad_poles) returns an error.
     #[must_use]
+    #[track_caller]
     fn pad_poles(self, widths: [usize; 2], boundary: Boundary, odd: &[usize]) -> Self {
         run(self, |x| pad_poles(x, widths, boundary, odd))
     }
@@ -291,6 +303,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`pad_fold`](fn@pad_fold) returns an error.
     #[must_use]
+    #[track_caller]
     fn pad_fold(self, width: usize, fold: Fold, odd: &[usize]) -> Self {
         run(self, |x| pad_fold(x, width, fold, odd))
     }
@@ -309,6 +322,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[1.0_f32, 3.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn slice_dim(self, dim: usize, range: Range<usize>, step: usize) -> Self {
         run(self, |x| slice(x, dim, range, step))
     }
@@ -327,6 +341,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[3.0_f32, 1.0, 3.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn index_select(self, dim: usize, indices: &[usize]) -> Self {
         run(self, |x| index_select(x, dim, indices))
     }
@@ -347,6 +362,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[2.0_f32, 2.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn gather(self, dim: usize, index: ShardTensor<D, Int>) -> Self {
         run(self, |x| gather(x, dim, index))
     }
@@ -369,6 +385,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[1.0_f32, 9.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn scatter_add(self, dim: usize, index: ShardTensor<D, Int>, values: Self) -> Self {
         run(self, |x| scatter_add(x, dim, index, values.into_shard()))
     }
@@ -378,6 +395,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`scatter`](fn@scatter) returns an error.
     #[must_use]
+    #[track_caller]
     fn scatter(self, dim: usize, index: ShardTensor<D, Int>, values: Self) -> Self {
         run(self, |x| scatter(x, dim, index, values.into_shard()))
     }
@@ -396,6 +414,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[1.0_f32, 2.0, 1.0, 2.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn repeat_all(self, times: [usize; D]) -> Self {
         run(self, |x| repeat(x, times))
     }
@@ -414,6 +433,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[1.0_f32, 0.0], [3.0, 4.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn tril(self, diagonal: i64) -> Self {
         run(self, |x| tril(x, diagonal))
     }
@@ -432,6 +452,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [0.0, 4.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn triu(self, diagonal: i64) -> Self {
         run(self, |x| triu(x, diagonal))
     }
@@ -450,6 +471,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [1, 2, 4, 6]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn pixel_shuffle(self, factor: usize) -> Self {
         run(self, |x| pixel_shuffle(x, factor))
     }
@@ -468,6 +490,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [1, 8, 2, 3]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn pixel_unshuffle(self, factor: usize) -> Self {
         run(self, |x| pixel_unshuffle(x, factor))
     }
@@ -488,6 +511,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [30.0, 40.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn profile(&self, dim: usize, values: &[f64]) -> Self {
         run(self.clone(), |x| profile(&x, dim, values))
     }

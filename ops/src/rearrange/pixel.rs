@@ -123,6 +123,7 @@ macro_rules! layer {
         impl<X: Field<4>> Layer<X> for $module {
             type Output = X;
 
+            #[track_caller]
             fn forward(&self, x: X) -> X {
                 run(x, |x| $function(x, self.$factor))
             }

@@ -2,6 +2,7 @@
 
 use super::{chunk, expand, reshape, select, split, squeeze, stack, unsqueeze};
 use crate::field::{Field, Rank, run};
+use halocline_core::OrRaise;
 
 /// Other numbers of dims and parts of a tensor, as methods.
 pub trait ShapeField<const D: usize>: Field<D> {
@@ -19,6 +20,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [2, 1]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn unsqueeze<const E: usize>(self, dim: usize) -> Rank<Self, E> {
         run(self, |x| unsqueeze::<D, E>(x, dim))
     }
@@ -37,6 +39,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [2]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn squeeze<const E: usize>(self, dim: usize) -> Rank<Self, E> {
         run(self, |x| squeeze::<D, E>(x, dim))
     }
@@ -55,6 +58,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[3.0_f32, 4.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn select<const E: usize>(self, dim: usize, index: usize) -> Rank<Self, E> {
         run(self, |x| select::<D, E>(x, dim, index))
     }
@@ -73,6 +77,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [3.0, 4.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn reshape<const E: usize>(self, shape: [usize; E]) -> Rank<Self, E> {
         run(self, |x| reshape::<D, E>(x, shape))
     }
@@ -91,6 +96,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [1.0, 2.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn expand(self, sizes: [usize; D]) -> Self {
         run(self, |x| expand(x, sizes))
     }
@@ -110,9 +116,10 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [3.0, 4.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn stack<const E: usize>(tensors: Vec<Self>, dim: usize) -> Rank<Self, E> {
         let tensors = tensors.into_iter().map(Self::into_shard).collect();
-        Field::from_shard(stack::<D, E>(tensors, dim).unwrap_or_else(|error| error.raise()))
+        Field::from_shard(stack::<D, E>(tensors, dim).or_raise())
     }
 
     /// Splits a dim into parts of these sizes. See [`split`](fn@split).
@@ -128,8 +135,9 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// let parts = ShapeField::split_sizes(Tensor::<1>::from([1.0, 2.0, 3.0]), &[1, 2], 0);
     /// parts[1].to_data().assert_eq(&[2.0_f32, 3.0].into(), true);
     /// ```
+    #[track_caller]
     fn split_sizes(self, sizes: &[usize], dim: usize) -> Vec<Self> {
-        let parts = split(self.into_shard(), sizes, dim).unwrap_or_else(|error| error.raise());
+        let parts = split(self.into_shard(), sizes, dim).or_raise();
         parts.into_iter().map(Self::from_shard).collect()
     }
 
@@ -146,8 +154,9 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// let parts = ShapeField::chunk(Tensor::<1>::from([1.0, 2.0, 3.0]), 2, 0);
     /// parts[0].to_data().assert_eq(&[1.0_f32, 2.0].into(), true);
     /// ```
+    #[track_caller]
     fn chunk(self, count: usize, dim: usize) -> Vec<Self> {
-        let parts = chunk(self.into_shard(), count, dim).unwrap_or_else(|error| error.raise());
+        let parts = chunk(self.into_shard(), count, dim).or_raise();
         parts.into_iter().map(Self::from_shard).collect()
     }
 }

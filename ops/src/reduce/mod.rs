@@ -266,6 +266,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[4.0_f32, 8.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn sum_dims(self, dims: &[usize]) -> Self {
         run(self, |x| sum_dims(x, dims))
     }
@@ -284,6 +285,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[2.0_f32, 4.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn mean_dims(self, dims: &[usize]) -> Self {
         run(self, |x| mean_dims(x, dims))
     }
@@ -303,6 +305,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[3.0_f32]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn max_dims(self, dims: &[usize]) -> Self {
         run(self, |x| extremum_dims(x, dims, ReduceOp::Max))
     }
@@ -321,6 +324,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[1.0_f32], [0.0]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn min_dims(self, dims: &[usize]) -> Self {
         run(self, |x| extremum_dims(x, dims, ReduceOp::Min))
     }
@@ -338,6 +342,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
     /// let total = ReduceField::sum(Tensor::<1>::from([1.0, 2.0, 4.0]));
     /// assert_eq!(total.into_scalar::<f32>(), 7.0);
     /// ```
+    #[track_caller]
     fn sum(self) -> Rank<Self, 1> {
         run(self, sum)
     }
@@ -355,6 +360,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
     /// let mean = ReduceField::mean(Tensor::<1>::from([1.0, 3.0]));
     /// assert_eq!(mean.into_scalar::<f32>(), 2.0);
     /// ```
+    #[track_caller]
     fn mean(self) -> Rank<Self, 1> {
         run(self, mean)
     }
@@ -373,6 +379,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
     /// let y = Tensor::<3>::from([[[1.0, 3.0], [4.0, 6.0]]]).global_avg_pool();
     /// y.into_data().assert_eq(&[[2.0_f32, 5.0]].into(), true);
     /// ```
+    #[track_caller]
     fn global_avg_pool(self) -> Rank<Self, 2> {
         run(self, global_avg_pool)
     }

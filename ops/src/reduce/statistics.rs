@@ -1,7 +1,7 @@
 //! Statistics as methods.
 
 use burn::tensor::Int;
-use halocline_core::ShardTensor;
+use halocline_core::{OrRaise, ShardTensor};
 
 use super::{argmax, argmin, cumprod, cumsum, std_dims, topk, var_dims, vector_norm};
 use crate::field::{Field, run};
@@ -22,6 +22,7 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// assert_eq!(y.into_scalar::<f32>(), 2.0);
     /// ```
     #[must_use]
+    #[track_caller]
     fn var_dims(self, dims: &[usize], correction: f64) -> Self {
         run(self, |x| var_dims(x, dims, correction))
     }
@@ -40,6 +41,7 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// assert_eq!(y.into_scalar::<f32>(), 1.0);
     /// ```
     #[must_use]
+    #[track_caller]
     fn std_dims(self, dims: &[usize], correction: f64) -> Self {
         run(self, |x| std_dims(x, dims, correction))
     }
@@ -58,6 +60,7 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// assert_eq!(y.into_scalar::<f32>(), 3.0);
     /// ```
     #[must_use]
+    #[track_caller]
     fn vector_norm(self, order: f64, dims: &[usize]) -> Self {
         run(self, |x| vector_norm(x, order, dims))
     }
@@ -76,6 +79,7 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[1.0_f32, 4.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn cumsum(self, dim: usize) -> Self {
         run(self, |x| cumsum(x, dim))
     }
@@ -94,6 +98,7 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[2.0_f32, 6.0].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn cumprod(self, dim: usize) -> Self {
         run(self, |x| cumprod(x, dim))
     }
@@ -111,8 +116,9 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// let index = StatisticsField::argmax(Tensor::<1>::from([1.0, 3.0]), 0);
     /// assert_eq!(index.into_parts().0.into_scalar::<i64>(), 1);
     /// ```
+    #[track_caller]
     fn argmax(self, dim: usize) -> ShardTensor<D, Int> {
-        argmax(self.into_shard(), dim).unwrap_or_else(|error| error.raise())
+        argmax(self.into_shard(), dim).or_raise()
     }
 
     /// The index of the first minimum along a dim, which keeps one cell. See [`argmin`](fn@argmin).
@@ -128,8 +134,9 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// let index = StatisticsField::argmin(Tensor::<1>::from([1.0, 3.0]), 0);
     /// assert_eq!(index.into_parts().0.into_scalar::<i64>(), 0);
     /// ```
+    #[track_caller]
     fn argmin(self, dim: usize) -> ShardTensor<D, Int> {
-        argmin(self.into_shard(), dim).unwrap_or_else(|error| error.raise())
+        argmin(self.into_shard(), dim).or_raise()
     }
 
     /// The `count` largest cells of a whole dim, in descending order, and their indices. See
@@ -146,9 +153,10 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// let (largest, _) = StatisticsField::topk(Tensor::<1>::from([1.0, 3.0, 2.0]), 2, 0);
     /// largest.into_data().assert_eq(&[3.0_f32, 2.0].into(), true);
     /// ```
+    #[track_caller]
     fn topk(self, count: usize, dim: usize) -> (Self, ShardTensor<D, Int>) {
         let found = topk(self.into_shard(), count, dim);
-        let (values, indices) = found.unwrap_or_else(|error| error.raise());
+        let (values, indices) = found.or_raise();
         (Self::from_shard(values), indices)
     }
 }

@@ -132,6 +132,7 @@ fn of_burn(mode: &InterpolateMode, align_corners: bool) -> Result<Interpolation>
 impl<X: Field<3>> Layer<X> for Interpolate1d {
     type Output = X;
 
+    #[track_caller]
     fn forward(&self, x: X) -> X {
         run(x, |x| {
             let size = self.output_size.map(|size| [size]);
@@ -145,6 +146,7 @@ impl<X: Field<3>> Layer<X> for Interpolate1d {
 impl<X: Field<4>> Layer<X> for Interpolate2d {
     type Output = X;
 
+    #[track_caller]
     fn forward(&self, x: X) -> X {
         run(x, |x| {
             let sizes = sizes(&x.dims(), self.output_size, self.scale_factor)?;

@@ -164,6 +164,7 @@ pub trait ResampleField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[0.0_f32, 1.0, 2.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn interpolate<const N: usize>(
         self,
         output_size: [usize; N],
@@ -188,6 +189,7 @@ pub trait ResampleField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[1.5_f32, 3.0, 1.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn displace<const N: usize>(self, displacement: Self, options: &SampleOptions<N>) -> Self {
         let displacement = displacement.into_shard();
         run(self, |x| displace(x, displacement, options))
@@ -209,6 +211,7 @@ pub trait ResampleField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[2.0_f32, 3.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn grid_sample<const N: usize>(self, grid: Self, options: &SampleOptions<N>) -> Self {
         let grid = grid.into_shard();
         run(self, |x| grid_sample(x, grid, options))
@@ -228,6 +231,7 @@ pub trait ResampleField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[1.0_f32, 1.0, 1.0, 2.0, 2.0, 2.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn upsample_nearest(self, factor: usize) -> Self {
         run(self, |x| upsample_nearest(x, factor))
     }
@@ -249,6 +253,7 @@ pub trait ResampleField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[[0.5_f32, 0.5, 1.5, 1.5]; 2]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn upsample_bilinear(self, boundary: [Boundary; 2]) -> Self {
         run(self, |x| upsample_bilinear(x, boundary))
     }

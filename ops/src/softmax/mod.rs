@@ -191,6 +191,7 @@ pub trait SoftmaxField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[0.5_f32, 0.5].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn softmax(self, dim: usize) -> Self {
         run(self, |x| softmax(x, dim))
     }
@@ -209,6 +210,7 @@ pub trait SoftmaxField<const D: usize>: Field<D> {
     /// assert_eq!(y.into_scalar::<f32>(), 0.0);
     /// ```
     #[must_use]
+    #[track_caller]
     fn log_softmax(self, dim: usize) -> Self {
         run(self, |x| log_softmax(x, dim))
     }
@@ -227,6 +229,7 @@ pub trait SoftmaxField<const D: usize>: Field<D> {
     /// assert_eq!(y.into_scalar::<f32>(), 3.0);
     /// ```
     #[must_use]
+    #[track_caller]
     fn logsumexp(self, dim: usize) -> Self {
         run(self, |x| logsumexp(x, dim))
     }

@@ -71,6 +71,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [2, 3, 6, 5, 2]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn rfft<const E: usize>(self, dims: &[usize], norm: FftNorm) -> Rank<Self, E> {
         run(self, |x| rfft::<D, E>(x, dims, norm))
     }
@@ -91,6 +92,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// assert_eq!(x.dims(), [3, 6, 9]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn irfft<const E: usize>(self, dims: &[usize], size: usize, norm: FftNorm) -> Rank<Self, E> {
         run(self, |x| irfft::<D, E>(x, dims, size, norm))
     }
@@ -100,6 +102,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`fft`](fn@fft) returns an error.
     #[must_use]
+    #[track_caller]
     fn fft(self, dims: &[usize], norm: FftNorm) -> Self {
         run(self, |x| fft(x, dims, norm))
     }
@@ -109,6 +112,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`ifft`](fn@ifft) returns an error.
     #[must_use]
+    #[track_caller]
     fn ifft(self, dims: &[usize], norm: FftNorm) -> Self {
         run(self, |x| ifft(x, dims, norm))
     }
@@ -118,6 +122,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`dct`](fn@dct) returns an error.
     #[must_use]
+    #[track_caller]
     fn dct(self, dims: &[usize], norm: FftNorm) -> Self {
         run(self, |x| dct(x, dims, norm))
     }
@@ -127,6 +132,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`idct`](fn@idct) returns an error.
     #[must_use]
+    #[track_caller]
     fn idct(self, dims: &[usize], norm: FftNorm) -> Self {
         run(self, |x| idct(x, dims, norm))
     }
@@ -136,6 +142,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`power_spectrum`] returns an error.
     #[must_use]
+    #[track_caller]
     fn power_spectrum<const E: usize>(self, dim: usize) -> Rank<Self, 1> {
         run(self, |x| power_spectrum::<D, E>(x, dim))
     }
@@ -145,6 +152,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`mode_product`](fn@mode_product) returns an error, which has an example.
     #[must_use]
+    #[track_caller]
     fn mode_product(self, weight: impl Into<Operand<D>>) -> Self {
         run(self, |x| mode_product(x, weight))
     }
@@ -166,6 +174,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// assert_eq!(y.dims(), [1, 2, 8]);
     /// ```
     #[must_use]
+    #[track_caller]
     fn spectral_conv<const E: usize>(self, weight: impl Into<Operand<E>>) -> Self {
         run(self, |x| spectral_conv(x, weight))
     }

@@ -59,6 +59,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`sht`](fn@sht) returns an error.
     #[must_use]
+    #[track_caller]
     fn sht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
         run(self, |x| sht::<D, E>(x, transform))
     }
@@ -69,6 +70,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`isht`](fn@isht) returns an error.
     #[must_use]
+    #[track_caller]
     fn isht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
         run(self, |x| isht::<D, E>(x, transform))
     }
@@ -79,6 +81,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`vector_sht`](fn@vector_sht) returns an error.
     #[must_use]
+    #[track_caller]
     fn vector_sht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
         run(self, |x| vector_sht::<D, E>(x, transform))
     }
@@ -89,6 +92,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`vector_isht`](fn@vector_isht) returns an error.
     #[must_use]
+    #[track_caller]
     fn vector_isht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
         run(self, |x| vector_isht::<D, E>(x, transform))
     }
@@ -99,6 +103,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     /// # Panics
     /// Panics where [`sphere_conv`](fn@sphere_conv) returns an error.
     #[must_use]
+    #[track_caller]
     fn sphere_conv<const E: usize>(self, weight: impl Into<Operand<E>>, transform: &Sht) -> Self {
         run(self, |x| sphere_conv(x, weight, transform))
     }
@@ -121,6 +126,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     /// power.assert_eq(&[[[0.0_f32]], [[9.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn sphere_power(self) -> Self {
         let shape = self.global_dims();
         assert!(

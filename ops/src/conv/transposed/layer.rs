@@ -12,6 +12,7 @@ macro_rules! layer {
         impl<X: Field<$d>> Layer<X> for $module {
             type Output = X;
 
+            #[track_caller]
             fn forward(&self, x: X) -> X {
                 let options = ConvTransposeOptions::default()
                     .with_stride($array(self.stride))

@@ -366,6 +366,7 @@ pub trait ConvTransposeField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[[1.0_f32, 10.0, 2.0, 20.0]]].into(), true);
     /// ```
     #[must_use]
+    #[track_caller]
     fn conv_transpose<const N: usize>(
         self,
         weight: impl Into<Operand<D>>,
