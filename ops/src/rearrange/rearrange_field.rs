@@ -1,0 +1,472 @@
+//! [`RearrangeField`]: rearrangements as methods.
+
+use std::ops::Range;
+
+use burn::tensor::Int;
+use halocline_core::{Boundary, OrRaise, ShardTensor};
+
+use super::{
+    align, cat, distribute_beside, flatten, flip, gather, index_select, narrow, pad, pad_fold,
+    pad_poles, permute, pixel_shuffle, pixel_unshuffle, profile, repeat, roll, scatter,
+    scatter_add, shift, slice, tril, triu, unflatten,
+};
+use crate::driver::Padding;
+use crate::field::{Field, Rank, run};
+use crate::graph::Fold;
+use crate::operand::Operand;
+
+/// Rearrangements as methods.
+pub trait RearrangeField<const D: usize>: Field<D> {
+    /// Redistributes to the shards of another tensor, whose whole dims may have other sizes. See
+    /// [`align`](fn@align).
+    ///
+    /// # Panics
+    /// Panics where [`align`](fn@align) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let x = Tensor::<1>::from([1.0, 2.0]);
+    /// let y = x.clone().align_to(&x); // one device: the same tensor
+    /// y.into_data().assert_eq(&x.into_data(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn align_to(self, other: &Self) -> Self {
+        let other = other.clone().into_shard();
+        run(self, |x| align(x, &other))
+    }
+
+    /// Concatenates tensors along a dim. See [`cat`](fn@cat).
+    ///
+    /// # Panics
+    /// Panics where [`cat`](fn@cat) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let parts = vec![Tensor::<1>::from([1.0, 2.0]), Tensor::<1>::from([3.0])];
+    /// let y = RearrangeField::cat(parts, 0);
+    /// y.into_data().assert_eq(&[1.0_f32, 2.0, 3.0].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn cat(tensors: Vec<Self>, dim: usize) -> Self {
+        let tensors = tensors.into_iter().map(Self::into_shard).collect();
+        Self::from_shard(cat(tensors, dim).or_raise())
+    }
+
+    /// Cuts a tensor that all ranks hold alike to the shards of this one. See
+    /// [`distribute_beside`](fn@distribute_beside).
+    ///
+    /// # Panics
+    /// Panics where [`distribute_beside`](fn@distribute_beside) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let x = Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]);
+    /// let y = x.clone() + x.distribute_beside(Tensor::<2>::from([[10.0, 20.0]]));
+    /// y.into_data().assert_eq(&[[11.0_f32, 22.0], [13.0, 24.0]].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn distribute_beside(&self, tensor: impl Into<Operand<D>>) -> Self {
+        run(self.clone(), |x| distribute_beside(&x, tensor))
+    }
+
+    /// Reverses the order of the cells of dims. See [`flip`](fn@flip).
+    ///
+    /// # Panics
+    /// Panics where [`flip`](fn@flip) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::flip(Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]), &[0, 1]);
+    /// y.into_data().assert_eq(&[[4.0_f32, 3.0], [2.0, 1.0]].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn flip(self, dims: &[usize]) -> Self {
+        run(self, |x| flip(x, dims))
+    }
+
+    /// Makes dims `start..=end` one dim; the result has `E` dims. See [`flatten`](fn@flatten).
+    ///
+    /// # Panics
+    /// Panics where [`flatten`](fn@flatten) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let x = Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]);
+    /// let y = RearrangeField::flatten::<1>(x, 0, 1);
+    /// y.into_data().assert_eq(&[1.0_f32, 2.0, 3.0, 4.0].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn flatten<const E: usize>(self, start: usize, end: usize) -> Rank<Self, E> {
+        run(self, |x| flatten::<D, E>(x, start, end))
+    }
+
+    /// Makes a dim several of these sizes; the result has `E` dims. See
+    /// [`unflatten`](fn@unflatten).
+    ///
+    /// # Panics
+    /// Panics where [`unflatten`](fn@unflatten) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = Tensor::<1>::from([1.0, 2.0, 3.0, 4.0]).unflatten::<2>(0, &[2, 2]);
+    /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [3.0, 4.0]].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn unflatten<const E: usize>(self, dim: usize, sizes: &[usize]) -> Rank<Self, E> {
+        run(self, |x| unflatten::<D, E>(x, dim, sizes))
+    }
+
+    /// Puts dims in another order. See [`permute`](fn@permute).
+    ///
+    /// # Panics
+    /// Panics where [`permute`](fn@permute) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::permute(Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]), [1, 0]);
+    /// y.into_data().assert_eq(&[[1.0_f32, 3.0], [2.0, 4.0]].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn permute(self, axes: [usize; D]) -> Self {
+        run(self, |x| permute(x, axes))
+    }
+
+    /// Shifts cells along dims, periodically. See [`roll`](fn@roll).
+    ///
+    /// # Panics
+    /// Panics where [`roll`](fn@roll) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::roll(Tensor::<1>::from([1.0, 2.0, 3.0]), &[-1], &[0]);
+    /// y.into_data().assert_eq(&[2.0_f32, 3.0, 1.0].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn roll(self, shifts: &[isize], dims: &[usize]) -> Self {
+        run(self, |x| roll(x, shifts, dims))
+    }
+
+    /// Shifts the cells of a dim: the first has the value of cell `offset`, cells beyond the field those of a boundary. See
+    /// [`shift`](fn@shift).
+    ///
+    /// # Panics
+    /// Panics where [`shift`](fn@shift) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::Boundary;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = Tensor::<1>::from([1.0, 2.0, 3.0]).shift(0, 1, Boundary::Replicate);
+    /// y.into_data().assert_eq(&[2.0_f32, 3.0, 3.0].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn shift(self, dim: usize, offset: isize, boundary: Boundary) -> Self {
+        run(self, |x| shift(x, dim, offset, boundary))
+    }
+
+    /// Cuts out `length` cells of a dim, from `start`; nothing is sent.
+    ///
+    /// # Panics
+    /// Panics where [`narrow`](fn@narrow) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::narrow(Tensor::<1>::from([1.0, 2.0, 3.0]), 0, 1, 2);
+    /// y.into_data().assert_eq(&[2.0_f32, 3.0].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn narrow(self, dim: usize, start: usize, length: usize) -> Self {
+        run(self, |x| narrow(x, dim, start, length))
+    }
+
+    /// Pads dims, each by its own padding; cells beyond zeros are `value`. See [`pad`](fn@pad).
+    ///
+    /// # Panics
+    /// Panics where [`pad`](fn@pad) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::Boundary;
+    /// use halocline_ops::{Padding, RearrangeField};
+    ///
+    /// let ring = Padding::new(1, Boundary::Periodic);
+    /// let y = RearrangeField::pad(Tensor::<1>::from([1.0, 2.0, 3.0]), &[(0, ring)], 0.0);
+    /// y.into_data().assert_eq(&[3.0_f32, 1.0, 2.0, 3.0, 1.0].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn pad(self, paddings: &[(usize, Padding)], value: f64) -> Self {
+        run(self, |x| pad(x, paddings, value))
+    }
+
+    /// Pads latitudes by rows from across the poles. See [`pad_poles`](fn@pad_poles), also for an
+    /// example.
+    ///
+    /// # Panics
+    /// Panics where [`pad_poles`](fn@pad_poles) returns an error.
+    #[must_use]
+    #[track_caller]
+    fn pad_poles(self, widths: [usize; 2], boundary: Boundary, odd: &[usize]) -> Self {
+        run(self, |x| pad_poles(x, widths, boundary, odd))
+    }
+
+    /// Pads the rows and columns of a tripolar grid. See [`pad_fold`](fn@pad_fold), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`pad_fold`](fn@pad_fold) returns an error.
+    #[must_use]
+    #[track_caller]
+    fn pad_fold(self, width: usize, fold: Fold, odd: &[usize]) -> Self {
+        run(self, |x| pad_fold(x, width, fold, odd))
+    }
+
+    /// Takes every `step`-th cell of a range of a dim; nothing is sent. See [`slice`](fn@slice).
+    ///
+    /// # Panics
+    /// Panics where [`slice`](fn@slice) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::slice_dim(Tensor::<1>::from([1.0, 2.0, 3.0]), 0, 0..3, 2);
+    /// y.into_data().assert_eq(&[1.0_f32, 3.0].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn slice_dim(self, dim: usize, range: Range<usize>, step: usize) -> Self {
+        run(self, |x| slice(x, dim, range, step))
+    }
+
+    /// Takes these cells of a dim, in this order. See [`index_select`](fn@index_select).
+    ///
+    /// # Panics
+    /// Panics where [`index_select`](fn@index_select) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = Tensor::<1>::from([1.0, 2.0, 3.0]).index_select(0, &[2, 0, 2]);
+    /// y.into_data().assert_eq(&[3.0_f32, 1.0, 3.0].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn index_select(self, dim: usize, indices: &[usize]) -> Self {
+        run(self, |x| index_select(x, dim, indices))
+    }
+
+    /// Takes cells of a whole dim by a tensor of indices. See [`gather`](fn@gather).
+    ///
+    /// # Panics
+    /// Panics where [`gather`](fn@gather) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Int, Tensor};
+    /// use halocline_core::ShardTensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let index = ShardTensor::solo(Tensor::<1, Int>::from([1, 1]));
+    /// let y = RearrangeField::gather(Tensor::<1>::from([1.0, 2.0]), 0, index);
+    /// y.into_data().assert_eq(&[2.0_f32, 2.0].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn gather(self, dim: usize, index: ShardTensor<D, Int>) -> Self {
+        run(self, |x| gather(x, dim, index))
+    }
+
+    /// Adds values to cells of a whole dim by a tensor of indices. See
+    /// [`scatter_add`](fn@scatter_add).
+    ///
+    /// # Panics
+    /// Panics where [`scatter_add`](fn@scatter_add) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Int, Tensor};
+    /// use halocline_core::ShardTensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let index = ShardTensor::solo(Tensor::<1, Int>::from([1, 1]));
+    /// let values = Tensor::<1>::from([3.0, 4.0]);
+    /// let y = Tensor::<1>::from([1.0, 2.0]).scatter_add(0, index, values);
+    /// y.into_data().assert_eq(&[1.0_f32, 9.0].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn scatter_add(self, dim: usize, index: ShardTensor<D, Int>, values: Self) -> Self {
+        run(self, |x| scatter_add(x, dim, index, values.into_shard()))
+    }
+
+    /// Replaces cells of a whole dim by values, at a tensor of indices. See [`scatter`](fn@scatter), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`scatter`](fn@scatter) returns an error.
+    #[must_use]
+    #[track_caller]
+    fn scatter(self, dim: usize, index: ShardTensor<D, Int>, values: Self) -> Self {
+        run(self, |x| scatter(x, dim, index, values.into_shard()))
+    }
+
+    /// Repeats the field so many times along each dim. See [`repeat`](fn@repeat).
+    ///
+    /// # Panics
+    /// Panics where [`repeat`](fn@repeat) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::repeat_all(Tensor::<1>::from([1.0, 2.0]), [2]);
+    /// y.into_data().assert_eq(&[1.0_f32, 2.0, 1.0, 2.0].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn repeat_all(self, times: [usize; D]) -> Self {
+        run(self, |x| repeat(x, times))
+    }
+
+    /// Keeps the cells on and below a diagonal of the last two dims. See [`tril`](fn@tril).
+    ///
+    /// # Panics
+    /// Panics where [`tril`](fn@tril) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::tril(Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]), 0);
+    /// y.into_data().assert_eq(&[[1.0_f32, 0.0], [3.0, 4.0]].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn tril(self, diagonal: i64) -> Self {
+        run(self, |x| tril(x, diagonal))
+    }
+
+    /// Keeps the cells on and above a diagonal of the last two dims. See [`triu`](fn@triu).
+    ///
+    /// # Panics
+    /// Panics where [`triu`](fn@triu) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::triu(Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]), 0);
+    /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [0.0, 4.0]].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn triu(self, diagonal: i64) -> Self {
+        run(self, |x| triu(x, diagonal))
+    }
+
+    /// Makes blocks of cells of channels. See [`pixel_shuffle`](fn@pixel_shuffle).
+    ///
+    /// # Panics
+    /// Panics where [`pixel_shuffle`](fn@pixel_shuffle) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = Tensor::<4>::ones([1, 8, 2, 3], &Default::default()).pixel_shuffle(2);
+    /// assert_eq!(y.dims(), [1, 2, 4, 6]);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn pixel_shuffle(self, factor: usize) -> Self {
+        run(self, |x| pixel_shuffle(x, factor))
+    }
+
+    /// Makes channels of blocks of cells. See [`pixel_unshuffle`](fn@pixel_unshuffle).
+    ///
+    /// # Panics
+    /// Panics where [`pixel_unshuffle`](fn@pixel_unshuffle) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = Tensor::<4>::ones([1, 2, 4, 6], &Default::default()).pixel_unshuffle(2);
+    /// assert_eq!(y.dims(), [1, 8, 2, 3]);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn pixel_unshuffle(self, factor: usize) -> Self {
+        run(self, |x| pixel_unshuffle(x, factor))
+    }
+
+    /// A constant that varies along one dim, such as weights by latitude, with one cell in all
+    /// other dims and this tensor's shards in that dim; nothing is sent.
+    ///
+    /// # Panics
+    /// Panics where [`profile`](fn@profile) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let x = Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]);
+    /// let y = x.clone() * x.profile(0, &[1.0, 10.0]);
+    /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [30.0, 40.0]].into(), true);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn profile(&self, dim: usize, values: &[f64]) -> Self {
+        run(self.clone(), |x| profile(&x, dim, values))
+    }
+}
+
+impl<const D: usize, X: Field<D>> RearrangeField<D> for X {}
