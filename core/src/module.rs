@@ -12,8 +12,6 @@ use crate::param::param_shards;
 use crate::tensor::on_device;
 use crate::{DeviceMesh, Error, Result};
 
-const OPERATOR: &str = "sync_module";
-
 /// Lock on the generator of the process, from which burn's initialisers draw.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
@@ -40,7 +38,7 @@ pub(crate) fn sync<M: Module>(
 ) -> Result<M> {
     if let Some((path, _)) = param_shards(&module).first_key_value() {
         let message = format!("parameter {path} is sharded: ranks hold different parts of it");
-        return Err(Error::operator(OPERATOR, message));
+        return Err(Error::operator("sync_module", message));
     }
     // Each rank owns its leaves, even if the program cloned one module into all ranks: shared
     // leaves deadlock.
@@ -69,7 +67,7 @@ struct Sync<'a> {
 
 impl Sync<'_> {
     fn broadcast<const D: usize>(&self, tensor: Tensor<D>) -> Result<Tensor<D>> {
-        let operation = Operation::new(OPERATOR, Traffic::Scatter, None);
+        let operation = Operation::new("sync_module", Traffic::Scatter, None);
         let plain = tensor.clone().inner();
         let payload = Payload::Tensors(vec![plain.clone().into_dispatch()]);
         let expected = Expected::Tensors {
@@ -81,17 +79,11 @@ impl Sync<'_> {
         let received = collectives::broadcast(comm, group, source, &operation, &payload, expected);
         let received = received.map_err(|error| match error {
             Error::Diverged { peer_operation, .. } => Error::Replicas(format!(
-                "parameter {} is {:?} on rank {}, but rank {source} is in {peer_operation}; {}",
+                "parameter {} is {:?} on rank {}, but rank {source} is in {peer_operation}; \
+                 the ranks must make the same module together",
                 self.path.join("."),
                 tensor.dims(),
                 comm.rank(),
-                match [OPERATOR, "the same operation"]
-                    .iter()
-                    .any(|name| peer_operation.starts_with(name))
-                {
-                    true => "the ranks made different modules",
-                    false => "all ranks must make a module together",
-                }
             )),
             other => other,
         })?;

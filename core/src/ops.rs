@@ -196,7 +196,6 @@ pub fn fan_out_beside<const D: usize, const E: usize, K: Basic, L: Basic>(
     fan_out_to(tensor, Some(other), mesh, axes, operator)
 }
 
-#[track_caller]
 fn fan_out_to<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     other: Option<DispatchTensor>,

@@ -53,34 +53,41 @@ fn the_panic_of_all_ranks_is_printed_once_with_its_backtrace() {
     );
 }
 
-/// All ranks add fields that do not fit. Does nothing when it is run as a test.
+/// All ranks add fields that do not fit, then change a shape by a closure. Does nothing when it is run
+/// as a test.
 #[test]
-fn ranks_that_add_other_shapes() {
+fn ranks_that_make_mistakes() {
     if std::env::var_os(CHILD).is_some() {
-        let result: Result<()> = Launcher::local(2).run(|world| {
-            let mesh = world.mesh([("x", 2)])?;
-            let ones = |shape| ShardTensor::<2>::ones(shape, &mesh, &[Shard(0)]);
-            let _ = ones([4, 6])? + ones([4, 5])?;
-            Ok(())
-        });
-        eprintln!("ended: {result:?}");
+        let mistakes: [fn(ShardTensor<2>, ShardTensor<2>) -> ShardTensor<2>; 2] =
+            [|x, y| x + y, |x, _| x.map_local(|x| x.sum_dim(1))];
+        for mistake in mistakes {
+            let result: Result<()> = Launcher::local(2).run(|world| {
+                let mesh = world.mesh([("x", 2)])?;
+                let ones = |shape| ShardTensor::<2>::ones(shape, &mesh, &[Shard(0)]);
+                let _ = mistake(ones([4, 6])?, ones([4, 5])?);
+                Ok(())
+            });
+            eprintln!("ended: {result:?}");
+        }
     }
 }
 
 #[test]
 fn a_mistake_is_printed_with_its_place_in_the_program() {
     let output = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "ranks_that_add_other_shapes", "--nocapture"])
+        .args(["--exact", "ranks_that_make_mistakes", "--nocapture"])
         .env(CHILD, "1")
         .output()
         .expect("this binary can be started");
     let errors = String::from_utf8_lossy(&output.stderr);
-    let line = include_str!("launch.rs")
-        .lines()
-        .position(|line| line.contains("ones([4, 6])? +"))
-        .expect("that line");
-    let place = format!("launch.rs:{}:", line + 1);
-    assert!(errors.contains(&place), "{errors}");
+    for mistake in ["|x, y| x + y", "x.map_local(|x| x.sum"] {
+        let line = include_str!("launch.rs")
+            .lines()
+            .position(|line| line.contains(mistake))
+            .expect("that line");
+        let place = format!("launch.rs:{}:", line + 1);
+        assert!(errors.contains(&place), "{errors}");
+    }
     assert_eq!(errors.matches("do not broadcast").count(), 2, "{errors}");
 }
 

@@ -302,7 +302,6 @@ pub trait Field<const D: usize>:
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     #[must_use]
-    #[track_caller]
     fn resolve(self) -> Self {
         Self::from_shard(self.into_shard().resolve())
     }

@@ -58,7 +58,6 @@ impl Reparameterization for ParamShard {
 
     /// The whole parameter, gathered over the axes of storage: for modules that know nothing of
     /// shards.
-    #[track_caller]
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let shard = ShardTensor::from_parts(base, self.layout.clone(), self.mesh.clone());
         if WHOLE.get() {

@@ -57,7 +57,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     }
 
     #[allow(clippy::type_complexity, reason = "three values that only meet here")]
-    fn paired(
+    pub(super) fn paired(
         self,
         other: Self,
         operator: &'static str,
@@ -98,6 +98,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn replicate_beside<const E: usize, L: Basic>(
         &self,
         tensor: Tensor<E, L>,
@@ -160,6 +161,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     #[must_use]
+    #[track_caller]
     pub fn mask_where(self, mask: ShardTensor<D, Bool>, value: Self) -> Self {
         assert_eq!(
             self.layout, mask.layout,
@@ -190,6 +192,7 @@ impl<const D: usize, K: Ordered> ShardTensor<D, K> {
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn greater_elem(self, value: impl ElementConversion) -> ShardTensor<D, Bool> {
         self.map_elements("greater_elem", |local| local.greater_elem(value))
     }
@@ -199,6 +202,7 @@ impl<const D: usize, K: Ordered> ShardTensor<D, K> {
     ///
     /// # Panics
     /// Panics if the tensor holds partial values.
+    #[track_caller]
     pub fn lower_elem(self, value: impl ElementConversion) -> ShardTensor<D, Bool> {
         self.map_elements("lower_elem", |local| local.lower_elem(value))
     }

@@ -9,7 +9,7 @@ use burn::tensor::{Tensor, TensorData};
 use super::ShardTensor;
 use crate::comm::{Operation, Traffic};
 use crate::ops::all_gather_numbers;
-use crate::{DeviceMesh, Error, OrRaise, RandomKey, Result};
+use crate::{DeviceMesh, Error, Linearity, OrRaise, RandomKey, Result};
 
 /// The value of the single cell that closures run on.
 const CELL: f32 = 1.5;
@@ -49,8 +49,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         f: impl Fn(Tensor<D, K>) -> Tensor<D, L>,
     ) -> ShardTensor<D, L> {
         let closure = Closure::new("map", &f);
-        let mesh = self.mesh.clone();
-        self.map_elements("map", |x| closure.apply([x], |[x]| f(x), &mesh).or_raise())
+        self.require_resolved("map").or_raise();
+        let local = closure.apply([self.local], |[x]| f(x), &self.mesh);
+        ShardTensor {
+            local: local.or_raise(),
+            layout: self.layout,
+            mesh: self.mesh,
+        }
     }
 }
 
@@ -84,11 +89,10 @@ impl<const D: usize> ShardTensor<D> {
         f: impl Fn(Tensor<D>, Tensor<D>) -> Tensor<D>,
     ) -> Self {
         let closure = Closure::new(operator, &f);
-        let mesh = self.mesh.clone();
-        self.zip_elements(other, operator, |lhs, rhs| {
-            let result = closure.apply([lhs, rhs], |[lhs, rhs]| f(lhs, rhs), &mesh);
-            result.or_raise()
-        })
+        let paired = self.paired(other, operator, Linearity::None).or_raise();
+        let ((layout, mesh), lhs, rhs) = paired;
+        let local = closure.apply([lhs, rhs], |[lhs, rhs]| f(lhs, rhs), &mesh);
+        Self::from_parts(local.or_raise(), layout, mesh)
     }
 }
 

@@ -28,6 +28,7 @@ impl<const D: usize> ShardTensor<D, Bool> {
     ///
     /// # Panics
     /// Panics if the tensor holds partial values.
+    #[track_caller]
     pub fn int(self) -> ShardTensor<D, Int> {
         self.map_elements("int", |local| local.int())
     }
@@ -36,6 +37,7 @@ impl<const D: usize> ShardTensor<D, Bool> {
     ///
     /// # Panics
     /// Panics if the tensor holds partial values.
+    #[track_caller]
     pub fn float(self) -> ShardTensor<D> {
         self.map_elements("float", |local| local.float())
     }
@@ -45,6 +47,7 @@ impl<const D: usize> ShardTensor<D, Bool> {
     /// # Panics
     /// Panics if the tensor holds partial values.
     #[must_use]
+    #[track_caller]
     pub fn bool_not(self) -> Self {
         self.map_elements("bool_not", |local| local.bool_not())
     }
@@ -54,6 +57,7 @@ impl<const D: usize> ShardTensor<D, Bool> {
     /// # Panics
     /// Panics if the layouts cannot be paired.
     #[must_use]
+    #[track_caller]
     pub fn bool_and(self, other: Self) -> Self {
         self.zip_elements(other, "bool_and", |lhs, rhs| lhs.bool_and(rhs))
     }
@@ -63,6 +67,7 @@ impl<const D: usize> ShardTensor<D, Bool> {
     /// # Panics
     /// Panics if the layouts cannot be paired.
     #[must_use]
+    #[track_caller]
     pub fn bool_or(self, other: Self) -> Self {
         self.zip_elements(other, "bool_or", |lhs, rhs| lhs.bool_or(rhs))
     }
@@ -88,6 +93,7 @@ impl<const D: usize> ShardTensor<D, Int> {
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
+    #[track_caller]
     pub fn float(self) -> ShardTensor<D> {
         self.map_elements("float", |local| local.float())
     }

@@ -76,7 +76,6 @@ impl<const D: usize> ShardTensor<D> {
     /// # Panics
     /// As [`recompute`](Self::recompute).
     #[must_use]
-    #[track_caller]
     pub fn recompute_with<const E: usize, M: Module + 'static>(
         self,
         other: ShardTensor<E>,

@@ -317,7 +317,6 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 
     /// `Shard` → `Fan` or `Fan` → `Shard` on one axis. The adjoint adds the gradients that ranks
     /// find of a cell.
-    #[track_caller]
     fn exchange_to(self, axis: usize, placement: Placement, target: &Layout) -> Self {
         let mut placements = self.placements().to_vec();
         placements[axis] = placement;

@@ -4,7 +4,6 @@ use halocline_core::{OrRaise, ShardTensor};
 
 /// The root of this order of a sum that is not negative. At zero its gradient, which has no limit there, is zero: that of
 /// the norm of a field without anything in it.
-#[track_caller]
 pub(crate) fn root<const D: usize>(sum: ShardTensor<D>, order: f64) -> ShardTensor<D> {
     if order == 1.0 {
         return sum;

@@ -15,7 +15,7 @@ use super::tile::tile_box;
 use super::winograd::{RowTiles, correlate};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, prefetch_run, with_scratch};
-use crate::kernel::products::{self, Products, matrices_multiply};
+use crate::kernel::products::{self, NO_MATRICES, Products, matrices_multiply};
 use crate::kernel::simd::{Element, Isa};
 
 /// Fewest channels for which matrices of three parts compute results where Winograd's method would serve.
@@ -228,13 +228,11 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                         Weights::Strips(weights, offsets) => {
                             self.block(simd, (buffer, weights, offsets), block, origin, size);
                         }
-                        Weights::Matrices(weights) => {
-                            if const { matrices_multiply::<S, E, P>() } {
-                                let ahead = self.ahead(&block);
-                                let operands = (&*buffer, weights);
-                                self.matrices(simd, operands, (sums, &ahead), origin, size);
-                            }
+                        Weights::Matrices(weights) if const { matrices_multiply::<S, E, P>() } => {
+                            let ahead = self.ahead(&block);
+                            self.matrices(simd, (buffer, weights), (sums, &ahead), origin, size);
                         }
+                        Weights::Matrices(_) => unreachable!("{NO_MATRICES}"),
                     }
                 }
             },

@@ -21,7 +21,7 @@ use super::buffer::Buffer;
 use super::lanes::WIDEST;
 use super::matrices::Matrix;
 use super::memory::{Shared, with_scratch};
-use super::products::{self, Products, matrices_multiply};
+use super::products::{self, NO_MATRICES, Products, matrices_multiply};
 use super::simd::{Element, Isa};
 pub(crate) use dots::{are_few, dots_to};
 pub(crate) use over_rows::{product_over_rows, product_over_rows_to};
@@ -102,11 +102,10 @@ impl<E: Element> Left<E> {
         unsafe {
             match self {
                 Self::Vectors(a) => sums.with_rows(a).run::<S, P>(simd),
-                Self::Matrices(a) => {
-                    if const { matrices_multiply::<S, E, P>() } {
-                        sums.with_rows(a).run_by_matrices::<P>();
-                    }
+                Self::Matrices(a) if const { matrices_multiply::<S, E, P>() } => {
+                    sums.with_rows(a).run_by_matrices::<P>();
                 }
+                Self::Matrices(_) => unreachable!("{NO_MATRICES}"),
             }
         }
     }

@@ -119,8 +119,8 @@ impl<E: Element, P: Products<E>, K: WithSimd> WithSimd for OfProducts<E, P, K> {
     }
 }
 
-/// Why a number is not split.
-const NO_MATRICES: &str = "matrices do not multiply these numbers";
+/// Why a number is not split, and factors of matrices are not met.
+pub(crate) const NO_MATRICES: &str = "matrices do not multiply these numbers";
 
 /// Factors that are numbers, as they are in memory. Matrices multiply sums of so many bf16 numbers instead.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use crate::attention::engine::lanes::{pack, unpack};
 use crate::kernel::amx;
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::panels::matrices::Rows;
-use crate::kernel::products::{Products, matrices_multiply};
+use crate::kernel::products::{NO_MATRICES, Products, matrices_multiply};
 use crate::kernel::simd::Element;
 
 /// Targets of one head: a few vectors, or several such groups.
@@ -354,12 +354,11 @@ impl<'a, E: Element> Task<'a, E> {
                     let sources = piece.block(block, &mut offsets);
                     dots(simd, targets, sources, self.runs::<S>(scores));
                 }
-                Copied::Factors(registers, packed) => {
-                    if const { matrices_multiply::<S, E, P>() } {
-                        self.scores_of::<S, P>(registers, targets, packed, scores);
-                        self.scale(simd, factor, block.len(), scores);
-                    }
+                Copied::Factors(registers, packed) if const { matrices_multiply::<S, E, P>() } => {
+                    self.scores_of::<S, P>(registers, targets, packed, scores);
+                    self.scale(simd, factor, block.len(), scores);
                 }
+                Copied::Factors(..) => unreachable!("{NO_MATRICES}"),
             }
         }
     }
@@ -383,12 +382,11 @@ impl<'a, E: Element> Task<'a, E> {
                     let sources = piece.block(block, &mut offsets);
                     sums(simd, weights, sources, self.runs::<S>(results));
                 }
-                Copied::Factors(registers, packed) => {
-                    if const { matrices_multiply::<S, E, P>() } {
-                        let weights = (weights, factors);
-                        self.add_weighted::<S, P>(simd, registers, weights, packed, results);
-                    }
+                Copied::Factors(registers, packed) if const { matrices_multiply::<S, E, P>() } => {
+                    let weights = (weights, factors);
+                    self.add_weighted::<S, P>(simd, registers, weights, packed, results);
                 }
+                Copied::Factors(..) => unreachable!("{NO_MATRICES}"),
             }
         }
     }
