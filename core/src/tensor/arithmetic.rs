@@ -6,7 +6,9 @@ use burn::tensor::kind::{Basic, Kind, Numeric, Ordered};
 use burn::tensor::{Bool, ElementConversion, Float, Int, Tensor};
 
 use super::ShardTensor;
+use super::binary::Binary;
 use crate::layout::{Layout, Partial, Placement, ReduceOp};
+use crate::operator::apply;
 use crate::ops::fan_out_beside;
 use crate::pairing::{Linearity, Pairing, Role, Term};
 use crate::replicas::require_replicas;
@@ -74,6 +76,26 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         };
         let (lhs, rhs) = (fan_out(0, lhs, rhs), fan_out(1, rhs, lhs));
         Ok(((pairing.layout(&self.layout), self.mesh), lhs, rhs))
+    }
+
+    /// [`binary`](Self::binary), by a kernel of pairs of floats where nothing is broadcast.
+    #[track_caller]
+    fn arithmetic(
+        self,
+        other: Self,
+        operator: &'static str,
+        linearity: Linearity,
+        of_pairs: Option<Binary>,
+        f: impl FnOnce(Tensor<D, K>, Tensor<D, K>) -> Tensor<D, K>,
+    ) -> Self {
+        let are_pairs = K::KIND == Kind::Float && self.dims() == other.dims();
+        match of_pairs.filter(|_| are_pairs) {
+            Some(of_pairs) => self.binary(other, operator, linearity, |lhs, rhs| {
+                let pair = [lhs, rhs].map(Tensor::into_dispatch);
+                Tensor::from_dispatch(apply(of_pairs, pair))
+            }),
+            None => self.binary(other, operator, linearity, f),
+        }
     }
 
     /// Makes a replicated tensor on this one's mesh from a tensor that all ranks hold alike. With
@@ -261,13 +283,13 @@ comparison! {
 }
 
 macro_rules! operator {
-    ($trait:ident, $method:ident, $linearity:expr, $($scalar:ident of $kind:ident by $map:ident),*) => {
+    ($trait:ident, $method:ident, $linearity:expr, $of_pairs:expr, $($scalar:ident of $kind:ident by $map:ident),*) => {
         impl<const D: usize, K: Numeric> $trait for ShardTensor<D, K> {
             type Output = Self;
 
             #[track_caller]
             fn $method(self, other: Self) -> Self {
-                self.binary(other, stringify!($method), $linearity, $trait::$method)
+                self.arithmetic(other, stringify!($method), $linearity, $of_pairs, $trait::$method)
             }
         }
 
@@ -278,7 +300,7 @@ macro_rules! operator {
             #[track_caller]
             fn $method(self, other: Tensor<D, K>) -> Self {
                 let other = self.replicate_for(stringify!($method), other);
-                self.binary(other, stringify!($method), $linearity, $trait::$method)
+                self.arithmetic(other, stringify!($method), $linearity, $of_pairs, $trait::$method)
             }
         }
 
@@ -293,10 +315,10 @@ macro_rules! operator {
     };
 }
 
-operator!(Add, add, Linearity::Additive, f64 of Float by map_elements, i64 of Int by map_elements);
-operator!(Sub, sub, Linearity::Additive, f64 of Float by map_elements, i64 of Int by map_elements);
-operator!(Mul, mul, Linearity::Multiplicative, f64 of Float by map_scaling, i64 of Int by map_scaling);
-operator!(Div, div, of_quotient::<K>(), f64 of Float by map_scaling, i64 of Int by map_elements);
+operator!(Add, add, Linearity::Additive, Some(Binary::Sum), f64 of Float by map_elements, i64 of Int by map_elements);
+operator!(Sub, sub, Linearity::Additive, Some(Binary::Difference), f64 of Float by map_elements, i64 of Int by map_elements);
+operator!(Mul, mul, Linearity::Multiplicative, Some(Binary::Product), f64 of Float by map_scaling, i64 of Int by map_scaling);
+operator!(Div, div, of_quotient::<K>(), None, f64 of Float by map_scaling, i64 of Int by map_elements);
 
 /// Linearity of a quotient: quotients of integers are rounded, so they do not add up to the
 /// quotient of a sum.

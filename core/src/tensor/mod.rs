@@ -1,6 +1,7 @@
 //! Sharded tensors and their operators.
 
 mod arithmetic;
+mod binary;
 mod closure;
 mod create;
 mod display;
