@@ -10,6 +10,7 @@ use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::buffer::Buffer;
+use super::interleave::{deinterleave, interleave};
 use super::memory::Shared;
 use super::simd::{Element, Isa};
 
@@ -119,14 +120,14 @@ pub(crate) fn load_pairs<S: Simd, E: Element>(simd: S, from: &[E]) -> [E::Vector
         let (low, high) = from.split_at(from.len().min(lanes));
         [low, high].map(|part| E::load_part(simd, part, zero))
     };
-    E::deinterleave::<S>(pair)
+    deinterleave::<S, E>(pair)
 }
 
 /// Writes even and odd elements to a slice of at most two vectors.
 #[inline(always)]
 pub(crate) fn store_pairs<S: Simd, E: Element>(simd: S, row: &mut [E], pair: [E::Vector<S>; 2]) {
     let lanes = E::lanes::<S>();
-    let [first, second] = E::interleave::<S>(pair);
+    let [first, second] = interleave::<S, E>(pair);
     if row.len() == 2 * lanes {
         // SAFETY: the slice has two vectors.
         unsafe {

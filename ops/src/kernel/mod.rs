@@ -7,6 +7,7 @@ pub(crate) mod buffer;
 mod constants;
 pub(crate) mod flex;
 pub(crate) mod gathered;
+pub(crate) mod interleave;
 pub(crate) mod lanes;
 pub(crate) mod lines;
 pub(crate) mod local;

@@ -7,6 +7,7 @@
 //! `#[inline(always)]`. A closure that passes through a function that is not inlined
 //! (`LocalKey::with`) calls every intrinsic.
 
+use std::any::TypeId;
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Mul, Sub};
 use std::sync::OnceLock;
@@ -137,6 +138,18 @@ impl<F: FnMut()> WithSimd for Compiled<F> {
     }
 }
 
+/// Whether there are shuffles of vectors of elements: for transposing blocks, and for taking lanes in turns.
+#[inline(always)]
+pub(crate) fn has_shuffles<S: Simd, E: Element>() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if TypeId::of::<E>() == TypeId::of::<f32>() {
+        let isa = TypeId::of::<S>();
+        return isa == TypeId::of::<pulp::x86::V3>() || isa == TypeId::of::<pulp::x86::V4>();
+    }
+    let _ = TypeId::of::<(S, E)>();
+    false
+}
+
 /// A float that kernels compute with, and its vectors.
 pub(crate) trait Element:
     Copy
@@ -249,43 +262,6 @@ pub(crate) trait Element:
     unsafe fn load<S: Simd>(from: *const Self) -> Self::Vector<S> {
         // SAFETY: the caller's; unaligned reads are allowed.
         unsafe { from.cast::<Self::Vector<S>>().read_unaligned() }
-    }
-
-    /// The lanes of two vectors in turn: `a₀ b₀ a₁ b₁ …`.
-    #[inline(always)]
-    fn interleave<S: Simd>(pair: [Self::Vector<S>; 2]) -> [Self::Vector<S>; 2] {
-        let (lanes, mut turns) = (Self::lanes::<S>(), pair);
-        let (from, place) = (
-            pair.as_ptr().cast::<Self>(),
-            turns.as_mut_ptr().cast::<Self>(),
-        );
-        for lane in 0..lanes {
-            // SAFETY: both have twice as many elements as there are lanes, and no padding.
-            unsafe {
-                *place.add(2 * lane) = *from.add(lane);
-                *place.add(2 * lane + 1) = *from.add(lanes + lane);
-            }
-        }
-        turns
-    }
-
-    /// The even and the odd lanes of two vectors: the inverse of
-    /// [`interleave`](Element::interleave).
-    #[inline(always)]
-    fn deinterleave<S: Simd>(turns: [Self::Vector<S>; 2]) -> [Self::Vector<S>; 2] {
-        let (lanes, mut pair) = (Self::lanes::<S>(), turns);
-        let (from, place) = (
-            turns.as_ptr().cast::<Self>(),
-            pair.as_mut_ptr().cast::<Self>(),
-        );
-        for lane in 0..lanes {
-            // SAFETY: both have twice as many elements as there are lanes, and no padding.
-            unsafe {
-                *place.add(lane) = *from.add(2 * lane);
-                *place.add(lanes + lane) = *from.add(2 * lane + 1);
-            }
-        }
-        pair
     }
 
     /// Writes a vector to a pointer of any alignment.

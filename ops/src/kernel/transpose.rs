@@ -1,29 +1,17 @@
 //! Square blocks of elements, transposed by shuffles where the instruction set has them.
 
-use std::any::TypeId;
-
 use pulp::Simd;
 
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::simd::Element;
-
-/// Whether [`transpose`] works on blocks of as many elements as a vector has lanes, squared.
-#[inline(always)]
-pub(crate) fn has_shuffles<S: Simd, E: Element>() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if TypeId::of::<E>() == TypeId::of::<f32>() {
-        let isa = TypeId::of::<S>();
-        return isa == TypeId::of::<pulp::x86::V3>() || isa == TypeId::of::<pulp::x86::V4>();
-    }
-    let _ = TypeId::of::<(S, E)>();
-    false
-}
+#[cfg(test)]
+use crate::kernel::simd::has_shuffles;
 
 /// Writes element `i` of run `j` to element `j` of run `i`, each run times `factors` if there are any, else as bits; runs are
 /// as long as a vector.
 ///
 /// # Safety
-/// [`has_shuffles`] must be true; the first runs, as many as there are lanes, must be there, and room for such.
+/// [`has_shuffles`](crate::kernel::simd::has_shuffles) must be true; the first runs, as many as there are lanes, must be there, and room for such.
 #[inline(always)]
 pub(crate) unsafe fn transpose<S: Simd, E: Element>(
     from: impl Fn(usize) -> *const E,

@@ -5,8 +5,8 @@ use pulp::Simd;
 
 use crate::kernel::lanes::{CHUNK, WIDEST};
 use crate::kernel::math;
-use crate::kernel::simd::Element;
-use crate::kernel::transpose::{has_shuffles, transpose};
+use crate::kernel::simd::{Element, has_shuffles};
+use crate::kernel::transpose::transpose;
 
 /// Writes rows of `width` elements as vectors, one for each element and `pitch` elements from one to the next, times a
 /// factor. Lanes without a row hold zeros.

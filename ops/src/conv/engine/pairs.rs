@@ -8,6 +8,7 @@ use super::cells::join;
 use super::geometry::Dims;
 use super::pieces::Pieces;
 use super::tile::TileLayout;
+use crate::kernel::interleave::deinterleave;
 use crate::kernel::products::{Products, store_parts};
 use crate::kernel::simd::Element;
 
@@ -81,7 +82,7 @@ impl TileLayout {
                 unsafe {
                     let cells = cells.add(place);
                     let cells = [E::load::<S>(cells), E::load::<S>(cells.add(lanes))];
-                    let (pairs, to) = (E::deinterleave::<S>(cells), tile.add(place).cast());
+                    let (pairs, to) = (deinterleave::<S, E>(cells), tile.add(place).cast());
                     store_parts::<S, E, P>(simd, pairs, to, part / 2);
                 }
             }

@@ -6,6 +6,7 @@ use pulp::Simd;
 
 use super::sums::Sums;
 use crate::kernel::amx::{self, Factor, Place, SIDE};
+use crate::kernel::interleave::deinterleave;
 use crate::kernel::matrices::Matrix;
 use crate::kernel::memory::prefetch_to_write;
 use crate::kernel::products::{MOST_PARTS, Products, store_parts};
@@ -137,7 +138,7 @@ impl<E: Element> Rows<E> {
         let place = row / SIDE * self.block + term * self.term + row % SIDE * SIDE;
         let to = self.first.cast_mut().wrapping_add(place);
         // SAFETY: the caller's.
-        unsafe { store_parts::<S, E, P>(simd, E::deinterleave::<S>(numbers), to, MATRIX) };
+        unsafe { store_parts::<S, E, P>(simd, deinterleave::<S, E>(numbers), to, MATRIX) };
     }
 
     /// Those from a block of [`SIDE`] rows on, as matrices multiply them.
@@ -178,7 +179,7 @@ unsafe fn pack_rows<S: Simd, E: Element, P: Products<E>>(
                 load::<S, E, P>(from, 1, numbers),
                 load::<S, E, P>(from.wrapping_add(SIDE), 1, numbers.saturating_sub(SIDE)),
             ];
-            store_parts::<S, E, P>(simd, E::deinterleave::<S>(vectors), to, MATRIX);
+            store_parts::<S, E, P>(simd, deinterleave::<S, E>(vectors), to, MATRIX);
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::conv::engine::plan::{TASKS, WeightGradient, WeightJob, chunks};
 use crate::conv::engine::tile::{SCRATCH_BYTES, TileLayout, balanced, tile_extents};
 use crate::kernel::amx::{self, Factor, Place, SIDE};
 use crate::kernel::buffer::{Buffer, filled};
+use crate::kernel::interleave::deinterleave;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::panels::matrices::columns;
 use crate::kernel::products::{MOST_PARTS, Products, store_parts};
@@ -358,7 +359,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                             let run = run.as_ptr();
                             let numbers = [P::load::<S>(run), P::load::<S>(run.add(SIDE))];
                             let to = joined.as_mut_ptr().cast::<E>().add(index * SIDE);
-                            let pairs = E::deinterleave::<S>(numbers);
+                            let pairs = deinterleave::<S, E>(numbers);
                             store_parts::<S, E, P>(simd, pairs, to, SIDE * SIDE);
                         }
                     }
