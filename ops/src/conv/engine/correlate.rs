@@ -12,7 +12,7 @@ use super::part::{Part, Weights, holds_matrices};
 use super::rows::{self, ROWS, RowStrip};
 use super::strip::{self, Strip, Terms, panels};
 use super::tile::tile_box;
-use super::winograd::{RowTiles, correlate};
+use super::winograd::{RowTiles, Tiles, correlate};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, prefetch_run, with_scratch};
 use crate::kernel::products::{self, NO_MATRICES, Products, matrices_multiply};
@@ -85,6 +85,11 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
             let sizes = [job.inputs, job.outputs, job.shape[1]];
             let transformed = job.method.transforms(sizes);
             let rows = RowTiles::new(correlation).filter(|_| transformed);
+            let sizes = [job.inputs, job.outputs, job.shape[2]];
+            let wide = const { columns_are_compiled::<S, E, P>() }
+                && transformed
+                && job.method.transforms_columns(sizes, E::lanes::<S>());
+            let wide = wide.then(|| Tiles::<2>::new(correlation)).flatten();
             let channels = [job.inputs, job.outputs];
             let instead = rows.as_ref().map(|_| MANY_CHANNELS);
             if const { matrices_multiply::<S, E, P>() }
@@ -93,8 +98,10 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
                 && holds_matrices::<E, P>(correlation, job.inputs)
             {
                 directly::<S, E, P>(simd, job, correlation, weight, output, true);
+            } else if let Some(wide) = wide {
+                correlate::<S, E, P, 2>(simd, job, correlation, wide, weight, output);
             } else if let Some(rows) = rows {
-                correlate::<S, E, P>(simd, job, correlation, rows, weight, output);
+                correlate::<S, E, P, 1>(simd, job, correlation, rows, weight, output);
             } else if job.inputs == 1 || has_matrices {
                 // Where there are matrices, pairs multiply no faster than numbers.
                 directly::<S, E, P::Single>(simd, job, correlation, weight, output, false);
@@ -103,6 +110,12 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
             }
         }
     }
+}
+
+/// Whether there is code that transforms columns: for `f32`, as it lies in memory.
+const fn columns_are_compiled<S: Simd, E: Element, P: Products<E>>() -> bool {
+    let is_f32 = size_of::<E>() == size_of::<f32>() || cfg!(test);
+    is_f32 && size_of::<P::Number>() == size_of::<E>() && !S::IS_SCALAR
 }
 
 /// Computes the results of a part, term by term.

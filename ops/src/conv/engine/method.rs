@@ -14,7 +14,7 @@ pub(crate) enum Method {
     Fastest,
     /// Term by term.
     Direct,
-    /// With fewer multiplications, for kernels of three rows with stride and dilation one.
+    /// With fewer multiplications, for kernels of three rows, and of three columns, with stride and dilation one.
     Winograd,
     /// Term by term, each number as the sum of three bf16 numbers, where the processor multiplies matrices of these (AMX).
     Matrices,
@@ -57,11 +57,38 @@ impl Method {
             Self::Winograd => true,
         }
     }
+
+    /// Whether columns are transformed, too, where rows are: for input and output channels of a group, and columns of results in
+    /// vectors of so many lanes.
+    pub(crate) fn transforms_columns(
+        self,
+        [inputs, outputs, columns]: [usize; 3],
+        lanes: usize,
+    ) -> bool {
+        let in_blocks = outputs.is_multiple_of(4);
+        match self {
+            Self::Fastest => {
+                // Pairs fill nearly all lanes.
+                let computed = columns.next_multiple_of(2 * lanes);
+                in_blocks && inputs >= 32 && outputs >= 32 && 8 * columns >= 7 * computed
+            }
+            Self::Direct | Self::Matrices => false,
+            Self::Winograd => in_blocks,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_are_transformed_where_pairs_fill_lanes() {
+        let of = |sizes| Method::Fastest.transforms_columns(sizes, 16);
+        assert!(of([32, 32, 360]) && of([64, 64, 90]) && of([128, 128, 720]));
+        assert!(!of([20, 32, 360]) && !of([32, 20, 360]) && !of([32, 34, 360]));
+        assert!(!of([256, 256, 45]) && !of([64, 64, 33]));
+    }
 
     #[test]
     fn a_method_is_chosen_by_its_name() {

@@ -9,7 +9,7 @@ use crate::kernel::simd::Element;
 /// A tile of the source: its cells, or factors of its rows.
 pub(super) enum Source {
     Cells(TileLayout),
-    Factors(Box<RowTiles>, Box<Factors>),
+    Factors(Box<RowTiles>, Box<Factors<1>>),
 }
 
 impl Source {

@@ -13,6 +13,7 @@ use super::ahead::Stretch;
 use super::cells::{clear_around, copy, copy_strided};
 use super::geometry::{Correlation, Dims, reach};
 use super::pieces::{Piece, Pieces};
+use crate::kernel::memory::prefetch_run;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
@@ -288,7 +289,28 @@ impl TileLayout {
         origin: Dims,
     ) {
         let met = self.met_by(pieces, origin);
+        let margin = self.lead + self.channel * channels.len();
+        tile[margin..self.len(channels.len())].fill(E::default());
         self.fill_from::<S, E, P>(simd, tile, &met, batch, channels, origin);
+    }
+
+    /// Asks for the cells of a channel that [`fill_from`](Self::fill_from) reads.
+    #[inline(always)]
+    pub(crate) fn ask_for<N>(&self, met: &[Met<'_, '_, N>], place: [usize; 2], origin: Dims) {
+        for (piece, [planes, rows, columns]) in met {
+            let [.., down, across] = piece.cells.strides();
+            if across != 1 || !piece.holds(place[1]) {
+                continue;
+            }
+            for plane in planes.clone() {
+                let start = [plane, rows.start, columns.start];
+                let mut row = self.source(piece, place, origin, start);
+                for _ in rows.clone() {
+                    prefetch_run(row, columns.len());
+                    row = row.wrapping_offset(down);
+                }
+            }
+        }
     }
 
     /// The pieces that the tile at `origin` meets, with its cells that each covers.
@@ -302,7 +324,7 @@ impl TileLayout {
             .collect()
     }
 
-    /// [`fill`](Self::fill) from the pieces that the tile meets.
+    /// [`fill`](Self::fill) from the pieces that the tile meets, but for the margin.
     #[inline(always)]
     pub(crate) fn fill_from<S: Simd, E: Element, P: Products<E>>(
         &self,
@@ -313,9 +335,7 @@ impl TileLayout {
         channels: Range<usize>,
         origin: Dims,
     ) {
-        let tile = &mut tile[self.lead..self.len(channels.len())];
-        let (tile, margin) = tile.split_at_mut(self.channel * channels.len());
-        margin.fill(E::default());
+        let tile = &mut tile[self.lead..][..self.channel * channels.len()];
         // Clearing the whole tile first costs 6 % with few channels. With one piece, only the edges
         // of its rows, and rows and planes without it, are cleared; with several, the whole planes.
         for (index, lines) in tile.chunks_exact_mut(self.plane).enumerate() {

@@ -16,12 +16,23 @@ use crate::kernel::simd::Isa;
 
 /// A case with a kernel of three rows.
 fn rows() -> impl Strategy<Value = Case> {
-    (case(), 1..=14_usize).prop_map(|(case, rows)| {
+    (case(), 1..=14_usize, any::<bool>()).prop_map(|(case, rows, pairs)| {
         let conv = Conv {
             kernel: [case.conv.kernel[0].min(2), 3, case.conv.kernel[2]],
             stride: [1; 3],
             dilation: [case.conv.dilation[0], 1, case.conv.dilation[2]],
             ..case.conv
+        };
+        let conv = match pairs {
+            // Those whose columns are transformed, too.
+            true => Conv {
+                kernel: [conv.kernel[0], 3, 3],
+                dilation: [conv.dilation[0], 1, 1],
+                inputs: 4 * conv.inputs,
+                outputs: 4 * conv.outputs,
+                ..conv
+            },
+            false => conv,
         };
         Case {
             conv,

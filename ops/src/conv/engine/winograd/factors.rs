@@ -7,27 +7,33 @@ use pulp::Simd;
 use super::super::geometry::{Correlation, Dims, Tap};
 use super::super::pieces::Pieces;
 use super::super::tile::TileLayout;
-use super::{PRODUCTS, RESULTS, TAPS, of_source};
+use super::{COLUMN_PRODUCTS, PAIR, PRODUCTS, RESULTS, TAPS, of_columns, of_source};
+use crate::kernel::interleave::deinterleave;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// A correlation with three neighbouring rows of taps, by tiles of four rows of results.
+/// A correlation with three neighbouring rows of taps, by tiles of four rows of results; with three neighbouring columns of
+/// taps also by pairs of columns (`COLUMNS` is two, else one).
 ///
 /// A tile begins where its first source row is a multiple of four, whichever box of results is
-/// computed: so a result has the same bits in any box.
+/// computed, and a pair where its first source column is even: so a result has the same bits in any box.
 #[derive(Debug)]
-pub(crate) struct RowTiles {
-    /// Rows of the first tile before the first result.
-    pub before: usize,
-    /// The correlation of every row of factors: taps without rows, on a lattice of tiles.
+pub(crate) struct Tiles<const COLUMNS: usize> {
+    /// Rows of the first tile, and columns of the first pair, before the first result.
+    pub before: [usize; 2],
+    /// The correlation of every row of factors: taps without what is transformed, on a lattice of tiles.
     pub flat: Correlation,
-    /// The elements of the three taps that each of these stands for, from low to high rows.
+    /// The elements of the three taps that each of these stands for, from low to high rows; by low to high columns if those are
+    /// transformed, too.
     pub elements: Vec<[usize; TAPS]>,
     /// The correlation on whole tiles.
     source: Correlation,
 }
 
-impl RowTiles {
+/// Tiles of rows.
+pub(crate) type RowTiles = Tiles<1>;
+
+impl<const COLUMNS: usize> Tiles<COLUMNS> {
     /// `None` for other taps, and for steps.
     pub(crate) fn new(correlation: &Correlation) -> Option<Self> {
         let Correlation {
@@ -36,22 +42,22 @@ impl RowTiles {
             count,
             ..
         } = *correlation;
-        let mut rows = correlation.places()[1].clone();
-        rows.sort_unstable();
-        let [low, _, high] = rows[..] else {
-            return None;
+        let [_, rows, columns] = correlation.places();
+        let low = three_from(rows)?;
+        let left = match COLUMNS {
+            1 => 0,
+            _ => three_from(columns)?,
         };
-        if step != [1; 3] || out_step != [1; 3] || high - low != 2 {
+        if step != [1; 3] || out_step != [1; 3] {
             return None;
         }
-        let before = low.rem_euclid(RESULTS as isize);
+        let before = [(low, RESULTS), (left, COLUMNS)];
+        let before = before.map(|(first, size)| first.rem_euclid(size as isize));
         let taps = || correlation.taps.iter();
-        let with_rows = |correlation: Correlation, taps: Vec<Tap>, rows: usize| Correlation {
-            taps,
-            count: [count[0], rows, count[2]],
-            ..correlation
-        };
-        let lowest: Vec<Tap> = taps().filter(|tap| tap.offset[1] == low).copied().collect();
+        let mut lowest: Vec<Tap> = taps().filter(|tap| tap.offset[1] == low).copied().collect();
+        if COLUMNS > 1 {
+            lowest.sort_unstable_by_key(|tap| tap.offset);
+        }
         let elements = lowest.iter().map(|lowest| {
             let [plane, _, column] = lowest.offset;
             std::array::from_fn(|row| {
@@ -62,29 +68,50 @@ impl RowTiles {
             })
         });
         let elements = elements.collect();
-        let moved = |rows: isize| {
+        let moved = |by: [isize; 2]| {
             move |tap: &Tap| {
                 let [plane, row, column] = tap.offset;
-                let offset = [plane, row - rows, column];
+                let offset = [plane, row - by[0], column - by[1]];
                 Tap { offset, ..*tap }
             }
         };
-        let tiles = (count[1] + before as usize).div_ceil(RESULTS);
-        let source = taps().map(moved(before)).collect();
-        let flat = lowest.iter().map(moved(low)).collect();
+        let flat = lowest
+            .iter()
+            .filter(|tap| COLUMNS == 1 || tap.offset[2] == left);
+        let flat: Vec<Tap> = flat.map(moved([low, left])).collect();
+        let tiles = (count[1] + before[0] as usize).div_ceil(RESULTS);
+        let across = (count[2] + before[1] as usize).div_ceil(COLUMNS);
+        let with_taps = |taps: Vec<Tap>, rows: usize, columns: usize| Correlation {
+            taps,
+            count: [count[0], rows, columns],
+            ..correlation.clone()
+        };
         Some(Self {
-            before: before as usize,
+            before: before.map(|before| before as usize),
             elements,
-            flat: with_rows(correlation.clone(), flat, tiles),
-            source: with_rows(correlation.clone(), source, RESULTS * tiles),
+            flat: with_taps(flat, tiles, across),
+            source: with_taps(
+                taps().map(moved(before)).collect(),
+                RESULTS * tiles,
+                COLUMNS * across,
+            ),
         })
     }
 }
 
+/// The first of three offsets next to each other.
+fn three_from(mut offsets: Vec<isize>) -> Option<isize> {
+    offsets.sort_unstable();
+    match offsets[..] {
+        [low, _, high] if high - low == 2 => Some(low),
+        _ => None,
+    }
+}
+
 /// The factors of a tile of a field, `[channel][plane][tile][product][column]`, in scratch beside
-/// the cells of a channel.
+/// the cells of a channel. With pairs of columns there are four products for each row of products.
 #[derive(Debug)]
-pub(crate) struct Factors {
+pub(crate) struct Factors<const COLUMNS: usize> {
     /// The layout of a channel's cells.
     cells: TileLayout,
     /// The layout of factors, whose rows are the products of all tiles.
@@ -94,17 +121,24 @@ pub(crate) struct Factors {
     held: [usize; 2],
 }
 
-impl Factors {
-    /// The factors of tiles of so many planes, tiles of rows, and columns; a factor holds numbers
+impl<const COLUMNS: usize> Factors<COLUMNS> {
+    /// Products of a tile.
+    pub(super) const PRODUCTS: usize = match COLUMNS {
+        1 => PRODUCTS,
+        _ => PRODUCTS * COLUMN_PRODUCTS,
+    };
+
+    /// The factors of tiles of so many planes, tiles of rows, and columns or pairs of them; a factor holds numbers
     /// of so many channels and tiles.
     pub(crate) fn new(
-        rows: &RowTiles,
+        rows: &Tiles<COLUMNS>,
         [planes, tiles, columns]: Dims,
         held @ [_, together]: [usize; 2],
     ) -> Self {
-        let products = PRODUCTS * tiles.div_ceil(together);
+        let products = Self::PRODUCTS * tiles.div_ceil(together);
+        let cells = [planes, RESULTS * tiles, COLUMNS * columns];
         Self {
-            cells: TileLayout::new(&rows.source, [planes, RESULTS * tiles, columns]),
+            cells: TileLayout::new(&rows.source, cells),
             layout: TileLayout::new(&rows.flat, [planes, products, columns]),
             tiles,
             held,
@@ -130,22 +164,26 @@ impl Factors {
     ) -> &'s [E] {
         let [channels_held, tiles_held] = self.held;
         let (cells, factors) = scratch.split_at_mut(self.cells.len(channels_held));
-        let origin = [plane, RESULTS * tile, column];
+        let origin = [plane, RESULTS * tile, COLUMNS * column];
         let lines = || {
             let tiles = (0..self.tiles).step_by(tiles_held);
             let planes = 0..self.cells.planes();
             planes.flat_map(move |plane| tiles.clone().map(move |tile| (plane, tile)))
         };
+        let row = |layout: &TileLayout| layout.line(0, 0, 1) - layout.line(0, 0, 0);
+        let rows = [row(&self.cells), row(&self.layout)];
         let met = self.cells.met_by(pieces, origin);
         for (index, first) in channels.clone().step_by(channels_held).enumerate() {
             let held = first..channels.end.min(first + channels_held);
             let present = held.len();
             let cells = &mut *cells;
+            (held.end..channels.end)
+                .take(channels_held)
+                .for_each(|next| self.cells.ask_for(&met, [batch, next], origin));
             self.cells
                 .fill_from::<S, E, P>(simd, cells, &met, batch, held, origin);
             for (plane, tile) in lines() {
                 let line = |channel, tile| self.cells.line(channel, plane, RESULTS * tile);
-                let row = self.cells.line(0, plane, 1) - self.cells.line(0, plane, 0);
                 let lines = [
                     line(0, tile),
                     line(channels_held - 1, tile + tiles_held - 1),
@@ -154,25 +192,69 @@ impl Factors {
                     P::NUMBERS == 2 && present == channels_held && tile + tiles_held <= self.tiles;
                 let place = self
                     .layout
-                    .line(index, plane, PRODUCTS * (tile / tiles_held));
-                for column in (0..self.cells.width()).step_by(E::lanes::<S>()) {
-                    // SAFETY: rows of both layouts are whole vectors of the same columns, and these have so many of them.
+                    .line(index, plane, Self::PRODUCTS * (tile / tiles_held));
+                for column in (0..self.layout.width()).step_by(E::lanes::<S>()) {
+                    // SAFETY: rows of factors are whole vectors, and cells have as many, or twice as many, columns, or a margin
+                    // behind them.
                     unsafe {
-                        let cells = cells.as_ptr().add(column);
-                        let first = transformed::<S, E>(simd, cells.add(lines[0]), row);
+                        let cells = cells.as_ptr().add(COLUMNS * column);
+                        let factors = factors.as_mut_ptr().add(place + column);
+                        if const { COLUMNS == 2 } {
+                            transform_wide::<S, E>(simd, cells.add(lines[0]), factors, rows);
+                            continue;
+                        }
+                        let first = transformed::<S, E>(simd, cells.add(lines[0]), rows[0]);
                         let second = match both {
-                            true => transformed::<S, E>(simd, cells.add(lines[1]), row),
+                            true => transformed::<S, E>(simd, cells.add(lines[1]), rows[0]),
                             false => [E::splat(simd, E::default()); PRODUCTS],
                         };
                         for (k, numbers) in first.into_iter().zip(second).enumerate() {
-                            let place = factors.as_mut_ptr().add(place + k * row + column);
-                            E::store::<S>(place, P::join(simd, [numbers.0, numbers.1]));
+                            let numbers = [numbers.0, numbers.1];
+                            E::store::<S>(factors.add(k * rows[1]), P::join(simd, numbers));
                         }
                     }
                 }
             }
         }
         factors
+    }
+}
+
+/// Writes the factors of a tile's rows at a vector of pairs of columns. Rows of cells, and of factors, are so far apart.
+///
+/// # Safety
+/// Two vectors and two cells more must be readable from every row on, and every row of factors have room for a vector.
+#[inline(always)]
+unsafe fn transform_wide<S: Simd, E: Element>(
+    simd: S,
+    cells: *const E,
+    factors: *mut E,
+    [row, row_of_factors]: [usize; 2],
+) {
+    let lanes = E::lanes::<S>();
+    let mut x = [[E::splat(simd, E::default()); PRODUCTS]; COLUMN_PRODUCTS];
+    // SAFETY: the caller's.
+    unsafe {
+        for k in 0..PRODUCTS {
+            let cells = cells.add(k * row);
+            // Not by closures, which would not be inlined.
+            let here = [E::load::<S>(cells), E::load::<S>(cells.add(lanes))];
+            let next = [
+                E::load::<S>(cells.add(PAIR)),
+                E::load::<S>(cells.add(PAIR + lanes)),
+            ];
+            let ([a, b], [c, d]) = (deinterleave::<S, E>(here), deinterleave::<S, E>(next));
+            let columns = of_columns::<S, E>(simd, [a, b, c, d]);
+            for (x, column) in x.iter_mut().zip(columns) {
+                x[k] = column;
+            }
+        }
+        for (column, x) in x.into_iter().enumerate() {
+            for (k, factor) in of_source::<S, E>(simd, x).into_iter().enumerate() {
+                let product = COLUMN_PRODUCTS * k + column;
+                E::store::<S>(factors.add(product * row_of_factors), factor);
+            }
+        }
     }
 }
 
