@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn tensors_may_be_empty() {
         for ours in OURS {
-            let x = Tensor::<3>::zeros([2, 3, 4], &Device::flex()).narrow(1, 3, 0);
+            let x = Tensor::<3>::zeros([2, 0, 4], &Device::flex());
             assert_eq!(of_shards(ours, x.clone(), x).dims(), [2, 0, 4]);
         }
     }
