@@ -123,6 +123,17 @@ pub(crate) fn load_pairs<S: Simd, E: Element>(simd: S, from: &[E]) -> [E::Vector
     deinterleave::<S, E>(pair)
 }
 
+/// Loads every second element of a slice, so many, at most a vector.
+#[inline(always)]
+pub(crate) fn load_every_second<S: Simd, E: Element>(
+    simd: S,
+    from: &[E],
+    count: usize,
+) -> E::Vector<S> {
+    let [even, _] = load_pairs(simd, &from[..(2 * count).min(from.len())]);
+    even
+}
+
 /// Writes even and odd elements to a slice of at most two vectors.
 #[inline(always)]
 pub(crate) fn store_pairs<S: Simd, E: Element>(simd: S, row: &mut [E], pair: [E::Vector<S>; 2]) {

@@ -8,7 +8,7 @@ use pulp::{Simd, WithSimd};
 use super::kernel::larger;
 use super::slide::{Slide, Slides, pooled};
 use crate::kernel::buffer::Buffer;
-use crate::kernel::lanes::{filled_bands, load, store};
+use crate::kernel::lanes::{filled_bands, load, load_every_second, store, store_pairs};
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
 
@@ -133,6 +133,19 @@ impl<E: Element, C: Combine<E>> WithSimd for Windows<'_, E, C> {
             }
             store(simd, &mut line[cells], all);
         }
+        if across.stride == 2 {
+            for start in (0..output.len()).step_by(lanes) {
+                let windows = start..output.len().min(start + lanes);
+                let count = windows.len();
+                let mut all = load_every_second(simd, &line[2 * start..], count);
+                for tap in 1..across.kernel {
+                    let cells = &line[2 * start + tap * across.dilation..];
+                    all = combine.combine(simd, all, load_every_second(simd, cells, count));
+                }
+                store(simd, &mut output[windows], combine.finish(simd, all));
+            }
+            return;
+        }
         let results = match across.stride {
             1 => &mut output[..],
             _ => &mut wide[..columns + 1 - across.reach()],
@@ -223,9 +236,17 @@ impl<E: Element> WithSimd for Spread<'_, E> {
             let all = rows.iter().fold(zero, add);
             store(simd, &mut sum[cells], E::times(simd, all, factor));
         }
-        let places = line[margin..].iter_mut().step_by(across.stride);
-        for (place, sum) in places.zip(sum.iter()) {
-            *place = *sum;
+        if across.stride == 2 {
+            for start in (0..sum.len()).step_by(lanes) {
+                let sums = start..sum.len().min(start + lanes);
+                let places = &mut line[margin + 2 * start..][..2 * sums.len()];
+                store_pairs(simd, places, [load(simd, &sum[sums]), zero]);
+            }
+        } else {
+            let places = line[margin..].iter_mut().step_by(across.stride);
+            for (place, sum) in places.zip(sum.iter()) {
+                *place = *sum;
+            }
         }
         for start in (0..gradient.len()).step_by(lanes) {
             let cells = start..gradient.len().min(start + lanes);
