@@ -236,7 +236,7 @@ def make(operator, inputs):
         return Case(operator, inputs)
     except ImportError as error:
         # Not installed, or built for another PyTorch.
-        if not (error.name or "").startswith("torch_harmonics"):
+        if "torch_harmonics" not in f"{error.name} {error.path}":
             raise
         return None
 
