@@ -170,15 +170,17 @@ pub(crate) fn apply_beside<O: Operator>(
     parameter: DispatchTensor,
     other: Option<DispatchTensor>,
 ) -> DispatchTensor {
-    // `Tensor<1>` only carries the data.
-    let is_tracked = |other: &DispatchTensor| {
-        kind_of(other.dtype()) == Kind::Float
-            && Tensor::<1>::from_dispatch(other.clone()).is_tracked()
-    };
     match other.filter(is_tracked) {
         None => apply(operator, [parameter]),
         Some(other) => Dispatch::node2(parameter, other, Arc::new(Node { operator, reads: 1 })),
     }
+}
+
+/// Whether the autodiff graph has a node of a tensor.
+pub(crate) fn is_tracked(tensor: &DispatchTensor) -> bool {
+    // `Tensor<1>` only carries the data.
+    kind_of(tensor.dtype()) == Kind::Float
+        && Tensor::<1>::from_dispatch(tensor.clone()).is_tracked()
 }
 
 /// Applies an operator to tensors without gradients. The result belongs to the device of the first,

@@ -8,7 +8,6 @@ use burn::tensor::{Bool, ElementConversion, Float, Int, Tensor};
 use super::ShardTensor;
 use super::binary::Binary;
 use crate::layout::{Layout, Partial, Placement, ReduceOp};
-use crate::operator::apply;
 use crate::ops::fan_out_beside;
 use crate::pairing::{Linearity, Pairing, Role, Term};
 use crate::replicas::require_replicas;
@@ -78,7 +77,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Ok(((pairing.layout(&self.layout), self.mesh), lhs, rhs))
     }
 
-    /// [`binary`](Self::binary), by a kernel of pairs of floats where nothing is broadcast.
+    /// [`binary`](Self::binary), by a kernel of pairs of floats where all ranks hold cells of both at the same places.
     #[track_caller]
     fn arithmetic(
         self,
@@ -88,12 +87,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         of_pairs: Option<Binary>,
         f: impl FnOnce(Tensor<D, K>, Tensor<D, K>) -> Tensor<D, K>,
     ) -> Self {
-        let are_pairs = K::KIND == Kind::Float && self.dims() == other.dims();
+        let are_pairs = K::KIND == Kind::Float && self.layout == other.layout;
         match of_pairs.filter(|_| are_pairs) {
-            Some(of_pairs) => self.binary(other, operator, linearity, |lhs, rhs| {
-                let pair = [lhs, rhs].map(Tensor::into_dispatch);
-                Tensor::from_dispatch(apply(of_pairs, pair))
-            }),
+            Some(of_pairs) => {
+                self.binary(other, operator, linearity, |lhs, rhs| of_pairs.of(lhs, rhs))
+            }
             None => self.binary(other, operator, linearity, f),
         }
     }

@@ -5,11 +5,12 @@ use std::ops::{Add, Mul, Sub};
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
-use burn::tensor::{DType, Element};
+use burn::tensor::kind::Basic;
+use burn::tensor::{DType, Element, Tensor};
 
 use crate::dispatch::{from_dispatch, of_cpu};
 use crate::memory::Block;
-use crate::operator::{BackwardPass, Operator, Recompute};
+use crate::operator::{BackwardPass, Operator, Recompute, apply, is_tracked};
 use crate::ops::of_boxes;
 use crate::{IndexBox, Result, comm, tasks};
 
@@ -24,11 +25,19 @@ pub(super) enum Binary {
     Product,
 }
 
-impl Operator for Binary {
+/// A node of pairs of elements.
+#[derive(Clone, Copy, Debug)]
+struct Pairs {
+    binary: Binary,
+    /// The operands that the gradient of the other one reads.
+    keeps: [bool; 2],
+}
+
+impl Operator for Pairs {
     type Saved = ();
 
-    fn keeps(&self, _: usize) -> bool {
-        *self == Self::Product
+    fn keeps(&self, input: usize) -> bool {
+        self.keeps[input]
     }
 
     fn recompute(&self) -> Recompute {
@@ -37,35 +46,53 @@ impl Operator for Binary {
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
         let [lhs, rhs] = inputs.try_into().expect("two inputs");
-        Ok((self.apply(lhs, rhs)?, ()))
+        Ok((self.binary.apply(lhs, rhs)?, ()))
     }
 
     fn backward(&self, mut pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
         let &[first, second] = pass.wanted else {
             unreachable!("two inputs")
         };
-        let cotangent = pass.cotangent.clone();
-        let [lhs, rhs] = match self {
-            Self::Sum => [Some(cotangent.clone()), Some(cotangent)],
-            Self::Difference => {
-                let negative = second.then(|| Dispatch::float_neg(cotangent.clone()));
-                [Some(cotangent), negative]
-            }
-            Self::Product => {
-                let [lhs, rhs] = [0, 1].map(|input| pass.take_input(input));
-                let of = |wanted: bool, other| {
-                    wanted
-                        .then(|| self.apply(cotangent.clone(), other))
-                        .transpose()
-                };
-                [of(first, rhs)?, of(second, lhs)?]
-            }
+        let factors = match self.binary {
+            Binary::Product => [(1, first), (0, second)]
+                .map(|(other, wanted)| wanted.then(|| pass.take_input(other))),
+            _ => [None, None],
         };
-        Ok(vec![lhs, rhs])
+        // The last gradient may take the cotangent's memory.
+        let (of_first, of_second) = match second {
+            true => (first.then(|| pass.cotangent.clone()), Some(pass.cotangent)),
+            false => (Some(pass.cotangent), None),
+        };
+        let gradient = |cotangent: Option<_>, factor: Option<_>| match (cotangent, factor) {
+            (Some(cotangent), Some(factor)) => self.binary.apply(cotangent, factor).map(Some),
+            (cotangent, _) => Ok(cotangent),
+        };
+        let [rhs, lhs] = factors;
+        let of_first = gradient(of_first, rhs)?;
+        let of_second = match self.binary {
+            Binary::Difference => of_second.map(Dispatch::float_neg),
+            _ => gradient(of_second, lhs)?,
+        };
+        Ok(vec![of_first, of_second])
     }
 }
 
 impl Binary {
+    /// The operator as one node of the graph, on tensors of one shape.
+    pub(super) fn of<const D: usize, K: Basic>(
+        self,
+        lhs: Tensor<D, K>,
+        rhs: Tensor<D, K>,
+    ) -> Tensor<D, K> {
+        let pair = [lhs, rhs].map(Tensor::into_dispatch);
+        let keeps = [&pair[1], &pair[0]].map(|other| self == Self::Product && is_tracked(other));
+        let node = Pairs {
+            binary: self,
+            keeps,
+        };
+        Tensor::from_dispatch(apply(node, pair))
+    }
+
     fn apply(self, lhs: DispatchTensor, rhs: DispatchTensor) -> Result<DispatchTensor> {
         let dtype = |tensor| comm::here(tensor).map(TensorMetadata::dtype);
         let alike = dtype(&lhs) == dtype(&rhs) && lhs.shape() == rhs.shape();
@@ -103,26 +130,33 @@ fn in_order(tensor: DispatchTensor) -> Result<FlexTensor> {
     from_dispatch::<Flex>(of_boxes(&tensor, &shape, None, &whole))
 }
 
-/// A function of all pairs of elements: in the memory of the first tensor, if nothing else uses that.
+/// A function of all pairs of elements: in the memory of one of the tensors, if nothing else uses that.
 fn combined<E: Element + bytemuck::Pod>(
     mut lhs: FlexTensor,
-    rhs: FlexTensor,
+    mut rhs: FlexTensor,
     function: impl Fn(E, E) -> E + Sync,
 ) -> FlexTensor {
     let shape = lhs.layout().shape().clone();
     let len = shape.num_elements();
-    let rhs = elements::<E>(&rhs);
-    if lhs.storage::<E>().len() == len
-        && let Some(elements) = lhs.try_storage_mut::<E>()
-    {
+    if let Some(elements) = all_mut::<E>(&mut lhs) {
+        let others = self::elements::<E>(&rhs);
         tasks::for_each_part(elements, TASK, 2, |task, part| {
-            for (first, second) in part.iter_mut().zip(&rhs[task * TASK..]) {
+            for (first, second) in part.iter_mut().zip(&others[task * TASK..]) {
                 *first = function(*first, *second);
             }
         });
         return lhs;
     }
-    let lhs = elements::<E>(&lhs);
+    if let Some(elements) = all_mut::<E>(&mut rhs) {
+        let others = self::elements::<E>(&lhs);
+        tasks::for_each_part(elements, TASK, 2, |task, part| {
+            for (second, first) in part.iter_mut().zip(&others[task * TASK..]) {
+                *second = function(*first, *second);
+            }
+        });
+        return rhs;
+    }
+    let [lhs, rhs] = [&lhs, &rhs].map(|tensor| elements::<E>(tensor));
     let bytes = len * size_of::<E>();
     let mut block = Block::new(bytes);
     let result: &mut [E] = bytemuck::cast_slice_mut(&mut block.bytes_mut()[..bytes]);
@@ -134,6 +168,13 @@ fn combined<E: Element + bytemuck::Pod>(
     });
     let layout = Layout::contiguous(shape);
     FlexTensor::new(block.into_bytes(bytes), layout, E::dtype())
+}
+
+/// The elements of a contiguous tensor, if it has its memory for itself, and all of it.
+fn all_mut<E: Element + bytemuck::Pod>(tensor: &mut FlexTensor) -> Option<&mut [E]> {
+    let len = tensor.layout().num_elements();
+    let storage = tensor.try_storage_mut()?;
+    (storage.len() == len).then_some(storage)
 }
 
 /// The elements of a contiguous tensor.
@@ -150,10 +191,11 @@ fn elements<E: Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
 mod tests {
     use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
-    use crate::ShardTensor;
+    use crate::{Launcher, LocalGradient, Replicate, Shard, ShardTensor};
 
     type Of<T> = fn(T, T) -> T;
     const OURS: [Of<ShardTensor<3>>; 3] = [|x, y| x + y, |x, y| x - y, |x, y| x * y];
+    const OURS_OF_ROWS: [Of<ShardTensor<2>>; 3] = [|x, y| x + y, |x, y| x - y, |x, y| x * y];
     const BURNS: [Of<Tensor<3>>; 3] = [|x, y| x + y, |x, y| x - y, |x, y| x * y];
 
     fn of_shards(f: Of<ShardTensor<3>>, x: Tensor<3>, y: Tensor<3>) -> Tensor<3> {
@@ -165,9 +207,9 @@ mod tests {
     fn results_and_gradients_are_those_of_burn() {
         let plain = Device::flex();
         for (dtype, shape) in [
-            (FloatDType::F32, [6, 110, 100]),
-            (FloatDType::F64, [6, 5, 7]),
-            (FloatDType::BF16, [6, 5, 7]),
+            (FloatDType::F32, [6, 110, 110]),
+            (FloatDType::F64, [6, 7, 7]),
+            (FloatDType::BF16, [6, 7, 7]),
         ] {
             let numbers = Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), &plain);
             let numbers = numbers.cast(dtype).into_data();
@@ -179,9 +221,9 @@ mod tests {
                     let leaf = Tensor::from_data(numbers.clone(), (&device, numbers.dtype()));
                     let leaf: Tensor<3> = leaf.require_grad();
                     let [low, high] = [0, 3].map(|first| leaf.clone().narrow(0, first, 3));
-                    let turned = low.clone().permute([0, 2, 1]).permute([0, 2, 1]);
+                    let turned = low.clone().permute([0, 2, 1]);
                     let z = f(f(low.clone(), high), f(turned.clone(), turned));
-                    let z = f(z.clone(), low * 0.5);
+                    let z = f(low.clone().detach(), f(z, low * 0.5));
                     let gradients = (z.clone() * z.clone()).sum().backward();
                     [z.inner(), leaf.grad(&gradients).expect("a gradient")].map(Tensor::into_data)
                 };
@@ -190,6 +232,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A sharded dim of one cell meets a replicated one: ranks without the cell have no pairs.
+    #[test]
+    fn shapes_may_be_alike_and_shards_not() {
+        Launcher::local(2)
+            .run(|world| {
+                let mesh = world.mesh([("samples", 2)])?;
+                for (ours, expected) in OURS_OF_ROWS.into_iter().zip([1.0_f32, -1.0, 2.0]) {
+                    let x = ShardTensor::<2>::full([1, 4], 2.0, &mesh, &[Shard(0)])?;
+                    let y = ShardTensor::<2>::ones([1, 4], &mesh, &[Replicate])?.require_grad();
+                    let sum = ours(x, y.clone()).into_parts().0.sum();
+                    let gradient = y.grad(&sum.backward()).expect("a gradient");
+                    let gradient = gradient.to_local(LocalGradient::Replicated).into_data();
+                    gradient.assert_eq(&[[expected; 4]].into(), true);
+                }
+                Ok(())
+            })
+            .unwrap();
     }
 
     #[test]

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use burn::tensor::kind::{self, Basic, Kind};
-use burn::tensor::{Float, Tensor};
+use burn::tensor::Tensor;
+use burn::tensor::kind::{self, Basic};
 
 use super::{LocalGradient, ShardTensor};
 use crate::comm::{Operation, Traffic};
 use crate::exchange::{Direction, Exchange, ExchangePlan, Move, Need, Source};
 use crate::into_layout::IntoLayout;
 use crate::layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
+use crate::operator::is_tracked;
 use crate::ops;
 use crate::{Error, IndexBox, OrRaise, Result};
 
@@ -168,9 +169,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 
     /// Whether the autodiff graph has a node of the tensor.
     fn is_tracked(&self) -> bool {
-        // Of one dim, which is not compared with the shape here.
-        let local = || Tensor::<1, Float>::from_dispatch(self.local.clone().into_dispatch());
-        K::KIND == Kind::Float && local().is_tracked()
+        is_tracked(&self.local.clone().into_dispatch())
     }
 
     /// Refuses placements that cannot be reached.
