@@ -86,9 +86,7 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
             let transformed = job.method.transforms(sizes);
             let rows = RowTiles::new(correlation).filter(|_| transformed);
             let sizes = [job.inputs, job.outputs, job.shape[2]];
-            let wide = const { columns_are_compiled::<S, E, P>() }
-                && transformed
-                && job.method.transforms_columns(sizes, E::lanes::<S>());
+            let wide = transformed && job.method.transforms_columns(sizes, E::lanes::<S>());
             let wide = wide.then(|| Tiles::<2>::new(correlation)).flatten();
             let channels = [job.inputs, job.outputs];
             let instead = rows.as_ref().map(|_| MANY_CHANNELS);
@@ -98,7 +96,9 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
                 && holds_matrices::<E, P>(correlation, job.inputs)
             {
                 directly::<S, E, P>(simd, job, correlation, weight, output, true);
-            } else if let Some(wide) = wide {
+            } else if const { columns_are_compiled::<S, E, P>() }
+                && let Some(wide) = wide
+            {
                 correlate::<S, E, P, 2>(simd, job, correlation, wide, weight, output);
             } else if let Some(rows) = rows {
                 correlate::<S, E, P, 1>(simd, job, correlation, rows, weight, output);
@@ -112,7 +112,7 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
     }
 }
 
-/// Whether there is code that transforms columns: for `f32`, as it lies in memory.
+/// Whether columns are transformed of such numbers: of `f32` as it lies in memory, and in tests of `f64`.
 const fn columns_are_compiled<S: Simd, E: Element, P: Products<E>>() -> bool {
     let is_f32 = size_of::<E>() == size_of::<f32>() || cfg!(test);
     is_f32 && size_of::<P::Number>() == size_of::<E>() && !S::IS_SCALAR

@@ -14,7 +14,8 @@ pub(crate) enum Method {
     Fastest,
     /// Term by term.
     Direct,
-    /// With fewer multiplications, for kernels of three rows, and of three columns, with stride and dilation one.
+    /// With fewer multiplications, for kernels of three rows with stride and dilation one; with fewer still if they have three
+    /// columns.
     Winograd,
     /// Term by term, each number as the sum of three bf16 numbers, where the processor multiplies matrices of these (AMX).
     Matrices,

@@ -23,7 +23,7 @@ pub(super) struct Strip<'a, E: Element, P: Products<E>> {
     pub bias: *const E,
     /// Whether results are added to the output's values.
     pub add: bool,
-    /// The place of the first column of the strip, in the first row of results.
+    /// The place of the first column of the strip, which may be none of the results, in their first row.
     pub output: *mut P::Number,
     /// Elements between channels of the output.
     pub channel: usize,
