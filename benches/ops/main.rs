@@ -150,7 +150,7 @@ fn measure(
 
 /// The seconds in which all cores read and write so many bytes together, of copies between arrays that are larger than caches.
 fn copying(bytes: usize) -> f64 {
-    /// Of both arrays, for each core.
+    /// Elements of each array, for each core.
     const FLOATS: usize = 16 << 20;
     static ARRAYS: LazyLock<Mutex<[Vec<f32>; 2]>> =
         LazyLock::new(|| Mutex::new([1.0, 0.0].map(|value| vec![value; FLOATS * cores()])));

@@ -13,6 +13,7 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::flex::FlexTensor;
+use burn::tensor::Element;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 
 /// Blocks smaller than this are left to the allocator.
@@ -295,6 +296,52 @@ pub fn contiguous(tensor: FlexTensor) -> FlexTensor {
     } else {
         tensor.to_contiguous()
     }
+}
+
+/// The elements of a contiguous tensor.
+///
+/// # Panics
+/// Panics if the tensor has elements of another type.
+///
+/// # Example
+/// ```
+/// use burn::backend::flex::FlexTensor;
+/// use burn::tensor::TensorData;
+/// use halocline_core::memory::elements;
+///
+/// let x = FlexTensor::from_data(TensorData::new(vec![1.0_f32, 2.0], [2]));
+/// assert_eq!(elements::<f32>(&x), [1.0, 2.0]);
+/// ```
+pub fn elements<E: Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
+    let layout = tensor.layout();
+    match layout.num_elements() {
+        // An empty view may begin outside of the storage.
+        0 => &[],
+        elements => &tensor.storage()[layout.start_offset()..][..elements],
+    }
+}
+
+/// The elements of a contiguous tensor, if it has its memory for itself, and all of it.
+///
+/// # Panics
+/// Panics if the tensor has elements of another type.
+///
+/// # Example
+/// ```
+/// use burn::backend::flex::FlexTensor;
+/// use burn::tensor::TensorData;
+/// use halocline_core::memory::elements_mut;
+///
+/// let mut x = FlexTensor::from_data(TensorData::new(vec![1.0_f32, 2.0], [2]));
+/// assert!(elements_mut::<f32>(&mut x).is_some());
+/// let other = x.clone();
+/// assert!(elements_mut::<f32>(&mut x).is_none());
+/// # drop(other);
+/// ```
+pub fn elements_mut<E: Element + bytemuck::Pod>(tensor: &mut FlexTensor) -> Option<&mut [E]> {
+    let elements = tensor.layout().num_elements();
+    let storage = tensor.try_storage_mut()?;
+    (storage.len() == elements).then_some(storage)
 }
 
 impl Drop for Block {

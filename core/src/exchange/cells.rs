@@ -1,7 +1,7 @@
 //! Boxes of cells of tensors on the CPU, written into a result in one pass by all threads.
 
-use burn::backend::DispatchTensor;
 use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
 use crate::IndexBox;
@@ -45,6 +45,26 @@ pub fn of_boxes(
             .cloned()
             .fold(empty, |whole, (place, cells)| paste(whole, &place, cells))
     })
+}
+
+/// The tensor in row-major order: on the CPU all threads copy its cells, if they are not next to each other.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_core::ops::in_order;
+///
+/// let x = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0]], &Device::default()).transpose();
+/// let x = Tensor::<2>::from_dispatch(in_order(x.into_dispatch()));
+/// x.into_data().assert_eq(&[[1.0_f32, 3.0], [2.0, 4.0]].into(), true);
+/// ```
+pub fn in_order(tensor: DispatchTensor) -> DispatchTensor {
+    if here(&tensor).is_some_and(FlexTensor::is_contiguous) {
+        return tensor;
+    }
+    let shape = tensor.shape().to_vec();
+    let whole = [(IndexBox::whole(&shape), tensor.clone())];
+    of_boxes(&tensor, &shape, None, &whole)
 }
 
 /// [`of_boxes`], or `None` where a tensor is not on the CPU.

@@ -9,7 +9,7 @@ use crate::comm::{Communicator, Operation};
 use crate::operator::{BackwardPass, Operator, one};
 pub(crate) use boxes::travels;
 pub use boxes::{Boxes, add_box};
-pub use cells::of_boxes;
+pub use cells::{in_order, of_boxes};
 pub use need::{Need, Piece, Source};
 pub use plan::{ExchangePlan, Transfer};
 

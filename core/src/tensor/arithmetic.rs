@@ -88,12 +88,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         f: impl FnOnce(Tensor<D, K>, Tensor<D, K>) -> Tensor<D, K>,
     ) -> Self {
         let are_pairs = K::KIND == Kind::Float && self.layout == other.layout;
-        match of_pairs.filter(|_| are_pairs) {
-            Some(of_pairs) => {
-                self.binary(other, operator, linearity, |lhs, rhs| of_pairs.of(lhs, rhs))
-            }
-            None => self.binary(other, operator, linearity, f),
-        }
+        let of_pairs = of_pairs.filter(|_| are_pairs);
+        self.binary(other, operator, linearity, |lhs, rhs| match of_pairs {
+            Some(of_pairs) => of_pairs.of(lhs, rhs),
+            None => f(lhs, rhs),
+        })
     }
 
     /// Makes a replicated tensor on this one's mesh from a tensor that all ranks hold alike. With

@@ -9,10 +9,10 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Element, Tensor};
 
 use crate::dispatch::{from_dispatch, of_cpu};
-use crate::memory::Block;
+use crate::memory::{self, Block, elements_mut};
 use crate::operator::{BackwardPass, Operator, Recompute, apply, is_tracked};
-use crate::ops::of_boxes;
-use crate::{IndexBox, Result, comm, tasks};
+use crate::ops::in_order;
+use crate::{Result, comm, tasks};
 
 /// Elements of a task.
 const TASK: usize = 1 << 14;
@@ -111,23 +111,14 @@ impl Binary {
     where
         E: Element + bytemuck::Pod + Add<Output = E> + Sub<Output = E> + Mul<Output = E>,
     {
-        let (lhs, rhs) = (in_order(lhs)?, in_order(rhs)?);
+        let [lhs, rhs] = [lhs, rhs].map(in_order);
+        let (lhs, rhs) = (from_dispatch::<Flex>(lhs)?, from_dispatch::<Flex>(rhs)?);
         Ok(of_cpu(match self {
             Self::Sum => combined::<E>(lhs, rhs, |a, b| a + b),
             Self::Difference => combined::<E>(lhs, rhs, |a, b| a - b),
             Self::Product => combined::<E>(lhs, rhs, |a, b| a * b),
         }))
     }
-}
-
-/// The tensor, copied by all threads if its elements are not next to each other.
-fn in_order(tensor: DispatchTensor) -> Result<FlexTensor> {
-    if comm::here(&tensor).is_some_and(FlexTensor::is_contiguous) {
-        return from_dispatch::<Flex>(tensor);
-    }
-    let shape = tensor.shape().to_vec();
-    let whole = [(IndexBox::whole(&shape), tensor.clone())];
-    from_dispatch::<Flex>(of_boxes(&tensor, &shape, None, &whole))
 }
 
 /// A function of all pairs of elements: in the memory of one of the tensors, if nothing else uses that.
@@ -138,25 +129,19 @@ fn combined<E: Element + bytemuck::Pod>(
 ) -> FlexTensor {
     let shape = lhs.layout().shape().clone();
     let len = shape.num_elements();
-    if let Some(elements) = all_mut::<E>(&mut lhs) {
-        let others = self::elements::<E>(&rhs);
-        tasks::for_each_part(elements, TASK, 2, |task, part| {
-            for (first, second) in part.iter_mut().zip(&others[task * TASK..]) {
-                *first = function(*first, *second);
-            }
+    if let Some(elements) = elements_mut::<E>(&mut lhs) {
+        replace(elements, memory::elements(&rhs), |lhs, rhs| {
+            function(lhs, rhs)
         });
         return lhs;
     }
-    if let Some(elements) = all_mut::<E>(&mut rhs) {
-        let others = self::elements::<E>(&lhs);
-        tasks::for_each_part(elements, TASK, 2, |task, part| {
-            for (second, first) in part.iter_mut().zip(&others[task * TASK..]) {
-                *second = function(*first, *second);
-            }
+    if let Some(elements) = elements_mut::<E>(&mut rhs) {
+        replace(elements, memory::elements(&lhs), |rhs, lhs| {
+            function(lhs, rhs)
         });
         return rhs;
     }
-    let [lhs, rhs] = [&lhs, &rhs].map(|tensor| elements::<E>(tensor));
+    let [lhs, rhs] = [&lhs, &rhs].map(memory::elements::<E>);
     let bytes = len * size_of::<E>();
     let mut block = Block::new(bytes);
     let result: &mut [E] = bytemuck::cast_slice_mut(&mut block.bytes_mut()[..bytes]);
@@ -170,33 +155,33 @@ fn combined<E: Element + bytemuck::Pod>(
     FlexTensor::new(block.into_bytes(bytes), layout, E::dtype())
 }
 
-/// The elements of a contiguous tensor, if it has its memory for itself, and all of it.
-fn all_mut<E: Element + bytemuck::Pod>(tensor: &mut FlexTensor) -> Option<&mut [E]> {
-    let len = tensor.layout().num_elements();
-    let storage = tensor.try_storage_mut()?;
-    (storage.len() == len).then_some(storage)
-}
-
-/// The elements of a contiguous tensor.
-fn elements<E: Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
-    let layout = tensor.layout();
-    match layout.num_elements() {
-        // An empty view may begin outside of the storage.
-        0 => &[],
-        len => &tensor.storage()[layout.start_offset()..][..len],
-    }
+/// Replaces elements by a function of them and others.
+fn replace<E: Copy + Send + Sync>(
+    elements: &mut [E],
+    others: &[E],
+    function: impl Fn(E, E) -> E + Sync,
+) {
+    tasks::for_each_part(elements, TASK, 2, |task, part| {
+        for (element, other) in part.iter_mut().zip(&others[task * TASK..]) {
+            *element = function(*element, *other);
+        }
+    });
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ops::{Add, Mul, Sub};
+
     use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
     use crate::{Launcher, LocalGradient, Replicate, Shard, ShardTensor};
 
     type Of<T> = fn(T, T) -> T;
-    const OURS: [Of<ShardTensor<3>>; 3] = [|x, y| x + y, |x, y| x - y, |x, y| x * y];
-    const OURS_OF_ROWS: [Of<ShardTensor<2>>; 3] = [|x, y| x + y, |x, y| x - y, |x, y| x * y];
-    const BURNS: [Of<Tensor<3>>; 3] = [|x, y| x + y, |x, y| x - y, |x, y| x * y];
+
+    /// The operators of ours and of burn's tensors.
+    fn of<T: Add<Output = T> + Sub<Output = T> + Mul<Output = T>>() -> [Of<T>; 3] {
+        [T::add, T::sub, T::mul]
+    }
 
     fn of_shards(f: Of<ShardTensor<3>>, x: Tensor<3>, y: Tensor<3>) -> Tensor<3> {
         f(ShardTensor::solo(x), ShardTensor::solo(y)).into_parts().0
@@ -227,7 +212,7 @@ mod tests {
                     let gradients = (z.clone() * z.clone()).sum().backward();
                     [z.inner(), leaf.grad(&gradients).expect("a gradient")].map(Tensor::into_data)
                 };
-                for (ours, burns) in OURS.into_iter().zip(BURNS) {
+                for (ours, burns) in of().into_iter().zip(of()) {
                     assert_eq!(run(&|x, y| of_shards(ours, x, y)), run(&burns), "{dtype:?}");
                 }
             }
@@ -240,7 +225,7 @@ mod tests {
         Launcher::local(2)
             .run(|world| {
                 let mesh = world.mesh([("samples", 2)])?;
-                for (ours, expected) in OURS_OF_ROWS.into_iter().zip([1.0_f32, -1.0, 2.0]) {
+                for (ours, expected) in of().into_iter().zip([1.0_f32, -1.0, 2.0]) {
                     let x = ShardTensor::<2>::full([1, 4], 2.0, &mesh, &[Shard(0)])?;
                     let y = ShardTensor::<2>::ones([1, 4], &mesh, &[Replicate])?.require_grad();
                     let sum = ours(x, y.clone()).into_parts().0.sum();
@@ -255,7 +240,7 @@ mod tests {
 
     #[test]
     fn tensors_may_be_empty() {
-        for ours in OURS {
+        for ours in of() {
             let x = Tensor::<3>::zeros([2, 0, 4], &Device::flex());
             assert_eq!(of_shards(ours, x.clone(), x).dims(), [2, 0, 4]);
         }
@@ -263,7 +248,7 @@ mod tests {
 
     #[test]
     fn operands_that_are_read_again_stay() {
-        for (ours, burns) in OURS.into_iter().zip(BURNS) {
+        for (ours, burns) in of().into_iter().zip(of()) {
             let [x, y] = [2.0, 3.0].map(|value| Tensor::full([2, 3, 4], value, &Device::flex()));
             for _ in 0..2 {
                 let z = of_shards(ours, x.clone(), y.clone());

@@ -9,7 +9,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Shape, Tensor};
 use halocline_core::Result;
-use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
+use halocline_core::ops::{BackwardPass, Operator, Recompute, apply, in_order};
 
 use crate::kernel::flex;
 
@@ -17,7 +17,7 @@ use crate::kernel::flex;
 pub(crate) fn row_major(x: DispatchTensor) -> DispatchTensor {
     let shape = x.shape();
     if flex::runs_on(&Device::new(x.device())) {
-        return flex::in_order(x);
+        return in_order(x);
     }
     let count = shape.num_elements();
     if count == 0 || !shape.contains(&1) {

@@ -8,7 +8,8 @@ use burn::backend::{
 };
 use burn::tensor::{DType, Device, Element as BurnElement, Int, IntDType, Shape, Tensor};
 use burn_std::Bytes;
-use halocline_core::ops::{from_dispatch, of_boxes, to_dispatch};
+pub(crate) use halocline_core::memory::{elements, elements_mut};
+use halocline_core::ops::{from_dispatch, in_order, to_dispatch};
 use halocline_core::{IndexBox, Result};
 
 use crate::kernel::buffer::Buffer;
@@ -150,17 +151,6 @@ pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
     }
 }
 
-/// [`contiguous`] of a tensor of the CPU.
-pub(crate) fn in_order(x: DispatchTensor) -> DispatchTensor {
-    if let DispatchTensorKind::Flex(BackendTensor::Float(tensor)) = &x.kind
-        && tensor.is_contiguous()
-    {
-        return x;
-    }
-    let shape = x.shape().to_vec();
-    of_boxes(&x, &shape, None, &[(IndexBox::whole(&shape), x.clone())])
-}
-
 /// Casts a tensor to a kernel's type of numbers and makes it contiguous.
 pub(crate) fn operand<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTensor> {
     cast::<E>(tensor).map(contiguous)
@@ -235,23 +225,6 @@ pub(crate) fn in_dtype(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
         return to_dispatch::<Flex>(cast);
     }
     Dispatch::float_cast(tensor, dtype.into())
-}
-
-/// The elements of a contiguous tensor.
-pub(crate) fn elements<E: BurnElement + bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
-    let layout = tensor.layout();
-    match layout.num_elements() {
-        // An empty view may begin outside of the storage.
-        0 => &[],
-        elements => &tensor.storage()[layout.start_offset()..][..elements],
-    }
-}
-
-/// The elements of a contiguous tensor, if it has its memory for itself, and all of it.
-pub(crate) fn elements_mut<E: Float>(tensor: &mut FlexTensor) -> Option<&mut [E]> {
-    let elements = tensor.layout().num_elements();
-    let storage = tensor.try_storage_mut()?;
-    (storage.len() == elements).then_some(storage)
 }
 
 #[cfg(test)]
