@@ -17,7 +17,7 @@ pub(super) struct Class {
     pub groups: Vec<Group>,
     /// Sources of segments: the room of their row, and the place in it.
     pub reached: Vec<[usize; 2]>,
-    /// The rows of sources, of all planes of a tile, that must be there at a time if each is packed when the first group needs it.
+    /// The rows of sources, of all planes of a tile, that must be there at a time if each vector is packed when the first group needs it.
     /// A row has the room of the one so many before it.
     pub held: usize,
 }
@@ -30,8 +30,8 @@ pub(super) struct Group {
     /// The number of sources that each reaches.
     pub counts: Vec<usize>,
     pub segments: Vec<Segment>,
-    /// The rows of sources, of all planes of a tile, up to the last that it reaches, which no group before needs.
-    pub rows: Range<usize>,
+    /// The vectors of sources of a tile, by their numbers, that it reaches and no group before it.
+    pub fresh: Vec<usize>,
 }
 
 /// Sources that the same targets of a group reach.
@@ -78,16 +78,35 @@ impl Class {
                 }
             }
         }
-        class.held = held(class.groups.iter().map(|group| &group.rows));
-        let mut packed = 0;
-        for group in &mut class.groups {
-            group.rows = packed..group.rows.end.max(packed);
-            packed = group.rows.end;
-        }
-        for [row, _] in &mut class.reached {
-            *row %= class.held;
-        }
+        class.take_rows_in_turn();
         class
+    }
+
+    /// Finds the sources that each group needs first, and those that it needs no more, whose room others may take.
+    fn take_rows_in_turn(&mut self) {
+        let [planes, rows, columns] = self.vectors();
+        let mut packed = vec![false; planes * rows * columns];
+        let mut needed = Vec::new();
+        for group in &mut self.groups {
+            let reached = group.segments.iter().map(|segment| segment.reached.clone());
+            let reached = || reached.clone().flat_map(|range| &self.reached[range]);
+            let lines = reached().map(|[line, _]| *line);
+            needed.push(lines.clone().min().unwrap_or(0)..lines.max().map_or(0, |last| last + 1));
+            for [line, column] in reached() {
+                let last = column + self.neighbours - 1;
+                for vector in column / self.neighbours..=last / self.neighbours {
+                    let number = line * columns + vector;
+                    if !std::mem::replace(&mut packed[number], true) {
+                        group.fresh.push(number);
+                    }
+                }
+            }
+            group.fresh.sort_unstable();
+        }
+        self.held = held(needed.iter());
+        for [line, _] in &mut self.reached {
+            *line %= self.held;
+        }
     }
 
     /// Vectors that the sources take, in every dim.
@@ -111,9 +130,8 @@ impl Class {
                 .collect(),
             counts: vec![0; windows.len()],
             segments: Vec::new(),
-            rows: 0..0,
+            fresh: Vec::new(),
         };
-        let before = self.reached.len();
         // Between two neighbouring ends of windows the same targets reach all sources.
         let mut ends: Vec<usize> = windows
             .iter()
@@ -152,8 +170,6 @@ impl Class {
                 reached,
             });
         }
-        let reached = || self.reached[before..].iter().map(|[row, _]| *row);
-        group.rows = reached().min().unwrap_or(0)..reached().max().map_or(0, |last| last + 1);
         self.groups.push(group);
     }
 }

@@ -25,14 +25,17 @@ pub(super) unsafe fn pack<S: Simd, E: Element>(
     let mut start = 0;
     if has_shuffles::<S, E>() {
         let nothing = [E::default(); WIDEST];
+        let mut from = [nothing.as_ptr(); WIDEST];
+        from[..rows.len()].copy_from_slice(rows);
         while start + lanes <= width {
-            let row = |lane: usize| match rows.get(lane) {
-                Some(row) => row.wrapping_add(start),
-                None => nothing.as_ptr(),
-            };
             let vector = |element: usize| to.wrapping_add((start + element) * pitch);
             // SAFETY: so many elements of each row, and room for as many vectors.
-            unsafe { transpose::<S, E>(row, Some(E::splat(simd, factor)), vector) };
+            unsafe {
+                transpose::<S, E>(|lane| from[lane], Some(E::splat(simd, factor)), vector);
+            }
+            for row in &mut from[..rows.len()] {
+                *row = row.wrapping_add(lanes);
+            }
             start += lanes;
         }
     }
@@ -65,15 +68,15 @@ pub(super) unsafe fn unpack<S: Simd, E: Element>(
     let mut start = 0;
     if has_shuffles::<S, E>() {
         let mut nowhere = [E::default(); WIDEST];
+        let mut to = [nowhere.as_mut_ptr(); WIDEST];
+        to[..rows.len()].copy_from_slice(rows);
         while start + lanes <= width {
-            let nowhere = nowhere.as_mut_ptr();
             let vector = |element: usize| from.wrapping_add((start + element) * lanes).cast_const();
-            let row = |lane: usize| match rows.get(lane) {
-                Some(row) => row.wrapping_add(start),
-                None => nowhere,
-            };
             // SAFETY: so many vectors, and room for as many elements in each row.
-            unsafe { transpose::<S, E>(vector, Some(factor), row) };
+            unsafe { transpose::<S, E>(vector, Some(factor), |lane| to[lane]) };
+            for row in &mut to[..rows.len()] {
+                *row = row.wrapping_add(lanes);
+            }
             start += lanes;
         }
     }

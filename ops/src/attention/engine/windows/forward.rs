@@ -3,7 +3,7 @@
 use pulp::Simd;
 
 use super::sources::Operand;
-use super::task::{Part, Room, Task, fetch, pack_targets};
+use super::task::{Ahead, Part, Room, Task, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::rows::Rows;
 use crate::kernel::lanes::WIDEST;
@@ -34,26 +34,28 @@ impl<E: Element> Task<'_, E> {
         let means = room.packed(TARGETS, value, lanes);
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
         let one = E::splat(simd, E::from_f64(1.0));
-        let [keys, values] =
-            [&job.keys, &job.values].map(|rows| self.located(rows, Part::Sources, shared));
-        let [queries, output, lse] =
-            [&job.queries, output, lse].map(|rows| self.located(rows, Part::Targets, own));
-        let groups = &self.class.groups;
+        let [keys, values] = [(&job.keys, key), (&job.values, value)]
+            .map(|rows| self.located(rows, Part::Sources, shared));
+        let [queries, output, lse] = [(&job.queries, key), (output, value), (lse, 1)]
+            .map(|rows| self.located(rows, Part::Targets, own));
+        let rows: [&[_]; 2] = [&[&keys, &values], &[&queries, &output]];
+        let (turns, groups) = (self.turns(), &self.class.groups);
+        Ahead::new(groups.first(), rows, 1).ask();
         for (index, group) in groups.iter().enumerate() {
-            let next = groups.get(index + 1);
+            let calls = turns * (2 * group.segments.len() + group.targets.len());
+            let mut ahead = Ahead::new(groups.get(index + 1), rows, calls);
             // SAFETY: the caller's.
             unsafe {
-                self.pack_sources(simd, &group.rows, &k, 1.0, &keys);
-                self.pack_sources(simd, &group.rows, &v, 1.0, &values);
+                self.pack_sources(simd, group, &k, 1.0, &keys);
+                self.pack_sources(simd, group, &v, 1.0, &values);
             }
-            for turn in 0..self.turns() {
-                fetch((turn, next), key, &[&queries]);
-                fetch((turn, next), value, &[&output]);
+            for turn in 0..turns {
                 // SAFETY: all is within the packed operands.
                 unsafe {
                     pack_targets(simd, (turn, group), q, job.scale, &queries);
                     for segment in &group.segments {
                         self.scores(simd, (turn, segment), q, &k, scores);
+                        ahead.ask();
                     }
                     let mut scales = [one; TARGETS];
                     for (member, &number) in group.targets.iter().enumerate() {
@@ -66,9 +68,11 @@ impl<E: Element> Task<'_, E> {
                         for (number, row) in numbers.iter().zip(lse.at(turn, number).rows()) {
                             **row = *number;
                         }
+                        ahead.ask();
                     }
                     let pairs = (scores, &v);
-                    self.write_sums(simd, (turn, group), pairs, means, scales, &output);
+                    let to = (means, &output);
+                    self.write_sums(simd, (turn, group), pairs, scales, to, &mut ahead);
                 }
             }
         }

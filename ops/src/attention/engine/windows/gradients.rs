@@ -4,7 +4,7 @@ use pulp::Simd;
 
 use super::job::Backward;
 use super::sources::Operand;
-use super::task::{Part, Room, Task, fetch, pack_targets};
+use super::task::{Ahead, Part, Room, Task, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::{unpack, weights};
 use crate::attention::engine::rows::Rows;
@@ -35,27 +35,28 @@ impl<E: Element> Task<'_, E> {
         let result = room.packed(TARGETS, key, lanes);
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
         let scales = [E::splat(simd, E::from_f64(job.scale)); TARGETS];
-        let [keys, values] =
-            [&job.keys, &job.values].map(|rows| self.located(rows, Part::Sources, shared));
+        let [keys, values] = [(&job.keys, key), (&job.values, value)]
+            .map(|rows| self.located(rows, Part::Sources, shared));
         let [queries, cotangent, gradient, lses, products] = [
-            &job.queries,
-            &from.cotangent,
-            gradient,
-            &from.lse,
-            &from.products,
+            (&job.queries, key),
+            (&from.cotangent, value),
+            (gradient, key),
+            (&from.lse, 1),
+            (&from.products, 1),
         ]
         .map(|rows| self.located(rows, Part::Targets, own));
-        let groups = &self.class.groups;
+        let rows: [&[_]; 2] = [&[&keys, &values], &[&queries, &cotangent, &gradient]];
+        let (turns, groups) = (self.turns(), &self.class.groups);
+        Ahead::new(groups.first(), rows, 1).ask();
         for (index, group) in groups.iter().enumerate() {
-            let next = groups.get(index + 1);
+            let calls = turns * (2 * group.segments.len() + group.targets.len());
+            let mut ahead = Ahead::new(groups.get(index + 1), rows, calls);
             // SAFETY: the caller's.
             unsafe {
-                self.pack_sources(simd, &group.rows, &k, 1.0, &keys);
-                self.pack_sources(simd, &group.rows, &v, 1.0, &values);
+                self.pack_sources(simd, group, &k, 1.0, &keys);
+                self.pack_sources(simd, group, &v, 1.0, &values);
             }
-            for turn in 0..self.turns() {
-                fetch((turn, next), key, &[&queries, &gradient]);
-                fetch((turn, next), value, &[&cotangent]);
+            for turn in 0..turns {
                 // SAFETY: all is within the packed operands.
                 unsafe {
                     pack_targets(simd, (turn, group), q, job.scale, &queries);
@@ -63,6 +64,7 @@ impl<E: Element> Task<'_, E> {
                     for segment in &group.segments {
                         self.scores(simd, (turn, segment), q, &k, scores);
                         self.scores(simd, (turn, segment), g, &v, slopes);
+                        ahead.ask();
                     }
                     for (member, &number) in group.targets.iter().enumerate() {
                         let lse = self.gather::<S>(lses.at(turn, number));
@@ -73,9 +75,11 @@ impl<E: Element> Task<'_, E> {
                             let [_, weight] = weights::<S, E>(simd, [score, slope], [lse, product]);
                             E::store::<S>(score, weight);
                         }
+                        ahead.ask();
                     }
                     let pairs = (scores, &k);
-                    self.write_sums(simd, (turn, group), pairs, result, scales, &gradient);
+                    let to = (result, &gradient);
+                    self.write_sums(simd, (turn, group), pairs, scales, to, &mut ahead);
                 }
             }
         }
@@ -107,27 +111,37 @@ impl<E: Element> Task<'_, E> {
         let slopes = room.packed(TARGETS, most, lanes);
         let one = E::splat(simd, E::from_f64(1.0));
         let own = |head: usize| head;
-        let [keys, values] =
-            [&job.keys, &job.values].map(|rows| self.located(rows, Part::Targets, own));
-        let gradients = gradients.map(|rows| self.located(rows, Part::Targets, own));
+        let [keys, values] = [(&job.keys, key), (&job.values, value)]
+            .map(|rows| self.located(rows, Part::Targets, own));
+        let [key_gradient, value_gradient] = gradients;
+        let gradients = [(key_gradient, key), (value_gradient, value)]
+            .map(|rows| self.located(rows, Part::Targets, own));
+        let groups = &self.class.groups;
         for query in 0..job.shared {
             let head = |head: usize| head * job.shared + query;
-            let [queries, cotangent, lses, products] =
-                [&job.queries, &from.cotangent, &from.lse, &from.products]
-                    .map(|rows| self.located(rows, Part::Sources, head));
-            let groups = &self.class.groups;
+            let [queries, cotangent, lses, products] = [
+                (&job.queries, key),
+                (&from.cotangent, value),
+                (&from.lse, 1),
+                (&from.products, 1),
+            ]
+            .map(|rows| self.located(rows, Part::Sources, head));
+            let rows: [&[_]; 2] = [
+                &[&queries, &cotangent, &lses, &products],
+                &[&keys, &values, &gradients[0], &gradients[1]],
+            ];
+            Ahead::new(groups.first(), rows, 1).ask();
             for (index, group) in groups.iter().enumerate() {
-                let next = groups.get(index + 1);
+                let calls = turns * 3 * group.segments.len();
+                let mut ahead = Ahead::new(groups.get(index + 1), rows, calls);
                 // SAFETY: the caller's.
                 unsafe {
-                    self.pack_sources(simd, &group.rows, &q, job.scale, &queries);
-                    self.pack_sources(simd, &group.rows, &g, 1.0, &cotangent);
-                    self.pack_sources(simd, &group.rows, &numbers[0], 1.0, &lses);
-                    self.pack_sources(simd, &group.rows, &numbers[1], 1.0, &products);
+                    self.pack_sources(simd, group, &q, job.scale, &queries);
+                    self.pack_sources(simd, group, &g, 1.0, &cotangent);
+                    self.pack_sources(simd, group, &numbers[0], 1.0, &lses);
+                    self.pack_sources(simd, group, &numbers[1], 1.0, &products);
                 }
                 for turn in 0..turns {
-                    fetch((turn, next), key, &[&keys, &gradients[0]]);
-                    fetch((turn, next), value, &[&values, &gradients[1]]);
                     let place = |member: usize| match job.shared {
                         1 => member,
                         _ => turn * self.targets() + group.targets[member],
@@ -147,6 +161,7 @@ impl<E: Element> Task<'_, E> {
                         for segment in &group.segments {
                             self.scores(simd, (turn, segment), k, &q, scores);
                             self.scores(simd, (turn, segment), v, &g, slopes);
+                            ahead.ask();
                             for member in segment.members.clone() {
                                 let before = segment.before[member];
                                 for (number, place) in segment.reached.clone().enumerate() {
@@ -166,6 +181,7 @@ impl<E: Element> Task<'_, E> {
                             {
                                 let result = |member| result.at(place(member));
                                 self.weighted(simd, (turn, segment), weights, sources, result);
+                                ahead.ask();
                             }
                         }
                         if query + 1 == job.shared {

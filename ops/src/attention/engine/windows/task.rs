@@ -1,7 +1,5 @@
 //! Tiles in the lanes of vectors: packed operands, scores and sums.
 
-use std::ops::Range;
-
 use pulp::Simd;
 
 use super::job::Windows;
@@ -14,9 +12,6 @@ use crate::attention::engine::tiles::Place;
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::memory::prefetch_run;
 use crate::kernel::simd::Element;
-
-/// Vectors whose rows are fetched while others are packed: the rows of a head lie apart, so that no processor foresees them.
-const AHEAD: usize = 4;
 
 /// A tile in every lane, or some heads of a tile, one after another, with neighbours in the lanes.
 pub(super) struct Task<'a, E> {
@@ -66,12 +61,14 @@ pub(super) struct InLane<E> {
 }
 
 /// Where the targets or sources of tiles lie in a field.
-pub(super) struct Located<'a, E, H> {
+pub(super) struct Located<'a, E> {
     task: &'a Task<'a, E>,
     rows: &'a Rows<'a, E>,
     part: Part,
-    /// The head of the field, given that of a tile.
-    head: H,
+    /// The head of the field for each of the task's places.
+    heads: Vec<usize>,
+    /// Elements that are used of each row.
+    width: usize,
     /// The first of each lane, from which the others lie at the same distances in one piece.
     first: InLane<E>,
 }
@@ -83,33 +80,44 @@ pub(super) enum Part {
     Sources,
 }
 
-impl<E, H: Fn(usize) -> usize> Located<'_, E, H> {
+impl<E> Located<'_, E> {
     /// The vector of targets or sources with this number, of the head whose turn it is.
     #[inline(always)]
     pub(super) fn at(&self, turn: usize, number: usize) -> InLane<E> {
         let task = self.task;
         let (place, count) = task.vector(self.part, number);
         let Some([head, next @ ..]) = self.rows.distances() else {
-            return task.found(self.rows, self.part, turn, place, count, &self.head);
+            return task.found(self.rows, self.part, turn, place, count, &self.heads);
         };
-        let [first, own] = [0, turn].map(|turn| (self.head)(task.places[turn].head));
         let distances = (0..3).map(|dim| place[dim] * task.steps[dim] * next[dim]);
-        let distance = (own - first) * head + distances.sum::<usize>();
+        let heads = self.heads[turn] - self.heads[0];
+        let distance = heads * head + distances.sum::<usize>();
         let rows = self.first.rows.map(|row| row.wrapping_add(distance));
         InLane { rows, count }
+    }
+
+    /// Adds the rows of a vector to a list, of all heads that are worked on, with their elements.
+    fn list(&self, number: usize, list: &mut Vec<(*const E, usize)>) {
+        let turns = self.task.turns();
+        let beside = |heads: &[usize]| heads[1] == heads[0] + 1;
+        let one_run = match self.rows.distances() {
+            Some([head, ..]) => head == self.width && self.heads[..turns].windows(2).all(beside),
+            None => false,
+        };
+        let (turns, width) = match one_run {
+            true => (1, turns * self.width),
+            false => (turns, self.width),
+        };
+        for turn in 0..turns {
+            let rows = self.at(turn, number);
+            list.extend(rows.rows().iter().map(|row| (row.cast_const(), width)));
+        }
     }
 }
 
 impl<E> InLane<E> {
     pub(super) fn rows(&self) -> &[*mut E] {
         &self.rows[..self.count]
-    }
-
-    /// Asks for rows that are used soon.
-    fn fetch(&self, width: usize) {
-        for row in self.rows() {
-            prefetch_run(*row, width);
-        }
     }
 }
 
@@ -189,20 +197,21 @@ impl<E> Task<'_, E> {
         turn: usize,
         place: [usize; 3],
         count: usize,
-        head: &impl Fn(usize) -> usize,
+        heads: &[usize],
     ) -> InLane<E> {
         let row = |lane: usize| {
             let (tile, before) = match self.class.neighbours {
-                1 => (&self.places[lane], 0),
-                _ => (&self.places[turn], lane),
+                1 => (lane, 0),
+                _ => (turn, lane),
             };
+            let (tile, head) = (&self.places[tile], heads[tile]);
             let first = match part {
                 Part::Targets => tile.target,
                 Part::Sources => tile.source,
             };
             let step = [place[0], place[1], place[2] + before];
             let cell = [0, 1, 2].map(|dim| first[dim] + step[dim] * self.steps[dim]);
-            rows.at(tile.batch, head(tile.head), cell)
+            rows.at(tile.batch, head, cell)
         };
         let mut found = InLane {
             rows: [std::ptr::null_mut(); WIDEST],
@@ -214,20 +223,22 @@ impl<E> Task<'_, E> {
         found
     }
 
-    /// The targets or sources of all tiles in a field; `head` gives the head there.
-    pub(super) fn located<'a, H: Fn(usize) -> usize>(
+    /// The targets or sources of all tiles in a field, of which `width` elements are used; `head` gives the head there.
+    pub(super) fn located<'a>(
         &'a self,
-        rows: &'a Rows<'a, E>,
+        (rows, width): (&'a Rows<'a, E>, usize),
         part: Part,
-        head: H,
-    ) -> Located<'a, E, H> {
+        head: impl Fn(usize) -> usize,
+    ) -> Located<'a, E> {
         let (place, count) = self.vector(part, 0);
+        let heads: Vec<_> = self.places.iter().map(|place| head(place.head)).collect();
         Located {
-            first: self.found(rows, part, 0, place, count, &head),
+            first: self.found(rows, part, 0, place, count, &heads),
             task: self,
             rows,
             part,
-            head,
+            heads,
+            width,
         }
     }
 }
@@ -249,34 +260,22 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Packs rows of the sources of all tiles in a field; `head` gives the head there.
+    /// Packs sources of all tiles in a field that a group is the first to reach.
     #[inline(always)]
     pub(super) unsafe fn pack_sources<S: Simd>(
         &self,
         simd: S,
-        lines: &Range<usize>,
+        group: &Group,
         to: &Reached<'_, E>,
         factor: f64,
-        from: &Located<'_, E, impl Fn(usize) -> usize>,
+        from: &Located<'_, E>,
     ) {
-        let [planes, rows, columns] = self.class.vectors();
-        let (turns, count) = (self.turns(), planes * rows * columns);
-        let ahead = AHEAD.div_ceil(turns);
+        let columns = self.class.vectors()[2];
         let packed = to.packed;
-        let fetch = |number: usize| {
-            (0..turns).for_each(|turn| from.at(turn, number).fetch(packed.width));
-        };
-        let (start, end) = (lines.start * columns, lines.end * columns);
-        if start == 0 {
-            (0..ahead.min(count)).for_each(fetch);
-        }
-        for number in start..end {
-            if number + ahead < count {
-                fetch(number + ahead);
-            }
+        for &number in &group.fresh {
             let (line, column) = (number / columns % self.class.held, number % columns);
             let before = line * packed.row + column * packed.vector;
-            for turn in 0..turns {
+            for turn in 0..self.turns() {
                 let InLane { rows, count } = from.at(turn, number);
                 let rows = rows.map(<*mut E>::cast_const);
                 let place = (to.of(turn).wrapping_add(before), packed.step);
@@ -369,9 +368,9 @@ impl<E: Element> Task<'_, E> {
         simd: S,
         (turn, group): (usize, &Group),
         (weights, sources): (Packed<E>, &Reached<'_, E>),
-        sums: Packed<E>,
         factors: [E::Vector<S>; TARGETS],
-        to: &Located<'_, E, impl Fn(usize) -> usize>,
+        (sums, to): (Packed<E>, &Located<'_, E>),
+        ahead: &mut Ahead<E>,
     ) {
         // SAFETY: the caller's.
         unsafe {
@@ -381,6 +380,7 @@ impl<E: Element> Task<'_, E> {
             for segment in &group.segments {
                 let result = |member| sums.at(member);
                 self.weighted(simd, (turn, segment), weights, sources, result);
+                ahead.ask();
             }
             for (member, &number) in group.targets.iter().enumerate() {
                 let to = to.at(turn, number);
@@ -406,7 +406,7 @@ pub(super) unsafe fn pack_targets<S: Simd, E: Element>(
     (turn, group): (usize, &Group),
     to: Packed<E>,
     factor: f64,
-    from: &Located<'_, E, impl Fn(usize) -> usize>,
+    from: &Located<'_, E>,
 ) {
     for (member, &number) in group.targets.iter().enumerate() {
         let InLane { rows, count } = from.at(turn, number);
@@ -417,15 +417,42 @@ pub(super) unsafe fn pack_targets<S: Simd, E: Element>(
     }
 }
 
-/// Fetches the rows of the targets of a group, if there is one.
-pub(super) fn fetch<E>(
-    (turn, group): (usize, Option<&Group>),
-    width: usize,
-    from: &[&Located<'_, E, impl Fn(usize) -> usize>],
-) {
-    for &number in group.iter().flat_map(|group| &group.targets) {
-        for from in from {
-            from.at(turn, number).fetch(width);
+/// Rows that a group needs first, to be asked for by and by, between the products of the group before it: a processor waits for
+/// room when many are asked for at once, and for rows of heads, which lie apart, when none is.
+pub(super) struct Ahead<E> {
+    /// Where rows begin, and their elements.
+    rows: std::vec::IntoIter<(*const E, usize)>,
+    /// Rows to ask for at a time.
+    each: usize,
+}
+
+impl<E> Ahead<E> {
+    /// The sources and targets of a group, if there is one, for so many calls of [`ask`](Self::ask).
+    pub(super) fn new(
+        group: Option<&Group>,
+        [sources, targets]: [&[&Located<'_, E>]; 2],
+        calls: usize,
+    ) -> Self {
+        let mut rows = Vec::new();
+        if let Some(group) = group {
+            for (numbers, operands) in [(&group.fresh, sources), (&group.targets, targets)] {
+                for &number in numbers {
+                    operands
+                        .iter()
+                        .for_each(|rows_of| rows_of.list(number, &mut rows));
+                }
+            }
+        }
+        Self {
+            each: rows.len().div_ceil(calls.max(1)),
+            rows: rows.into_iter(),
+        }
+    }
+
+    /// Asks for some more.
+    pub(super) fn ask(&mut self) {
+        for (row, elements) in self.rows.by_ref().take(self.each) {
+            prefetch_run(row, elements);
         }
     }
 }
