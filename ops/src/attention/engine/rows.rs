@@ -56,6 +56,7 @@ impl<'a, E> Piece<'a, E> {
 }
 
 impl<E> Piece<'_, E> {
+    #[inline(always)]
     fn at(&self, batch: usize, head: usize, cell: usize) -> *mut E {
         debug_assert!(cell < self.cells && head < self.heads);
         let offset = ((batch * self.cells + cell) * self.heads + head) * self.pitch;
@@ -99,6 +100,7 @@ impl<'a, E> Rows<'a, E> {
     }
 
     /// The first element of a head of a cell.
+    #[inline(always)]
     pub(crate) fn at(&self, batch: usize, head: usize, cell: [usize; 3]) -> *mut E {
         let cell = (cell[0] * self.shape[1] + cell[1]) * self.shape[2] + cell[2];
         match self.places {
@@ -108,6 +110,13 @@ impl<'a, E> Rows<'a, E> {
                 self.pieces[piece].at(batch, head, cell)
             }
         }
+    }
+
+    /// The elements from a head of a cell to the next head, where they are as many in all pieces.
+    pub(crate) fn pitch(&self) -> Option<usize> {
+        let (first, rest) = self.pieces.split_first()?;
+        let alike = rest.iter().all(|piece| piece.pitch == first.pitch);
+        alike.then_some(first.pitch)
     }
 
     /// The elements from a head of a cell to the next head, and to that head of the next cell in every dim, where all are in one

@@ -100,10 +100,8 @@ impl<E> Located<'_, E> {
     fn list(&self, number: usize, list: &mut Vec<(*const E, usize)>) {
         let turns = self.task.turns();
         let beside = |heads: &[usize]| heads[1] == heads[0] + 1;
-        let one_run = match self.rows.distances() {
-            Some([head, ..]) => head == self.width && self.heads[..turns].windows(2).all(beside),
-            None => false,
-        };
+        let one_run =
+            self.rows.pitch() == Some(self.width) && self.heads[..turns].windows(2).all(beside);
         let (turns, width) = match one_run {
             true => (1, turns * self.width),
             false => (turns, self.width),
@@ -437,9 +435,9 @@ impl<E> Ahead<E> {
         if let Some(group) = group {
             for (numbers, operands) in [(&group.fresh, sources), (&group.targets, targets)] {
                 for &number in numbers {
-                    operands
-                        .iter()
-                        .for_each(|rows_of| rows_of.list(number, &mut rows));
+                    for rows_of in operands {
+                        rows_of.list(number, &mut rows);
+                    }
                 }
             }
         }
