@@ -33,6 +33,16 @@ impl<E> Factors<E> {
         }
     }
 
+    /// Factors of rows beside each other, those of a row so far apart.
+    pub(crate) fn across(first: *const E, step: usize) -> Self {
+        Self {
+            first,
+            row: 1,
+            block: BLOCK,
+            step,
+        }
+    }
+
     /// The elements that the packed factors of so many rows and steps take at most.
     pub(super) fn room(rows: usize, steps: usize) -> usize {
         rows.div_ceil(BLOCK) * Self::packed_block(steps)
@@ -282,17 +292,8 @@ impl<E: Element> Sums<E> {
         let at = |row: usize, pitch: usize, vector: usize| row * pitch + (first + vector) * lanes;
         // SAFETY: the caller's.
         unsafe {
-            let mut sums: [[E::Vector<S>; C]; R] = std::array::from_fn(
-                #[inline(always)]
-                |member| {
-                    std::array::from_fn(
-                        #[inline(always)]
-                        |vector| {
-                            E::load::<S>(self.from.0.add(at(row + member, self.from.1, vector)))
-                        },
-                    )
-                },
-            );
+            // The sums so far are added to those of the products, which are smaller: so fewer bits of each product are lost.
+            let mut sums = [[E::splat(simd, E::default()); C]; R];
             let a: [*const E; R] = std::array::from_fn(
                 #[inline(always)]
                 |member| self.a.at(row + member),
@@ -313,7 +314,9 @@ impl<E: Element> Sums<E> {
             }
             for (member, sums) in sums.iter().enumerate() {
                 for (vector, sum) in sums.iter().enumerate() {
-                    E::store::<S>(self.to.0.add(at(row + member, self.to.1, vector)), *sum);
+                    let from = E::load::<S>(self.from.0.add(at(row + member, self.from.1, vector)));
+                    let to = self.to.0.add(at(row + member, self.to.1, vector));
+                    E::store::<S>(to, E::plus(simd, from, *sum));
                 }
             }
         }
