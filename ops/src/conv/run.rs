@@ -68,9 +68,11 @@ impl ConvRun {
         let missing = 5 - interior.ranges().len();
         cells[missing..].clone_from_slice(&interior.ranges()[2..]);
         let mut early = self.conv.results_within(&cells, spatial(&self.output));
-        if self.conv.kernel[1] > 1 {
-            // Winograd's method computes rows together.
-            early[1] = whole_tiles(&early[1], spatial(&self.output)[1]);
+        for dim in [1, 2] {
+            if self.conv.kernel[dim] > 1 {
+                // Winograd's method computes neighbouring rows together, and columns.
+                early[dim] = whole_tiles(&early[dim], spatial(&self.output)[dim]);
+            }
         }
         let mut ranges = IndexBox::whole(&self.output).ranges().to_vec();
         ranges[2..].clone_from_slice(&early[missing..]);

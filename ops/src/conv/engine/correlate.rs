@@ -12,7 +12,7 @@ use super::part::{Part, Weights, holds_matrices};
 use super::rows::{self, ROWS, RowStrip};
 use super::strip::{self, Strip, Terms, panels};
 use super::tile::tile_box;
-use super::winograd::{RowTiles, Tiles, correlate};
+use super::winograd::{self, RowTiles};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, prefetch_run, with_scratch};
 use crate::kernel::products::{self, NO_MATRICES, Products, matrices_multiply};
@@ -85,10 +85,8 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
             let sizes = [job.inputs, job.outputs, job.shape[1]];
             let transformed = job.method.transforms(sizes);
             let rows = RowTiles::new(correlation).filter(|_| transformed);
-            let sizes = [job.inputs, job.outputs, job.shape[2]];
-            let wide = transformed && job.method.transforms_columns(sizes, E::lanes::<S>());
-            let wide = wide.then(|| Tiles::<2>::new(correlation)).flatten();
             let channels = [job.inputs, job.outputs];
+            let fields = [job.batch * job.shape[0], job.shape[1], job.shape[2]];
             let instead = rows.as_ref().map(|_| MANY_CHANNELS);
             if const { matrices_multiply::<S, E, P>() }
                 && has_matrices
@@ -96,12 +94,27 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
                 && holds_matrices::<E, P>(correlation, job.inputs)
             {
                 directly::<S, E, P>(simd, job, correlation, weight, output, true);
-            } else if const { columns_are_compiled::<S, E, P>() }
-                && let Some(wide) = wide
+            } else if const { winograd::may_have_squares::<S, E, P>() }
+                && job.method.fills_lanes(job.outputs)
+                && let Some(squares) = winograd::squares::<S, E>(
+                    job.method,
+                    correlation,
+                    channels,
+                    fields,
+                    winograd::results::CELLS,
+                )
             {
-                correlate::<S, E, P, 2>(simd, job, correlation, wide, weight, output);
+                let squares = &squares;
+                winograd::results::correlate::<S, E, P>(
+                    simd,
+                    job,
+                    correlation,
+                    squares,
+                    weight,
+                    output,
+                );
             } else if let Some(rows) = rows {
-                correlate::<S, E, P, 1>(simd, job, correlation, rows, weight, output);
+                winograd::correlate::<S, E, P>(simd, job, correlation, rows, weight, output);
             } else if job.inputs == 1 || has_matrices {
                 // Where there are matrices, pairs multiply no faster than numbers.
                 directly::<S, E, P::Single>(simd, job, correlation, weight, output, false);
@@ -110,12 +123,6 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
             }
         }
     }
-}
-
-/// Whether columns are transformed of such numbers: of `f32` as it lies in memory, and in tests of `f64`.
-const fn columns_are_compiled<S: Simd, E: Element, P: Products<E>>() -> bool {
-    let is_f32 = size_of::<E>() == size_of::<f32>() || cfg!(test);
-    is_f32 && size_of::<P::Number>() == size_of::<E>() && !S::IS_SCALAR
 }
 
 /// Computes the results of a part, term by term.

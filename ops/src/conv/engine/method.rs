@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 
 use halocline_core::{Error, Result};
 
+use crate::kernel::lanes::WIDEST;
+
 /// The environment variable that chooses.
 const VARIABLE: &str = "HALOCLINE_CONV";
 
@@ -14,8 +16,7 @@ pub(crate) enum Method {
     Fastest,
     /// Term by term.
     Direct,
-    /// With fewer multiplications, for kernels of three rows with stride and dilation one; with fewer still if they have three
-    /// columns.
+    /// With fewer multiplications, for kernels of three rows with stride and dilation one; with fewer still if they are squares.
     Winograd,
     /// Term by term, each number as the sum of three bf16 numbers, where the processor multiplies matrices of these (AMX).
     Matrices,
@@ -59,23 +60,27 @@ impl Method {
         }
     }
 
-    /// Whether columns are transformed, too, where rows are: for input and output channels of a group, and columns of results in
-    /// vectors of so many lanes.
-    pub(crate) fn transforms_columns(
+    /// Whether squares are transformed, for input and output channels of a group, and fields of so many rows and columns of
+    /// results, which have at least so many cells.
+    pub(crate) fn transforms_squares(
         self,
-        [inputs, outputs, columns]: [usize; 3],
-        lanes: usize,
+        [inputs, outputs]: [usize; 2],
+        [fields, rows, columns]: [usize; 3],
+        least: usize,
     ) -> bool {
-        let in_blocks = outputs.is_multiple_of(4);
         match self {
             Self::Fastest => {
-                // Pairs fill nearly all lanes.
-                let computed = columns.next_multiple_of(2 * lanes);
-                in_blocks && inputs >= 32 && outputs >= 32 && 8 * columns >= 7 * computed
+                let many = fields * rows * columns >= least;
+                many && inputs >= 16 && outputs >= 16 && rows >= 6 && columns >= 6
             }
             Self::Direct | Self::Matrices => false,
-            Self::Winograd => in_blocks,
+            Self::Winograd => true,
         }
+    }
+
+    /// Whether so many channels fill vectors well enough to be lanes of squares' results.
+    pub(crate) fn fills_lanes(self, channels: usize) -> bool {
+        self != Self::Fastest || 4 * channels >= 3 * channels.next_multiple_of(WIDEST)
     }
 }
 
@@ -84,11 +89,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_transformed_where_pairs_fill_lanes() {
-        let of = |sizes| Method::Fastest.transforms_columns(sizes, 16);
-        assert!(of([32, 32, 360]) && of([64, 64, 90]) && of([128, 128, 720]));
-        assert!(!of([20, 32, 360]) && !of([32, 20, 360]) && !of([32, 34, 360]));
-        assert!(!of([256, 256, 45]) && !of([64, 64, 33]));
+    fn squares_are_transformed_where_that_pays() {
+        let of = |channels, sizes| Method::Fastest.transforms_squares(channels, sizes, 256);
+        assert!(of([20, 32], [1, 181, 360]) && of([256, 256], [1, 23, 45]));
+        assert!(of([512, 512], [4, 8, 8]) && !of([512, 512], [1, 8, 8]));
+        assert!(!of([8, 32], [1, 181, 360]) && !of([32, 8], [1, 181, 360]));
+        assert!(Method::Winograd.transforms_squares([1, 1], [1, 1, 1], 256));
+        assert!(Method::Fastest.fills_lanes(24) && !Method::Fastest.fills_lanes(20));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Tiles of a gradient of weights: cells of the source and of the cotangent, or factors of their rows.
 
-use pulp::Simd;
+use pulp::{Scalar, Simd};
 
 use super::tile::TileLayout;
 use super::winograd::{Factors, PRODUCTS, RESULTS, RowTiles, TAPS, of_cotangent, to_taps};
@@ -9,7 +9,7 @@ use crate::kernel::simd::Element;
 /// A tile of the source: its cells, or factors of its rows.
 pub(super) enum Source {
     Cells(TileLayout),
-    Factors(Box<RowTiles>, Box<Factors<1>>),
+    Factors(Box<RowTiles>, Box<Factors>),
 }
 
 impl Source {
@@ -53,9 +53,9 @@ impl Source {
         for (index, weights) in weights.chunks_exact_mut(kernel).enumerate() {
             for (tap, elements) in rows.elements.iter().enumerate() {
                 let first = index * rows.elements.len() + tap;
-                let sums = std::array::from_fn(|k| sums[k * of_product + first]);
-                for (element, value) in elements.iter().zip(to_taps(sums)) {
-                    weights[*element] = value;
+                let sums = std::array::from_fn(|k| E::splat(Scalar, sums[k * of_product + first]));
+                for (element, value) in elements.iter().zip(to_taps::<_, E>(Scalar, sums)) {
+                    weights[*element] = E::sum(Scalar, value);
                 }
             }
         }

@@ -160,36 +160,6 @@ pub(super) unsafe fn run<S: Simd, K: Kernel>(simd: S, kernel: K, channels: usize
     }
 }
 
-/// [`run`] of a kernel of many sums, for blocks of eight or four channels and at most three vectors.
-///
-/// # Safety
-/// As for [`run`].
-#[inline(always)]
-pub(super) unsafe fn run_narrow<S: Simd, K: Kernel>(
-    simd: S,
-    kernel: K,
-    channels: usize,
-    vectors: usize,
-) {
-    macro_rules! block {
-        ($m:literal, $n:literal) => {
-            simd.vectorize(Block::<K, $m, $n>(kernel))
-        };
-    }
-    if const { S::REGISTER_COUNT >= 32 } && channels == 8 {
-        return match vectors {
-            1 => block!(8, 1),
-            2 => block!(8, 2),
-            _ => block!(8, 3),
-        };
-    }
-    match vectors {
-        1 => block!(4, 1),
-        2 => block!(4, 2),
-        _ => block!(4, 3),
-    }
-}
-
 impl<E: Element, P: Products<E>> Kernel for Strip<'_, E, P> {
     #[inline(always)]
     fn block<S: Simd, const M: usize, const N: usize>(self, simd: S) {

@@ -21,6 +21,7 @@ use super::matrices::gradient;
 use super::plan::{OUTPUTS, Plan, WeightGradient, WeightJob, block};
 use super::source::{Source, transform};
 use super::tile::tile_box;
+use super::winograd;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::products::{self, Products, matrices_multiply};
 use crate::kernel::simd::{Element, Isa};
@@ -78,6 +79,20 @@ impl<E: Element, P: Products<E>> WithSimd for Whole<'_, E, P> {
         }
         if const { matrices_multiply::<S, E, P>() } && self.matrices {
             return gradient::run::<S, E, P>(simd, self.job);
+        }
+        let WeightJob { conv, method, .. } = *self.job;
+        let (channels, [planes, rows, columns]) = ([inputs, outputs], count);
+        let fields = [batch * planes, rows, columns];
+        if const { winograd::may_have_squares::<S, E, P>() }
+            && let Some(squares) = winograd::squares::<S, E>(
+                method,
+                &conv.forward(count),
+                channels,
+                fields,
+                winograd::gradient::CELLS,
+            )
+        {
+            return winograd::gradient::run::<S, E, P>(simd, self.job, &squares);
         }
         match self.job.rows() {
             // Pairs are of neighbouring tiles of rows.

@@ -14,25 +14,31 @@ use crate::kernel::memory::View;
 use crate::kernel::products::{Numbers, Pairs, Products};
 use crate::kernel::simd::Isa;
 
-/// A case with a kernel of three rows.
+/// A case with a kernel of three rows; perhaps with one of squares, and then perhaps with channels of more than a panel.
 fn rows() -> impl Strategy<Value = Case> {
-    (case(), 1..=14_usize, any::<bool>()).prop_map(|(case, rows, pairs)| {
+    let channels = proptest::option::of([60..=80_usize, 60..=80]);
+    let squares = proptest::option::of(channels);
+    (case(), 1..=14_usize, squares).prop_map(|(case, rows, squares)| {
         let conv = Conv {
             kernel: [case.conv.kernel[0].min(2), 3, case.conv.kernel[2]],
             stride: [1; 3],
             dilation: [case.conv.dilation[0], 1, case.conv.dilation[2]],
             ..case.conv
         };
-        let conv = match pairs {
-            // Those whose columns are transformed, too.
-            true => Conv {
-                kernel: [conv.kernel[0], 3, 3],
-                dilation: [conv.dilation[0], 1, 1],
-                inputs: 4 * conv.inputs,
-                outputs: 4 * conv.outputs,
-                ..conv
-            },
-            false => conv,
+        let conv = match squares {
+            Some(channels) => {
+                let few = [4 * conv.inputs, 4 * conv.outputs];
+                let [inputs, outputs] = channels.unwrap_or(few);
+                Conv {
+                    groups: if channels.is_some() { 1 } else { conv.groups },
+                    kernel: [1, 3, 3],
+                    dilation: [1; 3],
+                    inputs,
+                    outputs,
+                    ..conv
+                }
+            }
+            None => conv,
         };
         Case {
             conv,
@@ -152,19 +158,20 @@ fn errors(found: &[f64], exact: &[f64]) -> [f64; 2] {
     [mean.sqrt(), errors().fold(0.0, f64::max)]
 }
 
-/// A case whose numbers have so many bits, so that products are rounded.
-fn rounded(channels: usize, bits: u32) -> (Case, Truth) {
+/// A case whose numbers have so many bits, so that products are rounded: with so many input channels, columns of taps, and rows
+/// and columns of results.
+fn rounded(channels: usize, taps: usize, [rows, columns]: [usize; 2], bits: u32) -> (Case, Truth) {
     let case = Case {
         conv: Conv {
             groups: 1,
             inputs: channels,
-            outputs: 8,
-            kernel: [1, 3, 3],
+            outputs: 16,
+            kernel: [1, 3, taps],
             stride: [1; 3],
             dilation: [1; 3],
         },
         batch: 1,
-        count: [1, 16, 33],
+        count: [1, rows, columns],
         rest: [0; 3],
         cuts: [0; 3],
         gaps: 0,
@@ -185,9 +192,9 @@ fn rounded(channels: usize, bits: u32) -> (Case, Truth) {
 }
 
 /// The errors of a method are at most so many times those of direct sums.
-fn check_rounding(method: Method, most: f64) {
-    for channels in [8, 64] {
-        let (direct, truth) = rounded(channels, 24);
+fn check_rounding(method: Method, taps: usize, sizes: [usize; 2], most: f64) {
+    for channels in [16, 64] {
+        let (direct, truth) = rounded(channels, taps, sizes, 24);
         let other = Case {
             method,
             ..direct.clone()
@@ -211,20 +218,26 @@ fn check_rounding(method: Method, most: f64) {
 }
 
 #[test]
-fn rounding_is_at_most_four_times_that_of_direct_sums() {
-    check_rounding(Method::Winograd, 4.0);
+fn rounding_of_rows_is_at_most_four_times_that_of_direct_sums() {
+    check_rounding(Method::Winograd, 5, [16, 33], 4.0);
+}
+
+/// Of the fewest cells for which squares are used for all passes.
+#[test]
+fn rounding_of_squares_is_at_most_four_times_that_of_direct_sums() {
+    check_rounding(Method::Fastest, 3, [64, 128], 4.0);
 }
 
 #[test]
 fn rounding_by_matrices_is_at_most_twice_that_of_direct_sums() {
-    check_rounding(Method::Matrices, 2.0);
+    check_rounding(Method::Matrices, 3, [16, 33], 2.0);
 }
 
 /// Of the root of the mean square: the largest error of direct sums, which are rounded once, is half a unit.
 #[test]
 fn rounding_to_bf16_is_at_most_four_times_that_of_results() {
     for channels in [8, 64] {
-        let (exact, truth) = rounded(channels, 8);
+        let (exact, truth) = rounded(channels, 3, [16, 33], 8);
         let pairs = Case {
             method: Method::Winograd,
             ..exact.clone()

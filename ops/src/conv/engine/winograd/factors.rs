@@ -7,19 +7,18 @@ use pulp::Simd;
 use super::super::geometry::{Correlation, Dims, Tap};
 use super::super::pieces::Pieces;
 use super::super::tile::TileLayout;
-use super::{COLUMN_PRODUCTS, PAIR, PRODUCTS, RESULTS, TAPS, of_columns, of_source};
-use crate::kernel::interleave::deinterleave;
+use super::{PRODUCTS, RESULTS, TAPS, of_source};
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// A correlation with three neighbouring rows of taps, by tiles of four rows of results; with three neighbouring columns of
-/// taps also by pairs of columns (`COLUMNS` is two, else one).
+/// taps also by squares (`COLUMNS` is four, else one).
 ///
 /// A tile begins where its first source row is a multiple of four, whichever box of results is
-/// computed, and a pair where its first source column is even: so a result has the same bits in any box.
+/// computed, and a square also where its first source column is: so a result has the same bits in any box.
 #[derive(Debug)]
 pub(crate) struct Tiles<const COLUMNS: usize> {
-    /// Rows of the first tile, and columns of the first pair, before the first result.
+    /// Rows of the first tile, and columns of the first square, before the first result.
     pub before: [usize; 2],
     /// The correlation of every row of factors: taps without what is transformed, on a lattice of tiles.
     pub flat: Correlation,
@@ -27,11 +26,14 @@ pub(crate) struct Tiles<const COLUMNS: usize> {
     /// transformed, too.
     pub elements: Vec<[usize; TAPS]>,
     /// The correlation on whole tiles.
-    source: Correlation,
+    pub source: Correlation,
 }
 
 /// Tiles of rows.
 pub(crate) type RowTiles = Tiles<1>;
+
+/// Squares of results, of all columns of taps.
+pub(crate) type SquareTiles = Tiles<RESULTS>;
 
 impl<const COLUMNS: usize> Tiles<COLUMNS> {
     /// `None` for other taps, and for steps.
@@ -109,9 +111,9 @@ fn three_from(mut offsets: Vec<isize>) -> Option<isize> {
 }
 
 /// The factors of a tile of a field, `[channel][plane][tile][product][column]`, in scratch beside
-/// the cells of a channel. With pairs of columns there are four products for each row of products.
+/// the cells of a channel.
 #[derive(Debug)]
-pub(crate) struct Factors<const COLUMNS: usize> {
+pub(crate) struct Factors {
     /// The layout of a channel's cells.
     cells: TileLayout,
     /// The layout of factors, whose rows are the products of all tiles.
@@ -121,22 +123,16 @@ pub(crate) struct Factors<const COLUMNS: usize> {
     held: [usize; 2],
 }
 
-impl<const COLUMNS: usize> Factors<COLUMNS> {
-    /// Products of a tile.
-    pub(super) const PRODUCTS: usize = match COLUMNS {
-        1 => PRODUCTS,
-        _ => PRODUCTS * COLUMN_PRODUCTS,
-    };
-
-    /// The factors of tiles of so many planes, tiles of rows, and columns or pairs of them; a factor holds numbers
+impl Factors {
+    /// The factors of tiles of so many planes, tiles of rows, and columns; a factor holds numbers
     /// of so many channels and tiles.
     pub(crate) fn new(
-        rows: &Tiles<COLUMNS>,
+        rows: &RowTiles,
         [planes, tiles, columns]: Dims,
         held @ [_, together]: [usize; 2],
     ) -> Self {
-        let products = Self::PRODUCTS * tiles.div_ceil(together);
-        let cells = [planes, RESULTS * tiles, COLUMNS * columns];
+        let products = PRODUCTS * tiles.div_ceil(together);
+        let cells = [planes, RESULTS * tiles, columns];
         Self {
             cells: TileLayout::new(&rows.source, cells),
             layout: TileLayout::new(&rows.flat, [planes, products, columns]),
@@ -164,7 +160,7 @@ impl<const COLUMNS: usize> Factors<COLUMNS> {
     ) -> &'s [E] {
         let [channels_held, tiles_held] = self.held;
         let (cells, factors) = scratch.split_at_mut(self.cells.len(channels_held));
-        let origin = [plane, RESULTS * tile, COLUMNS * column];
+        let origin = [plane, RESULTS * tile, column];
         let lines = || {
             let tiles = (0..self.tiles).step_by(tiles_held);
             let planes = 0..self.cells.planes();
@@ -192,17 +188,12 @@ impl<const COLUMNS: usize> Factors<COLUMNS> {
                     P::NUMBERS == 2 && present == channels_held && tile + tiles_held <= self.tiles;
                 let place = self
                     .layout
-                    .line(index, plane, Self::PRODUCTS * (tile / tiles_held));
+                    .line(index, plane, PRODUCTS * (tile / tiles_held));
                 for column in (0..self.layout.width()).step_by(E::lanes::<S>()) {
-                    // SAFETY: rows of factors are whole vectors, and cells have as many, or twice as many, columns, or a margin
-                    // behind them.
+                    // SAFETY: rows of factors are whole vectors, and cells have as many columns, or a margin behind them.
                     unsafe {
-                        let cells = cells.as_ptr().add(COLUMNS * column);
+                        let cells = cells.as_ptr().add(column);
                         let factors = factors.as_mut_ptr().add(place + column);
-                        if const { COLUMNS == 2 } {
-                            transform_wide::<S, E>(simd, cells.add(lines[0]), factors, rows);
-                            continue;
-                        }
                         let first = transformed::<S, E>(simd, cells.add(lines[0]), rows[0]);
                         let second = match both {
                             true => transformed::<S, E>(simd, cells.add(lines[1]), rows[0]),
@@ -217,44 +208,6 @@ impl<const COLUMNS: usize> Factors<COLUMNS> {
             }
         }
         factors
-    }
-}
-
-/// Writes the factors of a tile's rows at a vector of pairs of columns. Rows of cells, and of factors, are so far apart.
-///
-/// # Safety
-/// Two vectors and two cells more must be readable from every row on, and every row of factors have room for a vector.
-#[inline(always)]
-unsafe fn transform_wide<S: Simd, E: Element>(
-    simd: S,
-    cells: *const E,
-    factors: *mut E,
-    [row, row_of_factors]: [usize; 2],
-) {
-    let lanes = E::lanes::<S>();
-    let mut x = [[E::splat(simd, E::default()); PRODUCTS]; COLUMN_PRODUCTS];
-    // SAFETY: the caller's.
-    unsafe {
-        for k in 0..PRODUCTS {
-            let cells = cells.add(k * row);
-            // Not by closures, which would not be inlined.
-            let here = [E::load::<S>(cells), E::load::<S>(cells.add(lanes))];
-            let next = [
-                E::load::<S>(cells.add(PAIR)),
-                E::load::<S>(cells.add(PAIR + lanes)),
-            ];
-            let ([a, b], [c, d]) = (deinterleave::<S, E>(here), deinterleave::<S, E>(next));
-            let columns = of_columns::<S, E>(simd, [a, b, c, d]);
-            for (x, column) in x.iter_mut().zip(columns) {
-                x[k] = column;
-            }
-        }
-        for (column, x) in x.into_iter().enumerate() {
-            for (k, factor) in of_source::<S, E>(simd, x).into_iter().enumerate() {
-                let product = COLUMN_PRODUCTS * k + column;
-                E::store::<S>(factors.add(product * row_of_factors), factor);
-            }
-        }
     }
 }
 

@@ -6,8 +6,7 @@ use std::mem::MaybeUninit;
 use pulp::Simd;
 
 use super::super::strip::{Kernel, Terms};
-use super::{COLUMN_PRODUCTS, PAIR, PRODUCTS, RESULTS, to_pair, to_results};
-use crate::kernel::interleave::interleave;
+use super::{PRODUCTS, RESULTS, to_results};
 use crate::kernel::memory::prefetch_to_write;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
@@ -23,7 +22,7 @@ pub(super) struct Strip<'a, E: Element, P: Products<E>> {
     pub bias: *const E,
     /// Whether results are added to the output's values.
     pub add: bool,
-    /// The place of the first column of the strip, which may be none of the results, in their first row.
+    /// The first result.
     pub output: *mut P::Number,
     /// Elements between channels of the output.
     pub channel: usize,
@@ -31,8 +30,8 @@ pub(super) struct Strip<'a, E: Element, P: Products<E>> {
     pub line: usize,
     /// The rows of the tile that are results: the first and their number.
     pub rows: [usize; 2],
-    /// The columns of the strip that are results: the first and the end.
-    pub columns: [usize; 2],
+    /// The columns of the strip that are results.
+    pub columns: usize,
 }
 
 impl<E: Element, P: Products<E>> Kernel for Strip<'_, E, P> {
@@ -54,60 +53,6 @@ impl<E: Element, P: Products<E>> Kernel for Strip<'_, E, P> {
                 }
                 let results = to_results::<S, E>(simd, of_cells);
                 self.store(simd, results, m, n * lanes);
-            }
-        }
-    }
-}
-
-/// A [`Strip`] whose columns are transformed, too: of pairs.
-#[derive(Clone, Copy)]
-pub(super) struct WideStrip<'a, E: Element, P: Products<E>>(pub Strip<'a, E, P>);
-
-impl<E: Element, P: Products<E>> Kernel for WideStrip<'_, E, P> {
-    #[inline(always)]
-    fn block<S: Simd, const M: usize, const N: usize>(self, simd: S) {
-        let (strip, lanes) = (self.0, E::lanes::<S>());
-        let zero = E::splat(simd, E::default());
-        let mut pairs =
-            [const { MaybeUninit::<[[[E::Vector<S>; PAIR]; N]; M]>::uninit() }; PRODUCTS];
-        // SAFETY: the caller of `strip::run_narrow` promises that the pointers are valid. All sums and pairs are written.
-        unsafe {
-            for (k, pairs) in pairs.iter_mut().enumerate() {
-                strip.prefetch(k, [M, PAIR * N * lanes]);
-                let mut sums = [const { MaybeUninit::uninit() }; COLUMN_PRODUCTS];
-                for (column, sums) in sums.iter_mut().enumerate() {
-                    sums.write(strip.product::<S, M, N>(simd, COLUMN_PRODUCTS * k + column));
-                }
-                let pairs = pairs.as_mut_ptr();
-                for index in 0..M * N {
-                    let (m, n) = (index / N, index % N);
-                    let mut of_pair = [zero; COLUMN_PRODUCTS];
-                    for (of_pair, sums) in of_pair.iter_mut().zip(&sums) {
-                        *of_pair = sums.assume_init_ref()[m][n];
-                    }
-                    (&raw mut (*pairs)[m][n]).write(to_pair::<S, E>(simd, of_pair));
-                }
-            }
-            for index in 0..M * N {
-                let (m, n) = (index / N, index % N);
-                let mut columns = [[zero; RESULTS]; PAIR];
-                for (column, results) in columns.iter_mut().enumerate() {
-                    let mut of_cells = [zero; PRODUCTS];
-                    for (of_cell, pairs) in of_cells.iter_mut().zip(&pairs) {
-                        *of_cell = pairs.assume_init_ref()[m][n][column];
-                    }
-                    *results = to_results::<S, E>(simd, of_cells);
-                }
-                let mut halves = [[zero; RESULTS]; PAIR];
-                for row in 0..RESULTS {
-                    let turns = interleave::<S, E>([columns[0][row], columns[1][row]]);
-                    for (half, turn) in halves.iter_mut().zip(turns) {
-                        half[row] = turn;
-                    }
-                }
-                for (half, results) in halves.into_iter().enumerate() {
-                    strip.store(simd, results, m, (PAIR * n + half) * lanes);
-                }
             }
         }
     }
@@ -159,10 +104,8 @@ impl<E: Element, P: Products<E>> Strip<'_, E, P> {
     ) {
         let lanes = E::lanes::<S>();
         let [first, rows] = self.rows;
-        let [start, end] = self
-            .columns
-            .map(|end| end.saturating_sub(column).min(lanes));
-        let whole = end - start == lanes;
+        let present = self.columns.saturating_sub(column).min(lanes);
+        let whole = present == lanes;
         let output = self.output.wrapping_add(channel * self.channel + column);
         for (row, mut result) in results.into_iter().enumerate() {
             if row < first || row >= first + rows {
@@ -177,7 +120,7 @@ impl<E: Element, P: Products<E>> Strip<'_, E, P> {
                         old = P::load::<S>(place);
                     } else {
                         let old = (&raw mut old).cast::<E>();
-                        for column in start..end {
+                        for column in 0..present {
                             *old.add(column) = P::widened(*place.wrapping_add(column));
                         }
                     }
@@ -190,7 +133,7 @@ impl<E: Element, P: Products<E>> Strip<'_, E, P> {
                     P::store::<S>(place, result);
                 } else {
                     let result = (&raw const result).cast::<E>();
-                    for column in start..end {
+                    for column in 0..present {
                         *place.wrapping_add(column) = P::number(*result.add(column));
                     }
                 }

@@ -3,15 +3,15 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use pulp::{Simd, WithSimd};
+use pulp::{Scalar, Simd, WithSimd};
 
 use super::super::geometry::{Correlation, Dims};
 use super::super::job::{Job, OUTPUTS, STRIPS, block};
 use super::super::pack::pack;
 use super::super::strip::{self, Terms, panels};
 use super::super::tile::{tile_box, tile_extents};
-use super::strip::{Strip, WideStrip};
-use super::{COLUMN_PRODUCTS, Factors, PRODUCTS, RESULTS, TAPS, Tiles, of_column_taps, of_taps};
+use super::strip::Strip;
+use super::{Factors, PRODUCTS, RESULTS, RowTiles, TAPS, of_taps};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::products::Products;
@@ -19,21 +19,21 @@ use crate::kernel::simd::Element;
 
 /// Most bytes of a tile, which stays in the second-level cache.
 const TILE_BYTES: usize = 512 << 10;
-/// Most terms of a block of channels for every product; half as many where columns are transformed, too.
+/// Most terms of a block of channels for every product.
 const TERMS: usize = 192;
 /// Vectors of strips that tiles are made for.
 const WIDTH: usize = 3;
 
 /// Computes the results of a part.
-pub(crate) fn correlate<S: Simd, E: Element, P: Products<E>, const COLUMNS: usize>(
+pub(crate) fn correlate<S: Simd, E: Element, P: Products<E>>(
     simd: S,
     job: &Job<'_, E, P::Number>,
     correlation: &Correlation,
-    rows: Tiles<COLUMNS>,
+    rows: RowTiles,
     weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
     output: Shared<P::Number>,
 ) {
-    let part = Part::<E, P, COLUMNS>::new::<S>(job, correlation, rows, weight);
+    let part = Part::<E, P>::new::<S>(job, correlation, rows, weight);
     let tasks = job.batch * job.groups * part.tiles * part.ranges;
     job.run_tasks(correlation, tasks, |index| {
         simd.vectorize(Task::new(job, &part, index, output));
@@ -41,11 +41,11 @@ pub(crate) fn correlate<S: Simd, E: Element, P: Products<E>, const COLUMNS: usiz
 }
 
 /// A correlation with the data that its tasks share.
-struct Part<'a, E, P, const COLUMNS: usize> {
+struct Part<'a, E, P> {
     correlation: &'a Correlation,
-    rows: Tiles<COLUMNS>,
-    factors: Factors<COLUMNS>,
-    /// Planes, tiles of rows, and columns or pairs of columns of a task.
+    rows: RowTiles,
+    factors: Factors,
+    /// Planes, tiles of rows, and columns of a task.
     tile: Dims,
     /// Vectors of a tile's rows.
     vectors: usize,
@@ -61,18 +61,17 @@ struct Part<'a, E, P, const COLUMNS: usize> {
     products: PhantomData<P>,
 }
 
-impl<'a, E: Element, P: Products<E>, const COLUMNS: usize> Part<'a, E, P, COLUMNS> {
+impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
     fn new<S: Simd>(
         job: &Job<'_, E, P::Number>,
         correlation: &'a Correlation,
-        rows: Tiles<COLUMNS>,
+        rows: RowTiles,
         weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
     ) -> Self {
         let lanes = E::lanes::<S>();
         let strip = WIDTH * lanes;
         // From the taps alone: the order of sums, and so their bits, are the same in any box.
-        let of_channel = correlation.terms() / TAPS / if COLUMNS == 1 { 1 } else { TAPS };
-        let block = block::<E, P>(TERMS / COLUMNS / of_channel, job.inputs);
+        let block = block::<E, P>(TERMS / (correlation.terms() / TAPS), job.inputs);
         let room = TILE_BYTES / size_of::<E>();
         let tasks = job.tasks(correlation);
         let most = job.outputs.div_ceil(OUTPUTS);
@@ -82,16 +81,13 @@ impl<'a, E: Element, P: Products<E>, const COLUMNS: usize> Part<'a, E, P, COLUMN
         let tile = tile_extents(&rows.flat, [strip, STRIPS], tasks.div_ceil(most), fits);
         let tiles = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
         let factors = Factors::new(&rows, tile, held);
-        let vectors = match COLUMNS {
-            1 => tile[2].div_ceil(lanes),
-            _ => WIDTH,
-        };
+        let vectors = tile[2].div_ceil(lanes);
         Self {
             offsets: factors
                 .layout
                 .offsets(&rows.flat, block.div_ceil(P::NUMBERS)),
             ranges: tasks.div_ceil(tiles).min(most),
-            weights: packed::<S, E, P, COLUMNS>(job, &rows, [block, vectors], weight),
+            weights: packed::<S, E, P>(job, &rows, [block, vectors], weight),
             correlation,
             rows,
             factors,
@@ -105,30 +101,18 @@ impl<'a, E: Element, P: Products<E>, const COLUMNS: usize> Part<'a, E, P, COLUMN
 }
 
 /// The factors of the taps, packed.
-fn packed<S: Simd, E: Element, P: Products<E>, const COLUMNS: usize>(
+fn packed<S: Simd, E: Element, P: Products<E>>(
     job: &Job<'_, E, P::Number>,
-    rows: &Tiles<COLUMNS>,
+    rows: &RowTiles,
     [block, vectors]: [usize; 2],
     weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
 ) -> Buffer<E> {
     let sizes = [rows.flat.taps.len(), block, vectors];
     let of_rows = |[group, output]: [usize; 2], input, tap: usize| {
         let number = |element| P::widened(weight([group, output, input, element]));
-        of_taps(rows.elements[tap].map(number))
+        let taps = rows.elements[tap].map(|element| E::splat(Scalar, number(element)));
+        of_taps::<_, E>(Scalar, taps).map(|factor| E::sum(Scalar, factor))
     };
-    if COLUMNS > 1 {
-        let of_columns = |place, inputs: [Option<usize>; 2], tap| {
-            let input = inputs[0].expect("factors of one number");
-            let columns: [_; TAPS] =
-                std::array::from_fn(|column| of_rows(place, input, TAPS * tap + column));
-            let factors: [_; PRODUCTS] =
-                std::array::from_fn(|row| of_column_taps(columns.map(|rows| rows[row])));
-            std::array::from_fn(|product| {
-                P::join_one([factors[product / COLUMN_PRODUCTS][product % COLUMN_PRODUCTS]; 2])
-            })
-        };
-        return pack::<S, E, P, { PRODUCTS * COLUMN_PRODUCTS }>(job, sizes, of_columns);
-    }
     pack::<S, E, P, PRODUCTS>(job, sizes, |place, inputs, tap| {
         let of_input = |input| of_rows(place, input, tap);
         let [first, second] = inputs.map(|input| input.map_or([E::default(); PRODUCTS], of_input));
@@ -137,9 +121,9 @@ fn packed<S: Simd, E: Element, P: Products<E>, const COLUMNS: usize>(
 }
 
 /// One tile of one group of one sample, for a range of outputs.
-struct Task<'a, E: Element, P: Products<E>, const COLUMNS: usize> {
+struct Task<'a, E: Element, P: Products<E>> {
     job: &'a Job<'a, E, P::Number>,
-    part: &'a Part<'a, E, P, COLUMNS>,
+    part: &'a Part<'a, E, P>,
     batch: usize,
     group: usize,
     tile: usize,
@@ -147,11 +131,11 @@ struct Task<'a, E: Element, P: Products<E>, const COLUMNS: usize> {
     output: Shared<P::Number>,
 }
 
-impl<'a, E: Element, P: Products<E>, const COLUMNS: usize> Task<'a, E, P, COLUMNS> {
+impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
     /// The task of an index.
     fn new(
         job: &'a Job<'a, E, P::Number>,
-        part: &'a Part<'a, E, P, COLUMNS>,
+        part: &'a Part<'a, E, P>,
         index: usize,
         output: Shared<P::Number>,
     ) -> Self {
@@ -168,7 +152,7 @@ impl<'a, E: Element, P: Products<E>, const COLUMNS: usize> Task<'a, E, P, COLUMN
     }
 }
 
-impl<E: Element, P: Products<E>, const COLUMNS: usize> WithSimd for Task<'_, E, P, COLUMNS> {
+impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
     type Output = ();
 
     #[inline(always)]
@@ -194,7 +178,7 @@ impl<E: Element, P: Products<E>, const COLUMNS: usize> WithSimd for Task<'_, E, 
     }
 }
 
-impl<E: Element, P: Products<E>, const COLUMNS: usize> Task<'_, E, P, COLUMNS> {
+impl<E: Element, P: Products<E>> Task<'_, E, P> {
     /// Adds the terms of a block of channels to the tile's results.
     #[inline(always)]
     fn block<S: Simd>(
@@ -209,18 +193,17 @@ impl<E: Element, P: Products<E>, const COLUMNS: usize> Task<'_, E, P, COLUMNS> {
         let Correlation { start, count, .. } = *part.correlation;
         let layout = &part.factors.layout;
         let taps = part.rows.flat.taps.len();
-        let products = Factors::<COLUMNS>::PRODUCTS;
-        let [rows_before, columns_before] = part.rows.before;
+        let [rows_before, _] = part.rows.before;
         let terms = block.len().div_ceil(P::NUMBERS) * taps;
         let [_, rows, columns] = job.shape;
         let cells = job.cells();
         let held = self.group * job.inputs.div_ceil(P::NUMBERS) + block.start / P::NUMBERS;
-        let first_weight = held * job.outputs * taps * products;
+        let first_weight = held * job.outputs * taps * PRODUCTS;
         let last = block.end == job.inputs;
         let lanes = E::lanes::<S>();
         let range = |(start, _): &(usize, usize)| start * part.ranges / job.outputs == self.range;
         for (output, height) in panels::<S>(job.outputs, part.vectors).filter(range) {
-            let weights = &part.weights[first_weight + output * terms * products..];
+            let weights = &part.weights[first_weight + output * terms * PRODUCTS..];
             let channel = self.group * job.outputs + output;
             let bias = job.bias.filter(|_| last);
             let bias = bias.map(|bias| &bias[channel..channel + height]);
@@ -234,22 +217,13 @@ impl<E: Element, P: Products<E>, const COLUMNS: usize> Task<'_, E, P, COLUMNS> {
                 let results = (RESULTS - skipped).min(count[1] - row);
                 let line = ((start[0] + origin[0] + plane) * rows + start[1] + row) * columns;
                 let field = (self.batch * job.groups * job.outputs + channel) * cells;
-                let from = layout.row(plane, products * tile);
+                let from = layout.row(plane, PRODUCTS * tile);
                 let mut column = 0;
                 while column < size[2] {
                     let left = size[2] - column;
-                    let most = match COLUMNS {
-                        1 => strip::width::<S>(height),
-                        _ => WIDTH,
-                    };
-                    let vectors = left.div_ceil(lanes).min(most);
+                    let vectors = left.div_ceil(lanes).min(strip::width::<S>(height));
                     let left = left.min(vectors * lanes);
-                    // Columns of the first pair before the first result, and of the last behind the last one, are none.
-                    let at = COLUMNS * (origin[2] + column);
-                    let before = columns_before.saturating_sub(at);
-                    let first = at + before - columns_before;
-                    let end = (COLUMNS * left).min(count[2] + before - first);
-                    let place = field + line + start[2] + first;
+                    let place = field + line + start[2] + origin[2] + column;
                     // SAFETY: the lattice lies in the output, its channels are `cells` apart, and
                     // tasks have disjoint parts of it. The tile has room for all offsets from any
                     // of its columns, and a margin for the widest strip.
@@ -265,17 +239,13 @@ impl<E: Element, P: Products<E>, const COLUMNS: usize> Task<'_, E, P, COLUMNS> {
                             row: layout.row(0, 1) - layout.row(0, 0),
                             bias: bias.map_or(std::ptr::null(), <[E]>::as_ptr),
                             add: block.start > 0,
-                            output: self.output.at(place).wrapping_sub(before),
+                            output: self.output.at(place),
                             channel: cells,
                             line: columns,
                             rows: [skipped, results],
-                            columns: [before, end],
+                            columns: left,
                         };
-                        if const { COLUMNS == 1 } {
-                            strip::run(simd, strip, height, vectors);
-                        } else {
-                            strip::run_narrow(simd, WideStrip(strip), height, vectors);
-                        }
+                        strip::run(simd, strip, height, vectors);
                     }
                     column += left;
                 }

@@ -1,0 +1,421 @@
+//! Gradients of weights by squares of results: for each of the 36 products, the factors of outputs × squares of the cotangent
+//! times those of squares × channels of the source.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use halocline_core::tasks;
+use pulp::{Simd, WithSimd};
+
+use super::squares::{ALL, PANEL, Squares, even_boxes, padded};
+use super::{PRODUCTS, RESULTS, SquareTiles, TAPS, to_taps};
+use crate::conv::engine::ahead::{Stretch, shares};
+use crate::conv::engine::geometry::{Conv, Correlation, Dims, Tap};
+use crate::conv::engine::pieces::{Piece, Pieces};
+use crate::conv::engine::plan::{OUTPUTS, TASKS, WeightGradient, WeightJob, chunks};
+use crate::conv::engine::tile::tile_box;
+use crate::kernel::buffer::{Buffer, filled};
+use crate::kernel::lanes::WIDEST;
+use crate::kernel::memory::{Shared, prefetch_run, with_scratch};
+use crate::kernel::panels::{Factors, Sums};
+use crate::kernel::products::{Numbers, Products};
+use crate::kernel::simd::Element;
+
+/// Fewest cells of all fields for which that serves: with fewer of them, the rounding of factors is what errors are made of, and
+/// these are up to five times those of direct sums.
+pub(crate) const CELLS: usize = 8192;
+/// Bytes of the factors of a box, about, and the squares that it has at least, and at most.
+const BOX_BYTES: usize = 768 << 10;
+const SQUARES: Range<usize> = 64..256;
+/// Squares whose products are added up before they meet the sums of others, which are larger.
+const TOGETHER: usize = 16;
+/// Channels of the source of a block.
+const BLOCK: usize = 256;
+
+/// Computes the gradients.
+pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
+    simd: S,
+    job: &WeightJob<'_, P::Number>,
+    tiles: &SquareTiles,
+) -> WeightGradient<E> {
+    let plan = Plan::new::<S, E>(job, tiles);
+    let Conv {
+        groups, outputs, ..
+    } = *job.conv;
+    let (chunks, channels) = (plan.chunks.len(), groups * outputs);
+    let mut biases: Buffer<E> = filled(chunks * channels, 0.0);
+    let all_biases = biases.shared();
+    // SAFETY: each chunk's first box writes all of its sums.
+    let sums: Buffer<E> = unsafe {
+        Buffer::filled(chunks * plan.sums(), |sums| {
+            tasks::for_each(chunks * groups * plan.ranges, 1, |task| {
+                let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
+                simd.vectorize(Task::<E, P> {
+                    plan: &plan,
+                    sums: sums.starting_at(chunk * plan.sums()),
+                    biases: all_biases.starting_at(chunk * channels),
+                    chunk,
+                    group: rest / plan.ranges,
+                    range: rest % plan.ranges,
+                    products: PhantomData,
+                });
+            });
+        })
+    };
+    let mut weight = vec![E::default(); channels * job.conv.inputs * job.conv.elements()];
+    let shared = Shared::new(&mut weight);
+    let [narrow, _] = plan.sides;
+    tasks::for_each(groups * narrow, 1, |index| {
+        simd.vectorize(Taps {
+            plan: &plan,
+            sums: &sums,
+            group: index / narrow,
+            row: index % narrow,
+            to: shared,
+        });
+    });
+    let bias = (0..channels).map(|channel| {
+        let parts = (0..chunks).map(|chunk| biases[chunk * channels + channel]);
+        parts.fold(E::default(), |sum, part| sum + part)
+    });
+    WeightGradient {
+        weight,
+        bias: bias.collect(),
+    }
+}
+
+/// Data shared by all tasks.
+struct Plan<'a, N> {
+    job: &'a WeightJob<'a, N>,
+    tiles: &'a SquareTiles,
+    source: Squares<PRODUCTS>,
+    cotangent: Squares<RESULTS>,
+    /// The cotangent as a field.
+    pieces: Pieces<'a, N>,
+    /// Squares of a box, per dim.
+    tile: Dims,
+    /// Boxes of a sample.
+    boxes: usize,
+    /// (sample, box) pairs of every chunk.
+    chunks: Vec<Range<usize>>,
+    /// Ranges of outputs of a group.
+    ranges: usize,
+    /// Whether the lanes of sums are outputs, not inputs: those that fill vectors better.
+    by_outputs: bool,
+    /// Channels of a group on the side that is not lanes, and on the other, padded.
+    sides: [usize; 2],
+}
+
+impl<'a, N: Copy + Send + Sync> Plan<'a, N> {
+    fn new<S: Simd, E: Element>(job: &'a WeightJob<'a, N>, tiles: &'a SquareTiles) -> Self {
+        let Conv {
+            groups,
+            inputs,
+            outputs,
+            ..
+        } = *job.conv;
+        let [of_inputs, of_outputs] = [inputs, outputs].map(padded::<S, E>);
+        let by_outputs = of_outputs * inputs < of_inputs * outputs;
+        let sides = match by_outputs {
+            true => [inputs, of_outputs],
+            false => [outputs, of_inputs],
+        };
+        let count = tiles.flat.count;
+        let held = of_inputs.min(BLOCK) + of_outputs.min(OUTPUTS);
+        let squares = BOX_BYTES / (ALL * held * size_of::<E>());
+        let squares = squares.clamp(SQUARES.start, SQUARES.end);
+        let tile = even_boxes(count, squares);
+        let boxes: usize = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
+        let ranges = outputs.div_ceil(OUTPUTS);
+        let [batch, ..] = job.cotangent.shape();
+        let sums = groups * ALL * sides[0] * sides[1];
+        let wanted = TASKS.div_ceil(groups * ranges);
+        // The windows of one cell, on whole squares.
+        let cells = Correlation {
+            taps: vec![Tap {
+                offset: [0; 3],
+                element: 0,
+            }],
+            ..tiles.source.clone()
+        };
+        let field = Piece {
+            channel: 0,
+            at: [0; 3],
+            cells: job.cotangent,
+        };
+        Self {
+            job,
+            tiles,
+            source: Squares::new(&tiles.source, [tile[1], tile[2]]),
+            cotangent: Squares::new(&cells, [tile[1], tile[2]]),
+            pieces: Pieces::new(vec![field]),
+            tile,
+            boxes,
+            chunks: chunks(batch * boxes, wanted, sums * size_of::<E>()),
+            ranges,
+            by_outputs,
+            sides,
+        }
+    }
+
+    /// The sums of a chunk, `[group][product][channel of one side][channel of the other]`.
+    fn sums(&self) -> usize {
+        self.job.conv.groups * self.of_group()
+    }
+
+    fn of_group(&self) -> usize {
+        ALL * self.of_product()
+    }
+
+    fn of_product(&self) -> usize {
+        self.sides.iter().product()
+    }
+}
+
+/// A range of outputs of one group, over the boxes of a chunk.
+struct Task<'a, E: Element, P: Products<E>> {
+    plan: &'a Plan<'a, P::Number>,
+    /// Those of a chunk, of which this task has those of its group and outputs.
+    sums: Shared<E>,
+    biases: Shared<E>,
+    chunk: usize,
+    group: usize,
+    range: usize,
+    products: PhantomData<P>,
+}
+
+/// The factors of some channels of a side of a box.
+struct Side<'a, E> {
+    factors: &'a [E],
+    /// The first factor of a product and a panel.
+    place: &'a dyn Fn(usize, usize) -> usize,
+    /// The channels of a group.
+    channels: Range<usize>,
+    padded: usize,
+}
+
+impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { plan, .. } = self;
+        let Plan {
+            job,
+            source,
+            cotangent,
+            ..
+        } = plan;
+        let Conv {
+            inputs, outputs, ..
+        } = *job.conv;
+        let first = self.range * OUTPUTS;
+        let range = first..outputs.min(first + OUTPUTS);
+        let of_range = padded::<S, E>(range.len());
+        let cells = source.cells::<S, E>().max(cotangent.cells::<S, E>());
+        let room = cells.next_multiple_of(WIDEST);
+        let of_source = source.len(padded::<S, E>(inputs.min(BLOCK)));
+        with_scratch(
+            room + of_source + cotangent.len(of_range),
+            #[inline(always)]
+            |scratch: &mut [E]| {
+                let (cells, factors) = scratch.split_at_mut(room);
+                let (of_source, of_cotangent) = factors.split_at_mut(of_source);
+                let chunk = plan.chunks[self.chunk].clone();
+                for field in chunk.clone() {
+                    let ahead = self.ahead::<S>(field + 1, &range);
+                    let (batch, index) = (field / plan.boxes, field % plan.boxes);
+                    let [origin, size] = tile_box(index, plan.tile, plan.tiles.flat.count);
+                    let (size, squares) = ([size[1], size[2]], size[1] * size[2]);
+                    let base = self.group * outputs;
+                    cotangent.fill::<S, E, P>(
+                        simd,
+                        [&mut *cells, &mut *of_cotangent],
+                        &plan.pieces,
+                        batch,
+                        base + range.start..base + range.end,
+                        (origin, size),
+                        // SAFETY: this task alone adds to these outputs of its chunk.
+                        |channel, sum| unsafe { *self.biases.at(channel) += sum },
+                    );
+                    let of_outputs = Side {
+                        factors: of_cotangent,
+                        place: &|product, panel| cotangent.place(product, panel, of_range, squares),
+                        channels: range.clone(),
+                        padded: of_range,
+                    };
+                    for first in (0..inputs).step_by(BLOCK) {
+                        let block = first..inputs.min(first + BLOCK);
+                        let base = self.group * inputs;
+                        source.fill::<S, E, P>(
+                            simd,
+                            [&mut *cells, &mut *of_source],
+                            job.pieces,
+                            batch,
+                            base + block.start..base + block.end,
+                            (origin, size),
+                            |_, _| (),
+                        );
+                        let of_block = padded::<S, E>(block.len());
+                        let of_inputs = Side {
+                            factors: of_source,
+                            place: &|product, panel| {
+                                source.place(product, panel, of_block, squares)
+                            },
+                            channels: block,
+                            padded: of_block,
+                        };
+                        let sides = match plan.by_outputs {
+                            true => [&of_inputs, &of_outputs],
+                            false => [&of_outputs, &of_inputs],
+                        };
+                        self.add(simd, sides, squares, field > chunk.start, &ahead);
+                    }
+                }
+            },
+        );
+    }
+}
+
+impl<E: Element, P: Products<E>> Task<'_, E, P> {
+    /// The memory of the first channels of the next box of the chunk.
+    fn ahead<S: Simd>(&self, field: usize, range: &Range<usize>) -> Vec<Stretch> {
+        let Self { plan, .. } = self;
+        if !plan.chunks[self.chunk].contains(&field) {
+            return Vec::new();
+        }
+        let Conv {
+            inputs, outputs, ..
+        } = *plan.job.conv;
+        let (batch, index) = (field / plan.boxes, field % plan.boxes);
+        let [origin, _] = tile_box(index, plan.tile, plan.tiles.flat.count);
+        let (before, first) = (self.group * outputs, self.group * inputs);
+        let outputs = before + range.start..before + range.end;
+        let mut ahead = plan
+            .cotangent
+            .ahead::<S, E, _>(&plan.pieces, batch, outputs, origin);
+        let channels = first..first + inputs;
+        ahead.extend(
+            plan.source
+                .ahead::<S, E, _>(plan.job.pieces, batch, channels, origin),
+        );
+        ahead
+    }
+
+    /// Adds the products of a box to the sums of its channels, or writes them.
+    #[inline(always)]
+    fn add<S: Simd>(
+        &self,
+        simd: S,
+        [rows, lanes]: [&Side<'_, E>; 2],
+        squares: usize,
+        adds: bool,
+        ahead: &[Stretch],
+    ) {
+        let Self { plan, .. } = self;
+        let zeros = [E::default(); PANEL];
+        let [_, pitch] = plan.sides;
+        for (product, ahead) in shares(ahead, ALL).enumerate() {
+            for stretch in ahead {
+                prefetch_run(stretch.start, stretch.bytes);
+            }
+            let first = self.group * plan.of_group() + product * plan.of_product();
+            for row in (0..rows.channels.len()).step_by(PANEL) {
+                let width = PANEL.min(rows.padded - row);
+                let a = &rows.factors[(rows.place)(product, row / PANEL)..];
+                for lane in (0..lanes.padded).step_by(PANEL) {
+                    let b = &lanes.factors[(lanes.place)(product, lane / PANEL)..];
+                    let place = (rows.channels.start + row) * pitch + lanes.channels.start + lane;
+                    let of_lanes = PANEL.min(lanes.padded - lane);
+                    for start in (0..squares).step_by(TOGETHER) {
+                        // SAFETY: the factors of all squares are written; the sums are this task's.
+                        unsafe {
+                            let to = self.sums.at(first + place);
+                            let from = match adds || start > 0 {
+                                true => (to.cast_const(), pitch),
+                                false => (zeros.as_ptr(), 0),
+                            };
+                            Sums {
+                                a: Factors::across(a[start * width..].as_ptr(), width),
+                                rows: PANEL.min(rows.channels.len() - row),
+                                b: b[start * of_lanes..].as_ptr(),
+                                width: of_lanes,
+                                steps: TOGETHER.min(squares - start),
+                                from,
+                                to: (to, pitch),
+                            }
+                            .run::<S, Numbers>(simd);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The taps of a channel of the side that is not lanes.
+struct Taps<'a, E, N> {
+    plan: &'a Plan<'a, N>,
+    /// Those of all chunks, which are added up in order.
+    sums: &'a [E],
+    group: usize,
+    row: usize,
+    to: Shared<E>,
+}
+
+impl<E: Element, N: Copy + Send + Sync> WithSimd for Taps<'_, E, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { plan, .. } = self;
+        let Conv {
+            inputs, outputs, ..
+        } = *plan.job.conv;
+        let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
+        let elements = plan.job.conv.elements();
+        let [_, pitch] = plan.sides;
+        let present = match plan.by_outputs {
+            true => outputs,
+            false => inputs,
+        };
+        for first in (0..pitch).step_by(lanes) {
+            let mut down = [[zero; PRODUCTS]; TAPS];
+            for column in 0..PRODUCTS {
+                let mut sums = [zero; PRODUCTS];
+                for (k, sum) in sums.iter_mut().enumerate() {
+                    let product = PRODUCTS * k + column;
+                    let place = self.group * plan.of_group() + product * plan.of_product();
+                    let place = place + self.row * pitch + first;
+                    for chunk in 0..plan.chunks.len() {
+                        let part = &self.sums[chunk * plan.sums() + place..][..lanes];
+                        // SAFETY: as many elements as a vector has.
+                        *sum = E::plus(simd, *sum, unsafe { E::load::<S>(part.as_ptr()) });
+                    }
+                }
+                for (down, taps) in down.iter_mut().zip(to_taps::<S, E>(simd, sums)) {
+                    down[column] = taps;
+                }
+            }
+            let mut taps = [[E::default(); WIDEST]; TAPS * TAPS];
+            for (row, down) in down.into_iter().enumerate() {
+                for (column, tap) in to_taps::<S, E>(simd, down).into_iter().enumerate() {
+                    let place = plan.tiles.elements[column][row];
+                    // SAFETY: no vector is wider.
+                    unsafe { E::store::<S>(taps[place].as_mut_ptr(), tap) };
+                }
+            }
+            for lane in 0..lanes.min(present - first) {
+                let [output, input] = match plan.by_outputs {
+                    true => [first + lane, self.row],
+                    false => [self.row, first + lane],
+                };
+                let weight = ((self.group * outputs + output) * inputs + input) * elements;
+                for (element, taps) in taps.iter().enumerate() {
+                    // SAFETY: a weight of this task.
+                    unsafe { *self.to.at(weight + element) = taps[lane] };
+                }
+            }
+        }
+    }
+}

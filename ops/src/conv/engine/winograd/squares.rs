@@ -1,0 +1,233 @@
+//! Factors of squares of four by four results, F(4 × 4, 3 × 3): rows are transformed as in [`factors`](super::factors), and
+//! then columns in the same way, 36 products for sixteen results.
+//!
+//! Lanes are channels: blocks of channels × columns of transformed rows are transposed, so that squares of any number fill
+//! vectors.
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::{PRODUCTS, RESULTS, of_cotangent, of_source};
+use crate::conv::engine::ahead::Stretch;
+use crate::conv::engine::geometry::{Correlation, Dims};
+use crate::conv::engine::pieces::Pieces;
+use crate::conv::engine::tile::{SKEW, TileLayout};
+use crate::kernel::lanes::WIDEST;
+use crate::kernel::products::Products;
+use crate::kernel::simd::Element;
+use crate::kernel::transpose::transpose;
+
+/// Products of a square.
+pub(super) const ALL: usize = PRODUCTS * PRODUCTS;
+/// Channels of a panel.
+pub(super) const PANEL: usize = 64;
+
+/// Channels, with those that fill up vectors.
+pub(super) fn padded<S: Simd, E: Element>(channels: usize) -> usize {
+    channels.next_multiple_of(E::lanes::<S>())
+}
+
+/// The extents of boxes of about so many squares, of one plane: of even extents, and columns that fill vectors.
+pub(super) fn even_boxes(count: Dims, squares: usize) -> Dims {
+    let even = |count: usize, most: usize| count.div_ceil(count.div_ceil(most));
+    let columns = even(count[2], squares).next_multiple_of(WIDEST / RESULTS);
+    let columns = columns.min(count[2]);
+    [1, even(count[1], (squares / columns).max(1)), columns]
+}
+
+/// A block of each row of products, `[channel][column]`, and the same transposed, behind the last columns of the block before.
+type Rows<E> = [[[E; WIDEST]; WIDEST]; PRODUCTS];
+type Columns<E> = [[[E; WIDEST]; RESULTS + WIDEST]; PRODUCTS];
+
+/// Boxes of squares of a field, each of which meets so many rows and columns of `CELLS`: six of a source, four of a cotangent.
+///
+/// The factors of a box are `[product][panel][square][channel]`.
+pub(super) struct Squares<const CELLS: usize> {
+    /// The layout of a channel's cells.
+    cells: TileLayout,
+    /// Most squares of a box.
+    most: usize,
+}
+
+impl<const CELLS: usize> Squares<CELLS> {
+    /// Those of boxes of at most so many rows and columns of squares, of a correlation on whole squares.
+    pub(super) fn new(correlation: &Correlation, [rows, columns]: [usize; 2]) -> Self {
+        Self {
+            cells: TileLayout::new(correlation, [1, RESULTS * rows, RESULTS * columns]),
+            most: rows * columns,
+        }
+    }
+
+    /// Elements of the cells of a vector of channels.
+    pub(super) fn cells<S: Simd, E: Element>(&self) -> usize {
+        self.cells.len(E::lanes::<S>())
+    }
+
+    /// Elements from one product of so many padded channels to the next, which begin at other places of a cache.
+    fn of_product(&self, padded: usize) -> usize {
+        self.most * padded + SKEW
+    }
+
+    /// Elements of the factors of so many padded channels.
+    pub(super) fn len(&self, padded: usize) -> usize {
+        ALL * self.of_product(padded)
+    }
+
+    /// The first factor of a product and a panel of so many padded channels, in a box of so many squares.
+    pub(super) fn place(
+        &self,
+        product: usize,
+        panel: usize,
+        padded: usize,
+        squares: usize,
+    ) -> usize {
+        product * self.of_product(padded) + panel * PANEL * squares
+    }
+
+    /// The memory of the first vector of channels that [`fill`](Self::fill) reads, to be prefetched.
+    pub(super) fn ahead<S: Simd, E: Element, N>(
+        &self,
+        pieces: &Pieces<'_, N>,
+        batch: usize,
+        channels: Range<usize>,
+        [plane, row, column]: Dims,
+    ) -> Vec<Stretch> {
+        let first = channels.start..channels.end.min(channels.start + E::lanes::<S>());
+        let origin = [plane, RESULTS * row, RESULTS * column];
+        self.cells.stretches(pieces, batch, first, origin)
+    }
+
+    /// Writes the factors of some channels of the box at `origin`, of so many rows and columns of squares; gives `add` each
+    /// channel and, of a cotangent, the sum of its cells.
+    #[inline(always)]
+    pub(super) fn fill<S: Simd, E: Element, P: Products<E>>(
+        &self,
+        simd: S,
+        [scratch, factors]: [&mut [E]; 2],
+        pieces: &Pieces<'_, P::Number>,
+        batch: usize,
+        channels: Range<usize>,
+        (origin, size): (Dims, [usize; 2]),
+        mut add: impl FnMut(usize, E),
+    ) {
+        let lanes = E::lanes::<S>();
+        let padded = padded::<S, E>(channels.len());
+        let squares = size[0] * size[1];
+        let of_product = self.of_product(padded);
+        let origin = [origin[0], RESULTS * origin[1], RESULTS * origin[2]];
+        let met = self.cells.met_by(pieces, origin);
+        // Of lanes without a channel they hold values of others, which nothing reads.
+        let mut rows: Rows<E> = [[[E::default(); WIDEST]; WIDEST]; PRODUCTS];
+        let mut columns: Columns<E> = [[[E::default(); WIDEST]; RESULTS + WIDEST]; PRODUCTS];
+        for first in (0..padded).step_by(lanes) {
+            let start = channels.start + first;
+            let held = start..channels.end.min(start + lanes);
+            (held.end..channels.end)
+                .take(lanes)
+                .for_each(|next| self.cells.ask_for(&met, [batch, next], origin));
+            let present = held.len();
+            self.cells
+                .fill_from::<S, E, P>(simd, scratch, &met, batch, held.clone(), origin);
+            let panel = first / PANEL * PANEL;
+            let width = PANEL.min(padded - panel);
+            let to = factors[panel * squares + first - panel..].as_mut_ptr();
+            let mut sums = [E::splat(simd, E::default()); WIDEST];
+            for row in 0..size[0] {
+                // SAFETY: the cells of so many channels are there, and rows of whole vectors; the factors have room for all
+                // products of the box's squares.
+                unsafe {
+                    let to = to.add(row * size[1] * width);
+                    let cells = (scratch.as_ptr(), present, RESULTS * row);
+                    let to = (to, of_product, width);
+                    let turned = (&mut rows, &mut columns);
+                    self.row::<S, E>(simd, cells, size[1], to, turned, &mut sums);
+                }
+            }
+            for (channel, sum) in held.zip(sums) {
+                add(channel, E::sum(simd, sum));
+            }
+        }
+    }
+
+    /// Writes the factors of a row of squares, of a vector of channels of which some are present; adds their cells to sums.
+    ///
+    /// # Safety
+    /// The cells must be there, and room for the factors, which are so far apart: those of products, and of squares.
+    #[inline(always)]
+    unsafe fn row<S: Simd, E: Element>(
+        &self,
+        simd: S,
+        (cells, present, first): (*const E, usize, usize),
+        squares: usize,
+        (to, of_product, of_square): (*mut E, usize, usize),
+        (rows, columns): (&mut Rows<E>, &mut Columns<E>),
+        sums: &mut [E::Vector<S>; WIDEST],
+    ) {
+        let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
+        let pitch = self.cells.line(0, 0, 1) - self.cells.line(0, 0, 0);
+        // Columns of a square that the next one has, too: blocks keep the last ones of the block before.
+        let late = usize::from(CELLS > RESULTS);
+        let in_block = lanes / RESULTS;
+        let blocks = (RESULTS * squares + CELLS - RESULTS).div_ceil(lanes);
+        // SAFETY: the caller's; rows and columns have room for vectors.
+        unsafe {
+            for block in 0..blocks {
+                for (channel, sum) in sums.iter_mut().enumerate().take(present) {
+                    let cells = cells.add(self.cells.line(channel, 0, first) + block * lanes);
+                    let mut x = [zero; PRODUCTS];
+                    for (line, x) in x.iter_mut().enumerate().take(CELLS) {
+                        *x = E::load::<S>(cells.add(line * pitch));
+                        if const { CELLS == RESULTS } {
+                            *sum = E::plus(simd, *sum, *x);
+                        }
+                    }
+                    let x = transformed::<S, E, CELLS>(simd, x);
+                    for (rows, x) in rows.iter_mut().zip(x) {
+                        E::store::<S>(rows[channel].as_mut_ptr(), x);
+                    }
+                }
+                for (rows, columns) in rows.iter().zip(&mut *columns) {
+                    if late > 0 {
+                        columns.copy_within(lanes..lanes + RESULTS, 0);
+                    }
+                    let to = columns[RESULTS..].as_mut_ptr();
+                    transpose::<S, E>(
+                        |run| rows[run].as_ptr(),
+                        None,
+                        |run| to.wrapping_add(run).cast(),
+                    );
+                }
+                let start = (block * in_block).saturating_sub(late);
+                let end = ((block + 1) * in_block - late).min(squares);
+                for square in start..end {
+                    let column = RESULTS + RESULTS * square - block * lanes;
+                    let to = to.add(square * of_square);
+                    for (k, columns) in columns.iter().enumerate() {
+                        let mut x = [zero; PRODUCTS];
+                        for (x, column) in x.iter_mut().zip(&columns[column..]).take(CELLS) {
+                            *x = E::load::<S>(column.as_ptr());
+                        }
+                        let x = transformed::<S, E, CELLS>(simd, x);
+                        for (j, x) in x.into_iter().enumerate() {
+                            E::store::<S>(to.add((PRODUCTS * k + j) * of_product), x);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The factors of six cells of a source, or of the first four, of a cotangent.
+#[inline(always)]
+fn transformed<S: Simd, E: Element, const CELLS: usize>(
+    simd: S,
+    x: [E::Vector<S>; PRODUCTS],
+) -> [E::Vector<S>; PRODUCTS] {
+    if const { CELLS == PRODUCTS } {
+        of_source::<S, E>(simd, x)
+    } else {
+        of_cotangent::<S, E>(simd, [x[0], x[1], x[2], x[3]])
+    }
+}
