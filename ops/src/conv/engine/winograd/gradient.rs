@@ -232,8 +232,7 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                         simd,
                         [&mut *cells, &mut *of_cotangent],
                         &plan.pieces,
-                        batch,
-                        base + range.start..base + range.end,
+                        (batch, base + range.start..base + range.end),
                         (origin, size),
                         // SAFETY: this task alone adds to these outputs of its chunk.
                         |channel, sum| unsafe { *self.biases.at(channel) += sum },
@@ -251,8 +250,7 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                             simd,
                             [&mut *cells, &mut *of_source],
                             job.pieces,
-                            batch,
-                            base + block.start..base + block.end,
+                            (batch, base + block.start..base + block.end),
                             (origin, size),
                             |_, _| (),
                         );

@@ -180,9 +180,8 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
             for (column, taps) in taps.iter_mut().enumerate() {
                 for (row, taps) in taps.iter_mut().enumerate() {
                     let element = self.tiles.elements[column][row];
-                    for lane in 0..lanes.min(outputs - first) {
-                        let weight = (self.weight)([self.group, first + lane, input, element]);
-                        taps[lane] = P::widened(weight);
+                    for (output, tap) in (first..outputs).zip(&mut taps[..lanes]) {
+                        *tap = P::widened((self.weight)([self.group, output, input, element]));
                     }
                 }
             }
@@ -256,8 +255,7 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                     simd,
                     [cells, &mut *factors],
                     job.pieces,
-                    self.batch,
-                    before..before + job.inputs,
+                    (self.batch, before..before + job.inputs),
                     (origin, size),
                     |_, _| (),
                 );

@@ -106,8 +106,7 @@ impl<const CELLS: usize> Squares<CELLS> {
         simd: S,
         [scratch, factors]: [&mut [E]; 2],
         pieces: &Pieces<'_, P::Number>,
-        batch: usize,
-        channels: Range<usize>,
+        (batch, channels): (usize, Range<usize>),
         (origin, size): (Dims, [usize; 2]),
         mut add: impl FnMut(usize, E),
     ) {
