@@ -1,6 +1,6 @@
 //! Prefetching of the cells of a later tile, while a strip is computed.
 
-use crate::kernel::memory::prefetch;
+use crate::kernel::memory::{prefetch, prefetch_run};
 
 /// A contiguous range of memory that will be read soon.
 #[derive(Clone, Copy, Debug)]
@@ -9,6 +9,14 @@ pub(crate) struct Stretch {
     pub start: *const u8,
     /// The number of bytes.
     pub bytes: usize,
+}
+
+/// Prefetches stretches at once.
+#[inline(always)]
+pub(crate) fn ask_for(stretches: &[Stretch]) {
+    for stretch in stretches {
+        prefetch_run(stretch.start, stretch.bytes);
+    }
 }
 
 /// The share of stretches of each of so many strips.

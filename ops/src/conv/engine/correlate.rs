@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
-use super::ahead::{Stretch, shares};
+use super::ahead::{Stretch, ask_for, shares};
 use super::geometry::{Correlation, Dims};
 use super::job::Job;
 use super::matrices;
@@ -14,7 +14,7 @@ use super::strip::{self, Strip, Terms, panels};
 use super::tile::tile_box;
 use super::winograd::{self, RowTiles};
 use crate::kernel::buffer::Buffer;
-use crate::kernel::memory::{Shared, prefetch_run, with_scratch};
+use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::products::{self, NO_MATRICES, Products, matrices_multiply};
 use crate::kernel::simd::{Element, Isa};
 
@@ -382,9 +382,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
             {
                 let from = part.layout.row(plane, row);
                 for across in (0..size[2]).step_by(matrices::COLUMNS) {
-                    for stretch in shares.next().unwrap_or_default() {
-                        prefetch_run(stretch.start, stretch.bytes);
-                    }
+                    ask_for(shares.next().unwrap_or_default());
                     // SAFETY: the lattice lies in the output, and tasks have disjoint parts of it. The tile has room for
                     // all reads from any of its cells, and a margin for the widest strip.
                     unsafe {

@@ -38,6 +38,19 @@ pub(super) fn chunks(fields: usize, wanted: usize, bytes: usize) -> Vec<Range<us
         .collect()
 }
 
+/// The chunk, group and range of outputs of a task; indices go over them from slow to fast.
+pub(super) fn place_of(task: usize, [groups, ranges]: [usize; 2]) -> [usize; 3] {
+    let (chunk, rest) = (task / (groups * ranges), task % (groups * ranges));
+    [chunk, rest / ranges, rest % ranges]
+}
+
+/// The gradients of biases: the sums of all chunks for every channel, in their order.
+pub(super) fn biases<E: Element>(of_chunks: &[E], channels: usize) -> Vec<E> {
+    let of_channel = |channel: usize| of_chunks[channel..].iter().step_by(channels);
+    let total = |channel| of_channel(channel).fold(E::default(), |sum, part| sum + *part);
+    (0..channels).map(total).collect()
+}
+
 /// A gradient with respect to weights.
 #[derive(Debug)]
 pub(crate) struct WeightJob<'a, N> {

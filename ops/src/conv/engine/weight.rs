@@ -18,7 +18,7 @@ use super::cells::{copy, copy_strided, join};
 use super::dot::Dot;
 use super::geometry::{Conv, Dims};
 use super::matrices::gradient;
-use super::plan::{OUTPUTS, Plan, WeightGradient, WeightJob, block};
+use super::plan::{OUTPUTS, Plan, WeightGradient, WeightJob, block, place_of};
 use super::source::{Source, transform};
 use super::tile::tile_box;
 use super::winograd;
@@ -126,8 +126,7 @@ fn with_products<S: Simd, E: Element, P: Products<E>>(
         .collect();
     let tasks = plan.chunks.len() * groups * plan.ranges;
     let run = |task: usize| {
-        let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
-        let (group, range) = (rest / plan.ranges, rest % plan.ranges);
+        let [chunk, group, range] = place_of(task, [groups, plan.ranges]);
         simd.vectorize(Task::<E, P> {
             plan: &plan,
             sums: &shared[chunk],

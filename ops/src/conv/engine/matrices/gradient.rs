@@ -13,7 +13,7 @@ use pulp::{Simd, WithSimd};
 
 use super::{COLUMNS, dealt, pay};
 use crate::conv::engine::geometry::{Conv, Correlation, Dims};
-use crate::conv::engine::plan::{TASKS, WeightGradient, WeightJob, chunks};
+use crate::conv::engine::plan::{self, TASKS, WeightGradient, WeightJob, chunks, place_of};
 use crate::conv::engine::tile::{SCRATCH_BYTES, TileLayout, balanced, tile_extents};
 use crate::kernel::amx::{self, Factor, Place, SIDE};
 use crate::kernel::buffer::{Buffer, filled};
@@ -181,14 +181,14 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
     let mut biases: Buffer<E> = filled(chunks * channels, 0.0);
     let (all, all_biases) = (sums.shared(), biases.shared());
     tasks::for_each(chunks * groups * plan.ranges, 1, |task| {
-        let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
+        let [chunk, group, range] = place_of(task, [groups, plan.ranges]);
         simd.vectorize(Task::<E, P> {
             plan: &plan,
             sums: all.starting_at(chunk * plan.sums()),
             biases: all_biases.starting_at(chunk * channels),
             chunk,
-            group: rest / plan.ranges,
-            range: rest % plan.ranges,
+            group,
+            range,
             products: PhantomData,
         });
     });
@@ -219,13 +219,9 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
             }
         }
     });
-    let bias = (0..channels).map(|channel| {
-        let parts = (0..chunks).map(|chunk| biases[chunk * channels + channel]);
-        parts.fold(E::default(), |sum, part| sum + part)
-    });
     WeightGradient {
         weight,
-        bias: bias.collect(),
+        bias: plan::biases(&biases, channels),
     }
 }
 

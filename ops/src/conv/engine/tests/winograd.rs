@@ -222,7 +222,7 @@ fn rounding_of_rows_is_at_most_four_times_that_of_direct_sums() {
     check_rounding(Method::Winograd, 5, [16, 33], 4.0);
 }
 
-/// Of the fewest cells for which squares are used for all passes.
+/// The field has the fewest cells for which all passes use squares.
 #[test]
 fn rounding_of_squares_is_at_most_four_times_that_of_direct_sums() {
     check_rounding(Method::Fastest, 3, [64, 128], 4.0);

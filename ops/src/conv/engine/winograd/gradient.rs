@@ -7,16 +7,18 @@ use std::ops::Range;
 use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
-use super::squares::{ALL, PANEL, Squares, even_boxes, padded};
+use super::squares::{ALL, PANEL, Squares, boxes, padded};
 use super::{PRODUCTS, RESULTS, SquareTiles, TAPS, to_taps};
-use crate::conv::engine::ahead::{Stretch, shares};
+use crate::conv::engine::ahead::{Stretch, ask_for, shares};
 use crate::conv::engine::geometry::{Conv, Correlation, Dims, Tap};
 use crate::conv::engine::pieces::{Piece, Pieces};
-use crate::conv::engine::plan::{OUTPUTS, TASKS, WeightGradient, WeightJob, chunks};
+use crate::conv::engine::plan::{
+    self, OUTPUTS, TASKS, WeightGradient, WeightJob, chunks, place_of,
+};
 use crate::conv::engine::tile::tile_box;
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::lanes::WIDEST;
-use crate::kernel::memory::{Shared, prefetch_run, with_scratch};
+use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::panels::{Factors, Sums};
 use crate::kernel::products::{Numbers, Products};
 use crate::kernel::simd::Element;
@@ -49,14 +51,14 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
     let sums: Buffer<E> = unsafe {
         Buffer::filled(chunks * plan.sums(), |sums| {
             tasks::for_each(chunks * groups * plan.ranges, 1, |task| {
-                let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
+                let [chunk, group, range] = place_of(task, [groups, plan.ranges]);
                 simd.vectorize(Task::<E, P> {
                     plan: &plan,
                     sums: sums.starting_at(chunk * plan.sums()),
                     biases: all_biases.starting_at(chunk * channels),
                     chunk,
-                    group: rest / plan.ranges,
-                    range: rest % plan.ranges,
+                    group,
+                    range,
                     products: PhantomData,
                 });
             });
@@ -74,13 +76,9 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
             to: shared,
         });
     });
-    let bias = (0..channels).map(|channel| {
-        let parts = (0..chunks).map(|chunk| biases[chunk * channels + channel]);
-        parts.fold(E::default(), |sum, part| sum + part)
-    });
     WeightGradient {
         weight,
-        bias: bias.collect(),
+        bias: plan::biases(&biases, channels),
     }
 }
 
@@ -120,12 +118,8 @@ impl<'a, N: Copy + Send + Sync> Plan<'a, N> {
             true => [inputs, of_outputs],
             false => [outputs, of_inputs],
         };
-        let count = tiles.flat.count;
         let held = of_inputs.min(BLOCK) + of_outputs.min(OUTPUTS);
-        let squares = BOX_BYTES / (ALL * held * size_of::<E>());
-        let squares = squares.clamp(SQUARES.start, SQUARES.end);
-        let tile = even_boxes(count, squares);
-        let boxes: usize = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
+        let (tile, boxes) = boxes::<E>(tiles.flat.count, held, BOX_BYTES, SQUARES);
         let ranges = outputs.div_ceil(OUTPUTS);
         let [batch, ..] = job.cotangent.shape();
         let sums = groups * ALL * sides[0] * sides[1];
@@ -187,8 +181,8 @@ struct Task<'a, E: Element, P: Products<E>> {
 /// The factors of some channels of a side of a box.
 struct Side<'a, E> {
     factors: &'a [E],
-    /// The first factor of a product and a panel.
-    place: &'a dyn Fn(usize, usize) -> usize,
+    /// Elements from one product to the next.
+    of_product: usize,
     /// The channels of a group.
     channels: Range<usize>,
     padded: usize,
@@ -239,12 +233,13 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                     );
                     let of_outputs = Side {
                         factors: of_cotangent,
-                        place: &|product, panel| cotangent.place(product, panel, of_range, squares),
+                        of_product: cotangent.of_product(of_range),
                         channels: range.clone(),
                         padded: of_range,
                     };
                     for first in (0..inputs).step_by(BLOCK) {
                         let block = first..inputs.min(first + BLOCK);
+                        let last = block.end == inputs;
                         let base = self.group * inputs;
                         source.fill::<S, E, P>(
                             simd,
@@ -257,9 +252,7 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                         let of_block = padded::<S, E>(block.len());
                         let of_inputs = Side {
                             factors: of_source,
-                            place: &|product, panel| {
-                                source.place(product, panel, of_block, squares)
-                            },
+                            of_product: source.of_product(of_block),
                             channels: block,
                             padded: of_block,
                         };
@@ -267,7 +260,9 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                             true => [&of_inputs, &of_outputs],
                             false => [&of_outputs, &of_inputs],
                         };
-                        self.add(simd, sides, squares, field > chunk.start, &ahead);
+                        // The next box is asked for while the last block is added.
+                        let ahead = if last { &ahead[..] } else { &[] };
+                        self.add(simd, sides, squares, field > chunk.start, ahead);
                     }
                 }
             },
@@ -314,15 +309,13 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         let zeros = [E::default(); PANEL];
         let [_, pitch] = plan.sides;
         for (product, ahead) in shares(ahead, ALL).enumerate() {
-            for stretch in ahead {
-                prefetch_run(stretch.start, stretch.bytes);
-            }
+            ask_for(ahead);
             let first = self.group * plan.of_group() + product * plan.of_product();
             for row in (0..rows.channels.len()).step_by(PANEL) {
                 let width = PANEL.min(rows.padded - row);
-                let a = &rows.factors[(rows.place)(product, row / PANEL)..];
+                let a = &rows.factors[product * rows.of_product + row * squares..];
                 for lane in (0..lanes.padded).step_by(PANEL) {
-                    let b = &lanes.factors[(lanes.place)(product, lane / PANEL)..];
+                    let b = &lanes.factors[product * lanes.of_product + lane * squares..];
                     let place = (rows.channels.start + row) * pitch + lanes.channels.start + lane;
                     let of_lanes = PANEL.min(lanes.padded - lane);
                     for start in (0..squares).step_by(TOGETHER) {

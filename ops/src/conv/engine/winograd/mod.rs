@@ -87,12 +87,18 @@ fn of_source<S: Simd, E: Element>(
     let pair = |point: f64, other: f64| {
         let even = without(other, x[2], x[4]);
         let odd = E::times(simd, constant(point), without(other, x[1], x[3]));
-        [E::plus(simd, even, odd), E::minus(simd, even, odd)]
+        both::<S, E>(simd, even, odd)
     };
     let [near_high, near_low] = pair(NEAR, far);
     let [far_high, far_low] = pair(FAR, near);
     let (zero, infinity) = (ends(x[0], x[2], x[4]), ends(x[1], x[3], x[5]));
     [zero, near_high, near_low, far_high, far_low, infinity]
+}
+
+/// The sum and the difference of two.
+#[inline(always)]
+fn both<S: Simd, E: Element>(simd: S, high: E::Vector<S>, low: E::Vector<S>) -> [E::Vector<S>; 2] {
+    [E::plus(simd, high, low), E::minus(simd, high, low)]
 }
 
 /// `Aᵀ`: sums of products to rows of results.
@@ -103,14 +109,8 @@ fn to_results<S: Simd, E: Element>(
 ) -> [E::Vector<S>; RESULTS] {
     let [zero, near_high, near_low, far_high, far_low, infinity] = sums;
     let constant = |value: f64| E::splat(simd, E::from_f64(value));
-    let near = [
-        E::plus(simd, near_high, near_low),
-        E::minus(simd, near_high, near_low),
-    ];
-    let far = [
-        E::plus(simd, far_high, far_low),
-        E::minus(simd, far_high, far_low),
-    ];
+    let near = both::<S, E>(simd, near_high, near_low);
+    let far = both::<S, E>(simd, far_high, far_low);
     // The value at a point of each power.
     let power = |power: i32, rest| {
         let odd = power as usize % 2;
@@ -138,7 +138,7 @@ pub(super) fn of_cotangent<S: Simd, E: Element>(
         let even = E::mul_add(simd, square, g[2], g[0]);
         let odd = E::mul_add(simd, square, g[3], g[1]);
         let odd = E::times(simd, constant(point), odd);
-        [E::plus(simd, even, odd), E::minus(simd, even, odd)]
+        both::<S, E>(simd, even, odd)
     };
     let ([near_high, near_low], [far_high, far_low]) = (pair(NEAR), pair(FAR));
     [g[0], near_high, near_low, far_high, far_low, g[3]]
@@ -159,7 +159,7 @@ fn of_taps<S: Simd, E: Element>(
     let pair = |point: f64, scale: f64| {
         let even = E::plus(simd, times(scale, low), times(scale * point * point, high));
         let odd = times(scale * point, middle);
-        [E::plus(simd, even, odd), E::minus(simd, even, odd)]
+        both::<S, E>(simd, even, odd)
     };
     let ([near_high, near_low], [far_high, far_low]) = (pair(NEAR, AT_NEAR), pair(FAR, AT_FAR));
     [
@@ -180,14 +180,8 @@ pub(super) fn to_taps<S: Simd, E: Element>(
 ) -> [E::Vector<S>; TAPS] {
     let [zero, near_high, near_low, far_high, far_low, infinity] = sums;
     let constant = |value: f64| E::splat(simd, E::from_f64(value));
-    let near = [
-        E::plus(simd, near_high, near_low),
-        E::minus(simd, near_high, near_low),
-    ];
-    let far = [
-        E::plus(simd, far_high, far_low),
-        E::minus(simd, far_high, far_low),
-    ];
+    let near = both::<S, E>(simd, near_high, near_low);
+    let far = both::<S, E>(simd, far_high, far_low);
     let power = |power: i32, rest| {
         let odd = power as usize % 2;
         let rest = E::mul_add(simd, constant(AT_FAR * FAR.powi(power)), far[odd], rest);

@@ -7,15 +7,15 @@ use std::ops::Range;
 use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
-use super::squares::{ALL, PANEL, Squares, even_boxes, padded};
+use super::squares::{ALL, PANEL, Squares, boxes, padded};
 use super::{PRODUCTS, RESULTS, SquareTiles, TAPS, of_taps, to_results};
-use crate::conv::engine::ahead::{Stretch, shares};
+use crate::conv::engine::ahead::{Stretch, ask_for, shares};
 use crate::conv::engine::geometry::{Correlation, Dims};
 use crate::conv::engine::job::{Job, SERIAL};
 use crate::conv::engine::tile::{SKEW, tile_box};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::WIDEST;
-use crate::kernel::memory::{Shared, prefetch_run, prefetch_to_write, with_scratch};
+use crate::kernel::memory::{Shared, prefetch_to_write, with_scratch};
 use crate::kernel::panels::{Factors, Sums};
 use crate::kernel::products::{Numbers, Products};
 use crate::kernel::simd::Element;
@@ -79,12 +79,9 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
         tiles: &'a SquareTiles,
         weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
     ) -> Self {
-        let count = tiles.flat.count;
         let outputs = padded::<S, E>(job.outputs);
         let held = padded::<S, E>(job.inputs) + outputs.min(PANEL);
-        let squares = BOX_BYTES / (ALL * held * size_of::<E>());
-        let tile = even_boxes(count, squares.clamp(SQUARES.start, SQUARES.end));
-        let boxes = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
+        let (tile, boxes) = boxes::<E>(tiles.flat.count, held, BOX_BYTES, SQUARES);
         let ranges = TASKS.div_ceil(job.batch * job.groups * boxes);
         Self {
             correlation,
@@ -119,6 +116,12 @@ impl<E: Element> Weights<E> {
         let len = job.groups * ALL * of_product;
         let parts = [job.groups, padded / lanes, inputs.div_ceil(INPUTS)];
         let fill = |factors: Shared<E>| {
+            for end in (of_product..=len).step_by(of_product) {
+                for place in end - SKEW..end {
+                    // SAFETY: between the factors of two products.
+                    unsafe { *factors.at(place) = E::default() };
+                }
+            }
             let part = |index: usize| {
                 let (group, rest) = (index / (parts[1] * parts[2]), index % (parts[1] * parts[2]));
                 let first = rest % parts[2] * INPUTS;
@@ -139,7 +142,7 @@ impl<E: Element> Weights<E> {
                 _ => tasks::for_each(parts, 1, part),
             }
         };
-        // SAFETY: the parts write every factor, and what is between products.
+        // SAFETY: the parts write every factor; what is between products is zero.
         let factors = unsafe { Buffer::filled(len, fill) };
         Self {
             factors,
@@ -206,17 +209,6 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
                     unsafe { E::store::<S>(self.to.at(place), factor) };
                 }
             }
-            if (input + 1, panel + width) == (inputs, padded::<S, E>(outputs)) {
-                for product in 0..ALL {
-                    for place in 0..SKEW {
-                        // SAFETY: between this product's factors and the next one's.
-                        unsafe {
-                            *self.to.at((product + 1) * self.of_product - SKEW + place) =
-                                E::default();
-                        }
-                    }
-                }
-            }
         }
     }
 }
@@ -262,11 +254,18 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                 let ahead = self.ahead::<S>();
                 let panels = outputs.div_ceil(PANEL);
                 let of_range = panels.div_ceil(part.ranges);
-                for panel in self.range * of_range..panels.min((self.range + 1) * of_range) {
+                let range = self.range * of_range..panels.min((self.range + 1) * of_range);
+                for panel in range.clone() {
+                    // The next box is asked for with the last panel.
+                    let ahead = if panel + 1 == range.end {
+                        &ahead[..]
+                    } else {
+                        &[]
+                    };
                     let width = PANEL.min(outputs - panel * PANEL);
                     let panel = (panel, width);
                     let to = (&mut *sums, of_sums);
-                    self.multiply(simd, factors, panel, (origin, size), to, &ahead);
+                    self.multiply(simd, factors, panel, (origin, size), to, ahead);
                     for row in 0..size[0] {
                         self.store(simd, (&*sums, of_sums), panel, (origin, size), row);
                     }
@@ -296,9 +295,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         let lines = PANEL.min(job.outputs - panel * PANEL) * down.len();
         for (product, ahead) in shares(ahead, ALL).enumerate() {
             // What is read and written next is asked for a little before each product.
-            for stretch in ahead {
-                prefetch_run(stretch.start, stretch.bytes);
-            }
+            ask_for(ahead);
             for line in lines * product / ALL..lines * (product + 1) / ALL {
                 let (channel, row) = (line / down.len(), line % down.len());
                 let line = output.wrapping_add(channel * job.cells() + row * job.shape[2]);
@@ -308,7 +305,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
             let weights = &part.weights.factors[weights..];
             let to = sums[product * of_sums..].as_mut_ptr();
             for first in (0..job.inputs).step_by(PANEL) {
-                let a = part.source.place(product, first / PANEL, inputs, squares);
+                let a = product * part.source.of_product(inputs) + first * squares;
                 // SAFETY: the factors of all squares are written, and there is room for their sums.
                 unsafe {
                     Sums {

@@ -28,12 +28,22 @@ pub(super) fn padded<S: Simd, E: Element>(channels: usize) -> usize {
     channels.next_multiple_of(E::lanes::<S>())
 }
 
-/// The extents of boxes of about so many squares, of one plane: of even extents, and columns that fill vectors.
-pub(super) fn even_boxes(count: Dims, squares: usize) -> Dims {
+/// The extents of boxes of a field of so many squares, in one plane, whose factors of so many channels have about so many bytes,
+/// and the number of boxes: of even extents, and columns that fill vectors.
+pub(super) fn boxes<E>(
+    count: Dims,
+    channels: usize,
+    bytes: usize,
+    limits: Range<usize>,
+) -> (Dims, usize) {
+    let squares = bytes / (ALL * channels * size_of::<E>());
+    let squares = squares.clamp(limits.start, limits.end);
     let even = |count: usize, most: usize| count.div_ceil(count.div_ceil(most));
     let columns = even(count[2], squares).next_multiple_of(WIDEST / RESULTS);
     let columns = columns.min(count[2]);
-    [1, even(count[1], (squares / columns).max(1)), columns]
+    let extents = [1, even(count[1], (squares / columns).max(1)), columns];
+    let boxes = (0..3).map(|dim| count[dim].div_ceil(extents[dim]));
+    (extents, boxes.product())
 }
 
 /// A block of each row of products, `[channel][column]`, and the same transposed, behind the last columns of the block before.
@@ -42,7 +52,8 @@ type Columns<E> = [[[E; WIDEST]; RESULTS + WIDEST]; PRODUCTS];
 
 /// Boxes of squares of a field, each of which meets so many rows and columns of `CELLS`: six of a source, four of a cotangent.
 ///
-/// The factors of a box are `[product][panel][square][channel]`.
+/// The factors of a box are `[product][panel][square][channel]`: those of a panel begin its first channel times squares behind
+/// those of a product.
 pub(super) struct Squares<const CELLS: usize> {
     /// The layout of a channel's cells.
     cells: TileLayout,
@@ -65,24 +76,13 @@ impl<const CELLS: usize> Squares<CELLS> {
     }
 
     /// Elements from one product of so many padded channels to the next, which begin at other places of a cache.
-    fn of_product(&self, padded: usize) -> usize {
+    pub(super) fn of_product(&self, padded: usize) -> usize {
         self.most * padded + SKEW
     }
 
     /// Elements of the factors of so many padded channels.
     pub(super) fn len(&self, padded: usize) -> usize {
         ALL * self.of_product(padded)
-    }
-
-    /// The first factor of a product and a panel of so many padded channels, in a box of so many squares.
-    pub(super) fn place(
-        &self,
-        product: usize,
-        panel: usize,
-        padded: usize,
-        squares: usize,
-    ) -> usize {
-        product * self.of_product(padded) + panel * PANEL * squares
     }
 
     /// The memory of the first vector of channels that [`fill`](Self::fill) reads, to be prefetched.
