@@ -91,9 +91,16 @@ impl<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>> Trainer<M> {
     }
 }
 
-/// Steps of the demo's model, and of a `UNet`.
+/// Steps of the demo's model, of one of its kind with the channels of a real one, and of a `UNet`.
 fn steps() -> Result<()> {
     steps_of("training step, 128×256", [2, 3, 128, 256], cnn(2))?;
+    let wide = SurrogateCnnConfig::new(20);
+    let wide = |device: &Device| wide.init(device);
+    steps_of(
+        "SurrogateCnn step, 20 channels, 181×360",
+        [1, 20, 181, 360],
+        wide,
+    )?;
     let unet = UNetConfig::new(20, 20).with_width(32);
     let unet = |device: &Device| unet.init(device);
     steps_of("UNet step, 20 channels, 181×360", [1, 20, 181, 360], unet)

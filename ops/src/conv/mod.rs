@@ -24,6 +24,7 @@ mod channels;
 mod engine;
 mod fold;
 mod golden;
+mod joined;
 mod kernels;
 mod layer;
 mod node;
