@@ -24,13 +24,17 @@ use crate::kernel::products::{Numbers, Products};
 use crate::kernel::simd::Element;
 
 /// Fewest cells of all fields for which that serves: with fewer of them, the rounding of factors is what errors are made of, and
-/// these are up to five times those of direct sums.
-pub(crate) const CELLS: usize = 8192;
+/// these are more than four times those of direct sums.
+pub(crate) const CELLS: usize = 3600;
 /// Bytes of the factors of a box, about, and the squares that it has at least, and at most.
 const BOX_BYTES: usize = 768 << 10;
 const SQUARES: Range<usize> = 64..256;
 /// Squares whose products are added up before they meet the sums of others, which are larger.
 const TOGETHER: usize = 16;
+/// Channels of the side that is not lanes whose sums of all chunks are added up at once.
+const ROWS: usize = 4;
+/// Fewest squares of a chunk, about: its sums are written, and read again.
+const OF_CHUNK: usize = 128;
 /// Channels of the source of a block.
 const BLOCK: usize = 256;
 
@@ -66,13 +70,15 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
     };
     let mut weight = vec![E::default(); channels * job.conv.inputs * job.conv.elements()];
     let shared = Shared::new(&mut weight);
-    let [narrow, _] = plan.sides;
-    tasks::for_each(groups * narrow, 1, |index| {
+    let [rows, _] = plan.sides;
+    let blocks = rows.div_ceil(ROWS);
+    tasks::for_each(groups * blocks, 1, |index| {
+        let first = index % blocks * ROWS;
         simd.vectorize(Taps {
             plan: &plan,
             sums: &sums,
-            group: index / narrow,
-            row: index % narrow,
+            group: index / blocks,
+            rows: first..rows.min(first + ROWS),
             to: shared,
         });
     });
@@ -123,7 +129,10 @@ impl<'a, N: Copy + Send + Sync> Plan<'a, N> {
         let ranges = outputs.div_ceil(OUTPUTS);
         let [batch, ..] = job.cotangent.shape();
         let sums = groups * ALL * sides[0] * sides[1];
-        let wanted = TASKS.div_ceil(groups * ranges);
+        let squares = batch * tiles.flat.count.iter().product::<usize>();
+        let wanted = TASKS
+            .div_ceil(groups * ranges)
+            .min(squares.div_ceil(OF_CHUNK));
         // The windows of one cell, on whole squares.
         let cells = Correlation {
             taps: vec![Tap {
@@ -344,14 +353,44 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
     }
 }
 
-/// The taps of a channel of the side that is not lanes.
+/// The taps of some channels of the side that is not lanes.
 struct Taps<'a, E, N> {
     plan: &'a Plan<'a, N>,
     /// Those of all chunks, which are added up in order.
     sums: &'a [E],
     group: usize,
-    row: usize,
+    rows: Range<usize>,
     to: Shared<E>,
+}
+
+impl<E: Element, N: Copy + Send + Sync> Taps<'_, E, N> {
+    /// The sums of all chunks, `[product][row][lane]`.
+    #[inline(always)]
+    fn totals<S: Simd>(&self, simd: S, totals: &mut [E]) {
+        let Self { plan, rows, .. } = self;
+        let [_, pitch] = plan.sides;
+        let len = rows.len() * pitch;
+        for (product, totals) in totals.chunks_exact_mut(len).enumerate() {
+            let place = self.group * plan.of_group() + product * plan.of_product();
+            let first = place + rows.start * pitch;
+            let (one, more) = self.sums[first..].split_at(len);
+            totals.copy_from_slice(one);
+            let mut next = plan.sums() - len;
+            for _ in 1..plan.chunks.len() {
+                let part = &more[next..][..len];
+                next += plan.sums();
+                for at in (0..len).step_by(E::lanes::<S>()) {
+                    // SAFETY: a pitch is so many vectors.
+                    unsafe {
+                        let total = totals[at..].as_mut_ptr();
+                        let sum =
+                            E::plus(simd, E::load::<S>(total), E::load::<S>(part[at..].as_ptr()));
+                        E::store::<S>(total, sum);
+                    }
+                }
+            }
+        }
+    }
 }
 
 impl<E: Element, N: Copy + Send + Sync> WithSimd for Taps<'_, E, N> {
@@ -370,43 +409,51 @@ impl<E: Element, N: Copy + Send + Sync> WithSimd for Taps<'_, E, N> {
             true => outputs,
             false => inputs,
         };
-        for first in (0..pitch).step_by(lanes) {
-            let mut down = [[zero; PRODUCTS]; TAPS];
-            for column in 0..PRODUCTS {
-                let mut sums = [zero; PRODUCTS];
-                for (k, sum) in sums.iter_mut().enumerate() {
-                    let product = PRODUCTS * k + column;
-                    let place = self.group * plan.of_group() + product * plan.of_product();
-                    let place = place + self.row * pitch + first;
-                    for chunk in 0..plan.chunks.len() {
-                        let part = &self.sums[chunk * plan.sums() + place..][..lanes];
-                        // SAFETY: as many elements as a vector has.
-                        *sum = E::plus(simd, *sum, unsafe { E::load::<S>(part.as_ptr()) });
+        let of_product = self.rows.len() * pitch;
+        with_scratch(
+            ALL * of_product,
+            #[inline(always)]
+            |totals: &mut [E]| {
+                self.totals::<S>(simd, totals);
+                for row in 0..self.rows.len() {
+                    for first in (0..pitch).step_by(lanes) {
+                        let mut down = [[zero; PRODUCTS]; TAPS];
+                        for column in 0..PRODUCTS {
+                            let mut sums = [zero; PRODUCTS];
+                            for (k, sum) in sums.iter_mut().enumerate() {
+                                let place =
+                                    (PRODUCTS * k + column) * of_product + row * pitch + first;
+                                // SAFETY: as many elements as a vector has.
+                                *sum = unsafe { E::load::<S>(totals[place..][..lanes].as_ptr()) };
+                            }
+                            for (down, taps) in down.iter_mut().zip(to_taps::<S, E>(simd, sums)) {
+                                down[column] = taps;
+                            }
+                        }
+                        let mut taps = [[E::default(); WIDEST]; TAPS * TAPS];
+                        for (line, down) in down.into_iter().enumerate() {
+                            for (column, tap) in to_taps::<S, E>(simd, down).into_iter().enumerate()
+                            {
+                                let place = plan.tiles.elements[column][line];
+                                // SAFETY: no vector is wider.
+                                unsafe { E::store::<S>(taps[place].as_mut_ptr(), tap) };
+                            }
+                        }
+                        for lane in 0..lanes.min(present - first) {
+                            let [output, input] = match plan.by_outputs {
+                                true => [first + lane, self.rows.start + row],
+                                false => [self.rows.start + row, first + lane],
+                            };
+                            let weight =
+                                ((self.group * outputs + output) * inputs + input) * elements;
+                            for (element, taps) in taps.iter().enumerate() {
+                                // SAFETY: a weight of this task.
+                                unsafe { *self.to.at(weight + element) = taps[lane] };
+                            }
+                        }
                     }
                 }
-                for (down, taps) in down.iter_mut().zip(to_taps::<S, E>(simd, sums)) {
-                    down[column] = taps;
-                }
-            }
-            let mut taps = [[E::default(); WIDEST]; TAPS * TAPS];
-            for (row, down) in down.into_iter().enumerate() {
-                for (column, tap) in to_taps::<S, E>(simd, down).into_iter().enumerate() {
-                    let place = plan.tiles.elements[column][row];
-                    // SAFETY: no vector is wider.
-                    unsafe { E::store::<S>(taps[place].as_mut_ptr(), tap) };
-                }
-            }
-            for lane in 0..lanes.min(present - first) {
-                let [output, input] = match plan.by_outputs {
-                    true => [first + lane, self.row],
-                    false => [self.row, first + lane],
-                };
-                let weight = ((self.group * outputs + output) * inputs + input) * elements;
-                for (element, taps) in taps.iter().enumerate() {
-                    // SAFETY: a weight of this task.
-                    unsafe { *self.to.at(weight + element) = taps[lane] };
-                }
-            }
-        }
+            },
+        );
     }
 }
