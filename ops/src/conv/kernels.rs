@@ -15,7 +15,6 @@ use super::engine::job::Job;
 use super::engine::method::Method;
 use super::engine::pieces::{Piece, Pieces};
 use super::engine::plan::WeightJob;
-use super::joined::Joined;
 use super::periodic::{Cotangent, continued};
 use super::run::{ConvRun, channels_of, joint_shape, spatial, split};
 use crate::kernel::buffer::Buffer;
@@ -182,14 +181,7 @@ impl ConvRun {
         let boxes = exchange
             .as_ref()
             .filter(|_| input_wanted)
-            .map(|exchange| {
-                let received = exchange.forward.plan.receives.iter();
-                let received = received.flat_map(|(_, transfers)| transfers);
-                let mut joined = Joined::new(received.map(|transfer| &transfer.dst));
-                exchange.send(&like, |transfer| {
-                    joined.gradient(&transfer.dst, |cells| gradient(plain, cells))
-                })
-            })
+            .map(|exchange| exchange.send(&like, |transfer| gradient(plain, &transfer.dst)))
             .transpose()?;
         boxes.iter().for_each(Boxes::in_background);
         let own = input_wanted.then(|| match &self.exchange {
@@ -198,19 +190,15 @@ impl ConvRun {
                 let plan = &exchange.forward.plan;
                 let (margin, copies) = continued(&self.conv, plan, &self.output);
                 let gradient_of = |cells: &IndexBox| gradient(Cotangent { margin, ..plain }, cells);
-                let (whole, parts): (Vec<&Transfer>, Vec<_>) = copies.iter().partition(|copy| {
+                let (whole, parts): (Vec<&Transfer>, _) = copies.iter().partition(|copy| {
                     copy.src.shape() == plan.source_shape && !copy.flip.contains(&true)
                 });
-                let (sum, rest) = match &whole[..] {
-                    [first, rest @ ..] => (gradient_of(&first.dst), rest),
-                    [] => (blank(&like, &plan.source_shape, Some(0.0)), &[][..]),
+                let [first, rest @ ..] = &whole[..] else {
+                    let zeros = blank(&like, &plan.source_shape, Some(0.0));
+                    return add_all::<E>(zeros, parts, gradient_of);
                 };
-                let parts = rest.iter().copied().chain(parts);
-                let mut joined = Joined::new(parts.clone().map(|copy| &copy.dst));
-                parts.fold(sum, |sum, copy| {
-                    let gradient = joined.gradient(&copy.dst, gradient_of);
-                    add_wide::<E>(sum, (copy, gradient))
-                })
+                let sum = gradient_of(&first.dst);
+                add_all::<E>(sum, rest.iter().copied().chain(parts), gradient_of)
             }
         });
         let parameters = of_parameters.contains(&true).then(|| {
@@ -295,6 +283,17 @@ fn three_ranges(cells: &IndexBox) -> [Range<usize>; 3] {
 /// The first cell of a box, in its spatial dims.
 fn start(cells: &IndexBox) -> Dims {
     three_ranges(cells).map(|range| range.start)
+}
+
+/// Adds to `sum` the gradients of boxes that this rank copied from its own shard.
+fn add_all<'a, E: Float>(
+    sum: DispatchTensor,
+    copies: impl IntoIterator<Item = &'a Transfer>,
+    gradient_of: impl Fn(&IndexBox) -> DispatchTensor,
+) -> DispatchTensor {
+    copies.into_iter().fold(sum, |sum, copy| {
+        add_wide::<E>(sum, (copy, gradient_of(&copy.dst)))
+    })
 }
 
 /// [`add_box`] of numbers that are widened, and stay so until all are added.

@@ -24,7 +24,6 @@ mod channels;
 mod engine;
 mod fold;
 mod golden;
-mod joined;
 mod kernels;
 mod layer;
 mod node;
