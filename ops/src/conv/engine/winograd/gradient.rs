@@ -372,13 +372,10 @@ impl<E: Element, N: Copy + Send + Sync> Taps<'_, E, N> {
         let len = rows.len() * pitch;
         for (product, totals) in totals.chunks_exact_mut(len).enumerate() {
             let place = self.group * plan.of_group() + product * plan.of_product();
-            let first = place + rows.start * pitch;
-            let (one, more) = self.sums[first..].split_at(len);
-            totals.copy_from_slice(one);
-            let mut next = plan.sums() - len;
-            for _ in 1..plan.chunks.len() {
-                let part = &more[next..][..len];
-                next += plan.sums();
+            let place = place + rows.start * pitch;
+            totals.copy_from_slice(&self.sums[place..][..len]);
+            for chunk in 1..plan.chunks.len() {
+                let part = &self.sums[chunk * plan.sums() + place..][..len];
                 for at in (0..len).step_by(E::lanes::<S>()) {
                     // SAFETY: a pitch is so many vectors.
                     unsafe {
@@ -391,6 +388,70 @@ impl<E: Element, N: Copy + Send + Sync> Taps<'_, E, N> {
             }
         }
     }
+
+    /// The taps of a vector of sums; those of a product and the next are so far apart.
+    #[inline(always)]
+    fn of_vector<S: Simd>(
+        &self,
+        simd: S,
+        totals: &[E],
+        of_product: usize,
+    ) -> [[E; WIDEST]; TAPS * TAPS] {
+        let zero = E::splat(simd, E::default());
+        let mut down = [[zero; PRODUCTS]; TAPS];
+        for column in 0..PRODUCTS {
+            let mut sums = [zero; PRODUCTS];
+            for (k, sum) in sums.iter_mut().enumerate() {
+                let part = &totals[(PRODUCTS * k + column) * of_product..][..E::lanes::<S>()];
+                // SAFETY: as many elements as a vector has.
+                *sum = unsafe { E::load::<S>(part.as_ptr()) };
+            }
+            for (down, taps) in down.iter_mut().zip(to_taps::<S, E>(simd, sums)) {
+                down[column] = taps;
+            }
+        }
+        let mut taps = [[E::default(); WIDEST]; TAPS * TAPS];
+        for (row, down) in down.into_iter().enumerate() {
+            for (column, tap) in to_taps::<S, E>(simd, down).into_iter().enumerate() {
+                let place = self.plan.tiles.elements[column][row];
+                // SAFETY: no vector is wider.
+                unsafe { E::store::<S>(taps[place].as_mut_ptr(), tap) };
+            }
+        }
+        taps
+    }
+
+    /// Writes the weights of all sums.
+    #[inline(always)]
+    fn write<S: Simd>(&self, simd: S, totals: &[E]) {
+        let Self { plan, rows, .. } = self;
+        let Conv {
+            inputs, outputs, ..
+        } = *plan.job.conv;
+        let (lanes, elements) = (E::lanes::<S>(), plan.job.conv.elements());
+        let [_, pitch] = plan.sides;
+        let present = match plan.by_outputs {
+            true => outputs,
+            false => inputs,
+        };
+        for (index, row) in rows.clone().enumerate() {
+            for first in (0..pitch).step_by(lanes) {
+                let totals = &totals[index * pitch + first..];
+                let taps = self.of_vector::<S>(simd, totals, rows.len() * pitch);
+                for lane in 0..lanes.min(present - first) {
+                    let [output, input] = match plan.by_outputs {
+                        true => [first + lane, row],
+                        false => [row, first + lane],
+                    };
+                    let weight = ((self.group * outputs + output) * inputs + input) * elements;
+                    for (element, taps) in taps.iter().enumerate() {
+                        // SAFETY: a weight of this task.
+                        unsafe { *self.to.at(weight + element) = taps[lane] };
+                    }
+                }
+            }
+        }
+    }
 }
 
 impl<E: Element, N: Copy + Send + Sync> WithSimd for Taps<'_, E, N> {
@@ -398,61 +459,13 @@ impl<E: Element, N: Copy + Send + Sync> WithSimd for Taps<'_, E, N> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { plan, .. } = self;
-        let Conv {
-            inputs, outputs, ..
-        } = *plan.job.conv;
-        let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
-        let elements = plan.job.conv.elements();
-        let [_, pitch] = plan.sides;
-        let present = match plan.by_outputs {
-            true => outputs,
-            false => inputs,
-        };
-        let of_product = self.rows.len() * pitch;
+        let [_, pitch] = self.plan.sides;
         with_scratch(
-            ALL * of_product,
+            ALL * self.rows.len() * pitch,
             #[inline(always)]
             |totals: &mut [E]| {
                 self.totals::<S>(simd, totals);
-                for row in 0..self.rows.len() {
-                    for first in (0..pitch).step_by(lanes) {
-                        let mut down = [[zero; PRODUCTS]; TAPS];
-                        for column in 0..PRODUCTS {
-                            let mut sums = [zero; PRODUCTS];
-                            for (k, sum) in sums.iter_mut().enumerate() {
-                                let place =
-                                    (PRODUCTS * k + column) * of_product + row * pitch + first;
-                                // SAFETY: as many elements as a vector has.
-                                *sum = unsafe { E::load::<S>(totals[place..][..lanes].as_ptr()) };
-                            }
-                            for (down, taps) in down.iter_mut().zip(to_taps::<S, E>(simd, sums)) {
-                                down[column] = taps;
-                            }
-                        }
-                        let mut taps = [[E::default(); WIDEST]; TAPS * TAPS];
-                        for (line, down) in down.into_iter().enumerate() {
-                            for (column, tap) in to_taps::<S, E>(simd, down).into_iter().enumerate()
-                            {
-                                let place = plan.tiles.elements[column][line];
-                                // SAFETY: no vector is wider.
-                                unsafe { E::store::<S>(taps[place].as_mut_ptr(), tap) };
-                            }
-                        }
-                        for lane in 0..lanes.min(present - first) {
-                            let [output, input] = match plan.by_outputs {
-                                true => [first + lane, self.rows.start + row],
-                                false => [self.rows.start + row, first + lane],
-                            };
-                            let weight =
-                                ((self.group * outputs + output) * inputs + input) * elements;
-                            for (element, taps) in taps.iter().enumerate() {
-                                // SAFETY: a weight of this task.
-                                unsafe { *self.to.at(weight + element) = taps[lane] };
-                            }
-                        }
-                    }
-                }
+                self.write::<S>(simd, totals);
             },
         );
     }
