@@ -11,6 +11,7 @@ use crate::memory::Block;
 use crate::tasks;
 
 use super::slabs::{Cells, Elements, in_slabs, share_rows};
+use super::transpose;
 use super::walk::{Blocks, Dim, TASK, Walk, merged};
 
 /// The parts of which each is compared with all others.
@@ -302,6 +303,23 @@ impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
             (to, from) = (to + index * dim.to, from + index * dim.from);
         }
         let count = fast_cells.len();
+        let block = match combine {
+            None if transpose::is_supported::<T>() => {
+                self.walk.transpose([slow_cells.len(), count])
+            }
+            _ => None,
+        };
+        if let Some(block) = block {
+            let [slow_start, fast_start] =
+                [slow_cells.start, fast_cells.start].map(|start| start as isize);
+            let to = to + slow_start * slow.to + fast_start * fast.to;
+            let from = from + slow_start * slow.from + fast_start * fast.from;
+            // SAFETY: cells of the view, which lies in the storage, and as many of the box, of this task alone.
+            unsafe {
+                let cell = self.from.storage.as_ptr().offset(from);
+                return block.write(elements.at(to as usize), cell);
+            }
+        }
         for line in slow_cells {
             let (line, start) = (line as isize, fast_cells.start as isize);
             let to = to + line * slow.to + start * fast.to;

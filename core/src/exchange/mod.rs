@@ -18,6 +18,7 @@ mod cells;
 mod need;
 mod plan;
 mod slabs;
+mod transpose;
 mod walk;
 
 /// Direction in which a plan runs.

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use super::transpose::Transpose;
+
 /// Elements of a task.
 pub(super) const TASK: usize = 1 << 14;
 
@@ -54,6 +56,26 @@ impl Walk {
             slow,
             fast,
         }
+    }
+
+    /// A block of so many cells along the slow and the fast dim, if they lie next to each other along one of them in the result
+    /// and along the other one where they are read, and are a tile at least.
+    pub(super) fn transpose(&self, [slow, fast]: [usize; 2]) -> Option<Transpose> {
+        const TILE: usize = 4;
+        let dims = [(self.slow, slow), (self.fast, fast)];
+        if slow < TILE || fast < TILE {
+            return None;
+        }
+        let [reads, writes] = match dims.map(|(dim, _)| [dim.to, dim.from]) {
+            [[1, _], [_, 1]] => [dims[1], dims[0]],
+            [[_, 1], [1, _]] => dims,
+            _ => return None,
+        };
+        Some(Transpose {
+            sizes: [reads.1, writes.1],
+            to: reads.0.to,
+            from: writes.0.from,
+        })
     }
 }
 
