@@ -7,7 +7,8 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::IndexBox;
-use crate::mesh::ravel;
+use crate::mesh::{ravel, unravel};
+use crate::tasks;
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -178,36 +179,39 @@ impl RandomKey {
     /// # Panics
     /// Panics for a field without dims.
     pub fn fill(self, distribution: Distribution, shape: &[usize], cells: &IndexBox) -> Vec<f32> {
-        let mut values = Vec::with_capacity(cells.volume());
-        if cells.volume() == 0 {
-            return values;
-        }
+        const TASK: usize = 1 << 12;
         let (last, outer) = cells.ranges().split_last().expect("a field has a dim");
-        let mut row: Vec<usize> = outer.iter().map(|range| range.start).collect();
-        loop {
-            let first = ravel(&row, &shape[..row.len()]) * shape[row.len()];
-            // A counter gives four values: neighbours in a row share it.
-            let mut block = None;
-            for index in (first + last.start)..(first + last.end) {
-                let number = (index / 4) as u64;
-                let four = match block {
-                    Some((known, four)) if known == number => four,
-                    _ => self.four(distribution, number),
-                };
-                block = Some((number, four));
-                values.push(four[index % 4]);
+        let sizes: Vec<usize> = outer.iter().map(|range| range.len()).collect();
+        let mut values = vec![0.0; cells.volume()];
+        tasks::for_each_part(&mut values, TASK, 1, |part, mut values| {
+            let mut place = part * TASK;
+            while !values.is_empty() {
+                let (row, column) = (place / last.len(), place % last.len());
+                let row: Vec<usize> = unravel(row, &sizes)
+                    .into_iter()
+                    .zip(outer)
+                    .map(|(cell, range)| range.start + cell)
+                    .collect();
+                let row = ravel(&row, &shape[..row.len()]) * shape[row.len()];
+                let (run, rest) = values.split_at_mut(values.len().min(last.len() - column));
+                self.fill_run(distribution, row + last.start + column, run);
+                place += run.len();
+                values = rest;
             }
-            // The next row, as an odometer counts.
-            let Some(dim) = (0..row.len())
-                .rev()
-                .find(|&dim| row[dim] + 1 < outer[dim].end)
-            else {
-                return values;
-            };
-            row[dim] += 1;
-            for dim in dim + 1..row.len() {
-                row[dim] = outer[dim].start;
-            }
+        });
+        values
+    }
+
+    /// The values of elements next to each other, the first of which has this index.
+    fn fill_run(self, distribution: Distribution, first: usize, values: &mut [f32]) {
+        let four = |index: usize| self.four(distribution, (index / 4) as u64);
+        let begun = (first.next_multiple_of(4) - first).min(values.len());
+        let (begin, blocks) = values.split_at_mut(begun);
+        if begun > 0 {
+            begin.copy_from_slice(&four(first)[first % 4..][..begun]);
+        }
+        for (block, values) in blocks.chunks_mut(4).enumerate() {
+            values.copy_from_slice(&four(first + begun + 4 * block)[..values.len()]);
         }
     }
 
@@ -285,6 +289,22 @@ mod tests {
             0.3,
             0.21,
         );
+    }
+
+    #[test]
+    fn parts_of_rows_have_the_values_of_their_blocks() {
+        let (key, shape) = (RandomKey::new(3, "x"), [9, 70, 37]);
+        let coin = Distribution::Bernoulli { probability: 0.5 };
+        let cells = IndexBox::new(vec![1..9, 3..70, 2..35]);
+        let values = key.fill(coin, &shape, &cells);
+        let expected = cells.ranges()[0].clone().flat_map(|plane| {
+            cells.ranges()[1].clone().flat_map(move |row| {
+                let first = (plane * 70 + row) * 37;
+                (first + 2..first + 35)
+                    .map(move |index| key.four(coin, index as u64 / 4)[index % 4])
+            })
+        });
+        assert!(values.into_iter().eq(expected));
     }
 
     #[test]
