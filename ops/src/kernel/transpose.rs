@@ -1,11 +1,10 @@
-//! Square blocks of elements, transposed by shuffles where the instruction set has them.
+//! Square blocks of elements, transposed by shuffles where the instruction set has them; and rows of elements as they lie in tensors,
+//! as kernels want them: a vector for each element, a row in every lane.
 
 use pulp::Simd;
 
 use crate::kernel::lanes::WIDEST;
-use crate::kernel::simd::Element;
-#[cfg(test)]
-use crate::kernel::simd::has_shuffles;
+use crate::kernel::simd::{Element, has_shuffles};
 
 /// Writes element `i` of run `j` to element `j` of run `i`, each run times `factors` if there are any, else as bits; runs are
 /// as long as a vector.
@@ -40,6 +39,92 @@ pub(crate) unsafe fn transpose<S: Simd, E: Element>(
     {
         let _ = (from, factors, to);
         unreachable!("no shuffles");
+    }
+}
+
+/// Writes rows of `width` elements as vectors, one for each element and `pitch` elements from one to the next, times a
+/// factor. Lanes without a row hold zeros.
+///
+/// # Safety
+/// The rows must have `width` elements, and `to` room for as many vectors.
+#[inline(always)]
+pub(crate) unsafe fn pack<S: Simd, E: Element>(
+    simd: S,
+    rows: &[*const E],
+    width: usize,
+    factor: E,
+    (to, pitch): (*mut E, usize),
+) {
+    let lanes = E::lanes::<S>();
+    let mut start = 0;
+    if has_shuffles::<S, E>() {
+        let nothing = [E::default(); WIDEST];
+        let mut from = [nothing.as_ptr(); WIDEST];
+        from[..rows.len()].copy_from_slice(rows);
+        while start + lanes <= width {
+            let vector = |element: usize| to.wrapping_add((start + element) * pitch);
+            // SAFETY: so many elements of each row, and room for as many vectors.
+            unsafe {
+                transpose::<S, E>(|lane| from[lane], Some(E::splat(simd, factor)), vector);
+            }
+            for row in &mut from[..rows.len()] {
+                *row = row.wrapping_add(lanes);
+            }
+            start += lanes;
+        }
+    }
+    for lane in 0..lanes {
+        for element in start..width {
+            let value = match rows.get(lane) {
+                // SAFETY: the row has `width` elements.
+                Some(row) => unsafe { *row.add(element) * factor },
+                None => E::default(),
+            };
+            // SAFETY: there is room for `width` vectors.
+            unsafe { *to.add(element * pitch + lane) = value };
+        }
+    }
+}
+
+/// Writes vectors, one for each element, as rows of `width` elements, times a factor, which the vectors are scaled by.
+///
+/// # Safety
+/// There must be `width` vectors, and room for as many elements in each row, which nothing else uses meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn unpack<S: Simd, E: Element>(
+    simd: S,
+    from: *mut E,
+    width: usize,
+    factor: E::Vector<S>,
+    rows: &[*mut E],
+) {
+    let lanes = E::lanes::<S>();
+    let mut start = 0;
+    if has_shuffles::<S, E>() {
+        let mut nowhere = [E::default(); WIDEST];
+        let mut to = [nowhere.as_mut_ptr(); WIDEST];
+        to[..rows.len()].copy_from_slice(rows);
+        while start + lanes <= width {
+            let vector = |element: usize| from.wrapping_add((start + element) * lanes).cast_const();
+            // SAFETY: so many vectors, and room for as many elements in each row.
+            unsafe { transpose::<S, E>(vector, Some(factor), |lane| to[lane]) };
+            for row in &mut to[..rows.len()] {
+                *row = row.wrapping_add(lanes);
+            }
+            start += lanes;
+        }
+    }
+    // SAFETY: there are `width` vectors, and as many elements in each row, which nothing else uses.
+    unsafe {
+        for element in start..width {
+            let vector = from.add(element * lanes);
+            E::store::<S>(vector, E::times(simd, E::load::<S>(vector), factor));
+        }
+        for (lane, row) in rows.iter().enumerate() {
+            for element in start..width {
+                *row.add(element) = *from.add(element * lanes + lane);
+            }
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! these parts. So what travels is one part for each output that ranks share, however many cells it has. A map that gives
 //! more cells than it takes moves cells first, of which there are fewer.
 
+mod bands;
 mod maximum;
 mod stages;
 mod weighted;

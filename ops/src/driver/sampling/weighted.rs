@@ -6,13 +6,14 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, Recompute, blank};
-use pulp::{Simd, WithSimd};
 
+use super::bands::{Row, Sums, of_bands};
 use super::{Combine, Map, Taps};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::filled_bands;
-use crate::kernel::simd::{Element, Isa};
+use crate::kernel::local::planes;
+use crate::kernel::simd::Isa;
 
 /// Sums of cells with weights.
 #[derive(Clone, Debug)]
@@ -49,22 +50,42 @@ impl Operator for Weighted {
     }
 
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Vec<usize>)> {
-        let mut x = inputs.remove(0);
-        let mut sizes = Vec::new();
-        for Step { dim, map } in self.0.iter() {
-            sizes.push(x.shape()[*dim]);
-            x = along(x, *dim, map)?;
-        }
-        Ok((x, sizes))
+        let x = inputs.remove(0);
+        let sizes = self.0.iter().map(|step| x.shape()[step.dim]).collect();
+        Ok((along_all(x, &self.0)?, sizes))
     }
 
     fn backward(&self, pass: BackwardPass<'_, Vec<usize>>) -> Result<Vec<Option<DispatchTensor>>> {
-        let mut gradient = pass.cotangent;
-        for (Step { dim, map }, size) in self.0.iter().zip(pass.saved).rev() {
-            gradient = along(gradient, *dim, &transposed(map, *size))?;
-        }
-        Ok(vec![Some(gradient)])
+        let steps = self.0.iter().zip(pass.saved).rev();
+        let steps: Vec<Step> = steps
+            .map(|(Step { dim, map }, size)| Step {
+                dim: *dim,
+                map: transposed(map, *size),
+            })
+            .collect();
+        Ok(vec![Some(along_all(pass.cotangent, &steps)?)])
     }
+}
+
+/// Applies the maps of different dims, in this order but for the last two dims, whose maps the CPU applies together.
+fn along_all(mut x: DispatchTensor, steps: &[Step]) -> Result<DispatchTensor> {
+    let last = x.shape().len() - 1;
+    let on_cpu = flex::runs_on(&Device::new(x.device()));
+    let number_of = |dim: usize| steps.iter().position(|step| step.dim == dim);
+    let both = last
+        .checked_sub(1)
+        .and_then(|dim| Some([number_of(dim)?, number_of(last)?]));
+    for (number, Step { dim, map }) in steps.iter().enumerate() {
+        x = match both {
+            Some([down, across]) if on_cpu && number == down.min(across) => {
+                along_last(x, Some(&steps[down].map), &steps[across].map)?
+            }
+            Some([down, across]) if on_cpu && number == down.max(across) => x,
+            _ if on_cpu && *dim == last => along_last(x, None, map)?,
+            _ => along(x, *dim, map)?,
+        };
+    }
+    Ok(x)
 }
 
 /// The adjoint of a map from `size` cells. A cell that no output takes is a sum of none.
@@ -101,6 +122,30 @@ fn along(x: DispatchTensor, dim: usize, map: &Map) -> Result<DispatchTensor> {
     })
 }
 
+/// Applies a map along the last dim, and one along the dim before it, on the CPU.
+fn along_last(x: DispatchTensor, down: Option<&Map>, across: &Map) -> Result<DispatchTensor> {
+    let mut shape = x.shape().to_vec();
+    let last = shape.len() - 1;
+    let extents = match down {
+        Some(_) => planes(&shape),
+        None => [1, shape[..last].iter().product(), shape[last]],
+    };
+    if let Some(down) = down {
+        shape[last - 1] = down.len();
+    }
+    shape[last] = across.len();
+    if x.shape().contains(&0) || shape.contains(&0) {
+        return Ok(blank(&x, &shape, Some(0.0)));
+    }
+    let dtype = x.dtype();
+    with_float!(dtype, E => {
+        let x = flex::operand::<E>(x)?;
+        let (down, across) = (down.map(Sums::<E>::new), Sums::new(across));
+        let y = of_bands(Isa::chosen()?, flex::elements::<E>(&x), extents, down.as_ref(), &across);
+        Ok(flex::result(y, &shape, dtype))
+    })
+}
+
 /// The map as a matrix, for devices without our kernels.
 fn by_product(
     x: DispatchTensor,
@@ -123,85 +168,17 @@ fn by_product(
 
 /// `[outer, outputs, inner]` from `[outer, size, inner]`.
 fn sums<E: Float>(isa: Isa, x: &[E], [outer, size, inner]: [usize; 3], map: &Map) -> Buffer<E> {
-    let cast = |taps: &Taps| {
-        taps.iter()
-            .map(|(cell, weight)| (*cell, E::from_f64(*weight)))
-            .collect()
-    };
-    let map: Vec<Vec<(usize, E)>> = map.iter().map(cast).collect();
-    let outputs = map.len();
-    if inner == 1 {
-        let sum = |cells: &[E], taps: &[(usize, E)]| {
-            let terms = taps.iter().map(|(cell, weight)| cells[*cell] * *weight);
-            terms.fold(E::default(), |sum, term| sum + term)
-        };
-        // Neighbours may be of the same cells: in the adjoint of a mean of areas, or when cells are repeated.
-        let runs: Vec<&[Vec<(usize, E)>]> = map.chunk_by(|one, next| one == next).collect();
-        let line = |[_, line]: [usize; 2], mut output: &mut [E]| {
-            let cells = &x[line * size..][..size];
-            if 2 * runs.len() > outputs {
-                for (output, taps) in output.iter_mut().zip(&map) {
-                    *output = sum(cells, taps);
-                }
-                return;
-            }
-            for run in &runs {
-                let (same, rest) = output.split_at_mut(run.len());
-                same.fill(sum(cells, &run[0]));
-                output = rest;
-            }
-        };
-        // SAFETY: the task writes all elements of its line.
-        return unsafe { filled_bands([1, outer, outputs], 1, line) };
-    }
+    let sums = Sums::new(map);
     let row = |[plane, row]: [usize; 2], output: &mut [E]| {
         let cells = &x[plane * size * inner..][..size * inner];
         isa.run(Row {
             cells,
-            taps: &map[row],
+            taps: sums.of(row),
             output,
         });
     };
     // SAFETY: the task writes all elements of its row.
-    unsafe { filled_bands([outer, outputs, inner], 1, row) }
-}
-
-/// One output of many lines side by side.
-struct Row<'a, E> {
-    cells: &'a [E],
-    taps: &'a [(usize, E)],
-    output: &'a mut [E],
-}
-
-impl<E: Element> WithSimd for Row<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self {
-            cells,
-            taps,
-            output,
-        } = self;
-        let inner = output.len();
-        let row = |cell: usize| &cells[cell * inner..][..inner];
-        match taps {
-            [] => output.fill(E::default()),
-            [(cell, weight)] => {
-                let pairs = output.iter_mut().zip(row(*cell));
-                pairs.for_each(|(output, x)| *output = *x * *weight);
-            }
-            [(first, low), (second, high), rest @ ..] => {
-                let pairs = row(*first).iter().zip(row(*second));
-                let pairs = output.iter_mut().zip(pairs);
-                pairs.for_each(|(output, (a, b))| *output = *a * *low + *b * *high);
-                for (cell, weight) in rest {
-                    let pairs = output.iter_mut().zip(row(*cell));
-                    pairs.for_each(|(output, x)| *output += *x * *weight);
-                }
-            }
-        }
-    }
+    unsafe { filled_bands([outer, map.len(), inner], 1, row) }
 }
 
 #[cfg(test)]
@@ -218,9 +195,13 @@ mod tests {
             vec![(0, 0.25), (1, 0.75)],
             vec![(1, 1.0), (3, -2.0), (4, 0.5)],
         ];
+        let x = random([5, 5, 5], "x", 0).inner().into_dispatch();
         for dim in 0..3 {
-            let x = random([5, 5, 5], "x", 0).inner().into_dispatch();
-            let ours = along(x.clone(), dim, &map).unwrap();
+            let x = x.clone();
+            let ours = match dim {
+                2 => along_last(x.clone(), None, &map).unwrap(),
+                dim => along(x.clone(), dim, &map).unwrap(),
+            };
             let shape = ours.shape().to_vec();
             let extents = [5_usize.pow(dim as u32), 5, 5_usize.pow(2 - dim as u32)];
             let product = by_product(x, extents, &map, &shape);

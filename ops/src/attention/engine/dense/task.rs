@@ -8,12 +8,12 @@ use pulp::Simd;
 use super::job::{Dense, Results, Tokens};
 use super::room::{Runs, SOURCES, together};
 use crate::attention::engine::blocks::{ForAll, Sources, dots, sums};
-use crate::attention::engine::lanes::{pack, unpack};
 use crate::kernel::amx;
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::panels::matrices::Rows;
 use crate::kernel::products::{NO_MATRICES, Products, matrices_multiply};
 use crate::kernel::simd::Element;
+use crate::kernel::transpose::{pack, unpack};
 
 /// Targets of one head: a few vectors, or several such groups.
 pub(super) struct Task<'a, E> {

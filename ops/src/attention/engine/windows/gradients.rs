@@ -6,9 +6,10 @@ use super::job::Backward;
 use super::sources::Operand;
 use super::task::{Ahead, Part, Room, Task, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
-use crate::attention::engine::lanes::{unpack, weights};
+use crate::attention::engine::lanes::weights;
 use crate::attention::engine::rows::Rows;
 use crate::kernel::simd::Element;
+use crate::kernel::transpose::unpack;
 
 impl<E: Element> Task<'_, E> {
     /// Gradients of queries.

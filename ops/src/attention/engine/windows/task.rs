@@ -6,12 +6,12 @@ use super::job::Windows;
 use super::sources::{Operand, Operands, Reached};
 use crate::attention::engine::blocks::{TARGETS, dots, sums};
 use crate::attention::engine::class::{Class, Group, Segment};
-use crate::attention::engine::lanes::{pack, unpack};
 use crate::attention::engine::rows::Rows;
 use crate::attention::engine::tiles::Place;
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::memory::prefetch_run;
 use crate::kernel::simd::Element;
+use crate::kernel::transpose::{pack, unpack};
 
 /// A tile in every lane, or some heads of a tile, one after another, with neighbours in the lanes.
 pub(super) struct Task<'a, E> {
