@@ -4,6 +4,7 @@
 
 use pulp::{Simd, WithSimd};
 
+use super::combine::{Combine, Norm};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{filled_bands, load, load_pairs, store, store_pairs};
 use crate::kernel::simd::{Element, Isa};
@@ -32,12 +33,18 @@ pub(crate) fn average_adjoint<E: Element>(
     spread(isa, cotangent, shape, 0.25)
 }
 
+/// The norm of every window.
+pub(super) fn norm<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], norm: Norm) -> Buffer<E> {
+    windows(isa, x, shape, Window::Norm(norm))
+}
+
 /// Result of a window.
 #[derive(Clone, Copy)]
 enum Window {
     Max,
     /// The sum of the elements, times a factor.
     Sum(f64),
+    Norm(Norm),
 }
 
 /// The two rows of a band of windows, without a last column outside of them.
@@ -95,6 +102,7 @@ impl<E: Element> WithSimd for Windows<'_, E> {
                     let sum = E::plus(simd, E::plus(simd, a, b), E::plus(simd, c, d));
                     E::times(simd, sum, E::splat(simd, E::from_f64(factor)))
                 }
+                Window::Norm(norm) => norm_of::<S, E>(simd, norm, [a, b, c, d]),
             };
             store(simd, output, result);
         }
@@ -122,6 +130,17 @@ fn largest<S: Simd, E: Element>(
     (best, index)
 }
 
+/// The norm of four.
+#[inline(always)]
+fn norm_of<S: Simd, E: Element>(simd: S, norm: Norm, cells: [E::Vector<S>; 4]) -> E::Vector<S> {
+    let [a, b, c, d] = cells.map(
+        #[inline(always)]
+        |cell| Combine::<E>::prepare(norm, simd, cell),
+    );
+    let sum = E::plus(simd, E::plus(simd, a, b), E::plus(simd, c, d));
+    Combine::<E>::finish(norm, simd, sum)
+}
+
 /// The larger of two; NaN counts as larger than all.
 #[inline(always)]
 pub(super) fn larger<S: Simd, E: Element>(
@@ -141,13 +160,36 @@ pub(crate) fn max_adjoint<E: Element>(
     cotangent: &[E],
     shape: [usize; 3],
 ) -> Buffer<E> {
+    adjoint(isa, x, cotangent, shape, None)
+}
+
+/// The adjoint of [`norm`] at `x`, of `shape`.
+pub(super) fn norm_adjoint<E: Element>(
+    isa: Isa,
+    x: &[E],
+    cotangent: &[E],
+    shape: [usize; 3],
+    norm: Norm,
+) -> Buffer<E> {
+    adjoint(isa, x, cotangent, shape, Some(norm))
+}
+
+/// The adjoint of a norm, or of the maximum, at `x`, of `shape`.
+fn adjoint<E: Element>(
+    isa: Isa,
+    x: &[E],
+    cotangent: &[E],
+    shape: [usize; 3],
+    norm: Option<Norm>,
+) -> Buffer<E> {
     let [_, rows, columns] = pooled(shape);
     assert_eq!(x.len(), shape.iter().product::<usize>());
     bands(shape, |[plane, row], band| {
         let cotangent = &cotangent[(plane * rows + row) * columns..][..columns];
-        isa.run(MaxAdjoint {
+        isa.run(Adjoint {
             rows: pair_of_rows(x, shape, [plane, row]),
             cotangent,
+            norm,
             band,
         });
     })
@@ -228,13 +270,15 @@ impl<E: Element> WithSimd for Spread<'_, E> {
     }
 }
 
-struct MaxAdjoint<'a, E> {
+struct Adjoint<'a, E> {
     rows: [&'a [E]; 2],
     cotangent: &'a [E],
+    /// The norm, or the maximum.
+    norm: Option<Norm>,
     band: Band<'a, E>,
 }
 
-impl<E: Element> WithSimd for MaxAdjoint<'_, E> {
+impl<E: Element> WithSimd for Adjoint<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -242,6 +286,7 @@ impl<E: Element> WithSimd for MaxAdjoint<'_, E> {
         let Self {
             rows: [high, low],
             cotangent,
+            norm,
             band: Band {
                 rows: [out_high, out_low],
             },
@@ -255,14 +300,27 @@ impl<E: Element> WithSimd for MaxAdjoint<'_, E> {
             inputs.zip(outputs).zip(cotangent.chunks(lanes))
         {
             let ([a, b], [c, d]) = (load_pairs(simd, high), load_pairs(simd, low));
-            // Found again from the input: the forward pass saves no indices.
-            let (_, index) = largest::<S, E>(simd, [a, b, c, d]);
-            let cotangent = load(simd, cotangent);
-            let mut parts = [zero; 4];
-            for (n, part) in parts.iter_mut().enumerate() {
-                let n = E::splat(simd, E::from_f64(n as f64));
-                *part = E::select_equal(simd, [index, n], cotangent, zero);
-            }
+            let (cells, cotangent) = ([a, b, c, d], load(simd, cotangent));
+            let parts = match norm {
+                None => {
+                    // Found again from the input: the forward pass saves no indices.
+                    let (_, index) = largest::<S, E>(simd, cells);
+                    let mut parts = [zero; 4];
+                    for (n, part) in parts.iter_mut().enumerate() {
+                        let n = E::splat(simd, E::from_f64(n as f64));
+                        *part = E::select_equal(simd, [index, n], cotangent, zero);
+                    }
+                    parts
+                }
+                Some(norm) => {
+                    let of_cells = norm_of::<S, E>(simd, norm, cells);
+                    let pulled = norm.pull::<S, E>(simd, of_cells, cotangent);
+                    cells.map(
+                        #[inline(always)]
+                        |cell| E::times(simd, norm.slopes::<S, E>(simd, cell), pulled),
+                    )
+                }
+            };
             let [a, b, c, d] = parts;
             store_pairs(simd, out_high, [a, b]);
             store_pairs(simd, out_low, [c, d]);

@@ -7,21 +7,23 @@
 //! All dims may be sharded. An output belongs to the rank that holds the middle cell of its window.
 //!
 //! # Communication
-//! The halos of [`avg_pool`], which it is made of.
+//! The halos of [`avg_pool`](fn@super::avg_pool).
 //!
 //! # Adjoint
 //! `sign(x) · (|x| / y)^(p − 1)` times the cotangent, added over the windows of a cell; zero for a window of zeros.
 
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::{PaddingCount, PoolOptions, avg_pool};
+use super::combine::Norm;
+use super::windows::OfOrder;
+use super::{PaddingCount, PoolOptions, counted, name};
+use crate::kernel::local::LocalOperator;
 use crate::precision::in_f32;
-use crate::reduce::root;
 
 /// The norm of this order over windows, which count padding as zeros. See the [module](self).
 ///
 /// # Errors
-/// An order below one; those of [`avg_pool`].
+/// An order below one; those of [`avg_pool`](fn@super::avg_pool).
 ///
 /// # Example
 /// ```
@@ -40,19 +42,14 @@ pub fn lp_pool<const D: usize, const N: usize>(
     order: f64,
     options: &PoolOptions<N>,
 ) -> Result<ShardTensor<D>> {
-    const NAME: &str = "lp_pool";
+    let name = name::<D, N>(x.dims(), ["lp_pool1d", "lp_pool2d", "lp_pool3d"])?;
     if order.is_nan() || order < 1.0 || order.is_infinite() {
         let message = format!("a norm of order {order}; expected at least 1");
-        return Err(Error::operator(NAME, message));
+        return Err(Error::operator(name, message));
     }
-    x.require_resolved(NAME)?;
-    let cells = options.kernel.iter().product::<usize>() as f64;
     let options = options.with_count(PaddingCount::Included);
+    let pool = |x, slides| OfOrder(slides, Norm(order)).run(x);
     in_f32(x, |x| {
-        let powers = match order {
-            2.0 => x.square(),
-            _ => x.abs().powf(order),
-        };
-        Ok(root(avg_pool(powers, &options)? * cells, order))
+        counted(name, x, &options, pool, |factor| factor.powf(1.0 / order))
     })
 }

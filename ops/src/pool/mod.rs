@@ -14,11 +14,13 @@
 //! of the owner's cell.
 
 pub mod adaptive;
+mod combine;
 mod count;
 mod golden;
 pub(crate) mod kernel;
 mod layer;
 pub mod lp;
+mod maximum;
 mod planes;
 mod slide;
 mod sliding;
@@ -36,7 +38,7 @@ use crate::field::{Field, run};
 use crate::kernel::local::LocalOperator;
 use count::factors;
 use planes::by_planes;
-use slide::Slide;
+use slide::{Slide, Slides};
 use windows::{Average, Maximum};
 
 /// Whether an average counts padded cells.
@@ -228,6 +230,23 @@ pub fn avg_pool<const D: usize, const N: usize>(
     options: &PoolOptions<N>,
 ) -> Result<ShardTensor<D>> {
     let name = name::<D, N>(x.dims(), ["avg_pool1d", "avg_pool2d", "avg_pool3d"])?;
+    counted(
+        name,
+        x,
+        options,
+        |x, slides| Average(slides).run(x),
+        |factor| factor,
+    )
+}
+
+/// Windows of cells that count, and are one over another number of cells where they do not: by `scale` of what is lacking.
+fn counted<const D: usize, const N: usize>(
+    name: &'static str,
+    x: ShardTensor<D>,
+    options: &PoolOptions<N>,
+    pool: impl Fn(Tensor<4>, Slides) -> Tensor<4>,
+    scale: impl Fn(f64) -> f64,
+) -> Result<ShardTensor<D>> {
     if options.dilation != [1; N] {
         let message = format!(
             "dilation {:?}; an average has none, expected 1",
@@ -240,7 +259,7 @@ pub fn avg_pool<const D: usize, const N: usize>(
     let plan = stencil.plan(&x)?;
     stencil.run_planned(x, &plan, |x, outputs| {
         let slides: Vec<Slide> = stencil.windows().iter().copied().map(Slide::from).collect();
-        let mut y = by_planes(x, &slides, |x, slides| Average(slides).run(x));
+        let mut y = by_planes(x, &slides, &pool);
         for (spatial, window) in stencil.windows().iter().enumerate() {
             let dim = spatial + 2;
             // One factor for each output of the kernel, which has one output on a rank without any.
@@ -253,6 +272,7 @@ pub fn avg_pool<const D: usize, const N: usize>(
                 plan.output.shape()[dim],
                 range,
             ) {
+                let factors: Vec<f64> = factors.into_iter().map(&scale).collect();
                 let mut shape = [1; D];
                 shape[dim] = factors.len();
                 y = y.clone()

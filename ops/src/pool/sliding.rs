@@ -5,67 +5,38 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::kernel::larger;
+use super::combine::{Combine, Largest, Norm, Pull, Slope, Total};
 use super::slide::{Slide, Slides, pooled};
 use crate::kernel::buffer::Buffer;
-use crate::kernel::lanes::{filled_bands, load, load_every_second, store, store_pairs};
+use crate::kernel::lanes::{filled_bands, load, load_every, replace, store, store_pairs};
+use crate::kernel::lines::vectors;
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
 
-/// Rows of an input that one task of a maximum's adjoint fills.
-const BAND: usize = 16;
-
-/// What becomes of the cells of a window.
-trait Combine<E: Element>: Copy + Sync {
-    fn combine<S: Simd>(self, simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S>;
-    fn finish<S: Simd>(self, simd: S, a: E::Vector<S>) -> E::Vector<S>;
-}
-
-/// The largest cell; NaN counts as larger than all.
-#[derive(Clone, Copy)]
-struct Largest;
-
-impl<E: Element> Combine<E> for Largest {
-    #[inline(always)]
-    fn combine<S: Simd>(self, simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S> {
-        larger::<S, E>(simd, a, b)
-    }
-
-    #[inline(always)]
-    fn finish<S: Simd>(self, _: S, a: E::Vector<S>) -> E::Vector<S> {
-        a
-    }
-}
-
-/// The sum of the cells, times a factor.
-#[derive(Clone, Copy)]
-struct Total<E>(E);
-
-impl<E: Element> Combine<E> for Total<E> {
-    #[inline(always)]
-    fn combine<S: Simd>(self, simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S> {
-        E::plus(simd, a, b)
-    }
-
-    #[inline(always)]
-    fn finish<S: Simd>(self, simd: S, a: E::Vector<S>) -> E::Vector<S> {
-        E::times(simd, a, E::splat(simd, self.0))
-    }
-}
-
 /// The largest cell of every window.
-pub(crate) fn max<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], slides: Slides) -> Buffer<E> {
+pub(super) fn max<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], slides: Slides) -> Buffer<E> {
     windows(isa, x, shape, slides, Largest)
 }
 
 /// The mean of every window.
-pub(crate) fn average<E: Element>(
+pub(super) fn average<E: Element>(
     isa: Isa,
     x: &[E],
     shape: [usize; 3],
     slides: Slides,
 ) -> Buffer<E> {
     windows(isa, x, shape, slides, Total(mean(slides)))
+}
+
+/// The norm of every window.
+pub(super) fn norm<E: Element>(
+    isa: Isa,
+    x: &[E],
+    shape: [usize; 3],
+    slides: Slides,
+    norm: Norm,
+) -> Buffer<E> {
+    windows(isa, x, shape, slides, norm)
 }
 
 /// One over the cells of a window.
@@ -84,12 +55,12 @@ fn windows<E: Element>(
     assert_eq!(x.len(), shape.iter().product::<usize>());
     let run = |[plane, row]: [usize; 2], output: &mut [E]| {
         let first = (plane * rows + row * slides[0].stride) * columns;
-        with_scratch(2 * columns, |lines| {
+        with_scratch(columns, |line| {
             isa.run(Windows {
                 x: &x[first..(plane + 1) * rows * columns],
                 slides,
                 combine,
-                lines,
+                line,
                 output,
             });
         });
@@ -104,8 +75,8 @@ struct Windows<'a, E, C> {
     x: &'a [E],
     slides: Slides,
     combine: C,
-    /// Scratch for two rows of the input.
-    lines: &'a mut [E],
+    /// Scratch for a row of the input.
+    line: &'a mut [E],
     output: &'a mut [E],
 }
 
@@ -118,63 +89,65 @@ impl<E: Element, C: Combine<E>> WithSimd for Windows<'_, E, C> {
             x,
             slides: [down, across],
             combine,
-            lines,
+            line,
             output,
         } = self;
-        let (lanes, columns) = (E::lanes::<S>(), lines.len() / 2);
-        let (line, wide) = lines.split_at_mut(columns);
+        let (lanes, columns) = (E::lanes::<S>(), line.len());
         for start in (0..columns).step_by(lanes) {
             let cells = start..columns.min(start + lanes);
-            let mut all = load(simd, &x[cells.clone()]);
+            let mut all = combine.prepare(simd, load(simd, &x[cells.clone()]));
             for tap in 1..down.kernel {
                 let row = tap * down.dilation * columns;
                 let next = load(simd, &x[row + cells.start..row + cells.end]);
-                all = combine.combine(simd, all, next);
+                all = combine.combine(simd, all, combine.prepare(simd, next));
             }
             store(simd, &mut line[cells], all);
         }
-        if across.stride == 2 {
-            for start in (0..output.len()).step_by(lanes) {
-                let windows = start..output.len().min(start + lanes);
-                let count = windows.len();
-                let mut all = load_every_second(simd, &line[2 * start..], count);
-                for tap in 1..across.kernel {
-                    let cells = &line[2 * start + tap * across.dilation..];
-                    all = combine.combine(simd, all, load_every_second(simd, cells, count));
-                }
-                store(simd, &mut output[windows], combine.finish(simd, all));
-            }
-            return;
-        }
-        let results = match across.stride {
-            1 => &mut output[..],
-            _ => &mut wide[..columns + 1 - across.reach()],
-        };
-        for start in (0..results.len()).step_by(lanes) {
-            let cells = start..results.len().min(start + lanes);
-            let mut all = load(simd, &line[cells.clone()]);
+        for part in vectors::<S, E>(output.len()) {
+            let cells = |tap: usize| &line[part.start * across.stride + tap * across.dilation..];
+            let mut all = load_every(simd, cells(0), across.stride, part.len());
             for tap in 1..across.kernel {
-                let column = tap * across.dilation;
-                let next = load(simd, &line[column + cells.start..column + cells.end]);
+                let next = load_every(simd, cells(tap), across.stride, part.len());
                 all = combine.combine(simd, all, next);
             }
-            store(simd, &mut results[cells], combine.finish(simd, all));
-        }
-        if across.stride > 1 {
-            let results = wide.iter().step_by(across.stride);
-            for (output, result) in output.iter_mut().zip(results) {
-                *output = *result;
-            }
+            store(simd, &mut output[part], combine.finish(simd, all));
         }
     }
 }
 
 /// The adjoint of [`average`]: the gradient of its input, of `shape`.
-pub(crate) fn average_adjoint<E: Element>(
+pub(super) fn average_adjoint<E: Element>(
     isa: Isa,
     cotangent: &[E],
     shape: [usize; 3],
     slides: Slides,
+) -> Buffer<E> {
+    spread(isa, cotangent, shape, slides, mean(slides))
+}
+
+/// The adjoint of [`norm`] at `x`: the gradient of its input, of `shape`.
+pub(super) fn norm_adjoint<E: Element>(
+    isa: Isa,
+    x: &[E],
+    cotangent: &[E],
+    shape: [usize; 3],
+    slides: Slides,
+    norm: Norm,
+) -> Buffer<E> {
+    let mut pulled = windows(isa, x, shape, slides, norm);
+    replace(isa, pulled.elements_mut(), [cotangent], 1, &Pull(norm));
+    let mut gradient = spread(isa, &pulled, shape, slides, E::from_f64(1.0));
+    replace(isa, gradient.elements_mut(), [x], 1, &Slope(norm));
+    gradient
+}
+
+/// The adjoint of the sums of windows times a factor, of `shape`.
+fn spread<E: Element>(
+    isa: Isa,
+    cotangent: &[E],
+    shape: [usize; 3],
+    slides: Slides,
+    factor: E,
 ) -> Buffer<E> {
     let [_, outputs, width] = pooled(shape, slides);
     let [down, across] = slides;
@@ -191,7 +164,7 @@ pub(crate) fn average_adjoint<E: Element>(
             isa.run(Spread {
                 rows: &rows,
                 across,
-                factor: mean(slides),
+                factor,
                 sum,
                 line,
                 gradient,
@@ -260,130 +233,9 @@ impl<E: Element> WithSimd for Spread<'_, E> {
     }
 }
 
-/// The adjoint of [`max`] at `x`, of `shape`: the cotangent of a window goes to the first of its largest cells, and to the
-/// last NaN.
-pub(crate) fn max_adjoint<E: Element>(
-    isa: Isa,
-    x: &[E],
-    cotangent: &[E],
-    shape: [usize; 3],
-    slides: Slides,
-) -> Buffer<E> {
-    let [_, rows, columns] = shape;
-    let [_, outputs, width] = pooled(shape, slides);
-    let [down, across] = slides;
-    assert_eq!(x.len(), shape.iter().product::<usize>());
-    let run = |[plane, band]: [usize; 2], gradient: &mut [E]| {
-        gradient.fill(E::default());
-        let first = band * BAND;
-        let held = first..first + gradient.len() / columns;
-        with_scratch(4 * columns, |lines| {
-            let windows = down.meeting(&held, outputs);
-            for window in windows.filter(|_| width > 0) {
-                let start = window * down.stride;
-                isa.run(Places {
-                    x: &x[(plane * rows + start) * columns..(plane + 1) * rows * columns],
-                    slides,
-                    first: down.first(window),
-                    lines,
-                });
-                let places = lines[3 * columns..].iter().step_by(across.stride);
-                let cotangent = &cotangent[(plane * outputs + window) * width..][..width];
-                for (output, (place, cotangent)) in places.zip(cotangent).enumerate() {
-                    let place = place.to_f64() as usize;
-                    let row = start + place / across.kernel * down.dilation;
-                    if held.contains(&row) {
-                        let tap = place % across.kernel;
-                        let column = output * across.stride + tap * across.dilation;
-                        gradient[(row - first) * columns + column] += *cotangent;
-                    }
-                }
-            }
-        });
-    };
-    // SAFETY: the task writes its rows, and reads them after that only.
-    unsafe { filled_bands(shape, BAND, run) }
-}
-
-/// The numbers, in row-major order, of the cells that windows of a row take.
-struct Places<'a, E> {
-    /// The rows of the input, from the first of the windows on.
-    x: &'a [E],
-    slides: Slides,
-    /// The first row of the windows that is one of the field.
-    first: usize,
-    /// Scratch for largest cells of columns and their rows, largest cells of windows, and their numbers.
-    lines: &'a mut [E],
-}
-
-impl<E: Element> WithSimd for Places<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Self {
-            x,
-            slides: [down, across],
-            first,
-            lines,
-        } = self;
-        let (lanes, columns) = (E::lanes::<S>(), lines.len() / 4);
-        let (line, rest) = lines.split_at_mut(columns);
-        let (numbers, rest) = rest.split_at_mut(columns);
-        let (largest, places) = rest.split_at_mut(columns);
-        let number = |number: usize| E::splat(simd, E::from_f64(number as f64));
-        // `yes` where a cell is not a number.
-        let if_nan = |cell, yes, no| E::select_equal(simd, [cell, cell], no, yes);
-        for start in (0..columns).step_by(lanes) {
-            let cells = start..columns.min(start + lanes);
-            let (mut best, mut place) = (load(simd, &x[cells.clone()]), number(0));
-            for tap in 1..down.kernel {
-                let row = tap * down.dilation * columns;
-                let cell = load(simd, &x[row + cells.start..row + cells.end]);
-                let here = number(tap * across.kernel);
-                let larger_place = E::select_less(simd, [best, cell], here, place);
-                place = if_nan(cell, here, larger_place);
-                best = larger::<S, E>(simd, best, cell);
-            }
-            store(simd, &mut line[cells.clone()], best);
-            store(simd, &mut numbers[cells], place);
-        }
-        let count = columns + 1 - across.reach();
-        for start in (0..count).step_by(lanes) {
-            let cells = start..count.min(start + lanes);
-            let mut best = load(simd, &line[cells.clone()]);
-            let mut place = load(simd, &numbers[cells.clone()]);
-            for tap in 1..across.kernel {
-                let column = tap * across.dilation;
-                let taps = column + cells.start..column + cells.end;
-                let cell = load(simd, &line[taps.clone()]);
-                let here = E::plus(simd, load(simd, &numbers[taps]), number(tap));
-                let lower = E::select_less(simd, [here, place], here, place);
-                let higher = E::select_less(simd, [place, here], here, place);
-                let larger_place = E::select_less(simd, [best, cell], here, place);
-                let of_numbers = E::select_equal(simd, [best, cell], lower, larger_place);
-                place = if_nan(cell, if_nan(best, higher, here), of_numbers);
-                best = larger::<S, E>(simd, best, cell);
-            }
-            store(simd, &mut largest[cells.clone()], best);
-            store(simd, &mut places[cells], place);
-        }
-        // Padding is minus infinity, too, but is never taken.
-        let lowest = E::from_f64(f64::NEG_INFINITY);
-        if first > 0 || across.outside > 0 {
-            let windows = largest[..count].iter().zip(&mut places[..count]);
-            for (output, (largest, place)) in windows.step_by(across.stride).enumerate() {
-                if *largest == lowest {
-                    let tap = first * across.kernel + across.first(output);
-                    *place = E::from_f64(tap as f64);
-                }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::maximum::max_adjoint;
     use super::*;
     use crate::kernel::testing::{dot, random, rounded, same_for_all_pools};
 

@@ -4,7 +4,9 @@ use burn::tensor::module::{avg_pool2d, max_pool2d, max_pool2d_with_indices};
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Int, Tensor, TensorData};
 
+use super::combine::Norm;
 use super::kernel as pairs;
+use super::maximum::max_adjoint;
 use super::slide::{Slide, Slides, pooled};
 use super::sliding;
 use crate::driver::strides::in_row_major;
@@ -12,6 +14,7 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::Float;
 use crate::kernel::local::{LocalOperator, by_planes, planes, with_planes};
 use crate::kernel::simd::Isa;
+use crate::reduce::root_of;
 
 /// Whether a dim is halved, for which there are kernels of their own.
 fn is_pair(slide: Slide) -> bool {
@@ -38,7 +41,7 @@ impl LocalOperator for Maximum {
     fn backward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
         match self.0.into_iter().all(is_pair) {
             true => pairs::max_adjoint(isa, x, cotangent, planes(shape)),
-            false => sliding::max_adjoint(isa, x, cotangent, planes(shape), self.0),
+            false => max_adjoint(isa, x, cotangent, planes(shape), self.0),
         }
     }
 
@@ -112,6 +115,42 @@ impl LocalOperator for Average {
     }
 }
 
+/// The norm over windows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OfOrder(pub(super) Slides, pub(super) Norm);
+
+impl LocalOperator for OfOrder {
+    const NAMES: [&'static str; 2] = ["lp_pool", "lp_pool (backward)"];
+    const KEEPS_INPUT: bool = true;
+
+    fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
+        let (Self(slides, norm), from) = (self, planes(shape));
+        let y = match slides.into_iter().all(is_pair) {
+            true => pairs::norm(isa, x, from, norm),
+            false => sliding::norm(isa, x, from, slides, norm),
+        };
+        (y, with_planes(shape, pooled(from, slides)))
+    }
+
+    fn backward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
+        let (Self(slides, norm), from) = (self, planes(shape));
+        match slides.into_iter().all(is_pair) {
+            true => pairs::norm_adjoint(isa, x, cotangent, from, norm),
+            false => sliding::norm_adjoint(isa, x, cotangent, from, slides, norm),
+        }
+    }
+
+    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        let Self(slides, Norm(order)) = self;
+        let cells = slides.iter().map(|slide| slide.kernel).product::<usize>();
+        let powers = match order {
+            2.0 => x.square(),
+            _ => x.abs().powf_scalar(order),
+        };
+        root_of(Average(slides).composed(powers) * cells as f64, order)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,6 +162,9 @@ mod tests {
             let slides = [Slide::new(kernel, stride); 2];
             check_composed(Maximum(slides));
             check_composed(Average(slides));
+            for order in [1.0, 2.0, 3.0] {
+                check_composed(OfOrder(slides, Norm(order)));
+            }
         }
         let padded = Slide {
             outside: 1,

@@ -34,7 +34,7 @@ pub(crate) use extremum::local_extremum;
 pub(crate) use golden::OPERATORS;
 pub(crate) use kernel::sum_of_rows;
 pub use norm::vector_norm;
-pub(crate) use root::root;
+pub(crate) use root::{root, root_of};
 pub(crate) use scaled::scaled;
 pub use statistics::StatisticsField;
 pub use variance::{std_dims, var_dims};

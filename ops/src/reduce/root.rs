@@ -1,5 +1,6 @@
 //! Roots of sums, with a gradient of zero at zero.
 
+use burn::tensor::Tensor;
 use halocline_core::{OrRaise, ShardTensor};
 
 /// The root of this order of a sum that is not negative. At zero its gradient, which has no limit there, is zero: that of
@@ -10,11 +11,19 @@ pub(crate) fn root<const D: usize>(sum: ShardTensor<D>, order: f64) -> ShardTens
     }
     sum.require_resolved("root").or_raise();
     let (local, layout, mesh) = sum.into_parts();
-    let zero = local.clone().equal_elem(0.0);
-    let local = local.mask_fill(zero.clone(), 1.0);
+    ShardTensor::from_parts(root_of(local, order), layout, mesh)
+}
+
+/// [`root`] of one shard.
+pub(crate) fn root_of<const D: usize>(sum: Tensor<D>, order: f64) -> Tensor<D> {
+    if order == 1.0 {
+        return sum;
+    }
+    let zero = sum.clone().equal_elem(0.0);
+    let sum = sum.mask_fill(zero.clone(), 1.0);
     let root = match order {
-        2.0 => local.sqrt(),
-        order => local.powf_scalar(1.0 / order),
+        2.0 => sum.sqrt(),
+        order => sum.powf_scalar(1.0 / order),
     };
-    ShardTensor::from_parts(root.mask_fill(zero, 0.0), layout, mesh)
+    root.mask_fill(zero, 0.0)
 }
