@@ -25,7 +25,7 @@ use crate::kernel::simd::Element;
 
 /// Fewest cells of all fields for which that serves: with fewer of them, the rounding of factors is what errors are made of, and
 /// these are more than four times those of direct sums.
-pub(crate) const CELLS: usize = 8192;
+pub(crate) const CELLS: usize = 4000;
 /// Bytes of the factors of a box, about, and the squares that it has at least, and at most.
 const BOX_BYTES: usize = 768 << 10;
 const SQUARES: Range<usize> = 64..256;
