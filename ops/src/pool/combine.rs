@@ -99,7 +99,8 @@ impl Norm {
     /// `sign(x) · |x|^(p − 1)`.
     #[inline(always)]
     pub(super) fn slopes<S: Simd, E: Element>(self, simd: S, cell: E::Vector<S>) -> E::Vector<S> {
-        let [zero, one] = [0.0, 1.0].map(|value| E::splat(simd, E::from_f64(value)));
+        let zero = E::splat(simd, E::default());
+        let one = E::splat(simd, E::from_f64(1.0));
         let size = E::abs(simd, cell);
         let size = match self.0 {
             1.0 => E::select_equal(simd, [cell, zero], zero, one),

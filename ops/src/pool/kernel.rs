@@ -133,10 +133,12 @@ fn largest<S: Simd, E: Element>(
 /// The norm of four.
 #[inline(always)]
 fn norm_of<S: Simd, E: Element>(simd: S, norm: Norm, cells: [E::Vector<S>; 4]) -> E::Vector<S> {
-    let [a, b, c, d] = cells.map(
-        #[inline(always)]
-        |cell| Combine::<E>::prepare(norm, simd, cell),
-    );
+    // Not `map`, whose function may be compiled without the instructions of `S`.
+    let mut powers = cells;
+    for power in &mut powers {
+        *power = Combine::<E>::prepare(norm, simd, *power);
+    }
+    let [a, b, c, d] = powers;
     let sum = E::plus(simd, E::plus(simd, a, b), E::plus(simd, c, d));
     Combine::<E>::finish(norm, simd, sum)
 }
@@ -315,10 +317,11 @@ impl<E: Element> WithSimd for Adjoint<'_, E> {
                 Some(norm) => {
                     let of_cells = norm_of::<S, E>(simd, norm, cells);
                     let pulled = norm.pull::<S, E>(simd, of_cells, cotangent);
-                    cells.map(
-                        #[inline(always)]
-                        |cell| E::times(simd, norm.slopes::<S, E>(simd, cell), pulled),
-                    )
+                    let mut parts = cells;
+                    for part in &mut parts {
+                        *part = E::times(simd, norm.slopes::<S, E>(simd, *part), pulled);
+                    }
+                    parts
                 }
             };
             let [a, b, c, d] = parts;

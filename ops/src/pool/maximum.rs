@@ -236,10 +236,10 @@ impl<'b, E: Element, R: Iterator<Item = &'b mut [E]>> WithSimd for Joined<'_, E,
                 2 => {
                     let (even, odd) = phases.split_at(phase);
                     for part in vectors::<S, E>(joined.div_ceil(2)) {
-                        let pair = [even, odd].map(
-                            #[inline(always)]
-                            |phase| load(simd, &phase[part.clone()]),
-                        );
+                        let pair = [
+                            load(simd, &even[part.clone()]),
+                            load(simd, &odd[part.clone()]),
+                        ];
                         let cells = 2 * part.start..joined.min(2 * part.end);
                         store_pairs(simd, &mut row[cells], pair);
                     }
