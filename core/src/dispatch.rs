@@ -9,8 +9,8 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
-    Backend, BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion, DispatchTensor, Flex,
-    TensorMetadata,
+    Backend, BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion, DispatchTensor,
+    DispatchTensorKind, Flex, TensorMetadata,
 };
 use burn::tensor::kind::{Kind, Ordered};
 use burn::tensor::{Bool, DType, Device, Float, Int, Shape, Slice, Tensor, TensorData};
@@ -99,6 +99,16 @@ pub(crate) fn of_cpu(tensor: FlexTensor) -> DispatchTensor {
         Kind::Int => BackendTensor::Int(tensor),
         Kind::Bool => BackendTensor::Bool(tensor),
     })
+}
+
+/// The tensor, if it is on the CPU.
+pub(crate) fn here(tensor: &DispatchTensor) -> Option<&FlexTensor> {
+    match &tensor.kind {
+        DispatchTensorKind::Flex(
+            BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor),
+        ) => Some(tensor),
+        _ => None,
+    }
 }
 
 /// Copies the elements of a tensor to the memory of this process.

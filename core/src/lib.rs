@@ -9,6 +9,7 @@
 
 mod balance;
 mod cache;
+mod cells;
 mod comm;
 mod crossing;
 #[cfg(feature = "cube")]

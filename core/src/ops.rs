@@ -6,12 +6,13 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn::tensor::kind::Basic;
 
+pub use crate::cells::{in_order, of_boxes};
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 #[cfg(feature = "cube")]
 pub use crate::cube::{is_on_gpu, with_memory};
 use crate::device_mesh::DeviceMesh;
 pub use crate::dispatch::{blank, cut, from_dispatch, paste, to_dispatch};
-pub use crate::exchange::{Boxes, add_box, in_order, of_boxes};
+pub use crate::exchange::{Boxes, add_box};
 use crate::exchange::{Exchange, ExchangePlan};
 use crate::layout::ReduceOp;
 use crate::operator::apply_beside;

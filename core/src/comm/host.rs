@@ -11,8 +11,9 @@ use burn::tensor::{DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 
 use super::Payload;
-use super::wire::{Outgoing, bytes, here};
-use crate::dispatch::of_cpu;
+use super::wire::{Outgoing, bytes};
+use crate::cells::in_order;
+use crate::dispatch::{here, of_cpu};
 use crate::layout::ReduceOp;
 use crate::memory::Block;
 
@@ -80,9 +81,9 @@ pub(super) fn holds(tensor: &DispatchTensor) -> bool {
 
 /// The tensor, contiguous if it is one that is combined here.
 pub(super) fn in_one_piece(tensor: DispatchTensor) -> DispatchTensor {
-    match numbers(&tensor) {
-        Some(apart) if !apart.is_contiguous() => of_cpu(apart.to_contiguous()),
-        _ => tensor,
+    match holds(&tensor) {
+        true => in_order(tensor),
+        false => tensor,
     }
 }
 

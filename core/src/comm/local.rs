@@ -11,9 +11,9 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 #[cfg(feature = "cube")]
 use super::handle::Handle;
 use super::mailbox::{Content, Mailbox, Message, Queue, Sender, Ticket};
-use super::wire::here;
 use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
-use crate::dispatch::of_cpu;
+use crate::cells::copied;
+use crate::dispatch::here;
 use crate::{Error, Result};
 
 /// The polls of a waiting rank before it sleeps: a message that is about to arrive then costs no
@@ -302,7 +302,7 @@ fn content(payload: Payload) -> Content {
         Err(tensors) => tensors,
     };
     let separate = |tensor: DispatchTensor| match here(&tensor) {
-        Some(view) if is_thin(view) => of_cpu(view.to_contiguous()),
+        Some(view) if is_thin(view) => copied(&tensor),
         _ => tensor,
     };
     Content::Handed(Payload::Tensors(

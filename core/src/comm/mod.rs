@@ -15,7 +15,6 @@ pub use host::Place;
 pub use message::{Batch, Expected, InFlight, Payload, Pending};
 pub use operation::{Operation, Traffic};
 pub(crate) use replay::Replay;
-pub(crate) use wire::here;
 
 use crate::Result;
 pub use crate::settings::{Overlap, Settings};

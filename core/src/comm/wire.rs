@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind};
+use burn::backend::{DispatchDevice, DispatchTensor};
 use burn::tensor::Shape;
 use burn_std::Bytes;
 
 use super::{Expected, Payload};
-use crate::dispatch::{from_host, of_cpu, to_host};
+use crate::dispatch::{from_host, here, of_cpu, to_host};
 use crate::memory::Block;
 
 /// Memory of a message that is sent.
@@ -78,16 +78,6 @@ fn place(tensor: &FlexTensor) -> Option<Range<usize>> {
 /// The bytes of a contiguous tensor.
 pub(super) fn bytes(tensor: &FlexTensor) -> &[u8] {
     &tensor.bytes()[place(tensor).expect("a contiguous tensor")]
-}
-
-/// The tensor, if it is on the CPU.
-pub(crate) fn here(tensor: &DispatchTensor) -> Option<&FlexTensor> {
-    match &tensor.kind {
-        DispatchTensorKind::Flex(
-            BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor),
-        ) => Some(tensor),
-        _ => None,
-    }
 }
 
 /// Copies tensors on a GPU to the memory of this process.

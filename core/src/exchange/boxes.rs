@@ -5,7 +5,8 @@ use std::sync::Arc;
 use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::plan::Transfer;
-use super::{Direction, Exchange, Move, cells};
+use super::{Direction, Exchange, Move};
+use crate::cells;
 use crate::comm::{Batch, Communicator, Expected, InFlight, Overlap, Payload, collectives};
 use crate::dispatch::{added, blank_of, cast, cut, flipped, paste, wide, widened};
 use crate::{IndexBox, Result};

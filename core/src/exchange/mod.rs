@@ -9,17 +9,12 @@ use crate::comm::{Communicator, Operation};
 use crate::operator::{BackwardPass, Operator, one};
 pub(crate) use boxes::travels;
 pub use boxes::{Boxes, add_box};
-pub use cells::{in_order, of_boxes};
 pub use need::{Need, Piece, Source};
 pub use plan::{ExchangePlan, Transfer};
 
 mod boxes;
-mod cells;
 mod need;
 mod plan;
-mod slabs;
-mod transpose;
-mod walk;
 
 /// Direction in which a plan runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,11 +8,11 @@ use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Element, Tensor};
 
-use crate::dispatch::{from_dispatch, of_cpu};
+use crate::dispatch::{from_dispatch, here, of_cpu};
 use crate::memory::{self, Block, elements_mut};
 use crate::operator::{BackwardPass, Operator, Recompute, apply, is_tracked};
 use crate::ops::in_order;
-use crate::{Result, comm, tasks};
+use crate::{Result, tasks};
 
 /// Elements of a task.
 const TASK: usize = 1 << 14;
@@ -94,7 +94,7 @@ impl Binary {
     }
 
     fn apply(self, lhs: DispatchTensor, rhs: DispatchTensor) -> Result<DispatchTensor> {
-        let dtype = |tensor| comm::here(tensor).map(TensorMetadata::dtype);
+        let dtype = |tensor| here(tensor).map(TensorMetadata::dtype);
         let alike = dtype(&lhs) == dtype(&rhs) && lhs.shape() == rhs.shape();
         match dtype(&lhs).filter(|_| alike) {
             Some(DType::F32) => self.on_cpu::<f32>(lhs, rhs),

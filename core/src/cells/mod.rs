@@ -1,18 +1,19 @@
 //! Boxes of cells of tensors on the CPU, written into a result in one pass by all threads.
 
+mod slabs;
+mod transpose;
+mod walk;
+
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
 use crate::IndexBox;
-use crate::comm::here;
-use crate::dispatch::{blank, of_cpu, paste};
+use crate::dispatch::{blank, here, of_cpu, paste};
 use crate::memory::Block;
 use crate::tasks;
-
-use super::slabs::{Cells, Elements, in_slabs, share_rows};
-use super::transpose;
-use super::walk::{Blocks, Dim, TASK, Walk, merged};
+use slabs::{Cells, Elements, in_slabs, share_rows};
+use walk::{Blocks, Dim, TASK, Walk, merged};
 
 /// The parts of which each is compared with all others.
 const FEW: usize = 64;
@@ -63,9 +64,14 @@ pub fn in_order(tensor: DispatchTensor) -> DispatchTensor {
     if here(&tensor).is_some_and(FlexTensor::is_contiguous) {
         return tensor;
     }
+    copied(&tensor)
+}
+
+/// A copy in row-major order, with memory of its own.
+pub(crate) fn copied(tensor: &DispatchTensor) -> DispatchTensor {
     let shape = tensor.shape().to_vec();
     let whole = [(IndexBox::whole(&shape), tensor.clone())];
-    of_boxes(&tensor, &shape, None, &whole)
+    of_boxes(tensor, &shape, None, &whole)
 }
 
 /// [`of_boxes`], or `None` where a tensor is not on the CPU.
@@ -93,7 +99,7 @@ fn assembled(
 
 /// Adds boxes, one after the other, to a new tensor of zeros, like `like` but for its shape. `None` where a tensor is not on the
 /// CPU, or of other numbers than f32 and f64.
-pub(super) fn summed(
+pub(crate) fn summed(
     like: &DispatchTensor,
     shape: &[usize],
     boxes: &[(IndexBox, DispatchTensor)],
