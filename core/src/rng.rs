@@ -180,21 +180,32 @@ impl RandomKey {
     /// Panics for a field without dims.
     pub fn fill(self, distribution: Distribution, shape: &[usize], cells: &IndexBox) -> Vec<f32> {
         const TASK: usize = 1 << 12;
-        let (last, outer) = cells.ranges().split_last().expect("a field has a dim");
+        let ranges = cells.ranges();
+        assert!(!ranges.is_empty(), "a field without dims");
+        // Dims that are there wholly are one with the dim before them.
+        let is_whole = |dim: &usize| ranges[*dim] == (0..shape[*dim]);
+        let dim = (1..shape.len())
+            .rev()
+            .find(|dim| !is_whole(dim))
+            .unwrap_or(0);
+        let inner: usize = shape[dim + 1..].iter().product();
+        let (last, outer) = (
+            ranges[dim].start * inner..ranges[dim].end * inner,
+            &ranges[..dim],
+        );
         let sizes: Vec<usize> = outer.iter().map(|range| range.len()).collect();
         let mut values = vec![0.0; cells.volume()];
         tasks::for_each_part(&mut values, TASK, 1, |part, mut values| {
             let mut place = part * TASK;
             while !values.is_empty() {
                 let (row, column) = (place / last.len(), place % last.len());
-                let row: Vec<usize> = unravel(row, &sizes)
-                    .into_iter()
-                    .zip(outer)
-                    .map(|(cell, range)| range.start + cell)
-                    .collect();
-                let row = ravel(&row, &shape[..row.len()]) * shape[row.len()];
+                let mut place_of_row = unravel(row, &sizes);
+                for (cell, range) in place_of_row.iter_mut().zip(outer) {
+                    *cell += range.start;
+                }
+                let start = ravel(&place_of_row, &shape[..dim]) * shape[dim] * inner;
                 let (run, rest) = values.split_at_mut(values.len().min(last.len() - column));
-                self.fill_run(distribution, row + last.start + column, run);
+                self.fill_run(distribution, start + last.start + column, run);
                 place += run.len();
                 values = rest;
             }

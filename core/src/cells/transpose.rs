@@ -26,12 +26,13 @@ impl Transpose {
     /// else uses.
     pub(super) unsafe fn write<T: Copy>(self, place: *mut T, cell: *const T) {
         const QUADS: usize = 4;
-        debug_assert!(is_supported::<T>());
+        const WIDE: usize = 4 * QUADS;
+        debug_assert_eq!(size_of::<T>(), LANE);
         let [reads, writes] = self.sizes;
         let mut column = 0;
         while column < writes {
             let width = match writes - column {
-                16.. => 4 * QUADS,
+                WIDE.. => WIDE,
                 4.. => 4,
                 _ => 1,
             };
@@ -41,7 +42,7 @@ impl Transpose {
                     let place = place.offset(row as isize * self.to).add(column);
                     let cell = cell.offset(column as isize * self.from).add(row);
                     match (reads - row, width) {
-                        (4.., 16) => self.tile::<T, QUADS>(place, cell),
+                        (4.., WIDE) => self.tile::<T, QUADS>(place, cell),
                         (4.., 4) => self.tile::<T, 1>(place, cell),
                         (rows, _) => self.cells(place, cell, [rows.min(4), width]),
                     }

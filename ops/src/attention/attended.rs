@@ -6,7 +6,7 @@ use burn::tensor::{DType, Tensor};
 use halocline_core::ops::cut;
 use halocline_core::{DeviceMesh, IndexBox, Layout, Result, ShardTensor};
 
-use super::engine::lanes::row_products;
+use super::engine::weights::row_products;
 use super::widths::with_width;
 use crate::field::Field;
 use crate::kernel::flex::{self, Float};

@@ -15,7 +15,7 @@
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::combine::Norm;
-use super::windows::OfOrder;
+use super::windows::WindowNorm;
 use super::{PaddingCount, PoolOptions, counted, name};
 use crate::kernel::local::LocalOperator;
 use crate::precision::in_f32;
@@ -47,8 +47,9 @@ pub fn lp_pool<const D: usize, const N: usize>(
         let message = format!("a norm of order {order}; expected at least 1");
         return Err(Error::operator(name, message));
     }
+    x.require_resolved(name)?;
     let options = options.with_count(PaddingCount::Included);
-    let pool = |x, slides| OfOrder(slides, Norm(order)).run(x);
+    let pool = |x, slides| WindowNorm(slides, Norm(order)).run(x);
     in_f32(x, |x| {
         counted(name, x, &options, pool, |factor| factor.powf(1.0 / order))
     })

@@ -239,7 +239,7 @@ pub fn avg_pool<const D: usize, const N: usize>(
     )
 }
 
-/// Windows of cells that count, and are one over another number of cells where they do not: by `scale` of what is lacking.
+/// Pools windows, and multiplies each result by `scale` of the ratio of the window's cells and those that count.
 fn counted<const D: usize, const N: usize>(
     name: &'static str,
     x: ShardTensor<D>,
@@ -248,10 +248,7 @@ fn counted<const D: usize, const N: usize>(
     scale: impl Fn(f64) -> f64,
 ) -> Result<ShardTensor<D>> {
     if options.dilation != [1; N] {
-        let message = format!(
-            "dilation {:?}; an average has none, expected 1",
-            options.dilation
-        );
+        let message = format!("dilation {:?}; expected 1", options.dilation);
         return Err(Error::operator(name, message));
     }
     let stencil = options.stencil(name, 0.0);

@@ -7,7 +7,7 @@ use crate::driver::strides::in_row_major;
 use crate::retype;
 
 /// Pools by planes: in three dims over the last two, and then over the first, which gives the same
-/// maximum or mean.
+/// maximum, mean or norm.
 pub(super) fn by_planes<const D: usize>(
     x: Tensor<D>,
     slides: &[Slide],

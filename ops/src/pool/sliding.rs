@@ -235,6 +235,7 @@ impl<E: Element> WithSimd for Spread<'_, E> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernel;
     use super::super::maximum::max_adjoint;
     use super::*;
     use crate::kernel::testing::{dot, random, rounded, same_for_all_pools};
@@ -246,7 +247,7 @@ mod tests {
         [[2, 3, 2], [3, 2, 2]],
         [[4, 2, 1], [1, 1, 1]],
     ];
-    const SHAPES: [[usize; 3]; 4] = [[2, 9, 37], [1, 40, 7], [3, 7, 8], [0, 9, 9]];
+    const SHAPES: [[usize; 3]; 5] = [[2, 9, 37], [1, 40, 7], [3, 7, 8], [0, 9, 9], [1, 9, 2]];
 
     /// The cells of every window, by definition.
     fn windows_of(shape: [usize; 3], slides: Slides) -> Vec<Vec<usize>> {
@@ -339,6 +340,76 @@ mod tests {
                 assert!((sides[0] - sides[1]).abs() < 1e-4, "{sides:?}");
             }
         }
+    }
+
+    fn check_norms<E: Element>() {
+        let shapes = SHAPES
+            .iter()
+            .flat_map(|shape| SLIDES.map(|slides| (*shape, slides)));
+        let pairs = [(([2, 7, 41]), [[2, 2, 1]; 2]), ([1, 4, 6], [[2, 2, 1]; 2])];
+        for (shape, slides) in shapes.chain(pairs) {
+            let slides = slides.map(|[kernel, stride, dilation]| Slide {
+                dilation,
+                ..Slide::new(kernel, stride)
+            });
+            // Some windows hold nothing but zeros.
+            let value = |x: f64| if x > 0.0 { x } else { (4.0 * x).ceil() };
+            let x: Vec<f64> = random(shape.iter().product(), 1)
+                .into_iter()
+                .map(value)
+                .collect();
+            let x = rounded::<E>(&x);
+            let windows = windows_of(shape, slides);
+            let cotangent = rounded::<E>(&random(windows.len(), 2));
+            for order in [1.0, 1.5, 2.0, 3.0] {
+                let mut norms = Vec::new();
+                let mut gradient = vec![0.0; x.len()];
+                for (window, cotangent) in windows.iter().zip(&cotangent) {
+                    let cells = || window.iter().map(|at| (*at, x[*at].to_f64()));
+                    let sum: f64 = cells().map(|(_, x)| x.abs().powf(order)).sum();
+                    let norm = sum.powf(1.0 / order);
+                    for (at, x) in cells().filter(|(_, x)| *x != 0.0) {
+                        let slope = x.signum() * (x.abs() / norm).powf(order - 1.0);
+                        gradient[at] += slope * cotangent.to_f64();
+                    }
+                    norms.push(norm);
+                }
+                let order = Norm(order);
+                for isa in Isa::available() {
+                    let mut found = vec![[
+                        same_for_all_pools(|| norm(isa, &x, shape, slides, order).to_vec()),
+                        same_for_all_pools(|| {
+                            norm_adjoint(isa, &x, &cotangent, shape, slides, order).to_vec()
+                        }),
+                    ]];
+                    if slides
+                        .into_iter()
+                        .all(|slide| (slide.kernel, slide.stride) == (2, 2) && slide.dilation == 1)
+                    {
+                        found.push([
+                            kernel::norm(isa, &x, shape, order).to_vec(),
+                            kernel::norm_adjoint(isa, &x, &cotangent, shape, order).to_vec(),
+                        ]);
+                    }
+                    for (found, expected) in found
+                        .iter()
+                        .flat_map(|both| both.iter().zip([&norms, &gradient]))
+                    {
+                        assert_eq!(found.len(), expected.len());
+                        for (found, expected) in found.iter().zip(expected) {
+                            let off = (found.to_f64() - expected).abs();
+                            assert!(off < 1e-4, "{shape:?} {slides:?} {order:?}: {off}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn norms_and_their_gradients_are_those_of_the_definition() {
+        check_norms::<f32>();
+        check_norms::<f64>();
     }
 
     #[test]

@@ -9,6 +9,7 @@ struct Pool(PoolOptions<2>, Kind);
 enum Kind {
     Max,
     Average,
+    Norm,
 }
 
 impl Operator<4, 4> for Pool {
@@ -17,6 +18,7 @@ impl Operator<4, 4> for Pool {
         match self.1 {
             Kind::Max => x.max_pool(&self.0),
             Kind::Average => x.avg_pool(&self.0),
+            Kind::Norm => x.lp_pool(3.0, &self.0),
         }
     }
 }
@@ -66,6 +68,41 @@ fn overlapping_periodic_windows() {
             &[0, 1, 2, 3],
             1e-6,
         );
+    }
+}
+
+/// As in PyTorch, the power of such a window's norm grows by the ratio of all its cells and those that count.
+#[test]
+fn norms_over_the_end_grow_as_averages_do() {
+    let options = PoolOptions::new([2]).with_rounding(Rounding::Ceil);
+    let x = Tensor::<3>::from_floats([[[3.0, 4.0, 6.0]]], &Default::default());
+    let y: Vec<f32> = x.lp_pool(2.0, &options).into_data().iter().collect();
+    assert!(
+        (y[0] - 5.0).abs() < 1e-5 && (y[1] - 72.0_f32.sqrt()).abs() < 1e-5,
+        "{y:?}"
+    );
+    let options = PoolOptions::new([3, 2]).with_rounding(Rounding::Ceil);
+    check_op(
+        &Pool(options, Kind::Norm),
+        &[[2, 2, 8, 7]],
+        &[],
+        &[0, 1, 2, 3],
+        1e-5,
+    );
+}
+
+#[test]
+fn norms_of_partial_values_are_refused_in_any_precision() {
+    for dtype in [DType::F32, DType::BF16] {
+        let error = halocline_core::Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let x = Tensor::<3>::from_data([[[1.0, 2.0]], [[3.0, 4.0]]], (world.device(), dtype));
+            let x = ShardTensor::distribute(x, &mesh, &[halocline_core::Shard(0)])?;
+            let partial = crate::reduce::sum_dims(x, &[0])?;
+            lp_pool(partial, 2.0, &PoolOptions::new([2])).map(|_| ())
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("lp_pool1d"), "{error}");
     }
 }
 

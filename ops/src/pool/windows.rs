@@ -117,9 +117,9 @@ impl LocalOperator for Average {
 
 /// The norm over windows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OfOrder(pub(super) Slides, pub(super) Norm);
+pub(super) struct WindowNorm(pub(super) Slides, pub(super) Norm);
 
-impl LocalOperator for OfOrder {
+impl LocalOperator for WindowNorm {
     const NAMES: [&'static str; 2] = ["lp_pool", "lp_pool (backward)"];
     const KEEPS_INPUT: bool = true;
 
@@ -163,7 +163,7 @@ mod tests {
             check_composed(Maximum(slides));
             check_composed(Average(slides));
             for order in [1.0, 2.0, 3.0] {
-                check_composed(OfOrder(slides, Norm(order)));
+                check_composed(WindowNorm(slides, Norm(order)));
             }
         }
         let padded = Slide {

@@ -3,7 +3,7 @@
 mod blocks;
 mod class;
 pub(super) mod dense;
-pub(super) mod lanes;
 pub(super) mod rows;
 pub(super) mod tiles;
+pub(super) mod weights;
 pub(super) mod windows;

@@ -93,7 +93,7 @@ fn combine<const D: usize, S: Combine>(stage: &S, local: Tensor<D>) -> Tensor<D>
 
 impl<S: Combine> Plan<S> {
     fn new(layout: &Layout, mesh: &DeviceMesh, mut maps: Vec<(usize, Map)>) -> Self {
-        // Kernels are slowest along the last dim: after maps to fewer cells and before maps to more.
+        // Maps to fewer cells first. Those of maxima are slowest along the last dim: after maps to fewer cells, before maps to more.
         let shape = layout.shape();
         maps.sort_by_key(|(dim, map)| {
             let turn = match *dim + 1 == shape.len() {

@@ -67,7 +67,7 @@ impl Operator for Weighted {
     }
 }
 
-/// Applies the maps of different dims, in this order but for the last two dims, whose maps the CPU applies together.
+/// Applies the maps of different dims, in this order but for the last two dims, whose maps the CPU applies together, rows first.
 fn along_all(mut x: DispatchTensor, steps: &[Step]) -> Result<DispatchTensor> {
     let last = x.shape().len() - 1;
     let on_cpu = flex::runs_on(&Device::new(x.device()));

@@ -5,7 +5,7 @@ use pulp::{Simd, WithSimd};
 use super::job::{Backward, Tokens};
 use super::room::{COLUMNS, GROUPS, Room};
 use super::task::{Registers, Task};
-use crate::attention::engine::lanes::weights;
+use crate::attention::engine::weights::weights;
 use crate::kernel::math;
 use crate::kernel::panels::{Factors, Sums};
 use crate::kernel::products::{Numbers, Products, matrices_multiply};

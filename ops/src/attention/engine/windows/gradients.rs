@@ -6,8 +6,8 @@ use super::job::Backward;
 use super::sources::Operand;
 use super::task::{Ahead, Part, Room, Task, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
-use crate::attention::engine::lanes::weights;
 use crate::attention::engine::rows::Rows;
+use crate::attention::engine::weights::weights;
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::unpack;
 

@@ -23,8 +23,8 @@ use crate::kernel::panels::{Factors, Sums};
 use crate::kernel::products::{Numbers, Products};
 use crate::kernel::simd::Element;
 
-/// Fewest cells of all fields for which that serves: with fewer of them, the rounding of factors is what errors are made of, and
-/// these are more than four times those of direct sums.
+/// Fewest cells of all fields for which that serves: the fewer there are, the more errors are those of rounded factors; with 3,600
+/// they were more than four times those of direct sums.
 pub(crate) const CELLS: usize = 4000;
 /// Bytes of the factors of a box, about, and the squares that it has at least, and at most.
 const BOX_BYTES: usize = 768 << 10;
