@@ -2,7 +2,6 @@
 
 use pulp::Simd;
 
-use super::kernel::larger;
 use crate::kernel::lanes::Function;
 use crate::kernel::lines::by_lane;
 use crate::kernel::simd::Element;
@@ -31,6 +30,17 @@ impl<E: Element> Combine<E> for Largest {
     fn combine<S: Simd>(self, simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S> {
         larger::<S, E>(simd, a, b)
     }
+}
+
+/// The larger of two; NaN counts as larger than all.
+#[inline(always)]
+pub(super) fn larger<S: Simd, E: Element>(
+    simd: S,
+    a: E::Vector<S>,
+    b: E::Vector<S>,
+) -> E::Vector<S> {
+    let larger = E::select_less(simd, [a, b], b, a);
+    E::select_equal(simd, [b, b], larger, b)
 }
 
 /// The sum of the cells, times a factor.

@@ -4,7 +4,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::combine::{Combine, Norm};
+use super::combine::{Combine, Norm, larger};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{filled_bands, load, load_pairs, store, store_pairs};
 use crate::kernel::simd::{Element, Isa};
@@ -141,17 +141,6 @@ fn norm_of<S: Simd, E: Element>(simd: S, norm: Norm, cells: [E::Vector<S>; 4]) -
     let [a, b, c, d] = powers;
     let sum = E::plus(simd, E::plus(simd, a, b), E::plus(simd, c, d));
     Combine::<E>::finish(norm, simd, sum)
-}
-
-/// The larger of two; NaN counts as larger than all.
-#[inline(always)]
-pub(super) fn larger<S: Simd, E: Element>(
-    simd: S,
-    a: E::Vector<S>,
-    b: E::Vector<S>,
-) -> E::Vector<S> {
-    let larger = E::select_less(simd, [a, b], b, a);
-    E::select_equal(simd, [b, b], larger, b)
 }
 
 /// The adjoint of [`max`] at `x`, of `shape`: the cotangent of a window goes to the element that

@@ -4,7 +4,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::kernel::larger;
+use super::combine::larger;
 use super::slide::{Slide, Slides, pooled};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{filled_bands, load, load_every, store, store_pairs};
