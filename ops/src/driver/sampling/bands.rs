@@ -11,6 +11,7 @@ use pulp::{Simd, WithSimd};
 use super::Map;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, WIDEST, load, store};
+use crate::kernel::lines::vectors;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::{Element, Isa};
 use crate::kernel::transpose::{pack, unpack};
@@ -19,8 +20,6 @@ use crate::kernel::transpose::{pack, unpack};
 const BLOCK: usize = 128;
 /// Cells of a row that are summed up before they are transposed.
 const PIECE: usize = 128;
-/// Vectors of sums that each weight is used for at a time.
-const TOGETHER: usize = 4;
 
 /// A [`Map`] as kernels read it: the cells and weights of all outputs, one after the other.
 pub(super) struct Sums<E> {
@@ -210,21 +209,13 @@ fn sum_rows<S: Simd, E: Element>(
     taps: &[(usize, E)],
     output: &mut [E],
 ) {
-    let lanes = E::lanes::<S>();
-    let (mut start, zero) = (start, E::splat(simd, E::default()));
-    for output in output.chunks_mut(TOGETHER * lanes) {
-        let mut sums = [zero; TOGETHER];
+    for part in vectors::<S, E>(output.len()) {
+        let mut sum = E::splat(simd, E::default());
         for (row, weight) in taps {
-            let cells = &cells[row * columns + start..][..output.len()];
-            let weight = E::splat(simd, *weight);
-            for (sum, cells) in sums.iter_mut().zip(cells.chunks(lanes)) {
-                *sum = E::mul_add(simd, load(simd, cells), weight, *sum);
-            }
+            let cells = &cells[row * columns + start..][part.clone()];
+            sum = E::mul_add(simd, load(simd, cells), E::splat(simd, *weight), sum);
         }
-        for (sum, output) in sums.iter().zip(output.chunks_mut(lanes)) {
-            store(simd, output, *sum);
-        }
-        start += TOGETHER * lanes;
+        store(simd, &mut output[part], sum);
     }
 }
 
