@@ -310,6 +310,10 @@ impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
             row /= dim.size;
             (to, from) = (to + index * dim.to, from + index * dim.from);
         }
+        for (dim, cells) in [(slow, &slow_cells), (fast, &fast_cells)] {
+            let start = cells.start as isize;
+            (to, from) = (to + start * dim.to, from + start * dim.from);
+        }
         let count = fast_cells.len();
         let block = match combine {
             None if transpose::is_supported::<T>() => {
@@ -318,20 +322,14 @@ impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
             _ => None,
         };
         if let Some(block) = block {
-            let [slow_start, fast_start] =
-                [slow_cells.start, fast_cells.start].map(|start| start as isize);
-            let to = to + slow_start * slow.to + fast_start * fast.to;
-            let from = from + slow_start * slow.from + fast_start * fast.from;
             // SAFETY: cells of the view, which lies in the storage, and as many of the box, of this task alone.
             unsafe {
                 let cell = self.from.storage.as_ptr().offset(from);
                 return block.write(elements.at(to as usize), cell);
             }
         }
-        for line in slow_cells {
-            let (line, start) = (line as isize, fast_cells.start as isize);
-            let to = to + line * slow.to + start * fast.to;
-            let from = from + line * slow.from + start * fast.from;
+        for line in 0..slow_cells.len() as isize {
+            let (to, from) = (to + line * slow.to, from + line * slow.from);
             // SAFETY: `count` cells of the view, which lies in the storage, and as many of the box, of this task alone.
             unsafe {
                 let place = elements.at(to as usize);

@@ -17,6 +17,8 @@ pub(super) fn is_supported<T>() -> bool {
 
 /// The bytes of an element.
 const LANE: usize = 4;
+/// Rows of a tile, and its columns at least.
+pub(super) const SIDE: usize = 4;
 
 impl Transpose {
     /// Writes the block: in tiles, which are transposed in registers, of whole cache lines of the result where there are.
@@ -26,25 +28,25 @@ impl Transpose {
     /// else uses.
     pub(super) unsafe fn write<T: Copy>(self, place: *mut T, cell: *const T) {
         const QUADS: usize = 4;
-        const WIDE: usize = 4 * QUADS;
+        const WIDE: usize = SIDE * QUADS;
         debug_assert_eq!(size_of::<T>(), LANE);
         let [reads, writes] = self.sizes;
         let mut column = 0;
         while column < writes {
             let width = match writes - column {
                 WIDE.. => WIDE,
-                4.. => 4,
+                SIDE.. => SIDE,
                 _ => 1,
             };
-            for row in (0..reads).step_by(4) {
+            for row in (0..reads).step_by(SIDE) {
                 // SAFETY: the caller's; tiles are used for four rows of their width only.
                 unsafe {
                     let place = place.offset(row as isize * self.to).add(column);
                     let cell = cell.offset(column as isize * self.from).add(row);
                     match (reads - row, width) {
-                        (4.., WIDE) => self.tile::<T, QUADS>(place, cell),
-                        (4.., 4) => self.tile::<T, 1>(place, cell),
-                        (rows, _) => self.cells(place, cell, [rows.min(4), width]),
+                        (SIDE.., WIDE) => self.tile::<T, QUADS>(place, cell),
+                        (SIDE.., SIDE) => self.tile::<T, 1>(place, cell),
+                        (rows, _) => self.cells(place, cell, [rows.min(SIDE), width]),
                     }
                 }
             }

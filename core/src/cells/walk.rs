@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::transpose::Transpose;
+use super::transpose::{SIDE, Transpose};
 
 /// Elements of a task.
 pub(super) const TASK: usize = 1 << 14;
@@ -61,9 +61,8 @@ impl Walk {
     /// A block of so many cells along the slow and the fast dim, if they lie next to each other along one of them in the result
     /// and along the other one where they are read, and are a tile at least.
     pub(super) fn transpose(&self, [slow, fast]: [usize; 2]) -> Option<Transpose> {
-        const TILE: usize = 4;
         let dims = [(self.slow, slow), (self.fast, fast)];
-        if slow < TILE || fast < TILE {
+        if slow < SIDE || fast < SIDE {
             return None;
         }
         let [reads, writes] = match dims.map(|(dim, _)| [dim.to, dim.from]) {

@@ -1,4 +1,4 @@
-//! What becomes of the cells of a window.
+//! Reductions of the cells of a window: maximum, sum and norm.
 
 use pulp::Simd;
 

@@ -92,9 +92,8 @@ impl<E: Element, C: Combine<E>> WithSimd for Windows<'_, E, C> {
             line,
             output,
         } = self;
-        let (lanes, columns) = (E::lanes::<S>(), line.len());
-        for start in (0..columns).step_by(lanes) {
-            let cells = start..columns.min(start + lanes);
+        let columns = line.len();
+        for cells in vectors::<S, E>(columns) {
             let mut all = combine.prepare(simd, load(simd, &x[cells.clone()]));
             for tap in 1..down.kernel {
                 let row = tap * down.dilation * columns;

@@ -1,4 +1,4 @@
-//! What kernels of attention have in common: weights of pairs, and products of rows.
+//! Weights of pairs of tokens with their gradients, and dot products of rows, for all kernels of attention.
 
 use halocline_core::tasks;
 use pulp::Simd;
