@@ -96,7 +96,7 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
                 directly::<S, E, P>(simd, job, correlation, weight, output, true);
             } else if const { winograd::may_have_squares::<S, E, P>() }
                 && job.method.fills_lanes(job.outputs)
-                && let Some(squares) = winograd::squares::<S, E>(
+                && let Some(squares) = winograd::squares::<S, E, 4>(
                     job.method,
                     correlation,
                     channels,

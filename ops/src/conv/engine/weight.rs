@@ -83,16 +83,19 @@ impl<E: Element, P: Products<E>> WithSimd for Whole<'_, E, P> {
         let WeightJob { conv, method, .. } = *self.job;
         let (channels, [planes, rows, columns]) = ([inputs, outputs], count);
         let fields = [batch * planes, rows, columns];
-        if const { winograd::may_have_squares::<S, E, P>() }
-            && let Some(squares) = winograd::squares::<S, E>(
-                method,
-                &conv.forward(count),
-                channels,
-                fields,
-                winograd::gradient::CELLS,
-            )
-        {
-            return winograd::gradient::run::<S, E, P>(simd, self.job, &squares);
+        if const { winograd::may_have_squares::<S, E, P>() } {
+            let (forward, least) = (conv.forward(count), winograd::gradient::CELLS);
+            if let Some(squares) =
+                winograd::squares::<S, E, 4>(method, &forward, channels, fields, least)
+            {
+                return winograd::gradient::run::<S, E, P, 4>(simd, self.job, &squares);
+            }
+            let least = winograd::gradient::OBLONG_CELLS;
+            if let Some(oblongs) =
+                winograd::squares::<S, E, 2>(method, &forward, channels, fields, least)
+            {
+                return winograd::gradient::run::<S, E, P, 2>(simd, self.job, &oblongs);
+            }
         }
         match self.job.rows() {
             // Pairs are of neighbouring tiles of rows.

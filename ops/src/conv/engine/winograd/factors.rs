@@ -12,7 +12,7 @@ use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// A correlation with three neighbouring rows of taps, by tiles of four rows of results; with three neighbouring columns of
-/// taps also by squares (`COLUMNS` is four, else one).
+/// taps also by squares (`COLUMNS` is four, else one) or oblongs (two).
 ///
 /// A tile begins where its first source row is a multiple of four, whichever box of results is
 /// computed, and a square also where its first source column is: so a result has the same bits in any box.

@@ -1,5 +1,5 @@
 //! Gradients of weights by squares of results: for each of the 36 products, the factors of outputs × squares of the cotangent
-//! times those of squares × channels of the source.
+//! times those of squares × channels of the source; or by [oblongs](super::oblongs), which have 24.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -7,8 +7,8 @@ use std::ops::Range;
 use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
-use super::squares::{ALL, PANEL, Squares, boxes, padded};
-use super::{PRODUCTS, RESULTS, SquareTiles, TAPS, to_taps};
+use super::squares::{PANEL, Squares, boxes, padded, products};
+use super::{PRODUCTS, RESULTS, TAPS, Tiles, oblongs, to_taps};
 use crate::conv::engine::ahead::{Stretch, ask_for, shares};
 use crate::conv::engine::geometry::{Conv, Correlation, Dims, Tap};
 use crate::conv::engine::pieces::{Piece, Pieces};
@@ -23,9 +23,11 @@ use crate::kernel::panels::{Factors, Sums};
 use crate::kernel::products::{Numbers, Products};
 use crate::kernel::simd::Element;
 
-/// Fewest cells of all fields for which that serves: the fewer there are, the more errors are those of rounded factors; with 3,600
-/// they were more than four times those of direct sums.
-pub(crate) const CELLS: usize = 4000;
+/// Fewest cells of all fields for which squares serve: the fewer there are, the more errors are those of rounded factors; with
+/// 3,600 they were more than four times those of direct sums.
+pub(crate) const CELLS: usize = 3800;
+/// Fewest cells for which oblongs serve.
+pub(crate) const OBLONG_CELLS: usize = 512;
 /// Bytes of the factors of a box, about, and the squares that it has at least, and at most.
 const BOX_BYTES: usize = 768 << 10;
 const SQUARES: Range<usize> = 64..256;
@@ -39,10 +41,10 @@ const OF_CHUNK: usize = 128;
 const BLOCK: usize = 256;
 
 /// Computes the gradients.
-pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
+pub(crate) fn run<S: Simd, E: Element, P: Products<E>, const COLUMNS: usize>(
     simd: S,
     job: &WeightJob<'_, P::Number>,
-    tiles: &SquareTiles,
+    tiles: &Tiles<COLUMNS>,
 ) -> WeightGradient<E> {
     let plan = Plan::new::<S, E>(job, tiles);
     let Conv {
@@ -56,7 +58,7 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
         Buffer::filled(chunks * plan.sums(), |sums| {
             tasks::for_each(chunks * groups * plan.ranges, 1, |task| {
                 let [chunk, group, range] = place_of(task, [groups, plan.ranges]);
-                simd.vectorize(Task::<E, P> {
+                simd.vectorize(Task::<E, P, COLUMNS> {
                     plan: &plan,
                     sums: sums.starting_at(chunk * plan.sums()),
                     biases: all_biases.starting_at(chunk * channels),
@@ -89,11 +91,11 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
 }
 
 /// Data shared by all tasks.
-struct Plan<'a, N> {
+struct Plan<'a, N, const COLUMNS: usize> {
     job: &'a WeightJob<'a, N>,
-    tiles: &'a SquareTiles,
-    source: Squares<PRODUCTS>,
-    cotangent: Squares<RESULTS>,
+    tiles: &'a Tiles<COLUMNS>,
+    source: Squares<PRODUCTS, COLUMNS>,
+    cotangent: Squares<RESULTS, COLUMNS>,
     /// The cotangent as a field.
     pieces: Pieces<'a, N>,
     /// Squares of a box, per dim.
@@ -110,8 +112,8 @@ struct Plan<'a, N> {
     sides: [usize; 2],
 }
 
-impl<'a, N: Copy + Send + Sync> Plan<'a, N> {
-    fn new<S: Simd, E: Element>(job: &'a WeightJob<'a, N>, tiles: &'a SquareTiles) -> Self {
+impl<'a, N: Copy + Send + Sync, const COLUMNS: usize> Plan<'a, N, COLUMNS> {
+    fn new<S: Simd, E: Element>(job: &'a WeightJob<'a, N>, tiles: &'a Tiles<COLUMNS>) -> Self {
         let Conv {
             groups,
             inputs,
@@ -125,10 +127,10 @@ impl<'a, N: Copy + Send + Sync> Plan<'a, N> {
             false => [outputs, of_inputs],
         };
         let held = of_inputs.min(BLOCK) + of_outputs.min(OUTPUTS);
-        let (tile, boxes) = boxes::<E>(tiles.flat.count, held, BOX_BYTES, SQUARES);
+        let (tile, boxes) = boxes::<E, COLUMNS>(tiles.flat.count, held, BOX_BYTES, SQUARES);
         let ranges = outputs.div_ceil(OUTPUTS);
         let [batch, ..] = job.cotangent.shape();
-        let sums = groups * ALL * sides[0] * sides[1];
+        let sums = groups * products(COLUMNS) * sides[0] * sides[1];
         let squares = batch * tiles.flat.count.iter().product::<usize>();
         let wanted = TASKS
             .div_ceil(groups * ranges)
@@ -167,7 +169,7 @@ impl<'a, N: Copy + Send + Sync> Plan<'a, N> {
     }
 
     fn of_group(&self) -> usize {
-        ALL * self.of_product()
+        products(COLUMNS) * self.of_product()
     }
 
     fn of_product(&self) -> usize {
@@ -176,8 +178,8 @@ impl<'a, N: Copy + Send + Sync> Plan<'a, N> {
 }
 
 /// A range of outputs of one group, over the boxes of a chunk.
-struct Task<'a, E: Element, P: Products<E>> {
-    plan: &'a Plan<'a, P::Number>,
+struct Task<'a, E: Element, P: Products<E>, const COLUMNS: usize> {
+    plan: &'a Plan<'a, P::Number, COLUMNS>,
     /// Those of a chunk, of which this task has those of its group and outputs.
     sums: Shared<E>,
     biases: Shared<E>,
@@ -197,7 +199,7 @@ struct Side<'a, E> {
     padded: usize,
 }
 
-impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
+impl<E: Element, P: Products<E>, const COLUMNS: usize> WithSimd for Task<'_, E, P, COLUMNS> {
     type Output = ();
 
     #[inline(always)]
@@ -279,7 +281,7 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
     }
 }
 
-impl<E: Element, P: Products<E>> Task<'_, E, P> {
+impl<E: Element, P: Products<E>, const COLUMNS: usize> Task<'_, E, P, COLUMNS> {
     /// The memory of the first channels of the next box of the chunk.
     fn ahead<S: Simd>(&self, field: usize, range: &Range<usize>) -> Vec<Stretch> {
         let Self { plan, .. } = self;
@@ -317,7 +319,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         let Self { plan, .. } = self;
         let zeros = [E::default(); PANEL];
         let [_, pitch] = plan.sides;
-        for (product, ahead) in shares(ahead, ALL).enumerate() {
+        for (product, ahead) in shares(ahead, products(COLUMNS)).enumerate() {
             ask_for(ahead);
             let first = self.group * plan.of_group() + product * plan.of_product();
             for row in (0..rows.channels.len()).step_by(PANEL) {
@@ -353,9 +355,9 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
     }
 }
 
-/// The taps of some channels of the side that is not lanes.
-struct Taps<'a, E, N> {
-    plan: &'a Plan<'a, N>,
+/// The taps of some channels of the side that is not lanes, computed in `f64`: there are few.
+struct Taps<'a, E, N, const COLUMNS: usize> {
+    plan: &'a Plan<'a, N, COLUMNS>,
     /// Those of all chunks, which are added up in order.
     sums: &'a [E],
     group: usize,
@@ -363,27 +365,21 @@ struct Taps<'a, E, N> {
     to: Shared<E>,
 }
 
-impl<E: Element, N: Copy + Send + Sync> Taps<'_, E, N> {
+impl<E: Element, N: Copy + Send + Sync, const COLUMNS: usize> Taps<'_, E, N, COLUMNS> {
     /// The sums of all chunks, `[product][row][lane]`.
     #[inline(always)]
-    fn totals<S: Simd>(&self, simd: S, totals: &mut [E]) {
+    fn totals(&self, totals: &mut [f64]) {
         let Self { plan, rows, .. } = self;
         let [_, pitch] = plan.sides;
         let len = rows.len() * pitch;
         for (product, totals) in totals.chunks_exact_mut(len).enumerate() {
             let place = self.group * plan.of_group() + product * plan.of_product();
             let place = place + rows.start * pitch;
-            totals.copy_from_slice(&self.sums[place..][..len]);
-            for chunk in 1..plan.chunks.len() {
+            totals.fill(0.0);
+            for chunk in 0..plan.chunks.len() {
                 let part = &self.sums[chunk * plan.sums() + place..][..len];
-                for at in (0..len).step_by(E::lanes::<S>()) {
-                    // SAFETY: a pitch is so many vectors.
-                    unsafe {
-                        let total = totals[at..].as_mut_ptr();
-                        let sum =
-                            E::plus(simd, E::load::<S>(total), E::load::<S>(part[at..].as_ptr()));
-                        E::store::<S>(total, sum);
-                    }
+                for (total, sum) in totals.iter_mut().zip(part) {
+                    *total += sum.to_f64();
                 }
             }
         }
@@ -394,28 +390,33 @@ impl<E: Element, N: Copy + Send + Sync> Taps<'_, E, N> {
     fn of_vector<S: Simd>(
         &self,
         simd: S,
-        totals: &[E],
+        totals: &[f64],
         of_product: usize,
-    ) -> [[E; WIDEST]; TAPS * TAPS] {
-        let zero = E::splat(simd, E::default());
+    ) -> [[f64; WIDEST]; TAPS * TAPS] {
+        let zero = f64::splat(simd, 0.0);
         let mut down = [[zero; PRODUCTS]; TAPS];
-        for column in 0..PRODUCTS {
+        let across = const { COLUMNS + TAPS - 1 };
+        for column in 0..across {
             let mut sums = [zero; PRODUCTS];
             for (k, sum) in sums.iter_mut().enumerate() {
-                let part = &totals[(PRODUCTS * k + column) * of_product..][..E::lanes::<S>()];
+                let part = &totals[(across * k + column) * of_product..][..f64::lanes::<S>()];
                 // SAFETY: as many elements as a vector has.
-                *sum = unsafe { E::load::<S>(part.as_ptr()) };
+                *sum = unsafe { f64::load::<S>(part.as_ptr()) };
             }
-            for (down, taps) in down.iter_mut().zip(to_taps::<S, E>(simd, sums)) {
+            for (down, taps) in down.iter_mut().zip(to_taps::<S, f64>(simd, sums)) {
                 down[column] = taps;
             }
         }
-        let mut taps = [[E::default(); WIDEST]; TAPS * TAPS];
+        let mut taps = [[0.0; WIDEST]; TAPS * TAPS];
         for (row, down) in down.into_iter().enumerate() {
-            for (column, tap) in to_taps::<S, E>(simd, down).into_iter().enumerate() {
+            let down = match const { COLUMNS == RESULTS } {
+                true => to_taps::<S, f64>(simd, down),
+                false => oblongs::to_taps::<S, f64>(simd, down),
+            };
+            for (column, tap) in down.into_iter().enumerate() {
                 let place = self.plan.tiles.elements[column][row];
                 // SAFETY: no vector is wider.
-                unsafe { E::store::<S>(taps[place].as_mut_ptr(), tap) };
+                unsafe { f64::store::<S>(taps[place].as_mut_ptr(), tap) };
             }
         }
         taps
@@ -423,19 +424,19 @@ impl<E: Element, N: Copy + Send + Sync> Taps<'_, E, N> {
 
     /// Writes the weights of all sums.
     #[inline(always)]
-    fn write<S: Simd>(&self, simd: S, totals: &[E]) {
+    fn write<S: Simd>(&self, simd: S, totals: &[f64]) {
         let Self { plan, rows, .. } = self;
         let Conv {
             inputs, outputs, ..
         } = *plan.job.conv;
-        let (lanes, elements) = (E::lanes::<S>(), plan.job.conv.elements());
+        let (lanes, elements) = (f64::lanes::<S>(), plan.job.conv.elements());
         let [_, pitch] = plan.sides;
         let present = match plan.by_outputs {
             true => outputs,
             false => inputs,
         };
         for (index, row) in rows.clone().enumerate() {
-            for first in (0..pitch).step_by(lanes) {
+            for first in (0..present).step_by(lanes) {
                 let totals = &totals[index * pitch + first..];
                 let taps = self.of_vector::<S>(simd, totals, rows.len() * pitch);
                 for lane in 0..lanes.min(present - first) {
@@ -446,7 +447,7 @@ impl<E: Element, N: Copy + Send + Sync> Taps<'_, E, N> {
                     let weight = ((self.group * outputs + output) * inputs + input) * elements;
                     for (element, taps) in taps.iter().enumerate() {
                         // SAFETY: a weight of this task.
-                        unsafe { *self.to.at(weight + element) = taps[lane] };
+                        unsafe { *self.to.at(weight + element) = E::from_f64(taps[lane]) };
                     }
                 }
             }
@@ -454,17 +455,17 @@ impl<E: Element, N: Copy + Send + Sync> Taps<'_, E, N> {
     }
 }
 
-impl<E: Element, N: Copy + Send + Sync> WithSimd for Taps<'_, E, N> {
+impl<E: Element, N: Copy + Send + Sync, const COLUMNS: usize> WithSimd for Taps<'_, E, N, COLUMNS> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let [_, pitch] = self.plan.sides;
         with_scratch(
-            ALL * self.rows.len() * pitch,
+            products(COLUMNS) * self.rows.len() * pitch,
             #[inline(always)]
-            |totals: &mut [E]| {
-                self.totals::<S>(simd, totals);
+            |totals: &mut [f64]| {
+                self.totals(totals);
                 self.write::<S>(simd, totals);
             },
         );

@@ -14,12 +14,13 @@
 
 mod factors;
 pub(crate) mod gradient;
+mod oblongs;
 pub(crate) mod results;
 mod squares;
 mod strip;
 mod task;
 
-pub(crate) use factors::{Factors, RowTiles, SquareTiles};
+pub(crate) use factors::{Factors, RowTiles, SquareTiles, Tiles};
 pub(super) use task::correlate;
 
 use std::ops::Range;
@@ -47,17 +48,17 @@ pub(crate) fn whole_tiles(results: &Range<usize>, count: usize) -> Range<usize> 
     results.start.next_multiple_of(RESULTS).min(end)..end
 }
 
-/// The squares of a correlation, if sums of such numbers are those of squares, for input and output channels of a group, and
-/// fields of so many rows and columns of results, which have at least so many cells.
-pub(crate) fn squares<S: Simd, E: Element>(
+/// The squares of a correlation, or its oblongs, if sums of such numbers are those of squares, for input and output channels of a
+/// group, and fields of so many rows and columns of results, which have at least so many cells.
+pub(crate) fn squares<S: Simd, E: Element, const COLUMNS: usize>(
     method: Method,
     correlation: &Correlation,
     channels: [usize; 2],
     sizes: [usize; 3],
     least: usize,
-) -> Option<SquareTiles> {
+) -> Option<Tiles<COLUMNS>> {
     let used = has_shuffles::<S, E>() && method.transforms_squares(channels, sizes, least);
-    let squares = used.then(|| SquareTiles::new(correlation)).flatten();
+    let squares = used.then(|| Tiles::new(correlation)).flatten();
     squares.filter(|squares| squares.flat.taps.len() == 1)
 }
 

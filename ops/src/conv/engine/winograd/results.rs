@@ -60,7 +60,7 @@ pub(crate) fn correlate<S: Simd, E: Element, P: Products<E>>(
 struct Part<'a, E, P> {
     correlation: &'a Correlation,
     tiles: &'a SquareTiles,
-    source: Squares<PRODUCTS>,
+    source: Squares<PRODUCTS, RESULTS>,
     /// Squares of a box, per dim.
     tile: Dims,
     /// Boxes of a field.
@@ -81,7 +81,7 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
     ) -> Self {
         let outputs = padded::<S, E>(job.outputs);
         let held = padded::<S, E>(job.inputs) + outputs.min(PANEL);
-        let (tile, boxes) = boxes::<E>(tiles.flat.count, held, BOX_BYTES, SQUARES);
+        let (tile, boxes) = boxes::<E, RESULTS>(tiles.flat.count, held, BOX_BYTES, SQUARES);
         let ranges = TASKS.div_ceil(job.batch * job.groups * boxes);
         Self {
             correlation,
@@ -110,11 +110,10 @@ impl<E: Element> Weights<E> {
         tiles: &SquareTiles,
         weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
     ) -> Self {
-        let lanes = E::lanes::<S>();
         let (inputs, padded) = (job.inputs, padded::<S, E>(job.outputs));
         let of_product = inputs * padded + SKEW;
         let len = job.groups * ALL * of_product;
-        let parts = [job.groups, padded / lanes, inputs.div_ceil(INPUTS)];
+        let parts = inputs.div_ceil(INPUTS);
         let fill = |factors: Shared<E>| {
             for end in (of_product..=len).step_by(of_product) {
                 for place in end - SKEW..end {
@@ -123,23 +122,21 @@ impl<E: Element> Weights<E> {
                 }
             }
             let part = |index: usize| {
-                let (group, rest) = (index / (parts[1] * parts[2]), index % (parts[1] * parts[2]));
-                let first = rest % parts[2] * INPUTS;
+                let (group, first) = (index / parts, index % parts * INPUTS);
                 simd.vectorize(Pack::<E, P, _> {
                     tiles,
                     weight,
                     group,
                     inputs: [first, inputs.min(first + INPUTS), inputs],
-                    outputs: [rest / parts[2] * lanes, job.outputs],
+                    outputs: job.outputs,
                     to: factors.starting_at(group * ALL * of_product),
                     of_product,
                     products: PhantomData,
                 });
             };
-            let parts = parts.iter().product();
             match len {
-                0..SERIAL => (0..parts).for_each(part),
-                _ => tasks::for_each(parts, 1, part),
+                0..SERIAL => (0..job.groups * parts).for_each(part),
+                _ => tasks::for_each(job.groups * parts, 1, part),
             }
         };
         // SAFETY: the parts write every factor; what is between products is zero.
@@ -151,15 +148,14 @@ impl<E: Element> Weights<E> {
     }
 }
 
-/// Packs the factors of some inputs and a vector of outputs.
+/// Packs the factors of some inputs.
 struct Pack<'a, E, P, W> {
     tiles: &'a SquareTiles,
     weight: &'a W,
     group: usize,
     /// The first, the end, and all of them.
     inputs: [usize; 3],
-    /// The first, and all of them.
-    outputs: [usize; 2],
+    outputs: usize,
     /// The factors of the group.
     to: Shared<E>,
     of_product: usize,
@@ -173,42 +169,56 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let ([start, end, inputs], [first, outputs]) = (self.inputs, self.outputs);
-        let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
-        let panel = first / PANEL * PANEL;
-        let width = PANEL.min(padded::<S, E>(outputs) - panel);
-        let to = panel * inputs + first - panel;
+        let ([start, end, inputs], outputs) = (self.inputs, self.outputs);
+        let lanes = E::lanes::<S>();
         let mut taps = [[[E::default(); WIDEST]; TAPS]; TAPS];
         for input in start..end {
-            for (column, taps) in taps.iter_mut().enumerate() {
-                for (row, taps) in taps.iter_mut().enumerate() {
-                    let element = self.tiles.elements[column][row];
-                    for (output, tap) in (first..outputs).zip(&mut taps[..lanes]) {
-                        *tap = P::widened((self.weight)([self.group, output, input, element]));
+            for first in (0..outputs).step_by(lanes) {
+                for (column, taps) in taps.iter_mut().enumerate() {
+                    for (row, taps) in taps.iter_mut().enumerate() {
+                        let element = self.tiles.elements[column][row];
+                        for (output, tap) in (first..outputs).zip(&mut taps[..lanes]) {
+                            *tap = P::widened((self.weight)([self.group, output, input, element]));
+                        }
                     }
                 }
+                let panel = first / PANEL * PANEL;
+                let width = PANEL.min(padded::<S, E>(outputs) - panel);
+                let place = panel * inputs + first - panel + input * width;
+                // SAFETY: factors of this part.
+                unsafe { factors_of_taps::<S, E>(simd, &taps, self.to.at(place), self.of_product) };
             }
-            let mut down = [[zero; TAPS]; PRODUCTS];
-            for (column, taps) in taps.iter().enumerate() {
-                // SAFETY: no vector is wider.
-                let taps = unsafe {
-                    [
-                        E::load::<S>(taps[0].as_ptr()),
-                        E::load::<S>(taps[1].as_ptr()),
-                        E::load::<S>(taps[2].as_ptr()),
-                    ]
-                };
-                for (down, factor) in down.iter_mut().zip(of_taps::<S, E>(simd, taps)) {
-                    down[column] = factor;
-                }
-            }
-            for (k, down) in down.into_iter().enumerate() {
-                for (j, factor) in of_taps::<S, E>(simd, down).into_iter().enumerate() {
-                    let place = (PRODUCTS * k + j) * self.of_product + to + input * width;
-                    // SAFETY: factors of this part.
-                    unsafe { E::store::<S>(self.to.at(place), factor) };
-                }
-            }
+        }
+    }
+}
+
+/// Writes the factors of a vector of squares of taps, `[column][row]`; those of a product and the next are so far apart.
+///
+/// # Safety
+/// There must be room for the factors.
+#[inline(always)]
+unsafe fn factors_of_taps<S: Simd, E: Element>(
+    simd: S,
+    taps: &[[[E; WIDEST]; TAPS]; TAPS],
+    to: *mut E,
+    of_product: usize,
+) {
+    let zero = E::splat(simd, E::default());
+    let mut down = [[zero; TAPS]; PRODUCTS];
+    for (column, taps) in taps.iter().enumerate() {
+        let mut rows = [zero; TAPS];
+        for (row, taps) in rows.iter_mut().zip(taps) {
+            // SAFETY: no vector is wider.
+            *row = unsafe { E::load::<S>(taps.as_ptr()) };
+        }
+        for (down, factor) in down.iter_mut().zip(of_taps::<S, E>(simd, rows)) {
+            down[column] = factor;
+        }
+    }
+    for (k, down) in down.into_iter().enumerate() {
+        for (j, factor) in of_taps::<S, E>(simd, down).into_iter().enumerate() {
+            // SAFETY: the caller's.
+            unsafe { E::store::<S>(to.add((PRODUCTS * k + j) * of_product), factor) };
         }
     }
 }

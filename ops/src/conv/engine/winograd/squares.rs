@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use super::{PRODUCTS, RESULTS, of_cotangent, of_source};
+use super::{PRODUCTS, RESULTS, TAPS, oblongs, of_cotangent, of_source};
 use crate::conv::engine::ahead::Stretch;
 use crate::conv::engine::geometry::{Correlation, Dims};
 use crate::conv::engine::pieces::Pieces;
@@ -19,9 +19,14 @@ use crate::kernel::simd::Element;
 use crate::kernel::transpose::transpose;
 
 /// Products of a square.
-pub(super) const ALL: usize = PRODUCTS * PRODUCTS;
+pub(super) const ALL: usize = products(RESULTS);
 /// Channels of a panel.
 pub(super) const PANEL: usize = 64;
+
+/// Products of four rows of so many columns of results.
+pub(super) const fn products(columns: usize) -> usize {
+    PRODUCTS * (columns + TAPS - 1)
+}
 
 /// Channels, with those that fill up vectors.
 pub(super) fn padded<S: Simd, E: Element>(channels: usize) -> usize {
@@ -30,16 +35,16 @@ pub(super) fn padded<S: Simd, E: Element>(channels: usize) -> usize {
 
 /// The extents of boxes of a field of so many squares, in one plane, whose factors of so many channels have about so many bytes,
 /// and the number of boxes: of even extents, and columns that fill vectors.
-pub(super) fn boxes<E>(
+pub(super) fn boxes<E, const COLUMNS: usize>(
     count: Dims,
     channels: usize,
     bytes: usize,
     limits: Range<usize>,
 ) -> (Dims, usize) {
-    let squares = bytes / (ALL * channels * size_of::<E>());
+    let squares = bytes / (products(COLUMNS) * channels * size_of::<E>());
     let squares = squares.clamp(limits.start, limits.end);
     let even = |count: usize, most: usize| count.div_ceil(count.div_ceil(most));
-    let columns = even(count[2], squares).next_multiple_of(WIDEST / RESULTS);
+    let columns = even(count[2], squares).next_multiple_of(WIDEST / COLUMNS);
     let columns = columns.min(count[2]);
     let extents = [1, even(count[1], (squares / columns).max(1)), columns];
     let boxes = (0..3).map(|dim| count[dim].div_ceil(extents[dim]));
@@ -50,22 +55,23 @@ pub(super) fn boxes<E>(
 type Rows<E> = [[[E; WIDEST]; WIDEST]; PRODUCTS];
 type Columns<E> = [[[E; WIDEST]; RESULTS + WIDEST]; PRODUCTS];
 
-/// Boxes of squares of a field, each of which meets so many rows and columns of `CELLS`: six of a source, four of a cotangent.
+/// Boxes of squares of a field, or of [oblongs], with so many `COLUMNS` of results. Each meets so many rows of `CELLS`: six of a
+/// source, four of a cotangent.
 ///
 /// The factors of a box are `[product][panel][square][channel]`: those of a panel begin its first channel times squares behind
 /// those of a product.
-pub(super) struct Squares<const CELLS: usize> {
+pub(super) struct Squares<const CELLS: usize, const COLUMNS: usize> {
     /// The layout of a channel's cells.
     cells: TileLayout,
     /// Most squares of a box.
     most: usize,
 }
 
-impl<const CELLS: usize> Squares<CELLS> {
+impl<const CELLS: usize, const COLUMNS: usize> Squares<CELLS, COLUMNS> {
     /// Those of boxes of at most so many rows and columns of squares, of a correlation on whole squares.
     pub(super) fn new(correlation: &Correlation, [rows, columns]: [usize; 2]) -> Self {
         Self {
-            cells: TileLayout::new(correlation, [1, RESULTS * rows, RESULTS * columns]),
+            cells: TileLayout::new(correlation, [1, RESULTS * rows, COLUMNS * columns]),
             most: rows * columns,
         }
     }
@@ -82,7 +88,7 @@ impl<const CELLS: usize> Squares<CELLS> {
 
     /// Elements of the factors of so many padded channels.
     pub(super) fn len(&self, padded: usize) -> usize {
-        ALL * self.of_product(padded)
+        products(COLUMNS) * self.of_product(padded)
     }
 
     /// The memory of the first vector of channels that [`fill`](Self::fill) reads, to be prefetched.
@@ -94,7 +100,7 @@ impl<const CELLS: usize> Squares<CELLS> {
         [plane, row, column]: Dims,
     ) -> Vec<Stretch> {
         let first = channels.start..channels.end.min(channels.start + E::lanes::<S>());
-        let origin = [plane, RESULTS * row, RESULTS * column];
+        let origin = [plane, RESULTS * row, COLUMNS * column];
         self.cells.stretches(pieces, batch, first, origin)
     }
 
@@ -114,7 +120,7 @@ impl<const CELLS: usize> Squares<CELLS> {
         let padded = padded::<S, E>(channels.len());
         let squares = size[0] * size[1];
         let of_product = self.of_product(padded);
-        let origin = [origin[0], RESULTS * origin[1], RESULTS * origin[2]];
+        let origin = [origin[0], RESULTS * origin[1], COLUMNS * origin[2]];
         let met = self.cells.met_by(pieces, origin);
         // Of lanes without a channel they hold values of others, which nothing reads.
         let mut rows: Rows<E> = [[[E::default(); WIDEST]; WIDEST]; PRODUCTS];
@@ -167,8 +173,8 @@ impl<const CELLS: usize> Squares<CELLS> {
         let pitch = self.cells.line(0, 0, 1) - self.cells.line(0, 0, 0);
         // Columns of a square that the next one has, too: blocks keep the last ones of the block before.
         let late = usize::from(CELLS > RESULTS);
-        let in_block = lanes / RESULTS;
-        let blocks = (RESULTS * squares + CELLS - RESULTS).div_ceil(lanes);
+        let in_block = lanes / COLUMNS;
+        let blocks = (COLUMNS * squares + CELLS - RESULTS).div_ceil(lanes);
         // SAFETY: the caller's; rows and columns have room for vectors.
         unsafe {
             for block in 0..blocks {
@@ -200,16 +206,21 @@ impl<const CELLS: usize> Squares<CELLS> {
                 let start = (block * in_block).saturating_sub(late);
                 let end = ((block + 1) * in_block - late).min(squares);
                 for square in start..end {
-                    let column = RESULTS + RESULTS * square - block * lanes;
+                    let column = RESULTS + COLUMNS * square - block * lanes;
                     let to = to.add(square * of_square);
                     for (k, columns) in columns.iter().enumerate() {
                         let mut x = [zero; PRODUCTS];
-                        for (x, column) in x.iter_mut().zip(&columns[column..]).take(CELLS) {
-                            *x = E::load::<S>(column.as_ptr());
+                        let cells = &columns[column..][..CELLS - RESULTS + COLUMNS];
+                        for (x, cells) in x.iter_mut().zip(cells) {
+                            *x = E::load::<S>(cells.as_ptr());
                         }
-                        let x = transformed::<S, E, CELLS>(simd, x);
-                        for (j, x) in x.into_iter().enumerate() {
-                            E::store::<S>(to.add((PRODUCTS * k + j) * of_product), x);
+                        let x = match const { COLUMNS == RESULTS } {
+                            true => transformed::<S, E, CELLS>(simd, x),
+                            false => oblongs::transformed::<S, E, CELLS>(simd, x),
+                        };
+                        let across = const { COLUMNS + TAPS - 1 };
+                        for (j, x) in x.into_iter().enumerate().take(across) {
+                            E::store::<S>(to.add((across * k + j) * of_product), x);
                         }
                     }
                 }
