@@ -7,10 +7,9 @@ use halocline_core::ops::{BackwardPass, Operator, apply};
 
 use crate::kernel::flex::{self, Float, with_factors};
 use crate::kernel::matrices::Matrix;
-use crate::kernel::panels::{product, product_over_rows};
+use crate::kernel::panels::{product, product_and_sums_over_rows, product_over_rows};
 use crate::kernel::products::Products;
 use crate::kernel::simd::Isa;
-use crate::reduce::sum_of_rows;
 
 /// `x · weight + bias` of the rows of `x`, by our kernel or, on a device without it, by burn's operators.
 pub(super) fn affine(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
@@ -90,28 +89,29 @@ where
     let mut gradients = vec![None; wanted.len()];
     let cotangent = flex::operand::<P::Number>(pass.cotangent)?;
     let y = Matrix::new(flex::elements(&cotangent), [rows, outputs]);
-    if wanted.get(2) == Some(&true) {
-        gradients[2] = Some(if P::NUMBERS == 1 {
-            let sums = sum_of_rows(isa, flex::elements::<E>(&cotangent), [rows, outputs]);
-            flex::small_result(sums, &[outputs], dtype)
-        } else {
-            // Of bf16 numbers, as they lie.
-            let ones = vec![P::number(E::from_f64(1.0)); rows];
-            let sums = product_over_rows::<E, P>(isa, Matrix::new(&ones, [rows, 1]), y);
-            flex::result(sums, &[outputs], dtype)
-        });
-    }
     if wanted[0] {
         let weight = flex::operand::<P::Number>(weight)?;
         let weight = Matrix::new(flex::elements(&weight), [size, outputs]);
         let gradient = product::<E, P>(isa, y, weight.transposed(), None);
         gradients[0] = Some(flex::result(gradient, &[rows, size], dtype));
     }
-    if wanted[1] {
+    let bias_wanted = wanted.get(2) == Some(&true);
+    if wanted[1] || bias_wanted {
         let x = flex::operand::<P::Number>(x)?;
-        let x = Matrix::new(flex::elements(&x), [rows, size]);
-        let gradient = product_over_rows::<E, P>(isa, x, y);
-        gradients[1] = Some(flex::result(gradient, &[size, outputs], dtype));
+        // Without the gradient of the weight, products with no columns of `x`.
+        let size = if wanted[1] { size } else { 0 };
+        let x = Matrix::new(&flex::elements(&x)[..rows * size], [rows, size]);
+        let weight = match bias_wanted {
+            false => product_over_rows::<E, P>(isa, x, y),
+            true => {
+                let [weight, bias] = product_and_sums_over_rows::<E, P>(isa, x, y);
+                gradients[2] = Some(flex::result(bias, &[outputs], dtype));
+                weight
+            }
+        };
+        if wanted[1] {
+            gradients[1] = Some(flex::result(weight, &[size, outputs], dtype));
+        }
     }
     Ok(gradients)
 }

@@ -111,11 +111,6 @@ pub(super) fn forward<E: Element>(
     (0..lines.count()).map(total).collect()
 }
 
-/// Computes the sum of the rows of `[rows, columns]`.
-pub(crate) fn sum_of_rows<E: Element>(isa: Isa, x: &[E], shape: [usize; 2]) -> Vec<E> {
-    forward(isa, Lines::along(&shape, 0..1), x, Term::Cell, 1.0)
-}
-
 /// A value for each block of cells of each line, `[outer][block][inner]`, and the number of blocks, of so many cells where they
 /// lie side by side, and where lines do. `run` combines cells of some columns with the values that it is given, of which `first`
 /// is the one of no cells.

@@ -32,7 +32,6 @@ pub use extreme::{argmax, argmin, topk};
 pub use extremum::extremum_dims;
 pub(crate) use extremum::local_extremum;
 pub(crate) use golden::OPERATORS;
-pub(crate) use kernel::sum_of_rows;
 pub use norm::vector_norm;
 pub(crate) use root::{root, root_of};
 pub(crate) use scaled::scaled;

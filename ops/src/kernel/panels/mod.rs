@@ -24,7 +24,7 @@ use super::memory::{Shared, with_scratch};
 use super::products::{self, NO_MATRICES, Products, matrices_multiply};
 use super::simd::{Element, Isa};
 pub(crate) use dots::{are_few, dots_to};
-pub(crate) use over_rows::{product_over_rows, product_over_rows_to};
+pub(crate) use over_rows::{product_and_sums_over_rows, product_over_rows, product_over_rows_to};
 pub(crate) use sums::{Factors, Sums};
 use sums::{as_they_lie, factors, pack_panel};
 

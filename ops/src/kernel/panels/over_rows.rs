@@ -26,13 +26,15 @@ const TOGETHER: usize = 256;
 const SHARE_ROWS: usize = 2048;
 const SHARE_BYTES: usize = 16 << 20;
 
-/// Adds the products of some columns of `x`, as rows, with some panels of `y`.
+/// Adds the products of some columns of `x`, as rows, with some panels of `y`; perhaps also the rows of these.
 struct OverRows<'a, E: Element, P: Products<E>> {
     /// `[columns of x, rows]`.
     x: Matrix<'a, P::Number>,
     y: Matrix<'a, P::Number>,
     panels: Range<usize>,
     by_matrices: bool,
+    /// Whether there is a column of ones behind the columns of `x`.
+    with_ones: bool,
     /// Zeros, of whole vectors for each column of `x`.
     to: *mut E,
 }
@@ -46,23 +48,29 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
         let pitch = whole(all);
         let by_matrices = self.by_matrices;
         let panel_room = most_columns(by_matrices) * steps_of::<E, P>(TOGETHER, by_matrices);
-        let packed_room = room::<E, P>(features, TOGETHER, by_matrices);
-        let tile_room = features * most_columns(by_matrices);
+        let packed_room = [features, 1].map(|rows| room::<E, P>(rows, TOGETHER, by_matrices));
+        let tile_room = features.max(1) * most_columns(by_matrices);
+        let ones = [P::number(E::from_f64(1.0)); TOGETHER];
         with_scratch(
-            panel_room + tile_room + packed_room,
+            panel_room + tile_room + packed_room[0] + packed_room[1],
             #[inline(always)]
             |scratch: &mut [E]| {
                 let (packed_panel, rest) = scratch.split_at_mut(panel_room);
-                let (tile, packed) = rest.split_at_mut(tile_room);
+                let (tile, rest) = rest.split_at_mut(tile_room);
+                let (packed, packed_ones) = rest.split_at_mut(packed_room[0]);
                 let zeros = [E::default(); PANEL];
                 for start in (0..rows).step_by(TOGETHER) {
                     let range = start..(start + TOGETHER).min(rows);
                     let steps = steps_of::<E, P>(range.len(), by_matrices);
                     let y = self.y.rows(range.clone());
+                    let ones = Matrix::new(&ones[..range.len()], [1, range.len()]);
                     let x = self.x.transposed().rows(range).transposed();
                     // SAFETY: sums have so many numbers, and the scratch so much room.
                     unsafe {
-                        let a = Left::new::<S, P>(simd, x, by_matrices, packed.as_mut_ptr());
+                        let of_x = Left::new::<S, P>(simd, x, by_matrices, packed.as_mut_ptr());
+                        let of_ones =
+                            Left::new::<S, P>(simd, ones, by_matrices, packed_ones.as_mut_ptr());
+                        let lefts = [(of_x, 0, features), (of_ones, features, 1)];
                         for number in self.panels.clone() {
                             let (columns, width) = panel(number, most_columns(by_matrices), all);
                             let to = self.to.add(columns.start);
@@ -78,23 +86,27 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
                                 let (next, _) = panel(number + 1, most_columns(by_matrices), all);
                                 y.prefetch(next);
                             }
-                            // From zero, and added once: a sum of many rows would lose the last bits of each.
-                            let tile = tile.as_mut_ptr();
-                            let sums = Sums {
-                                a: (),
-                                rows: features,
-                                b: packed_panel.as_ptr(),
-                                width,
-                                steps,
-                                from: (zeros.as_ptr(), 0),
-                                to: (tile, width),
-                            };
-                            a.add::<S, P>(simd, sums);
-                            for feature in 0..features {
-                                let sums = tile.add(feature * width);
-                                let to = to.add(feature * pitch);
-                                for column in 0..width {
-                                    *to.add(column) += *sums.add(column);
+                            for (left, first, rows) in
+                                lefts.into_iter().take(1 + usize::from(self.with_ones))
+                            {
+                                // From zero, and added once: a sum of many rows would lose the last bits of each.
+                                let tile = tile.as_mut_ptr();
+                                let sums = Sums {
+                                    a: (),
+                                    rows,
+                                    b: packed_panel.as_ptr(),
+                                    width,
+                                    steps,
+                                    from: (zeros.as_ptr(), 0),
+                                    to: (tile, width),
+                                };
+                                left.add::<S, P>(simd, sums);
+                                for row in 0..rows {
+                                    let sums = tile.add(row * width);
+                                    let to = to.add((first + row) * pitch);
+                                    for column in 0..width {
+                                        *to.add(column) += *sums.add(column);
+                                    }
                                 }
                             }
                         }
@@ -116,60 +128,93 @@ pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
     unsafe { Buffer::filled(elements, |to| product_over_rows_to::<E, P>(isa, [x, y], to)) }
 }
 
+/// A [`product_over_rows`], and the sum of the rows of `y`, of the same pass over it.
+pub(crate) fn product_and_sums_over_rows<E: Element, P: Products<E>>(
+    isa: Isa,
+    x: Matrix<'_, P::Number>,
+    y: Matrix<'_, P::Number>,
+) -> [Buffer<P::Number>; 2] {
+    let (features, columns) = (x.size()[1], y.size()[1]);
+    let mut product = None;
+    // SAFETY: all elements are written.
+    let sums = unsafe {
+        Buffer::filled(columns, |to_sums| {
+            let fill = |to| write::<E, P>(isa, [x, y], to, Some(to_sums));
+            product = Some(Buffer::filled(features * columns, fill));
+        })
+    };
+    [product.expect("the sums are filled with it"), sums]
+}
+
 /// Writes a [`product_over_rows`].
 ///
 /// # Safety
 /// There must be room for it.
 pub(crate) unsafe fn product_over_rows_to<E: Element, P: Products<E>>(
     isa: Isa,
+    factors: [Matrix<'_, P::Number>; 2],
+    to: Shared<P::Number>,
+) {
+    // SAFETY: the caller's.
+    unsafe { write::<E, P>(isa, factors, to, None) }
+}
+
+/// Writes a product and, perhaps, the sum of the rows of `y`.
+///
+/// # Safety
+/// There must be room for both.
+unsafe fn write<E: Element, P: Products<E>>(
+    isa: Isa,
     [x, y]: [Matrix<'_, P::Number>; 2],
     to: Shared<P::Number>,
+    to_sums: Option<Shared<P::Number>>,
 ) {
     const { assert!(P::NUMBERS * size_of::<P::Number>() == size_of::<E>()) };
     let ([rows, features], [_, columns]) = (x.size(), y.size());
-    let elements = features * whole(columns);
+    let results = features + usize::from(to_sums.is_some());
+    let elements = results * whole(columns);
     let shares = (SHARE_BYTES / size_of::<E>() / elements.max(1)).min(SHARES);
     let shares = (rows / SHARE_ROWS).min(shares).max(1);
     let by_matrices = by_matrices::<E, P>(isa, rows, columns);
     let chunk = if by_matrices { SPLIT_ROWS } else { ROWS };
-    let (share_rows, chunks) = (rows.div_ceil(shares), features.div_ceil(chunk));
+    let (share_rows, chunks) = (rows.div_ceil(shares), features.div_ceil(chunk).max(1));
     let panels = columns.div_ceil(most_columns(by_matrices));
     let together = panels_together(panels, shares * chunks);
     let groups = panels.div_ceil(together);
     let mut sums = filled::<E>(shares * elements, 0.0);
     let all = sums.shared();
-    deal(
-        shares * chunks * groups,
-        rows * features * columns,
-        |task| {
-            let (share, of_chunk, group) = (
-                task / groups / chunks,
-                task / groups % chunks,
-                task % groups,
-            );
-            let range = (share * share_rows).min(rows)..((share + 1) * share_rows).min(rows);
-            let features = of_chunk * chunk..((of_chunk + 1) * chunk).min(features);
-            products::run::<E, P, _>(
-                isa,
-                OverRows::<E, P> {
-                    // SAFETY: sums of this task.
-                    to: unsafe { all.at(share * elements + features.start * whole(columns)) },
-                    x: x.rows(range.clone()).transposed().rows(features),
-                    y: y.rows(range),
-                    panels: group * together..((group + 1) * together).min(panels),
-                    by_matrices,
-                },
-            );
-        },
-    );
+    deal(shares * chunks * groups, rows * results * columns, |task| {
+        let (share, of_chunk, group) = (
+            task / groups / chunks,
+            task / groups % chunks,
+            task % groups,
+        );
+        let range = (share * share_rows).min(rows)..((share + 1) * share_rows).min(rows);
+        let of_task = of_chunk * chunk..((of_chunk + 1) * chunk).min(features);
+        products::run::<E, P, _>(
+            isa,
+            OverRows::<E, P> {
+                // SAFETY: sums of this task.
+                to: unsafe { all.at(share * elements + of_task.start * whole(columns)) },
+                with_ones: to_sums.is_some() && of_task.end == features,
+                x: x.rows(range.clone()).transposed().rows(of_task),
+                y: y.rows(range),
+                panels: group * together..((group + 1) * together).min(panels),
+                by_matrices,
+            },
+        );
+    });
     let together = (CHUNK / columns.max(1)).max(1);
-    tasks::for_each(features, together, |feature| {
+    tasks::for_each(results, together, |row| {
+        let to = match to_sums {
+            Some(to_sums) if row == features => to_sums,
+            _ => to.starting_at(row * columns),
+        };
         for column in 0..columns {
-            let shares =
-                (0..shares).map(|share| share * elements + feature * whole(columns) + column);
+            let shares = (0..shares).map(|share| share * elements + row * whole(columns) + column);
             let sum = shares.fold(E::default(), |sum, place| sum + sums[place]);
             // SAFETY: an element of this task.
-            unsafe { *to.at(feature * columns + column) = P::number(sum) };
+            unsafe { *to.at(column) = P::number(sum) };
         }
     });
 }

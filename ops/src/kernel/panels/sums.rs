@@ -11,6 +11,8 @@ use crate::kernel::simd::Element;
 
 /// Rows of a block of sums at most.
 const BLOCK: usize = 6;
+/// Factors of rows beside each other that are copied at a time, in one instruction: a block's, and some of the next.
+const COPIED: usize = 8;
 
 /// Factors of rows: the address of the first, and the distances to that of the next row, of the next block of rows, and to the
 /// next of the same row.
@@ -174,10 +176,10 @@ pub(super) unsafe fn factors<E: Element, P: Products<E>>(
     for step in 0..steps {
         for (number, first) in (0..rows).step_by(BLOCK).enumerate() {
             let to = scratch.wrapping_add(number * block + step * BLOCK);
-            if beside && first + BLOCK <= rows {
+            if beside && first + COPIED <= rows {
                 let from = a.first().wrapping_add(step * column + first);
-                // SAFETY: numbers of the matrix, and the caller's room.
-                unsafe { from.cast::<E>().copy_to_nonoverlapping(to, BLOCK) };
+                // SAFETY: numbers of the matrix, and the caller's room; what is behind a block is written later, or not read.
+                unsafe { from.cast::<E>().copy_to_nonoverlapping(to, COPIED) };
                 continue;
             }
             for member in 0..BLOCK.min(rows - first) {

@@ -61,6 +61,14 @@ fn check<P: Products<f32>>(isa: Isa, of: impl Fn(f32) -> P::Number) {
             widened(product_over_rows::<f32, P>(isa, x, b)),
             expected(false)
         );
+        let [y, sums] = product_and_sums_over_rows::<f32, P>(isa, x, b);
+        assert_eq!(widened(y), expected(false));
+        let of_column = |column: usize| {
+            let numbers = (0..summed).map(|k| P::widened(of_b.0[k * columns + column]));
+            P::widened(P::number(numbers.sum::<f32>()))
+        };
+        let of_columns: Vec<f32> = (0..columns).map(of_column).collect();
+        assert_eq!(widened(sums), of_columns);
         let mut turned_b = Vec::new();
         for column in 0..columns {
             turned_b.extend((0..summed).map(|k| of_b.0[k * columns + column]));

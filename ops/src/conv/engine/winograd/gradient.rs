@@ -24,7 +24,7 @@ use crate::kernel::products::{Numbers, Products};
 use crate::kernel::simd::Element;
 
 /// Fewest cells of all fields for which squares serve: the fewer there are, the more errors are those of rounded factors; with
-/// 3,600 they were more than four times those of direct sums.
+/// 2,048 they are more than four times those of direct sums.
 pub(crate) const CELLS: usize = 3800;
 /// Fewest cells for which oblongs serve.
 pub(crate) const OBLONG_CELLS: usize = 512;
