@@ -14,11 +14,14 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 use halocline_core::{Error, IndexBox, Result, ShardTensor, tasks};
+use pulp::{Simd, WithSimd};
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
-use crate::kernel::lines::slice;
+use crate::kernel::lanes::{load, store};
+use crate::kernel::lines::{slice, vectors};
+use crate::kernel::simd::{Element, Isa};
 
 const NAME: &str = "rotary";
 /// Elements of a task.
@@ -137,11 +140,11 @@ fn rotated(turns: &Turns, x: DispatchTensor, sign: f64) -> Result<DispatchTensor
         if x.layout().strides()[shape.len() - 1] != 1 {
             x = flex::contiguous(x);
         }
-        flex::result(kernel::<E>(turns, &x, sign), &shape, dtype)
+        flex::result(kernel::<E>(turns, &x, sign)?, &shape, dtype)
     }))
 }
 
-fn kernel<E: Float>(turns: &Turns, x: &FlexTensor, sign: f64) -> Buffer<E> {
+fn kernel<E: Float>(turns: &Turns, x: &FlexTensor, sign: f64) -> Result<Buffer<E>> {
     let layout = x.layout();
     let (shape, strides) = (layout.shape(), layout.strides());
     let dims = shape.len();
@@ -160,6 +163,7 @@ fn kernel<E: Float>(turns: &Turns, x: &FlexTensor, sign: f64) -> Buffer<E> {
             [part(0, 1.0), part(1, sign)]
         })
         .collect();
+    let isa = Isa::chosen()?;
     let run = |y: &mut [E], cell: usize| {
         let (mut rest, mut from) = (cell, layout.start_offset() as isize);
         let mut places = [0; 4];
@@ -169,35 +173,73 @@ fn kernel<E: Float>(turns: &Turns, x: &FlexTensor, sign: f64) -> Buffer<E> {
             from += place as isize * strides[dim];
             places[dim] = place;
         }
-        for (head, y) in y.chunks_exact_mut(width).enumerate() {
-            let x = &elements[(from + head as isize * strides[dims - 2]) as usize..][..width];
-            let parts = x.chunks_exact(2 * pairs).zip(y.chunks_exact_mut(2 * pairs));
-            for ((dim, [cos, sin]), (x, y)) in tables.iter().enumerate().zip(parts) {
-                let turns = places[dim + 1] * pairs..(places[dim + 1] + 1) * pairs;
-                let (x, y) = (x.split_at(pairs), y.split_at_mut(pairs));
-                rotate(&cos[turns.clone()], &sin[turns], x, y);
-            }
-        }
+        let turns = tables.iter().zip(&places[1..]).map(|(table, place)| {
+            let turns = place * pairs..(place + 1) * pairs;
+            table.each_ref().map(|values| &values[turns.clone()])
+        });
+        isa.run(Cell {
+            turns,
+            pairs,
+            x: elements,
+            from,
+            head: strides[dims - 2],
+            width,
+            y,
+        });
     };
     let together = (TASK / of_cell.max(1)).max(1);
     // SAFETY: the tasks write all cells.
-    unsafe {
+    Ok(unsafe {
         Buffer::filled(count * of_cell, |y| {
             tasks::for_each(count, together, |cell| {
                 // SAFETY: the cell of this task alone, every element of which is written and none read.
                 run(slice(y, cell * of_cell..(cell + 1) * of_cell), cell);
             });
         })
-    }
+    })
 }
 
-/// Rotates pairs, of which one half holds the first and the other the second elements.
-fn rotate<E: Float>(cos: &[E], sin: &[E], x: (&[E], &[E]), y: (&mut [E], &mut [E])) {
-    let turns = cos.iter().zip(sin);
-    let pairs = x.0.iter().zip(x.1).zip(y.0.iter_mut().zip(y.1));
-    for ((&cos, &sin), ((&first, &second), (y_first, y_second))) in turns.zip(pairs) {
-        *y_first = first * cos - second * sin;
-        *y_second = second * cos + first * sin;
+/// Rotates the pairs of a cell, of which one half of a dim's elements holds the first and the other the second.
+struct Cell<'a, E, T> {
+    /// Cosines and sines of the pairs, for each spatial dim.
+    turns: T,
+    pairs: usize,
+    x: &'a [E],
+    /// The place of the first head, and the distance to the next.
+    from: isize,
+    head: isize,
+    width: usize,
+    y: &'a mut [E],
+}
+
+impl<'a, E: Element, T: Iterator<Item = [&'a [E]; 2]>> WithSimd for Cell<'a, E, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for (dim, [cos, sin]) in self.turns.enumerate() {
+            let start = 2 * dim * self.pairs;
+            for (head, y) in self.y.chunks_exact_mut(self.width).enumerate() {
+                let from = (self.from + head as isize * self.head) as usize + start;
+                let x = &self.x[from..][..2 * self.pairs];
+                let (x_first, x_second) = x.split_at(self.pairs);
+                let (y_first, y_second) = y[start..][..2 * self.pairs].split_at_mut(self.pairs);
+                for part in vectors::<S, E>(self.pairs) {
+                    let cos = load(simd, &cos[part.clone()]);
+                    let sin = load(simd, &sin[part.clone()]);
+                    let first = load(simd, &x_first[part.clone()]);
+                    let second = load(simd, &x_second[part.clone()]);
+                    let turned = E::minus(
+                        simd,
+                        E::times(simd, first, cos),
+                        E::times(simd, second, sin),
+                    );
+                    store(simd, &mut y_first[part.clone()], turned);
+                    let turned = E::mul_add(simd, first, sin, E::times(simd, second, cos));
+                    store(simd, &mut y_second[part], turned);
+                }
+            }
+        }
     }
 }
 
