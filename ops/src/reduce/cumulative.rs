@@ -13,14 +13,21 @@
 //! Of a sum, the sum of the cotangents from each cell on; of a product, that sum of cotangents times the products of all
 //! other cells, which is exact for cells that are zero.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
-use halocline_core::{DeviceMesh, IndexBox, Layout, Need, Piece, Result, ShardTensor, Source};
+use halocline_core::ops::apply;
+use halocline_core::{
+    DeviceMesh, Error, Exchange, ExchangePlan, IndexBox, Layout, Need, Operation, Piece, Result,
+    ShardTensor, Source, Traffic,
+};
 
 use super::check_dims;
 use super::product::CumulativeProduct;
-use super::scan::CumulativeSum;
+use super::scan::{CarriedSum, CumulativeSum};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::golden::{Golden, output, with_dims};
+use crate::kernel::flex;
 use crate::kernel::local::LocalOperator;
 use crate::precision::in_f32;
 
@@ -51,6 +58,9 @@ pub fn cumsum<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTens
         &Scan {
             neutral: 0.0,
             scan: |x, dim| CumulativeSum { dim }.run(x),
+            carried: Some(|x, dim, totals| {
+                Tensor::from_dispatch(apply(CarriedSum { dim, totals }, [x.into_dispatch()]))
+            }),
             join: |x, before| x + before,
         },
     )
@@ -80,6 +90,7 @@ pub fn cumprod<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
         &Scan {
             neutral: 1.0,
             scan: |x, dim| CumulativeProduct { dim }.run(x),
+            carried: None,
             join: |x, before| x * before,
         },
     )
@@ -89,6 +100,8 @@ pub fn cumprod<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
 struct Scan<const D: usize> {
     neutral: f64,
     scan: fn(Tensor<D>, usize) -> Tensor<D>,
+    /// The whole of it by our kernels, which get the exchange of totals.
+    carried: Option<fn(Tensor<D>, usize, Exchange) -> Tensor<D>>,
     join: fn(Tensor<D>, Tensor<D>) -> Tensor<D>,
 }
 
@@ -101,11 +114,23 @@ fn cumulative<const D: usize>(
     check_dims::<D>(operator, &[dim])?;
     x.require_resolved(operator)?;
     in_f32(x, |x| {
-        let all: Vec<usize> = (0..D).collect();
         let (local, layout, mesh) = x.into_parts();
+        let is_sharded = layout.is_sharded(dim);
+        if let Some(carried) = scan.carried
+            && is_sharded
+            && flex::runs_on(&local.device())
+        {
+            let (totals, plan) = totals(&layout, &mesh, operator, dim, scan.neutral)?;
+            let operation = Operation::new(operator, Traffic::Exchange, Some(&totals));
+            let ranks = mesh.shape().ranks().into();
+            let exchange = Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan);
+            let y = Error::catch(|| carried(local, dim, exchange))?;
+            return Ok(ShardTensor::from_parts(y, layout, mesh));
+        }
+        let all: Vec<usize> = (0..D).collect();
         let local = fill_empty(local, &layout, &all, operator, scan.neutral)?;
         let mut y = (scan.scan)(local, dim);
-        if layout.is_sharded(dim) {
+        if is_sharded {
             let last = y.dims()[dim] - 1;
             let total = y.clone().narrow(dim, last, 1);
             let before = before(total, &layout, &mesh, operator, dim, scan)?;
@@ -125,13 +150,28 @@ fn before<const D: usize>(
     dim: usize,
     scan: &Scan<D>,
 ) -> Result<Tensor<D>> {
-    let parts = layout.extents(dim).len();
-    let mut extents = layout.all_extents().to_vec();
-    extents[dim] = vec![1; parts];
-    let totals = layout.derive(layout.placements().to_vec(), extents);
+    let (totals, plan) = totals(layout, mesh, operator, dim, scan.neutral)?;
     let total = drop_empty(total, &totals, mesh.position(), operator)?;
     let total = ShardTensor::from_parts(total, totals, mesh.clone());
-    let key = (operator, total.layout().clone(), dim);
+    let others = total.run_plan(operator, &plan)?;
+    let all: Vec<usize> = (0..D).collect();
+    let others = fill_empty(others, total.layout(), &all, operator, scan.neutral)?;
+    let ranks = layout.extents(dim).len();
+    Ok((scan.scan)(others, dim).narrow(dim, ranks - 1, 1))
+}
+
+/// The layout of the ranks' totals along a dim, and the plan that brings those of the ranks before.
+fn totals(
+    layout: &Layout,
+    mesh: &DeviceMesh,
+    operator: &'static str,
+    dim: usize,
+    neutral: f64,
+) -> Result<(Layout, Arc<ExchangePlan>)> {
+    let mut extents = layout.all_extents().to_vec();
+    extents[dim].fill(1);
+    let totals = layout.derive(layout.placements().to_vec(), extents);
+    let key = (operator, totals.clone(), dim);
     let plan = mesh.cache().get_or_make(key, |(_, totals, dim)| {
         // One cell for each rank on every rank, so that all assemble the same shape.
         let need_of = |position: usize| {
@@ -151,12 +191,9 @@ fn before<const D: usize>(
             }
         };
         let plan = mesh.exchange_plan(Source::Layout(totals), need_of);
-        Ok(plan.with_fill(scan.neutral))
+        Ok(plan.with_fill(neutral))
     })?;
-    let others = total.run_plan(operator, &plan)?;
-    let all: Vec<usize> = (0..D).collect();
-    let others = fill_empty(others, total.layout(), &all, operator, scan.neutral)?;
-    Ok((scan.scan)(others, dim).narrow(dim, parts - 1, 1))
+    Ok((totals, plan))
 }
 
 /// Cumulative sums and products in the registry.

@@ -1,10 +1,14 @@
-//! Cumulative sums along a whole dim of one shard: kernel, and a node of the graph.
+//! Cumulative sums along a dim: kernel, and nodes of the graph.
 
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
+use halocline_core::ops::{BackwardPass, Operator};
+use halocline_core::{Exchange, Result};
 use pulp::{Simd, WithSimd};
 
+use super::kernel::{Term, forward};
 use crate::kernel::buffer::Buffer;
-use crate::kernel::flex::Float;
+use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::{load, store};
 use crate::kernel::lines::{Columns, Lines, slice, vectors};
 use crate::kernel::local::LocalOperator;
@@ -28,12 +32,15 @@ impl LocalOperator for CumulativeSum {
     const KEEPS_INPUT: bool = false;
 
     fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
-        (scanned(isa, self.lines(shape), x, false), shape.to_vec())
+        (
+            scanned(isa, self.lines(shape), x, &[], false),
+            shape.to_vec(),
+        )
     }
 
     /// The sums from each cell on.
     fn backward<E: Float>(self, isa: Isa, _: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
-        scanned(isa, self.lines(shape), cotangent, true)
+        scanned(isa, self.lines(shape), cotangent, &[], true)
     }
 
     fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
@@ -41,14 +48,22 @@ impl LocalOperator for CumulativeSum {
     }
 }
 
-/// Adds up the cells of lines, from the last one if they are `reversed`.
-fn scanned<E: Element>(isa: Isa, lines: Lines, x: &[E], reversed: bool) -> Buffer<E> {
+/// Adds up the cells of lines, from the last one if they are `reversed`, and a number for each line, or nothing.
+fn scanned<E: Element>(
+    isa: Isa,
+    lines: Lines,
+    x: &[E],
+    carried: &[E],
+    reversed: bool,
+) -> Buffer<E> {
     assert_eq!(x.len(), lines.len());
+    assert!(carried.is_empty() || carried.len() == lines.count());
     let run = |place, y| {
         isa.run(Scan {
             lines,
             place,
             x,
+            carried,
             y,
             reversed,
         })
@@ -61,6 +76,7 @@ struct Scan<'a, E> {
     lines: Lines,
     place: Columns,
     x: &'a [E],
+    carried: &'a [E],
     y: Shared<E>,
     reversed: bool,
 }
@@ -74,6 +90,7 @@ impl<E: Element> WithSimd for Scan<'_, E> {
             lines,
             place,
             x,
+            carried,
             y,
             reversed,
         } = self;
@@ -82,7 +99,7 @@ impl<E: Element> WithSimd for Scan<'_, E> {
             let line = place.outer * cells..(place.outer + 1) * cells;
             // SAFETY: the line of this task.
             let y = unsafe { slice(y, line.clone()) };
-            let mut sum = E::default();
+            let mut sum = carried.get(place.outer).copied().unwrap_or_default();
             let mut add = |(y, x): (&mut E, &E)| {
                 sum += *x;
                 *y = sum;
@@ -101,7 +118,10 @@ impl<E: Element> WithSimd for Scan<'_, E> {
                 outer: place.outer,
                 columns,
             };
-            let mut sum = E::splat(simd, E::default());
+            let mut sum = match carried {
+                [] => E::splat(simd, E::default()),
+                carried => load(simd, &carried[lines.of_columns(&place)]),
+            };
             for turn in 0..cells {
                 let cell = if reversed { cells - 1 - turn } else { turn };
                 let range = lines.part(&place, cell);
@@ -110,6 +130,69 @@ impl<E: Element> WithSimd for Scan<'_, E> {
                 store(simd, unsafe { slice(y, range) }, sum);
             }
         }
+    }
+}
+
+/// The sums up to each cell of a dim that ranks divide among them.
+#[derive(Debug)]
+pub(super) struct CarriedSum {
+    pub(super) dim: usize,
+    /// Brings the totals of the ranks before this one, a cell of each line for every rank along the dim.
+    pub(super) totals: Exchange,
+}
+
+impl CarriedSum {
+    /// The sums of a shard and of the ranks before it; `reversed`, and with the reversed exchange, of those behind it.
+    fn sums(
+        &self,
+        exchange: &Exchange,
+        x: DispatchTensor,
+        reversed: bool,
+    ) -> Result<DispatchTensor> {
+        let (dtype, shape, isa) = (x.dtype(), x.shape(), Isa::chosen()?);
+        Ok(with_float!(dtype, E => {
+            let x = flex::operand::<E>(x)?;
+            let (x, lines) = (flex::elements::<E>(&x), Lines::along(&shape, self.dim..self.dim + 1));
+            let total = |lines, x| forward(isa, lines, x, Term::Cell, 1.0);
+            let mut totals = total(lines, x);
+            let mut of_totals = shape.to_vec();
+            of_totals[self.dim] = 1;
+            if reversed {
+                // The gradient of every rank's cell.
+                let ranks = exchange.backward.plan.output_shape[self.dim];
+                let outer = totals.chunks(lines.inner.max(1));
+                totals = outer.flat_map(|of_outer| of_outer.repeat(ranks)).collect();
+                of_totals[self.dim] = ranks;
+            }
+            let totals = flex::small_result(totals, &of_totals, dtype);
+            let received = exchange.send_all(&totals)?.finish()?;
+            let others = exchange.assemble(totals, received);
+            let of_others = Lines::along(&others.shape(), self.dim..self.dim + 1);
+            let others = flex::operand::<E>(others)?;
+            let carried = total(of_others, flex::elements(&others));
+            flex::result(scanned(isa, lines, x, &carried, reversed), &shape, dtype)
+        }))
+    }
+}
+
+impl Operator for CarriedSum {
+    type Saved = ();
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(CumulativeSum::NAMES)
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        Ok((self.sums(&self.totals, inputs.remove(0), false)?, ()))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        let exchange = self.totals.clone().reversed();
+        Ok(vec![Some(self.sums(&exchange, pass.cotangent, true)?)])
     }
 }
 
