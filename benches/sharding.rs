@@ -9,9 +9,11 @@
 //!   against inputs, results, gradients and what travels.
 
 mod alive;
+#[path = "beside/turns.rs"]
+mod turns;
 
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::backend::TensorMetadata;
 use burn::module::Module;
@@ -21,6 +23,11 @@ use halocline::models::{SurrogateCnn, SurrogateCnnConfig, UNetConfig, weighted_m
 use halocline::ops::optim::FusedAdamWConfig;
 use halocline::ops::prelude::*;
 use halocline::prelude::*;
+use turns::{in_turn, timed};
+
+/// Rounds of turns at least, and the time for each comparison of ranks.
+const ROUNDS: usize = 5;
+const BUDGET: Duration = Duration::from_secs(20);
 
 fn main() -> Result<()> {
     println!("{:<58}{:>12}{:>12}{:>9}", "", "Halocline", "peer", "ratio");
@@ -42,13 +49,6 @@ fn row(what: &str, ours: f64, peer: f64, unit: &str) {
 fn median(mut samples: Vec<f64>) -> f64 {
     samples.sort_by(f64::total_cmp);
     samples[samples.len() / 2]
-}
-
-/// Runs `f` and returns how long it took, in seconds.
-fn timed<T>(f: impl FnOnce() -> T) -> f64 {
-    let start = Instant::now();
-    black_box(f());
-    start.elapsed().as_secs_f64()
 }
 
 /// A model on a field, ready to take a training step.
@@ -112,12 +112,11 @@ fn steps_of<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>>(
     shape: [usize; 4],
     init: impl Fn(&Device) -> M + Sync,
 ) -> Result<()> {
-    const ROUNDS: usize = 7;
-    let ranks = [1, 2, 4];
-    let mut seconds = [const { Vec::new() }; 3];
-    for _ in 0..ROUNDS {
-        for (ranks, samples) in ranks.into_iter().zip(&mut seconds) {
-            let times = Launcher::local(ranks).check(false).collect(|world| {
+    const RANKS: [usize; 3] = [1, 2, 4];
+    let run = |ranks: usize| {
+        let times = Launcher::local(RANKS[ranks])
+            .check(false)
+            .collect(|world| {
                 let mut trainer = Trainer::new(&world, shape, &init)?;
                 trainer.step();
                 world.barrier()?;
@@ -127,19 +126,41 @@ fn steps_of<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>>(
                     world.barrier()
                 }) / 2.0)
             })?;
-            samples.push(times.into_iter().fold(0.0, f64::max));
-        }
-    }
-    let [one, more @ ..] = seconds.map(median);
-    for (ranks, many) in ranks[1..].iter().zip(more) {
-        row(
-            &format!("{name}, {ranks} local ranks (peer: 1)"),
-            many * 1e3,
-            one * 1e3,
-            "ms",
-        );
+        Ok(times.into_iter().fold(0.0, f64::max))
+    };
+    for (ranks, [many, one]) in RANKS[1..].iter().zip(beside_first::<3>(run)?) {
+        compared(&format!("{name}, {ranks} local ranks (peer: 1)"), many, one);
     }
     Ok(())
+}
+
+/// The medians of all but the first of some variants, each with that of the first, of turns beside a quiet machine.
+fn beside_first<const VARIANTS: usize>(
+    run: impl Fn(usize) -> Result<f64>,
+) -> Result<Vec<[Option<f64>; 2]>> {
+    let mut failed = None;
+    let turn = |variant, _| match run(variant) {
+        Ok(seconds) => Some(seconds),
+        Err(error) => {
+            failed = Some(error);
+            None
+        }
+    };
+    let ([medians], _) = in_turn::<VARIANTS, 1>((ROUNDS, BUDGET), turn);
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(medians[1..]
+            .iter()
+            .map(|many| [*many, medians[0]])
+            .collect()),
+    }
+}
+
+/// Prints a comparison of seconds, if there are figures.
+fn compared(what: &str, ours: Option<f64>, peer: Option<f64>) {
+    if let (Some(ours), Some(peer)) = (ours, peer) {
+        row(what, ours * 1e3, peer * 1e3, "ms");
+    }
 }
 
 /// Attention of a field to neighborhoods, and of tokens to all of them, whose keys and values travel on a ring.
@@ -174,26 +195,19 @@ fn attention() -> Result<()> {
         world.barrier()?;
         Ok(start.elapsed().as_secs_f64())
     };
-    for (name, shape, rounds) in [
-        ("neighborhoods of 7×7, 128×256", [1, 128, 256, 4, 32], 15),
-        ("ring, 4,096 tokens", [1, 4_096, 1, 8, 64], 7),
-        ("ring, 16,384 tokens", [1, 16_384, 1, 8, 64], 3),
+    for (name, shape) in [
+        ("neighborhoods of 7×7, 128×256", [1, 128, 256, 4, 32]),
+        ("ring, 4,096 tokens", [1, 4_096, 1, 8, 64]),
+        ("ring, 16,384 tokens", [1, 16_384, 1, 8, 64]),
     ] {
-        let mut seconds = [Vec::new(), Vec::new()];
-        for _ in 0..rounds {
-            for (ranks, samples) in [1, 2].into_iter().zip(&mut seconds) {
-                let launcher = Launcher::local(ranks).check(false);
-                let times = launcher.collect(|world| pass(shape, &world))?;
-                samples.push(times.into_iter().fold(0.0, f64::max));
-            }
+        let run = |ranks: usize| {
+            let launcher = Launcher::local(ranks + 1).check(false);
+            let times = launcher.collect(|world| pass(shape, &world))?;
+            Ok(times.into_iter().fold(0.0, f64::max))
+        };
+        for [two, one] in beside_first::<2>(run)? {
+            compared(&format!("{name}, 2 local ranks (peer: 1 rank)"), two, one);
         }
-        let [one, two] = seconds.map(|samples| median(samples) * 1e3);
-        row(
-            &format!("{name}, 2 local ranks (peer: 1 rank)"),
-            two,
-            one,
-            "ms",
-        );
     }
     Ok(())
 }
