@@ -139,12 +139,11 @@ fn beside_first<const VARIANTS: usize>(
     run: impl Fn(usize) -> Result<f64>,
 ) -> Result<Vec<[Option<f64>; 2]>> {
     let mut failed = None;
-    let turn = |variant, _| match run(variant) {
-        Ok(seconds) => Some(seconds),
-        Err(error) => {
-            failed = Some(error);
-            None
+    let turn = |variant, _| {
+        if failed.is_some() {
+            return None;
         }
+        run(variant).map_err(|error| failed = Some(error)).ok()
     };
     let ([medians], _) = in_turn::<VARIANTS, 1>((ROUNDS, BUDGET), turn);
     match failed {

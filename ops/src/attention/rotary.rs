@@ -235,7 +235,11 @@ impl<'a, E: Element, T: Iterator<Item = [&'a [E]; 2]>> WithSimd for Cell<'a, E, 
                         E::times(simd, second, sin),
                     );
                     store(simd, &mut y_first[part.clone()], turned);
-                    let turned = E::mul_add(simd, first, sin, E::times(simd, second, cos));
+                    let turned = E::plus(
+                        simd,
+                        E::times(simd, first, sin),
+                        E::times(simd, second, cos),
+                    );
                     store(simd, &mut y_second[part], turned);
                 }
             }

@@ -97,10 +97,14 @@ where
     }
     let bias_wanted = wanted.get(2) == Some(&true);
     if wanted[1] || bias_wanted {
-        let x = flex::operand::<P::Number>(x)?;
-        // Without the gradient of the weight, products with no columns of `x`.
-        let size = if wanted[1] { size } else { 0 };
-        let x = Matrix::new(&flex::elements(&x)[..rows * size], [rows, size]);
+        // Without the gradient of the weight, a product with no columns of `x`.
+        let x = wanted[1]
+            .then(|| flex::operand::<P::Number>(x))
+            .transpose()?;
+        let x = match &x {
+            Some(x) => Matrix::new(flex::elements(x), [rows, size]),
+            None => Matrix::new(&[], [rows, 0]),
+        };
         let weight = match bias_wanted {
             false => product_over_rows::<E, P>(isa, x, y),
             true => {
@@ -172,6 +176,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_bias_has_its_gradient_without_that_of_the_weight() {
+        let [x, weight] = [[300, 7], [7, 90]].map(|shape| random::<2>(shape, "x", 0).detach());
+        let bias = random::<1>([90], "bias", 0).detach().require_grad();
+        let [found, expected] = [affine, composed].map(|function| {
+            let y = function(x.clone(), weight.clone(), Some(bias.clone()));
+            let gradients = (y.clone() * y.detach().cos()).sum().backward();
+            bias.grad(&gradients).unwrap().into_data()
+        });
+        found.assert_approx_eq(&expected, Tolerance::<f32>::rel_abs(1e-4, 1e-4));
     }
 
     /// 4,096 ones in half precision would add up to 256 or 2,048.

@@ -10,7 +10,8 @@ use crate::kernel::memory::Shared;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// Channels whose weights a task packs for all outputs, in the order of memory if they are those of the gradient's outputs.
+/// Input channels of a task, which packs their weights for all outputs: in a gradient of the input they are the outer dim of the
+/// weights, so that these are read in order.
 const RUN: usize = 32;
 
 /// Packs `[group][block][panel][product][term][channel]`, for blocks of so many channels and rows of so many vectors. `factors`
@@ -20,26 +21,27 @@ pub(super) fn pack<S: Simd, E: Element, P: Products<E>, const PRODUCTS: usize>(
     [taps, block, vectors]: [usize; 3],
     factors: impl Fn([usize; 2], [Option<usize>; 2], usize) -> [E; PRODUCTS] + Sync,
 ) -> Buffer<E> {
+    const { assert!(RUN.is_multiple_of(P::NUMBERS)) };
     let held = job.inputs.div_ceil(P::NUMBERS);
     let len = job.groups * held * job.outputs * taps * PRODUCTS;
     let (blocks, runs) = (job.inputs.div_ceil(block), block.div_ceil(RUN));
     let fill = |packed: Shared<E>| {
         let panels: Vec<(usize, usize)> = panels::<S>(job.outputs, vectors).collect();
-        let run = |index: usize| {
-            let (rest, first) = (index / runs, index % runs * RUN);
+        let pack = |index: usize| {
+            let (rest, run) = (index / runs, index % runs);
             let (group, start) = (rest / blocks, rest % blocks * block);
-            let block = start..job.inputs.min(start + block);
-            let here = block.len().div_ceil(P::NUMBERS);
+            let of_block = start..job.inputs.min(start + block);
+            let here = of_block.len().div_ceil(P::NUMBERS);
             let before = (group * held + start / P::NUMBERS) * job.outputs;
-            let run = block.start + first..block.end.min(block.start + first + RUN);
-            for input in run.step_by(P::NUMBERS) {
+            let of_run = start + run * RUN..of_block.end.min(start + (run + 1) * RUN);
+            for input in of_run.step_by(P::NUMBERS) {
                 let inputs =
-                    [input, input + 1].map(|input| block.contains(&input).then_some(input));
-                let terms = (input - block.start) / P::NUMBERS * taps;
-                for (start, height) in &panels {
-                    let mut place = (before + here * start) * taps * PRODUCTS + terms * height;
+                    [input, input + 1].map(|input| of_block.contains(&input).then_some(input));
+                let terms = (input - start) / P::NUMBERS * taps;
+                for (first, height) in &panels {
+                    let mut place = (before + here * first) * taps * PRODUCTS + terms * height;
                     for tap in 0..taps {
-                        for output in *start..start + height {
+                        for output in *first..first + height {
                             let factors = factors([group, output], inputs, tap);
                             for (product, factor) in factors.into_iter().enumerate() {
                                 let place = place + product * here * taps * height;
@@ -54,9 +56,9 @@ pub(super) fn pack<S: Simd, E: Element, P: Products<E>, const PRODUCTS: usize>(
         };
         let all = job.groups * blocks * runs;
         if len < SERIAL {
-            (0..all).for_each(run);
+            (0..all).for_each(pack);
         } else {
-            tasks::for_each(all, 1, run);
+            tasks::for_each(all, 1, pack);
         }
     };
     // SAFETY: the runs of all blocks and groups write every factor once.

@@ -26,7 +26,8 @@ const TOGETHER: usize = 256;
 const SHARE_ROWS: usize = 2048;
 const SHARE_BYTES: usize = 16 << 20;
 
-/// Adds the products of some columns of `x`, as rows, with some panels of `y`; perhaps also the rows of these.
+/// Adds the products of some columns of `x`, as rows, with some panels of `y`; perhaps also the sums of the rows of
+/// these.
 struct OverRows<'a, E: Element, P: Products<E>> {
     /// `[columns of x, rows]`.
     x: Matrix<'a, P::Number>,
@@ -35,7 +36,7 @@ struct OverRows<'a, E: Element, P: Products<E>> {
     by_matrices: bool,
     /// Whether there is a column of ones behind the columns of `x`.
     with_ones: bool,
-    /// Zeros, of whole vectors for each column of `x`.
+    /// Zeros, of whole vectors for each column of `x`, and for the ones.
     to: *mut E,
 }
 
@@ -128,7 +129,8 @@ pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
     unsafe { Buffer::filled(elements, |to| product_over_rows_to::<E, P>(isa, [x, y], to)) }
 }
 
-/// A [`product_over_rows`], and the sum of the rows of `y`, of the same pass over it.
+/// A [`product_over_rows`], and the sum of the rows of `y`, of the same pass over it. By matrices of parts an infinite number makes a
+/// NaN of both.
 pub(crate) fn product_and_sums_over_rows<E: Element, P: Products<E>>(
     isa: Isa,
     x: Matrix<'_, P::Number>,

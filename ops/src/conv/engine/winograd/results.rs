@@ -171,6 +171,7 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
     fn with_simd<S: Simd>(self, simd: S) {
         let ([start, end, inputs], outputs) = (self.inputs, self.outputs);
         let lanes = E::lanes::<S>();
+        // Of lanes without an output they are values of others, whose results nothing stores.
         let mut taps = [[[E::default(); WIDEST]; TAPS]; TAPS];
         for input in start..end {
             for first in (0..outputs).step_by(lanes) {
