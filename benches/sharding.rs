@@ -47,8 +47,7 @@ fn row(what: &str, ours: f64, peer: f64, unit: &str) {
 }
 
 fn median(mut samples: Vec<f64>) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
+    turns::median(&mut samples).expect("samples")
 }
 
 /// A model on a field, ready to take a training step.

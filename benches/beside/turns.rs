@@ -29,7 +29,7 @@ static PEAKS: Mutex<Vec<Peak>> = Mutex::new(Vec::new());
 /// Fewest turns of which a median is a figure.
 const MIN_TURNS: usize = 2;
 
-/// What the machine can do at one moment, on all cores.
+/// Peak throughput of all cores at one moment, each second.
 #[derive(Clone, Copy)]
 struct Peak {
     /// Multiply-adds in registers.
@@ -65,7 +65,7 @@ impl Peak {
     }
 }
 
-/// What an implementation took for a pass in its turn, and the peaks before and after it.
+/// Times of an implementation's pass in its turn, and the peaks before and after it.
 struct Turn {
     seconds: Vec<f64>,
     around: [Peak; 2],
@@ -76,7 +76,8 @@ struct Turn {
 /// rounds are run.
 ///
 /// Before and after every turn all cores multiply and add in registers, and read memory. Turns beside which the machine
-/// was below 90 % ([`QUIET`]) of the upper quartile of all these since the bench began do not count; where too few are left, there is no figure, and a line says so.
+/// was below 90 % ([`QUIET`]) of the upper quartile of all these since the bench began do not count; where too few are left,
+/// there is no figure, and a line says so.
 pub(crate) fn in_turn<const IMPLEMENTATIONS: usize, const PASSES: usize>(
     (least, budget): (usize, Duration),
     mut run: impl FnMut(usize, usize) -> Option<f64>,
@@ -161,12 +162,12 @@ pub(crate) fn timed<T>(f: impl FnOnce() -> T) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-fn median(samples: &mut [f64]) -> Option<f64> {
+pub(crate) fn median(samples: &mut [f64]) -> Option<f64> {
     samples.sort_by(f64::total_cmp);
     samples.get(samples.len() / 2).copied()
 }
 
-/// What the machine can do at this moment: multiply-adds in registers, on all cores.
+/// Measures the multiply-adds in registers of all cores, in GFLOP/s.
 fn gflops_in_registers() -> f64 {
     const STEPS: usize = 1 << 21;
     /// They hide the latency of two units; with their operands they fit into the 16 registers of AVX2.
@@ -204,7 +205,7 @@ fn gflops_in_registers() -> f64 {
     flops as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-/// What the machine can do at this moment: bytes read from memory, by all cores.
+/// Measures the bytes that all cores read from memory, in GB/s.
 fn gigabytes_from_memory() -> f64 {
     /// For each core; twice a last-level cache that two share.
     const FLOATS: usize = 16 << 20;

@@ -115,7 +115,7 @@ unsafe fn multiply<E: Float, P: Products<E>>(
         match summed {
             ..=LONG => product_to::<E, P>(isa, [a, b], None, y),
             _ if are_few(a, b) => dots_to::<E, P>(isa, [a, b], y),
-            _ => product_over_rows_to::<E, P>(isa, [a.transposed(), b], y),
+            _ => product_over_rows_to::<E, P>(isa, [a.transposed(), b], y, None),
         }
     }
 }

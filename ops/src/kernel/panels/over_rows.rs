@@ -126,7 +126,11 @@ pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
 ) -> Buffer<P::Number> {
     let elements = x.size()[1] * y.size()[1];
     // SAFETY: all elements are written.
-    unsafe { Buffer::filled(elements, |to| product_over_rows_to::<E, P>(isa, [x, y], to)) }
+    unsafe {
+        Buffer::filled(elements, |to| {
+            product_over_rows_to::<E, P>(isa, [x, y], to, None)
+        })
+    }
 }
 
 /// A [`product_over_rows`], and the sum of the rows of `y`, of the same pass over it. By matrices of parts an infinite number makes a
@@ -141,31 +145,18 @@ pub(crate) fn product_and_sums_over_rows<E: Element, P: Products<E>>(
     // SAFETY: all elements are written.
     let sums = unsafe {
         Buffer::filled(columns, |to_sums| {
-            let fill = |to| write::<E, P>(isa, [x, y], to, Some(to_sums));
+            let fill = |to| product_over_rows_to::<E, P>(isa, [x, y], to, Some(to_sums));
             product = Some(Buffer::filled(features * columns, fill));
         })
     };
     [product.expect("the sums are filled with it"), sums]
 }
 
-/// Writes a [`product_over_rows`].
-///
-/// # Safety
-/// There must be room for it.
-pub(crate) unsafe fn product_over_rows_to<E: Element, P: Products<E>>(
-    isa: Isa,
-    factors: [Matrix<'_, P::Number>; 2],
-    to: Shared<P::Number>,
-) {
-    // SAFETY: the caller's.
-    unsafe { write::<E, P>(isa, factors, to, None) }
-}
-
-/// Writes a product and, perhaps, the sum of the rows of `y`.
+/// Writes a [`product_over_rows`] and, perhaps, the sum of the rows of `y`.
 ///
 /// # Safety
 /// There must be room for both.
-unsafe fn write<E: Element, P: Products<E>>(
+pub(crate) unsafe fn product_over_rows_to<E: Element, P: Products<E>>(
     isa: Isa,
     [x, y]: [Matrix<'_, P::Number>; 2],
     to: Shared<P::Number>,

@@ -11,7 +11,7 @@ use crate::kernel::simd::Element;
 
 /// Rows of a block of sums at most.
 const BLOCK: usize = 6;
-/// Factors of rows beside each other that are copied at a time, in one instruction: a block's, and some of the next.
+/// Factors of rows beside each other that are copied at a time: a block's, and some of the next, so that there are whole vectors.
 const COPIED: usize = 8;
 
 /// Factors of rows: the address of the first, and the distances to that of the next row, of the next block of rows, and to the

@@ -15,17 +15,16 @@ pub(super) fn transformed<S: Simd, E: Element, const CELLS: usize>(
     x: [E::Vector<S>; PRODUCTS],
 ) -> [E::Vector<S>; PRODUCTS] {
     let unused = E::splat(simd, E::default());
-    let [zero, [high, low], infinity] = if const { CELLS == PRODUCTS } {
-        let minus = |a, b| [E::minus(simd, a, b); 2];
-        [
-            minus(x[2], x[0]),
+    let (zero, [high, low], infinity) = if const { CELLS == PRODUCTS } {
+        (
+            E::minus(simd, x[2], x[0]),
             both::<S, E>(simd, x[2], x[1]),
-            minus(x[3], x[1]),
-        ]
+            E::minus(simd, x[3], x[1]),
+        )
     } else {
-        [[x[0]; 2], both::<S, E>(simd, x[0], x[1]), [x[1]; 2]]
+        (x[0], both::<S, E>(simd, x[0], x[1]), x[1])
     };
-    [zero[0], high, low, infinity[0], unused, unused]
+    [zero, high, low, infinity, unused, unused]
 }
 
 /// The gradients of taps from sums of products, of which the last two are not used.
