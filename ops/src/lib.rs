@@ -48,7 +48,9 @@ pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
 pub use dropout::DropoutField;
 pub use embedding::EmbeddingField;
 pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
-pub use geodesic::{Disco, GeodesicField, GeodesicNeighborhood};
+pub use geodesic::{
+    Disco, DiscoBasis, DiscoKernel, DiscoNorm, GeodesicField, GeodesicNeighborhood,
+};
 pub use layer::{Apply, Layer, PlanOf};
 pub use loss::{
     CrossEntropyOptions, Penalty, Reduction, SsimOptions, backward, counted, cross_entropy,
@@ -73,12 +75,12 @@ pub mod prelude {
     pub use crate::{
         ActivationField, Apply, ArithmeticField, AttentionField, AttentionOptions, ConvField,
         ConvOptions, ConvTransposeField, ConvTransposeOptions, DenseAttentionField, Disco,
-        DropoutField, FftNorm, Field, GeodesicField, GeodesicNeighborhood, Layer, MatmulField,
-        NeighborhoodOptions, NormField, Operand, Padding, Penalty, PlanOf, PoolField, PoolOptions,
-        Rank, RearrangeField, ReduceField, Reduction, ResampleField, Reshard, ReshardField,
-        ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField, SpectralField, SphereField, SphereGrid,
-        SsimOptions, StatisticsField, Stencil, Window, gradient_loss, huber_loss, l1_loss,
-        mse_loss, spectral_loss, ssim_loss, total_variation, weighted_loss,
+        DiscoBasis, DiscoNorm, DropoutField, FftNorm, Field, GeodesicField, GeodesicNeighborhood,
+        Layer, MatmulField, NeighborhoodOptions, NormField, Operand, Padding, Penalty, PlanOf,
+        PoolField, PoolOptions, Rank, RearrangeField, ReduceField, Reduction, ResampleField,
+        Reshard, ReshardField, ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField, SpectralField,
+        SphereField, SphereGrid, SsimOptions, StatisticsField, Stencil, Window, gradient_loss,
+        huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss, total_variation, weighted_loss,
     };
 }
 

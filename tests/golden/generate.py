@@ -275,6 +275,7 @@ def disco_conv(a, x, weight, bias=None):
     layer = torch_harmonics.DiscreteContinuousConvS2(
         x.shape[1], weight.shape[0], *(tuple(a[key]) for key in ("in_shape", "out_shape", "kernel_shape")),
         groups=a["groups"], grid_in=a["grid"], grid_out=a.get("grid_out", a["grid"]), theta_cutoff=a.get("theta_cutoff"), bias=False,
+        basis_type=a.get("basis_type", "piecewise linear"), basis_norm_mode=a.get("basis_norm_mode", "nodal"),
     ).double()  # fmt: skip
     y = torch.func.functional_call(layer, {"weight": weight}, (x,))
     return y if bias is None else y + bias[:, None, None]

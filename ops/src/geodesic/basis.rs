@@ -1,61 +1,206 @@
-//! Basis of local kernels on a disc: piecewise linear functions of radius and angle.
+//! Functions on a disc that local kernels are sums of.
 
 use std::f64::consts::PI;
 
-/// Collocation points of a kernel: `rings` along a diameter, and `angles` around the centre.
+use super::disc::{Bessel, Waves, Zernike};
+
+/// Functions on a disc that the kernels of a [`Disco`](super::Disco) are sums of, as in torch-harmonics 0.9, each with a
+/// weight.
+///
+/// # Example
+/// ```
+/// use halocline_ops::{Disco, DiscoBasis, DiscoNorm, SphereGrid};
+///
+/// let waves = DiscoBasis::Harmonic([3, 3]).with_norm(DiscoNorm::Mean);
+/// let kernels = Disco::new([8, 16], [8, 16], waves, SphereGrid::Equiangular, Some(0.8))?;
+/// assert_eq!(kernels.functions(), 9);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Basis {
-    pub(super) rings: usize,
-    pub(super) angles: usize,
+pub enum DiscoBasis {
+    /// Hats around collocation points: on so many rings along a diameter, at so many angles around the centre.
+    PiecewiseLinear([usize; 2]),
+    /// Cosines and sines of two axes under a window by Hann, so many of each axis, of norm one.
+    Harmonic([usize; 2]),
+    /// Those of [`Harmonic`](Self::Harmonic) as they are, which torch-harmonics called `morlet` before 0.9.
+    Morlet([usize; 2]),
+    /// Zernike's polynomials of degrees below this one, of norm one.
+    Zernike(usize),
+    /// Bessel functions that are zero at the radius, times cosines and sines of the angle, of norm one, by frequency: those
+    /// below the frequency of the first number's zero of order zero, of orders up to the second number.
+    FourierBessel([usize; 2]),
 }
 
-impl Basis {
-    /// The number of functions.
-    pub(super) fn size(self) -> usize {
-        self.rings / 2 * self.angles + self.rings % 2
+impl DiscoBasis {
+    /// These functions with another norm than [`DiscoNorm::Nodal`].
+    #[must_use]
+    pub fn with_norm(self, norm: DiscoNorm) -> DiscoKernel {
+        DiscoKernel { basis: self, norm }
     }
 
-    /// The values of the functions that are not zero outside of their support, at a radius and an angle in
-    /// `[0, 2π)`: hats around their collocation points.
-    pub(super) fn values(self, radius: f64, angle: f64, cutoff: f64) -> Vec<(usize, f64)> {
-        let values = (0..self.size())
-            .map(|function| (function, self.value(function, radius, angle, cutoff)));
-        values
-            .filter_map(|(function, value)| Some((function, value?)))
-            .collect()
+    /// The functions, or what is expected of their numbers.
+    pub(super) fn functions(self) -> Result<Vec<Function>, &'static str> {
+        match self {
+            Self::PiecewiseLinear([0, _] | [_, 0]) => Err("one or more rings and angles"),
+            Self::PiecewiseLinear([rings, angles]) => Ok((0..rings / 2 * angles + rings % 2)
+                .map(|index| Function::Hat(Hat::new(rings, angles, index)))
+                .collect()),
+            Self::Harmonic([0, _] | [_, 0]) | Self::Morlet([0, _] | [_, 0]) => {
+                Err("one or more functions of both axes")
+            }
+            Self::Harmonic(counts) => Ok(waves(counts, Waves::normalised)),
+            Self::Morlet(counts) => Ok(waves(counts, |waves| waves)),
+            Self::Zernike(0) => Err("one or more degrees"),
+            Self::Zernike(degrees) => Ok(Zernike::below(degrees).map(Function::Zernike).collect()),
+            Self::FourierBessel([0, _]) => Err("one or more zeros"),
+            Self::FourierBessel([zeros, orders]) => Ok(Bessel::up_to(zeros, orders)
+                .into_iter()
+                .map(Function::Bessel)
+                .collect()),
+        }
+    }
+}
+
+fn waves([down, across]: [usize; 2], norm: impl Fn(Waves) -> Waves) -> Vec<Function> {
+    let counts = (0..down).flat_map(|down| (0..across).map(move |across| [down, across]));
+    counts
+        .map(|counts| Function::Waves(norm(Waves::new(counts))))
+        .collect()
+}
+
+/// What the functions of a [`DiscoBasis`] are divided by, with the names of torch-harmonics. Sums are by the quadrature of
+/// the input's grid, over the cells that a function reaches from a row of outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DiscoNorm {
+    /// The sum of magnitudes, on each row.
+    #[default]
+    Nodal,
+    /// The same, after the mean was subtracted from functions that depend on the direction.
+    Modal,
+    /// The mean of these sums over all rows.
+    Mean,
+    /// The area of the cells, on each row.
+    Support,
+    /// Half of the disc's part of the sphere.
+    Geometric,
+    /// One.
+    None,
+}
+
+/// The functions and the norm of a [`Disco`](super::Disco). Two numbers are rings and angles of
+/// [`PiecewiseLinear`](DiscoBasis::PiecewiseLinear) functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DiscoKernel {
+    /// The functions.
+    pub basis: DiscoBasis,
+    /// What they are divided by.
+    pub norm: DiscoNorm,
+}
+
+impl From<[usize; 2]> for DiscoKernel {
+    fn from(kernel: [usize; 2]) -> Self {
+        DiscoBasis::PiecewiseLinear(kernel).into()
+    }
+}
+
+impl From<DiscoBasis> for DiscoKernel {
+    fn from(basis: DiscoBasis) -> Self {
+        basis.with_norm(DiscoNorm::default())
+    }
+}
+
+/// A function on the unit disc.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Function {
+    Hat(Hat),
+    Waves(Waves),
+    Zernike(Zernike),
+    Bessel(Bessel),
+}
+
+impl Function {
+    /// The value at a radius up to one and an angle in `[0, 2π)`; `None` outside of its support.
+    pub(super) fn value(&self, radius: f64, angle: f64) -> Option<f64> {
+        match self {
+            Self::Hat(hat) => hat.value(radius, angle),
+            Self::Waves(waves) => Some(waves.value(radius, angle)),
+            Self::Zernike(polynomial) => Some(polynomial.value(radius, angle)),
+            Self::Bessel(function) => Some(function.value(radius, angle)),
+        }
     }
 
-    fn value(self, function: usize, radius: f64, angle: f64, cutoff: f64) -> Option<f64> {
-        if radius > cutoff {
-            return None;
+    /// Whether it depends on the radius alone.
+    pub(super) fn is_isotropic(&self) -> bool {
+        match self {
+            Self::Hat(hat) => matches!(hat.angles, Angles::All),
+            Self::Waves(waves) => waves.is_isotropic(),
+            Self::Zernike(polynomial) => polynomial.order == 0,
+            Self::Bessel(function) => function.order == 0,
         }
-        let step = 2.0 * cutoff / (self.rings + 1) as f64;
-        let odd = self.rings % 2 == 1;
-        if self.angles == 1 {
-            let ring = function as f64 + if odd { 0.0 } else { 0.5 };
-            return hat(radius - ring * step, step);
+    }
+}
+
+/// A hat around a ring, or around a place on it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hat {
+    ring: f64,
+    /// The distance of rings.
+    step: f64,
+    angles: Angles,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Angles {
+    All,
+    /// The angle of the place, and the distance of places.
+    Around(f64, f64),
+    /// The same for an even number of rings along a diameter, whose innermost reaches beyond the centre.
+    Across(f64, f64),
+}
+
+impl Hat {
+    fn new(rings: usize, angles: usize, index: usize) -> Self {
+        let step = 2.0 / (rings + 1) as f64;
+        let odd = rings % 2 == 1;
+        let turn = 2.0 * PI / angles as f64;
+        let angle = |place: usize| (place % angles) as f64 * turn - PI;
+        let (ring, angles) = match (odd, angles) {
+            (true, 1) => (index as f64, Angles::All),
+            (false, 1) => (index as f64 + 0.5, Angles::All),
+            (true, _) if index == 0 => (0.0, Angles::All),
+            (true, _) => (
+                ((index - 1) / angles + 1) as f64,
+                Angles::Around(angle(index - 1), turn),
+            ),
+            (false, _) => (
+                (index / angles) as f64 + 0.5,
+                Angles::Across(angle(index), turn),
+            ),
+        };
+        Self {
+            ring: ring * step,
+            step,
+            angles,
         }
-        let turn = 2.0 * PI / self.angles as f64;
-        if odd {
-            let Some(outer) = function.checked_sub(1) else {
-                return hat(radius, step);
-            };
-            let ring = (outer / self.angles + 1) as f64;
-            let place = (outer % self.angles) as f64 * turn - PI;
-            let radial = hat(radius - ring * step, step)?;
-            return Some(radial * hat(distance(angle, place), turn)?);
-        }
-        // Functions of the innermost ring reach beyond the centre.
-        let ring = ((function / self.angles) as f64 + 0.5) * step;
-        let place = (function % self.angles) as f64 * turn - PI;
-        let opposite = if angle >= 0.0 { angle - PI } else { angle + PI };
-        let sides = [(radius, angle), (-radius, opposite)].map(|(radius, angle)| {
-            let (radial, angular) = (hat(radius - ring, step), hat(distance(angle, place), turn));
-            Some(radial? * angular?)
-        });
-        match sides {
-            [None, None] => None,
-            [a, b] => Some(a.unwrap_or(0.0) + b.unwrap_or(0.0)),
+    }
+
+    fn value(&self, radius: f64, angle: f64) -> Option<f64> {
+        let radial = |radius: f64| hat(radius - self.ring, self.step);
+        match self.angles {
+            Angles::All => radial(radius),
+            Angles::Around(place, turn) => {
+                Some(radial(radius)? * hat(distance(angle, place), turn)?)
+            }
+            Angles::Across(place, turn) => {
+                let opposite = if angle >= 0.0 { angle - PI } else { angle + PI };
+                let sides = [(radius, angle), (-radius, opposite)].map(|(radius, angle)| {
+                    Some(radial(radius)? * hat(distance(angle, place), turn)?)
+                });
+                match sides {
+                    [None, None] => None,
+                    [a, b] => Some(a.unwrap_or(0.0) + b.unwrap_or(0.0)),
+                }
+            }
         }
     }
 }
@@ -76,16 +221,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_sum_to_one_inside_the_last_collocation_points() {
-        for (rings, angles) in [(3, 1), (5, 1), (3, 4), (5, 6), (4, 5)] {
-            let basis = Basis { rings, angles };
-            let last = 1.0 - 2.0 / (rings + 1) as f64;
+    fn hats_sum_to_one_inside_the_last_collocation_points() {
+        for kernel in [[3, 1], [5, 1], [3, 4], [5, 6], [4, 5]] {
+            let hats = DiscoBasis::PiecewiseLinear(kernel).functions().unwrap();
+            let last = 1.0 - 2.0 / (kernel[0] + 1) as f64;
             for (part, angle) in [(0.1, 0.2), (0.6, 3.0), (0.99, 5.9)] {
-                let values = basis.values(part * last, angle, 1.0);
-                let sum: f64 = values.iter().map(|(_, value)| value).sum();
-                assert!((sum - 1.0).abs() < 1e-12, "{basis:?} at {part}: {sum}");
+                let values = hats.iter().filter_map(|hat| hat.value(part * last, angle));
+                let sum: f64 = values.sum();
+                assert!((sum - 1.0).abs() < 1e-12, "{kernel:?} at {part}: {sum}");
             }
-            assert!(basis.values(1.1, 0.0, 1.0).is_empty());
+        }
+    }
+
+    #[test]
+    fn functions_that_depend_on_the_radius_alone_are_told() {
+        let bases = [
+            DiscoBasis::PiecewiseLinear([3, 1]),
+            DiscoBasis::PiecewiseLinear([5, 4]),
+            DiscoBasis::PiecewiseLinear([4, 3]),
+            DiscoBasis::Zernike(5),
+            DiscoBasis::FourierBessel([3, 4]),
+        ];
+        for function in bases.iter().flat_map(|basis| basis.functions().unwrap()) {
+            let values = [0.3, 1.7, 2.9, 4.4].map(|angle| function.value(0.4, angle));
+            let same = values.iter().all(|value| *value == values[0]);
+            let reached = values.iter().any(Option::is_some);
+            assert!(!reached || same == function.is_isotropic(), "{function:?}");
         }
     }
 }

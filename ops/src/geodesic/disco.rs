@@ -1,8 +1,8 @@
 //! Discrete-continuous convolution on the sphere, with kernels of a geodesic radius.
 //!
 //! `y_o(p) = Σ_i Σ_k w_oik ∫ ψ_k(R_p⁻¹ q) x_i(q) dq` over the sphere, by the quadrature of the input's grid, where
-//! `ψ_k` are piecewise linear functions of distance and direction from `p`. Semantics follow torch-harmonics' `DiscreteContinuousConvS2`
-//! with `piecewise linear` functions and `nodal` norm (Ocampo, Price, McEwen 2023).
+//! `ψ_k` are functions of distance and direction from `p`, such as the hats, waves and polynomials of a
+//! [`DiscoBasis`](super::DiscoBasis). Semantics follow torch-harmonics' `DiscreteContinuousConvS2` (Ocampo, Price, McEwen 2023).
 //!
 //! # Shapes
 //! `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]` of the output grid, whose longitudes divide those of
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::basis::Basis;
+use super::basis::DiscoKernel;
 use super::filter::{Grids, entries, transposed};
 use super::node::{Entries, LocalSums};
 use super::reach::Reach;
@@ -67,17 +67,17 @@ impl fmt::Debug for Disco {
 }
 
 impl Disco {
-    /// Kernels from a grid of `input` latitudes and longitudes to one of `output`, with collocation
-    /// points on so many rings (along a diameter) and at so many angles, within a geodesic radius: by
-    /// default the largest distance of latitudes of the output.
+    /// Kernels from a grid of `input` latitudes and longitudes to one of `output`, which are sums of the functions of a
+    /// [`DiscoBasis`](super::DiscoBasis) within a geodesic radius: by default the largest distance of latitudes of the output. Two numbers are
+    /// rings along a diameter and angles around the centre, of piecewise linear functions.
     ///
     /// # Errors
-    /// A grid without cells; longitudes of the output that do not divide those of the input; no ring or angle;
+    /// A grid without cells; longitudes of the output that do not divide those of the input; a basis without functions;
     /// a radius that is not positive.
     pub fn new(
         input: [usize; 2],
         output: [usize; 2],
-        kernel: [usize; 2],
+        kernel: impl Into<DiscoKernel>,
         grid: SphereGrid,
         radius: Option<f64>,
     ) -> Result<Self> {
@@ -105,31 +105,29 @@ impl Disco {
     pub fn between(
         [input, output]: [[usize; 2]; 2],
         grids: [SphereGrid; 2],
-        [rings, angles]: [usize; 2],
+        kernel: impl Into<DiscoKernel>,
         radius: Option<f64>,
     ) -> Result<Self> {
-        if rings == 0 || angles == 0 {
-            let message =
-                format!("{rings} rings and {angles} angles; expected one or more of each");
-            return Err(Error::operator(NAME, message));
-        }
+        let DiscoKernel { basis, norm } = kernel.into();
+        let functions = basis
+            .functions()
+            .map_err(|expected| Error::operator(NAME, format!("{basis:?}; expected {expected}")))?;
         let reach = Reach::new(NAME, [input, output], grids, radius)?;
         let (cosines, weights) = grids[0].quadrature(input[0])?;
         let (outputs, _) = grids[1].quadrature(output[0])?;
-        let basis = Basis { rings, angles };
         let grids = Grids {
             cosines: &cosines,
             weights: &weights,
             longitudes: input[1],
             outputs: &outputs,
         };
-        let by_output = entries(basis, &grids, reach.cutoff);
+        let by_output = entries(&functions, norm, &grids, &reach);
         Ok(Self {
             reach,
             entries: Arc::new(Entries {
                 by_input: transposed(&by_output, input[0]),
                 by_output,
-                functions: basis.size(),
+                functions: functions.len(),
                 longitudes: [input[1], output[1]],
             }),
         })

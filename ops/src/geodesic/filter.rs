@@ -3,7 +3,8 @@
 use std::f64::consts::PI;
 use std::ops::Range;
 
-use super::basis::Basis;
+use super::basis::{DiscoNorm, Function};
+use super::reach::Reach;
 
 /// A factor of an input cell in an output cell, which stand at longitudes that differ by `shift`
 /// input cells, or more by the output's place.
@@ -24,27 +25,46 @@ pub(super) struct Grids<'a> {
 }
 
 /// The entries of all output rows, by [`Entry::row`] the input row.
-pub(super) fn entries(basis: Basis, grids: &Grids<'_>, cutoff: f64) -> Vec<Vec<Entry>> {
+pub(super) fn entries(
+    functions: &[Function],
+    norm: DiscoNorm,
+    grids: &Grids<'_>,
+    reach: &Reach,
+) -> Vec<Vec<Entry>> {
     let row = |output: &f64| {
         let mut found = Vec::new();
-        let rows = rows(grids.cosines, *output, cutoff);
-        for row in rows {
-            let quadrature = grids.weights[row] / (2 * grids.longitudes) as f64;
+        for row in rows(grids.cosines, *output, reach.cutoff) {
             for shift in 0..grids.longitudes {
                 let angle = 2.0 * PI * shift as f64 / grids.longitudes as f64;
                 let (radius, direction) = rotated(grids.cosines[row], angle, *output);
-                let values = basis.values(radius, direction, cutoff).into_iter();
-                found.extend(values.map(|(function, value)| Entry {
-                    function,
-                    row,
-                    shift,
-                    factor: value * quadrature,
-                }));
+                if radius > reach.cutoff {
+                    continue;
+                }
+                let values = functions.iter().enumerate().map(|(function, of)| {
+                    let factor = of.value(radius / reach.cutoff, direction)?;
+                    Some(Entry {
+                        function,
+                        row,
+                        shift,
+                        factor,
+                    })
+                });
+                found.extend(values.flatten());
             }
         }
-        normalised(found, basis.size())
+        found
     };
-    grids.outputs.iter().map(row).collect()
+    let mut found: Vec<Vec<Entry>> = grids.outputs.iter().map(row).collect();
+    let areas: Vec<f64> = grids
+        .weights
+        .iter()
+        .map(|weight| weight / (2 * grids.longitudes) as f64)
+        .collect();
+    normalise(&mut found, functions, norm, &areas, reach.radius);
+    for entry in found.iter_mut().flatten() {
+        entry.factor *= areas[entry.row];
+    }
+    found
 }
 
 /// The input rows that can lie within the cutoff of an output's.
@@ -75,16 +95,60 @@ pub(super) fn rotated(cosine: f64, longitude: f64, output: f64) -> (f64, f64) {
     (z.clamp(-1.0, 1.0).acos(), direction)
 }
 
-/// Factors of each function whose magnitudes sum to one.
-fn normalised(mut entries: Vec<Entry>, functions: usize) -> Vec<Entry> {
-    let mut sums = vec![0.0; functions];
-    for entry in &entries {
-        sums[entry.function] += entry.factor.abs();
+/// Divides the factors of each function by a norm; `areas` are those of a cell on each input row.
+fn normalise(
+    rows: &mut [Vec<Entry>],
+    functions: &[Function],
+    norm: DiscoNorm,
+    areas: &[f64],
+    radius: f64,
+) {
+    /// No norm is smaller.
+    const LEAST: f64 = 1e-9;
+    let sums = |entries: &[Entry], of: fn(&Entry) -> f64| {
+        let mut sums = vec![0.0; functions.len()];
+        for entry in entries {
+            sums[entry.function] += of(entry) * areas[entry.row];
+        }
+        sums
+    };
+    let area: fn(&Entry) -> f64 = |_| 1.0;
+    let magnitude: fn(&Entry) -> f64 = |entry| entry.factor.abs();
+    if norm == DiscoNorm::Modal {
+        for entries in &mut *rows {
+            let (values, areas) = (sums(entries, |entry| entry.factor), sums(entries, area));
+            for entry in entries {
+                let function = entry.function;
+                if !functions[function].is_isotropic() && areas[function] > LEAST {
+                    entry.factor -= values[function] / areas[function];
+                }
+            }
+        }
     }
-    for entry in &mut entries {
-        entry.factor /= sums[entry.function].max(1e-9);
+    let norms: Vec<Vec<f64>> = match norm {
+        DiscoNorm::Nodal | DiscoNorm::Modal => {
+            rows.iter().map(|row| sums(row, magnitude)).collect()
+        }
+        DiscoNorm::Support => rows.iter().map(|row| sums(row, area)).collect(),
+        DiscoNorm::Mean => {
+            let mut mean = vec![0.0; functions.len()];
+            for row in &*rows {
+                for (mean, sum) in mean.iter_mut().zip(sums(row, magnitude)) {
+                    *mean += sum / rows.len() as f64;
+                }
+            }
+            vec![mean; rows.len()]
+        }
+        DiscoNorm::Geometric => {
+            vec![vec![(1.0 - radius.cos()) / 4.0; functions.len()]; rows.len()]
+        }
+        DiscoNorm::None => return,
+    };
+    for (entries, norms) in rows.iter_mut().zip(norms) {
+        for entry in entries {
+            entry.factor /= norms[entry.function].max(LEAST);
+        }
     }
-    entries
 }
 
 /// The same entries by input row, whose [`Entry::row`] is the output row.

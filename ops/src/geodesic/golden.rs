@@ -1,6 +1,7 @@
 //! Operators on geodesic neighborhoods in the registry.
 
 use super::attention::{GeodesicNeighborhood, sphere_attention};
+use super::basis::{DiscoBasis, DiscoKernel, DiscoNorm};
 use super::disco::{Disco, disco_conv};
 use crate::golden::{Case, Dims, Golden, output};
 use crate::sphere::{SphereGrid, grid_of};
@@ -14,13 +15,32 @@ fn grids(case: &Case) -> [SphereGrid; 2] {
     }
 }
 
+/// The functions that `basis_type` and `kernel_shape` name, with their norm.
+fn kernel_of(case: &Case) -> DiscoKernel {
+    let [first, second] = case.attributes.array::<2>("kernel_shape", 1);
+    let basis = match case.attributes.text("basis_type") {
+        "harmonic" => DiscoBasis::Harmonic([first, second]),
+        "morlet" => DiscoBasis::Morlet([first, second]),
+        "zernike" => DiscoBasis::Zernike(first),
+        "fourier-bessel" => DiscoBasis::FourierBessel([first, second]),
+        _ => DiscoBasis::PiecewiseLinear([first, second]),
+    };
+    basis.with_norm(match case.attributes.text("basis_norm_mode") {
+        "modal" => DiscoNorm::Modal,
+        "mean" => DiscoNorm::Mean,
+        "support" => DiscoNorm::Support,
+        "geometric" => DiscoNorm::Geometric,
+        "none" => DiscoNorm::None,
+        _ => DiscoNorm::Nodal,
+    })
+}
+
 /// The operators.
 pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("disco_conv", |case| {
-        let sizes = ["in_shape", "out_shape", "kernel_shape"];
-        let [input, out, kernel] = sizes.map(|key| case.attributes.array::<2>(key, 1));
+        let [input, out] = ["in_shape", "out_shape"].map(|key| case.attributes.array::<2>(key, 1));
         let radius = case.attributes.number("theta_cutoff");
-        let kernels = Disco::between([input, out], grids(case), kernel, radius)?;
+        let kernels = Disco::between([input, out], grids(case), kernel_of(case), radius)?;
         let groups = case.attributes.array_or::<1>("groups", [1])[0];
         let (weight, bias) = (case.needed("weight")?, case.operand("bias"));
         output(disco_conv(case.input(0)?, weight, bias, groups, &kernels))

@@ -7,6 +7,7 @@
 pub mod attention;
 mod attention_node;
 mod basis;
+mod disc;
 pub mod disco;
 mod filter;
 mod golden;
@@ -19,6 +20,7 @@ mod tests;
 pub(crate) use golden::OPERATORS;
 
 pub use attention::{GeodesicNeighborhood, sphere_attention};
+pub use basis::{DiscoBasis, DiscoKernel, DiscoNorm};
 pub use disco::{Disco, disco_conv};
 
 use crate::field::{Field, run};

@@ -17,6 +17,8 @@ use crate::sphere::SphereGrid;
 pub(super) struct Reach {
     /// Latitudes and longitudes of input and output.
     pub(super) sizes: [[usize; 2]; 2],
+    pub(super) radius: f64,
+    /// The radius, and a little more, so that points at the radius belong to it, however they are rounded.
     pub(super) cutoff: f64,
     rows: Arc<[Range<usize>]>,
 }
@@ -57,11 +59,11 @@ impl Reach {
             let message = format!("radius {radius}; expected a positive angle");
             return Err(Error::operator(operator, message));
         }
-        // So that points at the radius belong to it, however they are rounded.
         let cutoff = radius * 1.001;
         let rows = outputs.iter().map(|output| rows(&cosines, *output, cutoff));
         Ok(Self {
             sizes,
+            radius,
             cutoff,
             rows: rows.collect(),
         })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use halocline_core::{Launcher, LocalGradient, Placement, Replicate, Shard, ShardTensor};
 
+use super::basis::{DiscoBasis, DiscoKernel};
 use super::disco::{disco, disco_conv};
 use super::node::LocalSums;
 use crate::prelude::*;
@@ -190,17 +191,23 @@ fn sums_are_those_of_burns_operators() {
 
 #[test]
 fn misuse_is_told() {
-    let told = |input, output, rings, radius, expected: &str| {
-        let error = Disco::new(input, output, rings, SphereGrid::Lobatto, radius).unwrap_err();
+    let told = |input, output, kernel: DiscoKernel, radius, expected: &str| {
+        let error = Disco::new(input, output, kernel, SphereGrid::Lobatto, radius).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     };
     told(
         [5, 8],
         [5, 3],
-        [3, 1],
+        [3, 1].into(),
         None,
         "3 longitudes of the output for 8 of the input",
     );
-    told([5, 8], [5, 8], [0, 1], None, "0 rings");
-    told([5, 8], [5, 8], [3, 1], Some(-0.5), "radius -0.5");
+    let (grid, none) = (
+        [5, 8],
+        "PiecewiseLinear([0, 1]); expected one or more rings",
+    );
+    told(grid, grid, [0, 1].into(), None, none);
+    let none = "Zernike(0); expected one or more degrees";
+    told(grid, grid, DiscoBasis::Zernike(0).into(), None, none);
+    told(grid, grid, [3, 1].into(), Some(-0.5), "radius -0.5");
 }
