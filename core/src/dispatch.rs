@@ -214,8 +214,18 @@ pub fn paste(tensor: DispatchTensor, part: &IndexBox, cells: DispatchTensor) -> 
     )
 }
 
-/// A tensor with the order of cells reversed in some dims.
-pub(crate) fn flipped(tensor: DispatchTensor, flip: &[bool]) -> DispatchTensor {
+/// A tensor with the order of cells reversed in some dims, as [`Transfer::flip`](crate::Transfer::flip) has it.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ops::flipped;
+///
+/// let x = Tensor::<1>::from([1.0, 2.0, 4.0]).into_dispatch();
+/// let turned = Tensor::<1>::from_dispatch(flipped(x, &[true]));
+/// turned.into_data().assert_eq(&[4.0_f32, 2.0, 1.0].into(), true);
+/// ```
+pub fn flipped(tensor: DispatchTensor, flip: &[bool]) -> DispatchTensor {
     let dims: Vec<usize> = (0..flip.len()).filter(|&dim| flip[dim]).collect();
     if dims.is_empty() {
         return tensor;

@@ -11,7 +11,7 @@ use crate::comm::{Communicator, Operation, Traffic, collectives};
 #[cfg(feature = "cube")]
 pub use crate::cube::{is_on_gpu, with_memory};
 use crate::device_mesh::DeviceMesh;
-pub use crate::dispatch::{blank, cut, from_dispatch, paste, to_dispatch};
+pub use crate::dispatch::{blank, cut, flipped, from_dispatch, paste, to_dispatch};
 pub use crate::exchange::{Boxes, add_box};
 use crate::exchange::{Exchange, ExchangePlan};
 use crate::layout::ReduceOp;

@@ -43,7 +43,7 @@ pub use unfold::unfold;
 
 use burn::module::Param;
 use burn::tensor::Tensor;
-use halocline_core::{Error, Exchange, Layout, Operation, OrRaise, Result, ShardTensor, Traffic};
+use halocline_core::{Error, Layout, OrRaise, Result, ShardTensor};
 
 use crate::driver::{Padding, Rounding, Stencil, StencilPlan, Window};
 use crate::field::{Field, run};
@@ -273,11 +273,7 @@ fn run_conv<const D: usize, const N: usize>(
             dilation: three(&options.dilation),
         },
         fields: locals.len(),
-        exchange: plan.exchange.as_ref().map(|plan| {
-            let operation = Operation::new(operator, Traffic::Exchange, Some(&layout));
-            let ranks = mesh.shape().ranks().into();
-            Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
-        }),
+        exchange: plan.exchange(operator, &layout, &mesh),
         output: plan.output.local_shape(mesh.position()),
     };
     let y = Error::catch(|| node::conv(locals, weight, bias, run))?;

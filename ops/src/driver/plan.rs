@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use halocline_core::{DeviceMesh, ExchangePlan, Layout, Need, Result, Sides, Source, check_poles};
+use halocline_core::{
+    DeviceMesh, Exchange, ExchangePlan, Layout, Need, Operation, Result, Sides, Source, Traffic,
+    check_poles,
+};
 
 use super::reach::Reach;
 
@@ -22,6 +25,22 @@ pub(crate) struct Reaches<'a> {
     pub operator: &'a str,
     pub first: usize,
     pub dims: &'a [Reach],
+}
+
+impl StencilPlan {
+    /// The exchange of a tensor of this layout, for operators that make it themselves.
+    pub(crate) fn exchange(
+        &self,
+        operator: &'static str,
+        layout: &Layout,
+        mesh: &DeviceMesh,
+    ) -> Option<Exchange> {
+        self.exchange.as_ref().map(|plan| {
+            let operation = Operation::new(operator, Traffic::Exchange, Some(layout));
+            let ranks = mesh.shape().ranks().into();
+            Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
+        })
+    }
 }
 
 impl Reaches<'_> {

@@ -6,7 +6,9 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use halocline_core::{DeviceMesh, Error, IndexBox, Layout, Placement, Result, ShardTensor, trace};
+use halocline_core::{
+    DeviceMesh, Error, Exchange, IndexBox, Layout, Placement, Result, ShardTensor, trace,
+};
 
 use super::empty::drop_empty;
 use super::plan::{Reaches, StencilPlan};
@@ -226,15 +228,42 @@ impl Stencil {
         &self,
         x: ShardTensor<D>,
         plan: &StencilPlan,
-        kernel: impl Fn(Tensor<D>, &IndexBox) -> Tensor<D>,
+        kernel: impl FnOnce(Tensor<D>, &IndexBox) -> Tensor<D>,
     ) -> Result<ShardTensor<D>> {
-        let outputs = plan.output.local_box(x.mesh().position());
         let cells = match &plan.exchange {
             None => x.local().clone(),
             Some(exchange) => x.run_plan(self.operator, exchange)?,
         };
+        self.results(x, plan, |outputs| Ok(kernel(cells, outputs)))
+    }
+
+    /// [`run_planned`](Self::run_planned) of a kernel that makes the exchange itself: it gets this rank's shard.
+    ///
+    /// # Errors
+    /// Those of [`run_planned`](Self::run_planned).
+    pub(crate) fn run_unassembled<const D: usize>(
+        &self,
+        x: ShardTensor<D>,
+        plan: &StencilPlan,
+        kernel: impl FnOnce(Tensor<D>, Option<Exchange>, &IndexBox) -> Tensor<D>,
+    ) -> Result<ShardTensor<D>> {
+        let exchange = plan.exchange(self.operator, x.layout(), x.mesh());
+        let shard = x.local().clone();
+        self.results(x, plan, |outputs| {
+            Error::catch(|| kernel(shard, exchange, outputs))
+        })
+    }
+
+    /// The results for this rank's box of outputs.
+    fn results<const D: usize>(
+        &self,
+        x: ShardTensor<D>,
+        plan: &StencilPlan,
+        kernel: impl FnOnce(&IndexBox) -> Result<Tensor<D>>,
+    ) -> Result<ShardTensor<D>> {
+        let outputs = plan.output.local_box(x.mesh().position());
         let span = trace::span(self.operator);
-        let local = kernel(cells, &outputs);
+        let local = kernel(&outputs)?;
         drop(span);
         let mut dims = outputs.ranges().iter().zip(local.dims());
         if !dims.all(|(outputs, size)| outputs.is_empty() || outputs.len() == size) {

@@ -150,21 +150,29 @@ pub(crate) fn check_composed_as(
     dtype: burn::tensor::DType,
     operator: impl LocalOperator,
 ) {
+    check_same(shape, dtype, |x| operator.run(x), |x| operator.composed(x));
+}
+
+/// Checks that two functions give the same values and gradients.
+#[cfg(test)]
+pub(crate) fn check_same(
+    shape: [usize; 4],
+    dtype: burn::tensor::DType,
+    ours: impl Fn(Tensor<4>) -> Tensor<4>,
+    composed: impl Fn(Tensor<4>) -> Tensor<4>,
+) {
     use burn::tensor::{DType, Device, Distribution, Tolerance};
 
     let device = Device::flex().autodiff();
     let x = Tensor::<4>::random(shape, Distribution::Uniform(-3.0, 3.0), &device).cast(dtype);
-    let run = |composed: bool| {
+    let run = |function: &dyn Fn(Tensor<4>) -> Tensor<4>| {
         let x = x.clone().detach().require_grad();
-        let y = match composed {
-            true => operator.composed(x.clone()),
-            false => operator.run(x.clone()),
-        };
+        let y = function(x.clone());
         let weight = y.clone().detach().cos();
         let gradients = (y.clone() * weight).sum().backward();
         [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
     };
-    for (ours, burns) in run(false).iter().zip(&run(true)) {
+    for (ours, burns) in run(&ours).iter().zip(&run(&composed)) {
         match dtype {
             DType::F64 => ours.assert_approx_eq(burns, Tolerance::<f64>::rel_abs(1e-12, 1e-12)),
             _ => ours.assert_approx_eq(burns, Tolerance::<f32>::rel_abs(1e-6, 2e-5)),

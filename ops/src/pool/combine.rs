@@ -8,6 +8,12 @@ use crate::kernel::simd::Element;
 
 /// Cells are prepared, combined one after the other, and finished.
 pub(super) trait Combine<E: Element>: Copy + Sync {
+    /// What combines with any prepared cell to that cell.
+    #[inline(always)]
+    fn of_nothing(self) -> E {
+        E::default()
+    }
+
     #[inline(always)]
     fn prepare<S: Simd>(self, _: S, cell: E::Vector<S>) -> E::Vector<S> {
         cell
@@ -26,6 +32,11 @@ pub(super) trait Combine<E: Element>: Copy + Sync {
 pub(super) struct Largest;
 
 impl<E: Element> Combine<E> for Largest {
+    #[inline(always)]
+    fn of_nothing(self) -> E {
+        E::from_f64(f64::NEG_INFINITY)
+    }
+
     #[inline(always)]
     fn combine<S: Simd>(self, simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S> {
         larger::<S, E>(simd, a, b)

@@ -17,7 +17,6 @@ use halocline_core::{Error, Result, ShardTensor};
 use super::combine::Norm;
 use super::windows::WindowNorm;
 use super::{PaddingCount, PoolOptions, counted, name};
-use crate::kernel::local::LocalOperator;
 use crate::precision::in_f32;
 
 /// The norm of this order over windows, which count padding as zeros. See the [module](self).
@@ -49,8 +48,10 @@ pub fn lp_pool<const D: usize, const N: usize>(
     }
     x.require_resolved(name)?;
     let options = options.with_count(PaddingCount::Included);
-    let pool = |x, slides| WindowNorm(slides, Norm(order)).run(x);
+    let windows = |slides| WindowNorm(slides, Norm(order));
     in_f32(x, |x| {
-        counted(name, x, &options, pool, |factor| factor.powf(1.0 / order))
+        counted(name, x, &options, windows, |factor| {
+            factor.powf(1.0 / order)
+        })
     })
 }

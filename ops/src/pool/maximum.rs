@@ -2,9 +2,12 @@
 //!
 //! The cells that windows take are found again from the input: the forward pass saves no indices.
 
+use std::ops::Range;
+
 use pulp::{Simd, WithSimd};
 
 use super::combine::larger;
+use super::field::{Planes, Section, Together};
 use super::slide::{Slide, Slides, pooled};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{filled_bands, load, load_every, store, store_pairs};
@@ -15,28 +18,36 @@ use crate::kernel::simd::{Element, Isa};
 /// Rows of an input that one task fills.
 const BAND: usize = 16;
 
-/// The adjoint of the maximum at `x`, of `shape`: the cotangent of a window goes to the first of its largest cells, and to the
-/// last NaN.
+/// The adjoint of the maximum at `x`, in a section: the cotangent of a window goes to the first of its largest cells, and to
+/// the last NaN.
 pub(super) fn max_adjoint<E: Element>(
     isa: Isa,
-    x: &[E],
+    x: &Planes<'_, E>,
     cotangent: &[E],
-    shape: [usize; 3],
+    section: &Section,
     slides: Slides,
 ) -> Buffer<E> {
-    let [_, rows, columns] = shape;
-    let [_, outputs, width] = pooled(shape, slides);
+    let [_, outputs, all] = pooled(x.shape, slides);
     let [down, across] = slides;
-    assert_eq!(x.len(), shape.iter().product::<usize>());
+    let (near, columns) = across.around(&section.columns, x.shape[2]);
+    let across = Slide {
+        outside: across.outside.saturating_sub(columns.start),
+        ..across
+    };
+    let x = &x.within(&columns);
+    let section = section.from_column(columns.start);
+    let (columns, width) = (columns.len(), near.len());
+    let shape @ [_, _, kept] = section.shape(x.shape[0]);
     // Columns of the gradient that lie a stride apart are beside each other in a phase.
     let phase = (width + across.reach() / across.stride).max(1);
     let run = |[plane, band]: [usize; 2], gradient: &mut [E]| {
-        let first = band * BAND;
-        let held = first..first + gradient.len() / columns;
+        let first = section.rows.start + band * BAND;
+        let held = first..first + gradient.len() / kept;
         let sums = held.len() * across.stride * phase;
-        with_scratch(2 * columns + width + sums, |scratch| {
-            let (lines, sums) = scratch.split_at_mut(2 * columns + width);
+        with_scratch(3 * columns + width + sums, |scratch| {
+            let (lines, sums) = scratch.split_at_mut(3 * columns + width);
             sums.fill(E::default());
+            let (joined, lines) = lines.split_at_mut(columns);
             for window in down.meeting(&held, outputs) {
                 let start = window * down.stride;
                 let taken = (0..down.kernel).filter_map(|tap| {
@@ -44,11 +55,12 @@ pub(super) fn max_adjoint<E: Element>(
                     held.contains(&row).then(|| (tap, row - first))
                 });
                 isa.run(Pulled {
-                    x: &x[(plane * rows + start) * columns..(plane + 1) * rows * columns],
-                    slides,
+                    x,
+                    place: [plane, start],
+                    slides: [down, across],
                     first: down.first(window),
                     taken,
-                    cotangent: &cotangent[(plane * outputs + window) * width..][..width],
+                    cotangent: &cotangent[(plane * outputs + window) * all..][near.clone()],
                     phase,
                     lines,
                     sums,
@@ -58,7 +70,9 @@ pub(super) fn max_adjoint<E: Element>(
                 sums,
                 phase,
                 stride: across.stride,
-                rows: gradient.chunks_mut(columns.max(1)),
+                columns: section.columns.clone(),
+                joined,
+                rows: gradient.chunks_mut(kept.max(1)),
             });
         });
     };
@@ -68,8 +82,9 @@ pub(super) fn max_adjoint<E: Element>(
 
 /// The cotangents of a row of windows, added to the phases of the rows that they meet.
 struct Pulled<'a, E, T> {
-    /// The rows of the input, from the first of the windows on.
-    x: &'a [E],
+    x: &'a Planes<'a, E>,
+    /// The plane, and the first row of the windows.
+    place: [usize; 2],
     slides: Slides,
     /// The first row of the windows that is one of the field.
     first: usize,
@@ -90,6 +105,7 @@ impl<E: Element, T: Iterator<Item = (usize, usize)>> WithSimd for Pulled<'_, E, 
     fn with_simd<S: Simd>(self, simd: S) {
         let Self {
             x,
+            place: [plane, start],
             slides: [down, across],
             first,
             taken,
@@ -101,21 +117,29 @@ impl<E: Element, T: Iterator<Item = (usize, usize)>> WithSimd for Pulled<'_, E, 
         let columns = (lines.len() - cotangent.len()) / 2;
         let (line, rest) = lines.split_at_mut(columns);
         let (numbers, places) = rest.split_at_mut(columns);
-        for part in vectors::<S, E>(columns) {
-            let (mut best, mut place) = (load(simd, &x[part.clone()]), number::<S, E>(simd, 0));
-            for tap in 1..down.kernel {
-                let row = tap * down.dilation * columns;
-                let cell = load(simd, &x[row + part.start..row + part.end]);
-                let here = number::<S, E>(simd, tap * across.kernel);
-                let larger_place = E::select_less(simd, [best, cell], here, place);
-                place = if_nan::<S, E>(simd, cell, here, larger_place);
-                best = larger::<S, E>(simd, best, cell);
+        let lowest = E::from_f64(f64::NEG_INFINITY);
+        for band in &x.bands {
+            let (line, numbers) = (&mut line[band.clone()], &mut numbers[band.clone()]);
+            line.fill(lowest);
+            numbers.fill(E::default());
+            let mut rows = x.rows([plane, start], down, band);
+            while let Some(together) = Together::next(&mut rows) {
+                for part in vectors::<S, E>(line.len()) {
+                    let mut best = load(simd, &line[part.clone()]);
+                    let mut place = load(simd, &numbers[part.clone()]);
+                    for &(tap, row) in together.rows() {
+                        let cell = load(simd, &row[part.clone()]);
+                        let here = number::<S, E>(simd, tap * across.kernel);
+                        let larger_place = E::select_less(simd, [best, cell], here, place);
+                        place = if_nan::<S, E>(simd, cell, here, larger_place);
+                        best = larger::<S, E>(simd, best, cell);
+                    }
+                    store(simd, &mut numbers[part.clone()], place);
+                    store(simd, &mut line[part], best);
+                }
             }
-            store(simd, &mut line[part.clone()], best);
-            store(simd, &mut numbers[part], place);
         }
         // Padding is minus infinity, too, but is never taken.
-        let lowest = E::from_f64(f64::NEG_INFINITY);
         let is_padded = first > 0 || across.outside > 0;
         for part in vectors::<S, E>(places.len()) {
             let every = Every {
@@ -213,6 +237,10 @@ struct Joined<'a, E, R> {
     sums: &'a [E],
     phase: usize,
     stride: usize,
+    /// The columns that the rows are of.
+    columns: Range<usize>,
+    /// Scratch for a row of all columns.
+    joined: &'a mut [E],
     rows: R,
 }
 
@@ -225,14 +253,16 @@ impl<'b, E: Element, R: Iterator<Item = &'b mut [E]>> WithSimd for Joined<'_, E,
             sums,
             phase,
             stride,
+            columns,
+            joined: line,
             rows,
         } = self;
+        // Cells behind the last window have no gradient.
+        let joined = line.len().min(stride * phase);
+        line[joined..].fill(E::default());
         for (row, phases) in rows.zip(sums.chunks(stride * phase)) {
-            // Cells behind the last window have no gradient.
-            let joined = row.len().min(stride * phase);
-            row[joined..].fill(E::default());
             match stride {
-                1 => row[..joined].copy_from_slice(&phases[..joined]),
+                1 => line[..joined].copy_from_slice(&phases[..joined]),
                 2 => {
                     let (even, odd) = phases.split_at(phase);
                     for part in vectors::<S, E>(joined.div_ceil(2)) {
@@ -241,16 +271,17 @@ impl<'b, E: Element, R: Iterator<Item = &'b mut [E]>> WithSimd for Joined<'_, E,
                             load(simd, &odd[part.clone()]),
                         ];
                         let cells = 2 * part.start..joined.min(2 * part.end);
-                        store_pairs(simd, &mut row[cells], pair);
+                        store_pairs(simd, &mut line[cells], pair);
                     }
                 }
                 _ => {
                     for (number, phase) in phases.chunks(phase).enumerate() {
-                        let cells = row[..joined].iter_mut().skip(number).step_by(stride);
+                        let cells = line[..joined].iter_mut().skip(number).step_by(stride);
                         cells.zip(phase).for_each(|(cell, sum)| *cell = *sum);
                     }
                 }
             }
+            row.copy_from_slice(&line[columns.clone()]);
         }
     }
 }

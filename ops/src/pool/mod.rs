@@ -16,11 +16,13 @@
 pub mod adaptive;
 mod combine;
 mod count;
+mod field;
 mod golden;
 pub(crate) mod kernel;
 mod layer;
 pub mod lp;
 mod maximum;
+mod node;
 mod planes;
 mod slide;
 mod sliding;
@@ -31,12 +33,12 @@ pub(crate) use golden::OPERATORS;
 pub use lp::lp_pool;
 
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{Boundary, Error, Result, ShardTensor};
+use halocline_core::{Boundary, Error, IndexBox, Result, ShardTensor};
 
 use crate::driver::{Padding, Rounding, Stencil, Window};
 use crate::field::{Field, run};
-use crate::kernel::local::LocalOperator;
 use count::factors;
+use node::Windows;
 use planes::by_planes;
 use slide::{Slide, Slides};
 use windows::{Average, Maximum};
@@ -190,7 +192,7 @@ pub fn max_pool<const D: usize, const N: usize>(
             begins_in_padding |= first > 0;
         }
     }
-    stencil.run_planned(x, &plan, |x, outputs| {
+    let slides = |outputs: &IndexBox| {
         let slides = stencil.windows().iter().zip(2..).map(|(window, dim)| {
             let zeros = window.padding.boundary[0] == Boundary::Zeros;
             let before = outputs.ranges()[dim].start * window.stride;
@@ -202,9 +204,9 @@ pub fn max_pool<const D: usize, const N: usize>(
                 ..Slide::from(*window)
             }
         });
-        let slides: Vec<Slide> = slides.collect();
-        by_planes(x, &slides, |x, slides| Maximum(slides).run(x))
-    })
+        slides.collect()
+    };
+    by_planes(&stencil, &plan, x, slides, Maximum, |y, _| y)
 }
 
 /// The average over windows. See the [module](self).
@@ -230,21 +232,15 @@ pub fn avg_pool<const D: usize, const N: usize>(
     options: &PoolOptions<N>,
 ) -> Result<ShardTensor<D>> {
     let name = name::<D, N>(x.dims(), ["avg_pool1d", "avg_pool2d", "avg_pool3d"])?;
-    counted(
-        name,
-        x,
-        options,
-        |x, slides| Average(slides).run(x),
-        |factor| factor,
-    )
+    counted(name, x, options, Average, |factor| factor)
 }
 
 /// Pools windows, and multiplies each result by `scale` of the ratio of the window's cells and those that count.
-fn counted<const D: usize, const N: usize>(
+fn counted<const D: usize, const N: usize, W: Windows>(
     name: &'static str,
     x: ShardTensor<D>,
     options: &PoolOptions<N>,
-    pool: impl Fn(Tensor<4>, Slides) -> Tensor<4>,
+    windows: impl Fn(Slides) -> W,
     scale: impl Fn(f64) -> f64,
 ) -> Result<ShardTensor<D>> {
     if options.dilation != [1; N] {
@@ -254,9 +250,8 @@ fn counted<const D: usize, const N: usize>(
     let stencil = options.stencil(name, 0.0);
     let size = x.dims();
     let plan = stencil.plan(&x)?;
-    stencil.run_planned(x, &plan, |x, outputs| {
-        let slides: Vec<Slide> = stencil.windows().iter().copied().map(Slide::from).collect();
-        let mut y = by_planes(x, &slides, &pool);
+    let slides = |_: &IndexBox| stencil.windows().iter().copied().map(Slide::from).collect();
+    by_planes(&stencil, &plan, x, slides, windows, |mut y, outputs| {
         for (spatial, window) in stencil.windows().iter().enumerate() {
             let dim = spatial + 2;
             // One factor for each output of the kernel, which has one output on a rank without any.

@@ -1,21 +1,51 @@
 //! Pooling by planes.
 
 use burn::tensor::Tensor;
+use halocline_core::{Exchange, IndexBox, Result, ShardTensor};
 
-use super::slide::Slide;
+use super::node::{Windows, run};
+use super::slide::{Slide, Slides};
 use crate::driver::strides::in_row_major;
+use crate::driver::{Stencil, StencilPlan};
+use crate::kernel::flex;
 use crate::retype;
 
-/// Pools by planes: in three dims over the last two, and then over the first, which gives the same
-/// maximum, mean or norm.
-pub(super) fn by_planes<const D: usize>(
+/// Pools the cells that a stencil's windows reach, by the windows along its dims for a box of outputs; `finish` then gets the
+/// result and the box.
+///
+/// In three dims it pools over the last two, and then over the first, which gives the same maximum, mean or norm.
+pub(super) fn by_planes<const D: usize, W: Windows>(
+    stencil: &Stencil,
+    plan: &StencilPlan,
+    x: ShardTensor<D>,
+    slides: impl Fn(&IndexBox) -> Vec<Slide>,
+    windows: impl Fn(Slides) -> W,
+    finish: impl Fn(Tensor<D>, &IndexBox) -> Tensor<D>,
+) -> Result<ShardTensor<D>> {
+    if flex::runs_on(&x.device()) && D < 5 {
+        return stencil.run_unassembled(x, plan, |x, exchange, outputs| {
+            let slides = match slides(outputs)[..] {
+                [width] => [Slide::new(1, 1), width],
+                [height, width] => [height, width],
+                _ => unreachable!("one or two spatial dims"),
+            };
+            finish(run(windows(slides), x, exchange), outputs)
+        });
+    }
+    stencil.run_planned(x, plan, |x, outputs| {
+        finish(assembled(x, &slides(outputs), windows), outputs)
+    })
+}
+
+fn assembled<const D: usize, W: Windows>(
     x: Tensor<D>,
     slides: &[Slide],
-    pool: impl Fn(Tensor<4>, [Slide; 2]) -> Tensor<4>,
+    windows: impl Fn(Slides) -> W,
 ) -> Tensor<D> {
     let one = Slide::new(1, 1);
     let dims = x.dims();
-    let pool = |x, slides| in_row_major(pool(in_row_major(x), slides));
+    let pool =
+        |x, slides| in_row_major(run::<4>(windows(slides), in_row_major(x), None::<Exchange>));
     match *slides {
         [width] => {
             let plane = x.reshape([dims[0], dims[1], 1, dims[2]]);

@@ -41,6 +41,21 @@ impl Slide {
         outside.div_ceil(self.dilation).min(self.kernel - 1)
     }
 
+    /// The windows around a range of so many cells, and the cells from the first of theirs on that they and the range hold.
+    pub(super) fn around(self, range: &Range<usize>, cells: usize) -> (Range<usize>, Range<usize>) {
+        let outputs = self.outputs(cells);
+        let meeting = self.meeting(range, outputs);
+        let first = meeting.start.min(range.start / self.stride).min(outputs);
+        let start = first * self.stride;
+        let last = meeting
+            .end
+            .checked_sub(1)
+            .filter(|last| *last >= meeting.start);
+        let end = last.map_or(0, |last| last * self.stride + self.reach());
+        let cells = start..range.end.max(end);
+        (first..first + self.outputs(cells.len()), cells)
+    }
+
     /// The windows that have a cell in a range, of so many.
     pub(super) fn meeting(self, cells: &Range<usize>, outputs: usize) -> Range<usize> {
         let first = (cells.start + 1).saturating_sub(self.reach());

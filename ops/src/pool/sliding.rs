@@ -1,4 +1,4 @@
-//! Pooling of `[planes, rows, columns]` by windows of any kernel, stride and dilation, and the adjoints.
+//! Pooling of planes by windows of any kernel, stride and dilation, and the adjoints.
 //!
 //! The rows of windows are combined first, for all columns of the input, then columns: a window of
 //! *m* × *n* cells costs *m* + *n* vectors instead of *m* · *n*.
@@ -6,6 +6,7 @@
 use pulp::{Simd, WithSimd};
 
 use super::combine::{Combine, Largest, Norm, Pull, Slope, Total};
+use super::field::{Planes, Section, Together};
 use super::slide::{Slide, Slides, pooled};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{filled_bands, load, load_every, replace, store, store_pairs};
@@ -13,30 +14,24 @@ use crate::kernel::lines::vectors;
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
 
-/// The largest cell of every window.
-pub(super) fn max<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], slides: Slides) -> Buffer<E> {
-    windows(isa, x, shape, slides, Largest)
+/// The largest cell of every window; padding is minus infinity.
+pub(super) fn max<E: Element>(isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E> {
+    windows(isa, x, slides, Largest)
 }
 
-/// The mean of every window.
-pub(super) fn average<E: Element>(
-    isa: Isa,
-    x: &[E],
-    shape: [usize; 3],
-    slides: Slides,
-) -> Buffer<E> {
-    windows(isa, x, shape, slides, Total(mean(slides)))
+/// The mean of every window; padding is zero.
+pub(super) fn average<E: Element>(isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E> {
+    windows(isa, x, slides, Total(mean(slides)))
 }
 
-/// The norm of every window.
+/// The norm of every window; padding is zero.
 pub(super) fn norm<E: Element>(
     isa: Isa,
-    x: &[E],
-    shape: [usize; 3],
+    x: &Planes<'_, E>,
     slides: Slides,
     norm: Norm,
 ) -> Buffer<E> {
-    windows(isa, x, shape, slides, norm)
+    windows(isa, x, slides, norm)
 }
 
 /// One over the cells of a window.
@@ -46,18 +41,16 @@ fn mean<E: Element>([down, across]: Slides) -> E {
 
 fn windows<E: Element>(
     isa: Isa,
-    x: &[E],
-    shape: [usize; 3],
+    x: &Planes<'_, E>,
     slides: Slides,
     combine: impl Combine<E>,
 ) -> Buffer<E> {
-    let [_, rows, columns] = shape;
-    assert_eq!(x.len(), shape.iter().product::<usize>());
-    let run = |[plane, row]: [usize; 2], output: &mut [E]| {
-        let first = (plane * rows + row * slides[0].stride) * columns;
+    let columns = x.shape[2];
+    let run = |place: [usize; 2], output: &mut [E]| {
         with_scratch(columns, |line| {
             isa.run(Windows {
-                x: &x[first..(plane + 1) * rows * columns],
+                x,
+                place,
                 slides,
                 combine,
                 line,
@@ -66,13 +59,14 @@ fn windows<E: Element>(
         });
     };
     // SAFETY: the task writes a result for every window of its row.
-    unsafe { filled_bands(pooled(shape, slides), 1, run) }
+    unsafe { filled_bands(pooled(x.shape, slides), 1, run) }
 }
 
 /// A row of windows.
 struct Windows<'a, E, C> {
-    /// The rows of the input, from the first of the windows on.
-    x: &'a [E],
+    x: &'a Planes<'a, E>,
+    /// The plane, and the number of the row of windows.
+    place: [usize; 2],
     slides: Slides,
     combine: C,
     /// Scratch for a row of the input.
@@ -87,20 +81,34 @@ impl<E: Element, C: Combine<E>> WithSimd for Windows<'_, E, C> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Self {
             x,
+            place: [plane, row],
             slides: [down, across],
             combine,
             line,
             output,
         } = self;
-        let columns = line.len();
-        for cells in vectors::<S, E>(columns) {
-            let mut all = combine.prepare(simd, load(simd, &x[cells.clone()]));
-            for tap in 1..down.kernel {
-                let row = tap * down.dilation * columns;
-                let next = load(simd, &x[row + cells.start..row + cells.end]);
-                all = combine.combine(simd, all, combine.prepare(simd, next));
+        for band in &x.bands {
+            let line = &mut line[band.clone()];
+            let mut rows = x.rows([plane, row * down.stride], down, band);
+            let mut begun = false;
+            while let Some(together) = Together::next(&mut rows) {
+                let (first, others) = together.rows().split_first().expect("one or more");
+                for cells in vectors::<S, E>(line.len()) {
+                    let mut all = combine.prepare(simd, load(simd, &first.1[cells.clone()]));
+                    if begun {
+                        all = combine.combine(simd, load(simd, &line[cells.clone()]), all);
+                    }
+                    for (_, row) in others {
+                        let next = combine.prepare(simd, load(simd, &row[cells.clone()]));
+                        all = combine.combine(simd, all, next);
+                    }
+                    store(simd, &mut line[cells], all);
+                }
+                begun = true;
             }
-            store(simd, &mut line[cells], all);
+            if !begun {
+                line.fill(combine.of_nothing());
+            }
         }
         for part in vectors::<S, E>(output.len()) {
             let cells = |tap: usize| &line[part.start * across.stride + tap * across.dilation..];
@@ -114,49 +122,66 @@ impl<E: Element, C: Combine<E>> WithSimd for Windows<'_, E, C> {
     }
 }
 
-/// The adjoint of [`average`]: the gradient of its input, of `shape`.
+/// The adjoint of [`average`]: the gradient of a section of planes of `shape`.
 pub(super) fn average_adjoint<E: Element>(
     isa: Isa,
     cotangent: &[E],
     shape: [usize; 3],
+    section: &Section,
     slides: Slides,
 ) -> Buffer<E> {
-    spread(isa, cotangent, shape, slides, mean(slides))
+    spread(isa, cotangent, shape, section, slides, mean(slides))
 }
 
-/// The adjoint of [`norm`] at `x`: the gradient of its input, of `shape`.
-pub(super) fn norm_adjoint<E: Element>(
+/// A cotangent of [`norm`] at `x` pulled back to the sums of powers, which [`norm_adjoint`] pulls back further.
+pub(super) fn pulled<E: Element>(
     isa: Isa,
-    x: &[E],
+    x: &Planes<'_, E>,
     cotangent: &[E],
-    shape: [usize; 3],
     slides: Slides,
     norm: Norm,
 ) -> Buffer<E> {
-    let mut pulled = windows(isa, x, shape, slides, norm);
+    let mut pulled = windows(isa, x, slides, norm);
     replace(isa, pulled.elements_mut(), [cotangent], 1, &Pull(norm));
-    let mut gradient = spread(isa, &pulled, shape, slides, E::from_f64(1.0));
-    replace(isa, gradient.elements_mut(), [x], 1, &Slope(norm));
+    pulled
+}
+
+/// The adjoint of [`norm`], by what was [pulled] back: the gradient of a section, with these cells, of planes of `shape`.
+pub(super) fn norm_adjoint<E: Element>(
+    isa: Isa,
+    pulled: &[E],
+    shape: [usize; 3],
+    (section, cells): (&Section, &[E]),
+    slides: Slides,
+    norm: Norm,
+) -> Buffer<E> {
+    let mut gradient = spread(isa, pulled, shape, section, slides, E::from_f64(1.0));
+    replace(isa, gradient.elements_mut(), [cells], 1, &Slope(norm));
     gradient
 }
 
-/// The adjoint of the sums of windows times a factor, of `shape`.
+/// The adjoint of the sums of windows times a factor, in a section of planes of `shape`.
 fn spread<E: Element>(
     isa: Isa,
     cotangent: &[E],
     shape: [usize; 3],
+    section: &Section,
     slides: Slides,
     factor: E,
 ) -> Buffer<E> {
-    let [_, outputs, width] = pooled(shape, slides);
+    let [_, outputs, all] = pooled(shape, slides);
     let [down, across] = slides;
     let margin = across.reach() - 1;
+    let (near, columns) = across.around(&section.columns, shape[2]);
+    let width = near.len();
     let run = |[plane, row]: [usize; 2], gradient: &mut [E]| {
+        let row = section.rows.start + row;
         let windows = down.meeting(&(row..row + 1), outputs);
         let windows = windows.filter(|window| (row - window * down.stride) % down.dilation == 0);
-        let rows = windows.map(|window| &cotangent[(plane * outputs + window) * width..][..width]);
+        let rows =
+            windows.map(|window| &cotangent[(plane * outputs + window) * all..][near.clone()]);
         let rows: Vec<&[E]> = rows.collect();
-        let stretched = gradient.len().max((width * across.stride).max(1)) + 2 * margin;
+        let stretched = columns.len().max((width * across.stride).max(1)) + 2 * margin;
         with_scratch(width + stretched, |scratch| {
             let (sum, line) = scratch.split_at_mut(width);
             line.fill(E::default());
@@ -166,12 +191,13 @@ fn spread<E: Element>(
                 factor,
                 sum,
                 line,
+                first: section.columns.start - columns.start,
                 gradient,
             });
         });
     };
     // SAFETY: the task writes its row.
-    unsafe { filled_bands(shape, 1, run) }
+    unsafe { filled_bands(section.shape(shape[0]), 1, run) }
 }
 
 /// A row of the gradient of averages.
@@ -184,6 +210,8 @@ struct Spread<'a, E> {
     sum: &'a mut [E],
     /// Zeros for that sum at the first cells of windows, with margins of a window.
     line: &'a mut [E],
+    /// The column that the gradient begins with.
+    first: usize,
     gradient: &'a mut [E],
 }
 
@@ -198,6 +226,7 @@ impl<E: Element> WithSimd for Spread<'_, E> {
             factor,
             sum,
             line,
+            first,
             gradient,
         } = self;
         let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
@@ -224,8 +253,8 @@ impl<E: Element> WithSimd for Spread<'_, E> {
             let cells = start..gradient.len().min(start + lanes);
             let mut all = zero;
             for tap in 0..across.kernel {
-                let first = margin + start - tap * across.dilation;
-                all = E::plus(simd, all, load(simd, &line[first..first + cells.len()]));
+                let place = margin + first + start - tap * across.dilation;
+                all = E::plus(simd, all, load(simd, &line[place..place + cells.len()]));
             }
             store(simd, &mut gradient[cells], all);
         }
@@ -298,17 +327,22 @@ mod tests {
             for isa in Isa::available() {
                 // As bits, because NaN is not equal to itself.
                 let largest = same_for_all_pools(|| {
-                    let largest = max(isa, &x, shape, slides);
+                    let largest = max(isa, &Planes::whole(&x, shape), slides);
                     largest
                         .iter()
                         .map(|x| x.to_f64().to_bits())
                         .collect::<Vec<u64>>()
                 });
-                let mean = same_for_all_pools(|| average(isa, &finite, shape, slides).to_vec());
-                let from_max =
-                    same_for_all_pools(|| max_adjoint(isa, &x, &cotangent, shape, slides).to_vec());
-                let from_mean =
-                    same_for_all_pools(|| average_adjoint(isa, &cotangent, shape, slides).to_vec());
+                let mean = same_for_all_pools(|| {
+                    average(isa, &Planes::whole(&finite, shape), slides).to_vec()
+                });
+                let from_max = same_for_all_pools(|| {
+                    let x = Planes::whole(&x, shape);
+                    max_adjoint(isa, &x, &cotangent, &Section::whole(shape), slides).to_vec()
+                });
+                let from_mean = same_for_all_pools(|| {
+                    average_adjoint(isa, &cotangent, shape, &Section::whole(shape), slides).to_vec()
+                });
                 let mut gradient = vec![0.0; len];
                 assert_eq!([largest.len(), mean.len()], [windows.len(); 2]);
                 for (index, window) in windows.iter().enumerate() {
@@ -374,12 +408,16 @@ mod tests {
                     norms.push(norm);
                 }
                 let order = Norm(order);
+                let (planes, whole) = (Planes::whole(&x, shape), Section::whole(shape));
+                let section = (&whole, &x[..]);
+                let adjoint = |isa| {
+                    let pulled = pulled(isa, &planes, &cotangent, slides, order);
+                    norm_adjoint(isa, &pulled, shape, section, slides, order).to_vec()
+                };
                 for isa in Isa::available() {
                     let mut found = vec![[
-                        same_for_all_pools(|| norm(isa, &x, shape, slides, order).to_vec()),
-                        same_for_all_pools(|| {
-                            norm_adjoint(isa, &x, &cotangent, shape, slides, order).to_vec()
-                        }),
+                        same_for_all_pools(|| norm(isa, &planes, slides, order).to_vec()),
+                        same_for_all_pools(|| adjoint(isa)),
                     ]];
                     if slides
                         .into_iter()

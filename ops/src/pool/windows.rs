@@ -1,18 +1,20 @@
-//! Pooling of one shard by windows of cells in the last two dims.
+//! Maximum, mean and norm of windows of cells in the last two dims.
 
 use burn::tensor::module::{avg_pool2d, max_pool2d, max_pool2d_with_indices};
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Int, Tensor, TensorData};
 
 use super::combine::Norm;
+use super::field::{Planes, Section};
 use super::kernel as pairs;
 use super::maximum::max_adjoint;
-use super::slide::{Slide, Slides, pooled};
+use super::node::Windows;
+use super::slide::{Slide, Slides};
 use super::sliding;
 use crate::driver::strides::in_row_major;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::Float;
-use crate::kernel::local::{LocalOperator, by_planes, planes, with_planes};
+use crate::kernel::local::by_planes;
 use crate::kernel::simd::Isa;
 use crate::reduce::root_of;
 
@@ -21,27 +23,40 @@ fn is_pair(slide: Slide) -> bool {
     (slide.kernel, slide.stride, slide.dilation, slide.outside) == (2, 2, 1, 0)
 }
 
+/// All cells of planes that are halved, if they lie next to each other.
+fn pairs_of<'a, E>(x: &Planes<'a, E>, slides: Slides) -> Option<&'a [E]> {
+    x.cells.filter(|_| slides.into_iter().all(is_pair))
+}
+
 /// The maximum over windows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Maximum(pub(super) Slides);
 
-impl LocalOperator for Maximum {
+impl Windows for Maximum {
     const NAMES: [&'static str; 2] = ["max_pool", "max_pool (backward)"];
     const KEEPS_INPUT: bool = true;
 
-    fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
-        let from = planes(shape);
-        let y = match self.0.into_iter().all(is_pair) {
-            true => pairs::max(isa, x, from),
-            false => sliding::max(isa, x, from, self.0),
-        };
-        (y, with_planes(shape, pooled(from, self.0)))
+    fn slides(self) -> Slides {
+        self.0
     }
 
-    fn backward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
-        match self.0.into_iter().all(is_pair) {
-            true => pairs::max_adjoint(isa, x, cotangent, planes(shape)),
-            false => max_adjoint(isa, x, cotangent, planes(shape), self.0),
+    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>) -> Buffer<E> {
+        match pairs_of(x, self.0) {
+            Some(cells) => pairs::max(isa, cells, x.shape),
+            None => sliding::max(isa, x, self.0),
+        }
+    }
+
+    fn backward<E: Float>(
+        self,
+        isa: Isa,
+        x: &Planes<'_, E>,
+        cotangent: &[E],
+        (section, _): (&Section, &[E]),
+    ) -> Buffer<E> {
+        match pairs_of(x, self.0) {
+            Some(cells) => pairs::max_adjoint(isa, cells, cotangent, x.shape),
+            None => max_adjoint(isa, x, cotangent, section, self.0),
         }
     }
 
@@ -88,23 +103,31 @@ fn maximum_of_field(x: Tensor<4>, slides: Slides, options: MaxPoolOptions<2>) ->
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Average(pub(super) Slides);
 
-impl LocalOperator for Average {
+impl Windows for Average {
     const NAMES: [&'static str; 2] = ["avg_pool", "avg_pool (backward)"];
     const KEEPS_INPUT: bool = false;
 
-    fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
-        let from = planes(shape);
-        let y = match self.0.into_iter().all(is_pair) {
-            true => pairs::average(isa, x, from),
-            false => sliding::average(isa, x, from, self.0),
-        };
-        (y, with_planes(shape, pooled(from, self.0)))
+    fn slides(self) -> Slides {
+        self.0
     }
 
-    fn backward<E: Float>(self, isa: Isa, _: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
-        match self.0.into_iter().all(is_pair) {
-            true => pairs::average_adjoint(isa, cotangent, planes(shape)),
-            false => sliding::average_adjoint(isa, cotangent, planes(shape), self.0),
+    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>) -> Buffer<E> {
+        match pairs_of(x, self.0) {
+            Some(cells) => pairs::average(isa, cells, x.shape),
+            None => sliding::average(isa, x, self.0),
+        }
+    }
+
+    fn backward<E: Float>(
+        self,
+        isa: Isa,
+        x: &Planes<'_, E>,
+        cotangent: &[E],
+        (section, _): (&Section, &[E]),
+    ) -> Buffer<E> {
+        match self.0.into_iter().all(is_pair) && section.is_whole(x.shape) {
+            true => pairs::average_adjoint(isa, cotangent, x.shape),
+            false => sliding::average_adjoint(isa, cotangent, x.shape, section, self.0),
         }
     }
 
@@ -119,24 +142,41 @@ impl LocalOperator for Average {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowNorm(pub(super) Slides, pub(super) Norm);
 
-impl LocalOperator for WindowNorm {
+impl Windows for WindowNorm {
     const NAMES: [&'static str; 2] = ["lp_pool", "lp_pool (backward)"];
     const KEEPS_INPUT: bool = true;
 
-    fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
-        let (Self(slides, norm), from) = (self, planes(shape));
-        let y = match slides.into_iter().all(is_pair) {
-            true => pairs::norm(isa, x, from, norm),
-            false => sliding::norm(isa, x, from, slides, norm),
-        };
-        (y, with_planes(shape, pooled(from, slides)))
+    fn slides(self) -> Slides {
+        self.0
     }
 
-    fn backward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
-        let (Self(slides, norm), from) = (self, planes(shape));
-        match slides.into_iter().all(is_pair) {
-            true => pairs::norm_adjoint(isa, x, cotangent, from, norm),
-            false => sliding::norm_adjoint(isa, x, cotangent, from, slides, norm),
+    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>) -> Buffer<E> {
+        let Self(slides, norm) = self;
+        match pairs_of(x, slides) {
+            Some(cells) => pairs::norm(isa, cells, x.shape, norm),
+            None => sliding::norm(isa, x, slides, norm),
+        }
+    }
+
+    fn pulled<E: Float>(self, isa: Isa, x: &Planes<'_, E>, cotangent: &[E]) -> Option<Buffer<E>> {
+        let Self(slides, norm) = self;
+        match pairs_of(x, slides) {
+            Some(_) => None,
+            None => Some(sliding::pulled(isa, x, cotangent, slides, norm)),
+        }
+    }
+
+    fn backward<E: Float>(
+        self,
+        isa: Isa,
+        x: &Planes<'_, E>,
+        cotangent: &[E],
+        section: (&Section, &[E]),
+    ) -> Buffer<E> {
+        let Self(slides, norm) = self;
+        match pairs_of(x, slides) {
+            Some(cells) => pairs::norm_adjoint(isa, cells, cotangent, x.shape, norm),
+            None => sliding::norm_adjoint(isa, cotangent, x.shape, section, slides, norm),
         }
     }
 
@@ -154,16 +194,26 @@ impl LocalOperator for WindowNorm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::local::check_composed;
+    use crate::kernel::local::check_same;
+    use crate::pool::node::run;
+
+    fn check(windows: impl Windows) {
+        check_same(
+            [2, 3, 8, 6],
+            burn::tensor::DType::F32,
+            |x| run(windows, x, None),
+            |x| windows.composed(x),
+        );
+    }
 
     #[test]
     fn kernels_and_burns_operators_agree() {
         for (kernel, stride) in [(2, 2), (3, 1), (3, 2)] {
             let slides = [Slide::new(kernel, stride); 2];
-            check_composed(Maximum(slides));
-            check_composed(Average(slides));
+            check(Maximum(slides));
+            check(Average(slides));
             for order in [1.0, 2.0, 3.0] {
-                check_composed(WindowNorm(slides, Norm(order)));
+                check(WindowNorm(slides, Norm(order)));
             }
         }
         let padded = Slide {
@@ -171,6 +221,6 @@ mod tests {
             dilation: 2,
             ..Slide::new(3, 1)
         };
-        check_composed(Maximum([padded, Slide::new(1, 1)]));
+        check(Maximum([padded, Slide::new(1, 1)]));
     }
 }

@@ -1,0 +1,273 @@
+//! Pooling as one node of the graph, of exchange and kernel together: boxes of other ranks, and padding, are read where they
+//! lie.
+
+use std::fmt::Debug;
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::{DispatchTensor, Flex, TensorMetadata};
+use burn::tensor::{DType, Tensor};
+use halocline_core::ops::{
+    self, BackwardPass, Operator, Recompute, add_box, blank, cut, flipped, to_dispatch,
+};
+use halocline_core::{Exchange, IndexBox, Result, Transfer};
+
+use super::field::{Piece, Planes, Section};
+use super::slide::{Slides, pooled};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::local::planes;
+use crate::kernel::simd::Isa;
+
+/// A reduction of windows of rows and columns.
+pub(super) trait Windows: Copy + Debug + Send + Sync + 'static {
+    /// The names of the passes on timelines.
+    const NAMES: [&'static str; 2];
+
+    /// Whether the gradient depends on the input's elements, not only on its shape.
+    const KEEPS_INPUT: bool;
+
+    fn slides(self) -> Slides;
+
+    /// Reduces all windows.
+    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>) -> Buffer<E>;
+
+    /// What the gradients of all sections have in common: this instead of the cotangent.
+    fn pulled<E: Float>(self, _: Isa, _x: &Planes<'_, E>, _cotangent: &[E]) -> Option<Buffer<E>> {
+        None
+    }
+
+    /// Computes the gradient of a section with these cells; neither `x` nor the section has cells if the input is not
+    /// [kept](Self::KEEPS_INPUT).
+    fn backward<E: Float>(
+        self,
+        isa: Isa,
+        x: &Planes<'_, E>,
+        cotangent: &[E],
+        section: (&Section, &[E]),
+    ) -> Buffer<E>;
+
+    /// Computes the result by burn's operators, for devices without our kernels.
+    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D>;
+}
+
+/// Reduces the windows of this rank's shard, and of what the exchange brings beside it. On a device without our kernels there
+/// must be no exchange.
+pub(super) fn run<const D: usize>(
+    windows: impl Windows,
+    x: Tensor<D>,
+    exchange: Option<Exchange>,
+) -> Tensor<D> {
+    if !flex::runs_on(&x.device()) {
+        assert!(exchange.is_none(), "cells that are not assembled");
+        return windows.composed(x);
+    }
+    Tensor::from_dispatch(ops::apply(Pool { windows, exchange }, [x.into_dispatch()]))
+}
+
+#[derive(Debug)]
+struct Pool<W> {
+    windows: W,
+    exchange: Option<Exchange>,
+}
+
+impl<W: Windows> Operator for Pool<W> {
+    /// The shape of the input, and boxes received from other ranks if the backward pass reads them.
+    type Saved = (Vec<usize>, Vec<DispatchTensor>);
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(W::NAMES)
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        W::KEEPS_INPUT
+    }
+
+    fn recompute(&self) -> Recompute {
+        match &self.exchange {
+            None => Recompute::WithCheckpointing,
+            Some(_) => Recompute::Never,
+        }
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Self::Saved)> {
+        let x = inputs.remove(0);
+        let received = match &self.exchange {
+            None => Vec::new(),
+            Some(exchange) => {
+                let boxes = exchange.send_all(&x)?.finish()?;
+                boxes.into_iter().map(|(_, cells)| cells).collect()
+            }
+        };
+        let (dtype, shape) = (x.dtype(), x.shape().to_vec());
+        let y = with_float!(dtype, E => {
+            let pieces = self.pieces::<E>(x, &received)?;
+            let y = self.windows.forward::<E>(Isa::chosen()?, &self.planes(&shape, &pieces));
+            flex::result(y, &self.pooled(&shape), dtype)
+        });
+        Ok((
+            y,
+            (shape, if W::KEEPS_INPUT { received } else { Vec::new() }),
+        ))
+    }
+
+    fn backward(
+        &self,
+        mut pass: BackwardPass<'_, Self::Saved>,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
+        let x = W::KEEPS_INPUT.then(|| pass.take_input(0));
+        let (shape, received) = pass.saved;
+        let dtype = pass.cotangent.dtype();
+        let gradient = with_float!(dtype, E => {
+            let pieces = match x {
+                Some(x) => self.pieces::<E>(x, received)?,
+                None => Vec::new(),
+            };
+            let cotangent = flex::operand::<E>(pass.cotangent)?;
+            self.gradient::<E>(shape, &pieces, &cotangent, dtype)?
+        });
+        Ok(vec![Some(gradient)])
+    }
+}
+
+/// Cells that lie next to each other, and their place among those that the windows reach.
+struct Cells {
+    place: IndexBox,
+    cells: FlexTensor,
+}
+
+impl<W: Windows> Pool<W> {
+    /// The shape of the cells that the windows reach, of an input's shape.
+    fn reached(&self, shape: &[usize]) -> Vec<usize> {
+        match &self.exchange {
+            None => shape.to_vec(),
+            Some(exchange) => exchange.forward.plan.output_shape.clone(),
+        }
+    }
+
+    fn pooled(&self, shape: &[usize]) -> Vec<usize> {
+        let mut reached = self.reached(shape);
+        let [_, rows, columns] = pooled(of_planes(&reached), self.windows.slides());
+        let last = reached.len() - 1;
+        reached[last] = columns;
+        if last > 2 {
+            reached[last - 1] = rows;
+        }
+        reached
+    }
+
+    /// The pieces of the cells that the windows reach.
+    fn pieces<E: Float>(
+        &self,
+        x: DispatchTensor,
+        received: &[DispatchTensor],
+    ) -> Result<Vec<Cells>> {
+        let Some(exchange) = &self.exchange else {
+            let place = IndexBox::whole(&x.shape());
+            let cells = flex::operand::<E>(x)?;
+            return Ok(vec![Cells { place, cells }]);
+        };
+        let plan = &exchange.forward.plan;
+        let turned = |transfer: &Transfer, cells: DispatchTensor| {
+            Ok(Cells {
+                place: transfer.dst.clone(),
+                cells: flex::operand::<E>(flipped(cells, &transfer.flip))?,
+            })
+        };
+        let own = plan.copies.iter().map(|copy| {
+            let whole = copy.src.shape() == plan.source_shape;
+            turned(copy, if whole { x.clone() } else { cut(&x, &copy.src) })
+        });
+        let transfers = plan.receives.iter().flat_map(|(_, transfers)| transfers);
+        let others = transfers.zip(received);
+        own.chain(others.map(|(transfer, cells)| turned(transfer, cells.clone())))
+            .collect()
+    }
+
+    fn planes<'a, E: Float>(&self, shape: &[usize], pieces: &'a [Cells]) -> Planes<'a, E> {
+        let shape = of_planes(&self.reached(shape));
+        if let ([piece], None) = (pieces, &self.exchange) {
+            return Planes::whole(flex::elements(&piece.cells), shape);
+        }
+        let pieces = pieces.iter().map(|piece| {
+            let Section { rows, columns } = section(&piece.place);
+            let whole = IndexBox::whole(&piece.place.shape());
+            Piece {
+                rows,
+                columns,
+                cells: flex::field_box(&piece.cells, &whole, &[]),
+            }
+        });
+        Planes::new(shape, pieces.collect())
+    }
+
+    /// The gradient of this rank's shard; those of other ranks' boxes are sent to them.
+    fn gradient<E: Float>(
+        &self,
+        shape: &[usize],
+        pieces: &[Cells],
+        cotangent: &FlexTensor,
+        dtype: DType,
+    ) -> Result<DispatchTensor> {
+        let (isa, x) = (Isa::chosen()?, self.planes::<E>(shape, pieces));
+        let own = flex::elements::<E>(cotangent);
+        let pulled = self.windows.pulled(isa, &x, own);
+        let pulled = pulled.as_deref().unwrap_or(own);
+        let gradient = |place: &IndexBox| {
+            let cells = pieces.iter().find(|piece| piece.place == *place);
+            let cells = cells.map_or(&[][..], |piece| flex::elements::<E>(&piece.cells));
+            let gradient = (self.windows).backward(isa, &x, pulled, (&section(place), cells));
+            flex::result(gradient, &place.shape(), E::dtype())
+        };
+        let Some(exchange) = &self.exchange else {
+            return Ok(flex::in_dtype(gradient(&IndexBox::whole(shape)), dtype));
+        };
+        let plan = &exchange.forward.plan;
+        let reversed = exchange.clone().reversed();
+        let like = to_dispatch::<Flex>(cotangent.clone());
+        let like = flex::in_dtype(like, dtype);
+        let boxes = reversed.send(&like, |transfer| {
+            flex::in_dtype(gradient(&transfer.dst), dtype)
+        })?;
+        boxes.in_background();
+        let whole =
+            |copy: &Transfer| copy.src.shape() == plan.source_shape && !copy.flip.contains(&true);
+        let first = plan.copies.iter().position(whole);
+        let sum = match first {
+            Some(first) => gradient(&plan.copies[first].dst),
+            None => flex::in_dtype(blank(&like, &plan.source_shape, Some(0.0)), E::dtype()),
+        };
+        let rest = plan.copies.iter().enumerate();
+        let rest = rest.filter(|(number, _)| Some(*number) != first);
+        let sum = rest.fold(sum, |sum, (_, copy)| {
+            add_box(sum, (copy, gradient(&copy.dst)))
+        });
+        let received = boxes.finish()?.into_iter();
+        let sum = received.fold(sum, |sum, (place, cells)| {
+            add_box(sum, (place, flex::in_dtype(cells, E::dtype())))
+        });
+        Ok(flex::in_dtype(sum, dtype))
+    }
+}
+
+/// `[planes, rows, columns]` of `[batch, channels, columns]` or `[batch, channels, rows, columns]`.
+fn of_planes(shape: &[usize]) -> [usize; 3] {
+    match *shape {
+        [batch, channels, columns] => [batch * channels, 1, columns],
+        _ => planes(shape),
+    }
+}
+
+/// The rows and columns of a box.
+fn section(place: &IndexBox) -> Section {
+    match place.ranges() {
+        [_, _, columns] => Section {
+            rows: 0..1,
+            columns: columns.clone(),
+        },
+        [.., rows, columns] => Section {
+            rows: rows.clone(),
+            columns: columns.clone(),
+        },
+        _ => unreachable!("a field has batch and channels"),
+    }
+}
