@@ -120,8 +120,10 @@ impl Disco {
             weights: &weights,
             longitudes: input[1],
             outputs: &outputs,
+            radius: reach.radius,
+            cutoff: reach.cutoff,
         };
-        let by_output = entries(&functions, norm, &grids, &reach);
+        let by_output = entries(&functions, norm, &grids);
         Ok(Self {
             reach,
             entries: Arc::new(Entries {

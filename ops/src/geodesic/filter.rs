@@ -4,7 +4,6 @@ use std::f64::consts::PI;
 use std::ops::Range;
 
 use super::basis::{DiscoNorm, Function};
-use super::reach::Reach;
 
 /// A factor of an input cell in an output cell, which stand at longitudes that differ by `shift`
 /// input cells, or more by the output's place.
@@ -16,32 +15,34 @@ pub(super) struct Entry {
     pub(super) factor: f64,
 }
 
-/// The grids of a filter: cosines of colatitudes, and weights of the input's.
+/// The grids of a filter: cosines of colatitudes, and weights of the input's; and its reach.
 pub(super) struct Grids<'a> {
     pub(super) cosines: &'a [f64],
     pub(super) weights: &'a [f64],
     pub(super) longitudes: usize,
     pub(super) outputs: &'a [f64],
+    /// The radius of kernels, and the distance within which cells belong to them.
+    pub(super) radius: f64,
+    pub(super) cutoff: f64,
 }
 
-/// The entries of all output rows, by [`Entry::row`] the input row.
+/// The entries of all output rows, sorted by function; their [rows](Entry::row) are those of the input.
 pub(super) fn entries(
     functions: &[Function],
     norm: DiscoNorm,
     grids: &Grids<'_>,
-    reach: &Reach,
 ) -> Vec<Vec<Entry>> {
     let row = |output: &f64| {
         let mut found = Vec::new();
-        for row in rows(grids.cosines, *output, reach.cutoff) {
+        for row in rows(grids.cosines, *output, grids.cutoff) {
             for shift in 0..grids.longitudes {
                 let angle = 2.0 * PI * shift as f64 / grids.longitudes as f64;
                 let (radius, direction) = rotated(grids.cosines[row], angle, *output);
-                if radius > reach.cutoff {
+                if radius > grids.cutoff {
                     continue;
                 }
                 let values = functions.iter().enumerate().map(|(function, of)| {
-                    let factor = of.value(radius / reach.cutoff, direction)?;
+                    let factor = of.value(radius / grids.cutoff, direction)?;
                     Some(Entry {
                         function,
                         row,
@@ -52,6 +53,8 @@ pub(super) fn entries(
                 found.extend(values.flatten());
             }
         }
+        // Stable: those of a function stay in the order of cells.
+        found.sort_by_key(|entry| entry.function);
         found
     };
     let mut found: Vec<Vec<Entry>> = grids.outputs.iter().map(row).collect();
@@ -60,7 +63,7 @@ pub(super) fn entries(
         .iter()
         .map(|weight| weight / (2 * grids.longitudes) as f64)
         .collect();
-    normalise(&mut found, functions, norm, &areas, reach.radius);
+    normalise(&mut found, functions, norm, &areas, grids.radius);
     for entry in found.iter_mut().flatten() {
         entry.factor *= areas[entry.row];
     }
