@@ -157,7 +157,7 @@ impl Section {
     }
 
     /// The section of the columns from this one on.
-    pub(super) fn from_column(&self, first: usize) -> Self {
+    pub(super) fn seen_from(&self, first: usize) -> Self {
         Self {
             rows: self.rows.clone(),
             columns: self.columns.start - first..self.columns.end - first,

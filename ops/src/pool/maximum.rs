@@ -35,7 +35,7 @@ pub(super) fn max_adjoint<E: Element>(
         ..across
     };
     let x = &x.within(&columns);
-    let section = section.from_column(columns.start);
+    let section = section.seen_from(columns.start);
     let (columns, width) = (columns.len(), near.len());
     let shape @ [_, _, kept] = section.shape(x.shape[0]);
     // Columns of the gradient that lie a stride apart are beside each other in a phase.

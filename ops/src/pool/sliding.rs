@@ -177,7 +177,8 @@ fn spread<E: Element>(
     let run = |[plane, row]: [usize; 2], gradient: &mut [E]| {
         let row = section.rows.start + row;
         let windows = down.meeting(&(row..row + 1), outputs);
-        let windows = windows.filter(|window| (row - window * down.stride) % down.dilation == 0);
+        let meets = |window: &usize| (row - window * down.stride).is_multiple_of(down.dilation);
+        let windows = windows.filter(meets);
         let rows =
             windows.map(|window| &cotangent[(plane * outputs + window) * all..][near.clone()]);
         let rows: Vec<&[E]> = rows.collect();
