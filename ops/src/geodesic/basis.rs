@@ -68,7 +68,7 @@ fn waves([down, across]: [usize; 2], norm: impl Fn(Waves) -> Waves) -> Vec<Funct
         .collect()
 }
 
-/// What the functions of a [`DiscoBasis`] are divided by, with the names of torch-harmonics. Sums are by the quadrature of
+/// Normalisation of the functions of a [`DiscoBasis`], which are divided by it, with the names of torch-harmonics. Sums are by the quadrature of
 /// the input's grid, over the cells that a function reaches from a row of outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DiscoNorm {
@@ -93,7 +93,7 @@ pub enum DiscoNorm {
 pub struct DiscoKernel {
     /// The functions.
     pub basis: DiscoBasis,
-    /// What they are divided by.
+    /// Their normalisation.
     pub norm: DiscoNorm,
 }
 

@@ -15,18 +15,18 @@ pub(super) struct Entry {
     pub(super) factor: f64,
 }
 
-/// The grids of a filter: cosines of colatitudes, and weights of the input's; and its reach.
+/// Grids of a filter by their cosines of colatitudes, with the input's quadrature weights, and the kernels' radius.
 pub(super) struct Grids<'a> {
     pub(super) cosines: &'a [f64],
     pub(super) weights: &'a [f64],
     pub(super) longitudes: usize,
     pub(super) outputs: &'a [f64],
-    /// The radius of kernels, and the distance within which cells belong to them.
     pub(super) radius: f64,
+    /// Distance within which cells belong to a kernel, a little more than the radius.
     pub(super) cutoff: f64,
 }
 
-/// The entries of all output rows, sorted by function; their [rows](Entry::row) are those of the input.
+/// Entries of all output rows, whose [rows](Entry::row) are those of the input.
 pub(super) fn entries(
     functions: &[Function],
     norm: DiscoNorm,
@@ -53,8 +53,6 @@ pub(super) fn entries(
                 found.extend(values.flatten());
             }
         }
-        // Stable: those of a function stay in the order of cells.
-        found.sort_by_key(|entry| entry.function);
         found
     };
     let mut found: Vec<Vec<Entry>> = grids.outputs.iter().map(row).collect();

@@ -8,7 +8,7 @@ use crate::kernel::simd::Element;
 
 /// Cells are prepared, combined one after the other, and finished.
 pub(super) trait Combine<E: Element>: Copy + Sync {
-    /// What combines with any prepared cell to that cell.
+    /// Neutral element: combined with a prepared cell it gives that cell.
     #[inline(always)]
     fn of_nothing(self) -> E {
         E::default()

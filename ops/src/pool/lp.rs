@@ -48,7 +48,7 @@ pub fn lp_pool<const D: usize, const N: usize>(
     }
     x.require_resolved(name)?;
     let options = options.with_count(PaddingCount::Included);
-    let windows = |slides| WindowNorm(slides, Norm(order));
+    let windows = WindowNorm(Norm(order));
     in_f32(x, |x| {
         counted(name, x, &options, windows, |factor| {
             factor.powf(1.0 / order)

@@ -40,7 +40,7 @@ use crate::field::{Field, run};
 use count::factors;
 use node::Windows;
 use planes::by_planes;
-use slide::{Slide, Slides};
+use slide::Slide;
 use windows::{Average, Maximum};
 
 /// Whether an average counts padded cells.
@@ -240,7 +240,7 @@ fn counted<const D: usize, const N: usize, W: Windows>(
     name: &'static str,
     x: ShardTensor<D>,
     options: &PoolOptions<N>,
-    windows: impl Fn(Slides) -> W,
+    windows: W,
     scale: impl Fn(f64) -> f64,
 ) -> Result<ShardTensor<D>> {
     if options.dilation != [1; N] {

@@ -26,13 +26,17 @@ pub(super) trait Windows: Copy + Debug + Send + Sync + 'static {
     /// Whether the gradient depends on the input's elements, not only on its shape.
     const KEEPS_INPUT: bool;
 
-    fn slides(self) -> Slides;
-
     /// Reduces all windows.
-    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>) -> Buffer<E>;
+    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E>;
 
-    /// What the gradients of all sections have in common: this instead of the cotangent.
-    fn pulled<E: Float>(self, _: Isa, _x: &Planes<'_, E>, _cotangent: &[E]) -> Option<Buffer<E>> {
+    /// Computes once what the gradients of all sections read instead of the cotangent; `None` if they read the cotangent.
+    fn pulled<E: Float>(
+        self,
+        _isa: Isa,
+        _x: &Planes<'_, E>,
+        _cotangent: &[E],
+        _slides: Slides,
+    ) -> Option<Buffer<E>> {
         None
     }
 
@@ -44,29 +48,37 @@ pub(super) trait Windows: Copy + Debug + Send + Sync + 'static {
         x: &Planes<'_, E>,
         cotangent: &[E],
         section: (&Section, &[E]),
+        slides: Slides,
     ) -> Buffer<E>;
 
     /// Computes the result by burn's operators, for devices without our kernels.
-    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D>;
+    fn composed<const D: usize>(self, x: Tensor<D>, slides: Slides) -> Tensor<D>;
 }
 
 /// Reduces the windows of this rank's shard, and of what the exchange brings beside it. On a device without our kernels there
 /// must be no exchange.
 pub(super) fn run<const D: usize>(
     windows: impl Windows,
+    slides: Slides,
     x: Tensor<D>,
     exchange: Option<Exchange>,
 ) -> Tensor<D> {
     if !flex::runs_on(&x.device()) {
         assert!(exchange.is_none(), "cells that are not assembled");
-        return windows.composed(x);
+        return windows.composed(x, slides);
     }
-    Tensor::from_dispatch(ops::apply(Pool { windows, exchange }, [x.into_dispatch()]))
+    let pool = Pool {
+        windows,
+        slides,
+        exchange,
+    };
+    Tensor::from_dispatch(ops::apply(pool, [x.into_dispatch()]))
 }
 
 #[derive(Debug)]
 struct Pool<W> {
     windows: W,
+    slides: Slides,
     exchange: Option<Exchange>,
 }
 
@@ -101,7 +113,7 @@ impl<W: Windows> Operator for Pool<W> {
         let (dtype, shape) = (x.dtype(), x.shape().to_vec());
         let y = with_float!(dtype, E => {
             let pieces = self.pieces::<E>(x, &received)?;
-            let y = self.windows.forward::<E>(Isa::chosen()?, &self.planes(&shape, &pieces));
+            let y = self.windows.forward::<E>(Isa::chosen()?, &self.planes(&shape, &pieces), self.slides);
             flex::result(y, &self.pooled(&shape), dtype)
         });
         Ok((
@@ -146,7 +158,7 @@ impl<W: Windows> Pool<W> {
 
     fn pooled(&self, shape: &[usize]) -> Vec<usize> {
         let mut reached = self.reached(shape);
-        let [_, rows, columns] = pooled(of_planes(&reached), self.windows.slides());
+        let [_, rows, columns] = pooled(of_planes(&reached), self.slides);
         let last = reached.len() - 1;
         reached[last] = columns;
         if last > 2 {
@@ -210,12 +222,13 @@ impl<W: Windows> Pool<W> {
     ) -> Result<DispatchTensor> {
         let (isa, x) = (Isa::chosen()?, self.planes::<E>(shape, pieces));
         let own = flex::elements::<E>(cotangent);
-        let pulled = self.windows.pulled(isa, &x, own);
+        let pulled = self.windows.pulled(isa, &x, own, self.slides);
         let pulled = pulled.as_deref().unwrap_or(own);
         let gradient = |place: &IndexBox| {
             let cells = pieces.iter().find(|piece| piece.place == *place);
             let cells = cells.map_or(&[][..], |piece| flex::elements::<E>(&piece.cells));
-            let gradient = (self.windows).backward(isa, &x, pulled, (&section(place), cells));
+            let section = (&section(place), cells);
+            let gradient = (self.windows).backward(isa, &x, pulled, section, self.slides);
             flex::result(gradient, &place.shape(), E::dtype())
         };
         let Some(exchange) = &self.exchange else {

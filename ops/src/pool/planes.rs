@@ -1,10 +1,10 @@
 //! Pooling by planes.
 
 use burn::tensor::Tensor;
-use halocline_core::{Exchange, IndexBox, Result, ShardTensor};
+use halocline_core::{IndexBox, Result, ShardTensor};
 
 use super::node::{Windows, run};
-use super::slide::{Slide, Slides};
+use super::slide::Slide;
 use crate::driver::strides::in_row_major;
 use crate::driver::{Stencil, StencilPlan};
 use crate::kernel::flex;
@@ -19,7 +19,7 @@ pub(super) fn by_planes<const D: usize, W: Windows>(
     plan: &StencilPlan,
     x: ShardTensor<D>,
     slides: impl Fn(&IndexBox) -> Vec<Slide>,
-    windows: impl Fn(Slides) -> W,
+    windows: W,
     finish: impl Fn(Tensor<D>, &IndexBox) -> Tensor<D>,
 ) -> Result<ShardTensor<D>> {
     if flex::runs_on(&x.device()) && D < 5 {
@@ -29,7 +29,7 @@ pub(super) fn by_planes<const D: usize, W: Windows>(
                 [height, width] => [height, width],
                 _ => unreachable!("one or two spatial dims"),
             };
-            finish(run(windows(slides), x, exchange), outputs)
+            finish(run(windows, slides, x, exchange), outputs)
         });
     }
     stencil.run_planned(x, plan, |x, outputs| {
@@ -37,15 +37,10 @@ pub(super) fn by_planes<const D: usize, W: Windows>(
     })
 }
 
-fn assembled<const D: usize, W: Windows>(
-    x: Tensor<D>,
-    slides: &[Slide],
-    windows: impl Fn(Slides) -> W,
-) -> Tensor<D> {
+fn assembled<const D: usize, W: Windows>(x: Tensor<D>, slides: &[Slide], windows: W) -> Tensor<D> {
     let one = Slide::new(1, 1);
     let dims = x.dims();
-    let pool =
-        |x, slides| in_row_major(run::<4>(windows(slides), in_row_major(x), None::<Exchange>));
+    let pool = |x, slides| in_row_major(run::<4>(windows, slides, in_row_major(x), None));
     match *slides {
         [width] => {
             let plane = x.reshape([dims[0], dims[1], 1, dims[2]]);

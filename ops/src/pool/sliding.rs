@@ -48,7 +48,7 @@ fn windows<E: Element>(
     let columns = x.shape[2];
     let run = |place: [usize; 2], output: &mut [E]| {
         with_scratch(columns, |line| {
-            isa.run(Windows {
+            isa.run(Row {
                 x,
                 place,
                 slides,
@@ -63,7 +63,7 @@ fn windows<E: Element>(
 }
 
 /// A row of windows.
-struct Windows<'a, E, C> {
+struct Row<'a, E, C> {
     x: &'a Planes<'a, E>,
     /// The plane, and the number of the row of windows.
     place: [usize; 2],
@@ -74,7 +74,7 @@ struct Windows<'a, E, C> {
     output: &'a mut [E],
 }
 
-impl<E: Element, C: Combine<E>> WithSimd for Windows<'_, E, C> {
+impl<E: Element, C: Combine<E>> WithSimd for Row<'_, E, C> {
     type Output = ();
 
     #[inline(always)]

@@ -30,20 +30,16 @@ fn pairs_of<'a, E>(x: &Planes<'a, E>, slides: Slides) -> Option<&'a [E]> {
 
 /// The maximum over windows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Maximum(pub(super) Slides);
+pub(super) struct Maximum;
 
 impl Windows for Maximum {
     const NAMES: [&'static str; 2] = ["max_pool", "max_pool (backward)"];
     const KEEPS_INPUT: bool = true;
 
-    fn slides(self) -> Slides {
-        self.0
-    }
-
-    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>) -> Buffer<E> {
-        match pairs_of(x, self.0) {
+    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E> {
+        match pairs_of(x, slides) {
             Some(cells) => pairs::max(isa, cells, x.shape),
-            None => sliding::max(isa, x, self.0),
+            None => sliding::max(isa, x, slides),
         }
     }
 
@@ -53,15 +49,15 @@ impl Windows for Maximum {
         x: &Planes<'_, E>,
         cotangent: &[E],
         (section, _): (&Section, &[E]),
+        slides: Slides,
     ) -> Buffer<E> {
-        match pairs_of(x, self.0) {
+        match pairs_of(x, slides) {
             Some(cells) => pairs::max_adjoint(isa, cells, cotangent, x.shape),
-            None => max_adjoint(isa, x, cotangent, section, self.0),
+            None => max_adjoint(isa, x, cotangent, section, slides),
         }
     }
 
-    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        let slides = self.0;
+    fn composed<const D: usize>(self, x: Tensor<D>, slides: Slides) -> Tensor<D> {
         let options = MaxPoolOptions::new(slides.map(|slide| slide.kernel))
             .with_stride(slides.map(|slide| slide.stride))
             .with_dilation(slides.map(|slide| slide.dilation));
@@ -101,20 +97,16 @@ fn maximum_of_field(x: Tensor<4>, slides: Slides, options: MaxPoolOptions<2>) ->
 
 /// The mean over windows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Average(pub(super) Slides);
+pub(super) struct Average;
 
 impl Windows for Average {
     const NAMES: [&'static str; 2] = ["avg_pool", "avg_pool (backward)"];
     const KEEPS_INPUT: bool = false;
 
-    fn slides(self) -> Slides {
-        self.0
-    }
-
-    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>) -> Buffer<E> {
-        match pairs_of(x, self.0) {
+    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E> {
+        match pairs_of(x, slides) {
             Some(cells) => pairs::average(isa, cells, x.shape),
-            None => sliding::average(isa, x, self.0),
+            None => sliding::average(isa, x, slides),
         }
     }
 
@@ -124,42 +116,45 @@ impl Windows for Average {
         x: &Planes<'_, E>,
         cotangent: &[E],
         (section, _): (&Section, &[E]),
+        slides: Slides,
     ) -> Buffer<E> {
-        match self.0.into_iter().all(is_pair) && section.is_whole(x.shape) {
+        match slides.into_iter().all(is_pair) && section.is_whole(x.shape) {
             true => pairs::average_adjoint(isa, cotangent, x.shape),
-            false => sliding::average_adjoint(isa, cotangent, x.shape, section, self.0),
+            false => sliding::average_adjoint(isa, cotangent, x.shape, section, slides),
         }
     }
 
-    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        let options = AvgPoolOptions::new(self.0.map(|slide| slide.kernel))
-            .with_stride(self.0.map(|slide| slide.stride));
+    fn composed<const D: usize>(self, x: Tensor<D>, slides: Slides) -> Tensor<D> {
+        let options = AvgPoolOptions::new(slides.map(|slide| slide.kernel))
+            .with_stride(slides.map(|slide| slide.stride));
         by_planes(x, |x| avg_pool2d(x, options))
     }
 }
 
 /// The norm over windows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WindowNorm(pub(super) Slides, pub(super) Norm);
+pub(super) struct WindowNorm(pub(super) Norm);
 
 impl Windows for WindowNorm {
     const NAMES: [&'static str; 2] = ["lp_pool", "lp_pool (backward)"];
     const KEEPS_INPUT: bool = true;
 
-    fn slides(self) -> Slides {
-        self.0
-    }
-
-    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>) -> Buffer<E> {
-        let Self(slides, norm) = self;
+    fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E> {
+        let Self(norm) = self;
         match pairs_of(x, slides) {
             Some(cells) => pairs::norm(isa, cells, x.shape, norm),
             None => sliding::norm(isa, x, slides, norm),
         }
     }
 
-    fn pulled<E: Float>(self, isa: Isa, x: &Planes<'_, E>, cotangent: &[E]) -> Option<Buffer<E>> {
-        let Self(slides, norm) = self;
+    fn pulled<E: Float>(
+        self,
+        isa: Isa,
+        x: &Planes<'_, E>,
+        cotangent: &[E],
+        slides: Slides,
+    ) -> Option<Buffer<E>> {
+        let Self(norm) = self;
         match pairs_of(x, slides) {
             Some(_) => None,
             None => Some(sliding::pulled(isa, x, cotangent, slides, norm)),
@@ -172,22 +167,23 @@ impl Windows for WindowNorm {
         x: &Planes<'_, E>,
         cotangent: &[E],
         section: (&Section, &[E]),
+        slides: Slides,
     ) -> Buffer<E> {
-        let Self(slides, norm) = self;
+        let Self(norm) = self;
         match pairs_of(x, slides) {
             Some(cells) => pairs::norm_adjoint(isa, cells, cotangent, x.shape, norm),
             None => sliding::norm_adjoint(isa, cotangent, x.shape, section, slides, norm),
         }
     }
 
-    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        let Self(slides, Norm(order)) = self;
+    fn composed<const D: usize>(self, x: Tensor<D>, slides: Slides) -> Tensor<D> {
+        let Self(Norm(order)) = self;
         let cells = slides.iter().map(|slide| slide.kernel).product::<usize>();
         let powers = match order {
             2.0 => x.square(),
             _ => x.abs().powf_scalar(order),
         };
-        root_of(Average(slides).composed(powers) * cells as f64, order)
+        root_of(Average.composed(powers, slides) * cells as f64, order)
     }
 }
 
@@ -197,12 +193,12 @@ mod tests {
     use crate::kernel::local::check_same;
     use crate::pool::node::run;
 
-    fn check(windows: impl Windows) {
+    fn check(windows: impl Windows, slides: Slides) {
         check_same(
             [2, 3, 8, 6],
             burn::tensor::DType::F32,
-            |x| run(windows, x, None),
-            |x| windows.composed(x),
+            |x| run(windows, slides, x, None),
+            |x| windows.composed(x, slides),
         );
     }
 
@@ -210,10 +206,10 @@ mod tests {
     fn kernels_and_burns_operators_agree() {
         for (kernel, stride) in [(2, 2), (3, 1), (3, 2)] {
             let slides = [Slide::new(kernel, stride); 2];
-            check(Maximum(slides));
-            check(Average(slides));
+            check(Maximum, slides);
+            check(Average, slides);
             for order in [1.0, 2.0, 3.0] {
-                check(WindowNorm(slides, Norm(order)));
+                check(WindowNorm(Norm(order)), slides);
             }
         }
         let padded = Slide {
@@ -221,6 +217,6 @@ mod tests {
             dilation: 2,
             ..Slide::new(3, 1)
         };
-        check(Maximum([padded, Slide::new(1, 1)]));
+        check(Maximum, [padded, Slide::new(1, 1)]);
     }
 }
