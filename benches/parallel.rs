@@ -129,9 +129,7 @@ impl<X: Field<2>> Layer<X> for Deep {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        self.layers
-            .iter()
-            .fold(x, |x, layer| x.apply_linear(layer).tanh())
+        self.layers.iter().fold(x, |x, layer| x.apply(layer).tanh())
     }
 }
 
@@ -231,8 +229,8 @@ impl<X: Field<3>> Layer<X> for Mlps {
 
     fn forward(&self, x: X) -> X {
         self.blocks.iter().fold(x, |x, block| {
-            let hidden = x.clone().apply_linear(&block.up).gelu();
-            x + hidden.apply_linear(&block.down)
+            let hidden = x.clone().apply(&block.up).gelu();
+            x + hidden.apply(&block.down)
         })
     }
 }

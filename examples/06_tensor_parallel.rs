@@ -49,21 +49,15 @@ impl<X: Field<3>> Layer<X> for Block {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let tokens = x
-            .clone()
-            .apply_layer_norm(&self.norm_1)
-            .apply_reshard(&self.enter);
+        let tokens = x.clone().apply(&self.norm_1).apply(&self.enter);
         let [q, k, v] = [&self.query, &self.key, &self.value].map(|linear| {
-            let features = tokens.clone().apply_linear(linear);
+            let features = tokens.clone().apply(linear);
             features.unflatten::<4>(2, &[HEADS, WIDTH / HEADS])
         });
         let attended = q.scaled_dot_product_attention(k, v, &AttentionOptions::default());
-        let x = x + attended.flatten::<3>(2, 3).apply_linear(&self.output);
-        let hidden = x
-            .clone()
-            .apply_layer_norm(&self.norm_2)
-            .apply_linear(&self.up);
-        x + hidden.gelu().apply_linear(&self.down)
+        let x = x + attended.flatten::<3>(2, 3).apply(&self.output);
+        let hidden = x.clone().apply(&self.norm_2).apply(&self.up);
+        x + hidden.gelu().apply(&self.down)
     }
 }
 

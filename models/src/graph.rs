@@ -70,7 +70,7 @@ impl GraphConv {
         aggregate: Aggregate,
     ) -> X {
         let near = edges.reduce(edges.sources(sources), aggregate);
-        targets.apply_linear(&self.own) + near.apply_linear(&self.neighbours)
+        targets.apply(&self.own) + near.apply(&self.neighbours)
     }
 }
 

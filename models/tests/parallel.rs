@@ -31,8 +31,8 @@ impl<X: Field<3>> Layer<X> for Model {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let x = x.apply_linear(&self.embed).apply(&self.encoder);
-        x.apply_linear(&self.head)
+        let x = x.apply(&self.embed).apply(&self.encoder);
+        x.apply(&self.head)
     }
 }
 

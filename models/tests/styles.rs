@@ -41,8 +41,8 @@ impl<X: Field<3>> Layer<X> for Model {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let x = x.apply_linear(&self.first).apply_dropout(&self.dropout);
-        x.apply(&self.mix).tanh().apply_linear(&self.last)
+        let x = x.apply(&self.first).apply(&self.dropout);
+        x.apply(&self.mix).tanh().apply(&self.last)
     }
 }
 

@@ -31,7 +31,7 @@ fn losses(data: usize, tensor: usize, plan: &Plan) -> Vec<f64> {
         let mut losses = Vec::new();
         for _ in 0..5 {
             let x: ShardTensor<3> = words.clone().apply(&model.table);
-            let x = x.apply_linear(&model.hidden).tanh();
+            let x = x.apply(&model.hidden).tanh();
             let logits = x.apply_unembedding(&model.table).permute([0, 2, 1]);
             let options = CrossEntropyOptions::default();
             let loss = cross_entropy(logits, words.clone(), &options, Reduction::Mean)?;

@@ -53,18 +53,64 @@ impl Carrier for Sharded {
     type Of<const D: usize> = ShardTensor<D>;
 }
 
-/// A tensor of a [`Carrier`]. See [`Rank`] for an example.
-pub trait Carried {
+/// A tensor of a [`Carrier`], whose number of dims need not be known. See [`Rank`] for an example.
+pub trait Carried: Sized {
     /// The carrier.
     type Carrier: Carrier;
+
+    /// Applies a function of fields with any number of dims. See [`KeepsDims`] for an example.
+    #[track_caller]
+    fn keeping_dims(self, f: impl KeepsDims) -> Self;
 }
 
 impl<const D: usize> Carried for Tensor<D> {
     type Carrier = OneDevice;
+
+    fn keeping_dims(self, f: impl KeepsDims) -> Self {
+        f.call(self)
+    }
 }
 
 impl<const D: usize> Carried for ShardTensor<D> {
     type Carrier = Sharded;
+
+    fn keeping_dims(self, f: impl KeepsDims) -> Self {
+        f.call(self)
+    }
+}
+
+/// A function of fields with any number of dims, which keeps this number: by it a layer, such as burn's
+/// [`Linear`](burn::nn::Linear), is one for all of them.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::prelude::*;
+/// use halocline_ops::{Carried, KeepsDims};
+///
+/// struct Scale(f64);
+///
+/// impl KeepsDims for &Scale {
+///     fn call<const D: usize, X: Field<D>>(self, x: X) -> X {
+///         x * self.0
+///     }
+/// }
+///
+/// impl<X: Carried> Layer<X> for Scale {
+///     type Output = X;
+///
+///     fn forward(&self, x: X) -> X {
+///         x.keeping_dims(self)
+///     }
+/// }
+///
+/// let y = Tensor::<1>::from([1.0, 2.0]).apply(&Scale(3.0));
+/// y.into_data().assert_eq(&[3.0_f32, 6.0].into(), true);
+/// ```
+pub trait KeepsDims {
+    /// Applies the function.
+    #[track_caller]
+    fn call<const D: usize, X: Field<D>>(self, x: X) -> X;
 }
 
 /// Tensor with `D` dims of the same [`Carrier`] as `X`: `Rank<Tensor<4>, 1>` is `Tensor<1>`, and
@@ -242,12 +288,12 @@ pub trait Field<const D: usize>:
     /// use burn::nn::LinearConfig;
     /// use burn::tensor::Tensor;
     /// use halocline_core::Halos;
-    /// use halocline_ops::{Field, MatmulField};
+    /// use halocline_ops::{Apply, Field};
     ///
     /// let device = burn::tensor::Device::default().autodiff();
     /// let linear = LinearConfig::new(3, 3).init(&device);
     /// let x = Tensor::<2>::ones([2, 3], &device);
-    /// let y = x.recompute(&linear, Halos::Keep, |linear, x| x.apply_linear(linear).tanh());
+    /// let y = x.recompute(&linear, Halos::Keep, |linear, x| x.apply(linear).tanh());
     /// assert!(linear.weight.grad(&y.sum().backward()).is_some());
     /// ```
     #[must_use]

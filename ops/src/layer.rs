@@ -9,8 +9,8 @@ use crate::driver::Padding;
 
 /// A function of a tensor, with or without parameters.
 ///
-/// burn's modules implement it for [`Tensor<D>`] and [`ShardTensor<D>`], and models for
-/// `X: Field<D>`.
+/// burn's modules implement it for plain and sharded tensors, and so for every
+/// [`X: Field<D>`](crate::Field), for which models implement it.
 ///
 /// # Example
 /// ```
@@ -97,19 +97,24 @@ impl<const D: usize> PlanOf for ShardTensor<D> {
 /// this number.
 macro_rules! layers {
     ($($module:ty: |$layer:pat_param, $x:ident| $result:expr;)*) => {
-        $($crate::layer::layers! { @on burn::tensor::Tensor, $module, $layer, $x, $result }
-        $crate::layer::layers! { @on halocline_core::ShardTensor, $module, $layer, $x, $result })*
-    };
-    (@on $tensor:ident $(:: $part:ident)+, $module:ty, $layer:pat_param, $x:ident, $result:expr) => {
-        impl<const D: usize> $crate::Layer<$tensor$(::$part)+<D>> for $module {
-            type Output = $tensor$(::$part)+<D>;
+        $(impl<X: $crate::Carried> $crate::Layer<X> for $module {
+            type Output = X;
 
             #[track_caller]
-            fn forward(&self, $x: $tensor$(::$part)+<D>) -> Self::Output {
-                let $layer = self;
-                $result
+            fn forward(&self, x: X) -> X {
+                struct Applied<'a>(&'a $module);
+
+                impl $crate::KeepsDims for Applied<'_> {
+                    #[track_caller]
+                    fn call<const D: usize, X: $crate::Field<D>>(self, $x: X) -> X {
+                        let $layer = self.0;
+                        $result
+                    }
+                }
+
+                x.keeping_dims(Applied(self))
             }
-        }
+        })*
     };
 }
 pub(crate) use layers;

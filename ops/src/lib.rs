@@ -47,7 +47,7 @@ pub use crossing::crossed;
 pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
 pub use dropout::DropoutField;
 pub use embedding::EmbeddingField;
-pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
+pub use field::{Carried, Carrier, Field, KeepsDims, OneDevice, Rank, Sharded};
 pub use geodesic::{
     Disco, DiscoBasis, DiscoKernel, DiscoNorm, GeodesicField, GeodesicNeighborhood,
 };
@@ -65,7 +65,7 @@ pub use rearrange::{RearrangeField, ShapeField};
 pub use reduce::{ReduceField, StatisticsField};
 pub use registry::operators;
 pub use resample::ResampleField;
-pub use reshard::{Around, Reshard, ReshardField, set_reshards};
+pub use reshard::{Around, Reshard, set_reshards};
 pub use softmax::SoftmaxField;
 pub use spectral::{FftNorm, SpectralField};
 pub use sphere::{Sht, ShtNorm, ShtPhase, SphereField, SphereGrid};
@@ -78,9 +78,9 @@ pub mod prelude {
         DiscoBasis, DiscoNorm, DropoutField, FftNorm, Field, GeodesicField, GeodesicNeighborhood,
         Layer, MatmulField, NeighborhoodOptions, NormField, Operand, Padding, Penalty, PlanOf,
         PoolField, PoolOptions, Rank, RearrangeField, ReduceField, Reduction, ResampleField,
-        Reshard, ReshardField, ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField, SpectralField,
-        SphereField, SphereGrid, SsimOptions, StatisticsField, Stencil, Window, gradient_loss,
-        huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss, total_variation, weighted_loss,
+        Reshard, ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField, SpectralField, SphereField,
+        SphereGrid, SsimOptions, StatisticsField, Stencil, Window, gradient_loss, huber_loss,
+        l1_loss, mse_loss, spectral_loss, ssim_loss, total_variation, weighted_loss,
     };
 }
 

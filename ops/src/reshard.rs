@@ -10,8 +10,8 @@ use burn::module::{
 use burn::tensor::Tensor;
 use halocline_core::{Along, Error, Result, ShardTensor};
 
-use crate::field::{Field, run};
-use crate::layer::{Layer, layers};
+use crate::field::run;
+use crate::layer::{Apply, Layer, layers};
 
 thread_local! {
     /// What the next field becomes.
@@ -57,36 +57,11 @@ impl Reshard {
 }
 
 layers! {
-    Reshard: |place, x| x.apply_reshard(place);
+    Reshard: |place, x| match &place.to {
+        Some(to) => run(x, |x| x.redistribute_along(to)),
+        None => x,
+    };
 }
-
-/// [`Reshard`] as a method.
-pub trait ReshardField<const D: usize>: Field<D> {
-    /// What a plan does at a place, in models that are generic over the tensor.
-    ///
-    /// # Panics
-    /// Panics for a placement that cannot be reached; [raises](halocline_core::Error::raise) a failure of
-    /// communication.
-    ///
-    /// # Example
-    /// ```
-    /// use burn::tensor::Tensor;
-    /// use halocline_ops::{Reshard, ReshardField};
-    ///
-    /// let y = Tensor::<1>::from([3.0]).apply_reshard(&Reshard::default());
-    /// assert_eq!(y.into_scalar::<f32>(), 3.0);
-    /// ```
-    #[must_use]
-    #[track_caller]
-    fn apply_reshard(self, place: &Reshard) -> Self {
-        match &place.to {
-            Some(to) => run(self, |x| x.redistribute_along(to)),
-            None => self,
-        }
-    }
-}
-
-impl<const D: usize, X: Field<D>> ReshardField<D> for X {}
 
 impl Module for Reshard {
     halocline_core::stays_as_it_is!();
@@ -173,8 +148,8 @@ where
 
     #[track_caller]
     fn forward(&self, x: ShardTensor<D>) -> ShardTensor<E> {
-        let y = self.module.forward(x.apply_reshard(&self.input));
-        y.apply_reshard(&self.output)
+        let y = self.module.forward(x.apply(&self.input));
+        y.apply(&self.output)
     }
 }
 

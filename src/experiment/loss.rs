@@ -1,6 +1,6 @@
 //! The loss of a batch.
 
-use halocline_core::{Distribution, Halos, RandomKey, Result, ShardTensor};
+use halocline_core::{Distribution, RandomKey, Result, ShardTensor};
 use halocline_io::Batch;
 use halocline_models::{Spread, crps, crps_masked, perturbed, rollout};
 use halocline_ops::prelude::*;
@@ -59,10 +59,10 @@ impl Experiment {
         // What has no value after the first step is no input of the next ones, as in forecasts.
         let mask = batch.mask.as_ref().filter(|_| steps > 1);
         let mask = mask.map(|mask| copies(mask.clone().narrow(1, 0, channels)));
-        let recompute = training.recompute;
+        let (recompute, halos) = (training.recompute, self.config.model.halos());
         let y = rollout(x, batch.forcing.map(copies), steps, &feedback, |step, x| {
             let y = match recompute {
-                true => x.recompute(model, Halos::Keep, |model, x| x.apply(model)),
+                true => x.recompute(model, halos, |model, x| x.apply(model)),
                 false => x.apply(model),
             };
             match &mask {

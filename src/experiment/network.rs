@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
-use halocline_core::{Boundary, Error, Result};
+use halocline_core::{Boundary, Error, Halos, Result};
 use halocline_io::{Channels, Grid};
 use halocline_models::parallel::Plan;
 use halocline_models::{
@@ -167,6 +167,15 @@ enum Network {
 const INCREMENT: f64 = 0.1;
 
 impl ModelConfig {
+    /// Handling of received halos in steps that are computed again. Dense blocks receive the keys and values of all
+    /// ranks, which would not fit in memory.
+    pub(super) fn halos(&self) -> Halos {
+        match self {
+            Self::Transformer { dense_blocks, .. } if *dense_blocks > 0 => Halos::SendAgain,
+            _ => Halos::Keep,
+        }
+    }
+
     /// Makes the model for channels and a number of times in an input, on a grid. The inputs and forcings `odd`
     /// change their sign across a pole, which counts in the first layer of `cnn` and `unet`.
     ///
@@ -245,12 +254,18 @@ impl ModelConfig {
                 d_model,
                 dense_blocks,
                 blocks,
+                patch,
                 ..
             } => {
                 if heads == 0 || !d_model.is_multiple_of(4 * heads) || dense_blocks > blocks {
                     return Err(Error::other(format!(
                         "model: d_model {d_model} with {heads} heads, {dense_blocks} dense_blocks of {blocks} blocks; \
                          expected a multiple of four channels for each head, and no more dense blocks than blocks"
+                    )));
+                }
+                if patch.contains(&0) {
+                    return Err(Error::other(format!(
+                        "model.patch: {patch:?}; expected one cell or more"
                     )));
                 }
                 let config = self.transformer(same(channels)?, forcings, history);
@@ -413,7 +428,7 @@ fn harmonics(grid: &Grid) -> Result<Sht> {
     )))
 }
 
-impl<X: Field<4> + Apply> Layer<X> for FieldModel {
+impl<X: Field<4>> Layer<X> for FieldModel {
     type Output = X;
 
     fn forward(&self, x: X) -> X {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::Device;
 use halocline_core::{
-    DryMesh, Error, Halos, MeshShape, PlannedMessages, Result, ShardTensor, Traffic, World,
+    DryMesh, Error, MeshShape, PlannedMessages, Result, ShardTensor, Traffic, World,
 };
 use halocline_io::amplification;
 use halocline_models::parallel::{Machine, Plan, Priced, Workload, parallelize_module, resolve};
@@ -171,10 +171,11 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
         1 => Vec::new(),
         _ => channels.feedback()?,
     };
+    let halos = config.model.halos();
     Error::catch(|| {
         let y = rollout(input, forcing, steps, &feedback, |_, x| {
             Ok(match config.training.recompute {
-                true => x.recompute(model, Halos::Keep, |model, x| x.apply(model)),
+                true => x.recompute(model, halos, |model, x| x.apply(model)),
                 false => x.apply(model),
             })
         })?;

@@ -25,7 +25,7 @@
 //!     type Output = X;
 //!
 //!     fn forward(&self, x: X) -> X {
-//!         x.apply_linear(&self.up).gelu().apply_linear(&self.down)
+//!         x.apply(&self.up).gelu().apply(&self.down)
 //!     }
 //! }
 //!

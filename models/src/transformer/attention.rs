@@ -142,7 +142,7 @@ macro_rules! neighborhood_attention {
                 attention: impl FnOnce([Rank<X, $e>; 3]) -> Rank<X, $e>,
             ) -> X {
                 let [heads, key_heads] = self.heads;
-                let (shared, y) = (heads / key_heads, x.apply_linear(&self.query_key_value));
+                let (shared, y) = (heads / key_heads, x.apply(&self.query_key_value));
                 let of_head = y.global_dims()[$d - 1] / key_heads;
                 let width = of_head / (shared + 2);
                 let y = y.unflatten::<$e>($d - 1, &[key_heads, of_head]);
@@ -156,7 +156,7 @@ macro_rules! neighborhood_attention {
                     (q, k) = (rotary.rotated(q), rotary.rotated(k));
                 }
                 let y = attention([q, k, v]);
-                y.flatten::<$d>($d - 1, $d).apply_linear(&self.output)
+                y.flatten::<$d>($d - 1, $d).apply(&self.output)
             }
         }
 

@@ -71,9 +71,7 @@ impl<X: Field<2>> Layer<X> for ConditionEmbedding {
             [angles.clone().sin(), angles.cos()]
         });
         let y = X::cat(waves.collect(), 1);
-        y.apply_linear(&self.first)
-            .silu()
-            .apply_linear(&self.second)
+        y.apply(&self.first).silu().apply(&self.second)
     }
 }
 
@@ -127,7 +125,7 @@ impl Modulation {
         condition: Rank<X, 2>,
         block: impl FnOnce(X) -> X,
     ) -> X {
-        let all = condition.silu().apply_linear(&self.linear);
+        let all = condition.silu().apply(&self.linear);
         let all: X = all.unflatten::<4>(1, &[1, 1, 3 * self.d_model]);
         let part = |index: usize| all.clone().narrow(3, index * self.d_model, self.d_model);
         let normal = x.clone().layer_norm(None, None, 1e-6);

@@ -260,7 +260,7 @@ impl Block {
             false => self.attention.forward(x),
         });
         self.half(1, x, condition, |x| {
-            x.apply_linear(&self.inner).gelu().apply_linear(&self.outer)
+            x.apply(&self.inner).gelu().apply(&self.outer)
         })
     }
 
@@ -282,7 +282,7 @@ impl Block {
         function: impl FnOnce(X) -> X,
     ) -> X {
         match condition {
-            None => x.clone() + function(x.apply_rms_norm(&self.norms[which])),
+            None => x.clone() + function(x.apply(&self.norms[which])),
             Some(condition) => {
                 let modulation = &self.modulations[which];
                 modulation.modulate(x, condition.clone(), function)
@@ -339,7 +339,7 @@ impl FieldTransformer {
                 }
             };
         }
-        let increment = self.recovery.recover(y.apply_rms_norm(&self.norm), &state);
+        let increment = self.recovery.recover(y.apply(&self.norm), &state);
         state.addcmul(increment, &self.scale)
     }
 }

@@ -122,7 +122,7 @@ impl PatchRecovery2d {
     /// The field of patches, with the size and the shards of `field`.
     pub fn recover<X: Field<4>>(&self, patches: X, field: &X) -> X {
         let [_, _, lat, lon] = field.global_dims();
-        let y = patches.apply_linear(&self.linear);
+        let y = patches.apply(&self.linear);
         let [rows, columns] = self.patch;
         let channels = y.global_dims()[3] / (rows * columns);
         // [batch, lat, lon, channels, rows, columns] → [batch, channels, lat, rows, lon, columns]

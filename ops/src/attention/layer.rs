@@ -10,7 +10,6 @@ use crate::crossing::enter;
 use crate::dropout::{dropout_of, training_key};
 use crate::field::{Field, Rank, run};
 use crate::layer::{Layer, layers};
-use crate::matmul::MatmulField;
 use crate::norm::layer_norm_of;
 use crate::rearrange::RearrangeField;
 
@@ -45,16 +44,17 @@ pub fn multi_head_attention<X: Field<3>>(
     options: AttentionOptions,
 ) -> X {
     let heads = |x: X, linear: &Linear| -> Rank<X, 4> {
-        x.apply_linear(linear)
+        x.apply(linear)
             .unflatten::<4>(2, &[module.n_heads, module.d_k])
     };
-    let device = query.clone().into_shard().device();
+    let q = heads(query, &module.query);
+    // As in burn, training is told by the device of the weights.
+    let device = q.clone().into_shard().device();
     let options = AttentionOptions {
         scale: Some(1.0 / (module.d_k as f64).sqrt()),
         dropout: training_key(&module.dropout, &device),
         ..options
     };
-    let q = heads(query, &module.query);
     let (k, v) = (heads(key, &module.key), heads(value, &module.value));
     let context = if module.quiet_softmax {
         let attended = q.scaled_dot_product_attention_with_lse(k, v, &options);
@@ -64,7 +64,7 @@ pub fn multi_head_attention<X: Field<3>>(
     } else {
         q.scaled_dot_product_attention(k, v, &options)
     };
-    context.flatten::<3>(2, 3).apply_linear(&module.output)
+    context.flatten::<3>(2, 3).apply(&module.output)
 }
 
 /// Attention of tokens to each other. They take the placements of the layer of queries once, for all
@@ -90,8 +90,8 @@ layers! {
 }
 
 fn feed_forward<const D: usize, X: Field<D>>(module: &PositionWiseFeedForward, x: X) -> X {
-    let x = activation_of(&module.activation, x.apply_linear(&module.linear_inner));
-    dropout_of(&module.dropout, x).apply_linear(&module.linear_outer)
+    let x = activation_of(&module.activation, x.apply(&module.linear_inner));
+    dropout_of(&module.dropout, x).apply(&module.linear_outer)
 }
 
 /// A transformer by burn's module, with causal order, bias and key padding from `options`, on `[batch, tokens, d_model]`.

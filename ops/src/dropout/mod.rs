@@ -158,25 +158,6 @@ pub trait DropoutField<const D: usize>: Field<D> {
     fn gaussian_noise(self, deviation: f64, key: RandomKey) -> Self {
         run(self, |x| gaussian_noise(x, deviation, key))
     }
-
-    /// Dropout by burn's module, in models that are generic over the tensor: while training, with the
-    /// random numbers of [`LayerKeys`]; else the identity.
-    ///
-    /// # Example
-    /// ```
-    /// use burn::nn::DropoutConfig;
-    /// use burn::tensor::{Device, Tensor};
-    /// use halocline_ops::DropoutField;
-    ///
-    /// let dropout = DropoutConfig::new(0.5).init();
-    /// let x = Tensor::<2>::ones([3, 4], &Device::default());
-    /// let y = x.clone().apply_dropout(&dropout); // no training on this device
-    /// assert_eq!(y.into_data(), x.into_data());
-    /// ```
-    #[must_use]
-    fn apply_dropout(self, layer: &Dropout) -> Self {
-        dropout_of(layer, self)
-    }
 }
 
 impl<const D: usize, X: Field<D>> DropoutField<D> for X {}

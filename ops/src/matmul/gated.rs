@@ -2,7 +2,6 @@
 
 use burn::nn::activation::SwiGlu;
 
-use super::MatmulField;
 use crate::activation::ActivationField;
 use crate::field::Field;
 use crate::layer::layers;
@@ -13,8 +12,8 @@ layers! {
 
 /// burn's layer on either kind of tensor.
 fn swiglu_of<const D: usize, X: Field<D>>(layer: &SwiGlu, x: X) -> X {
-    let gate = x.clone().apply_linear(&layer.linear_inner).silu();
-    gate * x.apply_linear(&layer.linear_outer)
+    let gate = x.clone().apply(&layer.linear_inner).silu();
+    gate * x.apply(&layer.linear_outer)
 }
 
 #[cfg(test)]

@@ -280,28 +280,6 @@ pub trait MatmulField<const D: usize>: Field<D> {
     fn linear(self, weight: impl Into<Operand<2>>, bias: Option<Operand<1>>) -> Self {
         run(self, |x| linear(x, weight, bias))
     }
-
-    /// burn's linear layer, in models that are generic over the tensor.
-    ///
-    /// # Panics
-    /// Panics where [`linear`] returns an error.
-    ///
-    /// # Example
-    /// ```
-    /// use burn::nn::{Initializer, LinearConfig};
-    /// use burn::tensor::Tensor;
-    /// use halocline_ops::MatmulField;
-    ///
-    /// let config = LinearConfig::new(2, 1).with_bias(false);
-    /// let layer = config.with_initializer(Initializer::Ones).init(&Default::default());
-    /// let y = Tensor::<2>::from([[1.0, 2.0]]).apply_linear(&layer);
-    /// y.into_data().assert_eq(&[[3.0_f32]].into(), true);
-    /// ```
-    #[must_use]
-    #[track_caller]
-    fn apply_linear(self, layer: &Linear) -> Self {
-        run(self, |x| linear_of(layer, x))
-    }
 }
 
 /// burn's linear layer. Where it sums over shards, the result is resolved and the bias added once.
@@ -320,7 +298,7 @@ fn linear_of<const D: usize>(layer: &Linear, x: ShardTensor<D>) -> Result<ShardT
 impl<const D: usize, X: Field<D>> MatmulField<D> for X {}
 
 layers! {
-    Linear: |linear, x| x.apply_linear(linear);
+    Linear: |linear, x| run(x, |x| linear_of(linear, x));
 }
 
 #[cfg(test)]

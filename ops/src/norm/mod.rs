@@ -45,10 +45,8 @@ use dims::by_root_mean_square;
 pub use dims::{layer_norm_dims, rms_norm_dims};
 pub(crate) use golden::OPERATORS;
 pub(crate) use layer::layer_norm_of;
-use layer::rms_norm_of;
 pub use weight::weight_norm;
 
-use burn::nn::{LayerNorm, RmsNorm};
 use halocline_core::{Result, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty};
@@ -251,46 +249,6 @@ pub trait NormField<const D: usize>: Field<D> {
     #[track_caller]
     fn weight_norm(self, g: impl Into<Operand<D>>, dim: usize) -> Self {
         run(self, |x| weight_norm(x, g, dim))
-    }
-
-    /// burn's layer normalization, in models that are generic over the tensor.
-    ///
-    /// # Panics
-    /// Panics where [`layer_norm`] returns an error.
-    ///
-    /// # Example
-    /// ```
-    /// use burn::nn::LayerNormConfig;
-    /// use burn::tensor::Tensor;
-    /// use halocline_ops::NormField;
-    ///
-    /// let norm = LayerNormConfig::new(2).init(&Default::default());
-    /// let y = Tensor::<2>::from([[3.0, 3.0]]).apply_layer_norm(&norm);
-    /// y.into_data().assert_eq(&[[0.0_f32, 0.0]].into(), true);
-    /// ```
-    #[must_use]
-    fn apply_layer_norm(self, layer: &LayerNorm) -> Self {
-        layer_norm_of(layer, self)
-    }
-
-    /// burn's root mean square normalization, in models that are generic over the tensor.
-    ///
-    /// # Panics
-    /// Panics where [`rms_norm`] returns an error.
-    ///
-    /// # Example
-    /// ```
-    /// use burn::nn::RmsNormConfig;
-    /// use burn::tensor::Tensor;
-    /// use halocline_ops::NormField;
-    ///
-    /// let norm = RmsNormConfig::new(2).init(&Default::default());
-    /// let y = Tensor::<2>::from([[0.0, 0.0]]).apply_rms_norm(&norm);
-    /// y.into_data().assert_eq(&[[0.0_f32, 0.0]].into(), true);
-    /// ```
-    #[must_use]
-    fn apply_rms_norm(self, layer: &RmsNorm) -> Self {
-        rms_norm_of(layer, self)
     }
 }
 

@@ -99,7 +99,7 @@ const MOVE: Counts = [1, 0, 0];
 #[test]
 fn styles_send_what_the_table_says() {
     let first = |style| Plan::default().with_layer("first", style);
-    let one = |model: &Layers, x: ShardTensor<3>| x.apply_linear(&model.first);
+    let one = |model: &Layers, x: ShardTensor<3>| x.apply(&model.first);
     let colwise = || first(Style::colwise("tensor"));
     assert_eq!(counts(&colwise(), Replicate, one), [NOTHING, REDUCE]);
     assert_eq!(counts(&colwise(), Shard(1), one), [MOVE, MOVE]);
@@ -116,11 +116,7 @@ fn columns_then_rows_are_one_sum_each_way() {
             .with_layer("first", Style::colwise("tensor"))
             .with_layer("second", Style::rowwise("tensor").with_output(output))
     };
-    let mlp = |model: &Layers, x: ShardTensor<3>| {
-        x.apply_linear(&model.first)
-            .gelu()
-            .apply_linear(&model.second)
-    };
+    let mlp = |model: &Layers, x: ShardTensor<3>| x.apply(&model.first).gelu().apply(&model.second);
     let whole = plan(Along::Replicate);
     assert_eq!(counts(&whole, Replicate, mlp), [REDUCE, REDUCE]);
     // Tokens come together and are scattered again.
@@ -135,10 +131,10 @@ fn three_layers_share_what_is_prepared_once() {
         .with_layer("enter", Style::prepare_input("tensor", Along::Fan));
     fn each(model: &Layers, x: ShardTensor<3>) -> ShardTensor<3> {
         let all = [&model.first, &model.second, &model.third];
-        let [a, b, c] = all.map(|linear| x.clone().apply_linear(linear));
+        let [a, b, c] = all.map(|linear| x.clone().apply(linear));
         a + b + c
     }
-    let prepared = |model: &Layers, x: ShardTensor<3>| each(model, x.apply_reshard(&model.enter));
+    let prepared = |model: &Layers, x: ShardTensor<3>| each(model, x.apply(&model.enter));
     assert_eq!(counts(&plan, Shard(1), prepared), [MOVE, MOVE]);
     assert_eq!(counts(&plan, Replicate, prepared), [NOTHING, REDUCE]);
     assert_eq!(counts(&plan, Shard(1), each), [[3, 0, 0], [3, 0, 0]]);
@@ -147,7 +143,7 @@ fn three_layers_share_what_is_prepared_once() {
 #[test]
 fn norms_of_sequences_sum_parameters_in_one_bucket() {
     let plan = Plan::default().with_layer("norm", Style::sequence_parallel("tensor"));
-    let norm = |model: &Layers, x: ShardTensor<3>| x.apply_layer_norm(&model.norm);
+    let norm = |model: &Layers, x: ShardTensor<3>| x.apply(&model.norm);
     assert_eq!(counts(&plan, Shard(1), norm), [NOTHING, REDUCE]);
 }
 
@@ -156,9 +152,7 @@ fn stored_parameters_are_gathered_for_each_pass() {
     let store =
         |gather| Plan::default().with_store(Store::new("*.weight", "tensor").with_gather(gather));
     // The second layer's backward pass reads its weight; the first layer's too, for the gradient of x.
-    let two = |model: &Layers, x: ShardTensor<3>| {
-        x.apply_linear(&model.first).apply_linear(&model.second)
-    };
+    let two = |model: &Layers, x: ShardTensor<3>| x.apply(&model.first).apply(&model.second);
     assert_eq!(
         counts(&store(Gather::Again), Shard(0), two),
         [[0, 0, 2], [0, 0, 4]]
