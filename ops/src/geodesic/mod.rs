@@ -14,6 +14,7 @@ mod golden;
 mod node;
 mod reach;
 mod rows;
+mod sums;
 #[cfg(test)]
 mod tests;
 

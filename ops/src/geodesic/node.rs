@@ -8,13 +8,13 @@ use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::tasks;
-use pulp::{Simd, WithSimd};
 
 use super::filter::Entry;
-use crate::kernel::buffer::{Buffer, filled};
+use super::rows::Around;
+use super::sums::{Sums, Term};
+use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
-use crate::kernel::lanes::{load, store};
-use crate::kernel::lines::vectors;
+use crate::kernel::lines::slice;
 use crate::kernel::simd::Isa;
 use crate::reshape;
 
@@ -54,42 +54,84 @@ impl LocalSums {
     fn forward_as<E: Float>(&self, isa: Isa, x: &[E], planes: usize) -> Buffer<E> {
         let ([wide, width], rows) = (self.entries.longitudes, self.outputs.len());
         let functions = self.entries.functions;
-        let mut y = filled(planes * functions * rows * width, 0.0);
-        let plane = functions * rows * width;
-        if plane == 0 {
-            return y;
-        }
-        tasks::for_each_part(y.elements_mut(), plane, 1, |number, y| {
-            let x = &x[number * self.inputs.len() * wide..][..self.inputs.len() * wide];
-            for row in 0..rows {
-                for entry in &self.entries.by_output[self.outputs.start + row] {
-                    let x = &x[(entry.row - self.inputs.start) * wide..][..wide];
-                    let y = &mut y[(entry.function * rows + row) * width..][..width];
-                    let factor = E::from_f64(entry.factor);
-                    gather(isa, y, x, entry.shift, factor);
-                }
+        let around = Around {
+            size: width,
+            phases: wide / width,
+            rows: self.inputs.len(),
+        };
+        let terms = tasks::map(rows, 1, |row| {
+            let mut terms = vec![Vec::new(); functions];
+            for entry in &self.entries.by_output[self.outputs.start + row] {
+                terms[entry.function].push(Term {
+                    start: around.start(entry.row - self.inputs.start, entry.shift),
+                    factor: E::from_f64(entry.factor),
+                });
             }
+            terms
         });
-        y
+        let (lines, channel) = (around.lines(x), around.channel());
+        // SAFETY: the tasks write all lines, each its own.
+        unsafe {
+            Buffer::filled(planes * functions * rows * width, |y| {
+                tasks::for_each(planes * rows, 1, |task| {
+                    let (plane, row) = (task / rows, task % rows);
+                    for (function, terms) in terms[row].iter().enumerate() {
+                        let start = ((plane * functions + function) * rows + row) * width;
+                        isa.run(Sums {
+                            lines: &lines[plane * channel..][..channel],
+                            terms,
+                            to: slice(y, start..start + width),
+                        });
+                    }
+                });
+            })
+        }
     }
 
     fn backward_as<E: Float>(&self, isa: Isa, y: &[E], planes: usize) -> Buffer<E> {
         let ([wide, width], rows) = (self.entries.longitudes, self.outputs.len());
-        let functions = self.entries.functions;
-        let mut x = filled(planes * self.inputs.len() * wide, 0.0);
-        tasks::for_each_part(x.elements_mut(), wide, 1, |place, x| {
-            let (plane, row) = (place / self.inputs.len(), place % self.inputs.len());
+        let (inputs, functions) = (self.inputs.len(), self.entries.functions);
+        let phases = wide / width;
+        let around = Around {
+            size: width,
+            phases: 1,
+            rows: functions * rows,
+        };
+        // Cells of one phase are sums over longitudes of the cotangent.
+        let terms = tasks::map(inputs, 1, |row| {
+            let mut terms = vec![Vec::new(); phases];
             for entry in &self.entries.by_input[self.inputs.start + row] {
-                if !self.outputs.contains(&entry.row) {
-                    continue;
+                if self.outputs.contains(&entry.row) {
+                    let line = entry.function * rows + entry.row - self.outputs.start;
+                    terms[entry.shift % phases].push(Term {
+                        start: around.start(line, (width - entry.shift / phases) % width),
+                        factor: E::from_f64(entry.factor),
+                    });
                 }
-                let line =
-                    (plane * functions + entry.function) * rows + entry.row - self.outputs.start;
-                let (y, factor) = (&y[line * width..][..width], E::from_f64(entry.factor));
-                scatter(isa, x, y, entry.shift, factor);
             }
+            terms
         });
-        x
+        let (lines, channel) = (around.lines(y), around.channel());
+        let scratch = || vec![E::default(); width];
+        // SAFETY: the tasks write all rows, each its own.
+        unsafe {
+            Buffer::filled(planes * inputs * wide, |x| {
+                tasks::for_each_init(planes * inputs, 1, scratch, |sums, task| {
+                    let (plane, row) = (task / inputs, task % inputs);
+                    let lines = &lines[plane * channel..][..channel];
+                    let x = slice(x, task * wide..(task + 1) * wide);
+                    for (phase, terms) in terms[row].iter().enumerate() {
+                        isa.run(Sums {
+                            lines,
+                            terms,
+                            to: sums,
+                        });
+                        let cells = x[phase..].iter_mut().step_by(phases);
+                        cells.zip(&*sums).for_each(|(x, sum)| *x = *sum);
+                    }
+                });
+            })
+        }
     }
 
     /// The sums by burn's operators: a cell for each entry and output longitude, which are added.
@@ -162,53 +204,5 @@ impl Operator for LocalSums {
             flex::result(self.backward_as::<E>(isa, flex::elements(&y), planes), &shape, dtype)
         });
         Ok(vec![Some(x)])
-    }
-}
-
-/// `y[k] += factor · x[shift + k · step]`, periodic.
-fn gather<E: Float>(isa: Isa, y: &mut [E], x: &[E], shift: usize, factor: E) {
-    let step = x.len() / y.len();
-    if step > 1 {
-        for (k, y) in y.iter_mut().enumerate() {
-            *y += factor * x[(shift + k * step) % x.len()];
-        }
-        return;
-    }
-    let (before, after) = x.split_at(shift);
-    let (first, second) = y.split_at_mut(after.len());
-    for (y, x) in [(first, after), (second, before)] {
-        isa.run(AddScaled { y, x, factor });
-    }
-}
-
-/// The transpose: `x[shift + k · step] += factor · y[k]`.
-fn scatter<E: Float>(isa: Isa, x: &mut [E], y: &[E], shift: usize, factor: E) {
-    let (size, step) = (x.len(), x.len() / y.len());
-    if step == 1 {
-        return gather(isa, x, y, (size - shift) % size, factor);
-    }
-    for (k, y) in y.iter().enumerate() {
-        x[(shift + k * step) % size] += factor * *y;
-    }
-}
-
-/// `y += factor · x`, with the same rounding of all elements.
-struct AddScaled<'a, E> {
-    y: &'a mut [E],
-    x: &'a [E],
-    factor: E,
-}
-
-impl<E: Float> WithSimd for AddScaled<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let factor = E::splat(simd, self.factor);
-        for part in vectors::<S, E>(self.x.len()) {
-            let y = &mut self.y[part.clone()];
-            let sum = E::mul_add(simd, factor, load(simd, &self.x[part]), load(simd, y));
-            store(simd, y, sum);
-        }
     }
 }

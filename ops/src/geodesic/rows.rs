@@ -29,7 +29,7 @@ pub(super) struct Around {
     /// Longitudes of outputs.
     pub(super) size: usize,
     pub(super) phases: usize,
-    /// Input rows of a head.
+    /// Rows of a channel.
     pub(super) rows: usize,
 }
 
@@ -49,10 +49,10 @@ impl Around {
         self.rows * self.phases * self.line()
     }
 
-    /// Where a neighbor's longitudes start in a channel, whose first row is this one.
-    fn start(self, neighbor: &Neighbor, first_row: usize) -> usize {
-        let (phase, shift) = (neighbor.shift % self.phases, neighbor.shift / self.phases);
-        ((neighbor.row - first_row) * self.phases + phase) * self.line() + shift
+    /// The place in a channel of an input row, from a longitude of the input on: the cells of all outputs follow.
+    pub(super) fn start(self, row: usize, shift: usize) -> usize {
+        let (phase, shift) = (shift % self.phases, shift / self.phases);
+        (row * self.phases + phase) * self.line() + shift
     }
 
     /// Lines of cells, `[channels, rows, longitudes]`.
@@ -138,7 +138,8 @@ impl<E: Element> Row<'_, E> {
 
     /// Where the longitudes of each neighbor start.
     fn starts(&self) -> Vec<usize> {
-        let start = |neighbor| self.around.start(neighbor, self.first);
+        let start =
+            |neighbor: &Neighbor| self.around.start(neighbor.row - self.first, neighbor.shift);
         self.neighbors.iter().map(start).collect()
     }
 
