@@ -11,6 +11,7 @@ use crate::field::{Field, Rank};
 use crate::kernel::flex::{self, with_float};
 use crate::kernel::lanes::{Function, map, sums};
 use crate::kernel::simd::{Element, Isa};
+use crate::precision::{narrowed, wider};
 use crate::reduce::of_all;
 
 /// Elements that are summed in their own precision, before sums go on in double precision.
@@ -38,10 +39,11 @@ pub(super) fn penalized<const D: usize, X: Field<D>>(
         Reduction::Sum => 1.0,
     };
     let layout = of_all("loss", shard.layout()).or_raise();
-    let mesh = shard.mesh().clone();
+    let (mesh, dtype) = (shard.mesh().clone(), shard.local().dtype());
     let inputs = [shard, other].map(|shard| shard.into_parts().0.into_dispatch());
     let sum = Tensor::<1>::from_dispatch(apply(Sum { penalty, scale }, inputs));
-    Field::from_shard(ShardTensor::from_parts(sum, layout, mesh))
+    let sum = ShardTensor::from_parts(sum, layout, mesh);
+    Field::from_shard(narrowed(sum, dtype))
 }
 
 impl Penalty {
@@ -164,7 +166,7 @@ impl Operator for Sum {
                 isa.run(Block { penalty, inputs: [&x[range.clone()], &target[range]] })
             });
             let sum: f64 = blocks.into_iter().map(E::to_f64).sum();
-            flex::small_result(vec![E::from_f64(sum * self.scale)], &[1], dtype)
+            flex::small_result(vec![E::from_f64(sum * self.scale)], &[1], wider(dtype))
         });
         Ok((y, ()))
     }

@@ -6,7 +6,8 @@
 //!
 //! # Placement
 //! An axis over which a reduced dim is sharded becomes `Partial`; other axes keep their placement.
-//! Nothing is sent until the result is resolved.
+//! Nothing is sent until the result is resolved, which it is at once in bf16 and f16: ranks' parts are added up in f32, and
+//! their sum is rounded once.
 //!
 //! # Adjoint
 //! The cotangent goes to every cell of a sum, divided by the global count for a mean.
@@ -42,6 +43,7 @@ use burn::tensor::{Shape, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
 use crate::field::{Field, Rank, run};
+use crate::precision::narrowed;
 use crate::reshape;
 use sums::{squares, sums};
 
@@ -121,7 +123,7 @@ pub(crate) fn sum_of_squares<const D: usize>(
     })
 }
 
-/// Sums over `dims` by a function of the shard, and derives the layout.
+/// Sums over `dims` by a function of the shard, in f32 at least, and derives the layout.
 fn over<const D: usize>(
     operator: &str,
     x: ShardTensor<D>,
@@ -135,7 +137,9 @@ fn over<const D: usize>(
     let summed = |dim: &usize| shape[*dim] != 1 || x.layout().is_sharded(*dim);
     let dims: Vec<usize> = dims.iter().copied().filter(summed).collect();
     let (local, _, mesh) = x.into_parts();
-    Ok(ShardTensor::from_parts(sum(local, &dims), layout, mesh))
+    let dtype = local.dtype();
+    let sum = ShardTensor::from_parts(sum(local, &dims), layout, mesh);
+    Ok(narrowed(sum, dtype))
 }
 
 /// The mean over `dims`: for sharded dims the local sum over the global count, exact for uneven
@@ -245,8 +249,9 @@ fn total<const D: usize>(x: ShardTensor<D>, operator: &str, scale: f64) -> Resul
     let all: Vec<usize> = (0..D).collect();
     let layout = of_all(operator, x.layout())?;
     let (local, _, mesh) = x.into_parts();
+    let dtype = local.dtype();
     let sum = reshape(sums(local, &all, scale), vec![1]);
-    Ok(ShardTensor::from_parts(sum, layout, mesh))
+    Ok(narrowed(ShardTensor::from_parts(sum, layout, mesh), dtype))
 }
 
 /// Reductions as methods.
@@ -431,6 +436,30 @@ mod tests {
                 for mean in [mean(x.clone())?, mean(mean_dims(x, &[0, 1])?)?] {
                     let mean = mean.resolve().to_local(LocalGradient::Replicated);
                     assert_eq!(mean.into_data().iter::<f32>().collect::<Vec<_>>(), [1.0]);
+                }
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    /// A part of 257 would be rounded to 256 in bf16, and one of 80,000 to infinity in f16.
+    #[test]
+    fn sums_of_ranks_are_rounded_once() {
+        Launcher::local(2)
+            .run(|world| {
+                let mesh = world.mesh([("x", 2)])?;
+                for (dtype, cells) in [
+                    (DType::BF16, [256.0, 1.0, -256.0, 0.0]),
+                    (DType::F16, [40_000.0, 40_000.0, -40_000.0, -39_968.0]),
+                ] {
+                    let expected = cells.iter().sum::<f64>();
+                    let cells = Tensor::<1>::from_data(cells, (world.device(), dtype));
+                    let expected = Tensor::<1>::from_data([expected], (world.device(), dtype));
+                    let x = ShardTensor::distribute(cells, &mesh, &[Shard(0)])?;
+                    for sum in [sum(x.clone())?, sum_dims(x, &[0])?] {
+                        let sum = sum.resolve().to_local(LocalGradient::Replicated);
+                        sum.into_data().assert_eq(&expected.to_data(), true);
+                    }
                 }
                 Ok(())
             })

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply, blank};
 
@@ -12,22 +12,16 @@ use super::kernel::{Term, backward, forward};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
-use crate::precision::{cast, widened, wider};
+use crate::precision::{widened, wider};
 
-/// The sum of all cells of `dims`, times `scale`, computed in f32 at least.
+/// The sum of all cells of `dims`, times `scale`, in f32 at least.
 pub(super) fn sums<const D: usize>(x: Tensor<D>, dims: &[usize], scale: f64) -> Tensor<D> {
-    let dtype = x.dtype();
     if !flex::runs_on(&x.device()) {
-        return cast(widened(x).sum_dims(dims) * scale, dtype);
+        return widened(x).sum_dims(dims) * scale;
     }
     let mut ranges = ranges(dims);
     let Some(last) = ranges.pop() else {
-        return x * scale;
-    };
-    // Those before the last one keep the type that sums are computed in.
-    let x = match ranges.is_empty() {
-        true => x,
-        false => widened(x),
+        return widened(x) * scale;
     };
     let one = |x: Tensor<D>, dims: Range<usize>, scale| {
         let sum = Sums {
@@ -38,11 +32,11 @@ pub(super) fn sums<const D: usize>(x: Tensor<D>, dims: &[usize], scale: f64) -> 
         Tensor::from_dispatch(apply(sum, [x.into_dispatch()]))
     };
     let x = ranges.into_iter().fold(x, |x, dims| one(x, dims, 1.0));
-    cast(one(x, last, scale), dtype)
+    one(x, last, scale)
 }
 
 /// The sum of the squares of the distances of the cells of `dims` from `middle`, which has one cell in them and no gradient,
-/// times `scale`; of squares of the cells without one.
+/// times `scale`, in f32 at least; of squares of the cells without one.
 pub(super) fn squares<const D: usize>(
     x: Tensor<D>,
     middle: Option<Tensor<D>>,
@@ -56,7 +50,7 @@ pub(super) fn squares<const D: usize>(
             Some(middle) => x - middle,
             None => x,
         };
-        return sums(away.square(), dims, scale);
+        return sums(widened(away).square(), dims, scale);
     };
     let sum = Sums {
         dims: dims.clone(),
@@ -103,8 +97,8 @@ impl Sums {
 }
 
 impl Operator for Sums {
-    /// The shape of the input.
-    type Saved = Shape;
+    /// The shape and number type of the input.
+    type Saved = (Shape, DType);
 
     fn names(&self) -> Option<[&'static str; 2]> {
         Some(["sum", "sum (backward)"])
@@ -114,7 +108,7 @@ impl Operator for Sums {
         self.squares
     }
 
-    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Self::Saved)> {
         let (dtype, shape) = (inputs[0].dtype(), inputs[0].shape());
         let lines = Lines::along(&shape, self.dims.clone());
         let mut reduced = shape.to_vec();
@@ -123,22 +117,23 @@ impl Operator for Sums {
             let inputs = inputs.into_iter().map(flex::operand::<E>).collect::<Result<Vec<_>>>()?;
             let term = self.term(inputs.get(1).map(flex::elements::<E>));
             let y = forward(Isa::chosen()?, lines, flex::elements(&inputs[0]), term, self.scale);
-            flex::small_result(y, &reduced, dtype)
+            flex::small_result(y, &reduced, wider(dtype))
         });
-        Ok((y, shape))
+        Ok((y, (shape, dtype)))
     }
 
-    fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
-        let (dtype, shape) = (pass.cotangent.dtype(), pass.saved);
+    fn backward(&self, pass: BackwardPass<'_, Self::Saved>) -> Result<Vec<Option<DispatchTensor>>> {
+        let (shape, dtype) = (&pass.saved.0, pass.saved.1);
         if shape.contains(&0) {
-            let mut gradients = vec![Some(blank(&pass.cotangent, shape, None))];
+            let none = flex::in_dtype(pass.cotangent, dtype);
+            let mut gradients = vec![Some(blank(&none, shape, None))];
             gradients.resize_with(pass.wanted.len(), || None);
             return Ok(gradients);
         }
         if !self.squares {
             // A view of one number for each line: what computes with it need not read a tensor of the shape.
-            let wide = flex::in_dtype(pass.cotangent, wider(dtype));
-            let one = flex::in_dtype(Dispatch::float_mul_scalar(wide, self.scale.into()), dtype);
+            let one = Dispatch::float_mul_scalar(pass.cotangent, self.scale.into());
+            let one = flex::in_dtype(one, dtype);
             return Ok(vec![Some(Dispatch::float_expand(one, shape.clone()))]);
         }
         let lines = Lines::along(shape, self.dims.clone());
@@ -161,7 +156,7 @@ impl Operator for Sums {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{DType, Device};
+    use burn::tensor::{DType, Device, FloatDType};
 
     use super::*;
     use crate::testing::{difference, random};
@@ -214,9 +209,9 @@ mod tests {
         for dtype in [DType::BF16, DType::F16] {
             let ones = Tensor::<3>::ones([2, 4096, 3], (&device, dtype));
             let all = |y: Tensor<3>, value: f32| {
-                assert_eq!(y.dtype(), dtype);
                 assert!(y.into_data().iter::<f32>().all(|sum| sum == value));
             };
+            assert_eq!(sums(ones.clone(), &[1], 1.0).dtype(), DType::F32);
             all(sums(ones.clone(), &[1], 1.0), 4096.0);
             all(sums(ones.clone(), &[0, 2], 0.5), 3.0);
             all(squares(ones.clone(), None, &[1], 1.0), 4096.0);
@@ -228,7 +223,8 @@ mod tests {
             let loss = sums(x.clone(), &[1], 257.0 / (1 << 26) as f64) * 3072.0;
             let gradient = x.grad(&loss.backward()).unwrap();
             let exact = Tensor::<1>::from_floats([771.0 / 65536.0], &device);
-            let expected: f32 = cast(exact, dtype).into_scalar();
+            let expected: f32 = exact.cast(FloatDType::from(dtype)).into_scalar();
+            assert_eq!(gradient.dtype(), dtype);
             all(gradient, expected);
         }
     }
