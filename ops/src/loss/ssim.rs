@@ -15,7 +15,7 @@
 //! One mean of each of the target's channels, and halos of the five fields of which there are means, dim by dim.
 
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Boundary, Error, Result, ShardTensor};
 
 use super::{Reduction, reduced};
 use crate::constant;
@@ -23,7 +23,7 @@ use crate::conv::{ConvOptions, conv};
 use crate::driver::Padding;
 use crate::field::{Field, Rank, run};
 use crate::precision::{cast_shard, wider};
-use crate::rearrange::{cat, narrow};
+use crate::rearrange::{cat, narrow, pad};
 use crate::reduce::mean_dims;
 
 const NAME: &str = "ssim";
@@ -93,8 +93,8 @@ impl<const N: usize> SsimOptions<N> {
 /// [module](self).
 ///
 /// # Errors
-/// Fields of two shapes or layouts; another number of dims than `N + 2`; windows of no cells or that fit nowhere; a range or a
-/// deviation that is not positive; a placement without a rule; a failure of communication.
+/// Fields of two shapes, number types or layouts; another number of dims than `N + 2`; windows of no cells or that fit
+/// nowhere; a range or a deviation that is not positive; zeros in one dim and poles in another; a placement without a rule; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -121,7 +121,13 @@ pub fn ssim<const D: usize, const N: usize>(
     let [x, target] = [x, target].map(|field| cast_shard(field, wider(dtype)));
     let spatial: Vec<usize> = std::iter::once(0).chain(2..D).collect();
     let middle = mean_dims(constant(&target), &spatial)?.resolve();
-    let [x, target] = [x, target].map(|field| field - middle.clone());
+    // Zeros around a field are cells like others, whose middle is subtracted, too.
+    let (zeros, options) = &apart(options);
+    let padded = |field| match zeros.is_empty() {
+        true => Ok(field),
+        false => pad(field, zeros, 0.0),
+    };
+    let [x, target] = [padded(x)?, padded(target)?].map(|field| field - middle.clone());
     let products = [
         x.clone(),
         target.clone(),
@@ -189,14 +195,45 @@ fn check<const D: usize, const N: usize>(
         );
         return fail(message);
     }
-    if x.dims() != target.dims() {
-        return fail(format!("fields {:?} and {:?}", x.dims(), target.dims()));
+    let dtypes = [x, target].map(|field| field.local().dtype());
+    if x.dims() != target.dims() || dtypes[0] != dtypes[1] {
+        let dims = [x.dims(), target.dims()];
+        return fail(format!(
+            "fields {:?} of {:?} and {:?} of {:?}",
+            dims[0], dtypes[0], dims[1], dtypes[1]
+        ));
+    }
+    let has = |boundaries: &[Boundary]| {
+        let mut sides = options.padding.iter().flat_map(|padding| {
+            padding
+                .boundary
+                .into_iter()
+                .zip([padding.low, padding.high])
+        });
+        sides.any(|(boundary, width)| width > 0 && boundaries.contains(&boundary))
+    };
+    if has(&[Boundary::Zeros]) && has(&[Boundary::PoleRow, Boundary::PoleEdge]) {
+        return fail("zeros beside poles, whose other side lies half a turn away".into());
     }
     let positive = |value: f64| value.is_finite() && value > 0.0;
     if options.window.contains(&0) || !positive(options.sigma) || !positive(options.range) {
         return fail(format!("{options:?}; expected positive numbers"));
     }
     Ok(())
+}
+
+/// The paddings by zeros, with their dims, and options without them.
+fn apart<const N: usize>(options: &SsimOptions<N>) -> (Vec<(usize, Padding)>, SsimOptions<N>) {
+    let (mut zeros, mut rest) = (Vec::new(), *options);
+    for (dim, padding) in rest.padding.iter_mut().enumerate() {
+        let mut sides = [padding.low, padding.high]
+            .into_iter()
+            .zip(padding.boundary);
+        if sides.any(|(width, boundary)| width > 0 && boundary == Boundary::Zeros) {
+            zeros.push((dim + 2, std::mem::take(padding)));
+        }
+    }
+    (zeros, rest)
 }
 
 /// Means of windows, dim by dim.
@@ -224,17 +261,16 @@ fn blurred<const D: usize, const N: usize>(
 
 #[cfg(test)]
 mod tests {
-    use halocline_core::Boundary;
-
     use super::*;
     use crate::testing::{Operator, check_op, random};
 
-    struct Loss;
+    /// With this padding of the first dim.
+    struct Loss(Padding);
 
     impl Operator<4, 1> for Loss {
         fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 1> {
             let target = inputs.remove(1);
-            let padding = [Padding::default(), Padding::new(2, Boundary::Periodic)];
+            let padding = [self.0, Padding::new(2, Boundary::Periodic)];
             let options = SsimOptions::new(3.0).with_window([3, 5], 1.2);
             let options = options.with_padding(padding);
             ssim_loss(inputs.remove(0), target, &options, Reduction::Mean)
@@ -243,7 +279,38 @@ mod tests {
 
     #[test]
     fn windows_cross_shards() {
-        check_op(&Loss, &[[2, 2, 7, 9]; 2], &[], &[0, 2, 3], 1e-4);
+        for padding in [Padding::default(), Padding::zeros(1, 2)] {
+            let fields = [[2, 2, 7, 9]; 2];
+            check_op(&Loss(padding), &fields, &[], &[0, 2, 3], 1e-4);
+        }
+    }
+
+    #[test]
+    fn zeros_lie_around_the_field_and_not_around_its_deviations() {
+        let [x, target] = [[11.0, 10.0, 10.0], [10.0; 3]];
+        let options = SsimOptions::<1>::new(10.0).with_window([3], 0.8);
+        let weights = options.gaussian(0);
+        let around = |field: [f64; 3]| [0.0, field[0], field[1], field[2], 0.0];
+        let (of_x, of_target) = (around(x), around(target));
+        let expected = (0..3).map(|window| {
+            let mean = |value: &dyn Fn(usize) -> f64| -> f64 {
+                (0..3).map(|tap| weights[tap] * value(window + tap)).sum()
+            };
+            let (mx, mt) = (mean(&|cell| of_x[cell]), mean(&|cell| of_target[cell]));
+            let vx = mean(&|cell| of_x[cell].powi(2)) - mx * mx;
+            let vt = mean(&|cell| of_target[cell].powi(2)) - mt * mt;
+            let both = mean(&|cell| of_x[cell] * of_target[cell]) - mx * mt;
+            let [c1, c2] = [0.01, 0.09];
+            (2.0 * mx * mt + c1) * (2.0 * both + c2) / ((mx * mx + mt * mt + c1) * (vx + vt + c2))
+        });
+        let field = |cells: [f64; 3]| {
+            ShardTensor::solo(Tensor::<3>::from_data([[cells]], &Default::default()))
+        };
+        let options = options.with_padding([Padding::zeros(1, 1)]);
+        let map = ssim(field(x), field(target), &options).unwrap();
+        for (found, expected) in map.local().to_data().iter::<f64>().zip(expected) {
+            assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+        }
     }
 
     /// Peers, 5: `E[x²] − E[x]²` cancels.
