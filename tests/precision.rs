@@ -8,9 +8,9 @@ use std::process::Command;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::{ModuleMapper, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
-use burn::tensor::FloatDType;
+use burn::tensor::{DType, FloatDType};
 use halocline::core::whole;
 use halocline::models::parallel::{Plan, Store, build};
 use halocline::models::{
@@ -198,6 +198,36 @@ fn the_factor_of_losses_finds_its_size_and_is_saved() {
     assert!(weights.iter().all(|weight| weight.is_finite()));
 }
 
+/// They are those of the model, which the rounded one shares.
+#[test]
+fn running_statistics_keep_their_number_type() {
+    let results = Launcher::local(2).collect(|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let model = world.init(|device| BatchNormConfig::new(3).init(device))?;
+        let schedule = ModuleLrScheduler::new(0.0);
+        let trainer = Trainer::new(&world, model, SgdConfig::new().init(), schedule);
+        let mut trainer = trainer.with_precision(FloatDType::BF16);
+        let x = sample("x", [6, 3], &mesh, &[Shard(0)])?;
+        let mut of_y = None;
+        let ended = trainer.train_epoch(0..2, |model, _| {
+            let half = x.clone().cast(FloatDType::BF16);
+            // The rounded model evaluates, too.
+            let y = half.clone().inner().apply(&model.clone().valid());
+            of_y = Some(y.local().dtype());
+            Ok(half.apply(model).cast(FloatDType::F32).square().mean())
+        })?;
+        assert_eq!(ended, Ended::Whole);
+        let norm = trainer.model();
+        let mean = norm.running_mean.value_sync();
+        let expected = x.inner().mean_dims(&[0]).resolve().local().clone() * 0.19;
+        let off = (mean.clone().inner() - expected.reshape([3])).abs().max();
+        Ok((mean.dtype(), off.into_scalar::<f32>(), of_y))
+    });
+    let (of_mean, off, of_y) = results.unwrap().remove(0);
+    assert_eq!((of_mean, of_y), (DType::F32, Some(DType::BF16)));
+    assert!(off < 1e-3, "{off}");
+}
+
 const DECAY: f64 = 0.9;
 
 /// Trains with an average, in shards over `data`. Gives the average, whole, and that of the parameters after each step.
@@ -221,9 +251,8 @@ fn averaged(folder: &Path, ranks: usize, epochs: usize) -> [Vec<f32>; 2] {
         let mut expected = parameters(trainer.model())?;
         while trainer.epoch() < epochs {
             let x = sample("x", [6, 5], &mesh, &[Shard(0)])?;
-            let ended = trainer.train_epoch(0..1, |model, _| {
-                Ok(x.clone().apply_linear(model).square().mean())
-            })?;
+            let ended =
+                trainer.train_epoch(0..1, |model, _| Ok(x.clone().apply(model).square().mean()))?;
             assert_eq!(ended, Ended::Whole);
             for (mean, value) in expected.iter_mut().zip(parameters(trainer.model())?) {
                 *mean = *mean * DECAY as f32 + value * (1.0 - DECAY as f32);

@@ -58,7 +58,7 @@ pub use layer_keys::LayerKeys;
 pub use layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
 pub use mesh::MeshShape;
-pub use module::check_replicas;
+pub use module::{check_replicas, is_running_state};
 pub use pairing::{Linearity, Pairing, Role, Term};
 pub use param::{
     Gather, GatherAhead, ParamShard, gather_ahead, param_shards, shard_parameters, whole,

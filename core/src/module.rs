@@ -129,6 +129,21 @@ impl ModuleMapper for Sync<'_> {
     }
 }
 
+/// Whether a field of a module is a running statistic of burn's `BatchNorm`. Visitors and mappers meet it like a parameter;
+/// clones of the module share it, and every rank holds it whole. `name` and `container` are those of
+/// [`ModuleVisitor::enter_module`].
+///
+/// # Example
+/// ```
+/// use halocline_core::is_running_state;
+///
+/// assert!(is_running_state("running_mean", "Struct:BatchNorm"));
+/// assert!(!is_running_state("gamma", "Struct:BatchNorm"));
+/// ```
+pub fn is_running_state(name: &str, container: &str) -> bool {
+    container == "Struct:BatchNorm" && matches!(name, "running_mean" | "running_var")
+}
+
 /// Checks that the ranks of a mesh have equal parameters, bit for bit;
 /// [`World::check_replicas`](crate::World::check_replicas) has an example.
 ///
@@ -162,9 +177,11 @@ pub(crate) fn compare_replicas<M: Module>(
         let reference = |path: &str| match shards.get(path) {
             None => 0,
             Some(shard) => {
-                let cells = |rank: usize| shard.cells_of(rank);
-                let same = (0..index).find(|other| cells(group[*other]) == cells(*rank));
-                same.unwrap_or(index)
+                // A rank of another mesh than this rank's shards is compared by its own.
+                let held = shard.cells_of(*rank);
+                let same = |other: &usize| shard.cells_of(group[*other]) == held;
+                let other = held.is_some().then(|| (0..index).find(same)).flatten();
+                other.unwrap_or(index)
             }
         };
         let sum = |bytes: &[u8], i: usize| bytes.get(8 * i..8 * i + 8).map(<[u8]>::to_vec);

@@ -1,7 +1,7 @@
 //! Layers, models, plans of sharded models, losses, metrics, and a solver that generates training data.
 //!
 //! Models are burn modules whose forward pass is written for [`Field`](halocline_ops::Field), so
-//! that the same code runs on one device and on many. This crate reads and writes no files.
+//! that the same code runs on one device and on many. This crate reads no files but plans, and writes none.
 
 mod conv;
 mod ensemble;

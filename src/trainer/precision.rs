@@ -1,9 +1,11 @@
 //! Training in half precision, with parameters and optimizer states in f32.
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use std::collections::HashSet;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{FloatDType, Tensor};
-use halocline_core::ShardTensor;
+use halocline_core::{ShardTensor, is_running_state};
 use serde::{Deserialize, Serialize};
 
 use super::Trainer;
@@ -172,6 +174,7 @@ impl<M: Module> Trainer<M> {
         let mut widen = Widen {
             gradients,
             factor: self.progress.scale.map_or(1.0, |scale| 1.0 / scale.factor),
+            seen: HashSet::new(),
         };
         self.model().visit(&mut widen);
         widen.gradients
@@ -192,29 +195,49 @@ impl<M: Module> Trainer<M> {
     }
 }
 
-/// A module with its parameters of floats in another number type, as leaves of their own.
+/// A module with its parameters of floats in another number type, as leaves of their own. Running statistics, which both
+/// modules share, keep theirs.
 fn rounded<M: Module>(module: M, dtype: FloatDType) -> M {
-    struct Round(FloatDType);
+    struct Round {
+        dtype: FloatDType,
+        /// Whether the field that was entered last is a running statistic.
+        running: bool,
+    }
 
     impl ModuleMapper for Round {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.running = is_running_state(name, container);
+        }
+
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if self.running {
+                return param;
+            }
             let (id, tensor, mapper) = param.consume();
             let tracked = tensor.is_require_grad();
-            let tensor = tensor.detach().cast(self.0).detach();
+            let tensor = tensor.detach().cast(self.dtype).detach();
             Param::from_mapped_value(id, tensor.set_require_grad(tracked), mapper)
         }
     }
 
-    module.map(&mut Round(dtype))
+    module.map(&mut Round {
+        dtype,
+        running: false,
+    })
 }
 
 struct Widen {
     gradients: GradientsParams,
     factor: f64,
+    /// Those that are done: a parameter may be in two places.
+    seen: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for Widen {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.seen.insert(param.id) {
+            return;
+        }
         if let Some(gradient) = self.gradients.remove::<D>(param.id) {
             let gradient = gradient.cast(FloatDType::from(param.base().dtype()));
             self.gradients.register(param.id, gradient * self.factor);

@@ -1,6 +1,6 @@
 //! Modules whose parameters become shards.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId, ParamMapper, Reparameterizer};
 use burn::tensor::{Tensor, TensorData};
@@ -8,11 +8,12 @@ use burn::tensor::{Tensor, TensorData};
 use super::layout::ParamShard;
 use crate::dispatch::cut;
 use crate::layout::{Fan, Partial, Placement};
+use crate::module::is_running_state;
 use crate::tensor::on_device;
 use crate::{Error, Result};
 
 /// Shards the parameters of a module that all ranks hold alike: each keeps its shard. `shard` is
-/// given path and shape, and returns the layout of a parameter, or `None` to leave it whole.
+/// given path and shape, and returns the layout of a parameter, or `None` to leave it whole. Running statistics stay whole.
 /// [`ParamShard`] has an example.
 ///
 /// # Errors
@@ -33,6 +34,7 @@ pub fn shard_parameters<M: Module>(
     let sharder = Sharder {
         shard,
         tied: other.tied,
+        running: other.running,
         failed: &mut failed,
     };
     let module = module.apply_reparameterization(sharder);
@@ -42,10 +44,13 @@ pub fn shard_parameters<M: Module>(
     }
 }
 
-/// Finds a parameter with a reparameterization, and those in two places.
+/// Finds a parameter with a reparameterization, those in two places, and running statistics.
 #[derive(Default)]
 struct Reparameterized {
     path: Vec<String>,
+    /// Whether the field that was entered last is a running statistic.
+    runs: bool,
+    running: HashSet<ParamId>,
     found: Option<String>,
     /// The paths by number of the parameter.
     seen: HashMap<ParamId, String>,
@@ -55,6 +60,9 @@ struct Reparameterized {
 
 impl ModuleVisitor for Reparameterized {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.runs {
+            self.running.insert(param.id);
+        }
         let path = self.path.join(".");
         if let Some(before) = self.seen.insert(param.id, path.clone()) {
             self.tied.entry(param.id).or_insert([before, path]);
@@ -65,6 +73,7 @@ impl ModuleVisitor for Reparameterized {
         if container == "Reparameterization" {
             self.found.get_or_insert_with(|| self.path.join("."));
         }
+        self.runs = is_running_state(name, container);
         self.path.push(name.into());
     }
 
@@ -76,6 +85,8 @@ impl ModuleVisitor for Reparameterized {
 struct Sharder<'a, F> {
     shard: F,
     tied: HashMap<ParamId, [String; 2]>,
+    /// Every rank keeps them whole.
+    running: HashSet<ParamId>,
     failed: &'a mut Option<Error>,
 }
 
@@ -90,7 +101,7 @@ where
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<ParamShard>) {
-        if self.failed.is_some() {
+        if self.failed.is_some() || self.running.contains(&param.id) {
             return (param, None);
         }
         let shape = param.dims();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
+use halocline_core::is_running_state;
 use halocline_ops::Reshard;
 
 /// A module with parameters of its own, or a [`Reshard`].
@@ -92,6 +93,9 @@ impl ModuleVisitor for Sites {
         let Some((name, container)) = self.stack.last() else {
             return;
         };
+        if is_running_state(name, container) {
+            return;
+        }
         let kind = container.strip_prefix("Struct:").unwrap_or(container);
         let (parameter, path) = (
             (name.clone(), param.lazy_shape().to_vec()),

@@ -16,7 +16,7 @@ use crate::rearrange::{RearrangeField, distribute_beside, reshape};
 /// Gradients of slopes are summed over all ranks between which `x` is sharded.
 ///
 /// # Errors
-/// Another number of slopes; partial values.
+/// Another number of slopes, or of another number type; partial values.
 ///
 /// # Example
 /// ```
@@ -48,9 +48,15 @@ pub fn prelu<const D: usize>(
         }
         shape[1] = count;
     }
+    let (dtype, expected) = (slopes.dtype(), x.local().dtype());
+    if dtype != expected {
+        let message = format!("slopes of {dtype:?} for a tensor of {expected:?}");
+        return Err(Error::operator(NAME, message));
+    }
     let slopes: ShardTensor<D> = reshape(slopes.beside(&x)?, shape)?;
     let slopes = distribute_beside(&x, slopes)?;
-    Error::catch(|| x.clone().relu() - (-x).relu() * slopes)
+    // At zero, where the rectifier has no gradient, that of the other part is the slope.
+    Error::catch(|| x.clone().relu() + x.clamp_max(0.0) * slopes)
 }
 
 /// One half of a dim by the sigmoid of the other half, in the shards of the first half (Dauphin et al. 2017).
@@ -114,7 +120,7 @@ layers! {
 #[cfg(test)]
 mod tests {
     use burn::nn::activation::PReluConfig;
-    use burn::tensor::Tensor;
+    use burn::tensor::{DType, Tensor};
 
     use super::*;
     use crate::prelude::*;
@@ -131,6 +137,18 @@ mod tests {
     #[test]
     fn slopes_get_the_gradients_of_all_cells() {
         check_op(&Slopes, &[[2, 3, 7]], &[[1, 3, 1]], &[0, 1, 2], 1e-6);
+    }
+
+    /// As in PyTorch, where burn's module has one.
+    #[test]
+    fn the_gradient_at_zero_is_the_slope() {
+        let device = burn::tensor::Device::default().autodiff();
+        let x = Tensor::<1>::zeros([2], &device).require_grad();
+        let y = x.clone().prelu(Tensor::<1>::from_floats([0.25], &device));
+        let gradient = x.grad(&y.sum().backward()).unwrap();
+        gradient
+            .into_data()
+            .assert_eq(&[0.25_f32, 0.25].into(), true);
     }
 
     struct Gated(usize);
@@ -185,5 +203,8 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("2 slopes for [3, 5]"), "{error}");
+        let wide = Tensor::<1>::from_data([0.1_f64], (&Default::default(), DType::F64));
+        let error = prelu(x(), wide).unwrap_err().to_string();
+        assert!(error.contains("slopes of F64"), "{error}");
     }
 }

@@ -8,7 +8,8 @@
 //!
 //! # Communication
 //! In training count, mean and sum of squared deviations of each channel go, in one message, round the ranks between which
-//! batch and field are sharded, and two sums backward. With given statistics nothing is sent.
+//! batch and field are sharded, and two sums backward. With given statistics nothing is sent. burn's module gathers the
+//! statistics of channels that are sharded, because every rank keeps all of them.
 //!
 //! # Adjoint
 //! That of the formula, through mean and variance in training. Gradients of weight and bias are summed over all ranks between
@@ -17,7 +18,7 @@
 use burn::module::RunningState;
 use burn::nn::BatchNorm;
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{Error, Operation, Replicate, Result, Shard, ShardTensor, Traffic};
+use halocline_core::{Error, Layout, Operation, Replicate, Result, Shard, ShardTensor, Traffic};
 
 use super::kernel::group::Extents;
 use super::kernel::moments::Moments;
@@ -27,12 +28,12 @@ use crate::field::{Field, run};
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::flex;
 use crate::operand::Operand;
-use crate::precision::{cast_shard, wider};
+use crate::precision::{cast, cast_shard, wider};
 use crate::reduce::mean_dims;
 
 const NAME: &str = "batch_norm";
 
-/// Mean and variance of the population of each channel, `[1, channels, 1, ..]`, without gradient. Every rank holds those of
+/// Mean and variance of the population of each channel, `[1, channels, 1, ..]`, in f32 at least, without gradient. Every rank holds those of
 /// its channels, and all ranks the same.
 #[derive(Clone, Debug)]
 pub struct BatchStatistics<const D: usize> {
@@ -80,8 +81,7 @@ pub fn batch_norm_train<const D: usize>(
     let centred = x - mean.clone();
     let variance = mean_dims(centred.clone().square(), &others)?.resolve();
     let y = centred / (variance.clone() + epsilon).sqrt();
-    let statistics = [mean, variance].map(|moments| cast_shard(moments.detach(), dtype));
-    let [mean, variance] = statistics;
+    let [mean, variance] = [mean, variance].map(ShardTensor::detach);
     let y = scaled(cast_shard(y, dtype), parameters);
     Ok((y, BatchStatistics { mean, variance }))
 }
@@ -132,7 +132,7 @@ fn by_kernels<const D: usize>(
     let statistic = |value: fn(&Moments) -> f64| {
         let values: Vec<f64> = moments.iter().map(value).collect();
         let values = TensorData::new(values, shape);
-        let values = Tensor::<D>::from_data(values, (&device, dtype));
+        let values = Tensor::<D>::from_data(values, (&device, wider(dtype)));
         ShardTensor::from_parts(values, of_channels.clone(), mesh.clone())
     };
     let statistics = BatchStatistics {
@@ -170,15 +170,17 @@ pub fn batch_norm<const D: usize>(
     check(&x)?;
     let dtype = x.local().dtype();
     let parameters = [parameter(&x, weight)?, parameter(&x, bias)?];
+    let x = cast_shard(x, wider(dtype));
     let beside = |moments: Operand<1>| -> Result<ShardTensor<D>> {
-        let moments = parameter(&x, Some(moments))?;
-        Ok(cast_shard(
-            moments.expect("one that was given"),
-            wider(dtype),
-        ))
+        // Of either number type: those of a field in half precision are f32.
+        let moments = match moments {
+            Operand::Replicated(moments) => Operand::Replicated(cast(moments, wider(dtype))),
+            laid => Operand::Laid(cast_shard(laid.beside(&x)?, wider(dtype))),
+        };
+        Ok(parameter(&x, Some(moments))?.expect("one that was given"))
     };
     let (mean, variance) = (beside(mean)?, beside(variance)?);
-    let y = (cast_shard(x, wider(dtype)) - mean) / (variance + epsilon).sqrt();
+    let y = (x - mean) / (variance + epsilon).sqrt();
     Ok(scaled(cast_shard(y, dtype), parameters))
 }
 
@@ -226,23 +228,32 @@ pub(super) fn batch_norm_of<const D: usize, X: Field<D>>(norm: &BatchNorm, x: X)
             let running = running.map(|state| Operand::from(state.value().to_device(&x.device())));
             return batch_norm(x, running, weight, bias, norm.epsilon);
         }
-        // Every rank keeps the statistics of all channels.
-        x.require_whole(NAME, 1)?;
         let (y, BatchStatistics { mean, variance }) =
             batch_norm_train(x, weight, bias, norm.epsilon)?;
-        update(&norm.running_mean, mean, norm.momentum);
-        update(&norm.running_var, variance, norm.momentum);
+        update(&norm.running_mean, mean, norm.momentum)?;
+        update(&norm.running_var, variance, norm.momentum)?;
         Ok(y)
     })
 }
 
-fn update<const D: usize>(state: &RunningState<Tensor<1>>, new: ShardTensor<D>, momentum: f64) {
-    let (new, _, _) = new.into_parts();
+/// Every rank keeps the statistics of all channels.
+fn update<const D: usize>(
+    state: &RunningState<Tensor<1>>,
+    new: ShardTensor<D>,
+    momentum: f64,
+) -> Result<()> {
     let channels = new.dims()[1];
-    let new = new.reshape([channels]);
+    let whole = Layout::replicated(new.layout().mesh(), &new.dims());
+    let new = match new.layout().is_sharded(1) {
+        true => new.try_redistribute(&whole)?,
+        false => new,
+    };
+    let new = new.into_parts().0.reshape([channels]);
     let held = state.value_sync().to_device(&new.device());
+    let new = cast(new, held.dtype());
     let mixed = held.mul_scalar(1.0 - momentum) + new.mul_scalar(momentum);
     state.update(mixed.detach());
+    Ok(())
 }
 
 /// Batch normalization in the registry.
@@ -277,18 +288,18 @@ mod tests {
     use crate::prelude::*;
     use crate::testing::{compare, random};
 
-    /// Results of two steps in training and one after it, and the running statistics: of burn's module and of ours.
-    fn run(ranks: usize, ours: bool) -> Vec<Vec<burn::tensor::TensorData>> {
+    /// Results of two steps in training and the running statistics: of burn's module, or of ours with a sharded dim.
+    fn run(ranks: usize, sharded: Option<usize>) -> Vec<Vec<burn::tensor::TensorData>> {
         let found = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh([("data", ranks)])?;
             let norm = world.init(|device| BatchNormConfig::new(3).init(device))?;
             let mut found = Vec::new();
             for step in 0..2 {
                 let x = random([5, 3, 4], "x", step);
-                found.push(match ours {
-                    false => norm.forward(x).into_data(),
-                    true => {
-                        let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
+                found.push(match sharded {
+                    None => norm.forward(x).into_data(),
+                    Some(dim) => {
+                        let x = ShardTensor::distribute(x, &mesh, &[Shard(dim)])?;
                         let y = x.apply(&norm);
                         y.full_tensor(halocline_core::LocalGradient::Replicated)
                             .into_data()
@@ -304,11 +315,11 @@ mod tests {
 
     #[test]
     fn running_statistics_are_those_of_one_device_on_every_rank() {
-        let expected = run(1, false).remove(0);
-        for ranks in [1, 2, 4] {
-            let all = run(ranks, true);
+        let expected = run(1, None).remove(0);
+        for (ranks, dim) in [(1, 0), (2, 0), (4, 0), (2, 1), (4, 1), (2, 2)] {
+            let all = run(ranks, Some(dim));
             for found in &all {
-                compare(found, &expected, 1e-5, &format!("{ranks} ranks"));
+                compare(found, &expected, 1e-5, &format!("{ranks} ranks, {dim}"));
                 assert!(found[2..] == all[0][2..], "ranks differ");
             }
         }

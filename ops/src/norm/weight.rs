@@ -22,7 +22,7 @@ use crate::reduce::{scaled, vector_norm};
 /// Weights of the directions `v` and the lengths `g`, which have one cell in all dims but `dim`. See the [module](self).
 ///
 /// # Errors
-/// A dim that does not exist; lengths of another shape; partial values; a failure of communication.
+/// A dim that does not exist; lengths of another shape or number type; partial values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -44,8 +44,13 @@ pub fn weight_norm<const D: usize>(
     const NAME: &str = "weight_norm";
     let g = g.into();
     let expected = std::array::from_fn(|other| if other == dim { v.dims()[dim] } else { 1 });
-    if dim >= D || g.dims() != expected {
-        let message = format!("lengths {:?} along dim {dim} of {:?}", g.dims(), v.dims());
+    let (dtype, of_v) = (g.dtype(), v.local().dtype());
+    if dim >= D || g.dims() != expected || dtype != of_v {
+        let message = format!(
+            "lengths {:?} of {dtype:?} along dim {dim} of {:?} of {of_v:?}",
+            g.dims(),
+            v.dims()
+        );
         return Err(Error::operator(NAME, message));
     }
     let others: Vec<usize> = (0..D).filter(|other| *other != dim).collect();
