@@ -4,7 +4,7 @@ use halocline_core::{DeviceMesh, Error, Layout, Placement, Result, Shard, ShardT
 
 use super::attended::Attended;
 use super::dense::{
-    AttentionOptions, scaled_dot_product_attention, scaled_dot_product_attention_with_lse,
+    self, AttentionOptions, scaled_dot_product_attention, scaled_dot_product_attention_with_lse,
 };
 use super::tokens;
 use super::widths::with_width;
@@ -81,11 +81,21 @@ pub fn cell_attention_with_tokens<const D: usize>(
     const NAME: &str = "cell_attention_with_tokens";
     let [q, k, v] = fan_out_alike([q, k, v])?;
     check(NAME, &q, &k, &v, options)?;
+    let [queries, keys, values] = [&q, &k, &v].map(|field| flat(field.clone()));
+    dense::check(&queries, &keys, &values)?;
     let global = tokens::attention(NAME, q.clone(), [&k, &v], tokens, options.scale)?;
+    let all = with_lse([q, k, v], options)?;
+    Ok(Attended::merge(vec![all, global]).output)
+}
+
+/// [`cell_attention`], and the logarithms of its sums of exponentials.
+pub(super) fn with_lse<const D: usize>(
+    [q, k, v]: [ShardTensor<D>; 3],
+    options: &AttentionOptions,
+) -> Result<Attended<ShardTensor<D>>> {
     let (layout, mesh) = (q.layout().clone(), q.mesh().clone());
     let all = scaled_dot_product_attention_with_lse(flat(q), flat(k), flat(v), options)?;
-    let all = all.map(|y| cells(y, &layout, &mesh));
-    Ok(Attended::merge(vec![all, global]).output)
+    Ok(all.map(|y| cells(y, &layout, &mesh)))
 }
 
 fn check<const D: usize>(
@@ -102,9 +112,11 @@ fn check<const D: usize>(
             q.dims()
         ));
     }
-    if options.causal || options.bias.is_some() || options.dropout.is_some() {
+    let orderless = options.bias.is_none() && options.key_padding.is_none();
+    if options.causal || !orderless || options.dropout.is_some() {
         return fail(
-            "causal order, bias and dropout need an order of cells; flatten() gives one".into(),
+            "causal order, bias, padding and dropout need an order of cells; flatten() gives one"
+                .into(),
         );
     }
     let spatial = |tensor: &ShardTensor<D>| tensor.layout().all_extents()[1..D - 2].to_vec();
@@ -180,6 +192,27 @@ mod tests {
             let mut inputs = inputs.into_iter().map(Field::into_shard);
             let [q, k, v] = [(); 3].map(|()| inputs.next().unwrap());
             X::from_shard(cell_attention(q, k, v, &AttentionOptions::default()).unwrap())
+        }
+    }
+
+    #[test]
+    fn queries_that_do_not_fit_tokens_are_refused() {
+        let cells = |heads, width| {
+            ShardTensor::solo(Tensor::<4>::zeros(
+                [1, 4, heads, width],
+                &Default::default(),
+            ))
+        };
+        for (heads, width) in [(3, 8), (2, 4)] {
+            let (keys, tokens) = ([cells(2, 8), cells(2, 8)], [cells(2, 8), cells(2, 8)]);
+            let [k, v] = keys;
+            let refused = cell_attention_with_tokens(
+                [cells(heads, width), k, v],
+                tokens,
+                &Default::default(),
+            );
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("n·heads"), "{error}");
         }
     }
 

@@ -199,7 +199,7 @@ fn forward_kernel<F: Float, N: Size>(
     }
     // Without keys the output is zero, and the logarithm the lowest number.
     let mut factor = F::new(0.0_f32);
-    if sum > F::new(0.0_f32) {
+    if sum != F::new(0.0_f32) {
         factor = F::new(1.0_f32) / sum;
         most += sum.ln();
     }

@@ -58,7 +58,8 @@ use dims::{NAME, TOKENS, WIDTH};
 use node::DenseRun;
 pub use options::{AttentionOptions, causal_extents};
 use ring::Ring;
-use rule::{Beside, check, check_bias};
+pub(super) use rule::check;
+use rule::{Beside, both, check_bias};
 use scores::Dropped;
 pub(super) use scores::Scores;
 use travel::Travel;
@@ -141,8 +142,14 @@ fn attention(
         Dropped::new(probability, key, shape, [own[0], own[1], own[2]])
     });
     let dropout = dropout.transpose()?;
-    let bias = options.bias.as_ref();
-    let bias = bias.map(|bias| check_bias(bias, &q, &k)).transpose()?;
+    let mut bias = None;
+    for added in [&options.bias, &options.key_padding].into_iter().flatten() {
+        let added = check_bias(added, &q, &k)?;
+        bias = Some(match bias {
+            None => added,
+            Some(bias) => both(bias, added)?,
+        });
+    }
     Isa::chosen()?;
     let learned = options
         .bias

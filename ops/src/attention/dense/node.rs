@@ -227,8 +227,8 @@ impl DenseRun {
         })?;
         divide(output.elements_mut(), &sum, width);
         for (most, sum) in most.elements_mut().iter_mut().zip(sum.iter()) {
-            // A query without keys keeps the lowest number: its weights are zero.
-            if sum.to_f64() > 0.0 {
+            // A query without keys keeps the lowest number: its weights are zero. NaN stays NaN.
+            if sum.to_f64() != 0.0 {
                 *most = E::from_f64(most.to_f64() + sum.to_f64().ln());
             }
         }

@@ -29,6 +29,9 @@ pub struct AttentionOptions {
     /// may be sharded in keys as these are. A plain tensor is one that every rank holds whole. One with gradients is learned, and costs the
     /// memory of all scores of a rank.
     pub bias: Option<ShardTensor<4>>,
+    /// What is added to scores besides, the same for all queries and heads: zero, and −∞ for keys that do not count. See
+    /// [`with_key_padding`](Self::with_key_padding).
+    pub key_padding: Option<ShardTensor<4>>,
     /// The probability that a weight becomes zero, and the key that decides which.
     pub dropout: Option<(f64, RandomKey)>,
 }
@@ -69,12 +72,9 @@ impl AttentionOptions {
         }
     }
 
-    /// These options without the keys for which `padding`, `[batch, keys]`, is true, beside their bias, if they have one.
+    /// These options without the keys for which `padding`, `[batch, keys]`, is true, in place of padding that they have.
     /// Sharded in batch as queries are; in keys whole, or as these are: then it travels with them. Beside a bias that is whole
     /// in keys it must be, too.
-    ///
-    /// # Panics
-    /// Panics for padding that does not fit the bias.
     #[must_use]
     pub fn with_key_padding(self, padding: ShardTensor<2, Bool>) -> Self {
         let (local, layout, mesh) = padding.into_parts();
@@ -90,19 +90,9 @@ impl AttentionOptions {
         let layout = layout.derive(placements.collect(), extents);
         let added = added.reshape([batch as i32, 1, 1, keys as i32]);
         let added = ShardTensor::from_parts(added, layout, mesh);
-        // In the number type of the bias, if there is one.
-        match self.bias {
-            None => Self {
-                bias: Some(added),
-                ..self
-            },
-            Some(bias) => {
-                let added = added.cast(FloatDType::from(bias.local().dtype()));
-                Self {
-                    bias: Some(bias + added),
-                    ..self
-                }
-            }
+        Self {
+            key_padding: Some(added),
+            ..self
         }
     }
 

@@ -3,9 +3,10 @@
 use halocline_core::{Error, Fan, Layout, Placement, Replicate, Result, Shard, ShardTensor};
 
 use super::dims::{BATCH, HEADS, NAME, TOKENS, WIDTH};
+use crate::precision::cast_shard;
 
 /// Checks that queries, keys and values fit, and gives the axes over which keys and values fan out.
-pub(super) fn check(
+pub(in crate::attention) fn check(
     q: &ShardTensor<4>,
     k: &ShardTensor<4>,
     v: &ShardTensor<4>,
@@ -76,7 +77,8 @@ pub(super) fn check(
     };
     if !scaled(BATCH, 1) || !scaled(HEADS, shared) {
         return fail(format!(
-            "queries {queries} have other extents than keys {keys}"
+            "queries {queries} have other extents than keys {keys}; expected the same samples on every rank, and {shared} \
+             heads of queries for each of its heads of keys: redistribute to a layout by Layout::with_extents"
         ));
     }
     Ok(fans)
@@ -159,5 +161,26 @@ pub(super) fn check_bias(
     Ok(match at_keys {
         true => Beside::Keys(bias),
         false => Beside::Queries(bias),
+    })
+}
+
+/// A bias and padding of keys, added.
+pub(super) fn both(bias: Beside, padding: Beside) -> Result<Beside> {
+    let sum = |bias: ShardTensor<4>, padding: ShardTensor<4>| {
+        let padding = cast_shard(padding, bias.local().dtype());
+        Error::catch(|| bias + padding)
+    };
+    Ok(match (bias, padding) {
+        (Beside::Queries(bias), Beside::Queries(padding)) => Beside::Queries(sum(bias, padding)?),
+        (Beside::Keys(bias), Beside::Keys(padding)) => Beside::Keys(sum(bias, padding)?),
+        (Beside::Queries(one), Beside::Keys(other))
+        | (Beside::Keys(one), Beside::Queries(other)) => {
+            let message = format!(
+                "a bias {} beside padding {}; expected both whole in keys, or both sharded in them: redistribute one",
+                one.layout(),
+                other.layout()
+            );
+            return Err(Error::operator(NAME, message));
+        }
     })
 }

@@ -8,7 +8,7 @@ use super::*;
 use crate::attention::{DenseAttentionField, OPERATORS};
 use crate::golden::{Arguments, Attributes};
 use crate::reduce::ReduceField;
-use crate::testing::{check_golden, compare, difference, normal};
+use crate::testing::{check_golden, compare, difference, normal, random};
 
 /// Queries, keys and values `[batch, tokens, heads, width]`.
 fn inputs(
@@ -206,6 +206,37 @@ fn what_has_no_rule_is_refused() {
     );
     let error = heads.unwrap_err().to_string();
     assert!(error.contains("n·heads"), "{error}");
+}
+
+/// A plain bias, laid beside queries, and padding on the mesh; a score of NaN.
+#[test]
+fn a_bias_and_padding_are_added() {
+    let run = |ranks: usize| {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("x", ranks)])?;
+            let tokens = |name: &str| {
+                let whole = random::<4>([2, 6, 1, 4], name, 0).inner();
+                ShardTensor::distribute(whole, &mesh, &[Shard(TOKENS)])
+            };
+            let bias = random::<4>([1, 6, 1, 6], "bias", 0).inner();
+            let padding = [[1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0; 6]];
+            let padding = Tensor::<2>::from_data(padding, world.device()).inner();
+            let padding = ShardTensor::distribute(padding, &mesh, &[Replicate])?.greater_elem(0.5);
+            let options = AttentionOptions::default();
+            let options = options.with_bias(bias).with_key_padding(padding);
+            let (q, k, v) = (tokens("q")?, tokens("k")?, tokens("v")?);
+            let y = scaled_dot_product_attention(q, k, v, &options)?;
+            Ok(y.full_tensor(LocalGradient::Replicated).into_data())
+        });
+        found.unwrap().remove(0)
+    };
+    assert!(difference(&run(2), &run(1)) < 1e-6);
+    let field =
+        |value| ShardTensor::solo(Tensor::<4>::full([1, 2, 1, 1], value, &Default::default()));
+    let options = AttentionOptions::default();
+    let (k, v) = (field(1.0), field(1.0));
+    let y = scaled_dot_product_attention_with_lse(field(f32::NAN), k, v, &options).unwrap();
+    assert!(y.lse.local().to_data().iter::<f32>().all(f32::is_nan));
 }
 
 #[test]

@@ -53,14 +53,16 @@ impl NeighborhoodRun {
                 meanwhile = Some(span("attention meanwhile (backward)"));
             }
             gradients.run(isa, Whose::Own);
-            sums = Some(gradients.finish(dtype));
+            sums = Some(gradients.finish());
         }
         let query = wanted[0].then(|| operands.query_gradient(isa, dtype));
         drop(meanwhile);
         for (transfer, cells) in on_their_way.map_or(Ok(Vec::new()), Boxes::finish)? {
+            let cells = flex::in_dtype(cells, E::dtype());
             sums = sums.map(|sums| self.added(sums, transfer, &cells));
         }
-        let [key, value] = sums.map_or([None, None], |sums| sums.map(Some));
+        let narrowed = |sum| Some(flex::in_dtype(sum, dtype));
+        let [key, value] = sums.map_or([None, None], |sums| sums.map(narrowed));
         Ok(vec![query, key, value])
     }
 
@@ -260,16 +262,16 @@ impl<'r, E: Float> KeyGradients<'r, E> {
         others.map(|(_, cells)| cells).collect()
     }
 
-    /// The gradients of this rank's own cells.
-    fn finish(self, dtype: DType) -> [DispatchTensor; 2] {
+    /// The gradients of this rank's own cells, which half precision takes when all are added.
+    fn finish(self) -> [DispatchTensor; 2] {
         let Operands { run, k, v, .. } = self.operands;
         let [key, value] = self.own;
         let mut sums = [
-            flex::result(key, &k.shape(), dtype),
-            flex::result(value, &v.shape(), dtype),
+            flex::result(key, &k.shape(), E::dtype()),
+            flex::result(value, &v.shape(), E::dtype()),
         ];
         for (transfer, cells) in self.apart {
-            let cells = flex::result(cells, &transfer.src.shape(), dtype);
+            let cells = flex::result(cells, &transfer.src.shape(), E::dtype());
             sums = run.added(sums, transfer, &cells);
         }
         sums

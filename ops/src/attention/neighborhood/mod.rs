@@ -12,6 +12,8 @@
 //! # Placement
 //! Batch, spatial dims and heads may be sharded, in any combination and with any extents, alike for all three; widths must be
 //! whole, values resolved. Keys and values that other ranks hold travel together, in one exchange; queries never travel.
+//! Where every query reaches all of many keys, they travel round a ring instead, by
+//! [`cell_attention`](super::cell_attention).
 //!
 //! # Adjoint
 //! Scores are computed anew. Gradients of keys and values of other ranks travel back and add up there.
@@ -34,6 +36,8 @@ use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::attended::{Attended, attended};
+use super::cells::{cell_attention, with_lse};
+use super::dense::AttentionOptions;
 use super::tokens;
 use crate::kernel::flex;
 use crate::operand::fan_out_alike;
@@ -73,6 +77,9 @@ pub fn neighborhood_attention<const D: usize, const N: usize>(
 ) -> Result<ShardTensor<D>> {
     let [q, k, v] = fan_out_alike([q, k, v])?;
     let prepared = Prepared::new(&q, &k, &v, options, false)?;
+    if let Some(dense) = dense(&q, options) {
+        return cell_attention(q, k, v, &dense);
+    }
     let mesh = q.mesh().clone();
     let y = local(q, k, v, &prepared)?;
     Ok(ShardTensor::from_parts(y, prepared.output, mesh))
@@ -105,7 +112,7 @@ pub fn neighborhood_attention_with_lse<const D: usize, const N: usize>(
 ) -> Result<Attended<ShardTensor<D>>> {
     let [q, k, v] = fan_out_alike([q, k, v])?;
     let prepared = Prepared::new(&q, &k, &v, options, true)?;
-    near([q, k, v], &prepared)
+    near([q, k, v], &prepared, options)
 }
 
 /// Neighborhood attention to a field, and to further tokens that every query reaches: one softmax over both.
@@ -144,18 +151,40 @@ pub fn neighborhood_attention_with_tokens<const D: usize, const N: usize>(
     let [q, k, v] = fan_out_alike([q, k, v])?;
     let prepared = Prepared::new(&q, &k, &v, options, true)?;
     let global = tokens::attention(NAME, q.clone(), [&k, &v], tokens, options.scale)?;
-    let near = near([q, k, v], &prepared)?;
+    let near = near([q, k, v], &prepared, options)?;
     Ok(Attended::merge(vec![near, global]).output)
 }
 
 /// Attention to the keys around every query, with logarithms.
-fn near<const D: usize>(
+fn near<const D: usize, const N: usize>(
     [q, k, v]: [ShardTensor<D>; 3],
     prepared: &Prepared,
+    options: &NeighborhoodOptions<N>,
 ) -> Result<Attended<ShardTensor<D>>> {
+    if let Some(dense) = dense(&q, options) {
+        return with_lse([q, k, v], &dense);
+    }
     let (mesh, dtype) = (q.mesh().clone(), q.local().dtype());
     let both = local(q, k, v, prepared)?;
     attended(both, &prepared.output, &mesh, dtype)
+}
+
+/// Keys, all of which a query reaches, that take more room in windows than dense attention has need of.
+const MANY: usize = 1024;
+
+/// Options of dense attention, if every query reaches all of many keys.
+fn dense<const D: usize, const N: usize>(
+    q: &ShardTensor<D>,
+    options: &NeighborhoodOptions<N>,
+) -> Option<AttentionOptions> {
+    let shape = q.dims();
+    let mut dims = options.dims.iter().zip(&shape[1..]);
+    let all = dims.all(|(dim, size)| dim.kernel == *size && !dim.causal);
+    let keys: usize = shape[1..=N].iter().product();
+    (all && keys >= MANY).then(|| AttentionOptions {
+        scale: options.scale,
+        ..AttentionOptions::default()
+    })
 }
 
 /// Attention of this rank's queries.

@@ -276,6 +276,46 @@ fn heads_of_grouped_queries_may_be_sharded() {
     }
 }
 
+#[test]
+fn many_keys_that_all_queries_reach_are_those_of_windows() {
+    let [q, k, v] = ["q", "k", "v"].map(|name| random::<4>([1, MANY, 1, 4], name, 0).inner());
+    let options = NeighborhoodOptions::new([MANY]);
+    let [whole_q, whole_k, whole_v] = [&q, &k, &v].map(|x| ShardTensor::solo(x.clone()));
+    assert!(dense(&whole_q, &options).is_some());
+    assert!(dense(&whole_q, &options.with_causal([true])).is_none());
+    let prepared = Prepared::new(&whole_q, &whole_k, &whole_v, &options, false).unwrap();
+    let expected = local(whole_q, whole_k, whole_v, &prepared).unwrap();
+    let found = Launcher::local(2).collect(|world| {
+        let mesh = world.mesh([("lon", 2)])?;
+        let shard = |x: &Tensor<4>| ShardTensor::distribute(x.clone(), &mesh, &[Shard(1)]);
+        let y = neighborhood_attention(shard(&q)?, shard(&k)?, shard(&v)?, &options)?;
+        Ok(y.full_tensor(LocalGradient::Replicated).into_data())
+    });
+    let off = difference(&found.unwrap()[0], &expected.into_data());
+    assert!(off < 1e-5, "{off:e}");
+}
+
+/// The gradient of a key's value from queries of its own rank, 257, would be 256 in bf16, and 256 with that of another.
+#[test]
+fn gradients_of_halos_are_rounded_once() {
+    let found = Launcher::local(2).collect(|world| {
+        let mesh = world.mesh([("lon", 2)])?;
+        let field = |cells: [f64; 4]| {
+            let cells = TensorData::new(cells.to_vec(), [1, 4, 1, 1]);
+            let cells = Tensor::<4>::from_data(cells, (world.device(), DType::BF16)).inner();
+            ShardTensor::distribute(cells, &mesh, &[Shard(1)])
+        };
+        let (q, k, v) = (field([0.0; 4])?, field([0.0; 4])?, field([0.0; 4])?);
+        let v = v.require_grad();
+        let y = neighborhood_attention(q, k, v.clone(), &NeighborhoodOptions::new([3]))?;
+        let gradients = (y * field([768.0, 3.0, 3.0, 0.0])?).sum().backward();
+        let of_v = v.grad(&gradients).expect("a gradient");
+        Ok(of_v.full_tensor(LocalGradient::Replicated).into_data())
+    });
+    let found: Vec<f64> = found.unwrap()[0].iter::<f64>().collect();
+    assert_eq!(found[1], 258.0);
+}
+
 /// The gradient of a random direction is what differences say, in f64.
 #[test]
 fn gradients_are_those_of_differences() {
