@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, Recompute, blank};
 
@@ -14,6 +14,7 @@ use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::filled_bands;
 use crate::kernel::local::planes;
 use crate::kernel::simd::Isa;
+use crate::precision::{cast, widened, wider};
 
 /// Sums of cells with weights.
 #[derive(Clone, Debug)]
@@ -112,7 +113,7 @@ fn along(x: DispatchTensor, dim: usize, map: &Map) -> Result<DispatchTensor> {
         return Ok(blank(&x, &shape, Some(0.0)));
     }
     if !flex::runs_on(&Device::new(x.device())) {
-        return Ok(by_product(x, extents, map, &shape));
+        return Ok(composed(x, extents, map, &shape));
     }
     let dtype = x.dtype();
     with_float!(dtype, E => {
@@ -146,24 +147,39 @@ fn along_last(x: DispatchTensor, down: Option<&Map>, across: &Map) -> Result<Dis
     })
 }
 
-/// The map as a matrix, for devices without our kernels.
-fn by_product(
+/// The map by burn's operators, for devices without our kernels. What an output does not take does not reach it, NaN
+/// included.
+fn composed(
     x: DispatchTensor,
     [outer, size, inner]: [usize; 3],
     map: &Map,
     shape: &[usize],
 ) -> DispatchTensor {
-    let mut matrix = vec![0.0; map.len() * size];
-    for (output, taps) in map.iter().enumerate() {
-        for (cell, weight) in taps {
-            matrix[output * size + cell] += weight;
+    let (outputs, most) = (
+        map.len(),
+        map.iter().map(Vec::len).max().unwrap_or(0).max(1),
+    );
+    let (mut cells, mut weights, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+    for taps in map {
+        for tap in 0..most {
+            let (cell, weight) = taps.get(tap).copied().unwrap_or((0, 0.0));
+            cells.push(cell as i64);
+            weights.push(weight);
+            missing.push(tap >= taps.len());
         }
     }
-    let dtype = x.dtype();
-    let options = (&Device::new(x.device()), dtype);
-    let matrix = Tensor::<3>::from_data(TensorData::new(matrix, [1, map.len(), size]), options);
+    let (device, dtype) = (Device::new(x.device()), x.dtype());
+    let terms = [1, outputs, most, 1];
+    let weights = Tensor::<4>::from_data(TensorData::new(weights, terms), (&device, wider(dtype)));
+    let missing = Tensor::<4, Bool>::from_data(TensorData::new(missing, terms), &device);
+    let cells = TensorData::new(cells, [outputs * most]);
+    let cells = Tensor::<1, Int>::from_data(cells, &device);
     let x = crate::reshape::<1, 3>(Tensor::from_dispatch(x), vec![outer, size, inner]);
-    crate::reshape::<3, 1>(matrix.matmul(x), shape.to_vec()).into_dispatch()
+    let all = [outer, outputs, most, inner];
+    let taken = crate::reshape::<3, 4>(x.select(1, cells), all.to_vec());
+    let terms = (widened(taken) * weights).mask_fill(missing.expand(all), 0.0);
+    let sums = cast(terms.sum_dim(2), dtype);
+    crate::reshape::<4, 1>(sums, shape.to_vec()).into_dispatch()
 }
 
 /// `[outer, outputs, inner]` from `[outer, size, inner]`.
@@ -189,7 +205,7 @@ mod tests {
     use crate::testing::{difference, random};
 
     #[test]
-    fn kernels_and_products_agree() {
+    fn kernels_and_burns_operators_agree() {
         let map: Map = vec![
             vec![(0, 0.5)],
             vec![(0, 0.25), (1, 0.75)],
@@ -204,10 +220,23 @@ mod tests {
             };
             let shape = ours.shape().to_vec();
             let extents = [5_usize.pow(dim as u32), 5, 5_usize.pow(2 - dim as u32)];
-            let product = by_product(x, extents, &map, &shape);
-            let [ours, product] =
-                [ours, product].map(|y| Tensor::<3>::from_dispatch(y).into_data());
-            assert!(difference(&ours, &product) < 1e-6);
+            let burns = composed(x, extents, &map, &shape);
+            let [ours, burns] = [ours, burns].map(|y| Tensor::<3>::from_dispatch(y).into_data());
+            assert!(difference(&ours, &burns) < 1e-6);
+        }
+    }
+
+    #[test]
+    fn an_output_is_made_of_its_cells_only() {
+        let map: Map = vec![vec![(0, 0.5)], vec![(1, 1.0), (3, 2.0)], vec![]];
+        let cells = [f32::INFINITY, 1.0, f32::NAN, 2.0];
+        let x = Tensor::<1>::from_floats(cells, &Device::flex()).into_dispatch();
+        for y in [
+            composed(x.clone(), [1, 4, 1], &map, &[3]),
+            along_last(x, None, &map).unwrap(),
+        ] {
+            let y = Tensor::<1>::from_dispatch(y).into_data();
+            y.assert_eq(&[f32::INFINITY, 5.0, 0.0].into(), true);
         }
     }
 
