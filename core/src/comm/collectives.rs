@@ -119,6 +119,9 @@ pub(crate) fn barrier(comm: &Arc<dyn Communicator>, group: &[usize]) -> Result<(
     all_gather_bytes(comm, group, &operation, &[]).map(|_| ())
 }
 
+/// Name of the operation by which ranks [`agree`] to a gather of a parameter.
+pub(super) const AGREEMENT_TO_GATHER: &str = "agreement to gather";
+
 /// Checks that all ranks of the group are about to run the same operation, if checks are on.
 pub(crate) fn agree(
     comm: &Arc<dyn Communicator>,
@@ -128,7 +131,11 @@ pub(crate) fn agree(
     if !comm.settings().check || group.len() == 1 {
         return Ok(());
     }
-    let check = Operation::new("agreement", Traffic::Control, None);
+    let name = match operation.traffic() {
+        Traffic::Gather => AGREEMENT_TO_GATHER,
+        _ => "agreement",
+    };
+    let check = Operation::new(name, Traffic::Control, None);
     let text = operation.to_string();
     let texts = all_gather_bytes(comm, group, &check, text.as_bytes()).map_err(|e| match e {
         // Errors name the operation, not the check of it.

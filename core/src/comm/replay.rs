@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use super::collectives::AGREEMENT_TO_GATHER;
 use super::{
     Batch, Communicator, Counters, Expected, InFlight, Payload, Pending, Settings, Traffic,
 };
@@ -114,8 +115,10 @@ impl Communicator for Replay {
             Pass,
         }
 
-        // Parameters are gathered again: keeping them would undo that they are stored in shards.
-        if batch.operation.traffic() == Traffic::Gather {
+        // Parameters are gathered again: keeping them would undo that they are stored in shards. Ranks agree to a gather
+        // where it starts, which may be before the block.
+        let operation = &batch.operation;
+        if operation.traffic() == Traffic::Gather || operation.name() == AGREEMENT_TO_GATHER {
             return self.engine.clone().start(batch);
         }
         let turn = match &mut *self.state() {

@@ -8,7 +8,8 @@
 //!
 //! The order of a backward pass is the same on all ranks. So their buckets fill with the same
 //! parameters and start at the same points, without a message, as long as all ranks of a group
-//! remember and forget the same uses.
+//! remember and forget the same uses. Ranks of two groups may hold shards of different sizes: what is done with a bucket depends
+//! on those of its group alone, and at the end groups follow each other in the order of their ranks.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -29,7 +30,7 @@ use crate::{IndexBox, OrRaise, Result};
 
 /// The bytes of a full bucket.
 const FULL: usize = 4 << 20;
-/// The most buckets that travel at a time.
+/// The most buckets of a group that travel at a time.
 const TRAVELLING: usize = 4;
 /// The most gradients of gathered parameters that travel at a time: each is of the size of its layer.
 const SCATTERING: usize = 2;
@@ -131,12 +132,20 @@ struct Bucket {
 /// The parameters of a bucket in flight, and the shapes of their gradients.
 type Owners = Vec<(DispatchTensor, Shape)>;
 
+/// A bucket in flight.
+#[derive(Debug)]
+struct Travelling {
+    group: Arc<[usize]>,
+    owners: Owners,
+    sum: PendingReduction,
+}
+
 #[derive(Debug, Default)]
 struct Buckets {
     /// The groups that sum.
     groups: HashSet<Arc<[usize]>>,
     open: Vec<Bucket>,
-    travelling: VecDeque<(Owners, PendingReduction)>,
+    travelling: VecDeque<Travelling>,
     summed: Vec<(Owners, DispatchTensor)>,
     scattering: VecDeque<Scattering>,
     /// Parameters and the gradients of their shards.
@@ -265,12 +274,16 @@ impl Buckets {
     }
 
     fn start(&mut self, bucket: Bucket) -> Result<()> {
-        if self.travelling.len() == TRAVELLING {
-            self.arrive()?;
+        let group = bucket.group.clone();
+        let of_group = |travelling: &&Travelling| travelling.group == group;
+        if self.travelling.iter().filter(of_group).count() == TRAVELLING {
+            let first = self.travelling.iter().position(|one| of_group(&one));
+            let first = first.and_then(|first| self.travelling.remove(first));
+            first.map_or(Ok(()), |first| self.arrive(first))?;
         }
         let (owners, mut sum) = bucket.start()?;
         sum.in_background()?;
-        self.travelling.push_back((owners, sum));
+        self.travelling.push_back(Travelling { group, owners, sum });
         Ok(())
     }
 
@@ -296,20 +309,23 @@ impl Buckets {
         Ok(())
     }
 
-    /// Waits for the sum that started first: all ranks finish sums in one order.
-    fn arrive(&mut self) -> Result<()> {
-        if let Some((owners, sum)) = self.travelling.pop_front() {
-            self.summed.push((owners, sum.finish()?));
-        }
+    /// Waits for a sum.
+    fn arrive(&mut self, travelling: Travelling) -> Result<()> {
+        let sum = travelling.sum.finish()?;
+        self.summed.push((travelling.owners, sum));
         Ok(())
     }
 
     fn finish(mut self, gradients: &mut Gradients) -> Result<()> {
-        for bucket in std::mem::take(&mut self.open) {
+        let mut open = std::mem::take(&mut self.open);
+        open.sort_by(|one, other| one.group.cmp(&other.group));
+        for bucket in open {
             self.start(bucket)?;
         }
-        while !self.travelling.is_empty() {
-            self.arrive()?;
+        let mut travelling = Vec::from(std::mem::take(&mut self.travelling));
+        travelling.sort_by(|one, other| one.group.cmp(&other.group));
+        for one in travelling {
+            self.arrive(one)?;
         }
         for scattering in self.scattering {
             self.scattered.push(scattering.finish()?);

@@ -182,10 +182,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn mask_where(self, mask: ShardTensor<D, Bool>, value: Self) -> Self {
-        assert_eq!(
-            self.layout, mask.layout,
-            "mask_where: the mask's layout differs"
-        );
+        if self.layout != mask.layout {
+            let message = format!(
+                "a mask {} for values {}; expected one layout: redistribute the mask",
+                mask.layout, self.layout
+            );
+            Error::operator("mask_where", message).raise();
+        }
         self.zip_elements(value, "mask_where", |local, value| {
             local.mask_where(mask.local, value)
         })

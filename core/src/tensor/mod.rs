@@ -303,7 +303,7 @@ impl<const D: usize> ShardTensor<D> {
                 }
                 .into(),
             };
-            panic!("{error}");
+            error.raise();
         }
         let _span = crate::trace::span("backward");
         crate::reduce::collect(self.mesh.shape().ranks(), || self.local.backward())
