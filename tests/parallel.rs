@@ -7,15 +7,17 @@ use std::path::Path;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::{ModuleMapper, Param};
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::grad_clipping::GradientClippingConfig;
 use burn::optim::{
     AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, GradientsParams, LambConfig,
     LionConfig, ModuleOptimizer, MuonConfig, RmsPropConfig, SgdConfig,
 };
+use burn::tensor::DType;
 use halocline::core::{Along, ParamShard};
 use halocline::io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 use halocline::models::parallel::{Plan, Store, Style, parallelize_module};
+use halocline::ops::testing::difference;
 use halocline::ops::{Reduction, backward, mse_loss};
 use halocline::prelude::*;
 use halocline::{Ended, Trainer, check_optimizer, clip_grad_norm};
@@ -43,9 +45,9 @@ impl<X: Field<2>> Layer<X> for Mlp {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let hidden = x.apply_linear(&self.up).tanh();
-        let y = hidden.apply_linear(&self.down);
-        y.apply_layer_norm(&self.norm)
+        let hidden = x.apply(&self.up).tanh();
+        let y = hidden.apply(&self.down);
+        y.apply(&self.norm)
     }
 }
 
@@ -363,11 +365,7 @@ fn columns_and_rows_give_what_pytorch_gives() {
                 ShardTensor::distribute(whole, &mesh, &[placement])
             };
             let x = field("x")?.require_grad();
-            let y = x
-                .clone()
-                .apply_linear(&layers.up)
-                .gelu()
-                .apply_linear(&layers.down);
+            let y = x.clone().apply(&layers.up).gelu().apply(&layers.down);
             assert_eq!(y.placements(), [placement]);
             let gradients = (y.clone() * field("gy")?).sum().backward();
             let whole =
@@ -408,4 +406,71 @@ fn columns_and_rows_give_what_pytorch_gives() {
         });
         run.unwrap_or_else(|error| panic!("{ranks} ranks, tokens sharded {tokens}: {error}"));
     }
+}
+
+/// Every rank keeps the statistics of all channels, and updates them by those of the whole batch.
+#[test]
+fn running_statistics_are_not_stored_in_shards() {
+    let run = |ranks: usize| {
+        let results = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("data", ranks)])?;
+            let plan = Plan::default().with_store(Store::new("**", "data"));
+            let make = |device: &Device| BatchNormConfig::new(5).init(device);
+            let model = parallelize_module(world.init(make)?, &mesh, &plan)?;
+            let schedule = ModuleLrScheduler::new(1e-2);
+            let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), schedule);
+            let x = sample("x", [6, 5, 3], &mesh, &[Shard(0)])?;
+            let ended = trainer.train_epoch(0..3, |model, _| {
+                Ok((x.clone().apply(model) - 1.0).square().mean())
+            })?;
+            assert_eq!(ended, Ended::Whole);
+            let norm = trainer.model();
+            let whole = halocline::core::whole(norm.clone())?;
+            Ok([
+                norm.running_mean.value_sync().into_data(),
+                norm.running_var.value_sync().into_data(),
+                whole.gamma.val().into_data(),
+            ])
+        });
+        results.unwrap()
+    };
+    let expected = run(1).remove(0);
+    for found in run(2) {
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(difference(found, expected) < 1e-5, "{found} for {expected}");
+        }
+    }
+}
+
+#[derive(Module, Debug)]
+struct Tied {
+    one: Linear,
+    other: Linear,
+}
+
+#[test]
+fn a_parameter_in_two_places_counts_once_and_is_not_trained() {
+    let device = Device::default().autodiff();
+    let one = LinearConfig::new(2, 1).with_bias(false).init(&device);
+    let model = Tied {
+        other: one.clone(),
+        one,
+    };
+    let id = model.one.weight.id;
+    for dtype in [DType::F32, DType::F16] {
+        let mut gradients = GradientsParams::new();
+        let values = [[300.0], [400.0]];
+        gradients.register(
+            id,
+            Tensor::<2>::from_data(values, (&device.clone().inner(), dtype)),
+        );
+        let (gradients, norm) = clip_grad_norm(&model, gradients, 1.0).unwrap();
+        assert!((norm - 500.0).abs() < 1e-3, "{norm}");
+        let clipped = gradients.get::<2>(id).unwrap().into_data();
+        let off = difference(&clipped, &TensorData::from([[0.6], [0.8]]));
+        assert!(off < 1e-3, "{off}");
+    }
+    let error = check_optimizer(&SgdConfig::new().init(), &model).unwrap_err();
+    let told = "parameters one.weight and other.weight are one";
+    assert!(error.to_string().contains(told), "{error}");
 }

@@ -1,17 +1,20 @@
 //! Clipping of gradients by their norm.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use std::collections::{BTreeMap, HashSet};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
-use halocline_core::{Operation, ParamShard, Replicate, Result, Traffic, ops, param_shards};
-use std::collections::BTreeMap;
+use burn::tensor::{DType, FloatDType, Tensor};
+use halocline_core::{
+    DeviceMesh, Error, Operation, ParamShard, Replicate, Result, Traffic, ops, param_shards,
+};
 
 /// Scales the gradients of a model so that their norm, over all parameters, is at most `max_norm`, and
 /// returns them with the norm before. Each cell of a sharded parameter counts once; its ranks' sums
 /// travel, those of parameters that every rank holds do not.
 ///
 /// # Errors
-/// A failure of communication.
+/// Parameters that are sharded over meshes of other ranks, whose norms would differ; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -35,20 +38,36 @@ pub fn clip_grad_norm<M: Module>(
     gradients: GradientsParams,
     max_norm: f64,
 ) -> Result<(GradientsParams, f64)> {
+    let shards = param_shards(model);
+    // All ranks sum over the meshes of their shards, also where none has a gradient.
+    let mut meshes: Vec<(DeviceMesh, f64)> = Vec::new();
+    for shard in shards.values() {
+        if meshes
+            .iter()
+            .all(|(mesh, _)| mesh.shape() != shard.mesh().shape())
+        {
+            meshes.push((shard.mesh().clone(), 0.0));
+        }
+    }
+    let same_ranks = |(mesh, _): &(DeviceMesh, f64)| mesh.size() == meshes[0].0.size();
+    if !meshes.iter().all(same_ranks) {
+        let message = "parameters are sharded over meshes of other ranks";
+        return Err(Error::operator("clip_grad_norm", message));
+    }
     let mut squares = Squares {
         gradients: &gradients,
-        shards: param_shards(model),
+        shards,
         path: Vec::new(),
+        seen: HashSet::new(),
         whole: 0.0,
-        sharded: 0.0,
+        sharded: meshes,
     };
     model.visit(&mut squares);
     let mut sum = squares.whole;
-    if let Some(shard) = squares.shards.values().next() {
-        let (mesh, part) = (shard.mesh(), squares.sharded);
+    for (mesh, part) in &squares.sharded {
         let operation = Operation::new("clip_grad_norm", Traffic::Reduce, None);
         let ranks = mesh.shape().ranks();
-        let parts = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &[part])?;
+        let parts = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &[*part])?;
         sum += parts.iter().flatten().sum::<f64>();
     }
     let norm = sum.sqrt();
@@ -65,10 +84,12 @@ struct Squares<'a> {
     gradients: &'a GradientsParams,
     shards: BTreeMap<String, ParamShard>,
     path: Vec<String>,
+    /// Parameters that are counted: one may be in two places.
+    seen: HashSet<ParamId>,
     /// Of parameters that every rank holds.
     whole: f64,
-    /// This rank's part of the sum of sharded parameters.
-    sharded: f64,
+    /// This rank's part of the sum of the parameters that are sharded over a mesh.
+    sharded: Vec<(DeviceMesh, f64)>,
 }
 
 impl ModuleVisitor for Squares<'_> {
@@ -84,6 +105,13 @@ impl ModuleVisitor for Squares<'_> {
         let Some(gradient) = self.gradients.get::<D>(param.id) else {
             return;
         };
+        if !self.seen.insert(param.id) {
+            return;
+        }
+        let gradient = match gradient.dtype() {
+            DType::F16 | DType::BF16 => gradient.cast(FloatDType::F32),
+            _ => gradient,
+        };
         let sum = gradient.square().sum().into_scalar::<f64>();
         match self.shards.get(&self.path.join(".")) {
             None => self.whole += sum,
@@ -91,7 +119,9 @@ impl ModuleVisitor for Squares<'_> {
                 let (layout, sizes) = (shard.layout(), shard.mesh().shape().sizes());
                 let replicas = layout.axes_where(|placement| placement == Replicate);
                 let replicas: usize = replicas.into_iter().map(|axis| sizes[axis]).product();
-                self.sharded += sum / replicas as f64;
+                let mut meshes = self.sharded.iter_mut();
+                let mesh = meshes.find(|(mesh, _)| mesh.shape() == shard.mesh().shape());
+                mesh.expect("that of a shard").1 += sum / replicas as f64;
             }
         }
     }
@@ -106,17 +136,25 @@ pub(super) fn scaled<M: Module>(
     struct Scale {
         gradients: GradientsParams,
         factor: f64,
+        seen: HashSet<ParamId>,
     }
 
     impl ModuleVisitor for Scale {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if !self.seen.insert(param.id) {
+                return;
+            }
             if let Some(gradient) = self.gradients.remove::<D>(param.id) {
                 self.gradients.register(param.id, gradient * self.factor);
             }
         }
     }
 
-    let mut scale = Scale { gradients, factor };
+    let mut scale = Scale {
+        gradients,
+        factor,
+        seen: HashSet::new(),
+    };
     model.visit(&mut scale);
     scale.gradients
 }

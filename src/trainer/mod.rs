@@ -279,6 +279,12 @@ impl<M: Module> Trainer<M> {
         Ok(self)
     }
 
+    /// Takes another schedule, of the same kind, at the step that this one has reached.
+    pub(crate) fn reschedule(&mut self, schedule: ModuleLrScheduler) {
+        let reached = self.optimizer.schedule.to_record();
+        self.optimizer.schedule = schedule.load_record(reached);
+    }
+
     /// Panics if the folder has been opened, from which the run is loaded.
     fn require_no_folder(&self, method: &str) {
         assert!(

@@ -1,6 +1,6 @@
-//! Optimizers that work element by element, as shards need it.
+//! Optimizers that work element by element, as shards need it, on parameters that are in one place.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
@@ -8,10 +8,11 @@ use burn::tensor::{Device, Tensor, TensorData};
 use halocline_core::{Error, ParamShard, Result, param_shards};
 
 /// Requires that an optimizer works element by element on the sharded parameters of a model: that a
-/// step on shards is that on the whole. It is asked, by steps on small tensors and on their halves.
+/// step on shards is that on the whole. It is asked, by steps on small tensors and on their halves. A parameter that is
+/// trained must be in one place, because an optimizer steps in the first alone.
 ///
 /// # Errors
-/// The first parameter on which it does not, such as one of Muon, LAMB or Adafactor, or of an optimizer
+/// A parameter in two places; the first parameter on which the optimizer does not work so, such as one of Muon, LAMB or Adafactor, or of an optimizer
 /// that clips by norm, which [`clip_grad_norm`](crate::clip_grad_norm) does for all parameters.
 ///
 /// # Example
@@ -39,12 +40,17 @@ pub fn check_optimizer<M: Module>(optimizer: &ModuleOptimizer, model: &M) -> Res
         optimizer,
         shards: param_shards(model),
         path: Vec::new(),
+        seen: HashMap::new(),
+        tied: None,
         refused: None,
     };
-    if check.shards.is_empty() {
-        return Ok(());
-    }
     model.visit(&mut check);
+    if let Some([one, another]) = check.tied {
+        return Err(Error::other(format!(
+            "parameters {one} and {another} are one, of which the optimizer would step the first alone; let one layer hold it, \
+             which is used twice"
+        )));
+    }
     match check.refused {
         None => Ok(()),
         Some(path) => Err(Error::other(format!(
@@ -58,6 +64,9 @@ struct Check<'a> {
     optimizer: &'a ModuleOptimizer,
     shards: BTreeMap<String, ParamShard>,
     path: Vec<String>,
+    seen: HashMap<ParamId, String>,
+    /// The first parameter in two places.
+    tied: Option<[String; 2]>,
     refused: Option<String>,
 }
 
@@ -72,6 +81,12 @@ impl ModuleVisitor for Check<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let path = self.path.join(".");
+        if let Some(before) = self.seen.insert(param.id, path.clone())
+            && param.is_require_grad()
+        {
+            self.tied.get_or_insert([before, path]);
+            return;
+        }
         let (Some(shard), None) = (self.shards.get(&path), &self.refused) else {
             return;
         };
