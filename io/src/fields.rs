@@ -186,26 +186,58 @@ pub(crate) fn check_box(
 
 /// Checks that the channels of a file have the units of those of another one.
 pub(crate) fn check_units(file: &dyn Fields, reference: &dyn Fields) -> Result<()> {
-    for channel in 0..file.channels().len() {
-        let [found, expected] = [file, reference].map(|file| file.describe(channel));
-        if !found.has_units_of(&expected) {
-            let told = |channel: Channel| {
+    same_units(
+        (&described(file), file.path()),
+        (&described(reference), reference.path()),
+    )
+}
+
+/// The channels of a file.
+pub(crate) fn described(file: &dyn Fields) -> Vec<Channel> {
+    (0..file.channels().len())
+        .map(|channel| file.describe(channel))
+        .collect()
+}
+
+/// Requires that channels of a file have the units of those of another one.
+pub(crate) fn same_units(
+    (channels, path): (&[Channel], &Path),
+    (others, reference): (&[Channel], &Path),
+) -> Result<()> {
+    for (found, expected) in channels.iter().zip(others) {
+        if !found.has_units_of(expected) {
+            let told = |channel: &Channel| {
                 let units = channel.units.as_deref().unwrap_or("none");
                 format!("{units} of {}", channel.name)
             };
             return Err(Error::Differs {
-                path: file.path().into(),
+                path: path.into(),
                 what: "units",
                 found: told(found),
                 expected: format!(
                     "{} (convert the values of one file, write its attribute units, or leave it out)",
                     told(expected)
                 ),
-                reference: reference.path().into(),
+                reference: reference.into(),
             });
         }
     }
     Ok(())
+}
+
+/// Requires that times are counted in one calendar.
+pub(crate) fn same_calendar(file: &dyn Fields, reference: &dyn Fields) -> Result<()> {
+    let [found, expected] = [file, reference].map(|file| file.calendar());
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::Differs {
+        path: file.path().into(),
+        what: "calendar",
+        found: found.to_string(),
+        expected: expected.to_string(),
+        reference: reference.path().into(),
+    })
 }
 
 /// Adds the path of the file to an error about its coordinates.

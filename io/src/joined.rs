@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ndarray::{Array4, s};
 
-use crate::fields::{check_box, check_units};
+use crate::fields::{check_box, check_units, same_calendar};
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic, times};
 
 /// Parts of a time axis, one after another.
@@ -44,10 +44,7 @@ impl Joined {
                 let [found, expected] = [part, first].map(|part| format!("{:?}", part.channels()));
                 return differs("channels", found, expected);
             }
-            if part.calendar() != first.calendar() {
-                let [found, expected] = [part, first].map(|part| part.calendar().to_string());
-                return differs("calendar", found, expected);
-            }
+            same_calendar(&**part, &**first)?;
             if !part.grid().agrees_with(first.grid()) {
                 let [found, expected] = [part, first].map(|part| part.grid().to_string());
                 return differs("grid", found, expected);

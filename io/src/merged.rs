@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ndarray::{Array4, s};
 
-use crate::fields::check_box;
+use crate::fields::{check_box, same_calendar};
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
 
 /// Parts with different channels, one after another, such as the surface and pressure levels.
@@ -40,10 +40,7 @@ impl Merged {
                     reference: first.path().into(),
                 })
             };
-            if part.calendar() != first.calendar() {
-                let [found, expected] = [part, first].map(|part| part.calendar().to_string());
-                return differs("calendar", found, expected);
-            }
+            same_calendar(&**part, &**first)?;
             if part.times() != first.times() {
                 let [found, expected] = [part, first].map(|part| told(&**part));
                 return differs("times of other channels", found, expected);

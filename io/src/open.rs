@@ -90,11 +90,16 @@ impl OpenConfig {
     /// # Errors
     /// A path that does not exist; a file or folder of no format above, or damaged; no such
     /// channel; coordinates that are no grid; times that do not rise, or whose units or calendar
-    /// are not supported.
+    /// are not supported; `time_units` for a field file.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Box<dyn Fields>> {
         let path = path.as_ref();
         let fields: Box<dyn Fields> = match format(path)? {
             Format::FieldFile => {
+                if let Some(units) = &self.time_units {
+                    let expected =
+                        "none for a field file, whose units are an attribute of timestamp";
+                    return Err(Error::argument("time_units", units, expected));
+                }
                 let file = FieldFile::open(path)?;
                 Box::new(file.with_missing(self.missing).with_gaps(self.gaps))
             }

@@ -7,10 +7,11 @@ use ndarray::{Array4, ArrayView4, s};
 use ndarray_npy::ViewNpyExt;
 
 use crate::field_file::FIELDS;
+use crate::fields::{described, same_units};
 use crate::moments::Moments;
 use crate::staged::Staged;
 use crate::times::close;
-use crate::{Error, Fields, Gaps, Metadata, Progress, Result};
+use crate::{Channel, Error, Fields, Gaps, Metadata, Progress, Result};
 
 /// Means and standard deviations of every channel, and of its increments over a number of time
 /// steps.
@@ -190,6 +191,7 @@ impl Statistics {
 pub struct StatisticsBuilder {
     lead: usize,
     reference: Option<(Metadata, PathBuf)>,
+    channels: Vec<Channel>,
     fields: Vec<Moments>,
     increments: Vec<Moments>,
 }
@@ -206,6 +208,7 @@ impl StatisticsBuilder {
         Ok(Self {
             lead,
             reference: None,
+            channels: Vec::new(),
             fields: Vec::new(),
             increments: Vec::new(),
         })
@@ -214,13 +217,15 @@ impl StatisticsBuilder {
     /// Adds the fields of a file or store. Increments lie within it. Progress advances once per time.
     ///
     /// # Errors
-    /// Fields of other channels, grid or time step than the first, and a file that cannot be read;
+    /// Fields of other channels, units, grid or time step than the first, and a file that cannot be read;
     /// nothing of it is added. Missing values are an error or left out, and increments over uneven
     /// steps an error, left out or counted, as chosen [when it was
     /// opened](crate::OpenConfig::open).
     pub fn add(&mut self, file: &impl Fields, progress: &Progress) -> Result<()> {
+        let channels = described(file);
         if let Some((metadata, path)) = &self.reference {
             metadata.check(file, path)?;
+            same_units((&channels, file.path()), (&self.channels, path))?;
         }
         let empty = vec![Moments::default(); file.channels().len()];
         let metadata = Metadata::of(file)?;
@@ -232,6 +237,7 @@ impl StatisticsBuilder {
         let mut added = Self {
             lead: self.lead,
             reference: Some((metadata, file.path().into())),
+            channels,
             fields: empty.clone(),
             increments: empty,
         };
@@ -274,7 +280,7 @@ impl StatisticsBuilder {
     /// Merges two accumulators.
     ///
     /// # Errors
-    /// Another lead; files of other channels, grid or time step.
+    /// Another lead; files of other channels, units, grid or time step.
     pub fn merge(mut self, other: Self) -> Result<Self> {
         if self.lead != other.lead {
             let expected = format!("{}, as in the other part", self.lead);
@@ -283,6 +289,7 @@ impl StatisticsBuilder {
         if let (Some((base, path)), Some((added, other_path))) = (&self.reference, &other.reference)
         {
             base.check_same(added, other_path, path)?;
+            same_units((&other.channels, other_path), (&self.channels, path))?;
         }
         self.absorb(other);
         Ok(self)

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::alike::{Property, checksum};
 use crate::channels::{Origins, open_config, resolve};
 use crate::constants::Constants;
-use crate::fields::check_units;
+use crate::fields::{check_units, same_calendar};
 use crate::sample::Part;
 use crate::samples::{Lead, SampleTimes, samples};
 use crate::{
@@ -65,7 +65,7 @@ impl FieldDataset {
     ///
     /// # Errors
     /// Those of [`OpenConfig::open`](crate::OpenConfig::open), and of [`OpenConfig::open_joined`](crate::OpenConfig::open_joined) if they are joined; files
-    /// that differ in these or in units, or whose times are not evenly spaced, unless [gaps](crate::Gaps) are
+    /// that differ in these, in units or in their calendar, or whose times are not evenly spaced, unless [gaps](crate::Gaps) are
     /// permitted; channels that are not there or chosen twice; constants on another grid, or with missing values; a history of zero; no steps; a
     /// negative lead; files too short for any sample.
     pub fn open(paths: &[impl AsRef<Path>], config: &DatasetConfig) -> Result<Self> {
@@ -105,6 +105,7 @@ impl FieldDataset {
         for (index, file) in files.iter().enumerate() {
             metadata.check(file, first.path())?;
             check_units(file, first)?;
+            same_calendar(file, first)?;
             let (times, step) = (file.times(), metadata.time_step());
             let found = samples(
                 times,

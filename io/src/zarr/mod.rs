@@ -93,6 +93,15 @@ impl ZarrStore {
             return Ok(None);
         };
         let array = Array::open(self.folder.clone(), &format!("/{name}")).map_err(text)?;
+        let elements = dtype(&metadata);
+        if ["float16", "<f2", ">f2"]
+            .iter()
+            .any(|half| elements.contains(half))
+        {
+            return Err(format!(
+                "elements of {elements}; expected float32 or float64"
+            ));
+        }
         let (kind, width) = kind(&array, &metadata);
         let shape: Vec<usize> = extents(array.shape())?;
         let attributes = array.attributes();

@@ -1,6 +1,9 @@
 //! Data that would be read as something else than they are, and are refused.
 
-use halocline_io::{DatasetConfig, FieldDataset, Gaps, Missing, OpenConfig, Series, open};
+use halocline_io::{
+    DatasetConfig, FieldDataset, Gaps, Missing, OpenConfig, Progress, Series, StatisticsBuilder,
+    open,
+};
 
 use crate::formats::{copy, replace, store};
 
@@ -37,6 +40,48 @@ fn files_with_other_units_of_a_channel_are_refused() {
         let told = "units: found none of t2m, expected K";
         assert!(found.contains(told), "{found}");
     }
+}
+
+#[test]
+fn files_that_count_in_other_calendars_are_refused() {
+    let (_folder, other) = copy("v2.zarr");
+    replace(
+        &other.join("time/.zattrs"),
+        "\"units\"",
+        "\"calendar\": \"360_day\", \"units\"",
+    );
+    let config = DatasetConfig::new().with_open(lenient("t2m"));
+    let opened = FieldDataset::open(&[store("v2.zarr"), other], &config);
+    let found = opened.unwrap_err().to_string();
+    assert!(found.contains("calendar: found 360_day"), "{found}");
+}
+
+#[test]
+fn statistics_of_files_with_other_units_are_refused() {
+    let (_folder, other) = copy("v2.zarr");
+    replace(&other.join("t2m/.zattrs"), "\"K\"", "\"degC\"");
+    let mut statistics = StatisticsBuilder::new(1).unwrap();
+    let mut add = |path| {
+        let fields = lenient("t2m").open(path).unwrap();
+        statistics.add(&fields, &Progress::hidden())
+    };
+    add(store("v2.zarr")).unwrap();
+    let found = add(other).unwrap_err().to_string();
+    assert!(
+        found.contains("units: found degC of t2m, expected K"),
+        "{found}"
+    );
+}
+
+#[test]
+fn numbers_of_half_precision_are_told() {
+    let (_folder, path) = copy("v2.zarr");
+    replace(&path.join("t2m/.zarray"), "<f4", "<f2");
+    let found = open(&path).unwrap_err().to_string();
+    for part in ["t2m", "<f2", "float32"] {
+        assert!(found.contains(part), "{part} in {found}");
+    }
+    assert!(lenient("orography").open(&path).is_ok());
 }
 
 #[test]
