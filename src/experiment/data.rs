@@ -146,6 +146,11 @@ impl Data {
         })
     }
 
+    /// The files.
+    pub(super) fn paths(&self) -> &[PathBuf] {
+        &self.config.files
+    }
+
     /// Computes statistics of the training period, with increments over a step.
     pub(super) fn statistics(&self) -> Result<Statistics> {
         let steps = self
@@ -238,15 +243,18 @@ fn stands_for(chosen: &String, name: &String) -> bool {
 
 /// Whether a channel is an eastward or northward component, by its standard name, or else by usual names.
 fn is_component(channel: &Channel) -> bool {
-    if let Some(name) = &channel.standard_name {
-        return name.contains("eastward") || name.contains("northward");
+    // Converters of GRIB write "unknown" for winds at ten metres.
+    let standard_name = channel.standard_name.as_deref().unwrap_or("unknown");
+    if !["", "unknown"].contains(&standard_name) {
+        return standard_name.contains("eastward") || standard_name.contains("northward");
     }
     const NAMES: [&str; 6] = ["ua", "va", "uas", "vas", "uwnd", "vwnd"];
     let name = channel.variable().to_lowercase();
-    // u, v, u10, v10, u100m and such.
+    // u, v, u10, v10, u100m, 10u and such.
     let digits = name
         .strip_prefix(['u', 'v'])
-        .map(|rest| rest.trim_end_matches('m'));
+        .map(|rest| rest.trim_end_matches('m'))
+        .or_else(|| name.strip_suffix(['u', 'v']));
     NAMES.contains(&&*name)
         || name.ends_with("u_component_of_wind")
         || name.ends_with("v_component_of_wind")
@@ -290,9 +298,11 @@ mod tests {
             "V10M",
             "u100",
             "uas",
+            "10u",
             "10m_v_component_of_wind",
         ];
         assert!(named.iter().all(|name| is_odd(name, None)));
+        assert!(is_odd("u10", Some("unknown")) && !is_odd("t2m", Some("unknown")));
         assert!(is_odd("sx", Some("surface_downward_eastward_stress")));
         for name in ["t2m", "uv", "vo@500", "vimd", "ua_mean", "wind_speed"] {
             assert!(!is_odd(name, None), "{name}");

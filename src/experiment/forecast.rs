@@ -1,5 +1,6 @@
 //! Forecasts from states of the data.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use halocline_core::{Error, RandomKey, Result, ShardTensor};
@@ -30,10 +31,11 @@ pub(super) struct Step {
 
 impl Experiment {
     /// Forecasts from a date, or from each state of the test period or of [other files](Self::of_files), and writes
-    /// a Zarr store for each, or with `.nc` in its name a NetCDF file. Returns the paths that were written.
+    /// a Zarr store for each. Returns the paths that were written.
     ///
-    /// From a date the output is `path`; else `path` is the folder of outputs, each named by its date. Those that
-    /// are there are whole, and left as they are unless `existing` replaces them: a run that was interrupted goes on.
+    /// From a date the output is `path`, with `.nc` at its end a NetCDF file; else `path` is the folder of outputs, each
+    /// named by its date. Those that are there are whole, and left as they are unless `existing` replaces them: a run that
+    /// was interrupted goes on.
     /// Beyond the end of the data, forcings are computed channels, constants, and channels without a time.
     ///
     /// # Errors
@@ -60,8 +62,19 @@ impl Experiment {
             Some(date) => vec![(self.start(&states, date)?, path.into())],
             None => {
                 self.begin(path, &self.note(model, config)?, existing)?;
-                let all = (0..states.loader.samples())
-                    .map(|start| (start, path.join(file_name(&date(&start)))));
+                let dates: Vec<String> = (0..states.loader.samples())
+                    .map(|start| date(&start))
+                    .collect();
+                // Runs that overlap have states of one date.
+                let mut named: HashMap<String, usize> = HashMap::new();
+                for date in &dates {
+                    *named.entry(file_name(date, None)).or_default() += 1;
+                }
+                let all = dates.iter().enumerate().map(|(start, date)| {
+                    let is_alone = named[&file_name(date, None)] == 1;
+                    let series = (!is_alone).then_some(states.timeline.states[start].0);
+                    (start, path.join(file_name(date, series)))
+                });
                 let is_left =
                     |(_, path): &(usize, PathBuf)| existing == Existing::Replace || !path.exists();
                 all.filter(is_left).collect()
@@ -82,11 +95,13 @@ impl Experiment {
 
     /// What the forecasts of a folder are made with, as its note has it.
     fn note(&self, model: &FieldModel, config: &ForecastConfig) -> Result<Vec<u8>> {
+        let others = (self.files == Files::Others).then(|| self.data.paths());
         let own = (
             &self.config.folder,
             self.config.seed,
             config,
             model.checkpoint,
+            others,
         );
         serde_json::to_vec(&own).map_err(Error::other)
     }
@@ -242,12 +257,13 @@ impl Experiment {
     }
 }
 
-/// The name of the output of a date such as `2018-01-01 06:00:00`.
-fn file_name(date: &str) -> String {
-    format!(
-        "{}.zarr",
-        date[..date.len().min(16)]
-            .replace(' ', "T")
-            .replace(':', "")
-    )
+/// The name of the output of a date such as `2018-01-01 06:00:00`, and of a series if several have this date.
+fn file_name(date: &str, series: Option<usize>) -> String {
+    let date = date[..date.len().min(16)]
+        .replace(' ', "T")
+        .replace(':', "");
+    match series {
+        None => format!("{date}.zarr"),
+        Some(series) => format!("{date}-{series}.zarr"),
+    }
 }

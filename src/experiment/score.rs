@@ -107,6 +107,13 @@ impl Experiment {
                 progress.advance();
                 continue;
             }
+            // Beyond the last truth there may be no forcings either.
+            let has_truth = |steps: &usize| states.timeline.ahead(start, *steps).1.is_some();
+            let last = (1..=config.steps).rev().find(has_truth).unwrap_or(1);
+            let config = &ForecastConfig {
+                steps: last,
+                ..config.clone()
+            };
             let first = states.loader.load(&[start])?;
             let begin = self.in_units(first.target.inner());
             self.steps(model, states, start, config, |step| {

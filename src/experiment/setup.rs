@@ -301,16 +301,11 @@ impl Experiment {
             Some(cycle) => cycle,
             None => {
                 let files = data.training_files()?;
-                let ends = |times: &[f64]| {
-                    times
-                        .last()
-                        .zip(times.first())
-                        .map_or(0.0, |(last, first)| last - first)
-                };
-                let longest = files
-                    .iter()
-                    .map(|fields| ends(fields.times()) + data.time_step);
-                match longest.fold(0.0, f64::max) >= YEAR - data.time_step {
+                // Of all files together: each may be a month of it, or a run of some days.
+                let times = || files.iter().flat_map(|fields| fields.times()).copied();
+                let last = times().fold(f64::NEG_INFINITY, f64::max);
+                let first = times().fold(f64::INFINITY, f64::min);
+                match last - first + data.time_step >= YEAR - data.time_step {
                     true => Cycle::Month,
                     false => Cycle::Mean,
                 }

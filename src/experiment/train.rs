@@ -41,6 +41,7 @@ impl Experiment {
         let validation = validation.transpose()?;
         let mut trainer = self.trainer(data.batches())?;
         check_order(&mut trainer, [training.batch, data.samples()])?;
+        self.check_validation(&mut trainer)?;
         let root = self.world.is_root();
         let (mut longest, mut stop) = (0.0_f64, trainer.is_out_of_patience());
         if root && trainer.epoch() >= training.epochs {
@@ -137,7 +138,51 @@ impl Experiment {
         if let Some(patience) = training.patience {
             trainer = trainer.with_patience(patience);
         }
-        trainer.resume_or_start(self.checkpoints())
+        let mut trainer = trainer.resume_or_start(self.checkpoints())?;
+        // Steps of an epoch that ended with another batch or accumulation are those that were taken.
+        const NOTE: &str = "schedule.steps";
+        let now = batches.div_ceil(training.accumulation) as i64;
+        let noted: Option<[i64; 2]> = trainer.noted(NOTE)?;
+        let offset = match noted {
+            Some([before, offset]) if before == now => offset,
+            Some(_) => {
+                let begun = trainer.batch() / training.accumulation;
+                trainer.step() as i64 - trainer.epoch() as i64 * now - begun as i64
+            }
+            None => 0,
+        };
+        if noted != Some([now, offset]) {
+            trainer.note(NOTE, &[now, offset])?;
+        }
+        if offset != 0 {
+            let steps = training.epochs as i64 * now + offset;
+            trainer.reschedule(optimizer.schedule(steps.max(1) as usize)?);
+        }
+        Ok(trainer)
+    }
+
+    /// Notes what validations score, so that the best one and patience compare scores of one kind.
+    ///
+    /// # Errors
+    /// Others than those of the epochs before.
+    fn check_validation(&self, trainer: &mut Trainer<FieldModel>) -> Result<()> {
+        const NOTE: &str = "validation.of";
+        let definition = (&self.config.data.validation, &self.config.forecast);
+        let definition = serde_json::to_string(&definition).map_err(Error::other)?;
+        let is_validated = !trainer.validations()?.is_empty();
+        let is_done = trainer.epoch() >= self.config.training.epochs && !is_unvalidated(trainer)?;
+        match trainer.noted::<String>(NOTE)? {
+            Some(before) if before == definition => Ok(()),
+            Some(_) if is_validated && is_done => Ok(()),
+            Some(before) if is_validated => Err(Error::from(halocline_io::Error::Argument {
+                argument: "data.validation and forecast",
+                got: definition,
+                expected: format!(
+                    "{before}, by which the epochs before were validated; `halocline score` takes other steps and members"
+                ),
+            })),
+            _ => trainer.note(NOTE, &definition),
+        }
     }
 
     /// Scores forecasts from the states of the validation period, and saves the run with the mean over

@@ -46,10 +46,43 @@ fn losses_are_named_in_the_configuration() {
     assert!(!ensemble.path().join("run/pictures").exists());
 }
 
+/// Forecasts that are scored end with the data, as do forcings that have no formula.
+#[test]
+fn forcings_may_be_fields_of_the_files() {
+    let inputs = CONFIG.replace(r#"inputs = ["t2m", "z@500"]"#, r#"inputs = ["t2m"]"#);
+    let forcings = r#"forcings = ["sin_latitude", "cos_solar_zenith_angle"]"#;
+    let config = inputs.replace(forcings, r#"forcings = ["z@500"]"#);
+    let folder = prepared(&config);
+    write(folder.path(), &config, 1);
+    let out = succeed(folder.path(), &["train"]);
+    assert!(out.contains("validation"), "{out}");
+    let without = cfg!(feature = "plot").then_some("--no-pictures");
+    let arguments: Vec<&str> = ["score"].into_iter().chain(without).collect();
+    succeed(folder.path(), &arguments);
+    assert!(score(&scores(folder.path()), "t2m", 18.0, "rmse").is_finite());
+}
+
+/// What validations score may not change while epochs are left: patience compares them.
+#[test]
+fn validations_of_another_kind_are_refused() {
+    let folder = prepared(CONFIG);
+    write(folder.path(), CONFIG, 1);
+    succeed(folder.path(), &["train"]);
+    let other = CONFIG.replace("steps = 3\n", "steps = 2\n");
+    write(folder.path(), &other, 1);
+    succeed(folder.path(), &["train"]);
+    write(folder.path(), &other, 2);
+    let found = fail(folder.path(), &["train"]);
+    assert!(found.contains("halocline score"), "{found}");
+    write(folder.path(), CONFIG, 2);
+    succeed(folder.path(), &["train"]);
+}
+
 /// A signal comes before all forecasts of the validation are made.
 #[test]
 fn an_epoch_whose_validation_was_interrupted_is_validated_first() {
-    let long = CONFIG.replace("steps = 3\n", "steps = 1000\n");
+    let ensemble = "steps = 3\nmembers = 300\nnoise = 0.1\n";
+    let long = CONFIG.replace("steps = 3\n", ensemble);
     let folder = prepared(&long);
     write(folder.path(), &long, 1);
     let program = Command::new(env!("CARGO_BIN_EXE_halocline"))
