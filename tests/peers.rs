@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use burn::tensor::DType;
 use halocline::core::{CommStats, Traffic};
 use halocline::ops::resample::{Corners, Interpolation, Mode};
-use halocline::ops::testing::{Operator, check_op, random};
+use halocline::ops::testing::{Operator, check_op, compare, random};
 use halocline::prelude::*;
 
 /// Checks an operator on all shardings of these dims against one device.
@@ -173,6 +173,28 @@ fn fewer_cells_than_ranks() {
         x.conv(weight, None, &ConvOptions::default().with_padding(ring)).gelu()
     });
     check!(3 to 3; x: [1, 2, 2]; weight: [2, 2, 2]; [2]; x.conv(weight, None, &ConvOptions::<1>::default()));
+}
+
+/// 9: 9 cells on 8 ranks, two on the first and one on each other.
+#[test]
+fn nine_cells_on_eight_ranks() {
+    let run = |ranks: usize| {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("x", ranks)])?;
+            let [x, weight] =
+                [[1, 2, 9], [2, 2, 3]].map(|shape| random::<3>(shape, "x", 0).inner());
+            let x = ShardTensor::distribute(x, &mesh, &[Shard(2)])?.require_grad();
+            let ring = [Padding::new(1, Boundary::Periodic)];
+            let options = ConvOptions::default().with_padding(ring);
+            let y = x.clone().conv(weight, None, &options).gelu();
+            let pooled = y.max_pool(&PoolOptions::new([2]).with_stride([2]));
+            let gradients = pooled.clone().square().sum().backward();
+            let of_x = x.grad(&gradients).expect("a gradient");
+            Ok([pooled, of_x].map(|x| x.full_tensor(LocalGradient::Replicated).into_data()))
+        });
+        found.unwrap().remove(0)
+    };
+    compare(&run(8), &run(1), 1e-5, "8 ranks");
 }
 
 /// 10: a convolution, a norm and attention on meshes of two axes, with samples on several ranks.
