@@ -1,6 +1,6 @@
 //! burn's own training loop on a mesh: metrics, checkpoints and early stopping of burn, rank 0 alone prints.
 //!
-//! `08_burn_learner [RANKS]`; with burn-train's feature `tui`, rank 0 shows burn's dashboard.
+//! `cargo run --features learner --example 08_burn_learner -- [RANKS]`; with burn-train's feature `tui`, rank 0 shows burn's dashboard.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::optim::AdamWConfig;
