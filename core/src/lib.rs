@@ -58,10 +58,11 @@ pub use layer_keys::LayerKeys;
 pub use layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
 pub use mesh::MeshShape;
-pub use module::{check_replicas, is_running_state};
+pub use module::check_replicas;
 pub use pairing::{Linearity, Pairing, Role, Term};
 pub use param::{
-    Gather, GatherAhead, ParamShard, gather_ahead, param_shards, shard_parameters, whole,
+    Gather, GatherAhead, ParamShard, gather_ahead, is_running_state, param_shards,
+    shard_parameters, whole,
 };
 pub use region::{Boundary, IndexBox, Segment, Sides, check_poles, segments};
 pub use rng::{Distribution, RandomKey, philox4x32_10};

@@ -129,21 +129,6 @@ impl ModuleMapper for Sync<'_> {
     }
 }
 
-/// Whether a field of a module is a running statistic of burn's `BatchNorm`. Visitors and mappers meet it like a parameter;
-/// clones of the module share it, and every rank holds it whole. `name` and `container` are those of
-/// [`ModuleVisitor::enter_module`].
-///
-/// # Example
-/// ```
-/// use halocline_core::is_running_state;
-///
-/// assert!(is_running_state("running_mean", "Struct:BatchNorm"));
-/// assert!(!is_running_state("gamma", "Struct:BatchNorm"));
-/// ```
-pub fn is_running_state(name: &str, container: &str) -> bool {
-    container == "Struct:BatchNorm" && matches!(name, "running_mean" | "running_var")
-}
-
 /// Checks that the ranks of a mesh have equal parameters, bit for bit;
 /// [`World::check_replicas`](crate::World::check_replicas) has an example.
 ///

@@ -18,6 +18,7 @@ pub mod golden;
 pub mod graph;
 mod kernel;
 mod layer;
+mod layers;
 pub mod loss;
 pub mod masked;
 pub mod matmul;

@@ -11,7 +11,8 @@ use burn::tensor::Tensor;
 use halocline_core::{Along, Error, Result, ShardTensor};
 
 use crate::field::run;
-use crate::layer::{Apply, Layer, layers};
+use crate::layer::{Apply, Layer};
+use crate::layers::layers;
 
 thread_local! {
     /// What the next field becomes.

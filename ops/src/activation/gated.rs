@@ -6,7 +6,7 @@ use halocline_core::{Error, Result, ShardTensor};
 
 use super::ActivationField;
 use crate::field::Field;
-use crate::layer::layers;
+use crate::layers::layers;
 use crate::operand::Operand;
 use crate::rearrange::{RearrangeField, distribute_beside, reshape};
 

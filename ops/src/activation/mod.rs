@@ -19,7 +19,7 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::Float;
 use crate::kernel::local::LocalOperator;
 use crate::kernel::simd::Isa;
-use crate::layer::layers;
+use crate::layers::layers;
 use crate::operand::Operand;
 use gated::prelu_of;
 pub use gated::{glu, prelu};

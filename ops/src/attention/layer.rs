@@ -9,7 +9,8 @@ use crate::activation::activation_of;
 use crate::crossing::enter;
 use crate::dropout::{dropout_of, training_key};
 use crate::field::{Field, Rank, run};
-use crate::layer::{Layer, layers};
+use crate::layer::Layer;
+use crate::layers::layers;
 use crate::norm::layer_norm_of;
 use crate::rearrange::RearrangeField;
 

@@ -21,7 +21,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use halocline_core::{Distribution, Error, IndexBox, LayerKeys, RandomKey, Result, ShardTensor};
 
 use crate::field::{Field, run};
-use crate::layer::layers;
+use crate::layers::layers;
 pub use noise::gaussian_noise;
 
 /// Sets elements to zero with a probability, and divides the others by the probability to stay.

@@ -6,7 +6,7 @@ use halocline_core::{Distribution, Error, LayerKeys, RandomKey, Result, ShardTen
 
 use super::DropoutField;
 use crate::field::Field;
-use crate::layer::layers;
+use crate::layers::layers;
 
 /// Adds normal noise with this standard deviation, which depends on the key and on a cell's place in the global tensor: any
 /// sharding gives the noise of one device. Nothing is sent.

@@ -4,7 +4,7 @@ use burn::nn::activation::SwiGlu;
 
 use crate::activation::ActivationField;
 use crate::field::Field;
-use crate::layer::layers;
+use crate::layers::layers;
 
 layers! {
     SwiGlu: |layer, x| swiglu_of(layer, x);

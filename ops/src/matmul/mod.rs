@@ -33,7 +33,7 @@ use halocline_core::{Error, Layout, Linearity, Pairing, Result, Role, ShardTenso
 use crate::crossing::{enter, leave, leave_with_bias, with_extents_of};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, Rank, run};
-use crate::layer::layers;
+use crate::layers::layers;
 use crate::operand::Operand;
 use crate::reshape;
 use product::products;

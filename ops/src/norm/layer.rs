@@ -8,7 +8,7 @@ use super::NormField;
 use super::batch::batch_norm_of;
 use crate::crossing::crossed;
 use crate::field::Field;
-use crate::layer::layers;
+use crate::layers::layers;
 use crate::operand::Operand;
 
 layers! {

@@ -96,9 +96,10 @@ fn norms_of_partial_values_are_refused_in_any_precision() {
     for dtype in [DType::F32, DType::BF16] {
         let error = halocline_core::Launcher::local(2).run(|world| {
             let mesh = world.mesh([("x", 2)])?;
-            let x = Tensor::<3>::from_data([[[1.0, 2.0]], [[3.0, 4.0]]], (world.device(), dtype));
-            let x = ShardTensor::distribute(x, &mesh, &[halocline_core::Shard(0)])?;
-            let partial = crate::reduce::sum_dims(x, &[0])?;
+            let cells = Tensor::<3>::from_data([[[1.0, 2.0]]], (world.device(), dtype));
+            let sum = [halocline_core::Partial(halocline_core::ReduceOp::Sum)];
+            let layout = halocline_core::Layout::new(mesh.shape(), &[1, 1, 2], &sum)?;
+            let partial = ShardTensor::from_parts(cells, layout, mesh);
             lp_pool(partial, 2.0, &PoolOptions::new([2])).map(|_| ())
         });
         let error = error.unwrap_err().to_string();
