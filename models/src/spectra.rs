@@ -107,8 +107,8 @@ impl Spectra {
     /// spectrum for each channel and region is summed over the ranks.
     ///
     /// # Errors
-    /// A lead that is no number; fields of other sizes than the channels and weights, or than each
-    /// other; those of [`rfft`].
+    /// A lead that is no number; fields of other sizes than the channels and weights, than each
+    /// other, or than those before; those of [`rfft`].
     pub fn add<X: Field<4>>(&mut self, lead: f64, forecast: X, truth: X) -> Result<()> {
         let dims = forecast.global_dims();
         let rows = self.regions.first().map_or(dims[2], |(_, rows)| rows.len());
@@ -123,11 +123,16 @@ impl Spectra {
             );
             return Err(Error::operator(NAME, message));
         }
-        let fields = [forecast, truth].map(|field| self.power(field.into_shard()));
+        let [forecast, truth] = [forecast, truth].map(|field| self.power(field.into_shard()));
+        let fields = [forecast?, truth?];
         let sums = self.leads.entry(key(lead)).or_default();
+        let waves = |power: &[Vec<Vec<f64>>]| power.iter().flatten().map(Vec::len).next();
+        if !sums.power[0].is_empty() && waves(&sums.power[0]) != waves(&fields[0]) {
+            let message = format!("{} columns; expected as many as before", dims[3]);
+            return Err(Error::operator(NAME, message));
+        }
         sums.fields += dims[0];
         for (sum, power) in sums.power.iter_mut().zip(fields) {
-            let power = power?;
             if sum.is_empty() {
                 *sum = power;
                 continue;

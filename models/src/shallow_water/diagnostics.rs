@@ -1,6 +1,6 @@
 //! Integrals over the sphere, errors, and fields derived from a state.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorData};
 use halocline_core::{
     Error, IndexBox, Partial, Placement, ReduceOp, Replicate, Result, Shard, ShardTensor,
 };
@@ -197,7 +197,13 @@ impl ShallowWater {
         let east = window(&east, 1..n + 1, 0..m) + window(&east, 1..n + 1, 1..m + 1);
         let north = window(&north, 0..n, 1..m + 1) + window(&north, 1..n + 1, 1..m + 1);
         let depth = window(&channel(0), 1..n + 1, 1..m + 1);
-        let fields = vec![depth, east.mul_scalar(0.5), north.mul_scalar(0.5)];
+        // The face of a row at a pole has no wind: the other one stands for both.
+        let last = self.grid().rows() - 1;
+        let rows = self.layout.local_box(self.mesh.position()).ranges()[LATITUDE].clone();
+        let shares = rows.map(|row| if [0, last].contains(&row) { 1.0 } else { 0.5 });
+        let shares = TensorData::new(shares.collect::<Vec<f64>>(), [1, 1, n, 1]);
+        let shares = Tensor::<4>::from_data(shares, (&north.device(), north.dtype()));
+        let fields = vec![depth, east.mul_scalar(0.5), north * shares];
         Ok(self.sharded(Tensor::cat(fields, 1), state.layout()))
     }
 

@@ -261,6 +261,30 @@ fn vorticity_and_diffusion_of_a_turning_body_are_the_known_ones() {
     });
 }
 
+/// The northward wind of this flow is the same at all latitudes.
+#[test]
+fn wind_across_the_poles_is_that_of_their_open_faces() {
+    alone(|world| {
+        let case = Case::SteadyFlow(FRAC_PI_2);
+        let model = model(&world, 16, case.config())?;
+        let centred = model.at_centres(&model.initial(case)?)?;
+        let north = centred.local().clone().narrow(1, 2, 1);
+        let largest = |row: usize| {
+            north
+                .clone()
+                .narrow(2, row, 1)
+                .abs()
+                .max()
+                .into_scalar::<f64>()
+        };
+        for row in [0, 1, 15] {
+            let ratio = largest(row) / largest(8);
+            assert!((ratio - 1.0).abs() < 1e-6, "row {row}: {ratio}");
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn a_run_of_a_state_that_blew_up_ends_with_an_error() {
     alone(|world| {
