@@ -28,6 +28,8 @@ pub(super) struct Data {
     pub(super) time_step: f64,
     /// The samples of one step in the training period, or the states of other files.
     pub(super) samples: usize,
+    /// Whether forcings are fields of the files at the time from which a step starts.
+    pub(super) forcings_change: bool,
 }
 
 /// What samples hold.
@@ -91,7 +93,13 @@ impl Data {
 
     fn of(config: DataConfig, dataset: &FieldDataset, time_step: f64) -> Result<Self> {
         let metadata = dataset.metadata();
+        let changes = |name: &String| {
+            let name = name.strip_prefix("mask:").unwrap_or(name);
+            let channel = dataset.describe_channel(name);
+            channel.is_some_and(|channel| !channel.is_static)
+        };
         Ok(Self {
+            forcings_change: dataset.channels().forcings.iter().any(changes),
             odd: odd(&config, dataset)?,
             config,
             files: metadata
@@ -256,6 +264,8 @@ fn is_component(channel: &Channel) -> bool {
         .map(|rest| rest.trim_end_matches('m'))
         .or_else(|| name.strip_suffix(['u', 'v']));
     NAMES.contains(&&*name)
+        || name.contains("eastward")
+        || name.contains("northward")
         || name.ends_with("u_component_of_wind")
         || name.ends_with("v_component_of_wind")
         || digits.is_some_and(|digits| digits.chars().all(|digit| digit.is_ascii_digit()))
@@ -299,6 +309,7 @@ mod tests {
             "u100",
             "uas",
             "10u",
+            "northward_wind",
             "10m_v_component_of_wind",
         ];
         assert!(named.iter().all(|name| is_odd(name, None)));

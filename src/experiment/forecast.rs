@@ -259,9 +259,8 @@ impl Experiment {
 
 /// The name of the output of a date such as `2018-01-01 06:00:00`, and of a series if several have this date.
 fn file_name(date: &str, series: Option<usize>) -> String {
-    let date = date[..date.len().min(16)]
-        .replace(' ', "T")
-        .replace(':', "");
+    let date = date.strip_suffix(":00").unwrap_or(date);
+    let date = date.replace(' ', "T").replace(':', "");
     match series {
         None => format!("{date}.zarr"),
         Some(series) => format!("{date}-{series}.zarr"),

@@ -418,7 +418,9 @@ fn harmonics(grid: &Grid) -> Result<Sht> {
     for kind in grids.into_iter().filter(|_| around(grid)) {
         let sht = Sht::new(grid.shape(), kind)?;
         let mut pairs = sht.cosines().iter().zip(&sines);
-        if pairs.all(|(cosine, sine)| (cosine - sign * sine).abs() < 1e-3) {
+        // To a hundredth of the distance of rows.
+        let near = 0.01 * std::f64::consts::PI / sines.len() as f64;
+        if pairs.all(|(cosine, sine)| (cosine.acos() - (sign * sine).acos()).abs() < near) {
             return Ok(sht);
         }
     }

@@ -102,6 +102,10 @@ impl OptimizerConfig {
             );
             return Err(Error::other(message));
         }
+        if *momentum > 0.0 && self.kind != OptimizerKind::Sgd {
+            let message = "optimizer.momentum: that of sgd; adamw and adam have their own";
+            return Err(Error::other(message));
+        }
         Ok(())
     }
 

@@ -56,7 +56,10 @@ impl Experiment {
         let whole = starts().find(|start| reaches(*start, config.steps));
         let start = whole.or_else(|| starts().find(|start| reaches(*start, 1)));
         let frames = match start {
-            Some(start) => self.frames(model, config, &states, start)?,
+            Some(start) => {
+                let config = self.with_truth(config, &states, start);
+                self.frames(model, &config, &states, start)?
+            }
             None => Vec::new(),
         };
         if !self.world.is_root() {

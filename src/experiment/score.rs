@@ -78,6 +78,25 @@ impl Experiment {
             .collect()
     }
 
+    /// The forecast up to the last step that has a truth. Where forcings of the files change, there are none beyond a
+    /// time without a state.
+    pub(super) fn with_truth(
+        &self,
+        config: &ForecastConfig,
+        states: &States,
+        start: usize,
+    ) -> ForecastConfig {
+        let has_truth = |steps: &usize| states.timeline.ahead(start, *steps).1.is_some();
+        let gap = (1..config.steps).find(|steps| !has_truth(steps));
+        let most = gap
+            .filter(|_| self.data.forcings_change)
+            .unwrap_or(config.steps);
+        ForecastConfig {
+            steps: (1..=most).rev().find(has_truth).unwrap_or(1),
+            ..config.clone()
+        }
+    }
+
     /// Scores forecasts from some states unless a signal interrupts it, and adds their spectra to given ones.
     pub(super) fn score_states(
         &self,
@@ -107,13 +126,7 @@ impl Experiment {
                 progress.advance();
                 continue;
             }
-            // Beyond the last truth there may be no forcings either.
-            let has_truth = |steps: &usize| states.timeline.ahead(start, *steps).1.is_some();
-            let last = (1..=config.steps).rev().find(has_truth).unwrap_or(1);
-            let config = &ForecastConfig {
-                steps: last,
-                ..config.clone()
-            };
+            let config = &self.with_truth(config, states, start);
             let first = states.loader.load(&[start])?;
             let begin = self.in_units(first.target.inner());
             self.steps(model, states, start, config, |step| {
