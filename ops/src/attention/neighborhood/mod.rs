@@ -13,7 +13,7 @@
 //! Batch, spatial dims and heads may be sharded, in any combination and with any extents, alike for all three; widths must be
 //! whole, values resolved. Keys and values that other ranks hold travel together, in one exchange; queries never travel.
 //! Where every query reaches all of many keys, they travel round a ring instead, by
-//! [`cell_attention`](super::cell_attention).
+//! [`cell_attention`].
 //!
 //! # Adjoint
 //! Scores are computed anew. Gradients of keys and values of other ranks travel back and add up there.
