@@ -133,28 +133,55 @@ pub(super) fn scaled<M: Module>(
     gradients: GradientsParams,
     factor: f64,
 ) -> GradientsParams {
-    struct Scale {
+    Scale::of(model, gradients, factor, false)
+}
+
+/// Casts the gradients of a model to the number types of its parameters, and multiplies them.
+pub(super) fn widened<M: Module>(
+    model: &M,
+    gradients: GradientsParams,
+    factor: f64,
+) -> GradientsParams {
+    Scale::of(model, gradients, factor, true)
+}
+
+struct Scale {
+    gradients: GradientsParams,
+    factor: f64,
+    widens: bool,
+    /// Parameters whose gradients are done: one may be in two places.
+    seen: HashSet<ParamId>,
+}
+
+impl Scale {
+    fn of<M: Module>(
+        model: &M,
         gradients: GradientsParams,
         factor: f64,
-        seen: HashSet<ParamId>,
+        widens: bool,
+    ) -> GradientsParams {
+        let mut scale = Self {
+            gradients,
+            factor,
+            widens,
+            seen: HashSet::new(),
+        };
+        model.visit(&mut scale);
+        scale.gradients
     }
+}
 
-    impl ModuleVisitor for Scale {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if !self.seen.insert(param.id) {
-                return;
-            }
-            if let Some(gradient) = self.gradients.remove::<D>(param.id) {
-                self.gradients.register(param.id, gradient * self.factor);
-            }
+impl ModuleVisitor for Scale {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.seen.insert(param.id) {
+            return;
+        }
+        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            let gradient = match self.widens {
+                true => gradient.cast(FloatDType::from(param.base().dtype())),
+                false => gradient,
+            };
+            self.gradients.register(param.id, gradient * self.factor);
         }
     }
-
-    let mut scale = Scale {
-        gradients,
-        factor,
-        seen: HashSet::new(),
-    };
-    model.visit(&mut scale);
-    scale.gradients
 }

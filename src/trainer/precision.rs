@@ -1,14 +1,13 @@
 //! Training in half precision, with parameters and optimizer states in f32.
 
-use std::collections::HashSet;
-
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{FloatDType, Tensor};
 use halocline_core::{ShardTensor, is_running_state};
 use serde::{Deserialize, Serialize};
 
 use super::Trainer;
+use super::clip::widened;
 
 /// The smallest factor of a loss.
 const LEAST: f64 = 1.0;
@@ -171,13 +170,9 @@ impl<M: Module> Trainer<M> {
         if self.precision.dtype.is_none() && self.progress.scale.is_none() {
             return gradients;
         }
-        let mut widen = Widen {
-            gradients,
-            factor: self.progress.scale.map_or(1.0, |scale| 1.0 / scale.factor),
-            seen: HashSet::new(),
-        };
-        self.model().visit(&mut widen);
-        widen.gradients
+        let scale = self.progress.scale;
+        let factor = scale.map_or(1.0, |scale| 1.0 / scale.factor);
+        widened(self.model(), gradients, factor)
     }
 
     /// Whether a step with gradients that are not finite is left out with a smaller factor of
@@ -224,23 +219,4 @@ fn rounded<M: Module>(module: M, dtype: FloatDType) -> M {
         dtype,
         running: false,
     })
-}
-
-struct Widen {
-    gradients: GradientsParams,
-    factor: f64,
-    /// Those that are done: a parameter may be in two places.
-    seen: HashSet<ParamId>,
-}
-
-impl ModuleVisitor for Widen {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.seen.insert(param.id) {
-            return;
-        }
-        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
-            let gradient = gradient.cast(FloatDType::from(param.base().dtype()));
-            self.gradients.register(param.id, gradient * self.factor);
-        }
-    }
 }
