@@ -62,7 +62,7 @@ fn forcings_may_be_fields_of_the_files() {
     assert!(score(&scores(folder.path()), "t2m", 18.0, "rmse").is_finite());
 }
 
-/// What validations score may not change while epochs are left: patience compares them.
+/// The steps and members that validations score stay while epochs are left, because patience compares the scores.
 #[test]
 fn validations_of_another_kind_are_refused() {
     let folder = prepared(CONFIG);

@@ -29,8 +29,8 @@ pub struct AttentionOptions {
     /// may be sharded in keys as these are. A plain tensor is one that every rank holds whole. One with gradients is learned, and costs the
     /// memory of all scores of a rank.
     pub bias: Option<ShardTensor<4>>,
-    /// What is added to scores besides, the same for all queries and heads: zero, and −∞ for keys that do not count. See
-    /// [`with_key_padding`](Self::with_key_padding).
+    /// Numbers added to the scores of all queries and heads, `[batch, 1, 1, keys]`: zero, and −∞ for keys that do not count.
+    /// [`with_key_padding`](Self::with_key_padding) makes them.
     pub key_padding: Option<ShardTensor<4>>,
     /// The probability that a weight becomes zero, and the key that decides which.
     pub dropout: Option<(f64, RandomKey)>,

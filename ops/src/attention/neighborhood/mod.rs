@@ -169,7 +169,8 @@ fn near<const D: usize, const N: usize>(
     attended(both, &prepared.output, &mesh, dtype)
 }
 
-/// Keys, all of which a query reaches, that take more room in windows than dense attention has need of.
+/// Keys, all of which every query reaches, from which on dense attention computes what windows would: their memory grows with
+/// the number of keys.
 const MANY: usize = 1024;
 
 /// Options of dense attention, if every query reaches all of many keys.
