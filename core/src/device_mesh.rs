@@ -50,7 +50,7 @@ struct Inner {
     position: usize,
     comm: Arc<dyn Communicator>,
     device: Device,
-    cache: PlanCache,
+    cache: Arc<PlanCache>,
     /// The ranks along each axis through this rank.
     lines: Vec<OnceLock<Arc<[usize]>>>,
 }
@@ -92,8 +92,20 @@ impl DeviceMesh {
                 position,
                 comm,
                 device,
-                cache: PlanCache::default(),
+                cache: Arc::default(),
             }))
+        }))
+    }
+
+    /// This mesh with another engine of the same ranks. Plans, which no engine is part of, are made once for both.
+    pub(crate) fn with_comm(&self, comm: Arc<dyn Communicator>) -> Self {
+        Self(Arc::new(Inner {
+            lines: self.0.lines.clone(),
+            shape: self.0.shape.clone(),
+            position: self.0.position,
+            comm,
+            device: self.0.device.clone(),
+            cache: self.0.cache.clone(),
         }))
     }
 

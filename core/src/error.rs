@@ -136,7 +136,7 @@ impl Error {
 
     /// Panics with this error.
     ///
-    /// A mistake of the program panics with its message, as in burn. A failure of communication
+    /// A mistake of the program panics with its message, as in burn. A failure of communication, or replicas that differ,
     /// keeps its type as the payload, which the launcher reports: so it passes through a backward
     /// pass, whose functions return tensors only. Within [`Error::catch`] every error keeps its
     /// type.
@@ -156,6 +156,7 @@ impl Error {
         match self {
             _ if CATCHING.get() > 0 => std::panic::resume_unwind(Box::new(self)),
             Self::Timeout { .. }
+            | Self::Replicas(_)
             | Self::Diverged { .. }
             | Self::PeerEnded { .. }
             | Self::Rank { .. }

@@ -66,5 +66,5 @@ pub use param::{
 };
 pub use region::{Boundary, IndexBox, Segment, Sides, check_poles, segments};
 pub use rng::{Distribution, RandomKey, philox4x32_10};
-pub use tensor::{Halo, Halos, LocalGradient, ShardTensor, scatter_tensor};
+pub use tensor::{Halo, Halos, LocalGradient, ShardTensor, is_recomputing, scatter_tensor};
 pub use world::World;

@@ -1,8 +1,10 @@
 //! Parameters that are equal on all ranks.
 
+use std::cell::Cell;
 use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex};
 
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use foldhash::quality::FixedState;
@@ -15,12 +17,33 @@ use crate::{DeviceMesh, Error, Result};
 /// Lock on the generator of the process, from which burn's initialisers draw.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
+thread_local! {
+    /// Whether this rank has the generator.
+    static DRAWS: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Makes something whose parameters depend on the seed alone. They are drawn on first use, so `make`
 /// uses them, before another rank takes the generator.
-pub(crate) fn seeded<T>(device: &Device, seed: u64, make: impl FnOnce(&Device) -> T) -> T {
+///
+/// # Errors
+/// A call within `make`, which would wait for itself.
+pub(crate) fn seeded<T>(device: &Device, seed: u64, make: impl FnOnce(&Device) -> T) -> Result<T> {
+    struct Restore;
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            DRAWS.set(false);
+        }
+    }
+
+    if DRAWS.replace(true) {
+        let message = "called while another module is made; make both of one device";
+        return Err(Error::operator("init", message));
+    }
+    let _restore = Restore;
     let _guard = GENERATOR.lock().unwrap_or_else(|e| e.into_inner());
     device.seed(seed);
-    make(device)
+    Ok(make(device))
 }
 
 /// Draws the parameters of a module.
@@ -43,65 +66,50 @@ pub(crate) fn sync<M: Module>(
     // Each rank owns its leaves, even if the program cloned one module into all ranks: shared
     // leaves deadlock.
     let module = module.fork(device);
-    let mut sync = Sync {
-        comm,
-        group,
-        source,
-        path: Vec::new(),
-        error: None,
-    };
-    let module = module.map(&mut sync);
-    match sync.error {
-        Some(error) => Err(error),
-        None => Ok(module),
-    }
-}
-
-struct Sync<'a> {
-    comm: &'a Arc<dyn Communicator>,
-    group: &'a [usize],
-    source: usize,
-    path: Vec<String>,
-    error: Option<Error>,
-}
-
-impl Sync<'_> {
-    fn broadcast<const D: usize>(&self, tensor: Tensor<D>) -> Result<Tensor<D>> {
+    let mut held = Held::default();
+    module.visit(&mut held);
+    // Not while parameters are mapped: a batch norm that ranks share locks its statistics meanwhile.
+    let received = held.parameters.into_iter().map(|parameter| {
+        let Parameter {
+            path,
+            tensor,
+            expected,
+        } = parameter;
         let operation = Operation::new("sync_module", Traffic::Scatter, None);
-        let plain = tensor.clone().inner();
-        let payload = Payload::Tensors(vec![plain.clone().into_dispatch()]);
-        let expected = Expected::Tensors {
-            shapes: vec![tensor.shape()],
-            dtype: tensor.dtype(),
-            device: plain.device().as_dispatch().clone(),
-        };
-        let (comm, group, source) = (self.comm, self.group, self.source);
+        let (shape, payload) = (tensor.shape(), Payload::Tensors(vec![tensor]));
         let received = collectives::broadcast(comm, group, source, &operation, &payload, expected);
         let received = received.map_err(|error| match error {
             Error::Diverged { peer_operation, .. } => Error::Replicas(format!(
-                "parameter {} is {:?} on rank {}, but rank {source} is in {peer_operation}; \
+                "parameter {path} is {:?} on rank {}, but rank {source} is in {peer_operation}; \
                  the ranks must make the same module together",
-                self.path.join("."),
-                tensor.dims(),
+                shape.to_vec(),
                 comm.rank(),
             )),
             other => other,
         })?;
         Ok(match received {
-            // A copy, so that ranks that are threads share no memory that one of them updates.
-            Some(Payload::Tensors(mut tensors)) => {
-                let received = tensors.pop().map(Tensor::<D>::from_dispatch);
-                let data = received.map(|tensor| tensor.into_data());
-                data.map_or(plain, |data| {
-                    Tensor::from_data(data, (&tensor.device().inner(), tensor.dtype()))
-                })
-            }
-            _ => plain,
+            Some(Payload::Tensors(mut tensors)) => tensors.pop(),
+            _ => None,
         })
-    }
+    });
+    let received: Vec<Option<DispatchTensor>> = received.collect::<Result<_>>()?;
+    Ok(module.map(&mut Received(received.into_iter())))
 }
 
-impl ModuleMapper for Sync<'_> {
+/// The parameters of a module, in their order.
+#[derive(Default)]
+struct Held {
+    path: Vec<String>,
+    parameters: Vec<Parameter>,
+}
+
+struct Parameter {
+    path: String,
+    tensor: DispatchTensor,
+    expected: Expected,
+}
+
+impl ModuleVisitor for Held {
     fn enter_module(&mut self, name: &str, _: &str) {
         self.path.push(name.into());
     }
@@ -110,22 +118,42 @@ impl ModuleMapper for Sync<'_> {
         self.path.pop();
     }
 
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.error.is_some() {
-            return param;
-        }
-        let (id, tensor, mapper) = param.consume();
-        let tensor = match self.broadcast(tensor.clone()) {
-            Ok(value) if tensor.is_autodiff() => {
-                on_device(value, &tensor.device()).set_require_grad(tensor.is_require_grad())
-            }
-            Ok(value) => value,
-            Err(error) => {
-                self.error = Some(error);
-                tensor
-            }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let plain = param.val().inner();
+        let expected = Expected::Tensors {
+            shapes: vec![plain.shape()],
+            dtype: plain.dtype(),
+            device: plain.device().as_dispatch().clone(),
         };
-        Param::from_mapped_value(id, tensor, mapper)
+        self.parameters.push(Parameter {
+            path: self.path.join("."),
+            tensor: plain.into_dispatch(),
+            expected,
+        });
+    }
+}
+
+/// Puts values in the place of parameters, in their order, where there are any.
+struct Received(std::vec::IntoIter<Option<DispatchTensor>>);
+
+impl ModuleMapper for Received {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let received = self.0.next().expect("a value for each parameter");
+        let (id, tensor, mapper) = param.consume();
+        let plain = tensor.clone().inner();
+        let value = match received {
+            // A copy, so that ranks that are threads share no memory that one of them updates.
+            Some(received) => {
+                let data = Tensor::<D>::from_dispatch(received).into_data();
+                Tensor::from_data(data, (&plain.device(), plain.dtype()))
+            }
+            None => plain,
+        };
+        let value = match tensor.is_autodiff() {
+            true => on_device(value, &tensor.device()).set_require_grad(tensor.is_require_grad()),
+            false => value,
+        };
+        Param::from_mapped_value(id, value, mapper)
     }
 }
 
@@ -163,9 +191,9 @@ pub(crate) fn compare_replicas<M: Module>(
             None => 0,
             Some(shard) => {
                 // A rank of another mesh than this rank's shards is compared by its own.
-                let held = shard.cells_of(*rank);
-                let same = |other: &usize| shard.cells_of(group[*other]) == held;
-                let other = held.is_some().then(|| (0..index).find(same)).flatten();
+                let other = shard.cells_of(*rank).and_then(|held| {
+                    (0..index).find(|other| shard.cells_of(group[*other]).as_ref() == Some(&held))
+                });
                 other.unwrap_or(index)
             }
         };

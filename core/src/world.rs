@@ -169,7 +169,7 @@ impl World {
     /// rank 0 are sent to the others; each rank owns its leaves.
     ///
     /// # Errors
-    /// A failure of communication.
+    /// A call within `make` of another one; a failure of communication.
     ///
     /// # Example
     /// ```
@@ -189,7 +189,7 @@ impl World {
             let made = make(device);
             module::draw(&made);
             made
-        });
+        })?;
         self.sync_module(made, 0)
     }
 
@@ -201,7 +201,7 @@ impl World {
     /// module, as [`shard_parameters`](crate::shard_parameters) does.
     ///
     /// # Errors
-    /// Those of `plan` and `shard`.
+    /// A call within `make` of another one; those of `plan` and `shard`.
     ///
     /// # Example
     /// ```
@@ -233,10 +233,10 @@ impl World {
         let module = self.modules.fetch_add(1, Ordering::Relaxed);
         let seed = RandomKey::new(self.seed, ("module", module)).number();
         // Ranks that are threads share the generator, so none communicates while it has it.
-        let sketch = module::seeded(&self.device, seed, &make);
+        let sketch = module::seeded(&self.device, seed, &make)?;
         let plan = plan(&sketch)?;
         drop(sketch);
-        module::seeded(&self.device, seed, |device| shard(make(device), plan))
+        module::seeded(&self.device, seed, |device| shard(make(device), plan))?
     }
 
     /// Sends the parameters of rank `source` to every rank, as leaves of its own.

@@ -93,6 +93,12 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// The number of ranks.
     fn size(&self) -> usize;
 
+    /// Whether this engine stands in for the one of a job, to record what a program sends: an elementwise result of tensors on both
+    /// has this one.
+    fn stands_in(&self) -> bool {
+        false
+    }
+
     /// Posts the sends of a batch and returns before its messages have arrived.
     ///
     /// # Errors

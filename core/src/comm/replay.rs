@@ -108,6 +108,10 @@ impl Communicator for Replay {
         self.engine.size()
     }
 
+    fn stands_in(&self) -> bool {
+        true
+    }
+
     fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight> {
         enum Turn {
             Record(usize),

@@ -21,7 +21,7 @@ pub struct GatherAhead<'a> {
     model: PhantomData<(&'a (), Rc<()>)>,
 }
 
-/// Starts gathers of a model's stored parameters ahead of their use, in the order of the step before, while
+/// Starts gathers of a model's parameters that are stored on meshes of all ranks ahead of their use, in the order of the step before, while
 /// the guard lives: for a forward and a backward pass. [`Launcher::overlap`](crate::Launcher::overlap) decides whether
 /// messages travel while ranks compute; on GPUs they do not. `Trainer` calls it.
 ///
@@ -49,7 +49,11 @@ pub struct GatherAhead<'a> {
 /// ```
 pub fn gather_ahead<M: Module>(model: &M) -> GatherAhead<'_> {
     let mut stored = param_shards(model);
-    stored.retain(|_, shard| !shard.stored().is_empty() && travels(shard.mesh().comm()));
+    stored.retain(|_, shard| {
+        let (comm, ranks) = (shard.mesh().comm(), shard.mesh().size());
+        // Gathers of some ranks only would not follow each other alike on all of these.
+        !shard.stored().is_empty() && travels(comm) && ranks == comm.size()
+    });
     let mut finder = Finder {
         path: Vec::new(),
         stored,

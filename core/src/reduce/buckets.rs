@@ -12,7 +12,7 @@
 //! on those of its group alone, and at the end groups follow each other in the order of their ranks.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -40,9 +40,11 @@ const MOST_USES: usize = 1 << 14;
 /// The key of the next use of a parameter.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
+/// Uses of parameters, by the group of ranks that sums their gradients.
+type LeavesByGroup = HashMap<Arc<[usize]>, Leaves>;
+
 thread_local! {
-    /// Uses of parameters, by the group of ranks that sums their gradients.
-    static LEAVES: RefCell<HashMap<Arc<[usize]>, Leaves>> = RefCell::default();
+    static LEAVES: RefCell<LeavesByGroup> = RefCell::default();
     /// The buckets of the backward pass that this rank is in.
     static BUCKETS: RefCell<Option<Buckets>> = const { RefCell::new(None) };
 }
@@ -132,20 +134,13 @@ struct Bucket {
 /// The parameters of a bucket in flight, and the shapes of their gradients.
 type Owners = Vec<(DispatchTensor, Shape)>;
 
-/// A bucket in flight.
-#[derive(Debug)]
-struct Travelling {
-    group: Arc<[usize]>,
-    owners: Owners,
-    sum: PendingReduction,
-}
-
 #[derive(Debug, Default)]
 struct Buckets {
     /// The groups that sum.
     groups: HashSet<Arc<[usize]>>,
     open: Vec<Bucket>,
-    travelling: VecDeque<Travelling>,
+    /// Those in flight, by group.
+    travelling: BTreeMap<Arc<[usize]>, VecDeque<(Owners, PendingReduction)>>,
     summed: Vec<(Owners, DispatchTensor)>,
     scattering: VecDeque<Scattering>,
     /// Parameters and the gradients of their shards.
@@ -203,6 +198,21 @@ pub(crate) fn scatter(
         }
         _ => Ok(Some(gradient)),
     })
+}
+
+/// Runs a program whose uses of parameters, and passes, are no part of those around it.
+pub(crate) fn aside<T>(program: impl FnOnce() -> T) -> T {
+    struct Restore(LeavesByGroup, Option<Buckets>);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let leaves = std::mem::take(&mut self.0);
+            drop((LEAVES.replace(leaves), BUCKETS.replace(self.1.take())));
+        }
+    }
+
+    let _restore = Restore(LEAVES.take(), BUCKETS.take());
+    program()
 }
 
 /// Runs a backward pass of these ranks, with buckets unless it is one rank only.
@@ -274,16 +284,15 @@ impl Buckets {
     }
 
     fn start(&mut self, bucket: Bucket) -> Result<()> {
-        let group = bucket.group.clone();
-        let of_group = |travelling: &&Travelling| travelling.group == group;
-        if self.travelling.iter().filter(of_group).count() == TRAVELLING {
-            let first = self.travelling.iter().position(|one| of_group(&one));
-            let first = first.and_then(|first| self.travelling.remove(first));
-            first.map_or(Ok(()), |first| self.arrive(first))?;
+        let travelling = self.travelling.entry(bucket.group.clone()).or_default();
+        if travelling.len() == TRAVELLING
+            && let Some((owners, sum)) = travelling.pop_front()
+        {
+            self.summed.push((owners, sum.finish()?));
         }
         let (owners, mut sum) = bucket.start()?;
         sum.in_background()?;
-        self.travelling.push_back(Travelling { group, owners, sum });
+        travelling.push_back((owners, sum));
         Ok(())
     }
 
@@ -309,23 +318,14 @@ impl Buckets {
         Ok(())
     }
 
-    /// Waits for a sum.
-    fn arrive(&mut self, travelling: Travelling) -> Result<()> {
-        let sum = travelling.sum.finish()?;
-        self.summed.push((travelling.owners, sum));
-        Ok(())
-    }
-
     fn finish(mut self, gradients: &mut Gradients) -> Result<()> {
         let mut open = std::mem::take(&mut self.open);
         open.sort_by(|one, other| one.group.cmp(&other.group));
         for bucket in open {
             self.start(bucket)?;
         }
-        let mut travelling = Vec::from(std::mem::take(&mut self.travelling));
-        travelling.sort_by(|one, other| one.group.cmp(&other.group));
-        for one in travelling {
-            self.arrive(one)?;
+        for (owners, sum) in self.travelling.into_values().flatten() {
+            self.summed.push((owners, sum.finish()?));
         }
         for scattering in self.scattering {
             self.scattered.push(scattering.finish()?);

@@ -9,7 +9,7 @@ use crate::dispatch::{cut, flattened, reshaped};
 use crate::layout::ReduceOp;
 use crate::operator::{BackwardPass, Operator, one};
 use crate::{IndexBox, Result};
-pub(crate) use buckets::{Leaf, collect, scatter};
+pub(crate) use buckets::{Leaf, aside, collect, scatter};
 pub(crate) use scatter::ReduceScatter;
 
 mod buckets;

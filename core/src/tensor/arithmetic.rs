@@ -8,7 +8,7 @@ use burn::tensor::{Bool, ElementConversion, Float, Int, Tensor};
 use super::ShardTensor;
 use super::binary::Binary;
 use crate::layout::{Layout, Partial, Placement, ReduceOp};
-use crate::ops::fan_out_beside;
+use crate::ops::{fan_out, fan_out_beside};
 use crate::pairing::{Linearity, Pairing, Role, Term};
 use crate::replicas::require_replicas;
 use crate::{Error, OrRaise, Result};
@@ -53,28 +53,37 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         linearity: Linearity,
         f: impl FnOnce(Tensor<D, K>, Tensor<D, K>) -> Tensor<D, K>,
     ) -> Self {
-        let (layout, lhs, rhs) = self.paired(other, operator, linearity).or_raise();
+        let (layout, lhs, rhs) = self.paired(other, operator, linearity, true).or_raise();
         Self::from_parts(f(lhs, rhs), layout.0, layout.1)
     }
 
+    /// The operands as they meet, each one's gradient summed `beside` the other's if every operand gets one.
     #[allow(clippy::type_complexity, reason = "three values that only meet here")]
     pub(super) fn paired(
         self,
         other: Self,
         operator: &'static str,
         linearity: Linearity,
+        beside: bool,
     ) -> Result<((Layout, crate::DeviceMesh), Tensor<D, K>, Tensor<D, K>)> {
+        let mesh = match other.mesh.comm().stands_in() && !self.mesh.comm().stands_in() {
+            true => other.mesh,
+            false => self.mesh,
+        };
         if self.layout == other.layout && self.layout.partial_axis().is_none() {
-            return Ok(((self.layout, self.mesh), self.local, other.local));
+            return Ok(((self.layout, mesh), self.local, other.local));
         }
         let pairing = pair(operator, [&self.layout, &other.layout], linearity)?;
         let [lhs, rhs] = [&self.local, &other.local];
-        let fan_out = |operand, tensor: &Tensor<D, K>, beside| {
-            let axes = pairing.fan_out(operand);
-            fan_out_beside(tensor.clone(), beside, &self.mesh, axes, operator)
+        let of = |operand, tensor: &Tensor<D, K>, other| {
+            let (axes, tensor) = (pairing.fan_out(operand), tensor.clone());
+            match beside {
+                true => fan_out_beside(tensor, other, &mesh, axes, operator),
+                false => fan_out(tensor, &mesh, axes, operator),
+            }
         };
-        let (lhs, rhs) = (fan_out(0, lhs, rhs), fan_out(1, rhs, lhs));
-        Ok(((pairing.layout(&self.layout), self.mesh), lhs, rhs))
+        let (lhs, rhs) = (of(0, lhs, rhs), of(1, rhs, lhs));
+        Ok(((pairing.layout(&self.layout), mesh), lhs, rhs))
     }
 
     /// [`binary`](Self::binary), by a kernel of pairs of floats where all ranks hold cells of both at the same places.
@@ -156,7 +165,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         operator: &'static str,
         f: impl FnOnce(Tensor<D, K>, Tensor<D, K>) -> Tensor<D, Bool>,
     ) -> ShardTensor<D, Bool> {
-        let ((layout, mesh), lhs, rhs) = self.paired(other, operator, Linearity::None).or_raise();
+        let paired = self.paired(other, operator, Linearity::None, false);
+        let ((layout, mesh), lhs, rhs) = paired.or_raise();
         ShardTensor::from_parts(f(lhs, rhs), layout, mesh)
     }
 

@@ -89,8 +89,9 @@ impl<const D: usize> ShardTensor<D> {
         f: impl Fn(Tensor<D>, Tensor<D>) -> Tensor<D>,
     ) -> Self {
         let closure = Closure::new(operator, &f);
-        let paired = self.paired(other, operator, Linearity::None).or_raise();
-        let ((layout, mesh), lhs, rhs) = paired;
+        // A closure may give an operand no gradient, so none waits for that of the other.
+        let paired = self.paired(other, operator, Linearity::None, false);
+        let ((layout, mesh), lhs, rhs) = paired.or_raise();
         let local = closure.apply([lhs, rhs], |[lhs, rhs]| f(lhs, rhs), &mesh);
         Self::from_parts(local.or_raise(), layout, mesh)
     }

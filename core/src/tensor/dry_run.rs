@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use super::ShardTensor;
+use super::recompute::recomputing;
 use crate::comm::PlannedMessages;
 use crate::comm::dry_run::DryRun;
-use crate::device_mesh::DeviceMesh;
-use crate::{Error, LayerKeys, Result};
+use crate::{Error, LayerKeys, Result, reduce};
 
 impl<const D: usize> ShardTensor<D> {
     /// Records the communication of this rank in a program on this tensor: the program runs with
     /// zeros for the cells of other ranks, and sends nothing. Keys of [`LayerKeys`] that its layers
-    /// draw do not count, so that one rank alone may run it.
+    /// draw do not count, running statistics stay, and uses of parameters are no part of a pass around it, so that one rank alone may
+    /// run it, also with a backward pass. But the first operand of `cat` and of products, and a parameter in stored shards that is
+    /// taken by `val()`, must not be on the real mesh: it would send.
     ///
     /// # Errors
     /// Those of the program.
@@ -31,11 +33,11 @@ impl<const D: usize> ShardTensor<D> {
     /// ```
     pub fn dry_run<T>(&self, program: impl FnOnce(Self) -> Result<T>) -> Result<PlannedMessages> {
         let engine = Arc::new(DryRun::of(&**self.mesh.comm()));
-        let shape = (**self.mesh.shape()).clone();
-        let mesh = DeviceMesh::new(shape, engine.clone(), self.mesh.device().clone())?;
+        let mesh = self.mesh.with_comm(engine.clone());
         let local = self.local.clone().detach();
         let x = Self::from_parts(local, self.layout.clone(), mesh);
-        LayerKeys::aside(|| Error::catch(|| program(x).map(drop)))??;
+        let program = || Error::catch(|| program(x).map(drop));
+        LayerKeys::aside(|| reduce::aside(|| recomputing(program)))??;
         Ok(engine.take())
     }
 }

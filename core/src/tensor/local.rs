@@ -84,11 +84,26 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                 "{layout} of booleans, which have no sum; take that of int()"
             )));
         }
+        let mut reductions = layout
+            .placements()
+            .iter()
+            .filter_map(|placement| match placement {
+                Partial(op) => Some(*op),
+                _ => None,
+            });
+        let first = reductions.next();
+        if let Some(other) = reductions.find(|op| Some(*op) != first) {
+            return Err(Error::Layout(format!(
+                "{layout}, whose value depends on what is resolved first, {} or {}; resolve one before the other",
+                Partial(first.unwrap_or(other)),
+                Partial(other)
+            )));
+        }
         let local = match gradient {
             // Of values that fan out, the parts of the gradient are added.
             LocalGradient::Replicated => {
                 let axes = layout.axes_where(|placement| placement == Fan);
-                fan_out(local, mesh, &axes, "from_local")
+                Error::catch(|| fan_out(local, mesh, &axes, "from_local"))?
             }
             LocalGradient::Partial => {
                 let axes = layout.axes_where(|placement| placement == Replicate);

@@ -26,7 +26,7 @@ pub(crate) use create::on_device;
 pub use create::scatter_tensor;
 pub use halo::Halo;
 pub use local::LocalGradient;
-pub use recompute::Halos;
+pub use recompute::{Halos, is_recomputing};
 
 /// A tensor of `D` dims whose cells lie on the ranks of a mesh.
 ///
@@ -242,10 +242,24 @@ impl<const D: usize> ShardTensor<D> {
         })
     }
 
-    /// The gradient of this tensor, in its layout; `None` without one. That of partial values is
+    /// The gradient of this tensor, in its layout; `None` without one. That of a partial sum is
     /// replicated, and that of values that fan out is a partial sum. [`backward`](Self::backward)
     /// has an example.
+    ///
+    /// # Panics
+    /// Panics for other partial values: each rank has the gradient of its own, which `local().grad(..)` gives.
+    #[track_caller]
     pub fn grad(&self, gradients: &Gradients) -> Option<Self> {
+        if let Some((axis, op)) = self.layout.partial_axis()
+            && op != ReduceOp::Sum
+        {
+            let error = Error::Placement {
+                operator: "grad".into(),
+                placement: format!("{} on axis \"{}\"", Partial(op), self.axis_name(axis)),
+                help: "each rank has the gradient of its own values: local().grad(..)".into(),
+            };
+            error.raise()
+        }
         let local = self.local.grad(gradients)?;
         let placements = self.placements().iter().map(|placement| match placement {
             Partial(_) => Replicate,

@@ -1,5 +1,6 @@
 //! Blocks of a model that are computed again in the backward pass, instead of keeping what they computed.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -11,7 +12,7 @@ use burn::tensor::{Gradients, Tensor};
 use super::{ShardTensor, on_device};
 use crate::comm::Replay;
 use crate::operator::{BackwardPass, Operator, apply};
-use crate::{DeviceMesh, Error, LayerKeys, Layout, OrRaise, Result, reduce};
+use crate::{DeviceMesh, Error, LayerKeys, Layout, Result, reduce};
 
 /// Handling of halos, and of all else that a block receives from other ranks, until the backward pass
 /// computes the block again.
@@ -24,18 +25,42 @@ pub enum Halos {
     SendAgain,
 }
 
+thread_local! {
+    static RECOMPUTES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this rank computes a block again, in the backward pass of [`recompute`](ShardTensor::recompute), or tries a program in
+/// a [dry run](ShardTensor::dry_run): then a layer leaves state of its own, such as running statistics, as it is.
+pub fn is_recomputing() -> bool {
+    RECOMPUTES.get()
+}
+
+/// Says that a program changes no state of layers.
+pub(super) fn recomputing<T>(program: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            RECOMPUTES.set(self.0);
+        }
+    }
+
+    let _restore = Restore(RECOMPUTES.replace(true));
+    program()
+}
+
 impl<const D: usize> ShardTensor<D> {
     /// Applies a block of a model and keeps only its input: the backward pass computes the block again, and then its
     /// gradients. Memory falls to that of one block, and time grows by that of a forward pass.
     ///
     /// Results and gradients have the bits of the block itself. What the block receives from other ranks is kept or sent again, as
     /// `halos` says; parameters that are stored in shards are always gathered again. Random numbers of [`LayerKeys`] are drawn
-    /// alike. Parameters of `module` receive gradients, of zero where the block does not use one; a module that changes itself in a forward pass,
-    /// such as burn's batch norm, does so twice. Tensors that the closure captures must have none: pass one by
-    /// [`recompute_with`](Self::recompute_with).
+    /// alike, and batch norms count a batch once. Parameters of `module` receive gradients, of zero where the block does not use one; a
+    /// module of your own that changes itself in a forward pass does so twice, unless it asks [`is_recomputing`]. Tensors that the closure
+    /// captures must have none: pass one by [`recompute_with`](Self::recompute_with).
     ///
     /// # Panics
-    /// Panics if the block captures a tensor with gradients, if its messages depend on anything but its operands, or for
+    /// Panics if the block captures a tensor with gradients, if operands lie on two meshes, if its messages depend on anything but its operands, or for
     /// parameters of several number types; [raises](Error::raise) the errors of the block.
     ///
     /// # Example
@@ -88,6 +113,10 @@ impl<const D: usize> ShardTensor<D> {
         if !tracked.0 {
             return block(module, self, other);
         }
+        if **self.mesh.shape() != **other.mesh.shape() {
+            let message = "operands on two meshes; expected one";
+            Error::operator("recompute", message).raise()
+        }
         let parameters = flat(module, &self);
         let replay = match halos {
             Halos::Keep => Some(Arc::new(Replay::of(self.mesh.comm().clone()))),
@@ -95,11 +124,7 @@ impl<const D: usize> ShardTensor<D> {
         };
         let mesh = match &replay {
             None => self.mesh.clone(),
-            Some(replay) => {
-                let (shape, comm) = ((**self.mesh.shape()).clone(), replay.clone());
-                let mesh = DeviceMesh::new(shape, comm, self.mesh.device().clone());
-                mesh.or_raise()
-            }
+            Some(replay) => self.mesh.with_comm(replay.clone()),
         };
         let output = Arc::new(OnceLock::new());
         let operator = Block {
@@ -109,6 +134,7 @@ impl<const D: usize> ShardTensor<D> {
             mesh,
             replay,
             keys: LayerKeys::current(),
+            current: DeviceMesh::current().ok(),
             output: output.clone(),
         };
         let inputs = [
@@ -133,6 +159,8 @@ struct Block<M, F, const D: usize, const E: usize> {
     replay: Option<Arc<Replay>>,
     /// The random numbers of its layers.
     keys: LayerKeys,
+    /// The [current](DeviceMesh::current) mesh of the forward pass.
+    current: Option<DeviceMesh>,
     /// The layout of the result.
     output: Arc<OnceLock<Layout>>,
 }
@@ -155,7 +183,13 @@ where
         let (of_x, of_other) = self.layouts.clone();
         let x = ShardTensor::from_parts(x.clone(), of_x, self.mesh.clone());
         let other = ShardTensor::from_parts(other.clone(), of_other, self.mesh.clone());
-        ((self.block)(&module, x, other), module)
+        let block = || (self.block)(&module, x, other);
+        let y = match &self.current {
+            Some(current) if current.shape() == self.mesh.shape() => self.mesh.scope(block),
+            Some(current) => current.scope(block),
+            None => block(),
+        };
+        (y, module)
     }
 }
 
@@ -206,7 +240,7 @@ where
         }
         let (y, module) = LayerKeys::aside(|| {
             self.keys.install();
-            self.run(&x, &other, true)
+            recomputing(|| self.run(&x, &other, true))
         });
         if let Some(replay) = &self.replay {
             replay.pass_on();
@@ -222,12 +256,17 @@ where
             module.visit(&mut parameters);
             Tensor::cat(parameters.parts, 0).into_dispatch()
         });
-        let [x, other] = [
-            x.grad(&gradients).map(Tensor::into_dispatch),
-            other.grad(&gradients).map(Tensor::into_dispatch),
-        ];
+        let x = pass.wanted[0].then(|| gradient(&x, &gradients));
+        let other = pass.wanted[1].then(|| gradient(&other, &gradients));
         Ok(vec![x, other, parameters])
     }
+}
+
+/// The gradient of an operand, zero where the block does not use it.
+fn gradient<const D: usize>(operand: &Tensor<D>, gradients: &Gradients) -> DispatchTensor {
+    let gradient = operand.grad(gradients);
+    let gradient = gradient.unwrap_or_else(|| operand.clone().inner().zeros_like());
+    gradient.into_dispatch()
 }
 
 /// All parameters one after another, with gradients; a zero beside `x` if there are none.
@@ -261,10 +300,7 @@ impl ModuleVisitor for Flatten<'_> {
         let count = value.shape().num_elements();
         let part = match self.gradients {
             None => value,
-            Some(gradients) => {
-                let gradient = value.grad(gradients);
-                gradient.unwrap_or_else(|| value.inner().zeros_like())
-            }
+            Some(gradients) => Tensor::from_dispatch(gradient(&value, gradients)),
         };
         self.parts.push(part.reshape([count]));
     }
