@@ -10,8 +10,6 @@ use crate::driver::empty::{drop_empty, fill_empty};
 use crate::driver::place::require_dim;
 use crate::kernel::taken::{Places, take};
 
-const NAME: &str = "take_cells";
-
 /// Numbers of cells, any of them and in any order, some several times. The plan that is made for them is used again: it is
 /// kept with the map, not with its numbers, so a map is made once.
 ///
@@ -100,12 +98,23 @@ pub fn take_cells<const D: usize>(
     map: &CellMap,
     extents: &[usize],
 ) -> Result<ShardTensor<D>> {
-    require_dim(NAME, &x, dim)?;
-    x.require_resolved(NAME)?;
+    take_named("take_cells", x, dim, map, extents)
+}
+
+/// [`take_cells`] of an operator.
+pub(crate) fn take_named<const D: usize>(
+    operator: &'static str,
+    x: ShardTensor<D>,
+    dim: usize,
+    map: &CellMap,
+    extents: &[usize],
+) -> Result<ShardTensor<D>> {
+    require_dim(operator, &x, dim)?;
+    x.require_resolved(operator)?;
     let (size, parts) = (x.dims()[dim], x.layout().extents(dim).len());
     if let Some(beyond) = map.cells().iter().find(|cell| **cell >= size) {
         let message = format!("cell {beyond} of dim {dim} of {:?}", x.dims());
-        return Err(Error::operator(NAME, message));
+        return Err(Error::operator(operator, message));
     }
     let sum: usize = extents.iter().sum();
     if extents.len() != parts || sum != map.cells().len() {
@@ -113,14 +122,14 @@ pub fn take_cells<const D: usize>(
             "extents {extents:?} of {} cells; expected one for each of {parts} parts of dim {dim}",
             map.cells().len()
         );
-        return Err(Error::operator(NAME, message));
+        return Err(Error::operator(operator, message));
     }
     let mut all = x.layout().all_extents().to_vec();
     all[dim] = extents.to_vec();
     let output = x.layout().derive(x.placements().to_vec(), all);
     let (local, layout, mesh) = x.into_parts();
     let dims: Vec<usize> = (0..D).collect();
-    let local = fill_empty(local, &layout, &dims, NAME, 0.0)?;
+    let local = fill_empty(local, &layout, &dims, operator, 0.0)?;
     let local = match layout.is_sharded(dim) {
         false => match map.cells() {
             [] => local.narrow(dim, 0, 1),
@@ -133,13 +142,13 @@ pub fn take_cells<const D: usize>(
                 .get_or_make(key, |(layout, dim, map, extents)| {
                     Ok(TakePlan::new(layout, &mesh, *dim, map.cells(), extents))
                 })?;
-            let operation = Operation::new(NAME, Traffic::Exchange, Some(&layout));
+            let operation = Operation::new(operator, Traffic::Exchange, Some(&layout));
             let packed = take(local, dim, &plan.packed);
             let exchange = || ops::exchange(packed, &mesh, plan.exchange.clone(), operation);
             let arrived = Error::catch(exchange)?;
             take(arrived, dim, &plan.taken)
         }
     };
-    let local = drop_empty(local, &output, mesh.position(), NAME)?;
+    let local = drop_empty(local, &output, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(local, output, mesh))
 }

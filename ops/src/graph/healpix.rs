@@ -83,7 +83,7 @@ pub fn pad_healpix(x: ShardTensor<5>, width: usize) -> Result<ShardTensor<5>> {
     let strips = strips.reshape([batch, channels, high * wide]);
     let [one, other] = cells.each_ref().map(|cells| take(strips.clone(), 2, cells));
     // The same cells, but where a corner is a mean.
-    let y = ((one + other) / 2.0).reshape(*shape);
+    let y = (one * 0.5 + other * 0.5).reshape(*shape);
     let y = drop_empty(y, &output, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(y, output, mesh))
 }

@@ -15,13 +15,16 @@
 
 mod cells;
 mod edges;
+mod extremum;
 pub mod healpix;
 mod icosphere;
 mod maps;
 pub mod neighbours;
 mod plan;
 mod reduce;
+mod tree;
 
+pub(crate) use cells::take_named;
 pub use cells::{CellMap, take_cells};
 pub use edges::{EdgeShards, Graph};
 pub use healpix::pad_healpix;

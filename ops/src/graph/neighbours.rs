@@ -14,11 +14,15 @@
 //! Distances are compared in f64, those that are equal by the numbers of points: any sharding finds the same pairs, in the
 //! same order.
 
-use halocline_core::{Error, IndexBox, Need, Operation, Result, ShardTensor, Traffic, ops};
+use halocline_core::{Error, IndexBox, Need, Operation, Result, ShardTensor, Traffic, ops, tasks};
 
 use super::edges::{EdgeShards, Graph};
+use super::tree::{Limit, Tree};
 use crate::precision::in_f32;
 use crate::reduce::{root, sum_dims};
+
+/// The queries that are worth a thread.
+const QUERIES: usize = 256;
 
 /// The `count` points that are nearest to each query, as edges from these points to the query, the nearest first.
 ///
@@ -101,80 +105,6 @@ pub fn distances(
     })
 }
 
-/// The neighbours that count.
-#[derive(Clone, Copy)]
-enum Limit {
-    Count(usize),
-    /// The square of a distance.
-    Radius(f64),
-}
-
-/// Points of a rank, by their first coordinate.
-struct Block {
-    /// First coordinate, number and all coordinates.
-    points: Vec<(f64, usize, Vec<f64>)>,
-}
-
-impl Block {
-    fn new(coordinates: &[f64], width: usize, first: usize) -> Self {
-        let rows = coordinates.chunks(width).enumerate();
-        let mut points: Vec<_> = rows
-            .map(|(row, point)| (point[0], first + row, point.to_vec()))
-            .collect();
-        points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        Self { points }
-    }
-
-    /// Adds the points near a query to those found so far, as squares of distances and numbers, sorted.
-    fn add_to(&self, found: &mut Vec<(f64, usize)>, query: &[f64], limit: Limit) {
-        let middle = self.points.partition_point(|point| point.0 < query[0]);
-        let (mut low, mut high) = (middle, middle);
-        // Outwards from the query, until the first coordinate alone is too far.
-        loop {
-            let below = low
-                .checked_sub(1)
-                .map(|place| (query[0] - self.points[place].0, place));
-            let above = self
-                .points
-                .get(high)
-                .map(|point| (point.0 - query[0], high));
-            let (gap, place) = match (below, above) {
-                (Some(below), Some(above)) if below.0 <= above.0 => below,
-                (Some(below), None) => below,
-                (_, Some(above)) => above,
-                (None, None) => return,
-            };
-            let most = match limit {
-                Limit::Radius(most) => most,
-                Limit::Count(count) if found.len() == count => {
-                    found.last().map_or(0.0, |last| last.0)
-                }
-                Limit::Count(_) => f64::INFINITY,
-            };
-            if gap * gap > most {
-                return;
-            }
-            if place < middle {
-                low = place;
-            } else {
-                high = place + 1;
-            }
-            let (_, number, point) = &self.points[place];
-            let squares = point.iter().zip(query).map(|(a, b)| (a - b) * (a - b));
-            let pair = (squares.sum::<f64>(), *number);
-            if pair.0 > most {
-                continue;
-            }
-            let before =
-                |held: &(f64, usize)| held.0.total_cmp(&pair.0).then(held.1.cmp(&pair.1)).is_lt();
-            found.insert(found.partition_point(before), pair);
-            if let Limit::Count(count) = limit {
-                found.truncate(count);
-            }
-        }
-    }
-}
-
 fn search(
     operator: &'static str,
     points: &ShardTensor<2>,
@@ -219,10 +149,12 @@ fn search(
         let block = numbers(block.into_data());
         finite &= block.iter().all(|number| number.is_finite());
         let first = cells(mesh.position()).ranges()[0].start;
-        let block = Block::new(&block, width, first);
-        for (found, query) in found.iter_mut().zip(asked.chunks(width)) {
-            block.add_to(found, query, limit);
-        }
+        let tree = Tree::new(&block, width, first);
+        found = tasks::map(found.len(), QUERIES, |query| {
+            let mut near = found[query].clone();
+            tree.add_to(&mut near, &asked[query * width..][..width], limit);
+            near
+        });
     }
     // Pairs, after a number that says whether this rank's coordinates were finite.
     let mut told = vec![f64::from(u8::from(finite))];

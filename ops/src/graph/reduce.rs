@@ -2,14 +2,13 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Bool, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 use halocline_core::{ReduceOp, Result, ShardTensor};
 
+use super::extremum::{extrema, targets_of_edges};
 use crate::driver::empty::{drop_empty, fill_empty};
-use crate::kernel::taken::{Places, add, take};
+use crate::kernel::taken::add;
 use crate::precision::{cast, widened};
-use crate::reduce::local_extremum;
-use crate::reshape;
 
 const NAME: &str = "aggregate";
 
@@ -62,49 +61,6 @@ pub(super) fn reduced<const D: usize>(
 }
 
 fn sums<const D: usize>(messages: Tensor<D>, dim: usize, targets: &[Range<usize>]) -> Tensor<D> {
-    let of_edge = targets.iter().enumerate();
-    let of_edge = of_edge.flat_map(|(target, edges)| std::iter::repeat_n(target, edges.len()));
-    let mut of_edge: Vec<usize> = of_edge.collect();
-    // Zeros that stand for no edges are added somewhere.
-    of_edge.resize(messages.dims()[dim], 0);
-    add(messages, dim, &Places::new(of_edge), targets.len().max(1))
-}
-
-/// Every target has as many places as the one with the most edges; those without an edge hold what no edge is beyond.
-fn extrema<const D: usize>(
-    messages: Tensor<D>,
-    dim: usize,
-    targets: &[Range<usize>],
-    op: ReduceOp,
-) -> Tensor<D> {
-    let mut shape = messages.dims();
-    let (edges, count) = (shape[dim], targets.len().max(1));
-    let most = targets.iter().map(Range::len).max().unwrap_or(0).max(1);
-    let place = |(target, place): (usize, usize)| match targets.get(target) {
-        Some(own) if place < own.len() => own.start + place,
-        _ => edges,
-    };
-    let places = (0..count).flat_map(|target| (0..most).map(move |place| (target, place)));
-    let places: Vec<usize> = places.map(place).collect();
-    let [outer, inner] =
-        [&shape[..dim], &shape[dim + 1..]].map(|dims| dims.iter().product::<usize>());
-    shape[dim] = 1;
-    let beyond = match op {
-        ReduceOp::Min => f64::INFINITY,
-        _ => f64::NEG_INFINITY,
-    };
-    let none = Tensor::full(shape, beyond, (&messages.device(), messages.dtype()));
-    let all = take(
-        Tensor::cat(vec![messages, none], dim),
-        dim,
-        &Places::new(places),
-    );
-    let all = reshape::<D, 4>(all, vec![outer, count, most, inner]);
-    let found = local_extremum(all, &[2], op);
-    let alone = (0..count).map(|target| targets.get(target).is_none_or(Range::is_empty));
-    let alone = TensorData::new(alone.collect::<Vec<bool>>(), [1, count, 1, 1]);
-    let alone = Tensor::<4, Bool>::from_data(alone, &found.device());
-    let found = found.mask_fill(alone.expand([outer, count, 1, inner]), 0.0);
-    shape[dim] = count;
-    reshape(found, shape.to_vec())
+    let of_edge = targets_of_edges(&messages, dim, targets);
+    add(messages, dim, &of_edge, targets.len().max(1))
 }

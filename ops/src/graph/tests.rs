@@ -37,6 +37,44 @@ fn messages_cross_ranks() {
     }
 }
 
+/// A star beside targets with one edge and without any.
+struct Star(Aggregate);
+
+impl Operator<2, 2> for Star {
+    fn apply<X: Field<2>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<2>>) -> X {
+        let x = inputs.remove(0);
+        let star = (0..64).map(|source| [source, 5]);
+        let singles = (0..40).map(|target| [target + 7, target + target / 5]);
+        let edges: Vec<[usize; 2]> = star.chain(singles).collect();
+        let edges = Graph::new(64, 64, &edges).unwrap().beside(&x, 0).unwrap();
+        let sources = edges.sources(x.clamp(-0.7, 0.7)); // several have the extreme value
+        edges.reduce(sources, self.0)
+    }
+}
+
+#[test]
+fn targets_have_any_numbers_of_edges() {
+    for aggregate in [Aggregate::Max, Aggregate::Min] {
+        check_op(&Star(aggregate), &[[64, 2]], &[], &[0, 1], 1e-6);
+    }
+}
+
+#[test]
+fn infinite_and_undefined_extrema_keep_their_gradients() {
+    let values = [f32::NEG_INFINITY, f32::NEG_INFINITY, 2.0, f32::NAN, 1.0];
+    let device = burn::tensor::Device::default().autodiff();
+    let x = Tensor::<1>::from_floats(values, &device).require_grad();
+    let edges = [[0, 0], [1, 0], [2, 1], [3, 1], [2, 2], [4, 2], [4, 2]];
+    let edges = Graph::new(5, 5, &edges).unwrap().beside(&x, 0).unwrap();
+    let y = edges.reduce(edges.sources(x.clone()), Aggregate::Max);
+    let gradients = y.clone().sum().backward();
+    let y: Vec<f32> = y.into_data().iter().collect();
+    assert!(y[1].is_nan(), "{y:?}");
+    assert_eq!((y[0], &y[2..]), (f32::NEG_INFINITY, &[2.0, 0.0, 0.0][..]));
+    let gradient = x.grad(&gradients).expect("a gradient").into_data();
+    gradient.assert_eq(&[0.5_f32, 0.5, 1.0, 1.0, 0.0].into(), true);
+}
+
 struct Weighted;
 
 impl Operator<3, 3> for Weighted {

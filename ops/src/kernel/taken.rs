@@ -211,9 +211,10 @@ fn taken<E: Copy + Send + Sync>(lines: Lines, x: &[E], places: &Places) -> Buffe
         cells,
         inner,
     } = lines;
-    rows([outer, places.cells.len(), inner], |outer, chosen, y| {
+    let shape = [outer, places.cells.len(), inner];
+    rows(shape, |outer, chosen, columns, y| {
         let x = &x[outer * cells * inner..][..cells * inner];
-        copy(x, y, inner, places.cells[chosen].iter().copied());
+        copy(x, y, inner, columns, places.cells[chosen].iter().copied());
     })
 }
 
@@ -229,15 +230,16 @@ fn added<E: Float>(lines: Lines, x: &[E], places: &Places, count: usize) -> Buff
         None => index,
     };
     let once = cells == count && by_cell.starts.iter().copied().eq(0..=count);
-    rows([outer, count, inner], |outer, chosen, y| {
+    rows([outer, count, inner], |outer, chosen, columns, y| {
         let x = &x[outer * cells * inner..][..cells * inner];
         if once {
-            return copy(x, y, inner, chosen.map(place));
+            return copy(x, y, inner, columns, chosen.map(place));
         }
-        for (y, cell) in y.chunks_exact_mut(inner).zip(chosen) {
+        for (y, cell) in y.chunks_exact_mut(columns.len()).zip(chosen) {
             y.fill(E::default());
             for index in by_cell.of(cell) {
-                for (y, x) in y.iter_mut().zip(&x[place(index) * inner..]) {
+                let x = &x[place(index) * inner + columns.start..];
+                for (y, x) in y.iter_mut().zip(x) {
                     *y += *x;
                 }
             }
@@ -245,33 +247,41 @@ fn added<E: Float>(lines: Lines, x: &[E], places: &Places, count: usize) -> Buff
     })
 }
 
-/// Copies rows of `inner` elements.
-fn copy<E: Copy>(x: &[E], y: &mut [E], inner: usize, rows: impl Iterator<Item = usize>) {
+/// Copies some columns of rows of `inner` elements.
+fn copy<E: Copy>(
+    x: &[E],
+    y: &mut [E],
+    inner: usize,
+    columns: Range<usize>,
+    rows: impl Iterator<Item = usize>,
+) {
     if inner == 1 {
         y.iter_mut().zip(rows).for_each(|(y, row)| *y = x[row]);
         return;
     }
-    for (y, row) in y.chunks_exact_mut(inner).zip(rows) {
-        y.copy_from_slice(&x[row * inner..][..inner]);
+    for (y, row) in y.chunks_exact_mut(columns.len()).zip(rows) {
+        y.copy_from_slice(&x[row * inner..][columns.clone()]);
     }
 }
 
-/// `[outer, count, inner]`, of which `fill` writes a range of the rows of `inner`.
+/// `[outer, count, inner]`, of which `fill` writes a range of the rows of `inner`, or of the columns of one.
 fn rows<E: Copy + Send + Sync>(
     [outer, count, inner]: [usize; 3],
-    fill: impl Fn(usize, Range<usize>, &mut [E]) + Sync,
+    fill: impl Fn(usize, Range<usize>, Range<usize>, &mut [E]) + Sync,
 ) -> Buffer<E> {
-    let part = (CHUNK / inner.max(1)).max(1);
-    let parts = if inner == 0 { 0 } else { count.div_ceil(part) };
-    // SAFETY: every row is written, each by one task.
+    let (high, wide) = ((CHUNK / inner.max(1)).max(1), inner.clamp(1, CHUNK));
+    let [down, across] = [count.div_ceil(high), inner.div_ceil(wide)];
+    // SAFETY: every element is written, each by one task.
     unsafe {
         Buffer::filled(outer * count * inner, |y| {
-            tasks::for_each(outer * parts, 1, |task| {
-                let (outer, start) = (task / parts, task % parts * part);
-                let rows = start..count.min(start + part);
+            tasks::for_each(outer * down * across, 1, |task| {
+                let (band, column) = (task / across, task % across * wide);
+                let (outer, row) = (band / down, band % down * high);
+                let rows = row..count.min(row + high);
+                let columns = column..inner.min(column + wide);
                 let place = |row: usize| (outer * count + row) * inner;
-                let y = slice(y, place(rows.start)..place(rows.end));
-                fill(outer, rows, y);
+                let cells = place(rows.start) + columns.start..place(rows.end - 1) + columns.end;
+                fill(outer, rows, columns, slice(y, cells));
             });
         })
     }

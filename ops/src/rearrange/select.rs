@@ -17,8 +17,9 @@ use halocline_core::{Error, Layout, Partial, ReduceOp, Replicate, Result, Shard,
 
 use super::narrow::narrow;
 use crate::driver::empty::{drop_empty, fill, fill_empty};
-use crate::driver::place::{in_place, placed, renumbered, require_dim, runs};
+use crate::driver::place::{renumbered, require_dim};
 use crate::golden::{Golden, output, with_dims};
+use crate::graph::{CellMap, take_named};
 use crate::kernel::taken::{Places, take};
 
 /// Takes one cell of a dim, which goes. The result has `E` dims, one fewer than `x`. See the [module](self).
@@ -126,16 +127,8 @@ pub fn index_select<const D: usize>(
     }
     let mut extents = x.layout().all_extents().to_vec();
     if x.layout().is_sharded(dim) {
-        extents[dim] = even(&x, dim, indices.len())?;
-        let output = x.layout().derive(x.placements().to_vec(), extents);
-        let sizes = x.dims();
-        let key = (dim, indices.to_vec());
-        return placed(x, NAME, key, output, 0.0, |other, cells| {
-            match other == dim {
-                true => runs(&indices[cells.clone()]),
-                false => in_place(cells, sizes[other]),
-            }
-        });
+        let even = even(&x, dim, indices.len())?;
+        return take_named(NAME, x, dim, &CellMap::new(indices.to_vec()), &even);
     }
     extents[dim] = vec![indices.len()];
     let (local, from, mesh) = x.into_parts();

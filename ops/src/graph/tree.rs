@@ -1,0 +1,169 @@
+//! A tree of points, by which those near a query are found.
+
+use std::ops::Range;
+
+/// The most points of a leaf.
+const LEAF: usize = 16;
+
+/// The neighbours that count.
+#[derive(Clone, Copy)]
+pub(super) enum Limit {
+    Count(usize),
+    /// The square of a distance.
+    Radius(f64),
+}
+
+/// Points in a k-d tree: a range of more than a few is split at its middle, along the coordinate that differs most.
+pub(super) struct Tree {
+    width: usize,
+    /// The coordinates of each point, in the order of the tree.
+    coordinates: Vec<f64>,
+    /// The number of each point.
+    numbers: Vec<usize>,
+    /// The coordinate along which a range is split, and where, at the range's middle.
+    cuts: Vec<(usize, f64)>,
+}
+
+impl Tree {
+    /// Makes a tree of points `[points, width]` that are numbered from `first` on.
+    pub(super) fn new(coordinates: &[f64], width: usize, first: usize) -> Self {
+        let mut order: Vec<usize> = (0..coordinates.len() / width).collect();
+        let mut cuts = vec![(0, 0.0); order.len()];
+        split(coordinates, width, &mut order, &mut cuts);
+        let rows = order
+            .iter()
+            .flat_map(|row| &coordinates[row * width..][..width]);
+        Self {
+            width,
+            coordinates: rows.copied().collect(),
+            numbers: order.iter().map(|row| first + row).collect(),
+            cuts,
+        }
+    }
+
+    /// Adds the points near a query to those found so far, as squares of distances and numbers, sorted.
+    pub(super) fn add_to(&self, found: &mut Vec<(f64, usize)>, query: &[f64], limit: Limit) {
+        self.visit(0..self.numbers.len(), found, query, limit);
+    }
+
+    fn visit(
+        &self,
+        range: Range<usize>,
+        found: &mut Vec<(f64, usize)>,
+        query: &[f64],
+        limit: Limit,
+    ) {
+        if range.len() <= LEAF {
+            for place in range {
+                let squares = self.point(place).iter().zip(query);
+                let square = squares.map(|(a, b)| (a - b) * (a - b)).sum();
+                insert(found, (square, self.numbers[place]), limit);
+            }
+            return;
+        }
+        let middle = range.start.midpoint(range.end);
+        let (along, cut) = self.cuts[middle];
+        let gap = query[along] - cut;
+        let (low, high) = (range.start..middle, middle..range.end);
+        let (near, far) = if gap < 0.0 { (low, high) } else { (high, low) };
+        self.visit(near, found, query, limit);
+        if gap * gap <= most(found, limit) {
+            self.visit(far, found, query, limit);
+        }
+    }
+
+    fn point(&self, place: usize) -> &[f64] {
+        &self.coordinates[place * self.width..][..self.width]
+    }
+}
+
+/// Orders the points of a range, and notes where it is split.
+fn split(coordinates: &[f64], width: usize, order: &mut [usize], cuts: &mut [(usize, f64)]) {
+    if order.len() <= LEAF {
+        return;
+    }
+    let of = |row: usize, dim: usize| coordinates[row * width + dim];
+    let spread = |dim: usize| {
+        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        for row in &*order {
+            (low, high) = (low.min(of(*row, dim)), high.max(of(*row, dim)));
+        }
+        high - low
+    };
+    let spreads: Vec<f64> = (0..width).map(spread).collect();
+    let dim = (0..width).max_by(|a, b| spreads[*a].total_cmp(&spreads[*b]));
+    let (dim, middle) = (dim.unwrap_or(0), order.len() / 2);
+    order.select_nth_unstable_by(middle, |a, b| of(*a, dim).total_cmp(&of(*b, dim)));
+    // A part of more than a leaf has its middle behind its first point, so each cut has a place of its own.
+    cuts[middle] = (dim, of(order[middle], dim));
+    let (low, high) = order.split_at_mut(middle);
+    let (cuts_low, cuts_high) = cuts.split_at_mut(middle);
+    split(coordinates, width, low, cuts_low);
+    split(coordinates, width, high, cuts_high);
+}
+
+/// The square of the distance beyond which nothing counts.
+fn most(found: &[(f64, usize)], limit: Limit) -> f64 {
+    match limit {
+        Limit::Radius(most) => most,
+        Limit::Count(count) if found.len() == count => found.last().map_or(0.0, |last| last.0),
+        Limit::Count(_) => f64::INFINITY,
+    }
+}
+
+/// Inserts a point, the nearest first, and of those as near the one with the least number.
+fn insert(found: &mut Vec<(f64, usize)>, point: (f64, usize), limit: Limit) {
+    if point.0 > most(found, limit) {
+        return;
+    }
+    let before = |held: &(f64, usize)| {
+        held.0
+            .total_cmp(&point.0)
+            .then(held.1.cmp(&point.1))
+            .is_lt()
+    };
+    found.insert(found.partition_point(before), point);
+    if let Limit::Count(count) = limit {
+        found.truncate(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::random;
+
+    /// Points of a lattice, of which many are as far from a query as others, and points anywhere.
+    #[test]
+    fn points_near_a_query_are_those_of_brute_force() {
+        let anywhere = random::<2>([700, 3], "points", 0).into_data();
+        let anywhere: Vec<f64> = anywhere.iter::<f64>().collect();
+        let lattice = |i: usize| [(i % 9) as f64, (i / 9 % 8) as f64, (i / 72) as f64];
+        let lattice: Vec<f64> = (0..700).flat_map(lattice).collect();
+        for points in [anywhere, lattice] {
+            let tree = Tree::new(&points, 3, 5);
+            for query in points.chunks(3).step_by(7) {
+                let mut all: Vec<(f64, usize)> = points
+                    .chunks(3)
+                    .map(|point| {
+                        point
+                            .iter()
+                            .zip(query)
+                            .map(|(a, b)| (a - b) * (a - b))
+                            .sum()
+                    })
+                    .zip(5..)
+                    .collect();
+                all.sort_by(|a, b| a.partial_cmp(b).unwrap());
+                let near = |limit| {
+                    let mut found = Vec::new();
+                    tree.add_to(&mut found, query, limit);
+                    found
+                };
+                assert_eq!(near(Limit::Count(20)), all[..20]);
+                let within: Vec<_> = all.iter().filter(|(far, _)| *far <= 2.0).copied().collect();
+                assert_eq!(near(Limit::Radius(2.0)), within);
+            }
+        }
+    }
+}
