@@ -10,14 +10,17 @@
 //! Those of the operator without a mask.
 //!
 //! # Communication
-//! That of the operator without a mask, and the same once more for the mask, forward only.
+//! That of the operator without a mask, and the same once more for the mask, forward only; of attention, one more element of the
+//! width of keys.
 //!
 //! # Adjoint
 //! That of the formula, with weights as constants.
 
+mod attention;
 mod norm;
 mod window;
 
+pub use attention::{masked_cell_attention, masked_neighborhood_attention};
 pub use norm::{masked_group_norm, masked_layer_norm};
 pub use window::{masked_avg_pool, masked_conv};
 

@@ -225,3 +225,60 @@ fn misuse_is_told() {
         "{error}"
     );
 }
+
+/// Attention of a field to itself, to the cells around and to all, by a mask that varies in space.
+struct Attention {
+    weighted: bool,
+}
+
+const ATTENDED: [usize; 5] = [2, 5, 7, 2, 3];
+
+impl Operator<5, 5> for Attention {
+    fn apply<X: Field<5>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<5>>) -> X {
+        let x = inputs.remove(0);
+        let shape = [1, ATTENDED[1], ATTENDED[2], 1, 1];
+        let mask = mask_values([1, 1, ATTENDED[1], ATTENDED[2]], self.weighted);
+        let device = x.clone().into_shard().device();
+        let mask = Tensor::<5>::from_data(TensorData::new(mask, shape), &device.inner());
+        let mask = x.distribute_beside(mask);
+        let fields = || [x.clone(), x.clone() * 2.0, x.clone() + 1.0];
+        let options = NeighborhoodOptions::new([3, 3]).with_periodic([false, true]);
+        let near = masked_neighborhood_attention(fields(), mask.clone(), &options);
+        let all = masked_cell_attention(fields(), mask, &AttentionOptions::default());
+        near.unwrap() + all.unwrap()
+    }
+}
+
+#[test]
+fn attention_to_the_cells_that_count_is_that_of_one_device() {
+    for weighted in [false, true] {
+        check_op(
+            &Attention { weighted },
+            &[ATTENDED],
+            &[],
+            &[0, 1, 2, 3],
+            2e-5,
+        );
+    }
+}
+
+#[test]
+fn attention_reaches_no_masked_cell() {
+    let run = |hole: f32| {
+        let cells = mask_values([1, 1, ATTENDED[1], ATTENDED[2]], false);
+        let drawn: Vec<f32> = random(ATTENDED, "x", 0).into_data().iter().collect();
+        let inner = ATTENDED[3] * ATTENDED[4];
+        let cell = |i: usize| cells[i / inner % cells.len()];
+        let holed = drawn.iter().enumerate();
+        let holed = holed.map(|(i, x)| if cell(i) == 0.0 { hole } else { *x });
+        let x = TensorData::new(holed.collect::<Vec<_>>(), ATTENDED);
+        let x = Tensor::<5>::from_data(x, &burn::tensor::Device::default().autodiff());
+        let x = x.require_grad();
+        let y = Attention { weighted: false }.apply(vec![x.clone()], Vec::new());
+        let gradient = x.grad(&y.clone().square().sum().backward());
+        [y.into_data(), gradient.expect("a gradient").into_data()]
+    };
+    for (found, expected) in run(f32::NAN).iter().zip(&run(0.0)) {
+        assert!(difference(found, expected) < 1e-6);
+    }
+}
