@@ -131,7 +131,12 @@ impl Window {
             return fail("no cells; a window needs a field with at least one".into());
         }
         let padded = size + low + high;
-        if padded < self.span() {
+        // The last window may begin inside and end beyond the field.
+        let over = match self.rounding {
+            Rounding::Floor => 0,
+            Rounding::Ceil => self.stride - 1,
+        };
+        if padded + over < self.span() {
             return fail(format!(
                 "a window of {} cells does not fit into {size} cells with padding {low} and {high}",
                 self.span()
@@ -144,11 +149,10 @@ impl Window {
                 ));
             }
         }
-        let free = padded - self.span();
+        let outputs = (padded + over - self.span()) / self.stride + 1;
         Ok(match self.rounding {
-            Rounding::Floor => free / self.stride + 1,
+            Rounding::Floor => outputs,
             Rounding::Ceil => {
-                let outputs = free.div_ceil(self.stride) + 1;
                 let begins_inside = (outputs - 1) * self.stride < size + low;
                 outputs - usize::from(!begins_inside)
             }

@@ -177,13 +177,20 @@ pub fn disco_conv(
     kernels: &Disco,
 ) -> Result<ShardTensor<4>> {
     let weight = weight.into();
-    let [channels_out, channels_in, functions] = weight.dims();
-    if functions != kernels.functions() {
+    let ([channels_out, channels_in, functions], channels) = (weight.dims(), x.dims()[1]);
+    let divides = groups > 0 && channels_out.is_multiple_of(groups);
+    if functions != kernels.functions() || channels_in * groups != channels || !divides {
         let message = format!(
-            "weight {:?}; expected {} functions last",
+            "weight {:?} with {groups} groups on {channels} channels; expected [groups·n, channels / groups, {}]",
             weight.dims(),
             kernels.functions()
         );
+        return Err(Error::operator(NAME, message));
+    }
+    if let Some(bias) = &bias
+        && bias.dims() != [channels_out]
+    {
+        let message = format!("bias {:?} for {channels_out} channels", bias.dims());
         return Err(Error::operator(NAME, message));
     }
     let terms = disco(x, kernels)?;

@@ -210,4 +210,17 @@ fn misuse_is_told() {
     let none = "Zernike(0); expected one or more degrees";
     told(grid, grid, DiscoBasis::Zernike(0).into(), None, none);
     told(grid, grid, [3, 1].into(), Some(-0.5), "radius -0.5");
+    let kernels = Disco::new(grid, grid, [3, 1], SphereGrid::Lobatto, None).unwrap();
+    let x = ShardTensor::solo(Tensor::<4>::ones([1, 4, 5, 8], &Default::default()));
+    let weight = Tensor::<3>::ones([2, 3, kernels.functions()], &Default::default());
+    let error = disco_conv(x.clone(), weight.clone(), None, 2, &kernels).unwrap_err();
+    let expected = "with 2 groups on 4 channels; expected [groups·n, channels / groups,";
+    assert!(error.to_string().contains(expected), "{error}");
+    let bias = Tensor::<1>::ones([3], &Default::default());
+    let weight = weight.slice([0..2, 0..2]);
+    let error = disco_conv(x, weight, Some(bias.into()), 2, &kernels).unwrap_err();
+    assert!(
+        error.to_string().contains("bias [3] for 2 channels"),
+        "{error}"
+    );
 }

@@ -112,6 +112,7 @@ pub fn cross_entropy<const D: usize, const E: usize>(
     options: &CrossEntropyOptions,
     reduction: Reduction,
 ) -> Result<ShardTensor<1>> {
+    check(&logits, &target, options)?;
     let count = match reduction {
         Reduction::Sum => 1.0,
         Reduction::Mean => count(&target, options)?,

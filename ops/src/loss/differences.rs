@@ -14,6 +14,7 @@ use halocline_core::{Boundary, Error};
 use super::fused::penalized;
 use super::{Penalty, Reduction, reduced};
 use crate::field::{Field, Rank};
+use crate::precision::{cast_shard, narrowed, wider};
 use crate::rearrange::RearrangeField;
 
 /// The total variation: the absolute differences along dims, added over the dims (L. Rudin et al., "Nonlinear total variation
@@ -87,7 +88,8 @@ fn of_differences<const D: usize, X: Field<D>>(
     reduction: Reduction,
     penalty: Penalty,
 ) -> Rank<X, 1> {
-    let shape = x.global_dims();
+    let (shape, dtype) = (x.global_dims(), x.clone().into_shard().local().dtype());
+    let wide = |x: X| X::from_shard(cast_shard(x.into_shard(), wider(dtype)));
     let along = |&(dim, boundary): &(usize, Boundary)| {
         if !matches!(boundary, Boundary::Periodic | Boundary::Replicate) {
             let message =
@@ -96,7 +98,11 @@ fn of_differences<const D: usize, X: Field<D>>(
         }
         let next = x.clone().shift(dim, 1, boundary);
         let loss = match &weights {
-            Some(weights) => reduced(penalty.of(next - x.clone()) * weights.clone(), reduction),
+            Some(weights) => {
+                let [difference, weights] = [next - x.clone(), weights.clone()].map(wide);
+                let losses = reduced(penalty.of(difference) * weights, reduction);
+                Field::from_shard(narrowed(losses.into_shard(), dtype))
+            }
             None => penalized(next, x.clone(), penalty, reduction),
         };
         match reduction {
@@ -114,7 +120,7 @@ fn of_differences<const D: usize, X: Field<D>>(
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Tensor;
+    use burn::tensor::{FloatDType, Tensor};
 
     use super::*;
     use crate::testing::{Operator, check_op};
@@ -134,6 +140,17 @@ mod tests {
     #[test]
     fn differences_cross_shards() {
         check_op(&Losses, &[[2, 5, 7]; 3], &[], &[0, 1, 2], 1e-5);
+    }
+
+    #[test]
+    fn squares_beyond_f16_are_no_loss() {
+        let cast = |x: Tensor<1>| x.cast(FloatDType::F16);
+        let x = cast(Tensor::from_floats([300.0; 1], &Default::default()));
+        let x = Tensor::cat(vec![x, cast(Tensor::zeros([100], &Default::default()))], 0);
+        let [zeros, ones] = [x.zeros_like(), x.ones_like()];
+        let dims = [(0, Boundary::Replicate)];
+        let loss = gradient_loss(x, zeros, &dims, Some(ones), Reduction::Mean);
+        assert!((loss.into_scalar::<f32>() - 900.0).abs() < 2.0);
     }
 
     #[test]

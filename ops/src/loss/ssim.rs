@@ -203,6 +203,13 @@ fn check<const D: usize, const N: usize>(
             dims[0], dtypes[0], dims[1], dtypes[1]
         ));
     }
+    if x.layout() != target.layout() {
+        return fail(format!(
+            "fields of the layouts {} and {}",
+            x.layout(),
+            target.layout()
+        ));
+    }
     let has = |boundaries: &[Boundary]| {
         let mut sides = options.padding.iter().flat_map(|padding| {
             padding

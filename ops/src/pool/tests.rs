@@ -41,6 +41,33 @@ fn windows_in_padding_alone_have_no_maximum() {
     assert!(avg_pool(x, &options).is_ok());
 }
 
+/// As PyTorch.
+#[test]
+fn windows_that_begin_inside_may_be_longer_than_the_field() {
+    let x = Tensor::<4>::from([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]]]);
+    let options = PoolOptions::new([4, 4]).with_stride([2, 2]);
+    let error = max_pool(ShardTensor::solo(x.clone()), &options).unwrap_err();
+    assert!(
+        error.to_string().contains("does not fit into 3 cells"),
+        "{error}"
+    );
+    let options = options.with_rounding(Rounding::Ceil);
+    let y = x.clone().max_pool(&options).into_data();
+    y.assert_eq(&[[[[9.0_f32]]]].into(), true);
+    x.avg_pool(&options)
+        .into_data()
+        .assert_eq(&[[[[5.0_f32]]]].into(), true);
+    for kind in [Kind::Max, Kind::Average, Kind::Norm] {
+        check_op(
+            &Pool(options, kind),
+            &[[2, 2, 3, 7]],
+            &[],
+            &[0, 1, 2, 3],
+            1e-5,
+        );
+    }
+}
+
 /// Windows at the edge count fewer cells: their factor is not exact in 24 bits.
 #[test]
 fn averages_of_f64_are_as_exact_as_that() {

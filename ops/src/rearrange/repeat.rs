@@ -11,10 +11,13 @@
 //! # Adjoint
 //! The sum of the cotangents of all copies of a cell.
 
-use halocline_core::{Boundary, Error, Result, ShardTensor, segments};
+use halocline_core::{Boundary, Error, Layout, Result, ShardTensor, segments};
 
+use crate::driver::empty::{drop_empty, fill_empty};
 use crate::driver::place::placed;
 use crate::golden::{Golden, output, with_dims};
+use crate::kernel::taken::{Places, take};
+use crate::reshape;
 
 /// Repeats the field so many times along each dim.
 ///
@@ -37,16 +40,48 @@ pub fn repeat<const D: usize>(x: ShardTensor<D>, times: [usize; D]) -> Result<Sh
     if times.contains(&0) {
         return Err(Error::operator(NAME, format!("{times:?} copies")));
     }
-    let extents = x.layout().all_extents().iter().zip(times);
-    let extents = extents.map(|(dim, times)| dim.iter().map(|extent| extent * times).collect());
-    let output = x
-        .layout()
-        .derive(x.placements().to_vec(), extents.collect());
-    let sizes = x.dims();
-    placed(x, NAME, (), output, 0.0, |dim, cells| {
-        let range = cells.start as isize..cells.end as isize;
-        segments(range, sizes[dim], Boundary::Periodic, Boundary::Periodic)
-    })
+    x.require_resolved(NAME)?;
+    let is_sharded: [bool; D] = std::array::from_fn(|dim| x.layout().is_sharded(dim));
+    let copies = |wanted: bool| {
+        std::array::from_fn::<usize, D, _>(|dim| match is_sharded[dim] == wanted {
+            true => times[dim],
+            false => 1,
+        })
+    };
+    let repeated = |layout: &Layout, times: [usize; D]| {
+        let extents = layout.all_extents().iter().zip(times);
+        let extents = extents.map(|(dim, times)| dim.iter().map(|extent| extent * times).collect());
+        layout.derive(layout.placements().to_vec(), extents.collect())
+    };
+    let (exchanged, own) = (copies(true), copies(false));
+    let x = match exchanged == [1; D] {
+        true => x,
+        false => {
+            let (output, sizes) = (repeated(x.layout(), exchanged), x.dims());
+            placed(x, NAME, (), output, 0.0, |dim, cells| {
+                let range = cells.start as isize..cells.end as isize;
+                segments(range, sizes[dim], Boundary::Periodic, Boundary::Periodic)
+            })?
+        }
+    };
+    let (local, layout, mesh) = x.into_parts();
+    let output = repeated(&layout, own);
+    let all: Vec<usize> = (0..D).collect();
+    let mut local = fill_empty(local, &layout, &all, NAME, 0.0)?;
+    // The last dims first, where a copy is smallest.
+    for dim in (0..D).rev().filter(|dim| own[*dim] > 1) {
+        let mut shape = local.dims();
+        let [outer, size] =
+            [&shape[..dim], &shape[dim..]].map(|dims| dims.iter().product::<usize>());
+        let one = reshape::<D, 3>(local, vec![outer, 1, size]);
+        shape[dim] *= own[dim];
+        local = reshape(
+            take(one, 1, &Places::new(vec![0; own[dim]])),
+            shape.to_vec(),
+        );
+    }
+    let local = drop_empty(local, &output, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(local, output, mesh))
 }
 
 /// Repeat in the registry.

@@ -15,7 +15,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use halocline_core::ops::apply;
 use halocline_core::{
     DeviceMesh, Error, Exchange, ExchangePlan, IndexBox, Layout, Need, Operation, Piece, Result,
@@ -29,7 +29,7 @@ use crate::driver::empty::{drop_empty, fill_empty};
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::flex;
 use crate::kernel::local::LocalOperator;
-use crate::precision::in_f32;
+use crate::precision::{cast_shard, in_f32};
 
 /// The sums up to each cell of a dim. See the [module](self).
 ///
@@ -83,7 +83,14 @@ pub fn cumsum<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTens
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn cumprod<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
-    cumulative(
+    let dtype = x.local().dtype();
+    // Products of a rank alone may be too large or too small for f32, though those of all ranks are not.
+    let is_joined = x.layout().is_sharded(dim) && flex::runs_on(&x.local().device());
+    let x = match is_joined {
+        true => cast_shard(x, DType::F64),
+        false => x,
+    };
+    let y = cumulative(
         x,
         "cumprod",
         dim,
@@ -93,7 +100,8 @@ pub fn cumprod<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
             carried: None,
             join: |x, before| x * before,
         },
-    )
+    )?;
+    Ok(cast_shard(y, dtype))
 }
 
 /// A sum or product.
@@ -243,6 +251,25 @@ mod tests {
         for samples in [1, 2] {
             check_op(&Both, &[[samples, 5, 7]], &[], &[0, 1, 2], 1e-5);
         }
+    }
+
+    #[test]
+    fn products_of_a_rank_may_be_beyond_f32() {
+        let found = Launcher::local(2).collect(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let factors = [vec![0.5_f32; 200], vec![2.0; 200]].concat();
+            let x = Tensor::<1>::from_floats(&factors[..], world.device());
+            let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?.require_grad();
+            let y = cumprod(x.clone(), 0)?;
+            let gradients = ReduceField::sum(y.clone()).backward();
+            let gradient = x.grad(&gradients).expect("a gradient");
+            let whole = [y, gradient];
+            Ok(whole.map(|x| x.full_tensor(LocalGradient::Replicated).into_data()))
+        });
+        let [y, gradient] = found.unwrap().remove(0);
+        let y: Vec<f32> = y.iter().collect();
+        assert_eq!((y[300], y[399]), (0.5_f32.powi(99), 1.0));
+        assert!(gradient.iter::<f32>().all(f32::is_finite));
     }
 
     #[test]

@@ -140,6 +140,14 @@ mod tests {
     }
 
     #[test]
+    fn negative_orders_of_what_has_no_reciprocal_are_infinite() {
+        for (cells, order) in [([f32::INFINITY; 2], -1.0), ([1e20; 2], -3.0)] {
+            let y = Tensor::<1>::from(cells).vector_norm(order, &[0]);
+            assert_eq!(y.into_scalar::<f32>(), f32::INFINITY, "order {order}");
+        }
+    }
+
+    #[test]
     fn the_gradient_of_the_norm_of_nothing_is_zero() {
         let device = burn::tensor::Device::default().autodiff();
         let x = Tensor::<1>::zeros([3], &device).require_grad();

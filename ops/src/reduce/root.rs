@@ -3,8 +3,8 @@
 use burn::tensor::Tensor;
 use halocline_core::{OrRaise, ShardTensor};
 
-/// The root of this order of a sum that is not negative. At zero its gradient, which has no limit there, is zero: that of
-/// the norm of a field without anything in it.
+/// The root of this order of a sum that is not negative; infinite at zero if the order is negative. At zero its gradient,
+/// which has no limit there, is zero: that of the norm of a field without anything in it.
 pub(crate) fn root<const D: usize>(sum: ShardTensor<D>, order: f64) -> ShardTensor<D> {
     if order == 1.0 {
         return sum;
@@ -25,5 +25,5 @@ pub(crate) fn root_of<const D: usize>(sum: Tensor<D>, order: f64) -> Tensor<D> {
         2.0 => sum.sqrt(),
         order => sum.powf_scalar(1.0 / order),
     };
-    root.mask_fill(zero, 0.0)
+    root.mask_fill(zero, if order > 0.0 { 0.0 } else { f64::INFINITY })
 }

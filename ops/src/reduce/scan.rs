@@ -99,10 +99,10 @@ impl<E: Element> WithSimd for Scan<'_, E> {
             let line = place.outer * cells..(place.outer + 1) * cells;
             // SAFETY: the line of this task.
             let y = unsafe { slice(y, line.clone()) };
-            let mut sum = carried.get(place.outer).copied().unwrap_or_default();
+            let mut sum = carried.get(place.outer).map_or(0.0, |sum| sum.to_f64());
             let mut add = |(y, x): (&mut E, &E)| {
-                sum += *x;
-                *y = sum;
+                sum += x.to_f64();
+                *y = E::from_f64(sum);
             };
             let pairs = y.iter_mut().zip(&x[line]);
             match reversed {
@@ -122,10 +122,21 @@ impl<E: Element> WithSimd for Scan<'_, E> {
                 [] => E::splat(simd, E::default()),
                 carried => load(simd, &carried[lines.of_columns(&place)]),
             };
+            // What rounding took from the sum is added to the next term, as if sums had twice as many digits (Knuth's sum of two).
+            let zero = E::splat(simd, E::default());
+            let mut lost = zero;
             for turn in 0..cells {
                 let cell = if reversed { cells - 1 - turn } else { turn };
                 let range = lines.part(&place, cell);
-                sum = E::plus(simd, sum, load(simd, &x[range.clone()]));
+                let term = E::plus(simd, load(simd, &x[range.clone()]), lost);
+                let next = E::plus(simd, sum, term);
+                let added = E::minus(simd, next, sum);
+                let of_sum = E::minus(simd, sum, E::minus(simd, next, added));
+                lost = E::plus(simd, of_sum, E::minus(simd, term, added));
+                // Of an infinite sum nothing is lost.
+                let is_finite = [E::minus(simd, lost, lost), zero];
+                lost = E::select_equal(simd, is_finite, lost, zero);
+                sum = next;
                 // SAFETY: of the lines of this task.
                 store(simd, unsafe { slice(y, range) }, sum);
             }
@@ -204,5 +215,21 @@ mod tests {
     #[test]
     fn kernels_and_burns_operators_agree() {
         (0..4).for_each(|dim| check_composed(CumulativeSum { dim }));
+    }
+
+    #[test]
+    fn long_sums_are_rounded_once() {
+        for inner in [1, 3] {
+            let (cells, isa) = (200_000, Isa::chosen().unwrap());
+            let mut x = vec![0.1_f32; cells * inner];
+            let shape = [cells, inner];
+            let lines = Lines::along(&shape, 0..1);
+            let y = scanned(isa, lines, &x, &[], false);
+            let expected = (f64::from(0.1_f32) * cells as f64) as f32;
+            assert_eq!(y.last(), Some(&expected));
+            x[5 * inner] = f32::INFINITY;
+            let y = scanned(isa, lines, &x, &[], false);
+            assert!(y[4 * inner] < 1.0 && y[(cells - 1) * inner] == f32::INFINITY);
+        }
     }
 }

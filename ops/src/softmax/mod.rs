@@ -132,8 +132,14 @@ pub fn logsumexp<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardT
         // A shift that is infinite would make NaN of an infinite result; any number near the largest serves.
         let most = largest(&x, dim)?.clamp(-f64::from(f32::MAX), f64::from(f32::MAX));
         let sum = sum_dims((x - most.clone()).exp(), &[dim])?.resolve();
-        Ok(sum.log() + most)
+        Ok(log_of(sum) + most)
     })
+}
+
+/// The logarithm of a sum that is not negative. At zero its gradient is zero: that of a line without anything in it.
+fn log_of<const D: usize>(sum: ShardTensor<D>) -> ShardTensor<D> {
+    let (local, layout, mesh) = sum.into_parts();
+    ShardTensor::from_parts(node::log_of(local), layout, mesh)
 }
 
 /// Whether a dim, which exists, is whole.
@@ -266,6 +272,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
 #[cfg(test)]
 mod tests {
     use burn::tensor::Tensor;
+    use halocline_core::{Launcher, Shard};
 
     use super::*;
     use crate::testing::{Operator, check_op};
@@ -275,6 +282,28 @@ mod tests {
         Softmax,
         LogSoftmax,
         LogSumExp,
+    }
+
+    #[test]
+    fn lines_of_minus_infinity_have_no_gradient_on_any_ranks() {
+        for ranks in 1..3 {
+            let found = Launcher::local(ranks).collect(|world| {
+                let mesh = world.mesh([("x", ranks)])?;
+                let x = Tensor::<1>::full([4], f64::NEG_INFINITY, world.device());
+                let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?.require_grad();
+                let y = logsumexp(x.clone(), 0)?;
+                let value = y.local().clone().into_scalar::<f32>();
+                let gradient = x.grad(&y.backward()).expect("a gradient");
+                Ok((value, gradient.into_parts().0.into_data()))
+            });
+            for (value, gradient) in found.unwrap() {
+                assert_eq!(value, f32::NEG_INFINITY);
+                assert!(
+                    gradient.iter::<f32>().all(|cell| cell == 0.0),
+                    "{ranks} ranks"
+                );
+            }
+        }
     }
 
     struct Along(Function, usize);

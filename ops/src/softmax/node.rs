@@ -41,10 +41,17 @@ impl Exponentials {
                 // An infinite shift would make NaN of an infinite result.
                 let limit = f64::from(f32::MAX);
                 let most = most.clamp(-limit, limit);
-                (x - most.clone()).exp().sum_dim(self.dim).log() + most
+                log_of((x - most.clone()).exp().sum_dim(self.dim)) + most
             }
         }
     }
+}
+
+/// The logarithm of a sum that is not negative, with a gradient of zero at zero.
+pub(super) fn log_of<const D: usize>(sum: Tensor<D>) -> Tensor<D> {
+    let zero = sum.clone().equal_elem(0.0);
+    let sum = sum.mask_fill(zero.clone(), 1.0);
+    sum.log().mask_fill(zero, f64::NEG_INFINITY)
 }
 
 impl Operator for Exponentials {

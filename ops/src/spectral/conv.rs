@@ -10,8 +10,8 @@
 //! zero; in the others the first half (the larger one) are frequencies from zero, and the rest those below zero.
 //!
 //! # Placement
-//! All dims may be sharded. `y` has the placements of `x`; where `channels_in` is sharded it is `Partial(Sum)`, and where the
-//! weight is in `channels_out`, `Shard(1)`. Spatial dims are made whole one after the other, and the later ones
+//! All dims may be sharded. `y` has the placements of `x`; where `channels_in` is sharded it is `Partial(Sum)` (in f16 and bf16
+//! resolved), and where the weight is in `channels_out`, `Shard(1)`. Spatial dims are made whole one after the other, and the later ones
 //! when only kept modes are left of the others; so a sharded dim costs two exchanges of cells or two of modes.
 //!
 //! # Adjoint
@@ -22,9 +22,10 @@ use halocline_core::{Error, Result, ShardTensor};
 use super::fft::{check_dims, each};
 use super::line::{Frequencies, Line, Scale, Sign};
 use super::local::along;
-use super::modes::mode_product;
+use super::modes::{mode_product, own_modes};
 use super::pencil::return_to;
 use crate::operand::Operand;
+use crate::precision::{cast_shard, narrowed, wider};
 
 const NAME: &str = "spectral_conv";
 
@@ -55,7 +56,17 @@ pub fn spectral_conv<const D: usize, const E: usize>(
 ) -> Result<ShardTensor<D>> {
     const { assert!(E == D + 1, "a weight has a dim of real and imaginary parts") };
     let weight = weight.into();
-    let kept = check(&x.dims(), &weight.dims())?;
+    let (dims, shape) = (x.dims(), weight.dims());
+    let kept = check(&dims, &shape)?;
+    let modes_of_x = [&dims[..2], &shape[2..D], &[2]].concat();
+    let dtype = x.local().dtype();
+    own_modes(NAME, &modes_of_x, dtype, &weight)?;
+    if wider(dtype) != dtype {
+        // Sums over a field are beyond f16, though the result is not.
+        let weight = cast_shard(weight.beside(&x)?, wider(dtype));
+        let y = spectral_conv(cast_shard(x, wider(dtype)), weight)?;
+        return Ok(narrowed(y, dtype));
+    }
     let (before, size) = (x.layout().clone(), x.dims()[D - 1]);
     let others: Vec<usize> = (2..D - 1).collect();
     let modes = weight.dims()[D - 1];

@@ -15,7 +15,7 @@
 //! `x̄ = ȳ · w̄*` and `w̄ = x* · ȳ`, summed over what the operand lacks.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_beside};
 use halocline_core::{
     Error, Fan, Layout, Linearity, Pairing, Placement, Replicate, Result, Role, Shard, ShardTensor,
@@ -53,15 +53,7 @@ pub fn mode_product<const D: usize>(
     weight: impl Into<Operand<D>>,
 ) -> Result<ShardTensor<D>> {
     let weight = weight.into();
-    let own = own_modes(&x.dims(), &weight.dims())?;
-    if weight.dtype() != x.local().dtype() {
-        let message = format!(
-            "a weight of {:?} for {:?}",
-            weight.dtype(),
-            x.local().dtype()
-        );
-        return Err(Error::operator(NAME, message));
-    }
+    let own = own_modes(NAME, &x.dims(), x.local().dtype(), &weight)?;
     let weight = weight.beside(&x)?;
     x.require_whole(NAME, D - 1)?;
     weight.require_whole(NAME, D - 1)?;
@@ -93,9 +85,19 @@ pub fn mode_product<const D: usize>(
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-/// The number of dims of modes that a weight has of its own.
-fn own_modes(x: &[usize], weight: &[usize]) -> Result<usize> {
-    if let ([_, channels, modes @ .., 2], [channels_in, _, held @ .., 2]) = (x, weight)
+/// Checks a weight beside modes; returns the number of dims of modes that it has of its own.
+pub(crate) fn own_modes<const D: usize>(
+    operator: &'static str,
+    x: &[usize],
+    dtype: DType,
+    weight: &Operand<D>,
+) -> Result<usize> {
+    let (shape, weight_dtype) = (weight.dims(), weight.dtype());
+    if weight_dtype != dtype {
+        let message = format!("a weight of {weight_dtype:?} for {dtype:?}");
+        return Err(Error::operator(operator, message));
+    }
+    if let ([_, channels, modes @ .., 2], [channels_in, _, held @ .., 2]) = (x, &shape[..])
         && channels == channels_in
     {
         let own = modes.len() - held.iter().rev().take_while(|&&size| size == 1).count();
@@ -103,13 +105,11 @@ fn own_modes(x: &[usize], weight: &[usize]) -> Result<usize> {
             return Ok(own);
         }
     }
-    Err(Error::operator(
-        NAME,
-        format!(
-            "x {x:?} and weight {weight:?}; expected [batch, in, *modes, 2] and [in, out, *modes, 2], \
-             where the last modes of a weight may be 1"
-        ),
-    ))
+    let message = format!(
+        "x {x:?} and weight {shape:?}; expected [batch, in, *modes, 2] and [in, out, *modes, 2], where the last modes of a \
+         weight may be 1"
+    );
+    Err(Error::operator(operator, message))
 }
 
 /// The layout of a weight, cut to the cells of `x` where it is replicated or fans out.

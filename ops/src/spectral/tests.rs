@@ -1,11 +1,11 @@
 //! Transforms on every sharding, their inverses, and what is refused.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use halocline_core::{Launcher, LocalGradient, Partial, ReduceOp, Replicate, Shard, ShardTensor};
 
 use crate::prelude::*;
 use crate::reduce::sum_dims;
-use crate::spectral::{irfft, mode_product, rfft};
+use crate::spectral::{irfft, mode_product, rfft, spectral_conv};
 use crate::testing::{Operator, check_op, compare, difference, random};
 
 struct Modes(&'static [usize]);
@@ -128,6 +128,13 @@ fn misuse_is_told_before_anything_is_sent() {
             told(&[0, 0], 7, "each once");
             let error = rfft::<2, 3>(plane.clone(), &[], FftNorm::Backward).unwrap_err();
             assert!(error.to_string().contains("expected one or more"));
+            let field = ShardTensor::<3>::ones([1, 2, 6], &mesh, &[Shard(2)])?;
+            let weight = Tensor::<4>::ones([3, 1, 4, 2], world.device());
+            let error = spectral_conv(field, weight).unwrap_err().to_string();
+            assert!(
+                error.contains("spectral_conv: x [1, 2, 4, 2] and weight [3, 1, 4, 2]"),
+                "{error}"
+            );
             Ok(())
         })
         .unwrap();
@@ -257,4 +264,20 @@ fn power_of_modes_sums_to_the_mean_square() {
     let power: f32 = x.clone().power_spectrum::<4>(1).sum().into_scalar();
     let square: f32 = (x.clone() * x).mean().into_scalar();
     assert!((power - square).abs() < 1e-6 * square);
+}
+
+#[test]
+fn sums_over_a_field_are_no_limit_of_f16() {
+    let x = Tensor::<4>::ones([1, 1, 256, 512], &Default::default());
+    let mut one = vec![0.0_f32; 3 * 2 * 2];
+    one.iter_mut().step_by(2).for_each(|real| *real = 1.0);
+    let weight = Tensor::<5>::from_data(TensorData::new(one, [1, 1, 3, 2, 2]), &Default::default());
+    let (x, weight) = (x.cast(FloatDType::F16), weight.cast(FloatDType::F16));
+    let y = x.spectral_conv(weight);
+    assert_eq!(y.dtype(), DType::F16);
+    assert!(
+        y.into_data()
+            .iter::<f32>()
+            .all(|cell| (cell - 1.0).abs() < 1e-2)
+    );
 }

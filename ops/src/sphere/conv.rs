@@ -3,9 +3,11 @@
 use halocline_core::{Result, ShardTensor};
 
 use super::sht::Sht;
-use super::transform::{isht_beside, sht_beside};
+use super::transform::{GRID, check, isht_beside, sht_beside};
 use crate::operand::Operand;
-use crate::spectral::{mode_product, return_to};
+use crate::spectral::{mode_product, own_modes, return_to};
+
+const NAME: &str = "sphere_conv";
 
 /// Convolves a field with a kernel that is given by its harmonics: `isht(w · sht(x))`, with a complex matrix of the
 /// channels for each degree. `E = D + 1`.
@@ -43,7 +45,11 @@ pub fn sphere_conv<const D: usize, const E: usize>(
     transform: &Sht,
 ) -> Result<ShardTensor<D>> {
     const { assert!(D >= 4, "a field of [batch, channels, lat, lon]") };
-    let before = x.layout().clone();
+    let (weight, before) = (weight.into(), x.layout().clone());
+    check(NAME, &x.dims(), &transform.size(), GRID)?;
+    let mut harmonics = x.dims()[..D - 2].to_vec();
+    harmonics.extend([transform.degrees(), transform.orders(), 2]);
+    own_modes(NAME, &harmonics, x.local().dtype(), &weight)?;
     // Channels stay where they are: their sharding decides the placement of the result.
     let harmonics: ShardTensor<E> = sht_beside(x, transform, &[1])?;
     let y: ShardTensor<D> = isht_beside(mode_product(harmonics, weight)?, transform, &[1])?;

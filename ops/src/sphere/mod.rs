@@ -20,6 +20,8 @@
 //! | `Shard(3)` | `Shard(1)` | `Shard(1)` | an all-to-all, then nothing |
 //! | `Shard(0)`, `Partial(Sum)`, `Fan`, `Replicate` | the same | the same | – |
 //!
+//! Vectors are resolved before: no `Partial(Sum)`.
+//!
 //! # Adjoint
 //! The transposes of sum and transform, with the exchanges in the opposite direction.
 //!

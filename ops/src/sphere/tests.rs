@@ -9,7 +9,7 @@ use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
 use super::contraction::{Contraction, Factor, To};
 use super::legendre::Function;
 use crate::prelude::*;
-use crate::sphere::sht;
+use crate::sphere::{sht, sphere_conv};
 use crate::testing::{Operator, check_op, difference, random};
 
 const GRIDS: [SphereGrid; 3] = [
@@ -208,6 +208,13 @@ fn other_sizes_are_refused_before_anything_is_sent() {
             let error = crate::sphere::isht::<3, 2>(x.redistribute(&[Shard(2)]), &transform);
             let error = error.unwrap_err().to_string();
             assert!(error.contains("isht: no rule for Shard(2)"), "{error}");
+            let x = ShardTensor::<4>::ones([1, 2, 6, 8], &mesh, &[Shard(2)])?;
+            let weight = Tensor::<5>::ones([2, 3, 4, 1, 2], world.device());
+            let error = sphere_conv(x, weight, &transform).unwrap_err().to_string();
+            assert!(
+                error.contains("sphere_conv: x [1, 2, 5, 5, 2] and weight [2, 3, 4, 1, 2]"),
+                "{error}"
+            );
             Ok(())
         })
         .unwrap();

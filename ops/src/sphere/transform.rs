@@ -15,6 +15,9 @@ use crate::rearrange::{flip, profile};
 use crate::reshape;
 use crate::spectral::{Line, Scale, along, whole};
 
+/// The dims of a field on the sphere.
+pub(super) const GRID: &str = "[.., latitudes, longitudes]";
+
 /// Transforms a field to spherical harmonics: `[.., lat, lon]` to `[.., degrees, orders, 2]`, with
 /// `E = D + 1`. See the [module](super).
 ///
@@ -51,12 +54,7 @@ pub(super) fn sht_beside<const D: usize, const E: usize>(
     fixed: &[usize],
 ) -> Result<ShardTensor<E>> {
     const NAME: &str = "sht";
-    check(
-        NAME,
-        &x.dims(),
-        &transform.size(),
-        "[.., latitudes, longitudes]",
-    )?;
+    check(NAME, &x.dims(), &transform.size(), GRID)?;
     let y = to_orders(x, transform, fixed, NAME)?;
     let sum = Sum {
         function: Function::Value,
@@ -144,6 +142,7 @@ pub fn vector_sht<const D: usize, const E: usize>(
     let [latitudes, longitudes] = transform.size();
     let expected = [2, latitudes, longitudes];
     check(NAME, &x.dims(), &expected, "[.., 2, latitudes, longitudes]")?;
+    x.require_resolved(NAME)?;
     let y = to_orders(x, transform, &[], NAME)?;
     let analysis = transform.analysis();
     let factors = degrees(transform, |degree| {
@@ -191,6 +190,7 @@ pub fn vector_isht<const D: usize, const E: usize>(
         &[2, spectrum[0], spectrum[1], 2],
         "[.., 2, degrees, orders, 2]",
     )?;
+    x.require_resolved(NAME)?;
     let analysis = transform.analysis();
     let factors = degrees(transform, |degree| analysis(degree).recip());
     let y = both(
@@ -337,7 +337,12 @@ impl Sum {
 }
 
 /// Requires the last sizes of a shape.
-fn check(operator: &str, shape: &[usize], expected: &[usize], names: &str) -> Result<()> {
+pub(super) fn check(
+    operator: &'static str,
+    shape: &[usize],
+    expected: &[usize],
+    names: &str,
+) -> Result<()> {
     if shape.ends_with(expected) {
         return Ok(());
     }

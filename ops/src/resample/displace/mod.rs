@@ -25,6 +25,7 @@ pub use options::{Beyond, SampleOptions};
 
 use std::ops::Range;
 
+use burn::tensor::DType;
 use halocline_core::{
     Boundary, Error, Fan, Linearity, Need, Operation, Pairing, Result, Role, Segment, Shard,
     ShardTensor, Term, Traffic, ops, segments,
@@ -71,11 +72,25 @@ pub fn displace<const D: usize, const N: usize>(
     displacement: ShardTensor<D>,
     options: &SampleOptions<N>,
 ) -> Result<ShardTensor<D>> {
+    displaced(x, displacement, options, [0.0; N])
+}
+
+/// [`displace`], where displacements beyond the bound by so little are those of the bound.
+fn displaced<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    displacement: ShardTensor<D>,
+    options: &SampleOptions<N>,
+    rounding: [f64; N],
+) -> Result<ShardTensor<D>> {
     let pairing = paired(&x, &displacement, options)?;
     let output = pairing.layout(x.layout());
     if options.beyond == Beyond::Fail {
-        require_within(&displacement, options)?;
+        require_within(&displacement, options, rounding)?;
     }
+    let options = &match rounding == [0.0; N] {
+        true => *options,
+        false => options.with_beyond(Beyond::Clamp),
+    };
     let dtype = x.local().dtype();
     let fans = |operand: usize| {
         let axes = pairing.fan_out(operand).to_vec();
@@ -175,7 +190,13 @@ pub fn grid_sample<const D: usize, const N: usize>(
         let cells = profile(&displacement, dim + 2, &cells)?;
         displacement = displacement - component * cells;
     }
-    displace(x, displacement, options)
+    // Places in f32 are as far from those that are meant.
+    let epsilon = match dtype {
+        DType::F64 => f64::EPSILON,
+        _ => f64::from(f32::EPSILON),
+    };
+    let rounding = std::array::from_fn(|dim| 4.0 * epsilon * sizes[dim + 2] as f64);
+    displaced(x, displacement, options, rounding)
 }
 
 /// The layout of the result, and the axes over which an operand fans out.
@@ -225,6 +246,7 @@ fn paired<const D: usize, const N: usize>(
 fn require_within<const D: usize, const N: usize>(
     displacement: &ShardTensor<D>,
     options: &SampleOptions<N>,
+    rounding: [f64; N],
 ) -> Result<()> {
     let local = displacement.local().clone().inner();
     let cells: usize = local.dims()[2..].iter().product();
@@ -243,7 +265,7 @@ fn require_within<const D: usize, const N: usize>(
     let all = ops::all_gather_numbers(mesh.comm(), mesh.shape().ranks(), &operation, &largest)?;
     for (dim, &bound) in options.bound.iter().enumerate() {
         let largest = all.iter().map(|rank| rank[dim]).fold(0.0, f64::max);
-        if largest > bound as f64 {
+        if largest > bound as f64 + rounding[dim] {
             let message = format!(
                 "a displacement of {largest} cells in dim {}, beyond the bound of {bound}; give a larger bound, or Beyond::Clamp",
                 dim + 2

@@ -1,4 +1,4 @@
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Launcher, LocalGradient, Shard, Traffic};
 
 use super::*;
@@ -133,6 +133,22 @@ fn half_way_the_even_cell_is_the_nearest() {
     let options = SampleOptions::new([1]).with_mode(Mode::Nearest);
     let y = x.displace(half, &options).into_data();
     y.assert_eq(&[[[0.0_f32, 2.0, 2.0, 2.0]]].into(), true);
+}
+
+/// In f32 some of these places are farther than two cells.
+#[test]
+fn places_at_the_bound_are_within_it() {
+    let cells: usize = 1440;
+    let values: Vec<f32> = (0..cells).map(|cell| (cell * 7 % 31) as f32).collect();
+    let place =
+        |cell: usize| ((2 * (cell + 2).min(cells - 1) + 1) as f64 / cells as f64 - 1.0) as f32;
+    let places: Vec<f32> = (0..cells).map(place).collect();
+    let device = Default::default();
+    let x = Tensor::<3>::from_data(TensorData::new(values.clone(), [1, 1, cells]), &device);
+    let grid = Tensor::<3>::from_data(TensorData::new(places, [1, cells, 1]), &device);
+    let y = x.grid_sample(grid, &SampleOptions::new([2])).into_data();
+    let expected = [&values[2..], &[values[cells - 1]; 2]].concat();
+    assert!(difference(&y, &TensorData::new(expected, [1, 1, cells])) < 1e-2);
 }
 
 #[test]
