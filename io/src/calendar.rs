@@ -62,6 +62,31 @@ impl Calendar {
         self.civil(seconds.div_euclid(DAY as f64) as i64)
     }
 
+    /// The time so many months after a time: of the same day, or the last one of a shorter month. `None` beyond the calendar.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::{Calendar, parse_time};
+    ///
+    /// let after = |date: &str, months| {
+    ///     let time = parse_time(date, Calendar::Gregorian).unwrap();
+    ///     Calendar::Gregorian.date(Calendar::Gregorian.months_after(time, months).unwrap())
+    /// };
+    /// assert_eq!(after("2023-01-30", 1), "2023-02-28 00:00:00");
+    /// assert_eq!(after("2023-11-30T12:00", 3), "2024-02-29 12:00:00");
+    /// assert_eq!(after("2023-11-15", 1), "2023-12-15 00:00:00");
+    /// ```
+    pub fn months_after(self, seconds: f64, months: usize) -> Option<f64> {
+        let day_length = DAY as f64;
+        let (year, month, day) = self.day(seconds)?;
+        let number = 12 * year + month - 1 + i64::try_from(months).ok()?;
+        let (year, month) = (number.div_euclid(12), number.rem_euclid(12) + 1);
+        let days = (1..=day)
+            .rev()
+            .find_map(|day| self.days(year, month, day))?;
+        Some(days as f64 * day_length + seconds.rem_euclid(day_length))
+    }
+
     /// Days from 1970-01-01 to a date, if there is such a date.
     pub(crate) fn days(self, year: i64, month: i64, day: i64) -> Option<i64> {
         if self == Self::Gregorian {

@@ -45,6 +45,9 @@ pub struct DatasetConfig {
     /// Number of times in an input; the last one is the present.
     #[config(default = "1")]
     pub history: usize,
+    /// Hours from each time of an input to the next, in place of times that follow each other. A time without fields so many
+    /// hours before gives no sample. Forecasts of several steps need the hours of their lead.
+    pub history_hours: Option<f64>,
     /// Number of time steps from the present to the target.
     #[config(default = "1")]
     pub lead: usize,
@@ -109,8 +112,11 @@ impl DatasetConfig {
         } = *self;
         if let Some(hours) = self.lead_hours {
             let step = time_step / 3600.0;
+            let apart = self
+                .history_hours
+                .map_or(String::new(), |hours| format!(" times {hours} h apart"));
             let expected = format!(
-                "the hours between two times of a file, after a history of {history}; \
+                "the hours between two times of a file, after a history of {history}{apart}; \
                  the time step is {step} h"
             );
             return Error::argument("lead_hours", hours, expected);

@@ -6,9 +6,16 @@ use crate::times::close;
 /// The times of a sample, as indices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SampleTimes {
-    pub(crate) present: usize,
+    /// The times of the input, of which the last is the present.
+    pub(crate) inputs: Vec<usize>,
     /// The time of every target, each a lead after the one before it.
     pub(crate) targets: Vec<usize>,
+}
+
+impl SampleTimes {
+    pub(crate) fn present(&self) -> usize {
+        self.inputs[self.inputs.len() - 1]
+    }
 }
 
 /// The distance from the present to the first target, and from each target to the next.
@@ -20,41 +27,48 @@ pub(crate) enum Lead {
     Time(f64),
 }
 
-/// The samples of a time axis of rising `times` with a usual `step`, in their order. Each has
-/// `targets` targets.
+/// The samples of a time axis of rising `times` with a usual `step`, in their order. Each has a number of inputs, so many
+/// seconds or else one time of the axis apart, and `targets` targets.
 pub(crate) fn samples(
     times: &[f64],
     step: f64,
-    history: usize,
+    (history, apart): (usize, Option<f64>),
     (lead, targets): (Lead, usize),
     gaps: Gaps,
 ) -> Vec<SampleTimes> {
+    let after = |present: usize, seconds: f64| {
+        let reached = |time: f64| close(time - times[present], seconds, step);
+        let index =
+            times.partition_point(|&time| time - times[present] < seconds && !reached(time));
+        times
+            .get(index)
+            .filter(|time| reached(**time))
+            .map(|_| index)
+    };
     let target = |present: usize, number: usize| match lead {
         Lead::Steps(steps) => present.checked_add(steps.checked_mul(number)?),
-        Lead::Time(seconds) => {
-            let seconds = seconds * number as f64;
-            let target = times.partition_point(|&time| {
-                let lead = time - times[present];
-                lead < seconds && !close(lead, seconds, step)
-            });
-            let reached = |&index: &usize| close(times[index] - times[present], seconds, step);
-            (target < times.len()).then_some(target).filter(reached)
-        }
+        Lead::Time(seconds) => after(present, seconds * number as f64),
+    };
+    let input = |present: usize, number: usize| match apart {
+        None => present.checked_sub(number),
+        Some(seconds) => after(present, -seconds * number as f64),
     };
     let sample = |present: usize| {
         let targets = (1..=targets).map(|number| target(present, number));
         let targets: Vec<usize> = targets.collect::<Option<_>>()?;
-        let first = present - (history - 1);
-        // A target by time may lie beyond a gap.
+        let inputs = (0..history).rev().map(|number| input(present, number));
+        let inputs: Vec<usize> = inputs.collect::<Option<_>>()?;
+        // Inputs and targets by time may lie beyond a gap.
+        let first = apart.map_or(inputs[0], |_| present);
         let last = match lead {
             Lead::Steps(_) => targets.last().copied().unwrap_or(present),
             Lead::Time(_) => present,
         };
         let mut steps = times.get(first..=last)?.windows(2);
         let even = gaps != Gaps::Skip || steps.all(|pair| close(pair[1] - pair[0], step, step));
-        even.then_some(SampleTimes { present, targets })
+        even.then_some(SampleTimes { inputs, targets })
     };
-    (history - 1..times.len()).filter_map(sample).collect()
+    (0..times.len()).filter_map(sample).collect()
 }
 
 #[cfg(test)]
@@ -62,8 +76,8 @@ mod tests {
     use super::*;
 
     fn pairs(times: &[f64], history: usize, lead: Lead, gaps: Gaps) -> Vec<(usize, usize)> {
-        let samples = samples(times, 6.0, history, (lead, 1), gaps);
-        let pair = |sample: SampleTimes| (sample.present, sample.targets[0]);
+        let samples = samples(times, 6.0, (history, None), (lead, 1), gaps);
+        let pair = |sample: SampleTimes| (sample.present(), sample.targets[0]);
         samples.into_iter().map(pair).collect()
     }
 
@@ -101,11 +115,26 @@ mod tests {
     }
 
     #[test]
+    fn inputs_may_be_hours_apart() {
+        let times = [0.0, 6.0, 12.0, 24.0, 30.0, 36.0];
+        let all = |history, lead, gaps| {
+            let samples = samples(&times, 6.0, history, (lead, 1), gaps);
+            let list = |sample: SampleTimes| [sample.inputs, sample.targets].concat();
+            samples.into_iter().map(list).collect::<Vec<_>>()
+        };
+        let twelve = (2, Some(12.0));
+        let found = all(twelve, Lead::Time(12.0), Gaps::Skip);
+        assert_eq!(found, [[0, 2, 3], [2, 3, 5]]);
+        assert_eq!(all(twelve, Lead::Steps(1), Gaps::Skip), [[2, 3, 4]]);
+        assert_eq!(all((2, Some(7.0)), Lead::Time(6.0), Gaps::Allow).len(), 0);
+    }
+
+    #[test]
     fn targets_follow_each_other_by_the_lead() {
         let times = [0.0, 6.0, 12.0, 24.0, 30.0, 36.0];
         let all = |lead, targets, gaps| {
-            let samples = samples(&times, 6.0, 1, (lead, targets), gaps);
-            let list = |sample: SampleTimes| [vec![sample.present], sample.targets].concat();
+            let samples = samples(&times, 6.0, (1, None), (lead, targets), gaps);
+            let list = |sample: SampleTimes| [sample.inputs, sample.targets].concat();
             samples.into_iter().map(list).collect::<Vec<_>>()
         };
         assert_eq!(all(Lead::Steps(1), 2, Gaps::Skip), [[0, 1, 2], [3, 4, 5]]);

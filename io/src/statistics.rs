@@ -37,6 +37,7 @@ use crate::{Channel, Error, Fields, Gaps, Metadata, Progress, Result};
 /// assert_eq!(statistics.increment_means(), [1.0]);
 /// assert_eq!(statistics.increment_stds(), [0.0]);
 /// assert_eq!(statistics.metadata().channels(), ["t2m"]);
+/// assert_eq!(statistics.clone().without_means(&["t2m".into()]).means(), [0.0]);
 /// statistics.save(folder.path())?;
 /// assert_eq!(Statistics::load(folder.path())?.means(), [281.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -92,6 +93,17 @@ impl Statistics {
     /// scaled.
     pub fn increment_stds(&self) -> &[f64] {
         &self.values[3]
+    }
+
+    /// These statistics with means of zero for some channels, whose normalised values change their sign with the values: for
+    /// components that point the other way beyond a pole. Names of no channel count for nothing.
+    #[must_use]
+    pub fn without_means(mut self, channels: &[String]) -> Self {
+        let means = self.values[0].iter_mut().zip(self.metadata.channels());
+        for (mean, _) in means.filter(|(_, channel)| channels.contains(channel)) {
+            *mean = 0.0;
+        }
+        self
     }
 
     /// Reads statistics that [`save`](Self::save) or Makani has written to a folder.

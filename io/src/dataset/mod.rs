@@ -75,6 +75,12 @@ impl FieldDataset {
         if config.steps == 0 {
             return Err(Error::argument("steps", 0, "at least 1 target"));
         }
+        if let Some(hours) = config.history_hours
+            && !(hours.is_finite() && hours > 0.0)
+        {
+            let expected = "a number of hours above 0";
+            return Err(Error::argument("history_hours", hours, expected));
+        }
         let lead = match config.lead_hours {
             Some(hours) if !hours.is_finite() || hours < 0.0 => {
                 return Err(Error::argument(
@@ -110,7 +116,10 @@ impl FieldDataset {
             let found = samples(
                 times,
                 step,
-                config.history,
+                (
+                    config.history,
+                    config.history_hours.map(|hours| hours * 3600.0),
+                ),
                 (lead, config.steps),
                 config.open.gaps,
             );
@@ -276,7 +285,7 @@ impl FieldDataset {
     /// Panics if there is no such sample.
     pub fn time(&self, sample: usize) -> f64 {
         let (file, times) = self.times_of(sample);
-        file.times()[times.present]
+        file.times()[times.present()]
     }
 
     /// Time from a sample's present to its first target, in hours.
@@ -293,7 +302,7 @@ impl FieldDataset {
     /// Panics if there is no such sample.
     pub fn leads(&self, sample: usize) -> Vec<f64> {
         let (file, times) = self.times_of(sample);
-        let lead = |&target: &usize| file.times()[target] - file.times()[times.present];
+        let lead = |&target: &usize| file.times()[target] - file.times()[times.present()];
         let leads = times.targets.iter().map(lead);
         leads.map(|seconds| seconds / 3600.0).collect()
     }
@@ -332,8 +341,12 @@ impl FieldDataset {
     /// # Panics
     /// Panics if there is no such sample.
     pub fn sample(&self, sample: usize) -> Result<Sample> {
+        let mut input = self.read(sample, Part::Input, self.input_shape().map(|size| 0..size))?;
+        if self.fills()? {
+            input.mapv_inplace(|value| if value.is_nan() { 0.0 } else { value });
+        }
         Ok(Sample {
-            input: self.read(sample, Part::Input, self.input_shape().map(|size| 0..size))?,
+            input,
             forcing: self.read(
                 sample,
                 Part::Forcing,
@@ -361,6 +374,7 @@ impl FieldDataset {
         });
         let mut properties = vec![
             ("history", self.config.history.to_string()),
+            ("history_hours", format!("{:?}", self.config.history_hours)),
             ("lead", self.config.lead.to_string()),
             ("lead_hours", format!("{:?}", self.config.lead_hours)),
             ("series", format!("{:?}", self.config.series)),

@@ -22,10 +22,9 @@ impl FieldDataset {
             forcings,
             targets,
         } = &self.origins;
-        let first = times.present + 1 - self.config.history;
-        let starts = std::iter::once(times.present).chain(times.targets.iter().copied());
+        let starts = std::iter::once(times.present()).chain(times.targets.iter().copied());
         let (times, origins): (Vec<usize>, _) = match part {
-            Part::Input => ((first..=times.present).collect(), inputs),
+            Part::Input => (times.inputs.clone(), inputs),
             Part::Forcing => (starts.take(self.config.steps).collect(), forcings),
             Part::Target => (times.targets.clone(), targets),
         };
@@ -33,14 +32,14 @@ impl FieldDataset {
         times.into_iter().flat_map(at).collect()
     }
 
-    /// Reads a box of a part of a sample.
+    /// Reads a box of a part of a sample. Missing values of forcings are filled, others are NaN.
     pub(crate) fn read(
         &self,
         sample: usize,
         part: Part,
         cells: [Range<usize>; 3],
     ) -> Result<Array3<f32>> {
-        let fills = self.fills()? && part != Part::Target;
+        let fills = self.fills()? && part == Part::Forcing;
         let (file, times) = self.times_of(sample);
         let sources = &self.sources(part, times)[cells[0].clone()];
         let time = |index: usize| file.times()[index];

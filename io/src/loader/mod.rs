@@ -38,6 +38,8 @@ pub struct Batch {
     /// One where the targets have values and zero where these are filled, in the shape of the
     /// targets; `None` unless missing values are [filled](crate::Missing::Fill).
     pub mask: Option<ShardTensor<4>>,
+    /// That of the inputs, in their shape.
+    pub input_mask: Option<ShardTensor<4>>,
     /// Indices of the samples in the dataset.
     pub samples: Vec<usize>,
     /// Time of the present of every sample, in seconds since 1970-01-01 UTC.
@@ -339,6 +341,7 @@ impl FieldLoader {
         };
         let given = !self.channels().forcings.is_empty();
         let forcing = given.then(|| self.place(forcing, &forcing_layout));
+        let (input, input_mask) = self.filled(self.place(input, &input_layout)?);
         let (target, mask) = self.filled(self.place(target, &target_layout)?);
         let of_samples = samples
             .iter()
@@ -347,27 +350,28 @@ impl FieldLoader {
             .map(|(time, leads)| (time, leads[..self.steps].to_vec()))
             .unzip();
         Ok(Batch {
-            input: self.place(input, &input_layout)?,
+            input,
             forcing: forcing.transpose()?,
             target,
             mask,
+            input_mask,
             times,
             leads,
             samples,
         })
     }
 
-    /// Targets with zeros in place of NaN, and the mask of the others, if missing values are filled.
-    fn filled(&self, target: ShardTensor<4>) -> (ShardTensor<4>, Option<ShardTensor<4>>) {
+    /// A field with zeros in place of NaN, and the mask of the others, if missing values are filled.
+    fn filled(&self, field: ShardTensor<4>) -> (ShardTensor<4>, Option<ShardTensor<4>>) {
         if !self.summary.fills {
-            return (target, None);
+            return (field, None);
         }
-        let (local, layout, mesh) = target.into_parts();
+        let (local, layout, mesh) = field.into_parts();
         let missing = local.clone().is_nan();
         let mask = missing.clone().bool_not().float().cast(local.dtype());
-        let target = local.mask_fill(missing, 0.0);
+        let field = local.mask_fill(missing, 0.0);
         (
-            ShardTensor::from_parts(target, layout.clone(), mesh.clone()),
+            ShardTensor::from_parts(field, layout.clone(), mesh.clone()),
             Some(ShardTensor::from_parts(mask, layout, mesh)),
         )
     }

@@ -117,7 +117,7 @@ fn missing_values_are_filled_on_any_mesh_and_masked() {
         let whole = x.full_tensor(LocalGradient::Replicated).into_data();
         whole.try_to_vec::<f32>().unwrap()
     };
-    type Parts = Vec<[Vec<f32>; 4]>;
+    type Parts = Vec<[Vec<f32>; 5]>;
     let load = |ranks: usize, placements: &[Placement; 1], source, steps| -> Parts {
         let found = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh([("x", ranks)])?;
@@ -130,7 +130,9 @@ fn missing_values_are_filled_on_any_mesh_and_masked() {
                 let (mask, forcing) = (batch.mask.unwrap(), batch.forcing.unwrap());
                 assert_eq!(batch.leads[0].len(), steps);
                 assert_eq!(mask.layout(), batch.target.layout());
-                Ok([&batch.input, &forcing, &batch.target, &mask].map(whole))
+                let of_input = batch.input_mask.unwrap();
+                assert_eq!(of_input.layout(), batch.input.layout());
+                Ok([&batch.input, &forcing, &batch.target, &mask, &of_input].map(whole))
             };
             loader
                 .epoch(0)
@@ -140,7 +142,11 @@ fn missing_values_are_filled_on_any_mesh_and_masked() {
         found.unwrap().remove(0)
     };
     let one = load(1, &[Shard(2)], Source::PerRank, 2);
-    let [input, forcing, target, mask] = &one[0];
+    let [input, forcing, target, mask, of_input] = &one[0];
+    // Of two samples of two times: land in z1.
+    let filled = input.iter().zip(of_input).filter(|(_, mask)| **mask == 0.0);
+    assert!(filled.clone().all(|(value, _)| *value == 0.0));
+    assert_eq!(filled.count(), 2 * 2 * 2);
     assert!(
         [input, forcing, target]
             .iter()
@@ -179,9 +185,9 @@ fn missing_values_are_filled_on_any_mesh_and_masked() {
     // One step of two.
     let short = load(2, &[Shard(2)], Source::Scatter, 1);
     let first = |part: &Vec<f32>| [&part[..36], &part[72..108]].concat();
-    let [_, forcing, target, mask] = &short[0];
+    let [_, forcing, target, mask, _] = &short[0];
     assert_eq!([forcing, target, mask].map(Vec::clone), {
-        let [_, forcing, target, mask] = &one[0];
+        let [_, forcing, target, mask, _] = &one[0];
         [first(forcing), first(target), first(mask)]
     });
 }
