@@ -4,6 +4,8 @@ use halocline_core::{Error, Placement, Result, Shard};
 use halocline_ops::prelude::*;
 use halocline_ops::{counted, weighted_mean};
 
+use crate::pairs::distances;
+
 /// The estimator of an ensemble's spread in [`crps`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
@@ -18,8 +20,8 @@ pub enum Spread {
 /// over all cells with a weight for each latitude row. For one member it is the absolute error.
 ///
 /// The mean over pairs is over `m (m − 1)` of them ([`Spread::Fair`]) or `m²`
-/// ([`Spread::Members`]), for `m` members. Its time grows with the square of the members, and so
-/// does its memory in training.
+/// ([`Spread::Members`]), for `m` members. Its time grows with the square of the members; in training it keeps
+/// no pairs of them.
 ///
 /// # Shapes
 /// `ensemble` `[members, batch, channels, lat, lon]`, `target` `[1, batch, channels, lat, lon]` → `[1]`.
@@ -33,7 +35,7 @@ pub enum Spread {
 /// by one exchange that leaves a rank as many values as before; their gradients return the same way.
 ///
 /// # Errors
-/// A target of another shape; weights of another number than rows; no members; a failure of
+/// A target of another shape; weights of another number than rows, or whose mean is not above zero; no members; a failure of
 /// communication.
 ///
 /// # Example
@@ -57,10 +59,10 @@ pub fn crps<X: Field<5>>(
     weights: &[f64],
     spread: Spread,
 ) -> Result<Rank<X, 1>> {
-    check_weights("crps", &ensemble, weights)?;
+    let weights = shares("crps", &ensemble, weights)?;
     let cells = crps_cells(ensemble, target, spread)?;
     Error::catch(|| {
-        let weights = cells.profile(3, weights);
+        let weights = cells.profile(3, &weights);
         (cells * weights).mean()
     })
 }
@@ -131,15 +133,8 @@ pub fn crps_cells<X: Field<5>>(ensemble: X, target: X, spread: Spread) -> Result
     let [members, ..] = ensemble.global_dims();
     let (ensemble, target) = together(ensemble, target)?;
     let pairs = pairs(members, spread);
-    Error::catch(|| {
-        let mut score = (ensemble.clone() - target).abs().mean_dims(&[0]);
-        // Each pair once, those of one distance together.
-        for distance in 1..members {
-            let differences = (later(&ensemble, distance) - earlier(&ensemble, distance)).abs();
-            score = score - differences.sum_dims(&[0]) / pairs;
-        }
-        score
-    })
+    let spread = ensemble.clone().try_op(|x| distances(x, pairs))?;
+    Error::catch(|| (ensemble - target).abs().mean_dims(&[0]) - spread)
 }
 
 /// The energy score of an ensemble, `mean ‖xᵢ − y‖ − ½ · mean ‖xᵢ − xⱼ‖` (Gneiting and Raftery 2007), as the
@@ -179,7 +174,7 @@ pub fn energy_score<X: Field<5>>(
     spread: Spread,
 ) -> Result<Rank<X, 1>> {
     const NAME: &str = "energy_score";
-    check_weights(NAME, &ensemble, weights)?;
+    let weights = shares(NAME, &ensemble, weights)?;
     check_target(NAME, &ensemble, &target)?;
     let [members, _, channels, rows, columns] = ensemble.global_dims();
     let (ensemble, target) = together(ensemble, target)?;
@@ -228,6 +223,17 @@ fn check_weights<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Resu
         return Ok(());
     }
     let message = format!("{} weights of rows for {rows} rows", weights.len());
+    Err(Error::operator(name, message))
+}
+
+/// Weights of rows by their mean.
+fn shares<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Result<Vec<f64>> {
+    check_weights(name, ensemble, weights)?;
+    let mean = weights.iter().sum::<f64>() / weights.len() as f64;
+    if mean > 0.0 {
+        return Ok(weights.iter().map(|weight| weight / mean).collect());
+    }
+    let message = format!("weights of rows with a mean of {mean}; expected one above 0");
     Err(Error::operator(name, message))
 }
 
@@ -465,6 +471,9 @@ mod tests {
         let [x, y] = [2.0, 5.0].map(|value| Tensor::<5>::full([1, 1, 1, 1, 2], value, &device));
         let score = crps(x.clone(), y, &[1.0], Spread::Fair).unwrap();
         assert_eq!(score.into_scalar::<f32>(), 3.0);
+        // Weights count by their shares.
+        let twice = crps(x.clone(), x.clone() + 3.0, &[2.0], Spread::Fair).unwrap();
+        assert_eq!(twice.into_scalar::<f32>(), 3.0);
         let error = crps(x.clone(), x, &[1.0, 1.0], Spread::Fair).unwrap_err();
         assert!(error.to_string().contains("2 weights of rows"), "{error}");
     }

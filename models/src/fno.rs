@@ -3,7 +3,10 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::tensor::{Device, Tensor};
+use halocline_ops::crossed;
 use halocline_ops::prelude::*;
+
+use crate::parallel::{Plan, Style};
 
 /// Declares the spectral convolution of a number of spatial dims.
 macro_rules! spectral_conv {
@@ -50,7 +53,7 @@ macro_rules! spectral_conv {
             type Output = X;
 
             fn forward(&self, x: X) -> X {
-                x.spectral_conv::<$weight>(&self.weight)
+                crossed(&self.weight, x, |x| x.spectral_conv::<$weight>(&self.weight))
             }
         }
     };
@@ -167,6 +170,36 @@ impl FnoConfig {
             blocks: (0..self.blocks).map(block).collect(),
             projection: linear([self.width, self.projection]),
             head: linear([self.projection, self.channels_out]),
+        }
+    }
+}
+
+impl FnoConfig {
+    /// The plan of tensor parallelism over a mesh axis: the channels between the blocks of each pair, and those of the
+    /// projection.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_models::FnoConfig;
+    ///
+    /// let plan = FnoConfig::new(3, 2, [6, 4]).tensor_parallel("tensor");
+    /// assert_eq!(plan.layer.len(), 4 * 2 + 2);
+    /// ```
+    pub fn tensor_parallel(&self, axis: &str) -> Plan {
+        // A block whose channels are shards is followed by one that sums over them.
+        let style = |place: usize| match place % 2 {
+            0 => Style::colwise(axis),
+            _ => Style::rowwise(axis),
+        };
+        let blocks = (0..self.blocks).fold(Plan::default(), |plan, place| {
+            plan.with_layer(&format!("blocks.{place}.spectral"), style(place))
+                .with_layer(&format!("blocks.{place}.linear"), style(place))
+        });
+        match self.blocks % 2 {
+            0 => blocks
+                .with_layer("projection", Style::colwise(axis))
+                .with_layer("head", Style::rowwise(axis)),
+            _ => blocks.with_layer("projection", Style::rowwise(axis)),
         }
     }
 }

@@ -10,6 +10,7 @@ mod geodesic;
 mod graph;
 mod healpix;
 mod metrics;
+mod pairs;
 pub mod parallel;
 mod rollout;
 mod sfno;

@@ -7,9 +7,9 @@ use halocline_ops::prelude::*;
 /// gradients through all of them.
 ///
 /// `step` predicts the targets from the input and the forcings of a step, concatenated along channels. Of
-/// an input with a history, the earliest time is left out and the prediction added after each
-/// step. `feedback` is the place among the targets of every input, as `Channels::feedback` of a
-/// loader gives it.
+/// an input with a history the earliest time is left out and the prediction added after each step: its times are a lead
+/// apart (`DatasetConfig::history_hours`). `feedback` is the place among the targets of every input, as
+/// `Channels::feedback` of a loader gives it.
 ///
 /// The memory of training grows with the number of steps; a `step` that calls
 /// [`recompute`](Field::recompute) keeps only the inputs of steps.

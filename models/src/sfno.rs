@@ -3,7 +3,10 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::tensor::{Device, Tensor};
+use halocline_ops::crossed;
 use halocline_ops::prelude::*;
+
+use crate::parallel::{Plan, Style};
 
 /// Configuration of [`SpectralConvS2`], which has an example.
 #[derive(Config, Debug)]
@@ -57,7 +60,7 @@ impl<X: Field<4>> Layer<X> for SpectralConvS2 {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        x.sphere_conv(&self.weight, &self.sht)
+        crossed(&self.weight, x, |x| x.sphere_conv(&self.weight, &self.sht))
     }
 }
 
@@ -126,6 +129,25 @@ impl SfnoConfig {
             blocks: (0..self.blocks).map(block).collect(),
             head: linear([width, self.channels_out]),
         }
+    }
+}
+
+impl SfnoConfig {
+    /// The plan of tensor parallelism over a mesh axis: the channels behind the convolution on the sphere, which the next layer
+    /// sums over.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_models::SfnoConfig;
+    ///
+    /// let plan = SfnoConfig::new(3, 2).tensor_parallel("tensor");
+    /// assert_eq!(plan.layer.len(), 3);
+    /// ```
+    pub fn tensor_parallel(&self, axis: &str) -> Plan {
+        Plan::default()
+            .with_layer("blocks.*.spectral", Style::colwise(axis))
+            .with_layer("blocks.*.linear", Style::colwise(axis))
+            .with_layer("blocks.*.inner", Style::rowwise(axis))
     }
 }
 

@@ -9,7 +9,9 @@ use burn::tensor::{Device, Tensor, TensorData};
 use gradients::{Named, whole_gradients, worst};
 use halocline_core::{Launcher, Placement, Replicate, Result, Shard, ShardTensor, World};
 use halocline_models::parallel::{Plan, Store, build, sequence_parallel, transformer_encoder};
-use halocline_models::{FieldTransformerConfig, SurrogateCnnConfig, UNetConfig};
+use halocline_models::{
+    FieldTransformerConfig, FnoConfig, SfnoConfig, SurrogateCnnConfig, UNetConfig,
+};
 use halocline_ops::prelude::*;
 use halocline_ops::{Reduction, mse_loss};
 
@@ -129,6 +131,33 @@ fn surrogates() {
     let plan = stored(config.tensor_parallel("tensor"));
     let places = [(DATA_2, 3), (TENSOR_2, 3), (TENSOR_3, 3), (ALL, 3)];
     check([4, 2, 9, 10], |device| config.init(device), &plan, &places);
+}
+
+#[test]
+fn fourier_operators() {
+    for blocks in [2, 3] {
+        let config = FnoConfig::new(2, 2, [5, 4])
+            .with_width(6)
+            .with_blocks(blocks)
+            .with_projection(7);
+        let plan = stored(config.tensor_parallel("tensor"));
+        let places = [(DATA_2, 3), (TENSOR_2, 3), (TENSOR_4, 3), (ALL, 3)];
+        check([4, 2, 9, 10], |device| config.init(device), &plan, &places);
+    }
+}
+
+#[test]
+fn spherical_fourier_operators() {
+    let sht = Sht::new([9, 10], SphereGrid::Lobatto).unwrap();
+    let config = SfnoConfig::new(2, 2).with_width(6).with_blocks(2);
+    let plan = stored(config.tensor_parallel("tensor"));
+    let places = [(DATA_2, 3), (TENSOR_2, 3), (TENSOR_4, 3), (ALL, 3)];
+    check(
+        [4, 2, 9, 10],
+        |device| config.init(&sht, device),
+        &plan,
+        &places,
+    );
 }
 
 #[test]

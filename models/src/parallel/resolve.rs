@@ -11,7 +11,7 @@ use halocline_core::{
 use super::pattern::Pattern;
 use super::plan::{Entry, Plan, Store};
 use super::sites::{Site, Sites};
-use super::style::{Axes, Placed, Style};
+use super::style::{Axes, Placed, Style, is_spectral};
 
 /// Layout of one parameter by a plan; [`resolve`](fn@resolve) has an example.
 #[derive(Clone, Debug)]
@@ -46,6 +46,7 @@ impl ResolvedParam {
             _ if name != Some("weight") => return None,
             "Linear" | "Embedding" => (0, 1),
             "Conv1d" | "Conv2d" | "Conv3d" => (1, 0),
+            kind if is_spectral(kind) => (0, 1),
             _ => return None,
         };
         Some(Features {
@@ -228,7 +229,7 @@ pub(super) fn matched_layers(
 ///
 /// A type of a user is one of them by `Plan::kind`.
 fn crosses(kind: &str) -> bool {
-    matches!(
+    let crosses = matches!(
         kind,
         "Reshard"
             | "Linear"
@@ -240,7 +241,8 @@ fn crosses(kind: &str) -> bool {
             | "RmsNorm"
             | "GroupNorm"
             | "InstanceNorm"
-    )
+    );
+    crosses || is_spectral(kind)
 }
 
 /// What a [`Reshard`](halocline_ops::Reshard) does.

@@ -325,10 +325,16 @@ impl Features {
                 dim: Along::Shard(1),
                 takes_gradient: true,
             },
+            kind if is_spectral(kind) => Self {
+                columns: &[("weight", 1)],
+                rows: &[("weight", 0)],
+                dim: Along::Shard(1),
+                takes_gradient: true,
+            },
             _ => {
                 return Err(Error::Plan(format!(
-                    "{style} for {path}, which is a {kind}; it is known for Linear, Embedding and Conv1d to \
-                     Conv3d; Plan::with_kind makes a type known, and \"placed\" says for any layer how each parameter is sharded"
+                    "{style} for {path}, which is a {kind}; it is known for Linear, Embedding, Conv1d to \
+                     Conv3d and spectral convolutions; Plan::with_kind makes a type known, and \"placed\" says for any layer how each parameter is sharded"
                 )));
             }
         })
@@ -341,4 +347,12 @@ impl Features {
         };
         dims.iter().map(shard).collect()
     }
+}
+
+/// Whether a layer multiplies the channels of modes.
+pub(super) fn is_spectral(kind: &str) -> bool {
+    matches!(
+        kind,
+        "SpectralConv1d" | "SpectralConv2d" | "SpectralConv3d" | "SpectralConvS2"
+    )
 }
