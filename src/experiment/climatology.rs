@@ -160,12 +160,15 @@ fn compute(
         let near = (0..=2 * window).map(|day| &sums[(class + classes + day - window) % classes]);
         near.cloned().fold(None, added)
     };
-    let mean = |class: usize| {
-        // Times of the year without a field have the mean of all.
-        let [sum, count] = around(class)
-            .or_else(|| all.clone())
-            .expect("a loader has samples");
-        sum / count.clamp_min(1.0)
+    let [sum, count] = all.expect("a loader has samples");
+    let whole = sum / count.clamp_min(1.0);
+    // Times of the year without a value have the mean of all.
+    let mean = |class: usize| match around(class) {
+        None => whole.clone(),
+        Some([sum, count]) => {
+            let none = count.clone().lower_elem(0.5);
+            (sum / count.clamp_min(1.0)).mask_where(none, whole.clone())
+        }
     };
     Ok((0..classes).map(mean).collect())
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use halocline_core::{Error, Result};
 use halocline_io::{
-    Calendar, Channel, Channels, DatasetConfig, FieldDataset, Fields, Gaps, Grid, OpenConfig,
-    Period, Progress, Series, Statistics, StatisticsBuilder,
+    Calendar, Channel, Channels, DatasetConfig, FieldDataset, Fields, Gaps, Grid, Missing,
+    OpenConfig, Period, Progress, Series, Statistics, StatisticsBuilder,
 };
 
 use super::data_config::DataConfig;
@@ -62,10 +62,40 @@ impl Data {
     ) -> Result<Self> {
         let (mut config, trained) = (config.clone(), trained.metadata());
         config.files = files.to_vec();
+        let constants = match &config.constants {
+            None => Vec::new(),
+            Some(path) => {
+                let open = OpenConfig::new().with_gaps(Gaps::Allow);
+                let open = open.with_missing(Missing::Allow).open(path)?;
+                open.channels().to_vec()
+            }
+        };
+        // A variable is all its levels, in the order of the files of training.
+        let levels = |name: &String| {
+            if constants.contains(name) {
+                return vec![name.clone()];
+            }
+            let (mask, variable) = match name.strip_prefix("mask:") {
+                Some(variable) => ("mask:", variable),
+                None => ("", &name[..]),
+            };
+            let known = trained.channels();
+            let levels = known.iter().filter(|channel| stands_for(variable, channel));
+            let levels: Vec<String> = levels.map(|channel| format!("{mask}{channel}")).collect();
+            match levels.is_empty() || known.iter().any(|channel| channel == variable) {
+                true => vec![name.clone()],
+                false => levels,
+            }
+        };
+        let all = |names: &Vec<String>| names.iter().flat_map(levels).collect::<Vec<_>>();
+        config.inputs = config.inputs.as_ref().map(all);
+        config.targets = config.targets.as_ref().map(all);
+        config.forcings = all(&config.forcings);
         if config.inputs.is_none() {
             let is_forcing = |name: &&String| {
-                let forcings = &mut config.forcings.iter();
-                forcings.any(|forcing| stands_for(forcing, name))
+                let forcings = config.forcings.iter();
+                let mut of_files = forcings.filter(|forcing| !constants.contains(forcing));
+                of_files.any(|forcing| stands_for(forcing, name))
             };
             let inputs = trained.channels().iter().filter(|name| !is_forcing(name));
             config.inputs = Some(inputs.cloned().collect());
@@ -74,9 +104,7 @@ impl Data {
             // Steps have the length that was learnt, wherever gaps are.
             let learnt = trained.time_step() / 3600.0;
             config.lead_hours = config.lead_hours.or(Some(learnt));
-            if config.history == 1 {
-                config.gaps = Gaps::Allow;
-            }
+            config.gaps = Gaps::Allow;
         }
         let states = dataset(&config, &Period::default(), Samples::States);
         let dataset = FieldDataset::open(files, &states)?;
@@ -136,11 +164,8 @@ impl Data {
     pub(super) fn timeline(&self, dataset: &FieldDataset) -> Timeline {
         let even = (self.config.gaps == Gaps::Skip).then_some(self.time_step);
         let state = |sample| (dataset.series(sample), dataset.time(sample));
-        Timeline {
-            states: (0..dataset.len()).map(state).collect(),
-            lead: self.lead().or(even),
-            step: self.time_step,
-        }
+        let states = (0..dataset.len()).map(state).collect();
+        Timeline::new(states, self.lead().or(even), self.time_step, self.calendar)
     }
 
     /// The files of the training period, with the channels of the samples.
@@ -245,8 +270,8 @@ fn odd(config: &DataConfig, dataset: &FieldDataset) -> Result<Vec<String>> {
 }
 
 /// Whether a name, without a level for all, is that of a channel.
-fn stands_for(chosen: &String, name: &String) -> bool {
-    name == chosen || Channel::new(name.clone()).variable() == chosen
+fn stands_for(chosen: &str, name: &str) -> bool {
+    name == chosen || Channel::new(name.into()).variable() == chosen
 }
 
 /// Whether a channel is an eastward or northward component, by its standard name, or else by usual names.
@@ -284,7 +309,9 @@ fn dataset(config: &DataConfig, period: &Period, samples: Samples) -> DatasetCon
         .with_forcings(config.forcings.clone())
         .with_constants(config.constants.clone())
         .with_constants_missing(config.constants_missing.clone())
-        .with_history(config.history);
+        .with_history(config.history)
+        // Forecasts feed back the states of each step.
+        .with_history_hours(config.lead_hours);
     match samples {
         Samples::Steps(steps) => dataset.with_lead_hours(config.lead_hours).with_steps(steps),
         Samples::States => dataset.with_lead(0),

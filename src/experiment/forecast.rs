@@ -201,19 +201,18 @@ impl Experiment {
         let (loader, channels) = (&states.loader, &self.data.channels);
         let begin = states.timeline.states[start].1;
         let batch = loader.load(&[start])?;
-        let mut x = self.seen_inputs(batch.input.inner(), &[begin])?;
+        let mut x = batch.input.inner();
         let mask = batch.mask.map(ShardTensor::inner);
         // Where the start has no value, such as on land, neither has the forecast.
         let gaps = mask.clone().map(missing);
         if config.members > 1 {
             let key = RandomKey::new(self.config.seed, ("forecast", begin.to_bits()));
-            let names = self.mesh.shape().names();
-            let axis = names
-                .iter()
-                .find(|name| *name == "member")
-                .map(|name| &name[..]);
-            x = perturbed(x, config.members, config.noise, key, axis)?;
+            x = perturbed(x, config.members, config.noise, key, self.member_axis())?;
+            if let Some(present) = batch.input_mask {
+                x = x * present.inner();
+            }
         }
+        x = self.seen_inputs(x, &[begin])?;
         let feedback = match config.steps {
             1 => Vec::new(),
             _ => channels.feedback()?,

@@ -8,7 +8,7 @@ use halocline_ops::{counted, spectral_loss};
 
 use super::config::Loss;
 use super::network::FieldModel;
-use super::setup::Experiment;
+use super::setup::{Experiment, like_batch_of};
 
 impl Experiment {
     /// The loss of a batch, weighted by area, of errors in standard deviations of the increments of a step.
@@ -21,10 +21,10 @@ impl Experiment {
     ) -> Result<ShardTensor<1>> {
         let training = &self.config.training;
         let key = RandomKey::new(self.config.seed, ("noise", epoch, batch.samples[0]));
-        let mut x = self.seen_inputs(batch.input, &batch.times)?;
         let members = training.members;
+        let (mut x, present) = (batch.input, batch.input_mask);
         if training.loss == Loss::Crps {
-            x = perturbed(x, members, training.noise, key, None)?;
+            x = perturbed(x, members, training.noise, key, self.member_axis())?;
         } else if training.noise > 0.0 {
             let normal = Distribution::Normal {
                 mean: 0.0,
@@ -33,11 +33,16 @@ impl Experiment {
             let noise = ShardTensor::random(x.dims(), normal, key, x.mesh(), x.layout())?;
             x = x + noise;
         }
-        // Members lie beside each other in the batch.
+        // Members lie beside each other in the batch, and as those of the input.
+        let batch_of_members = x.clone();
         let copies = |field: ShardTensor<4>| match members {
-            1 => field,
-            _ => ShardTensor::cat(vec![field; members], 0),
+            1 => Ok(field),
+            _ => like_batch_of(ShardTensor::cat(vec![field; members], 0), &batch_of_members),
         };
+        if let Some(present) = &present {
+            x = x * copies(present.clone())?;
+        }
+        let x = self.seen_inputs(x, &batch.times.repeat(members))?;
         let channels = self.data.channels.targets.len();
         let feedback = match steps {
             1 => Vec::new(),
@@ -56,11 +61,12 @@ impl Experiment {
             )
         });
         let target = ShardTensor::cat(targets.collect::<Result<Vec<_>>>()?, 1);
-        // What has no value after the first step is no input of the next ones, as in forecasts.
-        let mask = batch.mask.as_ref().filter(|_| steps > 1);
-        let mask = mask.map(|mask| copies(mask.clone().narrow(1, 0, channels)));
+        // What has no value at the start is no input of the next steps, as in forecasts.
+        let mask = present.filter(|_| steps > 1);
+        let mask = mask.map(|present| copies(self.of_targets(&present)));
+        let (mask, forcing) = (mask.transpose()?, batch.forcing.map(copies).transpose()?);
         let (recompute, halos) = (training.recompute, self.config.model.halos());
-        let y = rollout(x, batch.forcing.map(copies), steps, &feedback, |step, x| {
+        let y = rollout(x, forcing, steps, &feedback, |step, x| {
             let y = match recompute {
                 true => x.recompute(model, halos, |model, x| x.apply(model)),
                 false => x.apply(model),
@@ -74,6 +80,19 @@ impl Experiment {
         let ratios = y.profile(1, &ratios.repeat(steps));
         let (y, target) = (y * ratios.clone(), target * ratios);
         self.distance(y, target, batch.mask)
+    }
+
+    /// Which of the targets the newest inputs have; those that are no inputs are there.
+    fn of_targets(&self, present: &ShardTensor<4>) -> ShardTensor<4> {
+        let (channels, count) = (&self.data.channels, present.dims()[1]);
+        let inputs = &channels.inputs;
+        let place = |target: &String| {
+            let input = inputs.iter().position(|input| input == target);
+            input.map_or(count, |input| count - inputs.len() + input)
+        };
+        let places: Vec<usize> = channels.targets.iter().map(place).collect();
+        let ones = present.clone().narrow(1, 0, 1) * 0.0 + 1.0;
+        ShardTensor::cat(vec![present.clone(), ones], 1).index_select(1, &places)
     }
 
     /// The loss of predictions `[members · batch, steps · targets, lat, lon]`.

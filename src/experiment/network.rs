@@ -329,7 +329,11 @@ impl ModelConfig {
                 let config = self.transformer(1, 0, 1)?;
                 Some(within(config.tensor_parallel(axis)))
             }
-            Self::Fno { .. } | Self::Sfno { .. } => None,
+            Self::Fno { blocks, modes, .. } => {
+                let config = FnoConfig::new(1, 1, *modes).with_blocks(*blocks);
+                Some(within(config.tensor_parallel(axis)))
+            }
+            Self::Sfno { .. } => Some(within(SfnoConfig::new(1, 1).tensor_parallel(axis))),
         }
     }
 

@@ -55,11 +55,9 @@ impl Experiment {
         // The first forecast that has a truth at its end, or else at its first step.
         let whole = starts().find(|start| reaches(*start, config.steps));
         let start = whole.or_else(|| starts().find(|start| reaches(*start, 1)));
-        let frames = match start {
-            Some(start) => {
-                let config = self.with_truth(config, &states, start);
-                self.frames(model, &config, &states, start)?
-            }
+        let config = start.and_then(|start| self.with_truth(config, &states, start));
+        let frames = match start.zip(config) {
+            Some((start, config)) => self.frames(model, &config, &states, start)?,
             None => Vec::new(),
         };
         if !self.world.is_root() {

@@ -24,6 +24,8 @@ struct Record {
     files: Vec<Summary>,
     /// The units of each channel.
     units: Vec<(String, Option<String>)>,
+    /// The inputs and forcings that change their sign across a pole.
+    odd: Vec<String>,
 }
 
 impl Record {
@@ -41,6 +43,7 @@ impl Record {
         Ok(Self {
             files,
             units: data.files.iter().map(units).collect(),
+            odd: data.odd.clone(),
         })
     }
 
@@ -123,7 +126,7 @@ pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
             let mut pairs = before.files.iter().zip(&found.files);
             let pair = pairs.find(|(one, other)| one != other);
             let told = pair.map_or_else(
-                || "others, or other units".into(),
+                || "others, or other units or names".into(),
                 |(before, found)| format!("{found}, and before {before}"),
             );
             return Err(Error::other(format!(
@@ -142,10 +145,14 @@ pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
     write(&copy, config.to_toml().as_bytes())
 }
 
-/// Refuses files whose units are not those of training.
-pub(super) fn compare_units(config: &ExperimentConfig, data: &Data) -> Result<()> {
-    let trained = Record::load(&config.folder)?.map_or(Vec::new(), |record| record.units);
-    for (name, units) in trained {
+/// Refuses files whose units are not those of training, and takes from training which channels change their sign across a
+/// pole: the files may not tell.
+pub(super) fn compare_files(config: &ExperimentConfig, data: &mut Data) -> Result<()> {
+    let Some(record) = Record::load(&config.folder)? else {
+        return Ok(());
+    };
+    data.odd = record.odd;
+    for (name, units) in record.units {
         let trained = Channel::new(name).with_units(units);
         let mut files = data.files.iter();
         let other = files.find(|file| file.name == trained.name && !file.has_units_of(&trained));

@@ -78,22 +78,33 @@ impl Experiment {
             .collect()
     }
 
-    /// The forecast up to the last step that has a truth. Where forcings of the files change, there are none beyond a
-    /// time without a state.
+    /// The forecast up to the last step that has a truth, if one has. Where forcings of the files change, there are none beyond
+    /// a time without a state.
     pub(super) fn with_truth(
         &self,
         config: &ForecastConfig,
         states: &States,
         start: usize,
-    ) -> ForecastConfig {
+    ) -> Option<ForecastConfig> {
         let has_truth = |steps: &usize| states.timeline.ahead(start, *steps).1.is_some();
         let gap = (1..config.steps).find(|steps| !has_truth(steps));
         let most = gap
             .filter(|_| self.data.forcings_change)
             .unwrap_or(config.steps);
-        ForecastConfig {
-            steps: (1..=most).rev().find(has_truth).unwrap_or(1),
+        let steps = (1..=most).rev().find(has_truth)?;
+        Some(ForecastConfig {
+            steps,
             ..config.clone()
+        })
+    }
+
+    /// Requires a state that a forecast of so many steps from another one reaches.
+    pub(super) fn check_truth(states: &States, steps: usize) -> Result<()> {
+        match (1..=steps).any(|steps| states.timeline.hours(steps).is_some()) {
+            true => Ok(()),
+            false => Err(Error::other(
+                "no state of the period is a step after another one of it",
+            )),
         }
     }
 
@@ -105,6 +116,7 @@ impl Experiment {
         config: &ForecastConfig,
         mut spectra: Option<&mut Spectra>,
     ) -> Result<Option<Report>> {
+        Self::check_truth(states, config.steps)?;
         let (targets, grid) = (&self.data.channels.targets, &self.data.grid);
         let weights = grid.latitude_weights();
         let regions = self.regions();
@@ -122,11 +134,10 @@ impl Experiment {
             if is_interrupted(&all)? {
                 return Ok(None);
             }
-            if states.timeline.ahead(start, 1).1.is_none() {
+            let Some(config) = &self.with_truth(config, states, start) else {
                 progress.advance();
                 continue;
-            }
-            let config = &self.with_truth(config, states, start);
+            };
             let first = states.loader.load(&[start])?;
             let begin = self.in_units(first.target.inner());
             self.steps(model, states, start, config, |step| {
@@ -186,16 +197,10 @@ impl Experiment {
                 rmse_climatology: climatology.scores.rmse,
             }
         });
-        let rows: Vec<Row> = rows.collect();
-        match rows.is_empty() {
-            true => Err(Error::other(
-                "no state of the period is a step after another one of it",
-            )),
-            false => Ok(Some(Report {
-                rows,
-                spectra: Vec::new(),
-            })),
-        }
+        Ok(Some(Report {
+            rows: rows.collect(),
+            spectra: Vec::new(),
+        }))
     }
 }
 

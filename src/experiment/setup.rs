@@ -21,7 +21,7 @@ use super::climatology::{Climatology, Cycle};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::FieldModel;
-use super::record::{compare, compare_units, record};
+use super::record::{compare, compare_files, record};
 use super::timeline::Timeline;
 
 /// Experiment on one rank. All ranks make and use it together.
@@ -163,8 +163,8 @@ impl Experiment {
     pub fn of_files(world: &World, config: &ExperimentConfig, files: &[PathBuf]) -> Result<Self> {
         compare(config)?;
         let statistics = Statistics::load(config.folder.join(STATISTICS))?;
-        let data = Data::open_others(&config.data, files, &statistics)?;
-        compare_units(config, &data)?;
+        let mut data = Data::open_others(&config.data, files, &statistics)?;
+        compare_files(config, &mut data)?;
         Self::of(world, config, data, statistics, Files::Others)
     }
 
@@ -175,6 +175,11 @@ impl Experiment {
         statistics: Statistics,
         files: Files,
     ) -> Result<Self> {
+        // Beyond a pole a component is seen with the other sign, normalised as it is.
+        let statistics = match data.grid.boundary()[0].is_pole() {
+            true => statistics.without_means(&data.odd),
+            false => statistics,
+        };
         Ok(Self {
             mesh: world.mesh_of(&config.axes(world.size()))?,
             scales: data.scales(&statistics)?,
@@ -190,6 +195,12 @@ impl Experiment {
     /// The mesh.
     pub fn mesh(&self) -> &DeviceMesh {
         &self.mesh
+    }
+
+    /// The axis of the mesh along which members of ensembles are shards.
+    pub(super) fn member_axis(&self) -> Option<&str> {
+        let mut names = self.mesh.shape().names().iter();
+        names.find(|name| *name == "member").map(|name| &name[..])
     }
 
     /// The folder of checkpoints.
@@ -325,7 +336,7 @@ impl Experiment {
         let climatology = self.climatology()?.at(times);
         let is_batch = beside.dims()[0] == times.len();
         match is_batch {
-            true => climatology.try_redistribute(beside.placements()),
+            true => like_batch_of(climatology, beside),
             false => Ok(climatology),
         }
     }
@@ -380,6 +391,17 @@ impl Experiment {
         let (means, stds) = (x.profile(1, means), x.profile(1, stds));
         x * stds + means
     }
+}
+
+/// A field with the placements of another one, and its parts of the batch.
+pub(super) fn like_batch_of(
+    field: ShardTensor<4>,
+    other: &ShardTensor<4>,
+) -> Result<ShardTensor<4>> {
+    let mut extents = field.layout().all_extents().to_vec();
+    extents[0] = other.layout().extents(0).to_vec();
+    let layout = field.layout().derive(other.placements().to_vec(), extents);
+    field.try_redistribute(&layout)
 }
 
 /// Zero where a mask is one, and NaN elsewhere.

@@ -1,5 +1,7 @@
 //! The times to which the steps of a forecast lead.
 
+use halocline_io::Calendar;
+
 /// The present of every state of a loader, by its time axis, and the length of a step.
 #[derive(Debug)]
 pub(super) struct Timeline {
@@ -8,15 +10,44 @@ pub(super) struct Timeline {
     /// The length of a step, if it is the same everywhere, in seconds. Else a step leads to the next state.
     pub(super) lead: Option<f64>,
     /// The usual time between two states, in seconds.
-    pub(super) step: f64,
+    step: f64,
+    calendar: Calendar,
+    /// Whether steps beyond the last state are months.
+    is_monthly: bool,
 }
 
 /// The largest difference of times that are the same, in steps.
 const TOLERANCE: f64 = 1e-3;
+/// A day, in seconds.
+const DAY: f64 = 86400.0;
 
 impl Timeline {
+    pub(super) fn new(
+        states: Vec<(usize, f64)>,
+        lead: Option<f64>,
+        step: f64,
+        calendar: Calendar,
+    ) -> Self {
+        let is_month = |seconds: f64| (28.0..=31.0).contains(&(seconds / DAY));
+        let pairs = || states.windows(2).filter(|pair| pair[0].0 == pair[1].0);
+        let lengths = || pairs().map(|pair| pair[1].1 - pair[0].1);
+        let is_even = lengths().all(|length| (length - step).abs() < TOLERANCE * step);
+        let by_calendar = pairs().all(|pair| {
+            let next = calendar.months_after(pair[0].1, 1);
+            next.is_some_and(|next| (next - pair[1].1).abs() < DAY)
+        });
+        let is_monthly = is_month(step) && lengths().all(is_month) && (!is_even || by_calendar);
+        Self {
+            states,
+            lead,
+            step,
+            calendar,
+            is_monthly,
+        }
+    }
+
     /// The time so many steps after a state, and the state of that time if there is one. Beyond the last
-    /// state, steps have the usual length.
+    /// state, steps have the usual length, or are months if those between the states are.
     pub(super) fn ahead(&self, start: usize, steps: usize) -> (f64, Option<usize>) {
         let (series, time) = self.states[start];
         let axis = &self.states[start..];
@@ -34,10 +65,30 @@ impl Timeline {
         match axis.get(steps) {
             Some((_, time)) => (*time, Some(start + steps)),
             None => {
-                let beyond = steps + 1 - axis.len();
-                (axis[axis.len() - 1].1 + self.step * beyond as f64, None)
+                let (beyond, last) = (steps + 1 - axis.len(), axis[axis.len() - 1].1);
+                let all = &self.states[..start + axis.len()];
+                let time = self.is_monthly.then(|| self.months_beyond(all, beyond));
+                let time = time.flatten();
+                (time.unwrap_or(last + self.step * beyond as f64), None)
             }
         }
+    }
+
+    /// The time so many months after the last of some states, of the latest day of a month in the year before.
+    fn months_beyond(&self, states: &[(usize, f64)], months: usize) -> Option<f64> {
+        let of = |time: f64| {
+            let (year, month, day) = self.calendar.day(time)?;
+            Some((day, 12 * year + month))
+        };
+        let (series, last) = *states.last()?;
+        let year = states
+            .iter()
+            .rev()
+            .take(12)
+            .filter(|(other, _)| *other == series);
+        let latest = year.map(|(_, time)| *time).max_by_key(|time| of(*time))?;
+        let before = usize::try_from(of(last)?.1 - of(latest)?.1).ok()?;
+        self.calendar.months_after(latest, before + months)
     }
 
     /// The state of a time, the first of several.
@@ -60,17 +111,17 @@ impl Timeline {
 
 #[cfg(test)]
 mod tests {
+    use halocline_io::parse_time;
+
     use super::*;
 
     const HOUR: f64 = 3600.0;
 
     fn timeline(lead: Option<f64>) -> Timeline {
         let hours = [(0, 0.0), (0, 7.0), (0, 15.0), (1, 0.0), (1, 7.0)];
-        Timeline {
-            states: hours.map(|(series, hours)| (series, hours * HOUR)).into(),
-            lead: lead.map(|hours| hours * HOUR),
-            step: 7.0 * HOUR,
-        }
+        let states = hours.map(|(series, hours)| (series, hours * HOUR)).into();
+        let lead = lead.map(|hours| hours * HOUR);
+        Timeline::new(states, lead, 7.0 * HOUR, Calendar::Gregorian)
     }
 
     #[test]
@@ -87,6 +138,37 @@ mod tests {
         assert_eq!(timeline(None).hours(1), Some(22.0 / 3.0));
         assert_eq!(timeline(None).hours(3), None);
         assert_eq!(timeline(None).find(7.0 * HOUR), Some(1));
+    }
+
+    #[test]
+    fn steps_of_months_go_on_as_months() {
+        let months = |dates: &[&str]| {
+            let time = |date: &&str| (0, parse_time(date, Calendar::Gregorian).unwrap());
+            let states = dates.iter().map(time).collect();
+            Timeline::new(states, None, 31.0 * DAY, Calendar::Gregorian)
+        };
+        let ahead = |dates: &[&str], steps| {
+            let (time, state) = months(dates).ahead(dates.len() - 1, steps);
+            assert_eq!(state, None);
+            Calendar::Gregorian.date(time)[..10].to_string()
+        };
+        let first = ["2023-07-01", "2023-08-01", "2023-09-01"];
+        assert_eq!(ahead(&first, 1), "2023-10-01");
+        assert_eq!(ahead(&first, 5), "2024-02-01");
+        assert_eq!(ahead(&first[..1], 3), "2023-10-01");
+        // Of each month the last day, or the 28th.
+        assert_eq!(ahead(&["2023-01-31", "2023-02-28"], 1), "2023-03-31");
+        assert_eq!(ahead(&["2023-01-28", "2023-02-28"], 1), "2023-03-28");
+        // Its middle, which is on several days.
+        assert_eq!(
+            ahead(&["2023-01-16", "2023-02-15", "2023-03-16"], 2),
+            "2023-05-16"
+        );
+        // Steps of 31 days are that.
+        assert_eq!(
+            ahead(&["2023-01-01", "2023-02-01", "2023-03-04"], 1),
+            "2023-04-04"
+        );
     }
 
     #[test]

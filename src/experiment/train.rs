@@ -39,6 +39,14 @@ impl Experiment {
             .as_ref()
             .map(|period| self.states(period));
         let validation = validation.transpose()?;
+        // What would only be told after hours.
+        let forecast = &self.config.forecast;
+        if most > 1 || (validation.is_some() && forecast.steps > 1) {
+            self.data.channels.feedback()?;
+        }
+        if let Some(states) = &validation {
+            Self::check_truth(states, forecast.steps)?;
+        }
         let mut trainer = self.trainer(data.batches())?;
         check_order(&mut trainer, [training.batch, data.samples()])?;
         self.check_validation(&mut trainer)?;

@@ -113,7 +113,8 @@ impl ModuleMapper for Mean {
         let value = self.values.values.remove::<D>(ParamId::from(self.next));
         let value = value.expect("the average has the parameters of the model");
         self.next += 1;
-        let average = average * self.decay + value * (1.0 - self.decay);
+        // A value that stays the same is its own average, however `decay` is rounded.
+        let average = average.clone() + (value - average) * (1.0 - self.decay);
         Param::from_mapped_value(id, average, mapper)
     }
 }

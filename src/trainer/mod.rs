@@ -199,14 +199,15 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Sets which checkpoints are kept. Default the last three, and the best of those with a metric.
+    /// Sets which checkpoints are kept. Default the last three. The best of those with a metric is always kept, too.
     ///
     /// # Panics
     /// Panics after [`resume_or_start`](Self::resume_or_start), which opens the folder.
     #[must_use]
     pub fn with_checkpoints(mut self, keep: CheckpointConfig) -> Self {
         self.require_no_folder("with_checkpoints");
-        self.keep = keep;
+        let keep_best = keep.keep_best.max(1);
+        self.keep = keep.with_keep_best(keep_best);
         self
     }
 

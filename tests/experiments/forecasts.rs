@@ -6,7 +6,9 @@ use std::time::SystemTime;
 use halocline::io::ndarray::s;
 use halocline::io::{Fields, Missing, OpenConfig, open};
 
-use super::{CONFIG, fail, prepared, score, scores, succeed, values, write, write_fields};
+use super::{
+    CONFIG, fail, prepared, score, scores, scores_in, seconds, succeed, values, write, write_fields,
+};
 
 const FROM: [&str; 3] = ["forecast", "--from", "2018-01-10"];
 
@@ -61,7 +63,9 @@ fn other_files_are_forecast_and_scored() {
     // All states of other files count, and those of two years are no trajectory.
     write_fields(&path.join("far.h5"), |time, _| (time < 10).then_some(time));
     succeed(path, &["score", "--files", "far.h5"]);
-    assert_eq!(score(&scores(path), "t2m", 6.0, "forecasts"), 9.0);
+    let of_far = scores_in(path, "scores-far.json");
+    assert_eq!(score(&of_far, "t2m", 6.0, "forecasts"), 9.0);
+    assert_eq!(scores(path), before);
     let test = |row: &serde_json::Value| row["rmse_climatology"].as_f64().unwrap();
     assert!(before.iter().all(|row| test(row) > 0.0));
     std::fs::rename(path.join("other.h5"), path.join("2018.h5")).unwrap();
@@ -91,6 +95,47 @@ fn other_files_have_the_grid_and_the_channels_of_training() {
     }
     write(path, &CONFIG.replace("width = 6", "width = 7"), 1);
     assert!(fail(path, &arguments).contains("has another [model]"));
+}
+
+/// Files may have the levels of a variable in another order than those of training.
+#[test]
+fn other_files_may_have_another_order_of_levels() {
+    let config = CONFIG.replace("\"z@500\"", "\"z\"").replace(
+        "forcings = [\"sin_latitude\", \"cos_solar_zenith_angle\"]",
+        "",
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_levels(&path.join("2018.h5"), ["t2m", "z@850", "z@500"]);
+    write_levels(&path.join("other.h5"), ["z@500", "t2m", "z@850"]);
+    write(path, &config, 1);
+    succeed(path, &["train"]);
+    let forecast = |name: &str, files: &[&str]| {
+        let output = [&FROM[..], &["--output", name]].concat();
+        succeed(path, &[&output, files].concat());
+        (
+            open(path.join(name)).unwrap().channels().to_vec(),
+            values(&path.join(name)),
+        )
+    };
+    let expected = forecast("a.zarr", &[]);
+    assert_eq!(forecast("b.zarr", &["--files", "other.h5"]), expected);
+}
+
+/// Writes a field for each name, whose values are those of the name and the time.
+fn write_levels(path: &Path, names: [&str; 3]) {
+    use halocline::io::{FieldWriter, Grid, WriterConfig, ndarray::Array3};
+    let grid = Grid::cell_centred(super::ROWS, super::COLUMNS).unwrap();
+    let mut writer = FieldWriter::create(path, &grid, &names, &WriterConfig::new()).unwrap();
+    for time in 0..super::TIMES {
+        let of = |(channel, row, column): (usize, usize, usize)| {
+            let offset = names[channel].bytes().map(usize::from).sum::<usize>() % 97;
+            (((row * 18 + column) * 7 + time * 5 + offset * 31) % 113) as f32
+        };
+        let field = Array3::from_shape_fn((3, super::ROWS, super::COLUMNS), of);
+        writer.append(seconds(time), field.view()).unwrap();
+    }
+    writer.finish().unwrap();
 }
 
 fn other(path: &Path, [rows, columns]: [usize; 2], names: [&str; 2]) {

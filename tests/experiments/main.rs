@@ -125,7 +125,11 @@ fn write(folder: &Path, config: &str, epochs: usize) {
 }
 
 fn scores(folder: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(folder.join("run/scores.json")).unwrap();
+    scores_in(folder, "scores.json")
+}
+
+fn scores_in(folder: &Path, name: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(folder.join("run").join(name)).unwrap();
     serde_json::from_str::<Vec<Value>>(&text).unwrap()
 }
 

@@ -7,7 +7,13 @@ use super::{CONFIG, fail, prepared, score, scores, succeed, write};
 
 /// The losses that a training prints, by epoch.
 fn losses(training: &str) -> (tempfile::TempDir, Vec<f64>) {
+    losses_on("", training)
+}
+
+/// Those of a training on a mesh, or on one rank.
+fn losses_on(mesh: &str, training: &str) -> (tempfile::TempDir, Vec<f64>) {
     let config = CONFIG
+        .replace("[optimizer]", &format!("{mesh}\n[optimizer]"))
         .replace("noise = 0.01", training)
         .replace("EPOCHS", "3")
         .replace("[[3, 2]]", "[[2, 2]]");
@@ -36,6 +42,12 @@ fn losses_are_named_in_the_configuration() {
     for losses in [&crps, &spectral] {
         assert!(losses[1] < losses[0] && losses[1] > 0.0, "{losses:?}");
         assert_ne!(*losses, squared);
+    }
+    // Members that are shards of an axis have the losses of members on one rank.
+    let training = "noise = 0.1\nloss = \"crps\"\nmembers = 3";
+    let (_, sharded) = losses_on("[mesh]\nlat = 2\nmember = 2", training);
+    for (one, other) in sharded.iter().zip(&crps) {
+        assert!((one - other).abs() < 2e-4, "{sharded:?} for {crps:?}");
     }
     // Amplitudes add to the squares.
     assert!(spectral[0] > squared[0]);

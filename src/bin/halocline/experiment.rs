@@ -166,7 +166,8 @@ pub(crate) struct ScoreOptions {
     run: Run,
     #[command(flatten)]
     forecasting: Forecasting,
-    /// The JSON file of all scores, by channel, lead and region; scores.json of the folder by default
+    /// The JSON file of all scores, by channel, lead and region; by default scores.json of the folder, or of other files
+    /// scores-FILE.json
     #[arg(long)]
     output: Option<PathBuf>,
     /// Draw no pictures; else they lie beside the scores, in a folder
@@ -182,23 +183,37 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
         ..
     } = options;
     options.run.run(|world, config| {
+        let path = match (output, forecasting.files.first()) {
+            (Some(output), _) => output.clone(),
+            (None, None) => config.folder.join("scores.json"),
+            (None, Some(first)) => {
+                let stem = first.file_stem().unwrap_or_default().to_string_lossy();
+                config.folder.join(format!("scores-{stem}.json"))
+            }
+        };
+        // Beside scores.json lie spectra.json and pictures; beside scores of another name, those with this name.
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let beside = match stem.strip_prefix("scores") {
+            Some(name) => name.to_string(),
+            None => format!("-{stem}"),
+        };
+        // Told before the forecasts.
+        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
         let experiment = forecasting.open(world, config)?;
         let model = experiment.trained(forecasting.kept())?;
         let forecast = forecasting.config(config);
         let report = experiment.score(&model, &forecast)?;
-        let path = output
-            .clone()
-            .unwrap_or_else(|| config.folder.join("scores.json"));
-        save_json(world, &path, &report.rows)?;
-        if !report.spectra.is_empty() {
-            save_json(world, path.with_file_name("spectra.json"), &report.spectra)?;
-        }
         if world.is_root() {
             println!("{report}\nall regions: {}", path.display());
         }
+        save_json(world, &path, &report.rows)?;
+        if !report.spectra.is_empty() {
+            let spectra = path.with_file_name(format!("spectra{beside}.json"));
+            save_json(world, spectra, &report.spectra)?;
+        }
         #[cfg(feature = "plot")]
         if !options.no_pictures {
-            let folder = path.with_file_name("pictures");
+            let folder = path.with_file_name(format!("pictures{beside}"));
             let drawn = experiment.save_pictures(&model, &forecast, &report, &folder)?;
             if world.is_root() {
                 println!("{} pictures: {}", drawn.len(), folder.display());

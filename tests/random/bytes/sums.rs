@@ -120,7 +120,8 @@ fn reductions() -> Vec<Sent> {
         ),
         // A total from each rank to each one after it.
         sent("cumsum", over(along.clone()), 2, [before; 2]),
-        sent("cumprod", over(along.clone()), 2, [before; 2]),
+        // In f64.
+        sent("cumprod", over(along.clone()), 2, [2 * before; 2]),
         sent(
             "softmax",
             over(along.clone()),
