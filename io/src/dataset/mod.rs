@@ -343,7 +343,7 @@ impl FieldDataset {
     pub fn sample(&self, sample: usize) -> Result<Sample> {
         let mut input = self.read(sample, Part::Input, self.input_shape().map(|size| 0..size))?;
         if self.fills()? {
-            input.mapv_inplace(|value| if value.is_nan() { 0.0 } else { value });
+            input.mapv_inplace(read::filled);
         }
         Ok(Sample {
             input,

@@ -14,6 +14,11 @@ use crate::{Error, Fields, Result};
 /// Where values are read from: the number of a time in its file, and the source.
 type Place = (usize, Origin);
 
+/// A normalised value, or the mean in place of a missing one.
+pub(super) fn filled(value: f32) -> f32 {
+    if value.is_nan() { 0.0 } else { value }
+}
+
 impl FieldDataset {
     /// The time and the source of every channel of a part of a sample.
     fn sources(&self, part: Part, times: &SampleTimes) -> Vec<(usize, Origin)> {
@@ -122,7 +127,7 @@ impl FieldDataset {
                         normalize(values.view_mut(), &scale[channel..channel + run.len()]);
                     }
                     if fills {
-                        values.mapv_inplace(|value| if value.is_nan() { 0.0 } else { value });
+                        values.mapv_inplace(filled);
                     }
                 }
                 Origin::Mask(channel) => {

@@ -9,7 +9,7 @@ use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::{Error, ReduceOp, Result};
 
 use crate::kernel::taken::{Places, add, take};
-use crate::reduce::local_extremum;
+use crate::reduce::{holders, local_extremum};
 use crate::reshape;
 
 /// The largest or least value of the edges of each target; zero for a target without edges.
@@ -77,11 +77,10 @@ impl<const D: usize> Operator for Extrema<D> {
         let cotangent = Tensor::<D>::from_dispatch(pass.cotangent);
         let gradient = Error::catch(|| {
             let (dim, of_edge, targets) = (self.dim, &self.of_edge, y.dims()[self.dim]);
-            let is_extreme = x.clone().equal(take(y, dim, of_edge));
-            let is_extreme = is_extreme.bool_or(x.clone().is_nan());
-            let holders = x.zeros_like().mask_fill(is_extreme.clone(), 1.0);
-            let holders = add(holders, dim, of_edge, targets).clamp_min(1.0);
-            take(cotangent / holders, dim, of_edge).mask_fill(is_extreme.bool_not(), 0.0)
+            let is_holder = holders(&x, take(y, dim, of_edge));
+            let counted = x.zeros_like().mask_fill(is_holder.clone(), 1.0);
+            let counts = add(counted, dim, of_edge, targets).clamp_min(1.0);
+            take(cotangent / counts, dim, of_edge).mask_fill(is_holder.bool_not(), 0.0)
         })?;
         Ok(vec![Some(gradient.into_dispatch())])
     }

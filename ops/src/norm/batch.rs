@@ -251,6 +251,7 @@ fn update<const D: usize>(
         false => new,
     };
     let new = new.into_parts().0.reshape([channels]);
+    // Only now: a block that is computed again exchanges what it did before.
     if is_recomputing() {
         return Ok(());
     }

@@ -16,7 +16,7 @@
 //! The cotangent goes to the cells that hold the extremum, in equal parts, wherever they lie.
 
 use burn::backend::DispatchTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{Bool, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, apply, blank};
 use halocline_core::{
     DeviceMesh, Error, Operation, Partial, Placement, ReduceOp, Replicate, Result, ShardTensor,
@@ -89,6 +89,11 @@ pub fn extremum_dims<const D: usize>(
     };
     let y = Error::catch(|| extremum.of(local))?;
     Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// The cells that hold an extremum, given for each of them: NaN is one where it occurs.
+pub(crate) fn holders<const D: usize>(x: &Tensor<D>, extremum: Tensor<D>) -> Tensor<D, Bool> {
+    x.clone().equal(extremum).bool_or(x.clone().is_nan())
 }
 
 /// The extremum over dims of one shard, with the gradient that cells that are alike share.
@@ -208,10 +213,10 @@ impl<const D: usize> Operator for Extremum<D> {
             return Ok(vec![Some(gradient)]);
         }
         let is_empty = shape.contains(&0);
-        // NaN is the extremum where it occurs. Cells are counted in f32 at least.
+        // Cells are counted in f32 at least.
         let holders = match is_empty {
             true => None,
-            false => Some(x.clone().equal(y.expand(shape)).bool_or(x.clone().is_nan())),
+            false => Some(holders(&x, y.expand(shape))),
         };
         let counted = match &holders {
             None => x.clone(),

@@ -18,7 +18,7 @@
 
 use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
-use super::root::root;
+use super::root::{at_zero, but_at_zero, root};
 use super::{check_dims, extremum_dims, sum_dims, sum_of_squares};
 use crate::golden::{Golden, output, reduced, with_dims};
 use crate::precision::in_f32;
@@ -79,9 +79,7 @@ fn power<const D: usize>(size: ShardTensor<D>, order: f64) -> ShardTensor<D> {
         return size.powf(order);
     }
     let (local, layout, mesh) = size.into_parts();
-    let zero = local.clone().equal_elem(0.0);
-    let power = local.mask_fill(zero.clone(), 1.0).powf_scalar(order);
-    let power = power.mask_fill(zero, if order > 0.0 { 0.0 } else { f64::INFINITY });
+    let power = but_at_zero(local, at_zero(order), |size| size.powf_scalar(order));
     ShardTensor::from_parts(power, layout, mesh)
 }
 

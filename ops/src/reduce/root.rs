@@ -19,11 +19,23 @@ pub(crate) fn root_of<const D: usize>(sum: Tensor<D>, order: f64) -> Tensor<D> {
     if order == 1.0 {
         return sum;
     }
-    let zero = sum.clone().equal_elem(0.0);
-    let sum = sum.mask_fill(zero.clone(), 1.0);
-    let root = match order {
+    but_at_zero(sum, at_zero(order), |sum| match order {
         2.0 => sum.sqrt(),
         order => sum.powf_scalar(1.0 / order),
-    };
-    root.mask_fill(zero, if order > 0.0 { 0.0 } else { f64::INFINITY })
+    })
+}
+
+/// The power or root of zero of an order.
+pub(super) fn at_zero(order: f64) -> f64 {
+    if order > 0.0 { 0.0 } else { f64::INFINITY }
+}
+
+/// A function, but of zero this value with a gradient of zero.
+pub(crate) fn but_at_zero<const D: usize>(
+    x: Tensor<D>,
+    value: f64,
+    f: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Tensor<D> {
+    let zero = x.clone().equal_elem(0.0);
+    f(x.mask_fill(zero.clone(), 1.0)).mask_fill(zero, value)
 }

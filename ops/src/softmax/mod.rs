@@ -20,7 +20,7 @@ use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output, reduced, with_dims};
 use crate::precision::in_f32;
-use crate::reduce::{extremum_dims, sum_dims};
+use crate::reduce::{but_at_zero, extremum_dims, sum_dims};
 use kernel::Kind;
 use node::Exponentials;
 
@@ -132,14 +132,11 @@ pub fn logsumexp<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardT
         // A shift that is infinite would make NaN of an infinite result; any number near the largest serves.
         let most = largest(&x, dim)?.clamp(-f64::from(f32::MAX), f64::from(f32::MAX));
         let sum = sum_dims((x - most.clone()).exp(), &[dim])?.resolve();
-        Ok(log_of(sum) + most)
+        // A line without anything in it has no gradient.
+        let (local, layout, mesh) = sum.into_parts();
+        let log = but_at_zero(local, f64::NEG_INFINITY, |sum| sum.log());
+        Ok(ShardTensor::from_parts(log, layout, mesh) + most)
     })
-}
-
-/// The logarithm of a sum that is not negative. At zero its gradient is zero: that of a line without anything in it.
-fn log_of<const D: usize>(sum: ShardTensor<D>) -> ShardTensor<D> {
-    let (local, layout, mesh) = sum.into_parts();
-    ShardTensor::from_parts(node::log_of(local), layout, mesh)
 }
 
 /// Whether a dim, which exists, is whole.

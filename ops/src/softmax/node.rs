@@ -9,6 +9,7 @@ use super::kernel::{Kind, backward, forward};
 use crate::kernel::flex::{self, with_float};
 use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
+use crate::reduce::but_at_zero;
 
 /// A function of one shard, along a dim that is whole.
 #[derive(Clone, Copy, Debug)]
@@ -41,17 +42,11 @@ impl Exponentials {
                 // An infinite shift would make NaN of an infinite result.
                 let limit = f64::from(f32::MAX);
                 let most = most.clamp(-limit, limit);
-                log_of((x - most.clone()).exp().sum_dim(self.dim)) + most
+                let sum = (x - most.clone()).exp().sum_dim(self.dim);
+                but_at_zero(sum, f64::NEG_INFINITY, Tensor::log) + most
             }
         }
     }
-}
-
-/// The logarithm of a sum that is not negative, with a gradient of zero at zero.
-pub(super) fn log_of<const D: usize>(sum: Tensor<D>) -> Tensor<D> {
-    let zero = sum.clone().equal_elem(0.0);
-    let sum = sum.mask_fill(zero.clone(), 1.0);
-    sum.log().mask_fill(zero, f64::NEG_INFINITY)
 }
 
 impl Operator for Exponentials {
