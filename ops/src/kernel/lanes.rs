@@ -123,38 +123,6 @@ pub(crate) fn load_pairs<S: Simd, E: Element>(simd: S, from: &[E]) -> [E::Vector
     deinterleave::<S, E>(pair)
 }
 
-/// Loads every second element of a slice, so many, at most a vector.
-#[inline(always)]
-fn load_every_second<S: Simd, E: Element>(simd: S, from: &[E], count: usize) -> E::Vector<S> {
-    let [even, _] = load_pairs(simd, &from[..(2 * count).min(from.len())]);
-    even
-}
-
-/// Loads every `stride`-th element of a slice, so many, at most a vector.
-#[inline(always)]
-pub(crate) fn load_every<S: Simd, E: Element>(
-    simd: S,
-    from: &[E],
-    stride: usize,
-    count: usize,
-) -> E::Vector<S> {
-    match stride {
-        1 => load(simd, &from[..count]),
-        2 => load_every_second(simd, from, count),
-        _ => {
-            let mut lanes = [E::default(); WIDEST];
-            for (lane, element) in lanes
-                .iter_mut()
-                .zip(from.iter().step_by(stride))
-                .take(count)
-            {
-                *lane = *element;
-            }
-            load(simd, &lanes[..E::lanes::<S>()])
-        }
-    }
-}
-
 /// Writes even and odd elements to a slice of at most two vectors.
 #[inline(always)]
 pub(crate) fn store_pairs<S: Simd, E: Element>(simd: S, row: &mut [E], pair: [E::Vector<S>; 2]) {

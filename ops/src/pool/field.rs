@@ -1,7 +1,6 @@
 //! Planes of a field in pieces, which are read where they lie.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::slide::Slide;
 use crate::kernel::memory::View;
@@ -12,9 +11,7 @@ pub(super) struct Planes<'a, E> {
     pub(super) shape: [usize; 3],
     /// All cells, if they are one piece whose cells lie next to each other.
     pub(super) cells: Option<&'a [E]>,
-    pieces: Arc<[Piece<'a, E>]>,
-    /// The column of the pieces that is the first one.
-    first: usize,
+    pieces: Vec<Piece<'a, E>>,
     /// The columns, divided where a piece begins or ends.
     pub(super) bands: Vec<Range<usize>>,
 }
@@ -41,9 +38,8 @@ impl<'a, E> Planes<'a, E> {
         Self {
             shape,
             cells: None,
-            first: 0,
             bands: ends.windows(2).map(|pair| pair[0]..pair[1]).collect(),
-            pieces: pieces.into(),
+            pieces,
         }
     }
 
@@ -63,22 +59,6 @@ impl<'a, E> Planes<'a, E> {
         }
     }
 
-    /// Some of the columns.
-    pub(super) fn within(&self, columns: &Range<usize>) -> Self {
-        let bands = self.bands.iter().filter_map(|band| {
-            let (start, end) = (band.start.max(columns.start), band.end.min(columns.end));
-            (start < end).then(|| start - columns.start..end - columns.start)
-        });
-        let [planes, rows, _] = self.shape;
-        Self {
-            shape: [planes, rows, columns.len()],
-            cells: None,
-            pieces: self.pieces.clone(),
-            first: self.first + columns.start,
-            bands: bands.collect(),
-        }
-    }
-
     /// Those rows of a window, from its first row on, that have cells in one of the [bands](Self::bands): the numbers of
     /// their taps, and the cells.
     #[inline(always)]
@@ -95,14 +75,13 @@ impl<'a, E> Planes<'a, E> {
     /// The cells of a row in one of the [bands](Self::bands); `None` for padding.
     #[inline(always)]
     fn row(&self, plane: usize, row: usize, band: &Range<usize>) -> Option<&'a [E]> {
-        let (start, end) = (self.first + band.start, self.first + band.end);
         let piece = self.pieces.iter().find(|piece| {
-            let columns = piece.columns.start <= start && end <= piece.columns.end;
+            let columns = piece.columns.start <= band.start && band.end <= piece.columns.end;
             columns && piece.rows.contains(&row)
         })?;
         let [_, channels, ..] = piece.cells.shape();
         let (batch, channel) = (plane / channels, plane % channels);
-        let (row, column) = (row - piece.rows.start, start - piece.columns.start);
+        let (row, column) = (row - piece.rows.start, band.start - piece.columns.start);
         let first = piece.cells.at([batch, channel, 0, row, column]);
         // SAFETY: the piece holds the row's cells of the band, next to each other.
         Some(unsafe { std::slice::from_raw_parts(first, band.len()) })
@@ -156,14 +135,6 @@ impl Section {
         }
     }
 
-    /// The section of the columns from this one on.
-    pub(super) fn seen_from(&self, first: usize) -> Self {
-        Self {
-            rows: self.rows.clone(),
-            columns: self.columns.start - first..self.columns.end - first,
-        }
-    }
-
     /// Whether these are all rows and columns.
     pub(super) fn is_whole(&self, [_, rows, columns]: [usize; 3]) -> bool {
         self.rows == (0..rows) && self.columns == (0..columns)
@@ -178,7 +149,7 @@ impl Section {
 #[cfg(test)]
 mod tests {
     use super::super::combine::Norm;
-    use super::super::maximum::max_adjoint;
+    use super::super::maximum::{max_adjoint, max_and_places};
     use super::super::sliding::{average, average_adjoint, max, norm, norm_adjoint, pulled};
     use super::*;
     use crate::kernel::simd::Isa;
@@ -252,7 +223,11 @@ mod tests {
                 norm(isa, &pieces, slides, order)[..],
                 norm(isa, &zeros, slides, order)[..]
             );
-            let of_max = max_adjoint(isa, &lowest, &cotangent, &whole, slides);
+            let [_, of_all] = max_and_places(isa, &lowest, slides);
+            let [_, places] = max_and_places(isa, &pieces, slides);
+            assert_eq!(places[..], of_all[..]);
+            let sides = [&places[..], &cotangent];
+            let of_max = max_adjoint(isa, sides, SHAPE, &whole, slides);
             let of_mean = average_adjoint(isa, &cotangent, SHAPE, &whole, slides);
             let all = &zeros.cells.expect("cells");
             let pulled = pulled(isa, &zeros, &cotangent, slides, order);
@@ -262,7 +237,7 @@ mod tests {
                     rows: rows.clone(),
                     columns: columns.clone(),
                 };
-                let found = max_adjoint(isa, &pieces, &cotangent, &section, slides);
+                let found = max_adjoint(isa, sides, SHAPE, &section, slides);
                 assert_eq!(found[..], cut(&of_max, rows, columns)[..]);
                 let found = average_adjoint(isa, &cotangent, SHAPE, &section, slides);
                 assert_eq!(found[..], cut(&of_mean, rows, columns)[..]);

@@ -1,199 +1,156 @@
-//! The adjoint of maxima over windows of any kernel, stride and dilation.
-//!
-//! The cells that windows take are found again from the input: the forward pass saves no indices.
-
-use std::ops::Range;
+//! Maxima of windows of any kernel, stride and dilation with the places of the cells that they take, and the adjoint.
 
 use pulp::{Simd, WithSimd};
 
 use super::combine::larger;
 use super::field::{Planes, Section, Together};
-use super::slide::{Slide, Slides, pooled};
+use super::phases::{Phases, Tap};
+use super::slide::{Slides, pooled};
 use crate::kernel::buffer::Buffer;
-use crate::kernel::lanes::{filled_bands, load, load_every, store, store_pairs};
+use crate::kernel::lanes::{WIDEST, filled_bands, load, store, store_pairs};
 use crate::kernel::lines::vectors;
-use crate::kernel::memory::with_scratch;
+use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::{Element, Isa};
 
-/// Rows of an input that one task fills.
-const BAND: usize = 16;
-
-/// The adjoint of the maximum at `x`, in a section: the cotangent of a window goes to the first of its largest cells, and to
-/// the last NaN.
-pub(super) fn max_adjoint<E: Element>(
+/// The largest cell of every window, and its number in the window: of equal cells the first, of several NaN the last.
+pub(super) fn max_and_places<E: Element>(
     isa: Isa,
     x: &Planes<'_, E>,
-    cotangent: &[E],
-    section: &Section,
     slides: Slides,
-) -> Buffer<E> {
-    let [_, outputs, all] = pooled(x.shape, slides);
-    let [down, across] = slides;
-    let (near, columns) = across.around(&section.columns, x.shape[2]);
-    let across = Slide {
-        outside: across.outside.saturating_sub(columns.start),
-        ..across
-    };
-    let x = &x.within(&columns);
-    let section = section.seen_from(columns.start);
-    let (columns, width) = (columns.len(), near.len());
-    let shape @ [_, _, kept] = section.shape(x.shape[0]);
-    // Columns of the gradient that lie a stride apart are beside each other in a phase.
-    let phase = (width + across.reach() / across.stride).max(1);
-    let run = |[plane, band]: [usize; 2], gradient: &mut [E]| {
-        let first = section.rows.start + band * BAND;
-        let held = first..first + gradient.len() / kept;
-        let sums = held.len() * across.stride * phase;
-        with_scratch(3 * columns + width + sums, |scratch| {
-            let (lines, sums) = scratch.split_at_mut(3 * columns + width);
-            sums.fill(E::default());
-            let (joined, lines) = lines.split_at_mut(columns);
-            for window in down.meeting(&held, outputs) {
-                let start = window * down.stride;
-                let taken = (0..down.kernel).filter_map(|tap| {
-                    let row = start + tap * down.dilation;
-                    held.contains(&row).then(|| (tap, row - first))
-                });
-                isa.run(Pulled {
+) -> [Buffer<E>; 2] {
+    let (columns, shape @ [planes, rows, all]) = (x.shape[2], pooled(x.shape, slides));
+    let mut largest = None;
+    let mut fill = |numbers: Shared<E>| {
+        let run = |place: [usize; 2], largest: &mut [E]| {
+            // SAFETY: the numbers of the row, which only this task writes.
+            let numbers = unsafe {
+                let first = numbers.at((place[0] * rows + place[1]) * all);
+                std::slice::from_raw_parts_mut(first, all)
+            };
+            let room = Phases::<E>::room(columns, slides[1]);
+            with_scratch(2 * room, |scratch| {
+                isa.run(Row {
                     x,
-                    place: [plane, start],
-                    slides: [down, across],
-                    first: down.first(window),
-                    taken,
-                    cotangent: &cotangent[(plane * outputs + window) * all..][near.clone()],
-                    phase,
-                    lines,
-                    sums,
+                    place,
+                    slides,
+                    scratch: scratch.split_at_mut(room).into(),
+                    largest,
+                    numbers,
                 });
-            }
-            isa.run(Joined {
-                sums,
-                phase,
-                stride: across.stride,
-                columns: section.columns.clone(),
-                joined,
-                rows: gradient.chunks_mut(kept.max(1)),
             });
-        });
+        };
+        // SAFETY: the task writes a result for every window of its row.
+        largest = Some(unsafe { filled_bands(shape, 1, run) });
     };
-    // SAFETY: the task writes all columns of its rows.
-    unsafe { filled_bands(shape, BAND, run) }
+    // SAFETY: the tasks write the numbers of all rows.
+    let numbers = unsafe { Buffer::filled(planes * rows * all, &mut fill) };
+    [largest.expect("filled"), numbers]
 }
 
-/// The cotangents of a row of windows, added to the phases of the rows that they meet.
-struct Pulled<'a, E, T> {
+/// A row of windows.
+struct Row<'a, E> {
     x: &'a Planes<'a, E>,
-    /// The plane, and the first row of the windows.
+    /// The plane, and the number of the row of windows.
     place: [usize; 2],
     slides: Slides,
-    /// The first row of the windows that is one of the field.
-    first: usize,
-    /// Those of the windows' rows whose gradients are wanted, and their numbers among these.
-    taken: T,
-    cotangent: &'a [E],
-    phase: usize,
-    /// Scratch for largest cells of columns and their rows, and for the numbers of the cells that windows take.
-    lines: &'a mut [E],
-    /// `[row, phase, column]`.
-    sums: &'a mut [E],
+    /// Scratch for [`Phases`] of the largest cells of columns, and of their numbers.
+    scratch: [&'a mut [E]; 2],
+    largest: &'a mut [E],
+    numbers: &'a mut [E],
 }
 
-impl<E: Element, T: Iterator<Item = (usize, usize)>> WithSimd for Pulled<'_, E, T> {
+impl<E: Element> WithSimd for Row<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self {
             x,
-            place: [plane, start],
+            place: [plane, window],
             slides: [down, across],
-            first,
-            taken,
-            cotangent,
-            phase,
-            lines,
-            sums,
+            scratch: [of_cells, of_numbers],
+            largest,
+            numbers,
         } = self;
-        let columns = (lines.len() - cotangent.len()) / 2;
-        let (line, rest) = lines.split_at_mut(columns);
-        let (numbers, places) = rest.split_at_mut(columns);
+        let (line, phases) = Phases::divided(x.shape[2], of_cells);
+        let (line_numbers, phases_of_numbers) = Phases::divided(x.shape[2], of_numbers);
         let lowest = E::from_f64(f64::NEG_INFINITY);
         for band in &x.bands {
-            let (line, numbers) = (&mut line[band.clone()], &mut numbers[band.clone()]);
-            line.fill(lowest);
-            numbers.fill(E::default());
-            let mut rows = x.rows([plane, start], down, band);
+            let (line, numbers) = (&mut line[band.clone()], &mut line_numbers[band.clone()]);
+            let mut rows = x.rows([plane, window * down.stride], down, band);
+            let mut begun = false;
             while let Some(together) = Together::next(&mut rows) {
+                let (first, others) = together.rows().split_first().expect("one or more");
                 for part in vectors::<S, E>(line.len()) {
-                    let mut best = load(simd, &line[part.clone()]);
-                    let mut place = load(simd, &numbers[part.clone()]);
-                    for &(tap, row) in together.rows() {
-                        let cell = load(simd, &row[part.clone()]);
-                        let here = number::<S, E>(simd, tap * across.kernel);
-                        let larger_place = E::select_less(simd, [best, cell], here, place);
-                        place = if_nan::<S, E>(simd, cell, here, larger_place);
-                        best = larger::<S, E>(simd, best, cell);
+                    let here = number::<S, E>(simd, first.0 * across.kernel);
+                    let mut best = (load(simd, &first.1[part.clone()]), here);
+                    if begun {
+                        let before = (
+                            load(simd, &line[part.clone()]),
+                            load(simd, &numbers[part.clone()]),
+                        );
+                        best = taken::<S, E>(simd, before, best);
                     }
-                    store(simd, &mut numbers[part.clone()], place);
-                    store(simd, &mut line[part], best);
+                    for (tap, row) in others {
+                        let here = number::<S, E>(simd, tap * across.kernel);
+                        let next = (load(simd, &row[part.clone()]), here);
+                        best = taken::<S, E>(simd, best, next);
+                    }
+                    store(simd, &mut line[part.clone()], best.0);
+                    store(simd, &mut numbers[part], best.1);
                 }
+                begun = true;
+            }
+            if !begun {
+                line.fill(lowest);
+                numbers.fill(E::default());
             }
         }
-        // Padding is minus infinity, too, but is never taken.
-        let is_padded = first > 0 || across.outside > 0;
-        for part in vectors::<S, E>(places.len()) {
-            let every = Every {
-                simd,
-                start: part.start * across.stride,
-                across,
-                count: part.len(),
-            };
-            let (mut best, mut place) = (every.load(line, 0), every.load(numbers, 0));
-            for tap in 1..across.kernel {
-                let cell = every.load(line, tap);
-                let here = E::plus(simd, every.load(numbers, tap), number::<S, E>(simd, tap));
+        let cells = Phases::of(simd, line, across, phases);
+        let before = Phases::of(simd, line_numbers, across, phases_of_numbers);
+        for part in vectors::<S, E>(largest.len()) {
+            let mut tap = Tap::first(part.start);
+            let (mut best, mut place) = (cells.load(simd, tap), before.load(simd, tap));
+            for number_of_tap in 1..across.kernel {
+                tap = cells.after(tap);
+                let cell = cells.load(simd, tap);
+                let here = before.load(simd, tap);
+                let here = E::plus(simd, here, number::<S, E>(simd, number_of_tap));
                 let lower = E::select_less(simd, [here, place], here, place);
                 let higher = E::select_less(simd, [place, here], here, place);
                 let larger_place = E::select_less(simd, [best, cell], here, place);
                 let of_numbers = E::select_equal(simd, [best, cell], lower, larger_place);
-                place = if_nan::<S, E>(
-                    simd,
-                    cell,
-                    if_nan::<S, E>(simd, best, higher, here),
-                    of_numbers,
-                );
+                let of_missing = if_nan::<S, E>(simd, best, higher, here);
+                place = if_nan::<S, E>(simd, cell, of_missing, of_numbers);
                 best = larger::<S, E>(simd, best, cell);
             }
-            store(simd, &mut places[part.clone()], place);
-            if is_padded {
-                store(simd, &mut line[part.clone()], best);
-            }
+            store(simd, &mut largest[part.clone()], best);
+            store(simd, &mut numbers[part], place);
         }
-        if is_padded {
-            for (output, (largest, place)) in line.iter().zip(&mut *places).enumerate() {
+        // Padding is minus infinity, too, but is never taken.
+        let first = down.first(window);
+        let is_lowest = |found: bool, cell: &E| found | (*cell == lowest);
+        if (first > 0 || across.outside > 0) && largest.iter().fold(false, is_lowest) {
+            for (output, (largest, place)) in largest.iter().zip(numbers).enumerate() {
                 if *largest == lowest {
                     let tap = first * across.kernel + across.first(output);
                     *place = E::from_f64(tap as f64);
                 }
             }
         }
-        let zero = E::splat(simd, E::default());
-        for (row_tap, row) in taken {
-            for tap in 0..across.kernel {
-                let column = tap * across.dilation;
-                let (number_of_phase, shift) = (column % across.stride, column / across.stride);
-                let sums = &mut sums[(row * across.stride + number_of_phase) * phase + shift..];
-                let here = number::<S, E>(simd, row_tap * across.kernel + tap);
-                for part in vectors::<S, E>(places.len()) {
-                    let place = load(simd, &places[part.clone()]);
-                    let cotangent = load(simd, &cotangent[part.clone()]);
-                    let share = E::select_equal(simd, [place, here], cotangent, zero);
-                    let sum = E::plus(simd, load(simd, &sums[part.clone()]), share);
-                    store(simd, &mut sums[part], sum);
-                }
-            }
-        }
     }
+}
+
+/// The larger of two cells, each with its number; of equal ones the first, of two NaN the second.
+#[inline(always)]
+fn taken<S: Simd, E: Element>(
+    simd: S,
+    (best, place): (E::Vector<S>, E::Vector<S>),
+    (cell, here): (E::Vector<S>, E::Vector<S>),
+) -> (E::Vector<S>, E::Vector<S>) {
+    let larger_place = E::select_less(simd, [best, cell], here, place);
+    let place = if_nan::<S, E>(simd, cell, here, larger_place);
+    (larger::<S, E>(simd, best, cell), place)
 }
 
 /// The number of a cell in a window.
@@ -213,75 +170,174 @@ fn if_nan<S: Simd, E: Element>(
     E::select_equal(simd, [cell, cell], no, yes)
 }
 
-/// The columns of some windows.
-struct Every<S> {
-    simd: S,
-    /// The first column.
-    start: usize,
-    across: Slide,
-    count: usize,
+/// The adjoint of maxima in a section of planes of `shape`: the cotangent of a window goes to the cell that it took.
+pub(super) fn max_adjoint<E: Element>(
+    isa: Isa,
+    [places, cotangent]: [&[E]; 2],
+    shape: [usize; 3],
+    section: &Section,
+    slides: Slides,
+) -> Buffer<E> {
+    let [_, outputs, all] = pooled(shape, slides);
+    let [down, across] = slides;
+    let (near, columns) = across.around(&section.columns, shape[2]);
+    // Columns of the gradient that lie a stride apart are beside each other in a phase.
+    let margin = (across.reach() - 1) / across.stride;
+    let phase = (near.len() + margin).max(1);
+    let taps = |number: usize| {
+        let column = |tap: usize| tap * across.dilation;
+        let taps = (0..across.kernel).filter(|tap| column(*tap) % across.stride == number);
+        taps.map(|tap| {
+            (
+                E::from_f64(tap as f64),
+                margin - column(tap) / across.stride,
+            )
+        })
+        .collect()
+    };
+    let taps: Vec<Vec<(E, usize)>> = (0..across.stride).map(taps).collect();
+    let length = margin + phase + WIDEST;
+    let run = |[plane, row]: [usize; 2], gradient: &mut [E]| {
+        let row = section.rows.start + row;
+        let windows = down.meeting(&(row..row + 1), outputs).filter_map(|window| {
+            let cells = row - window * down.stride;
+            let first = (plane * outputs + window) * all + near.start;
+            let number = cells / down.dilation * across.kernel;
+            let sides = [places, cotangent].map(|side| &side[first..][..near.len()]);
+            let meets = cells.is_multiple_of(down.dilation);
+            meets.then(|| (E::from_f64(number as f64), sides))
+        });
+        let windows: Vec<(E, [&[E]; 2])> = windows.collect();
+        with_scratch(
+            2 * length * windows.len() + across.stride * phase,
+            |scratch| {
+                let (joined, lines) = scratch.split_at_mut(across.stride * phase);
+                isa.run(Shares {
+                    windows: &windows,
+                    taps: &taps,
+                    margin,
+                    lines,
+                    joined,
+                    first: section.columns.start - columns.start,
+                    gradient,
+                });
+            },
+        );
+    };
+    // SAFETY: the task writes its row.
+    unsafe { filled_bands(section.shape(shape[0]), 1, run) }
 }
 
-impl<S: Simd> Every<S> {
-    /// The cells that a tap of the windows meets.
+/// Sums of the shares of windows, in a row of the gradient.
+struct Sums<'a, E> {
+    windows: &'a [(E, [&'a [E]; 2])],
+    taps: &'a [Vec<(E, usize)>],
+    /// Places and cotangents of each row of windows, with margins.
+    lines: &'a [E],
+    /// Elements of a line.
+    length: usize,
+}
+
+impl<E: Element> Sums<'_, E> {
+    /// Those of a phase, from an element on.
     #[inline(always)]
-    fn load<E: Element>(&self, line: &[E], tap: usize) -> E::Vector<S> {
-        let cells = &line[self.start + tap * self.across.dilation..];
-        load_every(self.simd, cells, self.across.stride, self.count)
+    fn of<S: Simd>(&self, simd: S, phase: usize, start: usize) -> E::Vector<S> {
+        let zero = E::splat(simd, E::default());
+        let (mut sum, lanes) = (zero, E::lanes::<S>());
+        for (number, (row, _)) in self.windows.iter().enumerate() {
+            let lines = &self.lines[2 * number * self.length..][..2 * self.length];
+            let (places, cotangent) = lines.split_at(self.length);
+            for (tap, shift) in &self.taps[phase] {
+                let place = load(simd, &places[start + shift..][..lanes]);
+                let share = load(simd, &cotangent[start + shift..][..lanes]);
+                let here = E::splat(simd, *row + *tap);
+                let share = E::select_equal(simd, [place, here], share, zero);
+                sum = E::plus(simd, sum, share);
+            }
+        }
+        sum
     }
 }
 
-/// The phases of rows, joined.
-struct Joined<'a, E, R> {
-    /// `[row, phase, column]`.
-    sums: &'a [E],
-    phase: usize,
-    stride: usize,
-    /// The columns that the rows are of.
-    columns: Range<usize>,
+/// A row of the gradient.
+struct Shares<'a, E> {
+    /// Of each row of windows that meets it: the number of the row's first cell, the places that are taken, and the cotangent.
+    windows: &'a [(E, [&'a [E]; 2])],
+    /// The taps of each phase: their numbers, and the first of a line's elements that they meet.
+    taps: &'a [Vec<(E, usize)>],
+    margin: usize,
+    /// Scratch for places and cotangents, with margins.
+    lines: &'a mut [E],
     /// Scratch for a row of all columns.
     joined: &'a mut [E],
-    rows: R,
+    /// The column that the gradient begins with.
+    first: usize,
+    gradient: &'a mut [E],
 }
 
-impl<'b, E: Element, R: Iterator<Item = &'b mut [E]>> WithSimd for Joined<'_, E, R> {
+impl<E: Element> WithSimd for Shares<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self {
-            sums,
-            phase,
-            stride,
-            columns,
-            joined: line,
-            rows,
+            windows,
+            taps,
+            margin,
+            lines,
+            joined,
+            first,
+            gradient,
         } = self;
-        // Cells behind the last window have no gradient.
-        let joined = line.len().min(stride * phase);
-        line[joined..].fill(E::default());
-        for (row, phases) in rows.zip(sums.chunks(stride * phase)) {
+        let (stride, phase) = (taps.len(), joined.len() / taps.len());
+        let length = lines.len() / (2 * windows.len()).max(1);
+        let sides = windows.iter().flat_map(|(_, sides)| sides);
+        for (line, side) in lines.chunks_exact_mut(length.max(1)).zip(sides) {
+            line[..margin].fill(E::default());
+            line[margin..][..side.len()].copy_from_slice(side);
+            line[margin + side.len()..].fill(E::default());
+        }
+        let sums = Sums {
+            windows,
+            taps,
+            lines,
+            length,
+        };
+        let lanes = E::lanes::<S>();
+        let line = match first {
+            0 => {
+                // Cells behind the last window have no gradient.
+                let (line, rest) = gradient.split_at_mut(gradient.len().min(joined.len()));
+                rest.fill(E::default());
+                line
+            }
+            _ => &mut *joined,
+        };
+        for start in (0..phase).step_by(lanes) {
+            let cells =
+                (stride * start).min(line.len())..(stride * (start + lanes)).min(line.len());
+            let line = &mut line[cells];
             match stride {
-                1 => line[..joined].copy_from_slice(&phases[..joined]),
+                1 => store(simd, line, sums.of(simd, 0, start)),
                 2 => {
-                    let (even, odd) = phases.split_at(phase);
-                    for part in vectors::<S, E>(joined.div_ceil(2)) {
-                        let pair = [
-                            load(simd, &even[part.clone()]),
-                            load(simd, &odd[part.clone()]),
-                        ];
-                        let cells = 2 * part.start..joined.min(2 * part.end);
-                        store_pairs(simd, &mut line[cells], pair);
-                    }
+                    let pair = [sums.of(simd, 0, start), sums.of(simd, 1, start)];
+                    store_pairs(simd, line, pair);
                 }
                 _ => {
-                    for (number, phase) in phases.chunks(phase).enumerate() {
-                        let cells = line[..joined].iter_mut().skip(number).step_by(stride);
-                        cells.zip(phase).for_each(|(cell, sum)| *cell = *sum);
+                    for number in 0..stride {
+                        let mut phase = [E::default(); WIDEST];
+                        store(simd, &mut phase[..lanes], sums.of(simd, number, start));
+                        let cells = line.iter_mut().skip(number).step_by(stride);
+                        cells.zip(phase).for_each(|(cell, sum)| *cell = sum);
                     }
                 }
             }
-            row.copy_from_slice(&line[columns.clone()]);
+        }
+        if first > 0 {
+            let cells = &joined[first.min(joined.len())..];
+            let (line, rest) = gradient.split_at_mut(gradient.len().min(cells.len()));
+            line.copy_from_slice(&cells[..line.len()]);
+            rest.fill(E::default());
         }
     }
 }

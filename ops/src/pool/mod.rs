@@ -23,6 +23,7 @@ mod layer;
 pub mod lp;
 mod maximum;
 mod node;
+mod phases;
 mod planes;
 mod slide;
 mod sliding;

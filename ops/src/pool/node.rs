@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, Flex, TensorMetadata};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Element as _, Tensor};
 use halocline_core::ops::{
     self, BackwardPass, Operator, Recompute, add_box, blank, cut, flipped, to_dispatch,
 };
@@ -23,11 +23,22 @@ pub(super) trait Windows: Copy + Debug + Send + Sync + 'static {
     /// The names of the passes on timelines.
     const NAMES: [&'static str; 2];
 
-    /// Whether the gradient depends on the input's elements, not only on its shape.
-    const KEEPS_INPUT: bool;
+    /// Whether the gradient depends on the input's elements, not only on its shape and on [places](Self::with_places); given whether
+    /// all windows are of one rank's cells.
+    fn keeps_input(self, slides: Slides, is_local: bool) -> bool;
 
     /// Reduces all windows.
     fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E>;
+
+    /// Reduces all windows, with the places of the cells that results are, if the gradient needs them.
+    fn with_places<E: Float>(
+        self,
+        isa: Isa,
+        x: &Planes<'_, E>,
+        slides: Slides,
+    ) -> (Buffer<E>, Option<Buffer<E>>) {
+        (self.forward(isa, x, slides), None)
+    }
 
     /// Computes once what the gradients of all sections read instead of the cotangent; `None` if they read the cotangent.
     fn pulled<E: Float>(
@@ -40,13 +51,13 @@ pub(super) trait Windows: Copy + Debug + Send + Sync + 'static {
         None
     }
 
-    /// Computes the gradient of a section with these cells; neither `x` nor the section has cells if the input is not
-    /// [kept](Self::KEEPS_INPUT).
+    /// Computes the gradient of a section with these cells, from places, if there are any, and the cotangent; neither `x` nor
+    /// the section has cells if the input is not [kept](Self::keeps_input).
     fn backward<E: Float>(
         self,
         isa: Isa,
         x: &Planes<'_, E>,
-        cotangent: &[E],
+        sides: [&[E]; 2],
         section: (&Section, &[E]),
         slides: Slides,
     ) -> Buffer<E>;
@@ -68,6 +79,7 @@ pub(super) fn run<const D: usize>(
         return windows.composed(x, slides);
     }
     let pool = Pool {
+        has_gradient: x.is_tracked(),
         windows,
         slides,
         exchange,
@@ -80,18 +92,29 @@ struct Pool<W> {
     windows: W,
     slides: Slides,
     exchange: Option<Exchange>,
+    has_gradient: bool,
+}
+
+/// What the backward pass reads besides the input.
+#[derive(Debug)]
+pub(super) struct Saved {
+    /// The shape of the input.
+    shape: Vec<usize>,
+    /// Boxes of other ranks.
+    received: Vec<DispatchTensor>,
+    /// The places of the cells that results are.
+    places: Option<DispatchTensor>,
 }
 
 impl<W: Windows> Operator for Pool<W> {
-    /// The shape of the input, and boxes received from other ranks if the backward pass reads them.
-    type Saved = (Vec<usize>, Vec<DispatchTensor>);
+    type Saved = Saved;
 
     fn names(&self) -> Option<[&'static str; 2]> {
         Some(W::NAMES)
     }
 
     fn keeps(&self, _: usize) -> bool {
-        W::KEEPS_INPUT
+        self.keeps_input()
     }
 
     fn recompute(&self) -> Recompute {
@@ -111,31 +134,48 @@ impl<W: Windows> Operator for Pool<W> {
             }
         };
         let (dtype, shape) = (x.dtype(), x.shape().to_vec());
-        let y = with_float!(dtype, E => {
-            let pieces = self.pieces::<E>(x, &received)?;
-            let y = self.windows.forward::<E>(Isa::chosen()?, &self.planes(&shape, &pieces), self.slides);
-            flex::result(y, &self.pooled(&shape), dtype)
+        let (y, places) = with_float!(dtype, E => {
+            let (isa, pieces) = (Isa::chosen()?, self.pieces::<E>(x, &received)?);
+            let x = self.planes::<E>(&shape, &pieces);
+            let (y, places) = match self.has_gradient {
+                true => self.windows.with_places(isa, &x, self.slides),
+                false => (self.windows.forward(isa, &x, self.slides), None),
+            };
+            let pooled = self.pooled(&shape);
+            let places = places.map(|places| flex::result(places, &pooled, E::dtype()));
+            (flex::result(y, &pooled, dtype), places)
         });
-        Ok((
-            y,
-            (shape, if W::KEEPS_INPUT { received } else { Vec::new() }),
-        ))
+        let received = match self.keeps_input() {
+            true => received,
+            false => Vec::new(),
+        };
+        let saved = Saved {
+            shape,
+            received,
+            places,
+        };
+        Ok((y, saved))
     }
 
     fn backward(
         &self,
         mut pass: BackwardPass<'_, Self::Saved>,
     ) -> Result<Vec<Option<DispatchTensor>>> {
-        let x = W::KEEPS_INPUT.then(|| pass.take_input(0));
-        let (shape, received) = pass.saved;
+        let x = self.keeps_input().then(|| pass.take_input(0));
+        let Saved {
+            shape,
+            received,
+            places,
+        } = pass.saved;
         let dtype = pass.cotangent.dtype();
         let gradient = with_float!(dtype, E => {
             let pieces = match x {
                 Some(x) => self.pieces::<E>(x, received)?,
                 None => Vec::new(),
             };
+            let places = places.clone().map(flex::operand::<E>).transpose()?;
             let cotangent = flex::operand::<E>(pass.cotangent)?;
-            self.gradient::<E>(shape, &pieces, &cotangent, dtype)?
+            self.gradient::<E>(shape, &pieces, (places.as_ref(), &cotangent), dtype)?
         });
         Ok(vec![Some(gradient)])
     }
@@ -148,6 +188,11 @@ struct Cells {
 }
 
 impl<W: Windows> Pool<W> {
+    fn keeps_input(&self) -> bool {
+        self.windows
+            .keeps_input(self.slides, self.exchange.is_none())
+    }
+
     /// The shape of the cells that the windows reach, of an input's shape.
     fn reached(&self, shape: &[usize]) -> Vec<usize> {
         match &self.exchange {
@@ -212,23 +257,24 @@ impl<W: Windows> Pool<W> {
         Planes::new(shape, pieces.collect())
     }
 
-    /// The gradient of this rank's shard; those of other ranks' boxes are sent to them.
+    /// The gradient of this rank's shard, from places and the cotangent; those of other ranks' boxes are sent to them.
     fn gradient<E: Float>(
         &self,
         shape: &[usize],
         pieces: &[Cells],
-        cotangent: &FlexTensor,
+        (places, cotangent): (Option<&FlexTensor>, &FlexTensor),
         dtype: DType,
     ) -> Result<DispatchTensor> {
         let (isa, x) = (Isa::chosen()?, self.planes::<E>(shape, pieces));
         let own = flex::elements::<E>(cotangent);
         let pulled = self.windows.pulled(isa, &x, own, self.slides);
-        let pulled = pulled.as_deref().unwrap_or(own);
+        let places = places.map_or(&[][..], flex::elements::<E>);
+        let sides = [places, pulled.as_deref().unwrap_or(own)];
         let gradient = |place: &IndexBox| {
             let cells = pieces.iter().find(|piece| piece.place == *place);
             let cells = cells.map_or(&[][..], |piece| flex::elements::<E>(&piece.cells));
             let section = (&section(place), cells);
-            let gradient = (self.windows).backward(isa, &x, pulled, section, self.slides);
+            let gradient = (self.windows).backward(isa, &x, sides, section, self.slides);
             flex::result(gradient, &place.shape(), E::dtype())
         };
         let Some(exchange) = &self.exchange else {

@@ -7,9 +7,10 @@ use pulp::{Simd, WithSimd};
 
 use super::combine::{Combine, Largest, Norm, Pull, Slope, Total};
 use super::field::{Planes, Section, Together};
+use super::phases::{Phases, Tap};
 use super::slide::{Slide, Slides, pooled};
 use crate::kernel::buffer::Buffer;
-use crate::kernel::lanes::{filled_bands, load, load_every, replace, store, store_pairs};
+use crate::kernel::lanes::{apply, filled_bands, load, replace, store, store_pairs};
 use crate::kernel::lines::vectors;
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
@@ -47,13 +48,13 @@ fn windows<E: Element>(
 ) -> Buffer<E> {
     let columns = x.shape[2];
     let run = |place: [usize; 2], output: &mut [E]| {
-        with_scratch(columns, |line| {
+        with_scratch(Phases::<E>::room(columns, slides[1]), |scratch| {
             isa.run(Row {
                 x,
                 place,
                 slides,
                 combine,
-                line,
+                scratch,
                 output,
             });
         });
@@ -69,8 +70,8 @@ struct Row<'a, E, C> {
     place: [usize; 2],
     slides: Slides,
     combine: C,
-    /// Scratch for a row of the input.
-    line: &'a mut [E],
+    /// Scratch for [`Phases`].
+    scratch: &'a mut [E],
     output: &'a mut [E],
 }
 
@@ -84,25 +85,34 @@ impl<E: Element, C: Combine<E>> WithSimd for Row<'_, E, C> {
             place: [plane, row],
             slides: [down, across],
             combine,
-            line,
+            scratch,
             output,
         } = self;
+        let (line, phases) = Phases::divided(x.shape[2], scratch);
         for band in &x.bands {
             let line = &mut line[band.clone()];
             let mut rows = x.rows([plane, row * down.stride], down, band);
             let mut begun = false;
             while let Some(together) = Together::next(&mut rows) {
-                let (first, others) = together.rows().split_first().expect("one or more");
-                for cells in vectors::<S, E>(line.len()) {
-                    let mut all = combine.prepare(simd, load(simd, &first.1[cells.clone()]));
-                    if begun {
-                        all = combine.combine(simd, load(simd, &line[cells.clone()]), all);
+                match *together.rows() {
+                    [(_, a)] if !begun => combined(simd, combine, [a], line),
+                    [(_, a), (_, b)] if !begun => combined(simd, combine, [a, b], line),
+                    [(_, a), (_, b), (_, c)] if !begun => combined(simd, combine, [a, b, c], line),
+                    ref rows => {
+                        for cells in vectors::<S, E>(line.len()) {
+                            let mut rows = rows.iter().map(|row| &row.1[cells.clone()]);
+                            let mut all = match begun {
+                                true => load(simd, &line[cells.clone()]),
+                                false => combine
+                                    .prepare(simd, load(simd, rows.next().expect("one or more"))),
+                            };
+                            for row in rows {
+                                let next = combine.prepare(simd, load(simd, row));
+                                all = combine.combine(simd, all, next);
+                            }
+                            store(simd, &mut line[cells], all);
+                        }
                     }
-                    for (_, row) in others {
-                        let next = combine.prepare(simd, load(simd, &row[cells.clone()]));
-                        all = combine.combine(simd, all, next);
-                    }
-                    store(simd, &mut line[cells], all);
                 }
                 begun = true;
             }
@@ -110,16 +120,40 @@ impl<E: Element, C: Combine<E>> WithSimd for Row<'_, E, C> {
                 line.fill(combine.of_nothing());
             }
         }
+        let phases = Phases::of(simd, line, across, phases);
         for part in vectors::<S, E>(output.len()) {
-            let cells = |tap: usize| &line[part.start * across.stride + tap * across.dilation..];
-            let mut all = load_every(simd, cells(0), across.stride, part.len());
-            for tap in 1..across.kernel {
-                let next = load_every(simd, cells(tap), across.stride, part.len());
-                all = combine.combine(simd, all, next);
+            let mut tap = Tap::first(part.start);
+            let mut all = phases.load(simd, tap);
+            for _ in 1..across.kernel {
+                tap = phases.after(tap);
+                all = combine.combine(simd, all, phases.load(simd, tap));
             }
             store(simd, &mut output[part], combine.finish(simd, all));
         }
     }
+}
+
+/// Writes the cells of some rows, combined.
+#[inline(always)]
+fn combined<S: Simd, E: Element, const N: usize>(
+    simd: S,
+    combine: impl Combine<E>,
+    rows: [&[E]; N],
+    line: &mut [E],
+) {
+    apply(
+        simd,
+        rows,
+        line,
+        #[inline(always)]
+        |rows| {
+            let mut all = combine.prepare(simd, rows[0]);
+            for row in &rows[1..] {
+                all = combine.combine(simd, all, combine.prepare(simd, *row));
+            }
+            all
+        },
+    );
 }
 
 /// The adjoint of [`average`]: the gradient of a section of planes of `shape`.
@@ -265,7 +299,7 @@ impl<E: Element> WithSimd for Spread<'_, E> {
 #[cfg(test)]
 mod tests {
     use super::super::kernel;
-    use super::super::maximum::max_adjoint;
+    use super::super::maximum::{max_adjoint, max_and_places};
     use super::*;
     use crate::kernel::testing::{dot, random, rounded, same_for_all_pools};
 
@@ -338,8 +372,15 @@ mod tests {
                     average(isa, &Planes::whole(&finite, shape), slides).to_vec()
                 });
                 let from_max = same_for_all_pools(|| {
-                    let x = Planes::whole(&x, shape);
-                    max_adjoint(isa, &x, &cotangent, &Section::whole(shape), slides).to_vec()
+                    let [again, places] = max_and_places(isa, &Planes::whole(&x, shape), slides);
+                    assert!(
+                        again
+                            .iter()
+                            .map(|x| x.to_f64().to_bits())
+                            .eq(largest.iter().copied())
+                    );
+                    let sides = [&places[..], &cotangent];
+                    max_adjoint(isa, sides, shape, &Section::whole(shape), slides).to_vec()
                 });
                 let from_mean = same_for_all_pools(|| {
                     average_adjoint(isa, &cotangent, shape, &Section::whole(shape), slides).to_vec()

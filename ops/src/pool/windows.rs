@@ -7,7 +7,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use super::combine::Norm;
 use super::field::{Planes, Section};
 use super::kernel as pairs;
-use super::maximum::max_adjoint;
+use super::maximum::{max_adjoint, max_and_places};
 use super::node::Windows;
 use super::slide::{Slide, Slides};
 use super::sliding;
@@ -23,9 +23,13 @@ fn is_pair(slide: Slide) -> bool {
     (slide.kernel, slide.stride, slide.dilation, slide.outside) == (2, 2, 1, 0)
 }
 
+fn are_pairs(slides: Slides) -> bool {
+    slides.into_iter().all(is_pair)
+}
+
 /// All cells of planes that are halved, if they lie next to each other.
 fn pairs_of<'a, E>(x: &Planes<'a, E>, slides: Slides) -> Option<&'a [E]> {
-    x.cells.filter(|_| slides.into_iter().all(is_pair))
+    x.cells.filter(|_| are_pairs(slides))
 }
 
 /// The maximum over windows.
@@ -34,7 +38,11 @@ pub(super) struct Maximum;
 
 impl Windows for Maximum {
     const NAMES: [&'static str; 2] = ["max_pool", "max_pool (backward)"];
-    const KEEPS_INPUT: bool = true;
+
+    // Pairs are found again: the input is mostly kept by what made it, and places would be kept besides.
+    fn keeps_input(self, slides: Slides, is_local: bool) -> bool {
+        is_local && are_pairs(slides)
+    }
 
     fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E> {
         match pairs_of(x, slides) {
@@ -43,17 +51,32 @@ impl Windows for Maximum {
         }
     }
 
+    fn with_places<E: Float>(
+        self,
+        isa: Isa,
+        x: &Planes<'_, E>,
+        slides: Slides,
+    ) -> (Buffer<E>, Option<Buffer<E>>) {
+        match pairs_of(x, slides) {
+            Some(cells) => (pairs::max(isa, cells, x.shape), None),
+            None => {
+                let [largest, places] = max_and_places(isa, x, slides);
+                (largest, Some(places))
+            }
+        }
+    }
+
     fn backward<E: Float>(
         self,
         isa: Isa,
         x: &Planes<'_, E>,
-        cotangent: &[E],
+        [places, cotangent]: [&[E]; 2],
         (section, _): (&Section, &[E]),
         slides: Slides,
     ) -> Buffer<E> {
         match pairs_of(x, slides) {
             Some(cells) => pairs::max_adjoint(isa, cells, cotangent, x.shape),
-            None => max_adjoint(isa, x, cotangent, section, slides),
+            None => max_adjoint(isa, [places, cotangent], x.shape, section, slides),
         }
     }
 
@@ -101,7 +124,10 @@ pub(super) struct Average;
 
 impl Windows for Average {
     const NAMES: [&'static str; 2] = ["avg_pool", "avg_pool (backward)"];
-    const KEEPS_INPUT: bool = false;
+
+    fn keeps_input(self, _: Slides, _: bool) -> bool {
+        false
+    }
 
     fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E> {
         match pairs_of(x, slides) {
@@ -114,11 +140,11 @@ impl Windows for Average {
         self,
         isa: Isa,
         x: &Planes<'_, E>,
-        cotangent: &[E],
+        [_, cotangent]: [&[E]; 2],
         (section, _): (&Section, &[E]),
         slides: Slides,
     ) -> Buffer<E> {
-        match slides.into_iter().all(is_pair) && section.is_whole(x.shape) {
+        match are_pairs(slides) && section.is_whole(x.shape) {
             true => pairs::average_adjoint(isa, cotangent, x.shape),
             false => sliding::average_adjoint(isa, cotangent, x.shape, section, slides),
         }
@@ -137,7 +163,10 @@ pub(super) struct WindowNorm(pub(super) Norm);
 
 impl Windows for WindowNorm {
     const NAMES: [&'static str; 2] = ["lp_pool", "lp_pool (backward)"];
-    const KEEPS_INPUT: bool = true;
+
+    fn keeps_input(self, _: Slides, _: bool) -> bool {
+        true
+    }
 
     fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E> {
         let Self(norm) = self;
@@ -165,7 +194,7 @@ impl Windows for WindowNorm {
         self,
         isa: Isa,
         x: &Planes<'_, E>,
-        cotangent: &[E],
+        [_, cotangent]: [&[E]; 2],
         section: (&Section, &[E]),
         slides: Slides,
     ) -> Buffer<E> {

@@ -1,0 +1,108 @@
+//! The columns of a row that windows begin with, beside each other.
+
+use pulp::Simd;
+
+use super::slide::Slide;
+use crate::kernel::lanes::{WIDEST, load, load_pairs, store};
+use crate::kernel::simd::Element;
+
+/// A row by the places of its columns modulo the stride of windows: what a tap meets in some windows lies in a phase side by side.
+pub(super) struct Phases<'a, E> {
+    cells: &'a [E],
+    /// Elements of a phase.
+    length: usize,
+    across: Slide,
+    /// The dilation, in strides and the columns that remain.
+    dilation: [usize; 2],
+}
+
+/// What a tap of some windows meets.
+#[derive(Clone, Copy)]
+pub(super) struct Tap {
+    phase: usize,
+    /// The first of the cells.
+    start: usize,
+}
+
+impl Tap {
+    /// The first tap of the windows from one on.
+    #[inline(always)]
+    pub(super) fn first(window: usize) -> Self {
+        Self {
+            phase: 0,
+            start: window,
+        }
+    }
+}
+
+impl<'a, E: Element> Phases<'a, E> {
+    /// Elements of scratch for a row of so many columns and its phases. Behind each is room for vectors.
+    pub(super) fn room(columns: usize, across: Slide) -> usize {
+        let phases = match across.stride {
+            1 => 0,
+            stride => stride * Self::length(columns, stride),
+        };
+        Self::row(columns) + phases
+    }
+
+    fn row(columns: usize) -> usize {
+        columns + 2 * WIDEST
+    }
+
+    fn length(columns: usize, stride: usize) -> usize {
+        columns.div_ceil(stride) + WIDEST
+    }
+
+    /// Scratch for a row, and for the phases of it.
+    #[inline(always)]
+    pub(super) fn divided(columns: usize, scratch: &'a mut [E]) -> (&'a mut [E], &'a mut [E]) {
+        scratch.split_at_mut(Self::row(columns))
+    }
+
+    /// The phases of a row, which has more room than columns.
+    #[inline(always)]
+    pub(super) fn of<S: Simd>(simd: S, row: &'a [E], across: Slide, phases: &'a mut [E]) -> Self {
+        let (columns, stride, lanes) = (row.len() - 2 * WIDEST, across.stride, E::lanes::<S>());
+        let length = Self::length(columns, stride);
+        if stride == 2 {
+            let (even, odd) = phases.split_at_mut(length);
+            for start in (0..columns.div_ceil(2)).step_by(lanes) {
+                let pair = load_pairs(simd, &row[2 * start..][..2 * lanes]);
+                store(simd, &mut even[start..][..lanes], pair[0]);
+                store(simd, &mut odd[start..][..lanes], pair[1]);
+            }
+        } else if stride > 2 {
+            for (phase, cells) in phases.chunks_exact_mut(length).enumerate() {
+                let row = row[..columns].iter().skip(phase).step_by(stride);
+                cells.iter_mut().zip(row).for_each(|(cell, x)| *cell = *x);
+            }
+        }
+        Self {
+            cells: if stride == 1 { row } else { phases },
+            length,
+            across,
+            dilation: [across.dilation / stride, across.dilation % stride],
+        }
+    }
+
+    /// The next tap.
+    #[inline(always)]
+    pub(super) fn after(&self, tap: Tap) -> Tap {
+        let [strides, columns] = self.dilation;
+        let (phase, start) = (tap.phase + columns, tap.start + strides);
+        match phase >= self.across.stride {
+            true => Tap {
+                phase: phase - self.across.stride,
+                start: start + 1,
+            },
+            false => Tap { phase, start },
+        }
+    }
+
+    /// The cells of a tap; behind the last window they are any.
+    #[inline(always)]
+    pub(super) fn load<S: Simd>(&self, simd: S, tap: Tap) -> E::Vector<S> {
+        let first = tap.phase * self.length + tap.start;
+        load(simd, &self.cells[first..][..E::lanes::<S>()])
+    }
+}
