@@ -1,4 +1,4 @@
-//! Sums with weights along the last dim, or along the last two, of a shard on the CPU.
+//! Sums with weights along the last dim of a shard on the CPU.
 //!
 //! Lanes are rows of results: the cells of as many rows as a vector has lanes are transposed, so that a sum along a row is one
 //! of vectors, whichever cells it has. A task has some rows and a block of their outputs.
@@ -18,32 +18,61 @@ use crate::kernel::transpose::{pack, unpack};
 
 /// Outputs of a row that a task computes.
 const BLOCK: usize = 128;
-/// Cells of a row that are summed up before they are transposed.
-const PIECE: usize = 128;
-
 /// A [`Map`] as kernels read it: the cells and weights of all outputs, one after the other.
+#[derive(Debug)]
 pub(super) struct Sums<E> {
     taps: Vec<(usize, E)>,
     /// Where those of each output end.
     ends: Vec<usize>,
 }
 
-impl<E: Element> Sums<E> {
+impl Sums<f64> {
     pub(super) fn new(map: &Map) -> Self {
-        let taps = map.iter().flatten();
         let ends = map.iter().scan(0, |end, taps| {
             *end += taps.len();
             Some(*end)
         });
         Self {
-            taps: taps
-                .map(|(cell, weight)| (*cell, E::from_f64(*weight)))
-                .collect(),
+            taps: map.iter().flatten().copied().collect(),
             ends: ends.collect(),
         }
     }
 
-    fn outputs(&self) -> usize {
+    /// The adjoint of a map from `size` cells. A cell that no output takes is a sum of none.
+    pub(super) fn transposed(&self, size: usize) -> Self {
+        let mut ends = vec![0; size];
+        for (cell, _) in &self.taps {
+            ends[*cell] += 1;
+        }
+        let mut start = 0;
+        for end in &mut ends {
+            (start, *end) = (start + *end, start);
+        }
+        // Each end moves from the first tap of its cell to the last.
+        let mut taps = vec![(0, 0.0); self.taps.len()];
+        for output in 0..self.outputs() {
+            for (cell, weight) in self.of(output) {
+                taps[ends[*cell]] = (output, *weight);
+                ends[*cell] += 1;
+            }
+        }
+        Self { taps, ends }
+    }
+
+    /// The sums with weights of another type.
+    pub(super) fn to<E: Element>(&self) -> Sums<E> {
+        let taps = self.taps.iter();
+        Sums {
+            taps: taps
+                .map(|(cell, weight)| (*cell, E::from_f64(*weight)))
+                .collect(),
+            ends: self.ends.clone(),
+        }
+    }
+}
+
+impl<E: Copy> Sums<E> {
+    pub(super) fn outputs(&self) -> usize {
         self.ends.len()
     }
 
@@ -65,25 +94,24 @@ impl<E: Element> Sums<E> {
     }
 }
 
-/// `[planes, down, across]` from `[planes, rows, columns]`; without `down` rows stay.
-pub(super) fn of_bands<E: Element>(
+/// `[rows, outputs]` from `[rows, columns]`.
+pub(super) fn of_rows<E: Element>(
     isa: Isa,
     x: &[E],
-    [planes, rows, columns]: [usize; 3],
-    down: Option<&Sums<E>>,
-    across: &Sums<E>,
+    [rows, columns]: [usize; 2],
+    sums: &Sums<E>,
 ) -> Buffer<E> {
-    assert_eq!(x.len(), planes * rows * columns);
-    let (height, outputs) = (down.map_or(rows, Sums::outputs), across.outputs());
+    assert_eq!(x.len(), rows * columns);
+    let outputs = sums.outputs();
     let blocks: Vec<[Range<usize>; 2]> = (0..outputs)
         .step_by(BLOCK)
         .map(|start| start..outputs.min(start + BLOCK))
-        .map(|block| [block.clone(), across.reach(block)])
+        .map(|block| [block.clone(), sums.reach(block)])
         .collect();
     let widest = blocks.iter().map(|[_, cells]| cells.len()).max();
-    let room = WIDEST * (widest.unwrap_or(0) + PIECE + WIDEST);
-    let (all, len) = (planes * height, planes * height * outputs);
-    let count = all.div_ceil(WIDEST) * blocks.len();
+    let room = WIDEST * (widest.unwrap_or(0) + WIDEST);
+    let len = rows * outputs;
+    let count = rows.div_ceil(WIDEST) * blocks.len();
     let together = (CHUNK * count / x.len().max(len).max(1)).max(1);
     let run = |task: usize, y: Shared<E>| {
         let first = task / blocks.len() * WIDEST;
@@ -91,11 +119,9 @@ pub(super) fn of_bands<E: Element>(
         with_scratch(room, |scratch| {
             isa.run(Band {
                 x,
-                plane: [rows, columns],
-                height,
-                down,
-                across,
-                rows: first..all.min(first + WIDEST),
+                columns,
+                sums,
+                rows: first..rows.min(first + WIDEST),
                 block,
                 cells,
                 scratch,
@@ -111,16 +137,12 @@ pub(super) fn of_bands<E: Element>(
     }
 }
 
-/// A block of outputs of some rows of results.
+/// A block of outputs of some rows.
 struct Band<'a, E> {
     x: &'a [E],
-    /// Rows and columns of a plane of cells.
-    plane: [usize; 2],
-    /// Rows of results of a plane.
-    height: usize,
-    down: Option<&'a Sums<E>>,
-    across: &'a Sums<E>,
-    /// The rows, counted through all planes.
+    /// Cells of a row.
+    columns: usize,
+    sums: &'a Sums<E>,
     rows: Range<usize>,
     block: Range<usize>,
     /// The columns that the block has cells in.
@@ -136,10 +158,8 @@ impl<E: Element> WithSimd for Band<'_, E> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Self {
             x,
-            plane: [height_of_cells, columns],
-            height,
-            down,
-            across,
+            columns,
+            sums,
             rows,
             block,
             cells,
@@ -148,40 +168,21 @@ impl<E: Element> WithSimd for Band<'_, E> {
         } = self;
         let lanes = E::lanes::<S>();
         let (one, ones) = (E::from_f64(1.0), E::splat(simd, E::from_f64(1.0)));
-        let (turned, rest) = scratch.split_at_mut(lanes * cells.len());
-        let (sums, results) = rest.split_at_mut(lanes * PIECE);
+        let (turned, results) = scratch.split_at_mut(lanes * cells.len());
         for first in rows.clone().step_by(lanes) {
             let count = lanes.min(rows.end - first);
-            let of_plane = |row: usize| {
-                let plane = row / height * height_of_cells * columns;
-                (&x[plane..][..height_of_cells * columns], row % height)
-            };
-            for start in cells.clone().step_by(PIECE) {
-                let width = PIECE.min(cells.end - start);
-                if let Some(down) = down {
-                    for lane in 0..count {
-                        let (cells, row) = of_plane(first + lane);
-                        let sum = &mut sums[lane * PIECE..][..width];
-                        sum_rows(simd, (cells, columns), start, down.of(row), sum);
-                    }
-                }
-                let mut from = [std::ptr::null(); WIDEST];
-                for (lane, from) in from[..count].iter_mut().enumerate() {
-                    let (cells, row) = of_plane(first + lane);
-                    *from = match down {
-                        Some(_) => sums[lane * PIECE..][..width].as_ptr(),
-                        None => cells[row * columns + start..][..width].as_ptr(),
-                    };
-                }
-                let to = turned[lanes * (start - cells.start)..][..lanes * width].as_mut_ptr();
-                // SAFETY: all rows have so many cells, and there is room for as many vectors.
-                unsafe { pack(simd, &from[..count], width, one, (to, lanes)) };
+            let mut from = [std::ptr::null(); WIDEST];
+            for (lane, from) in from[..count].iter_mut().enumerate() {
+                *from = x[(first + lane) * columns..][cells.clone()].as_ptr();
             }
+            let to = (turned.as_mut_ptr(), lanes);
+            // SAFETY: all rows have so many cells, and there is room for as many vectors.
+            unsafe { pack(simd, &from[..count], cells.len(), one, to) };
             for start in block.clone().step_by(lanes) {
                 let width = lanes.min(block.end - start);
                 for number in 0..width {
                     let mut sum = E::splat(simd, E::default());
-                    for (cell, weight) in across.of(start + number) {
+                    for (cell, weight) in sums.of(start + number) {
                         let cell = load(simd, &turned[lanes * (cell - cells.start)..][..lanes]);
                         sum = E::mul_add(simd, cell, E::splat(simd, *weight), sum);
                     }
@@ -191,31 +192,12 @@ impl<E: Element> WithSimd for Band<'_, E> {
                 // SAFETY: outputs of this task; there are so many vectors, and room for as many elements in each row.
                 unsafe {
                     for (lane, to) in to[..count].iter_mut().enumerate() {
-                        *to = y.at((first + lane) * across.outputs() + start);
+                        *to = y.at((first + lane) * sums.outputs() + start);
                     }
                     unpack(simd, results.as_mut_ptr(), width, ones, &to[..count]);
                 }
             }
         }
-    }
-}
-
-/// Adds up rows of `columns` cells, times weights: some cells of each, from `start` on.
-#[inline(always)]
-fn sum_rows<S: Simd, E: Element>(
-    simd: S,
-    (cells, columns): (&[E], usize),
-    start: usize,
-    taps: &[(usize, E)],
-    output: &mut [E],
-) {
-    for part in vectors::<S, E>(output.len()) {
-        let mut sum = E::splat(simd, E::default());
-        for (row, weight) in taps {
-            let cells = &cells[row * columns + start..][part.clone()];
-            sum = E::mul_add(simd, load(simd, cells), E::splat(simd, *weight), sum);
-        }
-        store(simd, &mut output[part], sum);
     }
 }
 
@@ -232,7 +214,14 @@ impl<E: Element> WithSimd for Row<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let columns = self.output.len();
-        sum_rows(simd, (self.cells, columns), 0, self.taps, self.output);
+        for part in vectors::<S, E>(columns) {
+            let mut sum = E::splat(simd, E::default());
+            for (row, weight) in self.taps {
+                let cells = &self.cells[row * columns..][part.clone()];
+                sum = E::mul_add(simd, load(simd, cells), E::splat(simd, *weight), sum);
+            }
+            store(simd, &mut self.output[part], sum);
+        }
     }
 }
 
@@ -255,49 +244,48 @@ mod tests {
     }
 
     fn check<E: Element>() {
-        for (shape, [height, outputs]) in [
-            ([2, 37, 300], [11, 411]),
-            ([1, 16, 5], [33, 7]),
-            ([3, 1, 600], [1, 130]),
-            ([40, 3, 1], [2, 1]),
+        for ([rows, columns], outputs) in [
+            ([74, 300], 411),
+            ([16, 5], 7),
+            ([3, 600], 130),
+            ([120, 1], 1),
         ] {
-            let [planes, rows, columns] = shape;
-            let x = rounded::<E>(&random(shape.iter().product(), 1));
-            let across = map(columns, outputs);
-            for down in [None, Some(map(rows, height))] {
-                let expected = |plane: usize, row: usize, output: usize| {
-                    let alone = vec![(row, 1.0)];
-                    let rows_of = down.as_ref().map_or(&alone, |down| &down[row]);
-                    let terms = rows_of.iter().flat_map(|(row, weight)| {
-                        let cells = &x[(plane * rows + row) * columns..][..columns];
-                        let terms = across[output].iter();
-                        terms.map(move |(cell, other)| weight * other * cells[*cell].to_f64())
-                    });
-                    terms.sum::<f64>()
-                };
-                for isa in Isa::available() {
-                    let sums = [down.as_ref(), Some(&across)].map(|map| map.map(Sums::<E>::new));
-                    let [down, Some(across)] = &sums else {
-                        unreachable!("both are there")
-                    };
-                    let y = same_for_all_pools(|| {
-                        of_bands(isa, &x, shape, down.as_ref(), across).to_vec()
-                    });
-                    let height = down.as_ref().map_or(rows, Sums::outputs);
-                    assert_eq!(y.len(), planes * height * outputs);
-                    for (index, y) in y.into_iter().enumerate() {
-                        let (row, output) = (index / outputs, index % outputs);
-                        let expected = expected(row / height, row % height, output);
-                        let off = (y.to_f64() - expected).abs();
-                        assert!(off <= 1e-5, "{shape:?}: {off}");
-                    }
+            let x = rounded::<E>(&random(rows * columns, 1));
+            let map = map(columns, outputs);
+            let sums = Sums::new(&map).to::<E>();
+            for isa in Isa::available() {
+                let y = same_for_all_pools(|| of_rows(isa, &x, [rows, columns], &sums).to_vec());
+                assert_eq!(y.len(), rows * outputs);
+                for (index, y) in y.into_iter().enumerate() {
+                    let (row, output) = (index / outputs, index % outputs);
+                    let terms = map[output].iter();
+                    let terms =
+                        terms.map(|(cell, weight)| weight * x[row * columns + cell].to_f64());
+                    let off = (y.to_f64() - terms.sum::<f64>()).abs();
+                    assert!(off <= 1e-5, "{rows} rows of {columns}: {off}");
                 }
             }
         }
     }
 
+    /// The adjoint of an adjoint is the map itself, but for the order of taps.
     #[test]
-    fn sums_are_those_of_the_map_along_one_dim_and_two() {
+    fn adjoints_have_the_same_weights() {
+        let map = map(12, 30);
+        let sums = Sums::new(&map);
+        let adjoint = sums.transposed(12);
+        assert_eq!(adjoint.outputs(), 12);
+        for (output, taps) in map.iter().enumerate() {
+            for (cell, weight) in taps {
+                assert!(adjoint.of(*cell).contains(&(output, *weight)));
+            }
+        }
+        let again = adjoint.transposed(30);
+        assert!((0..30).all(|output| again.of(output) == sums.of(output)));
+    }
+
+    #[test]
+    fn sums_are_those_of_the_map() {
         check::<f32>();
         check::<f64>();
     }
