@@ -1,11 +1,11 @@
 //! Graphs, and messages along their edges.
 
-use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use halocline_core::{DeviceMesh, Error, Layout, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
 
 use super::cells::{CellMap, take_cells};
+use super::part::Part;
 use super::reduce::{Aggregate, reduced};
 use crate::constant;
 use crate::field::{Field, run};
@@ -125,6 +125,7 @@ impl Graph {
             held: held.to_vec(),
             sources,
             targets,
+            parts: held.iter().map(|_| OnceLock::new()).collect(),
         })
     }
 }
@@ -140,6 +141,8 @@ pub struct EdgeShards {
     held: Vec<usize>,
     sources: CellMap,
     targets: CellMap,
+    /// What reductions know of the parts that they were of.
+    parts: Arc<[OnceLock<Arc<Part>>]>,
 }
 
 impl EdgeShards {
@@ -197,8 +200,9 @@ impl EdgeShards {
             );
             return Err(Error::operator("EdgeShards", message));
         }
-        let targets = self.local_targets(layout, messages.mesh());
-        reduced(messages, self.dim, &self.held, &targets, aggregate)
+        let part = layout.part(self.dim, messages.mesh().position());
+        let made = self.parts[part].get_or_init(|| Arc::new(self.part(part)));
+        reduced(messages, self.dim, &self.held, made, aggregate)
     }
 
     /// The softmax of the values of the edges of each target, as weights of attention are. Nothing is sent.
@@ -274,16 +278,14 @@ impl EdgeShards {
         features.try_redistribute(&layout)
     }
 
-    /// The edges of each target of this rank.
-    fn local_targets(&self, layout: &Layout, mesh: &DeviceMesh) -> Vec<Range<usize>> {
-        let part = layout.part(self.dim, mesh.position());
-        let edges = layout.part_range(self.dim, part);
-        let first: usize = self.held[..part].iter().sum();
-        let edges = &self.graph.edges[edges];
+    /// The edges of the targets of a part.
+    fn part(&self, part: usize) -> Part {
+        let [edge, first] =
+            [&self.extents, &self.held].map(|held| held[..part].iter().sum::<usize>());
+        let edges = &self.graph.edges[edge..edge + self.extents[part]];
         let place = |cell: usize| edges.partition_point(|[_, target]| *target < first + cell);
-        (0..self.held[part])
-            .map(|cell| place(cell)..place(cell + 1))
-            .collect()
+        let targets = (0..self.held[part]).map(|cell| place(cell)..place(cell + 1));
+        Part::new(targets.collect())
     }
 
     /// [`try_sources`](Self::try_sources) of either kind of tensor.

@@ -1,6 +1,5 @@
 //! Extrema of the edges of each target.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
@@ -8,7 +7,8 @@ use burn::tensor::{Bool, Tensor, TensorData};
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::{Error, ReduceOp, Result};
 
-use crate::kernel::taken::{Places, add, take};
+use super::part::Part;
+use crate::kernel::taken::{add, take};
 use crate::reduce::{holders, local_extremum};
 use crate::reshape;
 
@@ -16,36 +16,20 @@ use crate::reshape;
 pub(super) fn extrema<const D: usize>(
     messages: Tensor<D>,
     dim: usize,
-    targets: &[Range<usize>],
+    part: &Arc<Part>,
     op: ReduceOp,
 ) -> Tensor<D> {
-    let extrema = Extrema::<D> {
-        dim,
-        of_edge: targets_of_edges(&messages, dim, targets),
-        targets: targets.to_vec(),
-        op,
-    };
-    Tensor::from_dispatch(apply(extrema, [messages.into_dispatch()]))
-}
-
-/// The target of each edge. A cell that stands for no edges belongs to the first.
-pub(super) fn targets_of_edges<const D: usize>(
-    messages: &Tensor<D>,
-    dim: usize,
-    targets: &[Range<usize>],
-) -> Arc<Places> {
-    let of_edge = targets.iter().enumerate();
-    let of_edge = of_edge.flat_map(|(target, edges)| std::iter::repeat_n(target, edges.len()));
-    let mut of_edge: Vec<usize> = of_edge.collect();
-    of_edge.resize(messages.dims()[dim], 0);
-    Places::new(of_edge)
+    let part = part.clone();
+    Tensor::from_dispatch(apply(
+        Extrema::<D> { dim, part, op },
+        [messages.into_dispatch()],
+    ))
 }
 
 #[derive(Debug)]
 struct Extrema<const D: usize> {
     dim: usize,
-    targets: Vec<Range<usize>>,
-    of_edge: Arc<Places>,
+    part: Arc<Part>,
     op: ReduceOp,
 }
 
@@ -76,7 +60,7 @@ impl<const D: usize> Operator for Extrema<D> {
         let y = Tensor::<D>::from_dispatch(pass.saved.clone());
         let cotangent = Tensor::<D>::from_dispatch(pass.cotangent);
         let gradient = Error::catch(|| {
-            let (dim, of_edge, targets) = (self.dim, &self.of_edge, y.dims()[self.dim]);
+            let (dim, of_edge, targets) = (self.dim, self.part.of_edge(), y.dims()[self.dim]);
             let is_holder = holders(&x, take(y, dim, of_edge));
             let counted = x.zeros_like().mask_fill(is_holder.clone(), 1.0);
             let counts = add(counted, dim, of_edge, targets).clamp_min(1.0);
@@ -87,50 +71,23 @@ impl<const D: usize> Operator for Extrema<D> {
 }
 
 impl<const D: usize> Extrema<D> {
-    /// Takes the extrema of blocks of each target's edges, then of blocks of those, until one is left. Blocks are as wide as
-    /// targets have edges on average, so that all of a level are at most twice as many cells as the edges.
+    /// Takes the extrema of blocks of each target's edges, then of blocks of those, until one is left.
     fn of(&self, mut x: Tensor<D>) -> Tensor<D> {
-        let (dim, targets) = (self.dim, &self.targets);
+        let (dim, blocks) = (self.dim, self.part.blocks());
         let mut shape = x.dims();
-        let with_edges = targets.iter().filter(|edges| !edges.is_empty()).count();
-        let width = shape[dim].div_ceil(with_edges.max(1)).max(2);
-        let mut left = targets.clone();
-        while left.iter().any(|cells| cells.len() > 1) {
-            let starts = left.iter().flat_map(|cells| {
-                cells
-                    .clone()
-                    .step_by(width)
-                    .map(|start| (start, cells.end - 1))
-            });
-            // The last cell once more where a block is longer than what is left.
-            let places = starts
-                .flat_map(|(start, last)| (start..start + width).map(move |cell| cell.min(last)));
-            let places: Vec<usize> = places.collect();
-            let blocks = places.len() / width;
+        for places in &blocks.levels {
+            shape[dim] = places.cells().len() / blocks.width;
             let [outer, inner] =
                 [&shape[..dim], &shape[dim + 1..]].map(|dims| dims.iter().product::<usize>());
-            let all = take(x, dim, &Places::new(places));
-            let all = reshape::<D, 4>(all, vec![outer, blocks, width, inner]);
-            shape[dim] = blocks;
+            let all = take(x, dim, places);
+            let all = reshape::<D, 4>(all, vec![outer, shape[dim], blocks.width, inner]);
             x = reshape(local_extremum(all, &[2], self.op), shape.to_vec());
-            let mut end = 0;
-            for cells in &mut left {
-                let start = end;
-                end += cells.len().div_ceil(width);
-                *cells = start..end;
-            }
         }
-        // Any cell for a target without edges, and for no targets.
-        let last = shape[dim] - 1;
-        let mut cells: Vec<usize> = left.iter().map(|cells| cells.start.min(last)).collect();
-        let mut alone: Vec<bool> = left.iter().map(Range::is_empty).collect();
-        let count = targets.len().max(1);
-        cells.resize(count, 0);
-        alone.resize(count, true);
-        let x = take(x, dim, &Places::new(cells));
+        let x = take(x, dim, &blocks.left);
         let mut flags = [1; D];
-        flags[dim] = count;
-        let alone = Tensor::<D, Bool>::from_data(TensorData::new(alone, flags), &x.device());
+        flags[dim] = blocks.alone.len();
+        let alone = TensorData::new(blocks.alone.clone(), flags);
+        let alone = Tensor::<D, Bool>::from_data(alone, &x.device());
         let shape = x.dims();
         x.mask_fill(alone.expand(shape), 0.0)
     }

@@ -1,11 +1,12 @@
 //! Sums, means and extrema of the edges of each target.
 
-use std::ops::Range;
+use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{ReduceOp, Result, ShardTensor};
 
-use super::extremum::{extrema, targets_of_edges};
+use super::extremum::extrema;
+use super::part::Part;
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::kernel::taken::add;
 use crate::precision::{cast, widened};
@@ -31,7 +32,7 @@ pub(super) fn reduced<const D: usize>(
     messages: ShardTensor<D>,
     dim: usize,
     held: &[usize],
-    targets: &[Range<usize>],
+    part: &Arc<Part>,
     aggregate: Aggregate,
 ) -> Result<ShardTensor<D>> {
     let (local, layout, mesh) = messages.into_parts();
@@ -42,25 +43,22 @@ pub(super) fn reduced<const D: usize>(
     let dtype = local.dtype();
     let local = widened(fill_empty(local, &layout, &all, NAME, 0.0)?);
     let y = match aggregate {
-        Aggregate::Sum => sums(local, dim, targets),
+        Aggregate::Sum => sums(local, dim, part),
         Aggregate::Mean => {
             let mut shape = [1; D];
-            shape[dim] = targets.len().max(1);
-            let counts = targets.iter().map(|edges| edges.len().max(1) as f32);
-            let mut counts: Vec<f32> = counts.collect();
-            counts.resize(shape[dim], 1.0);
-            let counts = TensorData::new(counts, shape);
+            shape[dim] = part.len();
+            let counts = part.counts().map(|count| count.max(1) as f32);
+            let counts = TensorData::new(counts.collect::<Vec<f32>>(), shape);
             let counts = Tensor::<D>::from_data(counts, (&local.device(), local.dtype()));
-            sums(local, dim, targets) / counts
+            sums(local, dim, part) / counts
         }
-        Aggregate::Max => extrema(local, dim, targets, ReduceOp::Max),
-        Aggregate::Min => extrema(local, dim, targets, ReduceOp::Min),
+        Aggregate::Max => extrema(local, dim, part, ReduceOp::Max),
+        Aggregate::Min => extrema(local, dim, part, ReduceOp::Min),
     };
     let y = drop_empty(cast(y, dtype), &output, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(y, output, mesh))
 }
 
-fn sums<const D: usize>(messages: Tensor<D>, dim: usize, targets: &[Range<usize>]) -> Tensor<D> {
-    let of_edge = targets_of_edges(&messages, dim, targets);
-    add(messages, dim, &of_edge, targets.len().max(1))
+fn sums<const D: usize>(messages: Tensor<D>, dim: usize, part: &Part) -> Tensor<D> {
+    add(messages, dim, part.of_edge(), part.len())
 }

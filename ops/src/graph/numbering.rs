@@ -1,0 +1,250 @@
+//! How files number the cells of a HEALPix grid, and where these lie (K. Górski et al. 2005).
+//!
+//! Our order is that of the faces: `(face · size + y) · size + x`, in the faces and axes of the HEALPix library.
+
+use std::f64::consts::{FRAC_PI_2, TAU};
+
+use halocline_core::{Error, Result};
+
+use super::cells::CellMap;
+
+/// Rows from the north pole, in faces, to the southern corner of each face.
+const SOUTH: [usize; 12] = [2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4];
+/// Longitude of the middle of each face, in eighths of a turn.
+const MIDDLE: [isize; 12] = [1, 3, 5, 7, 0, 2, 4, 6, 1, 3, 5, 7];
+
+/// An order of the cells of a HEALPix grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HealpixOrder {
+    /// By rows of one latitude, from north to south, eastward.
+    Ring,
+    /// By faces, and within these by quarters.
+    Nested,
+}
+
+/// The numbers that files of an order give to the cells of the twelve faces, `size × size` each.
+///
+/// # Errors
+/// No cells; a size that is no power of two, of nested numbers.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::graph::{HealpixOrder, healpix_from, healpix_to, take_cells};
+///
+/// let field: Vec<f32> = (0..48).map(|cell| cell as f32).collect(); // of a file, by rings
+/// let field = ShardTensor::solo(Tensor::<1>::from_floats(field.as_slice(), &Default::default()));
+/// let faces = take_cells(field.clone(), 0, &healpix_from(2, HealpixOrder::Ring)?, &[48])?; // [12 · y · x]
+/// let first = faces.local().clone().slice([0..4]);
+/// first.into_data().assert_eq(&[13.0_f32, 5.0, 4.0, 0.0].into(), true);
+/// let again = take_cells(faces, 0, &healpix_to(2, HealpixOrder::Ring)?, &[48])?;
+/// again.local().to_data().assert_eq(&field.local().to_data(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn healpix_from(size: usize, order: HealpixOrder) -> Result<CellMap> {
+    Ok(CellMap::new(numbers(size, order)?))
+}
+
+/// The cells of the faces in the order of files: the inverse of [`healpix_from`].
+///
+/// # Errors
+/// Those of [`healpix_from`].
+pub fn healpix_to(size: usize, order: HealpixOrder) -> Result<CellMap> {
+    let numbers = numbers(size, order)?;
+    let mut cells = vec![0; numbers.len()];
+    for (cell, number) in numbers.into_iter().enumerate() {
+        cells[number] = cell;
+    }
+    Ok(CellMap::new(cells))
+}
+
+/// Latitude and longitude, in degrees, of the middle of each cell of the faces: for forcings, and for
+/// [graphs](super::Graph) and distances.
+///
+/// # Example
+/// ```
+/// use halocline_ops::graph::healpix_centres;
+///
+/// let centres = healpix_centres(1);
+/// assert_eq!(centres[4], [0.0, 0.0]);
+/// let [latitude, longitude] = centres[0];
+/// assert!((latitude - (2.0_f64 / 3.0).asin().to_degrees()).abs() < 1e-12 && (longitude - 45.0).abs() < 1e-12);
+/// ```
+pub fn healpix_centres(size: usize) -> Vec<[f64; 2]> {
+    let n = size as f64;
+    let centre = |place: Place| {
+        let ring = place.ring as f64;
+        let distance = |row: f64| row * row / (3.0 * n * n);
+        let sine = match place.zone(size) {
+            Zone::North => 1.0 - distance(ring),
+            Zone::Equator => (2.0 * n - ring) * 2.0 / (3.0 * n),
+            Zone::South => distance(4.0 * n - ring) - 1.0,
+        };
+        let longitude = place.eighths as f64 / place.held(size) as f64 * (FRAC_PI_2 / 2.0);
+        [sine.asin(), longitude.rem_euclid(TAU)].map(f64::to_degrees)
+    };
+    places(size).map(centre).collect()
+}
+
+/// Where a cell lies.
+struct Place {
+    /// Counted from one at the north pole.
+    ring: usize,
+    /// Its longitude: eighths of a turn times the cells of the ring in a quarter of it.
+    eighths: isize,
+}
+
+enum Zone {
+    North,
+    Equator,
+    South,
+}
+
+impl Place {
+    fn zone(&self, size: usize) -> Zone {
+        match self.ring {
+            ring if ring < size => Zone::North,
+            ring if ring > 3 * size => Zone::South,
+            _ => Zone::Equator,
+        }
+    }
+
+    /// Cells of the ring in a quarter of a turn.
+    fn held(&self, size: usize) -> usize {
+        match self.zone(size) {
+            Zone::North => self.ring,
+            Zone::Equator => size,
+            Zone::South => 4 * size - self.ring,
+        }
+    }
+
+    /// Its number by rings.
+    fn number(&self, size: usize) -> usize {
+        let held = self.held(size);
+        let (before, odd) = match self.zone(size) {
+            Zone::North => (2 * held * (held - 1), 1),
+            Zone::Equator => {
+                let rows = self.ring - size;
+                (2 * size * (size - 1) + 4 * size * rows, 1 - rows % 2)
+            }
+            Zone::South => (12 * size * size - 2 * held * (held + 1), 1),
+        };
+        // The first cell of a ring lies at half a cell, or at zero.
+        let column = (self.eighths - odd as isize) / 2;
+        before + column.rem_euclid(4 * held as isize) as usize
+    }
+}
+
+/// The places of the cells of the faces.
+fn places(size: usize) -> impl Iterator<Item = Place> {
+    let cells = (0..size).flat_map(move |y| (0..size).map(move |x| (x, y)));
+    (0..12).flat_map(move |face| {
+        cells.clone().map(move |(x, y)| {
+            let mut place = Place {
+                ring: SOUTH[face] * size - x - y - 1,
+                eighths: 0,
+            };
+            place.eighths = MIDDLE[face] * place.held(size) as isize + x as isize - y as isize;
+            place
+        })
+    })
+}
+
+fn numbers(size: usize, order: HealpixOrder) -> Result<Vec<usize>> {
+    let fits = match order {
+        HealpixOrder::Ring => size > 0,
+        HealpixOrder::Nested => size.is_power_of_two(),
+    };
+    if !fits {
+        let message = format!(
+            "faces of {size} × {size} cells; expected cells, and of nested numbers a power of two"
+        );
+        return Err(Error::operator("healpix", message));
+    }
+    // Every second bit.
+    let spread = |place: usize| {
+        (0..usize::BITS / 2)
+            .map(move |bit| (place >> bit & 1) << (2 * bit))
+            .sum::<usize>()
+    };
+    Ok(match order {
+        HealpixOrder::Ring => places(size).map(|place| place.number(size)).collect(),
+        HealpixOrder::Nested => (0..12 * size * size)
+            .map(|cell| {
+                let (row, x) = (cell / size, cell % size);
+                (row / size) * size * size + spread(x) + 2 * spread(row % size)
+            })
+            .collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::maps::healpix_cell;
+    use super::*;
+
+    #[test]
+    fn every_cell_has_one_number_in_each_order() {
+        for (order, sizes) in [
+            (HealpixOrder::Ring, &[1, 2, 3, 6][..]),
+            (HealpixOrder::Nested, &[1, 2, 8]),
+        ] {
+            for &size in sizes {
+                let mut numbers = numbers(size, order).unwrap();
+                numbers.sort_unstable();
+                assert!(
+                    numbers.into_iter().eq(0..12 * size * size),
+                    "{order:?} {size}"
+                );
+            }
+        }
+        assert!(
+            healpix_from(3, HealpixOrder::Nested).is_err()
+                && healpix_to(0, HealpixOrder::Ring).is_err()
+        );
+        // As healpy.nest2ring(2, …) has them.
+        let rings = numbers(2, HealpixOrder::Ring).unwrap();
+        assert_eq!(
+            (&rings[..4], &rings[16..20]),
+            (&[13, 5, 4, 0][..], &[28, 20, 27, 12][..])
+        );
+    }
+
+    /// Numbers by rings go from north to south and eastward, and neighbours across the edges of faces lie near.
+    #[test]
+    fn cells_lie_where_their_numbers_and_their_neighbours_are() {
+        for size in [1, 2, 5, 8] {
+            let centres = healpix_centres(size);
+            let by_rings = healpix_to(size, HealpixOrder::Ring).unwrap();
+            let in_order: Vec<[f64; 2]> =
+                by_rings.cells().iter().map(|cell| centres[*cell]).collect();
+            let follows = |pair: &[[f64; 2]]| {
+                let [one, other] = [pair[0], pair[1]];
+                other[0] < one[0] - 1e-9 || ((other[0] - one[0]).abs() < 1e-9 && other[1] > one[1])
+            };
+            assert!(in_order.windows(2).all(follows), "{size}");
+            let point = |[latitude, longitude]: [f64; 2]| {
+                let [latitude, longitude] = [latitude, longitude].map(f64::to_radians);
+                [
+                    latitude.cos() * longitude.cos(),
+                    latitude.cos() * longitude.sin(),
+                    latitude.sin(),
+                ]
+            };
+            for cell in 0..centres.len() {
+                let (face, y, x) = (cell / size / size, cell / size % size, cell % size);
+                for (x, y) in [(x as isize + 1, y as isize), (x as isize, y as isize - 1)] {
+                    let near = healpix_cell(face, x, y, size as isize).unwrap();
+                    let [one, other] = [point(centres[cell]), point(centres[near])];
+                    let cosine: f64 = (0..3).map(|dim| one[dim] * other[dim]).sum();
+                    // A cell is about a radian by the size of a face wide.
+                    assert!(
+                        cosine.clamp(-1.0, 1.0).acos() < 1.6 / size as f64,
+                        "{size}: {cell} {near}"
+                    );
+                }
+            }
+        }
+    }
+}
