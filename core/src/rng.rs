@@ -6,9 +6,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::IndexBox;
 use crate::mesh::{ravel, unravel};
-use crate::tasks;
+use crate::{Error, IndexBox, Result, tasks};
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -79,6 +78,30 @@ pub enum Distribution {
 }
 
 impl Distribution {
+    /// Requires parameters of a distribution.
+    pub(crate) fn check(self) -> Result<()> {
+        let (fits, expected) = match self {
+            Self::Uniform { low, high } => (
+                low <= high && low.is_finite() && high.is_finite(),
+                "low not above high",
+            ),
+            Self::Normal { mean, std } => (
+                mean.is_finite() && std.is_finite() && std >= 0.0,
+                "a standard deviation from zero on",
+            ),
+            Self::Bernoulli { probability } => (
+                (0.0..=1.0).contains(&probability),
+                "a probability from zero to one",
+            ),
+        };
+        match fits {
+            true => Ok(()),
+            false => Err(Error::other(format!(
+                "random: {self:?}; expected {expected}"
+            ))),
+        }
+    }
+
     /// Four values from four words.
     fn values(self, words: [u32; 4]) -> [f32; 4] {
         // 24 bits, so that a uniform value is exact in f32.

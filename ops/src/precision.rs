@@ -1,6 +1,7 @@
 //! Computation in f32 at least.
 
 use burn::tensor::{DType, FloatDType, Tensor};
+use burn_std::{bf16, f16};
 use halocline_core::{Result, ShardTensor};
 
 /// The precision of a computation with elements of this type.
@@ -8,6 +9,16 @@ pub(crate) fn wider(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
         other => other,
+    }
+}
+
+/// The largest finite number of a type.
+pub(crate) fn highest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::MAX,
+        DType::F16 => f16::MAX.to_f64(),
+        DType::BF16 => bf16::MAX.to_f64(),
+        _ => f64::from(f32::MAX),
     }
 }
 

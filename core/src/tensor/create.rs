@@ -263,7 +263,7 @@ impl<const D: usize> ShardTensor<D> {
     /// on any mesh, bit for bit.
     ///
     /// # Errors
-    /// A layout that does not fit the shape, or has partial values.
+    /// A layout that does not fit the shape, or has partial values; a distribution without such parameters.
     ///
     /// # Example
     /// ```
@@ -285,6 +285,7 @@ impl<const D: usize> ShardTensor<D> {
         mesh: &DeviceMesh,
         to: impl IntoLayout,
     ) -> Result<Self> {
+        distribution.check()?;
         Self::create(shape, mesh, to, |cells| {
             let values = key.fill(distribution, &shape, cells);
             let data = burn::tensor::TensorData::new(values, cells.shape());
@@ -297,6 +298,48 @@ impl<const D: usize> ShardTensor<D> {
 mod tests {
     use super::*;
     use crate::{Launcher, Replicate, Shard, World};
+
+    #[test]
+    fn distributions_are_checked() {
+        let random = |distribution| {
+            Launcher::local(1).run(|world| {
+                let mesh = world.mesh([("x", 1)])?;
+                let key = rng::RandomKey::new(0, "x");
+                ShardTensor::<1>::random([3], distribution, key, &mesh, &[Shard(0)]).map(|_| ())
+            })
+        };
+        use crate::Distribution::{Bernoulli, Normal, Uniform};
+        for (distribution, expected) in [
+            (
+                Uniform {
+                    low: 1.0,
+                    high: 0.0,
+                },
+                "low not above high",
+            ),
+            (
+                Normal {
+                    mean: 0.0,
+                    std: -1.0,
+                },
+                "a standard deviation from zero on",
+            ),
+            (
+                Bernoulli {
+                    probability: f64::NAN,
+                },
+                "a probability from zero to one",
+            ),
+        ] {
+            let error = random(distribution).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        random(Uniform {
+            low: 1.0,
+            high: 1.0,
+        })
+        .unwrap();
+    }
 
     #[test]
     fn tensors_that_differ_between_ranks_are_found() {

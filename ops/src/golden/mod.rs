@@ -9,7 +9,7 @@ pub use dims::Dims;
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::tensor::kind::{Basic, Float, Int};
 use burn::tensor::{DType, Gradients, Tensor, TensorData};
@@ -121,10 +121,11 @@ impl Golden {
         })
     }
 
-    /// Applies the operator. An attribute that it did not ask for is an error, so that none is ignored.
+    /// Applies the operator. An attribute, input or parameter that it did not ask for is an error, so that none is ignored.
     fn apply(&self, case: &Case) -> Result<Box<dyn Output>> {
         let y = (self.run)(case)?;
         case.attributes.require_honoured(self.name)?;
+        case.require_read(self.name)?;
         Ok(y)
     }
 
@@ -198,6 +199,8 @@ pub struct Case<'a> {
     pub attributes: Options<'a>,
     mesh: DeviceMesh,
     inputs: Vec<(Box<dyn Any>, usize)>,
+    /// The inputs and parameters that were asked for.
+    read: RefCell<HashSet<String>>,
     parameters: &'a HashMap<String, TensorData>,
     /// How to find the gradient of every leaf, by its name.
     leaves: RefCell<Vec<(String, GradientOf)>>,
@@ -235,6 +238,7 @@ impl<'a> Case<'a> {
             mesh: mesh.clone(),
             inputs: Vec::new(),
             parameters: &arguments.parameters,
+            read: RefCell::default(),
             leaves: RefCell::default(),
         };
         for (input, (name, data)) in arguments.inputs.iter().enumerate() {
@@ -321,6 +325,7 @@ impl<'a> Case<'a> {
         &self,
         input: usize,
     ) -> Result<ShardTensor<D, K>> {
+        self.read.borrow_mut().insert(format!("input {input}"));
         let tensor = self
             .inputs
             .get(input)
@@ -333,6 +338,7 @@ impl<'a> Case<'a> {
 
     /// A parameter, if the case has it.
     pub fn parameter<const D: usize>(&self, name: &str) -> Option<Tensor<D>> {
+        self.read.borrow_mut().insert(name.into());
         let data = self.parameters.get(name)?.clone();
         let device = (self.mesh.device(), data.dtype());
         let leaf = Tensor::<D>::from_data(data, device).require_grad();
@@ -355,6 +361,19 @@ impl<'a> Case<'a> {
     pub fn needed<const D: usize>(&self, name: &str) -> Result<Tensor<D>> {
         self.parameter(name)
             .ok_or_else(|| Error::other(format!("no parameter {name}")))
+    }
+
+    fn require_read(&self, operator: &str) -> Result<()> {
+        let read = self.read.borrow();
+        let inputs = (0..self.inputs.len()).map(|input| format!("input {input}"));
+        let mut all = inputs.chain(self.parameters.keys().cloned());
+        match all.find(|name| !read.contains(name)) {
+            None => Ok(()),
+            Some(name) => Err(Error::operator(
+                operator,
+                format!("{name}, which is not read"),
+            )),
+        }
     }
 
     /// The gradients of inputs and parameters, by name, after a backward pass; `None` for one that has none.

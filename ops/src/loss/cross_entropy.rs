@@ -10,7 +10,7 @@ use halocline_core::{
 
 use super::Reduction;
 use crate::driver::empty::{drop_empty, fill_empty};
-use crate::precision::{cast, wider};
+use crate::precision::{cast, cast_shard, highest, narrowed, wider};
 use crate::reduce::sum;
 use crate::reshape;
 
@@ -117,7 +117,12 @@ pub fn cross_entropy<const D: usize, const E: usize>(
         Reduction::Sum => 1.0,
         Reduction::Mean => count(&target, options)?,
     };
-    Ok(sum(cross_entropy_cells(logits, target, options)?)? / count)
+    let dtype = logits.local().dtype();
+    // In f32 at least until it is the mean, which the sum of many cells in half precision would not reach.
+    Ok(narrowed(
+        sum(wide_cells(logits, target, options)?)? / count,
+        dtype,
+    ))
 }
 
 /// The cross-entropy of each cell, `[batch, *spatial]`, zero where the target is ignored. See [`cross_entropy`].
@@ -143,6 +148,16 @@ pub fn cross_entropy_cells<const D: usize, const E: usize>(
     options: &CrossEntropyOptions,
 ) -> Result<ShardTensor<E>> {
     check(&logits, &target, options)?;
+    let dtype = logits.local().dtype();
+    Ok(cast_shard(wide_cells(logits, target, options)?, dtype))
+}
+
+/// [`cross_entropy_cells`] in f32 at least.
+fn wide_cells<const D: usize, const E: usize>(
+    logits: ShardTensor<D>,
+    target: ShardTensor<E, Int>,
+    options: &CrossEntropyOptions,
+) -> Result<ShardTensor<E>> {
     let dtype = logits.local().dtype();
     let (local, layout, mesh) = logits.into_parts();
     let losses = target.layout().clone();
@@ -194,7 +209,7 @@ pub fn cross_entropy_cells<const D: usize, const E: usize>(
         let y = Tensor::<D>::from_dispatch(apply(run, [filled.into_dispatch()]));
         let mut shape = shape.to_vec();
         shape.remove(CLASSES);
-        let y = cast(reshape::<D, E>(y, shape), dtype);
+        let y = reshape::<D, E>(y, shape);
         let y = drop_empty(y, &losses, mesh.position(), NAME)?;
         Ok(ShardTensor::from_parts(y, losses, mesh))
     })?
@@ -377,7 +392,8 @@ impl<const D: usize> Operator for CrossEntropy<D> {
         Error::catch(|| {
             let most = self.reduce(x.clone().max_dim(CLASSES), ReduceOp::Max);
             // A shift that is infinite would make NaN of an infinite result.
-            let most = most.clamp(-f64::from(f32::MAX), f64::from(f32::MAX));
+            let limit = highest(x.dtype());
+            let most = most.clamp(-limit, limit);
             let exponentials = (x.clone() - most.clone()).exp().sum_dim(CLASSES);
             let shares = self.shares(&x);
             // An infinite logit of a class that has no share does not count.

@@ -3,7 +3,7 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 use halocline_core::ops::{BackwardPass, Operator, apply};
-use halocline_core::{OrRaise, Result, ShardTensor, tasks};
+use halocline_core::{Error, OrRaise, Result, ShardTensor, tasks};
 use pulp::{Simd, WithSimd};
 
 use super::{Penalty, Reduction, reduced};
@@ -25,7 +25,7 @@ pub(super) fn penalized<const D: usize, X: Field<D>>(
     penalty: Penalty,
     reduction: Reduction,
 ) -> Rank<X, 1> {
-    penalty.check();
+    penalty.check().or_raise();
     let (shard, other) = (x.clone().into_shard(), target.clone().into_shard());
     let alike = shard.layout() == other.layout()
         && shard.local().dtype() == other.local().dtype()
@@ -48,12 +48,13 @@ pub(super) fn penalized<const D: usize, X: Field<D>>(
 
 impl Penalty {
     /// Requires that a δ is positive.
-    pub(super) fn check(self) {
-        if let Self::Huber(delta) = self {
-            assert!(
-                delta > 0.0,
-                "huber_loss: delta must be positive, got {delta}"
-            );
+    pub(super) fn check(self) -> Result<()> {
+        match self {
+            Self::Huber(delta) if delta <= 0.0 || delta.is_nan() => {
+                let message = format!("delta {delta}; expected a positive number");
+                Err(Error::operator("huber_loss", message))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -64,6 +65,8 @@ impl Penalty {
             Self::Squared => E::times(simd, error, error),
             Self::Absolute => E::abs(simd, error),
             Self::Huber(delta) => {
+                // An infinite δ would make NaN of a rest of zero.
+                let delta = delta.min(E::HIGHEST.to_f64());
                 let [delta, half] = [delta, 0.5].map(|value| E::splat(simd, E::from_f64(value)));
                 let size = E::abs(simd, error);
                 // The quadratic part of an error, and the linear rest.

@@ -23,9 +23,10 @@ pub use spectral::spectral_loss;
 pub use ssim::{SsimOptions, ssim, ssim_loss};
 pub use weighted::{counted, weighted_loss, weighted_mean};
 
-use halocline_core::ShardTensor;
+use halocline_core::{OrRaise, ShardTensor};
 
 use crate::field::{Field, Rank};
+use crate::precision::highest;
 use crate::reduce::ReduceField;
 use fused::penalized;
 
@@ -77,14 +78,17 @@ impl Penalty {
     /// The loss of every element.
     ///
     /// # Panics
-    /// Panics if a δ is not positive.
+    /// [Raises](Error::raise) an error if a δ is not positive.
+    #[track_caller]
     pub fn of<const D: usize, X: Field<D>>(self, error: X) -> X {
         match self {
             Self::Squared => error.clone() * error,
             Self::Absolute => error.map(|error| error.abs()),
             Self::Huber(delta) => {
-                self.check();
+                self.check().or_raise();
                 error.map(|error| {
+                    // An infinite δ would make NaN of a rest of zero.
+                    let delta = delta.min(highest(error.dtype()));
                     let size = error.abs();
                     // The quadratic part of an error, and the linear rest.
                     let quadratic = size.clone().clamp_max(delta);
@@ -208,7 +212,8 @@ pub fn backward<X: Field<1>>(loss: X) -> burn::tensor::Gradients {
 mod tests {
     use super::*;
     use crate::testing::{Operator, check_op};
-    use burn::tensor::Tensor;
+    use burn::tensor::{DType, Int, Tensor};
+    use halocline_core::Error;
 
     struct Huber;
 
@@ -231,6 +236,47 @@ mod tests {
     #[test]
     fn losses_of_amplitudes_over_all_dims() {
         check_op(&Spectral, &[[2, 5, 6], [2, 5, 6]], &[], &[0, 1, 2], 1e-5);
+    }
+
+    #[test]
+    fn an_infinite_delta_leaves_half_the_square_and_others_are_told() {
+        for dtype in [DType::F32, DType::F16] {
+            let options = (&Default::default(), dtype);
+            let [x, zero] = [3.0, 0.0].map(|value| Tensor::<1>::full([2], value, options));
+            let loss = huber_loss(x.clone(), zero, f64::INFINITY, Reduction::Mean);
+            let of_errors = Penalty::Huber(1e39).of(x);
+            assert_eq!(
+                (
+                    loss.into_scalar::<f32>(),
+                    of_errors.max().into_scalar::<f32>()
+                ),
+                (4.5, 4.5)
+            );
+        }
+        for delta in [0.0, -1.0, f64::NAN] {
+            let x = Tensor::<1>::ones([2], &Default::default());
+            let error = Error::catch(|| Penalty::Huber(delta).of(x)).unwrap_err();
+            assert!(
+                error.to_string().contains("expected a positive number"),
+                "{error}"
+            );
+        }
+    }
+
+    /// The sum of these losses is beyond what f16 holds.
+    #[test]
+    fn cross_entropy_of_many_cells_is_exact_in_half_precision() {
+        let device = Default::default();
+        let logits = Tensor::<4>::zeros([1, 10, 300, 300], (&device, DType::F16));
+        let target = Tensor::<3, Int>::zeros([1, 300, 300], &device);
+        let (logits, target) = (ShardTensor::solo(logits), ShardTensor::solo(target));
+        let loss = cross_entropy(
+            logits,
+            target,
+            &CrossEntropyOptions::default(),
+            Reduction::Mean,
+        );
+        assert!((loss_value(&loss.unwrap()) - 10.0_f64.ln()).abs() < 1e-3);
     }
 
     #[test]

@@ -103,9 +103,13 @@ fn attended<const D: usize, X: Field<D>>(
             );
             return Err(Error::operator(operator, message));
         }
+        let scale = scale.unwrap_or_else(|| (q.dims()[D - 1] as f64).powf(-0.5));
+        if scale == 0.0 || !scale.is_finite() {
+            let message = format!("scale {scale}; expected a number other than zero");
+            return Err(Error::operator(operator, message));
+        }
         let dtype = q.local().dtype();
         let [q, k, v, mask] = [q, k, v, mask.inner()].map(|x| cast_shard(x, wider(dtype)));
-        let scale = scale.unwrap_or_else(|| (q.dims()[D - 1] as f64).powf(-0.5));
         let [q, k, v] = [q, k, v].map(|x| counted(x, mask.clone()));
         let (q, k, v) = (q?, k?, v?);
         let (ones, zeros) = (column(&q, scale.recip()), column(&k, 0.0));

@@ -5,6 +5,7 @@ use halocline_core::{Error, Result, ShardTensor};
 use super::{broadcast, in_f32, reciprocal};
 use crate::field::Field;
 use crate::loss::counted;
+use crate::norm::require_epsilon;
 use crate::operand::Operand;
 use crate::rearrange::{distribute_beside, expand, reshape};
 use crate::reduce::sum_dims;
@@ -128,6 +129,7 @@ fn normalized<const D: usize, const E: usize, X: Field<D>>(
     parameters: [(Option<Operand<E>>, [usize; D]); 2],
     epsilon: f64,
 ) -> Result<X> {
+    require_epsilon(operator, epsilon)?;
     let shape = x.global_dims();
     for (parameter, expected) in &parameters {
         let held = parameter.as_ref().map(|parameter| parameter.dims());

@@ -224,6 +224,11 @@ fn misuse_is_told() {
         error.contains("3 groups of channels of [2, 4, 5, 7]"),
         "{error}"
     );
+    let field = || Tensor::<4>::ones([1, 4, 1, 2], &Default::default());
+    let mask = Tensor::<4>::ones([1, 4, 1, 1], &Default::default());
+    let options = AttentionOptions::default().with_scale(0.0);
+    let error = masked_cell_attention([field(), field(), field()], mask, &options);
+    assert!(error.unwrap_err().to_string().contains("scale 0"));
 }
 
 /// Attention of a field to itself, to the cells around and to all, by a mask that varies in space.

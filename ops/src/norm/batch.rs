@@ -26,6 +26,7 @@ use super::kernel::group::Extents;
 use super::kernel::moments::Moments;
 use super::node::{GroupRun, Norm};
 use super::parameter::{along, factors};
+use super::require_epsilon;
 use crate::field::{Field, run};
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::flex;
@@ -48,7 +49,8 @@ pub struct BatchStatistics<const D: usize> {
 /// Normalizes each channel by its mean and variance, and gives these. See the [module](self).
 ///
 /// # Errors
-/// A tensor of one dim or without cells; parameters of another size; partial values; a failure of communication.
+/// A tensor of one dim, without cells, or with one value in each channel; parameters of another size; a negative ε; partial
+/// values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -71,7 +73,13 @@ pub fn batch_norm_train<const D: usize>(
     bias: Option<Operand<1>>,
     epsilon: f64,
 ) -> Result<(ShardTensor<D>, BatchStatistics<D>)> {
-    check(&x)?;
+    check(&x, epsilon)?;
+    let dims = x.dims();
+    if dims[0] * dims[2..].iter().product::<usize>() == 1 {
+        let message =
+            format!("{dims:?}; expected more than one value for each channel in training");
+        return Err(Error::operator(NAME, message));
+    }
     if flex::runs_on(&x.device()) {
         return by_kernels(x, [weight, bias], epsilon);
     }
@@ -169,7 +177,7 @@ pub fn batch_norm<const D: usize>(
     bias: Option<Operand<1>>,
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
-    check(&x)?;
+    check(&x, epsilon)?;
     let dtype = x.local().dtype();
     let parameters = [parameter(&x, weight)?, parameter(&x, bias)?];
     let x = cast_shard(x, wider(dtype));
@@ -186,8 +194,9 @@ pub fn batch_norm<const D: usize>(
     Ok(scaled(cast_shard(y, dtype), parameters))
 }
 
-fn check<const D: usize>(x: &ShardTensor<D>) -> Result<()> {
+fn check<const D: usize>(x: &ShardTensor<D>, epsilon: f64) -> Result<()> {
     x.require_resolved(NAME)?;
+    require_epsilon(NAME, epsilon)?;
     if D < 2 || x.dims().contains(&0) {
         let message = format!("{:?}; expected [batch, channels, ..] with cells", x.dims());
         return Err(Error::operator(NAME, message));

@@ -5,6 +5,7 @@ use halocline_core::{Error, Operation, Result, Shard, ShardTensor, Traffic};
 
 use super::kernel::group::Extents;
 use super::node::{GroupRun, Norm};
+use super::require_epsilon;
 use crate::kernel::flex;
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
@@ -40,6 +41,7 @@ pub fn layer_norm_dims<const D: usize>(
     bias: Option<Operand<D>>,
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
+    require_epsilon("layer_norm_dims", epsilon)?;
     over(
         "layer_norm_dims",
         x,
@@ -79,6 +81,7 @@ pub fn rms_norm_dims<const D: usize>(
     weight: Option<Operand<D>>,
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
+    require_epsilon("rms_norm_dims", epsilon)?;
     over("rms_norm_dims", x, dims, [weight, None], |x, normalized| {
         by_root_mean_square(x, normalized, epsilon, "rms_norm_dims")
     })

@@ -1,5 +1,6 @@
 //! Norms in the registry.
 
+use burn::tensor::DType;
 use halocline_core::Result;
 
 use super::{batch, group_norm, layer_norm, layer_norm_dims, rms_norm, rms_norm_dims, weight};
@@ -65,11 +66,12 @@ fn layer(case: &Case) -> Result<Box<dyn Output>> {
 fn root_mean_square(case: &Case) -> Result<Box<dyn Output>> {
     with_dims!(case.dims(), D => {
         let x = case.input::<D>(0)?;
+        let epsilon = rms_epsilon(case, x.local().dtype());
         let dims = normalized(case, &x.dims());
         if dims == 1 {
-            return output(rms_norm(x, case.operand("weight"), epsilon(case)));
+            return output(rms_norm(x, case.operand("weight"), epsilon));
         }
-        output(rms_norm_dims(x, dims, parameter::<D>(case, "weight", dims)?, epsilon(case)))
+        output(rms_norm_dims(x, dims, parameter::<D>(case, "weight", dims)?, epsilon))
     })
 }
 
@@ -92,6 +94,15 @@ fn parameter<const D: usize>(case: &Case, name: &str, dims: usize) -> Result<Opt
             parameter.reshape(shape).into()
         }))
     })
+}
+
+/// That of root mean squares, which PyTorch takes from the number type.
+fn rms_epsilon(case: &Case, dtype: DType) -> f64 {
+    let default = match dtype {
+        DType::F64 => f64::EPSILON,
+        _ => f64::from(f32::EPSILON),
+    };
+    case.attributes.number("eps").unwrap_or(default)
 }
 
 fn epsilon(case: &Case) -> f64 {

@@ -3,10 +3,10 @@
 use halocline_core::ops::{all_reduce, fan_out};
 use halocline_core::{Error, Operation, ReduceOp, Result, Shard, ShardTensor, Traffic};
 
-use super::composed;
 use super::kernel::group::Extents;
 use super::node::{GroupRun, Norm};
 use super::parameter::factors;
+use super::{composed, require_epsilon};
 use crate::driver::empty::{drop_empty, fill, fill_empty};
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
@@ -21,7 +21,8 @@ pub(super) fn grouped<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "group_norm";
     x.require_resolved(NAME)?;
-    if D < 2 || groups == 0 || !x.dims()[1].is_multiple_of(groups) {
+    require_epsilon(NAME, epsilon)?;
+    if D < 2 || groups == 0 || x.dims()[1] == 0 || !x.dims()[1].is_multiple_of(groups) {
         let message = format!(
             "{groups} groups of {:?}; expected [batch, groups·n, ..]",
             x.dims()

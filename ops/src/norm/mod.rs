@@ -47,7 +47,7 @@ pub(crate) use golden::OPERATORS;
 pub(crate) use layer::layer_norm_of;
 pub use weight::weight_norm;
 
-use halocline_core::{Result, ShardTensor};
+use halocline_core::{Error, Result, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
@@ -318,6 +318,17 @@ pub fn rms_norm<const D: usize>(
     )
 }
 
+/// Refuses an ε that would make roots of numbers below zero.
+pub(crate) fn require_epsilon(operator: &str, epsilon: f64) -> Result<()> {
+    match epsilon >= 0.0 {
+        true => Ok(()),
+        false => {
+            let message = format!("epsilon {epsilon}; expected a number from zero on");
+            Err(Error::operator(operator, message))
+        }
+    }
+}
+
 /// Normalizes every row of the last dim.
 fn rows<const D: usize>(
     x: ShardTensor<D>,
@@ -327,6 +338,8 @@ fn rows<const D: usize>(
     kernels: bool,
 ) -> Result<ShardTensor<D>> {
     x.require_resolved(operator)?;
+    let (RowNorm::Layer { epsilon } | RowNorm::Rms { epsilon }) = norm;
+    require_epsilon(operator, epsilon)?;
     if x.layout().is_sharded(D - 1) {
         return match norm {
             RowNorm::Layer { epsilon } => {

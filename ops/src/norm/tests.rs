@@ -270,6 +270,29 @@ fn a_large_mean_costs_no_digits() {
 }
 
 #[test]
+fn what_cannot_be_normalized_is_told() {
+    let ones = |shape: [usize; 3]| ShardTensor::solo(Tensor::<3>::ones(shape, &Default::default()));
+    let told = [
+        group_norm(ones([1, 0, 4]), 2, None, None, 1e-5),
+        group_norm(ones([1, 2, 4]), 2, None, None, -1.0),
+        layer_norm(ones([1, 2, 4]), None, None, f64::NAN),
+        rms_norm(ones([1, 2, 4]), None, -1e-9),
+        layer_norm_dims(ones([1, 2, 4]), 2, None, None, -1.0),
+        batch_norm_train(ones([1, 3, 1]), None, None, 1e-5).map(|found| found.0),
+    ];
+    let told = told.map(|result| result.unwrap_err().to_string());
+    assert!(told[0].contains("2 groups of [1, 0, 4]"), "{told:?}");
+    assert!(
+        told[1..5].iter().all(|error| error.contains("epsilon")),
+        "{told:?}"
+    );
+    assert!(
+        told[5].contains("more than one value for each channel"),
+        "{told:?}"
+    );
+}
+
+#[test]
 fn misuse_is_told() {
     Launcher::local(2)
         .run(|world| {

@@ -77,7 +77,7 @@ fn triangle<const D: usize>(
     let [rows, columns] = [D - 2, D - 1].map(|dim| held.ranges()[dim].start as i64);
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &layout, &all, operator, 0.0)?;
-    let diagonal = diagonal + rows - columns;
+    let diagonal = diagonal.saturating_add(rows - columns);
     let local = Triangle { lower, diagonal }.run(local);
     let local = drop_empty(local, &layout, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
@@ -162,6 +162,23 @@ fn diagonal(case: &Case) -> i64 {
 mod tests {
     use super::*;
     use crate::kernel::local::{check_composed, check_composed_of};
+    use burn::tensor::TensorData;
+    use halocline_core::{Launcher, LocalGradient, Shard};
+
+    #[test]
+    fn diagonals_far_away_are_so_on_all_ranks() {
+        let found = Launcher::local(3).collect(|world| {
+            let mesh = world.mesh([("x", 3)])?;
+            let x = ShardTensor::<2>::ones([5, 4], &mesh, &[Shard(0)])?;
+            let whole = tril(x.clone(), i64::MAX)?.full_tensor(LocalGradient::Replicated);
+            let x = x.redistribute(&[Shard(1)]);
+            let all = triu(x, i64::MIN)?.full_tensor(LocalGradient::Replicated);
+            Ok((whole + all).into_data())
+        });
+        for found in found.unwrap() {
+            found.assert_eq(&TensorData::from([[2.0_f32; 4]; 5]), true);
+        }
+    }
 
     #[test]
     fn kernels_and_burns_operators_agree() {

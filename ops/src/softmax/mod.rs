@@ -19,7 +19,7 @@ use crate::constant;
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output, reduced, with_dims};
-use crate::precision::in_f32;
+use crate::precision::{highest, in_f32};
 use crate::reduce::{but_at_zero, extremum_dims, sum_dims};
 use kernel::Kind;
 use node::Exponentials;
@@ -130,7 +130,8 @@ pub fn logsumexp<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardT
     }
     in_f32(x, |x| {
         // A shift that is infinite would make NaN of an infinite result; any number near the largest serves.
-        let most = largest(&x, dim)?.clamp(-f64::from(f32::MAX), f64::from(f32::MAX));
+        let limit = highest(x.local().dtype());
+        let most = largest(&x, dim)?.clamp(-limit, limit);
         let sum = sum_dims((x - most.clone()).exp(), &[dim])?.resolve();
         // A line without anything in it has no gradient.
         let (local, layout, mesh) = sum.into_parts();
@@ -332,6 +333,21 @@ mod tests {
         };
         assert_eq!(of([f32::NEG_INFINITY; 2]), f32::NEG_INFINITY);
         assert_eq!(of([1.0, f32::INFINITY]), f32::INFINITY);
+    }
+
+    #[test]
+    fn logarithms_of_sums_reach_beyond_f32_in_f64() {
+        for value in [1e300, -1e300] {
+            let found = Launcher::local(2).collect(|world| {
+                let mesh = world.mesh([("x", 2)])?;
+                let options = (world.device(), burn::tensor::DType::F64);
+                let x = Tensor::<1>::full([2], value, options);
+                let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
+                let y = logsumexp(x, 0)?.full_tensor(halocline_core::LocalGradient::Replicated);
+                Ok(y.into_scalar::<f64>())
+            });
+            assert_eq!(found.unwrap(), [value; 2]);
+        }
     }
 
     #[test]

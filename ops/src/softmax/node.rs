@@ -9,6 +9,7 @@ use super::kernel::{Kind, backward, forward};
 use crate::kernel::flex::{self, with_float};
 use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
+use crate::precision::highest;
 use crate::reduce::but_at_zero;
 
 /// A function of one shard, along a dim that is whole.
@@ -40,7 +41,7 @@ impl Exponentials {
                     most
                 };
                 // An infinite shift would make NaN of an infinite result.
-                let limit = f64::from(f32::MAX);
+                let limit = highest(most.dtype());
                 let most = most.clamp(-limit, limit);
                 let sum = (x - most.clone()).exp().sum_dim(self.dim);
                 but_at_zero(sum, f64::NEG_INFINITY, Tensor::log) + most

@@ -3,7 +3,7 @@
 use halocline_core::{Placement, Result, Shard, ShardTensor};
 
 use super::fft::{FftNorm, rfft};
-use crate::precision::{cast, cast_shard, wider};
+use crate::precision::{cast_shard, narrowed, wider};
 use crate::rearrange::profile;
 use crate::reduce::sum_dims;
 use crate::reshape;
@@ -62,6 +62,6 @@ pub fn power_spectrum<const D: usize, const E: usize>(
     let placements: Vec<Placement> = placements.collect();
     let size = local.dims()[dim];
     let layout = layout.derive(placements, vec![layout.extents(dim).to_vec()]);
-    let power = cast(reshape(local, vec![size]), dtype);
-    Ok(ShardTensor::from_parts(power, layout, mesh))
+    let power = ShardTensor::from_parts(reshape(local, vec![size]), layout, mesh);
+    Ok(narrowed(power, dtype))
 }

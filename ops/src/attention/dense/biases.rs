@@ -263,6 +263,25 @@ fn padding_may_lie_as_keys_do() {
     }
 }
 
+/// Two keys on four ranks, of which two have none.
+#[test]
+fn padding_of_few_keys_leaves_ranks_without_any() {
+    let inputs = inputs(QUERIES, 2);
+    let padded = TensorData::new(vec![false, true, true, false], [2, 2]);
+    let added = [0.0, f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0].to_vec();
+    let added = TensorData::new(added, [2, 1, 1, 2]);
+    let expected = by_definition(inputs.clone(), &added, false, None);
+    let tokens = [Replicate, Shard(TOKENS)];
+    let found = on_ranks(&inputs, [1, 4], tokens, tokens, |mesh, device| {
+        let padding = Tensor::<2, Bool>::from_data(padded.clone(), device).inner();
+        let padding = ShardTensor::distribute(padding, mesh, &[Replicate, Shard(1)])?;
+        Ok(AttentionOptions::default().with_key_padding(padding))
+    });
+    for found in found {
+        compare(&found, &expected, 1e-5, "two keys");
+    }
+}
+
 /// A sample without keys has results of zero and no gradients; the other one those that it has alone.
 #[test]
 fn queries_without_keys_have_results_of_zero() {

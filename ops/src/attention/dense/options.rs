@@ -4,6 +4,7 @@ use burn::tensor::{Bool, DType, FloatDType, Tensor};
 use halocline_core::{RandomKey, Shard, ShardTensor};
 
 use crate::field::Field;
+use crate::reshape;
 
 /// Options of dense attention: causal order, scale, bias and dropout.
 ///
@@ -88,7 +89,7 @@ impl AttentionOptions {
             other => *other,
         });
         let layout = layout.derive(placements.collect(), extents);
-        let added = added.reshape([batch as i32, 1, 1, keys as i32]);
+        let added = reshape(added, vec![batch, 1, 1, keys]);
         let added = ShardTensor::from_parts(added, layout, mesh);
         Self {
             key_padding: Some(added),
