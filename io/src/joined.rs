@@ -13,13 +13,16 @@ use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traff
 pub(crate) struct Joined {
     parts: Vec<Box<dyn Fields>>,
     times: Vec<f64>,
+    /// Of each channel whether it has no times, and the same cells in all parts.
+    are_static: Vec<bool>,
 }
 
 impl Joined {
     /// Joins parts in the order of their times.
     ///
     /// # Errors
-    /// No part; other channels, another grid, calendar or units than in the first; times that overlap.
+    /// No part; other channels, another grid, calendar or units than in the first; times that overlap;
+    /// a channel without times that cannot be read.
     pub(crate) fn new(mut parts: Vec<Box<dyn Fields>>) -> Result<Self> {
         let start = |part: &dyn Fields| part.times().first().copied().unwrap_or(f64::INFINITY);
         parts.sort_by(|one, other| start(one).total_cmp(&start(other)));
@@ -69,12 +72,42 @@ impl Joined {
             .flat_map(|part| part.times())
             .copied()
             .collect();
-        Ok(Self { parts, times })
+        let channels = 0..parts[0].channels().len();
+        let are_static = channels.map(|channel| is_static(&parts, channel));
+        Ok(Self {
+            are_static: are_static.collect::<Result<_>>()?,
+            parts,
+            times,
+        })
     }
 
     fn first(&self) -> &dyn Fields {
         &self.parts[0]
     }
+}
+
+/// Whether a channel has no times, and the same cells in all parts.
+fn is_static(parts: &[Box<dyn Fields>], channel: usize) -> Result<bool> {
+    if !parts.iter().all(|part| part.describe(channel).is_static) {
+        return Ok(false);
+    }
+    let [rows, columns] = parts[0].grid().shape();
+    let cells = |part: &dyn Fields| {
+        let field = part.read([0..1, channel..channel + 1, 0..rows, 0..columns])?;
+        // As bits, because missing values are not equal to themselves.
+        Ok(field.mapv(f32::to_bits))
+    };
+    let mut parts = parts.iter().filter(|part| !part.times().is_empty());
+    let Some(first) = parts.next().filter(|_| parts.clone().next().is_some()) else {
+        return Ok(true);
+    };
+    let first = cells(&**first)?;
+    for part in parts {
+        if cells(&**part)? != first {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 impl Fields for Joined {
@@ -95,10 +128,8 @@ impl Fields for Joined {
     }
 
     fn describe(&self, channel: usize) -> Channel {
-        let mut channel = self.first().describe(channel);
-        // Parts may differ.
-        channel.is_static &= self.parts.len() == 1;
-        channel
+        let is_static = self.are_static[channel];
+        self.first().describe(channel).with_is_static(is_static)
     }
 
     fn left_out(&self) -> &[String] {
@@ -118,7 +149,11 @@ impl Fields for Joined {
     }
 
     fn time_step(&self) -> Result<f64> {
-        times::step(self.path(), "time", &self.times, self.gaps())
+        match self.times.len() {
+            // A part may know more times than those of a period.
+            1 => self.first().time_step(),
+            _ => times::step(self.path(), "time", &self.times, self.gaps()),
+        }
     }
 
     fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {

@@ -119,7 +119,7 @@ impl StagedFolder {
         let replaced = self.target.is_dir() || (file.is_none() && self.target.exists());
         if replaced {
             if aside.exists() {
-                remove(&aside).map_err(failed)?;
+                remove_aside(&aside).map_err(failed)?;
             }
             fs::rename(&self.target, &aside).map_err(failed)?;
         }
@@ -138,7 +138,7 @@ impl StagedFolder {
             fs::remove_dir_all(&self.path).map_err(failed)?;
         }
         if replaced {
-            remove(&aside).map_err(failed)?;
+            remove_aside(&aside).map_err(failed)?;
         }
         Ok(())
     }
@@ -153,6 +153,17 @@ impl StagedFolder {
 fn aside_of(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     durable::parent(target).join(format!("{PREFIX}{name}.replaced"))
+}
+
+/// Removes what gave way to a target, under the name of a leftover: what is removed in part never takes its place again.
+fn remove_aside(aside: &Path) -> std::io::Result<()> {
+    let name = aside.file_name().unwrap_or_default().to_string_lossy();
+    let leftover = durable::parent(aside).join(format!("{name}{SUFFIX}"));
+    if leftover.exists() {
+        remove(&leftover)?;
+    }
+    fs::rename(aside, &leftover)?;
+    remove(&leftover)
 }
 
 /// Checks that a target is free, or may be replaced.

@@ -9,6 +9,10 @@ use crate::{Error, Result};
 /// Largest difference between two steps of an even time axis, as a fraction of the step.
 const TOLERANCE: f64 = 1e-4;
 
+/// Largest distance of a time from one on an axis, as a fraction of the steps around it. Times that are counted in steps from
+/// another one are off by more than a step is.
+const DISTANCE: f64 = 1e-3;
+
 /// Handling of a time axis whose steps differ.
 ///
 /// # Example
@@ -105,6 +109,23 @@ pub(crate) fn step(path: &Path, dataset: &str, times: &[f64], gaps: Gaps) -> Res
     })
 }
 
+/// The number of a time on an axis, up to a fraction of the steps around it.
+pub(crate) fn find(times: &[f64], seconds: f64) -> Option<usize> {
+    let next = times.partition_point(|time| *time < seconds);
+    let near = |index: usize| (times[index] - seconds).abs();
+    let found = (next.saturating_sub(1)..times.len().min(next + 1))
+        .min_by(|one, other| near(*one).total_cmp(&near(*other)))?;
+    let around = times[found.saturating_sub(1)..times.len().min(found + 2)].windows(2);
+    let steps = around.map(|pair| pair[1] - pair[0]);
+    let step = steps.fold(f64::INFINITY, f64::min);
+    let tolerance = match step.is_finite() {
+        true => DISTANCE * step,
+        false => 0.0,
+    };
+    // In days of f64, times are off by less than a millisecond.
+    (near(found) <= tolerance.max(1e-3)).then_some(found)
+}
+
 /// Whether two differences of times are equal, up to the tolerance of a step.
 pub(crate) fn close(one: f64, other: f64, step: f64) -> bool {
     (one - other).abs() <= TOLERANCE * step
@@ -121,6 +142,20 @@ fn most_frequent(mut steps: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_found_by_a_fraction_of_a_step() {
+        let times = [0.0, 300.0, 600.0, 4200.0];
+        assert_eq!(find(&times, 599.9), Some(2));
+        assert_eq!(find(&times, 600.2), Some(2));
+        assert_eq!(find(&times, 601.0), None);
+        assert_eq!(find(&times, 4198.0), Some(3));
+        assert_eq!(find(&times, 4300.0), None);
+        assert_eq!(
+            (find(&[7.0], 7.0005), find(&[7.0], 8.0), find(&[], 8.0)),
+            (Some(0), None, None)
+        );
+    }
 
     #[test]
     fn the_usual_step_is_the_most_frequent() {

@@ -129,7 +129,7 @@ impl Fields for CfFields {
             .with_long_name(text("long_name"))
             .with_standard_name(text("standard_name"))
             .with_level_units(field.level_units.clone())
-            .with_is_static(dim(Role::Time).is_none() && self.plan.times.len() > 1)
+            .with_is_static(dim(Role::Time).is_none() && self.plan.has_times)
             .with_chunk(extents)
     }
 

@@ -49,6 +49,8 @@ pub(crate) struct Plan {
     pub(crate) calendar: Calendar,
     /// The name of the time axis.
     pub(crate) time: String,
+    /// Whether fields have a dim of times.
+    pub(crate) has_times: bool,
     pub(crate) fields: Vec<Field>,
     pub(crate) channels: Vec<Channel>,
     pub(crate) names: Vec<String>,
@@ -161,12 +163,14 @@ impl Plan {
         let grid = Grid::new(values(Role::Row)?, values(Role::Column)?)
             .map_err(|error| in_file(path, error))?;
         let time = dim(&main, Role::Time);
+        let has_times = time.is_some();
         let (time, calendar, times) = coordinates.times(time, units)?;
         let mut plan = Self {
             grid,
             times,
             calendar,
             time,
+            has_times,
             fields: Vec::new(),
             channels: Vec::new(),
             names: Vec::new(),

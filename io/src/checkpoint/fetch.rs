@@ -29,6 +29,14 @@ pub(super) struct Wanted<'a> {
 type Description = (String, u32);
 
 impl Wanted<'_> {
+    /// The cells of a rank, whose position in the layout's mesh may be another one than in others.
+    fn cells(&self, rank: usize) -> IndexBox {
+        let mut ranks = self.layout.mesh().ranks().iter();
+        let position = ranks.position(|other| *other == rank);
+        self.layout
+            .local_box(position.expect("a mesh of all ranks"))
+    }
+
     fn description(&self) -> Description {
         let Self {
             name,
@@ -54,17 +62,18 @@ pub(super) fn fetch(
     wanted: &[Wanted<'_>],
 ) -> halocline_core::Result<Vec<TensorData>> {
     check_same(mesh, wanted)?;
-    let here = mesh.position();
+    let ranks = mesh.shape().ranks();
+    let here = ranks[mesh.position()];
     let mut arrays: Vec<Array> = wanted
         .iter()
-        .map(|wanted| Array::zeros(wanted.layout.local_box(here), wanted.entry.element_type()))
+        .map(|wanted| Array::zeros(wanted.cells(here), wanted.entry.element_type()))
         .collect();
     let mut reading = BTreeMap::new();
     let mut jobs = Vec::new();
     let mut bytes = 0;
     for (target, wanted) in wanted.iter().enumerate() {
         let needs: Vec<(usize, IndexBox)> = (0..mesh.size())
-            .map(|position| (position, wanted.layout.local_box(position)))
+            .map(|position| (position, wanted.cells(ranks[position])))
             .collect();
         for piece in &wanted.entry.pieces {
             let cells = piece.cells();

@@ -1,12 +1,13 @@
 //! A folder of checkpoints: names, whole checkpoints, and recovery from an interrupted job.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use halocline_core::{DeviceMesh, World};
 
 use super::fetch::OPERATION;
-use super::retention::{Kept, Worth};
+use super::retention::{Kept, Worth, by_metric};
 use super::{Checkpoint, file, index};
 use crate::agreement::{Fallible, agree, broadcast};
 use crate::{Error, Result, durable};
@@ -73,11 +74,15 @@ fn discard(aside: &Path) {
     }
 }
 
-/// Lists the steps of a folder by the names of its checkpoints, in order.
+/// Lists the steps of a folder by the names of its checkpoints, in order. A folder that is not there has none.
 fn steps_in(folder: &Path) -> Result<Vec<u64>> {
     let failed = |error| Error::io(folder, error);
     let mut steps = Vec::new();
-    for entry in fs::read_dir(folder).map_err(failed)? {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(steps),
+        entries => entries.map_err(failed)?,
+    };
+    for entry in entries {
         steps.extend(step_of(
             &entry.map_err(failed)?.file_name().to_string_lossy(),
         ));
@@ -134,6 +139,42 @@ impl Checkpoint {
         let (folder, mesh) = (folder.as_ref(), world.mesh([("rank", world.size())])?);
         first_of(&mesh, folder, || {
             Ok(steps_in(folder)?.into_iter().rev().collect())
+        })
+    }
+
+    /// Opens the checkpoint of a folder with the lowest metric, the same on all ranks: a finite one, if there is a finite one
+    /// with a metric. Another job may write to the folder.
+    ///
+    /// # Errors
+    /// Those of [`latest`](Self::latest).
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::Launcher;
+    /// use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path();
+    /// Launcher::local(2).run(|world| {
+    ///     let config = CheckpointConfig::new().with_keep_best(1);
+    ///     let mut checkpoints = Checkpoints::open(&world, folder, &config)?;
+    ///     for (step, loss) in [(1, 0.5), (2, 0.3), (3, 0.4)] {
+    ///         checkpoints.save(step, Snapshot::new(&world), Some(loss))?;
+    ///     }
+    ///     checkpoints.wait()?;
+    ///     let best = Checkpoint::best(&world, folder)?.expect("three were saved");
+    ///     assert_eq!(best.step(), 2);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn best(world: &World, folder: impl AsRef<Path>) -> halocline_core::Result<Option<Self>> {
+        let (folder, mesh) = (folder.as_ref(), world.mesh([("rank", world.size())])?);
+        first_of(&mesh, folder, || {
+            let steps = steps_in(folder)?.into_iter();
+            // Those that are not whole are told when they are opened.
+            let worth = |step| Some((step, Worth::of(&whole(folder, step).ok()?.0.index)));
+            Ok(by_metric(&steps.filter_map(worth).collect()))
         })
     }
 }

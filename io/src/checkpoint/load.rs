@@ -5,7 +5,8 @@ use burn::store::ModuleRecord;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bytes, DType, Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, IndexBox, Layout, LocalGradient, Placement, ShardTensor, World, param_shards,
+    DeviceMesh, IndexBox, Layout, LocalGradient, MeshShape, Placement, ShardTensor, World,
+    param_shards,
 };
 use serde::de::DeserializeOwned;
 
@@ -371,6 +372,13 @@ impl Checkpoint {
                 let entry = self.entry(whole)?;
                 let layout = match layout_of(short) {
                     None => Layout::replicated(mesh.shape(), &entry.shape),
+                    Some(layout) if !has_ranks(layout.mesh(), mesh.shape()) => {
+                        let [got, expected] =
+                            [layout.mesh(), mesh.shape()].map(|mesh| mesh.ranks());
+                        let cause =
+                            format!("{whole:?} is of ranks {got:?}, others of {expected:?}");
+                        return Err(self.broken(cause));
+                    }
                     Some(layout) if layout.shape() == entry.shape => layout,
                     Some(layout) => {
                         let cause = format!(
@@ -448,4 +456,13 @@ fn same_type(a: DType, b: DType) -> bool {
 
 pub(super) fn all_ranks(world: &World) -> halocline_core::Result<DeviceMesh> {
     world.mesh([("rank", world.size())])
+}
+/// Whether two meshes have the same ranks, in any order.
+fn has_ranks(one: &MeshShape, other: &MeshShape) -> bool {
+    let sorted = |mesh: &MeshShape| {
+        let mut ranks = mesh.ranks().to_vec();
+        ranks.sort_unstable();
+        ranks
+    };
+    sorted(one) == sorted(other)
 }

@@ -9,7 +9,7 @@ use crate::channels::{Origin, Origins, follows};
 use crate::forcing::Instant;
 use crate::sample::{Part, normalize};
 use crate::samples::SampleTimes;
-use crate::{Error, Fields, Result};
+use crate::{Error, Fields, Result, times};
 
 /// Where values are read from: the number of a time in its file, and the source.
 type Place = (usize, Origin);
@@ -63,10 +63,7 @@ impl FieldDataset {
         cells: [Range<usize>; 3],
     ) -> Result<Array3<f32>> {
         let (file, _) = self.times_of(sample);
-        let found = file
-            .times()
-            .iter()
-            .position(|time| (time - seconds).abs() <= 5e-4);
+        let found = times::find(file.times(), seconds);
         let changes = |origin: &Origin| match origin {
             Origin::Channel(channel) | Origin::Mask(channel) => !file.describe(*channel).is_static,
             Origin::Constant(_) | Origin::Computed(_) => false,

@@ -102,6 +102,39 @@ pub(crate) fn write(path: &Path, case: &Case, members: usize, config: &OutputCon
     })
 }
 
+/// Writes one state with a static channel of this value.
+fn write_state(path: &Path, time: usize, value: f64) {
+    let result = Launcher::local(1).run(|world| {
+        let (mesh, grid) = (world.mesh([("x", 1)])?, Grid::with_poles(7, 5)?);
+        let (start, config) = (START + time as f64 * 3600.0, OutputConfig::new());
+        let mut writer = ForecastWriter::create(&mesh, path, &grid, &channels(), start, &config)?;
+        writer.append(
+            6.0,
+            &ShardTensor::<4>::full([1, 4, 7, 5], value, &mesh, &[Shard(2)])?,
+        )?;
+        writer.finish()
+    });
+    result.unwrap();
+}
+
+/// A static channel is one beyond the times of a file that has one state, and of parts that have the same cells.
+#[test]
+fn static_channels_of_one_state_and_of_parts_are_static() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["a", "b", "c"].map(|name| folder.path().join(name));
+    for (number, (path, value)) in paths.iter().zip([3.0, 3.0, 4.0]).enumerate() {
+        write_state(path, 6 * number, value);
+    }
+    let config = OpenConfig::new().with_gaps(halocline_io::Gaps::Allow);
+    assert!(config.open(&paths[0]).unwrap().describe(3).is_static);
+    let is_static = |paths: &[std::path::PathBuf]| {
+        let joined = config.open_joined(paths).unwrap();
+        [0, 3].map(|channel| joined.describe(channel).is_static)
+    };
+    assert_eq!(is_static(&paths[..2]), [false, true]);
+    assert_eq!(is_static(&paths), [false, false]);
+}
+
 #[test]
 fn a_forecast_of_any_mesh_is_read_back_by_any_number_of_ranks() {
     for case in cases() {
