@@ -1,6 +1,7 @@
 //! Steps that must not be taken: losses and gradients that are not finite, replicas that differ.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::nn::BatchNormConfig;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use halocline::io::Checkpoint;
@@ -112,6 +113,34 @@ fn steps_that_are_not_finite_may_be_left_out_or_taken() {
     assert_eq!(three.unwrap()[0], left_out);
     let (taken, steps, _) = train(NonFinite::Allow, 1);
     assert!(steps == 4 && taken.iter().all(|weight| weight.is_nan()));
+}
+
+/// Batch normalization updates its running statistics in the forward pass.
+#[test]
+fn steps_that_are_left_out_leave_running_statistics() {
+    let train = |batches: Vec<f64>| {
+        let found = Launcher::local(2).collect(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let model = world.init(|device| BatchNormConfig::new(1).init(device))?;
+            let rate = ModuleLrScheduler::new(1e-2);
+            let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), rate)
+                .with_accumulation(2)
+                .with_non_finite(NonFinite::Skip);
+            let ended = trainer.train_epoch(batches.clone(), |model, value| {
+                let x = ShardTensor::<4>::ones([2, 1, 7, 5], &mesh, &PLACEMENTS)?;
+                Ok((x * value).apply(model).powi(2).mean())
+            })?;
+            assert_eq!(ended, Ended::Whole);
+            let model = trainer.model();
+            let state = [&model.running_mean, &model.running_var];
+            Ok(state.map(|state| state.value().into_scalar::<f32>()))
+        });
+        found.unwrap()
+    };
+    // The third and the fourth batch are of one step.
+    let found = train(vec![1.0, 2.0, 7.0, f64::NAN, 3.0, 4.0]);
+    assert_eq!(found, train(vec![1.0, 2.0, 3.0, 4.0]));
+    assert!(found[0].iter().all(|number| number.is_finite()) && found[0] == found[1]);
 }
 
 /// A run that takes such steps all the same, with a save after each, keeps its last finite checkpoint and goes on from it.

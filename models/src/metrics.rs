@@ -30,7 +30,7 @@ pub struct Scores {
     pub mae: f64,
     /// The mean error, forecast minus truth.
     pub bias: f64,
-    /// The mean over forecasts of the weighted correlation of forecast and true anomalies.
+    /// The mean of the weighted correlation of forecast and true anomalies, over the forecasts where neither vanish.
     pub acc: f64,
     /// The [continuous ranked probability score](crate::crps()) of ensembles, by its fair estimator.
     pub crps: f64,
@@ -153,11 +153,11 @@ impl Evaluation {
                     let variances = forecast.iter().zip(truth);
                     let scales = variances.map(|(forecast, truth)| (forecast * truth).sqrt());
                     let pairs = covariance.into_iter().zip(scales);
-                    Some(
-                        pairs
-                            .map(|(covariance, scale)| covariance / scale)
-                            .collect::<Vec<_>>(),
-                    )
+                    // Without anomalies, as of snow in summer, there is no correlation.
+                    let correlation = |(covariance, scale): (f64, f64)| {
+                        (scale != 0.0).then(|| covariance / scale)
+                    };
+                    Some(pairs.map(correlation).collect::<Vec<_>>())
                 }
             };
             let variables = self.sums.len();
@@ -167,9 +167,9 @@ impl Evaluation {
                 sums.squared += squared[index];
                 sums.absolute += absolute[index];
                 sums.error += error[index];
-                if let Some(correlations) = &correlations {
+                if let Some(correlation) = correlations.as_ref().and_then(|found| found[index]) {
                     sums.correlated += 1;
-                    sums.correlation += correlations[index];
+                    sums.correlation += correlation;
                 }
             }
             Ok(())
@@ -318,6 +318,27 @@ mod tests {
     use super::*;
     use burn::tensor::Tensor;
     use halocline_core::{Launcher, Placement, Shard, ShardTensor};
+
+    /// Snow in summer: of a field that is its climatology there is no correlation.
+    #[test]
+    fn forecasts_without_anomalies_have_no_correlation() {
+        let field = |values: [f32; 2]| Tensor::<1>::from(values).reshape([1, 1, 2, 1]);
+        let (zero, snow) = (|| field([0.0, 0.0]), || field([1.0, -1.0]));
+        let mut evaluation = Evaluation::new(&[1.0, 1.0], 1);
+        evaluation.add(zero(), zero(), zero()).unwrap();
+        assert!(evaluation.scores()[0].acc.is_nan());
+        evaluation.add(snow(), snow(), zero()).unwrap();
+        evaluation.add(snow(), zero(), zero()).unwrap();
+        let scores = evaluation.scores()[0];
+        assert!(
+            scores.forecasts == 3 && (scores.acc - 1.0).abs() < 1e-6,
+            "{scores:?}"
+        );
+        evaluation
+            .add(field([f32::NAN, 0.0]), snow(), zero())
+            .unwrap();
+        assert!(evaluation.scores()[0].acc.is_nan());
+    }
 
     #[test]
     fn scores_are_those_of_the_definition_on_any_mesh() {

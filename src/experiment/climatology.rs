@@ -4,7 +4,9 @@ use std::path::Path;
 
 use burn::tensor::Float;
 use halocline_core::{DeviceMesh, Placement, Result, ShardTensor, World};
-use halocline_io::{Calendar, CheckpointConfig, Checkpoints, FieldLoader, Progress, Snapshot};
+use halocline_io::{
+    Calendar, Checkpoint, CheckpointConfig, Checkpoints, FieldLoader, Progress, Snapshot,
+};
 use halocline_ops::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -78,8 +80,7 @@ impl Climatology {
         folder: &Path,
         calendar: Calendar,
     ) -> Result<Option<Self>> {
-        let mut checkpoints = Checkpoints::open(world, folder, &CheckpointConfig::new())?;
-        let Some(saved) = checkpoints.latest()? else {
+        let Some(saved) = Checkpoint::latest(world, folder)? else {
             return Ok(None);
         };
         let all = saved.sharded::<4, Float>(NAME, mesh, placements)?.inner();

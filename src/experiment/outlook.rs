@@ -6,7 +6,7 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::Device;
 use halocline_core::{
-    DryMesh, Error, MeshShape, PlannedMessages, Result, ShardTensor, Traffic, World,
+    DryMesh, Error, MeshShape, PlannedMessages, Result, Shard, ShardTensor, Traffic, World,
 };
 use halocline_io::amplification;
 use halocline_models::parallel::{Machine, Plan, Priced, Workload, parallelize_module, resolve};
@@ -43,7 +43,7 @@ pub struct Outlook {
     pub mesh: Vec<(String, usize)>,
     /// Parameters of the model.
     pub parameters: usize,
-    /// Bytes of the rank's parameters, gradients and optimizer states.
+    /// Bytes of the rank's parameters, their average, gradients and optimizer states.
     pub held: usize,
     /// Bytes by which the memory of this process grew in a step: activations, gradients, messages. `None`
     /// where the system does not tell.
@@ -118,7 +118,8 @@ impl Outlook {
             .parameters
             .iter()
             .map(|parameter| parameter.elements_held(0));
-        let held = held.sum::<usize>() * BYTES * (2 + states);
+        let averages = usize::from(config.training.average.is_some());
+        let held = held.sum::<usize>() * BYTES * (2 + states + averages);
         Ok(Self {
             read: read(config, &data, &dry)?,
             batches: (data.samples / config.training.batch, config.training.epochs),
@@ -156,7 +157,17 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
     let steps = steps(config);
     let (channels, [rows, columns]) = (&data.channels, data.grid.shape());
     let mesh = dry.mesh();
-    let placements = placements(mesh.shape().names(), Samples::Steps(steps));
+    let names = mesh.shape().names();
+    let mut placements = placements(names, Samples::Steps(steps));
+    if config.training.members > 1 {
+        for (placement, _) in placements
+            .iter_mut()
+            .zip(names)
+            .filter(|(_, name)| *name == "member")
+        {
+            *placement = Shard(0);
+        }
+    }
     let field = |channels: usize| {
         let samples = config.training.members * config.training.batch;
         let shape = [samples, channels, rows, columns];
@@ -232,8 +243,13 @@ fn plans(
         }
         _ => rows * columns,
     };
-    let samples = config.training.batch * steps(config);
-    let mut workload = Workload::new(samples * cells, &["data", "lat", "lon"]).with_states(states);
+    let training = &config.training;
+    let samples = training.members * training.batch * steps(config);
+    let axes: &[&str] = match training.members {
+        1 => &["data", "lat", "lon"],
+        _ => &["member", "lat", "lon"],
+    };
+    let mut workload = Workload::new(samples * cells, axes).with_states(states);
     if let ModelConfig::Unet { levels, .. } = config.model {
         let rows = |level: usize| samples * (cells >> (2 * level)).max(1);
         for level in 1..levels {

@@ -35,10 +35,7 @@ impl Record {
             .iter()
             .map(|file| Summary::of(file))
             .collect::<Result<_>>()?;
-        if let Some(constants) = &config.data.constants {
-            let open = OpenConfig::new().with_gaps(Gaps::Allow);
-            files.push(Summary::of(&open.open(constants)?)?);
-        }
+        files.extend(Summary::of_constants(config)?);
         let units = |channel: &Channel| (channel.name.clone(), channel.units.clone());
         Ok(Self {
             files,
@@ -71,6 +68,13 @@ struct Summary {
 }
 
 impl Summary {
+    fn of_constants(config: &ExperimentConfig) -> Result<Option<Self>> {
+        let open = OpenConfig::new().with_gaps(Gaps::Allow);
+        let constants = config.data.constants.as_ref();
+        let summary = constants.map(|constants| Self::of(&open.open(constants)?));
+        summary.transpose()
+    }
+
     fn of(fields: &dyn Fields) -> Result<Self> {
         let (bytes, checksum) = fields.fingerprint()?;
         let date = |time: &f64| fields.calendar().date(*time);
@@ -145,13 +149,22 @@ pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
     write(&copy, config.to_toml().as_bytes())
 }
 
-/// Refuses files whose units are not those of training, and takes from training which channels change their sign across a
+/// Refuses files whose units are not those of training, and other constants, and takes from training which channels change their sign across a
 /// pole: the files may not tell.
 pub(super) fn compare_files(config: &ExperimentConfig, data: &mut Data) -> Result<()> {
     let Some(record) = Record::load(&config.folder)? else {
         return Ok(());
     };
     data.odd = record.odd;
+    if let Some(constants) = Summary::of_constants(config)?
+        && record.files.last() != Some(&constants)
+    {
+        return Err(Error::from(halocline_io::Error::Argument {
+            argument: "data.constants",
+            got: constants.to_string(),
+            expected: "the file that training had".into(),
+        }));
+    }
     for (name, units) in record.units {
         let trained = Channel::new(name).with_units(units);
         let mut files = data.files.iter();

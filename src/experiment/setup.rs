@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::tensor::Device;
@@ -10,10 +10,7 @@ use halocline_core::{
     DeviceMesh, Error, Launcher, Placement, Replicate, Result, Shard, ShardTensor, World,
     with_all_threads,
 };
-use halocline_io::{
-    Checkpoint, CheckpointConfig, Checkpoints, FieldLoader, LoaderConfig, Order, Period, Source,
-    Statistics,
-};
+use halocline_io::{Checkpoint, FieldLoader, LoaderConfig, Order, Period, Source, Statistics};
 use halocline_models::parallel::build;
 use halocline_ops::prelude::*;
 
@@ -41,6 +38,8 @@ pub struct Experiment {
     /// Means, standard deviations, and the latter by those of increments, of the targets.
     pub(super) scales: [Vec<f64>; 3],
     climatology: OnceCell<Climatology>,
+    /// When it was opened.
+    pub(super) begin: Instant,
 }
 
 /// The files that an experiment reads.
@@ -126,6 +125,7 @@ impl Experiment {
     /// that holds an experiment with other data or another model, or whose files have changed since; periods that
     /// overlap; a failure of communication.
     pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
+        let begin = Instant::now();
         let data = Data::open(&config.data)?;
         let folder = config.folder.join(STATISTICS);
         if world.is_root() {
@@ -137,7 +137,11 @@ impl Experiment {
         }
         world.barrier()?;
         let statistics = Statistics::load(&folder)?;
-        Self::of(world, config, data, statistics, Files::Trained)
+        let experiment = Self::of(world, config, data, statistics, Files::Trained)?;
+        Ok(Self {
+            begin,
+            ..experiment
+        })
     }
 
     /// Opens files that a trained experiment did not have, such as those of another year, for forecasts from their
@@ -189,6 +193,7 @@ impl Experiment {
             files,
             statistics,
             climatology: OnceCell::new(),
+            begin: Instant::now(),
         })
     }
 
@@ -230,10 +235,11 @@ impl Experiment {
     /// No checkpoint; one that cannot be loaded; a failure of communication.
     pub fn trained(&self, kept: Kept) -> Result<FieldModel> {
         let folder = self.checkpoints();
-        let mut best = None;
-        if kept == Kept::Best {
-            best = Checkpoints::open(&self.world, &folder, &CheckpointConfig::new())?.best()?;
-        }
+        // Not as a writer: another job may train on.
+        let best = match kept {
+            Kept::Best => Checkpoint::best(&self.world, &folder)?,
+            Kept::Last => None,
+        };
         let found = match best {
             Some(best) => Some(best),
             None => Checkpoint::latest(&self.world, &folder)?,

@@ -24,7 +24,7 @@ impl Experiment {
                 "train: an experiment of other files; expected that of Experiment::new",
             ));
         }
-        let (training, begin) = (&self.config.training, Instant::now());
+        let training = &self.config.training;
         let most = training
             .curriculum
             .iter()
@@ -71,7 +71,7 @@ impl Experiment {
             let limit = training
                 .minutes
                 .map_or(f64::INFINITY, |minutes| 60.0 * minutes);
-            if !self.agreed(begin.elapsed().as_secs_f64() + longest <= limit)? {
+            if !self.agreed(self.begin.elapsed().as_secs_f64() + longest <= limit)? {
                 if root {
                     println!("the time limit leaves no time for another epoch");
                 }
@@ -114,7 +114,9 @@ impl Experiment {
                     peak_memory().map_or(String::new(), |mib| format!(", {mib} MiB at most"));
                 println!("{parameters} parameters on a rank, {step:.0} ms per batch{memory}");
             }
-            longest = longest.max(start.elapsed().as_secs_f64());
+            // The rest of an epoch that was interrupted tells how long a whole one takes.
+            let whole = count as f64 / (count - first).max(1) as f64;
+            longest = longest.max(start.elapsed().as_secs_f64() + (whole - 1.0) * seconds);
         }
         if root && stop {
             let patience = training.patience.unwrap_or(0);

@@ -112,7 +112,13 @@ impl ModuleVisitor for Squares<'_> {
             DType::F16 | DType::BF16 => gradient.cast(FloatDType::F32),
             _ => gradient,
         };
-        let sum = gradient.square().sum().into_scalar::<f64>();
+        let mut sum = gradient.clone().square().sum().into_scalar::<f64>();
+        if !sum.is_finite() {
+            // Squares that are too large for the number type.
+            let largest = gradient.clone().abs().max().into_scalar::<f64>();
+            let part = (gradient / largest).square().sum().into_scalar::<f64>();
+            sum = part * largest * largest;
+        }
         match self.shards.get(&self.path.join(".")) {
             None => self.whole += sum,
             Some(shard) => {
@@ -183,5 +189,30 @@ impl ModuleVisitor for Scale {
             };
             self.gradients.register(param.id, gradient * self.factor);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::LinearConfig;
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn gradients_whose_squares_are_too_large_are_clipped() {
+        let device = Device::default().autodiff();
+        let model = LinearConfig::new(2, 1).with_bias(false).init(&device);
+        let x = Tensor::<2>::from_data([[3e20_f32, 4e20]], &device);
+        let gradients = model.forward(x).sum().backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        let (gradients, norm) = clip_grad_norm(&model, gradients, 1.0).unwrap();
+        assert!((norm / 5e20 - 1.0).abs() < 1e-6, "{norm}");
+        let clipped = gradients.get::<2>(model.weight.id).unwrap();
+        let clipped: Vec<f32> = clipped.into_data().try_to_vec().unwrap();
+        assert!(
+            (clipped[0] - 0.6).abs() < 1e-6 && (clipped[1] - 0.8).abs() < 1e-6,
+            "{clipped:?}"
+        );
     }
 }

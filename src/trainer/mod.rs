@@ -5,6 +5,7 @@ mod clip;
 mod gradients;
 mod precision;
 mod probe;
+mod running;
 pub(crate) mod signals;
 mod step;
 mod validation;
@@ -22,6 +23,7 @@ use halocline_core::{DeviceMesh, Error, LayerKeys, RandomKey, Result, World, gat
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 use halocline_ops::{Field, backward};
 use precision::Precision;
+use running::RunningStatistics;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -408,8 +410,11 @@ impl<M: Module> Trainer<M> {
             self.compared = true;
         }
         let mut gradients = GradientsAccumulator::new();
-        let mut pending = Vec::new();
+        let (mut pending, mut statistics) = (Vec::new(), None);
         for batch in batches {
+            if pending.is_empty() && self.non_finite == NonFinite::Skip {
+                statistics = Some(RunningStatistics::of(self.model()));
+            }
             let Progress { seed, epoch, .. } = self.progress;
             let number = self.progress.batch + pending.len();
             LayerKeys::new(RandomKey::new(seed, ("layers", epoch, number))).install();
@@ -422,7 +427,7 @@ impl<M: Module> Trainer<M> {
             let found = GradientsParams::from_grads(found, self.computing());
             gradients.accumulate(self.model(), self.unscaled(found));
             if pending.len() == self.accumulate {
-                self.update(gradients.grads(), &mut pending)?;
+                self.update(gradients.grads(), &mut pending, statistics.take())?;
                 if self.is_interrupted()? {
                     self.finish()?;
                     return Ok(Ended::Interrupted);
@@ -430,14 +435,15 @@ impl<M: Module> Trainer<M> {
             }
         }
         if !pending.is_empty() {
-            self.update(gradients.grads(), &mut pending)?;
+            self.update(gradients.grads(), &mut pending, statistics)?;
+            // Before the epoch ends: the program then validates it, after a restart too.
+            if self.is_interrupted()? {
+                self.finish()?;
+                return Ok(Ended::Interrupted);
+            }
         }
         self.progress.epoch += 1;
         self.progress.batch = 0;
-        if self.is_interrupted()? {
-            self.finish()?;
-            return Ok(Ended::Interrupted);
-        }
         Ok(Ended::Whole)
     }
 

@@ -7,6 +7,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result};
 
+use super::running::RunningStatistics;
 use super::{Optimizer, Progress, Trainer, gradients};
 
 /// Reaction of a [`Trainer`] to a loss or a gradient that is NaN or infinite.
@@ -49,14 +50,18 @@ impl<M> fmt::Debug for GradientHook<M> {
 }
 
 impl<M: Module> Trainer<M> {
-    /// Takes a step with the gradients of the batches that have these losses.
+    /// Takes a step with the gradients of the batches that have these losses. The running statistics are those before them.
     pub(super) fn update(
         &mut self,
         gradients: GradientsParams,
         losses: &mut Vec<Tensor<1>>,
+        statistics: Option<RunningStatistics>,
     ) -> Result<()> {
         let gradients = gradients::mean(gradients, losses.len(), self.model());
         let Some(gradients) = self.acceptable(gradients, losses)? else {
+            if let Some(statistics) = statistics {
+                statistics.put_back(self.model());
+            }
             self.progress.batch += losses.len();
             self.recent.append(losses);
             return Ok(());

@@ -158,11 +158,14 @@ impl<M: Module> Trainer<M> {
         let Some(checkpoint) = checkpoints.best()? else {
             return Ok(None);
         };
-        let (name, model) = match self.averaged() {
-            Some(model) => ("average", model.clone()),
-            None => ("model", self.model().valid()),
+        let name = match self.averaged() {
+            Some(_) => "average",
+            None => "model",
         };
-        checkpoint.module(&self.world, name, model).map(Some)
+        // A clone would share its running statistics with the model that trains.
+        checkpoint
+            .module(&self.world, name, self.model().valid())
+            .map(Some)
     }
 }
 

@@ -152,9 +152,10 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
         let experiment = forecasting.open(world, config)?;
         let model = experiment.trained(forecasting.kept())?;
         let config = forecasting.config(config);
-        experiment.forecast(&model, from.as_deref(), &config, output, existing)
+        let written = experiment.forecast(&model, from.as_deref(), &config, output, existing)?;
+        Ok(Some(written).filter(|_| world.is_root()))
     })?;
-    for path in written.first().into_iter().flatten() {
+    for path in written.into_iter().flatten().flatten() {
         println!("written to {}", path.display());
     }
     Ok(())
