@@ -1,8 +1,8 @@
 //! Steps that must not be taken: losses and gradients that are not finite, replicas that differ.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
-use burn::nn::BatchNormConfig;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use halocline::io::Checkpoint;
 use halocline::prelude::*;
@@ -141,6 +141,29 @@ fn steps_that_are_left_out_leave_running_statistics() {
     let found = train(vec![1.0, 2.0, 7.0, f64::NAN, 3.0, 4.0]);
     assert_eq!(found, train(vec![1.0, 2.0, 3.0, 4.0]));
     assert!(found[0].iter().all(|number| number.is_finite()) && found[0] == found[1]);
+}
+
+/// burn's own layer keeps an update beside its statistics until the next one.
+#[test]
+fn steps_that_are_left_out_leave_running_statistics_of_burns_layer() {
+    let train = |batches: Vec<f64>| {
+        let found = Launcher::local(1).collect(|world| {
+            let model = world.init(|device| BatchNormConfig::new(1).init(device))?;
+            let rate = ModuleLrScheduler::new(1e-2);
+            let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), rate)
+                .with_non_finite(NonFinite::Skip);
+            let device = world.device().clone().autodiff();
+            let _ = trainer.train_epoch(batches.clone(), |model: &BatchNorm, value| {
+                let x = Tensor::<4>::full([2, 1, 3, 3], value, &device);
+                Ok(model.forward(x).square().mean())
+            })?;
+            let model = trainer.model();
+            let state = [&model.running_mean, &model.running_var];
+            Ok(state.map(|state| state.value_sync().into_scalar::<f32>()))
+        });
+        found.unwrap().remove(0)
+    };
+    assert_eq!(train(vec![1.0, f64::NAN, 2.0]), train(vec![1.0, 2.0]));
 }
 
 /// A run that takes such steps all the same, with a save after each, keeps its last finite checkpoint and goes on from it.

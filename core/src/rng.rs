@@ -83,11 +83,11 @@ impl Distribution {
         let (fits, expected) = match self {
             Self::Uniform { low, high } => (
                 low <= high && low.is_finite() && high.is_finite(),
-                "low not above high",
+                "finite numbers, low not above high",
             ),
             Self::Normal { mean, std } => (
                 mean.is_finite() && std.is_finite() && std >= 0.0,
-                "a standard deviation from zero on",
+                "a finite mean, and a finite standard deviation from zero on",
             ),
             Self::Bernoulli { probability } => (
                 (0.0..=1.0).contains(&probability),

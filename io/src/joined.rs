@@ -21,8 +21,7 @@ impl Joined {
     /// Joins parts in the order of their times.
     ///
     /// # Errors
-    /// No part; other channels, another grid, calendar or units than in the first; times that overlap;
-    /// a channel without times that cannot be read.
+    /// No part; other channels, another grid, calendar or units than in the first; times that overlap.
     pub(crate) fn new(mut parts: Vec<Box<dyn Fields>>) -> Result<Self> {
         let start = |part: &dyn Fields| part.times().first().copied().unwrap_or(f64::INFINITY);
         parts.sort_by(|one, other| start(one).total_cmp(&start(other)));
@@ -75,7 +74,7 @@ impl Joined {
         let channels = 0..parts[0].channels().len();
         let are_static = channels.map(|channel| is_static(&parts, channel));
         Ok(Self {
-            are_static: are_static.collect::<Result<_>>()?,
+            are_static: are_static.collect(),
             parts,
             times,
         })
@@ -86,28 +85,24 @@ impl Joined {
     }
 }
 
-/// Whether a channel has no times, and the same cells in all parts.
-fn is_static(parts: &[Box<dyn Fields>], channel: usize) -> Result<bool> {
+/// Whether a channel has no times, and the same cells in all parts, which are read for that. One that cannot be read is not known
+/// to be static.
+fn is_static(parts: &[Box<dyn Fields>], channel: usize) -> bool {
     if !parts.iter().all(|part| part.describe(channel).is_static) {
-        return Ok(false);
+        return false;
     }
-    let [rows, columns] = parts[0].grid().shape();
-    let cells = |part: &dyn Fields| {
-        let field = part.read([0..1, channel..channel + 1, 0..rows, 0..columns])?;
-        // As bits, because missing values are not equal to themselves.
-        Ok(field.mapv(f32::to_bits))
-    };
     let mut parts = parts.iter().filter(|part| !part.times().is_empty());
-    let Some(first) = parts.next().filter(|_| parts.clone().next().is_some()) else {
-        return Ok(true);
+    let (Some(first), Some(_)) = (parts.next(), parts.clone().next()) else {
+        return true;
     };
-    let first = cells(&**first)?;
-    for part in parts {
-        if cells(&**part)? != first {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    let [rows, columns] = first.grid().shape();
+    let cells = |part: &dyn Fields| {
+        let field = part.read([0..1, channel..channel + 1, 0..rows, 0..columns]);
+        // As bits, because missing values are not equal to themselves.
+        field.ok().map(|field| field.mapv(f32::to_bits))
+    };
+    let first = cells(&**first);
+    first.is_some() && parts.all(|part| cells(&**part) == first)
 }
 
 impl Fields for Joined {

@@ -9,8 +9,8 @@ use crate::{Error, Result};
 /// Largest difference between two steps of an even time axis, as a fraction of the step.
 const TOLERANCE: f64 = 1e-4;
 
-/// Largest distance of a time from one on an axis, as a fraction of the steps around it. Times that are counted in steps from
-/// another one are off by more than a step is.
+/// Largest distance of a time from one on an axis, as a fraction of the steps around it. A time found by adding
+/// steps to another one adds up their errors.
 const DISTANCE: f64 = 1e-3;
 
 /// Handling of a time axis whose steps differ.
@@ -122,7 +122,7 @@ pub(crate) fn find(times: &[f64], seconds: f64) -> Option<usize> {
         true => DISTANCE * step,
         false => 0.0,
     };
-    // In days of f64, times are off by less than a millisecond.
+    // Times stored as f64 days are exact to less than a millisecond.
     (near(found) <= tolerance.max(1e-3)).then_some(found)
 }
 

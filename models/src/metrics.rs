@@ -30,7 +30,7 @@ pub struct Scores {
     pub mae: f64,
     /// The mean error, forecast minus truth.
     pub bias: f64,
-    /// The mean of the weighted correlation of forecast and true anomalies, over the forecasts where neither vanish.
+    /// The mean of the weighted correlation of forecast and true anomalies, over the forecasts in which neither is zero everywhere.
     pub acc: f64,
     /// The [continuous ranked probability score](crate::crps()) of ensembles, by its fair estimator.
     pub crps: f64,

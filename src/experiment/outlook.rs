@@ -160,12 +160,10 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
     let names = mesh.shape().names();
     let mut placements = placements(names, Samples::Steps(steps));
     if config.training.members > 1 {
-        for (placement, _) in placements
-            .iter_mut()
-            .zip(names)
-            .filter(|(_, name)| *name == "member")
-        {
-            *placement = Shard(0);
+        for (placement, name) in placements.iter_mut().zip(names) {
+            if name == "member" {
+                *placement = Shard(0);
+            }
         }
     }
     let field = |channels: usize| {

@@ -149,8 +149,8 @@ pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
     write(&copy, config.to_toml().as_bytes())
 }
 
-/// Refuses files whose units are not those of training, and other constants, and takes from training which channels change their sign across a
-/// pole: the files may not tell.
+/// Refuses files whose units are not those of training, and other constants. Takes from training which channels change their
+/// sign across a pole: the files may not tell.
 pub(super) fn compare_files(config: &ExperimentConfig, data: &mut Data) -> Result<()> {
     let Some(record) = Record::load(&config.folder)? else {
         return Ok(());

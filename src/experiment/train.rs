@@ -156,7 +156,7 @@ impl Experiment {
         let offset = match noted {
             Some([before, offset]) if before == now => offset,
             Some(_) => {
-                let begun = trainer.batch() / training.accumulation;
+                let begun = trainer.batch().div_ceil(training.accumulation);
                 trainer.step() as i64 - trainer.epoch() as i64 * now - begun as i64
             }
             None => 0,

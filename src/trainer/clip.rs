@@ -113,11 +113,13 @@ impl ModuleVisitor for Squares<'_> {
             _ => gradient,
         };
         let mut sum = gradient.clone().square().sum().into_scalar::<f64>();
-        if !sum.is_finite() {
-            // Squares that are too large for the number type.
+        if sum.is_infinite() {
             let largest = gradient.clone().abs().max().into_scalar::<f64>();
-            let part = (gradient / largest).square().sum().into_scalar::<f64>();
-            sum = part * largest * largest;
+            // Squares that are too large for the number type.
+            if largest.is_finite() {
+                let part = (gradient / largest).square().sum().into_scalar::<f64>();
+                sum = part * largest * largest;
+            }
         }
         match self.shards.get(&self.path.join(".")) {
             None => self.whole += sum,

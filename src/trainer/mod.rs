@@ -23,7 +23,6 @@ use halocline_core::{DeviceMesh, Error, LayerKeys, RandomKey, Result, World, gat
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 use halocline_ops::{Field, backward};
 use precision::Precision;
-use running::RunningStatistics;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -412,8 +411,8 @@ impl<M: Module> Trainer<M> {
         let mut gradients = GradientsAccumulator::new();
         let (mut pending, mut statistics) = (Vec::new(), None);
         for batch in batches {
-            if pending.is_empty() && self.non_finite == NonFinite::Skip {
-                statistics = Some(RunningStatistics::of(self.model()));
+            if pending.is_empty() {
+                statistics = self.running_statistics();
             }
             let Progress { seed, epoch, .. } = self.progress;
             let number = self.progress.batch + pending.len();

@@ -17,14 +17,21 @@ pub(super) struct RunningStatistics {
 impl RunningStatistics {
     pub(super) fn of<M: Module>(model: &M) -> Self {
         let mut statistics = Self::default();
+        take_in(model);
         model.visit(&mut statistics);
         statistics
     }
 
     /// Gives the statistics back to a model, which shares them with its clones.
     pub(super) fn put_back<M: Module>(mut self, model: &M) {
+        take_in(model);
         model.clone().map(&mut self);
     }
+}
+
+/// Takes in the updates that burn's own layers keep beside their statistics.
+fn take_in<M: Module>(model: &M) {
+    drop(model.valid());
 }
 
 impl ModuleVisitor for RunningStatistics {

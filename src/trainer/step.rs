@@ -83,6 +83,12 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
+    /// The running statistics, if the next step may be left out.
+    pub(super) fn running_statistics(&self) -> Option<RunningStatistics> {
+        let may_be = self.non_finite == NonFinite::Skip || self.progress.scale.is_some();
+        may_be.then(|| RunningStatistics::of(self.model()))
+    }
+
     /// Returns the gradients for the optimizer, or `None` if the step is left out.
     fn acceptable(
         &mut self,

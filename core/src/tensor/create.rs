@@ -263,7 +263,7 @@ impl<const D: usize> ShardTensor<D> {
     /// on any mesh, bit for bit.
     ///
     /// # Errors
-    /// A layout that does not fit the shape, or has partial values; a distribution without such parameters.
+    /// A layout that does not fit the shape, or has partial values; a distribution with impossible parameters.
     ///
     /// # Example
     /// ```
@@ -301,6 +301,7 @@ mod tests {
 
     #[test]
     fn distributions_are_checked() {
+        use crate::Distribution::{Bernoulli, Normal, Uniform};
         let random = |distribution| {
             Launcher::local(1).run(|world| {
                 let mesh = world.mesh([("x", 1)])?;
@@ -308,7 +309,6 @@ mod tests {
                 ShardTensor::<1>::random([3], distribution, key, &mesh, &[Shard(0)]).map(|_| ())
             })
         };
-        use crate::Distribution::{Bernoulli, Normal, Uniform};
         for (distribution, expected) in [
             (
                 Uniform {
@@ -322,7 +322,7 @@ mod tests {
                     mean: 0.0,
                     std: -1.0,
                 },
-                "a standard deviation from zero on",
+                "a finite standard deviation from zero on",
             ),
             (
                 Bernoulli {

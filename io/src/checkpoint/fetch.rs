@@ -34,7 +34,7 @@ impl Wanted<'_> {
         let mut ranks = self.layout.mesh().ranks().iter();
         let position = ranks.position(|other| *other == rank);
         self.layout
-            .local_box(position.expect("a mesh of all ranks"))
+            .local_box(position.expect("a layout on the ranks of the mesh"))
     }
 
     fn description(&self) -> Description {

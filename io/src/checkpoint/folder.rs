@@ -1,5 +1,6 @@
 //! A folder of checkpoints: names, whole checkpoints, and recovery from an interrupted job.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -143,10 +144,10 @@ impl Checkpoint {
     }
 
     /// Opens the checkpoint of a folder with the lowest metric, the same on all ranks: a finite one, if there is a finite one
-    /// with a metric. Another job may write to the folder.
+    /// with a metric; `None` if none that is whole has one. Another job may write to the folder.
     ///
     /// # Errors
-    /// Those of [`latest`](Self::latest).
+    /// On all ranks: a folder or a checkpoint that exists but cannot be read; a failure of communication.
     ///
     /// # Example
     /// ```
@@ -171,10 +172,16 @@ impl Checkpoint {
     pub fn best(world: &World, folder: impl AsRef<Path>) -> halocline_core::Result<Option<Self>> {
         let (folder, mesh) = (folder.as_ref(), world.mesh([("rank", world.size())])?);
         first_of(&mesh, folder, || {
-            let steps = steps_in(folder)?.into_iter();
-            // Those that are not whole are told when they are opened.
-            let worth = |step| Some((step, Worth::of(&whole(folder, step).ok()?.0.index)));
-            Ok(by_metric(&steps.filter_map(worth).collect()))
+            let mut steps = BTreeMap::new();
+            for step in steps_in(folder)? {
+                match whole(folder, step) {
+                    Ok((found, _)) => _ = steps.insert(step, Worth::of(&found.index)),
+                    // Told on stderr.
+                    Err(error) if is_damage(&error) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(by_metric(&steps))
         })
     }
 }

@@ -256,7 +256,7 @@ impl Checkpoint {
     /// [`sharded`](Self::sharded), with explicit extents.
     ///
     /// # Errors
-    /// Those of [`sharded`](Self::sharded), and a layout of another shape.
+    /// Those of [`sharded`](Self::sharded), and a layout of another shape or on other ranks.
     pub fn sharded_to<const D: usize, K: Basic>(
         &self,
         name: &str,
@@ -266,6 +266,10 @@ impl Checkpoint {
         let shape = &self.entry(name)?.shape;
         if layout.shape() != shape || layout.partial_axis().is_some() {
             let expected = format!("{shape:?} on Shard and Replicate, as {name:?} was saved");
+            return Err(Error::argument("layout", layout, expected).into());
+        }
+        if !have_same_ranks(layout.mesh(), mesh.shape()) {
+            let expected = format!("one on the ranks of {}", mesh.shape());
             return Err(Error::argument("layout", layout, expected).into());
         }
         let local = self.place(name, mesh, layout)?;
@@ -372,7 +376,7 @@ impl Checkpoint {
                 let entry = self.entry(whole)?;
                 let layout = match layout_of(short) {
                     None => Layout::replicated(mesh.shape(), &entry.shape),
-                    Some(layout) if !has_ranks(layout.mesh(), mesh.shape()) => {
+                    Some(layout) if !have_same_ranks(layout.mesh(), mesh.shape()) => {
                         let [got, expected] =
                             [layout.mesh(), mesh.shape()].map(|mesh| mesh.ranks());
                         let cause =
@@ -457,8 +461,9 @@ fn same_type(a: DType, b: DType) -> bool {
 pub(super) fn all_ranks(world: &World) -> halocline_core::Result<DeviceMesh> {
     world.mesh([("rank", world.size())])
 }
+
 /// Whether two meshes have the same ranks, in any order.
-fn has_ranks(one: &MeshShape, other: &MeshShape) -> bool {
+fn have_same_ranks(one: &MeshShape, other: &MeshShape) -> bool {
     let sorted = |mesh: &MeshShape| {
         let mut ranks = mesh.ranks().to_vec();
         ranks.sort_unstable();

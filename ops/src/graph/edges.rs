@@ -141,7 +141,7 @@ pub struct EdgeShards {
     held: Vec<usize>,
     sources: CellMap,
     targets: CellMap,
-    /// What reductions know of the parts that they were of.
+    /// The edges by target of each part, made at its first reduction.
     parts: Arc<[OnceLock<Arc<Part>>]>,
 }
 
@@ -200,9 +200,9 @@ impl EdgeShards {
             );
             return Err(Error::operator("EdgeShards", message));
         }
-        let part = layout.part(self.dim, messages.mesh().position());
-        let made = self.parts[part].get_or_init(|| Arc::new(self.part(part)));
-        reduced(messages, self.dim, &self.held, made, aggregate)
+        let number = layout.part(self.dim, messages.mesh().position());
+        let part = self.parts[number].get_or_init(|| Arc::new(self.part(number)));
+        reduced(messages, self.dim, &self.held, part, aggregate)
     }
 
     /// The softmax of the values of the edges of each target, as weights of attention are. Nothing is sent.

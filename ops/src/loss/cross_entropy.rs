@@ -175,7 +175,7 @@ fn wide_cells<const D: usize, const E: usize>(
         &layout,
         &all,
         NAME,
-        f64::from(f32::MIN),
+        -highest(wider(dtype)),
     )?;
     let mut shape = filled.dims();
     shape[CLASSES] = 1;

@@ -78,7 +78,7 @@ impl Penalty {
     /// The loss of every element.
     ///
     /// # Panics
-    /// [Raises](Error::raise) an error if a δ is not positive.
+    /// [Raises](halocline_core::Error::raise) an error if a δ is not positive.
     #[track_caller]
     pub fn of<const D: usize, X: Field<D>>(self, error: X) -> X {
         match self {

@@ -21,7 +21,7 @@ const NOTHING: f64 = -1e9;
 /// `q`, `k`, `v` as those of [`neighborhood_attention`]; `mask` `[batch or 1, *spatial, 1, 1]`.
 ///
 /// # Errors
-/// A mask of another shape; those of [`neighborhood_attention`] and [`counted`].
+/// A mask of another shape; a scale of zero, or one that is not finite; those of [`neighborhood_attention`] and [`counted`].
 ///
 /// # Example
 /// ```
@@ -56,7 +56,7 @@ pub fn masked_neighborhood_attention<const D: usize, const N: usize, X: Field<D>
 /// `q`, `k`, `v` as those of [`cell_attention`]; `mask` `[batch or 1, *spatial, 1, 1]`.
 ///
 /// # Errors
-/// A mask of another shape; those of [`cell_attention`] and [`counted`].
+/// A mask of another shape; a scale of zero, or one that is not finite; those of [`cell_attention`] and [`counted`].
 ///
 /// # Example
 /// ```
@@ -105,7 +105,7 @@ fn attended<const D: usize, X: Field<D>>(
         }
         let scale = scale.unwrap_or_else(|| (q.dims()[D - 1] as f64).powf(-0.5));
         if scale == 0.0 || !scale.is_finite() {
-            let message = format!("scale {scale}; expected a number other than zero");
+            let message = format!("scale {scale}; expected a finite number other than zero");
             return Err(Error::operator(operator, message));
         }
         let dtype = q.local().dtype();

@@ -22,7 +22,7 @@ use crate::reduce::sum_dims;
 /// If batch or channels alone are sharded, none; else three sums per sample and channel, and their gradients.
 ///
 /// # Errors
-/// Groups that do not divide the channels; parameters of another size; those of [`counted`].
+/// Groups that do not divide the channels; parameters of another size; a negative ε; those of [`counted`].
 ///
 /// # Example
 /// ```
@@ -80,7 +80,7 @@ pub fn masked_group_norm<const D: usize, X: Field<D>>(
 /// If a normalized dim is sharded, three sums per row, and their gradients.
 ///
 /// # Errors
-/// More dims than there are, or none; parameters of another shape; those of [`counted`].
+/// More dims than there are, or none; parameters of another shape; a negative ε; those of [`counted`].
 ///
 /// # Example
 /// ```

@@ -156,7 +156,7 @@ fn by_kernels<const D: usize>(
 /// Normalizes each channel by a given mean and variance. See the [module](self).
 ///
 /// # Errors
-/// Those of [`batch_norm_train`], and statistics of another size.
+/// Those of [`batch_norm_train`] but for one value in each channel, and statistics of another size.
 ///
 /// # Example
 /// ```

@@ -17,7 +17,7 @@ use crate::reduce::{mean_dims, scaled, sum_of_squares};
 /// See the [module](super).
 ///
 /// # Errors
-/// More dims than there are, or none; parameters of another shape or number type; partial values; a failure of
+/// More dims than there are, or none; parameters of another shape or number type; a negative ε; partial values; a failure of
 /// communication.
 ///
 /// # Example

@@ -64,7 +64,7 @@ use parameter::{along, factors};
 /// Normalizes every group of channels of every sample. See the [module](self).
 ///
 /// # Errors
-/// Groups that do not divide the channels, parameters of another size, a placement without a rule,
+/// No channels, groups that do not divide them, parameters of another size, a negative ε, a placement without a rule,
 /// a failure of communication.
 ///
 /// # Example
@@ -257,7 +257,7 @@ impl<const D: usize, X: Field<D>> NormField<D> for X {}
 /// Normalizes over the last dim. See the [module](self).
 ///
 /// # Errors
-/// Parameters of another size, a placement without a rule.
+/// Parameters of another size, a negative ε, a placement without a rule.
 ///
 /// # Example
 /// ```

@@ -20,7 +20,7 @@ pub(super) fn max_and_places<E: Element>(
 ) -> [Buffer<E>; 2] {
     let (columns, shape @ [planes, rows, all]) = (x.shape[2], pooled(x.shape, slides));
     let mut largest = None;
-    let mut fill = |numbers: Shared<E>| {
+    let fill = |numbers: Shared<E>| {
         let run = |place: [usize; 2], largest: &mut [E]| {
             // SAFETY: the numbers of the row, which only this task writes.
             let numbers = unsafe {
@@ -43,7 +43,7 @@ pub(super) fn max_and_places<E: Element>(
         largest = Some(unsafe { filled_bands(shape, 1, run) });
     };
     // SAFETY: the tasks write the numbers of all rows.
-    let numbers = unsafe { Buffer::filled(planes * rows * all, &mut fill) };
+    let numbers = unsafe { Buffer::filled(planes * rows * all, fill) };
     [largest.expect("filled"), numbers]
 }
 
@@ -129,6 +129,7 @@ impl<E: Element> WithSimd for Row<'_, E> {
         }
         // Padding is minus infinity, too, but is never taken.
         let first = down.first(window);
+        // Not `any`, which stops at the first and is not made of vectors.
         let is_lowest = |found: bool, cell: &E| found | (*cell == lowest);
         if (first > 0 || across.outside > 0) && largest.iter().fold(false, is_lowest) {
             for (output, (largest, place)) in largest.iter().zip(numbers).enumerate() {
@@ -184,7 +185,7 @@ pub(super) fn max_adjoint<E: Element>(
     // Columns of the gradient that lie a stride apart are beside each other in a phase.
     let margin = (across.reach() - 1) / across.stride;
     let phase = (near.len() + margin).max(1);
-    let taps = |number: usize| {
+    let taps_of_phase = |number: usize| {
         let column = |tap: usize| tap * across.dilation;
         let taps = (0..across.kernel).filter(|tap| column(*tap) % across.stride == number);
         taps.map(|tap| {
@@ -195,7 +196,7 @@ pub(super) fn max_adjoint<E: Element>(
         })
         .collect()
     };
-    let taps: Vec<Vec<(E, usize)>> = (0..across.stride).map(taps).collect();
+    let taps: Vec<Vec<(E, usize)>> = (0..across.stride).map(taps_of_phase).collect();
     let length = margin + phase + WIDEST;
     let run = |[plane, row]: [usize; 2], gradient: &mut [E]| {
         let row = section.rows.start + row;
@@ -325,10 +326,14 @@ impl<E: Element> WithSimd for Shares<'_, E> {
                 }
                 _ => {
                     for number in 0..stride {
-                        let mut phase = [E::default(); WIDEST];
-                        store(simd, &mut phase[..lanes], sums.of(simd, number, start));
+                        let mut sums_of_phase = [E::default(); WIDEST];
+                        store(
+                            simd,
+                            &mut sums_of_phase[..lanes],
+                            sums.of(simd, number, start),
+                        );
                         let cells = line.iter_mut().skip(number).step_by(stride);
-                        cells.zip(phase).for_each(|(cell, sum)| *cell = sum);
+                        cells.zip(sums_of_phase).for_each(|(cell, sum)| *cell = sum);
                     }
                 }
             }

@@ -124,6 +124,16 @@ impl<W: Windows> Operator for Pool<W> {
         }
     }
 
+    fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor> {
+        let without_places = Self {
+            windows: self.windows,
+            slides: self.slides,
+            exchange: self.exchange.clone(),
+            has_gradient: false,
+        };
+        Ok(without_places.forward(inputs)?.0)
+    }
+
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Self::Saved)> {
         let x = inputs.remove(0);
         let received = match &self.exchange {

@@ -6,7 +6,7 @@ use super::slide::Slide;
 use crate::kernel::lanes::{WIDEST, load, load_pairs, store};
 use crate::kernel::simd::Element;
 
-/// A row by the places of its columns modulo the stride of windows: what a tap meets in some windows lies in a phase side by side.
+/// A row split by column modulo the stride, so that the cells that one tap meets in neighbouring windows lie next to each other.
 pub(super) struct Phases<'a, E> {
     cells: &'a [E],
     /// Elements of a phase.

@@ -263,13 +263,14 @@ fn padding_may_lie_as_keys_do() {
     }
 }
 
-/// Two keys on four ranks, of which two have none.
+/// Three keys on four ranks, of which one has none.
 #[test]
 fn padding_of_few_keys_leaves_ranks_without_any() {
-    let inputs = inputs(QUERIES, 2);
-    let padded = TensorData::new(vec![false, true, true, false], [2, 2]);
-    let added = [0.0, f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0].to_vec();
-    let added = TensorData::new(added, [2, 1, 1, 2]);
+    let inputs = inputs(QUERIES, 3);
+    let padded = TensorData::new(vec![false, true, false, false, false, true], [2, 3]);
+    let hidden = f32::NEG_INFINITY;
+    let added = vec![0.0, hidden, 0.0, 0.0, 0.0, hidden];
+    let added = TensorData::new(added, [2, 1, 1, 3]);
     let expected = by_definition(inputs.clone(), &added, false, None);
     let tokens = [Replicate, Shard(TOKENS)];
     let found = on_ranks(&inputs, [1, 4], tokens, tokens, |mesh, device| {
@@ -278,7 +279,7 @@ fn padding_of_few_keys_leaves_ranks_without_any() {
         Ok(AttentionOptions::default().with_key_padding(padding))
     });
     for found in found {
-        compare(&found, &expected, 1e-5, "two keys");
+        compare(&found, &expected, 1e-5, "three keys");
     }
 }
 

@@ -13,7 +13,7 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::filled_bands;
 use crate::kernel::simd::Isa;
-use crate::precision::{cast, widened, wider};
+use crate::precision::{cast, wider};
 
 /// Sums of cells with weights.
 #[derive(Clone, Debug)]
@@ -137,16 +137,15 @@ fn composed(
     }
     let (device, dtype) = (Device::new(x.device()), x.dtype());
     let terms = [1, outputs, most, 1];
-    let weights = Tensor::<4>::from_data(TensorData::new(weights, terms), (&device, wider(dtype)));
+    let weights = Tensor::<4>::from_data(TensorData::new(weights, terms), (&device, dtype));
     let missing = Tensor::<4, Bool>::from_data(TensorData::new(missing, terms), &device);
     let cells = TensorData::new(cells, [outputs * most]);
     let cells = Tensor::<1, Int>::from_data(cells, &device);
     let x = crate::reshape::<1, 3>(Tensor::from_dispatch(x), vec![outer, size, inner]);
     let all = [outer, outputs, most, inner];
     let taken = crate::reshape::<3, 4>(x.select(1, cells), all.to_vec());
-    let terms = (widened(taken) * weights).mask_fill(missing.expand(all), 0.0);
-    let sums = cast(terms.sum_dim(2), dtype);
-    crate::reshape::<4, 1>(sums, shape.to_vec()).into_dispatch()
+    let terms = (taken * weights).mask_fill(missing.expand(all), 0.0);
+    crate::reshape::<4, 1>(terms.sum_dim(2), shape.to_vec()).into_dispatch()
 }
 
 /// `[outer, outputs, inner]` from `[outer, size, inner]`.
@@ -171,7 +170,7 @@ fn sums<E: Float>(
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::DType;
+    use burn::tensor::{DType, FloatDType};
 
     use super::*;
     use crate::testing::{difference, random};
@@ -212,10 +211,18 @@ mod tests {
     }
 
     #[test]
-    fn float_types_are_those_of_the_tensor() {
-        let device = Device::flex();
-        let x = Tensor::<1>::from_data([1.0, 2.0], (&device, DType::F16)).into_dispatch();
-        let y = along(x, 0, &Sums::new(&vec![vec![(0, 0.5), (1, 0.5)]])).unwrap();
-        assert_eq!((y.dtype(), y.shape().to_vec()), (DType::F16, vec![1]));
+    fn half_precision_is_rounded_once() {
+        let third: Map = vec![(0..3).map(|cell| (cell, 1.0 / 3.0)).collect(); 2];
+        let sums = Weighted::new(vec![(0, third.clone()), (1, third)]);
+        let x = random([3, 3], "x", 0).inner().cast(FloatDType::F16);
+        let of = |x: Tensor<2>| {
+            let (y, _) = sums.forward(vec![x.into_dispatch()]).unwrap();
+            Tensor::<2>::from_dispatch(y)
+        };
+        let (narrow, wide) = (of(x.clone()), of(x.cast(FloatDType::F32)));
+        assert_eq!((narrow.dtype(), wide.dtype()), (DType::F16, DType::F32));
+        narrow
+            .into_data()
+            .assert_eq(&wide.cast(FloatDType::F16).into_data(), true);
     }
 }
