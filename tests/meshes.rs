@@ -1,7 +1,11 @@
-//! Operators on sub-meshes, on meshes of three axes, and in half precision, against one device.
+//! Operators on sub-meshes, on meshes of three axes, and in half precision, against one device; parameters on meshes of another
+//! order.
 
+use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, FloatDType};
 use halocline::core::Traffic;
+use halocline::io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
+use halocline::models::parallel::{Plan, Store, parallelize_module};
 use halocline::ops::testing::{Operator, Sharding, compare, on_mesh, on_one_device, random};
 use halocline::prelude::*;
 
@@ -178,4 +182,47 @@ fn half_precision_on_shards_is_near_the_truth() {
             }
         }
     }
+}
+
+/// Two layers on meshes whose ranks have another order.
+#[derive(Module, Debug)]
+struct Two {
+    one: Linear,
+    other: Linear,
+}
+
+#[test]
+fn parameters_on_meshes_of_another_order_are_loaded_by_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let stored = Plan::default().with_store(Store::new("**", "tensor"));
+    let result = Launcher::local(3).seed(4).run(|world| {
+        let forward = world.mesh([("tensor", 3)])?;
+        let backward = world
+            .mesh_over([("tensor", 3)], &[2, 1, 0])?
+            .expect("all ranks");
+        let linear = || world.init(|device| LinearConfig::new(5, 7).init(device));
+        let two = || -> Result<Two> {
+            Ok(Two {
+                one: parallelize_module(linear()?, &forward, &stored)?,
+                other: parallelize_module(linear()?, &backward, &stored)?,
+            })
+        };
+        let (trained, fresh) = (two()?, two()?);
+        let mut checkpoints = Checkpoints::open(&world, folder.path(), &CheckpointConfig::new())?;
+        let mut snapshot = Snapshot::new(&world);
+        snapshot.module("model", &trained)?;
+        checkpoints.save(1, snapshot, None)?;
+        checkpoints.wait()?;
+        let checkpoint = Checkpoint::latest(&world, folder.path())?.expect("one was saved");
+        let loaded = checkpoint.module(&world, "model", fresh)?;
+        for (found, expected) in [(loaded.one, trained.one), (loaded.other, trained.other)] {
+            found
+                .weight
+                .val()
+                .into_data()
+                .assert_eq(&expected.weight.val().into_data(), true);
+        }
+        Ok(())
+    });
+    result.unwrap();
 }

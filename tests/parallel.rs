@@ -312,49 +312,6 @@ fn a_checkpoint_of_another_model_is_refused() {
     );
 }
 
-/// Two layers on meshes whose ranks have another order.
-#[derive(Module, Debug)]
-struct Two {
-    one: Linear,
-    other: Linear,
-}
-
-#[test]
-fn parameters_on_meshes_of_another_order_are_loaded_by_rank() {
-    let folder = tempfile::tempdir().unwrap();
-    let stored = Plan::default().with_store(Store::new("**", "tensor"));
-    let result = Launcher::local(3).seed(4).run(|world| {
-        let forward = world.mesh([("tensor", 3)])?;
-        let backward = world
-            .mesh_over([("tensor", 3)], &[2, 1, 0])?
-            .expect("all ranks");
-        let linear = || world.init(|device| LinearConfig::new(5, 7).init(device));
-        let two = || -> Result<Two> {
-            Ok(Two {
-                one: parallelize_module(linear()?, &forward, &stored)?,
-                other: parallelize_module(linear()?, &backward, &stored)?,
-            })
-        };
-        let (trained, fresh) = (two()?, two()?);
-        let mut checkpoints = Checkpoints::open(&world, folder.path(), &CheckpointConfig::new())?;
-        let mut snapshot = Snapshot::new(&world);
-        snapshot.module("model", &trained)?;
-        checkpoints.save(1, snapshot, None)?;
-        checkpoints.wait()?;
-        let checkpoint = Checkpoint::latest(&world, folder.path())?.expect("one was saved");
-        let loaded = checkpoint.module(&world, "model", fresh)?;
-        for (found, expected) in [(loaded.one, trained.one), (loaded.other, trained.other)] {
-            found
-                .weight
-                .val()
-                .into_data()
-                .assert_eq(&expected.weight.val().into_data(), true);
-        }
-        Ok(())
-    });
-    result.unwrap();
-}
-
 /// A layer whose parameters are those of PyTorch's, `[out, in]` and `[out]`.
 fn linear(device: &Device, case: &Checkpoint, names: [&str; 2]) -> Result<Linear> {
     let [weight, bias] = names.map(|name| case.data(name));
