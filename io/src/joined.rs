@@ -13,7 +13,7 @@ use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traff
 pub(crate) struct Joined {
     parts: Vec<Box<dyn Fields>>,
     times: Vec<f64>,
-    /// Of each channel whether it has no times, and the same cells in all parts.
+    /// Whether each channel is static: without times, and with the same cells in all parts.
     are_static: Vec<bool>,
 }
 

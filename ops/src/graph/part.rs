@@ -22,7 +22,7 @@ pub(super) struct Blocks {
     pub(super) width: usize,
     /// The cells of the blocks of each level. The last one of a target once more where a block is longer than what is left.
     pub(super) levels: Vec<Arc<Places>>,
-    /// What is left of each target: any cell of one without edges.
+    /// The last cell of each target, which holds its extremum; any cell for a target without edges.
     pub(super) left: Arc<Places>,
     /// The targets without edges; a cell that stands for no targets is one.
     pub(super) alone: Vec<bool>,

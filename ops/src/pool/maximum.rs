@@ -200,13 +200,10 @@ pub(super) fn max_adjoint<E: Element>(
     let length = margin + phase + WIDEST;
     let run = |[plane, row]: [usize; 2], gradient: &mut [E]| {
         let row = section.rows.start + row;
-        let windows = down.meeting(&(row..row + 1), outputs).filter_map(|window| {
-            let cells = row - window * down.stride;
+        let windows = down.taps_at(row, outputs).map(|(window, tap)| {
             let first = (plane * outputs + window) * all + near.start;
-            let number = cells / down.dilation * across.kernel;
             let sides = [places, cotangent].map(|side| &side[first..][..near.len()]);
-            let meets = cells.is_multiple_of(down.dilation);
-            meets.then(|| (E::from_f64(number as f64), sides))
+            (E::from_f64((tap * across.kernel) as f64), sides)
         });
         let windows: Vec<(E, [&[E]; 2])> = windows.collect();
         with_scratch(
@@ -262,7 +259,7 @@ impl<E: Element> Sums<'_, E> {
 
 /// A row of the gradient.
 struct Shares<'a, E> {
-    /// Of each row of windows that meets it: the number of the row's first cell, the places that are taken, and the cotangent.
+    /// Rows of windows that meet the row: the number of the first cell in their windows, their places, and their cotangent.
     windows: &'a [(E, [&'a [E]; 2])],
     /// The taps of each phase: their numbers, and the first of a line's elements that they meet.
     taps: &'a [Vec<(E, usize)>],

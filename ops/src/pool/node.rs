@@ -95,7 +95,7 @@ struct Pool<W> {
     has_gradient: bool,
 }
 
-/// What the backward pass reads besides the input.
+/// State of the backward pass, besides the input.
 #[derive(Debug)]
 pub(super) struct Saved {
     /// The shape of the input.

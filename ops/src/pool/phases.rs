@@ -16,7 +16,7 @@ pub(super) struct Phases<'a, E> {
     dilation: [usize; 2],
 }
 
-/// What a tap of some windows meets.
+/// Position of one tap in the phases, for neighbouring windows.
 #[derive(Clone, Copy)]
 pub(super) struct Tap {
     phase: usize,

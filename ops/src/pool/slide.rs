@@ -56,6 +56,20 @@ impl Slide {
         (first..first + self.outputs(cells.len()), cells)
     }
 
+    /// Windows that have a cell, of so many, each with the tap that meets it.
+    pub(super) fn taps_at(
+        self,
+        cell: usize,
+        outputs: usize,
+    ) -> impl Iterator<Item = (usize, usize)> {
+        let windows = self.meeting(&(cell..cell + 1), outputs);
+        windows.filter_map(move |window| {
+            let cells = cell - window * self.stride;
+            let meets = cells.is_multiple_of(self.dilation);
+            meets.then_some((window, cells / self.dilation))
+        })
+    }
+
     /// The windows that have a cell in a range, of so many.
     pub(super) fn meeting(self, cells: &Range<usize>, outputs: usize) -> Range<usize> {
         let first = (cells.start + 1).saturating_sub(self.reach());

@@ -210,11 +210,9 @@ fn spread<E: Element>(
     let width = near.len();
     let run = |[plane, row]: [usize; 2], gradient: &mut [E]| {
         let row = section.rows.start + row;
-        let windows = down.meeting(&(row..row + 1), outputs);
-        let meets = |window: &usize| (row - window * down.stride).is_multiple_of(down.dilation);
-        let windows = windows.filter(meets);
+        let rows = down.taps_at(row, outputs);
         let rows =
-            windows.map(|window| &cotangent[(plane * outputs + window) * all..][near.clone()]);
+            rows.map(|(window, _)| &cotangent[(plane * outputs + window) * all..][near.clone()]);
         let rows: Vec<&[E]> = rows.collect();
         let stretched = columns.len().max((width * across.stride).max(1)) + 2 * margin;
         with_scratch(width + stretched, |scratch| {

@@ -28,7 +28,7 @@ struct Step {
 }
 
 impl Step {
-    /// The adjoint of the sums, of so many cells.
+    /// Adjoint map, back to `size` cells.
     fn adjoint_from(&self, size: usize) -> &Sums<f64> {
         self.adjoint.get_or_init(|| self.sums.transposed(size))
     }
