@@ -52,10 +52,17 @@ impl LayerKeys {
 
     /// Runs a program of layers whose draws do not count: the keys are afterwards what they were.
     pub(crate) fn aside<T>(program: impl FnOnce() -> T) -> T {
-        let before = Self::current();
-        let result = program();
-        before.install();
-        result
+        /// Also after a panic, which the program may catch.
+        struct Restore(LayerKeys);
+
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                self.0.install();
+            }
+        }
+
+        let _restore = Restore(Self::current());
+        program()
     }
 
     /// Draws a key.
@@ -67,5 +74,23 @@ impl LayerKeys {
         };
         next.install();
         key.within(drawn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_that_do_not_count_are_undone_after_a_panic() {
+        let before = LayerKeys::current();
+        let panicked = std::panic::catch_unwind(|| {
+            LayerKeys::aside(|| {
+                LayerKeys::draw();
+                panic!("a shape that does not fit")
+            })
+        });
+        assert!(panicked.is_err());
+        assert_eq!(LayerKeys::current(), before);
     }
 }

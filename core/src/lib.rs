@@ -14,6 +14,7 @@ mod comm;
 mod crossing;
 #[cfg(feature = "cube")]
 mod cube;
+mod descriptors;
 mod device_mesh;
 mod dispatch;
 mod dry_mesh;
@@ -48,6 +49,7 @@ pub use comm::{
     Payload, Pending, Place, PlannedMessages, PlannedOperation, Settings, Traffic,
 };
 pub use crossing::{Along, Crossing};
+pub use descriptors::raise_descriptor_limit;
 pub use device_mesh::DeviceMesh;
 pub use dry_mesh::DryMesh;
 pub use error::{Error, OrRaise, Result};

@@ -1,6 +1,7 @@
 //! Parameters that are equal on all ranks.
 
 use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +11,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use foldhash::quality::FixedState;
 
 use crate::comm::{Communicator, Expected, Operation, Payload, Traffic, collectives};
-use crate::param::param_shards;
+use crate::param::{ParamShard, param_shards};
 use crate::tensor::on_device;
 use crate::{DeviceMesh, Error, Result};
 
@@ -182,21 +183,25 @@ pub(crate) fn compare_replicas<M: Module>(
     let operation = Operation::new("check_replicas", Traffic::Control, None);
     let all = collectives::all_gather_bytes(comm, group, &operation, &bytes)?;
     let shards = param_shards(module);
+    // For each sharded parameter and rank the first rank that holds the same cells of it. A rank of another mesh than this
+    // rank's shards is compared by its own.
+    let holders = |shard: &ParamShard| {
+        let mut first = HashMap::new();
+        let holder = |(index, rank): (usize, &usize)| match shard.cells_of(*rank) {
+            None => index,
+            Some(held) => *first.entry(held).or_insert(index),
+        };
+        group.iter().enumerate().map(holder).collect::<Vec<_>>()
+    };
+    let holders: BTreeMap<&String, Vec<usize>> = shards
+        .iter()
+        .map(|(path, shard)| (path, holders(shard)))
+        .collect();
     for (index, (rank, theirs)) in group.iter().zip(&all).enumerate() {
         if *theirs == all[0] && shards.is_empty() {
             continue;
         }
-        // The first rank that holds the same cells of a parameter.
-        let reference = |path: &str| match shards.get(path) {
-            None => 0,
-            Some(shard) => {
-                // A rank of another mesh than this rank's shards is compared by its own.
-                let other = shard.cells_of(*rank).and_then(|held| {
-                    (0..index).find(|other| shard.cells_of(group[*other]).as_ref() == Some(&held))
-                });
-                other.unwrap_or(index)
-            }
-        };
+        let reference = |path: &String| holders.get(path).map_or(0, |holders| holders[index]);
         let sum = |bytes: &[u8], i: usize| bytes.get(8 * i..8 * i + 8).map(<[u8]>::to_vec);
         let differs = |i: &usize| {
             let (path, _) = &checksums.sums[*i];
@@ -206,11 +211,11 @@ pub(crate) fn compare_replicas<M: Module>(
         if found.is_none() && theirs.len() == all[0].len() {
             continue;
         }
-        let path = found.map(|i| checksums.sums[i].0.as_str());
+        let path = found.map(|i| &checksums.sums[i].0);
         return Err(Error::Replicas(format!(
             "parameter {} differs between rank {} and rank {rank}: make the model with World::init or, if it is not sharded, call sync_module; if it \
              was, a gradient was not summed over the ranks (of a parameter that a closure captures) or a rank took other steps",
-            path.unwrap_or("count"),
+            path.map_or("count", String::as_str),
             path.map_or(group[0], |path| group[reference(path)]),
         )));
     }

@@ -4,7 +4,9 @@
 //! pure function of seed, stream and the element's index in the whole field, whichever rank
 //! computes it.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
+
+use siphasher::sip::SipHasher13;
 
 use crate::mesh::{ravel, unravel};
 use crate::{Error, IndexBox, Result, tasks};
@@ -156,7 +158,8 @@ impl RandomKey {
     /// The stream called `name` of a seed. A name is anything that hashes: a parameter's path, an
     /// epoch, a step.
     pub fn new(seed: u64, name: impl Hash) -> Self {
-        let mut hasher = DefaultHasher::new();
+        // The same in all versions of Rust.
+        let mut hasher = SipHasher13::new();
         name.hash(&mut hasher);
         Self {
             seed,

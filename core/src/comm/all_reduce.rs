@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::DType;
 
 use super::collectives::{
     concatenated, exchange_all, expected_like, only_tensor, payload, start_all,
@@ -52,6 +53,8 @@ pub(crate) struct PendingReduction {
     operation: Operation,
     op: ReduceOp,
     contribution: DispatchTensor,
+    /// The type of the result.
+    dtype: DType,
     elements: usize,
     /// This rank's place in its row.
     place: usize,
@@ -103,6 +106,12 @@ pub(crate) fn start(
     let length = row_length(group.len());
     let (first, across) = (place / length * length, place % length);
     let elements = tensor.shape()[0];
+    let dtype = tensor.dtype();
+    // Sums of rows are not rounded before columns add them.
+    let tensor = match op == ReduceOp::Sum && length < group.len() {
+        true => widened(tensor),
+        false => tensor,
+    };
     let split = elements > SPLIT_REDUCTION_ABOVE;
     let on_cpu = host::holds(&tensor);
     let pieces = if elements == 0 || group.len() == 1 {
@@ -119,6 +128,7 @@ pub(crate) fn start(
         operation: operation.clone(),
         op,
         contribution: host::in_one_piece(tensor),
+        dtype,
         elements,
         place: across,
         split,
@@ -212,7 +222,17 @@ impl PendingReduction {
     }
 
     /// Waits for the result.
-    pub(crate) fn finish(mut self) -> Result<DispatchTensor> {
+    pub(crate) fn finish(self) -> Result<DispatchTensor> {
+        let dtype = self.dtype;
+        let result = self.reduced()?;
+        match result.dtype() == dtype {
+            true => Ok(result),
+            false => Ok(cast(result, dtype)),
+        }
+    }
+
+    /// Waits for the result, in the type that travels.
+    fn reduced(mut self) -> Result<DispatchTensor> {
         if self.pieces == 0 {
             return Ok(self.contribution);
         }
@@ -338,6 +358,33 @@ mod tests {
         let sum = Tensor::<1>::from_dispatch(combination(ReduceOp::Sum, values.to_vec()));
         assert_eq!(sum.dtype(), DType::BF16);
         assert_eq!(sum.into_data().iter::<f32>().next(), Some(258.0));
+    }
+
+    #[test]
+    fn sums_of_rows_are_not_rounded_to_half_precision() {
+        // Five ranks are a row. The first two rows are beyond f16, their sum is not.
+        let ranks = 20;
+        let sums = Launcher::local(ranks).collect(|world| {
+            let value = match world.rank() {
+                0..5 => 20_000.0,
+                5..10 => -20_000.0,
+                _ => 1.0,
+            };
+            let data = TensorData::from([value, 0.5]);
+            let tensor = Tensor::<1>::from_data(data, (&Device::flex(), DType::F16));
+            let group: Arc<[usize]> = (0..ranks).collect();
+            let operation = Operation::new("sum", Traffic::Reduce, None);
+            let tensor = tensor.into_dispatch();
+            let sum = all_reduce(world.comm(), &group, &operation, ReduceOp::Sum, tensor)?;
+            assert_eq!(sum.dtype(), DType::F16);
+            Ok(Tensor::<1>::from_dispatch(sum)
+                .into_data()
+                .iter::<f32>()
+                .collect::<Vec<_>>())
+        });
+        for sum in sums.unwrap() {
+            assert_eq!(sum, [10.0, 10.0]);
+        }
     }
 
     /// The values that a rank adds: of all magnitudes, so that the order of additions shows.

@@ -151,6 +151,10 @@ impl Communicator for DryRun {
         true
     }
 
+    fn is_dry(&self) -> bool {
+        true
+    }
+
     fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight> {
         let sizes = |(rank, payload): &(usize, Payload)| (*rank, payload.bytes());
         let expected =

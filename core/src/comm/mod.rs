@@ -99,6 +99,11 @@ pub trait Communicator: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether nothing travels by this engine. One that [stands in](Self::stands_in) may send what it records.
+    fn is_dry(&self) -> bool {
+        false
+    }
+
     /// Posts the sends of a batch and returns before its messages have arrived.
     ///
     /// # Errors

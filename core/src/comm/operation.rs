@@ -54,6 +54,10 @@ pub struct Operation {
     backward: bool,
     traffic: Traffic,
     layout: Option<Layout>,
+    /// The layout before it, of a change of layout.
+    before: Option<Layout>,
+    /// The type of the numbers of which boxes travel.
+    dtype: Option<DType>,
     /// The reduction, and the number and type of the reduced elements.
     elements: Option<(ReduceOp, usize, DType)>,
     /// The shapes of its tensors, if there are several.
@@ -68,8 +72,37 @@ impl Operation {
             backward: false,
             traffic,
             layout: layout.cloned(),
+            before: None,
+            dtype: None,
             elements: None,
             parts: None,
+        }
+    }
+
+    /// The operation by another name.
+    #[must_use]
+    pub(crate) fn named(&self, name: &'static str) -> Self {
+        Self {
+            name,
+            ..self.clone()
+        }
+    }
+
+    /// The operation as a change from a layout.
+    #[must_use]
+    pub(crate) fn leaving(self, before: &Layout) -> Self {
+        Self {
+            before: Some(before.clone()),
+            ..self
+        }
+    }
+
+    /// The operation on boxes of numbers of a type.
+    #[must_use]
+    pub(crate) fn of_type(&self, dtype: DType) -> Self {
+        Self {
+            dtype: Some(dtype),
+            ..self.clone()
         }
     }
 
@@ -125,7 +158,8 @@ impl Operation {
         let identity = (
             self.name,
             self.backward,
-            &self.layout,
+            (&self.layout, &self.before),
+            self.dtype,
             self.elements,
             &self.parts,
         );
@@ -142,6 +176,12 @@ impl fmt::Display for Operation {
         if let Some(layout) = &self.layout {
             write!(f, " on {layout}")?;
         }
+        if let Some(before) = &self.before {
+            write!(f, ", before on {before}")?;
+        }
+        if let Some(dtype) = self.dtype {
+            write!(f, ", in {dtype:?}")?;
+        }
         if let Some((op, elements, dtype)) = self.elements {
             write!(f, ", {op:?} of {elements} {dtype:?}")?;
         }
@@ -150,5 +190,34 @@ impl fmt::Display for Operation {
         };
         let shapes: Vec<&[usize]> = parts.iter().map(|shape| &shape[..]).collect();
         write!(f, " of {shapes:?}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MeshShape, Shard};
+
+    /// Boxes of one size hold other cells where layouts differ, and other numbers where types do.
+    #[test]
+    fn layouts_before_and_types_of_numbers_tell_operations_apart() {
+        let mesh = Arc::new(MeshShape::new(&[("x", 2)], vec![0, 1]).unwrap());
+        let layout = |dim| Layout::new(&mesh, &[4, 4], &[Shard(dim)]).unwrap();
+        let to = Layout::replicated(&mesh, &[4, 4]);
+        let plain = Operation::new("redistribute", Traffic::Redistribute, Some(&to));
+        let from = |dim| plain.clone().leaving(&layout(dim));
+        let all = [
+            plain.clone(),
+            from(0),
+            from(1),
+            from(0).of_type(DType::F16),
+            from(0).of_type(DType::BF16),
+        ];
+        for (index, one) in all.iter().enumerate() {
+            for other in &all[..index] {
+                assert_ne!(one.fingerprint(), other.fingerprint());
+                assert_ne!(one.to_string(), other.to_string());
+            }
+        }
     }
 }

@@ -112,6 +112,10 @@ impl Communicator for Replay {
         true
     }
 
+    fn is_dry(&self) -> bool {
+        self.engine.is_dry()
+    }
+
     fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight> {
         enum Turn {
             Record(usize),

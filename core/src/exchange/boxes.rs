@@ -90,10 +90,12 @@ impl Exchange {
             operation,
             comm,
             ranks,
-            forward: Move { plan, direction },
+            forward,
             ..
         } = self;
-        collectives::agree(comm, ranks, operation)?;
+        let Move { plan, direction } = forward;
+        let operation = operation.of_type(like.dtype());
+        collectives::agree(comm, ranks, &operation)?;
         let (outgoing, expected) = match direction {
             Direction::Forward => (&plan.sends, &plan.receives),
             Direction::Reverse => (&plan.receives, &plan.sends),
@@ -120,14 +122,14 @@ impl Exchange {
             (ranks[*peer], expected)
         });
         let batch = Batch {
-            operation: operation.clone(),
+            operation,
             sends: sends.collect(),
             receives: receives.collect(),
         };
         let transfers = expected.iter().flat_map(|(_, transfers)| transfers);
         let cells: usize = transfers.map(|transfer| transfer.src.volume()).sum();
         let in_flight = comm.clone().start(batch)?;
-        comm.describe_boxes(&**plan);
+        comm.describe_boxes(forward);
         Ok(Boxes {
             comm,
             in_flight: Some(in_flight),

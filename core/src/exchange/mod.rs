@@ -1,5 +1,6 @@
 //! Exchange: boxes of cells between ranks, as an operator with an adjoint.
 
+use std::fmt;
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
@@ -32,6 +33,16 @@ pub struct Move {
     pub plan: Arc<ExchangePlan>,
     /// The direction.
     pub direction: Direction,
+}
+
+impl fmt::Display for Move {
+    /// What this rank sends and receives: the [plan](ExchangePlan) in its direction.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.direction {
+            Direction::Forward => self.plan.fmt(f),
+            Direction::Reverse => self.plan.reversed().fmt(f),
+        }
+    }
 }
 
 /// Exchange of boxes as an operator: a plan and direction for each pass.

@@ -97,7 +97,11 @@ impl Need {
             let [low, high] = boundaries[dim];
             segments(range, field[dim], low, high)
         };
-        let poles = |dim: &usize| boundaries[*dim].iter().any(|boundary| boundary.is_pole());
+        // Of a dim that reaches beyond one.
+        let poles = |dim: &usize| {
+            let beyond = ranges[*dim].start < 0 || ranges[*dim].end > field[*dim] as isize;
+            beyond && boundaries[*dim].iter().any(|boundary| boundary.is_pole())
+        };
         let Some(rows) = (0..ranges.len()).find(poles) else {
             let runs: Vec<_> = (0..)
                 .zip(ranges)
@@ -167,5 +171,31 @@ impl Source<'_> {
             Self::Layout(layout) => layout.owners(cells, near),
             Self::Single(owner, _) => vec![(*owner, cells.clone())],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of two dims with poles the one that reaches beyond them has the half turn.
+    #[test]
+    fn only_rows_beyond_a_pole_are_mirrored() {
+        let pole = [Boundary::PoleEdge; 2];
+        let boundaries = [pole, pole, [Boundary::Periodic; 2]];
+        let need = Need::within(&[4, 6, 8], &[0..4, -1..6, 0..8], &boundaries);
+        let boxes: Vec<String> = need
+            .pieces
+            .iter()
+            .map(|piece| piece.src.to_string())
+            .collect();
+        assert_eq!(
+            boxes,
+            [
+                "[0..4, 0..1, 4..8]",
+                "[0..4, 0..1, 0..4]",
+                "[0..4, 0..6, 0..8]"
+            ]
+        );
     }
 }

@@ -228,7 +228,7 @@ impl Launcher {
     /// # Errors
     /// The error, or the panic, of the rank that failed first. Other ranks stop at their next
     /// communication; ranks that have not stopped within three seconds end with the process. Also:
-    /// no GPU, or one that the program has used in several streams before the first `Launcher`.
+    /// no rank; a timeout of 0; no GPU, or one that the program has used in several streams before the first `Launcher`.
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
         self.collect(program).map(|_| ())
     }
@@ -244,6 +244,10 @@ impl Launcher {
     ) -> Result<Vec<T>> {
         if self.ranks == 0 {
             return Err(Error::Engine("a job needs at least one rank".into()));
+        }
+        if self.settings.timeout.is_zero() {
+            let message = "a timeout of 0 s; expected a longer one";
+            return Err(Error::Engine(message.into()));
         }
         // Called after a rank is connected, so that its failure reaches the others.
         let device = || {
@@ -278,9 +282,13 @@ impl Launcher {
             None => program(world),
             Some(file) => {
                 world.begin_trace(file)?;
-                let value = program(world.clone())?;
-                world.write_trace(file)?;
-                Ok(value)
+                let value = program(world.clone());
+                match value.is_ok() {
+                    true => world.write_trace(file)?,
+                    // The thread may run another job.
+                    false => drop(trace::end()),
+                }
+                value
             }
         };
         match self.engine {
@@ -339,6 +347,12 @@ mod tests {
         let error = result.unwrap_err().to_string();
         assert_eq!(error, "rank 1 failed: panicked: out of ocean");
         assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_timeout_of_nothing_is_refused() {
+        let run = Launcher::local(1).timeout(Duration::ZERO).run(|_| Ok(()));
+        assert!(run.unwrap_err().to_string().contains("a timeout of 0 s"));
     }
 
     #[test]

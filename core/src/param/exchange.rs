@@ -29,7 +29,7 @@ pub(super) fn gathering(mesh: &DeviceMesh, from: &Layout, to: &Layout, parts: bo
         false => run(plan(mesh, to, from), Direction::Forward),
     };
     Exchange {
-        operation: Operation::new("gather", Traffic::Gather, Some(to)),
+        operation: Operation::new("gather", Traffic::Gather, Some(to)).leaving(from),
         comm: mesh.comm().clone(),
         ranks: mesh.shape().ranks().into(),
         forward: run(forward, Direction::Forward),
@@ -40,10 +40,8 @@ pub(super) fn gathering(mesh: &DeviceMesh, from: &Layout, to: &Layout, parts: bo
 /// The same gather, for the backward pass: another operation than the scatter of gradients, which has the
 /// same layout.
 pub(super) fn again(exchange: &Exchange) -> Exchange {
-    let layout = exchange.operation.layout();
-    let operation = Operation::new("gather again", Traffic::Gather, layout).backward();
     Exchange {
-        operation,
+        operation: exchange.operation.named("gather again").backward(),
         ..exchange.clone()
     }
 }

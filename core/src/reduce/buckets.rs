@@ -22,7 +22,7 @@ use burn::tensor::kind::Kind;
 use burn::tensor::{DType, Gradients, Shape, Tensor};
 
 use crate::comm::all_reduce::{self, PendingReduction};
-use crate::comm::{Communicator, InFlight, Operation, Traffic, collectives};
+use crate::comm::{Communicator, InFlight, Operation, Overlap, Traffic, collectives};
 use crate::dispatch::{cut, flattened, kind_of, reshaped};
 use crate::exchange::{Exchange, travels};
 use crate::layout::ReduceOp;
@@ -290,8 +290,11 @@ impl Buckets {
         {
             self.summed.push((owners, sum.finish()?));
         }
+        let may_travel = bucket.comm.settings().overlap != Overlap::Off;
         let (owners, mut sum) = bucket.start()?;
-        sum.in_background()?;
+        if may_travel {
+            sum.in_background()?;
+        }
         travelling.push_back((owners, sum));
         Ok(())
     }

@@ -107,7 +107,12 @@ impl Operator for ReduceScatter {
             0 => Vec::new(),
             _ => gradients(self.op, pass.saved, flattened(cotangent.clone())),
         };
-        let operation = self.operation.backward();
+        // It may be a part of a backward pass itself.
+        let operation = match self.operation.is_backward() {
+            true => self.operation.clone(),
+            false => self.operation.backward(),
+        };
+        let operation = operation.of_type(cotangent.dtype());
         let cells = |place: usize| gradients[place].clone();
         let received = |place: usize| self.boxes[place].volume();
         let all = self.exchange(&operation, &cotangent, |_| volume, cells, received)?;

@@ -78,9 +78,10 @@ pub fn scatter_tensor<const D: usize, K: kind::Autodiff>(
         })?;
     // Type and shape; empty if the source passed `None`, so that all ranks return the same error.
     let metadata = (comm.rank() == source).then(|| {
+        let place = |other: DType| TYPES.iter().position(|dtype| *dtype == other);
         let dtype = tensor
             .iter()
-            .filter_map(|tensor| TYPES.iter().position(|dtype| *dtype == tensor.dtype()));
+            .map(|tensor| place(tensor.dtype()).unwrap_or(TYPES.len()));
         let dims = tensor.iter().flat_map(|tensor| tensor.dims());
         dtype
             .chain(dims)
@@ -98,7 +99,11 @@ pub fn scatter_tensor<const D: usize, K: kind::Autodiff>(
             format!("the source, rank {source}, passed None; it must pass the tensor"),
         ));
     };
-    let (dtype, kind) = (TYPES[*dtype], K::KIND);
+    let Some(dtype) = TYPES.get(*dtype).copied() else {
+        let message = format!("rank {source} sends numbers of a type that is not scattered");
+        return Err(Error::operator(NAME, message));
+    };
+    let kind = K::KIND;
     if kind_of(dtype) != kind || shape.len() != D {
         let message = format!(
             "rank {source} sends {dtype:?} of {shape:?}; expected {D} dims of kind {kind:?}"

@@ -356,7 +356,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     }
 
     fn operation(&self, target: &Layout) -> Operation {
-        Operation::new(NAME, Traffic::Redistribute, Some(target))
+        Operation::new(NAME, Traffic::Redistribute, Some(target)).leaving(&self.layout)
     }
 
     /// The plan by which every rank receives its box of `target` from the owners in `source`.

@@ -255,18 +255,13 @@ impl Awaited {
     /// Takes the messages that have arrived; returns the peer of one that will never arrive, if
     /// there is one.
     fn take(&mut self, engine: &Mpi, traffic: &mut Traffic) -> Result<Option<usize>> {
-        let mut ended = None;
-        let receives = self.tickets().zip(&self.receives).zip(&mut self.came);
-        for ((ticket, (peer, expected)), came) in receives.filter(|(_, came)| came.is_none()) {
-            match traffic.take(ticket) {
-                Some(arrival) => {
-                    *came = Some(engine.open(&self.operation, *peer, expected, arrival)?);
-                }
-                None if traffic.is_lost(ticket) => ended = Some(*peer),
-                None => {}
-            }
+        let tickets = self.tickets();
+        for (ticket, arrival) in traffic.take_all(&tickets) {
+            let index = (ticket - tickets.start) as usize;
+            let (peer, expected) = &self.receives[index];
+            self.came[index] = Some(engine.open(&self.operation, *peer, expected, arrival)?);
         }
-        Ok(ended)
+        Ok(traffic.lost(&tickets))
     }
 
     /// Polls a few times for messages that are about to arrive and to leave; returns whether that

@@ -192,10 +192,18 @@ impl Traffic {
         }
     }
 
-    /// Whether the message of a ticket will never be sent, because its sender's program has ended.
-    pub(super) fn is_lost(&self, ticket: Ticket) -> bool {
+    /// Takes the messages of some tickets that have arrived.
+    pub(super) fn take_all(&mut self, tickets: &Range<Ticket>) -> Vec<(Ticket, Arrival)> {
+        self.arrived
+            .extract_if(.., |(ticket, _)| tickets.contains(ticket))
+            .collect()
+    }
+
+    /// The peer of a message of some tickets that will never be sent, because its sender's program has ended.
+    pub(super) fn lost(&self, tickets: &Range<Ticket>) -> Option<usize> {
         let mut asks = self.asks.iter();
-        asks.any(|ask| ask.ticket == ticket && self.is_never_sent(ask))
+        let lost = asks.find(|ask| tickets.contains(&ask.ticket) && self.is_never_sent(ask));
+        lost.map(|ask| ask.peer)
     }
 
     fn is_never_sent(&self, ask: &Ask) -> bool {

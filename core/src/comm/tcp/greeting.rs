@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use super::descriptors::explained;
+use crate::descriptors::explained;
 
 /// The mark of a connection of Halocline, of this version, in the byte order of the host.
 const MAGIC: u64 = 0x6861_6c6f_636c_0001;

@@ -17,11 +17,11 @@ use super::mailbox::{Content, Message, Sender};
 use super::wire::Outgoing;
 use super::{Batch, Communicator, Counters, InFlight, Payload, Settings};
 use crate::Result;
+use crate::descriptors::raise_descriptor_limit;
 use crate::memory::Block;
 use crate::settings::GRACE;
 pub(crate) use rendezvous::Rendezvous;
 
-mod descriptors;
 mod greeting;
 mod rendezvous;
 #[cfg(test)]
@@ -149,7 +149,7 @@ impl Tcp {
     /// Ranks that do not connect within the timeout, or that were started with another size or an
     /// equal rank.
     pub(crate) fn start(rendezvous: &Rendezvous, settings: Settings) -> Result<Arc<Self>> {
-        descriptors::raise_limit();
+        raise_descriptor_limit();
         let streams = rendezvous.join(settings.timeout)?;
         let (rank, size) = (rendezvous.rank, streams.len());
         let hub = Hub::new(size);

@@ -11,8 +11,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketA
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::descriptors::explained;
 use super::greeting::{AGAIN, GREETING, Secret, Side, left};
+use crate::descriptors::explained;
 use crate::{Error, Result};
 
 /// Address at which the ranks of a job meet, with this process's rank.

@@ -1,8 +1,18 @@
-//! Descriptors of this process, one for each peer.
+//! Descriptors of this process, one for each peer and each open file.
 
-/// Raises the limit of descriptors as far as the system permits.
+/// Raises the limit of descriptors of this process, one for each open file, as far as the system permits.
+///
+/// # Example
+/// ```
+/// halocline_core::raise_descriptor_limit();
+/// ```
+pub fn raise_descriptor_limit() {
+    #[cfg(unix)]
+    raise_limit();
+}
+
 #[cfg(unix)]
-pub(super) fn raise_limit() {
+fn raise_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     let limit = getrlimit(Resource::Nofile);
@@ -14,11 +24,8 @@ pub(super) fn raise_limit() {
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
-#[cfg(not(unix))]
-pub(super) fn raise_limit() {}
-
 /// Text of an error of the system, with the remedy if descriptors have run out.
-pub(super) fn explained(error: &std::io::Error) -> String {
+pub(crate) fn explained(error: &std::io::Error) -> String {
     #[cfg(unix)]
     {
         use rustix::io::Errno;
