@@ -150,7 +150,7 @@ impl<const D: usize> Operand<D> {
             let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
             return Err(Error::operator(operator, message));
         }
-        Ok(fan_out_beside(local, x.local(), x.mesh(), &axes, operator))
+        Error::catch(|| fan_out_beside(local, x.local(), x.mesh(), &axes, operator))
     }
 }
 

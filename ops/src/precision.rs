@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_std::{bf16, f16};
-use halocline_core::{Result, ShardTensor};
+use halocline_core::{Error, Result, ShardTensor};
 
 /// The precision of a computation with elements of this type.
 pub(crate) fn wider(dtype: DType) -> DType {
@@ -57,11 +57,12 @@ pub(crate) fn narrowed<const D: usize>(x: ShardTensor<D>, dtype: DType) -> Shard
     }
 }
 
-/// Applies a function in f32 at least; the result has the number type of `x`.
+/// Applies a function in f32 at least; the result has the number type of `x`, and is resolved if that is narrower.
 pub(crate) fn in_f32<const D: usize>(
     x: ShardTensor<D>,
     f: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<D>>,
 ) -> Result<ShardTensor<D>> {
     let dtype = x.local().dtype();
-    Ok(cast_shard(f(cast_shard(x, wider(dtype)))?, dtype))
+    let y = f(Error::catch(|| cast_shard(x, wider(dtype)))?)?;
+    Error::catch(|| narrowed(y, dtype))
 }

@@ -95,7 +95,7 @@ pub fn glu<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<
 }
 
 /// burn's layer on either kind of tensor.
-pub(super) fn prelu_of<const D: usize, X: Field<D>>(layer: &PRelu, x: X) -> X {
+pub(crate) fn prelu_of<const D: usize, X: Field<D>>(layer: &PRelu, x: X) -> X {
     x.prelu(&layer.alpha)
 }
 

@@ -6,9 +6,8 @@ mod kernel;
 use std::f64::consts::SQRT_2;
 
 use burn::nn::activation::{
-    Activation as Wrapper, Celu, Elu, HardShrink, HardSigmoid, HardSwish, Hardtanh, LogSigmoid,
-    Mish, Relu6, Selu, Shrink, SiLU, SoftShrink, Softplus, Softsign, Tanhshrink, Threshold,
-    ThresholdedRelu,
+    Celu, Elu, HardShrink, HardSigmoid, HardSwish, Hardtanh, LogSigmoid, Mish, Relu6, Selu, Shrink,
+    SiLU, SoftShrink, Softplus, Softsign, Tanhshrink, Threshold, ThresholdedRelu,
 };
 use burn::nn::{Gelu, Identity, LeakyRelu, Relu, Sigmoid, Tanh};
 use burn::tensor::{Tensor, activation as burns};
@@ -21,7 +20,7 @@ use crate::kernel::local::LocalOperator;
 use crate::kernel::simd::Isa;
 use crate::layers::layers;
 use crate::operand::Operand;
-use gated::prelu_of;
+pub(crate) use gated::prelu_of;
 pub use gated::{glu, prelu};
 pub use kernel::Activation;
 
@@ -152,21 +151,7 @@ pub trait ActivationField<const D: usize>: Field<D> {
 
 impl<const D: usize, X: Field<D>> ActivationField<D> for X {}
 
-/// burn's choice of an activation on either kind of tensor.
-pub(crate) fn activation_of<const D: usize, X: Field<D>>(layer: &Wrapper, x: X) -> X {
-    match layer {
-        Wrapper::Gelu(gelu) => gelu_of(gelu, x),
-        Wrapper::Relu(_) => x.relu(),
-        Wrapper::LeakyRelu(leaky) => x.leaky_relu(leaky.negative_slope),
-        Wrapper::Sigmoid(_) => x.sigmoid(),
-        Wrapper::Tanh(_) => x.tanh(),
-        Wrapper::PRelu(layer) => prelu_of(layer, x),
-        // Refused where it is not elementwise or has parameters.
-        other => x.map(|x| other.forward(x)),
-    }
-}
-
-fn gelu_of<const D: usize, X: Field<D>>(gelu: &Gelu, x: X) -> X {
+pub(crate) fn gelu_of<const D: usize, X: Field<D>>(gelu: &Gelu, x: X) -> X {
     match gelu.approximate {
         true => x.gelu_approximate(),
         false => x.gelu(),
@@ -174,7 +159,6 @@ fn gelu_of<const D: usize, X: Field<D>>(gelu: &Gelu, x: X) -> X {
 }
 
 layers! {
-    Wrapper: |wrapper, x| activation_of(wrapper, x);
     Relu: |_, x| ActivationField::relu(x);
     Gelu: |gelu, x| gelu_of(gelu, x);
     SiLU: |_, x| ActivationField::silu(x);

@@ -5,12 +5,12 @@ use burn::nn::attention::MultiHeadAttention;
 use burn::nn::transformer::{PositionWiseFeedForward, TransformerEncoder, TransformerEncoderLayer};
 
 use super::{AttentionOptions, DenseAttentionField};
-use crate::activation::activation_of;
 use crate::crossing::enter;
 use crate::dropout::{dropout_of, training_key};
 use crate::field::{Field, Rank, run};
 use crate::layer::Layer;
 use crate::layers::layers;
+use crate::matmul::activation_of;
 use crate::norm::layer_norm_of;
 use crate::rearrange::RearrangeField;
 

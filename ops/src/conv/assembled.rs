@@ -11,6 +11,8 @@ use halocline_core::{Exchange, IndexBox, Result};
 use super::engine::geometry::Conv;
 use super::run::{ConvRun, Received, cut_out, joint_shape, split};
 use crate::driver::strides::row_major;
+use crate::kernel::flex::in_dtype;
+use crate::precision::wider;
 
 /// Calls burn's operator for the spatial dims of a shape, with the convolution's options as its
 /// last argument.
@@ -184,7 +186,10 @@ pub(super) fn sum_of_channels(cotangent: DispatchTensor, shape: &[usize]) -> Dis
         return blank(&cotangent, &[channels], Some(0.0));
     }
     let cells = shape[2..].iter().product();
+    // Rounded once: a sample's sum may be beyond the sum of all.
+    let dtype = cotangent.dtype();
+    let cotangent = in_dtype(cotangent, wider(dtype));
     let flat = Dispatch::float_reshape(cotangent, Shape::from([batch, channels, cells]));
     let sum = Dispatch::float_sum_dim(Dispatch::float_sum_dim(flat, 2), 0);
-    Dispatch::float_reshape(sum, Shape::from([channels]))
+    in_dtype(Dispatch::float_reshape(sum, Shape::from([channels])), dtype)
 }

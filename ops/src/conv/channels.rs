@@ -51,9 +51,10 @@ pub(super) fn conv<const D: usize, const N: usize>(
         .with_channels_on(channels.placements.clone(), channels.extents.clone())
         .plan(&x)?;
     let (local, layout, mesh) = x.into_parts();
-    let local = fan_out(local, &mesh, channels.pairing.fan_out(0), operator);
+    let axes = channels.pairing.fan_out(0);
+    let local = Error::catch(|| fan_out(local, &mesh, axes, operator))?;
     let x = ShardTensor::from_parts(local, layout, mesh);
-    let (weight, bias) = channels.fanned_out(weight, bias, &x, operator);
+    let (weight, bias) = channels.fanned_out(weight, bias, &x, operator)?;
     let groups = held_groups(&x, options.groups);
     let layout = x.layout().clone();
     run_conv(
@@ -118,13 +119,15 @@ impl Channels {
         bias: Option<ShardTensor<1>>,
         x: &ShardTensor<D>,
         operator: &'static str,
-    ) -> (Tensor<D>, Option<Tensor<1>>) {
+    ) -> Result<(Tensor<D>, Option<Tensor<1>>)> {
         let axes = |operand| self.pairing.fan_out(operand);
         let (mesh, other) = (x.mesh(), x.local());
-        let weight = fan_out_beside(weight.into_parts().0, other, mesh, axes(1), operator);
-        let bias =
-            bias.map(|bias| fan_out_beside(bias.into_parts().0, other, mesh, axes(2), operator));
-        (weight, bias)
+        Error::catch(|| {
+            let weight = fan_out_beside(weight.into_parts().0, other, mesh, axes(1), operator);
+            let bias = bias
+                .map(|bias| fan_out_beside(bias.into_parts().0, other, mesh, axes(2), operator));
+            (weight, bias)
+        })
     }
 }
 

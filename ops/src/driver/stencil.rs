@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
+use halocline_core::ops::{BackwardPass, Operator, apply, blank};
 use halocline_core::{
     DeviceMesh, Error, Exchange, IndexBox, Layout, Placement, Result, ShardTensor, trace,
 };
@@ -62,6 +64,30 @@ pub struct Stencil {
     channels: Channels,
     /// The bits of the fill value, so that stencils can be compared and hashed.
     fill: u64,
+}
+
+/// A parameter whose gradient counts on ranks with outputs: on others the kernel gets fill, for which it may have none.
+#[derive(Debug)]
+struct Counts(bool);
+
+impl Operator for Counts {
+    type Saved = ();
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        Ok((inputs.remove(0), ()))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        let gradient = match self.0 {
+            true => pass.cotangent,
+            false => blank(&pass.cotangent, &pass.cotangent.shape(), Some(0.0)),
+        };
+        Ok(vec![Some(gradient)])
+    }
 }
 
 impl Stencil {
@@ -164,7 +190,7 @@ impl Stencil {
     }
 
     /// Runs the operator. The kernel computes a box of outputs, given by its global indices, from the cells that its
-    /// windows reach; on a rank without outputs it gets one window of fill, and its result is dropped.
+    /// windows reach; on a rank without outputs it gets one window of fill and the box of one output, and its result is dropped.
     ///
     /// # Errors
     /// Those of [`plan`](Self::plan); a kernel that gives another number of outputs, or captures a tensor with gradients,
@@ -214,6 +240,13 @@ impl Stencil {
         for parameter in parameters {
             beside.push(Operand::from(parameter).whole_beside(&detached, self.operator)?);
         }
+        if plan.output.has_empty_shard() {
+            let counts = plan.output.local_box(x.mesh().position()).volume() > 0;
+            let count = |parameter: Tensor<E>| {
+                Tensor::from_dispatch(apply(Counts(counts), [parameter.into_dispatch()]))
+            };
+            beside = beside.into_iter().map(count).collect();
+        }
         let parameters: [_; N] = beside.try_into().expect("as many as there were");
         self.run_planned(x, &plan, |x, outputs| {
             kernel(x, parameters.clone(), outputs)
@@ -262,8 +295,18 @@ impl Stencil {
         kernel: impl FnOnce(&IndexBox) -> Result<Tensor<D>>,
     ) -> Result<ShardTensor<D>> {
         let outputs = plan.output.local_box(x.mesh().position());
+        // One where the rank has none.
+        let asked = outputs.ranges().iter().zip(plan.output.shape());
+        let asked = asked.map(|(own, size)| match own.is_empty() {
+            true => {
+                let first = own.start.min(size.saturating_sub(1));
+                first..first + 1
+            }
+            false => own.clone(),
+        });
+        let asked = IndexBox::new(asked.collect());
         let span = trace::span(self.operator);
-        let local = kernel(&outputs)?;
+        let local = kernel(&asked)?;
         drop(span);
         let mut dims = outputs.ranges().iter().zip(local.dims());
         if !dims.all(|(outputs, size)| outputs.is_empty() || outputs.len() == size) {
@@ -301,7 +344,7 @@ impl Stencil {
         );
         let parameters = parameters
             .each_ref()
-            .map(|parameter| parameter.clone().detach());
+            .map(|parameter| parameter.clone().detach().set_require_grad(false));
         let result = kernel(cells, parameters, &IndexBox::new(output.to_vec()));
         if !result.is_tracked() {
             return Ok(());
@@ -348,6 +391,44 @@ mod tests {
         let expected = gradients(1).remove(0);
         for found in gradients(3) {
             assert!(crate::testing::difference(&found, &expected) < 1e-5);
+        }
+    }
+
+    /// The last of four ranks has no output of windows of two cells: its kernel gets a place, and its parameter no gradient.
+    #[test]
+    fn kernels_may_read_places_and_divide_by_cells_on_ranks_without_outputs() {
+        let gradients = |ranks: usize| {
+            let found = Launcher::local(ranks).collect(|world| {
+                let mesh = world.mesh([("x", ranks)])?;
+                let x = crate::testing::random([1, 1, 7], "x", 0).inner().abs() + 0.5;
+                let x = ShardTensor::distribute(x, &mesh, &[Shard(2)])?.require_grad();
+                let device = world.device();
+                let factor = Tensor::<1>::from_floats([0.3], device).require_grad();
+                let places = Tensor::<1>::from_floats([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], device);
+                let steps = Stencil::new("steps", vec![Window::new(2)]);
+                let y = steps.run_with(x.clone(), [factor.clone()], |x, [factor], outputs| {
+                    let outputs = outputs.ranges()[2].clone();
+                    let place = places.clone().narrow(0, outputs.start, outputs.len());
+                    let ratio =
+                        x.clone().narrow(2, 1, outputs.len()) / x.narrow(2, 0, outputs.len());
+                    ratio.log() * factor.reshape([1, 1, 1]) * place.unsqueeze()
+                })?;
+                let gradients = crate::reduce::sum(y.clone() * y)?.backward();
+                let of_x = x.grad(&gradients).expect("a gradient");
+                let of_x = of_x.full_tensor(halocline_core::LocalGradient::Replicated);
+                let of_factor = factor.grad(&gradients).expect("a gradient");
+                Ok([of_x.into_data(), of_factor.into_data()])
+            });
+            found.unwrap()
+        };
+        let expected = gradients(1).remove(0);
+        for found in gradients(4) {
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!(
+                    crate::testing::difference(found, expected) < 1e-5,
+                    "{found}"
+                );
+            }
         }
     }
 

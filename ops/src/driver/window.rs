@@ -130,6 +130,16 @@ impl Window {
         if size == 0 {
             return fail("no cells; a window needs a field with at least one".into());
         }
+        // Numbers near the largest would wrap around.
+        let count = |number: usize| number as u128;
+        let all = (count(self.kernel) - 1) * count(self.dilation) + 1;
+        let most = all.max(count(size) + count(low) + count(high) + count(self.stride));
+        if most > isize::MAX as u128 {
+            return fail(format!(
+                "{self:?} over {size} cells, more than {} cells",
+                isize::MAX
+            ));
+        }
         let padded = size + low + high;
         // The last window may begin inside and end beyond the field.
         let over = match self.rounding {

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use halocline_core::{Halos, OrRaise, Result, ShardTensor};
 
 use crate::layer::Apply;
@@ -233,6 +233,23 @@ pub trait Field<const D: usize>:
             // Detached: a loss may depend on the operand alone.
             laid => laid.beside(&x.inner()).or_raise(),
         })
+    }
+
+    /// The number type.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{DType, FloatDType, Tensor};
+    /// use halocline_ops::Field;
+    ///
+    /// fn rounded<X: Field<1>>(x: X) -> X {
+    ///     x.cast(FloatDType::BF16)
+    /// }
+    ///
+    /// assert_eq!(rounded(Tensor::<1>::from([1.0, 2.0])).dtype(), DType::BF16);
+    /// ```
+    fn dtype(&self) -> DType {
+        self.clone().into_shard().local().dtype()
     }
 
     /// Runs an operator on sharded tensors on this one, plain or sharded. The result has the same

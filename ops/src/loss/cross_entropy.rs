@@ -380,46 +380,49 @@ impl<const D: usize> CrossEntropy<D> {
 }
 
 impl<const D: usize> Operator for CrossEntropy<D> {
-    /// The logarithm of the sum of exponentials of each cell.
-    type Saved = Tensor<D>;
+    /// The largest logit of each cell, and the logarithm of the sum of the exponentials of what the others are below it.
+    type Saved = [Tensor<D>; 2];
 
     fn keeps(&self, _: usize) -> bool {
         true
     }
 
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Tensor<D>)> {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Self::Saved)> {
         let x = Tensor::<D>::from_dispatch(inputs.remove(0));
         Error::catch(|| {
             let most = self.reduce(x.clone().max_dim(CLASSES), ReduceOp::Max);
             // A shift that is infinite would make NaN of an infinite result.
             let limit = highest(x.dtype());
             let most = most.clamp(-limit, limit);
-            let exponentials = (x.clone() - most.clone()).exp().sum_dim(CLASSES);
+            // The loss is that of differences from the largest, whose digits a common offset would take.
+            let x = x - most.clone();
+            let exponentials = x.clone().exp().sum_dim(CLASSES);
             let shares = self.shares(&x);
             // An infinite logit of a class that has no share does not count.
             let none = shares.clone().equal_elem(0.0);
-            let scored = (shares * x.clone()).mask_fill(none, 0.0).sum_dim(CLASSES);
+            let weights = self.weights(&x);
+            let scored = (shares * x).mask_fill(none, 0.0).sum_dim(CLASSES);
             // Both sums in one message.
             let sums = self.reduce(
                 Tensor::cat(vec![exponentials, scored], CLASSES),
                 ReduceOp::Sum,
             );
-            let lse = sums.clone().narrow(CLASSES, 0, 1).log() + most;
-            let weights = self.weights(&x);
+            let log_sum = sums.clone().narrow(CLASSES, 0, 1).log();
             let none = weights.clone().equal_elem(0.0);
-            let weighted = (weights * lse.clone()).mask_fill(none, 0.0);
+            let weighted = (weights * log_sum.clone()).mask_fill(none, 0.0);
             let losses = weighted - sums.narrow(CLASSES, 1, 1);
-            (losses.into_dispatch(), lse)
+            (losses.into_dispatch(), [most, log_sum])
         })
     }
 
     fn backward(
         &self,
-        mut pass: BackwardPass<'_, Tensor<D>>,
+        mut pass: BackwardPass<'_, Self::Saved>,
     ) -> Result<Vec<Option<DispatchTensor>>> {
         let x = Tensor::<D>::from_dispatch(pass.take_input(0));
         let gradient = Tensor::<D>::from_dispatch(pass.cotangent);
-        let softmax = (x.clone() - pass.saved.clone()).exp();
+        let [most, log_sum] = pass.saved.clone();
+        let softmax = (x.clone() - most - log_sum).exp();
         let slope = softmax * self.weights(&x) - self.shares(&x);
         Ok(vec![Some((slope * gradient).into_dispatch())])
     }

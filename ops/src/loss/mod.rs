@@ -263,6 +263,29 @@ mod tests {
         }
     }
 
+    #[test]
+    fn cross_entropy_keeps_its_digits_beside_a_common_offset() {
+        let of = |offset: f32| {
+            let device = burn::tensor::Device::default().autodiff();
+            let logits = [offset, offset - 1.0, offset - 2.5];
+            let x = Tensor::<2>::from_data([logits], &device).require_grad();
+            let target = Tensor::<1, Int>::from_data([1], &device);
+            let (logits, target) = (ShardTensor::solo(x.clone()), ShardTensor::solo(target));
+            let options = CrossEntropyOptions::default();
+            let loss = cross_entropy(logits, target, &options, Reduction::Mean).unwrap();
+            let gradients = loss.backward();
+            let gradient = x.grad(&gradients).unwrap().into_data();
+            let loss = loss.local().clone().into_scalar::<f32>();
+            [vec![loss], gradient.iter().collect()].concat()
+        };
+        let expected = of(0.0);
+        for offset in [100.0, 1e4, 1e5] {
+            for (found, expected) in of(offset).iter().zip(&expected) {
+                assert!((found - expected).abs() < 1e-6, "{found} for {expected}");
+            }
+        }
+    }
+
     /// The sum of these losses is beyond what f16 holds.
     #[test]
     fn cross_entropy_of_many_cells_is_exact_in_half_precision() {

@@ -12,7 +12,7 @@
 //! Batch and space may be sharded; values must be resolved.
 //!
 //! # Communication
-//! One mean of each of the target's channels, and halos of the five fields of which there are means, dim by dim.
+//! Of each of the target's channels the mean of its finite cells, by two sums, and halos of the five fields of which there are means, dim by dim.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Boundary, Error, Result, ShardTensor};
@@ -22,7 +22,7 @@ use crate::constant;
 use crate::conv::{ConvOptions, conv};
 use crate::driver::Padding;
 use crate::field::{Field, Rank, run};
-use crate::precision::{cast_shard, wider};
+use crate::precision::{cast, cast_shard, wider};
 use crate::rearrange::{cat, narrow, pad};
 use crate::reduce::mean_dims;
 
@@ -120,7 +120,7 @@ pub fn ssim<const D: usize, const N: usize>(
     let dtype = x.local().dtype();
     let [x, target] = [x, target].map(|field| cast_shard(field, wider(dtype)));
     let spatial: Vec<usize> = std::iter::once(0).chain(2..D).collect();
-    let middle = mean_dims(constant(&target), &spatial)?.resolve();
+    let middle = middle(&target, &spatial)?;
     // Zeros around a field are cells like others, whose middle is subtracted, too.
     let (zeros, options) = &apart(options);
     let padded = |field| match zeros.is_empty() {
@@ -223,10 +223,27 @@ fn check<const D: usize, const N: usize>(
         return fail("zeros beside poles, whose other side lies half a turn away".into());
     }
     let positive = |value: f64| value.is_finite() && value > 0.0;
-    if options.window.contains(&0) || !positive(options.sigma) || !positive(options.range) {
+    let sizes = options.window.contains(&0);
+    let no_weight = |dim: usize| options.gaussian(dim).iter().any(|weight| weight.is_nan());
+    if sizes || !positive(options.sigma) || !positive(options.range) || (0..N).any(no_weight) {
         return fail(format!("{options:?}; expected positive numbers"));
     }
     Ok(())
+}
+
+/// The mean of the cells of each channel that are finite: a cell without a value counts in its windows only.
+fn middle<const D: usize>(field: &ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
+    let (local, layout, mesh) = constant(field).into_parts();
+    let hole = local.clone().is_nan().bool_or(local.clone().is_inf());
+    let present = hole.clone().bool_not().float();
+    let present = cast(present, local.dtype());
+    let both = [local.mask_fill(hole, 0.0), present];
+    let both = both.map(|local| ShardTensor::from_parts(local, layout.clone(), mesh.clone()));
+    let channels = field.dims()[1];
+    let means = Error::catch(|| mean_dims(cat(both.into(), 1)?, dims).map(ShardTensor::resolve))??;
+    let [sum, present] = [0, channels].map(|first| narrow(means.clone(), 1, first, channels));
+    let (present, none) = (present?, f64::from(f32::MIN_POSITIVE));
+    Error::catch(|| sum.map(|sum| sum / present.clamp_min(none)))?
 }
 
 /// The paddings by zeros, with their dims, and options without them.
@@ -318,6 +335,38 @@ mod tests {
         for (found, expected) in map.local().to_data().iter::<f64>().zip(expected) {
             assert!((found - expected).abs() < 1e-4, "{found} {expected}");
         }
+    }
+
+    #[test]
+    fn a_cell_without_a_value_counts_in_its_windows_only() {
+        let [x, target] = [0, 1].map(|index| random::<3>([1, 2, 30], "x", index).inner() + 280.0);
+        let options = SsimOptions::<1>::new(4.0).with_window([5], 1.0);
+        let map = |hole: bool| {
+            let mut values: Vec<f32> = target.to_data().iter().collect();
+            if hole {
+                (values[12], values[13]) = (f32::NAN, f32::INFINITY);
+            }
+            let target = Tensor::<3>::from_data(TensorData::new(values, [1, 2, 30]), &x.device());
+            let map = ssim(
+                ShardTensor::solo(x.clone()),
+                ShardTensor::solo(target),
+                &options,
+            );
+            map.unwrap()
+                .local()
+                .to_data()
+                .iter::<f32>()
+                .collect::<Vec<_>>()
+        };
+        for (index, (found, expected)) in map(true).iter().zip(map(false)).enumerate() {
+            match (8..=13).contains(&index) {
+                true => assert!(found.is_nan(), "window {index}: {found}"),
+                false => assert!((found - expected).abs() < 1e-3, "window {index}: {found}"),
+            }
+        }
+        let narrow = SsimOptions::<1>::new(4.0).with_window([4], 0.001);
+        let x = ShardTensor::solo(x);
+        assert!(ssim(x.clone(), x, &narrow).is_err());
     }
 
     /// Peers, 5: `E[x²] − E[x]²` cancels.

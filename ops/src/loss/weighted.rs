@@ -86,7 +86,7 @@ pub fn weighted_mean<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<Ran
         let dtype = x.local().dtype();
         let weight = cast_shard(weight.inner(), wider(dtype));
         let x = counted(cast_shard(x, wider(dtype)), weight.clone())?;
-        Ok(cast_shard(mean(x * weight.clone(), weight), dtype))
+        Ok(narrowed(mean(x * weight.clone(), weight), dtype))
     })?;
     found.map(Field::from_shard)
 }
@@ -193,6 +193,23 @@ mod tests {
                 check_op(&operator, &[SHAPE; 2], &[], &[0, 2, 3], 1e-6);
             }
         }
+    }
+
+    #[test]
+    fn means_in_half_precision_are_resolved() {
+        let means = Launcher::local(2).collect(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let field = |values: [f32; 3]| {
+                let device = world.device().clone().inner();
+                let x = Tensor::<1>::from_data(values, (&device, burn::tensor::DType::BF16));
+                ShardTensor::distribute(x, &mesh, &[Shard(0)])
+            };
+            let mean = weighted_mean(field([1.0, 2.0, 4.0])?, field([1.0, 0.0, 3.0])?)?;
+            Ok(mean
+                .to_local(LocalGradient::Replicated)
+                .into_scalar::<f32>())
+        });
+        assert_eq!(means.unwrap(), [3.25; 2]);
     }
 
     /// The cells without a weight hold NaN in `x` and target; loss and gradients are those of zeros

@@ -3,6 +3,7 @@
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
+use super::weights;
 use crate::attention::{
     AttentionOptions, NeighborhoodOptions, cell_attention, neighborhood_attention,
 };
@@ -109,7 +110,8 @@ fn attended<const D: usize, X: Field<D>>(
             return Err(Error::operator(operator, message));
         }
         let dtype = q.local().dtype();
-        let [q, k, v, mask] = [q, k, v, mask.inner()].map(|x| cast_shard(x, wider(dtype)));
+        let mask = weights(mask, dtype)?;
+        let [q, k, v] = [q, k, v].map(|x| cast_shard(x, wider(dtype)));
         let [q, k, v] = [q, k, v].map(|x| counted(x, mask.clone()));
         let (q, k, v) = (q?, k?, v?);
         let (ones, zeros) = (column(&q, scale.recip()), column(&k, 0.0));

@@ -1,6 +1,6 @@
 //! Operators on fields of which some cells do not count: land in the ocean, missing values.
 //!
-//! A mask has a number for each cell: zero where it does not count, else its weight, mostly one. It has the shape of the field, or
+//! A mask has a number for each cell: zero (or less) where it does not count, else its weight, mostly one. It has the shape of the field, or
 //! one cell in dims in which it does not vary, such as `[1, 1, lat, lon]`, and lies in the shards of the field. Whatever a field
 //! holds in cells of weight zero, NaN included, reaches no result and no gradient. Masks have no gradients.
 //!
@@ -24,7 +24,7 @@ pub use attention::{masked_cell_attention, masked_neighborhood_attention};
 pub use norm::{masked_group_norm, masked_layer_norm};
 pub use window::{masked_avg_pool, masked_conv};
 
-use burn::tensor::FloatDType;
+use burn::tensor::{DType, FloatDType};
 use halocline_core::{Error, Result, ShardTensor};
 
 use crate::field::Field;
@@ -83,9 +83,9 @@ pub fn masked_mean_dims<const D: usize, X: Field<D>>(x: X, mask: X, dims: &[usiz
     in_f32(x, mask, |x, mask| {
         let mask = broadcast(&x, mask)?;
         let x = counted(x, mask.clone())?;
-        let sums = sum_dims(Error::catch(|| x * mask.clone())?, dims)?.resolve();
-        let weights = sum_dims(mask, dims)?.resolve();
-        Error::catch(|| sums * reciprocal(weights))
+        let sums = sum_dims(Error::catch(|| x * mask.clone())?, dims)?;
+        let weights = sum_dims(mask, dims)?;
+        Error::catch(|| sums.resolve() * reciprocal(weights.resolve()))
     })
 }
 
@@ -95,12 +95,18 @@ fn in_f32<const D: usize, X: Field<D>>(
     mask: X,
     operator: impl FnOnce(ShardTensor<D>, ShardTensor<D>) -> Result<ShardTensor<D>>,
 ) -> Result<X> {
-    let mask = mask.into_shard().inner();
+    let mask = mask.into_shard();
     x.try_op(|x| {
         let dtype = x.local().dtype();
-        let y = operator(cast_shard(x, wider(dtype)), cast_shard(mask, wider(dtype)))?;
+        let mask = weights(mask, dtype)?;
+        let y = operator(Error::catch(|| cast_shard(x, wider(dtype)))?, mask)?;
         Ok(cast_shard(y, dtype))
     })
+}
+
+/// The numbers of a mask in f32 at least, for a field of a type; none is below zero, as the cosine of a pole may be by rounding.
+fn weights<const D: usize>(mask: ShardTensor<D>, dtype: DType) -> Result<ShardTensor<D>> {
+    Error::catch(|| cast_shard(mask.inner(), wider(dtype)).clamp_min(0.0))
 }
 
 /// A mask with a number for each cell of a field.

@@ -54,10 +54,12 @@ pub fn masked_group_norm<const D: usize, X: Field<D>>(
     let spatial: Vec<usize> = (2..D).collect();
     // Sums over the cells of a group, for each of its channels.
     let sums = |x: ShardTensor<D>| {
-        let sums = sum_dims(x, &spatial)?.resolve();
+        let sums = sum_dims(x, &spatial)?;
+        let sums = Error::catch(|| sums.resolve())?;
         let (kept, each) = (sums.dims(), shape[1] / groups);
         let grouped: ShardTensor<3> = reshape(sums, [shape[0], groups, each])?;
-        let total = sum_dims(grouped, &[2])?.resolve();
+        let total = sum_dims(grouped, &[2])?;
+        let total = Error::catch(|| total.resolve())?;
         reshape::<3, D>(expand(total, [shape[0], groups, each])?, kept)
     };
     normalized(
@@ -109,7 +111,10 @@ pub fn masked_layer_norm<const D: usize, X: Field<D>>(
     }
     shape[..D - dims].fill(1);
     let normalized_dims: Vec<usize> = (D - dims..D).collect();
-    let sums = |x: ShardTensor<D>| Ok(sum_dims(x, &normalized_dims)?.resolve());
+    let sums = |x: ShardTensor<D>| {
+        let sums = sum_dims(x, &normalized_dims)?;
+        Error::catch(|| sums.resolve())
+    };
     normalized(
         NAME,
         x,
@@ -134,7 +139,11 @@ fn normalized<const D: usize, const E: usize, X: Field<D>>(
     for (parameter, expected) in &parameters {
         let held = parameter.as_ref().map(|parameter| parameter.dims());
         let cells = |shape: &[usize]| shape.iter().product::<usize>();
-        if held.is_some_and(|held| cells(&held) != cells(expected)) {
+        let is_other = |held: [usize; E]| match E {
+            1 => held[0] != cells(expected),
+            _ => held[..] != expected[..],
+        };
+        if held.is_some_and(is_other) {
             let message = format!("a parameter {held:?} for {shape:?}; expected {expected:?}");
             return Err(Error::operator(operator, message));
         }
@@ -150,7 +159,9 @@ fn normalized<const D: usize, const E: usize, X: Field<D>>(
         let means = mean(x.clone())?;
         let centred = Error::catch(|| x - means)?;
         let variance = mean(centred.clone().square())?;
-        let mut y = Error::catch(|| centred / (variance + epsilon).sqrt())?;
+        let y = Error::catch(|| centred / (variance + epsilon).sqrt())?;
+        // Also where no cell counts, and ε is zero: the weight has a gradient there.
+        let mut y = counted(y, mask.clone())?;
         let dtype = burn::tensor::FloatDType::from(y.local().dtype());
         let [weight, bias] = parameters.map(|(parameter, shape)| {
             let beside = |parameter: Operand<E>| -> Result<ShardTensor<D>> {

@@ -224,6 +224,13 @@ fn misuse_is_told() {
         error.contains("3 groups of channels of [2, 4, 5, 7]"),
         "{error}"
     );
+    let (y, ones) = (Tensor::<3>::ones([8, 2, 3], &Default::default()), || {
+        Tensor::<3>::ones([8, 2, 3], &Default::default())
+    });
+    let turned = Tensor::<3>::ones([1, 3, 2], &Default::default());
+    let error = masked_layer_norm(y, ones(), 2, Some(turned.into()), None, 1e-5);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("expected [1, 2, 3]"), "{error}");
     let field = || Tensor::<4>::ones([1, 4, 1, 2], &Default::default());
     let mask = Tensor::<4>::ones([1, 4, 1, 1], &Default::default());
     let options = AttentionOptions::default().with_scale(0.0);
@@ -286,4 +293,46 @@ fn attention_reaches_no_masked_cell() {
     for (found, expected) in run(f32::NAN).iter().zip(&run(0.0)) {
         assert!(difference(found, expected) < 1e-6);
     }
+}
+
+/// The weights of a mask are beyond f16, as areas are, or a little below zero, as the cosine of a pole is.
+#[test]
+fn weights_may_be_areas_and_cosines() {
+    use burn::tensor::DType;
+
+    let device = Default::default();
+    let x = |dtype| Tensor::<3>::from_data([[[1.0, f32::NAN, 3.0, 5.0]]], (&device, dtype));
+    let mask = |scale: f32| {
+        let mask = [[[scale, -4.4e-8 * scale, scale, 3.0 * scale]]];
+        Tensor::<3>::from_data(mask, &device)
+    };
+    let sums = |dtype| Tensor::<3>::ones([1, 1, 2], (&device, dtype));
+    let run = |dtype, scale| {
+        let options = ConvOptions::<1>::default();
+        let y = masked_conv::<3, 1, _>(x(dtype), mask(scale), sums(dtype), None, &options);
+        y.unwrap().into_data().iter::<f32>().collect::<Vec<_>>()
+    };
+    for scale in [1e-9, 1.0, 1e10] {
+        for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 1e-2)] {
+            for (found, expected) in run(dtype, scale).iter().zip([2.0, 6.0, 9.0]) {
+                let off = (found - expected).abs();
+                assert!(off < tolerance, "{scale}: {found} for {expected}");
+            }
+        }
+    }
+    let mean = masked_mean_dims(x(DType::F16), mask(1e10), &[2]).unwrap();
+    assert!((mean.into_scalar::<f32>() - 3.8).abs() < 2e-3);
+}
+
+/// A row of which no cell counts, beside one, with ε = 0.
+#[test]
+fn rows_that_do_not_count_have_no_part_in_the_gradient_of_a_weight() {
+    let device = burn::tensor::Device::default().autodiff();
+    let x = Tensor::<2>::from_data([[1.0, 4.0, 3.0], [2.0, 5.0, 7.0]], &device);
+    let mask = Tensor::<2>::from_data([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]], &device);
+    let weight = Tensor::<2>::ones([1, 3], &device).require_grad();
+    let y = masked_layer_norm(x, mask, 1, Some(weight.clone().into()), None, 0.0).unwrap();
+    let gradients = y.sum().backward();
+    let gradient = weight.grad(&gradients).expect("a gradient").into_data();
+    gradient.assert_eq(&[[-1.0_f32, 0.0, 1.0]].into(), false);
 }

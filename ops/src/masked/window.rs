@@ -1,15 +1,15 @@
 //! Convolution and averages over windows, by the cells that count.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::{in_f32, reciprocal};
+use super::{in_f32, reciprocal, weights};
 use crate::conv::{ConvOptions, conv};
 use crate::field::Field;
 use crate::loss::counted;
 use crate::operand::Operand;
 use crate::pool::{PaddingCount, PoolOptions, avg_pool};
-use crate::precision::{cast_shard, wider};
+use crate::precision::{cast_shard, narrowed, wider};
 use crate::rearrange::{distribute_beside, reshape};
 
 /// Convolution by the cells that count: `Σ_k w_k·m·x · n / Σ_k m + bias`, where `n` is the number of cells of the window, and
@@ -42,7 +42,7 @@ pub fn masked_conv<const D: usize, const N: usize, X: Field<D>>(
     options: &ConvOptions<N>,
 ) -> Result<X> {
     const NAME: &str = "masked_conv";
-    let weight = weight.into();
+    let weight: Operand<D> = weight.into();
     if D < 3 || mask.global_dims()[1] != 1 {
         let message = format!(
             "a mask {:?}; expected [batch or 1, 1, *spatial]",
@@ -50,33 +50,58 @@ pub fn masked_conv<const D: usize, const N: usize, X: Field<D>>(
         );
         return Err(Error::operator(NAME, message));
     }
-    let mask = mask.into_shard().inner();
+    let mask = mask.into_shard();
     x.try_op(|x| {
-        let mut kernel = weight.dims();
-        kernel[..2].fill(1);
-        let cells: usize = kernel[2..].iter().product();
         let dtype = x.local().dtype();
-        let mask = cast_shard(mask, wider(dtype));
-        let share = (cells as f64).recip();
-        let shares = Tensor::<D>::full(kernel, share, (&mask.device(), wider(dtype)));
-        let present = conv(mask.clone(), shares, None, &options.with_groups(1))?;
-        let mask = cast_shard(mask, dtype);
-        let x = counted(x, mask.clone())?;
-        let y = conv(Error::catch(|| x * mask)?, weight, None, options)?;
-        let some = cast_shard(some(&present), dtype);
-        let factor = cast_shard(reciprocal(present), dtype);
-        let y = Error::catch(|| y * factor)?;
-        match bias {
-            None => Ok(y),
-            Some(bias) => {
-                let mut shape = [1; D];
-                shape[1] = y.dims()[1];
-                let bias: ShardTensor<D> = reshape(bias.beside(&y)?, shape)?;
-                let bias = distribute_beside(&y, bias)?;
-                Error::catch(|| y + bias * some)
-            }
+        if dtype != DType::F16 {
+            return by_present(x, mask, weight, bias, options);
         }
+        // Weights such as areas, and their reciprocals, are beyond f16.
+        let in_single = |x: ShardTensor<D>| Error::catch(|| cast_shard(x, DType::F32));
+        let weight = in_single(weight.beside(&x)?)?;
+        let bias = match bias {
+            None => None,
+            Some(bias) => {
+                let bias = bias.beside(&x)?;
+                Some(Error::catch(|| cast_shard(bias, DType::F32))?.into())
+            }
+        };
+        let y = by_present(in_single(x)?, mask, weight.into(), bias, options)?;
+        Error::catch(|| narrowed(y, dtype))
     })
+}
+
+fn by_present<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    mask: ShardTensor<D>,
+    weight: Operand<D>,
+    bias: Option<Operand<1>>,
+    options: &ConvOptions<N>,
+) -> Result<ShardTensor<D>> {
+    let mut kernel = weight.dims();
+    kernel[..2].fill(1);
+    let cells: usize = kernel[2..].iter().product();
+    let dtype = x.local().dtype();
+    let mask = weights(mask, dtype)?;
+    let share = (cells as f64).recip();
+    let shares = Tensor::<D>::full(kernel, share, (&mask.device(), wider(dtype)));
+    let present = conv(mask.clone(), shares, None, &options.with_groups(1))?;
+    let mask = cast_shard(mask, dtype);
+    let x = counted(x, mask.clone())?;
+    let y = conv(Error::catch(|| x * mask)?, weight, None, options)?;
+    let some = cast_shard(some(&present), dtype);
+    let factor = cast_shard(reciprocal(present), dtype);
+    let y = Error::catch(|| y * factor)?;
+    match bias {
+        None => Ok(y),
+        Some(bias) => {
+            let mut shape = [1; D];
+            shape[1] = y.dims()[1];
+            let bias: ShardTensor<D> = reshape(bias.beside(&y)?, shape)?;
+            let bias = distribute_beside(&y, bias)?;
+            Error::catch(|| y + bias * some)
+        }
+    }
 }
 
 /// One where a number is positive, else zero.

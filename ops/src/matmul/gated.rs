@@ -11,7 +11,7 @@ layers! {
 }
 
 /// burn's layer on either kind of tensor.
-fn swiglu_of<const D: usize, X: Field<D>>(layer: &SwiGlu, x: X) -> X {
+pub(crate) fn swiglu_of<const D: usize, X: Field<D>>(layer: &SwiGlu, x: X) -> X {
     let gate = x.clone().apply(&layer.linear_inner).silu();
     gate * x.apply(&layer.linear_outer)
 }

@@ -17,11 +17,13 @@
 //! is summed over the axes on which the other one is sharded.
 
 mod affine;
+mod choice;
 pub mod einsum;
 mod gated;
 mod golden;
 mod product;
 
+pub(crate) use choice::activation_of;
 pub use einsum::einsum;
 pub(crate) use golden::OPERATORS;
 

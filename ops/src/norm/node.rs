@@ -15,6 +15,10 @@ use crate::kernel::simd::Isa;
 
 /// One normalization on one rank.
 #[derive(Clone, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a normalization has one, whichever it is"
+)]
 pub(super) enum Norm {
     Group(GroupRun),
     Rows(RowNorm),

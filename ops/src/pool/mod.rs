@@ -255,9 +255,7 @@ fn counted<const D: usize, const N: usize, W: Windows>(
     by_planes(&stencil, &plan, x, slides, windows, |mut y, outputs| {
         for (spatial, window) in stencil.windows().iter().enumerate() {
             let dim = spatial + 2;
-            // One factor for each output of the kernel, which has one output on a rank without any.
             let range = outputs.ranges()[dim].clone();
-            let range = range.start..range.start + y.dims()[dim];
             if let Some(factors) = factors(
                 window,
                 options.count,

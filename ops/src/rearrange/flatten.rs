@@ -102,7 +102,11 @@ pub fn unflatten<const D: usize, const E: usize>(
         return Err(Error::operator(NAME, message));
     }
     match inner {
-        0 => extents[dim] = vec![sizes[0]],
+        0 => {
+            // No cell tells which rank has which of the outer ones.
+            x.require_whole(NAME, dim)?;
+            extents[dim] = vec![sizes[0]];
+        }
         _ => extents[dim].iter_mut().for_each(|extent| *extent /= inner),
     }
     let whole = sizes[1..].iter().map(|size| vec![*size]);

@@ -83,6 +83,7 @@ pub fn cumsum<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTens
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn cumprod<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
+    x.require_resolved("cumprod")?;
     let dtype = x.local().dtype();
     // Products of a rank alone may be too large or too small for f32, though those of all ranks are not.
     let is_joined = x.layout().is_sharded(dim) && flex::runs_on(&x.local().device());

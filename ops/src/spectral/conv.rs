@@ -63,6 +63,7 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     own_modes(NAME, &modes_of_x, dtype, &weight)?;
     if wider(dtype) != dtype {
         // Sums over a field are beyond f16, though the result is not.
+        let x = Error::catch(|| x.resolve())?;
         let weight = cast_shard(weight.beside(&x)?, wider(dtype));
         let y = spectral_conv(cast_shard(x, wider(dtype)), weight)?;
         return Ok(narrowed(y, dtype));

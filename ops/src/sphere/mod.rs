@@ -111,8 +111,9 @@ pub trait SphereField<const D: usize>: Field<D> {
     }
 
     /// The power of each degree, `Σ_m |y_lm|²` over all orders, those below zero too, of harmonics
-    /// `[.., degrees, orders, 2]`: `[.., degrees, 1, 1]`, `Partial(Sum)` where orders are sharded. With orthonormal harmonics its
-    /// sum over degrees is the integral of the square of the field.
+    /// `[.., degrees, orders, 2]`: `[.., degrees, 1, 1]`, `Partial(Sum)` where orders are sharded (in f16 and bf16
+    /// resolved). With orthonormal harmonics its sum over degrees is the integral of the square of the field, but for an order of
+    /// half the longitudes, which counts twice.
     ///
     /// # Panics
     /// Panics for partial values, and for a tensor of fewer than three dims.

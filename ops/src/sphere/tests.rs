@@ -219,3 +219,20 @@ fn other_sizes_are_refused_before_anything_is_sent() {
         })
         .unwrap();
 }
+
+#[test]
+fn power_in_half_precision_is_resolved_where_orders_are_sharded() {
+    let result = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("orders", 2)])?;
+        let device = world.device().clone().inner();
+        let x = Tensor::<3>::ones([4, 5, 2], (&device, burn::tensor::DType::BF16));
+        let x = ShardTensor::distribute(x, &mesh, &[Shard(1)])?;
+        let power = x.sphere_power();
+        assert_eq!(power.placements(), [Replicate]);
+        let power = power.local().to_data();
+        // Of the order zero once, of the others twice.
+        assert_eq!(power.iter::<f32>().collect::<Vec<_>>(), [18.0; 4]);
+        Ok(())
+    });
+    result.unwrap();
+}

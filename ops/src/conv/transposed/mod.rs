@@ -150,7 +150,19 @@ impl<const N: usize> ConvTransposeOptions<N> {
                 "output padding {more}; expected less than the stride {stride} or the dilation {dilation}"
             ));
         }
-        let all = (size - 1) * stride + (kernel - 1) * dilation + more + 1;
+        let count = |number: usize| number as u128;
+        let along = |cells: usize, step: usize| (count(cells) - 1) * count(step);
+        let reach = along(size, stride).saturating_add(along(kernel, dilation));
+        let most = reach.saturating_add(count(more) + 1);
+        let all = match isize::try_from(most) {
+            Ok(all) if padding <= isize::MAX as usize / 2 => all.unsigned_abs(),
+            _ => {
+                return fail(format!(
+                    "{most} outputs, padding {padding}, more than {} cells",
+                    isize::MAX
+                ));
+            }
+        };
         match all.checked_sub(2 * padding) {
             Some(outputs) if outputs > 0 => Ok(outputs),
             _ => fail(format!(
@@ -234,11 +246,12 @@ pub fn conv_transpose<const D: usize, const N: usize>(
         &x,
     )?;
     let groups = held_groups(&x, groups);
-    let (weight, bias) = channels.fanned_out(weight, bias, &x, operator);
+    let (weight, bias) = channels.fanned_out(weight, bias, &x, operator)?;
     let mesh = x.mesh().clone();
     let held = x.local_dims().to_vec();
     let (local, layout, _) = x.into_parts();
-    let local = fan_out(local, &mesh, channels.pairing.fan_out(0), operator);
+    let axes = channels.pairing.fan_out(0);
+    let local = Error::catch(|| fan_out(local, &mesh, axes, operator))?;
     let [of_inputs, of_outputs] = [weight.dims()[0], weight.dims()[1]];
     let conv = ConvRun {
         conv: Conv {

@@ -180,7 +180,7 @@ pub fn grid_sample<const D: usize, const N: usize>(
         profile(&places, 1, &scales)?,
         profile(&places, 1, &middles)?,
     );
-    let mut displacement = places * scales + middles;
+    let mut displacement = without_ends(places * scales + middles, &sizes, options)?;
     for dim in 0..N {
         let component: Vec<f64> = (0..N)
             .map(|other| f64::from(u8::from(other == dim)))
@@ -197,6 +197,46 @@ pub fn grid_sample<const D: usize, const N: usize>(
     };
     let rounding = std::array::from_fn(|dim| 4.0 * epsilon * sizes[dim + 2] as f64);
     displaced(x, displacement, options, rounding)
+}
+
+/// Places that have no gradient on the first cell and the last, beyond which values stay or turn back: PyTorch's choice of the
+/// slopes on either side.
+fn without_ends<const D: usize, const N: usize>(
+    places: ShardTensor<D>,
+    sizes: &[usize; D],
+    options: &SampleOptions<N>,
+) -> Result<ShardTensor<D>> {
+    let turns = |dim: usize| {
+        matches!(
+            options.boundary[dim],
+            Boundary::Replicate | Boundary::Reflect
+        )
+    };
+    if options.mode != Mode::Linear || !(0..N).any(turns) {
+        return Ok(places);
+    }
+    let of_dims = |end: &dyn Fn(usize) -> f64| {
+        let end = |dim: usize| {
+            if turns(dim) {
+                end(sizes[dim + 2])
+            } else {
+                f64::NAN
+            }
+        };
+        profile(&places, 1, &(0..N).map(end).collect::<Vec<_>>())
+    };
+    let ends = [of_dims(&|_| 0.0)?, of_dims(&|size| size as f64 - 1.0)?];
+    let (local, layout, mesh) = places.into_parts();
+    if local.dims().contains(&0) {
+        return Ok(ShardTensor::from_parts(local, layout, mesh));
+    }
+    let is_at = |end: &ShardTensor<D>| {
+        let end = end.local().clone().expand(local.dims());
+        local.clone().equal(end)
+    };
+    let is_end = is_at(&ends[0]).bool_or(is_at(&ends[1]));
+    let local = local.clone().mask_where(is_end, local.detach());
+    Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
 /// The layout of the result, and the axes over which an operand fans out.
