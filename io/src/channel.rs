@@ -53,7 +53,8 @@ impl Channel {
         (level.to_string() == label).then_some(level)
     }
 
-    /// Whether both have the same units, or those of one are not known. Powers may be written `m s-1`, `m s**-1` or `m s^-1`.
+    /// Whether both have the same units, also of their levels, or those of one are not known. Powers may be written `m s-1`,
+    /// `m s**-1` or `m s^-1`, and hectopascals of levels `mbar`.
     /// One that lacks units is unlike one that has them.
     ///
     /// # Example
@@ -65,9 +66,19 @@ impl Channel {
     /// assert!(with("m s-1").has_units_of(&Channel::new("u10".into())));
     /// assert!(!with("m s-1").has_units_of(&with("knots")));
     /// assert!(!with("m s-1").has_units_of(&Channel::new("u10".into()).with_lacks_units(true)));
+    /// let level = |units: &str| Channel::new("t@1000".into()).with_level_units(Some(units.into()));
+    /// assert!(level("hPa").has_units_of(&level("millibars")) && !level("hPa").has_units_of(&level("Pa")));
     /// ```
     pub fn has_units_of(&self, other: &Self) -> bool {
         let plain = |units: &String| units.replace("**", "").replace('^', "");
+        let level = |units: &String| match &*units.to_lowercase() {
+            "mbar" | "mb" | "millibar" | "millibars" => "hpa".into(),
+            other => other.to_string(),
+        };
+        let levels = self.level_units.as_ref().zip(other.level_units.as_ref());
+        if levels.is_some_and(|(one, other)| level(one) != level(other)) {
+            return false;
+        }
         match (&self.units, &other.units) {
             (Some(one), Some(other)) => plain(one) == plain(other),
             (None, None) => true,

@@ -73,16 +73,17 @@ pub(crate) struct Origins {
 }
 
 impl Origins {
-    /// Refuses forcings of day and time for files whose calendar is not the Gregorian.
+    /// Refuses forcings of the hour and the sun for files whose calendar is not the Gregorian.
     pub(crate) fn check_calendar(&self, file: &dyn Fields, channels: &Channels) -> Result<()> {
-        let has_time =
-            |origin: &Origin| matches!(origin, Origin::Computed(forcing) if forcing.has_time());
+        let has_hour =
+            |origin: &Origin| matches!(origin, Origin::Computed(forcing) if forcing.has_hour());
         let calendar = file.calendar();
-        if calendar == Calendar::Gregorian || !self.forcings.iter().any(has_time) {
+        if calendar == Calendar::Gregorian || !self.forcings.iter().any(has_hour) {
             return Ok(());
         }
         let forcings = format!("{:?}", channels.forcings);
-        let expected = format!("none of day or time, for files with the calendar {calendar}");
+        let expected =
+            format!("none of the hour or the sun, for files with the calendar {calendar}");
         Err(Error::argument("forcings", forcings, expected))
     }
 }

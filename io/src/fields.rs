@@ -208,7 +208,9 @@ pub(crate) fn same_units(
         if !found.has_units_of(expected) {
             let told = |channel: &Channel| {
                 let units = channel.units.as_deref().unwrap_or("none");
-                format!("{units} of {}", channel.name)
+                let level = channel.level_units.as_ref();
+                let level = level.map_or(String::new(), |units| format!(", levels in {units}"));
+                format!("{units} of {}{level}", channel.name)
             };
             return Err(Error::Differs {
                 path: path.into(),

@@ -5,15 +5,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hdf5_reader::error::{Error, Result};
-use hdf5_reader::{FileStorage, Storage, StorageBuffer};
+use hdf5_reader::{Storage, StorageBuffer};
 
 use crate::cf::variable::{Stamp, stamp_of};
 
 /// A file that counts the bytes that are read, at most so many at a time, whatever damaged metadata ask for.
 pub(crate) struct FileBytes {
-    file: FileStorage,
-    /// The same file, for bytes in memory of the caller.
-    direct: File,
+    file: File,
+    len: u64,
     /// That of the open file, which is read even if another one takes its name.
     pub(crate) stamp: Stamp,
     most: usize,
@@ -23,10 +22,11 @@ pub(crate) struct FileBytes {
 impl FileBytes {
     pub(crate) fn open(path: &Path, most: usize) -> std::io::Result<Self> {
         let file = File::open(path)?;
+        let found = file.metadata()?;
         Ok(Self {
-            stamp: stamp_of(&file.metadata()?),
-            direct: file.try_clone()?,
-            file: FileStorage::from_file(file).map_err(std::io::Error::other)?,
+            stamp: stamp_of(&found),
+            len: found.len(),
+            file,
             most,
             fetched: AtomicU64::new(0),
         })
@@ -39,29 +39,45 @@ impl FileBytes {
         len: usize,
         memory: &'a mut Vec<u8>,
     ) -> Result<&'a [u8]> {
-        self.check(len)?;
         // Before memory is taken for it.
-        if offset
-            .checked_add(len as u64)
-            .is_none_or(|end| end > self.file.len())
-        {
-            return Err(Error::OffsetOutOfBounds(offset));
-        }
+        self.check(offset, len)?;
         memory.resize(memory.len().max(len), 0);
         let bytes = &mut memory[..len];
-        #[cfg(unix)]
-        std::os::unix::fs::FileExt::read_exact_at(&self.direct, bytes, offset)?;
-        #[cfg(not(unix))]
-        bytes.copy_from_slice(&self.file.read_range(offset, len)?);
-        self.fetched.fetch_add(len as u64, Ordering::Relaxed);
+        self.fill(bytes, offset)?;
         Ok(bytes)
     }
 
-    fn check(&self, len: usize) -> Result<()> {
-        match len > self.most {
-            true => Err(Error::ResourceLimit(format!("{len} bytes at once"))),
-            false => Ok(()),
+    /// Refuses more bytes than are read at once, and those beyond the end of the file.
+    fn check(&self, offset: u64, len: usize) -> Result<()> {
+        if len > self.most {
+            return Err(Error::ResourceLimit(format!("{len} bytes at once")));
         }
+        let end = offset.checked_add(len as u64);
+        match end.is_some_and(|end| end <= self.len) {
+            true => Ok(()),
+            false => Err(Error::OffsetOutOfBounds(offset)),
+        }
+    }
+
+    fn fill(&self, bytes: &mut [u8], offset: u64) -> Result<()> {
+        #[cfg(unix)]
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, bytes, offset)?;
+        #[cfg(not(any(unix, windows)))]
+        compile_error!("no way to read a file at a place, by several threads");
+        #[cfg(windows)]
+        {
+            let mut read = 0;
+            while read < bytes.len() {
+                let (rest, at) = (&mut bytes[read..], offset + read as u64);
+                match std::os::windows::fs::FileExt::seek_read(&self.file, rest, at)? {
+                    0 => return Err(Error::OffsetOutOfBounds(at)),
+                    more => read += more,
+                }
+            }
+        }
+        self.fetched
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The bytes that have been read so far.
@@ -72,15 +88,14 @@ impl FileBytes {
 
 impl Storage for FileBytes {
     fn len(&self) -> u64 {
-        self.file.len()
+        self.len
     }
 
     fn read_range(&self, offset: u64, len: usize) -> Result<StorageBuffer> {
-        self.check(len)?;
-        // A range beyond the end of the file is refused before memory is taken for it.
-        let bytes = self.file.read_range(offset, len)?;
-        self.fetched.fetch_add(len as u64, Ordering::Relaxed);
-        Ok(bytes)
+        self.check(offset, len)?;
+        let mut bytes = vec![0; len];
+        self.fill(&mut bytes, offset)?;
+        Ok(StorageBuffer::from_vec(bytes))
     }
 }
 

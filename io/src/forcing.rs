@@ -5,6 +5,8 @@ use std::f64::consts::TAU;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
+use crate::Calendar;
+
 /// The mean length of a year of the Julian calendar, in days.
 const DAYS: f64 = 365.25;
 
@@ -24,11 +26,11 @@ pub(crate) enum Forcing {
 }
 
 impl Forcing {
-    /// Whether the forcing depends on time, of the Gregorian calendar.
-    pub(crate) fn has_time(self) -> bool {
-        !matches!(
+    /// Whether the forcing depends on the hour or the sun, of the Gregorian calendar.
+    pub(crate) fn has_hour(self) -> bool {
+        matches!(
             self,
-            Self::CosLatitude | Self::SinLatitude | Self::CosLongitude | Self::SinLongitude
+            Self::CosLocalTime | Self::SinLocalTime | Self::CosSolarZenithAngle
         )
     }
 
@@ -114,11 +116,21 @@ pub(crate) struct Instant {
 }
 
 impl Instant {
-    /// The instant of seconds since 1970-01-01 UTC.
-    pub(crate) fn of(seconds: f64) -> Self {
+    /// The instant of seconds since 1970-01-01 of a calendar. Its years are as long as those of the sun.
+    pub(crate) fn of(seconds: f64, calendar: Calendar) -> Self {
         const DAY: f64 = 86_400.0;
         let day = (seconds / DAY).floor();
         let hours = (seconds - day * DAY) / 3600.0;
+        let year = match calendar {
+            Calendar::Gregorian => None,
+            Calendar::NoLeap => Some(365.0),
+            Calendar::AllLeap => Some(366.0),
+            Calendar::Day360 => Some(360.0),
+        };
+        if let Some(year) = year {
+            let day_of_year = (day.rem_euclid(year) + hours / 24.0) * DAYS / year;
+            return Self { day_of_year, hours };
+        }
         // Years beyond the calendar of the crate have no seasons to speak of.
         let date = Timestamp::from_second((day * DAY) as i64).unwrap_or(Timestamp::UNIX_EPOCH);
         let date = date.to_zoned(TimeZone::UTC);
@@ -136,7 +148,21 @@ mod tests {
     fn at(name: &str, seconds: f64, lat: f64, lon: f64) -> f64 {
         Forcing::of(name)
             .unwrap()
-            .at(Instant::of(seconds), lat, lon)
+            .at(Instant::of(seconds, Calendar::Gregorian), lat, lon)
+    }
+
+    #[test]
+    fn years_of_other_calendars_are_whole_turns() {
+        for (calendar, year) in [(Calendar::NoLeap, 365.0), (Calendar::Day360, 360.0)] {
+            let at = |name: &str, days: f64| {
+                let instant = Instant::of(days * 86_400.0, calendar);
+                Forcing::of(name).unwrap().at(instant, 0.0, 0.0)
+            };
+            for years in [-1.0, 0.0, 30.0] {
+                assert!((at("cos_julian_day", years * year) - 1.0).abs() < 1e-12);
+                assert!((at("sin_julian_day", (years + 0.25) * year) - 1.0).abs() < 1e-12);
+            }
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use ndarray::{Array4, s};
 
 use crate::fields::{check_box, same_calendar};
+use crate::selected::Selected;
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
 
 /// Parts with different channels, one after another, such as the surface and pressure levels.
@@ -77,18 +78,27 @@ fn told(part: &dyn Fields) -> String {
 }
 
 /// Parts by their channels, in the order of the first of each.
-pub(crate) fn by_channels(parts: Vec<Box<dyn Fields>>) -> Vec<Vec<Box<dyn Fields>>> {
+pub(crate) fn by_channels(parts: Vec<Box<dyn Fields>>) -> Result<Vec<Vec<Box<dyn Fields>>>> {
+    let sorted = |fields: &dyn Fields| {
+        let mut names = fields.channels().to_vec();
+        names.sort();
+        names
+    };
     let mut groups: Vec<Vec<Box<dyn Fields>>> = Vec::new();
     for part in parts {
         match groups
             .iter_mut()
-            .find(|group| group[0].channels() == part.channels())
+            .find(|group| sorted(&*group[0]) == sorted(&*part))
         {
-            Some(group) => group.push(part),
+            // In the order of the first.
+            Some(group) => {
+                let names = group[0].channels().to_vec();
+                group.push(Selected::of(part, &names)?);
+            }
             None => groups.push(vec![part]),
         }
     }
-    groups
+    Ok(groups)
 }
 
 /// Merges each part of the first group with those of the others that have its first time.

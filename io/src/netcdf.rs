@@ -7,8 +7,8 @@ use std::sync::Arc;
 use hdf5_reader::Hdf5File;
 use ndarray::ArrayD;
 use netcdf_reader::{
-    NcAttrValue, NcFile, NcFormat, NcOpenOptions, NcSliceInfo, NcSliceInfoElem, NcType, NcVariable,
-    Storage,
+    NcAttrValue, NcFile, NcFormat, NcMetadataMode, NcOpenOptions, NcSliceInfo, NcSliceInfoElem,
+    NcType, NcVariable, Storage,
 };
 
 use crate::alike::fingerprint;
@@ -49,14 +49,26 @@ impl NetCdf {
         };
         let bytes = FileBytes::open(path, usize::MAX).map_err(|e| Error::io(path, e))?;
         let bytes = Arc::new(bytes);
-        let options = NcOpenOptions::default();
-        let file = NcFile::from_storage_with_options(bytes.clone(), options)
-            .map_err(|e| unreadable(e.to_string()))?;
+        let open = |metadata_mode| {
+            let options = NcOpenOptions {
+                metadata_mode,
+                ..NcOpenOptions::default()
+            };
+            NcFile::from_storage_with_options(bytes.clone(), options)
+        };
+        let mut file = open(NcMetadataMode::Strict).map_err(|e| unreadable(e.to_string()))?;
         let is_hdf5 = matches!(file.format(), NcFormat::Nc4 | NcFormat::Nc4Classic);
         let hdf5 = is_hdf5
             .then(|| Hdf5File::from_storage(bytes.clone()))
             .transpose();
         let hdf5 = hdf5.map_err(|e| unreadable(e.to_string()))?;
+        if let (Err(error), Some(hdf5)) = (file.variables(), &hdf5) {
+            // A text that is not UTF-8, such as the name of an institution, leaves the fields as they are.
+            let is_text = error.to_string().contains("utf-8");
+            let lenient = is_text.then(|| open(NcMetadataMode::Lossy).ok()).flatten();
+            let lenient = lenient.filter(|file| keeps_fields(file, hdf5));
+            file = lenient.ok_or_else(|| unreadable(error.to_string()))?;
+        }
         let mut variables = Vec::new();
         for found in file.variables().map_err(|e| unreadable(e.to_string()))? {
             let shape = found.shape();
@@ -134,6 +146,34 @@ impl Container for NetCdf {
     fn fingerprint(&self) -> Result<(u64, u32)> {
         fingerprint(&self.path)
     }
+}
+
+/// Attributes on which values depend.
+const MEANINGS: [&str; 8] = [
+    "_FillValue",
+    "missing_value",
+    "scale_factor",
+    "add_offset",
+    "_Unsigned",
+    "units",
+    "calendar",
+    "standard_name",
+];
+
+/// Whether a file whose metadata were read in part has all on which values and dims of its variables depend.
+fn keeps_fields(file: &NcFile, hdf5: &Hdf5File) -> bool {
+    let keeps = |found: &NcVariable| {
+        let Ok(dataset) = hdf5.dataset(found.name()) else {
+            return false;
+        };
+        let attributes = dataset.attributes();
+        let has = |name: &str| attributes.iter().any(|attribute| attribute.name == name);
+        let held = |name: &str| found.attributes().iter().any(|held| held.name == name);
+        let has_dims = found.shape().is_empty() || has("DIMENSION_LIST") || has("CLASS");
+        has_dims && MEANINGS.iter().all(|name| !has(name) || held(name))
+    };
+    file.variables()
+        .is_ok_and(|variables| variables.iter().all(keeps))
 }
 
 /// Checks the shape of a box that was read.

@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use burn::config::Config;
+use halocline_core::raise_descriptor_limit;
 
 use crate::cf::CfFields;
 use crate::cf::variable::Container;
@@ -121,14 +122,16 @@ impl OpenConfig {
     /// Those of [`open`](Self::open); no time in the period; files with other channels and other times or
     /// another grid, or with some channels in common.
     pub fn open_each(&self, paths: &[impl AsRef<Path>]) -> Result<Vec<Box<dyn Fields>>> {
-        let mut groups = by_channels(self.in_period(paths)?);
-        match groups.len() {
-            0 | 1 => Ok(groups.pop().unwrap_or_default()),
-            _ => merge_each(groups)?
-                .into_iter()
-                .map(|fields| self.selected(fields))
-                .collect(),
-        }
+        let mut groups = by_channels(self.in_period(paths)?)?;
+        let files = match groups.len() {
+            0 | 1 => groups.pop().unwrap_or_default(),
+            _ => merge_each(groups)?,
+        };
+        // A channel that is chosen may be in none of those with times in the period.
+        files
+            .into_iter()
+            .map(|fields| self.selected(fields))
+            .collect()
     }
 
     /// Opens several files or stores as one time axis, in the order of their times. Files with other channels are
@@ -137,9 +140,10 @@ impl OpenConfig {
     /// # Errors
     /// Those of [`open_each`](Self::open_each); no path; another grid than in the first; times that overlap.
     pub fn open_joined(&self, paths: &[impl AsRef<Path>]) -> Result<Box<dyn Fields>> {
-        let mut groups = by_channels(self.in_period(paths)?);
+        let mut groups = by_channels(self.in_period(paths)?)?;
         if groups.len() < 2 {
-            return Ok(Box::new(Joined::new(groups.pop().unwrap_or_default())?));
+            let joined = Joined::new(groups.pop().unwrap_or_default())?;
+            return self.selected(Box::new(joined));
         }
         let joined = groups
             .into_iter()
@@ -175,6 +179,8 @@ impl OpenConfig {
 
     /// Opens files each with all channels that are chosen, or else each with those that it has.
     fn open_parts(&self, paths: &[impl AsRef<Path>]) -> Result<Vec<Box<dyn Fields>>> {
+        // Each takes a descriptor or two.
+        raise_descriptor_limit();
         let whole: Result<Vec<_>> = paths.iter().map(|path| self.open(path)).collect();
         let (Err(error), Some(chosen)) = (&whole, &self.channels) else {
             return whole;
@@ -218,7 +224,7 @@ impl OpenConfig {
     /// The chosen channels of fields that were merged, in their order.
     fn selected(&self, fields: Box<dyn Fields>) -> Result<Box<dyn Fields>> {
         match &self.channels {
-            Some(channels) => Ok(Box::new(Selected::new(fields, channels)?)),
+            Some(channels) => Selected::of(fields, channels),
             None => Ok(fields),
         }
     }
@@ -270,7 +276,7 @@ fn format(path: &Path) -> Result<Format> {
     match &magic[..] {
         [b'G', b'R', b'I', b'B', ..] => {
             let cause = "it is a GRIB file, which is not read; convert it first, for example by \
-                         xarray.open_dataset(path, engine=\"cfgrib\").to_netcdf(path)";
+                         xarray.open_dataset(path, engine=\"cfgrib\").to_netcdf(\"fields.nc\")";
             let error = std::io::Error::new(ErrorKind::Unsupported, cause);
             Err(Error::io(path, error))
         }

@@ -23,7 +23,7 @@ impl Selected {
     ///
     /// # Errors
     /// No channels, one chosen twice, or one that is not there.
-    pub(crate) fn new(fields: Box<dyn Fields>, chosen: &[String]) -> Result<Self> {
+    pub(crate) fn of(fields: Box<dyn Fields>, chosen: &[String]) -> Result<Box<dyn Fields>> {
         let names = fields.channels();
         let error = |got: String| {
             let path = fields.path().display();
@@ -41,11 +41,15 @@ impl Selected {
         if indices.is_empty() {
             return error("none".into());
         }
-        Ok(Self {
+        // All of them, in their order, need no copy.
+        if indices.iter().copied().eq(0..names.len()) {
+            return Ok(fields);
+        }
+        Ok(Box::new(Self {
             names: indices.iter().map(|&index| names[index].clone()).collect(),
             indices,
             fields,
-        })
+        }))
     }
 }
 

@@ -176,6 +176,11 @@ fn parse_reference(text: &str, dates: Dates) -> Option<f64> {
     let (date, rest) = text.split_once(['t', ' ']).unwrap_or((text, ""));
     let zone = rest.find(['+', '-', 'z', 'u', 'g']).unwrap_or(rest.len());
     let (time, zone) = rest.split_at(zone);
+    // wgrib2 writes a zone without a sign: `00:00:00.0 0:00`.
+    let (time, zone) = match time.trim().split_once(' ') {
+        Some((clock, offset)) if zone.is_empty() => (clock, format!("+{}", offset.trim())),
+        _ => (time, zone.to_string()),
+    };
     let [year, month, day] = numbers(date, '-')?;
     let (clock, decimals) = time.trim().split_once('.').unwrap_or((time.trim(), ""));
     let colons = clock.matches(':').count();
@@ -268,6 +273,9 @@ mod tests {
             ("1970-01-01 06:30", 23400.0),
             ("1970-01-01 00:00:00 UTC", 0.0),
             ("1970-01-01 00:00:00 GMT", 0.0),
+            // Of wgrib2.
+            ("1970-01-01 00:00:00.0 0:00", 0.0),
+            ("1970-01-01 00:00:00 1:30", -5400.0),
             ("1970-01-01T00:00:00+01:00", -3600.0),
             ("1970-01-01 00:00:00 +0130", -5400.0),
             ("1970-01-01 00:00:00 -6", 21600.0),

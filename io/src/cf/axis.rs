@@ -34,6 +34,9 @@ const PRESSURES: [&str; 7] = ["pa", "hpa", "mbar", "millibar", "millibars", "mb"
 pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
     let lower = |attribute| variable.text(attribute).map(str::to_lowercase);
     let units = lower("units").unwrap_or_default();
+    let in_degrees = units.is_empty() || units.starts_with("deg") || units.starts_with('°');
+    let in_others =
+        units.starts_with("rad") || ["m", "km", "metre", "meter"].contains(&units.as_str());
     if let Some(name) = lower("standard_name") {
         let level = [
             "air_pressure",
@@ -44,8 +47,8 @@ pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
         ];
         return match name.as_str() {
             "time" => Some(Axis::Time),
-            "latitude" => Some(Axis::Latitude),
-            "longitude" => Some(Axis::Longitude),
+            "latitude" if !in_others => Some(Axis::Latitude),
+            "longitude" if !in_others => Some(Axis::Longitude),
             name if level.contains(&name) => Some(Axis::Level),
             name if name.starts_with("atmosphere_") || name.starts_with("ocean_") => {
                 Some(Axis::Level)
@@ -68,10 +71,9 @@ pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
     if units.contains(" since ") {
         return Some(Axis::Time);
     }
-    let horizontal = ["", "degrees", "degree", "deg"].contains(&units.as_str());
     match variable.name.to_lowercase().as_str() {
-        "lat" | "latitude" | "latitudes" | "nav_lat" if horizontal => Some(Axis::Latitude),
-        "lon" | "longitude" | "longitudes" | "nav_lon" if horizontal => Some(Axis::Longitude),
+        "lat" | "latitude" | "latitudes" | "nav_lat" if in_degrees => Some(Axis::Latitude),
+        "lon" | "longitude" | "longitudes" | "nav_lon" if in_degrees => Some(Axis::Longitude),
         name if is_time(name) => Some(Axis::Time),
         "level" | "levels" | "lev" | "plev" | "pressure" | "pressure_level" | "isobaricinhpa"
         | "height" | "depth" | "altitude" => Some(Axis::Level),
@@ -134,6 +136,12 @@ mod tests {
             ),
             ("latitude", &[], Some(Axis::Latitude)),
             ("lat", &[("units", "m")], None),
+            ("lat", &[("units", "degrees north")], Some(Axis::Latitude)),
+            (
+                "y",
+                &[("standard_name", "latitude"), ("units", "radian")],
+                None,
+            ),
             ("x", &[("axis", "X"), ("units", "m")], None),
             (
                 "lat",

@@ -1,6 +1,7 @@
 //! Fields by the CF conventions, in containers of any format.
 
-mod axis;
+pub(crate) mod axis;
+mod coordinates;
 mod plan;
 mod shared;
 pub(crate) mod variable;
@@ -16,8 +17,9 @@ use crate::packing::Stored;
 use crate::traffic::Counter;
 use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic, times};
 
+use coordinates::Role;
 pub(crate) use plan::base;
-use plan::{Field, Plan, Role};
+use plan::{Field, Plan};
 use shared::Request;
 use variable::{Container, error_at};
 

@@ -1,26 +1,11 @@
 //! The fields of a container: which variables are channels, on which grid and time axis.
 
-use std::path::Path;
-
-use super::axis::{Axis, axis_of, is_time};
-use super::variable::{Container, Kind, Variable, VariableAttributes, error_at};
+use super::axis::{axis_of, is_time};
+use super::coordinates::{Coordinates, Role, refused_time};
+use super::variable::{Container, Kind, VariableAttributes};
 use crate::fields::in_file;
 use crate::packing::Packing;
-use crate::{Calendar, Error, Grid, Result, time_units, times};
-
-/// Largest number of values of a coordinate.
-const MAX_VALUES: usize = 1 << 24;
-
-/// The meaning of a dim of a channel's variable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Role {
-    /// A dim of one index, which is left out.
-    Single,
-    Time,
-    Level,
-    Row,
-    Column,
-}
+use crate::{Calendar, Error, Grid, Result};
 
 /// A variable on a grid.
 #[derive(Debug)]
@@ -70,7 +55,7 @@ impl Plan {
         chosen: Option<&[String]>,
         units: Option<&str>,
     ) -> Result<Self> {
-        let coordinates = Coordinates(container);
+        let coordinates = Coordinates::of(container);
         let path = container.path();
         let is_chosen = |name: &str| {
             chosen.is_none_or(|chosen| {
@@ -162,9 +147,34 @@ impl Plan {
         };
         let grid = Grid::new(values(Role::Row)?, values(Role::Column)?)
             .map_err(|error| in_file(path, error))?;
-        let time = dim(&main, Role::Time);
-        let has_times = time.is_some();
-        let (time, calendar, times) = coordinates.times(time, units)?;
+        // That of other variables of the file, if those that are chosen are the same at all times.
+        let mut beside = None;
+        if chosen.is_some() && dim(&main, Role::Time).is_none() {
+            for (index, variable) in container.variables().iter().enumerate() {
+                let Ok(Ok(roles)) = coordinates.roles(variable) else {
+                    continue;
+                };
+                let other = (index, roles);
+                if dim(&other, Role::Time).is_some()
+                    && shares(&other, Role::Row)
+                    && shares(&other, Role::Column)
+                {
+                    beside = Some(other);
+                    break;
+                }
+            }
+        }
+        let time = dim(beside.as_ref().unwrap_or(&main), Role::Time);
+        let mut has_times = time.is_some();
+        let found = match coordinates.times(time, units) {
+            // Fields that are the same at all times do not need those of others.
+            Err(_) if beside.is_some() => {
+                has_times = false;
+                coordinates.times(None, units)
+            }
+            found => found,
+        };
+        let (time, calendar, times) = found?;
         let mut plan = Self {
             grid,
             times,
@@ -184,7 +194,7 @@ impl Plan {
 
     /// Adds the channels of a variable.
     fn add(&mut self, coordinates: &Coordinates<'_>, index: usize, roles: Vec<Role>) -> Result<()> {
-        let container = coordinates.0;
+        let container = coordinates.container;
         let variable = &container.variables()[index];
         let level = roles.iter().position(|role| *role == Role::Level);
         let labels = level.map(|dim| coordinates.labels(&variable.dims[dim], variable.shape[dim]));
@@ -214,177 +224,4 @@ impl Plan {
 /// The name of the variable of a channel: without its level.
 pub(crate) fn base(channel: &str) -> &str {
     channel.rsplit_once('@').map_or(channel, |(name, _)| name)
-}
-
-/// The error of a coordinate of times that holds no numbers.
-fn refused_time(path: &Path, name: &str, found: String) -> Error {
-    let expected = "numbers with units such as \"hours since 1970-01-01\", as xarray writes times by to_zarr and \
-                    to_netcdf";
-    Error::shape(path, name, found, expected)
-}
-
-/// The coordinates of a container.
-struct Coordinates<'a>(&'a dyn Container);
-
-impl<'a> Coordinates<'a> {
-    /// The coordinate of a dim: the variable of its name, else one that lies on it and that is
-    /// recognised.
-    fn find(&self, dim: &str) -> Option<&'a Variable> {
-        let on_dim = |variable: &&Variable| {
-            !dim.is_empty() && variable.dims == [dim] && variable.kind != Kind::Other
-        };
-        let variables = self.0.variables();
-        let own = variables
-            .iter()
-            .filter(on_dim)
-            .find(|variable| variable.name == dim);
-        own.or_else(|| {
-            let mut others = variables.iter().filter(on_dim);
-            others.find(|variable| axis_of(variable).is_some())
-        })
-    }
-
-    /// The roles of the dims of a variable, or the reason why it is no field.
-    fn roles(&self, variable: &Variable) -> Result<Result<Vec<Role>, String>> {
-        if variable.kind == Kind::Other {
-            return Ok(Err("not of numbers".into()));
-        }
-        let mut roles = Vec::new();
-        for (dim, &extent) in variable.dims.iter().zip(&variable.shape) {
-            let coordinate = self.find(dim);
-            let axis = coordinate.and_then(axis_of);
-            if let Some(coordinate) = coordinate
-                && axis.is_some()
-                && coordinate.shape != [extent]
-            {
-                let found = format!("{:?} with dims {:?}", variable.shape, variable.dims);
-                let expected = format!("{:?} values of {dim}", coordinate.shape);
-                return Err(Error::shape(self.0.path(), &variable.name, found, expected));
-            }
-            roles.push(match axis {
-                Some(Axis::Time) => Role::Time,
-                Some(Axis::Latitude) => Role::Row,
-                Some(Axis::Longitude) => Role::Column,
-                Some(Axis::Level) => Role::Level,
-                None if extent == 1 => Role::Single,
-                None => Role::Level,
-            });
-        }
-        let count = |role| roles.iter().filter(|this| **this == role).count();
-        if (count(Role::Row), count(Role::Column)) != (1, 1) {
-            return Ok(Err(format!("dims {:?}", variable.dims)));
-        }
-        for dim in &variable.dims {
-            self.check_time(dim)?;
-        }
-        if count(Role::Time) > 1 || count(Role::Level) > 1 {
-            return Ok(Err(format!(
-                "more than one level or time in dims {:?}",
-                variable.dims
-            )));
-        }
-        Ok(Ok(roles))
-    }
-
-    /// Refuses a dim whose coordinate is a time by its name or attributes, and holds no numbers: it is not a level.
-    fn check_time(&self, dim: &str) -> Result<()> {
-        if self.find(dim).is_some() {
-            return Ok(());
-        }
-        let mut variables = self.0.variables().iter();
-        let time = variables
-            .find(|variable| variable.dims == [dim] && axis_of(variable) == Some(Axis::Time));
-        if let Some(time) = time {
-            let found = format!("times of the type {}", time.dtype);
-            return Err(refused_time(self.0.path(), &time.name, found));
-        }
-        let mut unreadable = self.0.unreadable().iter();
-        match unreadable.find(|(name, _)| name == dim && is_time(name)) {
-            Some((name, cause)) => Err(refused_time(self.0.path(), name, cause.clone())),
-            None => Ok(()),
-        }
-    }
-
-    /// The values of a coordinate, unpacked.
-    fn values(&self, variable: &Variable) -> Result<Vec<f64>> {
-        let (path, name) = (self.0.path(), &variable.name);
-        let cells: Vec<_> = variable.shape.iter().map(|&extent| 0..extent).collect();
-        let count = variable.shape.iter().product::<usize>();
-        if count > MAX_VALUES {
-            let expected = format!("at most {MAX_VALUES} values of a coordinate");
-            return Err(Error::shape(
-                path,
-                name,
-                format!("{:?}", variable.shape),
-                expected,
-            ));
-        }
-        let packing = Packing::of(&VariableAttributes(path, variable), false)?;
-        let mut variables = self.0.variables().iter();
-        let index = variables.position(|other| std::ptr::eq(other, variable));
-        let numbers = self
-            .0
-            .double(index.expect("it is of this container"), &cells);
-        let numbers = numbers.map_err(|cause| error_at(self.0, name, &cells, &cause))?;
-        Ok(numbers
-            .into_iter()
-            .map(|number| packing.value(number))
-            .collect())
-    }
-
-    /// The name, calendar and values of the time axis, in seconds since 1970-01-01. Without a time
-    /// axis, the one time is that of a scalar coordinate, else zero.
-    fn times(
-        &self,
-        dim: Option<&str>,
-        units: Option<&str>,
-    ) -> Result<(String, Calendar, Vec<f64>)> {
-        let scalar = |variable: &&Variable| {
-            variable.dims.is_empty()
-                && variable.kind != Kind::Other
-                && axis_of(variable) == Some(Axis::Time)
-        };
-        let variable = match dim {
-            Some(dim) => self.find(dim),
-            None => self.0.variables().iter().find(scalar),
-        };
-        let Some(variable) = variable else {
-            return Ok(("time".into(), Calendar::Gregorian, vec![0.0]));
-        };
-        let path: &Path = self.0.path();
-        let attributes = VariableAttributes(path, variable);
-        let numbers = self.values(variable)?;
-        let (calendar, seconds) = time_units::seconds(&attributes, units, numbers)?;
-        times::check_rising(path, &variable.name, &seconds)?;
-        Ok((variable.name.clone(), calendar, seconds))
-    }
-
-    /// The names of the levels along a dim: its coordinate, else numbers from zero.
-    fn labels(&self, dim: &str, extent: usize) -> Result<Vec<String>> {
-        let coordinate = self.find(dim).filter(|variable| variable.shape == [extent]);
-        if let Some(variable) = coordinate {
-            let single = variable.kind == Kind::Single;
-            let label = |&value: &f64| match single {
-                true => (value as f32).to_string(),
-                false => value.to_string(),
-            };
-            let mut labels: Vec<String> = self.values(variable)?.iter().map(label).collect();
-            let in_order = labels.clone();
-            labels.sort();
-            labels.dedup();
-            if labels.len() == extent {
-                return Ok(in_order);
-            }
-        }
-        if extent > MAX_VALUES {
-            let expected = format!("at most {MAX_VALUES} levels");
-            return Err(Error::shape(
-                self.0.path(),
-                dim,
-                extent.to_string(),
-                expected,
-            ));
-        }
-        Ok((0..extent).map(|index| index.to_string()).collect())
-    }
 }

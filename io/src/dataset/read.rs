@@ -51,7 +51,8 @@ impl FieldDataset {
         self.read_sources(file, sources, time, fills, cells)
     }
 
-    /// Reads a box of the forcings of one step, from a time on the axis of a sample or beyond its end.
+    /// Reads a box of the forcings of one step, from a time on the axis of a sample or beyond its end, where masks are those of
+    /// the sample's present.
     ///
     /// # Errors
     /// A file that cannot be read; a time without fields, if a forcing is a channel of the files that
@@ -62,11 +63,11 @@ impl FieldDataset {
         seconds: f64,
         cells: [Range<usize>; 3],
     ) -> Result<Array3<f32>> {
-        let (file, _) = self.times_of(sample);
+        let (file, sampled) = self.times_of(sample);
         let found = times::find(file.times(), seconds);
         let changes = |origin: &Origin| match origin {
-            Origin::Channel(channel) | Origin::Mask(channel) => !file.describe(*channel).is_static,
-            Origin::Constant(_) | Origin::Computed(_) => false,
+            Origin::Channel(channel) => !file.describe(*channel).is_static,
+            Origin::Mask(_) | Origin::Constant(_) | Origin::Computed(_) => false,
         };
         let origins = &self.origins.forcings;
         if found.is_none()
@@ -77,12 +78,16 @@ impl FieldDataset {
                 self.channels.forcings[forcing],
                 file.calendar().date(seconds)
             );
-            let expected = "computed channels, constants, or channels without a time";
+            let expected = "computed channels, constants, masks, or channels without a time";
             return Err(Error::argument("forcings", got, expected));
         }
         let sources: Vec<Place> = origins[cells[0].clone()]
             .iter()
-            .map(|origin| (found.unwrap_or(0), *origin))
+            .map(|origin| match origin {
+                // What has no value at the start has none in the forecast.
+                Origin::Mask(_) => (found.unwrap_or(sampled.present()), *origin),
+                _ => (found.unwrap_or(0), *origin),
+            })
             .collect();
         self.read_sources(file, &sources, |_| seconds, self.fills()?, cells)
     }
@@ -136,7 +141,8 @@ impl FieldDataset {
                     values.assign(&constants.read(channel, [rows.clone(), columns.clone()])?);
                 }
                 Origin::Computed(forcing) => {
-                    let (grid, instant) = (self.metadata.grid(), Instant::of(time(index)));
+                    let instant = Instant::of(time(index), file.calendar());
+                    let grid = self.metadata.grid();
                     for ((_, row, column), value) in values.indexed_iter_mut() {
                         let lat = grid.lat()[rows.start + row];
                         let lon = grid.lon()[columns.start + column];

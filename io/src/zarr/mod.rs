@@ -1,6 +1,7 @@
 //! Zarr stores in a folder, versions 2 and 3.
 
 mod folder;
+mod json;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -10,15 +11,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ndarray::ArrayD;
 use serde_json::Value;
 use zarrs::array::{Array, ArrayShardedExt, ArraySubset, ChunkShape, Element, ElementOwned};
+use zarrs::metadata::ArrayMetadata;
 
 use crate::alike::fingerprint;
-use crate::attributes::Numbers;
+use crate::cf::axis::is_time;
 use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable, stamp};
 use crate::{Error, Result};
 use folder::Folder;
+use json::{attribute, json, text};
 
-/// Largest size of a file of metadata, in bytes.
-const MAX_METADATA: u64 = 1 << 24;
 /// Largest size of a decoded chunk, in bytes.
 const MAX_CHUNK: u64 = 1 << 31;
 /// Largest size of a decoded shard, in bytes.
@@ -81,6 +82,8 @@ impl ZarrStore {
                     store.variables.push(variable);
                 }
                 Ok(None) => {}
+                // A text on one dim is no field, and no coordinate but of a time, which is told.
+                Err(_) if store.is_text(&name) && !is_time(&name) => {}
                 Err(cause) => store.unreadable.push((name, cause)),
             }
         }
@@ -92,7 +95,7 @@ impl ZarrStore {
         let Some(metadata) = self.metadata(name)? else {
             return Ok(None);
         };
-        let array = Array::open(self.folder.clone(), &format!("/{name}")).map_err(text)?;
+        let array = self.array(name, &metadata)?;
         let elements = dtype(&metadata);
         if ["float16", "<f2", ">f2"]
             .iter()
@@ -130,6 +133,7 @@ impl ZarrStore {
             && shape.len() > 1
             && !has_fill
             && !fill.is_null()
+            && !fill.is_boolean()
         {
             attributes.push(("_FillValue".into(), attribute("_FillValue", fill)));
         }
@@ -172,6 +176,29 @@ impl ZarrStore {
             chunk: Some(extents(&chunk)?),
         };
         Ok(Some((array, variable)))
+    }
+
+    /// Whether a member is an array of texts with one dim, or none.
+    fn is_text(&self, name: &str) -> bool {
+        let Ok(Some(metadata)) = self.metadata(name) else {
+            return false;
+        };
+        let elements = dtype(&metadata);
+        let is_text = ["<U", ">U", "|S", "|O", "string", "utf", "bytes"];
+        let dims = metadata["shape"].as_array().map_or(0, Vec::len);
+        dims < 2 && is_text.iter().any(|text| elements.contains(text))
+    }
+
+    /// Opens an array by metadata that Python may have written, which has numbers that JSON has not.
+    fn array(&self, name: &str, metadata: &Value) -> Result<Array<Folder>, String> {
+        let mut metadata = metadata.clone();
+        if metadata.get("zarr_format") == Some(&Value::from(2))
+            && let Some(attributes) = json(&self.folder.root.join(name).join(".zattrs"))?
+        {
+            metadata["attributes"] = attributes;
+        }
+        let metadata: ArrayMetadata = serde_json::from_value(metadata).map_err(text)?;
+        Array::new_with_metadata(self.folder.clone(), &format!("/{name}"), metadata).map_err(text)
     }
 
     /// The metadata of a member, if it is an array.
@@ -308,21 +335,6 @@ fn order(group: &Path) -> Vec<String> {
     serde_json::from_value(listed.unwrap_or_default()).unwrap_or_default()
 }
 
-/// Reads a file of metadata, if there is one.
-fn json(path: &Path) -> Result<Option<Value>, String> {
-    let Ok(found) = path.metadata() else {
-        return Ok(None);
-    };
-    if !found.is_file() || found.len() > MAX_METADATA {
-        let name = path.file_name().unwrap_or_default().display();
-        return Err(format!(
-            "{name} is no file, or larger than {MAX_METADATA} bytes"
-        ));
-    }
-    let bytes = std::fs::read(path).map_err(text)?;
-    serde_json::from_slice(&bytes).map(Some).map_err(text)
-}
-
 /// The name of the type of an array's elements.
 fn dtype(metadata: &Value) -> String {
     let name = ["data_type", "dtype"].map(|key| metadata.get(key).map(Value::to_string));
@@ -353,44 +365,6 @@ fn kind(array: &Array<Folder>, metadata: &Value) -> (Kind, usize) {
     }
 }
 
-/// The value of an attribute in JSON.
-fn attribute(name: &str, value: &Value) -> Attribute {
-    let number = |value: &Value| match value {
-        Value::String(text) if text == "NaN" => Some(f64::NAN),
-        Value::String(text) if text == "Infinity" => Some(f64::INFINITY),
-        Value::String(text) if text == "-Infinity" => Some(f64::NEG_INFINITY),
-        // xarray's form of a float in version 3.
-        Value::String(text) if name == "_FillValue" => base64_number(text),
-        other => other.as_f64(),
-    };
-    let numbers = match value {
-        Value::Array(values) => values.iter().map(number).collect(),
-        Value::String(_) if name != "_FillValue" && name != "missing_value" => None,
-        value => number(value).map(|value| vec![value]),
-    };
-    match (numbers, value) {
-        (Some(values), _) => Attribute::Numbers(Numbers {
-            values,
-            single: false,
-        }),
-        (None, Value::String(text)) => Attribute::Text(text.clone()),
-        _ => Attribute::Other,
-    }
-}
-
-/// A number as the Base64 of its eight bytes.
-fn base64_number(text: &str) -> Option<f64> {
-    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let digits = text.strip_suffix('=').filter(|digits| digits.len() == 11)?;
-    let mut bits: u128 = 0;
-    for digit in digits.bytes() {
-        let value = DIGITS.iter().position(|&other| other == digit)?;
-        bits = (bits << 6) | value as u128;
-    }
-    // 66 bits, of which the last two fill the digit.
-    Some(f64::from_bits(((bits >> 2) as u64).swap_bytes()))
-}
-
 fn shaped<T>(values: Vec<T>, cells: &[Range<usize>]) -> Result<ArrayD<T>, String> {
     let extents: Vec<usize> = cells.iter().map(ExactSizeIterator::len).collect();
     ArrayD::from_shape_vec(extents, values).map_err(text)
@@ -413,10 +387,6 @@ fn extents(extents: &[u64]) -> Result<Vec<usize>, String> {
     extents.collect()
 }
 
-fn text(error: impl ToString) -> String {
-    error.to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -435,14 +405,5 @@ mod tests {
             (16, &[0, 0][..], &[999, 6][..])
         );
         assert!(some.windows(2).all(|pair| pair[0] < pair[1]));
-    }
-
-    #[test]
-    fn fill_values_may_be_base64() {
-        // base64.b64encode(struct.pack("<d", value)) of Python.
-        assert!(base64_number("AAAAAAAA+H8=").unwrap().is_nan());
-        assert_eq!(base64_number("mpmZmZn5WMA="), Some(-99.9));
-        assert_eq!(base64_number("AAAA"), None);
-        assert_eq!(base64_number("AAAAAAAA~H8="), None);
     }
 }

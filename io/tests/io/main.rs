@@ -4,6 +4,7 @@ mod alike;
 mod cf;
 mod checkpoint;
 mod convert;
+mod coordinates;
 mod data_page;
 mod dataset;
 mod field_file;

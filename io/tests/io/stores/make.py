@@ -67,3 +67,20 @@ ds.to_netcdf("packed.nc", encoding={"t2m": packed | {"zlib": True, "chunksizes":
 ds = dataset(EVEN).drop_vars("station")
 ds["time"] = ("time", np.array([0, 0.25, 0.5, 0.75]), {"units": "days since 2018-01-01"})
 ds.to_netcdf("classic.nc", format="NETCDF3_64BIT", engine="netcdf4")
+
+# NetCDF-4 of which texts are Latin-1, one byte of which is no UTF-8.
+import netCDF4  # noqa: E402
+
+with netCDF4.Dataset("latin1.nc", "w") as file:
+    for name, values, units in [
+        ("latitude", LAT, "degrees_north"),
+        ("longitude", LON, "degrees_east"),
+    ]:
+        file.createDimension(name, len(values))
+        variable = file.createVariable(name, "f8", (name,))
+        variable[:] = values
+        variable.units = units
+    t2m = file.createVariable("t2m", "f4", ("latitude", "longitude"), fill_value=-1.0)
+    t2m[:] = np.arange(ROWS * COLUMNS, dtype="f4").reshape(ROWS, COLUMNS)
+    t2m.setncattr("source", np.bytes_("Météo-France".encode("latin-1")))
+    file.setncattr("institution", np.bytes_("Météo-France".encode("latin-1")))

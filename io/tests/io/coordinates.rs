@@ -1,0 +1,183 @@
+//! Files whose coordinates or metadata are unusual, as real ones are.
+
+use std::path::Path;
+
+use halocline_io::{FieldWriter, Missing, OpenConfig, Period, WriterConfig, open};
+use ndarray::Array3;
+
+use crate::formats::{copy, replace, store};
+use crate::{STEP, grid};
+
+/// Gives an array of version 2 one more attribute.
+fn attribute(array: &Path, text: &str) {
+    replace(&array.join(".zattrs"), "{\n", &format!("{{\n{text},\n"));
+}
+
+/// Writes an array of version 2 without compression.
+fn array(folder: &Path, dtype: &str, shape: &[usize], dims: &[&str], bytes: &[u8]) {
+    std::fs::create_dir(folder).unwrap();
+    let metadata = serde_json::json!({
+        "shape": shape, "chunks": shape, "dtype": dtype, "fill_value": null, "order": "C", "filters": null,
+        "compressor": null, "zarr_format": 2, "dimension_separator": ".",
+    });
+    std::fs::write(folder.join(".zarray"), metadata.to_string()).unwrap();
+    let attributes = serde_json::json!({ "_ARRAY_DIMENSIONS": dims });
+    let attributes = serde_json::to_string_pretty(&attributes).unwrap();
+    std::fs::write(folder.join(".zattrs"), attributes).unwrap();
+    let chunk = vec!["0"; shape.len()].join(".");
+    std::fs::write(folder.join(chunk), bytes).unwrap();
+}
+
+/// As cfgrib has them: `time` is when the forecast began, and the time itself lies beside it.
+#[test]
+fn times_may_lie_beside_the_beginning_of_forecasts() {
+    let (_folder, path) = copy("v2.zarr");
+    let expected = open(&path).unwrap().times().to_vec();
+    attribute(
+        &path.join("time"),
+        "\"standard_name\": \"forecast_reference_time\"",
+    );
+    // What is left has no time.
+    assert_eq!(open(&path).unwrap().channels(), ["orography"]);
+    let error = OpenConfig::of_channels(&["t2m"])
+        .open(&path)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("time is the beginning or the step of forecasts"),
+        "{error}"
+    );
+    let hours: Vec<u8> = [0_i64, 6, 12, 18]
+        .iter()
+        .flat_map(|hour| hour.to_le_bytes())
+        .collect();
+    array(&path.join("valid_time"), "<i8", &[4], &["time"], &hours);
+    attribute(
+        &path.join("valid_time"),
+        "\"standard_name\": \"time\", \"units\": \"hours since 2018-01-01\"",
+    );
+    let fields = open(&path).unwrap();
+    assert_eq!(fields.times(), expected);
+    assert!(fields.channels().contains(&"t2m".to_string()));
+}
+
+/// As MOM6 has them: latitudes of rows are nominal, and those of cells lie beside them.
+#[test]
+fn nominal_latitudes_of_a_curvilinear_grid_are_refused() {
+    for (bend, is_curved) in [(0.0, false), (0.5, true)] {
+        let (_folder, path) = copy("v2.zarr");
+        let lat = open(&path).unwrap().grid().lat().to_vec();
+        let cells = (0..8).flat_map(|column| {
+            let bend = if column == 3 { bend } else { 0.0 };
+            lat.iter().map(move |lat| lat + bend)
+        });
+        let bytes: Vec<u8> = cells.flat_map(f64::to_le_bytes).collect();
+        array(
+            &path.join("geolat"),
+            "<f8",
+            &[8, 5],
+            &["longitude", "latitude"],
+            &bytes,
+        );
+        attribute(&path.join("geolat"), "\"units\": \"degrees_north\"");
+        match open(&path) {
+            Ok(fields) => assert!(!is_curved && fields.channels().contains(&"t2m".to_string())),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(
+                    is_curved
+                        && error.contains("on a curvilinear grid, whose latitudes are geolat"),
+                    "{error}"
+                );
+            }
+        }
+    }
+}
+
+/// Texts such as `expver` of ERA5, booleans, and NaN as Python writes it.
+#[test]
+fn members_and_attributes_of_other_kinds_leave_fields_readable() {
+    let (_folder, path) = copy("v2.zarr");
+    array(&path.join("expver"), "<U4", &[4], &["time"], &[0; 64]);
+    let mask: Vec<u8> = (0..40).map(|cell| cell % 2).collect();
+    array(
+        &path.join("mask"),
+        "|b1",
+        &[8, 5],
+        &["longitude", "latitude"],
+        &mask,
+    );
+    replace(
+        &path.join("mask/.zarray"),
+        "\"fill_value\":null",
+        "\"fill_value\":false",
+    );
+    attribute(
+        &path.join("t2m"),
+        "\"valid_range\": [0.0, NaN], \"missing_value\": NaN",
+    );
+    let fields = open(&path).unwrap();
+    assert!(fields.channels().contains(&"mask".to_string()));
+    let cells = fields.shape().map(|size| 0..size);
+    let place = fields
+        .channels()
+        .iter()
+        .position(|name| name == "mask")
+        .unwrap();
+    let values = fields.read(cells).unwrap();
+    assert_eq!(
+        (values[[0, place, 0, 0]], values[[0, place, 1, 0]]),
+        (0.0, 1.0)
+    );
+}
+
+#[test]
+fn texts_that_are_not_utf8_leave_fields_readable() {
+    let fields = open(store("latin1.nc")).unwrap();
+    assert_eq!(fields.channels(), ["t2m"]);
+    let values = fields.read(fields.shape().map(|size| 0..size)).unwrap();
+    assert_eq!(
+        values.iter().copied().collect::<Vec<_>>(),
+        (0..40).map(|i| i as f32).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_field_without_a_time_has_those_of_its_file() {
+    let config = OpenConfig::of_channels(&["orography"]).with_missing(Missing::Allow);
+    let chosen = config.open(store("v2.zarr")).unwrap();
+    let all = open(store("v2.zarr")).unwrap();
+    assert_eq!(chosen.times(), all.times());
+    assert!(chosen.describe(0).is_static);
+}
+
+/// Of the surface there is no file of the second year.
+#[test]
+fn a_chosen_channel_without_a_time_in_the_period_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["surface1", "levels1", "levels2"].map(|name| folder.path().join(name));
+    let write = |path: &Path, name: &str, times: std::ops::Range<usize>| {
+        let config = WriterConfig::new();
+        let mut writer = FieldWriter::create(path, &grid(3, 4), &[name], &config).unwrap();
+        for time in times {
+            writer
+                .append(time as f64 * STEP, Array3::zeros((1, 3, 4)).view())
+                .unwrap();
+        }
+        writer.finish().unwrap();
+    };
+    write(&paths[0], "t2m", 0..4);
+    write(&paths[1], "z@500", 0..4);
+    write(&paths[2], "z@500", 4..9);
+    let config = OpenConfig::of_channels(&["z@500", "t2m"]);
+    assert_eq!(
+        config.open_joined(&paths[..2]).unwrap().channels(),
+        ["z@500", "t2m"]
+    );
+    let later = config.with_period(Some(Period::since("1970-01-02")));
+    let each = later.open_each(&paths).unwrap_err().to_string();
+    let joined = later.open_joined(&paths).unwrap_err().to_string();
+    for error in [each, joined] {
+        assert!(error.contains("t2m"), "{error}");
+    }
+}
