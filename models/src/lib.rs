@@ -12,6 +12,7 @@ mod healpix;
 mod metrics;
 mod pairs;
 pub mod parallel;
+mod precision;
 mod rollout;
 mod sfno;
 pub mod shallow_water;

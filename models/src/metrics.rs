@@ -6,6 +6,7 @@ use halocline_ops::prelude::*;
 use serde::Serialize;
 
 use crate::ensemble::{Spread, beside, crps_cells, together};
+use crate::precision::wide;
 
 const NAME: &str = "Evaluation";
 
@@ -126,6 +127,9 @@ impl Evaluation {
         mask: Option<X>,
     ) -> Result<()> {
         self.check(forecast.global_dims(), truth.global_dims())?;
+        let (forecast, truth) = (wide(forecast)?, wide(truth)?);
+        let climatology = climatology.map(wide).transpose()?;
+        let mask = mask.map(wide).transpose()?;
         let dims = forecast.global_dims();
         if let Some(climatology) = &climatology {
             let means = climatology.global_dims();
@@ -190,10 +194,11 @@ impl Evaluation {
     ) -> Result<()> {
         let [members, ..] = ensemble.global_dims();
         let (ensemble, truth) = together(ensemble, truth)?;
+        let (ensemble, truth) = (wide(ensemble)?, wide(truth)?);
         Error::catch(|| {
             let mask = match mask {
                 None => None,
-                Some(mask) => Some(beside(mask, &truth)?.squeeze::<4>(0)),
+                Some(mask) => Some(beside(wide(mask)?, &truth)?.squeeze::<4>(0)),
             };
             let mean = ensemble.clone().mean_dims(&[0]);
             // Of a population of which the members are a sample.

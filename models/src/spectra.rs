@@ -8,6 +8,7 @@ use halocline_ops::spectral::rfft;
 use serde::Serialize;
 
 use crate::Region;
+use crate::precision::wide;
 use crate::verification::{hours, key};
 
 const NAME: &str = "Spectra";
@@ -69,7 +70,7 @@ impl Spectra {
     /// degrees.
     ///
     /// # Errors
-    /// A region that does not go around the globe.
+    /// A region that does not go around the globe; another number of weights than of latitudes.
     pub fn new(
         channels: &[impl AsRef<str>],
         weights: &[f64],
@@ -77,6 +78,14 @@ impl Spectra {
         regions: Vec<Region>,
     ) -> Result<Self> {
         let part = |region: &&Region| region.lon[1] - region.lon[0] < 360.0;
+        if weights.len() != lat.len() {
+            let message = format!(
+                "{} weights for {} latitudes; expected one for each",
+                weights.len(),
+                lat.len()
+            );
+            return Err(Error::operator(NAME, message));
+        }
         if let Some(region) = regions.iter().find(part) {
             let message = format!(
                 "region {:?} from {} to {} degrees east; expected one around the globe, whose zonal waves are whole",
@@ -123,7 +132,8 @@ impl Spectra {
             );
             return Err(Error::operator(NAME, message));
         }
-        let [forecast, truth] = [forecast, truth].map(|field| self.power(field.into_shard()));
+        let power = |field: X| self.power(wide(field)?.into_shard());
+        let [forecast, truth] = [forecast, truth].map(power);
         let fields = [forecast?, truth?];
         let sums = self.leads.entry(key(lead)).or_default();
         let waves = |power: &[Vec<Vec<f64>>]| power.iter().flatten().map(Vec::len).next();

@@ -7,6 +7,7 @@ use halocline_ops::prelude::*;
 
 use crate::conv::{FieldConv2d, FieldConv2dConfig};
 use crate::parallel::{Plan, Style};
+use crate::precision::{computed, stepped};
 
 /// Configuration of [`SurrogateCnn`], which has an example.
 #[derive(Config, Debug)]
@@ -41,7 +42,7 @@ pub struct SurrogateCnnConfig {
 ///
 /// Blocks are `x + scale · conv(gelu(conv(x)))` (He et al. 2016, with the per-channel scale of
 /// ConvNeXt, Liu et al. 2022). The increment starts small, so that the untrained model is close to
-/// persistence.
+/// persistence. It computes in the number type of its parameters, and adds the increment in that of the input.
 ///
 /// # Shapes
 /// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`.
@@ -143,11 +144,12 @@ impl<X: Field<4>> Layer<X> for SurrogateCnn {
     fn forward(&self, x: X) -> X {
         let oldest = (self.history - 1) * self.variables;
         let state = x.clone().narrow(1, oldest, self.variables); // [batch, variables, lat, lon]
+        let x = computed(x, &self.scale);
         let mut y = self.stem.forward(x).gelu(); // [batch, width, lat, lon]
         for block in &self.blocks {
             y = block.forward(y);
         }
         let increment = self.head.forward(y.gelu());
-        state.addcmul(increment, &self.scale)
+        stepped(state, increment, &self.scale)
     }
 }

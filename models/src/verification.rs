@@ -114,6 +114,8 @@ pub struct Verification {
     regions: Vec<(String, Evaluation)>,
     /// The evaluations of every lead, in milliseconds.
     leads: BTreeMap<i64, Vec<Evaluation>>,
+    /// The numbers of weights and latitudes, which are the same.
+    rows: [usize; 2],
 }
 
 impl Verification {
@@ -138,6 +140,7 @@ impl Verification {
                 .map(|region| (region.name.clone(), evaluation(region)))
                 .collect(),
             leads: BTreeMap::new(),
+            rows: [weights.len(), lat.len()],
         }
     }
 
@@ -145,7 +148,7 @@ impl Verification {
     /// [`Evaluation::add_masked`] for every region.
     ///
     /// # Errors
-    /// A lead that is no number; those of [`Evaluation::add_masked`].
+    /// A lead that is no number; another number of weights than of latitudes; those of [`Evaluation::add_masked`].
     pub fn add<X: Field<4>>(
         &mut self,
         lead: f64,
@@ -181,6 +184,12 @@ impl Verification {
     fn of_lead(&mut self, lead: f64) -> Result<&mut Vec<Evaluation>> {
         if !lead.is_finite() {
             let message = format!("a lead of {lead} hours; expected a number");
+            return Err(Error::operator("Verification", message));
+        }
+        let [weights, latitudes] = self.rows;
+        if weights != latitudes {
+            let message =
+                format!("{weights} weights for {latitudes} latitudes; expected one for each");
             return Err(Error::operator("Verification", message));
         }
         let regions = self.regions.iter().map(|(_, empty)| empty.clone());
@@ -272,5 +281,27 @@ mod tests {
             .add(f64::NAN, truth(), truth(), None, None)
             .unwrap_err();
         assert!(error.to_string().contains("a lead of NaN hours"));
+    }
+
+    /// Squares of these errors are beyond f16.
+    #[test]
+    fn scores_of_half_precision_are_those_of_f32() {
+        let field = |value: f32| {
+            let options = (&Default::default(), burn::tensor::DType::F16);
+            Tensor::<4>::full([1, 1, 2, 3], value, options)
+        };
+        let globe = || vec![Region::standard()[0].clone()];
+        let mut scores = Verification::new(&["z"], &[1.0; 2], &[45.0, -45.0], &[0.0; 3], globe());
+        scores
+            .add(6.0, field(300.0), field(0.0), None, Some(field(1.0)))
+            .unwrap();
+        assert_eq!(scores.score("z", 6.0, "globe").unwrap().rmse, 300.0);
+        // Of another grid.
+        let lat = [45.0, 0.0, -45.0];
+        let mut other = Verification::new(&["z"], &[1.0; 2], &lat, &[0.0; 3], globe());
+        let error = other
+            .add(6.0, field(1.0), field(0.0), None, None)
+            .unwrap_err();
+        assert!(error.to_string().contains("2 weights for 3 latitudes"));
     }
 }

@@ -1,6 +1,6 @@
 //! Plans: what is written about a model, in code or a file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -129,6 +129,24 @@ impl Plan {
     pub fn with_kind(mut self, own: &str, known: &str) -> Self {
         self.kind.insert(own.into(), known.into());
         self
+    }
+
+    /// The axes that it names.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_models::parallel::{Plan, Store, Style};
+    ///
+    /// let plan = Plan::default()
+    ///     .with_layer("up", Style::colwise("tensor"))
+    ///     .with_store(Store::new("**", "data"));
+    /// assert_eq!(plan.axes().into_iter().collect::<Vec<_>>(), ["data", "tensor"]);
+    /// ```
+    pub fn axes(&self) -> BTreeSet<&str> {
+        let optional = self.optional_axes.iter().map(String::as_str);
+        let stores = self.store.iter().map(|store| &store.over[..]);
+        let layers = self.layer.iter().flat_map(|entry| entry.style.axes());
+        optional.chain(stores).chain(layers).collect()
     }
 
     /// This plan, for meshes that may lack an axis.

@@ -86,6 +86,25 @@ pub struct Split {
     pub output: Option<Along>,
 }
 
+impl Style {
+    /// The axes that it names.
+    pub(super) fn axes(&self) -> Vec<&str> {
+        let tables = match self {
+            Self::Colwise(Split { axis, .. })
+            | Self::Rowwise(Split { axis, .. })
+            | Self::SequenceParallel { axis, .. } => return vec![axis],
+            Self::PrepareInput(axes) | Self::PrepareOutput(axes) => vec![axes],
+            Self::PrepareInputOutput { input, output } => vec![input, output],
+            Self::Placed(placed) => {
+                let tables = placed.parameters.values();
+                tables.chain([&placed.input, &placed.output]).collect()
+            }
+        };
+        let names = tables.into_iter().flat_map(BTreeMap::keys);
+        names.map(String::as_str).collect()
+    }
+}
+
 impl Split {
     fn over(axis: &str) -> Self {
         Self {

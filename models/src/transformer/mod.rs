@@ -16,6 +16,7 @@ use halocline_core::{Along, Boundary, Halos};
 use halocline_ops::prelude::*;
 
 use crate::parallel::{Axes, Placed, Plan, Style};
+use crate::precision::{computed, stepped};
 
 pub use attention::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
@@ -82,7 +83,8 @@ pub struct FieldTransformerConfig {
 /// Transformer that adds an increment to the newest state of a latitude-longitude field: patches, blocks of neighborhood
 /// attention with rotary positions and of linear layers, and a field of the patches again.
 ///
-/// The increment starts small, so that the untrained model is close to persistence.
+/// The increment starts small, so that the untrained model is close to persistence. It computes in the number type of its
+/// parameters, and adds the increment in that of the input.
 ///
 /// # Shapes
 /// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`, of any size.
@@ -327,6 +329,9 @@ impl FieldTransformer {
     fn forecast<X: Field<4>>(&self, x: X, condition: Option<&Rank<X, 2>>) -> X {
         let oldest = (self.history - 1) * self.variables;
         let state = x.clone().narrow(1, oldest, self.variables); // [batch, variables, lat, lon]
+        let condition = condition.map(|condition| computed(condition.clone(), &self.scale));
+        let condition = condition.as_ref();
+        let x = computed(x, &self.scale);
         let mut y = self.embedding.forward(x); // [batch, lat, lon, d_model], by patches
         for block in &self.blocks {
             let halos = block.halos();
@@ -340,7 +345,7 @@ impl FieldTransformer {
             };
         }
         let increment = self.recovery.recover(y.apply(&self.norm), &state);
-        state.addcmul(increment, &self.scale)
+        stepped(state, increment, &self.scale)
     }
 }
 
