@@ -254,7 +254,7 @@ fn a_dry_run_finds_the_messages_of_a_whole_model() {
         Ok(planned.to_string())
     });
     let listed = &messages.unwrap()[1];
-    let halos = "conv2d on [1, 3, 13, 10] lat(3):Shard(2)[5, 4, 4]\nexchange";
+    let halos = "conv2d on [1, 3, 13, 10] lat(3):Shard(2)[5, 4, 4], in F32\nexchange";
     assert!(listed.starts_with(halos), "{listed}");
     assert!(listed.contains("  send to    0 "), "{listed}");
 }

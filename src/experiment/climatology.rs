@@ -29,7 +29,7 @@ pub enum Cycle {
     Mean,
     /// A mean for each month.
     Month,
-    /// A mean for each day of the year, over the 61 days around it. Hours of the day are not apart.
+    /// A mean for each day of the year, over the 61 days around it.
     Day,
 }
 
@@ -60,12 +60,36 @@ impl Cycle {
     }
 }
 
-/// Means of the targets in the training period by time of year, in shards, of normalised values.
+/// Seconds of a day.
+const DAY: f64 = 86400.0;
+
+/// The times that share a mean: those of a [`Cycle`], in the same part of their days.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    pub(super) cycle: Cycle,
+    /// Equal parts of a day from 0 UTC on.
+    pub(super) parts: usize,
+    pub(super) calendar: Calendar,
+}
+
+impl Times {
+    fn classes(self) -> usize {
+        self.cycle.classes() * self.parts
+    }
+
+    /// The mean of a time in seconds since 1970-01-01, from 0: parts of a day follow each other.
+    fn class(self, seconds: f64) -> usize {
+        let of_day = seconds.round().rem_euclid(DAY) / DAY;
+        let part = (of_day * self.parts as f64) as usize;
+        self.cycle.class(seconds.round(), self.calendar) * self.parts + part
+    }
+}
+
+/// Means of the targets in the training period by time of year and of day, in shards, of normalised values.
 #[derive(Debug)]
 pub(super) struct Climatology {
-    cycle: Cycle,
-    calendar: Calendar,
-    /// `[1, targets, lat, lon]` for each time of the year.
+    times: Times,
+    /// `[1, targets, lat, lon]` for each of the classes.
     means: Vec<ShardTensor<4>>,
 }
 
@@ -78,7 +102,7 @@ impl Climatology {
         world: &World,
         (mesh, placements): (&DeviceMesh, &[Placement]),
         folder: &Path,
-        calendar: Calendar,
+        (parts, calendar): (usize, Calendar),
     ) -> Result<Option<Self>> {
         let Some(saved) = Checkpoint::latest(world, folder)? else {
             return Ok(None);
@@ -86,11 +110,14 @@ impl Climatology {
         let all = saved.sharded::<4, Float>(NAME, mesh, placements)?.inner();
         let classes = all.dims()[0];
         let mut cycles = [Cycle::Month, Cycle::Day].into_iter();
-        let cycle = cycles.find(|cycle| cycle.classes() == classes);
+        let cycle = cycles.find(|cycle| cycle.classes() * parts == classes);
         let class = |class| all.clone().narrow(0, class, 1);
         Ok(Some(Self {
-            cycle: cycle.unwrap_or(Cycle::Mean),
-            calendar,
+            times: Times {
+                cycle: cycle.unwrap_or(Cycle::Mean),
+                parts,
+                calendar,
+            },
             means: (0..classes).map(class).collect(),
         }))
     }
@@ -99,29 +126,22 @@ impl Climatology {
     pub(super) fn compute(
         world: &World,
         folder: &Path,
-        (cycle, calendar): (Cycle, Calendar),
+        times: Times,
         loader: &FieldLoader,
     ) -> Result<Self> {
         let mut checkpoints = Checkpoints::open(world, folder, &CheckpointConfig::new())?;
-        let means = compute(world, loader, cycle, calendar)?;
+        let means = compute(world, loader, times)?;
         let mut snapshot = Snapshot::new(world);
         snapshot.sharded(NAME, &ShardTensor::cat(means.clone(), 0))?;
         checkpoints.save(0, snapshot, None)?;
         checkpoints.wait()?;
-        Ok(Self {
-            cycle,
-            calendar,
-            means,
-        })
+        Ok(Self { times, means })
     }
 
     /// The means at some times, `[times, targets, lat, lon]`, whole along the batch.
     pub(super) fn at(&self, times: &[f64]) -> ShardTensor<4> {
-        let class = |time: &f64| self.cycle.class(*time, self.calendar);
-        let means: Vec<_> = times
-            .iter()
-            .map(|time| self.means[class(time)].clone())
-            .collect();
+        let mean = |time: &f64| self.means[self.times.class(*time)].clone();
+        let means: Vec<_> = times.iter().map(mean).collect();
         match &means[..] {
             [one] => one.clone(),
             _ => ShardTensor::cat(means, 0),
@@ -130,14 +150,8 @@ impl Climatology {
 }
 
 /// Computes the means of the targets of a loader's samples.
-fn compute(
-    world: &World,
-    loader: &FieldLoader,
-    cycle: Cycle,
-    calendar: Calendar,
-) -> Result<Vec<ShardTensor<4>>> {
-    // Sums of values and of their numbers.
-    let mut sums: Vec<Option<[ShardTensor<4>; 2]>> = vec![None; cycle.classes()];
+fn compute(world: &World, loader: &FieldLoader, times: Times) -> Result<Vec<ShardTensor<4>>> {
+    let mut sums: Vec<Option<Sum>> = vec![None; times.classes()];
     let progress = Progress::new(world.rank(), NAME, loader.batches());
     for batch in loader.epoch(0) {
         let batch = batch?;
@@ -145,25 +159,27 @@ fn compute(
         let count = batch
             .mask
             .map_or_else(|| values.clone() * 0.0 + 1.0, ShardTensor::inner);
-        let sum = &mut sums[cycle.class(batch.times[0], calendar)];
+        let sum = &mut sums[times.class(batch.times[0])];
         *sum = added(sum.take(), Some([values, count]));
         progress.advance();
     }
     progress.finish();
-    let classes = sums.len();
-    let window = if cycle == Cycle::Day { AROUND } else { 0 };
     let all = sums
         .iter()
         .flatten()
         .cloned()
         .fold(None, |all, sum| added(all, Some(sum)));
-    let around = |class: usize| {
-        let near = (0..=2 * window).map(|day| &sums[(class + classes + day - window) % classes]);
-        near.cloned().fold(None, added)
+    let classes = sums.len();
+    let before = match times.cycle {
+        Cycle::Day => AROUND,
+        Cycle::Mean | Cycle::Month => 0,
     };
+    // Of the same part of the days before and after.
+    let windows = windows(sums, 2 * before + 1, times.parts);
+    let around = |class: usize| windows[(class + classes - before * times.parts) % classes].clone();
     let [sum, count] = all.expect("a loader has samples");
     let whole = sum / count.clamp_min(1.0);
-    // Times of the year without a value have the mean of all.
+    // Times of the year, or of the day, without a value have the mean of all.
     let mean = |class: usize| match around(class) {
         None => whole.clone(),
         Some([sum, count]) => {
@@ -174,12 +190,101 @@ fn compute(
     Ok((0..classes).map(mean).collect())
 }
 
-fn added(
-    one: Option<[ShardTensor<4>; 2]>,
-    other: Option<[ShardTensor<4>; 2]>,
-) -> Option<[ShardTensor<4>; 2]> {
+/// Sums of values and of their numbers.
+type Sum = [ShardTensor<4>; 2];
+
+fn added(one: Option<Sum>, other: Option<Sum>) -> Option<Sum> {
     match (one, other) {
         (Some([a, b]), Some([c, d])) => Some([a + c, b + d]),
         (one, other) => one.or(other),
+    }
+}
+
+/// For each entry of a cycle the sum of it and of those after it, `width` in all at a distance: by sums of powers of two, so that
+/// nothing is subtracted.
+fn windows(sums: Vec<Option<Sum>>, width: usize, distance: usize) -> Vec<Option<Sum>> {
+    let count = sums.len();
+    let (mut powers, mut whole, mut reached) = (sums, vec![None; count], 0);
+    let mut length = 1;
+    loop {
+        if width & length != 0 {
+            for (class, sum) in whole.iter_mut().enumerate() {
+                let after: &Option<Sum> = &powers[(class + reached * distance) % count];
+                *sum = added(sum.take(), after.clone());
+            }
+            reached += length;
+        }
+        if reached == width {
+            return whole;
+        }
+        // In place: the first are read again after they have changed.
+        let step = length * distance % count;
+        let first = powers[..step].to_vec();
+        for class in 0..count {
+            let after = match class + step < count {
+                true => powers[class + step].clone(),
+                false => first[class + step - count].clone(),
+            };
+            powers[class] = added(powers[class].take(), after);
+        }
+        length *= 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn parts_of_a_day_have_means_of_their_own() {
+        let times = |cycle, parts| Times {
+            cycle,
+            parts,
+            calendar: Calendar::Gregorian,
+        };
+        let hours = |hours: f64| hours * 3600.0;
+        let months = times(Cycle::Month, 4);
+        assert_eq!(months.classes(), 48);
+        for (time, class) in [
+            (0.0, 0),
+            (hours(5.9), 0),
+            // Rounded by its file.
+            (hours(6.0) - 1e-3, 1),
+            (hours(23.0), 3),
+            (hours(24.0) - 1e-3, 0),
+            (hours(24.0 * 31.0 + 12.0), 6),
+            (-hours(1.0), 47),
+        ] {
+            assert_eq!(months.class(time), class, "{time}");
+        }
+        assert_eq!(times(Cycle::Day, 1).class(hours(-1.0)), 365);
+        assert_eq!(times(Cycle::Mean, 24).class(hours(49.0)), 1);
+    }
+
+    #[test]
+    fn windows_are_sums_of_entries_at_a_distance() {
+        let sum = |value: usize| {
+            let field = Tensor::<4>::full([1, 1, 1, 1], value as f64, &Default::default());
+            Some([ShardTensor::solo(field.clone()), ShardTensor::solo(field)])
+        };
+        let number = |sum: &Option<Sum>| {
+            let [sum, _] = sum.clone().unwrap();
+            sum.local().clone().into_scalar::<f32>() as usize
+        };
+        let values: Vec<usize> = (0..14).map(|value| value * value).collect();
+        for width in [1, 2, 5, 7] {
+            let found = windows(values.iter().copied().map(sum).collect(), width, 2);
+            for (class, found) in found.iter().enumerate() {
+                let entries = (0..width).map(|entry| values[(class + 2 * entry) % 14]);
+                assert_eq!(
+                    number(found),
+                    entries.sum::<usize>(),
+                    "{width} from {class}"
+                );
+            }
+        }
+        assert!(windows(vec![None, sum(3), None], 2, 1)[2].is_none());
     }
 }

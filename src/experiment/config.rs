@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use burn::tensor::FloatDType;
 use halocline_core::{Error, Result};
 use halocline_models::parallel::Plan;
 use serde::{Deserialize, Serialize};
@@ -104,6 +105,8 @@ pub struct TrainingConfig {
     pub curriculum: Vec<[usize; 2]>,
     /// Standard deviation of noise on inputs, in standard deviations of their channels.
     pub noise: f64,
+    /// The number type in which the model computes; parameters, increments and losses are in f32.
+    pub precision: Precision,
     /// The loss.
     pub loss: Loss,
     /// Members of the ensembles of [`Loss::Crps`], which differ by the noise.
@@ -134,6 +137,31 @@ pub enum Loss {
     Spectral,
 }
 
+/// The number type in which a model computes in training.
+///
+/// See [`TrainingConfig`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Single precision.
+    F32,
+    /// Half precision with the range of f32.
+    Bf16,
+    /// Half precision with more digits, whose losses are [scaled](crate::LossScale).
+    F16,
+}
+
+impl Precision {
+    /// The number type, if it is another than f32.
+    pub(super) fn half(self) -> Option<FloatDType> {
+        match self {
+            Self::F32 => None,
+            Self::Bf16 => Some(FloatDType::BF16),
+            Self::F16 => Some(FloatDType::F16),
+        }
+    }
+}
+
 /// Forecasts and their ensembles.
 ///
 /// See [`ExperimentConfig`] for an example.
@@ -157,6 +185,7 @@ impl Default for TrainingConfig {
             accumulation: 1,
             curriculum: Vec::new(),
             noise: 0.0,
+            precision: Precision::F32,
             loss: Loss::Mse,
             members: 1,
             recompute: false,
@@ -243,23 +272,31 @@ impl ExperimentConfig {
         toml::to_string(self).expect("a configuration is tables, lists, numbers and texts")
     }
 
-    /// Refuses axes over which nothing would be sharded. Those of a plan are checked when it is applied.
-    fn check_axes(&self) -> Result<()> {
-        let has_plan = self.plan != Plan::default();
+    /// Refuses axes over which nothing would be sharded: others than some, and than those of the plan.
+    fn check_axes(&self, known: &[&str]) -> Result<()> {
+        let mut known = known.to_vec();
+        known.extend(self.plan.axes());
         let mut names = self.mesh.keys();
-        match names.find(|name| !has_plan && !AXES.contains(&name.as_str())) {
+        match names.find(|name| !known.contains(&name.as_str())) {
             None => Ok(()),
             Some(name) => {
-                let near = nearest(name, &AXES);
+                let near = nearest(name, &known);
                 Err(Error::other(format!(
-                    "mesh.{name}: without a plan nothing is sharded over this axis; expected {}\nnear it: {near}\n",
-                    AXES.join(", ")
+                    "mesh.{name}: nothing is sharded over this axis, which the plan does not name; expected {}\nnear it: \
+                     {near}\n",
+                    known.join(", ")
                 )))
             }
         }
     }
 
-    fn check(&self) -> Result<()> {
+    /// Checks it for a run.
+    pub(super) fn check_run(&self) -> Result<()> {
+        self.check()?;
+        self.check_axes(&FIELD_AXES)
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
         let (data, training) = (&self.data, &self.training);
         let rises = training
             .curriculum
@@ -325,14 +362,16 @@ impl ExperimentConfig {
         ];
         data.check()?;
         refuse(&checks)?;
-        self.check_axes()?;
+        self.check_axes(&[&FIELD_AXES[..], &[PRICED]].concat())?;
         self.forecast.check()?;
         self.optimizer.check()
     }
 }
 
-/// The axes that mean something without a plan. Plans by price are over `tensor`.
-const AXES: [&str; 5] = ["data", "lat", "lon", "member", "tensor"];
+/// The axes that mean something without a plan.
+const FIELD_AXES: [&str; 4] = ["data", "lat", "lon", "member"];
+/// The axis of plans by price, which a configuration may name before it has one.
+const PRICED: &str = "tensor";
 
 /// The most names that an error proposes.
 const PROPOSED: usize = 3;
@@ -418,8 +457,13 @@ mod tests {
             (data("gaps = \"skp\""), "near it: skip"),
             (data("missing = \"allow\""), "data.missing"),
             (data("climatology = \"week\""), "week"),
+            (data("climatology_hours = 5"), "data.climatology_hours"),
             (then("[mesh]\nlat = 0"), "mesh"),
             (then("[mesh]\nlta = 2"), "mesh.lta"),
+            (
+                then("[mesh]\nlta = 2\ndata = 2\n[[plan.store]]\npath = \"**\"\nover = \"data\""),
+                "mesh.lta",
+            ),
             (then("[training]\nbatch = 0"), "training.batch"),
             (then("[training]\nbatch = \"a\""), "expected usize"),
             (then("[training]\nminutes = 0"), "training.minutes"),
@@ -430,6 +474,7 @@ mod tests {
                 "training.curriculum",
             ),
             (then("[training]\nnoise = nan"), "noise"),
+            (then("[training]\nprecision = \"fb16\""), "near it: f16"),
             (
                 then("[training]\nloss = \"crps\""),
                 "training.members from 2",

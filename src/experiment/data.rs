@@ -39,6 +39,8 @@ pub(super) enum Samples {
     Steps(usize),
     /// An input, and the targets at its time.
     States,
+    /// The targets at each time, also of those whose input would begin before the files do.
+    Targets,
 }
 
 impl Data {
@@ -122,7 +124,6 @@ impl Data {
     fn of(config: DataConfig, dataset: &FieldDataset, time_step: f64) -> Result<Self> {
         let metadata = dataset.metadata();
         let changes = |name: &String| {
-            let name = name.strip_prefix("mask:").unwrap_or(name);
             let channel = dataset.describe_channel(name);
             channel.is_some_and(|channel| !channel.is_static)
         };
@@ -315,6 +316,10 @@ fn dataset(config: &DataConfig, period: &Period, samples: Samples) -> DatasetCon
     match samples {
         Samples::Steps(steps) => dataset.with_lead_hours(config.lead_hours).with_steps(steps),
         Samples::States => dataset.with_lead(0),
+        Samples::Targets => dataset
+            .with_history(1)
+            .with_history_hours(None)
+            .with_lead(0),
     }
 }
 

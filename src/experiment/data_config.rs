@@ -52,6 +52,8 @@ pub struct DataConfig {
     /// The times of a year that have a climatology of their own. Default by `month` if the training period
     /// is a year or longer, else one `mean`.
     pub climatology: Option<Cycle>,
+    /// Hours of the day, UTC, that share a mean of the climatology, such as 6; a divisor of 24. Default all.
+    pub climatology_hours: Option<usize>,
     /// Whether the model sees differences from the climatology, and predicts them.
     #[serde(default)]
     pub anomalies: bool,
@@ -74,6 +76,10 @@ impl DataConfig {
                 "data.files: none; expected at least one",
             ),
             (
+                (1..self.files.len()).any(|file| self.files[..file].contains(&self.files[file])),
+                "data.files: a file that is named twice",
+            ),
+            (
                 self.history == 0,
                 "data.history: 0; expected at least 1 time",
             ),
@@ -86,6 +92,11 @@ impl DataConfig {
                 "data.lead_hours: expected more than 0 hours",
             ),
             (
+                self.climatology_hours
+                    .is_some_and(|hours| hours == 0 || 24 % hours != 0),
+                "data.climatology_hours: expected a divisor of 24, such as 6",
+            ),
+            (
                 self.missing == Missing::Allow,
                 "data.missing: expected reject or fill",
             ),
@@ -95,6 +106,11 @@ impl DataConfig {
                  such as train = { until = \"2020-01-01\" }",
             ),
         ])
+    }
+
+    /// Parts of a day that have means of their own in the climatology.
+    pub(super) fn parts_of_day(&self) -> usize {
+        self.climatology_hours.map_or(1, |hours| 24 / hours)
     }
 
     /// Refuses periods that have dates in common.

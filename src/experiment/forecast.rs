@@ -36,7 +36,8 @@ impl Experiment {
     /// From a date the output is `path`, with `.nc` at its end a NetCDF file; else `path` is the folder of outputs, each
     /// named by its date. Those that are there are whole, and left as they are unless `existing` replaces them: a run that
     /// was interrupted goes on.
-    /// Beyond the end of the data, forcings are computed channels, constants, and channels without a time.
+    /// Beyond the end of the data, forcings are computed channels, constants, channels without a time, and masks, which are those
+    /// of the first state.
     ///
     /// # Errors
     /// A date without a state; an experiment without a test period; from a date, an output that is there already; a
@@ -75,13 +76,20 @@ impl Experiment {
                     let series = (!is_alone).then_some(states.timeline.states[start].0);
                     (start, path.join(file_name(date, series)))
                 });
-                let is_left =
-                    |(_, path): &(usize, PathBuf)| existing == Existing::Replace || !path.exists();
-                all.filter(is_left).collect()
+                let all: Vec<(usize, PathBuf)> = all.collect();
+                let is_left = |(_, path): &(usize, PathBuf)| {
+                    u8::from(existing == Existing::Replace || !path.exists())
+                };
+                // What one rank sees: a file system may show the others another state.
+                let own = self
+                    .world
+                    .is_root()
+                    .then(|| all.iter().map(is_left).collect());
+                let left = self.world.broadcast_bytes(0, own)?;
+                let left = all.into_iter().zip(left).filter(|(_, left)| *left == 1);
+                left.map(|(start, _)| start).collect()
             }
         };
-        // No rank looks for outputs after another one has written the first.
-        self.world.barrier()?;
         let progress = Progress::new(self.world.rank(), "forecast", starts.len() * config.steps);
         for (start, path) in &starts {
             self.write(model, &states, *start, config, (path, existing), &progress)?;

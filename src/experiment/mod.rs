@@ -36,7 +36,7 @@ mod timeline;
 mod train;
 
 pub use climatology::Cycle;
-pub use config::{ExperimentConfig, ForecastConfig, Loss, TrainingConfig};
+pub use config::{ExperimentConfig, ForecastConfig, Loss, Precision, TrainingConfig};
 pub use data_config::DataConfig;
 pub use network::{FieldModel, ModelConfig};
 pub use optimizer::{OptimizerConfig, OptimizerKind, Schedule};

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use halocline_core::{Boundary, Error, Halos, Result};
 use halocline_io::{Channels, Grid};
 use halocline_models::parallel::Plan;
@@ -199,6 +199,17 @@ impl ModelConfig {
             .filter(|(_, name)| odd.contains(name))
             .map(|(place, _)| place)
             .collect();
+        let (key, hidden) = match *self {
+            Self::Transformer { d_model, .. } => ("d_model", d_model),
+            Self::Cnn { width, .. }
+            | Self::Unet { width, .. }
+            | Self::Fno { width, .. }
+            | Self::Sfno { width, .. } => ("width", width),
+        };
+        if hidden == 0 {
+            let message = format!("model.{key}: 0; expected at least 1 channel");
+            return Err(Error::other(message));
+        }
         let network = match *self {
             Self::Cnn {
                 width,
@@ -445,13 +456,17 @@ impl<X: Field<4>> Layer<X> for FieldModel {
             true => X::cat(vec![x.clone(), x.clone().narrow(1, 0, 1) * 0.0], 1),
         };
         let state = state.index_select(1, &self.places); // [batch, targets, lat, lon]
-        let lost = state.clone() * state.beside(&self.damping);
+        // Networks compute in the number type of the parameters; increments are added in that of the state.
+        let types = [x.dtype(), self.damping.base().dtype()];
+        let [own, computed] = types.map(FloatDType::from);
+        let lost = state.clone() * state.beside(&self.damping).cast(own);
+        let add = |increment: X| state.clone() + increment.cast(own) * INCREMENT;
         let next = match &self.network {
             Network::Cnn(model) => model.forward(x),
             Network::Transformer(model) => model.forward(x),
-            Network::Unet(model) => state + model.forward(x) * INCREMENT,
-            Network::Fno(model) => state + model.forward(x) * INCREMENT,
-            Network::Sfno(model) => state + model.forward(x) * INCREMENT,
+            Network::Unet(model) => add(model.forward(x.cast(computed))),
+            Network::Fno(model) => add(model.forward(x.cast(computed))),
+            Network::Sfno(model) => add(model.forward(x.cast(computed))),
         };
         next - lost
     }

@@ -1,9 +1,9 @@
 //! Optimizers and learning rates.
 
-use burn::lr_scheduler::composed::ComposedLrSchedulerConfig;
-use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
-use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use std::f64::consts::PI;
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
@@ -134,20 +134,86 @@ impl OptimizerConfig {
     /// The learning rates of a number of steps.
     ///
     /// # Errors
-    /// A rate that is not above 0 and at most 1.
+    /// A configuration with values out of range.
     pub fn schedule(&self, steps: usize) -> Result<ModuleLrScheduler> {
-        let mut schedule = ComposedLrSchedulerConfig::new();
-        schedule = match self.schedule {
-            Schedule::Constant => schedule.constant(self.learning_rate),
+        self.check()?;
+        let config = self.clone();
+        Ok(Rates {
+            config,
+            steps,
+            taken: 0,
+        }
+        .into())
+    }
+
+    /// The learning rate of a step, from 0, of a number of steps.
+    fn rate(&self, step: u64, steps: usize) -> f64 {
+        let lowest = self.learning_rate * LOWEST;
+        let after = match self.schedule {
+            Schedule::Constant => self.learning_rate,
             Schedule::Cosine => {
-                let cosine =
-                    CosineAnnealingLrSchedulerConfig::new(self.learning_rate, steps.max(1));
-                schedule.cosine(cosine.with_min_lr(self.learning_rate * LOWEST))
+                let part = (step as f64 / steps.max(1) as f64).min(1.0);
+                lowest + 0.5 * (self.learning_rate - lowest) * (1.0 + (PI * part).cos())
             }
         };
-        if self.warmup > 0 {
-            schedule = schedule.linear(LinearLrSchedulerConfig::new(LOWEST, 1.0, self.warmup));
+        let warmed = (step as f64 / self.warmup.max(1) as f64).min(1.0);
+        match self.warmup {
+            0 => after,
+            _ => after * (LOWEST + (1.0 - LOWEST) * warmed),
         }
-        schedule.init().map_err(Error::other)
+    }
+}
+
+/// The learning rates of a configuration. All that is saved of them is how many were taken: the configuration may change.
+#[derive(Clone, Debug)]
+struct Rates {
+    config: OptimizerConfig,
+    steps: usize,
+    taken: u64,
+}
+
+/// The name of that number in its record.
+const TAKEN: &str = "taken";
+
+impl LrScheduler for Rates {
+    fn step(&mut self) -> f64 {
+        let rate = self.config.rate(self.taken, self.steps);
+        self.taken += 1;
+        rate
+    }
+
+    fn to_record(&self) -> LrSchedulerRecord {
+        LrSchedulerRecord::new().with_scalar(TAKEN, self.taken)
+    }
+
+    fn load_record(&mut self, record: LrSchedulerRecord) {
+        self.taken = record.scalar(TAKEN).unwrap_or(self.taken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_follow_the_configuration_that_is_there_now() {
+        let config = |schedule, warmup| OptimizerConfig {
+            learning_rate: 0.1,
+            schedule,
+            warmup,
+            ..OptimizerConfig::default()
+        };
+        let mut before = config(Schedule::Constant, 500).schedule(1000).unwrap();
+        for _ in 0..50 {
+            let _rate = before.step();
+        }
+        let after = config(Schedule::Cosine, 100).schedule(200).unwrap();
+        let mut after = after.load_record(before.to_record());
+        let rates: Vec<f64> = (50..=250).map(|_| after.step().base()).collect();
+        let near = |one: f64, other: f64| (one - other).abs() < 1e-12;
+        let cosine = |step: f64| 1e-3 + 0.0495 * (1.0 + (PI * step / 200.0).cos());
+        assert!(near(rates[0], 0.505 * cosine(50.0)), "{}", rates[0]);
+        assert!(near(rates[50], cosine(100.0)), "{}", rates[50]);
+        assert!(near(rates[150], 1e-3) && near(rates[200], 1e-3));
     }
 }

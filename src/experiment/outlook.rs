@@ -19,6 +19,7 @@ use super::data::{Data, Samples};
 use super::network::{FieldModel, ModelConfig};
 use super::optimizer::OptimizerKind;
 use super::setup::placements;
+use crate::trainer::precision::rounded;
 
 /// Memory, traffic and time of the first rank in an optimizer step, and of the whole training. Prints as a
 /// list.
@@ -74,6 +75,7 @@ impl Outlook {
         ranks: usize,
         machine: &Machine,
     ) -> Result<Self> {
+        config.check()?;
         let data = Data::open(&config.data)?;
         let axes = config.axes(ranks);
         let ranks = axes.iter().map(|(_, size)| size).product();
@@ -89,6 +91,11 @@ impl Outlook {
         let resolved = resolve(&whole, dry.mesh().shape(), &config.plan)?;
         let model = world.init(|device| make(device).expect("it was made before"))?;
         let model = parallelize_module(model, dry.mesh(), &config.plan)?;
+        let half = config.training.precision.half();
+        let model = match half {
+            None => model,
+            Some(dtype) => rounded(model, dtype),
+        };
         dry.take();
 
         // The most memory is counted anew from here on, where the system permits.
@@ -119,7 +126,10 @@ impl Outlook {
             .iter()
             .map(|parameter| parameter.elements_held(0));
         let averages = usize::from(config.training.average.is_some());
-        let held = held.sum::<usize>() * BYTES * (2 + states + averages);
+        let elements = held.sum::<usize>();
+        // And a copy of the model in half precision.
+        let copies = half.map_or(0, |_| elements * BYTES / 2);
+        let held = elements * BYTES * (2 + states + averages) + copies;
         Ok(Self {
             read: read(config, &data, &dry)?,
             batches: (data.samples / config.training.batch, config.training.epochs),
@@ -210,8 +220,13 @@ fn read(config: &ExperimentConfig, data: &Data, dry: &DryMesh) -> Result<(usize,
             .map_or(1, |(_, size)| *size)
     };
     let channels = &data.channels;
-    let fields =
-        config.data.history * channels.inputs.len() + steps(config) * channels.targets.len();
+    let is_read = |name: &&String| {
+        let name = name.strip_prefix("mask:").unwrap_or(name);
+        data.files.iter().any(|channel| channel.name == name)
+    };
+    let forcings = channels.forcings.iter().filter(is_read).count();
+    let fields = config.data.history * channels.inputs.len()
+        + steps(config) * (channels.targets.len() + forcings);
     let [rows, columns] = data.grid.shape();
     let cells = rows.div_ceil(size("lat")) * columns.div_ceil(size("lon"));
     let samples = config.training.batch.div_ceil(size("data"));

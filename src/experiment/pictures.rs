@@ -94,6 +94,7 @@ impl Experiment {
     ) -> Result<Vec<Frame>> {
         let begin = states.timeline.states[start].1;
         let mut frames = Vec::new();
+        let drawn = |field: ShardTensor<4>| field.narrow(1, 0, self.data.described.len().min(MOST));
         self.steps(model, states, start, config, |step| {
             let Some(state) = step.state else {
                 return Ok(());
@@ -104,8 +105,8 @@ impl Experiment {
             if let Some(mask) = mask {
                 truth = truth + missing(mask);
             }
-            let forecast = self.whole(step.fields.mean_dims(&[0]).resolve())?;
-            if let Some(pair) = forecast.zip(self.whole(truth)?) {
+            let forecast = self.whole(drawn(step.fields).mean_dims(&[0]).resolve())?;
+            if let Some(pair) = forecast.zip(self.whole(drawn(truth))?) {
                 frames.push(((step.time - begin) / 3600.0, pair.into()));
             }
             Ok(())

@@ -1,5 +1,6 @@
 //! What an experiment was made of, in its folder: the configuration, and a summary of the files.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
@@ -196,10 +197,11 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
         return Err(Error::other(message));
     }
     let before = ExperimentConfig::load(&copy)?;
-    let differs = |what: &str| {
+    let differs = |what: &str, keys: Vec<String>| {
         Err(Error::other(format!(
-            "{} has another {what}: choose another folder, or remove that one",
-            copy.display()
+            "{} has another {what}, by its {}: choose another folder, or remove that one",
+            copy.display(),
+            keys.join(", ")
         )))
     };
     let mut data = before.data.clone();
@@ -209,12 +211,26 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
         data.constants.clone_from(&config.data.constants);
     }
     if data != config.data {
-        return differs("[data]");
+        return differs("[data]", other_keys(&data, &config.data));
     }
     if before.model != config.model {
-        return differs("[model]");
+        return differs("[model]", other_keys(&before.model, &config.model));
     }
     Ok(())
+}
+
+/// The keys of a table that have other values in another one.
+fn other_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<String> {
+    let table = |table: Result<toml::Table, toml::ser::Error>| table.unwrap_or_default();
+    let (one, other) = (
+        table(toml::Table::try_from(one)),
+        table(toml::Table::try_from(other)),
+    );
+    let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+    let differ = keys
+        .into_iter()
+        .filter(|key| one.get(*key) != other.get(*key));
+    differ.cloned().collect()
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {

@@ -1,8 +1,9 @@
 //! Scores of forecasts, beside those of persistence and climatology.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use halocline_core::{Boundary, Error, Result};
+use halocline_core::{Boundary, Error, Result, ShardTensor};
 use halocline_io::{Channel, Progress};
 use halocline_models::{Power, Region, Score, Spectra, Verification};
 use halocline_ops::prelude::*;
@@ -130,6 +131,7 @@ impl Experiment {
         let starts = states.loader.samples();
         let progress = Progress::new(self.world.rank(), "score", starts);
         let all = self.world.mesh([("rank", self.world.size())])?;
+        let mut truths = Truths::default();
         for start in 0..starts {
             if is_interrupted(&all)? {
                 return Ok(None);
@@ -138,19 +140,15 @@ impl Experiment {
                 progress.advance();
                 continue;
             };
-            let first = states.loader.load(&[start])?;
-            let begin = self.in_units(first.target.inner());
+            truths.forget_before(start);
+            let (begin, first) = truths.at(self, states, start)?;
             self.steps(model, states, start, config, |step| {
                 let (Some(state), Some(lead)) = (step.state, hours[step.number]) else {
                     return Ok(());
                 };
-                let truth = states.loader.load(&[state])?;
+                let (truth, mask) = truths.at(self, states, state)?;
                 // Where both the start and the truth have a value.
-                let mask = match (truth.mask, &first.mask) {
-                    (Some(one), Some(other)) => Some(one.inner() * other.clone().inner()),
-                    _ => None,
-                };
-                let truth = self.in_units(truth.target.inner());
+                let mask = mask.zip(first.clone()).map(|(one, other)| one * other);
                 let normal = self.in_units(self.normal_at(&[step.time], &truth)?);
                 if let (Some(spectra), None) = (&mut spectra, &mask) {
                     let first = step.fields.clone().narrow(0, 0, 1);
@@ -204,6 +202,52 @@ impl Experiment {
     }
 }
 
+/// A state in units, and where it has values.
+type Truth = (ShardTensor<4>, Option<ShardTensor<4>>);
+
+/// States that forecasts begin with or are compared with, kept for the forecasts that begin next.
+#[derive(Default)]
+struct Truths {
+    kept: BTreeMap<usize, Truth>,
+    /// Bytes of the largest shards that are kept, the same on all ranks, which load states together.
+    bytes: usize,
+}
+
+/// The most bytes of states that a rank keeps.
+const KEPT: usize = 512 << 20;
+
+impl Truths {
+    fn at(&mut self, experiment: &Experiment, states: &States, state: usize) -> Result<Truth> {
+        if let Some(truth) = self.kept.get(&state) {
+            return Ok(truth.clone());
+        }
+        let batch = states.loader.load(&[state])?;
+        let field = experiment.in_units(batch.target.inner());
+        let truth = (field, batch.mask.map(ShardTensor::inner));
+        if self.bytes + bytes(&truth) <= KEPT {
+            self.bytes += bytes(&truth);
+            self.kept.insert(state, truth.clone());
+        }
+        Ok(truth)
+    }
+
+    fn forget_before(&mut self, state: usize) {
+        let later = self.kept.split_off(&state);
+        let before = std::mem::replace(&mut self.kept, later);
+        self.bytes -= before.values().map(bytes).sum::<usize>();
+    }
+}
+
+/// The bytes of the largest shards of a state.
+fn bytes((field, mask): &Truth) -> usize {
+    let largest = |field: &ShardTensor<4>| {
+        let extents = field.layout().all_extents().iter();
+        let cells = extents.map(|parts| parts.iter().copied().max().unwrap_or(0));
+        4 * cells.product::<usize>()
+    };
+    largest(field) + mask.as_ref().map_or(0, largest)
+}
+
 impl Report {
     /// The mean over channels and leads of the error in the first region, in standard deviations. Where all values
     /// of a channel are missing, it has no error.
@@ -227,8 +271,9 @@ impl Report {
                 .map_or(String::new(), |units| format!(" {units}"));
             let (rmse, name) = (row.score.scores.rmse, &row.score.channel);
             format!(
-                "{name} {rmse:.4}{units} ({:.4} persistence)",
-                row.rmse_persistence
+                "{name} {}{units} ({} persistence)",
+                number(rmse),
+                number(row.rmse_persistence)
             )
         });
         texts.collect::<Vec<_>>().join(", ")
@@ -300,7 +345,8 @@ impl fmt::Display for Report {
 /// A number of four digits, or more before the point.
 fn number(value: f64) -> String {
     let digits = match value.abs() {
-        huge if huge >= 1e7 => return format!("{value:.2e}"),
+        0.0 => 3,
+        far if !(0.01..1e7).contains(&far) && far.is_finite() => return format!("{value:.2e}"),
         large if large >= 1000.0 => 0,
         large if large >= 100.0 => 1,
         large if large >= 10.0 => 2,

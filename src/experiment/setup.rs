@@ -14,12 +14,13 @@ use halocline_io::{Checkpoint, FieldLoader, LoaderConfig, Order, Period, Source,
 use halocline_models::parallel::build;
 use halocline_ops::prelude::*;
 
-use super::climatology::{Climatology, Cycle};
+use super::climatology::{Climatology, Cycle, Times};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::FieldModel;
 use super::record::{compare, compare_files, record};
 use super::timeline::Timeline;
+use crate::trainer::validated_name;
 
 /// Experiment on one rank. All ranks make and use it together.
 ///
@@ -121,11 +122,12 @@ impl Experiment {
     /// Opens the data, and loads the statistics of the training period, or computes them.
     ///
     /// # Errors
-    /// A mesh of another number of ranks; data that cannot be read, or do not have the channels; a folder
+    /// A configuration with values out of range; a mesh of another number of ranks; data that cannot be read, or do not have the channels; a folder
     /// that holds an experiment with other data or another model, or whose files have changed since; periods that
     /// overlap; a failure of communication.
     pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
         let begin = Instant::now();
+        config.check_run()?;
         let data = Data::open(&config.data)?;
         let folder = config.folder.join(STATISTICS);
         if world.is_root() {
@@ -165,6 +167,7 @@ impl Experiment {
     /// # Ok::<(), halocline::Error>(())
     /// ```
     pub fn of_files(world: &World, config: &ExperimentConfig, files: &[PathBuf]) -> Result<Self> {
+        config.check_run()?;
         compare(config)?;
         let statistics = Statistics::load(config.folder.join(STATISTICS))?;
         let mut data = Data::open_others(&config.data, files, &statistics)?;
@@ -248,8 +251,7 @@ impl Experiment {
             let message = format!("{}: no checkpoint; train first", folder.display());
             return Err(Error::other(message));
         };
-        let is_averaged = checkpoint.names().any(|name| name.starts_with("average."));
-        let name = if is_averaged { "average" } else { "model" };
+        let name = validated_name(&checkpoint);
         let mut model = checkpoint.module(&self.world, name, self.model()?.valid())?;
         model.checkpoint = Some(checkpoint.fingerprint());
         Ok(model)
@@ -267,11 +269,7 @@ impl Experiment {
 
     /// The states of a period.
     pub(super) fn states(&self, period: &Period) -> Result<States> {
-        self.states_of(&self.data, period)
-    }
-
-    fn states_of(&self, data: &Data, period: &Period) -> Result<States> {
-        self.loader(data, period, Samples::States, &LoaderConfig::new(1))
+        self.loader(&self.data, period, Samples::States, &LoaderConfig::new(1))
     }
 
     fn loader(
@@ -301,8 +299,9 @@ impl Experiment {
         let names = self.mesh.shape().names();
         let placements = placements(names, Samples::States);
         let place = (&self.mesh, &placements[..]);
-        let (folder, calendar) = (self.config.folder.join("climatology"), self.data.calendar);
-        let saved = Climatology::load(&self.world, place, &folder, calendar)?;
+        let folder = self.config.folder.join("climatology");
+        let day = (self.config.data.parts_of_day(), self.data.calendar);
+        let saved = Climatology::load(&self.world, place, &folder, day)?;
         let climatology = match (saved, self.files) {
             (Some(saved), _) => saved,
             (None, Files::Trained) => self.compute_climatology(&self.data)?,
@@ -328,9 +327,15 @@ impl Experiment {
                 }
             }
         };
-        let states = self.states_of(data, &config.train)?;
+        let every = LoaderConfig::new(1);
+        let states = self.loader(data, &config.train, Samples::Targets, &every)?;
         let folder = self.config.folder.join("climatology");
-        Climatology::compute(&self.world, &folder, (cycle, data.calendar), &states.loader)
+        let times = Times {
+            cycle,
+            parts: config.parts_of_day(),
+            calendar: data.calendar,
+        };
+        Climatology::compute(&self.world, &folder, times, &states.loader)
     }
 
     /// The climatology of some times beside a field, `[times, targets, lat, lon]` of normalised values.

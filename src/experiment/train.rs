@@ -95,7 +95,11 @@ impl Experiment {
             let losses = trainer.losses();
             let loss = losses[losses.len() - count..].iter().sum::<f64>() / count as f64;
             let seconds = start.elapsed().as_secs_f64();
-            let mut line = format!("{title}: loss {loss:.4}, {steps} step(s), {seconds:.1} s");
+            let told = match (1e-3..1e6).contains(&loss) {
+                true => format!("{loss:.4}"),
+                false => format!("{loss:.3e}"),
+            };
+            let mut line = format!("{title}: loss {told}, {steps} step(s), {seconds:.1} s");
             trainer.save(None)?;
             if let Some(states) = &validation {
                 let Some((validated, stopped)) = self.validate(&mut trainer, states)? else {
@@ -141,6 +145,9 @@ impl Experiment {
             trainer = trainer.with_gradient_hook(move |model, gradients| {
                 Ok(clip_grad_norm(model, gradients, norm)?.0)
             });
+        }
+        if let Some(dtype) = training.precision.half() {
+            trainer = trainer.with_precision(dtype);
         }
         if let Some(decay) = training.average {
             trainer = trainer.with_average(decay);

@@ -75,14 +75,26 @@ impl<M: Module> Trainer<M> {
         let Some(average) = &mut self.average else {
             return Ok(());
         };
-        let is_saved = checkpoint.names().any(|name| name.starts_with("average."));
-        let loaded = match is_saved {
+        let loaded = match is_averaged(checkpoint) {
             true => checkpoint.module(world, NAME, average.model.clone())?,
             false => model.valid(),
         };
         average.model = loaded;
         Ok(())
     }
+}
+
+/// The name of the model that validations of a checkpoint's run scored: its average, if it has one.
+pub(crate) fn validated_name(checkpoint: &Checkpoint) -> &'static str {
+    match is_averaged(checkpoint) {
+        true => NAME,
+        false => "model",
+    }
+}
+
+fn is_averaged(checkpoint: &Checkpoint) -> bool {
+    let prefix = format!("{NAME}.");
+    checkpoint.names().any(|name| name.starts_with(&prefix))
 }
 
 /// Parameters by their places in the model: a checkpoint gives the parameters of model and average other

@@ -14,7 +14,7 @@ use halocline_core::{
 /// travel, those of parameters that every rank holds do not.
 ///
 /// # Errors
-/// Parameters that are sharded over meshes of other ranks, whose norms would differ; a failure of communication.
+/// A `max_norm` below 0 or NaN; parameters that are sharded over meshes of other ranks, whose norms would differ; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -52,6 +52,10 @@ pub fn clip_grad_norm<M: Module>(
     let same_ranks = |(mesh, _): &(DeviceMesh, f64)| mesh.size() == meshes[0].0.size();
     if !meshes.iter().all(same_ranks) {
         let message = "parameters are sharded over meshes of other ranks";
+        return Err(Error::operator("clip_grad_norm", message));
+    }
+    if max_norm.is_nan() || max_norm < 0.0 {
+        let message = format!("max_norm {max_norm}; expected a number from 0 on");
         return Err(Error::operator("clip_grad_norm", message));
     }
     let mut squares = Squares {

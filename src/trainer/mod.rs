@@ -3,7 +3,7 @@
 mod average;
 mod clip;
 mod gradients;
-mod precision;
+pub(crate) mod precision;
 mod probe;
 mod running;
 pub(crate) mod signals;
@@ -15,6 +15,7 @@ use std::fmt;
 use std::path::Path;
 
 use average::Average;
+pub(crate) use average::validated_name;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};

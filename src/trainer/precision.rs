@@ -192,7 +192,7 @@ impl<M: Module> Trainer<M> {
 
 /// A module with its parameters of floats in another number type, as leaves of their own. Running statistics, which both
 /// modules share, keep theirs.
-fn rounded<M: Module>(module: M, dtype: FloatDType) -> M {
+pub(crate) fn rounded<M: Module>(module: M, dtype: FloatDType) -> M {
     struct Round {
         dtype: FloatDType,
         /// Whether the field that was entered last is a running statistic.

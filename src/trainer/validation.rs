@@ -4,7 +4,7 @@ use burn::module::Module;
 use halocline_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::Trainer;
+use super::{Trainer, validated_name};
 
 const NOTE: &str = "validations";
 
@@ -158,10 +158,7 @@ impl<M: Module> Trainer<M> {
         let Some(checkpoint) = checkpoints.best()? else {
             return Ok(None);
         };
-        let name = match self.averaged() {
-            Some(_) => "average",
-            None => "model",
-        };
+        let name = validated_name(&checkpoint);
         // A clone would share its running statistics with the model that trains.
         checkpoint
             .module(&self.world, name, self.model().valid())

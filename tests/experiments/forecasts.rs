@@ -76,6 +76,25 @@ fn other_files_are_forecast_and_scored() {
     assert_eq!(scores(path), before);
 }
 
+/// Waves that are around the globe in a day have the same field at each hour, which is their climatology.
+#[test]
+fn hours_of_the_day_have_a_climatology_of_their_own() {
+    let of_day = CONFIG.replace(
+        "climatology = \"mean\"",
+        "climatology = \"day\"\nclimatology_hours = 6",
+    );
+    let errors = [CONFIG, &of_day].map(|config| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        write_fields(&path.join("2018.h5"), |time, _| Some(4 * time));
+        write(path, config, 1);
+        succeed(path, &["train"]);
+        succeed(path, &["score"]);
+        score(&scores(path), "t2m", 6.0, "rmse_climatology")
+    });
+    assert!(errors[0] > 1.0 && errors[1] < 1e-3, "{errors:?}");
+}
+
 #[test]
 fn other_files_have_the_grid_and_the_channels_of_training() {
     let folder = prepared(CONFIG);

@@ -383,9 +383,11 @@ fn mistakes_are_one_line_and_end_with_a_code() {
     let folder = prepared(CONFIG);
     let error = |arguments: &[&str]| fail(folder.path(), arguments);
     assert!(error(&["score"]).contains("no checkpoint; train first"));
-    // The folder holds an experiment now.
+    assert!(!folder.path().join("run").exists(), "nothing is made");
+    write(folder.path(), CONFIG, 1);
+    succeed(folder.path(), &["train"]);
     write(folder.path(), &CONFIG.replace("width = 6", "width = 7"), 4);
-    assert!(error(&["train"]).contains("has another [model]"));
+    assert!(error(&["train"]).contains("has another [model], by its width"));
     write(folder.path(), &CONFIG.replace("width", "widht"), 4);
     assert!(error(&["train"]).contains("near it: width"));
     for (wrong, part) in [

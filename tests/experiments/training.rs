@@ -12,7 +12,13 @@ fn losses(training: &str) -> (tempfile::TempDir, Vec<f64>) {
 
 /// Those of a training on a mesh, or on one rank.
 fn losses_on(mesh: &str, training: &str) -> (tempfile::TempDir, Vec<f64>) {
+    losses_of("kind = \"cnn\"\nwidth = 6\nblocks = 1", mesh, training)
+}
+
+/// Those of a model.
+fn losses_of(model: &str, mesh: &str, training: &str) -> (tempfile::TempDir, Vec<f64>) {
     let config = CONFIG
+        .replace("kind = \"cnn\"\nwidth = 6\nblocks = 1", model)
         .replace("[optimizer]", &format!("{mesh}\n[optimizer]"))
         .replace("noise = 0.01", training)
         .replace("EPOCHS", "3")
@@ -56,6 +62,35 @@ fn losses_are_named_in_the_configuration() {
     succeed(ensemble.path(), &arguments);
     assert!(score(&scores(ensemble.path()), "t2m", 6.0, "rmse").is_finite());
     assert!(!ensemble.path().join("run/pictures").exists());
+}
+
+/// Increments of half precision are added to states in f32.
+#[test]
+fn half_precision_follows_f32() {
+    let kinds = [
+        "kind = \"cnn\"\nwidth = 6\nblocks = 1",
+        "kind = \"unet\"\nwidth = 4\nlevels = 1",
+        "kind = \"transformer\"\nd_model = 16\nheads = 2\nblocks = 1\nkernel = [3, 3]",
+        "kind = \"fno\"\nwidth = 4\nblocks = 1\nmodes = [3, 3]",
+    ];
+    for kind in kinds {
+        let losses = ["f32", "bf16", "f16"].map(|precision| {
+            let training = format!("noise = 0.01\nprecision = \"{precision}\"");
+            losses_of(kind, "[mesh]\nlat = 2", &training).1
+        });
+        let [single, bf16, f16] = losses;
+        for (found, expected) in bf16.iter().zip(&single) {
+            assert!(
+                (found / expected - 1.0).abs() < 0.02,
+                "{kind}: {bf16:?} for {single:?}"
+            );
+        }
+        // Steps are left out while the factor of losses is too large.
+        assert!(
+            f16[2] < f16[0] && f16[2] < 1.5 * single[2],
+            "{kind}: {f16:?} for {single:?}"
+        );
+    }
 }
 
 /// Forecasts that are scored end with the data, as do forcings that have no formula.

@@ -96,6 +96,11 @@ impl Forecasting {
 
     fn open(&self, world: &World, config: &ExperimentConfig) -> halocline::Result<Experiment> {
         match &self.files[..] {
+            // Of a folder that is not there nothing is made.
+            [] if !config.folder.exists() => Err(halocline::Error::other(format!(
+                "{}: no checkpoint; train first",
+                config.folder.display()
+            ))),
             [] => Experiment::new(world, config),
             files => Experiment::of_files(world, config, files),
         }
@@ -246,6 +251,13 @@ pub(crate) fn plan(options: &PlanOptions) -> Result {
         .next()
         .ok_or("no rank measured the machine")?;
     if let (Some(latency), Some(bandwidth)) = (options.latency, options.bandwidth) {
+        let is_link = latency >= 0.0 && latency.is_finite() && bandwidth > 0.0;
+        if !is_link || !bandwidth.is_finite() {
+            return Err(format!(
+                "--latency {latency} --bandwidth {bandwidth}: expected microseconds from 0 on, and GB/s above 0"
+            )
+            .into());
+        }
         let network = Link {
             latency: 1e-6 * latency,
             bandwidth: 1e9 * bandwidth,

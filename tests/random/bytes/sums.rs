@@ -236,7 +236,8 @@ fn losses() -> Vec<Sent> {
             "ssim_loss",
             both(windows, &[3, 2, CELLS, 5]),
             2,
-            [summed(2) + SIDES * fields * row, SIDES * fields * row],
+            // Of each channel the sum, and the number of cells that are finite.
+            [summed(4) + SIDES * fields * row, SIDES * fields * row],
         ),
     ]
 }
