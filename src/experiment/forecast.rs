@@ -76,7 +76,20 @@ impl Experiment {
                     let series = (!is_alone).then_some(states.timeline.states[start].0);
                     (start, path.join(file_name(date, series)))
                 });
-                let all: Vec<(usize, PathBuf)> = all.collect();
+                // Forcings of the files end with them.
+                let reaches = |start: usize| {
+                    let mut steps = 1..config.steps;
+                    !self.data.forcings_change
+                        || steps.all(|step| states.timeline.ahead(start, step).1.is_some())
+                };
+                let (all, short): (Vec<_>, Vec<_>) = all.partition(|(start, _)| reaches(*start));
+                if self.world.is_root() && !short.is_empty() {
+                    eprintln!(
+                        "forecast: {} of {} states are left out, whose forcings end before the forecast",
+                        short.len(),
+                        dates.len()
+                    );
+                }
                 let is_left = |(_, path): &(usize, PathBuf)| {
                     u8::from(existing == Existing::Replace || !path.exists())
                 };

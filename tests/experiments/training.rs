@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::{CONFIG, fail, prepared, score, scores, succeed, write};
+use super::{CONFIG, TEST, TIMES, fail, prepared, score, scores, succeed, write};
 
 /// The losses that a training prints, by epoch.
 fn losses(training: &str) -> (tempfile::TempDir, Vec<f64>) {
@@ -107,6 +107,9 @@ fn forcings_may_be_fields_of_the_files() {
     let arguments: Vec<&str> = ["score"].into_iter().chain(without).collect();
     succeed(folder.path(), &arguments);
     assert!(score(&scores(folder.path()), "t2m", 18.0, "rmse").is_finite());
+    // The last two states have no forcings for the third step.
+    let out = succeed(folder.path(), &["forecast", "--output", "forecasts"]);
+    assert_eq!(out.lines().count(), TIMES - TEST - 2, "{out}");
 }
 
 /// The steps and members that validations score stay while epochs are left, because patience compares the scores.

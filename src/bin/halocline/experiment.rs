@@ -203,10 +203,10 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
             Some(name) => name.to_string(),
             None => format!("-{stem}"),
         };
-        // Told before the forecasts.
-        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
         let experiment = forecasting.open(world, config)?;
         let model = experiment.trained(forecasting.kept())?;
+        // Told before the forecasts.
+        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
         let forecast = forecasting.config(config);
         let report = experiment.score(&model, &forecast)?;
         if world.is_root() {
