@@ -36,7 +36,7 @@ pub struct Move {
 }
 
 impl fmt::Display for Move {
-    /// What this rank sends and receives: the [plan](ExchangePlan) in its direction.
+    /// Prints the boxes that this rank sends and receives: the [plan](ExchangePlan) in its direction.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.direction {
             Direction::Forward => self.plan.fmt(f),

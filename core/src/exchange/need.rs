@@ -178,7 +178,7 @@ impl Source<'_> {
 mod tests {
     use super::*;
 
-    /// Of two dims with poles the one that reaches beyond them has the half turn.
+    /// The half turn belongs to the dim that reaches beyond its poles, not to another one with poles.
     #[test]
     fn only_rows_beyond_a_pole_are_mirrored() {
         let pole = [Boundary::PoleEdge; 2];

@@ -46,7 +46,7 @@ pub(super) fn refused_time(path: &Path, name: &str, found: String) -> Error {
 /// The coordinates of a container.
 pub(super) struct Coordinates<'a> {
     pub(super) container: &'a dyn Container,
-    /// What [`curved`](Self::curved) has found for dims of rows and columns.
+    /// Results of [`curved`](Self::curved), by the dims of rows and columns.
     curved: RefCell<BTreeMap<[String; 2], Option<String>>>,
 }
 

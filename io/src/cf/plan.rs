@@ -148,22 +148,18 @@ impl Plan {
         let grid = Grid::new(values(Role::Row)?, values(Role::Column)?)
             .map_err(|error| in_file(path, error))?;
         // That of other variables of the file, if those that are chosen are the same at all times.
-        let mut beside = None;
-        if chosen.is_some() && dim(&main, Role::Time).is_none() {
-            for (index, variable) in container.variables().iter().enumerate() {
-                let Ok(Ok(roles)) = coordinates.roles(variable) else {
-                    continue;
-                };
-                let other = (index, roles);
-                if dim(&other, Role::Time).is_some()
+        let timed_beside = || {
+            let mut variables = container.variables().iter().enumerate();
+            variables.find_map(|(index, variable)| {
+                let other = (index, coordinates.roles(variable).ok()?.ok()?);
+                let fits = dim(&other, Role::Time).is_some()
                     && shares(&other, Role::Row)
-                    && shares(&other, Role::Column)
-                {
-                    beside = Some(other);
-                    break;
-                }
-            }
-        }
+                    && shares(&other, Role::Column);
+                fits.then_some(other)
+            })
+        };
+        let is_static = chosen.is_some() && dim(&main, Role::Time).is_none();
+        let beside = is_static.then(timed_beside).flatten();
         let time = dim(beside.as_ref().unwrap_or(&main), Role::Time);
         let mut has_times = time.is_some();
         let found = match coordinates.times(time, units) {

@@ -151,7 +151,7 @@ fn a_field_without_a_time_has_those_of_its_file() {
     assert!(chosen.describe(0).is_static);
 }
 
-/// Of the surface there is no file of the second year.
+/// The second year has no file of the surface.
 #[test]
 fn a_chosen_channel_without_a_time_in_the_period_is_told() {
     let folder = tempfile::tempdir().unwrap();

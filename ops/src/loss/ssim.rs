@@ -12,7 +12,7 @@
 //! Batch and space may be sharded; values must be resolved.
 //!
 //! # Communication
-//! Of each of the target's channels the mean of its finite cells, by two sums, and halos of the five fields of which there are means, dim by dim.
+//! Two sums for each of the target's channels, which give the mean of its finite cells, and halos of the five fields that are averaged, dim by dim.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Boundary, Error, Result, ShardTensor};
