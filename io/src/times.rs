@@ -87,7 +87,8 @@ pub(crate) fn step(path: &Path, dataset: &str, times: &[f64], gaps: Gaps) -> Res
             return Ok(0.0);
         }
         let found = format!("{:?}", [times.len()]);
-        return Err(Error::shape(path, dataset, found, "at least two times"));
+        let expected = "at least two times, or Series::Joined for files with one time each";
+        return Err(Error::shape(path, dataset, found, expected));
     };
     if gaps != Gaps::Reject {
         return Ok(most_frequent(steps().collect()));
@@ -100,11 +101,15 @@ pub(crate) fn step(path: &Path, dataset: &str, times: &[f64], gaps: Gaps) -> Res
         path: path.into(),
         dataset: dataset.into(),
         index: vec![index + 1],
-        found: format!("a time step of {} s", times[index + 1] - times[index]),
+        found: format!(
+            "a time step of {} h",
+            (times[index + 1] - times[index]) / 3600.0
+        ),
         expected: format!(
-            "{first} s, as at the beginning of the file; write each stretch of equal steps into a \
+            "{} h, as at the beginning of the file; write each stretch of equal steps into a \
              file of its own, of which a FieldDataset takes several, or choose Gaps::Skip or \
-             Gaps::Allow"
+             Gaps::Allow",
+            first / 3600.0
         ),
     })
 }

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use halocline_core::{Error, Result};
 use halocline_io::{Calendar, Gaps, Missing, Period};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::climatology::Cycle;
 
@@ -59,11 +60,13 @@ pub struct DataConfig {
     pub anomalies: bool,
     /// The period for training, of statistics and climatology. Default all times, if there is no other
     /// period. Periods do not overlap.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "period")]
     pub train: Period,
     /// The period for validation after each epoch. Default none.
+    #[serde(default, deserialize_with = "period")]
     pub validation: Option<Period>,
     /// The period for scores. Default none.
+    #[serde(default, deserialize_with = "period")]
     pub test: Option<Period>,
 }
 
@@ -158,6 +161,27 @@ pub(super) fn refuse(checks: &[(bool, &str)]) -> Result<()> {
     }
 }
 
+/// A period whose dates are texts, or dates of TOML.
+fn period<'de, D: Deserializer<'de>, P: From<Period>>(deserializer: D) -> Result<P, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    struct Dates {
+        from: Option<toml::Value>,
+        until: Option<toml::Value>,
+    }
+    let text = |date: Option<toml::Value>| match date {
+        None => Ok(None),
+        Some(toml::Value::String(text)) => Ok(Some(text)),
+        Some(toml::Value::Datetime(date)) => Ok(Some(date.to_string())),
+        Some(other) => Err(D::Error::custom(format!(
+            "{other}: expected a date, such as 2018-01-01 or \"2018-01-01T06:00\""
+        ))),
+    };
+    let Dates { from, until } = Dates::deserialize(deserializer)?;
+    let (from, until) = (text(from)?, text(until)?);
+    Ok(Period { from, until }.into())
+}
+
 fn one() -> usize {
     1
 }
@@ -184,4 +208,28 @@ enum MissingName {
     Reject,
     Allow,
     Fill,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_texts_or_dates_of_toml() {
+        let read = |dates: &str| {
+            let text = format!("files = [\"a.zarr\"]\ntest = {{ {dates} }}");
+            toml::from_str::<DataConfig>(&text)
+        };
+        let found = read("from = 2018-01-01, until = 2019-01-01T06:00:00").unwrap();
+        let expected = read("from = \"2018-01-01\", until = \"2019-01-01T06:00:00\"").unwrap();
+        assert_eq!(found, expected);
+        assert!(found.test.is_some() && found.validation.is_none());
+        for (wrong, told) in [
+            ("from = 2018", "expected a date"),
+            ("since = \"2018\"", "since"),
+        ] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains(told), "{error}");
+        }
+    }
 }

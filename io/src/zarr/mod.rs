@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use burn::tensor::f16;
 use ndarray::ArrayD;
 use serde_json::Value;
 use zarrs::array::{Array, ArrayShardedExt, ArraySubset, ChunkShape, Element, ElementOwned};
@@ -96,15 +97,6 @@ impl ZarrStore {
             return Ok(None);
         };
         let array = self.array(name, &metadata)?;
-        let elements = dtype(&metadata);
-        if ["float16", "<f2", ">f2"]
-            .iter()
-            .any(|half| elements.contains(half))
-        {
-            return Err(format!(
-                "elements of {elements}; expected float32 or float64"
-            ));
-        }
         let (kind, width) = kind(&array, &metadata);
         let shape: Vec<usize> = extents(array.shape())?;
         let attributes = array.attributes();
@@ -262,14 +254,13 @@ impl Container for ZarrStore {
         read_as_double!(
             self, variable, cells, f64, f32, i64, u64, i32, u32, i16, u16, i8, u8
         );
+        if f16::validate_data_type(self.arrays[variable].data_type()).is_ok() {
+            let values: Vec<f16> = self.elements(variable, cells)?;
+            return shaped(values.into_iter().map(f64::from).collect(), cells);
+        }
         let values: Vec<bool> = self.elements(variable, cells)?;
-        shaped(
-            values
-                .into_iter()
-                .map(|value| f64::from(u8::from(value)))
-                .collect(),
-            cells,
-        )
+        let values = values.into_iter().map(|value| f64::from(u8::from(value)));
+        shaped(values.collect(), cells)
     }
 
     fn stamp(&self, variable: usize, first: &[usize]) -> Option<Stamp> {
@@ -358,7 +349,7 @@ fn kind(array: &Array<Folder>, metadata: &Value) -> (Kind, usize) {
     if f32::validate_data_type(data_type).is_ok() {
         return (Kind::Single, 4);
     }
-    let mut widths = widths!(f64, i64, u64, i32, u32, i16, u16, i8, u8, bool).into_iter();
+    let mut widths = widths!(f64, i64, u64, i32, u32, f16, i16, u16, i8, u8, bool).into_iter();
     match widths.find(|(valid, _)| *valid) {
         Some((_, width)) => (Kind::Double, width),
         None => (Kind::Other, 1),

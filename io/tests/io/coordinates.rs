@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use burn::tensor::f16;
 use halocline_io::{FieldWriter, Missing, OpenConfig, Period, WriterConfig, open};
 use ndarray::Array3;
 
@@ -129,6 +130,30 @@ fn members_and_attributes_of_other_kinds_leave_fields_readable() {
         (values[[0, place, 0, 0]], values[[0, place, 1, 0]]),
         (0.0, 1.0)
     );
+}
+
+#[test]
+fn numbers_of_half_precision_are_read() {
+    let (_folder, path) = copy("v2.zarr");
+    let values: Vec<f16> = (0..40)
+        .map(|cell| f16::from_f32(0.25 * cell as f32))
+        .collect();
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    array(
+        &path.join("depth"),
+        "<f2",
+        &[8, 5],
+        &["longitude", "latitude"],
+        &bytes,
+    );
+    let fields = OpenConfig::of_channels(&["depth"]).open(&path).unwrap();
+    let read = fields.read([0..1, 0..1, 0..5, 0..8]).unwrap();
+    // By latitude and longitude.
+    let mut turned = read.iter().enumerate();
+    assert!(turned.all(|(cell, value)| *value == 0.25 * (cell % 8 * 5 + cell / 8) as f32));
 }
 
 #[test]

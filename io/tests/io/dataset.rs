@@ -93,8 +93,8 @@ fn time_steps_must_be_even() {
             .unwrap_err()
             .to_string(),
         format!(
-            "{}: dataset \"timestamp\"[3]: found a time step of 43200 s, \
-             expected 21600 s, as at the beginning of the file; \
+            "{}: dataset \"timestamp\"[3]: found a time step of 12 h, \
+             expected 6 h, as at the beginning of the file; \
              write each stretch of equal steps into a file of its own, of which a FieldDataset takes several, \
              or choose Gaps::Skip or Gaps::Allow",
             path.display()

@@ -74,17 +74,6 @@ fn statistics_of_files_with_other_units_are_refused() {
 }
 
 #[test]
-fn numbers_of_half_precision_are_told() {
-    let (_folder, path) = copy("v2.zarr");
-    replace(&path.join("t2m/.zarray"), "<f4", "<f2");
-    let found = open(&path).unwrap_err().to_string();
-    for part in ["t2m", "<f2", "float32"] {
-        assert!(found.contains(part), "{part} in {found}");
-    }
-    assert!(lenient("orography").open(&path).is_ok());
-}
-
-#[test]
 fn times_that_are_no_numbers_are_not_taken_for_levels() {
     let (_folder, path) = copy("v2.zarr");
     replace(&path.join("time/.zarray"), "<i8", "<M8[ns]");

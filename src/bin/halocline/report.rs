@@ -11,6 +11,10 @@ pub(crate) fn in_subcommands(report: &str) -> String {
             "choose --gaps skip or --gaps allow in `halocline stats`",
         ),
         (
+            ", or Series::Joined for files with one time each",
+            "; give files with one time each to `halocline stats` with --joined",
+        ),
+        (
             "choose Missing::Allow",
             "choose --missing allow in `halocline stats`; `convert` and `rechunk` write them as NaN",
         ),
@@ -26,6 +30,7 @@ pub(crate) fn in_options(message: &str) -> String {
         ("Missing::Allow", "--missing allow"),
         ("Gaps::Skip", "--gaps skip"),
         ("Gaps::Allow", "--gaps allow"),
+        ("Series::Joined", "--joined"),
     ];
     replaced(message, &names)
 }
@@ -40,6 +45,10 @@ pub(crate) fn in_keys(message: &str) -> String {
         ),
         ("Gaps::Skip", "data.gaps = \"skip\""),
         ("Gaps::Allow", "data.gaps = \"allow\""),
+        ("a FieldDataset takes", "data.files names"),
+        ("Series::Joined", "data.joined = true"),
+        (", or LastBatch::Keep", ""),
+        ("Launcher::seed", "seed"),
     ];
     in_options(&replaced(message, &names))
 }

@@ -26,6 +26,9 @@ pub(crate) struct Options {
     /// Uneven time steps
     #[arg(long, default_value = "reject")]
     gaps: GapsChoice,
+    /// Join the files to one time axis, as those are that have one time each
+    #[arg(long)]
+    joined: bool,
     #[command(flatten)]
     reading: Reading,
 }
@@ -52,9 +55,12 @@ pub(crate) fn run(options: &Options) -> Result {
         .with_missing(options.missing.into())
         .with_gaps(options.gaps.into());
     let mut builder = StatisticsBuilder::new(options.lead)?;
-    for file in &options.files {
-        let fields = config.open(file)?;
-        let title = file.display().to_string();
+    let all = match options.joined {
+        true => vec![config.open_joined(&options.files)?],
+        false => config.open_each(&options.files)?,
+    };
+    for fields in all {
+        let title = fields.path().display().to_string();
         let progress = Progress::new(0, title, fields.times().len());
         builder.add(&fields, &progress)?;
         progress.finish();
