@@ -30,10 +30,7 @@ fn main() -> Result<()> {
         let folder = folder.path().join(ranks.to_string());
         let times = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh([("lat", world.size())])?;
-            let normal = Distribution::Normal {
-                mean: 0.0,
-                std: 1.0,
-            };
+            let normal = Distribution::Normal(0.0, 1.0);
             let x = ShardTensor::random(SHAPE, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?;
             let target = x.clone().narrow(1, 0, VARIABLES);
             let weights = vec![1.0; SHAPE[2]];
@@ -49,7 +46,7 @@ fn main() -> Result<()> {
                     let y = x.clone().apply(model);
                     Ok(weighted_mse(y, target.clone(), &weights))
                 })?;
-                assert_eq!(ended, Ended::Whole);
+                assert_eq!(ended, Ended::Completed);
                 world.barrier()
             };
             // So that a save falls into the middle of what is measured, and is written there.

@@ -169,10 +169,7 @@ fn step(world: &World, budget: f64) -> Result<()> {
         .with_blocks(2);
     let mut model = Some(world.init(|device| config.init(device))?);
     let mut optimizer: burn::optim::ModuleOptimizer = AdamWConfig::new().init();
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    let normal = Distribution::Normal(0.0, 1.0);
     let x = ShardTensor::random(SHAPE, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?;
     let weights = vec![1.0; SHAPE[2]];
     measure(world, "step", 0, 8.0 * budget, || {
@@ -188,10 +185,7 @@ fn step(world: &World, budget: f64) -> Result<()> {
 /// `[1, *cells, heads, width]` queries, keys or values whose first cells are sharded, without gradients.
 fn operand<const D: usize>(world: &World, shape: [usize; D], name: &str) -> Result<ShardTensor<D>> {
     let mesh = world.mesh([("x", world.size())])?;
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    let normal = Distribution::Normal(0.0, 1.0);
     Ok(ShardTensor::random(shape, normal, RandomKey::new(1, name), &mesh, &[Shard(1)])?.inner())
 }
 

@@ -148,10 +148,7 @@ fn step(world: &World) -> Result<()> {
     let config = UNetConfig::new(CHANNELS, CHANNELS).with_width(WIDTH);
     let mut model = Some(world.init(|device| config.init(device))?);
     let mut optimizer: burn::optim::ModuleOptimizer = AdamWConfig::new().init();
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    let normal = Distribution::Normal(0.0, 1.0);
     let shape = [1, CHANNELS, rows, columns];
     let x = ShardTensor::random(shape, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?;
     measure(world, "step", world.size(), 1, || {

@@ -290,10 +290,7 @@ fn times<M: Model>(
         let mesh = world.mesh([("lat", 1)])?;
         let mut model = Some(world.init(&init)?);
         let mut optimizer: ModuleOptimizer = FusedAdamWConfig::new().init();
-        let normal = Distribution::Normal {
-            mean: 0.0,
-            std: 1.0,
-        };
+        let normal = Distribution::Normal(0.0, 1.0);
         let [batch, rows, columns] = TRACED;
         let shape = [batch, VARIABLES, rows, columns];
         let x = ShardTensor::random(shape, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?;

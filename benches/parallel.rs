@@ -49,10 +49,7 @@ impl Run {
     fn new(world: &World, axes: &[(&str, usize)], plan: &Plan) -> Result<Self> {
         let mesh = world.mesh_of(axes)?;
         let config = TransformerEncoderConfig::new(WIDTH, 4 * WIDTH, 8, 4).with_dropout(0.0);
-        let normal = Distribution::Normal {
-            mean: 0.0,
-            std: 1.0,
-        };
+        let normal = Distribution::Normal(0.0, 1.0);
         let key = RandomKey::new(1, "x");
         let placements = [Shard(0), Replicate];
         Ok(Self {

@@ -69,10 +69,7 @@ fn cnn(blocks: usize) -> impl Fn(&Device) -> SurrogateCnn {
 impl<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>> Trainer<M> {
     fn new(world: &World, shape: [usize; 4], init: impl Fn(&Device) -> M) -> Result<Self> {
         let mesh = world.mesh([("lat", world.size())])?;
-        let normal = Distribution::Normal {
-            mean: 0.0,
-            std: 1.0,
-        };
+        let normal = Distribution::Normal(0.0, 1.0);
         Ok(Self {
             model: Some(world.init(init)?),
             optimizer: FusedAdamWConfig::new().init(),
@@ -163,10 +160,7 @@ fn compared(what: &str, ours: Option<f64>, peer: Option<f64>) {
 
 /// Attention of a field to neighborhoods, and of tokens to all of them, whose keys and values travel on a ring.
 fn attention() -> Result<()> {
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    let normal = Distribution::Normal(0.0, 1.0);
     let pass = |shape: [usize; 5], world: &World| -> Result<f64> {
         let mesh = world.mesh([("x", world.size())])?;
         let random = |name| {
@@ -348,10 +342,7 @@ fn memory() -> Result<()> {
 /// ring that travels.
 fn attention_memory() -> Result<()> {
     const KERNEL: usize = 7;
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    let normal = Distribution::Normal(0.0, 1.0);
     let peak = |ranks: usize, shape: [usize; 5]| -> Result<f64> {
         halocline::core::release_memory();
         let peaks = Launcher::local(ranks).check(false).collect(|world| {

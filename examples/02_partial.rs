@@ -37,17 +37,14 @@ fn main() -> Result<()> {
         let value = scaled.resolve(); // one all-reduce
         let expected = [[126.0_f32, 140.0, 154.0]];
         value
-            .to_local(LocalGradient::Replicated)
+            .to_local()
             .into_data()
             .assert_eq(&expected.into(), false);
 
         // The gradient of a maximum goes to the cell that holds it.
         let x = x.require_grad();
         let gradients = x.clone().max_dims(&[0, 1]).sum().backward();
-        let gradient = x
-            .grad(&gradients)
-            .expect("a gradient")
-            .full_tensor(LocalGradient::Replicated);
+        let gradient = x.grad(&gradients).expect("a gradient").full_tensor();
         let gradient: Vec<f32> = gradient.into_data().iter().collect();
         assert_eq!(gradient.iter().sum::<f32>(), 1.0);
         assert_eq!(gradient[20], 1.0);

@@ -28,18 +28,13 @@ fn main() -> Result<()> {
             let cells = c.local_dims()[0];
             let at = |first: usize| padded.clone().narrow(0, first, cells);
             let laplacian = at(0) + at(2) - at(1) * 2.0;
-            c = ShardTensor::from_local(
-                at(1) + laplacian * kappa,
-                c.layout(),
-                &mesh,
-                LocalGradient::Replicated,
-            )?;
+            c = ShardTensor::from_local(at(1) + laplacian * kappa, c.layout(), &mesh)?;
         }
         let sent = world.comm_stats().since(&before).of(Traffic::Exchange);
 
         // Check: the discrete operator's decay, and two cells of four bytes per step on the wire.
         let decay = (1.0 - 2.0 * kappa * (1.0 - wave.cos())).powi(STEPS as i32);
-        let found = c.full_tensor(LocalGradient::Replicated);
+        let found = c.full_tensor();
         let error = (found - start * decay).abs().max().into_scalar::<f32>();
         assert!(error < 1e-5, "error {error}");
         let cells_sent = if world.size() == 1 { 0 } else { 2 };

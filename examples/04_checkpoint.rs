@@ -48,7 +48,7 @@ fn main() -> Result<()> {
                 let loaded: ShardTensor<3> = checkpoint.sharded("field", &mesh, &[Shard(2)])?;
                 let fresh = alone.init(|device| Conv2dConfig::new([2, 8], [3, 3]).init(device))?;
                 let model = checkpoint.module(&alone, "model", fresh)?;
-                assert_eq!(loaded.into_parts().0.into_data(), whole.clone().into_data());
+                assert_eq!(loaded.into_local().into_data(), whole.clone().into_data());
                 assert_eq!(
                     model.weight.val().into_data(),
                     conv.weight.val().into_data()

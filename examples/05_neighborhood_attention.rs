@@ -21,10 +21,7 @@ fn main() -> Result<()> {
         let config = NeighborhoodAttention2dConfig::new(8, 2, [5, 7]);
         let config = config.with_periodic([false, true]);
         let attention = world.init(|device| config.init(device))?;
-        let normal = Distribution::Normal {
-            mean: 0.0,
-            std: 1.0,
-        };
+        let normal = Distribution::Normal(0.0, 1.0);
         let key = || RandomKey::new(0, "x");
         let x = ShardTensor::<4>::random([1, 17, 24, 8], normal, key(), &mesh, &[Shard(1)])?;
         let x = x.require_grad();
@@ -36,19 +33,16 @@ fn main() -> Result<()> {
         let gradient = x.grad(&gradients).expect("a gradient");
 
         // Check: the result and the gradients of one device.
-        let whole = x
-            .full_tensor(LocalGradient::Replicated)
-            .detach()
-            .require_grad();
+        let whole = x.full_tensor().detach().require_grad();
         let expected = block(whole.clone(), &attention);
         let expected_gradients = (expected.clone() * expected.clone()).sum().backward();
         let off = |found: Tensor<4>, expected: Tensor<4>| {
             (found - expected).abs().max().into_scalar::<f32>()
         };
-        let found = y.full_tensor(LocalGradient::Replicated).inner();
+        let found = y.full_tensor().inner();
         assert!(off(found, expected.inner()) < 1e-4);
         let expected = whole.grad(&expected_gradients).expect("a gradient");
-        assert!(off(gradient.full_tensor(LocalGradient::Replicated), expected) < 1e-3);
+        assert!(off(gradient.full_tensor(), expected) < 1e-3);
         if world.is_root() {
             println!("rank 0 sent {} bytes of keys and values", sent.bytes);
         }

@@ -87,18 +87,14 @@ fn main() -> Result<()> {
         if world.is_root() {
             println!("{}", resolve(&model, mesh.shape(), &plan)?);
         }
-        let normal = Distribution::Normal {
-            mean: 0.0,
-            std: 1.0,
-        };
+        let normal = Distribution::Normal(0.0, 1.0);
         let field = |name: &str| {
             let placements = [Shard(0), Shard(1)];
             let key = RandomKey::new(0, name);
             ShardTensor::<3>::random([6, 10, WIDTH], normal, key, &mesh, &placements)
         };
         let (x, target) = (field("x")?, field("target")?);
-        let [whole_x, whole_target] =
-            [&x, &target].map(|field| field.full_tensor(LocalGradient::Replicated));
+        let [whole_x, whole_target] = [&x, &target].map(|field| field.full_tensor());
         let sharded = parallelize_module(model.clone(), &mesh, &plan)?;
         let found = train(sharded, x, target);
         if world.is_root() {

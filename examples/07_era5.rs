@@ -103,7 +103,7 @@ fn main() -> Result<()> {
                     rollout(batch.input, batch.forcing, loader.steps(), &feedback, step)?;
                 Ok(weighted_mse(forecast, batch.target, &weights))
             })?;
-            assert_eq!(ended, Ended::Whole);
+            assert_eq!(ended, Ended::Completed);
             let epoch = trainer.epoch();
             let loss = trainer.losses().last().copied().unwrap_or(f64::NAN);
             if world.is_root() {

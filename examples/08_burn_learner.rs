@@ -22,7 +22,7 @@ const ROWS: usize = 9;
 
 /// A wave that moves east, one cell in each state.
 fn write_wave(path: &std::path::Path) -> halocline::io::Result<()> {
-    let grid = Grid::cell_centred(ROWS, 18)?;
+    let grid = Grid::cell_centered(ROWS, 18)?;
     let mut writer = FieldWriter::create(path, &grid, &["wave"], &WriterConfig::new())?;
     for state in 0..25 {
         let wave = |(_, _, column): (usize, usize, usize)| {

@@ -204,7 +204,7 @@ fn integrate(
 
 /// A file for depth in m and wind in m/s at the cell centres.
 fn writer(path: &Path, nlat: usize) -> Result<FieldWriter> {
-    let grid = FileGrid::cell_centred(nlat, 2 * nlat)?;
+    let grid = FileGrid::cell_centered(nlat, 2 * nlat)?;
     let channels = ["depth", "eastward_wind", "northward_wind"];
     Ok(FieldWriter::create(
         path,

@@ -48,7 +48,7 @@ fn gradients_of_a_unet_have_the_bits_of_those_without() {
         let target = sample("target", [1, 2, 12, 8], &mesh, &[Shard(2)])?;
         let loss = mse_loss(x.clone().apply(&model), target, Reduction::Mean);
         let gradients = loss.backward();
-        let of_x = x.grad(&gradients).expect("a gradient").into_parts().0;
+        let of_x = x.grad(&gradients).expect("a gradient").into_local();
         let mut found = vec![of_x.into_data()];
         found.extend(gradients_of(&model, &gradients));
         Ok(found)
@@ -123,8 +123,8 @@ fn every_new_tensor_has_the_strategy_of_the_device() {
             let linear = world.init(|device| LinearConfig::new(4, 4).init(device))?;
             let linear = world.sync_module(linear, 0)?;
             let tensors = [
-                scattered.into_parts().0,
-                plain.require_grad().into_parts().0,
+                scattered.into_local(),
+                plain.require_grad().into_local(),
                 linear.weight.val(),
             ];
             Ok(tensors.map(|tensor| tensor.gradient_checkpointing_strategy()))

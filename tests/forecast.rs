@@ -6,7 +6,7 @@ use burn::optim::{AdamWConfig, SgdConfig};
 use halocline::core::Halos;
 use halocline::io::Checkpoint;
 use halocline::models::{
-    FieldConv2d, FieldConv2dConfig, Spread, crps, energy_score, perturbed, rollout,
+    CrpsEstimator, FieldConv2d, FieldConv2dConfig, crps, energy_score, perturbed, rollout,
 };
 use halocline::prelude::*;
 use halocline::{Ended, Trainer, Validation};
@@ -47,10 +47,15 @@ fn train(world: &World, mesh: &DeviceMesh, placements: &[Placement]) -> Result<V
             Ok(x.recompute(model, Halos::Keep, |model: &FieldConv2d, x| x.apply(model)))
         })?;
         let ensemble = forecast.unflatten::<5>(0, &[MEMBERS, 1]);
-        let target = ShapeField::unsqueeze::<5>(target.clone(), 0);
+        let target = target.clone().unsqueeze_dim::<5>(0);
         let weights = [0.6, 1.1, 1.6, 1.1, 0.6];
-        let score = crps(ensemble.clone(), target.clone(), &weights, Spread::Fair)?;
-        let energy = energy_score(ensemble, target, &weights, Spread::Fair)?;
+        let score = crps(
+            ensemble.clone(),
+            target.clone(),
+            &weights,
+            CrpsEstimator::Fair,
+        )?;
+        let energy = energy_score(ensemble, target, &weights, CrpsEstimator::Fair)?;
         Ok(score.resolve() + energy.resolve())
     })?;
     Ok(trainer.losses().to_vec())
@@ -112,7 +117,7 @@ fn land_reaches_no_parameter() {
                     Reduction::Mean,
                 )
             })?;
-            assert_eq!(ended, Ended::Whole);
+            assert_eq!(ended, Ended::Completed);
             Ok(trainer.losses().to_vec())
         });
         found.unwrap().remove(0)
@@ -145,9 +150,9 @@ fn validated(
     for score in scores {
         let ended = trainer.train_epoch(0..2, |model, _| {
             let x = ShardTensor::<4>::ones([1, 1, 5, 3], &mesh, &[Shard(2)])?;
-            Ok(x.apply(model).powi(2).mean())
+            Ok(x.apply(model).powi_scalar(2).mean())
         })?;
-        assert_eq!(ended, Ended::Whole);
+        assert_eq!(ended, Ended::Completed);
         // Ranks other than the first cannot disagree.
         let own = score + if world.is_root() { 0.0 } else { 1.0 };
         found.push(trainer.validate(|model| {

@@ -30,7 +30,7 @@ const BATCHES: usize = 3;
 const EPOCHS: usize = 3;
 
 fn write_states(path: &Path) -> halocline::io::Result<()> {
-    let grid = Grid::cell_centred(5, 8)?;
+    let grid = Grid::cell_centered(5, 8)?;
     let mut writer = FieldWriter::create(path, &grid, &["t2m"], &WriterConfig::new())?;
     for state in 0..STATES {
         let value = |(_, row, column): (usize, usize, usize)| {

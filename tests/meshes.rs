@@ -22,7 +22,11 @@ impl<const N: usize> Block<N> {
 }
 
 impl<const D: usize, const N: usize> Operator<D, D> for Block<N> {
-    fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<D>>) -> Rank<X, D> {
+    fn apply<X: Field<D>>(
+        &self,
+        mut inputs: Vec<X>,
+        mut parameters: Vec<Tensor<D>>,
+    ) -> WithDims<X, D> {
         let x = inputs
             .remove(0)
             .conv(parameters.remove(0), None, &self.conv())

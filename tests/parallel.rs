@@ -14,7 +14,7 @@ use burn::optim::{
     LionConfig, ModuleOptimizer, MuonConfig, RmsPropConfig, SgdConfig,
 };
 use burn::tensor::DType;
-use halocline::core::{Along, ParamShard};
+use halocline::core::{ParamShard, PlanPlacement};
 use halocline::io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 use halocline::models::parallel::{Plan, Store, Style, parallelize_module};
 use halocline::ops::testing::difference;
@@ -99,7 +99,7 @@ fn train(
             let target = sample("target", [9, 6], &mesh, &placements)?;
             Ok(mse_loss(x.apply(model), target, Reduction::Mean))
         })?;
-        assert_eq!(ended, Ended::Whole);
+        assert_eq!(ended, Ended::Completed);
     }
     trainer.finish()?;
     world.check_replicas(trainer.model())?;
@@ -162,7 +162,7 @@ fn a_run_goes_on_with_the_same_bits_and_on_other_meshes() {
         }
     }
     // By other plans, and from whole parameters to shards.
-    let gathered = Style::colwise("tensor").with_output(Along::Replicate);
+    let gathered = Style::colwise("tensor").with_output(PlanPlacement::Replicate);
     let columns = Plan::default().with_layer("{up,down}", gathered);
     let none = Plan::default();
     for (before, after) in [(&plan(), &columns), (&plan(), &none), (&none, &plan())] {
@@ -352,8 +352,8 @@ fn columns_and_rows_give_what_pytorch_gives() {
                 down: linear(world.device(), &case, ["w2", "b2"])?,
             };
             let (placement, along) = match tokens {
-                true => (Shard(1), Along::Shard(1)),
-                false => (Replicate, Along::Replicate),
+                true => (Shard(1), PlanPlacement::Shard(1)),
+                false => (Replicate, PlanPlacement::Replicate),
             };
             let plan = Plan::default()
                 .with_layer("up", Style::colwise("tensor"))
@@ -368,8 +368,7 @@ fn columns_and_rows_give_what_pytorch_gives() {
             let y = x.clone().apply(&layers.up).gelu().apply(&layers.down);
             assert_eq!(y.placements(), [placement]);
             let gradients = (y.clone() * field("gy")?).sum().backward();
-            let whole =
-                |shard: ShardTensor<3>| shard.full_tensor(LocalGradient::Replicated).into_data();
+            let whole = |shard: ShardTensor<3>| shard.full_tensor().into_data();
             let near = |found: TensorData, name: &str| -> Result<()> {
                 let expected = case.data(name)?;
                 assert_eq!(found.shape(), expected.shape(), "{name}");
@@ -388,7 +387,7 @@ fn columns_and_rows_give_what_pytorch_gives() {
                 let gradient = linear.weight.base().grad(&gradients).expect("a gradient");
                 let gradient =
                     ShardTensor::from_parts(gradient, shard.layout().clone(), mesh.clone());
-                let gradient = gradient.full_tensor(LocalGradient::Replicated);
+                let gradient = gradient.full_tensor();
                 near(gradient.transpose().into_data(), names[0])?;
                 let bias = linear.bias.as_ref().expect("a bias");
                 let gradient = bias.base().grad(&gradients).expect("a gradient");
@@ -396,7 +395,7 @@ fn columns_and_rows_give_what_pytorch_gives() {
                     None => gradient,
                     Some(shard) => {
                         ShardTensor::from_parts(gradient, shard.layout().clone(), mesh.clone())
-                            .full_tensor(LocalGradient::Replicated)
+                            .full_tensor()
                     }
                 };
                 near(gradient.into_data(), names[1])
@@ -423,7 +422,7 @@ fn running_statistics_are_not_stored_in_shards() {
             let ended = trainer.train_epoch(0..3, |model, _| {
                 Ok((x.clone().apply(model) - 1.0).square().mean())
             })?;
-            assert_eq!(ended, Ended::Whole);
+            assert_eq!(ended, Ended::Completed);
             let norm = trainer.model();
             let whole = halocline::core::whole(norm.clone())?;
             Ok([

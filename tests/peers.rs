@@ -15,7 +15,7 @@ macro_rules! check {
     ($d:literal to $e:literal; $($x:ident: $shape:expr),+; $($p:ident: $of:expr),*; $dims:expr; $body:expr) => {{
         struct Case;
         impl Operator<$d, $e> for Case {
-            fn apply<X: Field<$d>>(&self, inputs: Vec<X>, parameters: Vec<Tensor<$d>>) -> Rank<X, $e> {
+            fn apply<X: Field<$d>>(&self, inputs: Vec<X>, parameters: Vec<Tensor<$d>>) -> WithDims<X, $e> {
                 let [$($x),+] = array(inputs);
                 let [$($p),*] = array(parameters);
                 $body
@@ -190,7 +190,7 @@ fn nine_cells_on_eight_ranks() {
             let pooled = y.max_pool(&PoolOptions::new([2]).with_stride([2]));
             let gradients = pooled.clone().square().sum().backward();
             let of_x = x.grad(&gradients).expect("a gradient");
-            Ok([pooled, of_x].map(|x| x.full_tensor(LocalGradient::Replicated).into_data()))
+            Ok([pooled, of_x].map(|x| x.full_tensor().into_data()))
         });
         found.unwrap().remove(0)
     };
@@ -308,7 +308,7 @@ fn reverse_mode_of_roll_on_a_sharded_axis() {
         let x = ShardTensor::<1>::ones([7], &mesh, &[Shard(0)])?.require_grad();
         let first = x.clone().roll(&[1], &[0]).narrow(0, 0, 1).sum();
         let gradient = x.grad(&first.backward()).expect("a gradient");
-        Ok(gradient.full_tensor(LocalGradient::Replicated).into_data())
+        Ok(gradient.full_tensor().into_data())
     });
     gradients.unwrap()[0].assert_eq(&[0.0_f32, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0].into(), true);
 }

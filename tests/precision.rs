@@ -47,7 +47,7 @@ fn losses<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>>(
             let y = x.apply(model).cast(FloatDType::F32);
             Ok(mse_loss(y, target.clone(), Reduction::Mean))
         })?;
-        assert_eq!(ended, Ended::Whole);
+        assert_eq!(ended, Ended::Completed);
         Ok(trainer.losses().to_vec())
     });
     results.unwrap().remove(0)
@@ -118,7 +118,7 @@ fn small_steps_are_not_lost_in_rounding() {
                 .cast(FloatDType::F32)
                 .sum())
         })?;
-        assert_eq!(ended, Ended::Whole);
+        assert_eq!(ended, Ended::Completed);
         // Each step is far below the last bit of bf16.
         for (after, before) in value(trainer.model()).iter().zip(before) {
             assert!(
@@ -147,7 +147,7 @@ fn tiny(scale: Option<LossScale>) -> (Vec<f32>, Vec<f32>) {
             let x = ShardTensor::<2>::ones([2, 2], &mesh, &[Shard(0)])?.cast(FloatDType::F16);
             Ok((x.apply(model).cast(FloatDType::F32) * 1e-8).sum())
         })?;
-        assert_eq!(ended, Ended::Whole);
+        assert_eq!(ended, Ended::Completed);
         Ok((before, value(trainer.model())))
     });
     results.unwrap().remove(0)
@@ -177,7 +177,7 @@ fn scaled(folder: &Path, batches: usize) -> (u64, LossScale, Vec<f32>) {
             let x = ShardTensor::<2>::ones([2, 2], &mesh, &[Shard(0)])?.cast(FloatDType::F16);
             Ok(x.apply(model).cast(FloatDType::F32).sum())
         })?;
-        assert_eq!(ended, Ended::Whole);
+        assert_eq!(ended, Ended::Completed);
         trainer.finish()?;
         let scale = trainer.loss_scale().expect("f16 has one");
         Ok((trainer.step(), scale, value(trainer.model())))
@@ -216,7 +216,7 @@ fn running_statistics_keep_their_number_type() {
             of_y = Some(y.local().dtype());
             Ok(half.apply(model).cast(FloatDType::F32).square().mean())
         })?;
-        assert_eq!(ended, Ended::Whole);
+        assert_eq!(ended, Ended::Completed);
         let norm = trainer.model();
         let mean = norm.running_mean.value_sync();
         let expected = x.inner().mean_dims(&[0]).resolve().local().clone() * 0.19;
@@ -239,7 +239,7 @@ fn averaged(folder: &Path, ranks: usize, epochs: usize) -> [Vec<f32>; 2] {
         let model = build(&world, &mesh, &plan, make)?;
         let schedule = ModuleLrScheduler::new(1e-1);
         let trainer = Trainer::new(&world, model, AdamWConfig::new().init(), schedule);
-        let mut trainer = trainer.with_average(DECAY).resume_or_start(folder)?;
+        let mut trainer = trainer.with_ema(DECAY).resume_or_start(folder)?;
         let parameters = |model: &Linear| -> Result<Vec<f32>> {
             let model = whole(model.clone())?;
             let values = [
@@ -253,14 +253,14 @@ fn averaged(folder: &Path, ranks: usize, epochs: usize) -> [Vec<f32>; 2] {
             let x = sample("x", [6, 5], &mesh, &[Shard(0)])?;
             let ended =
                 trainer.train_epoch(0..1, |model, _| Ok(x.clone().apply(model).square().mean()))?;
-            assert_eq!(ended, Ended::Whole);
+            assert_eq!(ended, Ended::Completed);
             for (mean, value) in expected.iter_mut().zip(parameters(trainer.model())?) {
                 *mean = *mean * DECAY as f32 + value * (1.0 - DECAY as f32);
             }
         }
         trainer.finish()?;
         Ok([
-            parameters(trainer.averaged().expect("an average"))?,
+            parameters(trainer.ema_model().expect("an average"))?,
             expected,
         ])
     });

@@ -57,7 +57,7 @@ fn train(
             let target = sample("target", SHAPE, &mesh, &placements)?;
             Ok(weighted_mse(x.apply(model), target, &weights))
         })?;
-        assert_eq!(ended, Ended::Whole);
+        assert_eq!(ended, Ended::Completed);
         trainer.note("epochs", &trainer.epoch())?;
     }
     trainer.finish()?;
@@ -273,7 +273,7 @@ fn accumulated_gradients_are_their_mean() {
                     &weights,
                 ))
             })?;
-            assert_eq!((ended, trainer.step()), (Ended::Whole, 2));
+            assert_eq!((ended, trainer.step()), (Ended::Completed, 2));
             let record = trainer.model().clone().into_record();
             Ok(burn_pack_tensors(
                 record.into_bytes().map_err(Error::other)?,

@@ -13,10 +13,7 @@ use halocline::prelude::*;
 const SHAPE: [usize; 4] = [2, 3, 13, 18];
 
 fn sample(name: &str, mesh: &DeviceMesh, placements: &[Placement]) -> Result<ShardTensor<4>> {
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    let normal = Distribution::Normal(0.0, 1.0);
     ShardTensor::random(SHAPE, normal, RandomKey::new(3, name), mesh, placements)
 }
 
@@ -70,7 +67,7 @@ fn results<M: Layer<ShardTensor<4>, Output = ShardTensor<4>> + Module + 'static>
             .sum()
             .backward();
         let of_x = x.grad(&gradients).expect("a gradient");
-        let [y, of_x] = [y, of_x].map(|x| x.full_tensor(LocalGradient::Replicated).into_data());
+        let [y, of_x] = [y, of_x].map(|x| x.full_tensor().into_data());
         let mut found = Found(&gradients, vec![y, of_x]);
         model.visit(&mut found);
         Ok(found.1)

@@ -24,7 +24,7 @@ fn trainer(world: &World) -> Result<Trainer<Conv2d>> {
 fn loss(mesh: &DeviceMesh, model: &Conv2d, batch: usize, bad: usize) -> Result<ShardTensor<1>> {
     let x = ShardTensor::<4>::ones([1, 1, 7, 5], mesh, &PLACEMENTS)?;
     let factor = if batch == bad { f64::NAN } else { 1.0 };
-    Ok((x * factor).apply(model).powi(2).mean())
+    Ok((x * factor).apply(model).powi_scalar(2).mean())
 }
 
 fn weights(trainer: &Trainer<Conv2d>) -> Vec<f32> {
@@ -95,7 +95,7 @@ fn steps_that_are_not_finite_may_be_left_out_or_taken() {
             let mesh = world.mesh([("lat", 2)])?;
             let mut trainer = trainer(&world)?.with_non_finite(non_finite);
             let ended = trainer.train_epoch(0..4, |model, batch| loss(&mesh, model, batch, bad))?;
-            assert_eq!((ended, trainer.epoch()), (Ended::Whole, 1));
+            assert_eq!((ended, trainer.epoch()), (Ended::Completed, 1));
             Ok((weights(&trainer), trainer.step(), trainer.losses().to_vec()))
         });
         results.unwrap().remove(0)
@@ -128,9 +128,9 @@ fn steps_that_are_left_out_leave_running_statistics() {
                 .with_non_finite(NonFinite::Skip);
             let ended = trainer.train_epoch(batches.clone(), |model, value| {
                 let x = ShardTensor::<4>::ones([2, 1, 7, 5], &mesh, &PLACEMENTS)?;
-                Ok((x * value).apply(model).powi(2).mean())
+                Ok((x * value).apply(model).powi_scalar(2).mean())
             })?;
-            assert_eq!(ended, Ended::Whole);
+            assert_eq!(ended, Ended::Completed);
             let model = trainer.model();
             let state = [&model.running_mean, &model.running_var];
             Ok(state.map(|state| state.value().into_scalar::<f32>()))
@@ -237,10 +237,7 @@ fn replicas_that_drifted_apart_are_not_saved() {
             let x = ShardTensor::<4>::ones([1, 1, 7, 5], &mesh, &PLACEMENTS)?;
             let weight = model.weight.val().slice([0..1, 0..1, 0..1, 0..1]);
             let local = x.local().clone() * weight * (1 + world.rank()) as f64;
-            Ok(
-                ShardTensor::from_local(local, x.layout(), &mesh, LocalGradient::Replicated)?
-                    .mean(),
-            )
+            Ok(ShardTensor::from_local(local, x.layout(), &mesh)?.mean())
         })?;
         trainer.save(None)
     });

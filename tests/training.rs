@@ -149,7 +149,7 @@ fn one_rank_gives_what_burns_kernels_give_but_for_rounding() {
         let shards = x.clone().detach().require_grad();
         let sharded = results(
             shards.local().clone(),
-            on_shards(shards.clone()).into_parts().0,
+            on_shards(shards.clone()).into_local(),
         );
         let plain = leaf(x.local());
         let ours = results(plain.clone(), on_one_device(plain));
@@ -220,7 +220,7 @@ fn a_unet_on_odd_shards_is_the_unet_on_one_device() {
             assert_eq!(y.dims(), [1, 2, lat, lon]);
             let loss = mse_loss(y.clone(), y.clone().detach() * 0.5, Reduction::Mean);
             let gradient = x.grad(&loss.backward()).expect("a gradient");
-            Ok([y, gradient].map(|t| t.full_tensor(LocalGradient::Replicated).into_data()))
+            Ok([y, gradient].map(|t| t.full_tensor().into_data()))
         });
         results.unwrap().remove(0)
     };

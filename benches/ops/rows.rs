@@ -76,18 +76,18 @@ fn around() -> ConvOptions<2> {
     ConvOptions::default().with_padding([Padding::zeros(1, 1); 2])
 }
 
-fn number<X: Field<4>>(loss: Rank<X, 1>) -> X {
+fn number<X: Field<4>>(loss: WithDims<X, 1>) -> X {
     ShapeField::reshape(loss.resolve(), [1, 1, 1, 1])
 }
 
 /// With real and imaginary parts, which are the last dim, beside each other.
-fn parts<X: Field<4>>(y: Rank<X, 5>) -> X {
-    let [batch, channels, rows, columns, _] = y.global_dims();
+fn parts<X: Field<4>>(y: WithDims<X, 5>) -> X {
+    let [batch, channels, rows, columns, _] = y.dims();
     ShapeField::reshape(y, [batch, channels, rows, 2 * columns])
 }
 
-fn complex<X: Field<4>>(x: X) -> Rank<X, 5> {
-    let [batch, channels, rows, columns] = x.global_dims();
+fn complex<X: Field<4>>(x: X) -> WithDims<X, 5> {
+    let [batch, channels, rows, columns] = x.dims();
     ShapeField::reshape(x, [batch, channels, rows, columns / 2, 2])
 }
 
@@ -185,7 +185,7 @@ pub(crate) const ROWS: &[Row] = rows! {
     "cumsum", ANY, [FIELD]: |x, _| x.cumsum(3);
     "cumsum of rows", ANY, [FIELD]: |x, _| x.cumsum(2);
     "cumprod", ANY, [FIELD]: |x, _| x.cumprod(3);
-    "topk", ANY, [FIELD]: |x, _| StatisticsField::topk(x, 4, 3).0;
+    "topk", ANY, [FIELD]: |x, _| StatisticsField::topk_with_indices(x, 4, 3).0;
     "group_norm", MEMORY, [FIELD]: |x, _| x.group_norm(2, None, None, 1e-5);
     "instance_norm", MEMORY, [FIELD]: |x, _| x.group_norm(4, None, None, 1e-5);
     "batch_norm", MEMORY, [FIELD]: |x, _| {
@@ -248,7 +248,7 @@ pub(crate) const ROWS: &[Row] = rows! {
     "cat", ANY, [FIELD, FIELD]: |x, y| X::cat(vec![x, y[0].clone()], 1);
     "cat of rows", ANY, [FIELD, FIELD]: |x, y| X::cat(vec![x, y[0].clone()], 2);
     "stack", ANY, [FIELD, FIELD]: |x, y| {
-        <Rank<X, 5> as RearrangeField<5>>::flatten::<4>(X::stack::<5>(vec![x, y[0].clone()], 1), 1, 2)
+        <WithDims<X, 5> as RearrangeField<5>>::flatten::<4>(X::stack::<5>(vec![x, y[0].clone()], 1), 1, 2)
     };
     "gather", ANY, [FIELD]: |x, _| { let index = backwards(&x); x.gather(3, index) };
     "scatter_add", ANY, [FIELD, FIELD]: |x, y| {

@@ -118,7 +118,7 @@ impl DeviceMesh {
     ///
     /// fn noise() -> Result<ShardTensor<2>> {
     ///     let mesh = DeviceMesh::current()?;
-    ///     let uniform = Distribution::Uniform { low: 0.0, high: 1.0 };
+    ///     let uniform = Distribution::Uniform(0.0, 1.0);
     ///     ShardTensor::random([5, 3], uniform, RandomKey::new(7, "noise"), &mesh, &[Shard(0)])
     /// }
     ///

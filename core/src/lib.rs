@@ -11,7 +11,6 @@ mod balance;
 mod cache;
 mod cells;
 mod comm;
-mod crossing;
 #[cfg(feature = "cube")]
 mod cube;
 mod descriptors;
@@ -23,6 +22,7 @@ mod exchange;
 mod into_layout;
 mod launch;
 mod layer_keys;
+mod layer_placements;
 mod layout;
 pub mod memory;
 mod mesh;
@@ -43,12 +43,12 @@ pub mod trace;
 mod world;
 
 pub use balance::Balance;
+pub use burn::tensor::Distribution;
 pub use cache::PlanCache;
 pub use comm::{
     Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, Operation, Overlap,
     Payload, Pending, Place, PlannedMessages, PlannedOperation, Settings, Traffic,
 };
-pub use crossing::{Along, Crossing};
 pub use descriptors::raise_descriptor_limit;
 pub use device_mesh::DeviceMesh;
 pub use dry_mesh::DryMesh;
@@ -57,6 +57,7 @@ pub use exchange::{Direction, Exchange, ExchangePlan, Move, Need, Piece, Source,
 pub use into_layout::IntoLayout;
 pub use launch::{Launcher, with_all_threads};
 pub use layer_keys::LayerKeys;
+pub use layer_placements::{LayerPlacements, PlanPlacement};
 pub use layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
 pub use mesh::MeshShape;
@@ -67,6 +68,6 @@ pub use param::{
     shard_parameters, whole,
 };
 pub use region::{Boundary, IndexBox, Segment, Sides, check_poles, segments};
-pub use rng::{Distribution, RandomKey, philox4x32_10};
+pub use rng::{RandomKey, philox4x32_10};
 pub use tensor::{Halo, Halos, LocalGradient, ShardTensor, is_recomputing, scatter_tensor};
 pub use world::World;

@@ -6,6 +6,7 @@
 
 use std::hash::{Hash, Hasher};
 
+use burn::tensor::Distribution::{self, Bernoulli, Normal, Uniform};
 use siphasher::sip::SipHasher13;
 
 use crate::mesh::{ravel, unravel};
@@ -40,94 +41,55 @@ pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// Distribution of random values.
-///
-/// # Example
-/// ```
-/// use halocline_core::{Distribution, Launcher, RandomKey, Shard, ShardTensor};
-///
-/// Launcher::local(2).run(|world| {
-///     let mesh = world.mesh([("lat", 2)])?;
-///     let uniform = Distribution::Uniform { low: -1.0, high: 1.0 };
-///     let key = RandomKey::new(world.seed(), "noise");
-///     let x = ShardTensor::<2>::random([5, 3], uniform, key, &mesh, &[Shard(0)])?;
-///     assert!(x.local().clone().abs().max().into_scalar::<f32>() <= 1.0);
-///     Ok(())
-/// })?;
-/// # Ok::<(), halocline_core::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Distribution {
-    /// Uniform in `[low, high)`.
-    Uniform {
-        /// The lower end.
-        low: f64,
-        /// The upper end.
-        high: f64,
-    },
-    /// Normal.
-    Normal {
-        /// The mean.
-        mean: f64,
-        /// The standard deviation.
-        std: f64,
-    },
-    /// One with the given probability, else zero.
-    Bernoulli {
-        /// The probability of a one.
-        probability: f64,
-    },
+/// Requires parameters of a distribution.
+pub(crate) fn check(distribution: Distribution) -> Result<()> {
+    let (fits, expected) = match distribution {
+        Distribution::Default => (true, ""),
+        Uniform(low, high) => (
+            low <= high && low.is_finite() && high.is_finite(),
+            "finite numbers, low not above high",
+        ),
+        Normal(mean, std) => (
+            mean.is_finite() && std.is_finite() && std >= 0.0,
+            "a finite mean, and a finite standard deviation from zero on",
+        ),
+        Bernoulli(probability) => (
+            (0.0..=1.0).contains(&probability),
+            "a probability from zero to one",
+        ),
+    };
+    match fits {
+        true => Ok(()),
+        false => Err(Error::other(format!(
+            "random: {distribution:?}; expected {expected}"
+        ))),
+    }
 }
 
-impl Distribution {
-    /// Requires parameters of a distribution.
-    pub(crate) fn check(self) -> Result<()> {
-        let (fits, expected) = match self {
-            Self::Uniform { low, high } => (
-                low <= high && low.is_finite() && high.is_finite(),
-                "finite numbers, low not above high",
-            ),
-            Self::Normal { mean, std } => (
-                mean.is_finite() && std.is_finite() && std >= 0.0,
-                "a finite mean, and a finite standard deviation from zero on",
-            ),
-            Self::Bernoulli { probability } => (
-                (0.0..=1.0).contains(&probability),
-                "a probability from zero to one",
-            ),
-        };
-        match fits {
-            true => Ok(()),
-            false => Err(Error::other(format!(
-                "random: {self:?}; expected {expected}"
-            ))),
+/// Four values from four words.
+fn values(distribution: Distribution, words: [u32; 4]) -> [f32; 4] {
+    // 24 bits, so that a uniform value is exact in f32.
+    let unit = |word: u32| f64::from(word >> 8) / f64::from(1 << 24);
+    match distribution {
+        Distribution::Default => values(Uniform(0.0, 1.0), words),
+        Uniform(low, high) => words.map(|word| {
+            let value = (low + (high - low) * unit(word)) as f32;
+            // Rounding may not reach the upper end.
+            value.min((high as f32).next_down()).max(low as f32)
+        }),
+        Bernoulli(probability) => {
+            words.map(|word| if unit(word) < probability { 1.0 } else { 0.0 })
         }
-    }
-
-    /// Four values from four words.
-    fn values(self, words: [u32; 4]) -> [f32; 4] {
-        // 24 bits, so that a uniform value is exact in f32.
-        let unit = |word: u32| f64::from(word >> 8) / f64::from(1 << 24);
-        match self {
-            Self::Uniform { low, high } => words.map(|w| {
-                let value = (low + (high - low) * unit(w)) as f32;
-                // Rounding may not reach the upper end.
-                value.min((high as f32).next_down()).max(low as f32)
-            }),
-            Self::Bernoulli { probability } => {
-                words.map(|w| if unit(w) < probability { 1.0 } else { 0.0 })
+        Normal(mean, std) => {
+            let mut values = [0.0; 4];
+            for pair in 0..2 {
+                // Box-Muller; the radius takes a uniform value in (0, 1].
+                let radius = (-2.0 * (1.0 - unit(words[2 * pair])).ln()).sqrt();
+                let (sin, cos) = (std::f64::consts::TAU * unit(words[2 * pair + 1])).sin_cos();
+                values[2 * pair] = (mean + std * radius * cos) as f32;
+                values[2 * pair + 1] = (mean + std * radius * sin) as f32;
             }
-            Self::Normal { mean, std } => {
-                let mut values = [0.0; 4];
-                for pair in 0..2 {
-                    // Box-Muller; the radius takes a uniform value in (0, 1].
-                    let radius = (-2.0 * (1.0 - unit(words[2 * pair])).ln()).sqrt();
-                    let (sin, cos) = (std::f64::consts::TAU * unit(words[2 * pair + 1])).sin_cos();
-                    values[2 * pair] = (mean + std * radius * cos) as f32;
-                    values[2 * pair + 1] = (mean + std * radius * sin) as f32;
-                }
-                values
-            }
+            values
         }
     }
 }
@@ -139,7 +101,7 @@ impl Distribution {
 /// use halocline_core::{Distribution, IndexBox, RandomKey};
 ///
 /// let key = RandomKey::new(7, ("dropout", 3));
-/// let coin = Distribution::Bernoulli { probability: 0.5 };
+/// let coin = Distribution::Bernoulli(0.5);
 /// let field = key.fill(coin, &[4, 6], &IndexBox::whole(&[4, 6]));
 /// let row = key.fill(coin, &[4, 6], &IndexBox::new(vec![2..3, 0..6]));
 /// assert_eq!(row, field[12..18]);
@@ -192,12 +154,12 @@ impl RandomKey {
     /// use halocline_core::{Distribution, IndexBox, RandomKey};
     ///
     /// let key = RandomKey::new(7, "dropout");
-    /// let coin = Distribution::Bernoulli { probability: 0.5 };
+    /// let coin = Distribution::Bernoulli(0.5);
     /// let field = key.fill(coin, &[4, 6], &IndexBox::whole(&[4, 6]));
     /// assert_eq!(key.four(coin, 2), field[8..12]);
     /// ```
     pub fn four(self, distribution: Distribution, block: u64) -> [f32; 4] {
-        distribution.values(self.words(block))
+        values(distribution, self.words(block))
     }
 
     /// The values of a box of cells of a field of the given shape, in row-major order.
@@ -305,33 +267,15 @@ mod tests {
                 "{mean} {var}"
             );
         };
-        close(
-            moments(Distribution::Uniform {
-                low: -1.0,
-                high: 1.0,
-            }),
-            0.0,
-            1.0 / 3.0,
-        );
-        close(
-            moments(Distribution::Normal {
-                mean: 2.0,
-                std: 1.5,
-            }),
-            2.0,
-            2.25,
-        );
-        close(
-            moments(Distribution::Bernoulli { probability: 0.3 }),
-            0.3,
-            0.21,
-        );
+        close(moments(Distribution::Uniform(-1.0, 1.0)), 0.0, 1.0 / 3.0);
+        close(moments(Distribution::Normal(2.0, 1.5)), 2.0, 2.25);
+        close(moments(Distribution::Bernoulli(0.3)), 0.3, 0.21);
     }
 
     #[test]
     fn parts_of_rows_have_the_values_of_their_blocks() {
         let (key, shape) = (RandomKey::new(3, "x"), [9, 70, 37]);
-        let coin = Distribution::Bernoulli { probability: 0.5 };
+        let coin = Distribution::Bernoulli(0.5);
         let cells = IndexBox::new(vec![1..9, 3..70, 2..35]);
         let values = key.fill(coin, &shape, &cells);
         let expected = cells.ranges()[0].clone().flat_map(|plane| {
@@ -369,7 +313,7 @@ mod tests {
                 a.min(b)..a.max(b)
             }).collect());
             let key = RandomKey::new(11, "field");
-            let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+            let normal = Distribution::Normal(0.0, 1.0);
             let whole = key.fill(normal, &shape, &IndexBox::whole(&shape));
             let part = key.fill(normal, &shape, &cells);
             let expected: Vec<f32> = (0..cells.volume()).map(|index| {

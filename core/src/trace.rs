@@ -271,7 +271,7 @@ mod tests {
                 let mesh = world.mesh([("lat", 2)])?;
                 let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
                 let _work = span("work");
-                x.full_tensor(crate::LocalGradient::Replicated);
+                x.full_tensor();
                 Ok(())
             })
             .unwrap();

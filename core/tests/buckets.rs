@@ -2,9 +2,7 @@
 
 use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
-use halocline_core::{
-    DeviceMesh, Launcher, Layout, LocalGradient, Partial, ReduceOp, Result, ShardTensor, World,
-};
+use halocline_core::{DeviceMesh, Launcher, Layout, Partial, ReduceOp, Result, ShardTensor, World};
 
 /// A parameter, equal on all ranks.
 fn parameter(world: &World, shape: [usize; 2]) -> Tensor<2> {
@@ -20,12 +18,7 @@ fn loss(mesh: &DeviceMesh, terms: &[(&Tensor<2>, f32)]) -> Result<ShardTensor<1>
     let sum = terms.iter().map(term).reduce(|lhs, rhs| lhs + rhs);
     let partial = vec![Partial(ReduceOp::Sum); axes.len()];
     let layout = Layout::new(mesh.shape(), &[1], &partial)?;
-    ShardTensor::from_local(
-        sum.expect("a term"),
-        &layout,
-        mesh,
-        LocalGradient::Replicated,
-    )
+    ShardTensor::from_local(sum.expect("a term"), &layout, mesh)
 }
 
 /// The gradient of a parameter of a loss, whose cells are all alike.

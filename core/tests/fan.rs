@@ -2,8 +2,8 @@
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    CommStats, DeviceMesh, Fan, Launcher, Layout, LocalGradient, Partial, Placement, ReduceOp,
-    Replicate, Result, Shard, ShardTensor, Traffic,
+    CommStats, DeviceMesh, Fan, Launcher, Layout, Partial, Placement, ReduceOp, Replicate, Result,
+    Shard, ShardTensor, Traffic,
 };
 
 const ROWS: usize = 7;
@@ -28,7 +28,7 @@ fn loss(y: ShardTensor<2>, shards: &[Placement]) -> Result<ShardTensor<1>> {
     let mesh = y.mesh().clone();
     let y = y.try_redistribute(shards)?;
     let weights = field(&mesh, numbers(9), shards)?;
-    let part = (y * weights).into_parts().0.sum();
+    let part = (y * weights).into_local().sum();
     let partial = vec![Partial(ReduceOp::Sum); shards.len()];
     let layout = Layout::new(mesh.shape(), &[1], &partial)?;
     Ok(ShardTensor::from_parts(part, layout, mesh))
@@ -64,19 +64,19 @@ fn check_chains(axes: &[(&str, usize)], shards: &[Placement]) {
                     assert!(error.to_string().contains("Fan → Replicate"), "{error}");
                     // Without gradients both mean the same.
                     let y = x.inner().try_redistribute(through)?;
-                    let whole = y.full_tensor(LocalGradient::Replicated);
+                    let whole = y.full_tensor();
                     whole.into_data().assert_eq(&numbers(1), true);
                     continue;
                 }
                 other => panic!("{from:?} to {through:?}: {other:?}"),
             };
-            let whole = y.clone().full_tensor(LocalGradient::Replicated);
+            let whole = y.clone().full_tensor();
             whole.into_data().assert_eq(&numbers(1), true);
             let gradients = loss(y, shards)?.backward();
             let gradient = x.grad(&gradients).expect("a gradient");
             let sums = |axis: &Placement| *axis == Partial(ReduceOp::Sum);
             assert_eq!(gradient.placements().iter().any(sums), from.contains(&Fan));
-            let gradient = gradient.full_tensor(LocalGradient::Replicated).into_data();
+            let gradient = gradient.full_tensor().into_data();
             assert_eq!(gradient, numbers(9), "{from:?} through {through:?}");
         }
         Ok(())
@@ -100,7 +100,7 @@ fn sums_fan_out_with_two_reductions() {
         let x = ShardTensor::from_parts(own, layout, mesh);
         let y = x.clone().redistribute(&[Fan]);
         let gradient = x.grad(&loss(y, &[Shard(0)])?.backward());
-        let gradient = gradient.expect("a gradient").into_parts().0;
+        let gradient = gradient.expect("a gradient").into_local();
         gradient.into_data().assert_eq(&numbers(9), true);
         Ok(())
     });
@@ -156,7 +156,7 @@ fn local_tensors_have_whole_gradients() {
         let mesh = world.mesh([("x", 3)])?;
         let own = Tensor::<2>::from_data(numbers(1), world.device()).require_grad();
         let layout = Layout::new(mesh.shape(), &[ROWS, COLUMNS], &[Fan])?;
-        let x = ShardTensor::from_local(own.clone(), &layout, &mesh, LocalGradient::Replicated)?;
+        let x = ShardTensor::from_local(own.clone(), &layout, &mesh)?;
         let gradient = own.grad(&loss(x, &[Shard(0)])?.backward());
         gradient
             .expect("a gradient")
@@ -164,15 +164,12 @@ fn local_tensors_have_whole_gradients() {
             .assert_eq(&numbers(9), true);
         for from in [Replicate, Shard(1)] {
             let x = field(&mesh, numbers(1), &[from])?.require_grad();
-            let local = x
-                .clone()
-                .redistribute(&[Fan])
-                .to_local(LocalGradient::Replicated);
+            let local = x.clone().redistribute(&[Fan]).to_local();
             let weights = Tensor::<2>::from_data(numbers(9), world.device());
             let gradient = x
                 .grad(&(local * weights).sum().backward())
                 .expect("a gradient");
-            let gradient = gradient.full_tensor(LocalGradient::Replicated).into_data();
+            let gradient = gradient.full_tensor().into_data();
             assert_eq!(gradient, numbers(9), "{from:?}");
         }
         Ok(())

@@ -3,8 +3,8 @@
 use burn::tensor::kind::Autodiff;
 use burn::tensor::{Bool, DType, Device, Int, IntDType, Tensor};
 use halocline_core::{
-    Boundary, DeviceMesh, Halo, Launcher, Layout, LocalGradient, Partial, Placement, ReduceOp,
-    Replicate, Result, Shard, ShardTensor, scatter_tensor,
+    Boundary, DeviceMesh, Halo, Launcher, Layout, Partial, Placement, ReduceOp, Replicate, Result,
+    Shard, ShardTensor, scatter_tensor,
 };
 
 const SHAPE: [usize; 2] = [7, 5];
@@ -34,7 +34,7 @@ fn travels<K: Autodiff>(mesh: &DeviceMesh, whole: &Tensor<2, K>) -> Result<()> {
             assert_eq!((x.layout(), x.local().dtype()), (from, whole.dtype()));
             let y = x.try_redistribute(to)?;
             assert_eq!(y.layout(), to);
-            let found = y.full_tensor(LocalGradient::Replicated).into_data();
+            let found = y.full_tensor().into_data();
             found.assert_eq(&expected, true);
             if let Some(gathered) = y.gather_tensor(2)? {
                 gathered.into_data().assert_eq(&expected, true);
@@ -103,8 +103,7 @@ fn arithmetic_and_comparison_of_integers() {
             let whole = integers(world.device());
             let row = whole.clone().narrow(0, 2, 1);
             let x = || ShardTensor::distribute(whole.clone(), &mesh, &[Shard(0)]);
-            let full =
-                |x: ShardTensor<2, Int>| x.full_tensor(LocalGradient::Replicated).into_data();
+            let full = |x: ShardTensor<2, Int>| x.full_tensor().into_data();
             let y = (x()? * 3 + row.clone()) / 2 - x()?;
             let expected = (whole.clone() * 3 + row.clone()) / 2 - whole.clone();
             full(y).assert_eq(&expected.into_data(), true);
@@ -115,7 +114,7 @@ fn arithmetic_and_comparison_of_integers() {
             let chosen = x()?.mask_where(positive, x()? - x()?);
             let expected = whole.clone().clamp_max(0);
             full(chosen).assert_eq(&expected.into_data(), true);
-            let float = x()?.float().full_tensor(LocalGradient::Replicated);
+            let float = x()?.float().full_tensor();
             float
                 .into_data()
                 .assert_eq(&whole.float().into_data(), true);
@@ -138,17 +137,12 @@ fn partial_integers_and_booleans_resolve() {
                 (ReduceOp::Min, [1, 2, -3, 0]),
                 (ReduceOp::Product, [16, 50, 0, 0]),
             ] {
-                let x = ShardTensor::from_local(
-                    own(),
-                    &partial(op)?,
-                    &mesh,
-                    LocalGradient::Replicated,
-                )?;
+                let x = ShardTensor::from_local(own(), &partial(op)?, &mesh)?;
                 let found = x.clone().resolve().local().to_data();
                 found.assert_eq(&expected.into(), false);
                 let shards = x.redistribute(&[Shard(0)]);
                 assert_eq!(shards.local_dims(), [[2], [1], [1]][world.rank()]);
-                let found = shards.full_tensor(LocalGradient::Replicated).into_data();
+                let found = shards.full_tensor().into_data();
                 found.assert_eq(&expected.into(), false);
             }
             let own = || {
@@ -159,14 +153,11 @@ fn partial_integers_and_booleans_resolve() {
                 (ReduceOp::Min, [true, false]),
             ] {
                 let layout = Layout::new(mesh.shape(), &[2], &[Partial(op)])?;
-                let found =
-                    ShardTensor::from_local(own(), &layout, &mesh, LocalGradient::Replicated)?
-                        .resolve();
+                let found = ShardTensor::from_local(own(), &layout, &mesh)?.resolve();
                 found.local().to_data().assert_eq(&expected.into(), false);
             }
             let layout = Layout::new(mesh.shape(), &[2], &[Partial(ReduceOp::Sum)])?;
-            let error = ShardTensor::from_local(own(), &layout, &mesh, LocalGradient::Replicated)
-                .unwrap_err();
+            let error = ShardTensor::from_local(own(), &layout, &mesh).unwrap_err();
             assert!(error.to_string().contains("booleans"), "{error}");
             Ok(())
         })
@@ -201,7 +192,7 @@ fn quotients_of_integers_do_not_take_partial_sums() {
             let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
             let x = || {
                 let own = Tensor::<1, Int>::from_data([3], world.device());
-                ShardTensor::from_local(own, &layout, &mesh, LocalGradient::Replicated)
+                ShardTensor::from_local(own, &layout, &mesh)
             };
             let doubled = (x()? * 2).resolve();
             doubled.local().to_data().assert_eq(&[12_i64].into(), false);

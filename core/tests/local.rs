@@ -19,11 +19,11 @@ fn gradients_of_local_tensors_are_what_their_names_say() {
                 let mesh = world.mesh([("a", 2), ("b", 2)])?;
                 let layout = Layout::new(mesh.shape(), &[2], &[Replicate, Shard(0)])?;
                 let own = Tensor::<1>::ones([1], world.device()).require_grad();
-                let x = ShardTensor::from_local(own.clone(), &layout, &mesh, inward)?;
+                let x = ShardTensor::from_local_with(own.clone(), &layout, &mesh, inward)?;
                 let [a, b] = mesh.coords()[..] else {
                     unreachable!("two axes")
                 };
-                let y = x.to_local(outward) * (2.0 + a as f64);
+                let y = x.to_local_with(outward) * (2.0 + a as f64);
                 let gradient = own.grad(&y.sum().backward()).expect("a gradient");
                 gradient
                     .into_data()

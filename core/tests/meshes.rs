@@ -3,8 +3,8 @@
 use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
 use halocline_core::{
-    DeviceMesh, Launcher, Layout, LocalGradient, Partial, ReduceOp, Replicate, Result, Shard,
-    ShardTensor, Traffic, scatter_tensor,
+    DeviceMesh, Launcher, Layout, Partial, ReduceOp, Replicate, Result, Shard, ShardTensor,
+    Traffic, scatter_tensor,
 };
 
 #[test]
@@ -64,13 +64,13 @@ fn a_mesh_over_some_ranks_involves_no_others() {
             let whole = Tensor::<1>::from_floats([1.0, 2.0, 3.0, 4.0, 5.0], world.device());
             let sample = (world.rank() == 1).then(|| whole.clone());
             let x = scatter_tensor(sample, 1, &mesh, &[Shard(0)])?.require_grad();
-            let full = x.full_tensor(LocalGradient::Replicated);
+            let full = x.full_tensor();
             full.clone().into_data().assert_eq(&whole.to_data(), true);
             let weight = Tensor::<1>::ones([1], world.device()).require_grad();
             let y = x * replicated(&mesh, weight.clone())?;
             let sum = y.local().clone().sum();
             let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
-            let loss = ShardTensor::from_local(sum, &layout, &mesh, LocalGradient::Replicated)?;
+            let loss = ShardTensor::from_local(sum, &layout, &mesh)?;
             let gradient = weight.grad(&loss.backward()).expect("a gradient");
             gradient.into_data().assert_eq(&[15.0_f32].into(), true);
             Ok(())
@@ -80,7 +80,7 @@ fn a_mesh_over_some_ranks_involves_no_others() {
 
 fn replicated(mesh: &DeviceMesh, weight: Tensor<1>) -> Result<ShardTensor<1>> {
     let layout = Layout::new(mesh.shape(), &[1], &[Replicate])?;
-    ShardTensor::from_local(weight, &layout, mesh, LocalGradient::Replicated)
+    ShardTensor::from_local(weight, &layout, mesh)
 }
 
 /// Each backward pass sums the parameters of its own mesh, in buckets, whatever waits on others.
@@ -93,7 +93,7 @@ fn sums_of_gradients_keep_to_their_mesh() {
             let factor = 1.0 + world.rank() as f64;
             let term = (fan_out(weight.clone(), mesh, &[0], "term") * factor).sum();
             let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
-            ShardTensor::from_local(term, &layout, mesh, LocalGradient::Replicated)
+            ShardTensor::from_local(term, &layout, mesh)
         };
         let parameter = || Tensor::<1>::ones([2], world.device()).require_grad();
         let (shared, own) = (parameter(), parameter());

@@ -5,9 +5,8 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, Gather, Launcher, Layout, LocalGradient, Overlap, ParamShard, Partial, ReduceOp,
-    Replicate, Result, Shard, ShardTensor, Traffic, World, gather_ahead, param_shards,
-    shard_parameters,
+    DeviceMesh, Gather, Launcher, Layout, Overlap, ParamShard, Partial, ReduceOp, Replicate,
+    Result, Shard, ShardTensor, Traffic, World, gather_ahead, param_shards, shard_parameters,
 };
 
 const INPUTS: usize = 5;
@@ -58,7 +57,7 @@ fn samples(mesh: &DeviceMesh, data: bool) -> Result<ShardTensor<2>> {
 fn loss(model: &Model, x: ShardTensor<2>) -> Result<ShardTensor<1>> {
     let operand = |linear: &Linear| -> Result<Tensor<2>> {
         let shard = ParamShard::of(&linear.weight).expect("a layout");
-        Ok(shard.operand(linear.weight.base(), &x)?.into_parts().0)
+        Ok(shard.operand(linear.weight.base(), &x)?.into_local())
     };
     let (first, second) = (operand(&model.first)?, operand(&model.second)?);
     let y = x.local().clone().matmul(first).tanh().matmul(second);
@@ -371,7 +370,7 @@ fn whole_parameters_are_seen_through_val() {
         );
         assert_eq!(model.first.weight.val().into_data(), whole);
         // burn's own layer, on tensors that all ranks hold alike.
-        let x = samples(&mesh, false)?.to_local(LocalGradient::Replicated);
+        let x = samples(&mesh, false)?.to_local();
         let gradients = model.first.forward(x).sum().backward();
         let gradient = model.first.weight.grad(&gradients).expect("a gradient");
         assert_eq!(gradient.dims(), model.first.weight.dims());

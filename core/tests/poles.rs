@@ -1,9 +1,7 @@
 //! Halos across the poles, cell by cell.
 
 use burn::tensor::Tensor;
-use halocline_core::{
-    Boundary, Halo, Launcher, LocalGradient, Placement, Replicate, Shard, ShardTensor,
-};
+use halocline_core::{Boundary, Halo, Launcher, Placement, Replicate, Shard, ShardTensor};
 
 const ROWS: usize = 5;
 const COLUMNS: usize = 6;
@@ -77,7 +75,7 @@ fn halos_hold_the_cells_across_the_poles_and_their_gradients_return() {
                 // Every cell is taken as often as it is copied.
                 let gradients = haloed.sum().backward();
                 let gradient = x.grad(&gradients).expect("a gradient");
-                let total = gradient.full_tensor(LocalGradient::Replicated).sum();
+                let total = gradient.full_tensor().sum();
                 assert_eq!(total.into_scalar::<f32>(), (height * width) as f32);
                 Ok(())
             });

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use halocline_core::{
-    Error, Fan, Launcher, Layout, LocalGradient, Partial, Placement, ReduceOp, Replicate, Result,
-    Shard, ShardTensor, Traffic, World,
+    Error, Fan, Launcher, Layout, Partial, Placement, ReduceOp, Replicate, Result, Shard,
+    ShardTensor, Traffic, World,
 };
 
 /// The contribution of a rank: few values, so that ranks tie, zeros among them; products have no round-off.
@@ -55,7 +55,7 @@ fn check(
         true => x.resolve(),
         false => x.redistribute(to),
     };
-    let found = y.full_tensor(LocalGradient::Replicated).into_data();
+    let found = y.full_tensor().into_data();
     let all: Vec<Vec<f32>> = (0..ranks)
         .map(|rank| contribution(rank, elements))
         .collect();
@@ -137,18 +137,9 @@ fn what_is_not_a_number_is_never_lost() {
                     Tensor::<1>::from_floats(values.as_slice(), world.device()).require_grad();
                 for to in [Replicate, Shard(0)] {
                     let layout = Layout::new(mesh.shape(), &[elements], &[Partial(op)])?;
-                    let y = ShardTensor::from_local(
-                        leaf.clone(),
-                        &layout,
-                        &mesh,
-                        LocalGradient::Replicated,
-                    )?
-                    .redistribute(&[to]);
-                    let whole: Vec<f32> = y
-                        .full_tensor(LocalGradient::Replicated)
-                        .into_data()
-                        .iter()
-                        .collect();
+                    let y =
+                        ShardTensor::from_local(leaf.clone(), &layout, &mesh)?.redistribute(&[to]);
+                    let whole: Vec<f32> = y.full_tensor().into_data().iter().collect();
                     assert!(whole[1].is_nan(), "{op:?} {to} of rank {owner}");
                     assert!(whole.iter().filter(|value| value.is_nan()).count() == 1);
                     let gradient = leaf
@@ -178,9 +169,7 @@ fn the_gradient_of_a_product_needs_no_quotient() {
             ];
             let own =
                 Tensor::<1>::from_floats(factors[world.rank()], world.device()).require_grad();
-            let y =
-                ShardTensor::from_local(own.clone(), &layout, &mesh, LocalGradient::Replicated)?
-                    .resolve();
+            let y = ShardTensor::from_local(own.clone(), &layout, &mesh)?.resolve();
             let gradient = own
                 .grad(&y.local().clone().sum().backward())
                 .expect("a gradient");
@@ -216,8 +205,7 @@ fn half_precision_is_reduced_too() {
                 let own = Tensor::<1>::from_floats(values.as_slice(), world.device());
                 let own = own.cast(DType::F16);
                 let layout = Layout::new(mesh.shape(), &[40], &[Partial(op)])?;
-                let y = ShardTensor::from_local(own, &layout, &mesh, LocalGradient::Replicated)?
-                    .resolve();
+                let y = ShardTensor::from_local(own, &layout, &mesh)?.resolve();
                 assert_eq!(y.local().dtype(), DType::F16);
                 let found: Vec<f32> = y.local().to_data().iter().collect();
                 let all = [0, 1, 2].map(|rank| contribution(rank, 40));
@@ -240,7 +228,7 @@ fn nothing_is_gathered() {
             let mesh = world.mesh([("x", 4)])?;
             let layout = Layout::new(mesh.shape(), &[elements], &[Partial(op)])?;
             let own = Tensor::<1>::ones([elements], world.device()) * (world.rank() + 1) as f64;
-            let x = ShardTensor::from_local(own, &layout, &mesh, LocalGradient::Replicated)?;
+            let x = ShardTensor::from_local(own, &layout, &mesh)?;
             let before = world.comm_stats();
             x.redistribute(&[to]);
             let sent = world.comm_stats().since(&before);

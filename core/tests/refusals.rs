@@ -47,7 +47,7 @@ fn the_value_of_two_reductions_is_refused() {
         let of = |ops: [ReduceOp; 2]| {
             let layout = Layout::new(mesh.shape(), &[1], &ops.map(Partial))?;
             let ones = Tensor::<1>::ones([1], world.device());
-            ShardTensor::from_local(ones, &layout, &mesh, LocalGradient::Replicated)
+            ShardTensor::from_local(ones, &layout, &mesh)
         };
         let error = of([ReduceOp::Max, ReduceOp::Sum]).unwrap_err().to_string();
         assert!(error.contains("Partial(Max) or Partial(Sum)"), "{error}");
@@ -62,7 +62,7 @@ fn the_gradient_of_a_partial_maximum_is_no_replica() {
         let mesh = world.mesh([("x", 2)])?;
         let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Max)])?;
         let value = Tensor::<1>::full([1], world.rank() as f32, world.device());
-        let x = ShardTensor::from_local(value, &layout, &mesh, LocalGradient::Replicated)?;
+        let x = ShardTensor::from_local(value, &layout, &mesh)?;
         let x = x.require_grad();
         let gradients = x.clone().resolve().backward();
         let error = Error::catch(|| x.grad(&gradients)).unwrap_err().to_string();
@@ -86,7 +86,7 @@ fn a_closure_may_give_an_operand_no_gradient() {
             let weight = Param::from_tensor(Tensor::<1>::ones([1], world.device()));
             let replicated = Layout::new(mesh.shape(), &[1], &[Replicate])?;
             let of = LocalGradient::Replicated;
-            let weights = ShardTensor::from_local(weight.val(), &replicated, &mesh, of)?;
+            let weights = ShardTensor::from_local_with(weight.val(), &replicated, &mesh, of)?;
             let x = Tensor::<1>::from_floats([-1.0, 2.0, -3.0, 4.0], world.device());
             let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?.require_grad();
             let gated = (x * 2.0).zip_local(weights, "gate", |x, weights| {
@@ -94,7 +94,7 @@ fn a_closure_may_give_an_operand_no_gradient() {
                 weights.expand(shape).mask_fill(x.lower_elem(0.0), 0.0)
             });
             let partial = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
-            let loss = ShardTensor::from_parts(gated.into_parts().0.sum(), partial, mesh);
+            let loss = ShardTensor::from_parts(gated.into_local().sum(), partial, mesh);
             let gradients = loss.backward();
             let gradient = weight
                 .val()
@@ -120,13 +120,13 @@ fn a_recomputed_block_may_give_an_operand_no_gradient() {
         Halos::Keep,
         |linear, x, other| {
             let (local, layout, mesh) = x.into_parts();
-            let is_low = other.into_parts().0.lower_elem(0.0);
+            let is_low = other.into_local().lower_elem(0.0);
             let y = linear.forward(local).mask_fill(is_low, 0.0);
             ShardTensor::from_parts(y, layout, mesh)
         },
     );
-    let gradients = y.into_parts().0.sum().backward();
-    let zero = other.grad(&gradients).expect("a gradient").into_parts().0;
+    let gradients = y.into_local().sum().backward();
+    let zero = other.grad(&gradients).expect("a gradient").into_local();
     assert_eq!(zero.abs().sum().into_scalar::<f32>(), 0.0);
     assert!(x.grad(&gradients).is_some());
 }

@@ -50,19 +50,13 @@ fn every_layout_becomes_every_other_with_its_gradient() {
                     let x = x.detach().require_grad();
                     let y = x.clone().try_redistribute(to)?;
                     assert_eq!(y.layout(), to);
-                    close(
-                        y.clone()
-                            .detach()
-                            .full_tensor(LocalGradient::Replicated)
-                            .inner(),
-                        whole.clone(),
-                    );
+                    close(y.clone().detach().full_tensor().inner(), whole.clone());
                     // A loss whose gradient differs by cell: Σ w·y, with w sharded as y.
                     let w = ShardTensor::distribute(whole.clone() * 2.0, &mesh, to)?;
                     let gradients = sum(y * w).backward();
                     let gradient = x.grad(&gradients).expect("a gradient");
                     assert_eq!(gradient.layout(), from, "from {from} to {to}");
-                    close(gradient.full_tensor(LocalGradient::Replicated), whole * 2.0);
+                    close(gradient.full_tensor(), whole * 2.0);
                 }
             }
             Ok(())
@@ -98,7 +92,7 @@ fn partial_sums_resolve_and_scatter_with_their_gradients() {
                 let share = mesh.coords()[0] as f64 + 1.0;
                 let layout = Layout::new(mesh.shape(), &SHAPE, &[Replicate, Shard(1)])?;
                 let shard = ShardTensor::distribute(values(&world).detach(), &mesh, &layout)?;
-                let leaf = (shard.into_parts().0.detach() * share)
+                let leaf = (shard.into_local().detach() * share)
                     .detach()
                     .require_grad();
                 let x = ShardTensor::from_parts(
@@ -109,10 +103,7 @@ fn partial_sums_resolve_and_scatter_with_their_gradients() {
                 let y = x.try_redistribute(&target)?;
                 assert_eq!(y.placements(), target);
                 close(
-                    y.clone()
-                        .detach()
-                        .full_tensor(LocalGradient::Replicated)
-                        .inner(),
+                    y.clone().detach().full_tensor().inner(),
                     values(&world) * 3.0,
                 );
                 let w = ShardTensor::distribute(values(&world).inner(), &mesh, y.layout())?;
@@ -121,7 +112,7 @@ fn partial_sums_resolve_and_scatter_with_their_gradients() {
                 let expected = ShardTensor::distribute(values(&world).inner(), &mesh, &layout)?;
                 close(
                     leaf.grad(&gradients).expect("a gradient"),
-                    expected.into_parts().0,
+                    expected.into_local(),
                 );
             }
             Ok(())
@@ -138,9 +129,9 @@ fn a_replicated_tensor_that_leaves_says_what_its_gradient_means() {
                 .detach()
                 .require_grad();
             let gradient = |gradient: LocalGradient, factor: f64| -> Result<Tensor<2>> {
-                let loss = (x.full_tensor(gradient) * factor).sum();
+                let loss = (x.full_tensor_with(gradient) * factor).sum();
                 let found = x.grad(&loss.backward()).expect("a gradient");
-                Ok(found.full_tensor(LocalGradient::Replicated))
+                Ok(found.full_tensor())
             };
             let ones = Tensor::<2>::ones(SHAPE, &world.device().clone().inner());
             close(
@@ -171,7 +162,7 @@ fn scatter_sends_each_rank_its_shard_and_no_more() {
                 let others = if world.rank() == source { 35 - own } else { 0 };
                 assert_eq!(sent, others * size_of::<f32>());
                 assert!(x.clone().require_grad().local().is_require_grad());
-                close(x.full_tensor(LocalGradient::Replicated), values(&world));
+                close(x.full_tensor(), values(&world));
             }
             Ok(())
         })
@@ -234,12 +225,9 @@ fn random_fields_are_the_same_bits_on_any_mesh() {
         let fields = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh_of(axes)?;
             let key = RandomKey::new(5, "field");
-            let normal = Distribution::Normal {
-                mean: 0.0,
-                std: 1.0,
-            };
+            let normal = Distribution::Normal(0.0, 1.0);
             let x = ShardTensor::<2>::random([9, 11], normal, key, &mesh, placements)?;
-            Ok(x.full_tensor(LocalGradient::Replicated).into_data())
+            Ok(x.full_tensor().into_data())
         });
         fields.unwrap().remove(0)
     };
@@ -267,10 +255,7 @@ fn halos_have_an_adjoint() {
             let key = RandomKey::new(1, world.rank());
             let size: usize = padded.dims().iter().product();
             let y = key.fill(
-                Distribution::Uniform {
-                    low: -1.0,
-                    high: 1.0,
-                },
+                Distribution::Uniform(-1.0, 1.0),
                 &[size],
                 &halocline_core::IndexBox::whole(&[size]),
             );
@@ -282,15 +267,12 @@ fn halos_have_an_adjoint() {
             let adjoint = x.grad(&lhs.backward()).expect("a gradient");
             let rhs = sum(x.clone().inner() * adjoint)
                 .resolve()
-                .into_parts()
-                .0
+                .into_local()
                 .into_scalar::<f32>();
             let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum); 2])?;
-            let lhs =
-                ShardTensor::from_local(lhs.inner(), &layout, &mesh, LocalGradient::Replicated)?
-                    .resolve()
-                    .into_parts()
-                    .0;
+            let lhs = ShardTensor::from_local(lhs.inner(), &layout, &mesh)?
+                .resolve()
+                .into_local();
             assert!((lhs.into_scalar::<f32>() - rhs).abs() < 1e-3 * rhs.abs().max(1.0));
             Ok(())
         })
@@ -325,13 +307,7 @@ fn misuse_is_an_error_that_names_the_way_out() {
                 "partial values come from operators only",
             );
             says(
-                ShardTensor::from_local(
-                    values(&world),
-                    x.layout(),
-                    &mesh,
-                    LocalGradient::Replicated,
-                )
-                .unwrap_err(),
+                ShardTensor::from_local(values(&world), x.layout(), &mesh).unwrap_err(),
                 "local tensor [7, 5] for a shard of",
             );
             says(
@@ -475,16 +451,12 @@ fn a_module_cloned_into_all_ranks_gets_leaves_of_its_own() {
             let mesh = world.mesh([("rows", 2)])?;
             let x = ShardTensor::distribute(values(&world), &mesh, &[Shard(0)])?;
             let weight = x.replicate_beside(linear.weight.val());
-            let product = x
-                .clone()
-                .into_parts()
-                .0
-                .matmul(halocline_core::ops::fan_out(
-                    weight.into_parts().0,
-                    &mesh,
-                    &[0],
-                    "test",
-                ));
+            let product = x.clone().into_local().matmul(halocline_core::ops::fan_out(
+                weight.into_local(),
+                &mesh,
+                &[0],
+                "test",
+            ));
             let gradients = product.sum().backward();
             assert!(linear.weight.val().grad(&gradients).is_some());
             Ok(())

@@ -37,10 +37,7 @@ pub(crate) fn train(options: &Options) -> Result<()> {
         .run(|world| {
             report(&format!("process {}", std::process::id()));
             let mesh = world.mesh([("lat", world.size())])?;
-            let normal = Distribution::Normal {
-                mean: 0.0,
-                std: 1.0,
-            };
+            let normal = Distribution::Normal(0.0, 1.0);
             let field = |name: &str, batch| {
                 let key = RandomKey::new(world.seed(), (name, batch));
                 ShardTensor::random(SHAPE, normal, key, &mesh, &[Shard(2)])
@@ -70,7 +67,7 @@ pub(crate) fn train(options: &Options) -> Result<()> {
                         &weights,
                     ))
                 })?;
-                assert_eq!(ended, Ended::Whole);
+                assert_eq!(ended, Ended::Completed);
                 if trainer.committed() != reported {
                     reported = trainer.committed();
                     reported

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use halocline::Ended;
-use halocline::experiment::{Experiment, ExperimentConfig, Kept, ModelConfig};
+use halocline::experiment::{CheckpointChoice, Experiment, ExperimentConfig, ModelConfig};
 use halocline::io::save_json;
 use halocline::prelude::*;
 
@@ -181,7 +181,7 @@ fn main() -> Result<()> {
                 score(&world, &common, forecasts)?;
             }
         }
-        Ok(Ended::Whole)
+        Ok(Ended::Completed)
     })?;
     match ended.contains(&Ended::Interrupted) {
         true if begins_anew => Err(Error::other("interrupted; `weather train` goes on")),
@@ -223,7 +223,7 @@ fn score(world: &World, common: &Common, options: &Forecasts) -> Result<()> {
         forecast.steps = steps;
     }
     let experiment = Experiment::of_files(world, &config, &common.files("test_")?)?;
-    let model = experiment.trained(Kept::Best)?;
+    let model = experiment.trained(CheckpointChoice::Best)?;
     let report = experiment.score(&model, &forecast)?;
     save_json(world, common.folder.join("scores.json"), &report.rows)?;
     let pictures = common.folder.join("pictures");

@@ -98,7 +98,7 @@ fn writers(common: &Common, options: &Options) -> Result<Vec<FieldWriter>> {
     for old in [common.files("train_")?, common.files("test_")?].concat() {
         std::fs::remove_file(old)?;
     }
-    let grid = Grid::cell_centred(options.rows, options.columns)?;
+    let grid = Grid::cell_centered(options.rows, options.columns)?;
     let states = (0..options.train_states + options.test_states).map(|state| {
         match state.checked_sub(options.train_states) {
             None => format!("train_{state:03}.h5"),

@@ -46,7 +46,7 @@ pub struct WriterConfig {
 ///
 /// # let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("2018.h5");
-/// let grid = Grid::cell_centred(4, 8)?;
+/// let grid = Grid::cell_centered(4, 8)?;
 /// let config = WriterConfig::new();
 /// let mut writer = FieldWriter::create(&path, &grid, &["u10m", "v10m"], &config)?;
 /// let field = Array3::zeros((2, 4, 8)); // [channel, lat, lon]

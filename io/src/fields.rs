@@ -20,7 +20,7 @@ use crate::{Calendar, Channel, Error, Gaps, Grid, Missing, Result, Traffic};
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// let grid = Grid::cell_centred(4, 8)?;
+/// let grid = Grid::cell_centered(4, 8)?;
 /// let mut writer = FieldWriter::create(&path, &grid, &["u10m", "v10m"], &WriterConfig::new())?;
 /// for hour in 0..3 {
 ///     writer.append(f64::from(hour) * 3600.0, Array3::ones((2, 4, 8)).view())?;

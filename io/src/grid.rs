@@ -18,7 +18,7 @@ const TOLERANCE: f64 = 1e-4;
 /// assert_eq!(grid.shape(), [5, 8]);
 /// assert_eq!(grid.lat(), [90.0, 45.0, 0.0, -45.0, -90.0]);
 /// assert_eq!(grid.lon()[1], 45.0);
-/// assert_eq!(Grid::cell_centred(4, 8)?.lat(), [67.5, 22.5, -22.5, -67.5]);
+/// assert_eq!(Grid::cell_centered(4, 8)?.lat(), [67.5, 22.5, -22.5, -67.5]);
 /// // From the date line on; in either notation it is the same grid.
 /// let lat = vec![60.0, -60.0];
 /// let from_west = Grid::new(lat.clone(), vec![-180.0, -90.0, 0.0, 90.0])?;
@@ -106,7 +106,7 @@ impl Grid {
     ///
     /// # Errors
     /// Fewer than two rows, or no column.
-    pub fn cell_centred(rows: usize, columns: usize) -> Result<Self> {
+    pub fn cell_centered(rows: usize, columns: usize) -> Result<Self> {
         Self::equiangular(rows, columns, 180.0 / rows.max(1) as f64, 0.5)
     }
 
@@ -177,7 +177,7 @@ impl Grid {
     /// use halocline_io::Grid;
     ///
     /// assert_eq!(Grid::with_poles(5, 8)?.boundary(), [PoleRow, Periodic]);
-    /// assert_eq!(Grid::cell_centred(4, 8)?.boundary(), [PoleEdge, Periodic]);
+    /// assert_eq!(Grid::cell_centered(4, 8)?.boundary(), [PoleEdge, Periodic]);
     /// let region = Grid::new(vec![60.0, 50.0, 40.0], vec![0.0, 10.0])?;
     /// assert_eq!(region.boundary(), [Replicate, Replicate]);
     /// # Ok::<(), halocline_io::Error>(())
@@ -219,7 +219,7 @@ impl Grid {
     ///
     /// let west = Grid::new(vec![45.0, -45.0], vec![-180.0, -90.0, 0.0, 90.0])?;
     /// assert!(west.agrees_with(&Grid::new(vec![45.0, -45.0], vec![180.0, 270.0, 0.0, 90.0])?));
-    /// assert!(!west.agrees_with(&Grid::cell_centred(2, 4)?));
+    /// assert!(!west.agrees_with(&Grid::cell_centered(2, 4)?));
     /// # Ok::<(), halocline_io::Error>(())
     /// ```
     pub fn agrees_with(&self, other: &Self) -> bool {
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn weights_are_the_areas_of_the_rows() {
-        let centred = Grid::cell_centred(4, 8).unwrap().latitude_weights();
+        let centred = Grid::cell_centered(4, 8).unwrap().latitude_weights();
         // Rows of 45 degrees: sin 90 - sin 45 and sin 45 - sin 0, whose mean is 1/2.
         let half = 0.5_f64.sqrt();
         for (weight, expected) in centred.iter().zip([1.0 - half, half, half, 1.0 - half]) {
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn what_is_no_grid_is_not_read() {
         let read = |text: &str| serde_json::from_str::<Grid>(text);
-        let grid = Grid::cell_centred(4, 8).unwrap();
+        let grid = Grid::cell_centered(4, 8).unwrap();
         let text = serde_json::to_string(&grid).unwrap();
         assert_eq!(read(&text).unwrap(), grid);
         for lat in ["[]", "[10, 20, 15]", "[95, 0]"] {

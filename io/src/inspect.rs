@@ -64,7 +64,7 @@ struct Values {
 /// # use halocline_io::{FieldWriter, Grid, WriterConfig};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let grid = Grid::cell_centered(4, 8)?;
 /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
 /// # for (index, hour) in [0.0, 6.0, 12.0, 24.0].into_iter().enumerate() {
 /// #     let field = halocline_io::ndarray::Array3::from_elem((1, 4, 8), 280.0 + index as f32);
@@ -202,7 +202,7 @@ impl Inspection {
 /// # use halocline_io::{FieldWriter, Grid, WriterConfig};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let grid = Grid::cell_centered(4, 8)?;
 /// # let config = WriterConfig::new().with_chunk(Some([1, 1, 4, 8]));
 /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &config)?;
 /// # writer.append(0.0, halocline_io::ndarray::Array3::ones((1, 4, 8)).view())?;

@@ -18,7 +18,7 @@ const NAME: &str = "data.json";
 /// # use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let grid = Grid::cell_centered(4, 8)?;
 /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
 /// # for step in 0..2 {
 /// #     writer.append(f64::from(step) * 21600.0, halocline_io::ndarray::Array3::zeros((1, 4, 8)).view())?;

@@ -10,7 +10,7 @@ use burn::config::Config;
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("sst.h5");
-/// let grid = Grid::cell_centred(2, 4)?;
+/// let grid = Grid::cell_centered(2, 4)?;
 /// let mut writer = FieldWriter::create(&path, &grid, &["sst"], &WriterConfig::new())?;
 /// writer.append(0.0, Array3::from_elem((1, 2, 4), f32::NAN).view())?; // land
 /// writer.finish()?;

@@ -42,7 +42,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Fields>> {
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// let grid = Grid::cell_centred(4, 8)?;
+/// let grid = Grid::cell_centered(4, 8)?;
 /// let channels = ["z@850", "z@500", "t2m"];
 /// let mut writer = FieldWriter::create(&path, &grid, &channels, &WriterConfig::new())?;
 /// writer.append(0.0, Array3::from_shape_fn((3, 4, 8), |(channel, _, _)| channel as f32).view())?;

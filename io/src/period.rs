@@ -20,7 +20,7 @@ use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic};
 /// # use halocline_io::{FieldWriter, Grid, WriterConfig};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let grid = Grid::cell_centered(4, 8)?;
 /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
 /// # for day in 0..5 {
 /// #     writer.append(f64::from(day) * 86400.0, Array3::zeros((1, 4, 8)).view())?;

@@ -21,7 +21,7 @@ use crate::{Channel, Error, Fields, Gaps, Metadata, Progress, Result};
 /// # use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let grid = Grid::cell_centered(4, 8)?;
 /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
 /// # for step in 0..3 {
 /// #     let field = halocline_io::ndarray::Array3::from_elem((1, 4, 8), 280.0 + step as f32);
@@ -176,7 +176,7 @@ impl Statistics {
 /// # use halocline_io::ndarray::Array3;
 /// # use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
 /// # let folder = tempfile::tempdir()?;
-/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let grid = Grid::cell_centered(4, 8)?;
 /// # let write = |year: &str, first: f32| -> halocline_io::Result<FieldFile> {
 /// #     let path = folder.path().join(year);
 /// #     let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;

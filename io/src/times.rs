@@ -24,7 +24,7 @@ const DISTANCE: f64 = 1e-3;
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// let grid = Grid::cell_centred(2, 4)?;
+/// let grid = Grid::cell_centered(2, 4)?;
 /// let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
 /// for hour in [0.0, 6.0, 12.0, 24.0, 30.0] {
 ///     writer.append(hour * 3600.0, Array3::zeros((1, 2, 4)).view())?; // no field at 18 h

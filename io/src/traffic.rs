@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// let grid = Grid::cell_centred(4, 8)?;
+/// let grid = Grid::cell_centered(4, 8)?;
 /// let config = WriterConfig::new().with_chunk(Some([1, 1, 4, 8])); // a whole field in a chunk
 /// let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &config)?;
 /// writer.append(0.0, Array3::ones((1, 4, 8)).view())?;

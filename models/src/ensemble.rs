@@ -8,19 +8,19 @@ use crate::pairs::distances;
 
 /// The estimator of an ensemble's spread in [`crps`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spread {
+pub enum CrpsEstimator {
     /// That of a population of which the members are a sample: unbiased, so that the score does not favour
     /// ensembles of another size or spread ("fair", Ferro 2014).
     Fair,
     /// That of the members alone.
-    Members,
+    Biased,
 }
 
 /// The continuous ranked probability score of an ensemble, `mean |xᵢ − y| − ½ · mean |xᵢ − xⱼ|`, as the mean
 /// over all cells with a weight for each latitude row. For one member it is the absolute error.
 ///
-/// The mean over pairs is over `m (m − 1)` of them ([`Spread::Fair`]) or `m²`
-/// ([`Spread::Members`]), for `m` members. Its time grows with the square of the members; in training it keeps
+/// The mean over pairs is over `m (m − 1)` of them ([`CrpsEstimator::Fair`]) or `m²`
+/// ([`CrpsEstimator::Biased`]), for `m` members. Its time grows with the square of the members; in training it keeps
 /// no pairs of them.
 ///
 /// # Shapes
@@ -41,26 +41,26 @@ pub enum Spread {
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use halocline_models::{Spread, crps};
+/// use halocline_models::{CrpsEstimator, crps};
 ///
 /// let device = Device::default();
 /// let member = |value: f32| Tensor::<5>::full([1, 1, 1, 2, 3], value, &device);
 /// let ensemble = Tensor::cat(vec![member(1.0), member(3.0)], 0);
-/// let score = |spread| {
-///     crps(ensemble.clone(), member(2.0), &[1.0, 1.0], spread).map(|score| score.into_scalar::<f32>())
+/// let score = |estimator| {
+///     crps(ensemble.clone(), member(2.0), &[1.0, 1.0], estimator).map(|score| score.into_scalar::<f32>())
 /// };
-/// assert_eq!(score(Spread::Members)?, 1.0 - 0.5 * 1.0); // |3 − 1| for two of four pairs
-/// assert_eq!(score(Spread::Fair)?, 1.0 - 0.5 * 2.0);
+/// assert_eq!(score(CrpsEstimator::Biased)?, 1.0 - 0.5 * 1.0); // |3 − 1| for two of four pairs
+/// assert_eq!(score(CrpsEstimator::Fair)?, 1.0 - 0.5 * 2.0);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn crps<X: Field<5>>(
     ensemble: X,
     target: X,
     weights: &[f64],
-    spread: Spread,
-) -> Result<Rank<X, 1>> {
+    estimator: CrpsEstimator,
+) -> Result<WithDims<X, 1>> {
     let weights = shares("crps", &ensemble, weights)?;
-    let cells = crps_cells(ensemble, target, spread)?;
+    let cells = crps_cells(ensemble, target, estimator)?;
     Error::catch(|| {
         let weights = cells.profile(3, &weights);
         (cells * weights).mean()
@@ -81,12 +81,12 @@ pub fn crps<X: Field<5>>(
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_models::{Spread, crps_masked};
+/// use halocline_models::{CrpsEstimator, crps_masked};
 ///
 /// let ensemble = Tensor::<5>::from([[[[[1.0, f32::NAN]]]], [[[[3.0, 4.0]]]]]);
 /// let target = Tensor::from([[[[[2.5, f32::NAN]]]]]);
 /// let mask = Tensor::from([[[[[1.0, 0.0]]]]]);
-/// let score = crps_masked(ensemble, target, mask, &[1.0], Spread::Members)?;
+/// let score = crps_masked(ensemble, target, mask, &[1.0], CrpsEstimator::Biased)?;
 /// assert_eq!(score.into_scalar::<f32>(), (1.5 + 0.5) / 2.0 - 0.5 * 1.0);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -95,8 +95,8 @@ pub fn crps_masked<X: Field<5>>(
     target: X,
     mask: X,
     weights: &[f64],
-    spread: Spread,
-) -> Result<Rank<X, 1>> {
+    estimator: CrpsEstimator,
+) -> Result<WithDims<X, 1>> {
     const NAME: &str = "crps_masked";
     check_weights(NAME, &ensemble, weights)?;
     check_target(NAME, &ensemble, &target)?;
@@ -104,7 +104,7 @@ pub fn crps_masked<X: Field<5>>(
     let (ensemble, target) = together(ensemble, target)?;
     let mask = beside(mask, &ensemble)?;
     let ensemble = counted(ensemble, mask.clone())?;
-    let cells = crps_cells(ensemble, counted(target, mask.clone())?, spread)?;
+    let cells = crps_cells(ensemble, counted(target, mask.clone())?, estimator)?;
     let weights = Error::catch(|| cells.profile(3, weights) * mask)?;
     weighted_mean(cells, weights)
 }
@@ -121,18 +121,18 @@ pub fn crps_masked<X: Field<5>>(
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_models::{Spread, crps_cells};
+/// use halocline_models::{CrpsEstimator, crps_cells};
 ///
 /// let ensemble = Tensor::<5>::from([[[[[1.0, 4.0]]]], [[[[3.0, 4.0]]]]]);
-/// let cells = crps_cells(ensemble, Tensor::from([[[[[2.0, 4.5]]]]]), Spread::Fair)?;
+/// let cells = crps_cells(ensemble, Tensor::from([[[[[2.0, 4.5]]]]]), CrpsEstimator::Fair)?;
 /// cells.into_data().assert_eq(&[[[[[0.0_f32, 0.5]]]]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn crps_cells<X: Field<5>>(ensemble: X, target: X, spread: Spread) -> Result<X> {
+pub fn crps_cells<X: Field<5>>(ensemble: X, target: X, estimator: CrpsEstimator) -> Result<X> {
     check_target("crps", &ensemble, &target)?;
-    let [members, ..] = ensemble.global_dims();
+    let [members, ..] = ensemble.dims();
     let (ensemble, target) = together(ensemble, target)?;
-    let pairs = pairs(members, spread);
+    let pairs = pairs(members, estimator);
     let spread = ensemble.clone().try_op(|x| distances(x, pairs))?;
     Error::catch(|| (ensemble - target).abs().mean_dims(&[0]) - spread)
 }
@@ -158,12 +158,12 @@ pub fn crps_cells<X: Field<5>>(ensemble: X, target: X, spread: Spread) -> Result
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use halocline_models::{Spread, energy_score};
+/// use halocline_models::{CrpsEstimator, energy_score};
 ///
 /// let device = Device::default();
 /// let member = |value: f32| Tensor::<5>::full([1, 1, 1, 2, 3], value, &device);
 /// let ensemble = Tensor::cat(vec![member(1.0), member(5.0)], 0);
-/// let score = energy_score(ensemble, member(2.0), &[1.0, 1.0], Spread::Fair)?;
+/// let score = energy_score(ensemble, member(2.0), &[1.0, 1.0], CrpsEstimator::Fair)?;
 /// assert!((score.into_scalar::<f32>() - (2.0 - 0.5 * 4.0)).abs() < 1e-6);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -171,14 +171,14 @@ pub fn energy_score<X: Field<5>>(
     ensemble: X,
     target: X,
     weights: &[f64],
-    spread: Spread,
-) -> Result<Rank<X, 1>> {
+    estimator: CrpsEstimator,
+) -> Result<WithDims<X, 1>> {
     const NAME: &str = "energy_score";
     let weights = shares(NAME, &ensemble, weights)?;
     check_target(NAME, &ensemble, &target)?;
-    let [members, _, channels, rows, columns] = ensemble.global_dims();
+    let [members, _, channels, rows, columns] = ensemble.dims();
     let (ensemble, target) = together(ensemble, target)?;
-    let pairs = pairs(members, spread);
+    let pairs = pairs(members, estimator);
     let cells = (channels * rows * columns) as f64;
     let roots: Vec<f64> = weights
         .iter()
@@ -198,27 +198,27 @@ pub fn energy_score<X: Field<5>>(
 }
 
 /// The number of pairs by which the sum over each pair once is divided.
-fn pairs(members: usize, spread: Spread) -> f64 {
-    let pairs = match spread {
+fn pairs(members: usize, estimator: CrpsEstimator) -> f64 {
+    let pairs = match estimator {
         _ if members == 1 => 1,
-        Spread::Fair => members * (members - 1),
-        Spread::Members => members * members,
+        CrpsEstimator::Fair => members * (members - 1),
+        CrpsEstimator::Biased => members * members,
     };
     pairs as f64
 }
 
 fn later<X: Field<5>>(ensemble: &X, distance: usize) -> X {
-    let count = ensemble.global_dims()[0] - distance;
+    let count = ensemble.dims()[0] - distance;
     ensemble.clone().narrow(0, distance, count)
 }
 
 fn earlier<X: Field<5>>(ensemble: &X, distance: usize) -> X {
-    let count = ensemble.global_dims()[0] - distance;
+    let count = ensemble.dims()[0] - distance;
     ensemble.clone().narrow(0, 0, count)
 }
 
 fn check_weights<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Result<()> {
-    let rows = ensemble.global_dims()[3];
+    let rows = ensemble.dims()[3];
     if weights.len() == rows {
         return Ok(());
     }
@@ -238,15 +238,15 @@ fn shares<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Result<Vec<
 }
 
 fn check_target<X: Field<5>>(name: &str, ensemble: &X, target: &X) -> Result<()> {
-    let dims = ensemble.global_dims();
+    let dims = ensemble.dims();
     let mut expected = dims;
     expected[0] = 1;
-    if target.global_dims() == expected && dims[0] > 0 {
+    if target.dims() == expected && dims[0] > 0 {
         return Ok(());
     }
     let message = format!(
         "an ensemble {dims:?} and a target {:?}; expected a target {expected:?}, and members",
-        target.global_dims()
+        target.dims()
     );
     Err(Error::operator(name, message))
 }
@@ -289,7 +289,7 @@ fn moved(placement: &Placement) -> Placement {
 #[cfg(test)]
 mod tests {
     use burn::tensor::{Tensor, TensorData};
-    use halocline_core::{Launcher, LocalGradient, Replicate, ShardTensor, Traffic};
+    use halocline_core::{Launcher, Replicate, ShardTensor, Traffic};
     use halocline_ops::loss_value;
 
     use super::*;
@@ -305,11 +305,15 @@ mod tests {
     }
 
     /// The definition, in f64.
-    fn expected(spread: Spread) -> f64 {
+    fn expected(estimator: CrpsEstimator) -> f64 {
         let [x, y] = [data(4, 29), data(1, 17)].map(|data| data.iter::<f64>().collect::<Vec<_>>());
         let cells = y.len();
         let members = 0..4;
-        let pairs = if spread == Spread::Fair { 12.0 } else { 16.0 };
+        let pairs = if estimator == CrpsEstimator::Fair {
+            12.0
+        } else {
+            16.0
+        };
         let score = |cell: usize| {
             let value = |member: usize| x[member * cells + cell];
             let error: f64 = members.clone().map(|i| (value(i) - y[cell]).abs()).sum();
@@ -324,9 +328,13 @@ mod tests {
     }
 
     /// The definition, in f64.
-    fn expected_energy(spread: Spread) -> f64 {
+    fn expected_energy(estimator: CrpsEstimator) -> f64 {
         let [x, y] = [data(4, 29), data(1, 17)].map(|data| data.iter::<f64>().collect::<Vec<_>>());
-        let pairs = if spread == Spread::Fair { 12.0 } else { 16.0 };
+        let pairs = if estimator == CrpsEstimator::Fair {
+            12.0
+        } else {
+            16.0
+        };
         let norm = |batch: usize, difference: &dyn Fn(usize) -> f64| {
             let cells = 15 * batch..15 * batch + 15;
             let squares = cells.map(|cell| WEIGHTS[cell / 5 % 3] * difference(cell).powi(2));
@@ -345,10 +353,11 @@ mod tests {
 
     #[test]
     fn scores_are_those_of_the_definition_on_any_mesh() {
-        type Score = fn(ShardTensor<5>, ShardTensor<5>, &[f64], Spread) -> Result<ShardTensor<1>>;
-        type Expected = fn(Spread) -> f64;
+        type Score =
+            fn(ShardTensor<5>, ShardTensor<5>, &[f64], CrpsEstimator) -> Result<ShardTensor<1>>;
+        type Expected = fn(CrpsEstimator) -> f64;
         let scores: [(Score, Expected); 2] = [(crps, expected), (energy_score, expected_energy)];
-        let run = |score: Score, placements: [Placement; 2], spread| {
+        let run = |score: Score, placements: [Placement; 2], estimator| {
             let found = Launcher::local(4).collect(|world| {
                 let mesh = world.mesh([("a", 2), ("b", 2)])?;
                 let place = |data: TensorData| {
@@ -358,11 +367,11 @@ mod tests {
                     ShardTensor::distribute(whole, &mesh, &placements)
                 };
                 let ensemble = place(data(4, 29))?.require_grad();
-                let score = score(ensemble.clone(), place(data(1, 17))?, &WEIGHTS, spread)?;
+                let score = score(ensemble.clone(), place(data(1, 17))?, &WEIGHTS, estimator)?;
                 let value = score.clone().resolve().local().clone().into_scalar::<f64>();
                 let gradient = ensemble.grad(&score.backward()).expect("a gradient");
                 assert_eq!(gradient.layout(), ensemble.layout());
-                let gradient = gradient.full_tensor(LocalGradient::Replicated);
+                let gradient = gradient.full_tensor();
                 Ok((value, gradient.into_data()))
             });
             found.unwrap()
@@ -376,11 +385,11 @@ mod tests {
             [Shard(0), Shard(0)],
         ];
         for (score, expected) in scores {
-            for spread in [Spread::Fair, Spread::Members] {
-                let expected = expected(spread);
-                let (_, gradient) = run(score, [Replicate, Replicate], spread).remove(0);
+            for estimator in [CrpsEstimator::Fair, CrpsEstimator::Biased] {
+                let expected = expected(estimator);
+                let (_, gradient) = run(score, [Replicate, Replicate], estimator).remove(0);
                 for placements in meshes {
-                    for (value, found) in run(score, placements, spread) {
+                    for (value, found) in run(score, placements, estimator) {
                         assert!((value - expected).abs() < 1e-6, "{value} for {expected}");
                         let tolerance = burn::tensor::Tolerance::absolute(1e-6);
                         found.assert_approx_eq::<f32>(&gradient, tolerance);
@@ -411,11 +420,11 @@ mod tests {
                 let ensemble = place(holed(data(4, 29), hole), &placements)?.require_grad();
                 let target = place(holed(data(1, 17), hole), &single)?;
                 let mask = place(holed(ones.clone(), 0.0), &single)?;
-                let fair = Spread::Fair;
+                let fair = CrpsEstimator::Fair;
                 let score = crps_masked(ensemble.clone() * 1.0, target, mask, &WEIGHTS, fair)?;
                 let value = score.clone().resolve().local().clone().into_scalar::<f64>();
                 let gradient = ensemble.grad(&score.backward()).expect("a gradient");
-                let gradient = gradient.full_tensor(LocalGradient::Replicated);
+                let gradient = gradient.full_tensor();
                 Ok((value, gradient.into_data()))
             });
             found.unwrap()
@@ -431,7 +440,12 @@ mod tests {
                 place(holed(data(4, 29), 0.0))?,
                 place(holed(data(1, 17), 0.0))?,
             );
-            Ok(loss_value(&crps(ensemble, target, &WEIGHTS, Spread::Fair)?))
+            Ok(loss_value(&crps(
+                ensemble,
+                target,
+                &WEIGHTS,
+                CrpsEstimator::Fair,
+            )?))
         });
         let expected = scores.unwrap()[0] * 3.0 / (0.5 + 1.0);
         let (_, gradient) = run([Replicate, Replicate], 0.0).remove(0);
@@ -457,7 +471,7 @@ mod tests {
             let ensemble = ShardTensor::<5>::ones([4, 1, 2, 3, 8], &mesh, &[Shard(0)])?;
             let target = ShardTensor::<5>::ones([1, 1, 2, 3, 8], &mesh, &[Replicate])?;
             let before = world.comm_stats();
-            crps(ensemble, target, &WEIGHTS, Spread::Fair)?;
+            crps(ensemble, target, &WEIGHTS, CrpsEstimator::Fair)?;
             let sent = world.comm_stats().since(&before);
             Ok(sent.of(Traffic::Redistribute).bytes)
         });
@@ -469,12 +483,12 @@ mod tests {
     fn one_member_has_the_absolute_error() {
         let device = Default::default();
         let [x, y] = [2.0, 5.0].map(|value| Tensor::<5>::full([1, 1, 1, 1, 2], value, &device));
-        let score = crps(x.clone(), y, &[1.0], Spread::Fair).unwrap();
+        let score = crps(x.clone(), y, &[1.0], CrpsEstimator::Fair).unwrap();
         assert_eq!(score.into_scalar::<f32>(), 3.0);
         // Weights count by their shares.
-        let twice = crps(x.clone(), x.clone() + 3.0, &[2.0], Spread::Fair).unwrap();
+        let twice = crps(x.clone(), x.clone() + 3.0, &[2.0], CrpsEstimator::Fair).unwrap();
         assert_eq!(twice.into_scalar::<f32>(), 3.0);
-        let error = crps(x.clone(), x, &[1.0, 1.0], Spread::Fair).unwrap_err();
+        let error = crps(x.clone(), x, &[1.0, 1.0], CrpsEstimator::Fair).unwrap_err();
         assert!(error.to_string().contains("2 weights of rows"), "{error}");
     }
 }

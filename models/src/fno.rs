@@ -3,8 +3,8 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::tensor::{Device, Tensor};
-use halocline_ops::crossed;
 use halocline_ops::prelude::*;
+use halocline_ops::with_layer_placements;
 
 use crate::parallel::{Plan, Style};
 
@@ -53,7 +53,7 @@ macro_rules! spectral_conv {
             type Output = X;
 
             fn forward(&self, x: X) -> X {
-                crossed(&self.weight, x, |x| x.spectral_conv::<$weight>(&self.weight))
+                with_layer_placements(&self.weight, x, |x| x.spectral_conv::<$weight>(&self.weight))
             }
         }
     };

@@ -181,7 +181,7 @@ impl<X: Field<4>> Layer<X> for SphereAttention {
 #[cfg(test)]
 mod tests {
     use burn::tensor::TensorData;
-    use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    use halocline_core::{Launcher, Shard, ShardTensor};
     use halocline_ops::testing::{compare, random};
 
     use super::*;
@@ -213,8 +213,8 @@ mod tests {
                         .map(Tensor::into_data),
                 ];
                 let mut found: Vec<TensorData> = vec![
-                    y.full_tensor(LocalGradient::Replicated).into_data(),
-                    gradient.full_tensor(LocalGradient::Replicated).into_data(),
+                    y.full_tensor().into_data(),
+                    gradient.full_tensor().into_data(),
                 ];
                 found.extend(weights.map(|weight| weight.expect("a gradient")));
                 Ok(found)

@@ -77,7 +77,7 @@ impl GraphConv {
 #[cfg(test)]
 mod tests {
     use burn::tensor::Tensor;
-    use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    use halocline_core::{Launcher, Shard, ShardTensor};
     use halocline_ops::graph::Graph;
     use halocline_ops::testing::{compare, random};
 
@@ -100,8 +100,7 @@ mod tests {
                 let y = second.forward(hidden.clone(), hidden, &edges, mean);
                 let gradients = (y.clone() * y.clone()).sum().backward();
                 let of_x = x.grad(&gradients).expect("a gradient");
-                let whole =
-                    |x: ShardTensor<3>| x.full_tensor(LocalGradient::Replicated).into_data();
+                let whole = |x: ShardTensor<3>| x.full_tensor().into_data();
                 let mut found = vec![whole(y), whole(of_x)];
                 for layer in [&first, &second] {
                     for weight in [&layer.own.weight, &layer.neighbours.weight] {

@@ -78,7 +78,7 @@ impl<X: Field<5>> Layer<X> for HealpixConv {
 #[cfg(test)]
 mod tests {
     use burn::tensor::Tensor;
-    use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    use halocline_core::{Launcher, Shard, ShardTensor};
     use halocline_ops::testing::{compare, random};
 
     use super::*;
@@ -98,8 +98,8 @@ mod tests {
                 let gradient = x.grad(&gradients).expect("a gradient");
                 let weight = conv.conv.weight.val().grad(&gradients).expect("a gradient");
                 Ok(vec![
-                    y.full_tensor(LocalGradient::Replicated).into_data(),
-                    gradient.full_tensor(LocalGradient::Replicated).into_data(),
+                    y.full_tensor().into_data(),
+                    gradient.full_tensor().into_data(),
                     Tensor::into_data(weight),
                 ])
             });

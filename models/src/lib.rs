@@ -23,7 +23,7 @@ mod unet;
 mod verification;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
-pub use ensemble::{Spread, crps, crps_cells, crps_masked, energy_score};
+pub use ensemble::{CrpsEstimator, crps, crps_cells, crps_masked, energy_score};
 pub use fno::{
     Fno, FnoConfig, SpectralConv1d, SpectralConv1dConfig, SpectralConv2d, SpectralConv2dConfig,
     SpectralConv3d, SpectralConv3dConfig,

@@ -5,7 +5,7 @@ use halocline_ops::counted;
 use halocline_ops::prelude::*;
 use serde::Serialize;
 
-use crate::ensemble::{Spread, beside, crps_cells, together};
+use crate::ensemble::{CrpsEstimator, beside, crps_cells, together};
 use crate::precision::wide;
 
 const NAME: &str = "Evaluation";
@@ -13,7 +13,7 @@ const NAME: &str = "Evaluation";
 /// The mean over all elements of `weight(lat) · (x − target)²`, for `[batch, channels, lat, lon]`.
 ///
 /// The result is `Partial(Sum)` on axes on which `x` is sharded, as that of every loss.
-pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> Rank<X, 1> {
+pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> WithDims<X, 1> {
     let weights = x.profile(2, weights);
     let error = x - target;
     (error.clone() * error * weights).mean()
@@ -126,13 +126,13 @@ impl Evaluation {
         climatology: Option<X>,
         mask: Option<X>,
     ) -> Result<()> {
-        self.check(forecast.global_dims(), truth.global_dims())?;
+        self.check(forecast.dims(), truth.dims())?;
         let (forecast, truth) = (wide(forecast)?, wide(truth)?);
         let climatology = climatology.map(wide).transpose()?;
         let mask = mask.map(wide).transpose()?;
-        let dims = forecast.global_dims();
+        let dims = forecast.dims();
         if let Some(climatology) = &climatology {
-            let means = climatology.global_dims();
+            let means = climatology.dims();
             if means[1..] != dims[1..] || ![1, dims[0]].contains(&means[0]) {
                 let message = format!(
                     "a forecast {dims:?} and a climatology {means:?}; expected the same sizes, or a batch of one climatology"
@@ -192,21 +192,22 @@ impl Evaluation {
         truth: X,
         mask: Option<X>,
     ) -> Result<()> {
-        let [members, ..] = ensemble.global_dims();
+        let [members, ..] = ensemble.dims();
         let (ensemble, truth) = together(ensemble, truth)?;
         let (ensemble, truth) = (wide(ensemble)?, wide(truth)?);
         Error::catch(|| {
             let mask = match mask {
                 None => None,
-                Some(mask) => Some(beside(wide(mask)?, &truth)?.squeeze::<4>(0)),
+                Some(mask) => Some(beside(wide(mask)?, &truth)?.squeeze_dim::<4>(0)),
             };
             let mean = ensemble.clone().mean_dims(&[0]);
             // Of a population of which the members are a sample.
             let deviations = (ensemble.clone() - mean.clone()).square().sum_dims(&[0]);
             let variance = deviations / members.saturating_sub(1).max(1) as f64;
-            let scores = crps_cells(ensemble, truth.clone(), Spread::Fair)?.squeeze::<4>(0);
+            let scores =
+                crps_cells(ensemble, truth.clone(), CrpsEstimator::Fair)?.squeeze_dim::<4>(0);
             let [mean, truth, variance] =
-                [mean, truth, variance].map(|field| field.squeeze::<4>(0));
+                [mean, truth, variance].map(|field| field.squeeze_dim::<4>(0));
             self.add_masked(mean.clone(), truth, None, mask.clone())?;
             let (weight, scores) = self.weighted(scores, mask)?;
             let mut means = Means::new(&weight)?;

@@ -49,15 +49,13 @@ pub fn rollout<X: Field<4>>(
 ) -> Result<X> {
     const NAME: &str = "rollout";
     let refuse = |message: String| Err(Error::operator(NAME, message));
-    let forcings = forcing
-        .as_ref()
-        .map_or(0, |forcing| forcing.global_dims()[1]);
+    let forcings = forcing.as_ref().map_or(0, |forcing| forcing.dims()[1]);
     if steps == 0 || !forcings.is_multiple_of(steps) {
         return refuse(format!(
             "{steps} steps with {forcings} channels of forcings; expected at least 1 step, and as many forcings for each"
         ));
     }
-    let (inputs, channels) = (feedback.len(), input.global_dims()[1]);
+    let (inputs, channels) = (feedback.len(), input.dims()[1]);
     if steps > 1 && (inputs == 0 || !channels.is_multiple_of(inputs)) {
         return refuse(format!(
             "an input of {channels} channels with the places of {inputs} in a prediction; expected one place for each input \
@@ -76,7 +74,7 @@ pub fn rollout<X: Field<4>>(
             }
         };
         let prediction = step(number, x)?;
-        let targets = prediction.global_dims()[1];
+        let targets = prediction.dims()[1];
         predictions.push(prediction.clone());
         if number + 1 == steps {
             break;
@@ -180,10 +178,10 @@ pub fn perturbed(
     let mut extents = vec![even.extents(0).to_vec()];
     extents.extend(x.layout().all_extents().iter().cloned());
     let layout = x.layout().derive(placements, extents);
-    let normal = Distribution::Normal { mean: 0.0, std };
+    let normal = Distribution::Normal(0.0, std);
     let noise = ShardTensor::<5>::random(shape, normal, key, x.mesh(), &layout)?;
     Error::catch(|| {
-        let states = ShapeField::unsqueeze::<5>(x, 0) + noise;
+        let states = x.unsqueeze_dim::<5>(0) + noise;
         RearrangeField::flatten::<4>(states, 0, 1)
     })
 }

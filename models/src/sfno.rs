@@ -3,8 +3,8 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::tensor::{Device, Tensor};
-use halocline_ops::crossed;
 use halocline_ops::prelude::*;
+use halocline_ops::with_layer_placements;
 
 use crate::parallel::{Plan, Style};
 
@@ -60,7 +60,7 @@ impl<X: Field<4>> Layer<X> for SpectralConvS2 {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        crossed(&self.weight, x, |x| x.sphere_conv(&self.weight, &self.sht))
+        with_layer_placements(&self.weight, x, |x| x.sphere_conv(&self.weight, &self.sht))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use halocline_core::{Error, LocalGradient, Result, ShardTensor};
+use halocline_core::{Error, Result, ShardTensor};
 use halocline_ops::prelude::*;
 use halocline_ops::spectral::rfft;
 use serde::Serialize;
@@ -119,14 +119,14 @@ impl Spectra {
     /// A lead that is no number; fields of other sizes than the channels and weights, than each
     /// other, or than those before; those of [`rfft`].
     pub fn add<X: Field<4>>(&mut self, lead: f64, forecast: X, truth: X) -> Result<()> {
-        let dims = forecast.global_dims();
+        let dims = forecast.dims();
         let rows = self.regions.first().map_or(dims[2], |(_, rows)| rows.len());
         let counts = [self.channels.len(), rows];
-        if !lead.is_finite() || dims[1..3] != counts || truth.global_dims() != dims {
+        if !lead.is_finite() || dims[1..3] != counts || truth.dims() != dims {
             let message = format!(
                 "a lead of {lead} hours, a forecast {dims:?} and the truth {:?}; expected a number, and fields of {} \
                  channels and {} rows",
-                truth.global_dims(),
+                truth.dims(),
                 counts[0],
                 counts[1]
             );
@@ -175,7 +175,7 @@ impl Spectra {
             let regions = self.regions.iter().map(|(_, rows)| {
                 let weighted = squares.clone() * squares.profile(2, rows);
                 let power = weighted.sum_dims(&[2]).resolve(); // [1, channels, 1, modes, 1]
-                let power = power.full_tensor(LocalGradient::Replicated).into_data();
+                let power = power.full_tensor().into_data();
                 let power: Vec<f64> = power.iter().collect();
                 power.chunks(pairs.len()).map(<[f64]>::to_vec).collect()
             });

@@ -145,7 +145,7 @@ impl<X: Field<4>> Layer<X> for UNet {
         }
         y = self.bottom.forward(vec![y]);
         for (level, skip) in self.up.iter().zip(skips).rev() {
-            let [_, _, lat, lon] = skip.global_dims();
+            let [_, _, lat, lon] = skip.dims();
             let upsampled = y.upsample_nearest(2);
             let upsampled = upsampled.narrow(2, 0, lat).narrow(3, 0, lon);
             // Odd extents change when they are halved and doubled: take those of the skip

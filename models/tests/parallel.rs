@@ -8,8 +8,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    Along, Gather, Launcher, LocalGradient, Placement, Replicate, Result, Shard, ShardTensor,
-    World, whole,
+    Gather, Launcher, Placement, PlanPlacement, Replicate, Result, Shard, ShardTensor, World, whole,
 };
 use halocline_ops::prelude::*;
 use halocline_ops::{Reduction, mse_loss};
@@ -46,7 +45,7 @@ fn model(world: &World) -> Result<Model> {
 }
 
 /// Tensor parallel: heads of attention, and the hidden features of the linear layers.
-fn tensor_parallel(output: Along) -> Plan {
+fn tensor_parallel(output: PlanPlacement) -> Plan {
     let style = |style: Style| style.with_output(output);
     Plan::default()
         .with_layer(
@@ -71,7 +70,7 @@ fn tensor_parallel(output: Along) -> Plan {
 
 /// The same, with tokens sharded between layers.
 fn sequence_parallel() -> Plan {
-    tensor_parallel(Along::Shard(1)).with_layer(
+    tensor_parallel(PlanPlacement::Shard(1)).with_layer(
         "encoder.layers.*.norm_*",
         Style::sequence_parallel("tensor"),
     )
@@ -155,7 +154,7 @@ fn values(model: &Model) -> Vec<TensorData> {
 
 #[test]
 fn models_that_are_built_sharded_have_the_values_of_whole_ones() {
-    let plan = tensor_parallel(Along::Replicate).with_store(Store::new("**", "data"));
+    let plan = tensor_parallel(PlanPlacement::Replicate).with_store(Store::new("**", "data"));
     let run = |axes: &[(&str, usize)]| {
         let ranks = axes.iter().map(|(_, size)| size).product();
         let found = Launcher::local(ranks).seed(9).collect(|world| {
@@ -200,7 +199,7 @@ fn data_is_stored_in_shards() {
 
 #[test]
 fn heads_and_features_are_sharded() {
-    let plan = tensor_parallel(Along::Replicate);
+    let plan = tensor_parallel(PlanPlacement::Replicate);
     check(&[("tensor", 2)], &[Replicate], &plan, STEPS);
     check(&[("tensor", 3)], &[Replicate], &plan, STEPS);
     check(&[("tensor", 4)], &[Replicate], &plan, 5); // six heads on four ranks
@@ -214,7 +213,7 @@ fn tokens_are_sharded_between_layers() {
 
 #[test]
 fn data_and_tensor_axes_work_together() {
-    let plan = tensor_parallel(Along::Replicate).with_store(Store::new("**", "data"));
+    let plan = tensor_parallel(PlanPlacement::Replicate).with_store(Store::new("**", "data"));
     check(
         &[("data", 2), ("tensor", 2)],
         &[Shard(0), Replicate],
@@ -233,12 +232,12 @@ fn data_and_tensor_axes_work_together() {
 fn data_domain_and_tensor_axes_work_together() {
     // Tokens over the domain: keys travel around its ring.
     let axes = [("data", 2), ("domain", 2), ("tensor", 2)];
-    let plan =
-        tensor_parallel(Along::Replicate).with_store(Store::new("**", "data").with_at_least(30));
+    let plan = tensor_parallel(PlanPlacement::Replicate)
+        .with_store(Store::new("**", "data").with_at_least(30));
     check(&axes, &[Shard(0), Shard(1), Replicate], &plan, STEPS);
     let both = Plan {
         store: vec![Store::new("**", "data"), Store::new("**.weight", "domain")],
-        ..tensor_parallel(Along::Replicate)
+        ..tensor_parallel(PlanPlacement::Replicate)
     };
     check(&axes, &[Shard(0), Shard(1), Replicate], &both, 5);
 }
@@ -268,9 +267,9 @@ fn a_transformer_of_fields_is_that_of_one_device() {
                 let x = ShardTensor::distribute(whole, &mesh, placements)?.require_grad();
                 let y = x.clone().apply(&model);
                 let gradients = mse_loss(y.clone(), x.clone() * 0.5, Reduction::Mean).backward();
-                let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+                let mut found = vec![y.full_tensor().into_data()];
                 let gradient = x.grad(&gradients).expect("a gradient");
-                found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
+                found.push(gradient.full_tensor().into_data());
                 found.extend(
                     whole_gradients(&model, &gradients)
                         .into_iter()

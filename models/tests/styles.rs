@@ -5,12 +5,12 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use halocline_core::{
-    Along, Error, Launcher, LayerKeys, LocalGradient, OrRaise, ParamShard, Placement, RandomKey,
+    Error, Launcher, LayerKeys, OrRaise, ParamShard, Placement, PlanPlacement, RandomKey,
     Replicate, Result, Shard, ShardTensor, World, param_shards,
 };
 use halocline_models::parallel::{Axes, Plan, Style, distribute_module, parallelize_module};
 use halocline_ops::prelude::*;
-use halocline_ops::{crossed, matmul};
+use halocline_ops::{matmul, with_layer_placements};
 
 /// A linear layer of a user.
 #[derive(Module, Debug)]
@@ -22,7 +22,7 @@ impl<X: Field<3>> Layer<X> for Mix {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        crossed(&self.weight, x, |x| {
+        with_layer_placements(&self.weight, x, |x| {
             let y = x.try_op(|x| matmul::linear(x, &self.weight, None));
             y.or_raise()
         })
@@ -66,10 +66,7 @@ fn run(ranks: usize, placement: Placement, plan: &Plan) -> Result<([TensorData; 
     let found = Launcher::local(ranks).seed(3).collect(|world| {
         let mesh = world.mesh([("tensor", ranks)])?;
         let model = parallelize_module(model(&world)?, &mesh, plan)?;
-        let normal = halocline_core::Distribution::Normal {
-            mean: 0.0,
-            std: 1.0,
-        };
+        let normal = halocline_core::Distribution::Normal(0.0, 1.0);
         let x = ShardTensor::<3>::random(
             [2, 7, 6],
             normal,
@@ -83,8 +80,7 @@ fn run(ranks: usize, placement: Placement, plan: &Plan) -> Result<([TensorData; 
         let held = y.placements()[0];
         let gradients = y.clone().square().sum().backward();
         let gradient = x.grad(&gradients).expect("a gradient");
-        let whole =
-            |tensor: ShardTensor<3>| tensor.full_tensor(LocalGradient::Replicated).into_data();
+        let whole = |tensor: ShardTensor<3>| tensor.full_tensor().into_data();
         Ok(([whole(y), whole(gradient)], held))
     });
     Ok(found?.remove(0))
@@ -131,7 +127,7 @@ fn own_layers_and_dropout_follow_plans() {
 fn inputs_and_results_are_as_asked() {
     let layer = |style| Plan::default().with_layer("last", style);
     let axes = |along| Axes::from([("tensor".to_string(), along)]);
-    let tokens = Along::Shard(1);
+    let tokens = PlanPlacement::Shard(1);
     check(
         2,
         Replicate,
@@ -141,11 +137,11 @@ fn inputs_and_results_are_as_asked() {
     check(
         3,
         Shard(1),
-        &layer(Style::prepare_input("tensor", Along::Shard(0))),
+        &layer(Style::prepare_input("tensor", PlanPlacement::Shard(0))),
         Shard(0),
     );
     let both = Style::PrepareInputOutput {
-        input: axes(Along::Fan),
+        input: axes(PlanPlacement::Fan),
         output: axes(tokens),
     };
     check(2, Shard(1), &layer(both), Shard(1));
@@ -176,20 +172,17 @@ fn groups_of_convolutions_are_sharded() {
                 "conv",
                 Style::colwise("tensor")
                     .with_unit(unit)
-                    .with_output(Along::Replicate),
+                    .with_output(PlanPlacement::Replicate),
             );
             let model = parallelize_module(world.init(make)?, &mesh, &plan)?;
             let key = RandomKey::new(1, "x");
-            let uniform = halocline_core::Distribution::Uniform {
-                low: -1.0,
-                high: 1.0,
-            };
+            let uniform = halocline_core::Distribution::Uniform(-1.0, 1.0);
             let x = ShardTensor::<4>::random([1, 6, 5, 7], uniform, key, &mesh, &[Replicate])?;
             let x = x.require_grad();
             let y = Error::catch(|| x.clone().apply(&model.conv))?;
             let gradients = y.clone().square().sum().backward();
             let gradient = x.grad(&gradients).expect("a gradient");
-            let whole = |x: ShardTensor<4>| x.full_tensor(LocalGradient::Replicated).into_data();
+            let whole = |x: ShardTensor<4>| x.full_tensor().into_data();
             Ok([whole(y), whole(gradient)])
         });
         found.map(|mut found| found.remove(0))

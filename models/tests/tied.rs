@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Int, Tensor};
-use halocline_core::{Along, Launcher, Placement, Replicate, Shard, ShardTensor};
+use halocline_core::{Launcher, Placement, PlanPlacement, Replicate, Shard, ShardTensor};
 use halocline_ops::prelude::*;
 use halocline_ops::{CrossEntropyOptions, EmbeddingField, Reduction, cross_entropy, loss_value};
 
@@ -49,7 +49,7 @@ fn one_table_is_used_twice_in_one_layout() {
     let expected = losses(1, 1, &Plan::default());
     assert!(expected[4] < 0.9 * expected[0], "{expected:?}");
     let rows = Plan::default().with_layer("table", Style::rowwise("tensor"));
-    let columns = Style::colwise("tensor").with_output(Along::Replicate);
+    let columns = Style::colwise("tensor").with_output(PlanPlacement::Replicate);
     let columns = Plan::default().with_layer("table", columns);
     let stored = |plan: &Plan| plan.clone().with_store(Store::new("**", "data"));
     for (data, tensor, plan) in [

@@ -4,14 +4,14 @@
 /// this number.
 macro_rules! layers {
     ($($module:ty: |$layer:pat_param, $x:ident| $result:expr;)*) => {
-        $(impl<X: $crate::Carried> $crate::Layer<X> for $module {
+        $(impl<X: $crate::AnyDims> $crate::Layer<X> for $module {
             type Output = X;
 
             #[track_caller]
             fn forward(&self, x: X) -> X {
                 struct Applied<'a>(&'a $module);
 
-                impl $crate::KeepsDims for Applied<'_> {
+                impl $crate::DimGeneric for Applied<'_> {
                     #[track_caller]
                     fn call<const D: usize, X: $crate::Field<D>>(self, $x: X) -> X {
                         let $layer = self.0;
@@ -19,7 +19,7 @@ macro_rules! layers {
                     }
                 }
 
-                x.keeping_dims(Applied(self))
+                x.apply_any_dims(Applied(self))
             }
         })*
     };

@@ -8,7 +8,6 @@ pub mod activation;
 pub mod arithmetic;
 pub mod attention;
 pub mod conv;
-mod crossing;
 mod driver;
 pub mod dropout;
 pub mod embedding;
@@ -18,6 +17,7 @@ pub mod golden;
 pub mod graph;
 mod kernel;
 mod layer;
+mod layer_placements;
 mod layers;
 pub mod loss;
 pub mod masked;
@@ -44,15 +44,15 @@ pub use activation::{Activation, ActivationField};
 pub use arithmetic::ArithmeticField;
 pub use attention::{AttentionField, AttentionOptions, DenseAttentionField, NeighborhoodOptions};
 pub use conv::{ConvField, ConvOptions, ConvTransposeField, ConvTransposeOptions};
-pub use crossing::crossed;
 pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
 pub use dropout::DropoutField;
 pub use embedding::EmbeddingField;
-pub use field::{Carried, Carrier, Field, KeepsDims, OneDevice, Rank, Sharded};
+pub use field::{AnyDims, DimGeneric, Field, OneDevice, Sharded, TensorFamily, WithDims};
 pub use geodesic::{
     Disco, DiscoBasis, DiscoKernel, DiscoNorm, GeodesicField, GeodesicNeighborhood,
 };
 pub use layer::{Apply, Layer, PlanOf};
+pub use layer_placements::with_layer_placements;
 pub use loss::{
     CrossEntropyOptions, Penalty, Reduction, SsimOptions, backward, counted, cross_entropy,
     cross_entropy_cells, gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, spectral_loss,
@@ -66,7 +66,7 @@ pub use rearrange::{RearrangeField, ShapeField};
 pub use reduce::{ReduceField, StatisticsField};
 pub use registry::operators;
 pub use resample::ResampleField;
-pub use reshard::{Around, Reshard, set_reshards};
+pub use reshard::{Reshard, Resharded, set_reshards};
 pub use softmax::SoftmaxField;
 pub use spectral::{FftNorm, SpectralField};
 pub use sphere::{Sht, ShtNorm, ShtPhase, SphereField, SphereGrid};
@@ -78,9 +78,9 @@ pub mod prelude {
         ConvOptions, ConvTransposeField, ConvTransposeOptions, DenseAttentionField, Disco,
         DiscoBasis, DiscoNorm, DropoutField, FftNorm, Field, GeodesicField, GeodesicNeighborhood,
         Layer, MatmulField, NeighborhoodOptions, NormField, Operand, Padding, Penalty, PlanOf,
-        PoolField, PoolOptions, Rank, RearrangeField, ReduceField, Reduction, ResampleField,
-        Reshard, ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField, SpectralField, SphereField,
-        SphereGrid, SsimOptions, StatisticsField, Stencil, Window, gradient_loss, huber_loss,
+        PoolField, PoolOptions, RearrangeField, ReduceField, Reduction, ResampleField, Reshard,
+        ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField, SpectralField, SphereField, SphereGrid,
+        SsimOptions, StatisticsField, Stencil, Window, WithDims, gradient_loss, huber_loss,
         l1_loss, mse_loss, spectral_loss, ssim_loss, total_variation, weighted_loss,
     };
 }

@@ -142,7 +142,7 @@ impl<const D: usize> Operand<D> {
                     });
                 }
                 axes.retain(|axis| !fans.contains(axis));
-                tensor.into_parts().0
+                tensor.into_local()
             }
         };
         let (dtype, expected) = (local.dtype(), x.local().dtype());
@@ -163,7 +163,7 @@ pub(crate) fn part_beside<const D: usize, const E: usize>(
 ) -> Tensor<D> {
     let mut axes = part.layout().axes_where(|placement| placement == Replicate);
     axes.retain(|axis| x.placements()[*axis].varies());
-    fan_out_beside(part.into_parts().0, x.local(), x.mesh(), &axes, operator)
+    fan_out_beside(part.into_local(), x.local(), x.mesh(), &axes, operator)
 }
 
 /// Lets replicated tensors fan out on every axis on which one of the tensors does.

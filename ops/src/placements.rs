@@ -2,8 +2,7 @@
 
 use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, Error, Fan, Launcher, LocalGradient, Placement, Replicate, Result, Shard,
-    ShardTensor,
+    DeviceMesh, Error, Fan, Launcher, Placement, Replicate, Result, Shard, ShardTensor,
 };
 
 use crate::embedding::embedding;
@@ -34,14 +33,14 @@ fn found(
     let cotangent = random::<2>(y.dims(), "cotangent", 0).inner();
     let cotangent = ShardTensor::distribute(cotangent, y.mesh(), y.layout())?;
     let all = (y.clone() * cotangent).sum().backward();
-    let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+    let mut found = vec![y.full_tensor().into_data()];
     found.extend(gradients(&all));
     Ok(found)
 }
 
 fn gradient<const D: usize>(x: &ShardTensor<D>, all: &burn::tensor::Gradients) -> TensorData {
     let gradient = x.grad(all).expect("a gradient");
-    gradient.full_tensor(LocalGradient::Replicated).into_data()
+    gradient.full_tensor().into_data()
 }
 
 /// Runs an operator on operands in all combinations of placements, and returns the number of those that have a rule.

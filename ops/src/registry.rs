@@ -1,7 +1,7 @@
 //! The registry of operators. Every family lists its own; this is the list of families.
 
 use burn::tensor::{Gradients, Tensor, TensorData};
-use halocline_core::{LocalGradient, Result, ShardTensor};
+use halocline_core::{Result, ShardTensor};
 
 use crate::golden::{Golden, Output};
 use crate::reduce::ReduceField;
@@ -51,9 +51,6 @@ impl<const D: usize> Output for ShardTensor<D> {
         let cotangent = Tensor::<D>::from_data(cotangent, (&device, y.local().dtype()));
         let cotangent = ShardTensor::distribute(cotangent, y.mesh(), y.layout())?;
         let gradients = (y.clone() * cotangent).sum().backward();
-        Ok((
-            y.full_tensor(LocalGradient::Replicated).into_data(),
-            gradients,
-        ))
+        Ok((y.full_tensor().into_data(), gradients))
     }
 }

@@ -8,7 +8,7 @@ use burn::module::{
     Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
 };
 use burn::tensor::Tensor;
-use halocline_core::{Along, Error, Result, ShardTensor};
+use halocline_core::{Error, PlanPlacement, Result, ShardTensor};
 
 use crate::field::run;
 use crate::layer::{Apply, Layer};
@@ -21,7 +21,7 @@ thread_local! {
     static SET_BEFORE: Cell<bool> = const { Cell::new(false) };
 }
 
-type Placements = Arc<[(usize, Along)]>;
+type Placements = Arc<[(usize, PlanPlacement)]>;
 
 /// A place in a model where a plan may change the layout of a tensor; without a plan, the identity. It
 /// is a field of a module and holds no parameters.
@@ -29,7 +29,7 @@ type Placements = Arc<[(usize, Along)]>;
 /// # Example
 /// ```
 /// use burn::module::Module;
-/// use halocline_core::{Along, Launcher, Replicate, Shard, ShardTensor};
+/// use halocline_core::{PlanPlacement, Launcher, Replicate, Shard, ShardTensor};
 /// use halocline_ops::{Apply, Reshard, set_reshards};
 ///
 /// #[derive(Module, Debug)]
@@ -39,7 +39,7 @@ type Placements = Arc<[(usize, Along)]>;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("tensor", 2)])?;
-///     let to = [("enter".to_string(), vec![(0, Along::Shard(1))])].into();
+///     let to = [("enter".to_string(), vec![(0, PlanPlacement::Shard(1))])].into();
 ///     let model = set_reshards(Model { enter: Reshard::default() }, &to)?;
 ///     let x = ShardTensor::<2>::ones([3, 4], &mesh, &[Replicate])?;
 ///     assert_eq!(x.apply(&model.enter).placements(), [Shard(1)]);
@@ -59,7 +59,7 @@ impl Reshard {
 
 layers! {
     Reshard: |place, x| match &place.to {
-        Some(to) => run(x, |x| x.redistribute_along(to)),
+        Some(to) => run(x, |x| x.redistribute_axes(to)),
         None => x,
     };
 }
@@ -101,18 +101,18 @@ impl ModuleDisplay for Reshard {}
 /// ```
 /// use burn::module::Module;
 /// use burn::nn::Relu;
-/// use halocline_core::{Along, Launcher, Replicate, Shard, ShardTensor};
-/// use halocline_ops::{Apply, Around, set_reshards};
+/// use halocline_core::{PlanPlacement, Launcher, Replicate, Shard, ShardTensor};
+/// use halocline_ops::{Apply, Resharded, set_reshards};
 ///
 /// #[derive(Module, Debug)]
 /// struct Model {
-///     relu: Around<Relu>,
+///     relu: Resharded<Relu>,
 /// }
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("tensor", 2)])?;
-///     let model = Model { relu: Around::new(Relu::new()) };
-///     let to = [("relu.input".to_string(), vec![(0, Along::Shard(1))])].into();
+///     let model = Model { relu: Resharded::new(Relu::new()) };
+///     let to = [("relu.input".to_string(), vec![(0, PlanPlacement::Shard(1))])].into();
 ///     let model = set_reshards(model, &to)?;
 ///     let x = ShardTensor::<2>::ones([3, 4], &mesh, &[Replicate])?;
 ///     assert_eq!(x.apply(&model.relu).placements(), [Shard(1)]);
@@ -121,7 +121,7 @@ impl ModuleDisplay for Reshard {}
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 #[derive(Module, Debug)]
-pub struct Around<M: Module> {
+pub struct Resharded<M: Module> {
     /// The place before the module.
     pub input: Reshard,
     /// The module.
@@ -130,7 +130,7 @@ pub struct Around<M: Module> {
     pub output: Reshard,
 }
 
-impl<M: Module> Around<M> {
+impl<M: Module> Resharded<M> {
     /// Puts a module between two places.
     pub fn new(module: M) -> Self {
         Self {
@@ -141,7 +141,7 @@ impl<M: Module> Around<M> {
     }
 }
 
-impl<const D: usize, const E: usize, M> Layer<ShardTensor<D>> for Around<M>
+impl<const D: usize, const E: usize, M> Layer<ShardTensor<D>> for Resharded<M>
 where
     M: Module + Layer<ShardTensor<D>, Output = ShardTensor<E>>,
 {
@@ -154,7 +154,7 @@ where
     }
 }
 
-impl<const D: usize, M: Module + Layer<Tensor<D>>> Layer<Tensor<D>> for Around<M> {
+impl<const D: usize, M: Module + Layer<Tensor<D>>> Layer<Tensor<D>> for Resharded<M> {
     type Output = M::Output;
 
     #[track_caller]
@@ -168,7 +168,10 @@ impl<const D: usize, M: Module + Layer<Tensor<D>>> Layer<Tensor<D>> for Around<M
 ///
 /// # Errors
 /// A place that another plan has set.
-pub fn set_reshards<M: Module>(module: M, to: &BTreeMap<String, Vec<(usize, Along)>>) -> Result<M> {
+pub fn set_reshards<M: Module>(
+    module: M,
+    to: &BTreeMap<String, Vec<(usize, PlanPlacement)>>,
+) -> Result<M> {
     let mut setter = Setter {
         to,
         path: Vec::new(),
@@ -184,7 +187,7 @@ pub fn set_reshards<M: Module>(module: M, to: &BTreeMap<String, Vec<(usize, Alon
 }
 
 struct Setter<'a> {
-    to: &'a BTreeMap<String, Vec<(usize, Along)>>,
+    to: &'a BTreeMap<String, Vec<(usize, PlanPlacement)>>,
     path: Vec<String>,
     /// The first place that was set before.
     set_before: Option<String>,

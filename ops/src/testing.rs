@@ -2,11 +2,11 @@
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, Distribution, Fan, IndexBox, Launcher, LocalGradient, Partial, RandomKey, ReduceOp,
-    Result, ShardTensor,
+    DeviceMesh, Distribution, Fan, IndexBox, Launcher, Partial, RandomKey, ReduceOp, Result,
+    ShardTensor,
 };
 
-use crate::field::{Field, Rank};
+use crate::field::{Field, WithDims};
 use crate::golden::{Arguments, Golden};
 use crate::reduce::ReduceField;
 use crate::sharding::sharded;
@@ -15,7 +15,7 @@ pub use crate::sharding::{Sharding, shardings};
 /// An operator under test, written once for both kinds of tensor: inputs and parameters to a result.
 pub trait Operator<const D: usize, const E: usize>: Sync {
     /// Applies it.
-    fn apply<X: Field<D>>(&self, inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> Rank<X, E>;
+    fn apply<X: Field<D>>(&self, inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> WithDims<X, E>;
 }
 
 /// Checks that an operator on shards gives the values, all gradients and layouts that it gives on one device.
@@ -131,11 +131,11 @@ pub fn on_mesh<const D: usize, const E: usize>(
     let cotangent = ShardTensor::distribute(cotangent, mesh, y.layout())?;
     let loss = (y.clone() * cotangent).sum();
     let gradients = loss.backward();
-    let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+    let mut found = vec![y.full_tensor().into_data()];
     for input in &inputs {
         let gradient = input.grad(&gradients).expect("an input has a gradient");
         require_layout(&gradient, input);
-        found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
+        found.push(gradient.full_tensor().into_data());
     }
     for parameter in &parameters {
         let gradient = parameter.grad(&gradients);
@@ -203,10 +203,7 @@ pub fn random<const D: usize>(shape: [usize; D], name: &str, index: usize) -> Te
 
 /// The values of [`random`].
 pub fn normal(shape: &[usize], name: &str, index: usize) -> TensorData {
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    let normal = Distribution::Normal(0.0, 1.0);
     let values = RandomKey::new(0, (name, index)).fill(normal, shape, &IndexBox::whole(shape));
     TensorData::new(values, shape.to_vec())
 }

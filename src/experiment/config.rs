@@ -115,8 +115,9 @@ pub struct TrainingConfig {
     pub recompute: bool,
     /// The largest norm of the gradient of all parameters. Default no limit.
     pub clip_norm: Option<f64>,
-    /// The decay of a moving average of the parameters per optimizer step, which is then validated and forecasts. Default none.
-    pub average: Option<f64>,
+    /// Decay, per optimizer step, of an exponential moving average of the parameters, which is
+    /// what validations and forecasts use. Default none.
+    pub ema: Option<f64>,
     /// Validations without a better score after which training ends. Default never.
     pub patience: Option<usize>,
     /// Optimizer steps between checkpoints, besides those after each epoch.
@@ -190,7 +191,7 @@ impl Default for TrainingConfig {
             members: 1,
             recompute: false,
             clip_norm: None,
-            average: None,
+            ema: None,
             patience: None,
             save_every: 100,
         }
@@ -325,9 +326,9 @@ impl ExperimentConfig {
             ),
             (
                 training
-                    .average
+                    .ema
                     .is_some_and(|decay| !(0.0..=1.0).contains(&decay)),
-                "training.average: expected a decay from 0 to 1",
+                "training.ema: expected a decay from 0 to 1",
             ),
             (
                 training.clip_norm.is_some_and(|norm| !positive(norm)),
@@ -467,7 +468,7 @@ mod tests {
             (then("[training]\nbatch = 0"), "training.batch"),
             (then("[training]\nbatch = \"a\""), "expected usize"),
             (then("[training]\nminutes = 0"), "training.minutes"),
-            (then("[training]\naverage = 1.5"), "training.average"),
+            (then("[training]\nema = 1.5"), "training.ema"),
             (then("[training]\npatience = 3"), "without data.validation"),
             (
                 then("[training]\ncurriculum = [[4, 2], [2, 3]]"),

@@ -2,7 +2,7 @@
 
 use halocline_core::{Distribution, RandomKey, Result, ShardTensor};
 use halocline_io::Batch;
-use halocline_models::{Spread, crps, crps_masked, perturbed, rollout};
+use halocline_models::{CrpsEstimator, crps, crps_masked, perturbed, rollout};
 use halocline_ops::prelude::*;
 use halocline_ops::{counted, spectral_loss};
 
@@ -26,10 +26,7 @@ impl Experiment {
         if training.loss == Loss::Crps {
             x = perturbed(x, members, training.noise, key, self.member_axis())?;
         } else if training.noise > 0.0 {
-            let normal = Distribution::Normal {
-                mean: 0.0,
-                std: training.noise,
-            };
+            let normal = Distribution::Normal(0.0, training.noise);
             let noise = ShardTensor::random(x.dims(), normal, key, x.mesh(), x.layout())?;
             x = x + noise;
         }
@@ -107,11 +104,13 @@ impl Experiment {
         if training.loss == Loss::Crps {
             let batch = target.dims()[0];
             let y = y.unflatten::<5>(0, &[training.members, batch]);
-            let of_ensemble = |field| ShapeField::unsqueeze::<5>(field, 0);
+            let of_ensemble = |field: ShardTensor<4>| field.unsqueeze_dim::<5>(0);
             let target = of_ensemble(target);
             return match mask {
-                Some(mask) => crps_masked(y, target, of_ensemble(mask), &weights, Spread::Fair),
-                None => crps(y, target, &weights, Spread::Fair),
+                Some(mask) => {
+                    crps_masked(y, target, of_ensemble(mask), &weights, CrpsEstimator::Fair)
+                }
+                None => crps(y, target, &weights, CrpsEstimator::Fair),
             };
         }
         let area = y.profile(2, &weights);

@@ -4,14 +4,14 @@
 //!
 //! # Example
 //! ```no_run
-//! use halocline::experiment::{Experiment, ExperimentConfig, Kept};
+//! use halocline::experiment::{Experiment, ExperimentConfig, CheckpointChoice};
 //! use halocline::prelude::*;
 //!
 //! let config = ExperimentConfig::load("weather.toml")?;
 //! config.launcher(4).run(|world| {
 //!     let experiment = Experiment::new(&world, &config)?;
 //!     let _ended = experiment.train()?;
-//!     let model = experiment.trained(Kept::Best)?;
+//!     let model = experiment.trained(CheckpointChoice::Best)?;
 //!     println!("{}", experiment.score(&model, &config.forecast)?);
 //!     Ok(())
 //! })?;
@@ -42,4 +42,4 @@ pub use network::{FieldModel, ModelConfig};
 pub use optimizer::{OptimizerConfig, OptimizerKind, Schedule};
 pub use outlook::Outlook;
 pub use score::{Report, Row};
-pub use setup::{Experiment, Kept};
+pub use setup::{CheckpointChoice, Experiment};

@@ -449,7 +449,7 @@ impl<X: Field<4>> Layer<X> for FieldModel {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let channels = x.global_dims()[1];
+        let channels = x.dims()[1];
         let state = match self.places.contains(&channels) {
             false => x.clone(),
             // A target that is no input begins at its mean.

@@ -125,7 +125,7 @@ impl Outlook {
             .parameters
             .iter()
             .map(|parameter| parameter.elements_held(0));
-        let averages = usize::from(config.training.average.is_some());
+        let averages = usize::from(config.training.ema.is_some());
         let elements = held.sum::<usize>();
         // And a copy of the model in half precision.
         let copies = half.map_or(0, |_| elements * BYTES / 2);

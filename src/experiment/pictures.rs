@@ -32,10 +32,10 @@ impl Experiment {
     ///
     /// # Example
     /// ```no_run
-    /// # use halocline::experiment::{Experiment, ExperimentConfig, Kept};
+    /// # use halocline::experiment::{Experiment, ExperimentConfig, CheckpointChoice};
     /// # use halocline::prelude::*;
     /// # fn draw(experiment: &Experiment, config: &ExperimentConfig) -> Result<()> {
-    /// let model = experiment.trained(Kept::Best)?;
+    /// let model = experiment.trained(CheckpointChoice::Best)?;
     /// let report = experiment.score(&model, &config.forecast)?;
     /// let drawn = experiment.save_pictures(&model, &config.forecast, &report, "pictures")?;
     /// println!("{drawn:?}");

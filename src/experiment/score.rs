@@ -156,7 +156,7 @@ impl Experiment {
                 }
                 if config.members > 1 {
                     let ensemble = step.fields.clone().unflatten::<5>(0, &[config.members, 1]);
-                    let of_ensemble = |field| ShapeField::unsqueeze::<5>(field, 0);
+                    let of_ensemble = |field: ShardTensor<4>| field.unsqueeze_dim::<5>(0);
                     let mask = mask.clone().map(of_ensemble);
                     ours.add_ensemble(lead, ensemble, of_ensemble(truth.clone()), mask)?;
                 }

@@ -63,7 +63,7 @@ pub(super) struct States {
 ///
 /// The [module](super) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum CheckpointChoice {
     /// That with the best validation, or else the last.
     Best,
     /// The last.
@@ -155,13 +155,13 @@ impl Experiment {
     ///
     /// # Example
     /// ```no_run
-    /// use halocline::experiment::{Experiment, ExperimentConfig, Kept};
+    /// use halocline::experiment::{Experiment, ExperimentConfig, CheckpointChoice};
     /// use halocline::prelude::*;
     ///
     /// let config = ExperimentConfig::load("weather.toml")?;
     /// config.launcher(4).run(|world| {
     ///     let experiment = Experiment::of_files(&world, &config, &["2023.nc".into()])?;
-    ///     println!("{}", experiment.score(&experiment.trained(Kept::Best)?, &config.forecast)?);
+    ///     println!("{}", experiment.score(&experiment.trained(CheckpointChoice::Best)?, &config.forecast)?);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), halocline::Error>(())
@@ -236,12 +236,12 @@ impl Experiment {
     ///
     /// # Errors
     /// No checkpoint; one that cannot be loaded; a failure of communication.
-    pub fn trained(&self, kept: Kept) -> Result<FieldModel> {
+    pub fn trained(&self, kept: CheckpointChoice) -> Result<FieldModel> {
         let folder = self.checkpoints();
         // Not as a writer: another job may train on.
         let best = match kept {
-            Kept::Best => Checkpoint::best(&self.world, &folder)?,
-            Kept::Last => None,
+            CheckpointChoice::Best => Checkpoint::best(&self.world, &folder)?,
+            CheckpointChoice::Last => None,
         };
         let found = match best {
             Some(best) => Some(best),

@@ -130,7 +130,7 @@ impl Experiment {
         if root && data.traffic().needed > 0 {
             println!("read by rank 0: {}", data.traffic());
         }
-        Ok(Ended::Whole)
+        Ok(Ended::Completed)
     }
 
     /// A trainer with the newest checkpoint of the folder, for epochs of a number of batches.
@@ -149,8 +149,8 @@ impl Experiment {
         if let Some(dtype) = training.precision.half() {
             trainer = trainer.with_precision(dtype);
         }
-        if let Some(decay) = training.average {
-            trainer = trainer.with_average(decay);
+        if let Some(decay) = training.ema {
+            trainer = trainer.with_ema(decay);
         }
         if let Some(patience) = training.patience {
             trainer = trainer.with_patience(patience);

@@ -27,7 +27,7 @@ const MISSING: RGBColor = RGBColor(190, 190, 190);
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path();
-/// let grid = Grid::cell_centred(18, 36)?;
+/// let grid = Grid::cell_centered(18, 36)?;
 /// let truth = Array2::from_shape_fn((18, 36), |(row, _)| 300.0 - row as f32);
 /// let forecast = truth.mapv(|t| t + 0.5);
 /// let maps = [
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn cells_have_the_colour_of_their_value_at_their_place() {
-        let grid = Grid::cell_centred(2, 4).unwrap();
+        let grid = Grid::cell_centered(2, 4).unwrap();
         let mut field = Array2::zeros((2, 4));
         field[[0, 1]] = -2.0; // north, about 90 degrees east
         field[[1, 3]] = f32::NAN; // south, about 270 degrees east
@@ -426,7 +426,7 @@ mod tests {
     fn frames_have_one_range_and_one_form() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rollout.gif");
-        let grid = Grid::cell_centred(2, 4).unwrap();
+        let grid = Grid::cell_centered(2, 4).unwrap();
         let map = |value: f32| Map::new("frame", &grid, Array2::from_elem((2, 4), value)).unwrap();
         let (low, high) = (map(1.0), map(3.0));
         assert_eq!(range_of(&[&low, &high]), [1.0, 3.0]);

@@ -8,10 +8,15 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use halocline_core::{
     DeviceMesh, Error, Operation, ParamShard, Replicate, Result, Traffic, ops, param_shards,
 };
+use halocline_ops::ReduceField;
 
 /// Scales the gradients of a model so that their norm, over all parameters, is at most `max_norm`, and
 /// returns them with the norm before. Each cell of a sharded parameter counts once; its ranks' sums
-/// travel, those of parameters that every rank holds do not.
+/// travel.
+///
+/// Parameters that every rank holds are scaled alike on all of them: on CPUs their sums of squares have the
+/// same bits with any number of threads, and beside sharded parameters they are those of the mesh's first
+/// rank.
 ///
 /// # Errors
 /// A `max_norm` below 0 or NaN; parameters that are sharded over meshes of other ranks, whose norms would differ; a failure of communication.
@@ -49,7 +54,12 @@ pub fn clip_grad_norm<M: Module>(
             meshes.push((shard.mesh().clone(), 0.0));
         }
     }
-    let same_ranks = |(mesh, _): &(DeviceMesh, f64)| mesh.size() == meshes[0].0.size();
+    let ranks = |mesh: &DeviceMesh| {
+        let mut ranks = mesh.shape().ranks().to_vec();
+        ranks.sort_unstable();
+        ranks
+    };
+    let same_ranks = |(mesh, _): &(DeviceMesh, f64)| ranks(mesh) == ranks(&meshes[0].0);
     if !meshes.iter().all(same_ranks) {
         let message = "parameters are sharded over meshes of other ranks";
         return Err(Error::operator("clip_grad_norm", message));
@@ -68,11 +78,16 @@ pub fn clip_grad_norm<M: Module>(
     };
     model.visit(&mut squares);
     let mut sum = squares.whole;
-    for (mesh, part) in &squares.sharded {
+    for (index, (mesh, part)) in squares.sharded.iter().enumerate() {
         let operation = Operation::new("clip_grad_norm", Traffic::Reduce, None);
         let ranks = mesh.shape().ranks();
-        let parts = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &[*part])?;
-        sum += parts.iter().flatten().sum::<f64>();
+        let numbers = [*part, squares.whole];
+        let parts = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &numbers)?;
+        if index == 0 {
+            // Devices of other kinds may round the sum of whole parameters in another way.
+            sum = parts[0][1];
+        }
+        sum += parts.iter().map(|numbers| numbers[0]).sum::<f64>();
     }
     let norm = sum.sqrt();
     // As PyTorch has it: a gradient of zero is not divided by its norm.
@@ -116,12 +131,12 @@ impl ModuleVisitor for Squares<'_> {
             DType::F16 | DType::BF16 => gradient.cast(FloatDType::F32),
             _ => gradient,
         };
-        let mut sum = gradient.clone().square().sum().into_scalar::<f64>();
+        let mut sum = sum_of_squares(gradient.clone());
         if sum.is_infinite() {
             let largest = gradient.clone().abs().max().into_scalar::<f64>();
             // Squares that are too large for the number type.
             if largest.is_finite() {
-                let part = (gradient / largest).square().sum().into_scalar::<f64>();
+                let part = sum_of_squares(gradient / largest);
                 sum = part * largest * largest;
             }
         }
@@ -137,6 +152,12 @@ impl ModuleVisitor for Squares<'_> {
             }
         }
     }
+}
+
+/// The sum of squares, on CPUs with the same bits for any number of threads, unlike burn's sum: ranks
+/// compute it each for itself of parameters that must stay equal.
+fn sum_of_squares<const D: usize>(x: Tensor<D>) -> f64 {
+    ReduceField::sum(x.square()).into_scalar::<f64>()
 }
 
 /// Multiplies the gradients of a model; those of other parameters stay.
@@ -201,9 +222,29 @@ impl ModuleVisitor for Scale {
 #[cfg(test)]
 mod tests {
     use burn::nn::LinearConfig;
-    use burn::tensor::Device;
+    use burn::tensor::{Device, Distribution};
 
     use super::*;
+
+    /// Replicas that are scaled by other factors would drift apart.
+    #[test]
+    fn norms_of_large_gradients_have_the_same_bits_with_any_number_of_threads() {
+        let device = Device::flex();
+        let model = LinearConfig::new(2100, 2048)
+            .with_bias(false)
+            .init(&device.clone().autodiff());
+        let normal = Distribution::Normal(0.0, 1.0);
+        let gradient = Tensor::<2>::random([2100, 2048], normal, &device);
+        let norm = |threads| {
+            let mut gradients = GradientsParams::new();
+            gradients.register(model.weight.id, gradient.clone());
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            let clip = || clip_grad_norm(&model, gradients, f64::MAX).unwrap().1;
+            pool.unwrap().install(clip)
+        };
+        let one = norm(1);
+        assert!((2..9).all(|threads| norm(threads).to_bits() == one.to_bits()));
+    }
 
     #[test]
     fn gradients_whose_squares_are_too_large_are_clipped() {

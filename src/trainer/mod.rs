@@ -1,7 +1,7 @@
 //! Training that survives failures: steps, checkpoints, and resuming from the last one.
 
-mod average;
 mod clip;
+mod ema;
 mod gradients;
 pub(crate) mod precision;
 mod probe;
@@ -14,12 +14,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use average::Average;
-pub(crate) use average::validated_name;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Tensor, TensorData};
+use ema::Ema;
+pub(crate) use ema::validated_name;
 use halocline_core::{DeviceMesh, Error, LayerKeys, RandomKey, Result, World, gather_ahead};
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 use halocline_ops::{Field, backward};
@@ -65,7 +65,7 @@ pub use validation::Validation;
 ///         // Batches of this epoch that were not trained on yet; of data, `FieldLoader::epoch_from`.
 ///         let (epoch, batches) = (trainer.epoch(), trainer.batch()..4);
 ///         let ended = trainer.train_epoch(batches, |model, batch| {
-///             let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+///             let normal = Distribution::Normal(0.0, 1.0);
 ///             let key = RandomKey::new(world.seed(), ("noise", epoch, batch));
 ///             let x = ShardTensor::random([1, 1, 8, 8], normal, key, &mesh, &[Shard(2)])?;
 ///             Ok(x.apply(model).abs().mean())
@@ -98,7 +98,7 @@ pub struct Trainer<M: Module> {
     accumulate: usize,
     non_finite: NonFinite,
     precision: Precision<M>,
-    average: Option<Average<M>>,
+    ema: Option<Ema<M>>,
     patience: Option<usize>,
     hook: Option<GradientHook<M>>,
     /// Whether the replicas of the model have been compared in this run.
@@ -144,7 +144,7 @@ struct Progress {
 #[must_use = "after an interruption a program should end"]
 pub enum Ended {
     /// All its batches were used.
-    Whole,
+    Completed,
     /// A signal to rank 0 (SIGINT, that is Ctrl-C, or SIGTERM) ended it after a step; the state is
     /// saved.
     Interrupted,
@@ -180,7 +180,7 @@ impl<M: Module> Trainer<M> {
             accumulate: 1,
             non_finite: NonFinite::default(),
             precision: Precision::default(),
-            average: None,
+            ema: None,
             patience: None,
             hook: None,
             compared: false,
@@ -310,7 +310,7 @@ impl<M: Module> Trainer<M> {
         let optimizer = checkpoint.optimizer(&self.world, "optimizer", optimizer, &model)?;
         let schedule = self.optimizer.schedule.clone();
         let schedule = checkpoint.schedule(&self.world, "schedule", schedule)?;
-        self.restore_average(&self.world.clone(), checkpoint, &model)?;
+        self.restore_ema(&self.world.clone(), checkpoint, &model)?;
         let losses = checkpoint.tensor_data(&self.world, "losses")?;
         self.notes = checkpoint.value("notes")?;
         self.losses = losses
@@ -444,7 +444,7 @@ impl<M: Module> Trainer<M> {
         }
         self.progress.epoch += 1;
         self.progress.batch = 0;
-        Ok(Ended::Whole)
+        Ok(Ended::Completed)
     }
 
     /// Saves the run in the background. A lower `metric` is better.
@@ -461,7 +461,7 @@ impl<M: Module> Trainer<M> {
         snapshot.module("model", self.model())?;
         snapshot.optimizer("optimizer", &self.optimizer.optimizer, self.model())?;
         snapshot.schedule("schedule", &self.optimizer.schedule)?;
-        self.save_average(&mut snapshot)?;
+        self.save_ema(&mut snapshot)?;
         let losses = TensorData::new(self.losses.clone(), [self.losses.len()]);
         snapshot.data("losses", &losses)?;
         let Some(checkpoints) = &mut self.checkpoints else {

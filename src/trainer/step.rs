@@ -73,7 +73,7 @@ impl<M: Module> Trainer<M> {
         } = &mut self.optimizer;
         self.model = Some(optimizer.step(schedule.step(), model, gradients));
         self.forget_rounded();
-        self.move_average();
+        self.update_ema();
         self.progress.step += 1;
         self.progress.batch += losses.len();
         self.recent.append(losses);

@@ -58,7 +58,7 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Validates the model, without gradients: the [averaged](Self::with_average) one, if there is
+    /// Validates the model, without gradients: the [averaged](Self::with_ema) one, if there is
     /// one. `score` computes the score of it on validation data; lower is better. The run is saved
     /// with it, if it has a folder, which keeps the best checkpoint and the newest ones
     /// ([`with_checkpoints`](Self::with_checkpoints)). All ranks call this together; the score of
@@ -102,7 +102,7 @@ impl<M: Module> Trainer<M> {
     /// # Ok::<(), halocline::Error>(())
     /// ```
     pub fn validate(&mut self, score: impl FnOnce(&M) -> Result<f64>) -> Result<Validation> {
-        let score = match self.averaged() {
+        let score = match self.ema_model() {
             Some(model) => score(model)?,
             None => score(&self.model().valid())?,
         };

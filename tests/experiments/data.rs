@@ -74,7 +74,7 @@ fn write_model(path: &Path, units: &str) -> f64 {
     let start = parse_time("2018-01-01", Calendar::NoLeap).unwrap();
     let written = Launcher::local(1).run(|world| {
         let mesh = world.mesh([("lat", 1)])?;
-        let grid = Grid::cell_centred(ROWS, COLUMNS)?;
+        let grid = Grid::cell_centered(ROWS, COLUMNS)?;
         let channels = [("t2m", units), ("z@500", "m2 s-2")]
             .map(|(name, units)| Channel::new(name.into()).with_units(Some(units.into())));
         let output = OutputConfig::new().with_format(OutputFormat::NetCdf3);
@@ -83,10 +83,7 @@ fn write_model(path: &Path, units: &str) -> f64 {
         for time in 0..TIMES {
             let key = RandomKey::new(1, ("field", time));
             let shape = [1, 2, ROWS, COLUMNS];
-            let normal = Distribution::Normal {
-                mean: 0.0,
-                std: 1.0,
-            };
+            let normal = Distribution::Normal(0.0, 1.0);
             let layout = Layout::new(mesh.shape(), &shape, &[Replicate])?;
             let field = ShardTensor::random(shape, normal, key, &mesh, &layout)?;
             writer.append(6.0 * time as f64, &field)?;

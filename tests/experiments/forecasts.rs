@@ -144,7 +144,7 @@ fn other_files_may_have_another_order_of_levels() {
 /// Writes a field for each name, whose values are those of the name and the time.
 fn write_levels(path: &Path, names: [&str; 3]) {
     use halocline::io::{FieldWriter, Grid, WriterConfig, ndarray::Array3};
-    let grid = Grid::cell_centred(super::ROWS, super::COLUMNS).unwrap();
+    let grid = Grid::cell_centered(super::ROWS, super::COLUMNS).unwrap();
     let mut writer = FieldWriter::create(path, &grid, &names, &WriterConfig::new()).unwrap();
     for time in 0..super::TIMES {
         let of = |(channel, row, column): (usize, usize, usize)| {
@@ -159,7 +159,7 @@ fn write_levels(path: &Path, names: [&str; 3]) {
 
 fn other(path: &Path, [rows, columns]: [usize; 2], names: [&str; 2]) {
     use halocline::io::{FieldWriter, Grid, WriterConfig, ndarray::Array3};
-    let grid = Grid::cell_centred(rows, columns).unwrap();
+    let grid = Grid::cell_centered(rows, columns).unwrap();
     let mut writer = FieldWriter::create(path, &grid, &names, &WriterConfig::new()).unwrap();
     for time in 36..38 {
         let field = Array3::ones((2, rows, columns));

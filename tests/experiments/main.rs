@@ -82,7 +82,7 @@ fn prepared(config: &str) -> tempfile::TempDir {
 /// Writes waves that move east, in a file of the times for which `phase` gives one; those of cells without one are
 /// missing.
 fn write_fields(path: &Path, phase: impl Fn(usize, [usize; 2]) -> Option<usize>) {
-    let grid = Grid::cell_centred(ROWS, COLUMNS).unwrap();
+    let grid = Grid::cell_centered(ROWS, COLUMNS).unwrap();
     let config = WriterConfig::new();
     let mut writer = FieldWriter::create(path, &grid, &["t2m", "z@500"], &config).unwrap();
     for time in 0..TIMES {
@@ -148,7 +148,7 @@ fn values(path: &Path) -> Array4<f32> {
 
 /// The root of the mean square of fields of a channel, weighted by area.
 fn rmse(errors: &[Array3<f32>], channel: usize) -> f64 {
-    let weights = Grid::cell_centred(ROWS, COLUMNS)
+    let weights = Grid::cell_centered(ROWS, COLUMNS)
         .unwrap()
         .latitude_weights();
     let mean = |error: &Array3<f32>| {
@@ -329,7 +329,7 @@ fn ensembles_of_anomalies_have_probabilistic_scores() {
         )
         .replace("steps = 3", "steps = 2\nmembers = 3\nnoise = 0.1")
         .replace("[optimizer]", "[mesh]\nlat = 2\nmember = 2\n[optimizer]")
-        .replace("noise = 0.01", "noise = 0.01\naverage = 0.9");
+        .replace("noise = 0.01", "noise = 0.01\nema = 0.9");
     let folder = prepared(&config);
     write(folder.path(), &config, 2);
     succeed(folder.path(), &["train"]);

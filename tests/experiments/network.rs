@@ -61,7 +61,7 @@ fn the_finest_level_has_the_poles_of_its_grid() {
         width: 4,
         levels: 1,
     };
-    let grids = [Grid::with_poles, Grid::cell_centred];
+    let grids = [Grid::with_poles, Grid::cell_centered];
     let [points, edges] = grids.map(|grid| predict(&config, &grid(ROWS, COLUMNS).unwrap(), &[]));
     assert_ne!(points[0], edges[0]);
 }

@@ -229,7 +229,7 @@ fn supervised(world: World) -> Result<()> {
         let x = ShardTensor::<4>::ones([1, 1, 9, 8], &mesh, &[Shard(2)])?;
         Ok(x.apply(model).mean())
     })?;
-    assert_eq!(ended, Ended::Whole);
+    assert_eq!(ended, Ended::Completed);
     trainer.finish()?;
     let losses = trainer.losses().len();
     if world.is_root() {

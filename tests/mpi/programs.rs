@@ -105,10 +105,7 @@ fn fail_on_last(failure: fn() -> Result<()>) {
 
 fn noise<const D: usize>(shape: [usize; D], world: &World) -> Result<ShardTensor<D>> {
     let mesh = world.mesh([("lat", world.size())])?;
-    let uniform = Distribution::Uniform {
-        low: -1.0,
-        high: 1.0,
-    };
+    let uniform = Distribution::Uniform(-1.0, 1.0);
     ShardTensor::random(
         shape,
         uniform,

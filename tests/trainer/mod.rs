@@ -15,10 +15,7 @@ pub(crate) fn sample<const D: usize>(
     mesh: &DeviceMesh,
     placements: &[Placement],
 ) -> Result<ShardTensor<D>> {
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    let normal = Distribution::Normal(0.0, 1.0);
     ShardTensor::random(shape, normal, RandomKey::new(3, name), mesh, placements)
 }
 

@@ -55,13 +55,13 @@ pub struct Count {
 /// # Example
 /// The messages of one step:
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor, Traffic};
+/// use halocline_core::{Launcher, Shard, ShardTensor, Traffic};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
 ///     let before = world.comm_stats();
-///     x.full_tensor(LocalGradient::Replicated);
+///     x.full_tensor();
 ///     let step = world.comm_stats().since(&before);
 ///     assert_eq!(step.of(Traffic::Redistribute).bytes, 24);
 ///     println!("{step}");

@@ -27,12 +27,12 @@ pub struct PlannedOperation {
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor, Traffic};
+/// use halocline_core::{Launcher, Shard, ShardTensor, Traffic};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
-///     let planned = x.dry_run(|x| Ok(x.full_tensor(LocalGradient::Replicated)))?;
+///     let planned = x.dry_run(|x| Ok(x.full_tensor()))?;
 ///     assert_eq!((planned.bytes_sent(), planned.bytes_received()), (24, 24));
 ///     assert_eq!(planned.bytes_sent_for(Traffic::Redistribute), 24);
 ///     assert!(planned.to_string().ends_with("in all 24 B sent, 24 B received"));

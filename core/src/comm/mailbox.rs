@@ -30,7 +30,7 @@ pub(super) enum Content {
     #[cfg(feature = "cube")]
     OnGpu(Vec<Handle>),
     /// The bytes of tensors: a block and the number of its first bytes that are used.
-    Carried(Block, usize),
+    AnyDims(Block, usize),
 }
 
 impl Sender {
@@ -60,7 +60,7 @@ impl std::fmt::Display for Content {
                 let shapes = handles.iter().map(|handle| handle.shape().to_vec());
                 write!(f, "{:?}", shapes.collect::<Vec<_>>())
             }
-            Self::Carried(_, bytes) => write!(f, "{bytes} bytes"),
+            Self::AnyDims(_, bytes) => write!(f, "{bytes} bytes"),
         }
     }
 }
@@ -84,7 +84,7 @@ impl Content {
                 }
                 (payload, _) => payload,
             }),
-            Self::Carried(block, bytes) if expected.bytes() == Some(bytes) => Ok(match expected {
+            Self::AnyDims(block, bytes) if expected.bytes() == Some(bytes) => Ok(match expected {
                 Expected::Place(place) => {
                     place.write(&block.bytes()[..bytes]);
                     Payload::Tensors(Vec::new())

@@ -11,7 +11,7 @@ use burn::tensor::kind::Basic;
 use super::ahead::Step;
 use super::exchange;
 use super::gathering::Gathering;
-use crate::crossing::Crossing;
+use crate::layer_placements::LayerPlacements;
 use crate::layout::{Fan, Layout, Replicate, Shard};
 use crate::operator::apply_beside;
 use crate::reduce::Leaf;
@@ -67,7 +67,7 @@ pub struct ParamShard {
     /// The axes over which it is sharded for storage only.
     stored: Arc<[usize]>,
     gather: Gather,
-    crossing: Option<Arc<Crossing>>,
+    layer_placements: Option<Arc<LayerPlacements>>,
 }
 
 impl ParamShard {
@@ -79,7 +79,7 @@ impl ParamShard {
             mesh: mesh.clone(),
             stored: Arc::default(),
             gather: Gather::default(),
-            crossing: None,
+            layer_placements: None,
         }
     }
 
@@ -130,9 +130,9 @@ impl ParamShard {
     /// This layout, with what the layer of the parameter does to its input and result. A layer follows
     /// that of its first parameter.
     #[must_use]
-    pub fn with_crossing(self, crossing: Crossing) -> Self {
+    pub fn with_layer_placements(self, layer_placements: LayerPlacements) -> Self {
         Self {
-            crossing: Some(crossing.into()),
+            layer_placements: Some(layer_placements.into()),
             ..self
         }
     }
@@ -184,8 +184,8 @@ impl ParamShard {
     }
 
     /// Placements that the plan asks for the input and result of the parameter's layer.
-    pub fn crossing(&self) -> Option<&Crossing> {
-        self.crossing.as_deref()
+    pub fn layer_placements(&self) -> Option<&LayerPlacements> {
+        self.layer_placements.as_deref()
     }
 
     /// The parameter as an operand of an operator on `x`: gathered over the axes of storage, and

@@ -10,7 +10,7 @@ use burn::module::{
 use burn::tensor::Tensor;
 
 use super::layout::ParamShard;
-use crate::{Error, LocalGradient, Result, ShardTensor};
+use crate::{Error, Result, ShardTensor};
 
 /// Whether a field of a module is a running statistic of burn's `BatchNorm`. Visitors and mappers meet it like a parameter;
 /// clones of the module share it, and every rank holds it whole. `name` and `container` are those of
@@ -76,13 +76,13 @@ impl Reparameterization for ParamShard {
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let shard = ShardTensor::from_parts(base, self.layout.clone(), self.mesh.clone());
         if WHOLE.get() {
-            return shard.full_tensor(LocalGradient::Replicated);
+            return shard.full_tensor();
         }
         if let Some(&axis) = self.computing_axes().first() {
             self.refuse(axis).raise();
         }
         let whole = self.gathered(shard, |_| false, None);
-        whole.to_local(LocalGradient::Replicated)
+        whole.to_local()
     }
 }
 

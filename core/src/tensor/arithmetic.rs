@@ -219,7 +219,7 @@ impl<const D: usize, K: Ordered> ShardTensor<D, K> {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
     ///     let inside = x.clone().greater_elem(0.5).bool_and(x.lower_elem(2.0));
-    ///     assert!(inside.into_parts().0.all().into_data().iter::<bool>().all(|all| all));
+    ///     assert!(inside.into_local().all().into_data().iter::<bool>().all(|all| all));
     ///     Ok(())
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())

@@ -174,7 +174,7 @@ mod tests {
 
     use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
-    use crate::{Launcher, LocalGradient, Replicate, Shard, ShardTensor};
+    use crate::{Launcher, Replicate, Shard, ShardTensor};
 
     type Of<T> = fn(T, T) -> T;
 
@@ -184,7 +184,7 @@ mod tests {
     }
 
     fn of_shards(f: Of<ShardTensor<3>>, x: Tensor<3>, y: Tensor<3>) -> Tensor<3> {
-        f(ShardTensor::solo(x), ShardTensor::solo(y)).into_parts().0
+        f(ShardTensor::solo(x), ShardTensor::solo(y)).into_local()
     }
 
     /// Views, one tensor twice, several tasks, half precision and checkpointing.
@@ -228,9 +228,9 @@ mod tests {
                 for (ours, expected) in of().into_iter().zip([1.0_f32, -1.0, 2.0]) {
                     let x = ShardTensor::<2>::full([1, 4], 2.0, &mesh, &[Shard(0)])?;
                     let y = ShardTensor::<2>::ones([1, 4], &mesh, &[Replicate])?.require_grad();
-                    let sum = ours(x, y.clone()).into_parts().0.sum();
+                    let sum = ours(x, y.clone()).into_local().sum();
                     let gradient = y.grad(&sum.backward()).expect("a gradient");
-                    let gradient = gradient.to_local(LocalGradient::Replicated).into_data();
+                    let gradient = gradient.to_local().into_data();
                     gradient.assert_eq(&[[expected; 4]].into(), true);
                 }
                 Ok(())

@@ -31,13 +31,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///
     /// # Example
     /// ```
-    /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let x = ShardTensor::<1>::full([5], 3.0, &mesh, &[Shard(0)])?;
     ///     let y = x.map_local(|x| x.clone() * x + 1.0);
-    ///     let whole = y.full_tensor(LocalGradient::Replicated).into_data();
+    ///     let whole = y.full_tensor().into_data();
     ///     whole.assert_eq(&[10.0_f32; 5].into(), false);
     ///     Ok(())
     /// })?;
@@ -68,14 +68,14 @@ impl<const D: usize> ShardTensor<D> {
     ///
     /// # Example
     /// ```
-    /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let u = ShardTensor::<1>::full([5], 3.0, &mesh, &[Shard(0)])?;
     ///     let v = ShardTensor::<1>::full([5], 4.0, &mesh, &[Shard(0)])?;
     ///     let speed = u.zip_local(v, "speed", |u, v| (u.square() + v.square()).sqrt());
-    ///     let whole = speed.full_tensor(LocalGradient::Replicated).into_data();
+    ///     let whole = speed.full_tensor().into_data();
     ///     whole.assert_eq(&[5.0_f32; 5].into(), false);
     ///     Ok(())
     /// })?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::kind::{self, Basic};
-use burn::tensor::{BoolStore, DType, Device, ElementConversion, Tensor};
+use burn::tensor::{BoolStore, DType, Device, Distribution, ElementConversion, Tensor};
 
 use super::ShardTensor;
 use crate::comm::{Operation, Traffic};
@@ -14,7 +14,7 @@ use crate::into_layout::IntoLayout;
 use crate::layout::{Layout, Partial};
 use crate::ops;
 use crate::replicas::require_replicas;
-use crate::rng::{self, Distribution};
+use crate::rng;
 use crate::{Error, IndexBox, Result};
 
 /// The types of elements that can be scattered.
@@ -272,13 +272,13 @@ impl<const D: usize> ShardTensor<D> {
     ///
     /// # Example
     /// ```
-    /// use halocline_core::{Distribution, Launcher, LocalGradient, RandomKey, Shard, ShardTensor};
+    /// use halocline_core::{Distribution, Launcher, RandomKey, Shard, ShardTensor};
     ///
     /// let fields = Launcher::local(2).collect(|world| {
     ///     let mesh = world.mesh([("lat", world.size())])?;
     ///     let key = RandomKey::new(7, "noise");
-    ///     let x = ShardTensor::random([5, 3], Distribution::Normal { mean: 0.0, std: 1.0 }, key, &mesh, &[Shard(0)])?;
-    ///     Ok(x.full_tensor(LocalGradient::Replicated).into_data())
+    ///     let x = ShardTensor::random([5, 3], Distribution::Normal(0.0, 1.0), key, &mesh, &[Shard(0)])?;
+    ///     Ok(x.full_tensor().into_data())
     /// })?;
     /// assert_eq!(fields[0], fields[1]);
     /// # Ok::<(), halocline_core::Error>(())
@@ -290,7 +290,7 @@ impl<const D: usize> ShardTensor<D> {
         mesh: &DeviceMesh,
         to: impl IntoLayout,
     ) -> Result<Self> {
-        distribution.check()?;
+        rng::check(distribution)?;
         Self::create(shape, mesh, to, |cells| {
             let values = key.fill(distribution, &shape, cells);
             let data = burn::tensor::TensorData::new(values, cells.shape());
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn distributions_are_checked() {
-        use crate::Distribution::{Bernoulli, Normal, Uniform};
+        use Distribution::{Bernoulli, Normal, Uniform};
         let random = |distribution| {
             Launcher::local(1).run(|world| {
                 let mesh = world.mesh([("x", 1)])?;
@@ -315,35 +315,17 @@ mod tests {
             })
         };
         for (distribution, expected) in [
+            (Uniform(1.0, 0.0), "low not above high"),
             (
-                Uniform {
-                    low: 1.0,
-                    high: 0.0,
-                },
-                "low not above high",
-            ),
-            (
-                Normal {
-                    mean: 0.0,
-                    std: -1.0,
-                },
+                Normal(0.0, -1.0),
                 "a finite standard deviation from zero on",
             ),
-            (
-                Bernoulli {
-                    probability: f64::NAN,
-                },
-                "a probability from zero to one",
-            ),
+            (Bernoulli(f64::NAN), "a probability from zero to one"),
         ] {
             let error = random(distribution).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
-        random(Uniform {
-            low: 1.0,
-            high: 1.0,
-        })
-        .unwrap();
+        random(Uniform(1.0, 1.0)).unwrap();
     }
 
     #[test]

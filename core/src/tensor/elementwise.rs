@@ -22,9 +22,9 @@ macro_rules! elementwise {
             /// The reciprocal of every element.
             recip() = |x| x.recip();
             /// Every element to a power.
-            powf(exponent: f64) = |x| x.powf_scalar(exponent);
+            powf_scalar(exponent: f64) = |x| x.powf_scalar(exponent);
             /// Every element to an integer power.
-            powi(exponent: i32) = |x| x.powi_scalar(exponent);
+            powi_scalar(exponent: i32) = |x| x.powi_scalar(exponent);
             /// The exponential of every element.
             exp() = |x| x.exp();
             /// The natural logarithm of every element.
@@ -91,13 +91,13 @@ macro_rules! methods {
         ///
         /// # Example
         /// ```
-        /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+        /// use halocline_core::{Launcher, Shard, ShardTensor};
         ///
         /// Launcher::local(2).run(|world| {
         ///     let mesh = world.mesh([("lat", 2)])?;
         ///     let x = ShardTensor::<1>::full([5], -4.0, &mesh, &[Shard(0)])?;
-        ///     let y = x.abs().sqrt().powi(3).clamp_max(7.5).floor();
-        ///     let whole = y.full_tensor(LocalGradient::Replicated).into_data();
+        ///     let y = x.abs().sqrt().powi_scalar(3).clamp_max(7.5).floor();
+        ///     let whole = y.full_tensor().into_data();
         ///     whole.assert_eq(&[7.0_f32; 5].into(), false);
         ///     Ok(())
         /// })?;
@@ -122,7 +122,7 @@ elementwise!(methods);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Launcher, LocalGradient, Shard};
+    use crate::{Launcher, Shard};
     use burn::tensor::{DType, FloatDType, TensorData};
 
     /// A number type of one's choice, and back, with a gradient of the type of the tensor.
@@ -134,10 +134,10 @@ mod tests {
                 let x = ShardTensor::<2>::ones([3, 2], &mesh, &[Shard(0)])?.require_grad();
                 let y = x.clone().cast(FloatDType::F64);
                 assert_eq!(y.local().dtype(), DType::F64);
-                let loss = y.into_parts().0.square().sum();
+                let loss = y.into_local().square().sum();
                 let gradient = x.grad(&loss.backward()).expect("a gradient");
                 assert_eq!(gradient.local().dtype(), DType::F32);
-                let whole = gradient.full_tensor(LocalGradient::Replicated).into_data();
+                let whole = gradient.full_tensor().into_data();
                 whole.assert_eq(&TensorData::new(vec![2.0_f32; 6], [3, 2]), true);
                 Ok(())
             })

@@ -35,13 +35,42 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Local: that of this rank's shard.
     ///
     /// # Adjoint
-    /// With [`LocalGradient::Replicated`] every rank gets the complete gradient of a replicated
-    /// tensor, and of one that fans out the sum over its ranks. With [`LocalGradient::Partial`] the first rank along the axes on which it is
-    /// replicated gets it, and the others get zeros, so that the program may sum it over the ranks.
+    /// Every rank gets the complete gradient of a replicated tensor, and of one that fans out the
+    /// sum over its ranks. [`from_local_with`](Self::from_local_with) gives another choice.
     ///
     /// # Errors
     /// A local tensor whose shape is not that of this rank's shard, or a layout of another mesh; a
     /// sum of booleans.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::{Launcher, Layout, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let layout = Layout::new(mesh.shape(), &[4, 3], &[Shard(0)])?;
+    ///     let rows = Tensor::<2>::ones([2, 3], world.device());
+    ///     let x = ShardTensor::from_local(rows, &layout, &mesh)?;
+    ///     assert_eq!(x.dims(), [4, 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn from_local(local: Tensor<D, K>, layout: &Layout, mesh: &DeviceMesh) -> Result<Self> {
+        Self::from_local_with(local, layout, mesh, LocalGradient::Replicated)
+    }
+
+    /// Makes a sharded tensor as [`from_local`](Self::from_local) does, with a choice of the
+    /// gradients that ranks get.
+    ///
+    /// # Adjoint
+    /// With [`LocalGradient::Partial`] the first rank along the axes on which the tensor is
+    /// replicated gets the gradient, and the others get zeros, so that the program may sum it over
+    /// the ranks.
+    ///
+    /// # Errors
+    /// Those of [`from_local`](Self::from_local).
     ///
     /// # Example
     /// ```
@@ -52,15 +81,15 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let scale = Tensor::<1>::ones([3], world.device()).require_grad();
     ///     let layout = Layout::new(mesh.shape(), &[3], &[Replicate])?;
-    ///     let x = ShardTensor::from_local(scale.clone(), &layout, &mesh, LocalGradient::Partial)?;
-    ///     let gradients = x.to_local(LocalGradient::Replicated).sum().backward();
+    ///     let x = ShardTensor::from_local_with(scale.clone(), &layout, &mesh, LocalGradient::Partial)?;
+    ///     let gradients = x.to_local().sum().backward();
     ///     let gradient = scale.grad(&gradients).expect("a gradient").into_data();
     ///     gradient.assert_eq(&[[1.0_f32; 3], [0.0; 3]][world.rank()].into(), true);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
-    pub fn from_local(
+    pub fn from_local_with(
         local: Tensor<D, K>,
         layout: &Layout,
         mesh: &DeviceMesh,
@@ -117,28 +146,58 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Returns this rank's shard as a local tensor.
     ///
     /// # Adjoint
-    /// With [`LocalGradient::Partial`] the sum of the ranks' gradients over the axes on which the
-    /// tensor is replicated. With [`LocalGradient::Replicated`] the first rank along the axes on
-    /// which the tensor fans out gets it, as its part, and the others get zeros.
+    /// The first rank along the axes on which the tensor fans out gets the gradient, as its part,
+    /// and the others get zeros. [`to_local_with`](Self::to_local_with) gives another choice.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values; [`resolve`](Self::resolve) it first.
     ///
     /// # Example
     /// ```
-    /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
-    ///     let cells = x.to_local(LocalGradient::Replicated);
+    ///     let cells = x.to_local();
     ///     assert_eq!(cells.dims(), [[3], [2]][world.rank()]);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     #[track_caller]
-    pub fn to_local(&self, gradient: LocalGradient) -> Tensor<D, K> {
+    pub fn to_local(&self) -> Tensor<D, K> {
+        self.to_local_with(LocalGradient::Replicated)
+    }
+
+    /// Returns this rank's shard as [`to_local`](Self::to_local) does, with a choice of what the
+    /// ranks' gradients are.
+    ///
+    /// # Adjoint
+    /// With [`LocalGradient::Partial`] the sum of the ranks' gradients over the axes on which the
+    /// tensor is replicated.
+    ///
+    /// # Panics
+    /// Panics if the tensor holds partial values.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, LocalGradient, Replicate, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("data", 2)])?;
+    ///     let x = ShardTensor::<1>::ones([3], &mesh, &[Replicate])?.require_grad();
+    ///     // A loss of this rank alone; the losses of all ranks add up.
+    ///     let loss = x.to_local_with(LocalGradient::Partial).sum();
+    ///     let gradients = loss.backward();
+    ///     let gradient = x.grad(&gradients).expect("a gradient").to_local();
+    ///     gradient.into_data().assert_eq(&[2.0_f32; 3].into(), true);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn to_local_with(&self, gradient: LocalGradient) -> Tensor<D, K> {
         self.require_resolved("to_local").or_raise();
         match gradient {
             LocalGradient::Replicated => {

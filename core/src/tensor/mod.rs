@@ -41,7 +41,7 @@ pub use recompute::{Halos, is_recomputing};
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
@@ -50,7 +50,7 @@ pub use recompute::{Halos, is_recomputing};
 ///     assert_eq!(x.local_dims(), [[3, 3], [2, 3]][world.rank()]);
 ///     let y = (x.clone() * 3.0 - x) / 4.0;
 ///     assert_eq!(y.layout().extents(0), [3, 2]);
-///     let whole = y.inner().full_tensor(LocalGradient::Replicated);
+///     let whole = y.inner().full_tensor();
 ///     assert_eq!(whole.into_data().iter::<f32>().sum::<f32>(), 7.5);
 ///     Ok(())
 /// })?;
@@ -110,6 +110,21 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Takes the tensor apart: local tensor, layout and mesh.
     pub fn into_parts(self) -> (Tensor<D, K>, Layout, DeviceMesh) {
         (self.local, self.layout, self.mesh)
+    }
+
+    /// Returns this rank's local tensor, as [`local`](Self::local) has it, without a rule for its
+    /// gradient: [`to_local`](Self::to_local) is for leaving the sharded world.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::ShardTensor;
+    ///
+    /// let x = ShardTensor::solo(Tensor::<1>::from([1.0, 2.0]));
+    /// x.into_local().into_data().assert_eq(&[1.0_f32, 2.0].into(), true);
+    /// ```
+    pub fn into_local(self) -> Tensor<D, K> {
+        self.local
     }
 
     /// This rank's shard, or of a partial value this rank's part, which is no value yet: [`resolve`](Self::resolve) it first,
@@ -282,18 +297,18 @@ impl<const D: usize> ShardTensor<D> {
     /// # Example
     /// ```
     /// use burn::tensor::TensorData;
-    /// use halocline_core::{Launcher, Layout, LocalGradient, Partial};
+    /// use halocline_core::{Launcher, Layout, Partial};
     /// use halocline_core::{ReduceOp, Shard, ShardTensor};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?.require_grad();
     ///     // The sum of this rank's squares is its part of the loss.
-    ///     let part = x.clone().square().into_parts().0.sum();
+    ///     let part = x.clone().square().into_local().sum();
     ///     let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
     ///     let loss = ShardTensor::from_parts(part, layout, mesh);
     ///     let gradient = x.grad(&loss.backward()).expect("a gradient");
-    ///     let whole = gradient.full_tensor(LocalGradient::Replicated).into_data();
+    ///     let whole = gradient.full_tensor().into_data();
     ///     whole.assert_eq(&TensorData::new(vec![2.0_f32; 15], [5, 3]), false);
     ///     Ok(())
     /// })?;

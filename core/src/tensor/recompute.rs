@@ -77,7 +77,7 @@ impl<const D: usize> ShardTensor<D> {
     ///         let (local, layout, mesh) = x.into_parts();
     ///         ShardTensor::from_parts(linear.forward(local).tanh(), layout, mesh)
     ///     });
-    ///     let gradients = y.into_parts().0.sum().backward();
+    ///     let gradients = y.into_local().sum().backward();
     ///     assert!(x.grad(&gradients).is_some() && linear.weight.grad(&gradients).is_some());
     ///     Ok(())
     /// })?;
@@ -339,9 +339,7 @@ mod tests {
     use burn::tensor::TensorData;
 
     use super::*;
-    use crate::{
-        Boundary, CommStats, Halo, Launcher, LocalGradient, Operation, ReduceOp, Shard, Traffic,
-    };
+    use crate::{Boundary, CommStats, Halo, Launcher, Operation, ReduceOp, Shard, Traffic};
 
     #[derive(Module, Debug)]
     struct Model {
@@ -373,10 +371,7 @@ mod tests {
                 linear: LinearConfig::new(3, 3).init(device),
             })?;
             let x = crate::RandomKey::new(1, "x");
-            let uniform = crate::Distribution::Uniform {
-                low: -1.0,
-                high: 1.0,
-            };
+            let uniform = crate::Distribution::Uniform(-1.0, 1.0);
             let x =
                 ShardTensor::<2>::random([7, 3], uniform, x, &mesh, &[Shard(0)])?.require_grad();
             let before = world.comm_stats();
@@ -402,7 +397,7 @@ mod tests {
                 .expect("a gradient");
             let found = vec![
                 forward.into_data(),
-                gradient.full_tensor(LocalGradient::Replicated).into_data(),
+                gradient.full_tensor().into_data(),
                 weight.into_data(),
             ];
             Ok((found, sent))

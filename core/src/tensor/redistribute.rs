@@ -60,11 +60,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///     let y = x.clone().redistribute(&[Fan]) * columns;
     ///     assert_eq!(y.placements(), [Shard(1)]);
     ///     // Every element of y is added once.
-    ///     let part = y.into_parts().0.sum();
+    ///     let part = y.into_local().sum();
     ///     let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
     ///     let loss = ShardTensor::from_parts(part, layout, mesh);
     ///     let gradient = x.grad(&loss.backward()).expect("a gradient");
-    ///     gradient.into_parts().0.into_data().assert_eq(&[[6.0_f32], [6.0]].into(), true);
+    ///     gradient.into_local().into_data().assert_eq(&[[6.0_f32], [6.0]].into(), true);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
@@ -207,14 +207,14 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// # Example
     /// ```
     /// use burn::tensor::Tensor;
-    /// use halocline_core::{Launcher, Layout, LocalGradient, Partial, ReduceOp, ShardTensor};
+    /// use halocline_core::{Launcher, Layout, Partial, ReduceOp, ShardTensor};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Max)])?;
     ///     let value = Tensor::<1>::full([1], world.rank() as f32, world.device());
-    ///     let x = ShardTensor::from_local(value, &layout, &mesh, LocalGradient::Replicated)?;
-    ///     let largest = x.resolve().to_local(LocalGradient::Replicated);
+    ///     let x = ShardTensor::from_local(value, &layout, &mesh)?;
+    ///     let largest = x.resolve().to_local();
     ///     largest.into_data().assert_eq(&[1.0_f32].into(), false);
     ///     Ok(())
     /// })?;
@@ -378,19 +378,29 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///
     /// # Example
     /// ```
-    /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let x = ShardTensor::<1>::full([3], 2.0, &mesh, &[Shard(0)])?;
-    ///     let whole = x.full_tensor(LocalGradient::Replicated);
+    ///     let whole = x.full_tensor();
     ///     whole.into_data().assert_eq(&[2.0_f32; 3].into(), false);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     #[track_caller]
-    pub fn full_tensor(&self, gradient: LocalGradient) -> Tensor<D, K> {
+    pub fn full_tensor(&self) -> Tensor<D, K> {
+        self.full_tensor_with(LocalGradient::Replicated)
+    }
+
+    /// Returns the whole tensor as [`full_tensor`](Self::full_tensor) does, with a choice of what
+    /// the ranks' gradients are; [`to_local_with`](Self::to_local_with) has an example.
+    ///
+    /// # Panics
+    /// [Raises](Error::raise) a failure of communication.
+    #[track_caller]
+    pub fn full_tensor_with(&self, gradient: LocalGradient) -> Tensor<D, K> {
         let resolved = self.clone().resolve();
         let placements = resolved.placements().iter();
         let whole = placements.map(|placement| match placement {
@@ -412,7 +422,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             return ops::exchange(resolved.local, &resolved.mesh, plan, operation);
         }
         let whole = resolved.try_redistribute(&whole);
-        whole.or_raise().to_local(gradient)
+        whole.or_raise().to_local_with(gradient)
     }
 }
 

@@ -5,8 +5,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bytes, DType, Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, IndexBox, Layout, LocalGradient, MeshShape, Placement, ShardTensor, World,
-    param_shards,
+    DeviceMesh, IndexBox, Layout, MeshShape, Placement, ShardTensor, World, param_shards,
 };
 use serde::de::DeserializeOwned;
 
@@ -273,7 +272,7 @@ impl Checkpoint {
             return Err(Error::argument("layout", layout, expected).into());
         }
         let local = self.place(name, mesh, layout)?;
-        ShardTensor::from_local(local, layout, mesh, LocalGradient::Replicated)
+        ShardTensor::from_local(local, layout, mesh)
     }
 
     /// Loads this rank's cells of a tensor.

@@ -21,7 +21,7 @@ use crate::{
 /// # use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let grid = Grid::cell_centered(4, 8)?;
 /// # let mut writer = FieldWriter::create(&path, &grid, &["u10m", "v10m"], &WriterConfig::new())?;
 /// # for step in 0..5 {
 /// #     let field = halocline_io::ndarray::Array3::from_elem((2, 4, 8), step as f32);
@@ -221,7 +221,7 @@ impl FieldDataset {
     /// # use halocline_io::{FieldWriter, Grid, WriterConfig};
     /// # let folder = tempfile::tempdir()?;
     /// # let path = folder.path().join("2018.h5");
-    /// # let grid = Grid::cell_centred(4, 8)?;
+    /// # let grid = Grid::cell_centered(4, 8)?;
     /// # let names = ["t2m", "sst", "lsm"];
     /// # let mut writer = FieldWriter::create(&path, &grid, &names, &WriterConfig::new())?;
     /// # for step in 0..5 {

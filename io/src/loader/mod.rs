@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, IndexBox, Layout, LocalGradient, Partial, Placement, RandomKey, ShardTensor,
-    scatter_tensor,
+    DeviceMesh, IndexBox, Layout, Partial, Placement, RandomKey, ShardTensor, scatter_tensor,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -60,7 +59,7 @@ pub struct Batch {
 /// # use halocline_io::{FieldWriter, Grid, WriterConfig};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// # let grid = Grid::cell_centred(5, 8)?;
+/// # let grid = Grid::cell_centered(5, 8)?;
 /// # let mut writer = FieldWriter::create(&path, &grid, &["u10m", "v10m"], &WriterConfig::new())?;
 /// # for step in 0..5 {
 /// #     let field = halocline_io::ndarray::Array3::from_elem((2, 5, 8), step as f32);
@@ -383,9 +382,7 @@ impl FieldLoader {
     ) -> halocline_core::Result<ShardTensor<4>> {
         let tensor = read.map(|data| Tensor::from_data(data, self.mesh.device()));
         match (self.config.source, tensor) {
-            (Source::PerRank, Some(local)) => {
-                ShardTensor::from_local(local, layout, &self.mesh, LocalGradient::Replicated)
-            }
+            (Source::PerRank, Some(local)) => ShardTensor::from_local(local, layout, &self.mesh),
             (_, whole) => {
                 let root = self.mesh.shape().ranks()[0];
                 scatter_tensor(whole, root, &self.mesh, layout)

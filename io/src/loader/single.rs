@@ -20,7 +20,7 @@ impl FieldLoader {
     /// # use halocline_io::{FieldWriter, Grid, WriterConfig};
     /// # let folder = tempfile::tempdir()?;
     /// # let path = folder.path().join("2018.h5");
-    /// # let grid = Grid::cell_centred(5, 8)?;
+    /// # let grid = Grid::cell_centered(5, 8)?;
     /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
     /// # for step in 0..4 {
     /// #     let field = halocline_io::ndarray::Array3::from_elem((1, 5, 8), step as f32);

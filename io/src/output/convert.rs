@@ -71,7 +71,7 @@ pub struct Conversion {
 /// # use halocline_io::{FieldWriter, Grid, WriterConfig};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
-/// # let grid = Grid::cell_centred(6, 8)?;
+/// # let grid = Grid::cell_centered(6, 8)?;
 /// # let config = WriterConfig::new().with_chunk(Some([1, 1, 6, 8]));
 /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &config)?;
 /// # for hour in 0..3 {

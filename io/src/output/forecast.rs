@@ -35,7 +35,7 @@ const OPERATION: &str = "forecast_writer";
 /// let path = folder.path().join("forecast.zarr");
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
-///     let grid = Grid::cell_centred(5, 8)?;
+///     let grid = Grid::cell_centered(5, 8)?;
 ///     let channels = ["t2m", "z@850", "z@500"].map(|name| Channel::new(name.into()));
 ///     let start = 1_514_764_800.0; // 2018-01-01, in seconds since 1970-01-01 UTC
 ///     let config = OutputConfig::new();

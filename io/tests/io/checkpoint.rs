@@ -38,10 +38,7 @@ fn mesh(world: &World, sizes: [usize; 2]) -> Result<DeviceMesh> {
 }
 
 fn field(world: &World, case: &Case) -> Result<ShardTensor<4>> {
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    let normal = Distribution::Normal(0.0, 1.0);
     let key = RandomKey::new(5, "field");
     ShardTensor::random(SHAPE, normal, key, &mesh(world, case.0)?, &case.1)
 }

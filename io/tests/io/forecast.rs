@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use halocline_core::{
-    DeviceMesh, Launcher, Layout, LocalGradient, Partial, Placement, ReduceOp, Replicate, Result,
-    Shard, ShardTensor,
+    DeviceMesh, Launcher, Layout, Partial, Placement, ReduceOp, Replicate, Result, Shard,
+    ShardTensor,
 };
 use halocline_io::{
     Calendar, Channel, Compression, DatasetConfig, Existing, FieldDataset, ForecastWriter, Grid,
@@ -54,7 +54,7 @@ fn shard(mesh: &DeviceMesh, layout: &Layout, time: usize) -> Result<ShardTensor<
     let part = values(shape, time).slice(s![b, c, i, j]).to_owned();
     let data = burn::tensor::TensorData::new(part.into_iter().collect::<Vec<f32>>(), cells.shape());
     let local = burn::tensor::Tensor::from_data(data, mesh.device());
-    ShardTensor::from_local(local, layout, mesh, LocalGradient::Replicated)
+    ShardTensor::from_local(local, layout, mesh)
 }
 
 /// A mesh by the sizes of its two axes, the placements on them, and extents of rows and columns.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use halocline_core::{Launcher, LocalGradient, Shard};
+use halocline_core::{Launcher, Shard};
 use halocline_io::{
     Batch, DatasetConfig, FieldDataset, FieldLoader, FieldWriter, Fields, Gaps, LoaderConfig,
     Missing, OpenConfig, Period, Series, Source, Statistics, WriterConfig, open,
@@ -340,7 +340,7 @@ fn ranks_that_read_their_boxes_have_the_batches_of_one_reader() {
                 let bits = [&batch.input, &batch.target]
                     .into_iter()
                     .flat_map(|tensor| {
-                        let whole = tensor.full_tensor(LocalGradient::Replicated);
+                        let whole = tensor.full_tensor();
                         let values: Vec<f32> = whole.to_data().try_to_vec().unwrap();
                         values.into_iter().map(f32::to_bits)
                     });

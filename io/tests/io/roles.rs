@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use halocline_core::{Launcher, LocalGradient, Placement, Shard, ShardTensor};
+use halocline_core::{Launcher, Placement, Shard, ShardTensor};
 use halocline_io::{
     Channels, DatasetConfig, FieldDataset, FieldFile, FieldLoader, FieldWriter, LoaderConfig,
     Missing, Source, Statistics, WriterConfig,
@@ -114,7 +114,7 @@ fn missing_values_are_filled_on_any_mesh_and_masked() {
         dataset.with_statistics(&statistics)
     };
     let whole = |x: &ShardTensor<4>| {
-        let whole = x.full_tensor(LocalGradient::Replicated).into_data();
+        let whole = x.full_tensor().into_data();
         whole.try_to_vec::<f32>().unwrap()
     };
     type Parts = Vec<[Vec<f32>; 5]>;

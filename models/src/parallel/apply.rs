@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use burn::module::Module;
 use burn::tensor::Device;
 use halocline_core::{
-    Crossing, DeviceMesh, Error, Layout, Operation, ParamShard, Placement, Replicate, Result,
-    Traffic, World, check_replicas, ops, param_shards, shard_parameters,
+    DeviceMesh, Error, LayerPlacements, Layout, Operation, ParamShard, Placement, Replicate,
+    Result, Traffic, World, check_replicas, ops, param_shards, shard_parameters,
 };
 use halocline_ops::set_reshards;
 
@@ -85,7 +85,7 @@ fn shard<M: Module>(module: M, mesh: &DeviceMesh, resolved: &ResolvedPlan) -> Re
             .placements()
             .iter()
             .all(|placement| *placement == Replicate);
-        if whole && parameter.crossing == Crossing::default() {
+        if whole && parameter.layer_placements == LayerPlacements::default() {
             return Ok(None);
         }
         let names = mesh.shape().names();
@@ -96,10 +96,12 @@ fn shard<M: Module>(module: M, mesh: &DeviceMesh, resolved: &ResolvedPlan) -> Re
             .collect();
         let shard = ParamShard::new(parameter.layout.clone(), mesh)
             .with_stored(&stored, parameter.gather)?;
-        Ok(Some(match parameter.crossing == Crossing::default() {
-            true => shard,
-            false => shard.with_crossing(parameter.crossing.clone()),
-        }))
+        Ok(Some(
+            match parameter.layer_placements == LayerPlacements::default() {
+                true => shard,
+                false => shard.with_layer_placements(parameter.layer_placements.clone()),
+            },
+        ))
     })?;
     set_reshards(module, &resolved.reshards)
 }

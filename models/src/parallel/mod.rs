@@ -11,7 +11,7 @@
 //! use burn::module::Module;
 //! use burn::nn::{Linear, LinearConfig};
 //! use burn::tensor::Tensor;
-//! use halocline_core::{Launcher, LocalGradient, Replicate, ShardTensor};
+//! use halocline_core::{Launcher, Replicate, ShardTensor};
 //! use halocline_models::parallel::{Plan, Style, parallelize_module};
 //! use halocline_ops::prelude::*;
 //!
@@ -43,7 +43,7 @@
 //!     let mlp = parallelize_module(mlp, &mesh, &plan)?;
 //!     assert_eq!(mlp.up.weight.dims(), [4, 3]); // this rank's columns
 //!     let y = ShardTensor::distribute(x, &mesh, &[Replicate])?.apply(&mlp);
-//!     let off = (y.full_tensor(LocalGradient::Replicated) - whole).abs().max();
+//!     let off = (y.full_tensor() - whole).abs().max();
 //!     assert!(off.into_scalar::<f32>() < 1e-5);
 //!     Ok(())
 //! })?;

@@ -33,7 +33,7 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub optional_axes: Vec<String>,
     /// Types of layers of your own whose parameters are those of a type that the styles know: `MyLinear`
-    /// as `Linear`. Such a layer calls [`crossed`](halocline_ops::crossed).
+    /// as `Linear`. Such a layer calls [`with_layer_placements`](halocline_ops::with_layer_placements).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub kind: BTreeMap<String, String>,
     /// Layers by path.

@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use halocline_core::{Along, Gather, Result, Shard};
+use halocline_core::{Gather, PlanPlacement, Result, Shard};
 
 use super::machine::{Link, Machine};
 use super::pattern::Pattern;
@@ -227,8 +227,8 @@ impl Pricing<'_> {
                 .rsplit_once('.')
                 .map_or("", |(module, _)| module);
             let width = rows * bytes;
-            for (axis, along) in &parameter.crossing.input {
-                if *along == Along::Fan {
+            for (axis, along) in &parameter.layer_placements.input {
+                if *along == PlanPlacement::Fan {
                     let sum = self.sum(*axis, width * local[inputs] as f64);
                     if self.shares_input(module) {
                         let entry = entered.entry((module, *axis)).or_default();
@@ -239,13 +239,13 @@ impl Pricing<'_> {
                 }
             }
             let result = width * local[outputs] as f64;
-            let crossed = parameter.crossing.output.iter();
+            let crossed = parameter.layer_placements.output.iter();
             for (axis, along) in crossed.filter(|(axis, _)| !parameter.stored.contains(axis)) {
                 let ranks = self.size(*axis);
                 price.communication += match parameter.layout.placements()[*axis] {
                     // Parts of results, which are added.
                     Shard(dim) if dim == inputs => self.sum(*axis, result),
-                    Shard(_) if !matches!(along, Along::Shard(_)) => {
+                    Shard(_) if !matches!(along, PlanPlacement::Shard(_)) => {
                         self.link(*axis).gather(ranks, result * ranks as f64)
                     }
                     _ => 0.0,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use halocline_core::{
-    Along, Crossing, Error, Gather, Layout, MeshShape, Placement, Replicate, Result, Shard,
+    Error, Gather, LayerPlacements, Layout, MeshShape, Placement, PlanPlacement, Replicate, Result,
+    Shard,
 };
 
 use super::pattern::Pattern;
@@ -30,7 +31,7 @@ pub struct ResolvedParam {
     /// right of them.
     pub unstored: Vec<usize>,
     /// What its layer does to its input and result, if it is the layer's first parameter.
-    pub crossing: Crossing,
+    pub layer_placements: LayerPlacements,
 }
 
 impl ResolvedParam {
@@ -90,7 +91,7 @@ pub struct ResolvedPlan {
     /// The parameters, in the order of the model.
     pub parameters: Vec<ResolvedParam>,
     /// What [`Reshard`](halocline_ops::Reshard)s do, by path.
-    pub reshards: BTreeMap<String, Vec<(usize, Along)>>,
+    pub reshards: BTreeMap<String, Vec<(usize, PlanPlacement)>>,
     /// The types of all modules, by path.
     pub(super) modules: BTreeMap<String, String>,
 }
@@ -152,11 +153,11 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         let style = styles.get(site.path.as_str());
         let placed = style.map(|(_, placed)| placed.clone()).unwrap_or_default();
         let written = style.is_some_and(|(entry, _)| matches!(entry.style, Style::Placed(_)));
-        let crossing = Crossing {
+        let layer_placements = LayerPlacements {
             input: resolver.axes(&placed.input, &site.path)?,
             output: resolver.axes(&placed.output, &site.path)?,
         };
-        if !crosses(&site.kind) && crossing != Crossing::default() {
+        if !has_layer_placements(&site.kind) && layer_placements != LayerPlacements::default() {
             return Err(Error::Plan(format!(
                 "input or output of {}, a {}, which does not change layouts; give the model a field of type Reshard \
                  beside it",
@@ -170,7 +171,7 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
                     site.path
                 )));
             }
-            if let Some(to) = reshard(site, crossing)? {
+            if let Some(to) = reshard(site, layer_placements)? {
                 resolved.reshards.insert(site.path.clone(), to);
             }
             continue;
@@ -193,10 +194,10 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
                 stored: Vec::new(),
                 gather: Gather::default(),
                 unstored: Vec::new(),
-                crossing: if index == 0 {
-                    crossing.clone()
+                layer_placements: if index == 0 {
+                    layer_placements.clone()
                 } else {
-                    Crossing::default()
+                    LayerPlacements::default()
                 },
             });
         }
@@ -228,7 +229,7 @@ pub(super) fn matched_layers(
 /// Whether layers of a kind change the layouts of their input and result.
 ///
 /// A type of a user is one of them by `Plan::kind`.
-fn crosses(kind: &str) -> bool {
+fn has_layer_placements(kind: &str) -> bool {
     let crosses = matches!(
         kind,
         "Reshard"
@@ -246,11 +247,17 @@ fn crosses(kind: &str) -> bool {
 }
 
 /// What a [`Reshard`](halocline_ops::Reshard) does.
-fn reshard(site: &Site, crossing: Crossing) -> Result<Option<Vec<(usize, Along)>>> {
-    match (crossing.input.is_empty(), crossing.output.is_empty()) {
+fn reshard(
+    site: &Site,
+    layer_placements: LayerPlacements,
+) -> Result<Option<Vec<(usize, PlanPlacement)>>> {
+    match (
+        layer_placements.input.is_empty(),
+        layer_placements.output.is_empty(),
+    ) {
         (true, true) => Ok(None),
-        (false, true) => Ok(Some(crossing.input)),
-        (true, false) => Ok(Some(crossing.output)),
+        (false, true) => Ok(Some(layer_placements.input)),
+        (true, false) => Ok(Some(layer_placements.output)),
         (false, false) => Err(Error::Plan(format!(
             "input and output of {}, a Reshard, which has one place; use prepare_input",
             site.path
@@ -297,7 +304,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    fn axes(&self, axes: &Axes, path: &str) -> Result<Vec<(usize, Along)>> {
+    fn axes(&self, axes: &Axes, path: &str) -> Result<Vec<(usize, PlanPlacement)>> {
         let axes = axes.iter().map(|(name, along)| {
             let axis = self.axis(name, path)?;
             Ok(axis.map(|axis| (axis, *along)))

@@ -2,21 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use halocline_core::{Along, Error, Result};
+use halocline_core::{Error, PlanPlacement, Result};
 use serde::{Deserialize, Serialize};
 
 /// Placements by mesh axis.
-pub type Axes = BTreeMap<String, Along>;
+pub type Axes = BTreeMap<String, PlanPlacement>;
 
 /// What a layer does on the axes of a mesh. The names are those of PyTorch's tensor parallelism.
 ///
 /// # Example
 /// ```
-/// use halocline_core::Along;
+/// use halocline_core::PlanPlacement;
 /// use halocline_models::parallel::{Plan, Style};
 ///
 /// // The rows of whole heads of 64 features; the result sharded in its tokens.
-/// let rows = Style::rowwise("tensor").with_unit(64).with_output(Along::Shard(1));
+/// let rows = Style::rowwise("tensor").with_unit(64).with_output(PlanPlacement::Shard(1));
 /// let plan = Plan::default().with_layer("blocks.*.attention.output", rows);
 /// assert!(plan.to_toml().contains("rowwise"));
 /// ```
@@ -39,7 +39,7 @@ pub enum Style {
         dim: isize,
         /// The placement of the result; by default it is left as it is.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        output: Option<Along>,
+        output: Option<PlanPlacement>,
     },
     /// Placements of the input.
     PrepareInput(Axes),
@@ -79,11 +79,11 @@ pub struct Split {
     /// The placement of the input; by default it fans out column-wise, and is sharded in its features
     /// row-wise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub input: Option<Along>,
+    pub input: Option<PlanPlacement>,
     /// The placement of the result; by default it stays as it is column-wise, and is replicated
     /// row-wise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub output: Option<Along>,
+    pub output: Option<PlanPlacement>,
 }
 
 impl Style {
@@ -121,10 +121,10 @@ impl Split {
 /// # Example
 /// The columns of a table, by a style for any kind of layer:
 /// ```
-/// use halocline_core::Along;
+/// use halocline_core::PlanPlacement;
 /// use halocline_models::parallel::{Axes, Placed, Plan, Style};
 ///
-/// let columns = Axes::from([("tensor".into(), Along::Shard(1))]);
+/// let columns = Axes::from([("tensor".into(), PlanPlacement::Shard(1))]);
 /// let placed = Placed {
 ///     parameters: [("table".into(), columns)].into(),
 ///     ..Placed::default()
@@ -183,12 +183,12 @@ impl Style {
     }
 
     /// [`PrepareInput`](Self::PrepareInput) along one axis.
-    pub fn prepare_input(axis: &str, along: Along) -> Self {
+    pub fn prepare_input(axis: &str, along: PlanPlacement) -> Self {
         Self::PrepareInput([(axis.into(), along)].into())
     }
 
     /// [`PrepareOutput`](Self::PrepareOutput) along one axis.
-    pub fn prepare_output(axis: &str, along: Along) -> Self {
+    pub fn prepare_output(axis: &str, along: PlanPlacement) -> Self {
         Self::PrepareOutput([(axis.into(), along)].into())
     }
 
@@ -211,7 +211,7 @@ impl Style {
     /// # Panics
     /// Panics for a style that has no axis of its own.
     #[must_use]
-    pub fn with_output(mut self, along: Along) -> Self {
+    pub fn with_output(mut self, along: PlanPlacement) -> Self {
         match &mut self {
             Self::Colwise(split) | Self::Rowwise(split) => split.output = Some(along),
             Self::SequenceParallel { output, .. } => *output = Some(along),
@@ -225,7 +225,7 @@ impl Style {
     /// # Panics
     /// Panics for a style other than column-wise and row-wise.
     #[must_use]
-    pub fn with_input(mut self, along: Along) -> Self {
+    pub fn with_input(mut self, along: PlanPlacement) -> Self {
         match &mut self {
             Self::Colwise(split) | Self::Rowwise(split) => split.input = Some(along),
             other => panic!("with_input: {other:?} says it already"),
@@ -247,7 +247,7 @@ impl Style {
                 output,
             }) => {
                 let features = Features::of(kind, path, "colwise")?;
-                let fan = (features.takes_gradient).then_some(Along::Fan);
+                let fan = (features.takes_gradient).then_some(PlanPlacement::Fan);
                 Placed {
                     parameters: features.sharded(axis, features.columns),
                     unit: *unit,
@@ -273,11 +273,11 @@ impl Style {
                         .or(sharded)
                         .map(|input| along(axis, input))
                         .unwrap_or_default(),
-                    output: along(axis, output.unwrap_or(Along::Replicate)),
+                    output: along(axis, output.unwrap_or(PlanPlacement::Replicate)),
                 }
             }
             Self::SequenceParallel { axis, dim, output } => Placed {
-                input: along(axis, Along::Shard(*dim)),
+                input: along(axis, PlanPlacement::Shard(*dim)),
                 output: output.map(|output| along(axis, output)).unwrap_or_default(),
                 ..Placed::default()
             },
@@ -318,7 +318,7 @@ struct Features {
     /// Dims of parameters that number inputs.
     rows: &'static [(&'static str, isize)],
     /// The dim of input and result.
-    dim: Along,
+    dim: PlanPlacement,
     /// Whether the input has gradients; indices have none.
     takes_gradient: bool,
 }
@@ -329,25 +329,25 @@ impl Features {
             "Linear" => Self {
                 columns: &[("weight", 1), ("bias", 0)],
                 rows: &[("weight", 0)],
-                dim: Along::Shard(-1),
+                dim: PlanPlacement::Shard(-1),
                 takes_gradient: true,
             },
             "Embedding" => Self {
                 columns: &[("weight", 1)],
                 rows: &[("weight", 0)],
-                dim: Along::Shard(-1),
+                dim: PlanPlacement::Shard(-1),
                 takes_gradient: false,
             },
             "Conv1d" | "Conv2d" | "Conv3d" => Self {
                 columns: &[("weight", 0), ("bias", 0)],
                 rows: &[("weight", 1)],
-                dim: Along::Shard(1),
+                dim: PlanPlacement::Shard(1),
                 takes_gradient: true,
             },
             kind if is_spectral(kind) => Self {
                 columns: &[("weight", 1)],
                 rows: &[("weight", 0)],
-                dim: Along::Shard(1),
+                dim: PlanPlacement::Shard(1),
                 takes_gradient: true,
             },
             _ => {
@@ -361,7 +361,7 @@ impl Features {
 
     fn sharded(&self, axis: &str, dims: &[(&'static str, isize)]) -> BTreeMap<String, Axes> {
         let shard = |(name, dim): &(&str, isize)| {
-            let axes = Axes::from([(axis.to_string(), Along::Shard(*dim))]);
+            let axes = Axes::from([(axis.to_string(), PlanPlacement::Shard(*dim))]);
             (name.to_string(), axes)
         };
         dims.iter().map(shard).collect()

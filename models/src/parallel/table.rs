@@ -89,8 +89,11 @@ impl ResolvedPlan {
             for axis in &parameter.unstored {
                 write!(f, "  {}: not stored", names[*axis])?;
             }
-            let crossing = &parameter.crossing;
-            for (side, along) in [("input", &crossing.input), ("output", &crossing.output)] {
+            let layer_placements = &parameter.layer_placements;
+            for (side, along) in [
+                ("input", &layer_placements.input),
+                ("output", &layer_placements.output),
+            ] {
                 for (axis, along) in along {
                     write!(f, "  {side} {}: {along}", names[*axis])?;
                 }

@@ -1,7 +1,7 @@
 //! Plans for models of burn.
 
 use burn::nn::transformer::TransformerEncoderConfig;
-use halocline_core::Along;
+use halocline_core::PlanPlacement;
 
 use super::plan::Plan;
 use super::style::Style;
@@ -39,7 +39,7 @@ pub fn transformer_encoder(config: &TransformerEncoderConfig, path: &str, axis: 
 /// assert!(plan.to_toml().contains("sequence_parallel"));
 /// ```
 pub fn sequence_parallel(config: &TransformerEncoderConfig, path: &str, axis: &str) -> Plan {
-    let [attention, feed_forward] = styles(config, path, axis, Some(Along::Shard(1)));
+    let [attention, feed_forward] = styles(config, path, axis, Some(PlanPlacement::Shard(1)));
     let norms = within(path, "layers.*.norm_*");
     attention
         .and(&feed_forward)
@@ -50,7 +50,7 @@ fn styles(
     config: &TransformerEncoderConfig,
     path: &str,
     axis: &str,
-    output: Option<Along>,
+    output: Option<PlanPlacement>,
 ) -> [Plan; 2] {
     let width = config.d_model / config.n_heads;
     let rowwise = || match output {

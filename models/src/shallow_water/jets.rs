@@ -138,10 +138,7 @@ impl Jet {
         const VORTICES: usize = 5;
         const NUMBERS: usize = 1 + 2 * (3 + 4 * VORTICES);
         let shape = [states, NUMBERS];
-        let unit = Distribution::Uniform {
-            low: 0.0,
-            high: 1.0,
-        };
+        let unit = Distribution::Uniform(0.0, 1.0);
         let numbers = key.fill(unit, &shape, &IndexBox::whole(&shape));
         let jet = |numbers: &[f32]| {
             let mut numbers = numbers.iter().map(|&number| f64::from(number));

@@ -1,7 +1,7 @@
 use std::f64::consts::{FRAC_PI_2, FRAC_PI_4};
 
 use burn::tensor::DType;
-use halocline_core::{Launcher, LocalGradient, RandomKey, ReduceOp, Replicate, Result, World};
+use halocline_core::{Launcher, RandomKey, ReduceOp, Replicate, Result, World};
 
 use super::*;
 
@@ -65,9 +65,7 @@ fn worst(numbers: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn values(state: &ShardTensor<4>) -> Vec<f64> {
-    let whole = state
-        .full_tensor(LocalGradient::Replicated)
-        .cast(DType::F64);
+    let whole = state.full_tensor().cast(DType::F64);
     whole.into_data().try_to_vec().unwrap()
 }
 
@@ -475,8 +473,7 @@ fn misuse_is_told() {
             assert!(model.mass(&foreign).is_err());
             let state = model.initial(Case::RossbyHaurwitz)?;
             let double = state.local().clone().cast(DType::F64);
-            let double =
-                ShardTensor::from_local(double, state.layout(), &mesh, LocalGradient::Replicated)?;
+            let double = ShardTensor::from_local(double, state.layout(), &mesh)?;
             let error = model.step(&double, 1.0).unwrap_err().to_string();
             assert!(
                 error.contains("of F64") && error.contains("of F32"),

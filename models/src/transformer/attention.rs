@@ -131,7 +131,7 @@ macro_rules! neighborhood_attention {
             }
 
             /// Keys and values of the tokens, on the mesh of a field.
-            fn tokens_beside<X: Field<$e>>(&self, field: &X) -> Option<[Rank<X, 4>; 2]> {
+            fn tokens_beside<X: Field<$e>>(&self, field: &X) -> Option<[WithDims<X, 4>; 2]> {
                 let tokens = self.tokens.first_chunk()?;
                 Some(tokens.each_ref().map(|tokens| field.beside(tokens)))
             }
@@ -139,14 +139,14 @@ macro_rules! neighborhood_attention {
             fn attend<X: Field<$d>>(
                 &self,
                 x: X,
-                attention: impl FnOnce([Rank<X, $e>; 3]) -> Rank<X, $e>,
+                attention: impl FnOnce([WithDims<X, $e>; 3]) -> WithDims<X, $e>,
             ) -> X {
                 let [heads, key_heads] = self.heads;
                 let (shared, y) = (heads / key_heads, x.apply(&self.query_key_value));
-                let of_head = y.global_dims()[$d - 1] / key_heads;
+                let of_head = y.dims()[$d - 1] / key_heads;
                 let width = of_head / (shared + 2);
                 let y = y.unflatten::<$e>($d - 1, &[key_heads, of_head]);
-                let parts = y.split_sizes(&[shared * width, width, width], $d);
+                let parts = y.split_with_sizes(&[shared * width, width, width], $d);
                 let [mut q, mut k, v] = parts.try_into().ok().expect("three parts");
                 if shared > 1 {
                     let columns = q.flatten::<$d>($d - 1, $d);

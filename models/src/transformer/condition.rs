@@ -122,7 +122,7 @@ impl Modulation {
     pub fn modulate<X: Field<4>>(
         &self,
         x: X,
-        condition: Rank<X, 2>,
+        condition: WithDims<X, 2>,
         block: impl FnOnce(X) -> X,
     ) -> X {
         let all = condition.silu().apply(&self.linear);

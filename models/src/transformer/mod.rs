@@ -12,7 +12,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Tensor};
-use halocline_core::{Along, Boundary, Halos};
+use halocline_core::{Boundary, Halos, PlanPlacement};
 use halocline_ops::prelude::*;
 
 use crate::parallel::{Axes, Placed, Plan, Style};
@@ -232,7 +232,7 @@ impl FieldTransformerConfig {
     /// ```
     pub fn tensor_parallel(&self, axis: &str) -> Plan {
         let width = self.d_model / self.heads;
-        let tokens = || Axes::from([(axis.to_string(), Along::Shard(2))]);
+        let tokens = || Axes::from([(axis.to_string(), PlanPlacement::Shard(2))]);
         let plan = Plan::default()
             .with_layer(
                 "blocks.*.attention.query_key_value",
@@ -256,7 +256,7 @@ impl FieldTransformerConfig {
 }
 
 impl Block {
-    fn forward<X: Field<4>>(&self, x: X, condition: Option<&Rank<X, 2>>) -> X {
+    fn forward<X: Field<4>>(&self, x: X, condition: Option<&WithDims<X, 2>>) -> X {
         let x = self.half(0, x, condition, |x| match self.dense {
             true => self.attention.forward_to_all(x),
             false => self.attention.forward(x),
@@ -280,7 +280,7 @@ impl Block {
         &self,
         which: usize,
         x: X,
-        condition: Option<&Rank<X, 2>>,
+        condition: Option<&WithDims<X, 2>>,
         function: impl FnOnce(X) -> X,
     ) -> X {
         match condition {
@@ -314,7 +314,7 @@ impl FieldTransformer {
     /// let y = model.forward_with(x, hours.apply(&embedding));
     /// assert_eq!(y.dims(), [2, 1, 8, 12]);
     /// ```
-    pub fn forward_with<X: Field<4>>(&self, x: X, condition: Rank<X, 2>) -> X {
+    pub fn forward_with<X: Field<4>>(&self, x: X, condition: WithDims<X, 2>) -> X {
         let modulated = self
             .blocks
             .iter()
@@ -326,7 +326,7 @@ impl FieldTransformer {
         self.forecast(x, Some(&condition))
     }
 
-    fn forecast<X: Field<4>>(&self, x: X, condition: Option<&Rank<X, 2>>) -> X {
+    fn forecast<X: Field<4>>(&self, x: X, condition: Option<&WithDims<X, 2>>) -> X {
         let oldest = (self.history - 1) * self.variables;
         let state = x.clone().narrow(1, oldest, self.variables); // [batch, variables, lat, lon]
         let condition = condition.map(|condition| computed(condition.clone(), &self.scale));

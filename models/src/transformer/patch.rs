@@ -61,7 +61,7 @@ impl<X: Field<4>> Layer<X> for PatchEmbedding2d {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let shape = x.global_dims();
+        let shape = x.dims();
         let padding = |dim: usize| {
             let (size, patch) = (shape[dim + 2], self.conv.kernel_size[dim]);
             Padding::zeros(0, size.div_ceil(patch) * patch - size).with_boundary(self.boundary[dim])
@@ -121,10 +121,10 @@ impl PatchRecovery2dConfig {
 impl PatchRecovery2d {
     /// The field of patches, with the size and the shards of `field`.
     pub fn recover<X: Field<4>>(&self, patches: X, field: &X) -> X {
-        let [_, _, lat, lon] = field.global_dims();
+        let [_, _, lat, lon] = field.dims();
         let y = patches.apply(&self.linear);
         let [rows, columns] = self.patch;
-        let channels = y.global_dims()[3] / (rows * columns);
+        let channels = y.dims()[3] / (rows * columns);
         // [batch, lat, lon, channels, rows, columns] → [batch, channels, lat, rows, lon, columns]
         let y = y.unflatten::<6>(3, &[channels, rows, columns]);
         let y = y

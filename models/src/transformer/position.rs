@@ -90,7 +90,7 @@ impl<X: Field<4>> Layer<X> for SinusoidalPosition2d {
     /// # Panics
     /// Panics for channels that are not a multiple of 4.
     fn forward(&self, x: X) -> X {
-        let [_, lat, lon, channels] = x.global_dims();
+        let [_, lat, lon, channels] = x.dims();
         assert!(
             channels.is_multiple_of(4),
             "SinusoidalPosition2d: {channels} channels, expected a multiple of 4"
@@ -172,7 +172,7 @@ impl<X: Field<4>> Layer<X> for SphericalPosition {
 
     fn forward(&self, x: X) -> X {
         use std::f64::consts::{PI, TAU};
-        let [_, lat, lon, _] = x.global_dims();
+        let [_, lat, lon, _] = x.dims();
         let [harmonics, _] = self.by_latitude.dims();
         let colatitude = |row: usize| PI * (row as f64 + 0.5) / lat as f64;
         let rows = (0..lat).flat_map(|row| {

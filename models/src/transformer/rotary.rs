@@ -57,7 +57,7 @@ impl Rotary {
     /// Panics for another number of spatial dims, and for a width that is not a multiple of twice their number.
     #[must_use]
     pub fn rotated<const D: usize, X: Field<D>>(&self, x: X) -> X {
-        let (shape, spatial) = (x.global_dims(), self.periodic.len());
+        let (shape, spatial) = (x.dims(), self.periodic.len());
         let width = shape[D - 1];
         assert!(
             D == spatial + 3 && width.is_multiple_of(2 * spatial),

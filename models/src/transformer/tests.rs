@@ -1,6 +1,6 @@
 use burn::module::Param;
 use burn::tensor::{Device, Tensor, TensorData};
-use halocline_core::{Launcher, LocalGradient, Placement, Shard, ShardTensor, Traffic};
+use halocline_core::{Launcher, Placement, Shard, ShardTensor, Traffic};
 use halocline_ops::testing::{compare, random};
 
 use super::*;
@@ -54,8 +54,8 @@ fn run(
             let gradients = (y.clone() * weights).sum().backward();
             let gradient = x.grad(&gradients).expect("a gradient");
             let mut found = vec![
-                y.full_tensor(LocalGradient::Replicated).into_data(),
-                gradient.full_tensor(LocalGradient::Replicated).into_data(),
+                y.full_tensor().into_data(),
+                gradient.full_tensor().into_data(),
             ];
             if config.condition > 0 {
                 let of_condition = embedding.first.weight.val().grad(&gradients);
@@ -159,7 +159,7 @@ fn traffic(config: &FieldTransformerConfig) -> Vec<[u64; 3]> {
         let y = x.clone().apply(&model);
         let forward = sent();
         // Without a sum over ranks.
-        y.into_parts().0.sum().backward();
+        y.into_local().sum().backward();
         Ok([plan.bytes_sent() as u64, forward, sent()])
     });
     found.unwrap()
@@ -230,7 +230,7 @@ fn positions_are_those_of_the_whole_field() {
             let y = y.apply(&sphere);
             let gradients = (y.clone() * y.clone()).sum().backward();
             Ok([
-                y.full_tensor(LocalGradient::Replicated).into_data(),
+                y.full_tensor().into_data(),
                 learned
                     .vectors
                     .val()
@@ -276,8 +276,7 @@ fn layers_of_one_and_three_dims_may_be_sharded() {
                     let y = x.clone().apply(&layer);
                     let gradients = (y.clone() * y.clone()).sum().backward();
                     let gradient = x.grad(&gradients).expect("a gradient");
-                    let whole =
-                        [y, gradient].map(|x| x.full_tensor(LocalGradient::Replicated).into_data());
+                    let whole = [y, gradient].map(|x| x.full_tensor().into_data());
                     Ok(whole.to_vec())
                 });
             found.unwrap()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor, TensorData};
-use halocline_core::{LocalGradient, ParamShard, ShardTensor, param_shards};
+use halocline_core::{ParamShard, ShardTensor, param_shards};
 
 /// Tensors by path.
 pub(crate) type Named = Vec<(String, TensorData)>;
@@ -35,7 +35,7 @@ pub(crate) fn whole_gradients<M: Module>(model: &M, gradients: &Gradients) -> Na
                 Some(shard) => {
                     let (layout, mesh) = (shard.layout().clone(), shard.mesh().clone());
                     let gradient = ShardTensor::from_parts(gradient, layout, mesh);
-                    gradient.full_tensor(LocalGradient::Replicated)
+                    gradient.full_tensor()
                 }
             };
             self.found.push((path, whole.into_data()));

@@ -25,7 +25,7 @@ use crate::rearrange::{RearrangeField, distribute_beside, reshape};
 /// use halocline_ops::activation::prelu;
 ///
 /// let x = ShardTensor::solo(Tensor::<2>::from([[-2.0, -2.0], [1.0, 3.0]]));
-/// let y = prelu(x, Tensor::<1>::from([0.5, 0.25]))?.into_parts().0;
+/// let y = prelu(x, Tensor::<1>::from([0.5, 0.25]))?.into_local();
 /// y.into_data().assert_eq(&[[-1.0_f32, -0.5], [1.0, 3.0]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -74,7 +74,7 @@ pub fn prelu<const D: usize>(
 /// use halocline_ops::activation::glu;
 ///
 /// let x = ShardTensor::solo(Tensor::<2>::from([[4.0, 6.0, 0.0, 0.0]]));
-/// let y = glu(x, 1)?.into_parts().0;
+/// let y = glu(x, 1)?.into_local();
 /// y.into_data().assert_eq(&[[2.0_f32, 3.0]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```

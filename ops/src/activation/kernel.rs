@@ -16,7 +16,7 @@ use crate::kernel::simd::{Element, Isa};
 /// use halocline_ops::{Activation, activation::activation};
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::from([0.0]));
-/// let y = activation("silu", Activation::Silu, x)?.into_parts().0;
+/// let y = activation("silu", Activation::Silu, x)?.into_local();
 /// assert_eq!(y.into_scalar::<f32>(), 0.0);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```

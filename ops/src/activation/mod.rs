@@ -37,7 +37,7 @@ pub use kernel::Activation;
 /// use halocline_ops::activation::activation;
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::from([-1.0, 2.0]));
-/// let y = activation("relu", Activation::Relu, x)?.into_parts().0;
+/// let y = activation("relu", Activation::Relu, x)?.into_local();
 /// y.into_data().assert_eq(&[0.0_f32, 2.0].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```

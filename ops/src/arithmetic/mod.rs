@@ -33,7 +33,7 @@ use kernel::Rows;
 /// use halocline_ops::arithmetic::addcmul;
 ///
 /// let [x, y] = [1.0, 2.0].map(|value| ShardTensor::solo(Tensor::<2>::full([2, 3], value, &Default::default())));
-/// let z = addcmul(x, y, Tensor::<2>::from([[0.5], [-0.5]]))?.into_parts().0;
+/// let z = addcmul(x, y, Tensor::<2>::from([[0.5], [-0.5]]))?.into_local();
 /// z.into_data().assert_eq(&[[2.0_f32; 3], [0.0; 3]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -58,7 +58,7 @@ pub fn addcmul<const D: usize>(
     Error::catch(|| match dims {
         Some(dims) => {
             let scale = part_beside(scale, &y, NAME);
-            let (x, (y, layout, mesh)) = (x.into_parts().0, y.into_parts());
+            let (x, (y, layout, mesh)) = (x.into_local(), y.into_parts());
             let inputs = [x, y, scale].map(Tensor::into_dispatch);
             let sum = Tensor::from_dispatch(ops::apply(AddScaled { dims }, inputs));
             ShardTensor::from_parts(sum, layout, mesh)

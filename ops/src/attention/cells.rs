@@ -70,7 +70,7 @@ pub fn cell_attention<const D: usize>(
 ///     [token(0.0), token(5.0)],
 ///     &AttentionOptions::default(),
 /// )?;
-/// assert_eq!(y.into_parts().0.into_data().iter::<f32>().next(), Some(2.0));
+/// assert_eq!(y.into_local().into_data().iter::<f32>().next(), Some(2.0));
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn cell_attention_with_tokens<const D: usize>(
@@ -136,7 +136,7 @@ fn check<const D: usize>(
 /// The cells of a field of this layout, but for the width.
 fn cells<const D: usize>(y: ShardTensor<4>, layout: &Layout, mesh: &DeviceMesh) -> ShardTensor<D> {
     let layout = with_width(layout, y.dims()[3]);
-    let local = reshape(y.into_parts().0, layout.local_shape(mesh.position()));
+    let local = reshape(y.into_local(), layout.local_shape(mesh.position()));
     ShardTensor::from_parts(local, layout, mesh.clone())
 }
 

@@ -1,9 +1,7 @@
 //! Identities between attentions, on random shapes and meshes.
 
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{
-    DeviceMesh, Launcher, Layout, LocalGradient, Placement, Result, Shard, ShardTensor,
-};
+use halocline_core::{DeviceMesh, Launcher, Layout, Placement, Result, Shard, ShardTensor};
 use proptest::prelude::*;
 
 use super::*;
@@ -55,7 +53,7 @@ fn on_ranks<const D: usize>(
             cut(k, &mesh, cuts)?,
             cut(v, &mesh, cuts)?,
         ])?;
-        Ok(y.full_tensor(LocalGradient::Replicated).into_data())
+        Ok(y.full_tensor().into_data())
     });
     found.unwrap().remove(0)
 }
@@ -122,7 +120,7 @@ fn on_planes<const D: usize, const N: usize>(
         };
         let [q, k, v] = fields;
         let y = neighborhood_attention_with_lse(shard(q)?, shard(k)?, shard(v)?, options)?;
-        let whole = |x: ShardTensor<D>| x.full_tensor(LocalGradient::Replicated).into_data();
+        let whole = |x: ShardTensor<D>| x.full_tensor().into_data();
         Ok([whole(y.output), whole(y.lse)])
     });
     found.unwrap().remove(0)
@@ -207,7 +205,7 @@ proptest! {
         let dense = scaled_dot_product_attention_with_lse(q, k, v, &AttentionOptions::default()).unwrap();
         let found = on_planes(&fields, cuts.each_ref(), &NeighborhoodOptions::new([rows, columns]));
         for (found, expected) in found.into_iter().zip([dense.output, dense.lse]) {
-            let expected = expected.into_parts().0;
+            let expected = expected.into_local();
             let shape = expected.dims();
             assert_same(&TensorData::new(found.try_into_vec::<f32>().unwrap(), shape), &expected);
         }
@@ -233,7 +231,7 @@ proptest! {
             let expected = neighborhood_attention_with_lse(whole_q, whole_k, whole_v, options).unwrap();
             let found = on_planes(&[q, k, v], cuts, options);
             for (found, expected) in found.iter().zip([expected.output, expected.lse]) {
-                let off = difference(found, &expected.into_parts().0.into_data());
+                let off = difference(found, &expected.into_local().into_data());
                 assert!(off < 5e-6, "{options:?}: {off:e}");
             }
         }
@@ -271,7 +269,7 @@ proptest! {
                 start += part;
             }
             let merged = Attended::merge(merged).output;
-            Ok(merged.full_tensor(LocalGradient::Replicated).into_data())
+            Ok(merged.full_tensor().into_data())
         });
         assert_same(&found.unwrap()[0], &y);
     }
@@ -310,7 +308,7 @@ proptest! {
             let gradients = (y.clone() * y.clone()).sum().backward();
             let mut found = vec![y];
             found.extend([q, k, v, tk, tv].map(|leaf| leaf.grad(&gradients).expect("a gradient")));
-            let whole = found.into_iter().map(|x| x.full_tensor(LocalGradient::Replicated).into_data());
+            let whole = found.into_iter().map(|x| x.full_tensor().into_data());
             Ok(whole.collect::<Vec<_>>())
         });
         crate::testing::compare(&found.unwrap()[0], &expected, 1e-5, "tokens");
@@ -365,9 +363,9 @@ fn tokens_are_keys_of_every_cell() {
         let gradients = (y.clone() * y.clone()).sum().backward();
         let cells = [q, k, v].map(|leaf| leaf.grad(&gradients).expect("a gradient"));
         let tokens = [tk, tv].map(|leaf| leaf.grad(&gradients).expect("a gradient"));
-        let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
-        found.extend(cells.map(|x| x.full_tensor(LocalGradient::Replicated).into_data()));
-        found.extend(tokens.map(|x| x.full_tensor(LocalGradient::Replicated).into_data()));
+        let mut found = vec![y.full_tensor().into_data()];
+        found.extend(cells.map(|x| x.full_tensor().into_data()));
+        found.extend(tokens.map(|x| x.full_tensor().into_data()));
         Ok(found)
     });
     for found in found.unwrap() {
@@ -393,10 +391,10 @@ fn tokens_of_one_sample_serve_all_samples() {
             let fields = [shard(&q)?, shard(&k)?, shard(&v)?];
             let y = neighborhood_attention_with_tokens(fields, tokens.clone(), &options)?;
             let gradients = (y.clone() * y.clone()).sum().backward();
-            let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+            let mut found = vec![y.full_tensor().into_data()];
             for leaf in tokens {
                 let gradient = leaf.grad(&gradients).expect("a gradient");
-                found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
+                found.push(gradient.full_tensor().into_data());
             }
             Ok(found)
         });

@@ -5,10 +5,10 @@ use burn::nn::attention::MultiHeadAttention;
 use burn::nn::transformer::{PositionWiseFeedForward, TransformerEncoder, TransformerEncoderLayer};
 
 use super::{AttentionOptions, DenseAttentionField};
-use crate::crossing::enter;
 use crate::dropout::{dropout_of, training_key};
-use crate::field::{Field, Rank, run};
+use crate::field::{Field, WithDims, run};
 use crate::layer::Layer;
+use crate::layer_placements::enter;
 use crate::layers::layers;
 use crate::matmul::activation_of;
 use crate::norm::layer_norm_of;
@@ -44,7 +44,7 @@ pub fn multi_head_attention<X: Field<3>>(
     value: X,
     options: AttentionOptions,
 ) -> X {
-    let heads = |x: X, linear: &Linear| -> Rank<X, 4> {
+    let heads = |x: X, linear: &Linear| -> WithDims<X, 4> {
         x.apply(linear)
             .unflatten::<4>(2, &[module.n_heads, module.d_k])
     };
@@ -176,7 +176,7 @@ mod tests {
     use burn::nn::attention::{MhaInput, MultiHeadAttentionConfig};
     use burn::nn::transformer::{TransformerEncoderConfig, TransformerEncoderInput};
     use burn::tensor::{Bool, Tensor};
-    use halocline_core::{Launcher, LocalGradient, Replicate, Shard, ShardTensor};
+    use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
 
     use super::*;
     use crate::layer::{Apply, PlanOf};
@@ -223,7 +223,7 @@ mod tests {
                 let options = AttentionOptions::default().with_key_padding(padding);
                 let [q, k, v] = [shard.clone(), shard.clone(), shard];
                 let y = multi_head_attention(&mha, q, k, v, options);
-                Ok(y.full_tensor(LocalGradient::Replicated).into_data())
+                Ok(y.full_tensor().into_data())
             });
             for found in found.unwrap() {
                 let off = difference(&found, &burns.clone().into_data());
@@ -255,8 +255,8 @@ mod tests {
                 let weight = &encoder.layers[0].mha.key.weight;
                 let weight = weight.val().grad(&gradients).expect("a gradient");
                 Ok([
-                    y.full_tensor(LocalGradient::Replicated).into_data(),
-                    gradient.full_tensor(LocalGradient::Replicated).into_data(),
+                    y.full_tensor().into_data(),
+                    gradient.full_tensor().into_data(),
                     weight.into_data(),
                 ])
             });

@@ -169,10 +169,7 @@ fn the_plan_of_attention_lists_its_ring() {
 fn sent(wanted: [bool; 3], options: AttentionOptions) -> Vec<[u64; 2]> {
     let found = Launcher::local(3).check(false).collect(|world| {
         let mesh = world.mesh([("tokens", 3)])?;
-        let normal = Distribution::Normal {
-            mean: 0.0,
-            std: 1.0,
-        };
+        let normal = Distribution::Normal(0.0, 1.0);
         // Values are three times as wide.
         let shapes = [[1, 6, 1, 2], [1, 6, 1, 2], [1, 6, 1, 6]];
         let mut leaves = Vec::new();
@@ -185,7 +182,7 @@ fn sent(wanted: [bool; 3], options: AttentionOptions) -> Vec<[u64; 2]> {
         let before = world.comm_stats();
         let [q, k, v] = [0, 1, 2].map(|input: usize| leaves[input].clone());
         let y = scaled_dot_product_attention(q, k, v, &options)?;
-        let gradients = y.into_parts().0.sum().backward();
+        let gradients = y.into_local().sum().backward();
         for (leaf, wanted) in leaves.iter().zip(wanted) {
             assert_eq!(leaf.grad(&gradients).is_some(), wanted);
         }
@@ -254,7 +251,7 @@ fn received<const D: usize>(
         };
         let before = counted();
         let y = program(leaves)?;
-        y.into_parts().0.sum().backward();
+        y.into_local().sum().backward();
         let after = counted();
         Ok([after[0] - before[0], after[1] - before[1]])
     });
@@ -370,7 +367,7 @@ fn queries_within_the_shard_are_computed_while_keys_travel() {
         let field = || field().map(ShardTensor::require_grad);
         let options = NeighborhoodOptions::new([5]);
         let y = neighborhood_attention(field()?, field()?, field()?, &options)?;
-        y.into_parts().0.sum().backward();
+        y.into_local().sum().backward();
         Ok(())
     });
     let name = "na1d";
@@ -386,7 +383,7 @@ fn a_block_is_computed_with_while_the_next_one_travels() {
         let tokens = || tokens().map(ShardTensor::require_grad);
         let options = AttentionOptions::default();
         let y = scaled_dot_product_attention(tokens()?, tokens()?, tokens()?, &options)?;
-        y.into_parts().0.sum().backward();
+        y.into_local().sum().backward();
         Ok(())
     });
     let (name, work) = ("scaled_dot_product_attention", "attention to a block");

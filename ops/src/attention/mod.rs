@@ -37,7 +37,7 @@ pub use neighborhood::{
 };
 pub use rotary::rotary;
 
-use crate::field::{Field, Rank, run};
+use crate::field::{Field, WithDims, run};
 use halocline_core::OrRaise;
 
 /// Attention as a method.
@@ -113,7 +113,7 @@ pub trait AttentionField<const D: usize>: Field<D> {
         self,
         keys: Self,
         values: Self,
-        tokens: [Rank<Self, 4>; 2],
+        tokens: [WithDims<Self, 4>; 2],
         options: &AttentionOptions,
     ) -> Self {
         let (k, v) = (keys.into_shard(), values.into_shard());
@@ -174,7 +174,7 @@ pub trait AttentionField<const D: usize>: Field<D> {
         self,
         keys: Self,
         values: Self,
-        tokens: [Rank<Self, 4>; 2],
+        tokens: [WithDims<Self, 4>; 2],
         options: &NeighborhoodOptions<N>,
     ) -> Self {
         let (k, v) = (keys.into_shard(), values.into_shard());

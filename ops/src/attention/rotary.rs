@@ -44,7 +44,7 @@ const TASK: usize = 1 << 14;
 /// let x = ShardTensor::solo(Tensor::<4>::from([[[[1.0, 0.0]], [[1.0, 0.0]]]]));
 /// let y = rotary(x, &[vec![std::f64::consts::FRAC_PI_2]])?;
 /// let expected = Tensor::<4>::from([[[[1.0, 0.0]], [[0.0, 1.0]]]]);
-/// assert!((y.into_parts().0 - expected).abs().max().into_scalar::<f32>() < 1e-6);
+/// assert!((y.into_local() - expected).abs().max().into_scalar::<f32>() < 1e-6);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn rotary<const D: usize>(x: ShardTensor<D>, angles: &[Vec<f64>]) -> Result<ShardTensor<D>> {

@@ -67,7 +67,7 @@ pub(super) fn attention<const D: usize>(
     let dtype = q.dtype();
     let shape = q.dims();
     let of_samples = |tensor: ShardTensor<4>| -> Result<Tensor<4>> {
-        let tensor = tensor.into_parts().0;
+        let tensor = tensor.into_local();
         if batch > 1 {
             return Ok(tensor);
         }

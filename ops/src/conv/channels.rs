@@ -9,7 +9,7 @@ use halocline_core::{
 };
 
 use super::{ConvOptions, run_conv};
-use crate::crossing::{enter, leave, leave_with_bias, with_extents_of};
+use crate::layer_placements::{enter, leave, leave_with_bias, with_extents_of};
 use crate::operand::Operand;
 use crate::rearrange::cat;
 
@@ -123,15 +123,15 @@ impl Channels {
         let axes = |operand| self.pairing.fan_out(operand);
         let (mesh, other) = (x.mesh(), x.local());
         Error::catch(|| {
-            let weight = fan_out_beside(weight.into_parts().0, other, mesh, axes(1), operator);
-            let bias = bias
-                .map(|bias| fan_out_beside(bias.into_parts().0, other, mesh, axes(2), operator));
+            let weight = fan_out_beside(weight.into_local(), other, mesh, axes(1), operator);
+            let bias =
+                bias.map(|bias| fan_out_beside(bias.into_local(), other, mesh, axes(2), operator));
             (weight, bias)
         })
     }
 }
 
-/// Convolves by the parameters of a module, between the crossings of its plan.
+/// Convolves by the parameters of a module, between the layer placements of its plan.
 pub(super) fn apply<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     weight: &Param<Tensor<D>>,
@@ -284,8 +284,7 @@ fn in_units(operator: &str, layout: &Layout, dim: usize, unit: usize) -> Result<
 mod tests {
     use burn::tensor::TensorData;
     use halocline_core::{
-        Boundary, Fan, Launcher, Layout, LocalGradient, Placement, Replicate, Result, Shard,
-        ShardTensor, World,
+        Boundary, Fan, Launcher, Layout, Placement, Replicate, Result, Shard, ShardTensor, World,
     };
 
     use crate::conv::{ConvOptions, conv};
@@ -349,7 +348,7 @@ mod tests {
         let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
         let gradients = (y.clone() * cotangent).sum().backward();
         fn whole<const D: usize>(shard: ShardTensor<D>) -> TensorData {
-            shard.full_tensor(LocalGradient::Replicated).into_data()
+            shard.full_tensor().into_data()
         }
         let mut found = vec![whole(y)];
         found.push(whole(x.grad(&gradients).expect("a gradient")));

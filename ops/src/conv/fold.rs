@@ -10,7 +10,7 @@ use super::patches::{Patches, Way};
 use super::transposed::{ConvTransposeOptions, plan};
 use super::unfold::{check, of_case, options, windows};
 use crate::driver::empty::fill_empty;
-use crate::field::{Field, Rank, run};
+use crate::field::{Field, WithDims, run};
 use crate::golden::{Dims, Golden, Output, output};
 use crate::layer::Layer;
 use crate::precision::{cast, cast_shard, wider};
@@ -112,10 +112,10 @@ pub fn fold<const D: usize, const N: usize>(
 }
 
 impl<X: Field<3>> Layer<X> for Fold4d {
-    type Output = Rank<X, 4>;
+    type Output = WithDims<X, 4>;
 
     #[track_caller]
-    fn forward(&self, x: X) -> Rank<X, 4> {
+    fn forward(&self, x: X) -> WithDims<X, 4> {
         let options = options(self.stride, self.dilation, self.padding);
         run(x, |x| {
             let windows = windows(self.kernel_size, &options)

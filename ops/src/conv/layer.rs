@@ -14,7 +14,7 @@ macro_rules! conv_layer {
             #[track_caller]
             fn forward(&self, x: X) -> X {
                 let (kernel, stride) = ($array(self.kernel_size), $array(self.stride));
-                let padding = self.padding.padding(&x.global_dims()[2..], kernel, stride);
+                let padding = self.padding.padding(&x.dims()[2..], kernel, stride);
                 let options = ConvOptions::default()
                     .with_stride(stride)
                     .with_dilation($array(self.dilation))

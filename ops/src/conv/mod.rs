@@ -150,7 +150,7 @@ impl<const N: usize> ConvOptions<N> {
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_core::{Boundary, Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Boundary, Launcher, Shard, ShardTensor};
 /// use halocline_ops::conv::conv;
 /// use halocline_ops::{ConvOptions, Padding};
 ///
@@ -159,7 +159,7 @@ impl<const N: usize> ConvOptions<N> {
 ///     let x = ShardTensor::<3>::ones([1, 1, 5], &mesh, &[Shard(2)])?;
 ///     let weight = Tensor::<3>::ones([1, 1, 3], world.device());
 ///     let options = ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic)]);
-///     let y = conv(x, weight, None, &options)?.full_tensor(LocalGradient::Replicated);
+///     let y = conv(x, weight, None, &options)?.full_tensor();
 ///     y.into_data().assert_eq(&[[[3.0_f32; 5]]].into(), true);
 ///     Ok(())
 /// })?;
@@ -190,7 +190,7 @@ pub fn conv<const D: usize, const N: usize>(
 /// let field = |value| ShardTensor::solo(Tensor::<3>::from([[[value, value]]]));
 /// let weight = Tensor::<3>::from([[[1.0], [10.0]]]);
 /// let fields = vec![field(1.0), field(2.0)];
-/// let y = conv_cat(fields, weight, None, &ConvOptions::<1>::default())?.into_parts().0;
+/// let y = conv_cat(fields, weight, None, &ConvOptions::<1>::default())?.into_local();
 /// y.into_data().assert_eq(&[[[21.0_f32, 21.0]]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -261,7 +261,7 @@ fn run_conv<const D: usize, const N: usize>(
 ) -> Result<ShardTensor<D>> {
     let shape = weight.dims();
     let mesh = fields[0].mesh().clone();
-    let locals = fields.into_iter().map(|field| field.into_parts().0);
+    let locals = fields.into_iter().map(|field| field.into_local());
     let locals: Vec<_> = locals.collect();
     let run = ConvRun {
         conv: Conv {

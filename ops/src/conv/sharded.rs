@@ -41,10 +41,7 @@ fn halos_may_travel_while_the_interior_is_computed() {
         let launcher = Launcher::local(4).overlap(overlap);
         let found = launcher.collect(|world| {
             let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-            let normal = Distribution::Normal {
-                mean: 0.0,
-                std: 1.0,
-            };
+            let normal = Distribution::Normal(0.0, 1.0);
             let mut found = Vec::new();
             for (case, [low, high]) in [[0, 1], [1, 1], [1, 2], [2, 0]].into_iter().enumerate() {
                 let (low, high) = (boundaries[low], boundaries[high]);
@@ -61,8 +58,8 @@ fn halos_may_travel_while_the_interior_is_computed() {
                     let weight =
                         ShardTensor::random([4, 2, 3, 3], normal, key, &mesh, &placements)?;
                     let [x, weight] = [x.inner(), weight.inner()];
-                    let y = conv(x, weight.into_parts().0, None, &options)?;
-                    found.push(y.into_parts().0.into_data());
+                    let y = conv(x, weight.into_local(), None, &options)?;
+                    found.push(y.into_local().into_data());
                 }
             }
             Ok(found)
@@ -119,10 +116,7 @@ fn rows_of_several_results_may_be_computed_while_halos_travel() {
         let launcher = Launcher::local(4).overlap(overlap);
         let found = launcher.collect(|world| {
             let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-            let normal = Distribution::Normal {
-                mean: 0.0,
-                std: 1.0,
-            };
+            let normal = Distribution::Normal(0.0, 1.0);
             let (key, shape) = (RandomKey::new(5, "x"), [2, 8, 41, 19]);
             let x = ShardTensor::random(shape, normal, key, &mesh, &[Shard(2), Shard(3)])?;
             let (key, whole) = (RandomKey::new(6, "weight"), [Replicate, Replicate]);
@@ -130,8 +124,8 @@ fn rows_of_several_results_may_be_computed_while_halos_travel() {
             let [x, weight] = [x.inner(), weight.inner()];
             let options =
                 ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 2]);
-            let y = conv(x, weight.into_parts().0, None, &options)?;
-            Ok(y.into_parts().0.into_data())
+            let y = conv(x, weight.into_local(), None, &options)?;
+            Ok(y.into_local().into_data())
         });
         found.unwrap()
     };
@@ -202,18 +196,14 @@ fn three_dims_on_a_three_dimensional_mesh() {
             let sizes = if ranks == 1 { [1, 1, 1] } else { [2, 2, 2] };
             let mesh = world.mesh([("z", sizes[0]), ("y", sizes[1]), ("x", sizes[2])])?;
             let placements = [Shard(2), Shard(3), Shard(4)];
-            let normal = halocline_core::Distribution::Normal {
-                mean: 0.0,
-                std: 1.0,
-            };
+            let normal = halocline_core::Distribution::Normal(0.0, 1.0);
             let key = halocline_core::RandomKey::new(1, "x");
             let x = ShardTensor::random([1, 2, 5, 3, 7], normal, key, &mesh, &placements)?;
             let options =
                 ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 3]);
             let weight = Tensor::<5>::ones([2, 2, 3, 3, 3], world.device());
             let y = x.conv(weight, None, &options);
-            Ok(y.full_tensor(halocline_core::LocalGradient::Replicated)
-                .into_data())
+            Ok(y.full_tensor().into_data())
         });
         outputs.unwrap()
     };
@@ -294,10 +284,7 @@ fn joined_fields_need_not_be_made() {
 fn check_joined(launcher: Launcher, dtype: FloatDType) {
     let found = launcher.collect(|world| {
         let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-        let normal = Distribution::Normal {
-            mean: 0.0,
-            std: 1.0,
-        };
+        let normal = Distribution::Normal(0.0, 1.0);
         let random = |name: &str, shape: [usize; 4], placements: [Placement; 2]| {
             let key = RandomKey::new(7, name);
             let x = ShardTensor::random(shape, normal, key, &mesh, &placements)?;
@@ -308,9 +295,7 @@ fn check_joined(launcher: Launcher, dtype: FloatDType) {
             random("a", [2, 9, 23, 37], shards)?,
             random("b", [2, 8, 23, 37], shards)?,
         ];
-        let weight = random("weight", [8, 17, 3, 3], [Replicate; 2])?
-            .into_parts()
-            .0;
+        let weight = random("weight", [8, 17, 3, 3], [Replicate; 2])?.into_local();
         let options = ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 2]);
         let results = |join: bool| {
             let fields = fields.clone().map(ShardTensor::require_grad);
@@ -319,7 +304,7 @@ fn check_joined(launcher: Launcher, dtype: FloatDType) {
                 true => conv(cat(fields.to_vec(), 1)?, weight.clone(), None, &options)?,
                 false => conv_cat(fields.to_vec(), weight.clone(), None, &options)?,
             };
-            let y = y.into_parts().0;
+            let y = y.into_local();
             let gradients = (y.clone() * y.clone()).sum().backward();
             let of_fields = fields.map(|field| field.local().grad(&gradients).unwrap());
             let mut found = of_fields.to_vec();

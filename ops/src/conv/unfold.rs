@@ -23,7 +23,7 @@ use halocline_core::{Error, Result, ShardTensor};
 use super::ConvOptions;
 use super::patches::{Patches, Way};
 use crate::driver::{Padding, Stencil, Window};
-use crate::field::{Field, Rank, run};
+use crate::field::{Field, WithDims, run};
 use crate::golden::{Case, Golden, output};
 use crate::layer::Layer;
 use crate::rearrange::flatten;
@@ -117,10 +117,10 @@ pub(super) fn options(
 }
 
 impl<X: Field<4>> Layer<X> for Unfold4d {
-    type Output = Rank<X, 3>;
+    type Output = WithDims<X, 3>;
 
     #[track_caller]
-    fn forward(&self, x: X) -> Rank<X, 3> {
+    fn forward(&self, x: X) -> WithDims<X, 3> {
         let options = options(self.stride, self.dilation, self.padding);
         run(x, |x| {
             flatten::<4, 3>(unfold(x, self.kernel_size, &options)?, 2, 3)

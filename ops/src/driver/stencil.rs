@@ -39,7 +39,7 @@ enum Channels {
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Boundary, Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Boundary, Launcher, Shard, ShardTensor};
 /// use halocline_ops::{Padding, Stencil, Window};
 ///
 /// // The difference to the next cell on a ring.
@@ -52,7 +52,7 @@ enum Channels {
 ///         let cells = x.dims()[2] - 1;
 ///         x.clone().narrow(2, 1, cells) - x.narrow(2, 0, cells)
 ///     })?;
-///     assert_eq!(y.full_tensor(LocalGradient::Replicated).sum().into_scalar::<f32>(), 0.0);
+///     assert_eq!(y.full_tensor().sum().into_scalar::<f32>(), 0.0);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
@@ -221,7 +221,7 @@ impl Stencil {
     /// let scale = Tensor::<1>::from([10.0]);
     /// let y = Stencil::new("scale", vec![Window::new(1)])
     ///     .run_with(x, [scale], |x, [scale], _| x * scale.unsqueeze())?;
-    /// y.into_parts().0.into_data().assert_eq(&[[[10.0_f32, 20.0, 40.0]]].into(), true);
+    /// y.into_local().into_data().assert_eq(&[[[10.0_f32, 20.0, 40.0]]].into(), true);
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     pub fn run_with<const D: usize, const E: usize, const N: usize>(
@@ -415,7 +415,7 @@ mod tests {
                 })?;
                 let gradients = crate::reduce::sum(y.clone() * y)?.backward();
                 let of_x = x.grad(&gradients).expect("a gradient");
-                let of_x = of_x.full_tensor(halocline_core::LocalGradient::Replicated);
+                let of_x = of_x.full_tensor();
                 let of_factor = factor.grad(&gradients).expect("a gradient");
                 Ok([of_x.into_data(), of_factor.into_data()])
             });

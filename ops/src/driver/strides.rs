@@ -88,7 +88,7 @@ mod tests {
                 .avg_pool(&PoolOptions::new([2, 1]).with_stride([1, 1]));
             let moved = x.permute([0, 2, 3, 1]).permute([0, 3, 1, 2]);
             let found = [scaled(y), scaled(pooled), scaled(moved)];
-            found.map(|y| y.into_parts().0.into_data())
+            found.map(|y| y.into_local().into_data())
         };
         let expected: [TensorData; 3] = run(&Device::flex());
         for (found, expected) in run(&Device::default()).iter().zip(&expected) {

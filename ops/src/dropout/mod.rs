@@ -31,7 +31,7 @@ pub use noise::gaussian_noise;
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, RandomKey, Replicate, Shard, ShardTensor};
+/// use halocline_core::{Launcher, RandomKey, Replicate, Shard, ShardTensor};
 /// use halocline_ops::dropout::dropout;
 ///
 /// Launcher::local(2).run(|world| {
@@ -39,7 +39,7 @@ pub use noise::gaussian_noise;
 ///     let key = RandomKey::new(world.seed(), "dropout");
 ///     let drop = |placement| {
 ///         let x = ShardTensor::<2>::ones([5, 40], &mesh, &[placement])?;
-///         Ok::<_, halocline_core::Error>(dropout(x, 0.5, key)?.full_tensor(LocalGradient::Replicated))
+///         Ok::<_, halocline_core::Error>(dropout(x, 0.5, key)?.full_tensor())
 ///     };
 ///     let (sharded, whole) = (drop(Shard(0))?, drop(Replicate)?);
 ///     sharded.into_data().assert_eq(&whole.into_data(), true);
@@ -68,7 +68,7 @@ pub fn dropout<const D: usize>(
 /// use halocline_ops::dropout::drop_path;
 ///
 /// let x = ShardTensor::solo(Tensor::<2>::ones([6, 3], &Default::default()));
-/// let y = drop_path(x, 0.5, RandomKey::new(1, "path"))?.into_parts().0.into_data();
+/// let y = drop_path(x, 0.5, RandomKey::new(1, "path"))?.into_local().into_data();
 /// let samples: Vec<f32> = y.iter().collect();
 /// assert!(samples.chunks(3).all(|sample| sample == [0.0; 3] || sample == [2.0; 3]));
 /// # Ok::<(), halocline_core::Error>(())
@@ -98,7 +98,7 @@ fn dropped<const D: usize>(
         return Err(Error::operator(operator, message));
     }
     let stay = 1.0 - probability;
-    let coin = Distribution::Bernoulli { probability: stay };
+    let coin = Distribution::Bernoulli(stay);
     let shape = coins(x.dims());
     let (local, layout, mesh) = x.into_parts();
     let held = layout.local_box(mesh.position());

@@ -24,7 +24,7 @@ use crate::layers::layers;
 /// use halocline_ops::dropout::gaussian_noise;
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::zeros([1000], &Default::default()));
-/// let y = gaussian_noise(x, 0.5, RandomKey::new(1, "noise"))?.into_parts().0;
+/// let y = gaussian_noise(x, 0.5, RandomKey::new(1, "noise"))?.into_local();
 /// let deviation = y.square().mean().sqrt().into_scalar::<f32>();
 /// assert!((deviation - 0.5).abs() < 0.05);
 /// # Ok::<(), halocline_core::Error>(())
@@ -40,10 +40,7 @@ pub fn gaussian_noise<const D: usize>(
         let message = format!("deviation {deviation}; expected a finite number from zero on");
         return Err(Error::operator(NAME, message));
     }
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: deviation,
-    };
+    let normal = Distribution::Normal(0.0, deviation);
     let shape = x.dims();
     let (local, layout, mesh) = x.into_parts();
     let cells = layout.local_box(mesh.position());

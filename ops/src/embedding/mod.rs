@@ -20,11 +20,10 @@ use burn::nn::Embedding;
 use burn::tensor::{Int, Shape, Tensor};
 use halocline_core::ops::fan_out;
 use halocline_core::{
-    Along, Error, Fan, Layout, Linearity, OrRaise, Pairing, Replicate, Result, Role, Shard,
+    Error, Fan, Layout, Linearity, OrRaise, Pairing, PlanPlacement, Replicate, Result, Role, Shard,
     ShardTensor, Term,
 };
 
-use crate::crossing::{enter, leave, with_extents_of};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output};
@@ -32,6 +31,7 @@ use crate::kernel::flex::{self, with_integers};
 use crate::kernel::gathered::Cell;
 use crate::kernel::taken::{Places, take};
 use crate::layer::Layer;
+use crate::layer_placements::{enter, leave, with_extents_of};
 use crate::matmul::linear;
 use crate::operand::Operand;
 use crate::precision::{cast, widened_for_gradient};
@@ -202,7 +202,7 @@ layer!(ShardTensor, |layer, index| {
 });
 layer!(Tensor, |layer, index| {
     let y = embedding(ShardTensor::solo(index), &layer.weight)?;
-    Ok(y.into_parts().0)
+    Ok(y.into_local())
 });
 
 /// Embedding as a method.
@@ -239,9 +239,9 @@ pub trait EmbeddingField<const D: usize>: Field<D> {
             let columns = weight.layout().axes_of(0);
             let features: Vec<_> = columns
                 .iter()
-                .map(|axis| (*axis, Along::Shard(-1)))
+                .map(|axis| (*axis, PlanPlacement::Shard(-1)))
                 .collect();
-            let x = x.redistribute_along(&features)?;
+            let x = x.redistribute_axes(&features)?;
             let x = with_extents_of(x, D - 1, weight.layout(), 0)?;
             Ok(linear(x, weight, None)?.resolve())
         })
@@ -268,7 +268,7 @@ pub(crate) const OPERATORS: &[Golden] = &[Golden::new("embedding", |case| {
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, FloatDType, TensorData};
-    use halocline_core::{Launcher, LocalGradient, Partial, Placement, ReduceOp};
+    use halocline_core::{Launcher, Partial, Placement, ReduceOp};
 
     use super::*;
     use crate::prelude::*;
@@ -298,8 +298,8 @@ mod tests {
             let gradient = table.grad(&gradients).expect("a gradient");
             assert_eq!(gradient.layout(), table.layout());
             let whole = [
-                y.full_tensor(LocalGradient::Replicated).into_data(),
-                gradient.full_tensor(LocalGradient::Replicated).into_data(),
+                y.full_tensor().into_data(),
+                gradient.full_tensor().into_data(),
             ];
             Ok(whole.to_vec())
         });
@@ -343,7 +343,7 @@ mod tests {
         let y: ShardTensor<2> =
             embedding(ShardTensor::solo(index), ShardTensor::solo(table.clone())).unwrap();
         assert_eq!(y.local().dtype(), DType::BF16);
-        let gradients = y.into_parts().0.sum().backward();
+        let gradients = y.into_local().sum().backward();
         let found = table.grad(&gradients).expect("a gradient");
         let found = found.cast(FloatDType::F32).into_data();
         found.assert_eq(&[[0.0_f32], [1000.0]].into(), true);

@@ -15,69 +15,69 @@ use crate::operand::Operand;
 
 /// Family of tensors with any number of dims: those of one device, or those of a mesh.
 ///
-/// Generic functions name a tensor with another number of dims by [`Rank`], which uses it.
+/// Generic functions name a tensor with another number of dims by [`WithDims`], which uses it.
 ///
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_ops::{Carrier, OneDevice};
+/// use halocline_ops::{TensorFamily, OneDevice};
 ///
-/// let x: <OneDevice as Carrier>::Of<2> = Tensor::<2>::from([[1.0, 2.0]]);
+/// let x: <OneDevice as TensorFamily>::Of<2> = Tensor::<2>::from([[1.0, 2.0]]);
 /// assert_eq!(x.dims(), [1, 2]);
 /// ```
-pub trait Carrier: Sized + 'static {
+pub trait TensorFamily: Sized + 'static {
     /// Tensor with `D` dims.
-    type Of<const D: usize>: Field<D> + Carried<Carrier = Self>;
+    type Of<const D: usize>: Field<D> + AnyDims<Family = Self>;
 }
 
-/// [`Carrier`] of burn's tensors, each whole on one device. See its example.
+/// [`TensorFamily`] of burn's tensors, each whole on one device. See its example.
 #[derive(Clone, Copy, Debug)]
 pub struct OneDevice;
 
-/// [`Carrier`] of sharded tensors.
+/// [`TensorFamily`] of sharded tensors.
 ///
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_core::ShardTensor;
-/// use halocline_ops::{Carrier, Sharded};
+/// use halocline_ops::{TensorFamily, Sharded};
 ///
-/// let x: <Sharded as Carrier>::Of<1> = ShardTensor::solo(Tensor::<1>::from([1.0, 2.0]));
+/// let x: <Sharded as TensorFamily>::Of<1> = ShardTensor::solo(Tensor::<1>::from([1.0, 2.0]));
 /// assert_eq!(x.dims(), [2]);
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Sharded;
 
-impl Carrier for OneDevice {
+impl TensorFamily for OneDevice {
     type Of<const D: usize> = Tensor<D>;
 }
 
-impl Carrier for Sharded {
+impl TensorFamily for Sharded {
     type Of<const D: usize> = ShardTensor<D>;
 }
 
-/// A tensor of a [`Carrier`], whose number of dims need not be known. See [`Rank`] for an example.
-pub trait Carried: Sized {
-    /// The carrier.
-    type Carrier: Carrier;
+/// A tensor of a [`TensorFamily`], whose number of dims need not be known. See [`WithDims`] for an example.
+pub trait AnyDims: Sized {
+    /// The family.
+    type Family: TensorFamily;
 
-    /// Applies a function of fields with any number of dims. See [`KeepsDims`] for an example.
+    /// Applies a function of fields with any number of dims. See [`DimGeneric`] for an example.
     #[track_caller]
-    fn keeping_dims(self, f: impl KeepsDims) -> Self;
+    fn apply_any_dims(self, f: impl DimGeneric) -> Self;
 }
 
-impl<const D: usize> Carried for Tensor<D> {
-    type Carrier = OneDevice;
+impl<const D: usize> AnyDims for Tensor<D> {
+    type Family = OneDevice;
 
-    fn keeping_dims(self, f: impl KeepsDims) -> Self {
+    fn apply_any_dims(self, f: impl DimGeneric) -> Self {
         f.call(self)
     }
 }
 
-impl<const D: usize> Carried for ShardTensor<D> {
-    type Carrier = Sharded;
+impl<const D: usize> AnyDims for ShardTensor<D> {
+    type Family = Sharded;
 
-    fn keeping_dims(self, f: impl KeepsDims) -> Self {
+    fn apply_any_dims(self, f: impl DimGeneric) -> Self {
         f.call(self)
     }
 }
@@ -89,48 +89,48 @@ impl<const D: usize> Carried for ShardTensor<D> {
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_ops::prelude::*;
-/// use halocline_ops::{Carried, KeepsDims};
+/// use halocline_ops::{AnyDims, DimGeneric};
 ///
 /// struct Scale(f64);
 ///
-/// impl KeepsDims for &Scale {
+/// impl DimGeneric for &Scale {
 ///     fn call<const D: usize, X: Field<D>>(self, x: X) -> X {
 ///         x * self.0
 ///     }
 /// }
 ///
-/// impl<X: Carried> Layer<X> for Scale {
+/// impl<X: AnyDims> Layer<X> for Scale {
 ///     type Output = X;
 ///
 ///     fn forward(&self, x: X) -> X {
-///         x.keeping_dims(self)
+///         x.apply_any_dims(self)
 ///     }
 /// }
 ///
 /// let y = Tensor::<1>::from([1.0, 2.0]).apply(&Scale(3.0));
 /// y.into_data().assert_eq(&[3.0_f32, 6.0].into(), true);
 /// ```
-pub trait KeepsDims {
+pub trait DimGeneric {
     /// Applies the function.
     #[track_caller]
     fn call<const D: usize, X: Field<D>>(self, x: X) -> X;
 }
 
-/// Tensor with `D` dims of the same [`Carrier`] as `X`: `Rank<Tensor<4>, 1>` is `Tensor<1>`, and
-/// for `X: Field<4>` `Rank<X, 4>` is `X`.
+/// Tensor with `D` dims of the same [`TensorFamily`] as `X`: `WithDims<Tensor<4>, 1>` is `Tensor<1>`, and
+/// for `X: Field<4>` `WithDims<X, 4>` is `X`.
 ///
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_ops::{Field, Rank, ReduceField};
+/// use halocline_ops::{Field, WithDims, ReduceField};
 ///
-/// fn total<X: Field<2>>(x: X) -> Rank<X, 1> {
+/// fn total<X: Field<2>>(x: X) -> WithDims<X, 1> {
 ///     x.sum()
 /// }
 ///
 /// assert_eq!(total(Tensor::<2>::from([[1.0, 2.0]])).into_scalar::<f32>(), 3.0);
 /// ```
-pub type Rank<X, const D: usize> = <<X as Carried>::Carrier as Carrier>::Of<D>;
+pub type WithDims<X, const D: usize> = <<X as AnyDims>::Family as TensorFamily>::Of<D>;
 
 macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) = $f:expr;)*) => {
@@ -157,10 +157,10 @@ macro_rules! methods {
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
-/// use halocline_ops::{Field, Rank, ReduceField};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::{Field, WithDims, ReduceField};
 ///
-/// fn energy<X: Field<2>>(x: X) -> Rank<X, 1> {
+/// fn energy<X: Field<2>>(x: X) -> WithDims<X, 1> {
 ///     (x.clone() * x).mean().resolve()
 /// }
 ///
@@ -168,7 +168,7 @@ macro_rules! methods {
 ///     let cells = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], world.device());
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let sharded = ShardTensor::distribute(cells.clone(), &mesh, &[Shard(0)])?;
-///     let on_two = energy(sharded).to_local(LocalGradient::Replicated);
+///     let on_two = energy(sharded).to_local();
 ///     assert_eq!(on_two.into_scalar::<f32>(), energy(cells).into_scalar::<f32>());
 ///     Ok(())
 /// })?;
@@ -176,7 +176,7 @@ macro_rules! methods {
 /// ```
 pub trait Field<const D: usize>:
     Apply
-    + Carried<Carrier: Carrier<Of<D> = Self>>
+    + AnyDims<Family: TensorFamily<Of<D> = Self>>
     + Clone
     + Debug
     + Add<Output = Self>
@@ -197,7 +197,7 @@ pub trait Field<const D: usize>:
     /// use halocline_ops::Field;
     ///
     /// let x = Tensor::<1>::from([1.0, 2.0]).into_shard();
-    /// assert_eq!(Tensor::from_shard(x).global_dims(), [2]);
+    /// assert_eq!(Tensor::from_shard(x).dims(), [2]);
     /// ```
     fn into_shard(self) -> ShardTensor<D>;
 
@@ -206,7 +206,7 @@ pub trait Field<const D: usize>:
     fn from_shard(shard: ShardTensor<D>) -> Self;
 
     /// The global shape. See [`into_shard`](Field::into_shard) for an example.
-    fn global_dims(&self) -> [usize; D];
+    fn dims(&self) -> [usize; D];
 
     /// Puts an operand on the mesh of this tensor: one that is equal on all ranks, replicated, and a
     /// parameter as [its layout](halocline_core::ParamShard) has it. With checks on
@@ -226,7 +226,7 @@ pub trait Field<const D: usize>:
     /// y.into_data().assert_eq(&[3.0_f32, 8.0].into(), true);
     /// ```
     #[track_caller]
-    fn beside<const E: usize>(&self, operand: impl Into<Operand<E>>) -> Rank<Self, E> {
+    fn beside<const E: usize>(&self, operand: impl Into<Operand<E>>) -> WithDims<Self, E> {
         let x = self.clone().into_shard();
         Field::from_shard(match operand.into() {
             Operand::Replicated(tensor) => x.replicate_beside(tensor),
@@ -270,7 +270,7 @@ pub trait Field<const D: usize>:
     fn try_op<const E: usize>(
         self,
         operator: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<E>>,
-    ) -> Result<Rank<Self, E>> {
+    ) -> Result<WithDims<Self, E>> {
         operator(self.into_shard()).map(Field::from_shard)
     }
 
@@ -334,10 +334,10 @@ pub trait Field<const D: usize>:
     #[must_use]
     fn recompute_with<const E: usize, M: Module + 'static>(
         self,
-        other: Rank<Self, E>,
+        other: WithDims<Self, E>,
         module: &M,
         halos: Halos,
-        block: impl Fn(&M, Self, Rank<Self, E>) -> Self + Send + Sync + 'static,
+        block: impl Fn(&M, Self, WithDims<Self, E>) -> Self + Send + Sync + 'static,
     ) -> Self {
         let block = move |module: &M, x, other| {
             let (x, other) = (Self::from_shard(x), Field::from_shard(other));
@@ -355,13 +355,13 @@ pub trait Field<const D: usize>:
     /// # Example
     /// ```
     /// use burn::tensor::Tensor;
-    /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
     /// use halocline_ops::{Field, ReduceField};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
-    ///     let total = Field::resolve(x.sum()).to_local(LocalGradient::Replicated);
+    ///     let total = Field::resolve(x.sum()).to_local();
     ///     assert_eq!(total.into_scalar::<f32>(), 5.0);
     ///     Ok(())
     /// })?;
@@ -380,7 +380,7 @@ pub trait Field<const D: usize>:
 pub(crate) fn run<const D: usize, const E: usize, X: Field<D>>(
     x: X,
     operator: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<E>>,
-) -> Rank<X, E> {
+) -> WithDims<X, E> {
     x.try_op(operator).or_raise()
 }
 
@@ -393,7 +393,7 @@ impl<const D: usize> Field<D> for ShardTensor<D> {
         shard
     }
 
-    fn global_dims(&self) -> [usize; D] {
+    fn dims(&self) -> [usize; D] {
         self.dims()
     }
 }
@@ -404,10 +404,10 @@ impl<const D: usize> Field<D> for Tensor<D> {
     }
 
     fn from_shard(shard: ShardTensor<D>) -> Self {
-        shard.into_parts().0
+        shard.into_local()
     }
 
-    fn global_dims(&self) -> [usize; D] {
+    fn dims(&self) -> [usize; D] {
         self.dims()
     }
 }

@@ -26,7 +26,7 @@ macro_rules! check_functions {
             struct Function;
 
             impl Operator<2, 2> for Function {
-                fn apply<X: Field<2>>(&self, mut x: Vec<X>, _: Vec<Tensor<2>>) -> Rank<X, 2> {
+                fn apply<X: Field<2>>(&self, mut x: Vec<X>, _: Vec<Tensor<2>>) -> WithDims<X, 2> {
                     let y = $domain(x.remove(0)).$name($($argument),*);
                     y.cast(FloatDType::F32)
                 }
@@ -68,8 +68,8 @@ fn elementwise_functions_are_those_of_one_device() {
         square() of all is |x| x * x;
         sqrt() of positive is f64::sqrt;
         recip() of positive is f64::recip;
-        powf(1.7) of positive is |x| x.powf(1.7);
-        powi(3) of all is |x| x.powi(3);
+        powf_scalar(1.7) of positive is |x| x.powf(1.7);
+        powi_scalar(3) of all is |x| x.powi(3);
         exp() of all is f64::exp;
         log() of positive is f64::ln;
         log1p() of positive is f64::ln_1p;

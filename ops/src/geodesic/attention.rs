@@ -227,7 +227,7 @@ pub fn sphere_attention(
         false => fill(1, tensor, &[0, 1, 2, 3], NAME, 0.0),
     };
     let tensors = [
-        filled(queries.into_parts().0)?,
+        filled(queries.into_local())?,
         filled(keys?)?,
         filled(values?)?,
     ];

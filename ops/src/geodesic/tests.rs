@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use halocline_core::{Launcher, LocalGradient, Placement, Replicate, Shard, ShardTensor};
+use halocline_core::{Launcher, Placement, Replicate, Shard, ShardTensor};
 
 use super::basis::{DiscoBasis, DiscoKernel};
 use super::disco::{disco, disco_conv};
@@ -94,8 +94,8 @@ fn weights_may_be_sharded_in_channels() {
             let of_weight = weight.grad(&gradients).expect("a gradient");
             assert_eq!(of_weight.layout(), weight.layout());
             let of_x = x.grad(&gradients).expect("a gradient");
-            let whole = |x: ShardTensor<4>| x.full_tensor(LocalGradient::Replicated).into_data();
-            let of_weight = of_weight.full_tensor(LocalGradient::Replicated).into_data();
+            let whole = |x: ShardTensor<4>| x.full_tensor().into_data();
+            let of_weight = of_weight.full_tensor().into_data();
             Ok(vec![whole(y), whole(of_x), of_weight])
         });
         found.unwrap()
@@ -150,7 +150,7 @@ fn attention_on_shards_of_batch_and_grid() {
 fn a_constant_stays_a_constant() {
     let kernels = Disco::new([9, 16], [9, 16], [3, 1], SphereGrid::LegendreGauss, None).unwrap();
     let x = ShardTensor::solo(Tensor::<4>::ones([1, 1, 9, 16], &Default::default()));
-    let y = disco(x, &kernels).unwrap().into_parts().0.into_data();
+    let y = disco(x, &kernels).unwrap().into_local().into_data();
     assert!(
         y.iter::<f32>().all(|value| (value - 1.0).abs() < 1e-5),
         "{y}"

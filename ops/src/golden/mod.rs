@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 
 use burn::tensor::kind::{Basic, Float, Int};
 use burn::tensor::{DType, Gradients, Tensor, TensorData};
-use halocline_core::{DeviceMesh, Error, LocalGradient, Result, ShardTensor, Traffic};
+use halocline_core::{DeviceMesh, Error, Result, ShardTensor, Traffic};
 
 use crate::operand::Operand;
 use crate::sharding::{Sharding, sharded, shardings};
@@ -285,7 +285,7 @@ impl<'a> Case<'a> {
         self.add_leaf(name, move |gradients| {
             let gradient = input.grad(gradients)?;
             require_layout(&gradient, &input);
-            Some(gradient.full_tensor(LocalGradient::Replicated).into_data())
+            Some(gradient.full_tensor().into_data())
         });
         Ok(Box::new(leaf))
     }
@@ -470,7 +470,7 @@ impl<const D: usize> Output for WithoutGradients<D> {
     fn backward(self: Box<Self>, _: TensorData) -> Result<(TensorData, Gradients)> {
         let y = sharded(self.0);
         let nothing = Tensor::<1>::zeros([1], &y.device().autodiff()).require_grad();
-        let value = y.full_tensor(LocalGradient::Replicated).into_data();
+        let value = y.full_tensor().into_data();
         Ok((value, nothing.sum().backward()))
     }
 }

@@ -18,7 +18,7 @@ use crate::precision::in_f32;
 /// Each cell of a ring gets the mean of its neighbours, on two ranks:
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_ops::graph::{Aggregate, Graph};
 ///
 /// Launcher::local(2).run(|world| {
@@ -29,7 +29,7 @@ use crate::precision::in_f32;
 ///     let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
 ///     let edges = graph.beside(&x, 0)?; // once
 ///     let means = edges.reduce(edges.sources(x), Aggregate::Mean);
-///     let means = means.full_tensor(LocalGradient::Replicated);
+///     let means = means.full_tensor();
 ///     means.into_data().assert_eq(&[[8.5_f32], [2.0], [5.0], [10.0], [4.5]].into(), true);
 ///     Ok(())
 /// })?;

@@ -241,8 +241,8 @@ mod tests {
             let taken = healpix_padding(size, width)
                 .map(|map| take_cells(cells.clone(), 2, &map, &[12 * wide * wide]).unwrap());
             let [one, other] = taken;
-            let expected = ((one + other) / 2.0).into_parts().0;
-            let found = padded.into_parts().0.reshape([1, 2, 12 * wide * wide]);
+            let expected = ((one + other) / 2.0).into_local();
+            let found = padded.into_local().reshape([1, 2, 12 * wide * wide]);
             assert!(difference(&found.into_data(), &expected.into_data()) < 1e-6);
         }
     }

@@ -7,7 +7,7 @@
 //!   [`healpix_padding`] and [`tripolar_fold`].
 //! - [`Icosphere`]: icosahedral grids, and graphs of their neighbours on all levels.
 //! - [`pad_healpix`]: the halo of HEALPix faces that are a dim of their own; [`healpix_from`], [`healpix_to`] and
-//!   [`healpix_centres`]: how files number their cells, by rings or nested, and where these lie.
+//!   [`healpix_centers`]: how files number their cells, by rings or nested, and where these lie.
 //! - [`Graph`], [`EdgeShards`]: messages along edges, and their sums, means or extrema at the targets.
 //! - [`nearest_neighbours`], [`neighbours_within`]: graphs of points that are close to each other, and [`distances`].
 //!
@@ -34,7 +34,7 @@ pub use healpix::pad_healpix;
 pub use icosphere::Icosphere;
 pub use maps::{Fold, healpix_padding, tripolar_fold};
 pub use neighbours::{distances, nearest_neighbours, neighbours_within};
-pub use numbering::{HealpixOrder, healpix_centres, healpix_from, healpix_to};
+pub use numbering::{HealpixOrder, healpix_centers, healpix_from, healpix_to};
 pub use reduce::Aggregate;
 
 use crate::golden::{Case, Golden, Output, output};

@@ -64,14 +64,14 @@ pub fn healpix_to(size: usize, order: HealpixOrder) -> Result<CellMap> {
 ///
 /// # Example
 /// ```
-/// use halocline_ops::graph::healpix_centres;
+/// use halocline_ops::graph::healpix_centers;
 ///
-/// let centres = healpix_centres(1);
+/// let centres = healpix_centers(1);
 /// assert_eq!(centres[4], [0.0, 0.0]);
 /// let [latitude, longitude] = centres[0];
 /// assert!((latitude - (2.0_f64 / 3.0).asin().to_degrees()).abs() < 1e-12 && (longitude - 45.0).abs() < 1e-12);
 /// ```
-pub fn healpix_centres(size: usize) -> Vec<[f64; 2]> {
+pub fn healpix_centers(size: usize) -> Vec<[f64; 2]> {
     let n = size as f64;
     let centre = |place: Place| {
         let ring = place.ring as f64;
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn cells_lie_where_their_numbers_and_their_neighbours_are() {
         for size in [1, 2, 5, 8] {
-            let centres = healpix_centres(size);
+            let centres = healpix_centers(size);
             let by_rings = healpix_to(size, HealpixOrder::Ring).unwrap();
             let in_order: Vec<[f64; 2]> =
                 by_rings.cells().iter().map(|cell| centres[*cell]).collect();

@@ -1,7 +1,6 @@
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    Balance, DeviceMesh, Launcher, Layout, LocalGradient, Placement, Replicate, Shard, ShardTensor,
-    Traffic,
+    Balance, DeviceMesh, Launcher, Layout, Placement, Replicate, Shard, ShardTensor, Traffic,
 };
 
 use super::*;
@@ -153,7 +152,7 @@ fn targets_may_be_cut_by_their_edges() {
             let x = ShardTensor::distribute(random([9, 2], "x", 0).inner(), &mesh, &layout)?;
             let edges = graph.beside(&x, 0)?;
             let y = edges.reduce(edges.sources(x), Aggregate::Sum);
-            Ok(vec![y.full_tensor(LocalGradient::Replicated).into_data()])
+            Ok(vec![y.full_tensor().into_data()])
         });
         found.unwrap().remove(0)
     };
@@ -248,7 +247,7 @@ fn distances_have_gradients_on_any_ranks() {
             let gradients = (lengths.clone() * lengths.clone().sin()).sum().backward();
             let gradient = points.grad(&gradients).expect("a gradient");
             let whole = [lengths, gradient];
-            Ok(whole.map(|x| x.full_tensor(LocalGradient::Replicated).into_data()))
+            Ok(whole.map(|x| x.full_tensor().into_data()))
         });
         found.unwrap()
     };

@@ -139,7 +139,7 @@ pub fn cross_entropy<const D: usize, const E: usize>(
 /// let logits = ShardTensor::solo(Tensor::<2>::from([[0.0, 0.0], [0.0, 100.0]]));
 /// let target = ShardTensor::solo(Tensor::<1, Int>::from([0, 1]));
 /// let losses = cross_entropy_cells(logits, target, &CrossEntropyOptions::default())?;
-/// losses.into_parts().0.into_data().assert_eq(&[2.0_f32.ln(), 0.0].into(), true);
+/// losses.into_local().into_data().assert_eq(&[2.0_f32.ln(), 0.0].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn cross_entropy_cells<const D: usize, const E: usize>(
@@ -191,7 +191,7 @@ fn wide_cells<const D: usize, const E: usize>(
             ignored,
             (&filled.device().inner(), target.local().dtype()),
         ),
-        false => target.into_parts().0.inner().reshape(shape),
+        false => target.into_local().inner().reshape(shape),
     };
     let first = layout.local_box(mesh.position()).ranges()[CLASSES].start;
     let run = CrossEntropy {

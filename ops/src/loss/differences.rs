@@ -13,7 +13,7 @@ use halocline_core::{Boundary, Error};
 
 use super::fused::penalized;
 use super::{Penalty, Reduction, reduced};
-use crate::field::{Field, Rank};
+use crate::field::{Field, WithDims};
 use crate::precision::{cast_shard, narrowed, wider};
 use crate::rearrange::RearrangeField;
 
@@ -46,7 +46,7 @@ pub fn total_variation<const D: usize, X: Field<D>>(
     dims: &[(usize, Boundary)],
     weights: Option<X>,
     reduction: Reduction,
-) -> Rank<X, 1> {
+) -> WithDims<X, 1> {
     of_differences(x, dims, weights, reduction, Penalty::Absolute)
 }
 
@@ -76,7 +76,7 @@ pub fn gradient_loss<const D: usize, X: Field<D>>(
     dims: &[(usize, Boundary)],
     weights: Option<X>,
     reduction: Reduction,
-) -> Rank<X, 1> {
+) -> WithDims<X, 1> {
     of_differences(x - target, dims, weights, reduction, Penalty::Squared)
 }
 
@@ -87,8 +87,8 @@ fn of_differences<const D: usize, X: Field<D>>(
     weights: Option<X>,
     reduction: Reduction,
     penalty: Penalty,
-) -> Rank<X, 1> {
-    let (shape, dtype) = (x.global_dims(), x.clone().into_shard().local().dtype());
+) -> WithDims<X, 1> {
+    let (shape, dtype) = (x.dims(), x.clone().into_shard().local().dtype());
     let wide = |x: X| X::from_shard(cast_shard(x.into_shard(), wider(dtype)));
     let along = |&(dim, boundary): &(usize, Boundary)| {
         if !matches!(boundary, Boundary::Periodic | Boundary::Replicate) {
@@ -96,7 +96,7 @@ fn of_differences<const D: usize, X: Field<D>>(
                 format!("boundary {boundary:?} of dim {dim}; expected Periodic or Replicate");
             Error::operator("differences", message).raise();
         }
-        let next = x.clone().shift(dim, 1, boundary);
+        let next = x.clone().shift(dim, -1, boundary);
         let loss = match &weights {
             Some(weights) => {
                 let [difference, weights] = [next - x.clone(), weights.clone()].map(wide);
@@ -130,7 +130,7 @@ mod tests {
     struct Losses;
 
     impl Operator<3, 1> for Losses {
-        fn apply<X: Field<3>>(&self, inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 1> {
+        fn apply<X: Field<3>>(&self, inputs: Vec<X>, _: Vec<Tensor<3>>) -> WithDims<X, 1> {
             let [x, target, weights] = [0, 1, 2].map(|input: usize| inputs[input].clone());
             let variation = total_variation(x.clone(), &DIMS, None, Reduction::Mean);
             variation + gradient_loss(x, target, &DIMS, Some(weights.square()), Reduction::Sum)

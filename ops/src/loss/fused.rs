@@ -7,7 +7,7 @@ use halocline_core::{Error, OrRaise, Result, ShardTensor, tasks};
 use pulp::{Simd, WithSimd};
 
 use super::{Penalty, Reduction, reduced};
-use crate::field::{Field, Rank};
+use crate::field::{Field, WithDims};
 use crate::kernel::flex::{self, with_float};
 use crate::kernel::lanes::{Function, map, sums};
 use crate::kernel::simd::{Element, Isa};
@@ -24,7 +24,7 @@ pub(super) fn penalized<const D: usize, X: Field<D>>(
     target: X,
     penalty: Penalty,
     reduction: Reduction,
-) -> Rank<X, 1> {
+) -> WithDims<X, 1> {
     penalty.check().or_raise();
     let (shard, other) = (x.clone().into_shard(), target.clone().into_shard());
     let alike = shard.layout() == other.layout()
@@ -40,7 +40,7 @@ pub(super) fn penalized<const D: usize, X: Field<D>>(
     };
     let layout = of_all("loss", shard.layout()).or_raise();
     let (mesh, dtype) = (shard.mesh().clone(), shard.local().dtype());
-    let inputs = [shard, other].map(|shard| shard.into_parts().0.into_dispatch());
+    let inputs = [shard, other].map(|shard| shard.into_local().into_dispatch());
     let sum = Tensor::<1>::from_dispatch(apply(Sum { penalty, scale }, inputs));
     let sum = ShardTensor::from_parts(sum, layout, mesh);
     Field::from_shard(narrowed(sum, dtype))

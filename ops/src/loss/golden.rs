@@ -129,7 +129,7 @@ fn entropy<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output
     let weights = (case.inputs() > 2)
         .then(|| case.input::<1>(2))
         .transpose()?;
-    let weights = weights.map(|weights| weights.into_parts().0.into_data().iter::<f64>().collect());
+    let weights = weights.map(|weights| weights.into_local().into_data().iter::<f64>().collect());
     let options = CrossEntropyOptions {
         label_smoothing: case.attributes.number("label_smoothing").unwrap_or(0.0),
         ignore_index: case

@@ -25,7 +25,7 @@ pub use weighted::{counted, weighted_loss, weighted_mean};
 
 use halocline_core::{OrRaise, ShardTensor};
 
-use crate::field::{Field, Rank};
+use crate::field::{Field, WithDims};
 use crate::precision::highest;
 use crate::reduce::ReduceField;
 use fused::penalized;
@@ -100,7 +100,7 @@ impl Penalty {
     }
 }
 
-fn reduced<const D: usize, X: Field<D>>(losses: X, reduction: Reduction) -> Rank<X, 1> {
+fn reduced<const D: usize, X: Field<D>>(losses: X, reduction: Reduction) -> WithDims<X, 1> {
     match reduction {
         Reduction::Mean => losses.mean(),
         Reduction::Sum => losses.sum(),
@@ -119,7 +119,11 @@ fn reduced<const D: usize, X: Field<D>>(losses: X, reduction: Reduction) -> Rank
 /// assert!((loss.into_scalar::<f32>() - 5.0 / 3.0).abs() < 1e-6);
 /// ```
 #[track_caller]
-pub fn mse_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reduction) -> Rank<X, 1> {
+pub fn mse_loss<const D: usize, X: Field<D>>(
+    x: X,
+    target: X,
+    reduction: Reduction,
+) -> WithDims<X, 1> {
     penalized(x, target, Penalty::Squared, reduction)
 }
 
@@ -135,7 +139,11 @@ pub fn mse_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reducti
 /// assert_eq!(loss.into_scalar::<f32>(), 2.0);
 /// ```
 #[track_caller]
-pub fn l1_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reduction) -> Rank<X, 1> {
+pub fn l1_loss<const D: usize, X: Field<D>>(
+    x: X,
+    target: X,
+    reduction: Reduction,
+) -> WithDims<X, 1> {
     penalized(x, target, Penalty::Absolute, reduction)
 }
 
@@ -159,7 +167,7 @@ pub fn huber_loss<const D: usize, X: Field<D>>(
     target: X,
     delta: f64,
     reduction: Reduction,
-) -> Rank<X, 1> {
+) -> WithDims<X, 1> {
     penalized(x, target, Penalty::Huber(delta), reduction)
 }
 
@@ -218,7 +226,7 @@ mod tests {
     struct Huber;
 
     impl Operator<3, 1> for Huber {
-        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 1> {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> WithDims<X, 1> {
             let target = inputs.remove(1);
             huber_loss(inputs.remove(0), target, 0.8, Reduction::Mean)
         }
@@ -227,7 +235,7 @@ mod tests {
     struct Spectral;
 
     impl Operator<3, 1> for Spectral {
-        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 1> {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> WithDims<X, 1> {
             let target = inputs.remove(1);
             spectral_loss::<4, _, _>(inputs.remove(0), target, &[1, 2], Reduction::Mean)
         }

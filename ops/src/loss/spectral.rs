@@ -6,7 +6,7 @@ use pulp::{Simd, WithSimd};
 
 use super::fused::penalized;
 use super::{Penalty, Reduction};
-use crate::field::{Field, Rank};
+use crate::field::{Field, WithDims};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::Float;
 use crate::kernel::lanes::{CHUNK, filled_bands, load, load_pairs, store, store_pairs};
@@ -42,7 +42,7 @@ pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
     target: X,
     dims: &[usize],
     reduction: Reduction,
-) -> Rank<X, 1> {
+) -> WithDims<X, 1> {
     let (x, target) = (x.into_shard(), target.into_shard());
     for x in [&x, &target] {
         x.require_resolved("spectral_loss").or_raise();

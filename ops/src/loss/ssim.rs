@@ -21,7 +21,7 @@ use super::{Reduction, reduced};
 use crate::constant;
 use crate::conv::{ConvOptions, conv};
 use crate::driver::Padding;
-use crate::field::{Field, Rank, run};
+use crate::field::{Field, WithDims, run};
 use crate::precision::{cast, cast_shard, wider};
 use crate::rearrange::{cat, narrow, pad};
 use crate::reduce::mean_dims;
@@ -173,7 +173,7 @@ pub fn ssim_loss<const D: usize, const N: usize, X: Field<D>>(
     target: X,
     options: &SsimOptions<N>,
     reduction: Reduction,
-) -> Rank<X, 1> {
+) -> WithDims<X, 1> {
     let target = target.into_shard();
     let map: X = run(x, |x| ssim(x, target, options));
     reduced(-map + 1.0, reduction)
@@ -292,7 +292,7 @@ mod tests {
     struct Loss(Padding);
 
     impl Operator<4, 1> for Loss {
-        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 1> {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> WithDims<X, 1> {
             let target = inputs.remove(1);
             let padding = [self.0, Padding::new(2, Boundary::Periodic)];
             let options = SsimOptions::new(3.0).with_window([3, 5], 1.2);
@@ -377,7 +377,7 @@ mod tests {
         let map = |offset: f64| {
             let fields = [&x, &target].map(|field| field.clone() + offset);
             let [x, target] = fields.map(ShardTensor::solo);
-            ssim(x, target, &options).unwrap().into_parts().0
+            ssim(x, target, &options).unwrap().into_local()
         };
         // Without the factor of means, which is one far from zero.
         let (near, far) = (map(1000.0), map(3000.0));

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::{Penalty, Reduction};
-use crate::field::{Field, Rank};
+use crate::field::{Field, WithDims};
 use crate::precision::{cast_shard, narrowed, wider};
 use crate::reduce::ReduceField;
 
@@ -50,7 +50,7 @@ pub fn weighted_loss<const D: usize, X: Field<D>>(
     weight: X,
     penalty: Penalty,
     reduction: Reduction,
-) -> Result<Rank<X, 1>> {
+) -> Result<WithDims<X, 1>> {
     let (x, target, weight) = (x.into_shard(), target.into_shard(), weight.into_shard());
     let loss = Error::catch(|| {
         let dtype = x.local().dtype();
@@ -80,7 +80,7 @@ pub fn weighted_loss<const D: usize, X: Field<D>>(
 /// assert_eq!(mean.into_scalar::<f32>(), 13.0 / 4.0);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn weighted_mean<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<Rank<X, 1>> {
+pub fn weighted_mean<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<WithDims<X, 1>> {
     let (x, weight) = (x.into_shard(), weight.into_shard());
     let found = Error::catch(|| {
         let dtype = x.local().dtype();
@@ -141,7 +141,7 @@ pub fn counted<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<X> {
         );
         return Err(Error::operator(NAME, message));
     }
-    let without = weights.into_parts().0.equal_elem(0.0);
+    let without = weights.into_local().equal_elem(0.0);
     let local = local.mask_fill(without, 0.0);
     Ok(Field::from_shard(ShardTensor::from_parts(
         local, layout, mesh,
@@ -151,7 +151,7 @@ pub fn counted<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<X> {
 #[cfg(test)]
 mod tests {
     use burn::tensor::TensorData;
-    use halocline_core::{Launcher, LocalGradient, Replicate, Shard};
+    use halocline_core::{Launcher, Replicate, Shard};
 
     use super::*;
     use crate::testing::{Operator, check_op, random};
@@ -171,7 +171,7 @@ mod tests {
     struct Weighted(Penalty, Reduction, [usize; 4]);
 
     impl Operator<4, 1> for Weighted {
-        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 1> {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> WithDims<X, 1> {
             use crate::rearrange::RearrangeField;
             let Self(penalty, reduction, shape) = *self;
             let (target, x) = (inputs.remove(1), inputs.remove(0));
@@ -205,9 +205,7 @@ mod tests {
                 ShardTensor::distribute(x, &mesh, &[Shard(0)])
             };
             let mean = weighted_mean(field([1.0, 2.0, 4.0])?, field([1.0, 0.0, 3.0])?)?;
-            Ok(mean
-                .to_local(LocalGradient::Replicated)
-                .into_scalar::<f32>())
+            Ok(mean.to_local().into_scalar::<f32>())
         });
         assert_eq!(means.unwrap(), [3.25; 2]);
     }
@@ -236,7 +234,7 @@ mod tests {
                 let loss = weighted_loss(x.clone() * 2.0, target, weight, squared, mean)?;
                 let value = loss.clone().resolve().local().clone().into_scalar::<f64>();
                 let gradient = x.grad(&loss.backward()).expect("a gradient");
-                let gradient = gradient.full_tensor(LocalGradient::Replicated).into_data();
+                let gradient = gradient.full_tensor().into_data();
                 Ok((value, gradient))
             });
             found.unwrap()

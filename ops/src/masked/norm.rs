@@ -44,7 +44,7 @@ pub fn masked_group_norm<const D: usize, X: Field<D>>(
     epsilon: f64,
 ) -> Result<X> {
     const NAME: &str = "masked_group_norm";
-    let shape = x.global_dims();
+    let shape = x.dims();
     if D < 2 || groups == 0 || shape[1] % groups != 0 {
         let message = format!("{groups} groups of channels of {shape:?}");
         return Err(Error::operator(NAME, message));
@@ -104,7 +104,7 @@ pub fn masked_layer_norm<const D: usize, X: Field<D>>(
     epsilon: f64,
 ) -> Result<X> {
     const NAME: &str = "masked_layer_norm";
-    let mut shape = x.global_dims();
+    let mut shape = x.dims();
     if dims == 0 || dims > D {
         let message = format!("the last {dims} dims of {shape:?}");
         return Err(Error::operator(NAME, message));
@@ -135,7 +135,7 @@ fn normalized<const D: usize, const E: usize, X: Field<D>>(
     epsilon: f64,
 ) -> Result<X> {
     require_epsilon(operator, epsilon)?;
-    let shape = x.global_dims();
+    let shape = x.dims();
     for (parameter, expected) in &parameters {
         let held = parameter.as_ref().map(|parameter| parameter.dims());
         let cells = |shape: &[usize]| shape.iter().product::<usize>();

@@ -1,5 +1,5 @@
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{Launcher, LocalGradient, Shard};
+use halocline_core::{Launcher, Shard};
 
 use super::*;
 use crate::conv::ConvOptions;
@@ -132,10 +132,10 @@ fn no_masked_cell_reaches_a_result_or_a_gradient() {
             let y = kind.run(x.clone(), leaves.clone());
             let gradients = y.clone().square().sum().backward();
             let mut found = vec![
-                y.full_tensor(LocalGradient::Replicated).into_data(),
+                y.full_tensor().into_data(),
                 x.grad(&gradients)
                     .expect("a gradient")
-                    .full_tensor(LocalGradient::Replicated)
+                    .full_tensor()
                     .into_data(),
             ];
             found.extend(

@@ -43,10 +43,10 @@ pub fn masked_conv<const D: usize, const N: usize, X: Field<D>>(
 ) -> Result<X> {
     const NAME: &str = "masked_conv";
     let weight: Operand<D> = weight.into();
-    if D < 3 || mask.global_dims()[1] != 1 {
+    if D < 3 || mask.dims()[1] != 1 {
         let message = format!(
             "a mask {:?}; expected [batch or 1, 1, *spatial]",
-            mask.global_dims()
+            mask.dims()
         );
         return Err(Error::operator(NAME, message));
     }

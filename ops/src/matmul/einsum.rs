@@ -273,7 +273,7 @@ fn padded<const D: usize>(x: ShardTensor<D>) -> ShardTensor<MOST> {
 
 #[cfg(test)]
 mod tests {
-    use halocline_core::{Fan, Launcher, LocalGradient, Placement};
+    use halocline_core::{Fan, Launcher, Placement};
 
     use super::*;
     use crate::prelude::*;
@@ -283,7 +283,7 @@ mod tests {
     struct Mixed;
 
     impl Operator<3, 2> for Mixed {
-        fn apply<X: Field<3>>(&self, mut x: Vec<X>, mut w: Vec<Tensor<3>>) -> Rank<X, 2> {
+        fn apply<X: Field<3>>(&self, mut x: Vec<X>, mut w: Vec<Tensor<3>>) -> WithDims<X, 2> {
             x.remove(0).einsum::<3, 2>("bcx,odc->bo", w.remove(0))
         }
     }
@@ -297,7 +297,7 @@ mod tests {
     struct Profile;
 
     impl Operator<3, 2> for Profile {
-        fn apply<X: Field<3>>(&self, mut x: Vec<X>, mut w: Vec<Tensor<3>>) -> Rank<X, 2> {
+        fn apply<X: Field<3>>(&self, mut x: Vec<X>, mut w: Vec<Tensor<3>>) -> WithDims<X, 2> {
             x.remove(0).einsum::<3, 2>("bcx,xoc->bc", w.remove(0))
         }
     }
@@ -311,7 +311,7 @@ mod tests {
     struct Elementwise;
 
     impl Operator<3, 3> for Elementwise {
-        fn apply<X: Field<3>>(&self, mut x: Vec<X>, mut w: Vec<Tensor<3>>) -> Rank<X, 3> {
+        fn apply<X: Field<3>>(&self, mut x: Vec<X>, mut w: Vec<Tensor<3>>) -> WithDims<X, 3> {
             x.remove(0).einsum::<3, 3>("bcx,xbc->cxb", w.remove(0))
         }
     }
@@ -332,7 +332,7 @@ mod tests {
                 Ok::<_, Error>(x)
             };
             let y: ShardTensor<1> = einsum("bi,i->b", x()?, weights([Replicate; 2])?)?;
-            let y = y.full_tensor(LocalGradient::Replicated).into_data();
+            let y = y.full_tensor().into_data();
             y.assert_eq(&[9.0_f32; 3].into(), true);
             for placements in [[Replicate, Fan], [Shard(0), Replicate]] {
                 let refused = einsum::<2, 1, 1>("bi,i->b", x()?, weights(placements)?);
@@ -346,7 +346,7 @@ mod tests {
     struct Both;
 
     impl Operator<3, 3> for Both {
-        fn apply<X: Field<3>>(&self, mut x: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 3> {
+        fn apply<X: Field<3>>(&self, mut x: Vec<X>, _: Vec<Tensor<3>>) -> WithDims<X, 3> {
             let other = x.remove(1).into_shard();
             x.remove(0).einsum::<3, 3>("bik,bjk->jbi", other)
         }

@@ -32,9 +32,9 @@ use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{fan_out, fan_out_beside};
 use halocline_core::{Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term};
 
-use crate::crossing::{enter, leave, leave_with_bias, with_extents_of};
 use crate::driver::empty::{drop_empty, fill_empty};
-use crate::field::{Field, Rank, run};
+use crate::field::{Field, WithDims, run};
+use crate::layer_placements::{enter, leave, leave_with_bias, with_extents_of};
 use crate::layers::layers;
 use crate::operand::Operand;
 use crate::reshape;
@@ -142,7 +142,7 @@ fn filled<const D: usize>(
 /// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0]]));
 /// let weight = Tensor::<2>::from([[1.0], [10.0]]);
 /// let y = linear(x, weight, Some(Tensor::<1>::from([0.5]).into()))?;
-/// y.into_parts().0.into_data().assert_eq(&[[21.5_f32]].into(), true);
+/// y.into_local().into_data().assert_eq(&[[21.5_f32]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn linear<const D: usize>(
@@ -259,7 +259,7 @@ pub trait MatmulField<const D: usize>: Field<D> {
         self,
         equation: &str,
         other: impl Into<Operand<B>>,
-    ) -> Rank<Self, R> {
+    ) -> WithDims<Self, R> {
         run(self, |x| einsum::<D, B, R>(equation, x, other))
     }
 
@@ -308,7 +308,7 @@ mod tests {
     use super::*;
     use crate::prelude::*;
     use crate::testing::{Operator, check_op};
-    use halocline_core::{Launcher, LocalGradient, Replicate, Shard};
+    use halocline_core::{Launcher, Replicate, Shard};
 
     struct Dense;
 
@@ -317,7 +317,7 @@ mod tests {
             &self,
             mut inputs: Vec<X>,
             mut parameters: Vec<Tensor<2>>,
-        ) -> Rank<X, 2> {
+        ) -> WithDims<X, 2> {
             inputs.remove(0).linear(parameters.remove(0), None)
         }
     }
@@ -346,11 +346,11 @@ mod tests {
                 let hidden = x.clone().linear(first.clone(), None).gelu();
                 let y = hidden.linear(second.clone(), None).resolve() + bias.clone().unsqueeze();
                 let gradients = (y.clone() * y.clone()).sum().backward();
-                let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+                let mut found = vec![y.full_tensor().into_data()];
                 for tensor in [x, first, second] {
                     let gradient = tensor.grad(&gradients).expect("a gradient");
                     assert_eq!(gradient.layout(), tensor.layout());
-                    found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
+                    found.push(gradient.full_tensor().into_data());
                 }
                 found.push(bias.grad(&gradients).expect("a gradient").into_data());
                 Ok(found)
@@ -379,10 +379,7 @@ mod tests {
             let gradients = Launcher::local(ranks).check(false).collect(|world| {
                 let mesh = world.mesh([("x", ranks)])?;
                 let key = halocline_core::RandomKey::new(1, "a");
-                let uniform = halocline_core::Distribution::Uniform {
-                    low: 0.5,
-                    high: 1.5,
-                };
+                let uniform = halocline_core::Distribution::Uniform(0.5, 1.5);
                 let a = ShardTensor::<3>::random([1, 3, 4], uniform, key, &mesh, &[Shard(1)])?;
                 let a = a.require_grad();
                 let weight = a.replicate_beside(Tensor::ones([1, 4, 4], world.device()));
@@ -394,9 +391,7 @@ mod tests {
                     .redistribute(&[Shard(2)]);
                 let loss = crate::reduce::sum(u * 5.0 + v)?;
                 let gradient = a.grad(&loss.backward()).expect("a gradient");
-                Ok(gradient
-                    .full_tensor(halocline_core::LocalGradient::Replicated)
-                    .into_data())
+                Ok(gradient.full_tensor().into_data())
             });
             gradients.unwrap().remove(0)
         };

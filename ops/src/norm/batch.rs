@@ -259,7 +259,7 @@ fn update<const D: usize>(
         true => new.try_redistribute(&whole)?,
         false => new,
     };
-    let new = new.into_parts().0.reshape([channels]);
+    let new = new.into_local().reshape([channels]);
     // Only now: a block that is computed again exchanges what it did before.
     if is_recomputing() {
         return Ok(());
@@ -318,8 +318,7 @@ mod tests {
                     Some(dim) => {
                         let x = ShardTensor::distribute(x, &mesh, &[Shard(dim)])?;
                         let y = x.apply(&norm);
-                        y.full_tensor(halocline_core::LocalGradient::Replicated)
-                            .into_data()
+                        y.full_tensor().into_data()
                     }
                 });
             }

@@ -22,14 +22,14 @@ use crate::reduce::{mean_dims, scaled, sum_of_squares};
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_ops::norm::layer_norm_dims;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<3>::ones([2, 5, 4], &mesh, &[Shard(1)])?;
 ///     let y = layer_norm_dims(x, 2, None, None, 1e-5)?; // all cells are equal to their mean
-///     assert_eq!(y.full_tensor(LocalGradient::Replicated).abs().max().into_scalar::<f32>(), 0.0);
+///     assert_eq!(y.full_tensor().abs().max().into_scalar::<f32>(), 0.0);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())

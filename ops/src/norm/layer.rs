@@ -6,13 +6,13 @@ use burn::tensor::Tensor;
 
 use super::NormField;
 use super::batch::batch_norm_of;
-use crate::crossing::crossed;
 use crate::field::Field;
+use crate::layer_placements::with_layer_placements;
 use crate::layers::layers;
 use crate::operand::Operand;
 
 layers! {
-    BatchNorm: |norm, x| crossed(&norm.gamma, x, |x| batch_norm_of(norm, x));
+    BatchNorm: |norm, x| with_layer_placements(&norm.gamma, x, |x| batch_norm_of(norm, x));
     LayerNorm: |norm, x| layer_norm_of(norm, x);
     RmsNorm: |norm, x| rms_norm_of(norm, x);
     GroupNorm: |norm, x| {
@@ -26,14 +26,14 @@ layers! {
 /// burn's layer on either kind of tensor.
 pub(crate) fn layer_norm_of<const D: usize, X: Field<D>>(norm: &LayerNorm, x: X) -> X {
     let bias = Operand::of_optional(&norm.beta);
-    crossed(&norm.gamma, x, |x| {
+    with_layer_placements(&norm.gamma, x, |x| {
         x.layer_norm(Some(Operand::from(&norm.gamma)), bias, epsilon(norm))
     })
 }
 
 /// burn's layer on either kind of tensor.
 pub(super) fn rms_norm_of<const D: usize, X: Field<D>>(norm: &RmsNorm, x: X) -> X {
-    crossed(&norm.gamma, x, |x| {
+    with_layer_placements(&norm.gamma, x, |x| {
         x.rms_norm(Some(Operand::from(&norm.gamma)), norm.epsilon)
     })
 }
@@ -54,12 +54,12 @@ fn normalize<const D: usize, X: Field<D>>(
     parameters: [&Option<Param<Tensor<1>>>; 2],
     epsilon: f64,
 ) -> X {
-    let dims = x.global_dims();
+    let dims = x.dims();
     assert_eq!(dims[1], channels, "channels of a tensor {dims:?}");
     let [weight, bias] = parameters.map(Operand::of_optional);
     let norm = |x: X| x.group_norm(groups, weight, bias, epsilon);
     match parameters[0] {
-        Some(gamma) => crossed(gamma, x, norm),
+        Some(gamma) => with_layer_placements(gamma, x, norm),
         None => norm(x),
     }
 }

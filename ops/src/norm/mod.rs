@@ -69,14 +69,14 @@ use parameter::{along, factors};
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_ops::norm::group_norm;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<3>::ones([2, 4, 5], &mesh, &[Shard(2)])?;
 ///     let y = group_norm(x, 2, None, None, 1e-5)?; // all cells are equal to their mean
-///     assert_eq!(y.full_tensor(LocalGradient::Replicated).abs().max().into_scalar::<f32>(), 0.0);
+///     assert_eq!(y.full_tensor().abs().max().into_scalar::<f32>(), 0.0);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
@@ -268,7 +268,7 @@ impl<const D: usize, X: Field<D>> NormField<D> for X {}
 /// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 3.0]]));
 /// let scale = Tensor::<1>::from([5.0, 5.0]);
 /// let y = layer_norm(x, Some(scale.into()), None, 0.0)?;
-/// y.into_parts().0.into_data().assert_eq(&[[-5.0_f32, 5.0]].into(), true);
+/// y.into_local().into_data().assert_eq(&[[-5.0_f32, 5.0]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn layer_norm<const D: usize>(
@@ -300,7 +300,7 @@ pub fn layer_norm<const D: usize>(
 ///
 /// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 7.0]])); // the mean square is 25
 /// let y = rms_norm(x, None, 0.0)?;
-/// y.into_parts().0.into_data().assert_eq(&[[0.2_f32, 1.4]].into(), true);
+/// y.into_local().into_data().assert_eq(&[[0.2_f32, 1.4]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn rms_norm<const D: usize>(

@@ -3,7 +3,7 @@ use crate::prelude::*;
 use crate::testing::{Operator, check_op, difference};
 use burn::nn::{GroupNormConfig, InstanceNormConfig, LayerNormConfig, RmsNormConfig};
 use burn::tensor::{DType, Tensor};
-use halocline_core::{Launcher, LocalGradient, Shard};
+use halocline_core::{Launcher, Shard};
 
 struct Group(usize);
 
@@ -194,10 +194,10 @@ fn weights_may_be_sharded_like_features() {
                 .layer_norm(Some(weight.clone().into()), None, 1e-5);
             let y = y.rms_norm(Some(weight.clone().into()), 1e-5) * x.clone().inner();
             let gradients = y.clone().sum().backward();
-            let whole = |x: ShardTensor<2>| x.full_tensor(LocalGradient::Replicated).into_data();
+            let whole = |x: ShardTensor<2>| x.full_tensor().into_data();
             let of_weight = weight.grad(&gradients).expect("a gradient");
             assert_eq!(of_weight.placements(), [Shard(0)]);
-            let of_weight = of_weight.full_tensor(LocalGradient::Replicated).into_data();
+            let of_weight = of_weight.full_tensor().into_data();
             let of_x = x.grad(&gradients).expect("a gradient");
             Ok([whole(y), whole(of_x), of_weight])
         });
@@ -244,7 +244,7 @@ fn kernels_and_burns_operators_agree() {
         let parameters = parameters.clone().map(|own| Some(own.into()));
         let x = ShardTensor::solo(x.clone());
         let y = grouped(x, 3, parameters, 1e-5, kernels).unwrap();
-        y.into_parts().0.into_data()
+        y.into_local().into_data()
     };
     assert!(difference(&grouped(true), &grouped(false)) < 1e-5);
     let [weight, bias] = [factors(9), factors(9)];

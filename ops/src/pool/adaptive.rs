@@ -29,13 +29,13 @@ use crate::layer::Layer;
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_ops::pool::adaptive_avg_pool;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<4>::ones([1, 1, 7, 4], &mesh, &[Shard(2)])?;
-///     let y = adaptive_avg_pool(x, [3, 2])?.full_tensor(LocalGradient::Replicated);
+///     let y = adaptive_avg_pool(x, [3, 2])?.full_tensor();
 ///     y.into_data().assert_eq(&[[[[1.0_f32; 2]; 3]]].into(), false);
 ///     Ok(())
 /// })?;

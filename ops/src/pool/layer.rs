@@ -20,7 +20,7 @@ macro_rules! pool_layer {
                     true => Rounding::Ceil,
                     false => Rounding::Floor,
                 };
-                let padding = self.padding.padding(&x.global_dims()[2..], kernel, stride);
+                let padding = self.padding.padding(&x.dims()[2..], kernel, stride);
                 let options = PoolOptions::new(kernel)
                     .with_stride(stride)
                     .with_padding(padding)

@@ -158,14 +158,14 @@ impl<const N: usize> PoolOptions<N> {
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_ops::PoolOptions;
 /// use halocline_ops::pool::max_pool;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<4>::ones([1, 1, 7, 4], &mesh, &[Shard(2)])?;
-///     let y = max_pool(x, &PoolOptions::new([2, 2]))?.full_tensor(LocalGradient::Replicated);
+///     let y = max_pool(x, &PoolOptions::new([2, 2]))?.full_tensor();
 ///     y.into_data().assert_eq(&[[[[1.0_f32; 2]; 3]]].into(), true);
 ///     Ok(())
 /// })?;
@@ -224,7 +224,7 @@ pub fn max_pool<const D: usize, const N: usize>(
 /// use halocline_ops::pool::avg_pool;
 ///
 /// let x = ShardTensor::solo(Tensor::<3>::from([[[1.0, 3.0, 5.0, 9.0]]]));
-/// let y = avg_pool(x, &PoolOptions::new([2]))?.into_parts().0;
+/// let y = avg_pool(x, &PoolOptions::new([2]))?.into_local();
 /// y.into_data().assert_eq(&[[[2.0_f32, 7.0]]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```

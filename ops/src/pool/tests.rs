@@ -2,7 +2,7 @@ use super::*;
 use crate::prelude::*;
 use crate::testing::{Operator, check_op};
 use burn::tensor::DType;
-use halocline_core::{Boundary, Launcher, LocalGradient, Shard};
+use halocline_core::{Boundary, Launcher, Shard};
 
 struct Pool(PoolOptions<2>, Kind);
 
@@ -13,7 +13,7 @@ enum Kind {
 }
 
 impl Operator<4, 4> for Pool {
-    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 4> {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> WithDims<X, 4> {
         let x = inputs.remove(0);
         match self.1 {
             Kind::Max => x.max_pool(&self.0),
@@ -256,9 +256,9 @@ fn check_minus_infinity<const D: usize, const N: usize>(
             let data = TensorData::new(weights.clone(), outputs);
             let cotangent = Tensor::<D>::from_data(data, &world.device().clone().inner());
             let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
-            let gradients = (y * cotangent).into_parts().0.sum().backward();
+            let gradients = (y * cotangent).into_local().sum().backward();
             let gradient = x.grad(&gradients).expect("a gradient");
-            let gradient = gradient.full_tensor(LocalGradient::Replicated).into_data();
+            let gradient = gradient.full_tensor().into_data();
             Ok((gradient.iter::<f32>().collect::<Vec<_>>(), weights, outputs))
         });
         for (gradient, weights, outputs) in found.unwrap() {

@@ -64,7 +64,7 @@ pub fn cat<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<Sha
             true => beside(part, dim, cells, &layout)?,
             false => part,
         };
-        locals.push(part.into_parts().0.into_dispatch());
+        locals.push(part.into_local().into_dispatch());
     }
     // An operator has at most four inputs.
     while locals.len() > 1 {
@@ -294,7 +294,7 @@ mod tests {
     struct Stack(usize);
 
     impl Operator<2, 3> for Stack {
-        fn apply<X: Field<2>>(&self, inputs: Vec<X>, _: Vec<Tensor<2>>) -> Rank<X, 3> {
+        fn apply<X: Field<2>>(&self, inputs: Vec<X>, _: Vec<Tensor<2>>) -> WithDims<X, 3> {
             X::stack::<3>(inputs, self.0)
         }
     }

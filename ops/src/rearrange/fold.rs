@@ -42,7 +42,7 @@ const COLUMNS: usize = 3;
 /// use halocline_ops::rearrange::pad_fold;
 ///
 /// let x = ShardTensor::solo(Tensor::<4>::from([[[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]]]));
-/// let y = pad_fold(x, 1, Fold::Edge, &[])?.into_parts().0;
+/// let y = pad_fold(x, 1, Fold::Edge, &[])?.into_local();
 /// let above = y.narrow(2, 3, 1).into_data();
 /// above.assert_eq(&[[[[4.0_f32, 7.0, 6.0, 5.0, 4.0, 7.0]]]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())

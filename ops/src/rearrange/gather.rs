@@ -159,7 +159,7 @@ fn scattered<const D: usize>(
         return Err(Error::operator(operator, message));
     }
     let (local, layout, mesh) = x.into_parts();
-    let index = places(index.into_parts().0);
+    let index = places(index.into_local());
     let (values, held, _) = values.into_parts();
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &layout, &all, operator, 0.0)?;
@@ -261,7 +261,7 @@ mod tests {
         let x = ones(2).require_grad();
         let y = gather(solo(&x), 0, ShardTensor::solo(index.clone())).unwrap();
         assert_eq!(y.local().dtype(), DType::BF16);
-        let gradients = y.into_parts().0.sum().backward();
+        let gradients = y.into_local().sum().backward();
         let gradient = x.grad(&gradients).expect("a gradient");
         let sum = scatter_add(
             solo(&(x.clone() * 0.0)),
@@ -269,7 +269,7 @@ mod tests {
             ShardTensor::solo(index),
             solo(&ones(1000)),
         );
-        for found in [gradient, sum.unwrap().into_parts().0.inner()] {
+        for found in [gradient, sum.unwrap().into_local().inner()] {
             let found = found.cast(FloatDType::F32).into_data();
             found.assert_eq(&[0.0_f32, 1000.0].into(), true);
         }

@@ -42,7 +42,7 @@ use crate::rearrange::{pad, profile};
 ///     [[3.0_f32, 4.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]],
 ///     [[-3.0, -4.0, -1.0, -2.0], [1.0, 2.0, 3.0, 4.0]],
 /// ]];
-/// y.into_parts().0.into_data().assert_eq(&expected.into(), true);
+/// y.into_local().into_data().assert_eq(&expected.into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn pad_poles<const D: usize>(
@@ -123,7 +123,7 @@ mod tests {
 
     impl ByHand {
         fn padded<X: Field<4>>(&self, x: X, width: usize) -> X {
-            let [.., rows, columns] = x.global_dims();
+            let [.., rows, columns] = x.dims();
             let first = usize::from(self.0 == Boundary::PoleRow);
             let across = |start: usize| {
                 let rows = x.clone().narrow(2, start, width).flip(&[2]);
@@ -219,7 +219,7 @@ mod tests {
         let x = Tensor::<1>::from_floats(rows.as_slice(), &Default::default());
         let x = ShardTensor::solo(x.reshape([1, 2, 2, columns]));
         let y = pad_poles(x, [1, 0], Boundary::PoleEdge, &[0, 1]).unwrap();
-        let y = y.into_parts().0;
+        let y = y.into_local();
         let (across, first) = (y.clone().narrow(2, 0, 1), y.narrow(2, 1, 1));
         let off: f32 = (across - first).abs().max().into_scalar();
         assert!(off < 1e-6, "{off}");

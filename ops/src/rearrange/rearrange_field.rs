@@ -11,7 +11,7 @@ use super::{
     scatter_add, shift, slice, tril, triu, unflatten,
 };
 use crate::driver::Padding;
-use crate::field::{Field, Rank, run};
+use crate::field::{Field, WithDims, run};
 use crate::graph::Fold;
 use crate::operand::Operand;
 
@@ -116,7 +116,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// ```
     #[must_use]
     #[track_caller]
-    fn flatten<const E: usize>(self, start: usize, end: usize) -> Rank<Self, E> {
+    fn flatten<const E: usize>(self, start: usize, end: usize) -> WithDims<Self, E> {
         run(self, |x| flatten::<D, E>(x, start, end))
     }
 
@@ -136,7 +136,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// ```
     #[must_use]
     #[track_caller]
-    fn unflatten<const E: usize>(self, dim: usize, sizes: &[usize]) -> Rank<Self, E> {
+    fn unflatten<const E: usize>(self, dim: usize, sizes: &[usize]) -> WithDims<Self, E> {
         run(self, |x| unflatten::<D, E>(x, dim, sizes))
     }
 
@@ -191,7 +191,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// use halocline_ops::RearrangeField;
     ///
     /// let y = Tensor::<1>::from([1.0, 2.0, 3.0]).shift(0, 1, Boundary::Replicate);
-    /// y.into_data().assert_eq(&[2.0_f32, 3.0, 3.0].into(), true);
+    /// y.into_data().assert_eq(&[1.0_f32, 1.0, 2.0].into(), true);
     /// ```
     #[must_use]
     #[track_caller]

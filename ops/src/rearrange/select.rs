@@ -29,7 +29,7 @@ use crate::kernel::taken::{Places, take};
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Partial, ReduceOp, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Partial, ReduceOp, Shard, ShardTensor};
 /// use halocline_ops::rearrange::select;
 ///
 /// Launcher::local(2).run(|world| {
@@ -37,7 +37,7 @@ use crate::kernel::taken::{Places, take};
 ///     let x = ShardTensor::<2>::full([5, 3], 7.0, &mesh, &[Shard(0)])?;
 ///     let row: ShardTensor<1> = select(x, 0, 4)?; // nothing is sent
 ///     assert_eq!(row.placements(), [Partial(ReduceOp::Sum)]);
-///     let row = row.resolve().to_local(LocalGradient::Replicated);
+///     let row = row.resolve().to_local();
 ///     row.into_data().assert_eq(&[7.0_f32; 3].into(), true);
 ///     Ok(())
 /// })?;
@@ -204,8 +204,8 @@ mod tests {
     struct Cell;
 
     impl Operator<3, 2> for Cell {
-        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 2> {
-            inputs.remove(0).select::<2>(1, 4)
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> WithDims<X, 2> {
+            inputs.remove(0).select_dim::<2>(1, 4)
         }
     }
 

@@ -286,10 +286,10 @@ mod tests {
 
     impl Operator<3, 3> for Around {
         fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
-            let x: Rank<X, 5> = inputs.remove(0).reshape([4, 1, 5, 2, 3]);
-            let x: Rank<X, 4> = (x.clone() * x).reshape([4, 5, 6, 1]);
-            let x: Rank<X, 4> = x.squeeze::<3>(3).unsqueeze::<4>(1);
-            x.expand([4, 3, 5, 6]).sum_dims(&[1]).squeeze::<3>(1)
+            let x: WithDims<X, 5> = inputs.remove(0).reshape([4, 1, 5, 2, 3]);
+            let x: WithDims<X, 4> = (x.clone() * x).reshape([4, 5, 6, 1]);
+            let x: WithDims<X, 4> = x.squeeze_dim::<3>(3).unsqueeze_dim::<4>(1);
+            x.expand([4, 3, 5, 6]).sum_dims(&[1]).squeeze_dim::<3>(1)
         }
     }
 
@@ -301,8 +301,8 @@ mod tests {
     struct OneRow;
 
     impl Operator<3, 2> for OneRow {
-        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 2> {
-            inputs.remove(0).squeeze::<2>(1)
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> WithDims<X, 2> {
+            inputs.remove(0).squeeze_dim::<2>(1)
         }
     }
 

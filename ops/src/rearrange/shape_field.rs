@@ -1,7 +1,7 @@
 //! Other numbers of dims, as methods.
 
 use super::{chunk, expand, reshape, select, split, squeeze, stack, unsqueeze};
-use crate::field::{Field, Rank, run};
+use crate::field::{Field, WithDims, run};
 use halocline_core::OrRaise;
 
 /// Other numbers of dims and parts of a tensor, as methods.
@@ -16,12 +16,12 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// use burn::tensor::Tensor;
     /// use halocline_ops::ShapeField;
     ///
-    /// let y = ShapeField::unsqueeze::<2>(Tensor::<1>::from([1.0, 2.0]), 1);
+    /// let y = Tensor::<1>::from([1.0, 2.0]).unsqueeze_dim::<2>(1);
     /// assert_eq!(y.dims(), [2, 1]);
     /// ```
     #[must_use]
     #[track_caller]
-    fn unsqueeze<const E: usize>(self, dim: usize) -> Rank<Self, E> {
+    fn unsqueeze_dim<const E: usize>(self, dim: usize) -> WithDims<Self, E> {
         run(self, |x| unsqueeze::<D, E>(x, dim))
     }
 
@@ -35,12 +35,12 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// use burn::tensor::Tensor;
     /// use halocline_ops::ShapeField;
     ///
-    /// let y = ShapeField::squeeze::<1>(Tensor::<2>::from([[1.0, 2.0]]), 0);
+    /// let y = Tensor::<2>::from([[1.0, 2.0]]).squeeze_dim::<1>(0);
     /// assert_eq!(y.dims(), [2]);
     /// ```
     #[must_use]
     #[track_caller]
-    fn squeeze<const E: usize>(self, dim: usize) -> Rank<Self, E> {
+    fn squeeze_dim<const E: usize>(self, dim: usize) -> WithDims<Self, E> {
         run(self, |x| squeeze::<D, E>(x, dim))
     }
 
@@ -54,12 +54,12 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// use burn::tensor::Tensor;
     /// use halocline_ops::ShapeField;
     ///
-    /// let y = ShapeField::select::<1>(Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]), 0, 1);
+    /// let y = Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]).select_dim::<1>(0, 1);
     /// y.into_data().assert_eq(&[3.0_f32, 4.0].into(), true);
     /// ```
     #[must_use]
     #[track_caller]
-    fn select<const E: usize>(self, dim: usize, index: usize) -> Rank<Self, E> {
+    fn select_dim<const E: usize>(self, dim: usize, index: usize) -> WithDims<Self, E> {
         run(self, |x| select::<D, E>(x, dim, index))
     }
 
@@ -78,7 +78,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// ```
     #[must_use]
     #[track_caller]
-    fn reshape<const E: usize>(self, shape: [usize; E]) -> Rank<Self, E> {
+    fn reshape<const E: usize>(self, shape: [usize; E]) -> WithDims<Self, E> {
         run(self, |x| reshape::<D, E>(x, shape))
     }
 
@@ -117,7 +117,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// ```
     #[must_use]
     #[track_caller]
-    fn stack<const E: usize>(tensors: Vec<Self>, dim: usize) -> Rank<Self, E> {
+    fn stack<const E: usize>(tensors: Vec<Self>, dim: usize) -> WithDims<Self, E> {
         let tensors = tensors.into_iter().map(Self::into_shard).collect();
         Field::from_shard(stack::<D, E>(tensors, dim).or_raise())
     }
@@ -132,11 +132,11 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// use burn::tensor::Tensor;
     /// use halocline_ops::ShapeField;
     ///
-    /// let parts = ShapeField::split_sizes(Tensor::<1>::from([1.0, 2.0, 3.0]), &[1, 2], 0);
+    /// let parts = ShapeField::split_with_sizes(Tensor::<1>::from([1.0, 2.0, 3.0]), &[1, 2], 0);
     /// parts[1].to_data().assert_eq(&[2.0_f32, 3.0].into(), true);
     /// ```
     #[track_caller]
-    fn split_sizes(self, sizes: &[usize], dim: usize) -> Vec<Self> {
+    fn split_with_sizes(self, sizes: &[usize], dim: usize) -> Vec<Self> {
         let parts = split(self.into_shard(), sizes, dim).or_raise();
         parts.into_iter().map(Self::from_shard).collect()
     }

@@ -1,7 +1,7 @@
-//! Shift: every cell has the value of the cell so many places on.
+//! Shift: moves the values of a dim by a number of cells, as `shift` of xarray does.
 //!
-//! `y[i] = x[i + offset]`, and beyond the field what a [`Boundary`] gives. `shift(1) − x` are the differences of
-//! neighbours; a periodic shift is a roll in the opposite direction.
+//! `y[i] = x[i − offset]`, and beyond the field what a [`Boundary`] gives: `shift(−1) − x` are the differences of
+//! neighbours, and a periodic shift is a roll.
 //!
 //! # Placement
 //! All dims may be sharded, and the result has the layout of `x`; values must be resolved.
@@ -19,7 +19,7 @@ use crate::golden::{Golden, output, with_dims};
 
 const NAME: &str = "shift";
 
-/// Shifts the cells of a dim: the first has the value of cell `offset`. See the [module](self).
+/// Moves the values of a dim by `offset` cells, towards higher indices if it is positive. See the [module](self).
 ///
 /// # Errors
 /// A dim that does not exist; partial values; a failure of communication.
@@ -31,7 +31,7 @@ const NAME: &str = "shift";
 /// use halocline_ops::rearrange::shift;
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::from([1.0, 4.0, 9.0]));
-/// let differences = shift(x.clone(), 0, 1, Boundary::Replicate)? - x;
+/// let differences = shift(x.clone(), 0, -1, Boundary::Replicate)? - x;
 /// differences.local().to_data().assert_eq(&[3.0_f32, 5.0, 0.0].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -53,7 +53,7 @@ pub fn shift<const D: usize>(
         if other != dim {
             return in_place(cells, sizes[other]);
         }
-        let shifted = |cell: usize| cell as isize + offset;
+        let shifted = |cell: usize| cell as isize - offset;
         let range = shifted(cells.start)..shifted(cells.end);
         segments(range, sizes[dim], boundary, boundary)
     })
@@ -65,7 +65,7 @@ pub(super) const GOLDEN: Golden = Golden::new(NAME, |case| {
     let offset = case.attributes.number("offset").unwrap_or(1.0) as isize;
     let boundary = case.attributes.boundary("mode");
     with_dims!(case.dims(), D => {
-        output(shift(case.input::<D>(0)?, dim, offset, boundary))
+        output(shift(case.input::<D>(0)?, dim, -offset, boundary))
     })
 })
 .with_pytorch("pad, narrow")

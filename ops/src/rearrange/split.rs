@@ -213,8 +213,8 @@ mod tests {
     impl Operator<3, 3> for Parts {
         fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
             let x = inputs.remove(0);
-            let size = x.global_dims()[self.0];
-            let parts = x.split_sizes(&[2, 1, size - 3], self.0);
+            let size = x.dims()[self.0];
+            let parts = x.split_with_sizes(&[2, 1, size - 3], self.0);
             let [first, second] = [&parts[0], &parts[1]];
             first.clone() * first.clone() + second.clone()
         }

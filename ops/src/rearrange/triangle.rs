@@ -163,16 +163,16 @@ mod tests {
     use super::*;
     use crate::kernel::local::{check_composed, check_composed_of};
     use burn::tensor::TensorData;
-    use halocline_core::{Launcher, LocalGradient, Shard};
+    use halocline_core::{Launcher, Shard};
 
     #[test]
     fn diagonals_far_away_are_so_on_all_ranks() {
         let found = Launcher::local(3).collect(|world| {
             let mesh = world.mesh([("x", 3)])?;
             let x = ShardTensor::<2>::ones([5, 4], &mesh, &[Shard(0)])?;
-            let whole = tril(x.clone(), i64::MAX)?.full_tensor(LocalGradient::Replicated);
+            let whole = tril(x.clone(), i64::MAX)?.full_tensor();
             let x = x.redistribute(&[Shard(1)]);
-            let all = triu(x, i64::MIN)?.full_tensor(LocalGradient::Replicated);
+            let all = triu(x, i64::MIN)?.full_tensor();
             Ok((whole + all).into_data())
         });
         for found in found.unwrap() {

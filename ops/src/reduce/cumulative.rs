@@ -38,13 +38,13 @@ use crate::precision::{cast_shard, in_f32};
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_ops::reduce::cumsum;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
-///     let y = cumsum(x, 0)?.full_tensor(LocalGradient::Replicated);
+///     let y = cumsum(x, 0)?.full_tensor();
 ///     y.into_data().assert_eq(&[1.0_f32, 2.0, 3.0, 4.0, 5.0].into(), true);
 ///     Ok(())
 /// })?;
@@ -231,7 +231,7 @@ const TRAVELS: [&str; 2] = [
 
 #[cfg(test)]
 mod tests {
-    use halocline_core::{Launcher, LocalGradient, Shard};
+    use halocline_core::{Launcher, Shard};
 
     use super::*;
     use crate::prelude::*;
@@ -265,7 +265,7 @@ mod tests {
             let gradients = ReduceField::sum(y.clone()).backward();
             let gradient = x.grad(&gradients).expect("a gradient");
             let whole = [y, gradient];
-            Ok(whole.map(|x| x.full_tensor(LocalGradient::Replicated).into_data()))
+            Ok(whole.map(|x| x.full_tensor().into_data()))
         });
         let [y, gradient] = found.unwrap().remove(0);
         let y: Vec<f32> = y.iter().collect();
@@ -282,7 +282,7 @@ mod tests {
                 let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?.require_grad();
                 let gradients = ReduceField::sum(cumprod(x.clone(), 0)?).backward();
                 let gradient = x.grad(&gradients).expect("a gradient");
-                Ok(gradient.full_tensor(LocalGradient::Replicated).into_data())
+                Ok(gradient.full_tensor().into_data())
             });
             found.unwrap().remove(0)
         };

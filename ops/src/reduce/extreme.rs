@@ -38,7 +38,7 @@ use crate::kernel::flex;
 ///     let mesh = world.mesh([("lon", 2)])?;
 ///     let cells = Tensor::<1>::from_floats([0.0, 3.0, 1.0, 3.0], world.device());
 ///     let x = ShardTensor::distribute(cells, &mesh, &[Shard(0)])?;
-///     let index = argmax(x, 0)?.into_parts().0;
+///     let index = argmax(x, 0)?.into_local();
 ///     assert_eq!(index.into_scalar::<i64>(), 1);
 ///     Ok(())
 /// })?;
@@ -60,7 +60,7 @@ pub fn argmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTens
 /// use halocline_ops::reduce::argmin;
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::from([2.0, 0.0, 1.0]));
-/// assert_eq!(argmin(x, 0)?.into_parts().0.into_scalar::<i64>(), 1);
+/// assert_eq!(argmin(x, 0)?.into_local().into_scalar::<i64>(), 1);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn argmin<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D, Int>> {
@@ -204,8 +204,7 @@ mod tests {
                 let both = [argmax(x.clone(), 1)?, argmin(x, 1)?];
                 Ok(both.map(|index| {
                     index
-                        .into_parts()
-                        .0
+                        .into_local()
                         .into_data()
                         .iter::<i64>()
                         .collect::<Vec<_>>()

@@ -43,7 +43,7 @@ use crate::precision::{cast, wider};
 /// use halocline_ops::reduce::extremum_dims;
 ///
 /// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0], [3.0, 0.0]]));
-/// let y = extremum_dims(x, &[1], ReduceOp::Max)?.into_parts().0;
+/// let y = extremum_dims(x, &[1], ReduceOp::Max)?.into_local();
 /// y.into_data().assert_eq(&[[2.0_f32], [3.0]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -264,7 +264,7 @@ impl<const D: usize> Extremum<D> {
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, Device, Distribution, TensorData};
-    use halocline_core::{Launcher, LocalGradient, Shard};
+    use halocline_core::{Launcher, Shard};
 
     use super::*;
     use crate::prelude::*;
@@ -348,7 +348,7 @@ mod tests {
             let x = ShardTensor::distribute(ones, &mesh, &[Shard(0)])?.require_grad();
             let y = extremum_dims(x.clone(), &[0], ReduceOp::Max)?;
             let gradient = x.grad(&y.backward()).expect("a gradient");
-            Ok(gradient.full_tensor(LocalGradient::Replicated).into_data())
+            Ok(gradient.full_tensor().into_data())
         });
         let expected = TensorData::new(vec![1.0_f32 / 1024.0; 1024], [1024]);
         for found in found.unwrap() {

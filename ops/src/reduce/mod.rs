@@ -42,7 +42,7 @@ pub use variance::{std_dims, var_dims};
 use burn::tensor::{Shape, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
-use crate::field::{Field, Rank, run};
+use crate::field::{Field, WithDims, run};
 use crate::precision::narrowed;
 use crate::reshape;
 use sums::{squares, sums};
@@ -155,7 +155,7 @@ fn over<const D: usize>(
 /// use halocline_ops::reduce::mean_dims;
 ///
 /// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0], [3.0, 6.0]]));
-/// let y = mean_dims(x, &[0])?.into_parts().0;
+/// let y = mean_dims(x, &[0])?.into_local();
 /// y.into_data().assert_eq(&[[2.0_f32, 4.0]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -179,7 +179,7 @@ pub fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sh
 /// use halocline_ops::reduce::global_avg_pool;
 ///
 /// let x = ShardTensor::solo(Tensor::<3>::from([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]));
-/// let y = global_avg_pool(x)?.into_parts().0;
+/// let y = global_avg_pool(x)?.into_local();
 /// y.into_data().assert_eq(&[[2.0_f32, 5.0]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -210,7 +210,7 @@ pub fn global_avg_pool<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<
 /// use halocline_ops::reduce::sum;
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::from([1.0, 2.0, 4.0]));
-/// assert_eq!(sum(x)?.into_parts().0.into_scalar::<f32>(), 7.0);
+/// assert_eq!(sum(x)?.into_local().into_scalar::<f32>(), 7.0);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
@@ -229,7 +229,7 @@ pub fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
 /// use halocline_ops::reduce::mean;
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::from([1.0, 3.0]));
-/// assert_eq!(mean(x)?.into_parts().0.into_scalar::<f32>(), 2.0);
+/// assert_eq!(mean(x)?.into_local().into_scalar::<f32>(), 2.0);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
@@ -347,7 +347,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
     /// assert_eq!(total.into_scalar::<f32>(), 7.0);
     /// ```
     #[track_caller]
-    fn sum(self) -> Rank<Self, 1> {
+    fn sum(self) -> WithDims<Self, 1> {
         run(self, sum)
     }
 
@@ -365,7 +365,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
     /// assert_eq!(mean.into_scalar::<f32>(), 2.0);
     /// ```
     #[track_caller]
-    fn mean(self) -> Rank<Self, 1> {
+    fn mean(self) -> WithDims<Self, 1> {
         run(self, mean)
     }
 
@@ -384,7 +384,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
     /// y.into_data().assert_eq(&[[2.0_f32, 5.0]].into(), true);
     /// ```
     #[track_caller]
-    fn global_avg_pool(self) -> Rank<Self, 2> {
+    fn global_avg_pool(self) -> WithDims<Self, 2> {
         run(self, global_avg_pool)
     }
 }
@@ -397,7 +397,7 @@ mod tests {
     use crate::prelude::*;
     use crate::testing::{Operator, check_op};
     use burn::tensor::{DType, Device, Distribution, Tensor};
-    use halocline_core::{Launcher, LocalGradient};
+    use halocline_core::Launcher;
 
     #[test]
     fn sums_of_large_fields_have_the_same_bits_with_any_number_of_threads() {
@@ -434,7 +434,7 @@ mod tests {
                 let ones = Tensor::<2>::ones([512, 512], (world.device(), DType::F16));
                 let x = ShardTensor::distribute(ones, &mesh, &[Shard(0)])?;
                 for mean in [mean(x.clone())?, mean(mean_dims(x, &[0, 1])?)?] {
-                    let mean = mean.resolve().to_local(LocalGradient::Replicated);
+                    let mean = mean.resolve().to_local();
                     assert_eq!(mean.into_data().iter::<f32>().collect::<Vec<_>>(), [1.0]);
                 }
                 Ok(())
@@ -457,7 +457,7 @@ mod tests {
                     let expected = Tensor::<1>::from_data([expected], (world.device(), dtype));
                     let x = ShardTensor::distribute(cells, &mesh, &[Shard(0)])?;
                     for sum in [sum(x.clone())?, sum_dims(x, &[0])?] {
-                        let sum = sum.resolve().to_local(LocalGradient::Replicated);
+                        let sum = sum.resolve().to_local();
                         sum.into_data().assert_eq(&expected.to_data(), true);
                     }
                 }
@@ -469,7 +469,7 @@ mod tests {
     struct Head;
 
     impl Operator<4, 2> for Head {
-        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 2> {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> WithDims<X, 2> {
             inputs.remove(0).gelu().global_avg_pool()
         }
     }

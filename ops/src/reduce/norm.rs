@@ -31,13 +31,13 @@ use crate::precision::in_f32;
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_ops::reduce::vector_norm;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<1>::ones([4], &mesh, &[Shard(0)])?;
-///     let norm = vector_norm(x, 2.0, &[0])?.to_local(LocalGradient::Replicated);
+///     let norm = vector_norm(x, 2.0, &[0])?.to_local();
 ///     assert_eq!(norm.into_scalar::<f32>(), 2.0);
 ///     Ok(())
 /// })?;
@@ -76,7 +76,7 @@ pub fn vector_norm<const D: usize>(
 /// A power of sizes. For an order below one its derivative at zero is infinite, and taken as zero.
 fn power<const D: usize>(size: ShardTensor<D>, order: f64) -> ShardTensor<D> {
     if order >= 1.0 {
-        return size.powf(order);
+        return size.powf_scalar(order);
     }
     let (local, layout, mesh) = size.into_parts();
     let power = but_at_zero(local, at_zero(order), |size| size.powf_scalar(order));

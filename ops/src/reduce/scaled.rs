@@ -138,7 +138,7 @@ mod tests {
                     true => x.clone() * factors.clone(),
                     false => {
                         let [x, factors] = [&x, &factors].map(|x| ShardTensor::solo(x.clone()));
-                        scaled(x, factors, "scaled").unwrap().into_parts().0
+                        scaled(x, factors, "scaled").unwrap().into_local()
                     }
                 };
                 let weight = random::<3>(y.dims(), "y", 0).detach();

@@ -114,7 +114,7 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// use halocline_ops::StatisticsField;
     ///
     /// let index = StatisticsField::argmax(Tensor::<1>::from([1.0, 3.0]), 0);
-    /// assert_eq!(index.into_parts().0.into_scalar::<i64>(), 1);
+    /// assert_eq!(index.into_local().into_scalar::<i64>(), 1);
     /// ```
     #[track_caller]
     fn argmax(self, dim: usize) -> ShardTensor<D, Int> {
@@ -132,7 +132,7 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// use halocline_ops::StatisticsField;
     ///
     /// let index = StatisticsField::argmin(Tensor::<1>::from([1.0, 3.0]), 0);
-    /// assert_eq!(index.into_parts().0.into_scalar::<i64>(), 0);
+    /// assert_eq!(index.into_local().into_scalar::<i64>(), 0);
     /// ```
     #[track_caller]
     fn argmin(self, dim: usize) -> ShardTensor<D, Int> {
@@ -150,11 +150,11 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// use burn::tensor::Tensor;
     /// use halocline_ops::StatisticsField;
     ///
-    /// let (largest, _) = StatisticsField::topk(Tensor::<1>::from([1.0, 3.0, 2.0]), 2, 0);
+    /// let (largest, _) = StatisticsField::topk_with_indices(Tensor::<1>::from([1.0, 3.0, 2.0]), 2, 0);
     /// largest.into_data().assert_eq(&[3.0_f32, 2.0].into(), true);
     /// ```
     #[track_caller]
-    fn topk(self, count: usize, dim: usize) -> (Self, ShardTensor<D, Int>) {
+    fn topk_with_indices(self, count: usize, dim: usize) -> (Self, ShardTensor<D, Int>) {
         let found = topk(self.into_shard(), count, dim);
         let (values, indices) = found.or_raise();
         (Self::from_shard(values), indices)

@@ -35,13 +35,13 @@ use crate::precision::{cast_shard, in_f32, narrowed, wider};
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_ops::reduce::var_dims;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<1>::full([5], 1e6, &mesh, &[Shard(0)])?;
-///     let y = var_dims(x, &[0], 1.0)?.resolve().to_local(LocalGradient::Replicated);
+///     let y = var_dims(x, &[0], 1.0)?.resolve().to_local();
 ///     assert_eq!(y.into_scalar::<f32>(), 0.0);
 ///     Ok(())
 /// })?;
@@ -66,7 +66,7 @@ pub fn var_dims<const D: usize>(
     // The sum of all deviations is zero, so the gradient that goes through the mean is zero.
     let mean = mean_dims(constant(&x), dims)?.resolve();
     let variance = over(NAME, x, dims, |local, dims| {
-        squares(local, Some(mean.into_parts().0), dims, free.recip())
+        squares(local, Some(mean.into_local()), dims, free.recip())
     })?;
     Ok(narrowed(variance, dtype))
 }

@@ -34,14 +34,14 @@ const NAME: &str = "interpolate";
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_ops::resample::{Interpolation, Mode, interpolate};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<4>::ones([1, 1, 5, 4], &mesh, &[Shard(2)])?;
 ///     let y = interpolate(x, [7, 3], Interpolation::new(Mode::Cubic))?;
-///     let y = y.full_tensor(LocalGradient::Replicated);
+///     let y = y.full_tensor();
 ///     assert_eq!(y.dims(), [1, 1, 7, 3]);
 ///     assert!((y - 1.0).abs().max().into_scalar::<f32>() < 1e-6);
 ///     Ok(())

@@ -54,7 +54,7 @@ pub(crate) const OPERATORS: &[Golden] = {
 /// use halocline_ops::resample::upsample_nearest;
 ///
 /// let x = ShardTensor::solo(Tensor::<3>::from([[[1.0, 2.0]]]));
-/// let y = upsample_nearest(x, 2)?.into_parts().0;
+/// let y = upsample_nearest(x, 2)?.into_local();
 /// y.into_data().assert_eq(&[[[1.0_f32, 1.0, 2.0, 2.0]]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -114,7 +114,7 @@ fn repeat_cells<const D: usize>(x: Tensor<D>, dim: usize, factor: usize) -> Tens
 /// use halocline_ops::resample::upsample_bilinear;
 ///
 /// let x = ShardTensor::solo(Tensor::<4>::from([[[[0.0, 2.0]]]]));
-/// let y = upsample_bilinear(x, [Boundary::Replicate; 2])?.into_parts().0;
+/// let y = upsample_bilinear(x, [Boundary::Replicate; 2])?.into_local();
 /// y.into_data().assert_eq(&[[[[0.0_f32, 0.5, 1.5, 2.0]; 2]]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -270,7 +270,7 @@ mod tests {
     struct Bilinear([Boundary; 2]);
 
     impl Operator<4, 4> for Bilinear {
-        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 4> {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> WithDims<X, 4> {
             inputs.remove(0).upsample_bilinear(self.0)
         }
     }

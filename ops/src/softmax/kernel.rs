@@ -285,7 +285,8 @@ struct Backward<'a, E> {
 ///
 /// - softmax: `y · (ȳ − Σ ȳ·y)`
 /// - its logarithm: `ȳ − e^y · Σ ȳ`
-/// - the logarithm of a sum: `ȳ · e^(x − y)`; where `y` is infinite `ȳ · e^x`, as in PyTorch
+/// - the logarithm of a sum: `ȳ · e^(x − y)`, as in PyTorch: NaN for a cell of plus infinity, zero for the others of its
+///   line. A line of minus infinity, where PyTorch has NaN, has no gradient.
 #[inline(always)]
 fn pull<S: Simd, E: Element>(
     simd: S,
@@ -298,11 +299,7 @@ fn pull<S: Simd, E: Element>(
             let power = exp::<S, E>(simd, value);
             E::minus(simd, cotangent, E::times(simd, power, sum))
         }
-        Kind::LogSumExp => {
-            let highest = E::splat(simd, E::from_f64(80.0));
-            let value = E::select_less(simd, [highest, value], highest, value);
-            E::times(simd, exp::<S, E>(simd, value), cotangent)
-        }
+        Kind::LogSumExp => E::times(simd, exp::<S, E>(simd, value), cotangent),
     }
 }
 
@@ -369,7 +366,7 @@ impl<E: Element> Backward<'_, E> {
         let x = &self.x[range.clone()];
         // SAFETY: the line of this task.
         let gradient = unsafe { slice(self.gradient, range) };
-        let y = E::splat(simd, finite(self.y[outer]));
+        let y = E::splat(simd, shift(self.y[outer]));
         let cotangent = E::splat(simd, self.cotangent[outer]);
         for part in vectors::<S, E>(cells) {
             let away = E::minus(simd, load(simd, &x[part.clone()]), y);
@@ -393,7 +390,7 @@ impl<E: Element> Backward<'_, E> {
             let (y, cotangent) = (&self.y[of_columns.clone()], &self.cotangent[of_columns]);
             let mut of_lines = [[zero; 2]; TOGETHER];
             for (vector, part) in parts() {
-                let y = by_lane::<S, E>(simd, load(simd, &y[part.clone()]), finite);
+                let y = by_lane::<S, E>(simd, load(simd, &y[part.clone()]), shift);
                 of_lines[vector] = [y, load(simd, &cotangent[part])];
             }
             for cell in 0..lines.cells {
@@ -433,12 +430,12 @@ impl<E: Element> Backward<'_, E> {
     }
 }
 
-/// A finite value, or zero.
+/// The number that is subtracted from the cells of a line: its result, or zero for minus infinity.
 #[inline(always)]
-fn finite<E: Element>(value: E) -> E {
-    if value.to_f64().is_infinite() {
+fn shift<E: Element>(result: E) -> E {
+    if result.to_f64() == f64::NEG_INFINITY {
         E::default()
     } else {
-        value
+        result
     }
 }

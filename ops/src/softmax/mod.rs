@@ -31,13 +31,13 @@ use node::Exponentials;
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_ops::softmax::softmax;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lon", 2)])?;
 ///     let x = ShardTensor::<2>::ones([3, 4], &mesh, &[Shard(1)])?;
-///     let y = softmax(x, 1)?.full_tensor(LocalGradient::Replicated);
+///     let y = softmax(x, 1)?.full_tensor();
 ///     assert_eq!(y.into_data().iter::<f32>().next(), Some(0.25));
 ///     Ok(())
 /// })?;
@@ -76,7 +76,7 @@ pub fn softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
 /// use halocline_ops::softmax::log_softmax;
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::from([0.0, 200.0]));
-/// let y = log_softmax(x, 0)?.into_parts().0;
+/// let y = log_softmax(x, 0)?.into_local();
 /// y.into_data().assert_eq(&[-200.0_f32, 0.0].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -112,7 +112,7 @@ pub fn log_softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<Shar
 /// use halocline_ops::softmax::logsumexp;
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::from([1000.0, 1000.0]));
-/// let y = logsumexp(x, 0)?.into_parts().0.into_scalar::<f32>();
+/// let y = logsumexp(x, 0)?.into_local().into_scalar::<f32>();
 /// assert_eq!(y, 1000.0 + 2.0_f32.ln());
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -292,7 +292,7 @@ mod tests {
                 let y = logsumexp(x.clone(), 0)?;
                 let value = y.local().clone().into_scalar::<f32>();
                 let gradient = x.grad(&y.backward()).expect("a gradient");
-                Ok((value, gradient.into_parts().0.into_data()))
+                Ok((value, gradient.into_local().into_data()))
             });
             for (value, gradient) in found.unwrap() {
                 assert_eq!(value, f32::NEG_INFINITY);
@@ -327,12 +327,12 @@ mod tests {
 
     #[test]
     fn infinite_values_give_infinite_results() {
-        let of = |values: [f32; 2]| {
+        let logsumexp = |values: [f32; 2]| {
             let x = Tensor::<1>::from_floats(values, &Default::default());
             x.logsumexp(0).into_scalar::<f32>()
         };
-        assert_eq!(of([f32::NEG_INFINITY; 2]), f32::NEG_INFINITY);
-        assert_eq!(of([1.0, f32::INFINITY]), f32::INFINITY);
+        assert_eq!(logsumexp([f32::NEG_INFINITY; 2]), f32::NEG_INFINITY);
+        assert_eq!(logsumexp([1.0, f32::INFINITY]), f32::INFINITY);
     }
 
     #[test]
@@ -343,7 +343,7 @@ mod tests {
                 let options = (world.device(), burn::tensor::DType::F64);
                 let x = Tensor::<1>::full([2], value, options);
                 let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
-                let y = logsumexp(x, 0)?.full_tensor(halocline_core::LocalGradient::Replicated);
+                let y = logsumexp(x, 0)?.full_tensor();
                 Ok(y.into_scalar::<f64>())
             });
             assert_eq!(found.unwrap(), [value; 2]);

@@ -1,7 +1,7 @@
 //! Functions of exponentials along a dim, as nodes of the graph.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{Tensor, activation};
+use burn::tensor::{Element, Tensor, activation};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 
@@ -51,7 +51,7 @@ impl Exponentials {
 }
 
 impl Operator for Exponentials {
-    /// The result.
+    /// The result; that of a logarithm of sums as the kernel computes it, in `f32` at least.
     type Saved = DispatchTensor;
 
     fn names(&self) -> Option<[&'static str; 2]> {
@@ -69,12 +69,18 @@ impl Operator for Exponentials {
         if self.kind == Kind::LogSumExp {
             shape[self.dim] = 1;
         }
-        let y = with_float!(dtype, E => {
+        let wide = with_float!(dtype, E => {
             let x = flex::operand::<E>(x)?;
             let y = forward(Isa::chosen()?, self.kind, lines, flex::elements::<E>(&x));
-            flex::result(y, &shape, dtype)
+            flex::result(y, &shape, E::dtype())
         });
-        Ok((y.clone(), y))
+        let y = flex::in_dtype(wide.clone(), dtype);
+        // Rounded to half precision, it would scale the gradients of its whole line.
+        let saved = match self.kind {
+            Kind::LogSumExp => wide,
+            _ => y.clone(),
+        };
+        Ok((y, saved))
     }
 
     fn backward(
@@ -162,7 +168,25 @@ mod tests {
         }
     }
 
-    /// As PyTorch: a line with an infinite cell has no softmax, but a logarithm of its sum, with gradients.
+    #[test]
+    fn gradients_of_logarithms_of_sums_are_exact_in_half_precision() {
+        for (dtype, dim) in [DType::BF16, DType::F16]
+            .into_iter()
+            .flat_map(|dtype| [0, 1].map(|dim| (dtype, dim)))
+        {
+            let shape = if dim == 0 { [3, 2] } else { [2, 3] };
+            let x = Tensor::<2>::full(shape, 100.0, (&Device::flex().autodiff(), dtype));
+            let x = x.require_grad();
+            let kind = Kind::LogSumExp;
+            let y = Exponentials { kind, dim }.run(x.clone());
+            let gradient = x.grad(&y.sum().backward()).unwrap().into_data();
+            let near = |share: f32| (3.0 * share - 1.0).abs() < 0.01;
+            assert!(gradient.iter::<f32>().all(near), "{gradient}");
+        }
+    }
+
+    /// As PyTorch: a line with an infinite cell has no softmax, but a logarithm of its sum, whose gradient is NaN in that cell
+    /// and zero in others. The gradient of a line of minus infinity is zero, by our own choice.
     #[test]
     fn infinite_cells_and_gradients() {
         const INFINITE: f32 = f32::INFINITY;
@@ -183,6 +207,10 @@ mod tests {
             let y: Vec<f32> = y.inner().into_data().iter().collect();
             assert_eq!(y, [INFINITE, -INFINITE, 2.0 + 2.0_f32.ln()]);
             let found: Vec<f32> = gradient.into_data().iter().collect();
+            assert!(
+                found[1].is_nan() && [found[0], found[2]] == [0.0; 2],
+                "{found:?}"
+            );
             assert_eq!(found[3..], [0.0, 0.0, 0.0, 0.0, 0.5, 0.5]);
             let kind = Kind::Softmax;
             let y = Exponentials { kind, dim }.run(x.inner()).into_data();

@@ -52,7 +52,7 @@ pub use modes::mode_product;
 pub(crate) use modes::own_modes;
 pub use power::power_spectrum;
 
-use crate::field::{Field, Rank, run};
+use crate::field::{Field, WithDims, run};
 use crate::operand::Operand;
 
 /// Transforms as methods.
@@ -73,7 +73,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// ```
     #[must_use]
     #[track_caller]
-    fn rfft<const E: usize>(self, dims: &[usize], norm: FftNorm) -> Rank<Self, E> {
+    fn rfft<const E: usize>(self, dims: &[usize], norm: FftNorm) -> WithDims<Self, E> {
         run(self, |x| rfft::<D, E>(x, dims, norm))
     }
 
@@ -94,7 +94,12 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// ```
     #[must_use]
     #[track_caller]
-    fn irfft<const E: usize>(self, dims: &[usize], size: usize, norm: FftNorm) -> Rank<Self, E> {
+    fn irfft<const E: usize>(
+        self,
+        dims: &[usize],
+        size: usize,
+        norm: FftNorm,
+    ) -> WithDims<Self, E> {
         run(self, |x| irfft::<D, E>(x, dims, size, norm))
     }
 
@@ -144,7 +149,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
     /// Panics where [`power_spectrum`] returns an error.
     #[must_use]
     #[track_caller]
-    fn power_spectrum<const E: usize>(self, dim: usize) -> Rank<Self, 1> {
+    fn power_spectrum<const E: usize>(self, dim: usize) -> WithDims<Self, 1> {
         run(self, |x| power_spectrum::<D, E>(x, dim))
     }
 

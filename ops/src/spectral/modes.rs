@@ -45,7 +45,7 @@ const NAME: &str = "mode_product";
 /// // One channel and one mode: (1 + 2i)(3 + 4i) = −5 + 10i.
 /// let x = ShardTensor::solo(Tensor::<4>::from([[[[1.0, 2.0]]]]));
 /// let y = mode_product(x, Tensor::<4>::from([[[[3.0, 4.0]]]]))?;
-/// y.into_parts().0.into_data().assert_eq(&[[[[-5.0_f32, 10.0]]]].into(), true);
+/// y.into_local().into_data().assert_eq(&[[[[-5.0_f32, 10.0]]]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn mode_product<const D: usize>(

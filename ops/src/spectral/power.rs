@@ -28,7 +28,7 @@ use crate::reshape;
 /// use halocline_ops::spectral::power_spectrum;
 ///
 /// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 3.0, 1.0, 3.0]]));
-/// let power = power_spectrum::<2, 3>(x, 1)?.into_parts().0;
+/// let power = power_spectrum::<2, 3>(x, 1)?.into_local();
 /// power.into_data().assert_eq(&[4.0_f32, 0.0, 1.0].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```

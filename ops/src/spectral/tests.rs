@@ -1,7 +1,7 @@
 //! Transforms on every sharding, their inverses, and what is refused.
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
-use halocline_core::{Launcher, LocalGradient, Partial, ReduceOp, Replicate, Shard, ShardTensor};
+use halocline_core::{Launcher, Partial, ReduceOp, Replicate, Shard, ShardTensor};
 
 use crate::prelude::*;
 use crate::reduce::sum_dims;
@@ -11,7 +11,7 @@ use crate::testing::{Operator, check_op, compare, difference, random};
 struct Modes(&'static [usize]);
 
 impl Operator<4, 5> for Modes {
-    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 5> {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> WithDims<X, 5> {
         SpectralField::rfft::<5>(inputs.remove(0), self.0, FftNorm::Ortho)
     }
 }
@@ -19,7 +19,7 @@ impl Operator<4, 5> for Modes {
 struct Cells(&'static [usize], usize);
 
 impl Operator<5, 4> for Cells {
-    fn apply<X: Field<5>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<5>>) -> Rank<X, 4> {
+    fn apply<X: Field<5>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<5>>) -> WithDims<X, 4> {
         SpectralField::irfft::<4>(inputs.remove(0), self.0, self.1, FftNorm::Backward)
     }
 }
@@ -76,7 +76,7 @@ fn sums_are_transformed_before_they_are_resolved() {
         let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
         let y: ShardTensor<4> = rfft(sum_dims(x, &[0])?, &[1, 2], FftNorm::Backward)?;
         assert_eq!(y.placements(), [Partial(ReduceOp::Sum)]);
-        Ok(y.full_tensor(LocalGradient::Replicated).into_data())
+        Ok(y.full_tensor().into_data())
     });
     let whole = random::<3>([2, 5, 6], "x", 0).inner().sum_dim(0);
     let expected: Tensor<4> = SpectralField::rfft(whole, &[1, 2], FftNorm::Backward);
@@ -209,9 +209,9 @@ fn weights_may_be_sharded_in_channels() {
             assert_eq!(of_weight.layout(), weight.layout());
             let of_x = x.grad(&gradients).expect("a gradient");
             Ok(vec![
-                y.full_tensor(LocalGradient::Replicated).into_data(),
-                of_x.full_tensor(LocalGradient::Replicated).into_data(),
-                of_weight.full_tensor(LocalGradient::Replicated).into_data(),
+                y.full_tensor().into_data(),
+                of_x.full_tensor().into_data(),
+                of_weight.full_tensor().into_data(),
             ])
         });
         found.unwrap()
@@ -252,7 +252,7 @@ fn modes_that_are_sharded_differently_are_refused() {
 struct Power;
 
 impl Operator<3, 1> for Power {
-    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 1> {
+    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> WithDims<X, 1> {
         inputs.remove(0).power_spectrum::<4>(2).resolve()
     }
 }

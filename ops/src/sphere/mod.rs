@@ -47,7 +47,7 @@ pub use grid::SphereGrid;
 pub use sht::{Sht, ShtNorm, ShtPhase};
 pub use transform::{isht, sht, vector_isht, vector_sht};
 
-use crate::field::{Field, Rank, run};
+use crate::field::{Field, WithDims, run};
 use crate::operand::Operand;
 use crate::precision::in_f32;
 use crate::rearrange::profile;
@@ -62,7 +62,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     /// Panics where [`sht`](fn@sht) returns an error.
     #[must_use]
     #[track_caller]
-    fn sht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
+    fn sht<const E: usize>(self, transform: &Sht) -> WithDims<Self, E> {
         run(self, |x| sht::<D, E>(x, transform))
     }
 
@@ -73,7 +73,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     /// Panics where [`isht`](fn@isht) returns an error.
     #[must_use]
     #[track_caller]
-    fn isht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
+    fn isht<const E: usize>(self, transform: &Sht) -> WithDims<Self, E> {
         run(self, |x| isht::<D, E>(x, transform))
     }
 
@@ -84,7 +84,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     /// Panics where [`vector_sht`](fn@vector_sht) returns an error.
     #[must_use]
     #[track_caller]
-    fn vector_sht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
+    fn vector_sht<const E: usize>(self, transform: &Sht) -> WithDims<Self, E> {
         run(self, |x| vector_sht::<D, E>(x, transform))
     }
 
@@ -95,7 +95,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     /// Panics where [`vector_isht`](fn@vector_isht) returns an error.
     #[must_use]
     #[track_caller]
-    fn vector_isht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
+    fn vector_isht<const E: usize>(self, transform: &Sht) -> WithDims<Self, E> {
         run(self, |x| vector_isht::<D, E>(x, transform))
     }
 
@@ -131,7 +131,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn sphere_power(self) -> Self {
-        let shape = self.global_dims();
+        let shape = self.dims();
         assert!(
             D >= 3,
             "sphere_power: {shape:?}; expected [.., degrees, orders, 2]"

@@ -21,7 +21,7 @@ const GRIDS: [SphereGrid; 3] = [
 struct Harmonics(Sht);
 
 impl Operator<3, 4> for Harmonics {
-    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 4> {
+    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> WithDims<X, 4> {
         SphereField::sht::<4>(inputs.remove(0), &self.0)
     }
 }
@@ -29,7 +29,7 @@ impl Operator<3, 4> for Harmonics {
 struct Grid(Sht);
 
 impl Operator<4, 3> for Grid {
-    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 3> {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> WithDims<X, 3> {
         SphereField::isht::<3>(inputs.remove(0), &self.0)
     }
 }
@@ -38,7 +38,7 @@ impl Operator<4, 3> for Grid {
 struct Wind(Sht);
 
 impl Operator<4, 4> for Wind {
-    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 4> {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> WithDims<X, 4> {
         let y = SphereField::vector_sht::<5>(inputs.remove(0), &self.0);
         SphereField::vector_isht::<4>(y, &self.0)
     }

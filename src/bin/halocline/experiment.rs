@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use halocline::core::{Launcher, World};
-use halocline::experiment::{Experiment, ExperimentConfig, ForecastConfig, Kept, Outlook};
+use halocline::experiment::{
+    CheckpointChoice, Experiment, ExperimentConfig, ForecastConfig, Outlook,
+};
 use halocline::io::{Existing, save_json};
 use halocline::models::parallel::{Link, Machine};
 use halocline::{Ended, Error};
@@ -79,10 +81,10 @@ enum Checkpoint {
 }
 
 impl Forecasting {
-    fn kept(&self) -> Kept {
+    fn choice(&self) -> CheckpointChoice {
         match self.checkpoint {
-            Checkpoint::Best => Kept::Best,
-            Checkpoint::Last => Kept::Last,
+            Checkpoint::Best => CheckpointChoice::Best,
+            Checkpoint::Last => CheckpointChoice::Last,
         }
     }
 
@@ -155,7 +157,7 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
     };
     let written = options.run.run(|world, config| {
         let experiment = forecasting.open(world, config)?;
-        let model = experiment.trained(forecasting.kept())?;
+        let model = experiment.trained(forecasting.choice())?;
         let config = forecasting.config(config);
         let written = experiment.forecast(&model, from.as_deref(), &config, output, existing)?;
         Ok(Some(written).filter(|_| world.is_root()))
@@ -204,7 +206,7 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
             None => format!("-{stem}"),
         };
         let experiment = forecasting.open(world, config)?;
-        let model = experiment.trained(forecasting.kept())?;
+        let model = experiment.trained(forecasting.choice())?;
         // Told before the forecasts.
         path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
         let forecast = forecasting.config(config);

@@ -5,7 +5,9 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Bool, Tensor, TensorData};
 use halocline::models::FieldTransformerConfig;
 use halocline::models::parallel::{Plan, Store, Style, parallelize_module};
-use halocline_core::{Along, Distribution, Error, RandomKey, Result, Shard, ShardTensor, World};
+use halocline_core::{
+    Distribution, Error, PlanPlacement, RandomKey, Result, Shard, ShardTensor, World,
+};
 use halocline_ops::loss_value;
 use halocline_ops::prelude::*;
 
@@ -16,7 +18,7 @@ use super::Found;
 pub(super) fn parallel(world: World) -> Result<Found> {
     let mesh = world.mesh([("data", 2), ("tensor", world.size() / 2)])?;
     let layer = |name: &str| format!("layers.*.{name}");
-    let rows = || Style::rowwise("tensor").with_output(Along::Shard(1));
+    let rows = || Style::rowwise("tensor").with_output(PlanPlacement::Shard(1));
     let plan = Plan::default()
         .with_layer(
             &layer("mha.{query,key,value}"),
@@ -31,10 +33,7 @@ pub(super) fn parallel(world: World) -> Result<Found> {
     let model = world.init(|device| config.init(device))?;
     let mut model: TransformerEncoder = parallelize_module(model, &mesh, &plan)?;
     let mut optimizer = AdamWConfig::new().init();
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    let normal = Distribution::Normal(0.0, 1.0);
     let key = RandomKey::new(0, "x");
     let x = ShardTensor::<3>::random([4, 7, 6], normal, key, &mesh, &[Shard(0), Shard(1)])?;
     let mut losses = Vec::new();
@@ -57,10 +56,7 @@ pub(super) fn parallel(world: World) -> Result<Found> {
 /// and dropout: results, and the gradients of the inputs.
 pub(super) fn attention(world: World) -> Result<Found> {
     let mesh = world.mesh([("lat", world.size() / 2), ("lon", 2)])?;
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
+    let normal = Distribution::Normal(0.0, 1.0);
     let config = FieldTransformerConfig::new(2)
         .with_d_model(16)
         .with_heads(2)
@@ -76,7 +72,7 @@ pub(super) fn attention(world: World) -> Result<Found> {
     let y = x.clone().apply(&model);
     let gradients = (y.clone() * y.clone()).sum().backward();
     let of_x = x.grad(&gradients).expect("a gradient");
-    let mut found = vec![y.local().to_data(), of_x.into_parts().0.into_data()];
+    let mut found = vec![y.local().to_data(), of_x.into_local().into_data()];
 
     let tokens = [Shard(1), Shard(1)];
     let leaf = |name: &str, heads: usize| {
@@ -102,7 +98,7 @@ pub(super) fn attention(world: World) -> Result<Found> {
     found.push(y.local().to_data());
     found.extend(leaves.map(|leaf| {
         let gradient = leaf.grad(&gradients).expect("a gradient");
-        gradient.into_parts().0.into_data()
+        gradient.into_local().into_data()
     }));
     Ok(found)
 }

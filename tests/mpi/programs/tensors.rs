@@ -15,9 +15,7 @@ pub(super) fn placements(world: World) -> Result<Found> {
     let x = noise([7, 5, 3], &world)?.require_grad();
     let columns = x.clone().redistribute(&[Shard(1)]);
     let whole = columns.clone().redistribute(&[Replicate]);
-    let weights = noise([7, 5, 3], &world)?
-        .full_tensor(LocalGradient::Replicated)
-        .inner();
+    let weights = noise([7, 5, 3], &world)?.full_tensor().inner();
     let gradients = (whole.local().clone() * weights).sum().backward();
     let gradient = x.grad(&gradients).expect("x is a leaf");
     let mut found = vec![
@@ -27,14 +25,11 @@ pub(super) fn placements(world: World) -> Result<Found> {
     ];
     if world.size() == 4 {
         let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-        let uniform = Distribution::Uniform {
-            low: -1.0,
-            high: 1.0,
-        };
+        let uniform = Distribution::Uniform(-1.0, 1.0);
         let key = RandomKey::new(7, "noise");
         let x = ShardTensor::random([5, 7], uniform, key, &mesh, &[Shard(0), Shard(1)])?;
         let turned = x.redistribute(&[Shard(1), Shard(0)]);
-        found.push(turned.into_parts().0.into_data());
+        found.push(turned.into_local().into_data());
     }
     Ok(found)
 }
@@ -71,9 +66,9 @@ pub(super) fn reductions(world: World) -> Result<Found> {
             let data = TensorData::new(values.collect(), [elements]);
             let local = Tensor::<1>::from_data(data, world.device()).require_grad();
             let gradient = LocalGradient::Replicated;
-            let x = ShardTensor::from_local(local.clone(), &layout, &mesh, gradient)?;
-            let resolved = x.clone().resolve().into_parts().0;
-            let shard = x.redistribute(&[Shard(0)]).into_parts().0;
+            let x = ShardTensor::from_local_with(local.clone(), &layout, &mesh, gradient)?;
+            let resolved = x.clone().resolve().into_local();
+            let shard = x.redistribute(&[Shard(0)]).into_local();
             let gradients = (resolved.clone().sum() + shard.clone().sum()).backward();
             let gradient = local.grad(&gradients).expect("local is a leaf");
             found.extend([resolved, shard, gradient].map(Tensor::into_data));
@@ -91,18 +86,18 @@ pub(super) fn kinds(world: World) -> Result<Found> {
         let x = scatter_tensor(world.is_root().then_some(whole), 0, &mesh, &[Shard(0)])?;
         let mask = x.clone().greater_elem(7).redistribute(&[Shard(1)]);
         let padded = mask.with_halo(&[Halo::new(1, 2, Boundary::Periodic)])?;
-        found.extend([mask.into_parts().0.into_data(), padded.into_data()]);
+        found.extend([mask.into_local().into_data(), padded.into_data()]);
         let columns = x.clone().redistribute(&[Shard(1)]);
         let gathered = columns.gather_tensor(0)?;
         found.extend(gathered.map(Tensor::into_data));
-        found.push(columns.into_parts().0.into_data());
+        found.push(columns.into_local().into_data());
         for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Product] {
             let layout = Layout::new(mesh.shape(), &[7, 5], &[Partial(op)])?;
-            let own = x.full_tensor(LocalGradient::Replicated) + world.rank() as i64;
-            let partial = ShardTensor::from_local(own, &layout, &mesh, LocalGradient::Replicated)?;
-            found.push(partial.clone().resolve().into_parts().0.into_data());
+            let own = x.full_tensor() + world.rank() as i64;
+            let partial = ShardTensor::from_local(own, &layout, &mesh)?;
+            found.push(partial.clone().resolve().into_local().into_data());
             let shard = partial.redistribute(&[Shard(0)]);
-            found.push(shard.into_parts().0.into_data());
+            found.push(shard.into_local().into_data());
         }
     }
     Ok(found)
@@ -123,8 +118,8 @@ pub(super) fn scatter_and_gather(world: World) -> Result<Found> {
     let gathered = moved.gather_tensor(0)?;
     assert_eq!(gathered.is_some(), world.is_root());
     let tensors = [
-        Some(x.into_parts().0),
-        Some(moved.into_parts().0),
+        Some(x.into_local()),
+        Some(moved.into_local()),
         Some(padded),
         gathered,
     ];

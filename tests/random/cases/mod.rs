@@ -64,7 +64,7 @@ impl Case {
 }
 
 fn uniform(name: &str, shape: &[usize], low: f64, high: f64) -> Vec<f32> {
-    let uniform = Distribution::Uniform { low, high };
+    let uniform = Distribution::Uniform(low, high);
     RandomKey::new(0, name).fill(uniform, shape, &IndexBox::whole(shape))
 }
 

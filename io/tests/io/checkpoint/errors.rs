@@ -5,8 +5,7 @@ use std::path::Path;
 
 use burn::tensor::{Float, Int, Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, Launcher, Layout, LocalGradient, Partial, ReduceOp, Replicate, Result, Shard,
-    ShardTensor,
+    DeviceMesh, Launcher, Layout, Partial, ReduceOp, Replicate, Result, Shard, ShardTensor,
 };
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 
@@ -208,10 +207,5 @@ fn misuse_is_an_error_that_says_what_to_do() {
 /// A tensor whose value is the sum over ranks.
 fn partial(mesh: &DeviceMesh) -> Result<ShardTensor<2>> {
     let layout = Layout::new(mesh.shape(), &[2, 4], &[Partial(ReduceOp::Sum)])?;
-    ShardTensor::from_local(
-        Tensor::ones([2, 4], mesh.device()),
-        &layout,
-        mesh,
-        LocalGradient::Replicated,
-    )
+    ShardTensor::from_local(Tensor::ones([2, 4], mesh.device()), &layout, mesh)
 }

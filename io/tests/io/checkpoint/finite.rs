@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Tensor, TensorData};
-use halocline_core::{Launcher, Layout, LocalGradient, Result, Shard, ShardTensor, World};
+use halocline_core::{Launcher, Layout, Result, Shard, ShardTensor, World};
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 
 use super::names_in;
@@ -21,10 +21,7 @@ fn save(folder: &Path, config: &CheckpointConfig, steps: &[(u64, f64, Option<f64
             let last = if world.is_root() { 0.0 } else { *value };
             let local = Tensor::from_data([[1.0, 2.0, last]], world.device());
             let mut snapshot = Snapshot::new(&world);
-            snapshot.sharded(
-                "x",
-                &ShardTensor::<2>::from_local(local, &layout, &mesh, LocalGradient::Replicated)?,
-            )?;
+            snapshot.sharded("x", &ShardTensor::<2>::from_local(local, &layout, &mesh)?)?;
             checkpoints.save(*step, snapshot, *metric)?;
         }
         checkpoints.wait()

@@ -28,7 +28,7 @@ fn what_any_mesh_saved_any_mesh_loads_reading_it_once() {
                 let checkpoint = Checkpoint::open(&path)?;
                 let mesh = mesh(&world, case.0)?;
                 let found = checkpoint.sharded("field", &mesh, &case.1)?;
-                same(found.local().clone(), field(&world, case)?.into_parts().0);
+                same(found.local().clone(), field(&world, case)?.into_local());
                 same(checkpoint.tensor(&world, "large")?, large(&world));
                 same(checkpoint.tensor(&world, "flags")?, flags(&world));
                 assert_eq!(
@@ -69,7 +69,7 @@ fn shards_of_other_extents_are_loaded_too() {
         let found: ShardTensor<4> = Checkpoint::open(&path)?.sharded_to("field", &mesh, &layout)?;
         let (expected, ..) = field(&world, &([1, 3], [Replicate, Replicate]))?.into_parts();
         let expected = ShardTensor::distribute(expected, &mesh, &layout)?;
-        same(found.into_parts().0, expected.into_parts().0);
+        same(found.into_local(), expected.into_local());
         Ok(())
     });
     loaded.unwrap();
@@ -98,7 +98,7 @@ proptest! {
             checkpoints.save(1, snapshot, None)?;
             let checkpoint = checkpoints.latest()?.expect("it was saved");
             let found = checkpoint.sharded("x", &mesh, &placements(loaded))?;
-            same(found.into_parts().0, of(placements(loaded))?.into_parts().0);
+            same(found.into_local(), of(placements(loaded))?.into_local());
             Ok(())
         }).unwrap();
     }

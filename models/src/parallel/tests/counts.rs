@@ -5,8 +5,8 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Int, Tensor};
 use halocline_core::{
-    Along, CommStats, DeviceMesh, Gather, Launcher, Operation, Placement, ReduceOp, Replicate,
-    Result, Shard, ShardTensor, Traffic, World, ops,
+    CommStats, DeviceMesh, Gather, Launcher, Operation, Placement, PlanPlacement, ReduceOp,
+    Replicate, Result, Shard, ShardTensor, Traffic, World, ops,
 };
 use halocline_ops::prelude::*;
 use halocline_ops::{CrossEntropyOptions, cross_entropy};
@@ -105,7 +105,7 @@ fn styles_send_what_the_table_says() {
     assert_eq!(counts(&colwise(), Shard(1), one), [MOVE, MOVE]);
     let rowwise = || first(Style::rowwise("tensor"));
     assert_eq!(counts(&rowwise(), Shard(2), one), [REDUCE, NOTHING]);
-    let scattered = first(Style::rowwise("tensor").with_output(Along::Shard(1)));
+    let scattered = first(Style::rowwise("tensor").with_output(PlanPlacement::Shard(1)));
     assert_eq!(counts(&scattered, Shard(2), one), [MOVE, MOVE]);
 }
 
@@ -117,10 +117,10 @@ fn columns_then_rows_are_one_sum_each_way() {
             .with_layer("second", Style::rowwise("tensor").with_output(output))
     };
     let mlp = |model: &Layers, x: ShardTensor<3>| x.apply(&model.first).gelu().apply(&model.second);
-    let whole = plan(Along::Replicate);
+    let whole = plan(PlanPlacement::Replicate);
     assert_eq!(counts(&whole, Replicate, mlp), [REDUCE, REDUCE]);
     // Tokens come together and are scattered again.
-    let tokens = plan(Along::Shard(1));
+    let tokens = plan(PlanPlacement::Shard(1));
     assert_eq!(counts(&tokens, Shard(1), mlp), [[2, 0, 0], [2, 0, 0]]);
 }
 
@@ -128,7 +128,7 @@ fn columns_then_rows_are_one_sum_each_way() {
 fn three_layers_share_what_is_prepared_once() {
     let plan = Plan::default()
         .with_layer("{first,second,third}", Style::colwise("tensor"))
-        .with_layer("enter", Style::prepare_input("tensor", Along::Fan));
+        .with_layer("enter", Style::prepare_input("tensor", PlanPlacement::Fan));
     fn each(model: &Layers, x: ShardTensor<3>) -> ShardTensor<3> {
         let all = [&model.first, &model.second, &model.third];
         let [a, b, c] = all.map(|linear| x.clone().apply(linear));

@@ -6,7 +6,7 @@ use burn::module::{Module, Param};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use halocline_core::{Along, Gather, Launcher, MeshShape, Replicate, Shard};
+use halocline_core::{Gather, Launcher, MeshShape, PlanPlacement, Replicate, Shard};
 use halocline_ops::Reshard;
 
 use crate::parallel::{
@@ -68,13 +68,16 @@ fn error(plan: &Plan) -> String {
 
 fn plan() -> Plan {
     Plan::default()
-        .with_layer("blocks.*.enter", Style::prepare_input("tensor", Along::Fan))
+        .with_layer(
+            "blocks.*.enter",
+            Style::prepare_input("tensor", PlanPlacement::Fan),
+        )
         .with_layer("blocks.*.up", Style::colwise("tensor").with_unit(2))
         .with_layer(
             "blocks.*.down",
             Style::rowwise("tensor")
                 .with_unit(2)
-                .with_output(Along::Shard(1)),
+                .with_output(PlanPlacement::Shard(1)),
         )
         .with_layer("blocks.*.norm", Style::sequence_parallel("tensor"))
         .with_layer("words", Style::rowwise("tensor"))
@@ -90,7 +93,7 @@ fn plans_are_the_same_as_text() {
     let placed = Placed {
         parameters: [(
             "weight".into(),
-            Axes::from([("tensor".into(), Along::Shard(-1))]),
+            Axes::from([("tensor".into(), PlanPlacement::Shard(-1))]),
         )]
         .into(),
         ..Placed::default()
@@ -100,8 +103,8 @@ fn plans_are_the_same_as_text() {
         .with_layer(
             "both",
             Style::PrepareInputOutput {
-                input: [("tensor".into(), Along::Fan)].into(),
-                output: [("tensor".into(), Along::Shard(1))].into(),
+                input: [("tensor".into(), PlanPlacement::Fan)].into(),
+                output: [("tensor".into(), PlanPlacement::Shard(1))].into(),
             },
         )
         .with_optional_axis("lat");
@@ -145,7 +148,7 @@ fn layouts_are_those_of_the_styles() {
     assert_eq!(up.layout.placements(), [Shard(1), Shard(0)]);
     assert_eq!(up.layout.extents(1), [4, 4, 2]); // units of two
     assert_eq!((&up.stored[..], up.gather), (&[1][..], Gather::Once));
-    assert_eq!(up.crossing.input, [(0, Along::Fan)]);
+    assert_eq!(up.layer_placements.input, [(0, PlanPlacement::Fan)]);
     assert_eq!([up.elements_held(0), up.elements_used(0)], [2 * 4, 4 * 4]);
     let bias = of("blocks.1.up.bias");
     // Its one dim is sharded by the layer already, and the axis of storage lies right of it.
@@ -153,15 +156,18 @@ fn layouts_are_those_of_the_styles() {
     assert_eq!(bias.layout.extents(0), [2, 2, 2, 2, 1, 1]);
     let down = of("blocks.0.down.weight");
     assert_eq!(down.layout.placements(), [Shard(0), Shard(1)]);
-    assert_eq!(down.crossing.input, [(0, Along::Shard(-1))]);
-    assert_eq!(down.crossing.output, [(0, Along::Shard(1))]);
+    assert_eq!(down.layer_placements.input, [(0, PlanPlacement::Shard(-1))]);
+    assert_eq!(down.layer_placements.output, [(0, PlanPlacement::Shard(1))]);
     let gamma = of("blocks.0.norm.gamma");
     assert_eq!(gamma.layout.placements(), [Replicate, Replicate]); // of four elements
-    assert_eq!(gamma.crossing.input, [(0, Along::Shard(1))]);
+    assert_eq!(gamma.layer_placements.input, [(0, PlanPlacement::Shard(1))]);
     let words = of("words.weight");
     assert_eq!(words.layout.placements(), [Shard(0), Shard(1)]);
-    assert!(words.crossing.input.is_empty());
-    assert_eq!(resolved.reshards["blocks.1.enter"], [(0, Along::Fan)]);
+    assert!(words.layer_placements.input.is_empty());
+    assert_eq!(
+        resolved.reshards["blocks.1.enter"],
+        [(0, PlanPlacement::Fan)]
+    );
     let printed = resolved.to_string();
     for part in [
         "blocks.1.up.weight",
@@ -186,7 +192,7 @@ fn a_mesh_may_lack_optional_axes() {
         (up.path.as_str(), up.layout.placements()),
         ("blocks.0.up.weight", &[Shard(1)][..])
     );
-    assert!(up.crossing.input.is_empty() && resolved.reshards.is_empty());
+    assert!(up.layer_placements.input.is_empty() && resolved.reshards.is_empty());
     let none = on(&[("lat", 1)], &plan);
     assert!(
         none.parameters
@@ -210,7 +216,10 @@ fn mistakes_are_told_with_the_way_out() {
     );
     let kind = layer("blocks.0.norm", Style::colwise("tensor"));
     assert!(kind.contains("a LayerNorm"), "{kind}");
-    let composite = layer("blocks.0", Style::prepare_input("tensor", Along::Fan));
+    let composite = layer(
+        "blocks.0",
+        Style::prepare_input("tensor", PlanPlacement::Fan),
+    );
     assert!(composite.contains("field of type Reshard"), "{composite}");
     let unit = layer("blocks.0.up", Style::colwise("tensor").with_unit(4));
     assert!(unit.contains("units of 4"), "{unit}");
@@ -222,7 +231,7 @@ fn mistakes_are_told_with_the_way_out() {
     let missing = Placed {
         parameters: [(
             "bias".into(),
-            Axes::from([("tensor".into(), Along::Shard(0))]),
+            Axes::from([("tensor".into(), PlanPlacement::Shard(0))]),
         )]
         .into(),
         ..Placed::default()
@@ -230,12 +239,16 @@ fn mistakes_are_told_with_the_way_out() {
     let missing = layer("blocks.0.down", Style::Placed(missing));
     assert!(missing.contains("has no parameter bias"), "{missing}");
     let fan = Placed {
-        parameters: [("weight".into(), Axes::from([("tensor".into(), Along::Fan)]))].into(),
+        parameters: [(
+            "weight".into(),
+            Axes::from([("tensor".into(), PlanPlacement::Fan)]),
+        )]
+        .into(),
         ..Placed::default()
     };
     assert!(layer("blocks.0.down", Style::Placed(fan)).contains("expected shard or replicate"));
     let own = Placed {
-        input: [("tensor".into(), Along::Fan)].into(),
+        input: [("tensor".into(), PlanPlacement::Fan)].into(),
         ..Placed::default()
     };
     let scaled = Scaled {
@@ -283,8 +296,8 @@ fn two_plans_for_one_place_are_told() {
             Plan::default().with_layer("blocks.*.enter", Style::prepare_input("tensor", along))
         };
         let model = world.sync_module(model(), 0)?;
-        let model = parallelize_module(model, &mesh, &plan(Along::Shard(1)))?;
-        parallelize_module(model, &mesh, &plan(Along::Replicate)).map(drop)
+        let model = parallelize_module(model, &mesh, &plan(PlanPlacement::Shard(1)))?;
+        parallelize_module(model, &mesh, &plan(PlanPlacement::Replicate)).map(drop)
     });
     let error = result.unwrap_err().to_string();
     assert!(

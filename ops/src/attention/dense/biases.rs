@@ -1,7 +1,7 @@
 //! Tests of biases and key padding, sharded like queries and like keys.
 
 use burn::tensor::{Bool, Device, Tensor, TensorData};
-use halocline_core::{Launcher, LocalGradient, Placement, RandomKey, Replicate, Shard};
+use halocline_core::{Launcher, Placement, RandomKey, Replicate, Shard};
 
 use super::dims::{BATCH, HEADS};
 use super::*;
@@ -72,7 +72,7 @@ fn on_ranks(
             .iter()
             .map(|leaf| leaf.grad(&gradients).expect("a gradient"));
         let results = std::iter::once(y).chain(gradients);
-        let whole = results.map(|x| x.full_tensor(LocalGradient::Replicated).into_data());
+        let whole = results.map(|x| x.full_tensor().into_data());
         Ok(whole.collect())
     });
     found.unwrap()
@@ -152,15 +152,13 @@ fn learned_biases_have_the_gradients_of_one_device() {
             let cotangent = ShardTensor::distribute(cotangent.inner(), &mesh, y.layout())?;
             let gradients = crate::reduce::sum(y.clone() * cotangent)?.backward();
             let of_bias = match laid {
-                true => shards
-                    .grad(&gradients)
-                    .map(|shard| shard.full_tensor(LocalGradient::Replicated)),
+                true => shards.grad(&gradients).map(|shard| shard.full_tensor()),
                 false => whole.grad(&gradients),
             };
             let of_q = q.grad(&gradients).expect("a gradient");
             Ok(vec![
-                y.full_tensor(LocalGradient::Replicated).into_data(),
-                of_q.full_tensor(LocalGradient::Replicated).into_data(),
+                y.full_tensor().into_data(),
+                of_q.full_tensor().into_data(),
                 of_bias.expect("a gradient").into_data(),
             ])
         });

@@ -135,7 +135,7 @@ fn attend(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor<4
 /// Zero for weights that dropout takes away, else the inverse of the probability to stay: `[batch, queries, heads, keys]`.
 fn factors(dropped: &Dropped, shape: [usize; 4]) -> TensorData {
     let probability = 1.0 - dropped.probability;
-    let coin = Distribution::Bernoulli { probability };
+    let coin = Distribution::Bernoulli(probability);
     let [batch, query, head] = dropped.first;
     let first = [batch, query, head, 0];
     // A rank without queries has one of fill, which may lie outside.

@@ -77,7 +77,7 @@ use travel::Travel;
 ///
 /// Launcher::local(3).run(|world| {
 ///     let mesh = world.mesh([("tokens", 3)])?;
-///     let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+///     let normal = Distribution::Normal(0.0, 1.0);
 ///     // [batch, tokens, heads, width]
 ///     let tokens = |name: &str| {
 ///         ShardTensor::<4>::random([1, 20, 2, 8], normal, RandomKey::new(0, name), &mesh, &[Shard(1)])
@@ -163,7 +163,7 @@ fn attention(
         Some(Beside::Keys(bias)) if runs_kernels => (None, Some(bias)),
         Some(Beside::Keys(bias)) => (Some(composed::whole_in_keys(bias)?), None),
     };
-    let constant = |bias: ShardTensor<4>| bias.inner().into_parts().0;
+    let constant = |bias: ShardTensor<4>| bias.inner().into_local();
     let bias = match bias {
         Some(bias) if learned => Some(composed::learned(bias, &q)?),
         constants => constants.map(constant),
@@ -197,7 +197,7 @@ fn attention(
         beside_keys,
         ring,
     };
-    let [q, k, v] = [q, k, v].map(|tensor| tensor.into_parts().0);
+    let [q, k, v] = [q, k, v].map(|tensor| tensor.into_local());
     Error::catch(|| {
         let [k, v] = [k, v].map(|tensor| fan_out(tensor, &mesh, &fans, NAME));
         node::attention(q, k, v, run)

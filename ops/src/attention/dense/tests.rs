@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use halocline_core::{Launcher, LocalGradient, Placement, Replicate, Shard};
+use halocline_core::{Launcher, Placement, Replicate, Shard};
 
 use super::dims::{BATCH, HEADS};
 use super::*;
@@ -145,11 +145,11 @@ fn keys_may_lie_otherwise_than_queries() {
             let cotangent = Tensor::<4>::from_data(cotangent, world.device()).inner();
             let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
             let gradients = (y.clone() * cotangent).sum().backward();
-            let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+            let mut found = vec![y.full_tensor().into_data()];
             for leaf in leaves {
                 let gradient = leaf.grad(&gradients).expect("a gradient");
                 assert_eq!(gradient.layout(), leaf.layout());
-                found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
+                found.push(gradient.full_tensor().into_data());
             }
             Ok(found)
         });
@@ -226,7 +226,7 @@ fn a_bias_and_padding_are_added() {
             let options = options.with_bias(bias).with_key_padding(padding);
             let (q, k, v) = (tokens("q")?, tokens("k")?, tokens("v")?);
             let y = scaled_dot_product_attention(q, k, v, &options)?;
-            Ok(y.full_tensor(LocalGradient::Replicated).into_data())
+            Ok(y.full_tensor().into_data())
         });
         found.unwrap().remove(0)
     };

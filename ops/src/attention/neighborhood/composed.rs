@@ -35,7 +35,7 @@ pub(super) fn attention<const D: usize>(
     let [key_width, value_width] = run.widths;
     let dtype = q.local().dtype();
     let (q, queries, mesh) = q.into_parts();
-    let both = Tensor::cat(vec![k.into_parts().0, v.into_parts().0], D - 1);
+    let both = Tensor::cat(vec![k.into_local(), v.into_local()], D - 1);
     let both = match &run.exchange {
         None => both,
         Some(exchange) => {

@@ -57,7 +57,7 @@ use prepared::Prepared;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lon", 2)])?;
-///     let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+///     let normal = Distribution::Normal(0.0, 1.0);
 ///     // [batch, latitude, longitude, heads, width]
 ///     let field = |name: &str| {
 ///         ShardTensor::<5>::random([1, 6, 12, 2, 8], normal, RandomKey::new(0, name), &mesh, &[Shard(2)])
@@ -100,7 +100,7 @@ pub fn neighborhood_attention<const D: usize, const N: usize>(
 /// let field = || ShardTensor::solo(Tensor::<4>::ones([1, 8, 1, 4], &Default::default()));
 /// let options = NeighborhoodOptions::new([3]).with_scale(0.5);
 /// let y = neighborhood_attention_with_lse(field(), field(), field(), &options)?;
-/// let lse = y.lse.into_parts().0.into_data(); // of three scores of 2
+/// let lse = y.lse.into_local().into_data(); // of three scores of 2
 /// assert!(lse.iter::<f32>().all(|lse| (lse - (3.0_f32.ln() + 2.0)).abs() < 1e-6));
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -139,7 +139,7 @@ pub fn neighborhood_attention_with_lse<const D: usize, const N: usize>(
 ///     [token(0.0), token(5.0)],
 ///     &options,
 /// )?;
-/// assert_eq!(y.into_parts().0.into_data().iter::<f32>().next(), Some(2.0));
+/// assert_eq!(y.into_local().into_data().iter::<f32>().next(), Some(2.0));
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn neighborhood_attention_with_tokens<const D: usize, const N: usize>(
@@ -198,6 +198,6 @@ fn local<const D: usize>(
     if !flex::runs_on(&q.device()) {
         return composed::attention(q, k, v, prepared);
     }
-    let [q, k, v] = [q, k, v].map(|tensor| tensor.into_parts().0);
+    let [q, k, v] = [q, k, v].map(|tensor| tensor.into_local());
     Error::catch(|| node::attention(q, k, v, prepared.run.clone()))
 }

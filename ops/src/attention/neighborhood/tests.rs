@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use burn::tensor::{DType, Tensor, TensorData};
-use halocline_core::{Error, Launcher, LocalGradient, Shard, ShardTensor};
+use halocline_core::{Error, Launcher, Shard, ShardTensor};
 use proptest::prelude::*;
 
 use super::*;
@@ -132,7 +132,7 @@ fn on_one_rank<const D: usize, const N: usize>(
     });
     let [q, k, v] = inputs;
     let y = neighborhood_attention_with_lse(q, k, v, options).unwrap();
-    [y.output, y.lse].map(|x| x.into_parts().0.into_data())
+    [y.output, y.lse].map(|x| x.into_local().into_data())
 }
 
 /// The larger difference of results and of logarithms.
@@ -263,7 +263,7 @@ fn heads_of_grouped_queries_may_be_sharded() {
             let gradients = (y.clone() * y.clone()).sum().backward();
             let gradients = leaves.map(|leaf| leaf.grad(&gradients).expect("a gradient"));
             let whole = std::iter::once(y).chain(gradients);
-            let whole = whole.map(|x| x.full_tensor(LocalGradient::Replicated).into_data());
+            let whole = whole.map(|x| x.full_tensor().into_data());
             Ok(whole.collect::<Vec<_>>())
         });
         found.unwrap()
@@ -289,7 +289,7 @@ fn many_keys_that_all_queries_reach_are_those_of_windows() {
         let mesh = world.mesh([("lon", 2)])?;
         let shard = |x: &Tensor<4>| ShardTensor::distribute(x.clone(), &mesh, &[Shard(1)]);
         let y = neighborhood_attention(shard(&q)?, shard(&k)?, shard(&v)?, &options)?;
-        Ok(y.full_tensor(LocalGradient::Replicated).into_data())
+        Ok(y.full_tensor().into_data())
     });
     let off = difference(&found.unwrap()[0], &expected.into_data());
     assert!(off < 1e-5, "{off:e}");
@@ -310,7 +310,7 @@ fn gradients_of_halos_are_rounded_once() {
         let y = neighborhood_attention(q, k, v.clone(), &NeighborhoodOptions::new([3]))?;
         let gradients = (y * field([768.0, 3.0, 3.0, 0.0])?).sum().backward();
         let of_v = v.grad(&gradients).expect("a gradient");
-        Ok(of_v.full_tensor(LocalGradient::Replicated).into_data())
+        Ok(of_v.full_tensor().into_data())
     });
     let found: Vec<f64> = found.unwrap()[0].iter::<f64>().collect();
     assert_eq!(found[1], 258.0);

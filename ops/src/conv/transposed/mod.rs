@@ -186,7 +186,7 @@ pub(super) struct Plan {
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_ops::ConvTransposeOptions;
 /// use halocline_ops::conv::conv_transpose;
 ///
@@ -195,7 +195,7 @@ pub(super) struct Plan {
 ///     let x = ShardTensor::<3>::ones([1, 1, 3], &mesh, &[Shard(2)])?;
 ///     let weight = Tensor::<3>::ones([1, 1, 3], world.device());
 ///     let options = ConvTransposeOptions::default().with_stride([2]);
-///     let y = conv_transpose(x, weight, None, &options)?.full_tensor(LocalGradient::Replicated);
+///     let y = conv_transpose(x, weight, None, &options)?.full_tensor();
 ///     y.into_data().assert_eq(&[[[1.0_f32, 1.0, 2.0, 1.0, 2.0, 1.0, 1.0]]].into(), true);
 ///     Ok(())
 /// })?;

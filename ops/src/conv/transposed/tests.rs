@@ -1,6 +1,6 @@
 use burn::nn::conv::ConvTranspose2dConfig;
 use burn::tensor::Tensor;
-use halocline_core::{Launcher, LocalGradient, Partial, Placement, ReduceOp, Replicate, Shard};
+use halocline_core::{Launcher, Partial, Placement, ReduceOp, Replicate, Shard};
 
 use super::*;
 use crate::prelude::*;
@@ -116,9 +116,9 @@ fn laid(
             x.grad(&gradients).unwrap(),
             weight.grad(&gradients).unwrap(),
         ];
-        let fields = fields.map(|x| x.full_tensor(LocalGradient::Replicated).into_data());
+        let fields = fields.map(|x| x.full_tensor().into_data());
         let bias = of_bias.grad(&gradients).unwrap();
-        let bias = bias.full_tensor(LocalGradient::Replicated).into_data();
+        let bias = bias.full_tensor().into_data();
         Ok(fields.into_iter().chain([bias]).collect())
     });
     found.unwrap()

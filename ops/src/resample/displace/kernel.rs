@@ -54,7 +54,7 @@ impl<const N: usize> Shapes<N> {
 
 /// The cells that a value is made of in one dim, `C` of them.
 #[derive(Clone, Copy, Debug)]
-struct Along<const C: usize> {
+struct PlanPlacement<const C: usize> {
     /// The first of them.
     start: isize,
     weights: [f64; C],
@@ -85,7 +85,12 @@ macro_rules! with_cells {
 impl<const N: usize> Sample<N> {
     /// The cells of an output in one dim, for a displacement.
     #[inline(always)]
-    fn along<const C: usize>(&self, dim: usize, cell: usize, displacement: f64) -> Along<C> {
+    fn along<const C: usize>(
+        &self,
+        dim: usize,
+        cell: usize,
+        displacement: f64,
+    ) -> PlanPlacement<C> {
         let bound = self.options.bound[dim] as f64;
         let clamped = self.options.beyond == Beyond::Clamp;
         let point = match clamped {
@@ -118,7 +123,7 @@ impl<const N: usize> Sample<N> {
             _ => (own, [(1.0 + 0.0 * t, 0.0); 4]),
         };
         let fixed = clamped && displacement.abs() > bound;
-        Along {
+        PlanPlacement {
             start,
             weights: std::array::from_fn(|place| of[place].0),
             slopes: std::array::from_fn(|place| match fixed {
@@ -136,7 +141,7 @@ impl<const N: usize> Sample<N> {
         shapes: &Shapes<N>,
         points: &[E],
         outputs: Range<usize>,
-        mut visit: impl FnMut(usize, &[Along<C>; N]),
+        mut visit: impl FnMut(usize, &[PlanPlacement<C>; N]),
     ) {
         let (count, mut rest) = (shapes.outputs(), outputs.start);
         let mut place = [0; N];
@@ -359,7 +364,7 @@ fn weigh<E: Float, const T: usize>(field: &[E], table: &[(u32, E)], sums: &mut [
 #[inline(always)]
 fn slopes<const N: usize, const C: usize>(
     shapes: &Shapes<N>,
-    along: &[Along<C>; N],
+    along: &[PlanPlacement<C>; N],
     term: impl Fn(usize) -> f64,
 ) -> [f64; N] {
     let mut slopes = [0.0; N];
@@ -388,7 +393,7 @@ fn slopes<const N: usize, const C: usize>(
 #[inline(always)]
 fn each_tap<const N: usize, const C: usize>(
     shapes: &Shapes<N>,
-    along: &[Along<C>; N],
+    along: &[PlanPlacement<C>; N],
     mut visit: impl FnMut(usize, [usize; N]),
 ) {
     let (mut strides, mut stride, mut cell) = ([0; N], 1, 0);

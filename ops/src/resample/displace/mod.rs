@@ -53,7 +53,7 @@ const NAME: &str = "displace";
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Boundary, Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_core::{Boundary, Launcher, Shard, ShardTensor};
 /// use halocline_ops::resample::{SampleOptions, displace};
 ///
 /// Launcher::local(2).run(|world| {
@@ -61,7 +61,7 @@ const NAME: &str = "displace";
 ///     let x = ShardTensor::<3>::ones([1, 1, 6], &mesh, &[Shard(2)])?;
 ///     let wind = ShardTensor::full([1, 1, 6], -1.5, &mesh, &[Shard(2)])?;
 ///     let options = SampleOptions::new([2]).with_boundary([Boundary::Periodic]);
-///     let y = displace(x, wind, &options)?.full_tensor(LocalGradient::Replicated);
+///     let y = displace(x, wind, &options)?.full_tensor();
 ///     y.into_data().assert_eq(&[[[1.0_f32; 6]]].into(), true);
 ///     Ok(())
 /// })?;

@@ -67,7 +67,7 @@ impl<E: Element> Task<'_, E> {
             return;
         };
         let probability = 1.0 - dropout.probability;
-        let (coin, factor) = (Distribution::Bernoulli { probability }, 1.0 / probability);
+        let (coin, factor) = (Distribution::Bernoulli(probability), 1.0 / probability);
         let scaled = |stays: f32| E::from_f64(f64::from(stays) * factor);
         // A counter gives four numbers: keys beside each other share it.
         let mut known = None;

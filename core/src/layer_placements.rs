@@ -14,7 +14,7 @@ use crate::{Error, Result, ShardTensor};
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Along, Shard};
+/// use halocline_core::{PlanPlacement, Shard};
 ///
 /// let along: Along = "shard(-1)".parse()?;
 /// assert_eq!(along.placement(3)?, Shard(2));
@@ -23,7 +23,7 @@ use crate::{Error, Result, ShardTensor};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Along {
+pub enum PlanPlacement {
     /// [`Shard`] of this dim; a negative one counts from the end.
     Shard(isize),
     /// [`Replicate`].
@@ -32,7 +32,7 @@ pub enum Along {
     Fan,
 }
 
-impl Along {
+impl PlanPlacement {
     /// The placement of a tensor of this many dims.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl Along {
     }
 }
 
-impl fmt::Display for Along {
+impl fmt::Display for PlanPlacement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Shard(dim) => write!(f, "shard({dim})"),
@@ -62,7 +62,7 @@ impl fmt::Display for Along {
     }
 }
 
-impl FromStr for Along {
+impl FromStr for PlanPlacement {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -79,7 +79,7 @@ impl FromStr for Along {
     }
 }
 
-impl TryFrom<String> for Along {
+impl TryFrom<String> for PlanPlacement {
     type Error = Error;
 
     fn try_from(text: String) -> Result<Self> {
@@ -87,19 +87,19 @@ impl TryFrom<String> for Along {
     }
 }
 
-impl From<Along> for String {
-    fn from(along: Along) -> Self {
+impl From<PlanPlacement> for String {
+    fn from(along: PlanPlacement) -> Self {
         along.to_string()
     }
 }
 
 /// Placements on some mesh axes: of a layer's input, and of its result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Crossing {
+pub struct LayerPlacements {
     /// Placements of the input when the layer computes, by axis.
-    pub input: Vec<(usize, Along)>,
+    pub input: Vec<(usize, PlanPlacement)>,
     /// Placements of the result, by axis.
-    pub output: Vec<(usize, Along)>,
+    pub output: Vec<(usize, PlanPlacement)>,
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
@@ -110,18 +110,18 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///
     /// # Example
     /// ```
-    /// use halocline_core::{Along, Launcher, Replicate, Shard, ShardTensor};
+    /// use halocline_core::{PlanPlacement, Launcher, Replicate, Shard, ShardTensor};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("data", 1), ("tensor", 2)])?;
     ///     let x = ShardTensor::<2>::ones([4, 6], &mesh, &[Shard(0), Replicate])?;
-    ///     let y = x.redistribute_along(&[(1, Along::Shard(-1))])?;
+    ///     let y = x.redistribute_axes(&[(1, PlanPlacement::Shard(-1))])?;
     ///     assert_eq!(y.placements(), [Shard(0), Shard(1)]);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
-    pub fn redistribute_along(self, along: &[(usize, Along)]) -> Result<Self> {
+    pub fn redistribute_axes(self, along: &[(usize, PlanPlacement)]) -> Result<Self> {
         let mut placements = self.placements().to_vec();
         for (axis, along) in along {
             let axes = placements.len();

@@ -1,9 +1,11 @@
-//! What a plan asks of a layer's input and result: the crossing of the layer's first parameter.
+//! What a plan asks of a layer's input and result: the placements of the layer's first parameter.
 
 use burn::module::Param;
 use burn::tensor::Tensor;
 use burn::tensor::kind::Basic;
-use halocline_core::{Along, Crossing, Layout, ParamShard, Result, Shard, ShardTensor};
+use halocline_core::{
+    LayerPlacements, Layout, ParamShard, PlanPlacement, Result, Shard, ShardTensor,
+};
 
 use crate::field::{Field, run};
 use crate::operand::Operand;
@@ -15,7 +17,7 @@ pub(crate) fn enter<const D: usize, const E: usize, K: Basic>(
     first: &Param<Tensor<E>>,
     x: ShardTensor<D, K>,
 ) -> Result<ShardTensor<D, K>> {
-    cross(first, x, |crossing| &crossing.input)
+    cross(first, x, |placements| &placements.input)
 }
 
 /// The input of a layer whose weight is sharded in a summed dim, with the weight's extents there, which
@@ -42,7 +44,7 @@ pub(crate) fn leave<const D: usize, const E: usize>(
     first: &Param<Tensor<E>>,
     y: ShardTensor<D>,
 ) -> Result<ShardTensor<D>> {
-    cross(first, y, |crossing| &crossing.output)
+    cross(first, y, |placements| &placements.output)
 }
 
 /// The result of a layer over whose inputs ranks are sharded: resolved, as the plan has it, with a
@@ -76,10 +78,10 @@ pub(crate) fn leave_with_bias<const D: usize, const E: usize>(
 fn cross<const D: usize, const E: usize, K: Basic>(
     first: &Param<Tensor<E>>,
     x: ShardTensor<D, K>,
-    side: impl Fn(&Crossing) -> &Vec<(usize, Along)>,
+    side: impl Fn(&LayerPlacements) -> &Vec<(usize, PlanPlacement)>,
 ) -> Result<ShardTensor<D, K>> {
-    match ParamShard::of(first).and_then(ParamShard::crossing) {
-        Some(crossing) => x.redistribute_along(side(crossing)),
+    match ParamShard::of(first).and_then(ParamShard::layer_placements) {
+        Some(placements) => x.redistribute_axes(side(placements)),
         None => Ok(x),
     }
 }
@@ -97,7 +99,7 @@ fn cross<const D: usize, const E: usize, K: Basic>(
 /// use burn::module::{Module, Param};
 /// use burn::tensor::Tensor;
 /// use halocline_ops::prelude::*;
-/// use halocline_ops::{crossed, matmul::linear};
+/// use halocline_ops::{with_layer_placements, matmul::linear};
 ///
 /// /// A linear layer without a bias.
 /// #[derive(Module, Debug)]
@@ -109,7 +111,7 @@ fn cross<const D: usize, const E: usize, K: Basic>(
 ///     type Output = X;
 ///
 ///     fn forward(&self, x: X) -> X {
-///         crossed(&self.weight, x, |x| {
+///         with_layer_placements(&self.weight, x, |x| {
 ///             x.try_op(|x| linear(x, &self.weight, None))
 ///                 .unwrap_or_else(|error| error.raise())
 ///         })
@@ -117,13 +119,14 @@ fn cross<const D: usize, const E: usize, K: Basic>(
 /// }
 /// ```
 #[track_caller]
-pub fn crossed<const D: usize, const E: usize, X: Field<D>>(
+pub fn with_layer_placements<const D: usize, const E: usize, X: Field<D>>(
     first: &Param<Tensor<E>>,
     x: X,
     layer: impl FnOnce(X) -> X,
 ) -> X {
-    let crosses = ParamShard::of(first).is_some_and(|shard| shard.crossing().is_some());
-    if !crosses {
+    let has_placements =
+        ParamShard::of(first).is_some_and(|shard| shard.layer_placements().is_some());
+    if !has_placements {
         return layer(x);
     }
     let y = layer(run(x, |x| enter(first, x)));

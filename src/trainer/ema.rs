@@ -8,11 +8,11 @@ use halocline_io::{Checkpoint, Snapshot};
 
 use super::Trainer;
 
-const NAME: &str = "average";
+const NAME: &str = "ema";
 
-/// Average of a model's parameters over steps.
+/// Ema of a model's parameters over steps.
 #[derive(Debug)]
-pub(super) struct Average<M> {
+pub(super) struct Ema<M> {
     decay: f64,
     model: M,
 }
@@ -26,26 +26,26 @@ impl<M: Module> Trainer<M> {
     /// Panics if `decay` is not between 0 and 1, or after
     /// [`resume_or_start`](Self::resume_or_start), which loads it.
     #[must_use]
-    pub fn with_average(mut self, decay: f64) -> Self {
+    pub fn with_ema(mut self, decay: f64) -> Self {
         assert!(
             (0.0..=1.0).contains(&decay),
-            "with_average({decay}): expected 0 to 1"
+            "with_ema({decay}): expected 0 to 1"
         );
-        self.require_no_folder("with_average");
+        self.require_no_folder("with_ema");
         let model = self.model().valid();
-        self.average = Some(Average { decay, model });
+        self.ema = Some(Ema { decay, model });
         self
     }
 
     /// The model with averaged parameters, for inference, of a run [with an
-    /// average](Self::with_average). Of sharded parameters it has the same shards.
-    pub fn averaged(&self) -> Option<&M> {
-        self.average.as_ref().map(|average| &average.model)
+    /// average](Self::with_ema). Of sharded parameters it has the same shards.
+    pub fn ema_model(&self) -> Option<&M> {
+        self.ema.as_ref().map(|average| &average.model)
     }
 
     /// Moves the average towards the parameters.
-    pub(super) fn move_average(&mut self) {
-        if let Some(Average { decay, model }) = self.average.take() {
+    pub(super) fn update_ema(&mut self) {
+        if let Some(Ema { decay, model }) = self.ema.take() {
             let mut values = Values::default();
             self.model().visit(&mut values);
             let mut mean = Mean {
@@ -54,28 +54,28 @@ impl<M: Module> Trainer<M> {
                 decay,
             };
             let model = model.map(&mut mean);
-            self.average = Some(Average { decay, model });
+            self.ema = Some(Ema { decay, model });
         }
     }
 
-    pub(super) fn save_average(&self, snapshot: &mut Snapshot) -> Result<()> {
-        if let Some(average) = &self.average {
+    pub(super) fn save_ema(&self, snapshot: &mut Snapshot) -> Result<()> {
+        if let Some(average) = &self.ema {
             snapshot.module(NAME, &average.model)?;
         }
         Ok(())
     }
 
     /// Loads the average. Of a run that had none, it begins with the parameters of `model`.
-    pub(super) fn restore_average(
+    pub(super) fn restore_ema(
         &mut self,
         world: &World,
         checkpoint: &Checkpoint,
         model: &M,
     ) -> Result<()> {
-        let Some(average) = &mut self.average else {
+        let Some(average) = &mut self.ema else {
             return Ok(());
         };
-        let loaded = match is_averaged(checkpoint) {
+        let loaded = match has_ema(checkpoint) {
             true => checkpoint.module(world, NAME, average.model.clone())?,
             false => model.valid(),
         };
@@ -86,13 +86,13 @@ impl<M: Module> Trainer<M> {
 
 /// The name of the model that validations of a checkpoint's run scored: its average, if it has one.
 pub(crate) fn validated_name(checkpoint: &Checkpoint) -> &'static str {
-    match is_averaged(checkpoint) {
+    match has_ema(checkpoint) {
         true => NAME,
         false => "model",
     }
 }
 
-fn is_averaged(checkpoint: &Checkpoint) -> bool {
+fn has_ema(checkpoint: &Checkpoint) -> bool {
     let prefix = format!("{NAME}.");
     checkpoint.names().any(|name| name.starts_with(&prefix))
 }
