@@ -211,9 +211,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         });
         println!("{}", line(title, pass, means.map(number)));
     }
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name(match bf16 {
-        true => "bench/conv_bf16.csv",
-        false => "bench/conv.csv",
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name(if bf16 {
+        "bench/conv_bf16.csv"
+    } else {
+        "bench/conv.csv"
     });
     std::fs::create_dir_all(path.with_file_name(""))?;
     let lines: String = rows
@@ -288,9 +289,10 @@ fn measure<const D: usize>(
     budget: Duration,
 ) -> [Row; 2] {
     let of_base = Tensors::random(case);
-    let (plain, base) = match bf16 {
-        true => (of_base.cast(DType::BF16), ours),
-        false => (of_base.clone(), flex),
+    let (plain, base) = if bf16 {
+        (of_base.cast(DType::BF16), ours)
+    } else {
+        (of_base.clone(), flex)
     };
     let tensors =
         [(plain, ours), (of_base, base)].map(|(plain, conv)| (plain.leaves(), plain, conv));

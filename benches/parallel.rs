@@ -267,7 +267,7 @@ fn automatic() -> Result<()> {
     )?;
     chosen(
         "wide layers, 2 ranks of tensor",
-        &[("tensor", 2)],
+        &[("data", 1), ("tensor", 2)],
         [4, 32, 512],
         wide,
         pairs,

@@ -16,7 +16,7 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::optim::AdamWConfig;
 use halocline::io::{
-    Batch, DatasetConfig, FieldDataset, FieldLoader, Gaps, LoaderConfig, OpenConfig, Order, Source,
+    Batch, DatasetConfig, FieldDataset, FieldLoader, Gaps, LoaderConfig, OpenConfig, Order,
     Statistics, save_json,
 };
 use halocline::models::{
@@ -59,9 +59,7 @@ fn main() -> Result<()> {
             .with_time_units(Some("hours since 1940-01-01".into()));
         let statistics = Statistics::compute(&[open.open(&store)?], 1)?;
         let grid = statistics.metadata().grid().clone();
-        let config = LoaderConfig::new(1)
-            .with_order(Order::Shuffled { seed: 1 })
-            .with_source(Source::PerRank);
+        let config = LoaderConfig::new(1).with_order(Order::Shuffled { seed: 1 });
         let mut loader = FieldLoader::new(&mesh, &[Shard(2), Shard(3)], &config, || {
             let config = DatasetConfig::new()
                 .with_open(open.clone())

@@ -7,6 +7,16 @@ use halocline::ops::operators;
 
 const PAGE: &str = "docs/operators.md";
 
+/// A row of the page: operators of the registry that follow each other, run by one method and have the same rules.
+struct Row {
+    method: &'static str,
+    /// The dims that may be sharded, and what travels forward and backward.
+    rules: [String; 3],
+    pytorch: Vec<&'static str>,
+    cases: usize,
+    modules: Vec<&'static str>,
+}
+
 /// The page on operators is the registry; `HALOCLINE_WRITE_DOCS=1 cargo test --test documents` writes it.
 #[test]
 fn the_page_on_operators_is_the_registry() {
@@ -25,22 +35,47 @@ fn the_page_on_operators_is_the_registry() {
          Each gives the values and gradients that PyTorch's function gives on one device, whatever the sharding: on one to four\n\
          ranks, in even, uneven and empty shards, alone, nested and on meshes of two axes. Golden cases hold that; they were\n\
          computed by PyTorch in f64. This page is written from the registry of operators (`halocline::ops::operators`).\n\n\
-         | operator | PyTorch | dims that may be sharded | travels forward | travels backward | golden cases | burn modules |\n\
+         | method or function | PyTorch | dims that may be sharded | travels forward | travels backward | golden cases | burn modules |\n\
          |---|---|---|---|---|---|---|\n",
     );
+    let mut rows: Vec<Row> = Vec::new();
     for operator in operators() {
-        let [forward, backward] = operator.travels;
+        let (method, pytorch) = (operator.method, operator.pytorch);
         let count = cases.remove(operator.name).unwrap_or(0);
         assert!(count > 0, "no golden case of {}", operator.name);
-        let (name, pytorch, sharded) = (operator.name, operator.pytorch, operator.sharded);
-        let modules = operator.modules;
+        if method.is_empty() {
+            continue;
+        }
+        let [forward, backward] = operator.travels.map(String::from);
+        let rules = [operator.sharded.to_string(), forward, backward];
+        let last = rows.last();
+        if last.is_none_or(|row| row.method != method || row.rules != rules) {
+            rows.push(Row {
+                method,
+                rules,
+                pytorch: Vec::new(),
+                cases: 0,
+                modules: Vec::new(),
+            });
+        }
+        let row = rows.last_mut().expect("a row of this operator");
+        row.cases += count;
+        if !row.pytorch.contains(&pytorch) {
+            row.pytorch.push(pytorch);
+        }
+        row.modules
+            .extend(Some(operator.modules).filter(|modules| !modules.is_empty()));
+    }
+    assert!(cases.is_empty(), "golden cases of no operator: {cases:?}");
+    for row in rows {
+        let (method, rules, count) = (row.method, row.rules.join(" | "), row.cases);
+        let (pytorch, modules) = (row.pytorch.join(", "), row.modules.join(", "));
         writeln!(
             page,
-            "| `{name}` | `{pytorch}` | {sharded} | {forward} | {backward} | {count} | {modules} |"
+            "| `{method}` | `{pytorch}` | {rules} | {count} | {modules} |"
         )
         .unwrap();
     }
-    assert!(cases.is_empty(), "golden cases of no operator: {cases:?}");
     if std::env::var("HALOCLINE_WRITE_DOCS").is_ok() {
         std::fs::write(PAGE, &page).unwrap();
     }

@@ -351,9 +351,10 @@ fn columns_and_rows_give_what_pytorch_gives() {
                 up: linear(world.device(), &case, ["w1", "b1"])?,
                 down: linear(world.device(), &case, ["w2", "b2"])?,
             };
-            let (placement, along) = match tokens {
-                true => (Shard(1), PlanPlacement::Shard(1)),
-                false => (Replicate, PlanPlacement::Replicate),
+            let (placement, along) = if tokens {
+                (Shard(1), PlanPlacement::Shard(1))
+            } else {
+                (Replicate, PlanPlacement::Replicate)
             };
             let plan = Plan::default()
                 .with_layer("up", Style::colwise("tensor"))

@@ -224,9 +224,12 @@ fn kill(target: &Path, start: impl Fn() -> Child, is_whole: impl Fn(&Path) -> bo
     let begin = Instant::now();
     assert!(start().wait().unwrap().success());
     let whole = begin.elapsed();
-    let remove = || match target.is_dir() {
-        true => std::fs::remove_dir_all(target).unwrap(),
-        false => std::fs::remove_file(target).unwrap(),
+    let remove = || {
+        if target.is_dir() {
+            std::fs::remove_dir_all(target).unwrap()
+        } else {
+            std::fs::remove_file(target).unwrap()
+        }
     };
     remove();
     let mut unfinished = 0;

@@ -188,9 +188,10 @@ fn an_optimizer_does_not_take_the_place_of_one_without_a_state() {
             let mesh = world.mesh([("lat", 1)])?;
             let config = SurrogateCnnConfig::new(3).with_width(4).with_blocks(1);
             let model = world.init(|device| config.init(device))?;
-            let optimizer = match adam {
-                true => AdamWConfig::new().init(),
-                false => SgdConfig::new().init(),
+            let optimizer = if adam {
+                AdamWConfig::new().init()
+            } else {
+                SgdConfig::new().init()
             };
             let rate = ModuleLrScheduler::new(1e-2);
             let mut trainer =

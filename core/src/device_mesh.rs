@@ -24,7 +24,8 @@ thread_local! {
     static CURRENT: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Mesh of ranks on one of them: its shape, this rank's position and device, and the communicator.
+/// Mesh of ranks on one of them: its shape, this rank's position and device, and the communicator. All meshes of a
+/// rank have one communicator, by which one thread [at a time](crate::World) communicates.
 ///
 /// # Example
 /// ```

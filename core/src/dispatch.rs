@@ -246,9 +246,10 @@ pub(crate) fn joined(tensors: Vec<DispatchTensor>) -> DispatchTensor {
 
 /// A tensor of floats in another number type.
 pub(crate) fn cast(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
-    match tensor.dtype() == dtype {
-        true => tensor,
-        false => Dispatch::float_cast(tensor, dtype.into()),
+    if tensor.dtype() == dtype {
+        tensor
+    } else {
+        Dispatch::float_cast(tensor, dtype.into())
     }
 }
 

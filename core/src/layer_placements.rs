@@ -16,9 +16,9 @@ use crate::{Error, Result, ShardTensor};
 /// ```
 /// use halocline_core::{PlanPlacement, Shard};
 ///
-/// let along: Along = "shard(-1)".parse()?;
-/// assert_eq!(along.placement(3)?, Shard(2));
-/// assert_eq!(along.to_string(), "shard(-1)");
+/// let asked: PlanPlacement = "shard(-1)".parse()?;
+/// assert_eq!(asked.placement(3)?, Shard(2));
+/// assert_eq!(asked.to_string(), "shard(-1)");
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -24,6 +24,7 @@ mod launch;
 mod layer_keys;
 mod layer_placements;
 mod layout;
+mod layout_table;
 pub mod memory;
 mod mesh;
 mod module;

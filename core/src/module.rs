@@ -60,7 +60,8 @@ pub(crate) fn sync<M: Module>(
     device: &Device,
     module: M,
 ) -> Result<M> {
-    if let Some((path, _)) = param_shards(&module).first_key_value() {
+    let shards = param_shards(&module);
+    if let Some((path, _)) = shards.iter().find(|(_, shard)| shard.is_divided()) {
         let message = format!("parameter {path} is sharded: ranks hold different parts of it");
         return Err(Error::operator("sync_module", message));
     }
@@ -150,9 +151,10 @@ impl ModuleMapper for Received {
             }
             None => plain,
         };
-        let value = match tensor.is_autodiff() {
-            true => on_device(value, &tensor.device()).set_require_grad(tensor.is_require_grad()),
-            false => value,
+        let value = if tensor.is_autodiff() {
+            on_device(value, &tensor.device()).set_require_grad(tensor.is_require_grad())
+        } else {
+            value
         };
         Param::from_mapped_value(id, value, mapper)
     }

@@ -58,11 +58,12 @@ pub(crate) fn check(distribution: Distribution) -> Result<()> {
             "a probability from zero to one",
         ),
     };
-    match fits {
-        true => Ok(()),
-        false => Err(Error::other(format!(
+    if fits {
+        Ok(())
+    } else {
+        Err(Error::other(format!(
             "random: {distribution:?}; expected {expected}"
-        ))),
+        )))
     }
 }
 

@@ -16,6 +16,9 @@ use crate::{Error, RandomKey, Result, module, trace};
 
 /// The world of a rank: its number, its device, its meshes, and collective calls over all ranks.
 ///
+/// One thread of a rank communicates at a time, on all meshes together: messages of two threads would be taken for
+/// each other.
+///
 /// # Example
 /// ```
 /// use halocline_core::Launcher;

@@ -1,11 +1,13 @@
 //! Parameters that are stored in shards.
 
+use std::time::{Duration, Instant};
+
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, Gather, Launcher, Layout, Overlap, ParamShard, Partial, ReduceOp, Replicate,
+    DeviceMesh, Error, Gather, Launcher, Layout, Overlap, ParamShard, Partial, ReduceOp, Replicate,
     Result, Shard, ShardTensor, Traffic, World, gather_ahead, param_shards, shard_parameters,
 };
 
@@ -123,6 +125,49 @@ fn steps_are_those_of_whole_parameters() {
             }
         }
     }
+}
+
+/// A plan may give a parameter a layout because its layer changes the layout of an input.
+#[test]
+fn parameters_with_a_layout_that_ranks_hold_whole_are_sent() {
+    let result = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let model = shard_parameters(model(&world)?, |_, shape| {
+            let whole = Layout::replicated(mesh.shape(), shape);
+            Ok(Some(ParamShard::new(whole, &mesh)))
+        })?;
+        let model = world.sync_module(model, 0)?;
+        let shards = param_shards(&model);
+        assert!(shards.len() == 2 && !shards.values().any(ParamShard::is_divided));
+        Ok(())
+    });
+    result.unwrap();
+}
+
+/// A gather that has started ahead is not waited for after the error.
+#[test]
+fn a_silent_rank_costs_the_timeout_once_while_gathers_are_ahead() {
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    let launcher = Launcher::local(2).overlap(Overlap::On).check(false);
+    let waited = launcher.timeout(TIMEOUT).collect(|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let model = stored(model(&world)?, &mesh, Gather::Once)?;
+        let step = || {
+            let _ahead = gather_ahead(&model);
+            Error::catch(|| [&model.first, &model.second].map(|linear| linear.weight.val()))
+        };
+        step()?;
+        world.barrier()?;
+        if !world.is_root() {
+            std::thread::sleep(TIMEOUT * 5 / 2);
+            return Ok(Duration::ZERO);
+        }
+        let start = Instant::now();
+        assert!(step().is_err());
+        Ok(start.elapsed())
+    });
+    let waited = waited.unwrap()[0];
+    assert!(waited >= TIMEOUT && waited < TIMEOUT * 9 / 5, "{waited:?}");
 }
 
 /// Gathers that start ahead, and gradients that are scattered while a pass goes on, give the same bits by

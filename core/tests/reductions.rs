@@ -51,9 +51,10 @@ fn check(
     let data = TensorData::new(contribution(world.rank(), elements), [rows, 3]);
     let leaf = Tensor::<2>::from_data(data, world.device()).require_grad();
     let x = ShardTensor::from_parts(leaf.clone(), layout, mesh.clone());
-    let y = match to.contains(&Replicate) && to.len() == 1 {
-        true => x.resolve(),
-        false => x.redistribute(to),
+    let y = if to.contains(&Replicate) && to.len() == 1 {
+        x.resolve()
+    } else {
+        x.redistribute(to)
     };
     let found = y.full_tensor().into_data();
     let all: Vec<Vec<f32>> = (0..ranks)

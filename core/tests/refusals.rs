@@ -2,10 +2,10 @@
 
 use burn::module::Param;
 use burn::nn::{BatchNormConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use halocline_core::{
-    Boundary, Error, Halo, Halos, Launcher, Layout, LocalGradient, Partial, ReduceOp, Replicate,
-    Shard, ShardTensor,
+    Boundary, Error, Halo, Halos, IndexBox, Launcher, Layout, LocalGradient, Need, Partial,
+    ReduceOp, Replicate, Shard, ShardTensor,
 };
 
 #[test]
@@ -37,6 +37,29 @@ fn ranks_may_share_a_batch_norm_that_is_sent() {
             world.check_replicas(&norm)
         });
         result.unwrap();
+    }
+}
+
+/// Each rank receives a box of the expected size, of other cells than it needs.
+#[test]
+fn ranks_that_assemble_by_other_arguments_are_told() {
+    for check in [false, true] {
+        let result = Launcher::local(2).check(check).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let x = ShardTensor::<1>::ones([4], &mesh, &[Shard(0)])?;
+            let offset = world.rank(); // a mistake
+            let need = |position: usize| {
+                let cell = [2 + offset, offset][position];
+                let cells = std::iter::once(cell..cell + 1);
+                Need::of(IndexBox::new(cells.collect()))
+            };
+            x.assemble("pick", offset, need).map(drop)
+        });
+        let error = result.unwrap_err().to_string();
+        assert!(
+            error.contains("ranks diverged") && error.contains("arguments"),
+            "{error}"
+        );
     }
 }
 
@@ -129,6 +152,26 @@ fn a_recomputed_block_may_give_an_operand_no_gradient() {
     let zero = other.grad(&gradients).expect("a gradient").into_local();
     assert_eq!(zero.abs().sum().into_scalar::<f32>(), 0.0);
     assert!(x.grad(&gradients).is_some());
+}
+
+/// The running statistics stay in f32.
+#[test]
+fn a_recomputed_block_may_hold_a_batch_norm_in_half_precision() {
+    let device = Device::default().autodiff();
+    let half = || Param::from_tensor(Tensor::<1>::ones([3], (&device, DType::BF16)));
+    let mut norm = BatchNormConfig::new(3).init(&device);
+    (norm.gamma, norm.beta) = (half(), half());
+    let x = Tensor::<2>::ones([2, 3], (&device, DType::BF16)).require_grad();
+    let y = ShardTensor::solo(x).recompute(&norm, Halos::Keep, |norm, x| {
+        let (local, layout, mesh) = x.into_parts();
+        let y = local * norm.gamma.val().unsqueeze::<2>();
+        ShardTensor::from_parts(y, layout, mesh)
+    });
+    let sum = y.into_local().cast(FloatDType::F32).sum();
+    let gradients = sum.backward();
+    let gradient = norm.gamma.val().grad(&gradients).expect("a gradient");
+    let gradient = gradient.cast(FloatDType::F32).into_data();
+    gradient.assert_eq(&[2.0_f32; 3].into(), true);
 }
 
 /// A rank alone may try a step between the passes of a real one, with tensors of the real mesh in any place.

@@ -72,14 +72,13 @@ impl Job {
             _ => RANKS,
         };
         let ranks = ranks.to_string();
-        let mut command = match engine.mpi {
-            false => Command::new(program),
-            true => {
-                let mut command = Command::new("mpirun");
-                command.args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks]);
-                command.arg(program);
-                command
-            }
+        let mut command = if engine.mpi {
+            let mut command = Command::new("mpirun");
+            command.args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks]);
+            command.arg(program);
+            command
+        } else {
+            Command::new(program)
         };
         command.arg("train").arg(folder);
         command.args(["--ranks", &ranks]);
@@ -123,9 +122,10 @@ impl Job {
         while start.elapsed() < delay {
             if let Some(status) = self.process.try_wait()? {
                 self.collect();
-                return match status.success() {
-                    true => Ok(None),
-                    false => Err(Error::other(format!("a run ended with {status} by itself"))),
+                return if status.success() {
+                    Ok(None)
+                } else {
+                    Err(Error::other(format!("a run ended with {status} by itself")))
                 };
             }
             std::thread::sleep(Duration::from_millis(1).min(delay));

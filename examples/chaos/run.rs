@@ -43,9 +43,10 @@ pub(crate) fn train(options: &Options) -> Result<()> {
                 ShardTensor::random(SHAPE, normal, key, &mesh, &[Shard(2)])
             };
             let config = SurrogateCnnConfig::new(2).with_width(6).with_blocks(2);
-            let plan = match options.sharded {
-                true => Plan::default().with_store(Store::new("**", "lat")),
-                false => Plan::default(),
+            let plan = if options.sharded {
+                Plan::default().with_store(Store::new("**", "lat"))
+            } else {
+                Plan::default()
             };
             let model = parallel::build(&world, &mesh, &plan, |device| config.init(device))?;
             let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, EPOCHS * BATCHES)

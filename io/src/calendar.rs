@@ -12,8 +12,8 @@ const MONTHS: [i64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
 /// Calendar of a time axis (CF 1.11, section 4.4.1).
 ///
 /// Times are seconds since 1970-01-01 00:00 of their calendar, so that the steps of a model's time
-/// axis are even in its own calendar. The days of the Gregorian and the Julian calendar are the same
-/// ones under other names: their times are [`Gregorian`](Self::Gregorian), and may be compared.
+/// axis are even in its own calendar. Times of `julian` keep their dates and are [`Gregorian`](Self::Gregorian): from
+/// 1900-03-01 to 2100-02-28, the only ones that are read, both calendars have the same dates.
 ///
 /// # Example
 /// ```

@@ -28,6 +28,10 @@ pub struct Channel {
     pub standard_name: Option<String>,
     /// Units of the level, such as `hPa`.
     pub level_units: Option<String>,
+    /// The direction in which levels rise, `up` or `down`: CF's attribute `positive`.
+    pub level_positive: Option<String>,
+    /// The name of the level in CF's table of standard names, such as `depth`.
+    pub level_standard_name: Option<String>,
     /// Whether the field is the same at all times.
     #[config(default = "false")]
     pub is_static: bool,

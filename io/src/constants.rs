@@ -23,8 +23,8 @@ impl Constants {
     /// may have missing values.
     ///
     /// # Errors
-    /// Those of [`OpenConfig::open`]; a channel without values; missing values of others; a name in `missing` of
-    /// no channel.
+    /// Those of [`OpenConfig::open`]; a channel without values; infinite values; missing values of others; a name
+    /// in `missing` of no channel.
     pub(crate) fn open(path: &Path, used: &[String], missing: &[String]) -> Result<Self> {
         let open = OpenConfig::new()
             .with_missing(Missing::Allow)
@@ -45,18 +45,28 @@ impl Constants {
             }
             let field = fields.read([0..1, channel..channel + 1, 0..rows, 0..columns])?;
             let mut values = field.indexed_iter();
-            let absent = values.find(|(_, value)| !value.is_finite());
-            if let Some(((_, _, row, column), value)) = absent
-                && !missing.contains(name)
-            {
+            let may_miss = missing.contains(name);
+            let refused =
+                values.find(|(_, value)| value.is_infinite() || (value.is_nan() && !may_miss));
+            if let Some(((_, _, row, column), value)) = refused {
+                let (found, expected) = if value.is_nan() {
+                    (
+                        "a missing value",
+                        "a value of a constant; name it in constants_missing if its mean may stand there, or \
+                         change the fill value of the file, if that is a value",
+                    )
+                } else {
+                    (
+                        "an infinite value",
+                        "a finite value of a constant, by which the others can be scaled",
+                    )
+                };
                 return Err(Error::Value {
                     path: path.into(),
                     dataset: name.clone(),
                     index: vec![row, column],
-                    found: format!("a missing value, {value}"),
-                    expected: "a value of a constant; name it in constants_missing if its mean may stand there, or \
-                               change the fill value of the file, if that is a value"
-                        .into(),
+                    found: format!("{found}, {value}"),
+                    expected: expected.into(),
                 });
             }
             let mut moments = [Moments::default()];

@@ -12,7 +12,7 @@ use crate::attributes::{Attributes, DatasetAttributes};
 use crate::cf::variable::stamp;
 use crate::chunked::Chunked;
 use crate::fields::{check_box, in_file};
-use crate::packing::{Packing, Stored};
+use crate::packing::{NumberType, Packing, Stored};
 use crate::traffic::{Counter, covered};
 use crate::{
     Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic, inside, names,
@@ -359,9 +359,14 @@ fn packing_of<'a>(
 ) -> Result<(Packing, DatasetAttributes<'a>)> {
     let attributes = DatasetAttributes::of(path, name, dataset)?;
     let kind = dataset.dtype().and_then(|dtype| dtype.to_descriptor());
-    let single = kind.map_err(|e| Error::data(path, name, e))?;
-    let single = single == TypeDescriptor::Float(FloatSize::U4);
-    Ok((Packing::of(&attributes, single)?, attributes))
+    let stored = match kind.map_err(|e| Error::data(path, name, e))? {
+        TypeDescriptor::Float(FloatSize::U4) => NumberType::Single,
+        TypeDescriptor::Integer(size) => NumberType::Signed {
+            bytes: size as usize,
+        },
+        _ => NumberType::Double,
+    };
+    Ok((Packing::of(&attributes, stored)?, attributes))
 }
 
 /// Checks that `path` is a regular file, and returns its size.

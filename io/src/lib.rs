@@ -24,6 +24,7 @@ mod channels;
 mod checkpoint;
 mod chunk_index;
 mod chunked;
+mod compressed;
 mod constants;
 mod dataset;
 mod dataset_config;

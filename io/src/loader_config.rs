@@ -7,11 +7,11 @@ use burn::config::Config;
 /// See [`LoaderConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Source {
+    /// Every rank reads its own box of cells, from a file system that all ranks share. The default.
+    PerRank,
     /// The first rank of the mesh reads whole samples and sends each rank its shard: for files on
     /// the disk of one node.
     Scatter,
-    /// Every rank reads its own box of cells: for file systems that all ranks share.
-    PerRank,
 }
 
 /// The order of samples in an epoch.
@@ -47,7 +47,7 @@ pub enum LastBatch {
 /// use halocline_io::{LastBatch, LoaderConfig, Order, Source};
 ///
 /// let config = LoaderConfig::new(8)
-///     .with_source(Source::PerRank)
+///     .with_source(Source::Scatter)
 ///     .with_order(Order::Shuffled { seed: 7 })
 ///     .with_last_batch(LastBatch::Keep);
 /// assert_eq!((config.batch_size, config.prefetch), (8, 2));
@@ -57,7 +57,7 @@ pub struct LoaderConfig {
     /// The number of samples in a batch, over all ranks.
     pub batch_size: usize,
     /// The ranks that read the files.
-    #[config(default = "Source::Scatter")]
+    #[config(default = "Source::PerRank")]
     pub source: Source,
     /// The order of samples.
     #[config(default = "Order::Sequential")]

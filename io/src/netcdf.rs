@@ -3,22 +3,53 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use hdf5_reader::Hdf5File;
+use hdf5_reader::error::Error as ChunkError;
+use hdf5_reader::filters::{
+    FILTER_DEFLATE, FILTER_FLETCHER32, FILTER_NBIT, FILTER_SCALEOFFSET, FILTER_SHUFFLE, FILTER_SZIP,
+};
+use hdf5_reader::messages::HdfMessage;
+use hdf5_reader::messages::filter_pipeline::FilterDescription;
+use hdf5_reader::{DEFAULT_MAX_CHUNK_BYTES, Dataset, FilterRegistry, Hdf5File};
 use ndarray::ArrayD;
 use netcdf_reader::{
-    NcAttrValue, NcFile, NcFormat, NcMetadataMode, NcOpenOptions, NcSliceInfo, NcSliceInfoElem,
-    NcType, NcVariable, Storage,
+    NcAttrValue, NcFile, NcFormat, NcMetadataMode, NcOpenOptions, NcReadable, NcSliceInfo,
+    NcSliceInfoElem, NcType, NcVariable, Storage,
 };
 
 use crate::alike::fingerprint;
 use crate::attributes::Numbers;
 use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable};
+use crate::compressed::{limit, zstandard_bound};
 use crate::file_bytes::FileBytes;
 use crate::{Error, Result};
 
 /// Largest number of values of an attribute that is kept.
 const MAX_VALUES: usize = 64;
+
+/// HDF5's number of the filter of Zstandard.
+const ZSTANDARD: u16 = 32015;
+/// HDF5's numbers of the filters that are decoded.
+const DECODED: [u16; 7] = [
+    FILTER_DEFLATE,
+    FILTER_SHUFFLE,
+    FILTER_FLETCHER32,
+    FILTER_SZIP,
+    FILTER_NBIT,
+    FILTER_SCALEOFFSET,
+    ZSTANDARD,
+];
+/// Names of registered filters that are not decoded, by HDF5's numbers.
+const OTHERS: [(u16, &str); 7] = [
+    (307, "bzip2"),
+    (32000, "LZF"),
+    (32001, "Blosc"),
+    (32004, "LZ4"),
+    (32008, "Bitshuffle"),
+    (32013, "ZFP"),
+    (32026, "Blosc2"),
+];
 
 /// The variables of the root group of a NetCDF file.
 pub(crate) struct NetCdf {
@@ -26,6 +57,9 @@ pub(crate) struct NetCdf {
     file: NcFile,
     bytes: Arc<FileBytes>,
     variables: Vec<Variable>,
+    /// The type of the numbers of every variable.
+    types: Vec<NcType>,
+    unreadable: Vec<(String, String)>,
 }
 
 impl std::fmt::Debug for NetCdf {
@@ -40,7 +74,8 @@ impl NetCdf {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// A file that is not NetCDF or is truncated; an extent that a file of its size cannot hold.
+    /// A file that is not NetCDF or is truncated; an extent that a file of its size cannot hold; fields in other groups
+    /// only.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let unreadable = |cause: String| Error::Unreadable {
             path: path.into(),
@@ -49,9 +84,12 @@ impl NetCdf {
         };
         let bytes = FileBytes::open(path, usize::MAX).map_err(|e| Error::io(path, e))?;
         let bytes = Arc::new(bytes);
+        // Bytes of the largest decoded chunk of all variables, once these are known.
+        let largest = Arc::new(AtomicU64::new(0));
         let open = |metadata_mode| {
             let options = NcOpenOptions {
                 metadata_mode,
+                filter_registry: Some(filters(largest.clone())),
                 ..NcOpenOptions::default()
             };
             NcFile::from_storage_with_options(bytes.clone(), options)
@@ -69,7 +107,7 @@ impl NetCdf {
             let lenient = lenient.filter(|file| keeps_fields(file, hdf5));
             file = lenient.ok_or_else(|| unreadable(error.to_string()))?;
         }
-        let mut variables = Vec::new();
+        let (mut variables, mut types, mut filtered) = (Vec::new(), Vec::new(), Vec::new());
         for found in file.variables().map_err(|e| unreadable(e.to_string()))? {
             let shape = found.shape();
             // Each index has some bytes.
@@ -78,17 +116,73 @@ impl NetCdf {
                 let expected = format!("extents that a file of {} bytes can hold", bytes.len());
                 return Err(Error::shape(path, found.name(), found_text, expected));
             }
-            let chunk = hdf5
-                .as_ref()
-                .and_then(|file| file.dataset(found.name()).ok()?.chunks());
-            variables.push(variable(found, chunk));
+            let dataset = |file: &Hdf5File| file.dataset(found.name()).ok();
+            let dataset = hdf5.as_ref().and_then(dataset);
+            let variable = variable(found, dataset.as_ref().and_then(Dataset::chunks));
+            let cause = hdf5.as_ref().zip(dataset.as_ref());
+            let cause = cause.and_then(|(file, dataset)| undecoded(file, dataset));
+            if let Some(cause) = cause.filter(|_| variable.kind != Kind::Other) {
+                filtered.push((variable.name, cause));
+                continue;
+            }
+            let extents = variable.chunk.iter().flatten();
+            let chunk = extents.fold(variable.width as u64, |bytes, extent| {
+                bytes.saturating_mul(*extent as u64)
+            });
+            largest.fetch_max(chunk.min(DEFAULT_MAX_CHUNK_BYTES as u64), Ordering::Relaxed);
+            variables.push(variable);
+            types.push(found.dtype().clone());
+        }
+        // A field has two dims at least.
+        let mut held = variables.iter().map(|variable| variable.dims.len());
+        if filtered.is_empty()
+            && held.all(|dims| dims < 2)
+            && let Ok(root) = file.root_group()
+            && let [first, ..] = &root.groups[..]
+        {
+            let names = root.groups.iter().map(|group| group.name.as_str());
+            let names = names.collect::<Vec<_>>().join(", ");
+            let found = format!("no field in the root group, beside the groups {names}");
+            let expected = format!(
+                "fields in the root group; in xarray, open_dataset(path, group={:?}).to_netcdf(\"fields.nc\") writes \
+                 a file of those of a group",
+                first.name
+            );
+            return Err(Error::shape(path, "/", found, expected));
         }
         Ok(Self {
             path: path.into(),
             file,
             bytes,
             variables,
+            types,
+            unreadable: filtered,
         })
+    }
+
+    /// Reads a box of a variable of numbers of this type, chunks on all threads.
+    fn numbers<T: NcReadable>(
+        &self,
+        variable: usize,
+        cells: &[Range<usize>],
+    ) -> netcdf_reader::Result<ArrayD<T>> {
+        let Variable { name, chunk, .. } = &self.variables[variable];
+        match chunk {
+            Some(_) => self
+                .file
+                .read_variable_slice_parallel(name, &self.slice(cells)),
+            None => self.file.read_variable_slice(name, &self.slice(cells)),
+        }
+    }
+
+    /// Reads a box of a variable of numbers of this type as f64.
+    fn widened<T: NcReadable + Into<f64>>(
+        &self,
+        variable: usize,
+        cells: &[Range<usize>],
+    ) -> netcdf_reader::Result<ArrayD<f64>> {
+        let numbers = self.numbers::<T>(variable, cells)?;
+        Ok(numbers.mapv(Into::into))
     }
 
     fn slice(&self, cells: &[Range<usize>]) -> NcSliceInfo {
@@ -113,22 +207,28 @@ impl Container for NetCdf {
     }
 
     fn unreadable(&self) -> &[(String, String)] {
-        &[]
+        &self.unreadable
     }
 
     fn single(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f32>, String> {
-        let name = &self.variables[variable].name;
-        let read = self
-            .file
-            .read_variable_slice::<f32>(name, &self.slice(cells));
+        let read = self.numbers::<f32>(variable, cells);
         shaped(read.map_err(|e| e.to_string())?, cells)
     }
 
     fn double(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f64>, String> {
         let name = &self.variables[variable].name;
-        let read = match cells.is_empty() {
-            true => self.file.read_variable_as_f64(name),
-            false => self
+        let read = match &self.types[variable] {
+            _ if cells.is_empty() => self.file.read_variable_as_f64(name),
+            NcType::Float => self.widened::<f32>(variable, cells),
+            NcType::Double => self.widened::<f64>(variable, cells),
+            NcType::Byte => self.widened::<i8>(variable, cells),
+            NcType::UByte => self.widened::<u8>(variable, cells),
+            NcType::Short => self.widened::<i16>(variable, cells),
+            NcType::UShort => self.widened::<u16>(variable, cells),
+            NcType::Int => self.widened::<i32>(variable, cells),
+            NcType::UInt => self.widened::<u32>(variable, cells),
+            // Integers of 64 bits, which are not all exact in f64.
+            _ => self
                 .file
                 .read_variable_slice_as_f64(name, &self.slice(cells)),
         };
@@ -146,6 +246,46 @@ impl Container for NetCdf {
     fn fingerprint(&self) -> Result<(u64, u32)> {
         fingerprint(&self.path)
     }
+}
+
+/// The filters that are decoded, of a file whose largest decoded chunk has so many bytes.
+fn filters(largest: Arc<AtomicU64>) -> FilterRegistry {
+    let mut filters = FilterRegistry::new();
+    let decode = move |_: &FilterDescription, data: &[u8], _: usize| {
+        zstandard(data, largest.load(Ordering::Relaxed))
+    };
+    filters.register(ZSTANDARD, Box::new(decode));
+    filters
+}
+
+/// Decodes a chunk by Zstandard, unless it claims more memory than chunks take.
+fn zstandard(data: &[u8], largest: u64) -> hdf5_reader::error::Result<Vec<u8>> {
+    let bound = zstandard_bound(data).filter(|bound| *bound <= limit(largest));
+    let Some(bound) = bound else {
+        let cause = "compressed data that claims more bytes than a chunk has";
+        return Err(ChunkError::DecompressionError(cause.into()));
+    };
+    let decoded = zstd::bulk::decompress(data, bound as usize);
+    decoded.map_err(|error| ChunkError::DecompressionError(error.to_string()))
+}
+
+/// Describes a filter of a dataset that is not decoded, if there is one.
+fn undecoded(file: &Hdf5File, dataset: &Dataset) -> Option<String> {
+    let header = file.get_or_parse_header(dataset.address()).ok()?;
+    let pipelines = header.messages.iter().filter_map(|message| match message {
+        HdfMessage::FilterPipeline(pipeline) => Some(&pipeline.filters),
+        _ => None,
+    });
+    let id = pipelines
+        .flatten()
+        .map(|filter| filter.id)
+        .find(|id| !DECODED.contains(id))?;
+    let name = OTHERS.iter().find(|(other, _)| *other == id);
+    let name = name.map_or("of no known name", |(_, name)| name);
+    Some(format!(
+        "chunks by HDF5's filter {id} ({name}), expected zlib, szip, Zstandard, n-bit or scale-offset, shuffled or \
+         not; rewrite it with zlib"
+    ))
 }
 
 /// Attributes on which values depend.
@@ -188,10 +328,14 @@ fn shaped<T>(values: ArrayD<T>, cells: &[Range<usize>]) -> Result<ArrayD<T>, Str
 fn variable(found: &NcVariable, chunk: Option<Vec<u32>>) -> Variable {
     let (kind, width) = match found.dtype() {
         NcType::Float => (Kind::Single, 4),
-        NcType::Double | NcType::Int64 | NcType::UInt64 => (Kind::Double, 8),
-        NcType::Int | NcType::UInt => (Kind::Double, 4),
-        NcType::Short | NcType::UShort => (Kind::Double, 2),
-        NcType::Byte | NcType::UByte => (Kind::Double, 1),
+        NcType::Double | NcType::UInt64 => (Kind::Double, 8),
+        NcType::UInt => (Kind::Double, 4),
+        NcType::UShort => (Kind::Double, 2),
+        NcType::UByte => (Kind::Double, 1),
+        NcType::Int64 => (Kind::Signed, 8),
+        NcType::Int => (Kind::Signed, 4),
+        NcType::Short => (Kind::Signed, 2),
+        NcType::Byte => (Kind::Signed, 1),
         _ => (Kind::Other, 1),
     };
     let shape: Vec<usize> = found
@@ -231,5 +375,19 @@ fn value(value: &NcAttrValue) -> Attribute {
             single: matches!(value, NcAttrValue::Floats(_)),
         }),
         None => Attribute::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_that_claim_more_than_chunks_take_are_refused() {
+        let data = zstd::bulk::compress(&[0; 1 << 20], 3).unwrap();
+        assert_eq!(zstandard(&data, 1 << 20).unwrap().len(), 1 << 20);
+        let error = zstandard(&data, 1 << 10).unwrap_err().to_string();
+        assert!(error.contains("more bytes than a chunk has"), "{error}");
+        assert!(zstandard(&data[1..], 1 << 20).is_err());
     }
 }

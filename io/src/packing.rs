@@ -16,10 +16,26 @@ const SENTINELS: [&str; 2] = ["_FillValue", "missing_value"];
 const SCALE: &str = "scale_factor";
 const OFFSET: &str = "add_offset";
 
+/// Types of stored numbers that packing distinguishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NumberType {
+    /// Floats in single precision.
+    Single,
+    /// Signed integers, which may stand for unsigned ones.
+    Signed {
+        /// Bytes of each.
+        bytes: usize,
+    },
+    /// Floats of other precisions, and unsigned integers.
+    Double,
+}
+
 /// Conversion of the stored numbers of a dataset to values: `scale_factor · number + add_offset`,
 /// except for numbers that stand for a missing value.
 #[derive(Debug)]
 pub(crate) struct Packing {
+    /// Difference of negative numbers from the unsigned ones for which they stand.
+    wrap: Option<f64>,
     sentinels: Vec<Sentinel>,
     /// Factor and offset, if the dataset has one of them.
     scale: Option<(f64, f64)>,
@@ -35,16 +51,20 @@ pub(crate) struct Sentinel {
 }
 
 impl Packing {
-    /// Reads the packing of a dataset, whose numbers are stored in single precision or not.
+    /// Reads the packing of a dataset, whose numbers are stored as `stored`.
     ///
     /// # Errors
     /// Attributes that are not numbers, or describe a packing that is not supported.
-    pub(crate) fn of(attributes: &impl Attributes, stored_single: bool) -> Result<Self> {
-        if let Some(unsigned) = attributes.text("_Unsigned")? {
-            let expected =
-                "an integer type that has the sign of its values; write them unpacked, as f32";
-            return Err(attributes.refused("_Unsigned", &unsigned, expected));
-        }
+    pub(crate) fn of(attributes: &impl Attributes, stored: NumberType) -> Result<Self> {
+        let unsigned = attributes.text("_Unsigned")?;
+        let wrap = match (unsigned.as_deref(), stored) {
+            (Some("true"), NumberType::Signed { bytes }) => Some((8.0 * bytes as f64).exp2()),
+            // It changes neither floats nor integers that are unsigned.
+            (None | Some("true" | "false"), _) => None,
+            (Some(other), _) => {
+                return Err(attributes.refused("_Unsigned", other, "true or false"));
+            }
+        };
         let number = |attribute, usable: fn(f64) -> bool| {
             let value = attributes.number(attribute)?;
             match value.filter(|&value| !usable(value)) {
@@ -62,17 +82,18 @@ impl Packing {
             let Some(numbers) = attributes.numbers(attribute)? else {
                 continue;
             };
-            let single = numbers.single || stored_single;
+            let single = numbers.single || stored == NumberType::Single;
             // NaN stands for a missing value in any case.
             let named = numbers.values.into_iter().filter(|value| !value.is_nan());
             sentinels.extend(named.map(|value| Sentinel {
                 attribute,
-                value,
+                value: unwrapped(value, wrap),
                 single,
             }));
         }
         let packed = factor.is_some() || offset.is_some();
         Ok(Self {
+            wrap,
             sentinels,
             scale: packed.then(|| (factor.unwrap_or(1.0), offset.unwrap_or(0.0))),
         })
@@ -92,7 +113,7 @@ impl Packing {
 
     /// Whether the stored numbers are the values themselves.
     pub(crate) fn is_plain(&self) -> bool {
-        self.sentinels.is_empty() && self.scale.is_none()
+        self.wrap.is_none() && self.sentinels.is_empty() && self.scale.is_none()
     }
 
     /// The values of a box of numbers of the dataset called `dataset`.
@@ -133,6 +154,7 @@ impl Packing {
 
     /// The sentinel that a stored number equals, if any.
     fn missing(&self, stored: f64) -> Option<&Sentinel> {
+        let stored = unwrapped(stored, self.wrap);
         self.sentinels.iter().find(|sentinel| {
             stored == sentinel.value || (sentinel.single && stored as f32 == sentinel.value as f32)
         })
@@ -143,8 +165,17 @@ impl Packing {
         if self.missing(stored).is_some() {
             return f64::NAN;
         }
+        let stored = unwrapped(stored, self.wrap);
         self.scale
             .map_or(stored, |(factor, offset)| stored * factor + offset)
+    }
+}
+
+/// The unsigned number for which a stored one stands, if it stands for one.
+fn unwrapped(stored: f64, wrap: Option<f64>) -> f64 {
+    match wrap {
+        Some(wrap) if stored < 0.0 => stored + wrap,
+        _ => stored,
     }
 }
 

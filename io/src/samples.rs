@@ -1,5 +1,7 @@
 //! The times of samples on a time axis.
 
+use std::fmt;
+
 use crate::Gaps;
 use crate::times::close;
 
@@ -25,6 +27,15 @@ pub(crate) enum Lead {
     Steps(usize),
     /// Seconds.
     Time(f64),
+}
+
+impl fmt::Display for Lead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Steps(steps) => write!(f, "{steps}"),
+            Self::Time(seconds) => write!(f, "{} h", seconds / 3600.0),
+        }
+    }
 }
 
 /// The samples of a time axis of rising `times` with a usual `step`, in their order. Each has a number of inputs, so many

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use ndarray::{Array4, ArrayView4, s};
 use ndarray_npy::ViewNpyExt;
+use rayon::prelude::*;
 
 use crate::field_file::FIELDS;
 use crate::fields::{described, same_units};
 use crate::moments::Moments;
+use crate::samples::{Lead, samples};
 use crate::staged::Staged;
-use crate::times::close;
-use crate::{Channel, Error, Fields, Gaps, Metadata, Progress, Result};
+use crate::{Channel, Error, Fields, Metadata, Progress, Result};
 
 /// Means and standard deviations of every channel, and of its increments over a number of time
 /// steps.
@@ -201,7 +202,7 @@ impl Statistics {
 /// ```
 #[derive(Clone, Debug)]
 pub struct StatisticsBuilder {
-    lead: usize,
+    lead: Lead,
     reference: Option<(Metadata, PathBuf)>,
     channels: Vec<Channel>,
     fields: Vec<Moments>,
@@ -217,13 +218,38 @@ impl StatisticsBuilder {
         if lead == 0 {
             return Err(Error::argument("lead", lead, "at least 1 time step"));
         }
-        Ok(Self {
+        Ok(Self::of(Lead::Steps(lead)))
+    }
+
+    /// Creates an empty accumulator, with increments from each field to the one so many hours after it, as in the samples of a
+    /// dataset with [`lead_hours`](crate::DatasetConfig::lead_hours). A field without one has no increment.
+    ///
+    /// # Errors
+    /// Hours that are not above zero.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::StatisticsBuilder;
+    ///
+    /// assert!(StatisticsBuilder::with_lead_hours(24.0).is_ok());
+    /// assert!(StatisticsBuilder::with_lead_hours(0.0).is_err());
+    /// ```
+    pub fn with_lead_hours(hours: f64) -> Result<Self> {
+        if !hours.is_finite() || hours <= 0.0 {
+            let expected = "a number of hours above 0";
+            return Err(Error::argument("lead_hours", hours, expected));
+        }
+        Ok(Self::of(Lead::Time(hours * 3600.0)))
+    }
+
+    fn of(lead: Lead) -> Self {
+        Self {
             lead,
             reference: None,
             channels: Vec::new(),
             fields: Vec::new(),
             increments: Vec::new(),
-        })
+        }
     }
 
     /// Adds the fields of a file or store. Increments lie within it. Progress advances once per time.
@@ -241,11 +267,12 @@ impl StatisticsBuilder {
         }
         let empty = vec![Moments::default(); file.channels().len()];
         let metadata = Metadata::of(file)?;
-        let step = metadata.time_step();
-        let even = |later: usize| {
-            let increment = file.times()[later] - file.times()[later - self.lead];
-            file.gaps() != Gaps::Skip || close(increment, step * self.lead as f64, step)
-        };
+        // The time a lead after each, if an increment leads to one.
+        let mut later = vec![None; file.times().len()];
+        let (step, gaps) = (metadata.time_step(), file.gaps());
+        for pair in samples(file.times(), step, (1, None), (self.lead, 1), gaps) {
+            later[pair.present()] = Some(pair.targets[0]);
+        }
         let mut added = Self {
             lead: self.lead,
             reference: Some((metadata, file.path().into())),
@@ -255,18 +282,18 @@ impl StatisticsBuilder {
         };
         let weights = file.grid().latitude_weights();
         let [times, channels, rows, columns] = file.shape();
-        let mut earlier: VecDeque<Array4<f32>> = VecDeque::new();
+        let mut earlier: VecDeque<(usize, Array4<f32>)> = VecDeque::new();
         for time in 0..times {
             // [1, channel, lat, lon]
             let field = file.read([time..time + 1, 0..channels, 0..rows, 0..columns])?;
             collect(&mut added.fields, &field, None, &weights);
-            if earlier.len() == self.lead {
-                let before = earlier.pop_front();
-                if even(time) {
-                    collect(&mut added.increments, &field, before.as_ref(), &weights);
-                }
+            while earlier.front().is_some_and(|(later, _)| *later == time) {
+                let before = earlier.pop_front().map(|(_, before)| before);
+                collect(&mut added.increments, &field, before.as_ref(), &weights);
             }
-            earlier.push_back(field);
+            if let Some(later) = later[time].filter(|later| *later > time) {
+                earlier.push_back((later, field));
+            }
             progress.advance();
         }
         self.absorb(added);
@@ -353,7 +380,8 @@ pub(crate) fn collect(
     earlier: Option<&Array4<f32>>,
     weights: &[f64],
 ) {
-    for (channel, moments) in moments.iter_mut().enumerate() {
+    let channels = moments.par_iter_mut().enumerate();
+    channels.for_each(|(channel, moments)| {
         for (row, &weight) in weights.iter().enumerate() {
             let now = field.slice(s![0, channel, row, ..]);
             let row_moments = match earlier {
@@ -368,7 +396,7 @@ pub(crate) fn collect(
             };
             *moments = moments.merge(row_moments);
         }
-    }
+    });
 }
 
 /// Reads an `.npy` file. Memory is taken by the size of the file, not by its header.

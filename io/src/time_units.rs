@@ -16,11 +16,19 @@ pub(crate) const CALENDAR: &[u8; 19] = b"proleptic_gregorian";
 /// standard calendar is the Julian one.
 const GREGORIAN: f64 = -12_219_292_800.0;
 
+/// Days between the same date of the Julian and the Gregorian calendar, from 1900-03-01 to 2100-02-28.
+const JULIAN_SHIFT: i64 = 13;
+
+/// The span in which a Julian date is also one of the Gregorian calendar, and both have the same leap years: from
+/// 1900-03-01 to before 2100-03-01, in seconds since 1970-01-01.
+const JULIAN_SPAN: std::ops::Range<f64> = -2_203_891_200.0..4_107_542_400.0;
+
 /// The names of dates: the calendar of the result, and whether dates are Julian.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Dates {
     /// Julian before 1582-10-15, then Gregorian.
     Mixed,
+    /// Julian, of which the result has the same dates, in [`JULIAN_SPAN`].
     Julian,
     Of(Calendar),
 }
@@ -50,7 +58,7 @@ impl Dates {
     fn days(self, year: i16, month: i8, day: i8) -> Option<i64> {
         let numbers = (year.into(), month.into(), day.into());
         match self {
-            Self::Julian => julian_days(numbers),
+            Self::Julian => julian_days(numbers).map(|days| days - JULIAN_SHIFT),
             Self::Mixed if (year, month, day) < (1582, 10, 15) => julian_days(numbers),
             _ => self.calendar().days(numbers.0, numbers.1, numbers.2),
         }
@@ -70,7 +78,7 @@ struct Units {
 /// used in place of those of the file.
 ///
 /// # Errors
-/// Units or a calendar that are not supported; no units.
+/// Units or a calendar that are not supported; no units; times out of the span of their calendar.
 pub(crate) fn seconds(
     attributes: &impl Attributes,
     units: Option<&str>,
@@ -112,6 +120,14 @@ pub(crate) fn seconds(
         let found = format!("{quoted} with times before 1582-10-15");
         let expected = "later times, as the calendar is another before; \
                         name the calendar proleptic_gregorian if it is that";
+        return Err(attributes.refused("calendar", &found, expected));
+    }
+    // NaN is refused later, as a time that does not rise.
+    let is_outside = |time: &f64| !time.is_nan() && !JULIAN_SPAN.contains(time);
+    if dates == Dates::Julian && seconds.iter().any(is_outside) {
+        let found = format!("{quoted} with times before 1900-03-01 or after 2100-02-28");
+        let expected = "times between, whose dates the Gregorian calendar has too; convert others, \
+                        in xarray by convert_calendar(\"proleptic_gregorian\")";
         return Err(attributes.refused("calendar", &found, expected));
     }
     Ok((dates.calendar(), seconds))
@@ -304,21 +320,22 @@ mod tests {
             let dates = Dates::named(calendar).unwrap();
             parse(&format!("hours since {text}"), dates).map(|units| units.reference / 86400.0)
         };
-        // Values of cftime, of the Julian calendar in days since 1969-12-19, its 1970-01-01 of others.
+        // Values of cftime, of the Julian calendar in days since its own 1970-01-01.
         for (calendar, text, days) in [
             ("noleap", "0001-01-01", -718_685.0),
             ("365_day", "2000-03-01 12:00", 11_009.5),
             ("366_day", "2001-02-29", 11_405.0),
             ("all_leap", "2001-02-29", 11_405.0),
             ("360_day", "2001-02-30", 11_219.0),
-            ("julian", "2000-01-01", 10_970.0),
+            ("julian", "2000-01-01", 10_957.0),
+            ("julian", "1900-01-01", -25_568.0),
             ("Proleptic_Gregorian", "1582-10-14", -141_428.0),
         ] {
             assert_eq!(reference(calendar, text), Some(days), "{calendar} {text}");
         }
         assert_eq!(reference("noleap", "2000-02-29"), None);
         assert_eq!(reference("360_day", "2000-01-31"), None);
-        assert_eq!(reference("julian", "1900-02-29"), Some(-25_496.0));
+        assert_eq!(reference("julian", "1900-02-29"), Some(-25_509.0));
         assert_eq!(Dates::named("none"), None);
     }
 

@@ -13,6 +13,10 @@ const TOLERANCE: f64 = 1e-4;
 /// steps to another one adds up their errors.
 const DISTANCE: f64 = 1e-3;
 
+/// The largest distance of a time from 1970, in seconds: the default fill value of NetCDF, 9.97e36, is beyond it in all
+/// units.
+const FARTHEST: f64 = 1e15;
+
 /// Handling of a time axis whose steps differ.
 ///
 /// # Example
@@ -55,23 +59,30 @@ pub enum Gaps {
     Allow,
 }
 
-/// Checks that times are finite and rise. `dataset` is their name in the file.
+/// Checks that times are finite, rise, and were written. `dataset` is their name in the file.
 pub(crate) fn check_rising(path: &Path, dataset: &str, times: &[f64]) -> Result<()> {
     let mut before = f64::NEG_INFINITY;
     for (index, &time) in times.iter().enumerate() {
-        if !time.is_finite() || time <= before {
-            return Err(Error::Value {
-                path: path.into(),
-                dataset: dataset.into(),
-                index: vec![index],
-                found: time.to_string(),
-                expected: format!(
-                    "a time after {before}, in seconds since 1970; sort the times, and drop those \
-                     that repeat"
-                ),
-            });
-        }
-        before = time;
+        let expected = if !time.is_finite() || time <= before {
+            format!(
+                "a time after {before}, in seconds since 1970; sort the times, and drop those \
+                 that repeat"
+            )
+        } else if time.abs() > FARTHEST {
+            format!(
+                "at most {FARTHEST:e} seconds from 1970; write the times, or drop those without one"
+            )
+        } else {
+            before = time;
+            continue;
+        };
+        return Err(Error::Value {
+            path: path.into(),
+            dataset: dataset.into(),
+            index: vec![index],
+            found: time.to_string(),
+            expected,
+        });
     }
     Ok(())
 }
@@ -123,9 +134,10 @@ pub(crate) fn find(times: &[f64], seconds: f64) -> Option<usize> {
     let around = times[found.saturating_sub(1)..times.len().min(found + 2)].windows(2);
     let steps = around.map(|pair| pair[1] - pair[0]);
     let step = steps.fold(f64::INFINITY, f64::min);
-    let tolerance = match step.is_finite() {
-        true => DISTANCE * step,
-        false => 0.0,
+    let tolerance = if step.is_finite() {
+        DISTANCE * step
+    } else {
+        0.0
     };
     // Times stored as f64 days are exact to less than a millisecond.
     (near(found) <= tolerance.max(1e-3)).then_some(found)
@@ -160,6 +172,20 @@ mod tests {
             (find(&[7.0], 7.0005), find(&[7.0], 8.0), find(&[], 8.0)),
             (Some(0), None, None)
         );
+    }
+
+    #[test]
+    fn times_that_were_not_written_are_refused() {
+        let check = |times: &[f64]| check_rising(Path::new("2018.nc"), "time", times);
+        assert!(check(&[-1e11, 0.0, 1e11]).is_ok());
+        // The default fill values of NetCDF, in nanoseconds and hours.
+        for fill in [9.969_209_968_386_869e27, 9.969_209_968_386_869e36 * 3600.0] {
+            let error = check(&[0.0, fill]).unwrap_err().to_string();
+            assert!(
+                error.contains("\"time\"[1]") && error.contains("1e15"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub use geodesic::{DiscoConv, DiscoConvConfig, SphereAttention, SphereAttentionC
 pub use graph::{GraphConv, GraphConvConfig};
 pub use healpix::{HealpixConv, HealpixConvConfig};
 pub use metrics::{Evaluation, Scores, weighted_mse};
-pub use rollout::{perturbed, rollout};
+pub use rollout::{next_input, perturbed, rollout};
 pub use sfno::{Sfno, SfnoConfig, SpectralConvS2, SpectralConvS2Config};
 pub use spectra::{Power, Spectra};
 pub use surrogate::{SurrogateCnn, SurrogateCnnConfig};

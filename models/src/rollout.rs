@@ -6,10 +6,9 @@ use halocline_ops::prelude::*;
 /// Forecast of several autoregressive steps: each prediction becomes the input of the next step, with
 /// gradients through all of them.
 ///
-/// `step` predicts the targets from the input and the forcings of a step, concatenated along channels. Of
-/// an input with a history the earliest time is left out and the prediction added after each step: its times are a lead
-/// apart (`DatasetConfig::history_hours`). `feedback` is the place among the targets of every input, as
-/// `Channels::feedback` of a loader gives it.
+/// `step` predicts the targets from the input and the forcings of a step, concatenated along channels. After each step
+/// the [`next_input`] is made by `feedback`, the place among the targets of every input, as `Channels::feedback` of a
+/// loader gives it.
 ///
 /// The memory of training grows with the number of steps; a `step` that calls
 /// [`recompute`](Field::recompute) keeps only the inputs of steps.
@@ -48,19 +47,15 @@ pub fn rollout<X: Field<4>>(
     mut step: impl FnMut(usize, X) -> Result<X>,
 ) -> Result<X> {
     const NAME: &str = "rollout";
-    let refuse = |message: String| Err(Error::operator(NAME, message));
     let forcings = forcing.as_ref().map_or(0, |forcing| forcing.dims()[1]);
     if steps == 0 || !forcings.is_multiple_of(steps) {
-        return refuse(format!(
+        let message = format!(
             "{steps} steps with {forcings} channels of forcings; expected at least 1 step, and as many forcings for each"
-        ));
+        );
+        return Err(Error::operator(NAME, message));
     }
-    let (inputs, channels) = (feedback.len(), input.dims()[1]);
-    if steps > 1 && (inputs == 0 || !channels.is_multiple_of(inputs)) {
-        return refuse(format!(
-            "an input of {channels} channels with the places of {inputs} in a prediction; expected one place for each input \
-             of a time"
-        ));
+    if steps > 1 {
+        check_feedback(NAME, input.dims()[1], feedback)?;
     }
     let forcings = forcings / steps;
     let mut state = input;
@@ -74,26 +69,74 @@ pub fn rollout<X: Field<4>>(
             }
         };
         let prediction = step(number, x)?;
-        let targets = prediction.dims()[1];
         predictions.push(prediction.clone());
         if number + 1 == steps {
             break;
         }
-        if let Some(place) = feedback.iter().find(|place| **place >= targets) {
-            return refuse(format!(
-                "place {place} of an input in a prediction of {targets} channels"
-            ));
-        }
-        let next = prediction.index_select(1, feedback);
-        state = match channels - inputs {
-            0 => next,
-            kept => X::cat(vec![state.narrow(1, inputs, kept), next], 1),
-        };
+        state = next_input(state, prediction, feedback)?;
     }
     Ok(match predictions.len() {
         1 => predictions.remove(0),
         _ => X::cat(predictions, 1),
     })
+}
+
+/// The input of the step after a prediction: of an input with a history the earliest time is left out, and the prediction
+/// is added as the newest. Times of the history are a lead apart (`DatasetConfig::history_hours`). `feedback` is the
+/// place among the targets of every input.
+///
+/// # Shapes
+/// `input` `[batch, history · inputs, lat, lon]`, `prediction` `[batch, targets, lat, lon]` → `[batch, history · inputs,
+/// lat, lon]`.
+///
+/// # Placement
+/// Any but shards of channels.
+///
+/// # Errors
+/// An input that `feedback` does not divide; a place that the prediction does not have.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::next_input;
+///
+/// let field = |channels: &[f32]| {
+///     Tensor::<1>::from_floats(channels, &Device::default()).reshape([1, channels.len(), 1, 1])
+/// };
+/// // One input at two times; of two targets the second is the input.
+/// let next = next_input(field(&[1.0, 2.0]), field(&[7.0, 3.0]), &[1])?;
+/// next.into_data().assert_eq(&field(&[2.0, 3.0]).into_data(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn next_input<X: Field<4>>(input: X, prediction: X, feedback: &[usize]) -> Result<X> {
+    const NAME: &str = "next_input";
+    let (inputs, channels) = (feedback.len(), input.dims()[1]);
+    check_feedback(NAME, channels, feedback)?;
+    let targets = prediction.dims()[1];
+    if let Some(place) = feedback.iter().find(|place| **place >= targets) {
+        let message = format!(
+            "place {place} of an input in a prediction of {targets} channels; expected one below {targets}"
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let newest = prediction.index_select(1, feedback);
+    Ok(match channels - inputs {
+        0 => newest,
+        kept => X::cat(vec![input.narrow(1, inputs, kept), newest], 1),
+    })
+}
+
+/// Refuses an input whose channels are not those of a number of times.
+fn check_feedback(name: &str, channels: usize, feedback: &[usize]) -> Result<()> {
+    let inputs = feedback.len();
+    if inputs > 0 && channels > 0 && channels.is_multiple_of(inputs) {
+        return Ok(());
+    }
+    let message = format!(
+        "an input of {channels} channels with the places of {inputs} in a prediction; expected one place for each input \
+         of a time"
+    );
+    Err(Error::operator(name, message))
 }
 
 /// Ensemble of states around `x`, with normal noise of a standard deviation: the same on any mesh, bit

@@ -17,20 +17,23 @@ use crate::metrics::{Evaluation, Scores};
 /// let europe = Region::new("europe", [35.0, 75.0], [-12.5, 42.5]); // across the prime meridian
 /// assert_eq!(europe.rows(&[80.0, 40.0]), [0.0, 1.0]);
 /// assert_eq!(europe.columns(&[0.0, 100.0, 350.0]), [1.0, 0.0, 1.0]);
+/// let pacific = Region::new("pacific", [-20.0, 20.0], [160.0, -120.0]); // across the date line
+/// assert_eq!(pacific.columns(&[0.0, 180.0, 200.0, 300.0]), [0.0, 1.0, 1.0, 0.0]);
 /// assert_eq!(Region::standard().len(), 4);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Region {
     /// The name.
     pub name: String,
-    /// The southern and the northern bound, which belong to the region.
+    /// The southern and the northern bound, in any order, which belong to the region.
     pub lat: [f64; 2],
     /// The western and the eastern bound, which belong to the region.
     pub lon: [f64; 2],
 }
 
 impl Region {
-    /// A region from a southern to a northern, and from a western eastward to an eastern bound.
+    /// A region between two latitudes, and from a western bound eastward to an eastern one: longitudes may be from -180° or
+    /// from 0° on, and the region may lie across the date line or the prime meridian.
     pub fn new(name: &str, lat: [f64; 2], lon: [f64; 2]) -> Self {
         Self {
             name: name.into(),
@@ -53,8 +56,8 @@ impl Region {
 
     /// One for each row of the region, and zero for the others.
     pub fn rows(&self, lat: &[f64]) -> Vec<f64> {
-        let [south, north] = self.lat;
-        let inside = |lat: &f64| (south..=north).contains(lat);
+        let [one, other] = self.lat;
+        let inside = |lat: &f64| (one.min(other)..=one.max(other)).contains(lat);
         lat.iter()
             .map(|lat| f64::from(u8::from(inside(lat))))
             .collect()
@@ -63,7 +66,12 @@ impl Region {
     /// One for each column of the region, and zero for the others.
     pub fn columns(&self, lon: &[f64]) -> Vec<f64> {
         let [west, east] = self.lon;
-        let inside = |lon: &f64| (lon - west).rem_euclid(360.0) <= east - west;
+        let width = if east - west >= 360.0 {
+            360.0
+        } else {
+            (east - west).rem_euclid(360.0)
+        };
+        let inside = |lon: &f64| (lon - west).rem_euclid(360.0) <= width;
         lon.iter()
             .map(|lon| f64::from(u8::from(inside(lon))))
             .collect()
@@ -248,6 +256,19 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
+
+    #[test]
+    fn regions_may_lie_across_the_date_line() {
+        let columns = |lon| Region::new("a", [0.0, 1.0], lon).columns(&[165.0, 175.0, 185.0, 0.0]);
+        for bounds in [[170.0, -170.0], [170.0, 190.0], [-190.0, -170.0]] {
+            assert_eq!(columns(bounds), [0.0, 1.0, 1.0, 0.0], "{bounds:?}");
+        }
+        for bounds in [[-180.0, 180.0], [0.0, 360.0]] {
+            assert_eq!(columns(bounds), [1.0; 4], "{bounds:?}");
+        }
+        let rows = Region::new("a", [20.0, -20.0], [0.0, 360.0]).rows(&[30.0, 20.0, 0.0, -30.0]);
+        assert_eq!(rows, [0.0, 1.0, 1.0, 0.0]);
+    }
 
     #[test]
     fn regions_hold_their_cells_and_leads_are_apart() {

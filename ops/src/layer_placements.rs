@@ -30,12 +30,11 @@ pub(crate) fn with_extents_of<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     let (held, expected) = (x.layout(), weight.extents(summed));
     let alike = held.axes_of(dim) == weight.axes_of(summed);
-    match alike && held.extents(dim) != expected && held.shape()[dim] == weight.shape()[summed] {
-        true => {
-            let layout = held.with_extents(dim, expected)?;
-            x.try_redistribute(&layout)
-        }
-        false => Ok(x),
+    if alike && held.extents(dim) != expected && held.shape()[dim] == weight.shape()[summed] {
+        let layout = held.with_extents(dim, expected)?;
+        x.try_redistribute(&layout)
+    } else {
+        Ok(x)
     }
 }
 

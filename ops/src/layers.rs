@@ -1,4 +1,23 @@
-//! Layers of tensors with any number of dims.
+//! Layers of tensors with any number of dims, and the private fields of burn's modules.
+
+use std::str::FromStr;
+
+use burn::module::{Content, DisplaySettings};
+
+/// The value of a private field of one of burn's modules, which shows it in its `content`.
+///
+/// # Panics
+/// Panics if the module does not show the field.
+pub(crate) fn displayed<T: FromStr>(
+    content: impl FnOnce(Content) -> Option<Content>,
+    field: &str,
+) -> T {
+    let content = content(Content::new(DisplaySettings::new()));
+    let attributes = content.into_iter().flat_map(|content| content.attributes);
+    let mut values = attributes.filter(|attribute| attribute.name == field);
+    let value = values.next().and_then(|found| found.value.parse().ok());
+    value.unwrap_or_else(|| panic!("expected burn's module to display its {field}"))
+}
 
 /// Implements [`Layer`](crate::Layer), on plain and sharded tensors of any number of dims, for modules that keep
 /// this number.

@@ -98,9 +98,10 @@ pub(crate) fn retype<const D: usize, const E: usize>(x: Tensor<D>) -> Tensor<E> 
 
 /// The values of a tensor, without gradients: unlike burn's `detach`, which keeps a leaf a leaf, whose gradient is then computed.
 pub(crate) fn constant<const D: usize>(x: &ShardTensor<D>) -> ShardTensor<D> {
-    let local = match x.local().is_autodiff() {
-        true => x.local().clone().inner().autodiff(),
-        false => x.local().clone(),
+    let local = if x.local().is_autodiff() {
+        x.local().clone().inner().autodiff()
+    } else {
+        x.local().clone()
     };
     ShardTensor::from_parts(local, x.layout().clone(), x.mesh().clone())
 }

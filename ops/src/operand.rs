@@ -1,11 +1,13 @@
 //! Parameters of operators, replicated or with a layout.
 
+use std::sync::Arc;
+
 use burn::module::Param;
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::fan_out_beside;
 use halocline_core::{
-    Error, Fan, Layout, Pairing, ParamShard, Replicate, Result, Shard, ShardTensor,
+    Error, Fan, Layout, MeshShape, Pairing, ParamShard, Replicate, Result, Shard, ShardTensor,
 };
 
 /// A parameter of an operator: a replicated tensor, or one with a layout.
@@ -80,6 +82,15 @@ impl<const D: usize> Operand<D> {
             Self::Replicated(_) => false,
             Self::Laid(tensor) => tensor.placements().iter().any(|p| matches!(p, Shard(_))),
             Self::Parameter(_, shard) => !shard.computing_axes().is_empty(),
+        }
+    }
+
+    /// The layout in which an operator on a field of this mesh computes with it.
+    pub(crate) fn layout_on(&self, mesh: &Arc<MeshShape>) -> Layout {
+        match self {
+            Self::Replicated(tensor) => Layout::replicated(mesh, &tensor.dims()),
+            Self::Laid(tensor) => tensor.layout().clone(),
+            Self::Parameter(_, shard) => shard.layout().gathered(shard.stored(), Replicate),
         }
     }
 

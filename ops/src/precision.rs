@@ -51,9 +51,10 @@ pub(crate) fn cast_shard<const D: usize>(x: ShardTensor<D>, dtype: DType) -> Sha
 
 /// Casts a result back to a narrower type. What is a sum over ranks is resolved first, so that it is rounded once.
 pub(crate) fn narrowed<const D: usize>(x: ShardTensor<D>, dtype: DType) -> ShardTensor<D> {
-    match x.local().dtype() == dtype {
-        true => x,
-        false => cast_shard(x.resolve(), dtype),
+    if x.local().dtype() == dtype {
+        x
+    } else {
+        cast_shard(x.resolve(), dtype)
     }
 }
 

@@ -95,26 +95,43 @@ pub(super) struct Climatology {
 
 /// The name of the tensor in its checkpoint.
 const NAME: &str = "climatology";
+/// The name of the cycle and of the parts of a day in its checkpoint.
+const TIMES: &str = "times";
 
 impl Climatology {
-    /// Loads the climatology from a folder, if it is there.
+    /// Loads the climatology from a folder, if one of this cycle and this number of parts of a day is there. Without a cycle it
+    /// is one of the defaults.
     pub(super) fn load(
         world: &World,
         (mesh, placements): (&DeviceMesh, &[Placement]),
         folder: &Path,
-        (parts, calendar): (usize, Calendar),
+        (cycle, parts): (Option<Cycle>, usize),
+        calendar: Calendar,
     ) -> Result<Option<Self>> {
         let Some(saved) = Checkpoint::latest(world, folder)? else {
             return Ok(None);
         };
+        let classes = saved.shape(NAME)?[0];
+        // An earlier version has not saved it.
+        let by_size = || {
+            let mut cycles = [Cycle::Month, Cycle::Day, Cycle::Mean].into_iter();
+            let found = cycles.find(|cycle| cycle.classes() * parts == classes);
+            found.map(|cycle| (cycle, parts))
+        };
+        let times: Option<(Cycle, usize)> = saved.value(TIMES).ok().or_else(by_size);
+        let is_chosen = |found: Cycle| match cycle {
+            Some(cycle) => found == cycle,
+            None => found != Cycle::Day,
+        };
+        let chosen = times.filter(|(found, of_day)| is_chosen(*found) && *of_day == parts);
+        let Some((cycle, parts)) = chosen else {
+            return Ok(None);
+        };
         let all = saved.sharded::<4, Float>(NAME, mesh, placements)?.inner();
-        let classes = all.dims()[0];
-        let mut cycles = [Cycle::Month, Cycle::Day].into_iter();
-        let cycle = cycles.find(|cycle| cycle.classes() * parts == classes);
         let class = |class| all.clone().narrow(0, class, 1);
         Ok(Some(Self {
             times: Times {
-                cycle: cycle.unwrap_or(Cycle::Mean),
+                cycle,
                 parts,
                 calendar,
             },
@@ -122,19 +139,35 @@ impl Climatology {
         }))
     }
 
-    /// Computes the climatology from the targets of a loader's samples, and saves it in a folder.
+    /// The same means for times of another calendar.
+    pub(super) fn with_calendar(mut self, calendar: Calendar) -> Self {
+        self.times.calendar = calendar;
+        self
+    }
+
+    /// Computes the climatology from the targets of a loader's samples, and saves it in a folder, unless another job has
+    /// it open or it cannot be written.
     pub(super) fn compute(
         world: &World,
         folder: &Path,
         times: Times,
         loader: &FieldLoader,
     ) -> Result<Self> {
-        let mut checkpoints = Checkpoints::open(world, folder, &CheckpointConfig::new())?;
         let means = compute(world, loader, times)?;
-        let mut snapshot = Snapshot::new(world);
-        snapshot.sharded(NAME, &ShardTensor::cat(means.clone(), 0))?;
-        checkpoints.save(0, snapshot, None)?;
-        checkpoints.wait()?;
+        // Not opened before: a job beside this one, such as a training, may need the folder meanwhile.
+        match Checkpoints::open(world, folder, &CheckpointConfig::new()) {
+            Ok(mut checkpoints) => {
+                let mut snapshot = Snapshot::new(world);
+                snapshot.sharded(NAME, &ShardTensor::cat(means.clone(), 0))?;
+                snapshot.value(TIMES, &(times.cycle, times.parts))?;
+                checkpoints.save(0, snapshot, None)?;
+                checkpoints.wait()?;
+            }
+            Err(error) if world.is_root() => {
+                eprintln!("halocline: the climatology is not saved: {error}");
+            }
+            Err(_) => {}
+        }
         Ok(Self { times, means })
     }
 
@@ -221,9 +254,10 @@ fn windows(sums: Vec<Option<Sum>>, width: usize, distance: usize) -> Vec<Option<
         let step = length * distance % count;
         let first = powers[..step].to_vec();
         for class in 0..count {
-            let after = match class + step < count {
-                true => powers[class + step].clone(),
-                false => first[class + step - count].clone(),
+            let after = if class + step < count {
+                powers[class + step].clone()
+            } else {
+                first[class + step - count].clone()
             };
             powers[class] = added(powers[class].take(), after);
         }
@@ -234,8 +268,40 @@ fn windows(sums: Vec<Option<Sum>>, width: usize, distance: usize) -> Vec<Option<
 #[cfg(test)]
 mod tests {
     use burn::tensor::Tensor;
+    use halocline_core::Launcher;
 
     use super::*;
+    use crate::experiment::fixture::{config_in, write_waves};
+    use crate::experiment::{Experiment, ExperimentConfig};
+
+    #[test]
+    fn a_climatology_that_cannot_be_saved_is_used() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "", "");
+        // In place of the file that a job locks.
+        let lock = config.folder.join("climatology/.lock");
+        std::fs::create_dir_all(&lock).unwrap();
+        let classes = |config: &ExperimentConfig| {
+            let found = Launcher::local(1).collect(|world| {
+                let experiment = Experiment::new(&world, config)?;
+                Ok(experiment.climatology()?.means.len())
+            });
+            found.unwrap()[0]
+        };
+        let saved = config.folder.join("climatology/step_000000000");
+        assert_eq!((classes(&config), saved.exists()), (1, false));
+        std::fs::remove_dir(&lock).unwrap();
+        assert_eq!((classes(&config), saved.exists()), (1, true));
+        // The model does not see it, so that its keys may change.
+        let other = config_in(
+            folder.path(),
+            "climatology = \"day\"\nclimatology_hours = 6",
+            "",
+        );
+        assert_eq!(classes(&other), 4 * 366);
+        assert_eq!(classes(&config), 1);
+    }
 
     #[test]
     fn parts_of_a_day_have_means_of_their_own() {

@@ -9,6 +9,7 @@ use halocline_models::parallel::Plan;
 use serde::{Deserialize, Serialize};
 
 use super::data_config::{DataConfig, deviation, positive, refuse};
+use super::near::{near, nearest};
 use super::network::ModelConfig;
 use super::optimizer::OptimizerConfig;
 
@@ -214,6 +215,12 @@ impl TrainingConfig {
         let begun = self.curriculum.iter().rfind(|[first, _]| *first <= epoch);
         begun.map_or(1, |[_, steps]| *steps)
     }
+
+    /// The largest number of autoregressive steps of the curriculum, which the samples of all epochs have.
+    pub(super) fn most_steps(&self) -> usize {
+        let steps = self.curriculum.iter().map(|[_, steps]| *steps);
+        steps.max().unwrap_or(1)
+    }
 }
 
 impl ForecastConfig {
@@ -293,11 +300,17 @@ impl ExperimentConfig {
 
     /// Checks it for a run.
     pub(super) fn check_run(&self) -> Result<()> {
-        self.check()?;
+        self.check_values()?;
         self.check_axes(&FIELD_AXES)
     }
 
+    /// Checks it for a file, or for the choice of a plan.
     pub(super) fn check(&self) -> Result<()> {
+        self.check_values()?;
+        self.check_axes(&[&FIELD_AXES[..], &[PRICED]].concat())
+    }
+
+    fn check_values(&self) -> Result<()> {
         let (data, training) = (&self.data, &self.training);
         let rises = training
             .curriculum
@@ -363,7 +376,6 @@ impl ExperimentConfig {
         ];
         data.check()?;
         refuse(&checks)?;
-        self.check_axes(&[&FIELD_AXES[..], &[PRICED]].concat())?;
         self.forecast.check()?;
         self.optimizer.check()
     }
@@ -373,33 +385,6 @@ impl ExperimentConfig {
 const FIELD_AXES: [&str; 4] = ["data", "lat", "lon", "member"];
 /// The axis of plans by price, which a configuration may name before it has one.
 const PRICED: &str = "tensor";
-
-/// The most names that an error proposes.
-const PROPOSED: usize = 3;
-
-/// The known keys that are nearest to an unknown one, of a message such as "unknown field `a`, expected
-/// one of `b`, `c`".
-fn near(message: &str) -> Option<String> {
-    let names: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
-    let [unknown, known @ ..] = &names[..] else {
-        return None;
-    };
-    if !message.starts_with("unknown") || known.len() < 2 {
-        return None;
-    }
-    Some(nearest(unknown, known))
-}
-
-/// The names that are nearest to another one.
-fn nearest(unknown: &str, known: &[&str]) -> String {
-    let mut known: Vec<(f64, &str)> = known
-        .iter()
-        .map(|name| (strsim::jaro_winkler(unknown, name), *name))
-        .collect();
-    known.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let near: Vec<&str> = known.iter().take(PROPOSED).map(|(_, name)| *name).collect();
-    near.join(", ")
-}
 
 #[cfg(test)]
 mod tests {

@@ -26,8 +26,6 @@ pub(super) struct Data {
     pub(super) odd: Vec<String>,
     /// The usual time between two fields, in seconds.
     pub(super) time_step: f64,
-    /// The samples of one step in the training period, or the states of other files.
-    pub(super) samples: usize,
     /// Whether forcings are fields of the files at the time from which a step starts.
     pub(super) forcings_change: bool,
 }
@@ -84,9 +82,10 @@ impl Data {
             let known = trained.channels();
             let levels = known.iter().filter(|channel| stands_for(variable, channel));
             let levels: Vec<String> = levels.map(|channel| format!("{mask}{channel}")).collect();
-            match levels.is_empty() || known.iter().any(|channel| channel == variable) {
-                true => vec![name.clone()],
-                false => levels,
+            if levels.is_empty() || known.iter().any(|channel| channel == variable) {
+                vec![name.clone()]
+            } else {
+                levels
             }
         };
         let all = |names: &Vec<String>| names.iter().flat_map(levels).collect::<Vec<_>>();
@@ -123,6 +122,10 @@ impl Data {
 
     fn of(config: DataConfig, dataset: &FieldDataset, time_step: f64) -> Result<Self> {
         let metadata = dataset.metadata();
+        if config.anomalies {
+            // Those of inputs are from the climatology of targets.
+            dataset.channels().feedback()?;
+        }
         let changes = |name: &String| {
             let channel = dataset.describe_channel(name);
             channel.is_some_and(|channel| !channel.is_static)
@@ -141,13 +144,18 @@ impl Data {
             grid: metadata.grid().clone(),
             calendar: dataset.calendar(),
             time_step,
-            samples: dataset.len(),
         })
     }
 
     /// The length of a step in seconds, if it has one; else it leads to the next field.
     pub(super) fn lead(&self) -> Option<f64> {
         self.config.lead_hours.map(|hours| hours * 3600.0)
+    }
+
+    /// The number of samples of the training period, with targets of a number of steps.
+    pub(super) fn samples(&self, steps: usize) -> Result<usize> {
+        let config = dataset(&self.config, &self.config.train, Samples::Steps(steps));
+        Ok(FieldDataset::open(&self.config.files, &config)?.len())
     }
 
     /// The samples of a period, normalised.
@@ -174,9 +182,10 @@ impl Data {
         let open = open(&self.config, &self.config.train);
         let names = self.files.iter().map(|channel| channel.name.clone());
         let open = open.with_channels(Some(names.collect()));
-        Ok(match self.config.joined {
-            true => vec![open.open_joined(&self.config.files)?],
-            false => open.open_each(&self.config.files)?,
+        Ok(if self.config.joined {
+            vec![open.open_joined(&self.config.files)?]
+        } else {
+            open.open_each(&self.config.files)?
         })
     }
 
@@ -187,10 +196,10 @@ impl Data {
 
     /// Computes statistics of the training period, with increments over a step.
     pub(super) fn statistics(&self) -> Result<Statistics> {
-        let steps = self
-            .lead()
-            .map_or(1.0, |lead| (lead / self.time_step).round().max(1.0));
-        let mut builder = StatisticsBuilder::new(steps as usize)?;
+        let mut builder = match self.config.lead_hours {
+            Some(hours) => StatisticsBuilder::with_lead_hours(hours)?,
+            None => StatisticsBuilder::new(1)?,
+        };
         for fields in self.training_files()? {
             let progress = Progress::new(0, "statistics", fields.times().len());
             builder.add(&fields, &progress)?;
@@ -223,9 +232,12 @@ impl Data {
                 .collect::<Vec<f64>>()
         };
         let (means, stds) = (of(statistics.means()), of(statistics.stds()));
-        let ratio = |(std, increment): (&f64, f64)| match increment > 0.0 {
-            true => std / increment,
-            false => 1.0,
+        let ratio = |(std, increment): (&f64, f64)| {
+            if increment > 0.0 {
+                std / increment
+            } else {
+                1.0
+            }
         };
         let increments = of(statistics.increment_stds());
         let ratios = stds.iter().zip(increments).map(ratio).collect();
@@ -298,9 +310,10 @@ fn is_component(channel: &Channel) -> bool {
 }
 
 fn dataset(config: &DataConfig, period: &Period, samples: Samples) -> DatasetConfig {
-    let series = match config.joined {
-        true => Series::Joined,
-        false => Series::Separate,
+    let series = if config.joined {
+        Series::Joined
+    } else {
+        Series::Separate
     };
     let dataset = DatasetConfig::new()
         .with_open(open(config, period))

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use halocline_core::{Error, RandomKey, Result, ShardTensor};
 use halocline_io::{
-    Existing, ForecastWriter, OutputConfig, OutputFormat, Period, Progress, parse_time, save_whole,
+    Batch, Existing, ForecastWriter, OutputConfig, OutputFormat, Period, Progress, parse_time,
+    save_whole,
 };
-use halocline_models::perturbed;
+use halocline_models::{next_input, perturbed};
 use halocline_ops::prelude::*;
 
 use super::config::ForecastConfig;
@@ -42,7 +43,7 @@ impl Experiment {
     /// # Errors
     /// A date without a state; an experiment without a test period; from a date, an output that is there already; a
     /// folder of forecasts of another configuration or, if [`trained`](Self::trained) loaded the model, another
-    /// checkpoint; forcings that end before the forecast; a failure of files or
+    /// checkpoint, or, if `existing` replaces them, with some that are not among those to be written; forcings that end before the forecast; a failure of files or
     /// communication.
     pub fn forecast(
         &self,
@@ -62,7 +63,6 @@ impl Experiment {
         let starts: Vec<(usize, PathBuf)> = match from {
             Some(date) => vec![(self.start(&states, date)?, path.into())],
             None => {
-                self.begin(path, &self.note(model, config)?, existing)?;
                 let dates: Vec<String> = (0..states.loader.samples())
                     .map(|start| date(&start))
                     .collect();
@@ -90,6 +90,8 @@ impl Experiment {
                         dates.len()
                     );
                 }
+                let outputs: Vec<&PathBuf> = all.iter().map(|(_, path)| path).collect();
+                self.begin(path, &self.note(model, config)?, existing, &outputs)?;
                 let is_left = |(_, path): &(usize, PathBuf)| {
                     u8::from(existing == Existing::Replace || !path.exists())
                 };
@@ -129,18 +131,43 @@ impl Experiment {
 
     /// Checks the note of a folder of forecasts, and writes one. While forecasts are replaced it is empty, so that
     /// none of another configuration or checkpoint is taken for one of this.
-    fn begin(&self, folder: &Path, own: &[u8], existing: Existing) -> Result<()> {
-        let path = folder.join(NOTE);
-        let is_other = std::fs::read(&path).is_ok_and(|before| before != own);
-        if is_other && existing == Existing::Reject {
-            return Err(Error::other(format!(
-                "{}: forecasts of another configuration or checkpoint, or some that are not all replaced; choose another folder, or \
-                 Existing::Replace",
-                path.display()
-            )));
-        }
+    fn begin(
+        &self,
+        folder: &Path,
+        note: &[u8],
+        existing: Existing,
+        outputs: &[&PathBuf],
+    ) -> Result<()> {
         let replaces = existing == Existing::Replace;
-        self.save_note(folder, if replaces { &[] } else { own })
+        if self.world.is_root() {
+            let path = folder.join(NOTE);
+            let before = std::fs::read(&path).ok();
+            let is_other = match before.as_deref() {
+                Some(before) => before != note,
+                None => outputs.iter().any(|output| output.exists()),
+            };
+            if is_other && !replaces {
+                return Err(Error::other(format!(
+                    "{}: forecasts of another configuration or checkpoint, or some that are not all replaced; choose another \
+                     folder, or Existing::Replace",
+                    path.display()
+                )));
+            }
+            let stays = if replaces && before.as_deref() != Some(note) {
+                stores_beside(folder, outputs)?
+            } else {
+                Vec::new()
+            };
+            if !stays.is_empty() {
+                return Err(Error::other(format!(
+                    "{}: forecasts of another configuration or checkpoint that this run does not replace, {}; remove them, \
+                     or choose another folder",
+                    folder.display(),
+                    stays.join(", ")
+                )));
+            }
+        }
+        self.save_note(folder, if replaces { &[] } else { note })
     }
 
     fn save_note(&self, folder: &Path, note: &[u8]) -> Result<()> {
@@ -165,9 +192,10 @@ impl Experiment {
         let folder = path.parent().filter(|_| self.world.is_root());
         folder.map_or(Ok(()), std::fs::create_dir_all)?;
         self.world.barrier()?;
-        let format = match path.extension().is_some_and(|extension| extension == "nc") {
-            true => OutputFormat::NetCdf3,
-            false => OutputFormat::Zarr3,
+        let format = if path.extension().is_some_and(|extension| extension == "nc") {
+            OutputFormat::NetCdf3
+        } else {
+            OutputFormat::Zarr3
         };
         let output = OutputConfig::new()
             .with_format(format)
@@ -176,7 +204,8 @@ impl Experiment {
         let (grid, channels) = (&self.data.grid, &self.data.described);
         let mut writer = ForecastWriter::create(&self.mesh, path, grid, channels, begin, &output)?
             .with_calendar(self.data.calendar);
-        self.steps(model, states, start, config, |step| {
+        let batch = states.loader.load(&[start])?;
+        self.steps(model, states, batch, config, |step| {
             writer.append((step.time - begin) / 3600.0, &step.fields)?;
             progress.advance();
             Ok(())
@@ -210,27 +239,28 @@ impl Experiment {
         })
     }
 
-    /// Calls a function with each step of a forecast, which holds one step in memory.
+    /// Calls a function with each step of a forecast from a state, a batch of one, and holds one step in memory.
     pub(super) fn steps(
         &self,
         model: &FieldModel,
         states: &States,
-        start: usize,
+        batch: Batch,
         config: &ForecastConfig,
         mut each: impl FnMut(Step) -> Result<()>,
     ) -> Result<()> {
         let (loader, channels) = (&states.loader, &self.data.channels);
+        let start = batch.samples[0];
         let begin = states.timeline.states[start].1;
-        let batch = loader.load(&[start])?;
         let mut x = batch.input.inner();
-        let mask = batch.mask.map(ShardTensor::inner);
+        let present = batch.input_mask.map(ShardTensor::inner);
+        let mask = present.as_ref().map(|present| self.of_targets(present));
         // Where the start has no value, such as on land, neither has the forecast.
         let gaps = mask.clone().map(missing);
         if config.members > 1 {
             let key = RandomKey::new(self.config.seed, ("forecast", begin.to_bits()));
             x = perturbed(x, config.members, config.noise, key, self.member_axis())?;
-            if let Some(present) = batch.input_mask {
-                x = x * present.inner();
+            if let Some(present) = present {
+                x = x * present;
             }
         }
         x = self.seen_inputs(x, &[begin])?;
@@ -266,15 +296,36 @@ impl Experiment {
                     Some(mask) => self.filled(y, mask.clone(), &[time])?,
                     None => y,
                 };
-                let (inputs, next) = (channels.inputs.len(), y.index_select(1, &feedback));
-                x = match x.dims()[1] - inputs {
-                    0 => next,
-                    kept => ShardTensor::cat(vec![x.narrow(1, inputs, kept), next], 1),
-                };
+                x = next_input(x, y, &feedback)?;
             }
         }
         Ok(())
     }
+}
+
+/// The names of the Zarr stores of a folder that are not among some outputs, in order.
+fn stores_beside(folder: &Path, outputs: &[&PathBuf]) -> Result<Vec<String>> {
+    let failed = |error| Error::other(format!("{}: {error}", folder.display()));
+    let mut names = Vec::new();
+    if !folder.exists() {
+        return Ok(names);
+    }
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let is_store = path
+            .extension()
+            .is_some_and(|extension| extension == "zarr");
+        if is_store
+            && !outputs
+                .iter()
+                .any(|output| output.file_name() == path.file_name())
+        {
+            let name = path.file_name().unwrap_or_default();
+            names.push(name.to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// The name of the output of a date such as `2018-01-01 06:00:00`, and of a series if several have this date.
@@ -284,5 +335,42 @@ fn file_name(date: &str, series: Option<usize>) -> String {
     match series {
         None => format!("{date}.zarr"),
         Some(series) => format!("{date}-{series}.zarr"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::Module;
+    use halocline_core::Launcher;
+
+    use super::*;
+    use crate::experiment::fixture::{config_in, wave, write_fields};
+
+    #[test]
+    fn a_target_that_is_no_input_may_have_no_value_at_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        write_fields(folder.path(), |time, cell| {
+            let (channel, row, column) = cell;
+            match (channel, time) {
+                (0, 0) => f32::NAN,
+                (1, _) if row == 2 && column == 3 => f32::NAN,
+                _ => wave(time, cell),
+            }
+        });
+        let data = "inputs = [\"t2m\"]\ntargets = [\"t2m\", \"sst\"]\nmissing = \"fill\"";
+        let config = config_in(folder.path(), data, "");
+        let run = Launcher::local(1).run(|world| {
+            let experiment = Experiment::new(&world, &config)?;
+            let model = experiment.model()?.valid();
+            let states = experiment.states(&Period::default())?;
+            let batch = states.loader.load(&[0])?;
+            experiment.steps(&model, &states, batch, &config.forecast, |step| {
+                let values = step.fields.local().clone().into_data();
+                let without = values.iter::<f32>().filter(|value| value.is_nan());
+                assert_eq!(without.count(), 1);
+                Ok(())
+            })
+        });
+        run.unwrap();
     }
 }

@@ -58,15 +58,22 @@ impl Experiment {
             )
         });
         let target = ShardTensor::cat(targets.collect::<Result<Vec<_>>>()?, 1);
-        // What has no value at the start is no input of the next steps, as in forecasts.
-        let mask = present.filter(|_| steps > 1);
-        let mask = mask.map(|present| copies(self.of_targets(&present)));
-        let (mask, forcing) = (mask.transpose()?, batch.forcing.map(copies).transpose()?);
+        // A target without a value at the start does not count, and is no input of the next steps, as in forecasts.
+        let known = present.map(|present| self.of_targets(&present));
+        let counts = match (batch.mask, &known) {
+            (Some(mask), Some(known)) => {
+                Some(mask * ShardTensor::cat(vec![known.clone(); steps], 1))
+            }
+            (mask, _) => mask,
+        };
+        let mask = known.filter(|_| steps > 1).map(copies).transpose()?;
+        let forcing = batch.forcing.map(copies).transpose()?;
         let (recompute, halos) = (training.recompute, self.config.model.halos());
         let y = rollout(x, forcing, steps, &feedback, |step, x| {
-            let y = match recompute {
-                true => x.recompute(model, halos, |model, x| x.apply(model)),
-                false => x.apply(model),
+            let y = if recompute {
+                x.recompute(model, halos, |model, x| x.apply(model))
+            } else {
+                x.apply(model)
             };
             match &mask {
                 Some(mask) => self.filled(y, mask.clone(), &times(step).repeat(members)),
@@ -76,11 +83,12 @@ impl Experiment {
         let [_, _, ratios] = &self.scales;
         let ratios = y.profile(1, &ratios.repeat(steps));
         let (y, target) = (y * ratios.clone(), target * ratios);
-        self.distance(y, target, batch.mask)
+        self.distance(y, target, counts)
     }
 
-    /// Which of the targets the newest inputs have; those that are no inputs are there.
-    fn of_targets(&self, present: &ShardTensor<4>) -> ShardTensor<4> {
+    /// The mask of the targets at the start, by that of the inputs: that of their newest time. A target that is no input
+    /// is one everywhere: no forecast needs its value there.
+    pub(super) fn of_targets(&self, present: &ShardTensor<4>) -> ShardTensor<4> {
         let (channels, count) = (&self.data.channels, present.dims()[1]);
         let inputs = &channels.inputs;
         let place = |target: &String| {
@@ -134,5 +142,54 @@ impl Experiment {
         };
         let spectral = spectral_loss::<5, 4, _>(weighted(y)?, weighted(target)?, &[3], mean);
         Ok(squared.resolve() + spectral.resolve())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halocline_core::Launcher;
+
+    use super::*;
+    use crate::experiment::fixture::{config_in, wave, write_fields};
+
+    /// Ice moves: a third of the cells has no value at each time.
+    #[test]
+    fn targets_without_a_value_at_the_start_do_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        write_fields(folder.path(), |time, cell| {
+            let (channel, row, column) = cell;
+            if channel == 0 && (time + row + column).is_multiple_of(3) {
+                f32::NAN
+            } else {
+                wave(time, cell)
+            }
+        });
+        for loss in [
+            "loss = \"mse\"",
+            "loss = \"crps\"\nmembers = 2\nnoise = 0.1",
+        ] {
+            let training = format!("[training]\n{loss}");
+            let config = config_in(folder.path(), "missing = \"fill\"", &training);
+            let run = Launcher::local(1).run(|world| {
+                let experiment = Experiment::new(&world, &config)?;
+                let model = experiment.model()?;
+                for steps in [1, 2] {
+                    let batch = experiment.batches(steps)?.load(&[0])?;
+                    let present = batch.input_mask.clone().expect("missing values are filled");
+                    let absent = experiment.of_targets(&present) * -1.0 + 1.0;
+                    let absent = ShardTensor::cat(vec![absent; steps], 1);
+                    let mut other = batch.clone();
+                    other.target = batch.target.clone() + absent * 100.0;
+                    let [one, other] = [batch, other].map(|batch| {
+                        let loss = experiment.loss(&model, batch, steps, 0).unwrap().resolve();
+                        loss.local().clone().into_scalar::<f32>()
+                    });
+                    assert_eq!(one, other, "{steps} steps");
+                    assert!(one > 0.0);
+                }
+                Ok(())
+            });
+            run.unwrap();
+        }
     }
 }

@@ -22,11 +22,15 @@ mod climatology;
 mod config;
 mod data;
 mod data_config;
+#[cfg(test)]
+mod fixture;
 mod forecast;
 mod loss;
+mod near;
 mod network;
 mod optimizer;
 mod outlook;
+mod pace;
 #[cfg(feature = "plot")]
 mod pictures;
 mod record;

@@ -387,12 +387,13 @@ fn same(channels: &Channels) -> Result<usize> {
     let Channels {
         inputs, targets, ..
     } = channels;
-    match inputs == targets {
-        true => Ok(inputs.len()),
-        false => Err(Error::other(format!(
+    if inputs == targets {
+        Ok(inputs.len())
+    } else {
+        Err(Error::other(format!(
             "data.targets: {targets:?} of a model that predicts its inputs, {inputs:?}; expected the same, or \
              model.kind unet, fno or sfno"
-        ))),
+        )))
     }
 }
 
@@ -450,10 +451,11 @@ impl<X: Field<4>> Layer<X> for FieldModel {
 
     fn forward(&self, x: X) -> X {
         let channels = x.dims()[1];
-        let state = match self.places.contains(&channels) {
-            false => x.clone(),
+        let state = if self.places.contains(&channels) {
             // A target that is no input begins at its mean.
-            true => X::cat(vec![x.clone(), x.clone().narrow(1, 0, 1) * 0.0], 1),
+            X::cat(vec![x.clone(), x.clone().narrow(1, 0, 1) * 0.0], 1)
+        } else {
+            x.clone()
         };
         let state = state.index_select(1, &self.places); // [batch, targets, lat, lon]
         // Networks compute in the number type of the parameters; increments are added in that of the state.

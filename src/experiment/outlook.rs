@@ -83,10 +83,7 @@ impl Outlook {
             MeshShape::new(&axes, (0..ranks).collect())?,
             world.device().clone(),
         )?;
-        let make = |device: &Device| {
-            let (model, history) = (&config.model, config.data.history);
-            model.init(&data.channels, history, &data.grid, &data.odd, device)
-        };
+        let make = |device: &Device| config.model_on(&data, device);
         let whole = make(&world.device().clone().inner())?;
         let resolved = resolve(&whole, dry.mesh().shape(), &config.plan)?;
         let model = world.init(|device| make(device).expect("it was made before"))?;
@@ -130,9 +127,10 @@ impl Outlook {
         // And a copy of the model in half precision.
         let copies = half.map_or(0, |_| elements * BYTES / 2);
         let held = elements * BYTES * (2 + states + averages) + copies;
+        let samples = data.samples(config.training.most_steps())?;
         Ok(Self {
             read: read(config, &data, &dry)?,
-            batches: (data.samples / config.training.batch, config.training.epochs),
+            batches: (samples / config.training.batch, config.training.epochs),
             plans: plans(config, &data, &whole, (&dry, machine, states))?,
             mesh: axes
                 .into_iter()
@@ -167,10 +165,9 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
     let steps = steps(config);
     let (channels, [rows, columns]) = (&data.channels, data.grid.shape());
     let mesh = dry.mesh();
-    let names = mesh.shape().names();
-    let mut placements = placements(names, Samples::Steps(steps));
+    let mut placements = placements(mesh.shape(), Samples::Steps(steps));
     if config.training.members > 1 {
-        for (placement, name) in placements.iter_mut().zip(names) {
+        for (placement, name) in placements.iter_mut().zip(mesh.shape().names()) {
             if name == "member" {
                 *placement = Shard(0);
             }
@@ -193,9 +190,10 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
     let halos = config.model.halos();
     Error::catch(|| {
         let y = rollout(input, forcing, steps, &feedback, |_, x| {
-            Ok(match config.training.recompute {
-                true => x.recompute(model, halos, |model, x| x.apply(model)),
-                false => x.apply(model),
+            Ok(if config.training.recompute {
+                x.recompute(model, halos, |model, x| x.apply(model))
+            } else {
+                x.apply(model)
             })
         })?;
         let loss = y.square().mean().resolve();
@@ -262,7 +260,8 @@ fn plans(
         1 => &["data", "lat", "lon"],
         _ => &["member", "lat", "lon"],
     };
-    let mut workload = Workload::new(samples * cells, axes).with_states(states);
+    let axes: Vec<&str> = axes.iter().copied().filter(|&axis| has(axis)).collect();
+    let mut workload = Workload::new(samples * cells, &axes).with_states(states);
     if let ModelConfig::Unet { levels, .. } = config.model {
         let rows = |level: usize| samples * (cells >> (2 * level)).max(1);
         for level in 1..levels {

@@ -95,7 +95,8 @@ impl Experiment {
         let begin = states.timeline.states[start].1;
         let mut frames = Vec::new();
         let drawn = |field: ShardTensor<4>| field.narrow(1, 0, self.data.described.len().min(MOST));
-        self.steps(model, states, start, config, |step| {
+        let batch = states.loader.load(&[start])?;
+        self.steps(model, states, batch, config, |step| {
             let Some(state) = step.state else {
                 return Ok(());
             };
@@ -143,16 +144,18 @@ impl Experiment {
         });
         let maps = [("forecast", forecast), ("truth", truth)].map(|(what, field)| {
             let map = Map::new(&title(what), grid, field)?.with_unit(unit);
-            Ok(match low < high {
-                true => map.with_range(f64::from(low), f64::from(high)),
-                false => map,
+            Ok(if low < high {
+                map.with_range(f64::from(low), f64::from(high))
+            } else {
+                map
             })
         });
         let maps = maps.into_iter().collect::<Result<Vec<Map>>>()?;
         let all = maps.into_iter().chain([difference.with_unit(unit)]);
-        Ok(match self.config.coastlines {
-            true => all.collect(),
-            false => all.map(Map::without_coastlines).collect(),
+        Ok(if self.config.coastlines {
+            all.collect()
+        } else {
+            all.map(Map::without_coastlines).collect()
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::fs::{File, TryLockError};
 use std::path::Path;
 
 use halocline_core::{Error, Result};
@@ -15,9 +16,13 @@ use super::data::Data;
 const COPY: &str = "experiment.toml";
 /// The name of the summary of the files.
 const FILES: &str = "files.json";
+/// The name of the file that a job locks while it computes statistics.
+const LOCK: &str = ".statistics.lock";
+/// The name of the folder of checkpoints.
+pub(super) const CHECKPOINTS: &str = "checkpoints";
 
 /// Paths in the folder that training and scoring write: with one of them, the folder belongs to its configuration.
-const MADE: [&str; 3] = ["statistics/data.json", "climatology", "checkpoints"];
+const MADE: [&str; 3] = ["statistics/data.json", "climatology", CHECKPOINTS];
 
 /// By what the files of an experiment are known.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -54,6 +59,25 @@ impl Record {
         let text = std::fs::read(&path).map_err(|error| failed(&path, &error))?;
         let record = serde_json::from_slice(&text).map_err(|error| failed(&path, &error))?;
         Ok(Some(record))
+    }
+
+    /// Refuses files that are not those of this record of a folder.
+    fn check(&self, found: &Self, folder: &Path) -> Result<()> {
+        if self == found {
+            return Ok(());
+        }
+        let mut pairs = self.files.iter().zip(&found.files);
+        let pair = pairs.find(|(one, other)| one != other);
+        let told = pair.map_or_else(
+            || "others, or other units or names".into(),
+            |(before, found)| format!("{found}, and before {before}"),
+        );
+        Err(Error::other(format!(
+            "{}: the files of data.files have changed since statistics, climatology and model were made of them: {told}; \
+             choose another folder, remove {}, or name files that are only to be forecast or scored by --files",
+            folder.join(FILES).display(),
+            folder.display()
+        )))
     }
 }
 
@@ -108,6 +132,25 @@ impl fmt::Display for Summary {
     }
 }
 
+/// Locks a folder for the job that computes its statistics, until the file is dropped.
+///
+/// # Errors
+/// Another job that computes them; a folder that cannot be written.
+pub(super) fn lock(folder: &Path) -> Result<File> {
+    std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
+    let path = folder.join(LOCK);
+    let file = File::create(&path).map_err(|error| failed(&path, &error))?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(Error::other(format!(
+            "{}: another job computes the statistics of this folder; start this one when they are there, or choose \
+             another folder",
+            folder.display()
+        ))),
+        // File systems without locks are taken as they are.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+    }
+}
+
 /// Writes the configuration and the summary into the folder, or compares them with those that are there if something
 /// was made of them.
 ///
@@ -115,39 +158,76 @@ impl fmt::Display for Summary {
 /// Other data, another model; files that have changed.
 pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
     let folder = &config.folder;
-    let copy = folder.join(COPY);
     let made = MADE.iter().any(|made| folder.join(made).exists());
-    if made && copy.exists() {
+    let is_copied = made && folder.join(COPY).exists();
+    if is_copied {
         compare(config)?;
     }
     std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
-    let (path, found) = (folder.join(FILES), Record::of(config, data)?);
-    let before = match made {
-        true => Record::load(folder)?,
-        false => None,
-    };
+    let found = Record::of(config, data)?;
+    let before = if made { Record::load(folder)? } else { None };
     match before {
-        Some(before) if before != found => {
-            let mut pairs = before.files.iter().zip(&found.files);
-            let pair = pairs.find(|(one, other)| one != other);
-            let told = pair.map_or_else(
-                || "others, or other units or names".into(),
-                |(before, found)| format!("{found}, and before {before}"),
-            );
-            return Err(Error::other(format!(
-                "{}: the files have changed since statistics, climatology and model were made of them: {told}; choose \
-                 another folder, remove {}, or name files that are only to be forecast or scored by --files",
-                path.display(),
-                folder.display()
-            )));
-        }
-        Some(_) => {}
+        Some(before) => before.check(&found, folder)?,
         None => {
             let text = serde_json::to_vec_pretty(&found).map_err(Error::other)?;
-            write(&path, &text)?;
+            write(&folder.join(FILES), &text)?;
         }
     }
-    write(&copy, config.to_toml().as_bytes())
+    if is_copied { Ok(()) } else { save_copy(config) }
+}
+
+/// Writes the configuration of a training into its folder.
+pub(super) fn save_copy(config: &ExperimentConfig) -> Result<()> {
+    write(&config.folder.join(COPY), config.to_toml().as_bytes())
+}
+
+/// Refuses files of training that have changed since the folder was made of them.
+pub(super) fn check_training_files(config: &ExperimentConfig, data: &Data) -> Result<()> {
+    match Record::load(&config.folder)? {
+        Some(before) => before.check(&Record::of(config, data)?, &config.folder),
+        None => Ok(()),
+    }
+}
+
+impl ExperimentConfig {
+    /// Requires a checkpoint in the folder.
+    ///
+    /// # Errors
+    /// None that is there.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline::experiment::ExperimentConfig;
+    ///
+    /// let config = ExperimentConfig::from_toml(r#"
+    ///     folder = "runs/not there"
+    ///     data = { files = ["era5.zarr"] }
+    ///     model = { kind = "unet" }
+    /// "#)?;
+    /// let error = config.require_trained().unwrap_err();
+    /// assert!(error.to_string().contains("train first"));
+    /// # Ok::<(), halocline::Error>(())
+    /// ```
+    pub fn require_trained(&self) -> Result<()> {
+        let folder = self.folder.join(CHECKPOINTS);
+        if has_checkpoint(&folder) {
+            Ok(())
+        } else {
+            Err(untrained(&folder))
+        }
+    }
+}
+
+/// The error of a folder without a checkpoint.
+pub(super) fn untrained(folder: &Path) -> Error {
+    Error::other(format!("{}: no checkpoint; train first", folder.display()))
+}
+
+/// Whether a folder has a checkpoint.
+fn has_checkpoint(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names = entries.map(|entry| entry.file_name());
+    names.any(|name| name.to_string_lossy().starts_with("step_"))
 }
 
 /// Refuses files whose units are not those of training, and other constants. Takes from training which channels change their
@@ -185,8 +265,9 @@ pub(super) fn compare_files(config: &ExperimentConfig, data: &mut Data) -> Resul
     Ok(())
 }
 
-/// Compares what a model depends on with the copy of an earlier configuration. Other periods may be scored, and files
-/// may have moved.
+/// Compares what a model depends on with the copy of an earlier configuration. Other periods may be scored, files may have
+/// moved, and until there is a checkpoint the model may be another one. So may the climatology, if the model does not
+/// see it.
 ///
 /// # Errors
 /// No copy; other data, another model.
@@ -207,13 +288,17 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
     let mut data = before.data.clone();
     (data.validation, data.test) = (config.data.validation.clone(), config.data.test.clone());
     data.files.clone_from(&config.data.files);
+    if !config.data.anomalies {
+        data.climatology = config.data.climatology;
+        data.climatology_hours = config.data.climatology_hours;
+    }
     if data.constants.is_some() && config.data.constants.is_some() {
         data.constants.clone_from(&config.data.constants);
     }
     if data != config.data {
         return differs("[data]", other_keys(&data, &config.data));
     }
-    if before.model != config.model {
+    if before.model != config.model && has_checkpoint(&config.folder.join(CHECKPOINTS)) {
         return differs("[model]", other_keys(&before.model, &config.model));
     }
     Ok(())
@@ -241,4 +326,65 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 
 fn failed(path: &Path, error: &dyn std::fmt::Display) -> Error {
     Error::other(format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use halocline_core::Launcher;
+
+    use super::*;
+    use crate::experiment::Experiment;
+    use crate::experiment::fixture::{config_in, write_waves};
+
+    #[test]
+    fn one_job_computes_the_statistics_of_a_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "", "");
+        let open = || {
+            Launcher::local(1).run(|world| {
+                Experiment::new(&world, &config)?;
+                Ok(())
+            })
+        };
+        let other = lock(&config.folder).unwrap();
+        let error = open().unwrap_err().to_string();
+        assert!(
+            error.contains("another job computes the statistics"),
+            "{error}"
+        );
+        drop(other);
+        open().unwrap();
+        // With statistics there is nothing to compute.
+        let _other = lock(&config.folder).unwrap();
+        open().unwrap();
+    }
+
+    #[test]
+    fn a_model_is_compared_once_there_is_a_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "", "");
+        let mut other = config.clone();
+        other.model = serde_json::from_str(r#"{ "kind": "unet", "levels": 9 }"#).unwrap();
+        let open = |config: &ExperimentConfig| {
+            let opened = Launcher::local(1).run(|world| {
+                Experiment::new(&world, config)?;
+                Ok(())
+            });
+            opened.map_err(|error| error.to_string())
+        };
+        // One that does not fit leaves nothing.
+        let error = open(&other).unwrap_err();
+        assert!(error.contains("model.levels: 9"), "{error}");
+        assert!(!other.folder.exists());
+        open(&config).unwrap();
+        other.model = serde_json::from_str(r#"{ "kind": "unet", "levels": 1 }"#).unwrap();
+        open(&other).unwrap();
+        assert!(config.require_trained().is_err());
+        std::fs::create_dir_all(config.folder.join("checkpoints/step_000000001")).unwrap();
+        let error = open(&other).unwrap_err();
+        assert!(error.contains("has another [model]"), "{error}");
+        config.require_trained().unwrap();
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use halocline_core::{Boundary, Error, Result, ShardTensor};
-use halocline_io::{Channel, Progress};
+use halocline_io::{Batch, Channel, Progress};
 use halocline_models::{Power, Region, Score, Spectra, Verification};
 use halocline_ops::prelude::*;
 use serde::Serialize;
@@ -101,12 +101,19 @@ impl Experiment {
 
     /// Requires a state that a forecast of so many steps from another one reaches.
     pub(super) fn check_truth(states: &States, steps: usize) -> Result<()> {
-        match (1..=steps).any(|steps| states.timeline.hours(steps).is_some()) {
-            true => Ok(()),
-            false => Err(Error::other(
+        if (1..=steps).any(|steps| states.timeline.hours(steps).is_some()) {
+            Ok(())
+        } else {
+            Err(Error::other(
                 "no state of the period is a step after another one of it",
-            )),
+            ))
         }
+    }
+
+    /// A state in units, and the mask of its values.
+    fn truth(&self, state: &Batch) -> (ShardTensor<4>, Option<ShardTensor<4>>) {
+        let field = self.in_units(state.target.clone().inner());
+        (field, state.mask.clone().map(ShardTensor::inner))
     }
 
     /// Scores forecasts from some states unless a signal interrupts it, and adds their spectra to given ones.
@@ -131,7 +138,7 @@ impl Experiment {
         let starts = states.loader.samples();
         let progress = Progress::new(self.world.rank(), "score", starts);
         let all = self.world.mesh([("rank", self.world.size())])?;
-        let mut truths = Truths::default();
+        let mut kept = Kept::default();
         for start in 0..starts {
             if is_interrupted(&all)? {
                 return Ok(None);
@@ -140,15 +147,22 @@ impl Experiment {
                 progress.advance();
                 continue;
             };
-            truths.forget_before(start);
-            let (begin, first) = truths.at(self, states, start)?;
-            self.steps(model, states, start, config, |step| {
+            kept.forget_before(start);
+            let batch = kept.state(states, start)?;
+            let (begin, begun) = self.truth(&batch);
+            let present = batch.input_mask.clone().map(ShardTensor::inner);
+            let first = present.map(|present| self.of_targets(&present));
+            self.steps(model, states, batch, config, |step| {
                 let (Some(state), Some(lead)) = (step.state, hours[step.number]) else {
                     return Ok(());
                 };
-                let (truth, mask) = truths.at(self, states, state)?;
+                let (truth, mask) = self.truth(&kept.state(states, state)?);
+                let both = |mask: &Option<ShardTensor<4>>, other: &Option<ShardTensor<4>>| {
+                    let masks = mask.clone().zip(other.clone());
+                    masks.map(|(mask, other)| mask * other)
+                };
                 // Where both the start and the truth have a value.
-                let mask = mask.zip(first.clone()).map(|(one, other)| one * other);
+                let mask = both(&mask, &first);
                 let normal = self.in_units(self.normal_at(&[step.time], &truth)?);
                 if let (Some(spectra), None) = (&mut spectra, &mask) {
                     let first = step.fields.clone().narrow(0, 0, 1);
@@ -168,7 +182,9 @@ impl Experiment {
                     Some(normal.clone()),
                     mask.clone(),
                 )?;
-                persistence.add(lead, begin.clone(), truth.clone(), None, mask.clone())?;
+                // A target that is no input may have none at the start, and a forecast nevertheless.
+                let persists = both(&mask, &begun);
+                persistence.add(lead, begin.clone(), truth.clone(), None, persists)?;
                 climatology.add(lead, normal, truth, None, mask)
             })?;
             progress.advance();
@@ -202,50 +218,57 @@ impl Experiment {
     }
 }
 
-/// A state in units, and where it has values.
-type Truth = (ShardTensor<4>, Option<ShardTensor<4>>);
-
 /// States that forecasts begin with or are compared with, kept for the forecasts that begin next.
 #[derive(Default)]
-struct Truths {
-    kept: BTreeMap<usize, Truth>,
+struct Kept {
+    /// With the bytes of each.
+    states: BTreeMap<usize, (Batch, usize)>,
     /// Bytes of the largest shards that are kept, the same on all ranks, which load states together.
     bytes: usize,
 }
 
 /// The most bytes of states that a rank keeps.
-const KEPT: usize = 512 << 20;
+const MOST: usize = 512 << 20;
 
-impl Truths {
-    fn at(&mut self, experiment: &Experiment, states: &States, state: usize) -> Result<Truth> {
-        if let Some(truth) = self.kept.get(&state) {
-            return Ok(truth.clone());
+impl Kept {
+    fn state(&mut self, states: &States, state: usize) -> Result<Batch> {
+        if let Some((batch, _)) = self.states.get(&state) {
+            return Ok(batch.clone());
         }
-        let batch = states.loader.load(&[state])?;
-        let field = experiment.in_units(batch.target.inner());
-        let truth = (field, batch.mask.map(ShardTensor::inner));
-        if self.bytes + bytes(&truth) <= KEPT {
-            self.bytes += bytes(&truth);
-            self.kept.insert(state, truth.clone());
+        let mut batch = states.loader.load(&[state])?;
+        // Those of each step are read by their time.
+        batch.forcing = None;
+        let channels = states.loader.channels();
+        let is_same =
+            channels.inputs == channels.targets && batch.input.dims() == batch.target.dims();
+        let mut fields = vec![Some(&batch.target), batch.mask.as_ref()];
+        if !is_same {
+            fields.extend([Some(&batch.input), batch.input_mask.as_ref()]);
         }
-        Ok(truth)
+        let bytes: usize = fields.into_iter().flatten().map(bytes).sum();
+        if is_same {
+            batch.input = batch.target.clone();
+            batch.input_mask = batch.mask.clone();
+        }
+        if self.bytes + bytes <= MOST {
+            self.bytes += bytes;
+            self.states.insert(state, (batch.clone(), bytes));
+        }
+        Ok(batch)
     }
 
     fn forget_before(&mut self, state: usize) {
-        let later = self.kept.split_off(&state);
-        let before = std::mem::replace(&mut self.kept, later);
-        self.bytes -= before.values().map(bytes).sum::<usize>();
+        let later = self.states.split_off(&state);
+        let before = std::mem::replace(&mut self.states, later);
+        self.bytes -= before.values().map(|(_, bytes)| bytes).sum::<usize>();
     }
 }
 
-/// The bytes of the largest shards of a state.
-fn bytes((field, mask): &Truth) -> usize {
-    let largest = |field: &ShardTensor<4>| {
-        let extents = field.layout().all_extents().iter();
-        let cells = extents.map(|parts| parts.iter().copied().max().unwrap_or(0));
-        4 * cells.product::<usize>()
-    };
-    largest(field) + mask.as_ref().map_or(0, largest)
+/// The bytes of the largest shard of a field.
+fn bytes(field: &ShardTensor<4>) -> usize {
+    let extents = field.layout().all_extents().iter();
+    let cells = extents.map(|parts| parts.iter().copied().max().unwrap_or(0));
+    4 * cells.product::<usize>()
 }
 
 impl Report {
@@ -357,9 +380,33 @@ fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use burn::module::Module;
+    use halocline_core::Launcher;
+    use halocline_io::Period;
     use halocline_models::Scores;
 
     use super::*;
+    use crate::experiment::fixture::{TIMES, config_in, write_waves};
+
+    #[test]
+    fn each_state_is_read_once() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "", "[forecast]\nsteps = 3");
+        let run = Launcher::local(1).run(|world| {
+            let experiment = Experiment::new(&world, &config)?;
+            let (model, all) = (experiment.model()?.valid(), Period::default());
+            let [scored, read] = [experiment.states(&all)?, experiment.states(&all)?];
+            experiment.score_states(&model, &scored, &config.forecast, None)?;
+            for state in 0..TIMES {
+                read.loader.load(&[state])?;
+            }
+            let [scored, read] = [scored, read].map(|states| states.loader.traffic().needed);
+            assert_eq!(scored, read);
+            Ok(())
+        });
+        run.unwrap();
+    }
 
     #[test]
     fn a_channel_without_values_has_no_error() {

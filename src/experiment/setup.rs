@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use burn::module::Module;
 use burn::tensor::Device;
 use halocline_core::{
-    DeviceMesh, Error, Launcher, Placement, Replicate, Result, Shard, ShardTensor, World,
+    DeviceMesh, Launcher, MeshShape, Placement, Replicate, Result, Shard, ShardTensor, World,
     with_all_threads,
 };
 use halocline_io::{Checkpoint, FieldLoader, LoaderConfig, Order, Period, Source, Statistics};
@@ -18,7 +18,9 @@ use super::climatology::{Climatology, Cycle, Times};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::FieldModel;
-use super::record::{compare, compare_files, record};
+use super::record::{
+    CHECKPOINTS, check_training_files, compare, compare_files, lock, record, untrained,
+};
 use super::timeline::Timeline;
 use crate::trainer::validated_name;
 
@@ -79,9 +81,10 @@ impl ExperimentConfig {
     /// A launcher with the seed of the experiment, and with the ranks of its mesh, or else a number of
     /// them, unless the environment gives them.
     pub fn launcher(&self, ranks: usize) -> Launcher {
-        let ranks = match self.mesh.is_empty() {
-            true => ranks,
-            false => self.mesh.values().product(),
+        let ranks = if self.mesh.is_empty() {
+            ranks
+        } else {
+            self.mesh.values().product()
         };
         let launcher = Launcher::from_env().ranks(ranks).seed(self.seed);
         match std::env::var_os("HALOCLINE_TIMEOUT") {
@@ -104,35 +107,51 @@ impl ExperimentConfig {
         let lat = (1..=ranks).filter(divides).max().unwrap_or(1);
         vec![("lat", lat), ("lon", ranks / lat)]
     }
+
+    /// Makes the model for the channels and the grid of some data.
+    pub(super) fn model_on(&self, data: &Data, device: &Device) -> Result<FieldModel> {
+        let history = self.data.history;
+        let model = &self.model;
+        model.init(&data.channels, history, &data.grid, &data.odd, device)
+    }
 }
 
-/// Placements of fields `[batch, channels, lat, lon]` on axes by their names. Samples that are read one by
-/// one are whole on the axis of data.
-pub(super) fn placements(names: &[String], samples: Samples) -> Vec<Placement> {
-    let of_axis = |name: &String| match (&name[..], samples) {
-        ("data", Samples::Steps(_)) => Shard(0),
+/// Placements of fields `[batch, channels, lat, lon]` on axes by their names. On the axis of data, samples that are read
+/// one by one are whole, and so is a batch on one rank, to which members may be added.
+pub(super) fn placements(mesh: &MeshShape, samples: Samples) -> Vec<Placement> {
+    let of_axis = |(name, size): (&String, &usize)| match (&name[..], samples) {
+        ("data", Samples::Steps(_)) if *size > 1 => Shard(0),
         ("lat", _) => Shard(2),
         ("lon", _) => Shard(3),
         _ => Replicate,
     };
-    names.iter().map(of_axis).collect()
+    mesh.names().iter().zip(mesh.sizes()).map(of_axis).collect()
 }
 
 impl Experiment {
     /// Opens the data, and loads the statistics of the training period, or computes them.
     ///
     /// # Errors
-    /// A configuration with values out of range; a mesh of another number of ranks; data that cannot be read, or do not have the channels; a folder
-    /// that holds an experiment with other data or another model, or whose files have changed since; periods that
-    /// overlap; a failure of communication.
+    /// A configuration with values out of range; a mesh of another number of ranks; data that cannot be read, or do not have
+    /// the channels; a model that does not fit, if there are no statistics yet; a folder that holds an experiment with
+    /// other data or another model, whose files have changed since, or whose statistics another job computes; periods
+    /// that overlap; a failure of communication.
     pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
         let begin = Instant::now();
         config.check_run()?;
         let data = Data::open(&config.data)?;
         let folder = config.folder.join(STATISTICS);
         if world.is_root() {
+            let is_computed = || folder.join("data.json").exists();
+            let _lock = if is_computed() {
+                None
+            } else {
+                // Told before the data are read.
+                config.model_on(&data, &world.device().clone().inner())?;
+                Some(lock(&config.folder)?)
+            };
             record(config, &data)?;
-            if !folder.join("data.json").exists() {
+            if !is_computed() {
                 // The other ranks wait.
                 with_all_threads(|| data.statistics())?.save(&folder)?;
             }
@@ -183,9 +202,10 @@ impl Experiment {
         files: Files,
     ) -> Result<Self> {
         // Beyond a pole a component is seen with the other sign, normalised as it is.
-        let statistics = match data.grid.boundary()[0].is_pole() {
-            true => statistics.without_means(&data.odd),
-            false => statistics,
+        let statistics = if data.grid.boundary()[0].is_pole() {
+            statistics.without_means(&data.odd)
+        } else {
+            statistics
         };
         Ok(Self {
             mesh: world.mesh_of(&config.axes(world.size()))?,
@@ -213,7 +233,7 @@ impl Experiment {
 
     /// The folder of checkpoints.
     pub(super) fn checkpoints(&self) -> PathBuf {
-        self.config.folder.join("checkpoints")
+        self.config.folder.join(CHECKPOINTS)
     }
 
     /// Makes the model with its first parameters, sharded by the plan.
@@ -221,13 +241,9 @@ impl Experiment {
     /// # Errors
     /// A model or plan that does not fit; a failure of communication.
     pub fn model(&self) -> Result<FieldModel> {
-        let (config, data) = (&self.config, &self.data);
-        let make = |device: &Device| {
-            let (model, history) = (&config.model, config.data.history);
-            model.init(&data.channels, history, &data.grid, &data.odd, device)
-        };
+        let make = |device: &Device| self.config.model_on(&self.data, device);
         make(&self.world.device().clone().inner())?;
-        build(&self.world, &self.mesh, &config.plan, |device| {
+        build(&self.world, &self.mesh, &self.config.plan, |device| {
             make(device).expect("it was made before")
         })
     }
@@ -248,8 +264,7 @@ impl Experiment {
             None => Checkpoint::latest(&self.world, &folder)?,
         };
         let Some(checkpoint) = found else {
-            let message = format!("{}: no checkpoint; train first", folder.display());
-            return Err(Error::other(message));
+            return Err(untrained(&folder));
         };
         let name = validated_name(&checkpoint);
         let mut model = checkpoint.module(&self.world, name, self.model()?.valid())?;
@@ -280,7 +295,7 @@ impl Experiment {
         config: &LoaderConfig,
     ) -> Result<States> {
         let config = config.clone().with_source(Source::PerRank);
-        let placements = placements(self.mesh.shape().names(), samples);
+        let placements = placements(self.mesh.shape(), samples);
         let mut timeline = None;
         let loader = FieldLoader::new(&self.mesh, &placements, &config, || {
             let dataset = data.dataset(period, samples, &self.statistics)?;
@@ -292,20 +307,28 @@ impl Experiment {
     }
 
     /// The climatology, which is computed at the first call of all.
-    fn climatology(&self) -> Result<&Climatology> {
+    pub(super) fn climatology(&self) -> Result<&Climatology> {
         if let Some(climatology) = self.climatology.get() {
             return Ok(climatology);
         }
-        let names = self.mesh.shape().names();
-        let placements = placements(names, Samples::States);
+        let placements = placements(self.mesh.shape(), Samples::States);
         let place = (&self.mesh, &placements[..]);
         let folder = self.config.folder.join("climatology");
-        let day = (self.config.data.parts_of_day(), self.data.calendar);
-        let saved = Climatology::load(&self.world, place, &folder, day)?;
+        let config = &self.config.data;
+        let means = (config.climatology, config.parts_of_day());
+        let saved = Climatology::load(&self.world, place, &folder, means, self.data.calendar)?;
         let climatology = match (saved, self.files) {
             (Some(saved), _) => saved,
             (None, Files::Trained) => self.compute_climatology(&self.data)?,
-            (None, Files::Others) => self.compute_climatology(&Data::open(&self.config.data)?)?,
+            (None, Files::Others) => {
+                let data = Data::open(config)?;
+                if self.world.is_root() {
+                    check_training_files(&self.config, &data)?;
+                }
+                self.world.barrier()?;
+                let computed = self.compute_climatology(&data)?;
+                computed.with_calendar(self.data.calendar)
+            }
         };
         Ok(self.climatology.get_or_init(|| climatology))
     }
@@ -321,9 +344,10 @@ impl Experiment {
                 let times = || files.iter().flat_map(|fields| fields.times()).copied();
                 let last = times().fold(f64::NEG_INFINITY, f64::max);
                 let first = times().fold(f64::INFINITY, f64::min);
-                match last - first + data.time_step >= YEAR - data.time_step {
-                    true => Cycle::Month,
-                    false => Cycle::Mean,
+                if last - first + data.time_step >= YEAR - data.time_step {
+                    Cycle::Month
+                } else {
+                    Cycle::Mean
                 }
             }
         };
@@ -346,28 +370,29 @@ impl Experiment {
     ) -> Result<ShardTensor<4>> {
         let climatology = self.climatology()?.at(times);
         let is_batch = beside.dims()[0] == times.len();
-        match is_batch {
-            true => like_batch_of(climatology, beside),
-            false => Ok(climatology),
+        if is_batch {
+            like_batch_of(climatology, beside)
+        } else {
+            Ok(climatology)
         }
     }
 
     /// Normalised targets of some times, as differences from the climatology if the model sees those.
     pub(super) fn seen(&self, x: ShardTensor<4>, times: &[f64]) -> Result<ShardTensor<4>> {
-        match self.config.data.anomalies {
-            true => Ok(x.clone() - self.normal_at(times, &x)?),
-            false => Ok(x),
+        if self.config.data.anomalies {
+            Ok(x.clone() - self.normal_at(times, &x)?)
+        } else {
+            Ok(x)
         }
     }
 
     /// Normalised inputs of some times, as the model sees them.
     pub(super) fn seen_inputs(&self, x: ShardTensor<4>, times: &[f64]) -> Result<ShardTensor<4>> {
-        match self.config.data.anomalies {
-            true => {
-                let places = self.data.channels.feedback()?;
-                Ok(x.clone() - self.normal_at(times, &x)?.index_select(1, &places))
-            }
-            false => Ok(x),
+        if self.config.data.anomalies {
+            let places = self.data.channels.feedback()?;
+            Ok(x.clone() - self.normal_at(times, &x)?.index_select(1, &places))
+        } else {
+            Ok(x)
         }
     }
 
@@ -378,20 +403,20 @@ impl Experiment {
         mask: ShardTensor<4>,
         times: &[f64],
     ) -> Result<ShardTensor<4>> {
-        match self.config.data.anomalies {
-            true => {
-                let normal = self.normal_at(times, &y)?;
-                Ok((y + normal.clone()) * mask - normal)
-            }
-            false => Ok(y * mask),
+        if self.config.data.anomalies {
+            let normal = self.normal_at(times, &y)?;
+            Ok((y + normal.clone()) * mask - normal)
+        } else {
+            Ok(y * mask)
         }
     }
 
     /// Targets of a time in their units, from what the model predicts.
     pub(super) fn predicted(&self, x: ShardTensor<4>, time: f64) -> Result<ShardTensor<4>> {
-        let x = match self.config.data.anomalies {
-            true => x.clone() + self.normal_at(&[time], &x)?,
-            false => x,
+        let x = if self.config.data.anomalies {
+            x.clone() + self.normal_at(&[time], &x)?
+        } else {
+            x
         };
         Ok(self.in_units(x))
     }
@@ -420,4 +445,22 @@ pub(super) fn missing(mask: ShardTensor<4>) -> ShardTensor<4> {
     let zero = mask.clone() * 0.0;
     zero.clone()
         .mask_where(mask.lower_elem(0.5), zero + f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_on_one_rank_is_whole() {
+        for (data, samples, expected) in [
+            (1, Samples::Steps(1), Replicate),
+            (2, Samples::Steps(1), Shard(0)),
+            (2, Samples::States, Replicate),
+        ] {
+            let axes = [("data", data), ("lat", 2)];
+            let mesh = MeshShape::new(&axes, (0..2 * data).collect()).unwrap();
+            assert_eq!(placements(&mesh, samples), [expected, Shard(2)]);
+        }
+    }
 }

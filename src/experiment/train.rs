@@ -1,5 +1,6 @@
 //! Training, with a validation after each epoch.
 
+use std::io::Write;
 use std::time::Instant;
 
 use burn::module::Module;
@@ -7,17 +8,20 @@ use halocline_core::{Error, Result};
 use halocline_io::{Progress, save_json};
 
 use super::network::FieldModel;
+use super::optimizer::OptimizerKind;
+use super::pace::Pace;
+use super::record::save_copy;
 use super::setup::{Experiment, Files, States};
 use crate::trainer::{Ended, Trainer, clip_grad_norm};
 
 impl Experiment {
     /// Trains the model from the newest checkpoint on, or from the start, and prints a line for each epoch on
     /// rank 0. It ends after the epochs, at the time limit, when validation does not get better, or
-    /// [interrupted](Ended::Interrupted) by a signal; each time all is saved.
+    /// [interrupted](Ended::Interrupted) by a signal; each time all is saved. A run that has ended stays as it is.
     ///
     /// # Errors
-    /// Data that cannot be read; targets that are no inputs where several steps are trained; those of
-    /// [`Trainer`].
+    /// Data that cannot be read; targets that are no inputs where several steps are trained; another kind of optimizer than
+    /// that of the steps before; those of [`Trainer`].
     pub fn train(&self) -> Result<Ended> {
         if self.files == Files::Others {
             return Err(Error::other(
@@ -25,12 +29,7 @@ impl Experiment {
             ));
         }
         let training = &self.config.training;
-        let most = training
-            .curriculum
-            .iter()
-            .map(|[_, steps]| *steps)
-            .max()
-            .unwrap_or(1);
+        let most = training.most_steps();
         let mut data = self.batches(most)?;
         let validation = self
             .config
@@ -47,38 +46,77 @@ impl Experiment {
         if let Some(states) = &validation {
             Self::check_truth(states, forecast.steps)?;
         }
-        let mut trainer = self.trainer(data.batches())?;
+        let root = self.world.is_root();
+        let tested = self.config.data.test.as_ref().map(|period| {
+            let states = self.states(period)?;
+            Self::check_truth(&states, forecast.steps)
+        });
+        if let Some(Err(error)) = tested
+            && root
+        {
+            eprintln!("train: data.test has no forecast to score: {error}");
+        }
+        let batches = data.batches();
+        let trainer = self.trainer(batches)?;
+        if validation.is_some() || self.config.data.anomalies {
+            // Before signals are watched: nothing would look for them.
+            self.climatology()?;
+        }
+        let mut trainer = trainer.resume_or_start(self.checkpoints())?;
+        let unvalidated = match &validation {
+            Some(states) if is_unvalidated(&trainer)? => Some(states),
+            _ => None,
+        };
+        let (is_done, mut stop) = (
+            trainer.epoch() >= training.epochs,
+            trainer.is_out_of_patience(),
+        );
+        if root && is_done {
+            say(&format!(
+                "{} of {} epochs are done",
+                trainer.epoch(),
+                training.epochs
+            ));
+        }
+        // Nothing is noted and saved: by another configuration the last checkpoint could lose its average.
+        let is_begun = trainer.step() > 0;
+        if is_begun && (is_done || stop) && unvalidated.is_none() {
+            self.say_patience(stop);
+            return Ok(Ended::Completed);
+        }
+        self.check_optimizer(&mut trainer)?;
         check_order(&mut trainer, [training.batch, data.samples()])?;
         self.check_validation(&mut trainer)?;
-        let root = self.world.is_root();
-        let (mut longest, mut stop) = (0.0_f64, trainer.is_out_of_patience());
-        if root && trainer.epoch() >= training.epochs {
-            println!("{} of {} epochs are done", trainer.epoch(), training.epochs);
+        self.schedule(&mut trainer, batches)?;
+        if root {
+            save_copy(&self.config)?;
         }
-        if let Some(states) = &validation
-            && is_unvalidated(&trainer)?
-        {
+        let (mut pace, mut is_first, mut has_changed) = (Pace::default(), true, !is_begun);
+        if let Some(states) = unvalidated {
             // Of an epoch that ended, and whose validation was interrupted.
             let Some((line, stopped)) = self.validate(&mut trainer, states)? else {
                 return self.interrupted(trainer);
             };
             stop = stopped;
+            has_changed = true;
             if root {
-                println!("epoch {}: {line}", trainer.epoch());
+                say(&format!("epoch {}: {line}", trainer.epoch()));
             }
         }
         while !stop && trainer.epoch() < training.epochs {
             let limit = training
                 .minutes
                 .map_or(f64::INFINITY, |minutes| 60.0 * minutes);
-            if !self.agreed(self.begin.elapsed().as_secs_f64() + longest <= limit)? {
+            let (start, epoch, first) = (Instant::now(), trainer.epoch(), trainer.batch());
+            let steps = training.steps(epoch);
+            let end = self.begin.elapsed().as_secs_f64() + pace.epoch(steps);
+            if !self.agreed(end <= limit)? {
                 if root {
-                    println!("the time limit leaves no time for another epoch");
+                    say("the time limit leaves no time for another epoch");
                 }
                 break;
             }
-            let (start, epoch, first) = (Instant::now(), trainer.epoch(), trainer.batch());
-            let steps = training.steps(epoch);
+            has_changed = true;
             data.set_steps(steps)?;
             let count = data.batches();
             let title = format!("epoch {}", epoch + 1);
@@ -95,9 +133,10 @@ impl Experiment {
             let losses = trainer.losses();
             let loss = losses[losses.len() - count..].iter().sum::<f64>() / count as f64;
             let seconds = start.elapsed().as_secs_f64();
-            let told = match (1e-3..1e6).contains(&loss) {
-                true => format!("{loss:.4}"),
-                false => format!("{loss:.3e}"),
+            let told = if (1e-3..1e6).contains(&loss) {
+                format!("{loss:.4}")
+            } else {
+                format!("{loss:.3e}")
             };
             let mut line = format!("{title}: loss {told}, {steps} step(s), {seconds:.1} s");
             trainer.save(None)?;
@@ -109,31 +148,42 @@ impl Experiment {
                 stop = stopped;
             }
             if root {
-                println!("{line}");
+                say(&line);
             }
-            if root && longest == 0.0 {
+            if root && is_first {
                 let parameters = trainer.model().num_params();
                 let step = 1e3 * seconds / (count - first).max(1) as f64;
                 let memory =
                     peak_memory().map_or(String::new(), |mib| format!(", {mib} MiB at most"));
-                println!("{parameters} parameters on a rank, {step:.0} ms per batch{memory}");
+                say(&format!(
+                    "{parameters} parameters on a rank, {step:.0} ms per batch{memory}"
+                ));
             }
+            is_first = false;
             // The rest of an epoch that was interrupted tells how long a whole one takes.
             let whole = count as f64 / (count - first).max(1) as f64;
-            longest = longest.max(start.elapsed().as_secs_f64() + (whole - 1.0) * seconds);
+            let rest = start.elapsed().as_secs_f64() - seconds;
+            pace.add(steps, whole * seconds, rest);
         }
-        if root && stop {
-            let patience = training.patience.unwrap_or(0);
-            println!("{patience} validations without a better one");
+        self.say_patience(stop);
+        if has_changed {
+            trainer.finish()?;
         }
-        trainer.finish()?;
         if root && data.traffic().needed > 0 {
-            println!("read by rank 0: {}", data.traffic());
+            say(&format!("read by rank 0: {}", data.traffic()));
         }
         Ok(Ended::Completed)
     }
 
-    /// A trainer with the newest checkpoint of the folder, for epochs of a number of batches.
+    /// Says, on rank 0, that validation does not get better, if it ended training.
+    fn say_patience(&self, stop: bool) {
+        if self.world.is_root() && stop {
+            let patience = self.config.training.patience.unwrap_or(0);
+            say(&format!("{patience} validations without a better one"));
+        }
+    }
+
+    /// A trainer at its beginning, for epochs of a number of batches.
     fn trainer(&self, batches: usize) -> Result<Trainer<FieldModel>> {
         let (training, optimizer) = (&self.config.training, &self.config.optimizer);
         let steps = training.epochs * batches.div_ceil(training.accumulation);
@@ -155,7 +205,12 @@ impl Experiment {
         if let Some(patience) = training.patience {
             trainer = trainer.with_patience(patience);
         }
-        let mut trainer = trainer.resume_or_start(self.checkpoints())?;
+        Ok(trainer)
+    }
+
+    /// Sets the learning rates of all steps, for epochs of a number of batches.
+    fn schedule(&self, trainer: &mut Trainer<FieldModel>, batches: usize) -> Result<()> {
+        let (training, optimizer) = (&self.config.training, &self.config.optimizer);
         // Steps of an epoch that ended with another batch or accumulation are those that were taken.
         const NOTE: &str = "schedule.steps";
         let now = batches.div_ceil(training.accumulation) as i64;
@@ -175,7 +230,34 @@ impl Experiment {
             let steps = training.epochs as i64 * now + offset;
             trainer.reschedule(optimizer.schedule(steps.max(1) as usize)?);
         }
-        Ok(trainer)
+        Ok(())
+    }
+
+    /// Notes the kind of the optimizer and whether it has a momentum, by which steps go on from its states.
+    ///
+    /// # Errors
+    /// Others than those of the steps before.
+    fn check_optimizer(&self, trainer: &mut Trainer<FieldModel>) -> Result<()> {
+        const NOTE: &str = "optimizer.kind";
+        let optimizer = &self.config.optimizer;
+        let kind = (optimizer.kind, optimizer.momentum > 0.0);
+        let told = |(kind, has_momentum): (OptimizerKind, bool)| {
+            let name = format!("{kind:?}").to_lowercase();
+            let momentum = if has_momentum { " with momentum" } else { "" };
+            format!("{name}{momentum}")
+        };
+        match trainer.noted::<(OptimizerKind, bool)>(NOTE)? {
+            Some(before) if before == kind => Ok(()),
+            Some(before) if trainer.step() > 0 => Err(Error::from(halocline_io::Error::Argument {
+                argument: NOTE,
+                got: told(kind),
+                expected: format!(
+                    "{}, as in the steps before; choose another folder for another optimizer",
+                    told(before)
+                ),
+            })),
+            _ => trainer.note(NOTE, &kind),
+        }
     }
 
     /// Notes what validations score, so that the best one and patience compare scores of one kind.
@@ -187,10 +269,8 @@ impl Experiment {
         let definition = (&self.config.data.validation, &self.config.forecast);
         let definition = serde_json::to_string(&definition).map_err(Error::other)?;
         let is_validated = !trainer.validations()?.is_empty();
-        let is_done = trainer.epoch() >= self.config.training.epochs && !is_unvalidated(trainer)?;
         match trainer.noted::<String>(NOTE)? {
             Some(before) if before == definition => Ok(()),
-            Some(_) if is_validated && is_done => Ok(()),
             Some(before) if is_validated => Err(Error::from(halocline_io::Error::Argument {
                 argument: "data.validation and forecast",
                 got: definition,
@@ -237,9 +317,7 @@ impl Experiment {
     fn interrupted(&self, mut trainer: Trainer<FieldModel>) -> Result<Ended> {
         trainer.finish()?;
         if self.world.is_root() {
-            println!(
-                "interrupted, and saved: training goes on from there when it is started again"
-            );
+            say("interrupted, and saved: training goes on from there when it is started again");
         }
         Ok(Ended::Interrupted)
     }
@@ -249,6 +327,11 @@ impl Experiment {
         let own = self.world.is_root().then(|| vec![u8::from(says)]);
         Ok(self.world.broadcast_bytes(0, own)? == [1])
     }
+}
+
+/// Prints a line. A reader that has ended, such as `head`, does not end the training.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Whether the last epoch has ended without a validation.

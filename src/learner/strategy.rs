@@ -13,8 +13,8 @@ use burn_train::{
     ValidLoader,
 };
 use halocline_core::{
-    DeviceMesh, Error, LayerKeys, Operation, RandomKey, Result, Traffic, World, gather_ahead, ops,
-    param_shards,
+    DeviceMesh, Error, LayerKeys, Operation, ParamShard, RandomKey, Result, Traffic, World,
+    gather_ahead, ops, param_shards,
 };
 
 type TrainItem<M> = <M as TrainStep>::Output;
@@ -230,7 +230,8 @@ impl MeshStrategy {
         mut settings: Settings<M>,
     ) -> Result<()> {
         let model = learner.model();
-        if settings.checkpointer.is_some() && !param_shards(&model).is_empty() {
+        let is_sharded = || param_shards(&model).values().any(ParamShard::is_divided);
+        if settings.checkpointer.is_some() && is_sharded() {
             return Err(Error::other(
                 "learner: burn's checkpoints hold the parameters of rank 0, and this model's are sharded; train without \
                  checkpointers, or by a Trainer, which saves shards",

@@ -210,9 +210,10 @@ impl ModuleVisitor for Scale {
             return;
         }
         if let Some(gradient) = self.gradients.remove::<D>(param.id) {
-            let gradient = match self.widens {
-                true => gradient.cast(FloatDType::from(param.base().dtype())),
-                false => gradient,
+            let gradient = if self.widens {
+                gradient.cast(FloatDType::from(param.base().dtype()))
+            } else {
+                gradient
             };
             self.gradients.register(param.id, gradient * self.factor);
         }

@@ -75,9 +75,10 @@ impl<M: Module> Trainer<M> {
         let Some(average) = &mut self.ema else {
             return Ok(());
         };
-        let loaded = match has_ema(checkpoint) {
-            true => checkpoint.module(world, NAME, average.model.clone())?,
-            false => model.valid(),
+        let loaded = if has_ema(checkpoint) {
+            checkpoint.module(world, NAME, average.model.clone())?
+        } else {
+            model.valid()
         };
         average.model = loaded;
         Ok(())
@@ -86,10 +87,7 @@ impl<M: Module> Trainer<M> {
 
 /// The name of the model that validations of a checkpoint's run scored: its average, if it has one.
 pub(crate) fn validated_name(checkpoint: &Checkpoint) -> &'static str {
-    match has_ema(checkpoint) {
-        true => NAME,
-        false => "model",
-    }
+    if has_ema(checkpoint) { NAME } else { "model" }
 }
 
 fn has_ema(checkpoint: &Checkpoint) -> bool {
@@ -97,8 +95,7 @@ fn has_ema(checkpoint: &Checkpoint) -> bool {
     checkpoint.names().any(|name| name.starts_with(&prefix))
 }
 
-/// Parameters by their places in the model: a checkpoint gives the parameters of model and average other
-/// numbers.
+/// Parameters by their places in the model: those that are tied have one number.
 #[derive(Default)]
 struct Values {
     values: GradientsParams,

@@ -237,3 +237,43 @@ fn an_epoch_that_was_interrupted_goes_on_with_its_batches() {
     write(folder.path(), &of_batch("1"), 1);
     succeed(folder.path(), &["train"]);
 }
+
+/// Differences of an input from the climatology are those of a target.
+#[test]
+fn anomalies_of_inputs_that_are_no_targets_are_refused_at_once() {
+    let config = CONFIG
+        .replace(
+            "lead_hours = 6.0",
+            "lead_hours = 6.0\ntargets = [\"t2m\"]\nanomalies = true",
+        )
+        .replace(
+            "kind = \"cnn\"\nwidth = 6\nblocks = 1",
+            "kind = \"unet\"\nwidth = 4\nlevels = 1",
+        )
+        .replace("[[3, 2]]", "[]")
+        .replace("steps = 3", "steps = 1");
+    let folder = prepared(&config);
+    let found = fail(folder.path(), &["train"]);
+    assert!(
+        found.contains("z@500") && found.contains("a target too"),
+        "{found}"
+    );
+    assert!(!folder.path().join("run").exists(), "nothing is computed");
+}
+
+#[test]
+fn a_test_period_without_states_is_told_before_training() {
+    let config = CONFIG.replace(
+        "test = { from = \"2018-01-10\" }",
+        "test = { from = \"2019-01-01\" }",
+    );
+    assert_ne!(config, CONFIG);
+    let folder = prepared(&config);
+    write(folder.path(), &config, 1);
+    let output = super::halocline(folder.path(), &["train"]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && told.contains("data.test"),
+        "{told}"
+    );
+}

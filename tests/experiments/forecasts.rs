@@ -89,10 +89,33 @@ fn hours_of_the_day_have_a_climatology_of_their_own() {
         write_fields(&path.join("2018.h5"), |time, _| Some(4 * time));
         write(path, config, 1);
         succeed(path, &["train"]);
-        succeed(path, &["score"]);
-        score(&scores(path), "t2m", 6.0, "rmse_climatology")
+        let error = || {
+            succeed(path, &["score"]);
+            score(&scores(path), "t2m", 6.0, "rmse_climatology")
+        };
+        let first = error();
+        // The model does not see it, so that it may be another one.
+        write(path, &of_day, 1);
+        assert!(error() < 1e-3);
+        first
     });
     assert!(errors[0] > 1.0 && errors[1] < 1e-3, "{errors:?}");
+}
+
+#[test]
+fn the_climatology_is_made_of_the_files_of_training() {
+    let validation = "validation = { from = \"2018-01-08\", until = \"2018-01-10\" }\n";
+    let config = CONFIG.replace(validation, "");
+    assert_ne!(config, CONFIG);
+    let folder = trained(&config);
+    let path = folder.path();
+    assert!(!path.join("run/climatology").exists());
+    std::fs::rename(path.join("2018.h5"), path.join("other.h5")).unwrap();
+    write_fields(&path.join("2018.h5"), |time, _| Some(2 * time));
+    let found = fail(path, &["score", "--files", "other.h5"]);
+    assert!(found.contains("have changed"), "{found}");
+    std::fs::copy(path.join("other.h5"), path.join("2018.h5")).unwrap();
+    succeed(path, &["score", "--files", "other.h5"]);
 }
 
 #[test]
@@ -245,6 +268,19 @@ fn a_run_of_many_states_goes_on() {
     write(path, CONFIG, 2);
     succeed(path, &["train"]);
     assert!(fail(path, &last).contains("another configuration or checkpoint"));
+    // Those that would stay are not those of the others.
+    let short = CONFIG.replace(
+        "test = { from = \"2018-01-10\"",
+        "test = { from = \"2018-01-11\"",
+    );
+    write(path, &short, 2);
+    let found = fail(path, &[&last[..], &["--replace"]].concat());
+    assert!(
+        found.contains("2018-01-10T0000.zarr") && found.contains("remove them"),
+        "{found}"
+    );
+    assert!(fail(path, &last).contains("another configuration or checkpoint"));
+    write(path, CONFIG, 2);
     // From a date.
     let one = [&FROM[..], &["--output", "a.nc"]].concat();
     succeed(path, &one);

@@ -360,7 +360,8 @@ fn ensembles_of_anomalies_have_probabilistic_scores() {
 
 #[test]
 fn plans_are_priced_before_they_run() {
-    let config = format!("{CONFIG}\n[mesh]\ndata = 2\nlat = 2\ntensor = 2\n");
+    let config = CONFIG.replace("[[3, 2]]", "[[3, 4]]");
+    let config = format!("{config}\n[mesh]\ndata = 2\nlat = 2\ntensor = 2\n");
     let folder = prepared(&config);
     let network = ["--latency", "5", "--bandwidth", "10"];
     let out = succeed(folder.path(), &[&["plan"][..], &network].concat());
@@ -370,7 +371,8 @@ fn plans_are_priced_before_they_run() {
         "operations of exchange",
         "operations of reduce",
         "read amplification",
-        "4 epochs of 13 batches",
+        // Of samples with targets of four steps.
+        "4 epochs of 12 batches",
         "plan 1 by the cost model",
     ] {
         assert!(out.contains(part), "{part} in\n{out}");

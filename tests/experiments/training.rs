@@ -51,7 +51,7 @@ fn losses_are_named_in_the_configuration() {
     }
     // Members that are shards of an axis have the losses of members on one rank.
     let training = "noise = 0.1\nloss = \"crps\"\nmembers = 3";
-    let (_, sharded) = losses_on("[mesh]\nlat = 2\nmember = 2", training);
+    let (_, sharded) = losses_on("[mesh]\ndata = 1\nlat = 2\nmember = 2", training);
     for (one, other) in sharded.iter().zip(&crps) {
         assert!((one - other).abs() < 2e-4, "{sharded:?} for {crps:?}");
     }
@@ -122,8 +122,12 @@ fn validations_of_another_kind_are_refused() {
     write(folder.path(), &other, 1);
     succeed(folder.path(), &["train"]);
     write(folder.path(), &other, 2);
+    let copy = folder.path().join("run/experiment.toml");
+    let before = std::fs::read_to_string(&copy).unwrap();
     let found = fail(folder.path(), &["train"]);
     assert!(found.contains("halocline score"), "{found}");
+    // The copy is that of the last training.
+    assert_eq!(std::fs::read_to_string(&copy).unwrap(), before);
     write(folder.path(), CONFIG, 2);
     succeed(folder.path(), &["train"]);
 }
@@ -176,4 +180,70 @@ fn ranks_beside_a_mesh_of_others_are_refused() {
         found.contains("--ranks 3") && found.contains("has 2 ranks"),
         "{found}"
     );
+}
+
+#[test]
+fn a_run_that_has_ended_stays_as_it_is() {
+    let averaged = CONFIG.replace("noise = 0.01", "noise = 0.01\nema = 0.9");
+    let folder = prepared(&averaged);
+    write(folder.path(), &averaged, 1);
+    succeed(folder.path(), &["train"]);
+    let run = folder.path().join("run");
+    let read = || {
+        ["checkpoints/step_000000013/index.json", "experiment.toml"]
+            .map(|name| std::fs::read_to_string(run.join(name)).unwrap())
+    };
+    let before = read();
+    assert!(before[0].contains("\"ema."));
+    write(folder.path(), &CONFIG.replace("batch = 2", "batch = 3"), 1);
+    let out = succeed(folder.path(), &["train"]);
+    assert_eq!(out, "1 of 1 epochs are done\n");
+    assert_eq!(read(), before);
+}
+
+#[test]
+fn another_kind_of_optimizer_is_refused() {
+    for (before, after, told) in [
+        (
+            "kind = \"adamw\"",
+            "kind = \"adam\"",
+            "got adam, expected adamw,",
+        ),
+        (
+            "kind = \"sgd\"",
+            "kind = \"sgd\"\nmomentum = 0.9",
+            "got sgd with momentum, expected sgd,",
+        ),
+    ] {
+        let [before, after] = [before, after]
+            .map(|kind| CONFIG.replace("[optimizer]", &format!("[optimizer]\n{kind}")));
+        let folder = prepared(&before);
+        write(folder.path(), &before, 1);
+        succeed(folder.path(), &["train"]);
+        write(folder.path(), &after, 2);
+        let found = fail(folder.path(), &["train"]);
+        assert!(
+            found.contains("optimizer.kind") && found.contains(told),
+            "{found}"
+        );
+        write(folder.path(), &before, 2);
+        succeed(folder.path(), &["train"]);
+    }
+}
+
+#[test]
+fn a_reader_that_ends_does_not_end_the_training() {
+    let folder = prepared(CONFIG);
+    write(folder.path(), CONFIG, 2);
+    let mut program = Command::new(env!("CARGO_BIN_EXE_halocline"))
+        .args(["train", "--config", "config.toml"])
+        .current_dir(folder.path())
+        .env("BURN_DEVICE", "flex")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(program.stdout.take());
+    assert_eq!(program.wait().unwrap().code(), Some(0));
+    let last = folder.path().join("run/checkpoints/step_000000026");
+    assert!(last.exists());
 }

@@ -86,9 +86,10 @@ fn check(
     sharding: &Sharding,
     double: bool,
 ) -> std::result::Result<(), String> {
-    let (dtype, tolerance) = match double {
-        true => (DType::F64, 1e-9),
-        false => (DType::F32, 3e-5),
+    let (dtype, tolerance) = if double {
+        (DType::F64, 1e-9)
+    } else {
+        (DType::F32, 3e-5)
     };
     let arguments = case.arguments.clone().cast(dtype);
     let run = |sharding: &Sharding| -> Result<Vec<Found>> {
@@ -123,9 +124,10 @@ fn compare(
     tolerance: f64,
 ) -> std::result::Result<(), String> {
     let (Some(found), Some(expected)) = (found, expected) else {
-        return match found.is_some() == expected.is_some() {
-            true => Ok(()),
-            false => Err(format!("{name} is there on one device or on shards only")),
+        return if found.is_some() == expected.is_some() {
+            Ok(())
+        } else {
+            Err(format!("{name} is there on one device or on shards only"))
         };
     };
     if found.shape() != expected.shape() {
@@ -152,9 +154,12 @@ fn write(folder: &Path, operator: &str, number: u64, case: &Case) {
     let arguments = &case.arguments;
     let inputs = arguments.inputs.iter().map(|(name, data)| (name, data));
     let all: Vec<_> = inputs.chain(&arguments.parameters).collect();
-    let bytes = |data: &TensorData| match data.dtype().is_float() {
-        true => (Dtype::F32, data.clone().convert_dtype(DType::F32)),
-        false => (Dtype::I64, data.clone().convert_dtype(DType::I64)),
+    let bytes = |data: &TensorData| {
+        if data.dtype().is_float() {
+            (Dtype::F32, data.clone().convert_dtype(DType::F32))
+        } else {
+            (Dtype::I64, data.clone().convert_dtype(DType::I64))
+        }
     };
     let tensors: Vec<_> = all
         .iter()

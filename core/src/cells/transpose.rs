@@ -142,9 +142,10 @@ mod tests {
                 unsafe { block.write(found.as_mut_ptr(), storage.as_ptr()) };
                 for (index, found) in found.into_iter().enumerate() {
                     let (row, column) = (index / (writes + 3), index % (writes + 3));
-                    let expected = match column < writes {
-                        true => (column * (reads + 2) + row) as u32,
-                        false => u32::MAX,
+                    let expected = if column < writes {
+                        (column * (reads + 2) + row) as u32
+                    } else {
+                        u32::MAX
                     };
                     assert_eq!(found, expected, "{reads} × {writes}");
                 }

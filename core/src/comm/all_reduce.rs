@@ -108,9 +108,10 @@ pub(crate) fn start(
     let elements = tensor.shape()[0];
     let dtype = tensor.dtype();
     // Sums of rows are not rounded before columns add them.
-    let tensor = match op == ReduceOp::Sum && length < group.len() {
-        true => widened(tensor),
-        false => tensor,
+    let tensor = if op == ReduceOp::Sum && length < group.len() {
+        widened(tensor)
+    } else {
+        tensor
     };
     let split = elements > SPLIT_REDUCTION_ABOVE;
     let on_cpu = host::holds(&tensor);
@@ -225,9 +226,10 @@ impl PendingReduction {
     pub(crate) fn finish(self) -> Result<DispatchTensor> {
         let dtype = self.dtype;
         let result = self.reduced()?;
-        match result.dtype() == dtype {
-            true => Ok(result),
-            false => Ok(cast(result, dtype)),
+        if result.dtype() == dtype {
+            Ok(result)
+        } else {
+            Ok(cast(result, dtype))
         }
     }
 
@@ -289,9 +291,12 @@ impl PendingReduction {
     fn finish_on_device(mut self) -> Result<DispatchTensor> {
         let mut received = self.arrive()?.into_iter();
         let contribution = || self.cut(self.piece(self.place, 0));
-        let values = (0..self.row.len()).map(|place| match place == self.place {
-            true => contribution(),
-            false => only_tensor(received.next()).expect("a tensor for each rank"),
+        let values = (0..self.row.len()).map(|place| {
+            if place == self.place {
+                contribution()
+            } else {
+                only_tensor(received.next()).expect("a tensor for each rank")
+            }
         });
         let result = self.over_column(combination(self.op, values.collect()))?;
         if !self.split {

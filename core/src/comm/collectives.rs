@@ -136,7 +136,7 @@ pub(crate) fn agree(
         _ => "agreement",
     };
     let check = Operation::new(name, Traffic::Control, None);
-    let text = operation.to_string();
+    let text = format!("{operation:#}");
     let texts = all_gather_bytes(comm, group, &check, text.as_bytes()).map_err(|e| match e {
         // Errors name the operation, not the check of it.
         Error::Timeout {
@@ -147,7 +147,7 @@ pub(crate) fn agree(
             ..
         } => Error::Timeout {
             rank,
-            operation: text.clone(),
+            operation: operation.to_string(),
             peer,
             expected,
             seconds,
@@ -156,7 +156,7 @@ pub(crate) fn agree(
             rank, peer, cause, ..
         } => Error::PeerEnded {
             rank,
-            operation: text.clone(),
+            operation: operation.to_string(),
             peer,
             cause,
         },

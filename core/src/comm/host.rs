@@ -81,9 +81,10 @@ pub(super) fn holds(tensor: &DispatchTensor) -> bool {
 
 /// The tensor, contiguous if it is one that is combined here.
 pub(super) fn in_one_piece(tensor: DispatchTensor) -> DispatchTensor {
-    match holds(&tensor) {
-        true => in_order(tensor),
-        false => tensor,
+    if holds(&tensor) {
+        in_order(tensor)
+    } else {
+        tensor
     }
 }
 
@@ -305,9 +306,12 @@ fn combine<E: Number>(op: ReduceOp, place: &Place, values: &[&[u8]]) {
 
 /// Makes a function that returns the better of two values. NaN is never lost.
 fn extremum<E: Number>(is_better: impl Fn(&E, &E) -> bool) -> impl Fn(E, E) -> E {
-    move |first, second| match is_better(&first, &second) || second.is_nan() {
-        true => second,
-        false => first,
+    move |first, second| {
+        if is_better(&first, &second) || second.is_nan() {
+            second
+        } else {
+            first
+        }
     }
 }
 

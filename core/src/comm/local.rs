@@ -26,8 +26,8 @@ pub(crate) struct Hub {
     finished: Vec<AtomicBool>,
     failure: Mutex<Option<(usize, String)>>,
     failed: AtomicBool,
-    /// The time of the last progress of a long message from each rank, in milliseconds since the
-    /// hub was made.
+    /// The time of the last progress of a long message from, or to, each rank, in milliseconds since
+    /// the hub was made.
     progress: Vec<AtomicU64>,
     made: Instant,
 }
@@ -59,13 +59,13 @@ impl Hub {
         }
     }
 
-    /// Records that a part of a message of a rank has arrived.
+    /// Records that a part of a message of a rank has arrived, or that one for it has left.
     pub(super) fn record_progress(&self, rank: usize) {
         let now = self.made.elapsed().as_millis() as u64;
         self.progress[rank].store(now, Ordering::Relaxed);
     }
 
-    /// The time for which nothing has arrived from a rank, at most the time since `start`.
+    /// The time for which nothing has arrived from a rank nor left for it, at most the time since `start`.
     fn silent(&self, rank: usize, start: Instant) -> Duration {
         let progress = Duration::from_millis(self.progress[rank].load(Ordering::Relaxed));
         start
@@ -225,7 +225,7 @@ impl Local {
         };
         opened.map_err(|content| Error::Diverged {
             rank: self.rank,
-            operation: format!("{operation} (expecting {expected})"),
+            operation: format!("{operation:#} (expecting {expected})"),
             peer,
             peer_operation: format!("{sender} (sending {content})"),
         })

@@ -45,7 +45,7 @@ impl Sender {
 impl std::fmt::Display for Sender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Here(operation) => operation.fmt(f),
+            Self::Here(operation) => write!(f, "{operation:#}"),
             Self::Elsewhere(_, name) => f.write_str(name),
         }
     }

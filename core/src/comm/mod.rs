@@ -65,7 +65,8 @@ fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) ->
 /// Connection of one rank to the others.
 ///
 /// Messages between two ranks keep their order. A send never waits for its receiver. A rank may
-/// send itself messages that the same batch receives.
+/// send itself messages that the same batch receives. Ranks start their batches in one order, so one
+/// thread of a rank starts batches at a time.
 ///
 /// # Example
 /// ```

@@ -62,6 +62,8 @@ pub struct Operation {
     elements: Option<(ReduceOp, usize, DType)>,
     /// The shapes of its tensors, if there are several.
     parts: Option<Arc<[Shape]>>,
+    /// A hash of the arguments of its [plan](crate::ExchangePlan); zero without.
+    arguments: u64,
 }
 
 impl Operation {
@@ -76,6 +78,7 @@ impl Operation {
             dtype: None,
             elements: None,
             parts: None,
+            arguments: 0,
         }
     }
 
@@ -124,6 +127,12 @@ impl Operation {
         }
     }
 
+    /// The operation by a plan of arguments with this hash.
+    #[must_use]
+    pub(crate) fn of_arguments(self, arguments: u64) -> Self {
+        Self { arguments, ..self }
+    }
+
     /// The same operation in the backward pass; of one that is in it, in the forward pass.
     pub fn backward(&self) -> Self {
         Self {
@@ -161,13 +170,14 @@ impl Operation {
             (&self.layout, &self.before),
             self.dtype,
             self.elements,
-            &self.parts,
+            (&self.parts, self.arguments),
         );
         FixedState::default().hash_one(identity)
     }
 }
 
 impl fmt::Display for Operation {
+    /// Prints name, pass, layouts and number types; with `#` also the hash of its arguments.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)?;
         if self.backward {
@@ -184,6 +194,9 @@ impl fmt::Display for Operation {
         }
         if let Some((op, elements, dtype)) = self.elements {
             write!(f, ", {op:?} of {elements} {dtype:?}")?;
+        }
+        if f.alternate() && self.arguments != 0 {
+            write!(f, ", arguments {:016x}", self.arguments)?;
         }
         let Some(parts) = &self.parts else {
             return Ok(());

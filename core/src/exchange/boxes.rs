@@ -94,7 +94,7 @@ impl Exchange {
             ..
         } = self;
         let Move { plan, direction } = forward;
-        let operation = operation.of_type(like.dtype());
+        let operation = operation.of_type(like.dtype()).of_arguments(plan.arguments);
         collectives::agree(comm, ranks, &operation)?;
         let (outgoing, expected) = match direction {
             Direction::Forward => (&plan.sends, &plan.receives),

@@ -1,7 +1,10 @@
 //! Exchange plans: boxes that each rank sends, receives and copies.
 
 use std::fmt;
+use std::hash::{BuildHasher, Hash};
 use std::ops::Range;
+
+use foldhash::fast::FixedState;
 
 use super::need::{Need, Source};
 use crate::IndexBox;
@@ -42,6 +45,8 @@ pub struct ExchangePlan {
     pub output_shape: Vec<usize>,
     /// The value of cells that no box covers.
     pub fill: f64,
+    /// A hash of the [arguments](Self::with_arguments) that it was made from; zero without.
+    pub arguments: u64,
     /// Boxes that stay on this rank.
     pub copies: Vec<Transfer>,
     /// Boxes for each peer, by mesh position, in the order of the peer's needs.
@@ -65,6 +70,7 @@ impl ExchangePlan {
             source_shape: shard.shape(),
             output_shape: need.shape.clone(),
             fill: 0.0,
+            arguments: 0,
             copies: Vec::new(),
             sends: Vec::new(),
             receives: Vec::new(),
@@ -121,6 +127,7 @@ impl ExchangePlan {
             source_shape: self.output_shape.clone(),
             output_shape: self.source_shape.clone(),
             fill: 0.0,
+            arguments: self.arguments,
             copies: self.copies.iter().map(back).collect(),
             sends: all_back(&self.receives),
             receives: all_back(&self.sends),
@@ -130,6 +137,13 @@ impl ExchangePlan {
     /// This plan with another value for cells that no box covers.
     pub fn with_fill(mut self, fill: f64) -> Self {
         self.fill = fill;
+        self
+    }
+
+    /// This plan with a hash of the arguments that it was made from, which must be equal on all ranks. Ranks
+    /// whose arguments differ get an error, as ranks in different operations do.
+    pub fn with_arguments(mut self, arguments: &impl Hash) -> Self {
+        self.arguments = FixedState::default().hash_one(arguments);
         self
     }
 

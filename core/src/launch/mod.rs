@@ -16,6 +16,7 @@ use crate::{Error, Result, trace};
 pub use ranks::with_all_threads;
 use ranks::{run_process, run_threads};
 
+mod agreement;
 mod panics;
 mod ranks;
 
@@ -30,10 +31,10 @@ enum Engine {
 impl Engine {
     /// The engine that the environment selects.
     ///
-    /// MPI's launchers set `OMPI_COMM_WORLD_SIZE` (Open MPI), `PMI_SIZE` (MPICH, Intel MPI,
-    /// `srun --mpi=pmi2`), `PMIX_RANK` (`srun --mpi=pmix` and others), or `SLURM_STEP_NUM_TASKS`
-    /// (`srun`; counts if greater than one, because an interactive shell has it too). An explicit
-    /// address takes precedence over `srun`.
+    /// MPI's launchers set `OMPI_COMM_WORLD_SIZE` (Open MPI), `MPI_LOCALRANKID` (`mpirun` of MPICH
+    /// and Intel MPI), `PMI_SIZE` (these, and `srun --mpi=pmi2`), `PMIX_RANK` (`srun --mpi=pmix` and
+    /// others), or `SLURM_STEP_NUM_TASKS` (`srun`; counts if greater than one, because an interactive
+    /// shell has it too). An explicit address takes precedence over `srun`, not over `mpirun`.
     fn of(get: impl Fn(&str) -> Option<String>) -> Self {
         let is_set = |name: &&str| get(name).is_some();
         let all = |names: &[&str]| names.iter().all(is_set);
@@ -43,7 +44,10 @@ impl Engine {
             || started_tasks(&get) > 1;
         if all(&["RANK", "MASTER_ADDR"]) {
             Self::Tcp
-        } else if is_set(&"OMPI_COMM_WORLD_SIZE") {
+        } else if ["OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID"]
+            .iter()
+            .any(is_set)
+        {
             Self::Mpi
         } else if all(&["MASTER_ADDR", "SLURM_PROCID"]) {
             Self::Tcp
@@ -205,7 +209,8 @@ impl Launcher {
         self
     }
 
-    /// Sets the seed from which modules are initialised. Default 0.
+    /// Sets the seed from which modules are initialised. Default 0. All processes of a job need the
+    /// same.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -228,7 +233,9 @@ impl Launcher {
     /// # Errors
     /// The error, or the panic, of the rank that failed first. Other ranks stop at their next
     /// communication; ranks that have not stopped within three seconds end with the process. Also:
-    /// no rank; a timeout of 0; no GPU, or one that the program has used in several streams before the first `Launcher`.
+    /// no rank; a timeout of 0; no GPU, or one that the program has used in several streams before the first `Launcher`;
+    /// processes of a job with other versions, seeds, or settings of [`check`](Self::check),
+    /// [`overlap`](Self::overlap), [`buckets`](Self::buckets) or [`trace`](Self::trace).
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
         self.collect(program).map(|_| ())
     }
@@ -271,6 +278,7 @@ impl Launcher {
             }
             Ok(device)
         };
+        let shared = self.shared_settings();
         let watched = self.settings.log || self.trace.is_some();
         let world = |mut comm: Arc<dyn Communicator>, device: &Device| {
             if watched {
@@ -283,10 +291,11 @@ impl Launcher {
             Some(file) => {
                 world.begin_trace(file)?;
                 let value = program(world.clone());
-                match value.is_ok() {
-                    true => world.write_trace(file)?,
+                if value.is_ok() {
+                    world.write_trace(file)?
+                } else {
                     // The thread may run another job.
-                    false => drop(trace::end()),
+                    drop(trace::end())
                 }
                 value
             }
@@ -307,14 +316,34 @@ impl Launcher {
             Engine::Mpi => {
                 let comm = crate::comm::mpi::Mpi::start(self.settings)?;
                 // After a failure MPI ends all ranks, this one included.
-                run_process(comm.clone(), device, world, program, || comm.shut_down())
+                let shut_down = || comm.shut_down();
+                run_process(comm.clone(), &shared, device, world, program, shut_down)
             }
             Engine::Tcp => {
                 let rendezvous = Rendezvous::from_env(|name| std::env::var(name).ok())?;
                 let comm = Tcp::start(&rendezvous, self.settings)?;
-                run_process(comm.clone(), device, world, program, || comm.shut_down())
+                let shut_down = || comm.shut_down();
+                run_process(comm.clone(), &shared, device, world, program, shut_down)
             }
         }
+    }
+
+    /// The settings that all processes of a job must share, by name.
+    fn shared_settings(&self) -> [(&'static str, String); 6] {
+        let Settings {
+            check,
+            overlap,
+            buckets,
+            ..
+        } = self.settings;
+        [
+            ("Halocline", env!("CARGO_PKG_VERSION").into()),
+            ("the seed", self.seed.to_string()),
+            ("overlap (HALOCLINE_OVERLAP)", format!("{overlap:?}")),
+            ("buckets (HALOCLINE_BUCKETS)", buckets.to_string()),
+            ("check (HALOCLINE_CHECK)", check.to_string()),
+            ("trace (HALOCLINE_TRACE)", self.trace.is_some().to_string()),
+        ]
     }
 }
 
@@ -397,6 +426,9 @@ mod tests {
             "MASTER_ADDR",
         ];
         assert_eq!(of(&slurm), Engine::Tcp);
+        // By `mpirun` of MPICH within a job of Slurm.
+        let mpirun = ["PMI_SIZE", "MPI_LOCALRANKID", "SLURM_PROCID", "MASTER_ADDR"];
+        assert_eq!(of(&mpirun), Engine::Mpi);
         let torchrun = ["RANK", "MASTER_ADDR", "SLURM_STEP_NUM_TASKS"];
         assert_eq!(of(&torchrun), Engine::Tcp);
         assert_eq!(of(&["RANK"]), Engine::Tcp);

@@ -52,9 +52,12 @@ fn repeated(panic: &PanicHookInfo<'_>) -> Option<String> {
         let message = panic.payload_as_str().unwrap_or("no message");
         let (other, same, said) =
             first.get_or_insert_with(|| (*rank, place.clone(), message.to_string()));
-        (other != rank && *same == place).then(|| match said == message {
-            true => format!("halocline: rank {rank} panicked there, too"),
-            false => format!("halocline: rank {rank} panicked there, too: {message}"),
+        (other != rank && *same == place).then(|| {
+            if said == message {
+                format!("halocline: rank {rank} panicked there, too")
+            } else {
+                format!("halocline: rank {rank} panicked there, too: {message}")
+            }
         })
     });
     // At the end of a thread its rank is dropped before other values, whose drop may panic.

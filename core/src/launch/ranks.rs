@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 use rayon::ThreadPoolBuilder;
 
+use super::agreement::require_same_settings;
 use super::between_gpus;
 use super::panics::Panics;
 use crate::comm::local::Hub;
@@ -24,15 +25,17 @@ fn run_program<T>(world: World, program: &impl Fn(World) -> Result<T>) -> Result
     program(world)
 }
 
-/// Runs the program of a rank that is a process of a job.
+/// Runs the program of a rank that is a process of a job, if all processes have the same `settings`.
 pub(super) fn run_process<T>(
     comm: Arc<dyn Communicator>,
+    settings: &[(&str, String)],
     device: impl Fn() -> Result<Device>,
     world: impl Fn(Arc<dyn Communicator>, &Device) -> World,
     program: impl Fn(World) -> Result<T>,
     shut_down: impl Fn() -> Result<()>,
 ) -> Result<Vec<T>> {
     let run = || {
+        require_same_settings(&comm, settings)?;
         let device = device()?;
         run_program(
             world(between_gpus(comm.clone(), &device)?, &device),
@@ -229,6 +232,46 @@ fn wait_for_ranks(hub: &Hub, ranks: usize, ends: &mpsc::Receiver<()>) {
                 );
                 std::process::exit(1);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs processes of a job with these settings, and returns the errors.
+    fn errors(settings: [[(&str, String); 2]; 3]) -> Vec<Option<String>> {
+        let hub = Hub::new(settings.len());
+        let run = |rank: usize| {
+            let comm = Arc::new(hub.communicator(rank, Settings::default()));
+            let world = |comm, device: &Device| World::new(comm, device.clone(), 0);
+            let ended = run_process(
+                comm,
+                &settings[rank],
+                || Ok(Device::default()),
+                world,
+                |_| Ok(()),
+                || Ok(()),
+            );
+            ended.err().map(|error| error.to_string())
+        };
+        std::thread::scope(|scope| {
+            let run = &run;
+            let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || run(rank))).collect();
+            let ended = threads.into_iter().map(|thread| thread.join());
+            ended.map(|ended| ended.expect("no panic")).collect()
+        })
+    }
+
+    #[test]
+    fn settings_that_differ_between_processes_are_named_before_the_program_runs() {
+        let settings = |overlap: &str| [("seed", "7".into()), ("overlap", overlap.to_string())];
+        assert_eq!(errors(["Auto"; 3].map(settings)), [None, None, None]);
+        for error in errors(["Auto", "Auto", "Off"].map(settings)) {
+            let error = error.expect("an error");
+            let expected = "rank 0 has overlap Auto, rank 2 has overlap Off";
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

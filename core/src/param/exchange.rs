@@ -24,9 +24,10 @@ fn plan(mesh: &DeviceMesh, source: &Layout, target: &Layout) -> Arc<ExchangePlan
 pub(super) fn gathering(mesh: &DeviceMesh, from: &Layout, to: &Layout, parts: bool) -> Exchange {
     let run = |plan, direction| Move { plan, direction };
     let forward = plan(mesh, from, to);
-    let backward = match parts {
-        true => run(forward.clone(), Direction::Reverse),
-        false => run(plan(mesh, to, from), Direction::Forward),
+    let backward = if parts {
+        run(forward.clone(), Direction::Reverse)
+    } else {
+        run(plan(mesh, to, from), Direction::Forward)
     };
     Exchange {
         operation: Operation::new("gather", Traffic::Gather, Some(to)).leaving(from),

@@ -31,9 +31,10 @@ impl Operator for Gathering {
     }
 
     fn recompute(&self) -> Recompute {
-        match self.again {
-            true => Recompute::Always,
-            false => Recompute::Never,
+        if self.again {
+            Recompute::Always
+        } else {
+            Recompute::Never
         }
     }
 

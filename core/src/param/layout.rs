@@ -23,7 +23,7 @@ const NAME: &str = "parameter";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gather {
     /// In the forward pass, and again in the backward pass: between them a rank holds its shard
-    /// alone.
+    /// alone. A frozen parameter stays gathered until the backward pass, as with [`Once`](Self::Once).
     #[default]
     Again,
     /// In the forward pass, and kept for the backward pass.
@@ -53,8 +53,9 @@ pub enum Gather {
 ///     })?;
 ///     assert_eq!(model.weight.dims(), [2, 6]); // this rank's rows
 ///     assert_eq!(model.weight.val().dims(), [4, 6]); // gathered
-///     let layout = ParamShard::of(&model.weight).expect("a layout").layout();
-///     assert_eq!(layout.shape(), [4, 6]);
+///     let shard = ParamShard::of(&model.weight).expect("a layout");
+///     assert_eq!(shard.layout().shape(), [4, 6]);
+///     assert!(shard.is_divided());
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
@@ -155,6 +156,12 @@ impl ParamShard {
     /// The layout of the shards.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Whether ranks hold parts of the parameter, rather than all of it.
+    pub fn is_divided(&self) -> bool {
+        let mut extents = self.layout.all_extents().iter();
+        extents.any(|extents| extents.len() > 1)
     }
 
     /// The mesh.

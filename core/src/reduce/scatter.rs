@@ -92,9 +92,10 @@ impl Operator for ReduceScatter {
         let cells = |place: usize| flattened(cut(&tensor, &self.boxes[place]));
         let all = self.exchange(&operation, &tensor, sent, cells, |_| target.volume())?;
         let contributions: Vec<DispatchTensor> = all.into_iter().flatten().collect();
-        let result = match contributions.is_empty() {
-            true => blank(&tensor, &target.shape(), None),
-            false => combination(self.op, contributions.clone()),
+        let result = if contributions.is_empty() {
+            blank(&tensor, &target.shape(), None)
+        } else {
+            combination(self.op, contributions.clone())
         };
         let result = reshaped(result, Shape::from(target.shape()));
         Ok((result, contributions))
@@ -108,9 +109,10 @@ impl Operator for ReduceScatter {
             _ => gradients(self.op, pass.saved, flattened(cotangent.clone())),
         };
         // It may be a part of a backward pass itself.
-        let operation = match self.operation.is_backward() {
-            true => self.operation.clone(),
-            false => self.operation.backward(),
+        let operation = if self.operation.is_backward() {
+            self.operation.clone()
+        } else {
+            self.operation.backward()
         };
         let operation = operation.of_type(cotangent.dtype());
         let cells = |place: usize| gradients[place].clone();

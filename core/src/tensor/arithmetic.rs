@@ -66,9 +66,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         linearity: Linearity,
         beside: bool,
     ) -> Result<((Layout, crate::DeviceMesh), Tensor<D, K>, Tensor<D, K>)> {
-        let mesh = match other.mesh.comm().stands_in() && !self.mesh.comm().stands_in() {
-            true => other.mesh,
-            false => self.mesh,
+        let mesh = if other.mesh.comm().stands_in() && !self.mesh.comm().stands_in() {
+            other.mesh
+        } else {
+            self.mesh
         };
         if self.layout == other.layout && self.layout.partial_axis().is_none() {
             return Ok(((self.layout, mesh), self.local, other.local));
@@ -77,9 +78,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         let [lhs, rhs] = [&self.local, &other.local];
         let of = |operand, tensor: &Tensor<D, K>, other| {
             let (axes, tensor) = (pairing.fan_out(operand), tensor.clone());
-            match beside {
-                true => fan_out_beside(tensor, other, &mesh, axes, operator),
-                false => fan_out(tensor, &mesh, axes, operator),
+            if beside {
+                fan_out_beside(tensor, other, &mesh, axes, operator)
+            } else {
+                fan_out(tensor, &mesh, axes, operator)
             }
         };
         let (lhs, rhs) = (of(0, lhs, rhs), of(1, rhs, lhs));

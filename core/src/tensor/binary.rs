@@ -59,9 +59,10 @@ impl Operator for Pairs {
             _ => [None, None],
         };
         // The last gradient may take the cotangent's memory.
-        let (of_first, of_second) = match second {
-            true => (first.then(|| pass.cotangent.clone()), Some(pass.cotangent)),
-            false => (Some(pass.cotangent), None),
+        let (of_first, of_second) = if second {
+            (first.then(|| pass.cotangent.clone()), Some(pass.cotangent))
+        } else {
+            (Some(pass.cotangent), None)
         };
         let gradient = |cotangent: Option<_>, factor: Option<_>| match (cotangent, factor) {
             (Some(cotangent), Some(factor)) => self.binary.apply(cotangent, factor).map(Some),

@@ -108,10 +108,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Assembles on every rank the cells that `need_of` gives for its position.
     ///
     /// `need_of` must be the same function on all ranks. `key` is everything that it depends on
-    /// besides the layout: the plan is made once per key.
+    /// besides the layout, and equal on all ranks: the plan is made once per key.
     ///
     /// # Errors
-    /// Partial values; a failure of communication.
+    /// Partial values; another key on another rank; a failure of communication.
     ///
     /// # Example
     /// ```
@@ -143,10 +143,9 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.require_resolved(operator)?;
         let key = (operator, self.layout().clone(), key);
         let mesh = self.mesh();
-        let plan = mesh.cache().get_or_make(key, |(_, layout, _)| {
-            Ok(Arc::new(
-                mesh.exchange_plan(Source::Layout(layout), need_of),
-            ))
+        let plan = mesh.cache().get_or_make(key, |key| {
+            let plan = mesh.exchange_plan(Source::Layout(&key.1), need_of);
+            Ok(plan.with_arguments(key))
         })?;
         self.run_plan(operator, &plan)
     }

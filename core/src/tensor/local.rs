@@ -241,9 +241,10 @@ impl Operator for KeptByOne {
 
     fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
         let gradient = pass.cotangent;
-        Ok(vec![Some(match self.keeps {
-            true => gradient,
-            false => blank(&gradient, &gradient.shape(), Some(0.0)),
+        Ok(vec![Some(if self.keeps {
+            gradient
+        } else {
+            blank(&gradient, &gradient.shape(), Some(0.0))
         })])
     }
 }

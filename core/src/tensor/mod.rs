@@ -251,9 +251,12 @@ impl<const D: usize> ShardTensor<D> {
     #[must_use]
     pub fn require_grad(self) -> Self {
         let device = self.mesh.device().clone().autodiff();
-        self.map_linear(|local| match local.is_autodiff() {
-            true => local.require_grad(),
-            false => on_device(local, &device).require_grad(),
+        self.map_linear(|local| {
+            if local.is_autodiff() {
+                local.require_grad()
+            } else {
+                on_device(local, &device).require_grad()
+            }
         })
     }
 

@@ -61,7 +61,7 @@ impl<const D: usize> ShardTensor<D> {
     ///
     /// # Panics
     /// Panics if the block captures a tensor with gradients, if operands lie on two meshes, if its messages depend on anything but its operands, or for
-    /// parameters of several number types; [raises](Error::raise) the errors of the block.
+    /// parameters with gradients of several number types; [raises](Error::raise) the errors of the block.
     ///
     /// # Example
     /// ```
@@ -269,7 +269,7 @@ fn gradient<const D: usize>(operand: &Tensor<D>, gradients: &Gradients) -> Dispa
     gradient.into_dispatch()
 }
 
-/// All parameters one after another, with gradients; a zero beside `x` if there are none.
+/// All parameters with gradients one after another; a zero beside `x` if there are none.
 fn flat<M: Module, const D: usize>(module: &M, x: &ShardTensor<D>) -> Tensor<1> {
     let mut flatten = Flatten {
         gradients: None,
@@ -282,13 +282,15 @@ fn flat<M: Module, const D: usize>(module: &M, x: &ShardTensor<D>) -> Tensor<1> 
         types.len() < 2,
         "recompute: parameters of the number types {types:?}; expected one"
     );
-    match flatten.parts.is_empty() {
-        true => Tensor::zeros([1], (&x.device(), x.local.dtype())),
-        false => Tensor::cat(flatten.parts, 0),
+    if flatten.parts.is_empty() {
+        Tensor::zeros([1], (&x.device(), x.local.dtype()))
+    } else {
+        Tensor::cat(flatten.parts, 0)
     }
 }
 
-/// Collects parameters or their gradients, each as one dim.
+/// Collects parameters that have gradients, or their gradients, each as one dim. Running statistics and frozen
+/// parameters may be of another number type.
 struct Flatten<'a> {
     gradients: Option<&'a Gradients>,
     parts: Vec<Tensor<1>>,
@@ -297,6 +299,9 @@ struct Flatten<'a> {
 impl ModuleVisitor for Flatten<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
+        if !value.is_tracked() {
+            return;
+        }
         let count = value.shape().num_elements();
         let part = match self.gradients {
             None => value,
@@ -325,9 +330,10 @@ impl ModuleMapper for Detached {
         let (id, value, mapper) = param.consume();
         let (device, tracked) = (value.device(), value.is_tracked());
         let value = on_device(value.inner(), &device);
-        let value = match self.leaves && tracked {
-            true => value.require_grad(),
-            false => value,
+        let value = if self.leaves && tracked {
+            value.require_grad()
+        } else {
+            value
         };
         Param::from_mapped_value(id, value, mapper)
     }

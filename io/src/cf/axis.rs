@@ -10,6 +10,8 @@ pub(crate) enum Axis {
     Latitude,
     Longitude,
     Level,
+    /// When forecasts begin, or how far they reach.
+    Forecast,
 }
 
 const LATITUDES: [&str; 6] = [
@@ -29,6 +31,23 @@ const LONGITUDES: [&str; 6] = [
     "degreee",
 ];
 const PRESSURES: [&str; 7] = ["pa", "hpa", "mbar", "millibar", "millibars", "mb", "dbar"];
+/// Units of the steps of forecasts. Not `s`, the unit of the periods of waves.
+const DURATIONS: [&str; 14] = [
+    "days",
+    "day",
+    "hours",
+    "hour",
+    "hrs",
+    "hr",
+    "h",
+    "minutes",
+    "minute",
+    "min",
+    "seconds",
+    "milliseconds",
+    "microseconds",
+    "nanoseconds",
+];
 
 /// The axis that a coordinate variable describes.
 pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
@@ -47,12 +66,14 @@ pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
         ];
         return match name.as_str() {
             "time" => Some(Axis::Time),
+            "forecast_reference_time" | "forecast_period" => Some(Axis::Forecast),
             "latitude" if !in_others => Some(Axis::Latitude),
             "longitude" if !in_others => Some(Axis::Longitude),
             name if level.contains(&name) => Some(Axis::Level),
             name if name.starts_with("atmosphere_") || name.starts_with("ocean_") => {
                 Some(Axis::Level)
             }
+            _ if units.contains(" since ") => Some(Axis::Forecast),
             // Rotated and projected coordinates have names of their own.
             _ => None,
         };
@@ -74,12 +95,19 @@ pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
     match variable.name.to_lowercase().as_str() {
         "lat" | "latitude" | "latitudes" | "nav_lat" if in_degrees => Some(Axis::Latitude),
         "lon" | "longitude" | "longitudes" | "nav_lon" if in_degrees => Some(Axis::Longitude),
+        // Temperatures have this name, too.
+        "t" if variable.dims != [variable.name.as_str()] => None,
         name if is_time(name) => Some(Axis::Time),
         "level" | "levels" | "lev" | "plev" | "pressure" | "pressure_level" | "isobaricinhpa"
         | "height" | "depth" | "altitude" => Some(Axis::Level),
         _ => {
             let is_level = PRESSURES.contains(&units.as_str()) || lower("positive").is_some();
-            is_level.then_some(Axis::Level)
+            let is_step = variable.dims.len() == 1 && DURATIONS.contains(&units.as_str());
+            match (is_level, is_step) {
+                (true, _) => Some(Axis::Level),
+                (false, true) => Some(Axis::Forecast),
+                (false, false) => None,
+            }
         }
     }
 }
@@ -157,8 +185,15 @@ mod tests {
             (
                 "init",
                 &[("standard_name", "forecast_reference_time")],
-                None,
+                Some(Axis::Forecast),
             ),
+            (
+                "prediction_timedelta",
+                &[("units", "hours")],
+                Some(Axis::Forecast),
+            ),
+            ("time", &[("units", "hours")], Some(Axis::Time)),
+            ("wave_period", &[("units", "s")], None),
             (
                 "ZAXLEVITR",
                 &[("positive", "down"), ("units", "METERS")],

@@ -25,15 +25,53 @@ pub(crate) enum Role {
     Column,
 }
 
-/// Whether a coordinate counts when forecasts begin, or how far they reach.
-fn is_of_forecast(coordinate: &Variable) -> bool {
-    let name = coordinate.text("standard_name");
-    let names = ["forecast_reference_time", "forecast_period"];
-    axis_of(coordinate).is_none()
-        && (name.is_some_and(|name| names.contains(&name))
-            || coordinate
-                .text("units")
-                .is_some_and(|units| units.contains(" since ")))
+/// The name, calendar and values of a time axis.
+pub(super) type Times = (String, Calendar, Vec<f64>);
+
+/// The one time of fields without a time.
+pub(super) fn undated() -> Times {
+    ("time".into(), Calendar::Gregorian, vec![0.0])
+}
+
+/// The time among variables: that of the standard name, else of a usual name, else another one; of several, that of
+/// the name of the dim, else the first one.
+fn time_among<'a>(
+    variables: impl Iterator<Item = &'a Variable>,
+    dim: &str,
+) -> Option<&'a Variable> {
+    let times = variables.filter(|variable| axis_of(variable) == Some(Axis::Time));
+    times.min_by_key(|variable| {
+        let rank = match variable.text("standard_name") {
+            Some(_) => 0,
+            None if is_time(&variable.name) && has_reference(variable) => 1,
+            None => 2,
+        };
+        (rank, variable.name != dim)
+    })
+}
+
+/// Whether the units of a variable have the beginning of a count.
+fn has_reference(variable: &Variable) -> bool {
+    let units = variable.text("units");
+    units.is_some_and(|units| units.contains(" since "))
+}
+
+/// Whether a variable has values along a dim, and along no other one of more than one index.
+fn lies_on(variable: &Variable, dim: &str) -> bool {
+    let dims = variable.dims.iter().zip(&variable.shape);
+    let long: Vec<&String> = dims
+        .filter(|(_, extent)| **extent != 1)
+        .map(|(dim, _)| dim)
+        .collect();
+    !dim.is_empty() && (variable.dims == [dim] || long == [dim])
+}
+
+/// Whether the long name of a 1-D coordinate says that its values are not those of cells.
+fn is_nominal(coordinate: &Variable) -> bool {
+    coordinate.text("long_name").is_some_and(|name| {
+        let name = name.to_lowercase();
+        ["nominal", "fake"].iter().any(|word| name.contains(word))
+    })
 }
 
 /// The error of a coordinate of times that holds no numbers.
@@ -46,14 +84,17 @@ pub(super) fn refused_time(path: &Path, name: &str, found: String) -> Error {
 /// The coordinates of a container.
 pub(super) struct Coordinates<'a> {
     pub(super) container: &'a dyn Container,
+    /// Units of times in place of those of the container.
+    units: Option<&'a str>,
     /// Results of [`curved`](Self::curved), by the dims of rows and columns.
     curved: RefCell<BTreeMap<[String; 2], Option<String>>>,
 }
 
 impl<'a> Coordinates<'a> {
-    pub(super) fn of(container: &'a dyn Container) -> Self {
+    pub(super) fn of(container: &'a dyn Container, units: Option<&'a str>) -> Self {
         Self {
             container,
+            units,
             curved: RefCell::default(),
         }
     }
@@ -61,64 +102,79 @@ impl<'a> Coordinates<'a> {
     /// The coordinate of a dim: the variable of its name, else one that lies on it and that is
     /// recognised.
     pub(super) fn find(&self, dim: &str) -> Option<&'a Variable> {
-        let on_dim = |variable: &&Variable| {
-            !dim.is_empty() && variable.dims == [dim] && variable.kind != Kind::Other
-        };
+        let on_dim = |variable: &&Variable| variable.kind != Kind::Other && lies_on(variable, dim);
         let variables = self.container.variables();
-        let own = variables
-            .iter()
-            .filter(on_dim)
-            .find(|variable| variable.name == dim);
-        let other = |is: &dyn Fn(Option<Axis>) -> bool| {
-            let mut others = variables.iter().filter(on_dim);
-            others.find(|variable| is(axis_of(variable)))
+        let first = |is: &dyn Fn(&Variable) -> bool| {
+            let mut along = variables.iter().filter(on_dim);
+            along.find(|variable| is(variable))
+        };
+        let own = first(&|variable| variable.name == dim);
+        let axis = own.and_then(axis_of);
+        if matches!(axis, Some(Axis::Latitude | Axis::Longitude | Axis::Level)) {
+            return own;
+        }
+        // The time may lie beside the beginnings or the steps of forecasts.
+        let time = time_among(variables.iter().filter(on_dim), dim);
+        if time.is_some() || axis.is_some() {
+            return time.or(own);
+        }
+        let is_index = |own: &Variable| {
+            own.text("units")
+                .is_none_or(|units| ["", "1"].contains(&units))
         };
         match own {
-            None => other(&|axis| axis.is_some()),
-            Some(own) if axis_of(own).is_some() => Some(own),
-            // Beside the beginning of a forecast, or its steps, there may be the time itself.
-            Some(own) => other(&|axis| axis == Some(Axis::Time)).or(Some(own)),
+            // Degrees may lie beside indices.
+            Some(own) if is_index(own) => {
+                let is_place = |axis: Axis| matches!(axis, Axis::Latitude | Axis::Longitude);
+                first(&|variable| axis_of(variable).is_some_and(is_place)).or(Some(own))
+            }
+            Some(own) => Some(own),
+            None => {
+                let is_other = |axis: Axis| axis != Axis::Forecast;
+                first(&|variable| axis_of(variable).is_some_and(is_other))
+                    .or_else(|| first(&|variable| axis_of(variable).is_some()))
+            }
         }
     }
 
-    /// Why 1-D coordinates of rows and columns are not those of its cells, if 2-D ones beside them say so: nominal ones of a
-    /// curvilinear grid, such as a tripolar one.
+    /// The reason why 1-D coordinates of rows and columns are not those of its cells: ones of more dims beside them
+    /// differ, as on a tripolar grid or a cubed sphere; or they are nominal, and none beside them are the same.
     fn curved(&self, row: &str, column: &str) -> Option<String> {
-        let key = [row, column].map(String::from);
+        let lines = [row, column];
+        let key = lines.map(String::from);
         if let Some(found) = self.curved.borrow().get(&key) {
             return found.clone();
         }
         let mut found = None;
+        let mut is_confirmed = false;
         for variable in self.container.variables() {
-            let axis = axis_of(variable);
-            let along = match axis {
+            let along = match axis_of(variable) {
                 Some(Axis::Latitude) => 0,
                 Some(Axis::Longitude) => 1,
                 _ => continue,
             };
-            let places = [row, column].map(|dim| variable.dims.iter().position(|own| own == dim));
-            let ([Some(rows), Some(columns)], 2) = (places, variable.dims.len()) else {
+            let places = lines.map(|dim| variable.dims.iter().position(|own| own == dim));
+            let [Some(rows), Some(columns)] = places else {
                 continue;
             };
-            if variable.kind == Kind::Other {
+            // Of bounds, the last dim is that of the corners of a cell.
+            let is_bounds = rows.max(columns) + 1 < variable.dims.len();
+            if variable.kind == Kind::Other || is_bounds {
                 continue;
             }
-            let line = self.find([row, column][along]);
+            let line = self.find(lines[along]);
             // What cannot be read, or is too large, tells nothing.
             let line = line.and_then(|line| self.values(line).ok());
             let (Some(line), Ok(all)) = (line, self.values(variable)) else {
                 continue;
             };
-            let extents = [variable.shape[rows], variable.shape[columns]];
-            if line.len() != extents[along] {
+            let place = [rows, columns][along];
+            let stride: usize = variable.shape[place + 1..].iter().product();
+            if line.len() != variable.shape[place] {
                 continue;
             }
-            let cell = |index: usize| match rows < columns {
-                true => [index / extents[1], index % extents[1]],
-                false => [index % extents[0], index / extents[0]],
-            };
             let is_other = |(index, value): (usize, &f64)| {
-                let difference = (value - line[cell(index)[along]]).abs();
+                let difference = (value - line[index / stride % line.len()]).abs();
                 let turn = if along == 1 {
                     difference % 360.0
                 } else {
@@ -134,6 +190,19 @@ impl<'a> Coordinates<'a> {
                 ));
                 break;
             }
+            is_confirmed = true;
+        }
+        let mut coordinates = lines.iter().filter_map(|dim| self.find(dim));
+        if found.is_none()
+            && !is_confirmed
+            && let Some(nominal) = coordinates.find(|coordinate| is_nominal(coordinate))
+        {
+            found = Some(format!(
+                "on {}, which is a {:?} by its long_name; put the latitudes of the cells, such as geolat, into the \
+                 file, or change long_name if the grid is regular",
+                nominal.name,
+                nominal.text("long_name").unwrap_or_default()
+            ));
         }
         self.curved.borrow_mut().insert(key, found.clone());
         found
@@ -150,7 +219,7 @@ impl<'a> Coordinates<'a> {
             let axis = coordinate.and_then(axis_of);
             if let Some(coordinate) = coordinate
                 && axis.is_some()
-                && coordinate.shape != [extent]
+                && coordinate.shape.iter().product::<usize>() != extent
             {
                 let found = format!("{:?} with dims {:?}", variable.shape, variable.dims);
                 let expected = format!("{:?} values of {dim}", coordinate.shape);
@@ -166,8 +235,8 @@ impl<'a> Coordinates<'a> {
                 Some(Axis::Latitude) => Role::Row,
                 Some(Axis::Longitude) => Role::Column,
                 Some(Axis::Level) => Role::Level,
-                None if extent == 1 => Role::Single,
-                None => Role::Level,
+                Some(Axis::Forecast) | None if extent == 1 => Role::Single,
+                Some(Axis::Forecast) | None => Role::Level,
             });
         }
         let count = |role| roles.iter().filter(|this| **this == role).count();
@@ -183,15 +252,18 @@ impl<'a> Coordinates<'a> {
         {
             return Ok(Err(reason));
         }
-        // The steps of a forecast, or the beginnings of several, are no levels.
-        let of_forecast = |dim: &&String| self.find(dim).is_some_and(is_of_forecast);
-        let dims = variable.dims.iter().zip(&variable.shape);
-        let mut several = dims.filter(|(_, extent)| **extent > 1).map(|(dim, _)| dim);
-        if count(Role::Time) == 0
-            && let Some(dim) = several.find(of_forecast)
-        {
+        // The steps of a forecast, or the beginnings of several, are no levels, and one of them is no time.
+        let is_timed = count(Role::Time) > 0 || self.single_time().is_some();
+        let is_untimed = |(dim, extent): &(&String, &usize)| {
+            let axis = self.find(dim).and_then(axis_of);
+            axis == Some(Axis::Forecast) && (**extent != 1 || !is_timed)
+        };
+        let mut dims = variable.dims.iter().zip(&variable.shape);
+        if let Some((dim, _)) = dims.find(is_untimed) {
             return Ok(Err(format!(
-                "{dim} is the beginning or the step of forecasts, and no coordinate has the times of its fields"
+                "{dim} is the beginning or the step of forecasts, and no coordinate has the times of its fields; in \
+                 xarray, select one beginning or one step, and add the times by assign_coords(valid_time=…) and \
+                 swap_dims({dim}=\"valid_time\")"
             )));
         }
         if count(Role::Time) > 1 || count(Role::Level) > 1 {
@@ -236,7 +308,7 @@ impl<'a> Coordinates<'a> {
                 expected,
             ));
         }
-        let packing = Packing::of(&VariableAttributes(path, variable), false)?;
+        let packing = Packing::of(&VariableAttributes(path, variable), variable.number_type())?;
         let mut variables = self.container.variables().iter();
         let index = variables.position(|other| std::ptr::eq(other, variable));
         let numbers = self
@@ -249,48 +321,79 @@ impl<'a> Coordinates<'a> {
             .collect())
     }
 
-    /// The name, calendar and values of the time axis, in seconds since 1970-01-01. Without a time
-    /// axis, the one time is that of a scalar coordinate, else zero.
-    pub(super) fn times(
-        &self,
-        dim: Option<&str>,
-        units: Option<&str>,
-    ) -> Result<(String, Calendar, Vec<f64>)> {
-        let scalar = |variable: &&Variable| {
-            variable.dims.is_empty()
-                && variable.kind != Kind::Other
-                && axis_of(variable) == Some(Axis::Time)
+    /// The time that is a coordinate of one value. A `date` without units is none: it has digits, as 20180101.
+    pub(super) fn single_time(&self) -> Option<&'a Variable> {
+        let is_single = |variable: &&Variable| {
+            let has_units = self.units.is_some() || variable.text("units").is_some();
+            variable.kind != Kind::Other
+                && variable.shape.iter().all(|extent| *extent == 1)
+                && (has_units || !variable.name.to_lowercase().starts_with("date"))
         };
+        time_among(self.container.variables().iter().filter(is_single), "")
+    }
+
+    /// The name, calendar and values of the time axis, in seconds since 1970-01-01. Without a time
+    /// axis, the one time is that of a coordinate of one value, else zero.
+    ///
+    /// # Errors
+    /// Times that are not understood or do not rise; the beginning of a forecast without a time.
+    pub(super) fn times(&self, dim: Option<&str>) -> Result<Times> {
         let variable = match dim {
             Some(dim) => self.find(dim),
-            None => self.container.variables().iter().find(scalar),
-        };
-        let Some(variable) = variable else {
-            return Ok(("time".into(), Calendar::Gregorian, vec![0.0]));
+            None => self.single_time(),
         };
         let path: &Path = self.container.path();
+        let Some(variable) = variable else {
+            let variables = self.container.variables();
+            let has_times = variables
+                .iter()
+                .any(|variable| axis_of(variable) == Some(Axis::Time));
+            let is_beginning = |variable: &&Variable| {
+                variable.dims.is_empty()
+                    && axis_of(variable) == Some(Axis::Forecast)
+                    && has_reference(variable)
+            };
+            return match variables.iter().find(is_beginning) {
+                Some(beginning) if !has_times => Err(Error::shape(
+                    path,
+                    &beginning.name,
+                    "the beginning of a forecast, and no time of its fields",
+                    "a coordinate valid_time with this time, or no time at all",
+                )),
+                _ => Ok(undated()),
+            };
+        };
         let attributes = VariableAttributes(path, variable);
         let numbers = self.values(variable)?;
-        let (calendar, seconds) = time_units::seconds(&attributes, units, numbers)?;
+        let (calendar, seconds) = time_units::seconds(&attributes, self.units, numbers)?;
         times::check_rising(path, &variable.name, &seconds)?;
         Ok((variable.name.clone(), calendar, seconds))
     }
 
-    /// The names of the levels along a dim: its coordinate, else numbers from zero.
-    pub(super) fn labels(&self, dim: &str, extent: usize) -> Result<Vec<String>> {
-        let coordinate = self.find(dim).filter(|variable| variable.shape == [extent]);
+    /// The names of the levels along a dim, and the coordinate that has them; else numbers from zero.
+    pub(super) fn labels(
+        &self,
+        dim: &str,
+        extent: usize,
+    ) -> Result<(Vec<String>, Option<&'a Variable>)> {
+        let coordinate = self
+            .find(dim)
+            .filter(|variable| variable.shape.iter().product::<usize>() == extent);
         if let Some(variable) = coordinate {
             let single = variable.kind == Kind::Single;
-            let label = |&value: &f64| match single {
-                true => (value as f32).to_string(),
-                false => value.to_string(),
+            let label = |&value: &f64| {
+                if single {
+                    (value as f32).to_string()
+                } else {
+                    value.to_string()
+                }
             };
             let mut labels: Vec<String> = self.values(variable)?.iter().map(label).collect();
             let in_order = labels.clone();
             labels.sort();
             labels.dedup();
             if labels.len() == extent {
-                return Ok(in_order);
+                return Ok((in_order, Some(variable)));
             }
         }
         if extent > MAX_VALUES {
@@ -302,6 +405,6 @@ impl<'a> Coordinates<'a> {
                 expected,
             ));
         }
-        Ok((0..extent).map(|index| index.to_string()).collect())
+        Ok(((0..extent).map(|index| index.to_string()).collect(), None))
     }
 }

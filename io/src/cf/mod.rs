@@ -131,7 +131,9 @@ impl Fields for CfFields {
             .with_long_name(text("long_name"))
             .with_standard_name(text("standard_name"))
             .with_level_units(field.level_units.clone())
-            .with_is_static(dim(Role::Time).is_none() && self.plan.has_times)
+            .with_level_positive(field.level_positive.clone())
+            .with_level_standard_name(field.level_standard_name.clone())
+            .with_is_static(dim(Role::Time).is_none() && self.plan.are_static)
             .with_chunk(extents)
     }
 

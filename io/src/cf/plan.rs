@@ -1,8 +1,8 @@
 //! The fields of a container: which variables are channels, on which grid and time axis.
 
-use super::axis::{axis_of, is_time};
-use super::coordinates::{Coordinates, Role, refused_time};
-use super::variable::{Container, Kind, VariableAttributes};
+use super::axis::{Axis, axis_of, is_time};
+use super::coordinates::{Coordinates, Role, refused_time, undated};
+use super::variable::{Container, VariableAttributes};
 use crate::fields::in_file;
 use crate::packing::Packing;
 use crate::{Calendar, Error, Grid, Result};
@@ -15,8 +15,10 @@ pub(crate) struct Field {
     /// The role of every dim.
     pub(crate) roles: Vec<Role>,
     pub(crate) packing: Packing,
-    /// Units of the coordinate of levels.
+    /// Attributes of the coordinate of levels, if these are its values.
     pub(crate) level_units: Option<String>,
+    pub(crate) level_positive: Option<String>,
+    pub(crate) level_standard_name: Option<String>,
 }
 
 /// A channel: a field, or one level of it.
@@ -34,8 +36,8 @@ pub(crate) struct Plan {
     pub(crate) calendar: Calendar,
     /// The name of the time axis.
     pub(crate) time: String,
-    /// Whether fields have a dim of times.
-    pub(crate) has_times: bool,
+    /// Whether fields without a dim of times are the same at all times: the file has not one time, which would be theirs.
+    pub(crate) are_static: bool,
     pub(crate) fields: Vec<Field>,
     pub(crate) channels: Vec<Channel>,
     pub(crate) names: Vec<String>,
@@ -55,7 +57,7 @@ impl Plan {
         chosen: Option<&[String]>,
         units: Option<&str>,
     ) -> Result<Self> {
-        let coordinates = Coordinates::of(container);
+        let coordinates = Coordinates::of(container, units);
         let path = container.path();
         let is_chosen = |name: &str| {
             chosen.is_none_or(|chosen| {
@@ -161,22 +163,18 @@ impl Plan {
         let is_static = chosen.is_some() && dim(&main, Role::Time).is_none();
         let beside = is_static.then(timed_beside).flatten();
         let time = dim(beside.as_ref().unwrap_or(&main), Role::Time);
-        let mut has_times = time.is_some();
-        let found = match coordinates.times(time, units) {
+        let are_static = time.is_some() || coordinates.single_time().is_none();
+        let (time, calendar, times) = match coordinates.times(time) {
             // Fields that are the same at all times do not need those of others.
-            Err(_) if beside.is_some() => {
-                has_times = false;
-                coordinates.times(None, units)
-            }
-            found => found,
+            Err(_) if beside.is_some() => undated(),
+            found => found?,
         };
-        let (time, calendar, times) = found?;
         let mut plan = Self {
             grid,
             times,
             calendar,
             time,
-            has_times,
+            are_static,
             fields: Vec::new(),
             channels: Vec::new(),
             names: Vec::new(),
@@ -194,11 +192,11 @@ impl Plan {
         let variable = &container.variables()[index];
         let level = roles.iter().position(|role| *role == Role::Level);
         let labels = level.map(|dim| coordinates.labels(&variable.dims[dim], variable.shape[dim]));
-        let labels = labels.transpose()?;
-        let level_units = level.and_then(|dim| {
-            let coordinate = coordinates.find(&variable.dims[dim])?;
-            coordinate.text("units").map(String::from)
-        });
+        let (labels, coordinate) = labels.transpose()?.unzip();
+        let coordinate = coordinate.flatten();
+        let text = |attribute| coordinate?.text(attribute).map(String::from);
+        // Other names would hide that the coordinate of a written file is one of levels.
+        let is_level = coordinate.and_then(axis_of) == Some(Axis::Level);
         for level in 0..labels.as_ref().map_or(1, Vec::len) {
             let suffix = labels.as_ref().map(|labels| format!("@{}", labels[level]));
             self.names
@@ -210,8 +208,10 @@ impl Plan {
         self.fields.push(Field {
             variable: index,
             roles,
-            packing: Packing::of(&attributes, variable.kind == Kind::Single)?,
-            level_units,
+            packing: Packing::of(&attributes, variable.number_type())?,
+            level_units: text("units"),
+            level_positive: text("positive"),
+            level_standard_name: text("standard_name").filter(|_| is_level),
         });
         Ok(())
     }

@@ -12,6 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use lru::LruCache;
 use ndarray::{ArrayD, ArrayViewD, IxDyn, SliceInfoElem};
+use rayon::prelude::*;
 
 use super::variable::{Container, Kind, Stamp};
 use crate::packing::Stored;
@@ -39,8 +40,15 @@ struct Slot {
 }
 
 thread_local! {
-    /// Whether this thread decodes a chunk that others may wait for.
+    /// Whether this thread works on chunks that others may wait for. It must not wait itself.
     static DECODING: Cell<bool> = const { Cell::new(false) };
+}
+
+fn while_decoding<T>(work: impl FnOnce() -> T) -> T {
+    let outer = DECODING.replace(true);
+    let result = work();
+    DECODING.set(outer);
+    result
 }
 
 struct Cache {
@@ -93,6 +101,41 @@ impl Cache {
     }
 }
 
+/// A chunk that this rank decodes for all that need it.
+struct Claim {
+    key: Key,
+    slot: Arc<Slot>,
+    chunk: Cells,
+}
+
+impl Claim {
+    /// Decodes the chunk, and returns the number of its cells.
+    fn decode(self, container: &dyn Container, variable: usize) -> u64 {
+        let numbers = while_decoding(|| stored(container, variable, &self.chunk));
+        let decoded = numbers
+            .as_ref()
+            .map(|numbers| (numbers.bytes(), volume(&self.chunk)));
+        let (bytes, cells) = decoded.unwrap_or_default();
+        let _ = self.slot.numbers.set(numbers);
+        if bytes > 0 {
+            cache().keep(&self.key, bytes);
+        }
+        cells
+    }
+}
+
+impl Drop for Claim {
+    /// Ends the wait of other ranks where decoding failed or panicked.
+    fn drop(&mut self) {
+        if self.slot.numbers.get().is_none_or(Result::is_err) {
+            let failed = "the rank that decoded the chunk failed";
+            let _ = self.slot.numbers.set(Err(failed.into()));
+            // It may be read again.
+            cache().forget(&self.key);
+        }
+    }
+}
+
 /// A part of a box: a chunk of its own, or one in the cache.
 enum Part {
     Own(Numbers),
@@ -139,8 +182,18 @@ impl<'a> Request<'a> {
         if inside == cells {
             return Ok(request);
         }
+        // Only threads of Rayon claim chunks: they decode them themselves if all others wait.
+        rayon::scope(|_| while_decoding(|| request.share(chunk, &inside)))?;
+        Ok(request)
+    }
+
+    /// Decodes the chunks of extents `chunk` that are not `inside`, but for those that other ranks decode.
+    fn share(&mut self, chunk: &[usize], inside: &[Range<usize>]) -> Result<(), String> {
+        let (container, variable, cells) = (self.container, self.variable, self.cells);
+        let found = &container.variables()[variable];
+        let mut claims = Vec::new();
         for chunk in chunks(cells, &found.shape, chunk) {
-            if within(&chunk, &inside) {
+            if within(&chunk, inside) {
                 continue;
             }
             let first: Vec<usize> = chunk.iter().map(|range| range.start).collect();
@@ -149,7 +202,7 @@ impl<'a> Request<'a> {
                 let common = chunk.iter().zip(cells);
                 let common = common
                     .map(|(chunk, cells)| chunk.start.max(cells.start)..chunk.end.min(cells.end));
-                request.read(common.collect())?;
+                self.read(common.collect())?;
                 continue;
             };
             let key = Key {
@@ -160,11 +213,16 @@ impl<'a> Request<'a> {
             };
             let slot = cache().slot(&key);
             if !slot.claimed.swap(true, Ordering::AcqRel) {
-                request.decode(&key, &slot, &chunk);
+                let (slot, chunk) = (slot.clone(), chunk.clone());
+                claims.push(Claim { key, slot, chunk });
             }
-            request.parts.push((chunk, Part::Shared(slot)));
+            self.parts.push((chunk, Part::Shared(slot)));
         }
-        Ok(request)
+        // On all threads, because each level of a variable may have chunks of its own.
+        let claims = claims.into_par_iter();
+        let decoded = claims.map(|claim| claim.decode(container, variable));
+        self.decoded += decoded.sum::<u64>();
+        Ok(())
     }
 
     /// Waits for the chunks that other ranks decode. Returns the numbers of the box, and how many
@@ -181,9 +239,10 @@ impl<'a> Request<'a> {
         }
         let extents: Vec<usize> = self.cells.iter().map(ExactSizeIterator::len).collect();
         let single = self.container.variables()[self.variable].kind == Kind::Single;
-        let mut numbers = match single {
-            true => Stored::Single(ArrayD::zeros(extents)),
-            false => Stored::Double(ArrayD::zeros(extents)),
+        let mut numbers = if single {
+            Stored::Single(ArrayD::zeros(extents))
+        } else {
+            Stored::Double(ArrayD::zeros(extents))
         };
         for (chunk, part) in std::mem::take(&mut self.parts) {
             match part {
@@ -191,7 +250,8 @@ impl<'a> Request<'a> {
                 // Rayon may run this inside of the task that decodes the chunk, which would wait for
                 // itself.
                 Part::Shared(slot) if slot.numbers.get().is_none() && DECODING.get() => {
-                    let own = self.numbers(&chunk)?;
+                    let own = stored(self.container, self.variable, &chunk)?;
+                    self.decoded += volume(&chunk);
                     paste(&mut numbers, self.cells, &own, &chunk);
                 }
                 Part::Shared(slot) => {
@@ -205,47 +265,28 @@ impl<'a> Request<'a> {
 
     /// Reads a box that is not shared.
     fn read(&mut self, cells: Cells) -> Result<(), String> {
-        let numbers = self.numbers(&cells)?;
+        let numbers = stored(self.container, self.variable, &cells)?;
+        self.decoded += volume(&cells);
         self.parts.push((cells, Part::Own(numbers)));
         Ok(())
     }
+}
 
-    /// Decodes a chunk for all ranks that need it.
-    fn decode(&mut self, key: &Key, slot: &Arc<Slot>, chunk: &[Range<usize>]) {
-        /// Ends the wait of other ranks where decoding panics.
-        struct Claim<'a>(&'a Key, &'a Slot);
-        impl Drop for Claim<'_> {
-            fn drop(&mut self) {
-                if self.1.numbers.get().is_none_or(Result::is_err) {
-                    let failed = "the rank that decoded the chunk failed";
-                    let _ = self.1.numbers.set(Err(failed.into()));
-                    // It may be read again.
-                    cache().forget(self.0);
-                }
-            }
-        }
-        let _claim = Claim(key, slot);
-        let outer = DECODING.replace(true);
-        let numbers = self.numbers(chunk);
-        DECODING.set(outer);
-        let bytes = numbers.as_ref().map_or(0, Stored::bytes);
-        let _ = slot.numbers.set(numbers);
-        if bytes > 0 {
-            cache().keep(key, bytes);
-        }
-    }
+/// Reads a box of a variable, as it is stored.
+fn stored(
+    container: &dyn Container,
+    variable: usize,
+    cells: &[Range<usize>],
+) -> Result<Numbers, String> {
+    Ok(match container.variables()[variable].kind {
+        Kind::Single => Stored::Single(container.single(variable, cells)?),
+        _ => Stored::Double(container.double(variable, cells)?),
+    })
+}
 
-    fn numbers(&mut self, cells: &[Range<usize>]) -> Result<Numbers, String> {
-        let numbers = match self.container.variables()[self.variable].kind {
-            Kind::Single => Stored::Single(self.container.single(self.variable, cells)?),
-            _ => Stored::Double(self.container.double(self.variable, cells)?),
-        };
-        self.decoded += cells
-            .iter()
-            .map(|range| range.len() as u64)
-            .product::<u64>();
-        Ok(numbers)
-    }
+/// The number of cells of a box.
+fn volume(cells: &[Range<usize>]) -> u64 {
+    cells.iter().map(|range| range.len() as u64).product()
 }
 
 /// The cells of a box whose chunks lie wholly inside it; some range is empty if there are none.
@@ -253,9 +294,10 @@ fn inside(cells: &[Range<usize>], shape: &[usize], chunk: &[usize]) -> Cells {
     let dims = cells.iter().zip(shape).zip(chunk);
     let range = |((range, size), chunk): ((&Range<usize>, &usize), &usize)| {
         let low = range.start.next_multiple_of(*chunk).min(range.end);
-        let high = match range.end == *size {
-            true => range.end,
-            false => range.end / chunk * chunk,
+        let high = if range.end == *size {
+            range.end
+        } else {
+            range.end / chunk * chunk
         };
         low..high.max(low)
     };
@@ -268,9 +310,12 @@ fn chunks(cells: &[Range<usize>], shape: &[usize], chunk: &[usize]) -> impl Iter
     let counts: Vec<Range<usize>> = cells
         .iter()
         .zip(&chunk)
-        .map(|(range, chunk)| match range.is_empty() {
-            true => 0..0,
-            false => range.start / chunk..range.end.div_ceil(*chunk),
+        .map(|(range, chunk)| {
+            if range.is_empty() {
+                0..0
+            } else {
+                range.start / chunk..range.end.div_ceil(*chunk)
+            }
         })
         .collect();
     let total: usize = counts.iter().map(ExactSizeIterator::len).product();

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use ndarray::ArrayD;
 
 use crate::attributes::{Attributes, Numbers};
+use crate::packing::NumberType;
 use crate::{Error, Result};
 
 /// A variable: its shape, the names of its dims, and its attributes.
@@ -33,6 +34,8 @@ pub(crate) struct Variable {
 pub(crate) enum Kind {
     /// Numbers in single precision.
     Single,
+    /// Signed integers, which are read in double precision.
+    Signed,
     /// Numbers of other types, which are read in double precision.
     Double,
     /// No numbers.
@@ -53,6 +56,15 @@ impl Variable {
         match self.attribute(attribute)? {
             Attribute::Text(text) => Some(text),
             _ => None,
+        }
+    }
+
+    /// The type of its numbers, on which their packing depends.
+    pub(crate) fn number_type(&self) -> NumberType {
+        match self.kind {
+            Kind::Single => NumberType::Single,
+            Kind::Signed => NumberType::Signed { bytes: self.width },
+            Kind::Double | Kind::Other => NumberType::Double,
         }
     }
 

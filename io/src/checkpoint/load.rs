@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -11,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::fetch::{Wanted, fetch};
 use super::index::{self, Index, TensorEntry};
-use super::parameters::parameters;
+use super::parameters::{Parameter, parameters};
 use super::{file, pieces};
 use crate::{Error, Result};
 
@@ -211,7 +212,7 @@ impl Checkpoint {
             .into_iter()
             .map(|(whole, short)| Ok((short, self.data(&whole)?)))
             .collect::<Result<_>>()?;
-        self.record(tensors)
+        self.record(tensors, &[])
     }
 
     /// Loads a whole tensor on all ranks. Each rank reads a share, and sends it to the others.
@@ -316,7 +317,8 @@ impl Checkpoint {
     }
 
     /// Loads the tensors of a module, on all ranks. Of sharded parameters each rank gets its shard,
-    /// whatever mesh and layout saved them.
+    /// whatever mesh and layout saved them. Parameters keep their numbers in `module` (burn's `ParamId`), by which
+    /// an optimizer may have groups of them.
     ///
     /// # Errors
     /// On all ranks: a tensor that is missing in the checkpoint or in the module, or has another
@@ -344,7 +346,7 @@ impl Checkpoint {
         let layout_of = |short: &str| Some(shards.get(short)?.layout().clone());
         let tensors = self.fetch_laid(world, mesh, names, layout_of)?;
         Ok(module
-            .try_load_record(self.record(tensors)?)
+            .try_load_record(self.record(tensors, &parameters)?)
             .map_err(|error| self.broken(format!("{name:?}: {error}")))?)
     }
 
@@ -431,11 +433,21 @@ impl Checkpoint {
             .ok_or_else(|| self.broken(format!("no tensor {name:?}")))
     }
 
-    fn record(&self, tensors: Vec<(String, TensorData)>) -> Result<ModuleRecord> {
-        let tensors = tensors
-            .into_iter()
-            .map(|(name, data)| pack(name, data, None))
-            .collect();
+    /// Makes burn's record of tensors, with the numbers of `parameters` of the same paths, else new ones.
+    fn record(
+        &self,
+        tensors: Vec<(String, TensorData)>,
+        parameters: &[Parameter],
+    ) -> Result<ModuleRecord> {
+        let ids = parameters
+            .iter()
+            .map(|parameter| (parameter.path.as_str(), parameter.id));
+        let ids: BTreeMap<&str, u64> = ids.collect();
+        let packed = tensors.into_iter().map(|(name, data)| {
+            let id = ids.get(name.as_str()).copied();
+            pack(name, data, id)
+        });
+        let tensors = packed.collect();
         let bytes = burn_pack::Writer::new(tensors)
             .into_bytes()
             .map_err(|error| self.broken(error.to_string()))?;

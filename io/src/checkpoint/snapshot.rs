@@ -173,6 +173,8 @@ impl Snapshot {
     /// # Errors
     /// Those of [`tensor`](Self::tensor) and [`sharded`](Self::sharded).
     pub fn module<M: Module>(&mut self, name: &str, module: &M) -> Result<()> {
+        // burn's own layers keep the last update beside their running statistics until then.
+        drop(module.valid());
         let mut visitor = Parameters {
             snapshot: self,
             shards: param_shards(module),

@@ -22,13 +22,7 @@ const SCALARS: &str = "scalars";
 /// The parameters of which ranks hold parts.
 fn divided<M: Module>(module: &M) -> BTreeMap<String, ParamShard> {
     let mut shards = param_shards(module);
-    shards.retain(|_, shard| {
-        shard
-            .layout()
-            .all_extents()
-            .iter()
-            .any(|extents| extents.len() > 1)
-    });
+    shards.retain(|_, shard| shard.is_divided());
     shards
 }
 

@@ -83,7 +83,7 @@ impl FileLayout {
             begin: 0,
         };
         let mut entries: Vec<Entry> = fixed.iter().map(coordinate).collect();
-        entries.extend(times.coordinates(schema.calendar).iter().map(coordinate));
+        entries.extend(times.coordinates(schema).iter().map(coordinate));
         for (variable, output) in schema.variables.iter().enumerate() {
             let mut attributes = output.attributes.clone();
             if times.start.is_some() && !output.is_static {
@@ -244,11 +244,7 @@ impl ClassicOutput {
 
     /// Writes the coordinates and the number of times, and waits until all is on the disk.
     pub(crate) fn finish(&self, schema: &Schema, times: &Times<'_>) -> Result<()> {
-        for coordinate in schema
-            .fixed()
-            .into_iter()
-            .chain(times.coordinates(schema.calendar))
-        {
+        for coordinate in schema.fixed().into_iter().chain(times.coordinates(schema)) {
             let entry = self.entry(&coordinate.name);
             let step = if entry.has_time() {
                 self.layout.record

@@ -110,7 +110,7 @@ impl Schema {
             let output = Output {
                 name: first.variable().into(),
                 is_static: first.is_static,
-                levels: (!levels.is_empty()).then(|| schema.level(levels, &first.level_units)),
+                levels: (!levels.is_empty()).then(|| schema.level(levels, first)),
                 attributes: attributes.collect(),
             };
             schema.variables.push(output);
@@ -118,11 +118,17 @@ impl Schema {
         Ok(schema)
     }
 
-    /// The index of the coordinate of these levels, which variables share.
-    fn level(&mut self, values: Vec<f64>, units: &Option<String>) -> usize {
-        let attributes: Attributes = std::iter::once(("axis", "Z".into()))
-            .chain(units.iter().map(|units| ("units", units.clone())))
-            .collect();
+    /// The index of the coordinate of these levels, as a channel describes it. Variables with the same one share it.
+    fn level(&mut self, values: Vec<f64>, channel: &Channel) -> usize {
+        let text = [
+            ("standard_name", &channel.level_standard_name),
+            ("units", &channel.level_units),
+            ("positive", &channel.level_positive),
+        ];
+        let text = text
+            .into_iter()
+            .filter_map(|(name, text)| Some((name, text.clone()?)));
+        let attributes: Attributes = std::iter::once(("axis", "Z".into())).chain(text).collect();
         let same = |known: &Coordinate| known.values == values && known.attributes == attributes;
         if let Some(index) = self.levels.iter().position(same) {
             return index;
@@ -233,8 +239,11 @@ pub(crate) struct Times<'a> {
 }
 
 impl Times<'_> {
-    /// The coordinates of time.
-    pub(crate) fn coordinates(&self, calendar: Calendar) -> Vec<Coordinate> {
+    /// The coordinates of time, unless there are none but static variables.
+    pub(crate) fn coordinates(&self, schema: &Schema) -> Vec<Coordinate> {
+        if self.start.is_none() && schema.variables.iter().all(|output| output.is_static) {
+            return Vec::new();
+        }
         let time = |name: &str, standard: &str, dim: Option<&str>, values: Vec<f64>| Coordinate {
             name: name.into(),
             dim: dim.map(String::from),
@@ -242,7 +251,7 @@ impl Times<'_> {
             attributes: vec![
                 ("standard_name", standard.into()),
                 ("units", "seconds since 1970-01-01 00:00:00".into()),
-                ("calendar", calendar.name().into()),
+                ("calendar", schema.calendar.name().into()),
             ],
         };
         let mut all = vec![time(TIME, TIME, Some(TIME), self.seconds.to_vec())];

@@ -126,11 +126,7 @@ impl ZarrOutput {
             let metadata = self.metadata(schema, variable, count, times.start.is_some());
             members.push((output.name.clone(), metadata));
         }
-        for coordinate in schema
-            .fixed()
-            .into_iter()
-            .chain(times.coordinates(schema.calendar))
-        {
+        for coordinate in schema.fixed().into_iter().chain(times.coordinates(schema)) {
             let metadata = self.coordinate(&coordinate);
             let array = self.array(&coordinate.name, &metadata)?;
             let index = vec![0; usize::from(coordinate.dim.is_some())];

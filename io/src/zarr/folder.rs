@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use zarrs::storage::byte_range::{ByteRange, ByteRangeIterator};
 use zarrs::storage::{Bytes, MaybeBytesIterator, ReadableStorageTraits, StorageError, StoreKey};
 
-/// Bytes that compressed data may claim beyond those of its chunk.
-const SLACK: u64 = 1 << 18;
+use crate::compressed::{limit, zstandard_bound};
 
 /// A folder as a store, which counts the bytes that are read.
 #[derive(Debug)]
@@ -67,8 +66,8 @@ impl ReadableStorageTraits for Folder {
             file.read_exact(&mut bytes).map_err(Arc::new)?;
             self.fetched.fetch_add(length, Ordering::Relaxed);
             // The decoders take the memory that compressed data claims, before they look at it.
-            let limit = self.largest.load(Ordering::Relaxed) * 2 + SLACK;
-            if claim(&bytes).is_some_and(|claim| claim > limit) {
+            let most = limit(self.largest.load(Ordering::Relaxed));
+            if claim(&bytes).is_some_and(|claim| claim > most) {
                 let cause = "compressed data that claims more bytes than a chunk has";
                 return Err(Arc::new(std::io::Error::other(cause)).into());
             }
@@ -93,8 +92,7 @@ fn claim(bytes: &[u8]) -> Option<u64> {
     match *bytes {
         // A frame, or one to be skipped before it.
         [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
-            let bound = zstd::bulk::Decompressor::upper_bound(bytes);
-            Some(bound.map_or(u64::MAX, |bound| bound as u64))
+            Some(zstandard_bound(bytes).unwrap_or(u64::MAX))
         }
         // Version, flags and sizes: decoded, of a block, and of these bytes.
         // A checksum may follow.

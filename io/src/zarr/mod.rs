@@ -83,7 +83,7 @@ impl ZarrStore {
                     store.variables.push(variable);
                 }
                 Ok(None) => {}
-                // A text on one dim is no field, and no coordinate but of a time, which is told.
+                // Texts are no field, and no coordinate but of a time, which is told.
                 Err(_) if store.is_text(&name) && !is_time(&name) => {}
                 Err(cause) => store.unreadable.push((name, cause)),
             }
@@ -170,15 +170,14 @@ impl ZarrStore {
         Ok(Some((array, variable)))
     }
 
-    /// Whether a member is an array of texts with one dim, or none.
+    /// Whether a member is an array of texts.
     fn is_text(&self, name: &str) -> bool {
         let Ok(Some(metadata)) = self.metadata(name) else {
             return false;
         };
         let elements = dtype(&metadata);
         let is_text = ["<U", ">U", "|S", "|O", "string", "utf", "bytes"];
-        let dims = metadata["shape"].as_array().map_or(0, Vec::len);
-        dims < 2 && is_text.iter().any(|text| elements.contains(text))
+        is_text.iter().any(|text| elements.contains(text))
     }
 
     /// Opens an array by metadata that Python may have written, which has numbers that JSON has not.
@@ -349,9 +348,15 @@ fn kind(array: &Array<Folder>, metadata: &Value) -> (Kind, usize) {
     if f32::validate_data_type(data_type).is_ok() {
         return (Kind::Single, 4);
     }
-    let mut widths = widths!(f64, i64, u64, i32, u32, f16, i16, u16, i8, u8, bool).into_iter();
-    match widths.find(|(valid, _)| *valid) {
-        Some((_, width)) => (Kind::Double, width),
+    let width = |widths: &[(bool, usize)]| {
+        let (_, width) = widths.iter().find(|(valid, _)| *valid)?;
+        Some(*width)
+    };
+    if let Some(width) = width(&widths!(i64, i32, i16, i8)) {
+        return (Kind::Signed, width);
+    }
+    match width(&widths!(f64, u64, u32, f16, u16, u8, bool)) {
+        Some(width) => (Kind::Double, width),
         None => (Kind::Other, 1),
     }
 }

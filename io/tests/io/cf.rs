@@ -204,12 +204,42 @@ fn packing_that_is_not_understood_is_refused() {
     let error = refused(&|file| {
         let fields = replace_fields(file, &Array4::<i8>::zeros(SHAPE));
         scalar(&fields, "scale_factor", 0.1);
-        text(&fields, "_Unsigned", "true");
+        text(&fields, "_Unsigned", "maybe");
     });
     assert!(
-        error.contains("found _Unsigned = true, expected "),
+        error.contains("found _Unsigned = maybe, expected true or false"),
         "{error}"
     );
+}
+
+#[test]
+fn signed_integers_may_stand_for_unsigned_ones() {
+    let number = |(t, c, i, j): (usize, usize, usize, usize)| {
+        (t * 80 + c * 40 + i * 10 + j * 2) as u8 // at most 238
+    };
+    for unsigned in ["true", "false"] {
+        let (_folder, path) = numbered_file(SHAPE);
+        edit(&path, |file| {
+            let stored = Array4::from_shape_fn(SHAPE, |at| number(at) as i8);
+            let fields = replace_fields(file, &stored);
+            scalar(&fields, "scale_factor", 0.5);
+            scalar(&fields, "_FillValue", 238_u8 as i8);
+            text(&fields, "_Unsigned", unsigned);
+        });
+        let file = FieldFile::open(&path).unwrap();
+        let file = file.with_missing(Missing::Allow);
+        let found = file.read(SHAPE.map(|size| 0..size)).unwrap();
+        for (at, value) in found.indexed_iter() {
+            let expected = match unsigned {
+                "true" => f32::from(number(at)),
+                _ => f32::from(number(at) as i8),
+            };
+            match number(at) {
+                238 => assert!(value.is_nan(), "{at:?} {value}"),
+                _ => assert_eq!(*value, 0.5 * expected, "{at:?}"),
+            }
+        }
+    }
 }
 
 #[test]
@@ -303,12 +333,11 @@ fn times_of_models_count_in_their_calendar() {
         Calendar::Day360,
         ["2000-02-29", "2000-02-30", "2000-03-01"],
     );
-    // Days of the Julian calendar have other names in the Gregorian one.
     check(
         "julian",
         days,
         Calendar::Gregorian,
-        ["2000-03-12", "2000-03-13", "2000-03-14"],
+        ["2000-02-28", "2000-02-29", "2000-03-01"],
     );
 }
 
@@ -350,6 +379,14 @@ fn times_that_are_not_understood_are_refused() {
         error.contains("found calendar = \"standard\" with times before 1582-10-15"),
         "{error}"
     );
+    // 2100 is a leap year of the Julian calendar only.
+    for date in ["1900-02-29", "2100-02-27"] {
+        let error = refused(Some(&format!("days since {date}")), Some("julian"));
+        assert!(
+            error.contains("found calendar = \"julian\" with times before 1900-03-01 or after"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -170,6 +170,55 @@ fn calendars_are_kept() {
     assert!(error.contains("calendar: found"), "{error}");
 }
 
+#[test]
+fn levels_keep_their_name_and_direction() {
+    let (folder, source) = copy("v2.zarr");
+    let attributes = "\"units\": \"m\", \"positive\": \"down\", \"standard_name\": \"depth\"";
+    replace(
+        &source.join("level/.zattrs"),
+        "\"units\": \"hPa\"",
+        attributes,
+    );
+    let source = lenient().open(source).unwrap();
+    for format in [OutputFormat::Zarr3, OutputFormat::NetCdf3] {
+        let path = folder.path().join(format!("{format:?}"));
+        let output = OutputConfig::new().with_format(format);
+        let config = ConvertConfig::new().with_output(output);
+        convert(&source, &path, &config, |_| ()).unwrap();
+        let z = OpenConfig::of_channels(&["z@850"]).open(&path).unwrap();
+        let level = z.describe(0);
+        let texts = [
+            level.level_units,
+            level.level_positive,
+            level.level_standard_name,
+        ];
+        assert_eq!(
+            texts,
+            ["m", "down", "depth"].map(|text| Some(text.to_string()))
+        );
+    }
+}
+
+#[test]
+fn fields_without_a_time_are_written_without_one() {
+    let source = lenient().open(store("latin1.nc")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for format in [
+        OutputFormat::Zarr3,
+        OutputFormat::Zarr2,
+        OutputFormat::NetCdf3,
+    ] {
+        let path = folder.path().join(format!("{format:?}"));
+        let output = OutputConfig::new().with_format(format);
+        let config = ConvertConfig::new().with_output(output);
+        convert(&source, &path, &config, |_| ()).unwrap();
+        let found = lenient().open(&path).unwrap();
+        // A coordinate of one time would be that of the field.
+        assert!(found.describe(0).is_static, "{format:?}");
+        assert_eq!(bits(&*found), bits(&*source), "{format:?}");
+    }
+}
+
 /// A conversion that stops after some blocks.
 fn stop(source: &impl Fields, path: &std::path::Path, config: &ConvertConfig) {
     let stop = || {

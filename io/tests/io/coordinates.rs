@@ -6,16 +6,17 @@ use burn::tensor::f16;
 use halocline_io::{FieldWriter, Missing, OpenConfig, Period, WriterConfig, open};
 use ndarray::Array3;
 
+use crate::forecasts::bare;
 use crate::formats::{copy, replace, store};
 use crate::{STEP, grid};
 
 /// Gives an array of version 2 one more attribute.
-fn attribute(array: &Path, text: &str) {
+pub(crate) fn attribute(array: &Path, text: &str) {
     replace(&array.join(".zattrs"), "{\n", &format!("{{\n{text},\n"));
 }
 
 /// Writes an array of version 2 without compression.
-fn array(folder: &Path, dtype: &str, shape: &[usize], dims: &[&str], bytes: &[u8]) {
+pub(crate) fn array(folder: &Path, dtype: &str, shape: &[usize], dims: &[&str], bytes: &[u8]) {
     std::fs::create_dir(folder).unwrap();
     let metadata = serde_json::json!({
         "shape": shape, "chunks": shape, "dtype": dtype, "fill_value": null, "order": "C", "filters": null,
@@ -25,7 +26,7 @@ fn array(folder: &Path, dtype: &str, shape: &[usize], dims: &[&str], bytes: &[u8
     let attributes = serde_json::json!({ "_ARRAY_DIMENSIONS": dims });
     let attributes = serde_json::to_string_pretty(&attributes).unwrap();
     std::fs::write(folder.join(".zattrs"), attributes).unwrap();
-    let chunk = vec!["0"; shape.len()].join(".");
+    let chunk = vec!["0"; shape.len().max(1)].join(".");
     std::fs::write(folder.join(chunk), bytes).unwrap();
 }
 
@@ -62,25 +63,38 @@ fn times_may_lie_beside_the_beginning_of_forecasts() {
     assert!(fields.channels().contains(&"t2m".to_string()));
 }
 
-/// As MOM6 has them: latitudes of rows are nominal, and those of cells lie beside them.
+/// As MOM6 has them, latitudes of rows are nominal, and those of cells lie beside them; as GEOS has them, those of
+/// cells differ by the face of a cubed sphere.
 #[test]
 fn nominal_latitudes_of_a_curvilinear_grid_are_refused() {
-    for (bend, is_curved) in [(0.0, false), (0.5, true)] {
+    for (faces, bend, is_curved) in [
+        (1, 0.0, false),
+        (1, 0.5, true),
+        (2, 0.0, false),
+        (2, 0.5, true),
+    ] {
         let (_folder, path) = copy("v2.zarr");
         let lat = open(&path).unwrap().grid().lat().to_vec();
-        let cells = (0..8).flat_map(|column| {
-            let bend = if column == 3 { bend } else { 0.0 };
+        attribute(
+            &path.join("latitude"),
+            "\"long_name\": \"h point Nominal latitude\"",
+        );
+        let error = open(&path).unwrap_err().to_string();
+        assert!(
+            error.contains("on latitude, which is a \"h point Nominal latitude\""),
+            "{error}"
+        );
+        // Of the last face.
+        let cells = (0..8 * faces).flat_map(|column| {
+            let bend = if column == 8 * faces - 5 { bend } else { 0.0 };
             lat.iter().map(move |lat| lat + bend)
         });
         let bytes: Vec<u8> = cells.flat_map(f64::to_le_bytes).collect();
-        array(
-            &path.join("geolat"),
-            "<f8",
-            &[8, 5],
-            &["longitude", "latitude"],
-            &bytes,
-        );
-        attribute(&path.join("geolat"), "\"units\": \"degrees_north\"");
+        let (shape, dims) = ([faces, 8, 5], ["face", "longitude", "latitude"]);
+        let first = usize::from(faces == 1);
+        let geolat = path.join("geolat");
+        array(&geolat, "<f8", &shape[first..], &dims[first..], &bytes);
+        attribute(&geolat, "\"units\": \"degrees_north\"");
         match open(&path) {
             Ok(fields) => assert!(!is_curved && fields.channels().contains(&"t2m".to_string())),
             Err(error) => {
@@ -95,11 +109,81 @@ fn nominal_latitudes_of_a_curvilinear_grid_are_refused() {
     }
 }
 
+/// Indices along the dims, and degrees beside them.
+#[test]
+fn degrees_may_lie_beside_indices() {
+    let (_folder, path) = bare();
+    for (dim, name, units, extent) in [
+        ("y", "lat", "degrees_north", 5_usize),
+        ("x", "lon", "degrees_east", 8),
+    ] {
+        let indices: Vec<u8> = (0..extent as i64).flat_map(i64::to_le_bytes).collect();
+        let degrees = (0..extent).flat_map(|index| (10.0 * index as f64).to_le_bytes());
+        let degrees: Vec<u8> = degrees.collect();
+        array(&path.join(dim), "<i8", &[extent], &[dim], &indices);
+        array(&path.join(name), "<f8", &[extent], &[dim], &degrees);
+        attribute(&path.join(name), &format!("\"units\": \"{units}\""));
+    }
+    array(&path.join("mask"), "<f4", &[5, 8], &["y", "x"], &[0; 160]);
+    let fields = open(&path).unwrap();
+    assert_eq!(fields.channels(), ["mask"]);
+    assert_eq!(fields.grid().lat(), [0.0, 10.0, 20.0, 30.0, 40.0]);
+    assert_eq!(fields.grid().lon()[7], 70.0);
+}
+
+#[test]
+fn levels_that_repeat_and_those_of_a_profile_are_numbered() {
+    let (_folder, path) = copy("v2.zarr");
+    let level = path.join("level");
+    let write = |name: &str, units: &str, values: [i32; 2]| {
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        array(&path.join(name), "<i4", &[2], &["level"], &bytes);
+        attribute(&path.join(name), &format!("\"units\": \"{units}\""));
+    };
+    let check = || {
+        let fields = OpenConfig::of_channels(&["z"]).open(&path).unwrap();
+        assert_eq!(fields.channels(), ["z@0", "z@1"]);
+        assert_eq!(fields.describe(0).level_units, None);
+    };
+    std::fs::remove_dir_all(&level).unwrap();
+    write("level", "hPa", [500, 500]);
+    check();
+    // A temperature on levels without a coordinate is no time.
+    std::fs::remove_dir_all(&level).unwrap();
+    write("t", "K", [200, 250]);
+    check();
+}
+
+#[test]
+fn the_groups_of_a_file_without_fields_outside_of_them_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("imerg.h5");
+    let file = hdf5_metno::File::create(&path).unwrap();
+    let group = file.create_group("Grid").unwrap();
+    let values = Array3::<f32>::zeros((1, 2, 3));
+    group
+        .new_dataset_builder()
+        .with_data(&values)
+        .create("precipitation")
+        .unwrap();
+    drop(group);
+    file.close().unwrap();
+    let error = open(&path).unwrap_err().to_string();
+    for part in ["the groups Grid", "group=\"Grid\""] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
 /// Texts such as `expver` of ERA5, booleans, and NaN as Python writes it.
 #[test]
 fn members_and_attributes_of_other_kinds_leave_fields_readable() {
     let (_folder, path) = copy("v2.zarr");
     array(&path.join("expver"), "<U4", &[4], &["time"], &[0; 64]);
+    let dims = ["time", "member"];
+    array(&path.join("names"), "<U4", &[4, 2], &dims, &[0; 128]);
     let mask: Vec<u8> = (0..40).map(|cell| cell % 2).collect();
     array(
         &path.join("mask"),

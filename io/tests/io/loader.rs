@@ -72,6 +72,7 @@ fn both_sources_give_the_same_bits_and_the_right_ones() {
     let fields = numbered(shape, 0.0);
     for case in CASES {
         let config = LoaderConfig::new(3)
+            .with_source(Source::Scatter)
             .with_order(Order::Shuffled { seed: 5 })
             .with_last_batch(LastBatch::Keep);
         let scattered = parts(&path, &case, &config, 1).unwrap();
@@ -134,7 +135,9 @@ fn both_sources_give_the_same_bits_and_the_right_ones() {
 fn shards_may_have_extents_of_their_own() {
     let (_folder, path) = numbered_file([9, 2, 3, 5]);
     let case = ([2, 2], [Shard(2), Shard(3)]);
-    let config = LoaderConfig::new(3).with_extents(Some([vec![1, 2], vec![5, 0]]));
+    let config = LoaderConfig::new(3)
+        .with_source(Source::Scatter)
+        .with_extents(Some([vec![1, 2], vec![5, 0]]));
     let scattered = parts(&path, &case, &config, 0).unwrap();
     let shapes = scattered.iter().map(|part| part[0].1[1]);
     assert_eq!(

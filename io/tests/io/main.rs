@@ -3,6 +3,7 @@
 mod alike;
 mod cf;
 mod checkpoint;
+mod compressed;
 mod convert;
 mod coordinates;
 mod data_page;
@@ -10,6 +11,7 @@ mod dataset;
 mod field_file;
 mod field_writer;
 mod forecast;
+mod forecasts;
 mod formats;
 mod loader;
 mod merged;

@@ -1,11 +1,12 @@
 //! Data that would be read as something else than they are, and are refused.
 
 use halocline_io::{
-    DatasetConfig, FieldDataset, Gaps, Missing, OpenConfig, Progress, Series, StatisticsBuilder,
-    open,
+    DatasetConfig, FieldDataset, FieldWriter, Gaps, Missing, OpenConfig, Progress, Series,
+    StatisticsBuilder, WriterConfig, open,
 };
 
 use crate::formats::{copy, replace, store};
+use crate::{grid, numbered_file, zeros};
 
 fn lenient(channel: &str) -> OpenConfig {
     OpenConfig::of_channels(&[channel])
@@ -119,4 +120,26 @@ fn constants_with_missing_values_are_chosen_by_name() {
     assert!(dataset("sin_latitude", &[]).is_ok());
     let found = dataset("orography", &["oro"]).unwrap_err().to_string();
     assert!(found.starts_with("constants_missing: got oro"), "{found}");
+}
+
+#[test]
+fn constants_with_infinite_values_are_refused() {
+    let (folder, path) = numbered_file([3, 1, 5, 8]);
+    let constants = folder.path().join("constants.h5");
+    let mut field = zeros([1, 5, 8]);
+    field[[0, 2, 3]] = f32::INFINITY;
+    let config = WriterConfig::new();
+    let mut writer = FieldWriter::create(&constants, &grid(5, 8), &["oro"], &config).unwrap();
+    writer.append(0.0, field.view()).unwrap();
+    writer.finish().unwrap();
+    let config = DatasetConfig::new()
+        .with_forcings(vec!["oro".into()])
+        .with_constants(Some(constants))
+        .with_constants_missing(vec!["oro".into()]);
+    let found = FieldDataset::open(&[path], &config).unwrap_err();
+    let found = found.to_string();
+    assert!(
+        found.contains("[2, 3]: found an infinite value, inf"),
+        "{found}"
+    );
 }

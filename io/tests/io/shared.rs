@@ -5,6 +5,7 @@ use halocline_io::{
     ConvertConfig, DatasetConfig, FieldDataset, FieldLoader, LoaderConfig, Order, OutputConfig,
     Source, Traffic, convert, open,
 };
+use rayon::prelude::*;
 
 use crate::numbered_file;
 
@@ -53,6 +54,17 @@ fn local_ranks_decode_a_chunk_once() {
             assert_eq!(total.decoded, 0, "{total}");
         }
     }
+}
+
+#[test]
+fn tasks_of_rayon_read_chunks_that_others_decode() {
+    let (_folder, path) = one_chunk_a_state();
+    let fields = open(&path).unwrap();
+    (0..100_usize).into_par_iter().for_each(|task| {
+        let first = task % 3;
+        let found = fields.read([0..9, 0..3, first..first + 4, 0..10]).unwrap();
+        assert_eq!(found[[8, 2, 0, 9]], (8000 + 200 + first * 10 + 9) as f32);
+    });
 }
 
 #[test]

@@ -1,7 +1,8 @@
 use halocline_io::{
-    FieldFile, Metadata, Missing, Progress, Statistics, StatisticsBuilder, WriterConfig,
+    FieldFile, FieldWriter, Gaps, Metadata, Missing, Progress, Statistics, StatisticsBuilder,
+    WriterConfig,
 };
-use ndarray::Array4;
+use ndarray::{Array3, Array4};
 use proptest::prelude::*;
 
 use crate::{STEP, grid, listing, numbered, numbered_file, write};
@@ -92,6 +93,37 @@ proptest! {
             close(merged.increment_stds(), found.increment_stds()[channel], channel);
         }
     }
+}
+
+#[test]
+fn increments_of_a_lead_in_hours_are_those_between_times() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("2018.h5");
+    // The values are the hours.
+    let increments = |hours: &[f64], gaps, lead| {
+        let config = WriterConfig::new();
+        let mut writer = FieldWriter::create(&path, &grid(3, 4), &["t2m"], &config).unwrap();
+        for hour in hours {
+            let field = Array3::from_elem((1, 3, 4), *hour as f32);
+            writer.append(hour * 3600.0, field.view()).unwrap();
+        }
+        writer.finish().unwrap();
+        let file = FieldFile::open(&path).unwrap().with_gaps(gaps);
+        let mut builder = StatisticsBuilder::with_lead_hours(lead).unwrap();
+        builder.add(&file, &Progress::hidden()).unwrap();
+        let found = builder.finish().unwrap();
+        (found.increment_means()[0], found.increment_stds()[0])
+    };
+    // Every twelve hours at first, and every six later.
+    let finer = [0.0, 12.0, 24.0, 30.0, 36.0, 42.0, 48.0];
+    assert_eq!(increments(&finer, Gaps::Allow, 12.0), (12.0, 0.0));
+    // Three times of each day.
+    let daily = [0.0, 6.0, 18.0, 24.0, 30.0, 42.0, 48.0];
+    assert_eq!(increments(&daily, Gaps::Skip, 24.0), (24.0, 0.0));
+    let merged = StatisticsBuilder::with_lead_hours(6.0).unwrap();
+    let merged = merged.merge(StatisticsBuilder::new(1).unwrap());
+    let error = merged.unwrap_err().to_string();
+    assert_eq!(error, "lead: got 1, expected 6 h, as in the other part");
 }
 
 #[test]

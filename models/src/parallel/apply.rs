@@ -97,9 +97,10 @@ fn shard<M: Module>(module: M, mesh: &DeviceMesh, resolved: &ResolvedPlan) -> Re
         let shard = ParamShard::new(parameter.layout.clone(), mesh)
             .with_stored(&stored, parameter.gather)?;
         Ok(Some(
-            match parameter.layer_placements == LayerPlacements::default() {
-                true => shard,
-                false => shard.with_layer_placements(parameter.layer_placements.clone()),
+            if parameter.layer_placements == LayerPlacements::default() {
+                shard
+            } else {
+                shard.with_layer_placements(parameter.layer_placements.clone())
             },
         ))
     })?;

@@ -37,8 +37,8 @@ impl Plan {
     /// may be stored over the axes of the workload besides.
     ///
     /// # Errors
-    /// Those of [`resolve`](fn@resolve) for a part; more than 12 parts; no plan within the budget, with the
-    /// least memory that there is.
+    /// Those of [`resolve`](fn@resolve) for a part, and of [`price`](super::ResolvedPlan::price); more than 12 parts; no
+    /// plan within the budget, with the least memory that there is.
     ///
     /// # Example
     /// ```

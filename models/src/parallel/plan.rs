@@ -167,9 +167,10 @@ impl Plan {
         let json = path
             .extension()
             .is_some_and(|extension| extension == "json");
-        let plan = match json {
-            true => serde_json::from_str(&text).map_err(|error| error.to_string()),
-            false => toml::from_str(&text).map_err(|error| error.to_string()),
+        let plan = if json {
+            serde_json::from_str(&text).map_err(|error| error.to_string())
+        } else {
+            toml::from_str(&text).map_err(|error| error.to_string())
         };
         plan.map_err(named)
     }

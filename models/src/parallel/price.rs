@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use halocline_core::{Gather, PlanPlacement, Result, Shard};
+use halocline_core::{Error, Gather, PlanPlacement, Result, Shard};
 
 use super::machine::{Link, Machine};
 use super::pattern::Pattern;
@@ -39,7 +39,7 @@ pub struct Workload {
     pub rows: usize,
     /// Rows of layers that have others, by pattern of their paths.
     pub rows_of: Vec<(String, usize)>,
-    /// The axes over which rows are sharded: data and domain. One that a mesh lacks shards nothing.
+    /// The axes over which rows are sharded: data and domain. All are axes of the mesh.
     pub axes: Vec<String>,
     /// Bytes of a number.
     pub bytes: usize,
@@ -132,7 +132,7 @@ impl ResolvedPlan {
     /// priced without making it.
     ///
     /// # Errors
-    /// A pattern of rows that is none, or matches no layer.
+    /// A pattern of rows that is none, or matches no layer; an axis of rows that the mesh lacks.
     ///
     /// # Example
     /// ```
@@ -150,6 +150,11 @@ impl ResolvedPlan {
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     pub fn price(&self, workload: &Workload, machine: &Machine) -> Result<Price> {
+        let names = self.mesh.names();
+        if let Some(axis) = workload.axes.iter().find(|axis| !names.contains(axis)) {
+            let message = format!("rows over an axis {axis:?}; expected axes among {names:?}");
+            return Err(Error::Plan(message));
+        }
         let pricing = Pricing {
             plan: self,
             workload,
@@ -159,9 +164,10 @@ impl ResolvedPlan {
                 .iter()
                 .map(|(text, rows)| {
                     let (pattern, layers) = (Pattern::new(text)?, || self.layers());
-                    match layers().any(|layer| pattern.matches(layer)) {
-                        true => Ok((pattern, *rows)),
-                        false => Err(pattern.unmatched("layer", layers())),
+                    if layers().any(|layer| pattern.matches(layer)) {
+                        Ok((pattern, *rows))
+                    } else {
+                        Err(pattern.unmatched("layer", layers()))
                     }
                 })
                 .collect::<Result<_>>()?,

@@ -238,6 +238,7 @@ fn has_layer_placements(kind: &str) -> bool {
             | "Conv1d"
             | "Conv2d"
             | "Conv3d"
+            | "BatchNorm"
             | "LayerNorm"
             | "RmsNorm"
             | "GroupNorm"
@@ -385,12 +386,13 @@ impl<'a> Resolver<'a> {
                 }
             }
         }
-        match found {
-            true => Ok(()),
-            false => Err(pattern.unmatched(
+        if found {
+            Ok(())
+        } else {
+            Err(pattern.unmatched(
                 "parameter",
                 parameters.iter().map(|parameter| &parameter.path[..]),
-            )),
+            ))
         }
     }
 

@@ -170,9 +170,12 @@ impl FieldTransformerConfig {
             outer: LinearConfig::new(hidden, self.d_model).init(device),
             dense: dense.contains(&index),
         };
-        let boundary = self.periodic.map(|periodic| match periodic {
-            true => Boundary::Periodic,
-            false => Boundary::Replicate,
+        let boundary = self.periodic.map(|periodic| {
+            if periodic {
+                Boundary::Periodic
+            } else {
+                Boundary::Replicate
+            }
         });
         let channels = self.history * self.variables + self.constants;
         let small = Initializer::Constant { value: 0.1 };
@@ -257,9 +260,12 @@ impl FieldTransformerConfig {
 
 impl Block {
     fn forward<X: Field<4>>(&self, x: X, condition: Option<&WithDims<X, 2>>) -> X {
-        let x = self.half(0, x, condition, |x| match self.dense {
-            true => self.attention.forward_to_all(x),
-            false => self.attention.forward(x),
+        let x = self.half(0, x, condition, |x| {
+            if self.dense {
+                self.attention.forward_to_all(x)
+            } else {
+                self.attention.forward(x)
+            }
         });
         self.half(1, x, condition, |x| {
             x.apply(&self.inner).gelu().apply(&self.outer)
@@ -269,9 +275,10 @@ impl Block {
     /// Handling of received halos in a block that is computed again. A dense block receives the keys and
     /// values of all ranks, which would not fit in memory.
     fn halos(&self) -> Halos {
-        match self.dense {
-            true => Halos::SendAgain,
-            false => Halos::Keep,
+        if self.dense {
+            Halos::SendAgain
+        } else {
+            Halos::Keep
         }
     }
 

@@ -42,12 +42,13 @@ impl Rotary {
         let angle = |pair: usize| self.base.powf(-(pair as f64) / count as f64);
         let unit = std::f64::consts::TAU / size.max(1) as f64;
         let angles = (0..count).map(angle);
-        match self.periodic[dim] {
-            false => angles.collect(),
+        if self.periodic[dim] {
             // At least one turn, so that no pair stands still.
-            true => angles
+            angles
                 .map(|angle| (angle / unit).round().max(1.0) * unit)
-                .collect(),
+                .collect()
+        } else {
+            angles.collect()
         }
     }
 

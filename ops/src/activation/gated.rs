@@ -1,12 +1,12 @@
 //! Activations with parameters, and those of one half of the channels by the other.
 
-use burn::module::{Content, DisplaySettings, ModuleDisplayDefault};
+use burn::module::ModuleDisplayDefault;
 use burn::nn::activation::{GLU, PRelu};
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::ActivationField;
 use crate::field::Field;
-use crate::layers::layers;
+use crate::layers::{displayed, layers};
 use crate::operand::Operand;
 use crate::rearrange::{RearrangeField, distribute_beside, reshape};
 
@@ -99,16 +99,13 @@ pub(crate) fn prelu_of<const D: usize, X: Field<D>>(layer: &PRelu, x: X) -> X {
     x.prelu(&layer.alpha)
 }
 
-/// The dim of burn's layer, which has it as a private field and displays it; from the end if it is negative.
+/// The dim of burn's layer; counted from the end if it is negative.
 fn dim_of(layer: &GLU, dims: usize) -> usize {
-    let content = layer.content(Content::new(DisplaySettings::new()));
-    let attributes = content.into_iter().flat_map(|content| content.attributes);
-    let mut found = attributes.filter(|attribute| attribute.name == "dim");
-    let dim = found.next().and_then(|dim| dim.value.parse::<isize>().ok());
-    let dim = dim.expect("burn's GLU displays its dim");
-    match dim < 0 {
-        true => dims.wrapping_add_signed(dim),
-        false => dim as usize,
+    let dim: isize = displayed(|content| layer.content(content), "dim");
+    if dim < 0 {
+        dims.wrapping_add_signed(dim)
+    } else {
+        dim as usize
     }
 }
 

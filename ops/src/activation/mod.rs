@@ -152,9 +152,10 @@ pub trait ActivationField<const D: usize>: Field<D> {
 impl<const D: usize, X: Field<D>> ActivationField<D> for X {}
 
 pub(crate) fn gelu_of<const D: usize, X: Field<D>>(gelu: &Gelu, x: X) -> X {
-    match gelu.approximate {
-        true => x.gelu_approximate(),
-        false => x.gelu(),
+    if gelu.approximate {
+        x.gelu_approximate()
+    } else {
+        x.gelu()
     }
 }
 

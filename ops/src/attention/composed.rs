@@ -24,8 +24,9 @@ pub(super) fn result<const D: usize>(
     with_lse: bool,
     dtype: DType,
 ) -> Tensor<D> {
-    match with_lse {
-        true => Tensor::cat(vec![output, lse], D - 1),
-        false => cast(output, dtype),
+    if with_lse {
+        Tensor::cat(vec![output, lse], D - 1)
+    } else {
+        cast(output, dtype)
     }
 }

@@ -51,14 +51,17 @@ pub(crate) const OPERATORS: &[Golden] = &[
             "keys, values and their gradients",
         ]),
     Golden::new("na1d", neighborhood::<1, 4>)
+        .with_method("neighborhood_attention")
         .with_pytorch("natten.functional.na{1,2,3}d")
         .with_sharded(Dims::Alike)
         .with_travels(TRAVELS),
     Golden::new("na2d", neighborhood::<2, 5>)
+        .with_method("neighborhood_attention")
         .with_pytorch("natten.functional.na{1,2,3}d")
         .with_sharded(Dims::Alike)
         .with_travels(TRAVELS),
     Golden::new("na3d", neighborhood::<3, 6>)
+        .with_method("neighborhood_attention")
         .with_pytorch("natten.functional.na{1,2,3}d")
         .with_sharded(Dims::Alike)
         .with_travels(TRAVELS),

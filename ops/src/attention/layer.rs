@@ -17,7 +17,9 @@ use crate::rearrange::RearrangeField;
 /// Multi-head attention by burn's module: queries `[batch, queries, d_model]` to keys and values `[batch, keys, d_model]`.
 ///
 /// As burn's `forward`, with causal order, bias and key padding from `options`; scale and dropout are the module's. Its
-/// weights are not returned. A `quiet_softmax` counts one key more, with a score and value of zero.
+/// weights are not returned. A `quiet_softmax` counts one key more, with a score and value of zero. Keys of padding count
+/// nothing, whatever the module's `min_float`; a query without other keys attends to nothing, where burn gives it the mean of
+/// all values.
 ///
 /// # Panics
 /// Panics where [`scaled_dot_product_attention`](super::scaled_dot_product_attention) returns an error.
@@ -134,9 +136,10 @@ fn encoder_layer<X: Field<3>>(
     options: &AttentionOptions,
 ) -> X {
     // As burn has it, `norm_2` comes first in a layer that normalizes first.
-    let normalized = match module.norm_first {
-        true => layer_norm_of(&module.norm_2, x.clone()),
-        false => x.clone(),
+    let normalized = if module.norm_first {
+        layer_norm_of(&module.norm_2, x.clone())
+    } else {
+        x.clone()
     };
     let attended = self_attention(&module.mha, normalized, options.clone());
     let mut x = x + dropout_of(&module.dropout, attended);
@@ -145,9 +148,10 @@ fn encoder_layer<X: Field<3>>(
         x = normalized.clone();
     }
     let x = x + dropout_of(&module.dropout, feed_forward(&module.pwff, normalized));
-    match module.norm_first {
-        true => x,
-        false => layer_norm_of(&module.norm_2, x),
+    if module.norm_first {
+        x
+    } else {
+        layer_norm_of(&module.norm_2, x)
     }
 }
 

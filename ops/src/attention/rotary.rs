@@ -67,13 +67,12 @@ pub fn rotary<const D: usize>(x: ShardTensor<D>, angles: &[Vec<f64>]) -> Result<
     }
     let (local, layout, mesh) = x.into_parts();
     let turns = Turns::new(angles, &layout.local_box(mesh.position()));
-    let local = match flex::runs_on(&local.device()) {
-        true => Tensor::from_dispatch(apply(turns, [local.into_dispatch()])),
-        false => {
-            let all: Vec<usize> = (0..D).collect();
-            let y = composed(fill_empty(local, &layout, &all, NAME, 0.0)?, &turns);
-            drop_empty(y, &layout, mesh.position(), NAME)?
-        }
+    let local = if flex::runs_on(&local.device()) {
+        Tensor::from_dispatch(apply(turns, [local.into_dispatch()]))
+    } else {
+        let all: Vec<usize> = (0..D).collect();
+        let y = composed(fill_empty(local, &layout, &all, NAME, 0.0)?, &turns);
+        drop_empty(y, &layout, mesh.position(), NAME)?
     };
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
@@ -300,9 +299,10 @@ mod tests {
         let of = |kernel: bool, x: Tensor<5>, view: View| {
             let x = x.detach().require_grad();
             let seen = view(x.clone());
-            let y = match kernel {
-                true => Tensor::<5>::from_dispatch(apply(turns.clone(), [seen.into_dispatch()])),
-                false => composed(seen, &turns),
+            let y = if kernel {
+                Tensor::<5>::from_dispatch(apply(turns.clone(), [seen.into_dispatch()]))
+            } else {
+                composed(seen, &turns)
             };
             let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();
             [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)

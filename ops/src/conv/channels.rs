@@ -202,7 +202,7 @@ fn into_groups<const D: usize>(
 
 /// The rule, as an einsum over channels. Groups, if there are several, are its letter instead of
 /// channels.
-fn rule(
+pub(super) fn rule(
     operator: &str,
     x: &Layout,
     weight: &Layout,
@@ -218,14 +218,15 @@ fn rule(
         Weight::Direct => (second, first),
         Weight::Transposed => (first, second),
     };
-    let (x, weight, bias) = match grouped {
-        false => (x.clone(), weight.clone(), bias.cloned()),
-        true => (
+    let (x, weight, bias) = if grouped {
+        (
             in_units(operator, x, 1, inputs_each)?,
             in_units(operator, weight, 0, first)?,
             bias.map(|bias| in_units(operator, bias, 0, per_group))
                 .transpose()?,
-        ),
+        )
+    } else {
+        (x.clone(), weight.clone(), bias.cloned())
     };
     let result = if grouped { inputs } else { outputs };
     let of_x: Vec<Role> = (0..dims).map(Role::Common).collect();

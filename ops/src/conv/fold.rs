@@ -136,6 +136,7 @@ pub(super) const GOLDEN: Golden = Golden::new(NAME, |case| -> Result<Box<dyn Out
     let [size, kernel] = ["output_size", "kernel_size"].map(|key| case.attributes.array(key, 1));
     output(fold(case.input::<4>(0)?, size, kernel, &of_case(case)))
 })
+.with_method("fold_windows")
 .with_pytorch("fold")
 .with_sharded(Dims::AllButChannels)
 .with_travels([

@@ -42,9 +42,10 @@ fn run<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
         let boundary = attributes.boundary("padding_mode");
         Padding::zeros(both / 2, both.div_ceil(2)).with_boundary(boundary)
     };
-    let padding = match attributes.choice("padding", &[("valid", false), ("same", true)]) {
-        true => std::array::from_fn(as_wide),
-        false => attributes.padding(),
+    let padding = if attributes.choice("padding", &[("valid", false), ("same", true)]) {
+        std::array::from_fn(as_wide)
+    } else {
+        attributes.padding()
     };
     let options = ConvOptions::<N>::default()
         .with_stride(attributes.array("stride", 1))

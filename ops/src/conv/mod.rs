@@ -248,6 +248,20 @@ pub fn conv_cat<const D: usize, const N: usize>(
     )
 }
 
+/// Checks the shards of parameters beside a field of this layout, before the field is made and anything is sent.
+pub(crate) fn check_channels<const D: usize>(
+    operator: &str,
+    field: &Layout,
+    weight: &Operand<D>,
+    bias: Option<&Operand<1>>,
+    groups: usize,
+) -> Result<()> {
+    let weight = weight.layout_on(field.mesh());
+    let bias = bias.map(|bias| bias.layout_on(field.mesh()));
+    let kind = channels::Weight::Direct;
+    channels::rule(operator, field, &weight, bias.as_ref(), groups, kind).map(drop)
+}
+
 /// Convolves with this rank's weights, of so many groups, one field or two whose channels follow each other, and the layout
 /// of what they are joined to.
 fn run_conv<const D: usize, const N: usize>(

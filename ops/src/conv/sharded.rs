@@ -300,9 +300,10 @@ fn check_joined(launcher: Launcher, dtype: FloatDType) {
         let results = |join: bool| {
             let fields = fields.clone().map(ShardTensor::require_grad);
             let weight = weight.clone().require_grad();
-            let y = match join {
-                true => conv(cat(fields.to_vec(), 1)?, weight.clone(), None, &options)?,
-                false => conv_cat(fields.to_vec(), weight.clone(), None, &options)?,
+            let y = if join {
+                conv(cat(fields.to_vec(), 1)?, weight.clone(), None, &options)?
+            } else {
+                conv_cat(fields.to_vec(), weight.clone(), None, &options)?
             };
             let y = y.into_local();
             let gradients = (y.clone() * y.clone()).sum().backward();

@@ -136,6 +136,7 @@ pub(super) const GOLDEN: Golden = Golden::new("unfold", |case| {
         &of_case(case),
     ))
 })
+.with_method("unfold_windows")
 .with_travels(["halos", "halos back"])
 .with_modules("`Unfold4d`");
 

@@ -13,7 +13,8 @@ use crate::reshape;
 /// Cells of `x` at their places in a result of this layout: `runs` gives, for a dim and a range of the result's cells in
 /// it, the runs of cells of `x`. Cells of the result that no run covers are `fill`.
 ///
-/// `runs` must be the same function on all ranks; `key` is everything that it depends on besides the two layouts.
+/// `runs` must be the same function on all ranks; `key` is everything that it depends on besides the two layouts, and equal on
+/// all ranks.
 ///
 /// # Errors
 /// Partial values; a failure of communication.
@@ -60,10 +61,11 @@ where
         key,
         fill.to_bits(),
     );
-    let plan = mesh.cache().get_or_make(key, |(_, layout, output, ..)| {
+    let plan = mesh.cache().get_or_make(key, |key| {
+        let (_, layout, output, ..) = key;
         let need_of = |position| need_of(&output.local_box(position));
         let plan = mesh.exchange_plan(Source::Layout(layout), need_of);
-        Ok(plan.with_fill(fill))
+        Ok(plan.with_fill(fill).with_arguments(key))
     })?;
     let local = x.run_plan(operator, &plan)?;
     let (_, _, mesh) = x.into_parts();

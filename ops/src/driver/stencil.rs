@@ -82,9 +82,10 @@ impl Operator for Counts {
     }
 
     fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
-        let gradient = match self.0 {
-            true => pass.cotangent,
-            false => blank(&pass.cotangent, &pass.cotangent.shape(), Some(0.0)),
+        let gradient = if self.0 {
+            pass.cotangent
+        } else {
+            blank(&pass.cotangent, &pass.cotangent.shape(), Some(0.0))
         };
         Ok(vec![Some(gradient)])
     }
@@ -297,12 +298,13 @@ impl Stencil {
         let outputs = plan.output.local_box(x.mesh().position());
         // One where the rank has none.
         let asked = outputs.ranges().iter().zip(plan.output.shape());
-        let asked = asked.map(|(own, size)| match own.is_empty() {
-            true => {
+        let asked = asked.map(|(own, size)| {
+            if own.is_empty() {
                 let first = own.start.min(size.saturating_sub(1));
                 first..first + 1
+            } else {
+                own.clone()
             }
-            false => own.clone(),
         });
         let asked = IndexBox::new(asked.collect());
         let span = trace::span(self.operator);

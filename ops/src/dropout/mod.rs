@@ -103,12 +103,13 @@ fn dropped<const D: usize>(
     let (local, layout, mesh) = x.into_parts();
     let held = layout.local_box(mesh.position());
     let ranges = held.ranges().iter().zip(shape);
-    let ranges = ranges
-        .zip(layout.shape())
-        .map(|((held, coins), size)| match coins == *size {
-            true => held.clone(),
-            false => 0..coins,
-        });
+    let ranges = ranges.zip(layout.shape()).map(|((held, coins), size)| {
+        if coins == *size {
+            held.clone()
+        } else {
+            0..coins
+        }
+    });
     let cells = IndexBox::new(ranges.collect());
     let mask = key.fill(coin, &shape, &cells);
     let mask = TensorData::new(mask, cells.shape());

@@ -56,9 +56,10 @@ layers! {
 /// burn's layer on either kind of tensor: noise while training, with the random numbers of [`LayerKeys`]; else the identity.
 fn noise_of<const D: usize, X: Field<D>>(layer: &GaussianNoise, x: X) -> X {
     let autodiff = x.clone().into_shard().device().is_autodiff();
-    match layer.training.is_enabled() && autodiff && layer.std != 0.0 {
-        true => x.gaussian_noise(layer.std, LayerKeys::draw()),
-        false => x,
+    if layer.training.is_enabled() && autodiff && layer.std != 0.0 {
+        x.gaussian_noise(layer.std, LayerKeys::draw())
+    } else {
+        x
     }
 }
 

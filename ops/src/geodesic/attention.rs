@@ -196,9 +196,10 @@ pub fn sphere_attention(
     extents[2] = reach.output_rows(keys.layout())?;
     extents[3] = vec![reach.sizes[1][1]];
     let beside = keys.layout().derive(keys.placements().to_vec(), extents);
-    let queries = match same_grid {
-        true => reach.pencil(queries, NAME)?,
-        false => queries.try_redistribute(&beside)?,
+    let queries = if same_grid {
+        reach.pencil(queries, NAME)?
+    } else {
+        queries.try_redistribute(&beside)?
     };
     let position = queries.mesh().position();
     let outputs = reach.outputs(keys.layout(), position)?;
@@ -222,9 +223,12 @@ pub fn sphere_attention(
         scale: ((q[1] / heads) as f64).sqrt().recip(),
     };
     let [keys, values] = assembled;
-    let filled = |tensor: burn::tensor::Tensor<4>| match full {
-        true => Ok(tensor),
-        false => fill(1, tensor, &[0, 1, 2, 3], NAME, 0.0),
+    let filled = |tensor: burn::tensor::Tensor<4>| {
+        if full {
+            Ok(tensor)
+        } else {
+            fill(1, tensor, &[0, 1, 2, 3], NAME, 0.0)
+        }
     };
     let tensors = [
         filled(queries.into_local())?,

@@ -69,9 +69,10 @@ impl Attention {
             reshape::<4, 3>(cells, vec![heads, width, rows * longitudes])
         });
         let row = |row: usize| {
-            let neighbors = match row < self.outputs.len() {
-                true => &self.neighbors[self.outputs.start + row][..],
-                false => &[],
+            let neighbors = if row < self.outputs.len() {
+                &self.neighbors[self.outputs.start + row][..]
+            } else {
+                &[]
             };
             let mut cells: Vec<i64> = Vec::new();
             let mut weights: Vec<f64> = Vec::new();
@@ -273,10 +274,11 @@ mod tests {
                 ];
                 let inputs = inputs.map(|(name, shape)| random::<4>(shape, name, 0).detach());
                 let inputs = inputs.map(Tensor::require_grad);
-                let y = match ours {
-                    true => attention.clone().run(inputs.clone(), 4),
+                let y = if ours {
+                    attention.clone().run(inputs.clone(), 4)
+                } else {
                     // One more than there are, as beside a rank that has more.
-                    false => attention.composed(inputs.clone(), 5),
+                    attention.composed(inputs.clone(), 5)
                 };
                 let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();
                 let gradients = inputs.map(|input| input.grad(&gradients).unwrap().into_data());

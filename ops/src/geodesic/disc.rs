@@ -163,9 +163,10 @@ fn bisect(order: usize, mut low: f64, mut high: f64) -> f64 {
         if middle <= low || middle >= high {
             return middle;
         }
-        match bessel(order, middle).signum() == sign {
-            true => low = middle,
-            false => high = middle,
+        if bessel(order, middle).signum() == sign {
+            low = middle
+        } else {
+            high = middle
         }
     }
 }

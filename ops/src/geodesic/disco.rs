@@ -27,7 +27,7 @@ use super::basis::DiscoKernel;
 use super::filter::{Grids, entries, transposed};
 use super::node::{Entries, LocalSums};
 use super::reach::Reach;
-use crate::conv::{ConvOptions, conv};
+use crate::conv::{ConvOptions, check_channels, conv};
 use crate::driver::empty::{drop_empty, fill};
 use crate::kernel::flex;
 use crate::operand::Operand;
@@ -179,7 +179,8 @@ pub fn disco_conv(
     let weight = weight.into();
     let ([channels_out, channels_in, functions], channels) = (weight.dims(), x.dims()[1]);
     let divides = groups > 0 && channels_out.is_multiple_of(groups);
-    if functions != kernels.functions() || channels_in * groups != channels || !divides {
+    let fits = divides && channels_in * groups == channels && channels_in * channels_out > 0;
+    if functions != kernels.functions() || !fits {
         let message = format!(
             "weight {:?} with {groups} groups on {channels} channels; expected [groups·n, channels / groups, {}]",
             weight.dims(),
@@ -193,12 +194,16 @@ pub fn disco_conv(
         let message = format!("bias {:?} for {channels_out} channels", bias.dims());
         return Err(Error::operator(NAME, message));
     }
-    let terms = disco(x, kernels)?;
     let shape = [channels_out, channels_in * functions, 1, 1];
     let weight = match weight {
         Operand::Replicated(weight) => Operand::Replicated(reshape(weight, shape.to_vec())),
-        laid => Operand::Laid(reshape_shards(laid.beside(&terms)?, shape)?),
+        laid => Operand::Laid(reshape_shards(laid.beside(&x)?, shape)?),
     };
+    let mut extents = x.layout().all_extents().to_vec();
+    extents[1].iter_mut().for_each(|held| *held *= functions);
+    let terms = x.layout().derive(x.placements().to_vec(), extents);
+    check_channels(NAME, &terms, &weight, bias.as_ref(), groups)?;
+    let terms = disco(x, kernels)?;
     let options = ConvOptions::<2>::default().with_groups(groups);
     conv(terms, weight, bias, &options)
 }
@@ -225,9 +230,10 @@ pub(super) fn disco(x: ShardTensor<4>, kernels: &Disco) -> Result<ShardTensor<4>
     extents[3] = vec![width];
     let result = layout.derive(layout.placements().to_vec(), extents);
     let kernel = flex::runs_on(&local.device());
-    let local = match kernel || (!result.has_empty_shard() && reach.reaches_all(&layout)?) {
-        true => local,
-        false => fill(1, local, &[0, 1, 2, 3], NAME, 0.0)?,
+    let local = if kernel || (!result.has_empty_shard() && reach.reaches_all(&layout)?) {
+        local
+    } else {
+        fill(1, local, &[0, 1, 2, 3], NAME, 0.0)?
     };
     let [batch, channels, held, _] = local.dims();
     let sums = LocalSums {

@@ -88,9 +88,10 @@ impl Around {
                         let line = &lines[(row * phases + phase) * len..][..len];
                         for (longitude, cell) in line.iter().enumerate() {
                             let place = longitude % size * phases + phase;
-                            match longitude < size {
-                                true => x[place] = *cell,
-                                false => x[place] += *cell,
+                            if longitude < size {
+                                x[place] = *cell
+                            } else {
+                                x[place] += *cell
                             }
                         }
                     }

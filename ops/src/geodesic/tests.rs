@@ -108,6 +108,29 @@ fn weights_may_be_sharded_in_channels() {
     }
 }
 
+/// Nothing is sent: the other rank makes no call.
+#[test]
+fn weights_in_other_shards_are_refused_before_anything_is_sent() {
+    Launcher::local(2)
+        .check(false)
+        .run(|world| {
+            if world.rank() == 1 {
+                return Ok(());
+            }
+            let mesh = world.mesh([("x", 2)])?;
+            let kernels = Disco::new([6, 8], [6, 8], [3, 1], SphereGrid::Lobatto, None)?;
+            let x = ShardTensor::<4>::ones([1, 2, 6, 8], &mesh, &[Shard(3)])?;
+            let weight = [2, 2, kernels.functions()];
+            let weight = ShardTensor::<3>::ones(weight, &mesh, &[Shard(0)])?;
+            let error = disco_conv(x, weight, None, 1, &kernels);
+            let error = error.unwrap_err().to_string();
+            let expected = "disco: no rule for Shard(3) of x with Shard(0) of weight";
+            assert!(error.contains(expected), "{error}");
+            Ok(())
+        })
+        .unwrap();
+}
+
 /// A radius that reaches rows of no rank's but the one that has them, and no row at all.
 #[test]
 fn rows_may_reach_nothing() {
@@ -172,9 +195,10 @@ fn sums_are_those_of_burns_operators() {
             let x = random::<3>([2, sums.inputs.len(), 6], "x", 0)
                 .detach()
                 .require_grad();
-            let y = match composed {
-                true => sums.composed(x.clone()),
-                false => sums.clone().run(x.clone()),
+            let y = if composed {
+                sums.composed(x.clone())
+            } else {
+                sums.clone().run(x.clone())
             };
             let weight = random::<4>(y.dims(), "y", 0).detach();
             let gradients = (y.clone() * weight).sum().backward();

@@ -166,9 +166,12 @@ impl<'a> Options<'a> {
             self.refuse(key, &sizes, &"whole numbers from zero on, and −1");
         }
         let sizes = sizes.iter().enumerate();
-        let sizes = sizes.map(|(dim, size)| match *size == -1.0 {
-            true => kept(dim),
-            false => *size as usize,
+        let sizes = sizes.map(|(dim, size)| {
+            if *size == -1.0 {
+                kept(dim)
+            } else {
+                *size as usize
+            }
         });
         sizes.collect()
     }

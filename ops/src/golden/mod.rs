@@ -24,6 +24,8 @@ use crate::testing::require_layout;
 pub struct Golden {
     /// The name, by which files of cases begin.
     pub name: &'static str,
+    /// The method that runs it, or the function if there is none; empty for a case of several operators.
+    pub method: &'static str,
     /// PyTorch's function of the same semantics.
     pub pytorch: &'static str,
     /// The dims that may be sharded.
@@ -36,6 +38,15 @@ pub struct Golden {
     pub run: fn(&Case) -> Result<Box<dyn Output>>,
 }
 
+/// A name without a number of dims, such as `2d`, at its end.
+const fn without_dims(name: &'static str) -> &'static str {
+    let (start, end) = name.split_at(name.len() - 2);
+    match end.as_bytes() {
+        b"1d" | b"2d" | b"3d" => start,
+        _ => name,
+    }
+}
+
 /// The error of a case whose input has another number of dims than its operator takes.
 pub(crate) fn no_case(dims: usize) -> Error {
     Error::other(format!("an input of {dims} dims"))
@@ -45,17 +56,24 @@ pub(crate) fn no_case(dims: usize) -> Error {
 pub type NamedGradients = Vec<(String, Option<TensorData>)>;
 
 impl Golden {
-    /// An operator that runs so: PyTorch's function of the same name, of which all dims may be sharded, and that sends
-    /// nothing.
+    /// An operator that runs so: PyTorch's function of the same name, and a method of this name without a number of dims at
+    /// its end, of which all dims may be sharded, and that sends nothing.
     pub const fn new(name: &'static str, run: fn(&Case) -> Result<Box<dyn Output>>) -> Self {
         Self {
             name,
+            method: without_dims(name),
             pytorch: name,
             sharded: Dims::All,
             travels: ["–", "–"],
             modules: "",
             run,
         }
+    }
+
+    /// This operator with a method of another name.
+    #[must_use]
+    pub const fn with_method(self, method: &'static str) -> Self {
+        Self { method, ..self }
     }
 
     /// This operator as PyTorch calls it.
@@ -422,9 +440,10 @@ pub(crate) fn reduced(
     let keeps = case.attributes.number("keepdim").unwrap_or(1.0) == 1.0;
     let output = result?;
     let dims = dims.to_vec();
-    Ok(match keeps {
-        true => output,
-        false => Box::new(Squeezed { output, dims }),
+    Ok(if keeps {
+        output
+    } else {
+        Box::new(Squeezed { output, dims })
     })
 }
 

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use halocline_core::{Error, Operation, Result, ShardTensor, Traffic, ops};
+use halocline_core::{Error, Operation, PlanCache, Result, ShardTensor, Traffic, ops};
 
 use super::plan::TakePlan;
 use crate::driver::empty::{drop_empty, fill_empty};
@@ -24,17 +24,19 @@ use crate::kernel::taken::{Places, take};
 pub struct CellMap {
     places: Arc<Places>,
     hash: u64,
+    plans: Arc<PlanCache>,
 }
 
 impl CellMap {
     /// Makes a map of these cells.
     pub fn new(cells: Vec<usize>) -> Self {
-        // Once: maps are keys of plans.
+        // Once, for all comparisons of the map.
         let mut hasher = DefaultHasher::new();
         cells.hash(&mut hasher);
         Self {
             hash: hasher.finish(),
             places: Places::new(cells),
+            plans: Arc::default(),
         }
     }
 
@@ -130,25 +132,45 @@ pub(crate) fn take_named<const D: usize>(
     let (local, layout, mesh) = x.into_parts();
     let dims: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &layout, &dims, operator, 0.0)?;
-    let local = match layout.is_sharded(dim) {
-        false => match map.cells() {
+    let local = if layout.is_sharded(dim) {
+        // Ranks that are threads may share the map.
+        let key = (layout.clone(), mesh.position(), dim, extents.to_vec());
+        let plan = map.plans.get_or_make(key, |(layout, _, dim, extents)| {
+            Ok(TakePlan::new(layout, &mesh, *dim, map.cells(), extents))
+        })?;
+        let operation = Operation::new(operator, Traffic::Exchange, Some(&layout));
+        let packed = take(local, dim, &plan.packed);
+        let exchange = || ops::exchange(packed, &mesh, plan.exchange.clone(), operation);
+        let arrived = Error::catch(exchange)?;
+        take(arrived, dim, &plan.taken)
+    } else {
+        match map.cells() {
             [] => local.narrow(dim, 0, 1),
             _ => take(local, dim, &map.places),
-        },
-        true => {
-            let key = (layout.clone(), dim, map.clone(), extents.to_vec());
-            let plan = mesh
-                .cache()
-                .get_or_make(key, |(layout, dim, map, extents)| {
-                    Ok(TakePlan::new(layout, &mesh, *dim, map.cells(), extents))
-                })?;
-            let operation = Operation::new(operator, Traffic::Exchange, Some(&layout));
-            let packed = take(local, dim, &plan.packed);
-            let exchange = || ops::exchange(packed, &mesh, plan.exchange.clone(), operation);
-            let arrived = Error::catch(exchange)?;
-            take(arrived, dim, &plan.taken)
         }
     };
     let local = drop_empty(local, &output, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(local, output, mesh))
+}
+
+#[cfg(test)]
+mod tests {
+    use halocline_core::{Launcher, Shard};
+
+    use super::*;
+
+    #[test]
+    fn plans_are_dropped_with_their_map() {
+        let result = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("cells", 2)])?;
+            let x = ShardTensor::<1>::ones([4], &mesh, &[Shard(0)])?;
+            let map = CellMap::new(vec![3, 0]);
+            let places = Arc::downgrade(&map.places);
+            drop(take_cells(x, 0, &map, &[1, 1])?);
+            drop(map);
+            assert!(places.upgrade().is_none());
+            Ok(())
+        });
+        result.unwrap();
+    }
 }

@@ -47,6 +47,7 @@ pub(crate) const OPERATORS: &[Golden] =
         3 => run::<3>(case),
         dims => Err(Error::other(format!("cells in {dims} dims"))),
     })
+    .with_method("EdgeShards::reduce")
     .with_pytorch("index_select, scatter_reduce")
     .with_travels([
         "sources of edges that lie on other ranks, once each",

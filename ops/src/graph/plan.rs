@@ -101,6 +101,7 @@ impl TakePlan {
             source_shape: shape(packed.len()),
             output_shape: shape(wanted[own].len()),
             fill: 0.0,
+            arguments: 0,
             copies: (!share(own, own).is_empty())
                 .then(|| transfer(own, own))
                 .into_iter()
@@ -111,7 +112,7 @@ impl TakePlan {
         let or_first = |list: Vec<usize>| Places::new(if list.is_empty() { vec![0] } else { list });
         Self {
             packed: or_first(packed),
-            exchange: exchange.into(),
+            exchange: exchange.with_arguments(&(dim, cells, extents)).into(),
             taken: or_first(taken),
         }
     }

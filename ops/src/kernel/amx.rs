@@ -249,9 +249,10 @@ impl Matrices {
 unsafe fn begin<const T: usize, const ADD: bool>(from: *mut u8, row: usize) {
     // SAFETY: the caller's.
     unsafe {
-        match ADD {
-            true => load::<T>(from, row),
-            false => zero::<T>(),
+        if ADD {
+            load::<T>(from, row)
+        } else {
+            zero::<T>()
         }
     }
 }

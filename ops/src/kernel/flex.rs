@@ -144,10 +144,10 @@ pub(crate) fn cast<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTensor>
 
 /// The tensor, copied by all threads if its cells are not next to each other.
 pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    match tensor.is_contiguous() {
-        true => tensor,
-        false => from_dispatch::<Flex>(in_order(to_dispatch::<Flex>(tensor)))
-            .expect("a tensor of the CPU"),
+    if tensor.is_contiguous() {
+        tensor
+    } else {
+        from_dispatch::<Flex>(in_order(to_dispatch::<Flex>(tensor))).expect("a tensor of the CPU")
     }
 }
 

@@ -360,19 +360,18 @@ mod tests {
                 let [x, sums] = ["x", "sums"].map(|name| random::<3>(shape, name, 0));
                 let values = random::<3>(of_index, "values", 0);
                 let [x, sums, values] = [x, sums, values].map(|x| x.detach().require_grad());
-                let (taken, added) = match ours {
-                    true => (
+                let (taken, added) = if ours {
+                    (
                         gather("", x.clone(), 1, index.clone()).unwrap(),
                         scatter_add("", sums.clone(), 1, index.clone(), values.clone()).unwrap(),
-                    ),
-                    false => {
-                        let (index, values) = (index.clone(), values.clone());
-                        let add = IndexingUpdateOp::Add;
-                        (
-                            x.clone().gather(1, index.clone()),
-                            sums.clone().scatter(1, index, values, add),
-                        )
-                    }
+                    )
+                } else {
+                    let (index, values) = (index.clone(), values.clone());
+                    let add = IndexingUpdateOp::Add;
+                    (
+                        x.clone().gather(1, index.clone()),
+                        sums.clone().scatter(1, index, values, add),
+                    )
                 };
                 let weighted = |y: &Tensor<3>| (y.clone() * y.clone().detach().cos()).sum();
                 let gradients = (weighted(&taken) + weighted(&added)).backward();

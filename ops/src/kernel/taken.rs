@@ -304,12 +304,13 @@ mod tests {
                 let messages = random::<3>(shape, "m", 0).detach().require_grad();
                 let run = |ours: bool| {
                     let ints = places.ints(&x);
-                    let (y, sums) = match ours {
-                        true => (
+                    let (y, sums) = if ours {
+                        (
                             take(x.clone(), dim, &places),
                             add(messages.clone(), dim, &places, 5),
-                        ),
-                        false => (
+                        )
+                    } else {
+                        (
                             x.clone().select(dim, ints.clone()),
                             Tensor::zeros([5; 3], &x.device()).select_assign(
                                 dim,
@@ -317,7 +318,7 @@ mod tests {
                                 messages.clone(),
                                 IndexingUpdateOp::Add,
                             ),
-                        ),
+                        )
                     };
                     let weighted = (y.clone() * random::<3>(y.dims(), "w", 0).detach()).sum()
                         + (sums.clone() * random::<3>([5; 3], "v", 0).detach()).sum();

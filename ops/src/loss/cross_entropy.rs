@@ -181,17 +181,18 @@ fn wide_cells<const D: usize, const E: usize>(
     shape[CLASSES] = 1;
     // Cells of fill have no target.
     let ignored = options.ignore_index.unwrap_or(-1);
-    let target = match held
+    let target = if held
         .iter()
         .enumerate()
         .any(|(dim, held)| dim != CLASSES && *held == 0)
     {
-        true => Tensor::full(
+        Tensor::full(
             shape,
             ignored,
             (&filled.device().inner(), target.local().dtype()),
-        ),
-        false => target.into_local().inner().reshape(shape),
+        )
+    } else {
+        target.into_local().inner().reshape(shape)
     };
     let first = layout.local_box(mesh.position()).ranges()[CLASSES].start;
     let run = CrossEntropy {
@@ -291,14 +292,14 @@ fn count<const E: usize>(
         })
     };
     let data = target.local().to_data();
-    let own: f64 = data.iter::<i64>().filter(counts).filter_map(weight).sum();
+    let sum: f64 = data.iter::<i64>().filter(counts).filter_map(weight).sum();
     let axes = target
         .layout()
         .axes_where(|placement| matches!(placement, Shard(_)));
     let mesh = target.mesh();
     let operation = Operation::new("cross_entropy_count", Traffic::Reduce, None);
     let group = mesh.ranks_along(&axes);
-    let all = halocline_core::ops::all_gather_numbers(mesh.comm(), &group, &operation, &[own])?;
+    let all = halocline_core::ops::all_gather_numbers(mesh.comm(), &group, &operation, &[sum])?;
     Ok(all.iter().flatten().sum())
 }
 
@@ -328,9 +329,12 @@ impl<const D: usize> CrossEntropy<D> {
             shape[CLASSES] = classes;
             Tensor::<D>::from_data(TensorData::new(values, shape), device)
         };
-        let weight = |class: usize| match class < self.held {
-            true => options.weight(self.first + class),
-            false => 0.0,
+        let weight = |class: usize| {
+            if class < self.held {
+                options.weight(self.first + class)
+            } else {
+                0.0
+            }
         };
         let hit = (0..classes).map(|class| (1.0 - options.label_smoothing) * weight(class));
         let all = options.label_smoothing / self.classes as f64;

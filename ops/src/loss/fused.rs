@@ -183,11 +183,11 @@ impl Operator for Sum {
             let [x, target] = inputs.map(flex::operand::<E>);
             let (x, target) = (x?, target?);
             let inputs = [&x, &target].map(flex::elements::<E>);
-            let of = |wanted: bool, factor| {
+            let gradient = |wanted: bool, factor| {
                 let slope = Slope { penalty: self.penalty, factor };
                 wanted.then(|| flex::result(map(isa, inputs, 1, &slope), &shape, dtype))
             };
-            vec![of(pass.wanted[0], factor), of(pass.wanted[1], -factor)]
+            vec![gradient(pass.wanted[0], factor), gradient(pass.wanted[1], -factor)]
         }))
     }
 }
@@ -203,13 +203,14 @@ mod tests {
             let run = |fused: bool| {
                 let [x, target] = ["x", "target"]
                     .map(|name| random::<2>([50, 101], name, 0).detach().require_grad());
-                let loss: Tensor<1> = match fused {
-                    true => penalized(x.clone(), target.clone(), penalty, Reduction::Mean),
-                    false => reduced(penalty.of(x.clone() - target.clone()), Reduction::Mean),
+                let loss: Tensor<1> = if fused {
+                    penalized(x.clone(), target.clone(), penalty, Reduction::Mean)
+                } else {
+                    reduced(penalty.of(x.clone() - target.clone()), Reduction::Mean)
                 };
                 let gradients = (loss.clone() * 3.0).backward();
-                let of = |leaf: &Tensor<2>| leaf.grad(&gradients).unwrap().into_data();
-                [loss.inner().into_data(), of(&x), of(&target)]
+                let gradient = |leaf: &Tensor<2>| leaf.grad(&gradients).unwrap().into_data();
+                [loss.inner().into_data(), gradient(&x), gradient(&target)]
             };
             for (ours, burns) in run(true).iter().zip(&run(false)) {
                 assert!(difference(ours, burns) < 1e-6, "{penalty:?}");

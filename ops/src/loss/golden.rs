@@ -16,6 +16,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
         .with_sharded(Dims::Classes)
         .with_travels(CLASSES),
     Golden::new("cross_entropy_spatial", entropy_of)
+        .with_method("cross_entropy")
         .with_pytorch("cross_entropy")
         .with_sharded(Dims::Classes)
         .with_travels(CLASSES),

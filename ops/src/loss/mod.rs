@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn cross_entropy_keeps_its_digits_beside_a_common_offset() {
-        let of = |offset: f32| {
+        let loss_and_gradient = |offset: f32| {
             let device = burn::tensor::Device::default().autodiff();
             let logits = [offset, offset - 1.0, offset - 2.5];
             let x = Tensor::<2>::from_data([logits], &device).require_grad();
@@ -286,9 +286,9 @@ mod tests {
             let loss = loss.local().clone().into_scalar::<f32>();
             [vec![loss], gradient.iter().collect()].concat()
         };
-        let expected = of(0.0);
+        let expected = loss_and_gradient(0.0);
         for offset in [100.0, 1e4, 1e5] {
-            for (found, expected) in of(offset).iter().zip(&expected) {
+            for (found, expected) in loss_and_gradient(offset).iter().zip(&expected) {
                 assert!((found - expected).abs() < 1e-6, "{found} for {expected}");
             }
         }

@@ -123,9 +123,12 @@ pub fn ssim<const D: usize, const N: usize>(
     let middle = middle(&target, &spatial)?;
     // Zeros around a field are cells like others, whose middle is subtracted, too.
     let (zeros, options) = &apart(options);
-    let padded = |field| match zeros.is_empty() {
-        true => Ok(field),
-        false => pad(field, zeros, 0.0),
+    let padded = |field| {
+        if zeros.is_empty() {
+            Ok(field)
+        } else {
+            pad(field, zeros, 0.0)
+        }
     };
     let [x, target] = [padded(x)?, padded(target)?].map(|field| field - middle.clone());
     let products = [
@@ -359,9 +362,10 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         for (index, (found, expected)) in map(true).iter().zip(map(false)).enumerate() {
-            match (8..=13).contains(&index) {
-                true => assert!(found.is_nan(), "window {index}: {found}"),
-                false => assert!((found - expected).abs() < 1e-3, "window {index}: {found}"),
+            if (8..=13).contains(&index) {
+                assert!(found.is_nan(), "window {index}: {found}")
+            } else {
+                assert!((found - expected).abs() < 1e-3, "window {index}: {found}")
             }
         }
         let narrow = SsimOptions::<1>::new(4.0).with_window([4], 0.001);

@@ -124,10 +124,11 @@ fn mean<const D: usize>(weighted: ShardTensor<D>, weight: ShardTensor<D>) -> Sha
 /// ```
 pub fn counted<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<X> {
     let x = x.into_shard();
-    let weight = cast_shard(weight.into_shard().inner(), x.local().dtype());
+    // In its own number type: rounded to that of `x`, a small weight may be zero.
+    let weight = weight.into_shard().inner();
     x.require_resolved(NAME)?;
     let (local, layout, mesh) = x.into_parts();
-    let zeros = Tensor::zeros(local.dims(), (&local.device(), local.dtype()));
+    let zeros = Tensor::zeros(local.dims(), (&local.device(), weight.local().dtype()));
     let zeros = ShardTensor::from_parts(zeros, layout.clone(), mesh.clone());
     let shapes = (weight.dims(), zeros.dims());
     let weights = Error::catch(|| zeros + weight)?;
@@ -253,6 +254,13 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn small_weights_count_whatever_the_type_of_the_field() {
+        let x = Tensor::<1>::ones([2], (&Default::default(), burn::tensor::DType::F16));
+        let x = counted(x, Tensor::from([1e-12, 0.0])).unwrap();
+        assert_eq!(x.into_data().iter::<f32>().collect::<Vec<_>>(), [1.0, 0.0]);
     }
 
     #[test]

@@ -133,7 +133,7 @@ mod tests {
     use crate::testing::random;
 
     /// The result, and the gradients of all inputs.
-    fn of(
+    fn results(
         function: impl Fn(Tensor<2>, Tensor<2>, Option<Tensor<1>>) -> Tensor<2>,
         [rows, size, outputs]: [usize; 3],
         with_bias: bool,
@@ -168,8 +168,8 @@ mod tests {
             [5000, 9, 12],
         ] {
             for with_bias in [false, true] {
-                let found = of(affine, sizes, with_bias);
-                let expected = of(composed, sizes, with_bias);
+                let found = results(affine, sizes, with_bias);
+                let expected = results(composed, sizes, with_bias);
                 assert_eq!(found.len(), expected.len());
                 for (found, expected) in found.iter().zip(&expected) {
                     found.assert_approx_eq(expected, Tolerance::<f32>::rel_abs(1e-4, 1e-4));

@@ -76,7 +76,7 @@ fn aligned<const A: usize, const B: usize>(
     for (dim, letter) in others.iter().enumerate() {
         let axes = other.layout().axes_of(dim);
         let replicated = axes.iter().all(|axis| placements[*axis] == Replicate);
-        let place = letters.iter().position(|own| own == letter);
+        let place = letters.iter().position(|held| held == letter);
         if let Some(place) = place
             && replicated
             && !axes.is_empty()
@@ -183,22 +183,25 @@ impl Equation {
         // Operands are swapped if the result's last letter is one of `a`, so that rows of the product are rows of the result.
         let last = self.letters[2].last();
         let swapped = last.is_some_and(|letter| left.contains(letter));
-        let of_a = match swapped {
-            true => ([&summed, &left], [matrices, inner, rows]),
-            false => ([&left, &summed], [matrices, rows, inner]),
+        let of_a = if swapped {
+            ([&summed, &left], [matrices, inner, rows])
+        } else {
+            ([&left, &summed], [matrices, rows, inner])
         };
-        let of_b = match swapped {
-            true => ([&right, &summed], [matrices, columns, inner]),
-            false => ([&summed, &right], [matrices, inner, columns]),
+        let of_b = if swapped {
+            ([&right, &summed], [matrices, columns, inner])
+        } else {
+            ([&summed, &right], [matrices, inner, columns])
         };
         let order = |[first, second]: [&Vec<char>; 2]| [&batch[..], first, second].concat();
         let a = matrix_of(a, &self.letters[0], order(of_a.0), of_a.1, &alone[0]);
         let b = matrix_of(b, &self.letters[1], order(of_b.0), of_b.1, &alone[1]);
         let [first, second] = if swapped { [b, a] } else { [a, b] };
         let elementwise = [&left, &summed, &right].map(Vec::is_empty) == [true; 3];
-        let y = match elementwise {
-            true => first * second,
-            false => products(first, second),
+        let y = if elementwise {
+            first * second
+        } else {
+            products(first, second)
         };
         let outer = if swapped {
             [&right, &left]

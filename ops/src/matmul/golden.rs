@@ -34,6 +34,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
             output(linear(hidden, weight("w2")?, case.operand("b2")))
         })
     })
+    .with_method("")
     .with_pytorch("linear, gelu, linear")
     .with_sharded(Dims::AllButLast)
     .with_travels(["–", "sums of weights' gradients"]),

@@ -202,8 +202,8 @@ mod tests {
                 (false, [a, b]) => a.matmul(b),
             };
             let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();
-            let of = |x: Tensor<3>| x.grad(&gradients).expect("a gradient");
-            [y.inner(), of(a), of(b)]
+            let gradient = |x: Tensor<3>| x.grad(&gradients).expect("a gradient");
+            [y.inner(), gradient(a), gradient(b)]
                 .map(|x| x.cast(FloatDType::F32).into_data())
                 .to_vec()
         })

@@ -255,9 +255,10 @@ fn update<const D: usize>(
 ) -> Result<()> {
     let channels = new.dims()[1];
     let whole = Layout::replicated(new.layout().mesh(), &new.dims());
-    let new = match new.layout().is_sharded(1) {
-        true => new.try_redistribute(&whole)?,
-        false => new,
+    let new = if new.layout().is_sharded(1) {
+        new.try_redistribute(&whole)?
+    } else {
+        new
     };
     let new = new.into_local().reshape([channels]);
     // Only now: a block that is computed again exchanges what it did before.
@@ -279,14 +280,11 @@ pub(super) const GOLDEN: Golden = Golden::new("batch_norm", |case| {
     let trains = case.attributes.number("training").unwrap_or(1.0) == 1.0;
     with_dims!(case.dims(), D => {
         let x = case.input::<D>(0)?;
-        output(match trains {
-            true => batch_norm_train(x, weight, bias, epsilon).map(|(y, _)| y),
-            false => {
+        output(if trains {batch_norm_train(x, weight, bias, epsilon).map(|(y, _)| y)} else {
                 let mean = case.needed("running_mean")?.detach().into();
                 let variance = case.needed("running_var")?.detach().into();
                 batch_norm(x, [mean, variance], weight, bias, epsilon)
-            }
-        })
+            })
     })
 })
 .with_travels([

@@ -47,9 +47,10 @@ pub fn layer_norm_dims<const D: usize>(
         x,
         dims,
         [weight, bias],
-        |x, normalized| match flex::runs_on(&x.device()) {
-            true => by_kernel(x, normalized[0], epsilon),
-            false => {
+        |x, normalized| {
+            if flex::runs_on(&x.device()) {
+                by_kernel(x, normalized[0], epsilon)
+            } else {
                 let mean = mean_dims(x.clone(), normalized)?.resolve();
                 by_root_mean_square(x - mean, normalized, epsilon, "layer_norm_dims")
             }

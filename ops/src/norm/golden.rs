@@ -17,6 +17,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
         ])
         .with_modules("`GroupNorm`"),
     Golden::new("instance_norm", group)
+        .with_method("group_norm")
         .with_sharded(Dims::AllButChannels)
         .with_travels([
             "three numbers per channel",

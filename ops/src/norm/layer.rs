@@ -1,6 +1,6 @@
 //! burn's normalization modules.
 
-use burn::module::{Content, DisplaySettings, ModuleDisplay, Param};
+use burn::module::{ModuleDisplay, Param};
 use burn::nn::{BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
 
@@ -8,7 +8,7 @@ use super::NormField;
 use super::batch::batch_norm_of;
 use crate::field::Field;
 use crate::layer_placements::with_layer_placements;
-use crate::layers::layers;
+use crate::layers::{displayed, layers};
 use crate::operand::Operand;
 
 layers! {
@@ -16,10 +16,12 @@ layers! {
     LayerNorm: |norm, x| layer_norm_of(norm, x);
     RmsNorm: |norm, x| rms_norm_of(norm, x);
     GroupNorm: |norm, x| {
-        normalize(x, norm.num_channels, norm.num_groups, [&norm.gamma, &norm.beta], norm.epsilon)
+        let parameters = norm.affine.then_some([&norm.gamma, &norm.beta]);
+        normalize(x, norm.num_channels, norm.num_groups, parameters, norm.epsilon)
     };
     InstanceNorm: |norm, x| {
-        normalize(x, norm.num_channels, norm.num_channels, [&norm.gamma, &norm.beta], norm.epsilon)
+        let parameters = norm.affine.then_some([&norm.gamma, &norm.beta]);
+        normalize(x, norm.num_channels, norm.num_channels, parameters, norm.epsilon)
     };
 }
 
@@ -27,7 +29,8 @@ layers! {
 pub(crate) fn layer_norm_of<const D: usize, X: Field<D>>(norm: &LayerNorm, x: X) -> X {
     let bias = Operand::of_optional(&norm.beta);
     with_layer_placements(&norm.gamma, x, |x| {
-        x.layer_norm(Some(Operand::from(&norm.gamma)), bias, epsilon(norm))
+        let epsilon = displayed(|content| norm.custom_content(content), "epsilon");
+        x.layer_norm(Some(Operand::from(&norm.gamma)), bias, epsilon)
     })
 }
 
@@ -38,27 +41,19 @@ pub(super) fn rms_norm_of<const D: usize, X: Field<D>>(norm: &RmsNorm, x: X) -> 
     })
 }
 
-/// The epsilon of burn's layer, which has it as a private field and displays it.
-fn epsilon(norm: &LayerNorm) -> f64 {
-    let content = norm.custom_content(Content::new(DisplaySettings::new()));
-    let attributes = content.into_iter().flat_map(|content| content.attributes);
-    let mut found = attributes.filter(|attribute| attribute.name == "epsilon");
-    let epsilon = found.next().and_then(|epsilon| epsilon.value.parse().ok());
-    epsilon.expect("burn's LayerNorm displays its epsilon")
-}
-
 fn normalize<const D: usize, X: Field<D>>(
     x: X,
     channels: usize,
     groups: usize,
-    parameters: [&Option<Param<Tensor<1>>>; 2],
+    parameters: Option<[&Option<Param<Tensor<1>>>; 2]>,
     epsilon: f64,
 ) -> X {
     let dims = x.dims();
     assert_eq!(dims[1], channels, "channels of a tensor {dims:?}");
-    let [weight, bias] = parameters.map(Operand::of_optional);
+    let [gamma, beta] = parameters.map_or([None; 2], |pair| pair.map(Option::as_ref));
+    let [weight, bias] = [gamma, beta].map(|parameter| parameter.map(Operand::from));
     let norm = |x: X| x.group_norm(groups, weight, bias, epsilon);
-    match parameters[0] {
+    match gamma {
         Some(gamma) => with_layer_placements(gamma, x, norm),
         None => norm(x),
     }

@@ -320,12 +320,11 @@ pub fn rms_norm<const D: usize>(
 
 /// Refuses an ε that would make roots of numbers below zero.
 pub(crate) fn require_epsilon(operator: &str, epsilon: f64) -> Result<()> {
-    match epsilon >= 0.0 {
-        true => Ok(()),
-        false => {
-            let message = format!("epsilon {epsilon}; expected a number from zero on");
-            Err(Error::operator(operator, message))
-        }
+    if epsilon >= 0.0 {
+        Ok(())
+    } else {
+        let message = format!("epsilon {epsilon}; expected a number from zero on");
+        Err(Error::operator(operator, message))
     }
 }
 

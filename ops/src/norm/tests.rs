@@ -220,6 +220,14 @@ fn modules_of_burn_give_what_they_give_there() {
     let x = Tensor::<4>::random([2, 6, 9, 11], normal, &device);
     let group = GroupNormConfig::new(3, 6).init(&device);
     let instance = InstanceNormConfig::new(6).init(&device);
+    let unscaled = burn::nn::GroupNorm {
+        gamma: group
+            .gamma
+            .clone()
+            .map(|gamma| gamma.map(|gamma| gamma * 2.0)),
+        affine: false,
+        ..group.clone()
+    };
     let layer = LayerNormConfig::new(11).with_epsilon(0.3).init(&device);
     let rms = RmsNormConfig::new(11).with_epsilon(0.3).init(&device);
     let pairs = [
@@ -227,6 +235,7 @@ fn modules_of_burn_give_what_they_give_there() {
         (x.clone().apply(&rms), rms.forward(x.clone())),
         (x.clone().apply(&group), group.forward(x.clone())),
         (x.clone().apply(&instance), instance.forward(x.clone())),
+        (x.clone().apply(&unscaled), unscaled.forward(x.clone())),
     ];
     for (ours, burns) in pairs {
         assert!(difference(&ours.into_data(), &burns.into_data()) < 1e-5);
@@ -241,7 +250,7 @@ fn kernels_and_burns_operators_agree() {
     let factors = |size| Tensor::<1>::random([size], normal, &device);
     let parameters = [factors(6), factors(6)];
     let grouped = |kernels| {
-        let parameters = parameters.clone().map(|own| Some(own.into()));
+        let parameters = parameters.clone().map(|parameter| Some(parameter.into()));
         let x = ShardTensor::solo(x.clone());
         let y = grouped(x, 3, parameters, 1e-5, kernels).unwrap();
         y.into_local().into_data()

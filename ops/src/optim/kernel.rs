@@ -115,12 +115,13 @@ impl WithSimd for Task<'_> {
         for i in 0..len {
             let gradient = gradients[i];
             let of_gradient = [gradient * mean[1], gradient * gradient * square[1]];
-            let [new_mean, new_square] = match self.first {
-                true => of_gradient,
-                false => [
+            let [new_mean, new_square] = if self.first {
+                of_gradient
+            } else {
+                [
                     means[i] * mean[0] + of_gradient[0],
                     squares[i] * square[0] + of_gradient[1],
-                ],
+                ]
             };
             let root = (new_square / corrections[1]).sqrt() + epsilon;
             let moved = new_mean / corrections[0] / root * rate;

@@ -150,9 +150,10 @@ mod tests {
 
     impl Operator<4, 4> for Areas {
         fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
-            match self.1 {
-                true => inputs.remove(0).adaptive_max_pool(self.0),
-                false => inputs.remove(0).adaptive_avg_pool(self.0),
+            if self.1 {
+                inputs.remove(0).adaptive_max_pool(self.0)
+            } else {
+                inputs.remove(0).adaptive_avg_pool(self.0)
             }
         }
     }

@@ -177,8 +177,8 @@ mod tests {
         ];
         let boxes: Vec<(Range<usize>, Range<usize>)> = boxes.into_iter().collect();
         let cells = random(SHAPE.iter().product(), 1);
-        let covered = |at: usize| {
-            let (row, column) = (at / SHAPE[2] % SHAPE[1], at % SHAPE[2]);
+        let covered = |cell: usize| {
+            let (row, column) = (cell / SHAPE[2] % SHAPE[1], cell % SHAPE[2]);
             boxes
                 .iter()
                 .any(|(rows, columns)| rows.contains(&row) && columns.contains(&column))
@@ -186,7 +186,7 @@ mod tests {
         let padded = |fill: f64| -> Vec<f64> {
             let cells = cells.iter().enumerate();
             cells
-                .map(|(at, x)| if covered(at) { *x } else { fill })
+                .map(|(cell, x)| if covered(cell) { *x } else { fill })
                 .collect()
         };
         let (zeros, lowest) = (padded(0.0), padded(f64::NEG_INFINITY));

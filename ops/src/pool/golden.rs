@@ -67,9 +67,10 @@ fn norm<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> 
 }
 
 fn options<const N: usize>(attributes: &Options<'_>) -> PoolOptions<N> {
-    let rounding = match attributes.is("ceil_mode") {
-        true => Rounding::Ceil,
-        false => Rounding::Floor,
+    let rounding = if attributes.is("ceil_mode") {
+        Rounding::Ceil
+    } else {
+        Rounding::Floor
     };
     let count = match attributes.number("count_include_pad") {
         Some(0.0) => PaddingCount::Excluded,

@@ -344,8 +344,8 @@ mod tests {
         for plane in 0..planes {
             for row in 0..rows {
                 for column in 0..columns {
-                    let at = (plane * shape[1] + 2 * row) * shape[2] + 2 * column;
-                    windows.push([at, at + 1, at + shape[2], at + shape[2] + 1]);
+                    let first = (plane * shape[1] + 2 * row) * shape[2] + 2 * column;
+                    windows.push([first, first + 1, first + shape[2], first + shape[2] + 1]);
                 }
             }
         }
@@ -370,7 +370,7 @@ mod tests {
                 let mut gradient = vec![E::default(); len];
                 assert_eq!([largest.len(), mean.len()], [windows.len(); 2]);
                 for (index, window) in windows.iter().enumerate() {
-                    let values = window.map(|at| x[at].to_f64());
+                    let values = window.map(|cell| x[cell].to_f64());
                     let first = (0..4).fold(
                         0,
                         |best, at| if values[at] > values[best] { at } else { best },
@@ -411,12 +411,12 @@ mod tests {
         ];
         let shape = [1, 2, 6];
         let x: Vec<f32> = [0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11]
-            .map(|at| x[at])
+            .map(|cell| x[cell])
             .to_vec();
         for isa in Isa::available() {
             assert!(max(isa, &x, shape).iter().all(|value| value.is_nan()));
             let gradient = max_adjoint(isa, &x, &[1.0, 2.0, 3.0], shape);
-            let taken: Vec<usize> = (0..12).filter(|&at| gradient[at] != 0.0).collect();
+            let taken: Vec<usize> = (0..12).filter(|&cell| gradient[cell] != 0.0).collect();
             assert_eq!(taken, [2, 6, 11]);
         }
     }

@@ -16,9 +16,10 @@ macro_rules! pool_layer {
             #[track_caller]
             fn forward(&self, x: X) -> X {
                 let (kernel, stride) = ($array(self.kernel_size), $array(self.stride));
-                let rounding = match self.ceil_mode {
-                    true => Rounding::Ceil,
-                    false => Rounding::Floor,
+                let rounding = if self.ceil_mode {
+                    Rounding::Ceil
+                } else {
+                    Rounding::Floor
                 };
                 let padding = self.padding.padding(&x.dims()[2..], kernel, stride);
                 let options = PoolOptions::new(kernel)
@@ -32,9 +33,10 @@ macro_rules! pool_layer {
 }
 
 fn count(included: bool) -> PaddingCount {
-    match included {
-        true => PaddingCount::Included,
-        false => PaddingCount::Excluded,
+    if included {
+        PaddingCount::Included
+    } else {
+        PaddingCount::Excluded
     }
 }
 

@@ -198,9 +198,10 @@ pub fn max_pool<const D: usize, const N: usize>(
             let zeros = window.padding.boundary[0] == Boundary::Zeros;
             let before = outputs.ranges()[dim].start * window.stride;
             Slide {
-                outside: match begins_in_padding && zeros {
-                    true => window.padding.low.saturating_sub(before),
-                    false => 0,
+                outside: if begins_in_padding && zeros {
+                    window.padding.low.saturating_sub(before)
+                } else {
+                    0
                 },
                 ..Slide::from(*window)
             }

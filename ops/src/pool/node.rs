@@ -147,17 +147,15 @@ impl<W: Windows> Operator for Pool<W> {
         let (y, places) = with_float!(dtype, E => {
             let (isa, pieces) = (Isa::chosen()?, self.pieces::<E>(x, &received)?);
             let x = self.planes::<E>(&shape, &pieces);
-            let (y, places) = match self.has_gradient {
-                true => self.windows.with_places(isa, &x, self.slides),
-                false => (self.windows.forward(isa, &x, self.slides), None),
-            };
+            let (y, places) = if self.has_gradient {self.windows.with_places(isa, &x, self.slides)} else {(self.windows.forward(isa, &x, self.slides), None)};
             let pooled = self.pooled(&shape);
             let places = places.map(|places| flex::result(places, &pooled, E::dtype()));
             (flex::result(y, &pooled, dtype), places)
         });
-        let received = match self.keeps_input() {
-            true => received,
-            false => Vec::new(),
+        let received = if self.keeps_input() {
+            received
+        } else {
+            Vec::new()
         };
         let saved = Saved {
             shape,
@@ -240,13 +238,14 @@ impl<W: Windows> Pool<W> {
                 cells: flex::operand::<E>(flipped(cells, &transfer.flip))?,
             })
         };
-        let own = plan.copies.iter().map(|copy| {
+        let copies = plan.copies.iter().map(|copy| {
             let whole = copy.src.shape() == plan.source_shape;
             turned(copy, if whole { x.clone() } else { cut(&x, &copy.src) })
         });
         let transfers = plan.receives.iter().flat_map(|(_, transfers)| transfers);
         let others = transfers.zip(received);
-        own.chain(others.map(|(transfer, cells)| turned(transfer, cells.clone())))
+        copies
+            .chain(others.map(|(transfer, cells)| turned(transfer, cells.clone())))
             .collect()
     }
 
@@ -276,10 +275,10 @@ impl<W: Windows> Pool<W> {
         dtype: DType,
     ) -> Result<DispatchTensor> {
         let (isa, x) = (Isa::chosen()?, self.planes::<E>(shape, pieces));
-        let own = flex::elements::<E>(cotangent);
-        let pulled = self.windows.pulled(isa, &x, own, self.slides);
+        let cells = flex::elements::<E>(cotangent);
+        let pulled = self.windows.pulled(isa, &x, cells, self.slides);
         let places = places.map_or(&[][..], flex::elements::<E>);
-        let sides = [places, pulled.as_deref().unwrap_or(own)];
+        let sides = [places, pulled.as_deref().unwrap_or(cells)];
         let gradient = |place: &IndexBox| {
             let cells = pieces.iter().find(|piece| piece.place == *place);
             let cells = cells.map_or(&[][..], |piece| flex::elements::<E>(&piece.cells));

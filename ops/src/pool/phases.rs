@@ -90,12 +90,13 @@ impl<'a, E: Element> Phases<'a, E> {
     pub(super) fn after(&self, tap: Tap) -> Tap {
         let [strides, columns] = self.dilation;
         let (phase, start) = (tap.phase + columns, tap.start + strides);
-        match phase >= self.across.stride {
-            true => Tap {
+        if phase >= self.across.stride {
+            Tap {
                 phase: phase - self.across.stride,
                 start: start + 1,
-            },
-            false => Tap { phase, start },
+            }
+        } else {
+            Tap { phase, start }
         }
     }
 

@@ -101,10 +101,10 @@ impl<E: Element, C: Combine<E>> WithSimd for Row<'_, E, C> {
                     ref rows => {
                         for cells in vectors::<S, E>(line.len()) {
                             let mut rows = rows.iter().map(|row| &row.1[cells.clone()]);
-                            let mut all = match begun {
-                                true => load(simd, &line[cells.clone()]),
-                                false => combine
-                                    .prepare(simd, load(simd, rows.next().expect("one or more"))),
+                            let mut all = if begun {
+                                load(simd, &line[cells.clone()])
+                            } else {
+                                combine.prepare(simd, load(simd, rows.next().expect("one or more")))
                             };
                             for row in rows {
                                 let next = combine.prepare(simd, load(simd, row));
@@ -386,9 +386,9 @@ mod tests {
                 let mut gradient = vec![0.0; len];
                 assert_eq!([largest.len(), mean.len()], [windows.len(); 2]);
                 for (index, window) in windows.iter().enumerate() {
-                    let values: Vec<f64> = window.iter().map(|at| x[*at].to_f64()).collect();
-                    let taken = |best: usize, at: usize| match values[at] {
-                        value if value.is_nan() || value > values[best] => at,
+                    let values: Vec<f64> = window.iter().map(|cell| x[*cell].to_f64()).collect();
+                    let taken = |best: usize, cell: usize| match values[cell] {
+                        value if value.is_nan() || value > values[best] => cell,
                         _ => best,
                     };
                     let mut best = (0..values.len()).fold(0, taken);
@@ -399,7 +399,7 @@ mod tests {
                     }
                     let (found, expected) = (f64::from_bits(largest[index]), values[best]);
                     assert!(found == expected || found.is_nan() && expected.is_nan());
-                    let sum: f64 = window.iter().map(|at| finite[*at].to_f64()).sum();
+                    let sum: f64 = window.iter().map(|cell| finite[*cell].to_f64()).sum();
                     assert!((mean[index].to_f64() - sum / window.len() as f64).abs() < 1e-5);
                     gradient[window[best]] += cotangent[index].to_f64();
                 }
@@ -438,12 +438,12 @@ mod tests {
                 let mut norms = Vec::new();
                 let mut gradient = vec![0.0; x.len()];
                 for (window, cotangent) in windows.iter().zip(&cotangent) {
-                    let cells = || window.iter().map(|at| (*at, x[*at].to_f64()));
+                    let cells = || window.iter().map(|cell| (*cell, x[*cell].to_f64()));
                     let sum: f64 = cells().map(|(_, x)| x.abs().powf(order)).sum();
                     let norm = sum.powf(1.0 / order);
-                    for (at, x) in cells().filter(|(_, x)| *x != 0.0) {
+                    for (cell, x) in cells().filter(|(_, x)| *x != 0.0) {
                         let slope = x.signum() * (x.abs() / norm).powf(order - 1.0);
-                        gradient[at] += slope * cotangent.to_f64();
+                        gradient[cell] += slope * cotangent.to_f64();
                     }
                     norms.push(norm);
                 }

@@ -85,9 +85,12 @@ impl Windows for Maximum {
             .with_stride(slides.map(|slide| slide.stride))
             .with_dilation(slides.map(|slide| slide.dilation));
         let has_padding = slides.into_iter().any(|slide| slide.outside > 0);
-        by_planes(x, |x| match has_padding && x.is_tracked() {
-            true => maximum_of_field(x, slides, options),
-            false => max_pool2d(x, options),
+        by_planes(x, |x| {
+            if has_padding && x.is_tracked() {
+                maximum_of_field(x, slides, options)
+            } else {
+                max_pool2d(x, options)
+            }
         })
     }
 }
@@ -144,9 +147,10 @@ impl Windows for Average {
         (section, _): (&Section, &[E]),
         slides: Slides,
     ) -> Buffer<E> {
-        match are_pairs(slides) && section.is_whole(x.shape) {
-            true => pairs::average_adjoint(isa, cotangent, x.shape),
-            false => sliding::average_adjoint(isa, cotangent, x.shape, section, slides),
+        if are_pairs(slides) && section.is_whole(x.shape) {
+            pairs::average_adjoint(isa, cotangent, x.shape)
+        } else {
+            sliding::average_adjoint(isa, cotangent, x.shape, section, slides)
         }
     }
 

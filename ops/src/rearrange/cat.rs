@@ -60,9 +60,10 @@ pub fn cat<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<Sha
     for part in parts {
         let cells = start..start + part.dims()[dim];
         start = cells.end;
-        let part = match layout.is_sharded(dim) {
-            true => beside(part, dim, cells, &layout)?,
-            false => part,
+        let part = if layout.is_sharded(dim) {
+            beside(part, dim, cells, &layout)?
+        } else {
+            part
         };
         locals.push(part.into_local().into_dispatch());
     }
@@ -122,9 +123,10 @@ fn require_alike<const D: usize>(
     } else if others(one) != others(other) {
         format!("differ in another dim than {dim}")
     } else {
-        return match one.is_sharded(dim) {
-            true => part.require_resolved(NAME),
-            false => Ok(()),
+        return if one.is_sharded(dim) {
+            part.require_resolved(NAME)
+        } else {
+            Ok(())
         };
     };
     Err(Error::operator(NAME, format!("{one} and {other} {how}")))

@@ -50,9 +50,12 @@ pub fn distribute_beside<const D: usize>(
     // Detached: a loss may depend on the operand alone.
     let tensor = tensor.beside(&x.clone().inner())?;
     let placements = placements_beside(x, &tensor, |dim| same(dim).then_some(dim));
-    let extents = (0..D).map(|dim| match same(dim) {
-        true => x.layout().extents(dim).to_vec(),
-        false => vec![shape[dim]],
+    let extents = (0..D).map(|dim| {
+        if same(dim) {
+            x.layout().extents(dim).to_vec()
+        } else {
+            vec![shape[dim]]
+        }
     });
     let layout = x.layout().derive(placements, extents.collect());
     tensor.try_redistribute(&layout)

@@ -24,8 +24,8 @@ use crate::kernel::{flex, gathered};
 /// `index`, and with it the result, may have another size in the dim.
 ///
 /// # Errors
-/// A dim that does not exist or is sharded; tensors that lie differently in another dim; an index beyond the dim (found on
-/// CPUs; on other devices the cell is undefined).
+/// A dim that does not exist or is sharded; partial values; tensors that lie differently in another dim; an index beyond
+/// the dim (found on CPUs; on other devices the cell is undefined).
 ///
 /// # Example
 /// ```
@@ -46,6 +46,7 @@ pub fn gather<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "gather";
     require_dim(NAME, &x, dim)?;
+    x.require_resolved(NAME)?;
     x.require_whole(NAME, dim)?;
     require_beside(NAME, x.layout(), index.layout(), dim)?;
     require_cells(NAME, x.dims()[dim], index.dims()[dim])?;
@@ -65,7 +66,7 @@ pub fn gather<const D: usize>(
 /// `values` has the shape of `index`, which may have another size than `x` in the dim.
 ///
 /// # Errors
-/// Those of [`gather`]; `values` that lie otherwise than `index`, or of another number type than `x`; partial values.
+/// Those of [`gather`]; `values` that lie otherwise than `index`, or of another number type than `x`.
 ///
 /// # Example
 /// ```
@@ -247,7 +248,7 @@ pub(super) const GOLDEN: [Golden; 3] = [
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, FloatDType};
-    use halocline_core::{Launcher, Shard};
+    use halocline_core::{Launcher, Partial, ReduceOp, Shard};
 
     use super::*;
 
@@ -295,6 +296,12 @@ mod tests {
                 error.contains("index 1 occurs twice along dim 1"),
                 "{error}"
             );
+            let layout = Layout::new(mesh.shape(), &[4, 6], &[Partial(ReduceOp::Sum)])?;
+            let terms = Tensor::<2>::ones([4, 6], world.device());
+            let places = ShardTensor::from_parts(terms.clone().int(), layout.clone(), mesh.clone());
+            let terms = ShardTensor::from_parts(terms, layout, mesh.clone());
+            let error = gather(terms, 1, places).unwrap_err().to_string();
+            assert!(error.contains("call resolve() first"), "{error}");
             gather(x, 0, index).map(drop)
         });
         let error = refused.unwrap_err().to_string();

@@ -28,9 +28,9 @@ const NAME: &str = "pad";
 /// Each of these dims grows by `low + high`.
 ///
 /// # Errors
-/// A dim that does not exist or is given twice; a boundary that takes its cells from a dim without any; a reflection as
-/// wide as the dim; poles of a field without [opposite meridians](check_poles); partial values; a failure of
-/// communication.
+/// A dim that does not exist, is given twice, or becomes too large; a boundary that takes its cells from a dim without any;
+/// a reflection as wide as the dim; poles of a field without [opposite meridians](check_poles); partial values; a failure
+/// of communication.
 ///
 /// # Example
 /// ```
@@ -95,10 +95,18 @@ pub fn pad<const D: usize>(
 }
 
 fn check(dim: usize, size: usize, padding: &Padding) -> Result<()> {
-    for (width, boundary) in [padding.low, padding.high]
-        .into_iter()
-        .zip(padding.boundary)
-    {
+    let Padding { low, high, .. } = *padding;
+    let padded = size
+        .checked_add(low)
+        .and_then(|cells| cells.checked_add(high));
+    if padded.is_none_or(|cells| cells > isize::MAX as usize) {
+        let message = format!(
+            "dim {dim} of {size} cells with padding {low} and {high}; expected at most {} cells",
+            isize::MAX
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    for (width, boundary) in [low, high].into_iter().zip(padding.boundary) {
         let message = match boundary {
             Boundary::Reflect if width > 0 && width >= size => {
                 format!("reflecting {width} cells of dim {dim} needs more than {width}, got {size}")
@@ -189,7 +197,11 @@ mod tests {
         let error = pad(x.clone(), &[(1, wide)], 0.0).unwrap_err().to_string();
         assert!(error.contains("reflecting 4 cells of dim 1"), "{error}");
         let one = Padding::zeros(1, 1);
-        let error = pad(x, &[(1, one), (1, one)], 0.0).unwrap_err().to_string();
+        let twice = pad(x.clone(), &[(1, one), (1, one)], 0.0);
+        let error = twice.unwrap_err().to_string();
         assert!(error.contains("padded twice"), "{error}");
+        let most = Padding::zeros(usize::MAX, 1);
+        let error = pad(x, &[(1, most)], 0.0).unwrap_err().to_string();
+        assert!(error.contains("expected at most"), "{error}");
     }
 }

@@ -43,8 +43,15 @@ use crate::layer::Layer;
 /// ```
 pub fn pixel_shuffle<const D: usize>(x: ShardTensor<D>, factor: usize) -> Result<ShardTensor<D>> {
     const NAME: &str = "pixel_shuffle";
-    let x = in_blocks(x, NAME, &[(1, factor * factor)])?;
-    let channels = x.dims()[1] / (factor * factor);
+    let Some(block) = factor.checked_mul(factor) else {
+        let message = format!(
+            "dim 1 of {:?}; expected a multiple of the square of {factor}",
+            x.dims()
+        );
+        return Err(Error::operator(NAME, message));
+    };
+    let x = in_blocks(x, NAME, &[(1, block)])?;
+    let channels = x.dims()[1] / block;
     // [batch, channels, factor, factor, rows, columns]
     let x: ShardTensor<6> = unflatten(x, 1, &[channels, factor, factor])?;
     let x = permute(x, [0, 1, 4, 2, 5, 3])?;
@@ -112,9 +119,10 @@ fn in_blocks<const D: usize>(
         }
     }
     let layout = x.layout().derive(x.placements().to_vec(), extents);
-    match layout == *x.layout() {
-        true => Ok(x),
-        false => x.try_redistribute(&layout),
+    if layout == *x.layout() {
+        Ok(x)
+    } else {
+        x.try_redistribute(&layout)
     }
 }
 
@@ -174,6 +182,15 @@ mod tests {
                 .pixel_unshuffle(3)
                 .square()
                 .pixel_shuffle(3)
+        }
+    }
+
+    #[test]
+    fn factors_that_do_not_divide_the_channels_are_refused() {
+        for factor in [0, 2, 1 << 40] {
+            let x = ShardTensor::solo(Tensor::<4>::ones([1, 6, 2, 2], &Default::default()));
+            let error = pixel_shuffle(x, factor).unwrap_err().to_string();
+            assert!(error.contains("expected a multiple of"), "{error}");
         }
     }
 

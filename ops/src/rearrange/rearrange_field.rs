@@ -6,8 +6,8 @@ use burn::tensor::Int;
 use halocline_core::{Boundary, OrRaise, ShardTensor};
 
 use super::{
-    align, cat, distribute_beside, flatten, flip, gather, index_select, narrow, pad, pad_fold,
-    pad_poles, permute, pixel_shuffle, pixel_unshuffle, profile, repeat, roll, scatter,
+    align, cat, distribute_beside, flatten, flip, gather, index_select, map_chunks, narrow, pad,
+    pad_fold, pad_poles, permute, pixel_shuffle, pixel_unshuffle, profile, repeat, roll, scatter,
     scatter_add, shift, slice, tril, triu, unflatten,
 };
 use crate::driver::Padding;
@@ -197,6 +197,33 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     #[track_caller]
     fn shift(self, dim: usize, offset: isize, boundary: Boundary) -> Self {
         run(self, |x| shift(x, dim, offset, boundary))
+    }
+
+    /// Applies a block of a model to `count` chunks of a dim, one after the other, which takes less
+    /// memory. See [`map_chunks`](fn@map_chunks).
+    ///
+    /// # Panics
+    /// Panics where [`map_chunks`](fn@map_chunks) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let x = Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]);
+    /// let y = x.map_chunks(0, 2, |samples| samples.exp().log());
+    /// assert_eq!(y.dims(), [3, 2]);
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn map_chunks<const E: usize>(
+        self,
+        dim: usize,
+        count: usize,
+        block: impl Fn(Self) -> WithDims<Self, E>,
+    ) -> WithDims<Self, E> {
+        let block = |x| Ok(Field::into_shard(block(Self::from_shard(x))));
+        run(self, |x| map_chunks(x, dim, count, block))
     }
 
     /// Cuts out `length` cells of a dim, from `start`; nothing is sent.

@@ -22,7 +22,7 @@ use crate::reshape;
 /// Repeats the field so many times along each dim.
 ///
 /// # Errors
-/// No copies; partial values; a failure of communication.
+/// No copies, or too many; partial values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -37,15 +37,26 @@ use crate::reshape;
 /// ```
 pub fn repeat<const D: usize>(x: ShardTensor<D>, times: [usize; D]) -> Result<ShardTensor<D>> {
     const NAME: &str = "repeat";
-    if times.contains(&0) {
-        return Err(Error::operator(NAME, format!("{times:?} copies")));
+    let counts = x.dims().into_iter().zip(times);
+    let mut counts = counts.map(|(size, times)| size.checked_mul(times));
+    let beyond = |cells: Option<usize>| cells.is_none_or(|cells| cells > isize::MAX as usize);
+    if times.contains(&0) || counts.any(beyond) {
+        let message = format!(
+            "{times:?} copies of {:?}; expected at least one, and at most {} cells in a dim",
+            x.dims(),
+            isize::MAX
+        );
+        return Err(Error::operator(NAME, message));
     }
     x.require_resolved(NAME)?;
     let is_sharded: [bool; D] = std::array::from_fn(|dim| x.layout().is_sharded(dim));
     let copies = |wanted: bool| {
-        std::array::from_fn::<usize, D, _>(|dim| match is_sharded[dim] == wanted {
-            true => times[dim],
-            false => 1,
+        std::array::from_fn::<usize, D, _>(|dim| {
+            if is_sharded[dim] == wanted {
+                times[dim]
+            } else {
+                1
+            }
         })
     };
     let repeated = |layout: &Layout, times: [usize; D]| {
@@ -53,30 +64,29 @@ pub fn repeat<const D: usize>(x: ShardTensor<D>, times: [usize; D]) -> Result<Sh
         let extents = extents.map(|(dim, times)| dim.iter().map(|extent| extent * times).collect());
         layout.derive(layout.placements().to_vec(), extents.collect())
     };
-    let (exchanged, own) = (copies(true), copies(false));
-    let x = match exchanged == [1; D] {
-        true => x,
-        false => {
-            let (output, sizes) = (repeated(x.layout(), exchanged), x.dims());
-            placed(x, NAME, (), output, 0.0, |dim, cells| {
-                let range = cells.start as isize..cells.end as isize;
-                segments(range, sizes[dim], Boundary::Periodic, Boundary::Periodic)
-            })?
-        }
+    let (exchanged, local_copies) = (copies(true), copies(false));
+    let x = if exchanged == [1; D] {
+        x
+    } else {
+        let (output, sizes) = (repeated(x.layout(), exchanged), x.dims());
+        placed(x, NAME, (), output, 0.0, |dim, cells| {
+            let range = cells.start as isize..cells.end as isize;
+            segments(range, sizes[dim], Boundary::Periodic, Boundary::Periodic)
+        })?
     };
     let (local, layout, mesh) = x.into_parts();
-    let output = repeated(&layout, own);
+    let output = repeated(&layout, local_copies);
     let all: Vec<usize> = (0..D).collect();
     let mut local = fill_empty(local, &layout, &all, NAME, 0.0)?;
     // The last dims first, where a copy is smallest.
-    for dim in (0..D).rev().filter(|dim| own[*dim] > 1) {
+    for dim in (0..D).rev().filter(|dim| local_copies[*dim] > 1) {
         let mut shape = local.dims();
         let [outer, size] =
             [&shape[..dim], &shape[dim..]].map(|dims| dims.iter().product::<usize>());
         let one = reshape::<D, 3>(local, vec![outer, 1, size]);
-        shape[dim] *= own[dim];
+        shape[dim] *= local_copies[dim];
         local = reshape(
-            take(one, 1, &Places::new(vec![0; own[dim]])),
+            take(one, 1, &Places::new(vec![0; local_copies[dim]])),
             shape.to_vec(),
         );
     }
@@ -90,7 +100,24 @@ pub(super) const GOLDEN: Golden = Golden::new("repeat", |case| {
         output(repeat(case.input::<D>(0)?, case.attributes.array("repeats", 1)))
     })
 })
+.with_method("repeat_all")
 .with_travels([
     "cells that change their rank, in sharded dims",
     "the same back",
 ]);
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn no_copies_and_too_many_are_refused() {
+        for times in [0, usize::MAX] {
+            let x = ShardTensor::solo(Tensor::<1>::ones([3], &Default::default()));
+            let error = repeat(x, [times]).unwrap_err().to_string();
+            assert!(error.contains("copies of [3]"), "{error}");
+        }
+    }
+}

@@ -62,9 +62,10 @@ pub fn select<const D: usize, const E: usize>(
         x.require_resolved(NAME)?;
     }
     let cell = narrow(x, dim, index, 1)?;
-    let cell = match sharded {
-        true => term(cell, dim, NAME)?,
-        false => cell,
+    let cell = if sharded {
+        term(cell, dim, NAME)?
+    } else {
+        cell
     };
     let mut extents = cell.layout().all_extents().to_vec();
     extents.remove(dim);
@@ -91,7 +92,8 @@ fn term<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// Takes these cells of a dim, in this order. See the [module](self).
+/// Takes these cells of a dim, in this order. See the [module](self). For cells that are taken again and again,
+/// [`take_cells`](crate::graph::take_cells) keeps the plan of what is sent.
 ///
 /// # Errors
 /// A dim or cell that does not exist; no cells; partial values along a sharded dim; a failure of communication.
@@ -162,6 +164,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
             output(select::<D, { if D > 1 { D - 1 } else { 1 } }>(x, dim, index))
         })
     })
+    .with_method("select_dim")
     .with_travels(["– (partial if the dim is sharded)", "–"]),
     Golden::new("index_select", |case| {
         let dim = case.attributes.dim("dim", case.dims());

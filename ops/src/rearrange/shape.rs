@@ -125,25 +125,25 @@ pub fn reshape<const D: usize, const E: usize>(
         let kept = kept.and_then(|(dims, into)| {
             let first = into
                 .clone()
-                .find(|to| shape[*to] != 1)
+                .find(|target| shape[*target] != 1)
                 .or(into.clone().next())?;
             let size = cells(&shape[first + 1..into.end]);
             (!moved.contains(&Some(first))).then(|| (first, cells(&from[dim + 1..dims.end]), size))
         });
-        let Some((to, inner, size)) = kept else {
+        let Some((target, inner, size)) = kept else {
             x.require_whole(NAME, dim)?;
             unreachable!("dim {dim} is sharded");
         };
         let held = x.layout().extents(dim);
         if size == 0 || held.iter().any(|extent| extent * inner % size != 0) {
             let message = format!(
-                "{from:?} to {shape:?}: extents {held:?} of dim {dim} cut through cells of dim {to}; redistribute to \
+                "{from:?} to {shape:?}: extents {held:?} of dim {dim} cut through cells of dim {target}; redistribute to \
                  multiples of {size} cells, or with dim {dim} whole"
             );
             return Err(Error::operator(NAME, message));
         }
-        extents[to] = held.iter().map(|extent| extent * inner / size).collect();
-        moved[dim] = Some(to);
+        extents[target] = held.iter().map(|extent| extent * inner / size).collect();
+        moved[dim] = Some(target);
     }
     Ok(renumbered(x, extents, |dim| {
         moved[dim].expect("every sharded dim has its place")
@@ -151,32 +151,32 @@ pub fn reshape<const D: usize, const E: usize>(
 }
 
 /// The ranges of dims of two shapes that hold the same cells, as short as they can be.
-fn groups(from: &[usize], to: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
+fn groups(from: &[usize], target: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
     if from.contains(&0) {
-        return vec![(0..from.len(), 0..to.len())];
+        return vec![(0..from.len(), 0..target.len())];
     }
     let mut found = Vec::new();
     let (mut i, mut j) = (0, 0);
-    while i < from.len() || j < to.len() {
+    while i < from.len() || j < target.len() {
         let start = (i, j);
         let (mut left, mut right) = (1, 1);
         loop {
             if left <= right && i < from.len() && (left < right || i == start.0) {
                 left *= from[i];
                 i += 1;
-            } else if j < to.len() && (right < left || j == start.1) {
-                right *= to[j];
+            } else if j < target.len() && (right < left || j == start.1) {
+                right *= target[j];
                 j += 1;
             } else {
                 break;
             }
         }
         // Dims of one cell at the end of a shape belong to its last group.
-        if j == to.len() {
+        if j == target.len() {
             i += from[i..].iter().take_while(|size| **size == 1).count();
         }
         if i == from.len() {
-            j += to[j..].iter().take_while(|size| **size == 1).count();
+            j += target[j..].iter().take_while(|size| **size == 1).count();
         }
         found.push((start.0..i, start.1..j));
     }
@@ -232,13 +232,15 @@ pub(super) const GOLDEN: [Golden; 4] = [
         with_dims!(case.dims(), D => {
             output(unsqueeze::<D, { D + 1 }>(case.input::<D>(0)?, dim))
         })
-    }),
+    })
+    .with_method("unsqueeze_dim"),
     Golden::new("squeeze", |case| {
         let dim = case.attributes.dim("dim", case.dims());
         with_dims!(case.dims(), D => {
             output(squeeze::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, dim))
         })
     })
+    .with_method("squeeze_dim")
     .with_travels(["– (partial if the dim is sharded)", "–"]),
     Golden::new("reshape", |case| {
         let sizes = case.attributes.numbers("shape");

@@ -22,7 +22,7 @@ const NAME: &str = "shift";
 /// Moves the values of a dim by `offset` cells, towards higher indices if it is positive. See the [module](self).
 ///
 /// # Errors
-/// A dim that does not exist; partial values; a failure of communication.
+/// A dim that does not exist; an offset beyond all cells that can be counted; partial values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -47,6 +47,12 @@ pub fn shift<const D: usize>(
         return Err(Error::operator(NAME, message));
     }
     let sizes = x.dims();
+    let lowest = sizes[dim] as isize - isize::MAX;
+    if offset < lowest {
+        let message =
+            format!("offset {offset} of dim {dim} of {sizes:?}; expected {lowest} at least");
+        return Err(Error::operator(NAME, message));
+    }
     let output = x.layout().clone();
     let key = (dim, offset, boundary);
     placed(x, NAME, key, output, 0.0, move |other, cells| {
@@ -78,6 +84,17 @@ mod tests {
     use super::*;
     use crate::prelude::*;
     use crate::testing::{Operator, check_op};
+
+    #[test]
+    fn offsets_of_any_size_are_zeros_or_refused() {
+        let x = || ShardTensor::solo(Tensor::<1>::ones([3], &Default::default()));
+        let y = shift(x(), 0, isize::MAX, Boundary::Zeros).unwrap();
+        y.into_local()
+            .into_data()
+            .assert_eq(&[0.0_f32; 3].into(), true);
+        let error = shift(x(), 0, isize::MIN, Boundary::Zeros).unwrap_err();
+        assert!(error.to_string().contains("dim 0 of [3]"), "{error}");
+    }
 
     struct Shift(isize, Boundary);
 

@@ -149,12 +149,11 @@ impl Operator for Strided {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
         let x = inputs.remove(0);
         let shape = x.shape();
-        Ok(match self.shape.contains(&0) {
-            true => (blank(&x, &self.shape, None), shape),
-            false => {
-                let cells = Dispatch::float_slice(x, &self.slices());
-                (row_major(cells), shape)
-            }
+        Ok(if self.shape.contains(&0) {
+            (blank(&x, &self.shape, None), shape)
+        } else {
+            let cells = Dispatch::float_slice(x, &self.slices());
+            (row_major(cells), shape)
         })
     }
 
@@ -189,6 +188,7 @@ pub(super) const GOLDEN: Golden = Golden::new("slice", |case| {
         output(slice(x, dim, cells, attributes.array_or::<1>("step", [1])[0]))
     })
 })
+.with_method("slice_dim")
 .with_pytorch("x[start:end:step]");
 
 #[cfg(test)]

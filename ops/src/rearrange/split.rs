@@ -50,17 +50,43 @@ pub fn split<const D: usize>(
     if sizes.len() == 1 {
         return Ok(vec![x]);
     }
+    let mut start = 0;
+    let extents = sizes.iter().map(|size| {
+        start += size;
+        let (part, _) = part(x.layout(), dim, &(start - size..start), 0);
+        part.extents(dim).to_vec()
+    });
+    let extents = extents.collect();
+    Ok(parts(x, dim, extents))
+}
+
+/// Parts of a dim with these extents on all ranks, each beginning where the one before it ends in
+/// the shard of every rank.
+pub(super) fn parts<const D: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    extents: Vec<Vec<usize>>,
+) -> Vec<ShardTensor<D>> {
     let (local, layout, mesh) = x.into_parts();
+    let own = layout.part(dim, mesh.position());
     let gradients = Gradients::default();
     let whole = apply(Whole(gradients.clone()), [local.into_dispatch()]);
+    let shard = layout.local_shape(mesh.position());
     let mut start = 0;
-    let parts = sizes.iter().map(|size| {
-        start += size;
-        let (layout, place) = part(&layout, dim, &(start - size..start), mesh.position());
-        let local = apply(Part(gradients.clone(), place), [whole.clone()]);
+    let parts = extents.into_iter().map(|extents| {
+        let mut cells = IndexBox::whole(&shard).ranges().to_vec();
+        cells[dim] = start..start + extents[own];
+        start += extents[own];
+        let mut all = layout.all_extents().to_vec();
+        all[dim] = extents;
+        let layout = layout.derive(layout.placements().to_vec(), all);
+        let local = apply(
+            Part(gradients.clone(), IndexBox::new(cells)),
+            [whole.clone()],
+        );
         ShardTensor::from_parts(Tensor::from_dispatch(local), layout, mesh.clone())
     });
-    Ok(parts.collect())
+    parts.collect()
 }
 
 /// The gradients of parts, with their places, until that of the whole is made of them.
@@ -129,13 +155,13 @@ impl Operator for Part {
 
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
         let (gradient, shape) = (pass.cotangent, pass.saved);
-        let zeros = match shape.contains(&0) {
-            true => blank(&gradient, shape, Some(0.0)),
+        let zeros = if shape.contains(&0) {
+            blank(&gradient, shape, Some(0.0))
+        } else {
             // In the memory of one number.
-            false => {
-                let one = blank(&gradient, &vec![1; shape.len()], Some(0.0));
-                Dispatch::float_expand(one, shape.clone())
-            }
+
+            let one = blank(&gradient, &vec![1; shape.len()], Some(0.0));
+            Dispatch::float_expand(one, shape.clone())
         };
         let first = self.0.put(self.1.clone(), gradient);
         Ok(vec![first.then_some(zeros)])
@@ -185,7 +211,8 @@ pub(super) const GOLDEN: [Golden; 2] = [
         with_dims!(case.dims(), D => {
             joined(split(case.input::<D>(0)?, &sizes, dim)?, dim)
         })
-    }),
+    })
+    .with_method("split_with_sizes"),
     Golden::new("chunk", |case| {
         let count = case.attributes.list("chunks").first().copied().unwrap_or(0);
         let dim = case.attributes.place_or("dim", case.dims(), 0);

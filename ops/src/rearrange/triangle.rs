@@ -95,9 +95,10 @@ impl Triangle {
     fn kept(self, row: usize, columns: usize) -> Range<usize> {
         let on_diagonal = (row as i64).saturating_add(self.diagonal);
         let column = |place: i64| place.clamp(0, columns as i64) as usize;
-        match self.lower {
-            true => 0..column(on_diagonal.saturating_add(1)),
-            false => column(on_diagonal)..columns,
+        if self.lower {
+            0..column(on_diagonal.saturating_add(1))
+        } else {
+            column(on_diagonal)..columns
         }
     }
 
@@ -133,9 +134,10 @@ impl LocalOperator for Triangle {
     }
 
     fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        match self.lower {
-            true => x.tril(self.diagonal),
-            false => x.triu(self.diagonal),
+        if self.lower {
+            x.tril(self.diagonal)
+        } else {
+            x.triu(self.diagonal)
         }
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! # Communication
 //! If the dim is sharded, every rank receives the totals of the ranks before it, one cell of each line from each; backward
-//! their gradients return.
+//! their gradients return. Ranks multiply their own cells first, on the CPU in f64: where that product is beyond f64, a zero
+//! on a rank before makes it NaN.
 //!
 //! # Adjoint
 //! Of a sum, the sum of the cotangents from each cell on; of a product, that sum of cotangents times the products of all
@@ -87,9 +88,10 @@ pub fn cumprod<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
     let dtype = x.local().dtype();
     // Products of a rank alone may be too large or too small for f32, though those of all ranks are not.
     let is_joined = x.layout().is_sharded(dim) && flex::runs_on(&x.local().device());
-    let x = match is_joined {
-        true => cast_shard(x, DType::F64),
-        false => x,
+    let x = if is_joined {
+        cast_shard(x, DType::F64)
+    } else {
+        x
     };
     let y = cumulative(
         x,

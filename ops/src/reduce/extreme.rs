@@ -152,9 +152,10 @@ pub fn topk<const D: usize>(
     };
     let values = drop_empty(values, &layout, mesh.position(), NAME)?;
     let held = layout.local_shape(mesh.position());
-    let indices = match held.contains(&0) {
-        true => Tensor::from_dispatch(blank(&indices.into_dispatch(), &held, None)),
-        false => indices,
+    let indices = if held.contains(&0) {
+        Tensor::from_dispatch(blank(&indices.into_dispatch(), &held, None))
+    } else {
+        indices
     };
     let values = ShardTensor::from_parts(values, layout.clone(), mesh.clone());
     Ok((values, ShardTensor::from_parts(indices, layout, mesh)))
@@ -183,6 +184,7 @@ pub(super) const GOLDEN: [Golden; 3] = [
             output(topk(case.input::<D>(0)?, count, dim).map(|(values, _)| values))
         })
     })
+    .with_method("topk_with_indices")
     .with_sharded(Dims::AllButDim),
 ];
 

@@ -139,9 +139,10 @@ impl<const D: usize> Extremum<D> {
         reduce: impl Fn(Tensor<D>, usize) -> Tensor<D>,
     ) -> Tensor<D> {
         let shape = self.shape_of_result(x.dims());
-        match x.dims().contains(&0) {
-            true => Tensor::from_dispatch(blank(&x.into_dispatch(), &shape, Some(nothing))),
-            false => self.dims.iter().fold(x, |x, &dim| reduce(x, dim)),
+        if x.dims().contains(&0) {
+            Tensor::from_dispatch(blank(&x.into_dispatch(), &shape, Some(nothing)))
+        } else {
+            self.dims.iter().fold(x, |x, &dim| reduce(x, dim))
         }
     }
 
@@ -154,9 +155,10 @@ impl<const D: usize> Extremum<D> {
         else {
             return x;
         };
-        let operation = match backward {
-            true => operation.backward(),
-            false => operation.clone(),
+        let operation = if backward {
+            operation.backward()
+        } else {
+            operation.clone()
         };
         ops::all_reduce(x, mesh, axes, op, operation)
     }
@@ -214,9 +216,10 @@ impl<const D: usize> Operator for Extremum<D> {
         }
         let is_empty = shape.contains(&0);
         // Cells are counted in f32 at least.
-        let holders = match is_empty {
-            true => None,
-            false => Some(holders(&x, y.expand(shape))),
+        let holders = if is_empty {
+            None
+        } else {
+            Some(holders(&x, y.expand(shape)))
         };
         let counted = match &holders {
             None => x.clone(),

@@ -16,18 +16,21 @@ pub(crate) const OPERATORS: &[Golden] = {
                 reduced(case, &dims(case), output(sum_dims(case.input::<D>(0)?, &dims(case))))
             })
         })
+        .with_method("sum_dims")
         .with_travels(TRAVELS),
         Golden::new("mean", |case| {
             with_dims!(case.dims(), D => {
                 reduced(case, &dims(case), output(mean_dims(case.input::<D>(0)?, &dims(case))))
             })
         })
+        .with_method("mean_dims")
         .with_travels(TRAVELS),
         Golden::new("max", |case| {
             with_dims!(case.dims(), D => {
                 reduced(case, &dims(case), output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Max)))
             })
         })
+        .with_method("max_dims")
         .with_pytorch("amax")
         .with_travels(EXTREMUM),
         Golden::new("min", |case| {
@@ -35,6 +38,7 @@ pub(crate) const OPERATORS: &[Golden] = {
                 reduced(case, &dims(case), output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Min)))
             })
         })
+        .with_method("min_dims")
         .with_pytorch("amin")
         .with_travels(EXTREMUM),
         var,

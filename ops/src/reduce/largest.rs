@@ -87,11 +87,11 @@ fn places<E: Float>(lines: Lines, count: usize, x: &[E]) -> Vec<i64> {
     // Each task has the lines of one `outer`, whose results lie together.
     tasks::for_each_part(&mut found, inner * count, 1, |outer, found| {
         for column in 0..inner {
-            let at = |cell: usize| x[(outer * cells + cell) * inner + column].to_f64();
+            let number = |cell: usize| x[(outer * cells + cell) * inner + column].to_f64();
             let best = match (count <= FEW, inner) {
                 (true, 1) => few_of_row(&x[outer * cells..][..cells], count),
-                (true, _) => few(cells, count, at),
-                (false, _) => many(cells, count, at),
+                (true, _) => few(cells, count, number),
+                (false, _) => many(cells, count, number),
             };
             for (rank, (_, cell)) in best.into_iter().enumerate() {
                 found[rank * inner + column] = cell as i64;
@@ -108,10 +108,10 @@ fn order(a: f64, b: f64) -> Ordering {
     order.then(b.partial_cmp(&a).unwrap_or(Ordering::Equal))
 }
 
-fn few(cells: usize, count: usize, at: impl Fn(usize) -> f64) -> Vec<(f64, usize)> {
+fn few(cells: usize, count: usize, number: impl Fn(usize) -> f64) -> Vec<(f64, usize)> {
     let mut best = Vec::with_capacity(count + 1);
     for cell in 0..cells {
-        offer(&mut best, count, at(cell), cell);
+        offer(&mut best, count, number(cell), cell);
     }
     best
 }
@@ -148,8 +148,8 @@ fn offer(best: &mut Vec<(f64, usize)>, count: usize, value: f64, cell: usize) {
     best.truncate(count);
 }
 
-fn many(cells: usize, count: usize, at: impl Fn(usize) -> f64) -> Vec<(f64, usize)> {
-    let mut all: Vec<(f64, usize)> = (0..cells).map(|cell| (at(cell), cell)).collect();
+fn many(cells: usize, count: usize, number: impl Fn(usize) -> f64) -> Vec<(f64, usize)> {
+    let mut all: Vec<(f64, usize)> = (0..cells).map(|cell| (number(cell), cell)).collect();
     let descending = |a: &(f64, usize), b: &(f64, usize)| order(a.0, b.0).then(a.1.cmp(&b.1));
     if count < cells {
         all.select_nth_unstable_by(count, descending);

@@ -2,7 +2,7 @@
 //!
 //! # Shapes
 //! Reduced dims keep one cell each, as in burn's `sum_dim`; `sum` and `mean` of all cells have
-//! shape `[1]`.
+//! shape `[1]`. An empty list of dims reduces nothing, where PyTorch reduces all dims.
 //!
 //! # Placement
 //! An axis over which a reduced dim is sharded becomes `Partial`; other axes keep their placement.

@@ -19,9 +19,10 @@ const BLOCKS: [usize; 2] = [CHUNK, 256];
 /// Computes the largest cell of each line, or the least.
 pub(super) fn forward<E: Element>(isa: Isa, lines: Lines, x: &[E], least: bool) -> Vec<E> {
     assert_eq!(x.len(), lines.len());
-    let nothing = E::from_f64(match least {
-        true => f64::INFINITY,
-        false => f64::NEG_INFINITY,
+    let nothing = E::from_f64(if least {
+        f64::INFINITY
+    } else {
+        f64::NEG_INFINITY
     });
     let run = |place, cells, peaks: &mut [E]| {
         isa.run(Peak {
@@ -88,9 +89,10 @@ pub(super) fn shared_out<E: Element>(
 
 fn pick_one<E: Element>(least: bool, a: E, b: E) -> E {
     let (first, second) = (a.to_f64(), b.to_f64());
-    let beyond = match least {
-        true => second < first,
-        false => first < second,
+    let beyond = if least {
+        second < first
+    } else {
+        first < second
     };
     if beyond || second.is_nan() { b } else { a }
 }

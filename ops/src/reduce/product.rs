@@ -132,14 +132,14 @@ impl<E: Element> Task<'_, E> {
     ) {
         let Lines { cells, inner, .. } = self.lines;
         let apart = if BESIDE { 1 } else { cells };
-        let at = |cell: usize, line: usize| first + cell * inner + line * apart;
+        let place = |cell: usize, line: usize| first + cell * inner + line * apart;
         let number = |all: &[E], cell: usize, line: usize| {
             // SAFETY: a cell of a line, all of which are in the tensor.
-            unsafe { *all.as_ptr().add(at(cell, line)) }.to_f64()
+            unsafe { *all.as_ptr().add(place(cell, line)) }.to_f64()
         };
         let write = |cell: usize, line: usize, value: f64| {
             // SAFETY: as above, and of this task alone.
-            unsafe { *self.result.at(at(cell, line)) = E::from_f64(value) };
+            unsafe { *self.result.at(place(cell, line)) = E::from_f64(value) };
         };
         let mut products = [1.0; N];
         before.clear();

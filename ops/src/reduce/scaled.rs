@@ -29,18 +29,24 @@ pub(crate) fn scaled<const D: usize>(
     let must = |dim: &usize| may(*dim) && (shape[*dim] != 1 || x.layout().is_sharded(*dim));
     let first = (0..D).find(must).unwrap_or(0);
     let along = first..(0..D).rfind(must).map_or(first, |last| last + 1);
-    let alike = |dim: usize| match along.contains(&dim) {
-        true => may(dim),
-        false => shape[dim] == held[dim],
+    let alike = |dim: usize| {
+        if along.contains(&dim) {
+            may(dim)
+        } else {
+            shape[dim] == held[dim]
+        }
     };
     let same_type = x.local().dtype() == factors.local().dtype();
     if !(0..D).all(alike) || !same_type || !flex::runs_on(&x.device()) {
         return Ok(x * factors);
     }
     let cells: [Role; D] = std::array::from_fn(Role::Common);
-    let lines: [Role; D] = std::array::from_fn(|dim| match along.contains(&dim) {
-        true => Role::Broadcast,
-        false => Role::Common(dim),
+    let lines: [Role; D] = std::array::from_fn(|dim| {
+        if along.contains(&dim) {
+            Role::Broadcast
+        } else {
+            Role::Common(dim)
+        }
     });
     let operands = [(x.layout(), &cells), (factors.layout(), &lines)];
     let operands = operands.map(|(layout, roles)| Term {
@@ -131,22 +137,21 @@ mod tests {
             ([5, 1, 37], [1, 1, 1]),
             ([1, 1, 1], [1, 1, 1]),
         ] {
-            let of = |composed: bool| {
+            let results = |composed: bool| {
                 let x = random::<3>(shape, "x", 0).detach().require_grad();
                 let factors = random::<3>(held, "factors", 0).detach().require_grad();
-                let y = match composed {
-                    true => x.clone() * factors.clone(),
-                    false => {
-                        let [x, factors] = [&x, &factors].map(|x| ShardTensor::solo(x.clone()));
-                        scaled(x, factors, "scaled").unwrap().into_local()
-                    }
+                let y = if composed {
+                    x.clone() * factors.clone()
+                } else {
+                    let [x, factors] = [&x, &factors].map(|x| ShardTensor::solo(x.clone()));
+                    scaled(x, factors, "scaled").unwrap().into_local()
                 };
                 let weight = random::<3>(y.dims(), "y", 0).detach();
                 let gradients = (y.clone() * weight).sum().backward();
-                let of = |x: &Tensor<3>| x.grad(&gradients).unwrap();
-                [y.inner(), of(&x), of(&factors)].map(Tensor::into_data)
+                let gradient = |x: &Tensor<3>| x.grad(&gradients).unwrap();
+                [y.inner(), gradient(&x), gradient(&factors)].map(Tensor::into_data)
             };
-            for (ours, burns) in of(false).iter().zip(&of(true)) {
+            for (ours, burns) in results(false).iter().zip(&results(true)) {
                 assert!(difference(ours, burns) < 2e-6, "{shape:?}, {held:?}");
             }
         }

@@ -105,9 +105,10 @@ impl<E: Element> WithSimd for Scan<'_, E> {
                 *y = E::from_f64(sum);
             };
             let pairs = y.iter_mut().zip(&x[line]);
-            match reversed {
-                true => pairs.rev().for_each(&mut add),
-                false => pairs.for_each(&mut add),
+            if reversed {
+                pairs.rev().for_each(&mut add)
+            } else {
+                pairs.for_each(&mut add)
             }
             return;
         }

@@ -171,7 +171,7 @@ mod tests {
             ([3, 19, 37], &[0, 2]),
             ([3, 19, 37], &[0, 1, 2]),
         ] {
-            let of = |middle: Option<Tensor<3>>, composed: bool, kind: usize| {
+            let results = |middle: Option<Tensor<3>>, composed: bool, kind: usize| {
                 let x = random::<3>(shape, "x", 0).detach().require_grad();
                 let y = match (kind, composed) {
                     (0, true) => x.clone().sum_dims(dims) * 0.5,
@@ -191,7 +191,10 @@ mod tests {
             dims.iter().for_each(|&dim| reduced[dim] = 1);
             let middle = random::<3>(reduced, "middle", 0).detach();
             for (middle, kind) in [(None, 0), (None, 1), (Some(middle), 1)] {
-                let (ours, burns) = (of(middle.clone(), false, kind), of(middle, true, kind));
+                let (ours, burns) = (
+                    results(middle.clone(), false, kind),
+                    results(middle, true, kind),
+                );
                 for (ours, burns) in ours.iter().zip(&burns) {
                     assert!(
                         difference(ours, burns) < 2e-6,

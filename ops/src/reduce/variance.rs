@@ -105,6 +105,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
             reduced(case, &dims, output(var_dims(case.input::<D>(0)?, &dims, correction)))
         })
     })
+    .with_method("var_dims")
     .with_travels(["a mean (the result is partial)", "–"]),
     Golden::new("std", |case| {
         let (dims, correction) = arguments(case);
@@ -112,6 +113,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
             reduced(case, &dims, output(std_dims(case.input::<D>(0)?, &dims, correction)))
         })
     })
+    .with_method("std_dims")
     .with_travels(["a mean and a variance", "–"]),
 ];
 

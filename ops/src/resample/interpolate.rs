@@ -53,6 +53,7 @@ pub fn interpolate<const D: usize, const N: usize>(
     output_size: [usize; N],
     interpolation: Interpolation,
 ) -> Result<ShardTensor<D>> {
+    x.require_resolved(NAME)?;
     let dims = x.dims();
     if D != N + 2 || output_size.contains(&0) || dims[2..].contains(&0) {
         let message = format!(
@@ -112,9 +113,10 @@ fn sizes<const N: usize>(
 
 /// The interpolation of burn's module.
 fn of_burn(mode: &InterpolateMode, align_corners: bool) -> Result<Interpolation> {
-    let corners = match align_corners {
-        true => Corners::Centers,
-        false => Corners::Edges,
+    let corners = if align_corners {
+        Corners::Centers
+    } else {
+        Corners::Edges
     };
     let mode = match mode {
         InterpolateMode::Nearest => Mode::Nearest,
@@ -122,7 +124,8 @@ fn of_burn(mode: &InterpolateMode, align_corners: bool) -> Result<Interpolation>
         InterpolateMode::Linear => Mode::Linear,
         InterpolateMode::Cubic => Mode::Cubic,
         other => {
-            let message = format!("{other:?} has no rule; expected Linear or Cubic");
+            let message =
+                format!("{other:?} has no rule; expected Nearest, NearestExact, Linear or Cubic");
             return Err(Error::operator(NAME, message));
         }
     };
@@ -190,13 +193,15 @@ fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Outpu
     let mode = attributes.choice("mode", &modes);
     let interpolation = Interpolation {
         mode,
-        corners: match attributes.is("align_corners") {
-            true => Corners::Centers,
-            false => Corners::Edges,
+        corners: if attributes.is("align_corners") {
+            Corners::Centers
+        } else {
+            Corners::Edges
         },
-        antialias: match attributes.is("antialias") {
-            true => Antialias::On,
-            false => Antialias::Off,
+        antialias: if attributes.is("antialias") {
+            Antialias::On
+        } else {
+            Antialias::Off
         },
     };
     let x = case.input::<D>(0)?;
@@ -222,6 +227,7 @@ fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Outpu
 mod tests {
     use burn::nn::interpolate::Interpolate2dConfig;
     use burn::tensor::Tensor;
+    use halocline_core::{Launcher, Layout, Partial, ReduceOp};
 
     use super::*;
     use crate::prelude::*;
@@ -259,6 +265,25 @@ mod tests {
             let (ours, theirs) = (x.clone().apply(&layer), layer.forward(x.clone()));
             assert!(difference(&ours.into_data(), &theirs.into_data()) < 1e-5);
         }
+    }
+
+    #[test]
+    fn partial_values_are_refused_at_any_size() {
+        Launcher::local(2)
+            .run(|world| {
+                let mesh = world.mesh([("x", 2)])?;
+                let shape = [1, 1, 2, 2];
+                let layout = Layout::new(mesh.shape(), &shape, &[Partial(ReduceOp::Sum)])?;
+                for size in [[4, 4], [3, 3]] {
+                    let terms = Tensor::<4>::ones(shape, world.device());
+                    let x = ShardTensor::from_parts(terms, layout.clone(), mesh.clone());
+                    let error = interpolate(x, size, Interpolation::new(Mode::Nearest));
+                    let error = error.unwrap_err().to_string();
+                    assert!(error.contains("call resolve() first"), "{error}");
+                }
+                Ok(())
+            })
+            .unwrap();
     }
 
     #[test]

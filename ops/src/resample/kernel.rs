@@ -215,13 +215,13 @@ mod tests {
     /// Interpolation of a field that has a halo.
     fn naive(x: &[f64], [planes, rows, columns]: [usize; 3]) -> Vec<f64> {
         // The cell of the haloed input that is nearest, and the one on the other side.
-        let pair = |at: usize| {
+        let pair = |cell: usize| {
             [
-                at / 2 + 1,
-                if at.is_multiple_of(2) {
-                    at / 2
+                cell / 2 + 1,
+                if cell.is_multiple_of(2) {
+                    cell / 2
                 } else {
-                    at / 2 + 2
+                    cell / 2 + 2
                 },
             ]
         };
@@ -232,8 +232,8 @@ mod tests {
                     let mut sum = 0.0;
                     for (row, high) in pair(row).into_iter().zip([0.75, 0.25]) {
                         for (column, wide) in pair(column).into_iter().zip([0.75, 0.25]) {
-                            let at = (plane * (rows + 2) + row) * (columns + 2) + column;
-                            sum += high * wide * x[at];
+                            let cell = (plane * (rows + 2) + row) * (columns + 2) + column;
+                            sum += high * wide * x[cell];
                         }
                     }
                     y.push(sum);

@@ -45,7 +45,7 @@ pub(crate) const OPERATORS: &[Golden] = {
 /// The sum over the copies of a cell.
 ///
 /// # Errors
-/// A factor of zero.
+/// A factor of zero, or one that makes a dim too large.
 ///
 /// # Example
 /// ```
@@ -63,8 +63,15 @@ pub fn upsample_nearest<const D: usize>(
     factor: usize,
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "upsample_nearest";
-    if factor == 0 {
-        return Err(Error::operator(NAME, "a factor of zero"));
+    let mut sizes = x.dims().into_iter().skip(2);
+    let beyond = |size: usize| size.checked_mul(factor).is_none();
+    if factor == 0 || sizes.any(beyond) {
+        let message = format!(
+            "a factor of {factor} for {:?}; expected at least one, and at most {} cells in a dim",
+            x.dims(),
+            usize::MAX
+        );
+        return Err(Error::operator(NAME, message));
     }
     let mut extents = x.layout().all_extents().to_vec();
     for extent in extents.iter_mut().skip(2).flatten() {
@@ -291,6 +298,15 @@ mod tests {
         let row = [0.0, 0.5, 1.5, 2.5, 3.5, 4.0];
         let expected = [[[row; 4]]];
         y.into_data().assert_eq(&expected.into(), false);
+    }
+
+    #[test]
+    fn factors_of_zero_and_too_large_are_refused() {
+        for factor in [0, usize::MAX] {
+            let x = ShardTensor::solo(Tensor::<3>::ones([1, 1, 3], &Default::default()));
+            let error = upsample_nearest(x, factor).unwrap_err().to_string();
+            assert!(error.contains("for [1, 1, 3]; expected"), "{error}");
+        }
     }
 
     struct Nearest(usize);

@@ -80,33 +80,36 @@ impl Interpolation {
 
     /// The map from a dim of `size` cells to so many.
     pub(super) fn map(&self, size: usize, outputs: usize) -> Map {
-        if self.mode == Mode::Area {
-            return areas(size, outputs);
-        }
-        (0..outputs)
-            .map(|output| self.taps(output, size, outputs))
-            .collect()
-    }
-
-    fn taps(&self, output: usize, size: usize, outputs: usize) -> Taps {
         let scale = match self.corners {
             Corners::Edges => size as f64 / outputs as f64,
             Corners::Centers if outputs > 1 => (size - 1) as f64 / (outputs - 1) as f64,
             Corners::Centers => 0.0,
         };
         // Cells have their middles at whole numbers.
-        let place = match self.corners {
+        let place = |output: usize| match self.corners {
             Corners::Edges => (output as f64 + 0.5) * scale - 0.5,
             Corners::Centers => output as f64 * scale,
         };
         let single = |cell: usize| vec![(cell.min(size - 1), 1.0)];
+        let each = |taps: &dyn Fn(usize) -> Taps| -> Map { (0..outputs).map(taps).collect() };
         match (self.mode, self.antialias) {
-            (Mode::Nearest | Mode::Area, _) => single(output * size / outputs),
-            (Mode::NearestExact, _) => single((2 * output + 1) * size / (2 * outputs)),
-            (Mode::Linear, Antialias::On) => smooth(output, size, scale, 1.0, triangle),
-            (Mode::Cubic, Antialias::On) => smooth(output, size, scale, 2.0, |x| keys(x, -0.5)),
-            (Mode::Linear, Antialias::Off) => nearest(place.max(0.0), size, 1, triangle),
-            (Mode::Cubic, Antialias::Off) => nearest(place, size, 2, |x| keys(x, -0.75)),
+            (Mode::Area, _) => areas(size, outputs),
+            (Mode::Nearest, _) => each(&|output| single(output * size / outputs)),
+            (Mode::NearestExact, _) => {
+                each(&|output| single((2 * output + 1) * size / (2 * outputs)))
+            }
+            (Mode::Linear, Antialias::On) => {
+                each(&|output| smooth(output, size, scale, 1.0, triangle))
+            }
+            (Mode::Cubic, Antialias::On) => {
+                each(&|output| smooth(output, size, scale, 2.0, |x| keys(x, -0.5)))
+            }
+            (Mode::Linear, Antialias::Off) => {
+                each(&|output| nearest(place(output).max(0.0), size, 1, triangle))
+            }
+            (Mode::Cubic, Antialias::Off) => {
+                each(&|output| nearest(place(output), size, 2, |x| keys(x, -0.75)))
+            }
         }
     }
 }

@@ -124,9 +124,10 @@ mod tests {
             let run = |composed: bool| {
                 let x = random::<3>([3, 19, 37], "x", 0).detach().require_grad();
                 let function = Exponentials { kind, dim };
-                let y = match composed {
-                    true => function.composed(x.clone() * 5.0),
-                    false => function.run(x.clone() * 5.0),
+                let y = if composed {
+                    function.composed(x.clone() * 5.0)
+                } else {
+                    function.run(x.clone() * 5.0)
                 };
                 let weight = random::<3>(y.dims(), "y", 0).detach();
                 let gradients = (y.clone() * weight).sum().backward();

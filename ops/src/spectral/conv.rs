@@ -22,7 +22,7 @@ use halocline_core::{Error, Result, ShardTensor};
 use super::fft::{check_dims, each};
 use super::line::{Frequencies, Line, Scale, Sign};
 use super::local::along;
-use super::modes::{mode_product, own_modes};
+use super::modes::{check_channels, mode_product, own_modes};
 use super::pencil::return_to;
 use crate::operand::Operand;
 use crate::precision::{cast_shard, narrowed, wider};
@@ -69,6 +69,7 @@ pub fn spectral_conv<const D: usize, const E: usize>(
         return Ok(narrowed(y, dtype));
     }
     let (before, size) = (x.layout().clone(), x.dims()[D - 1]);
+    check_channels(NAME, &before, &weight)?;
     let others: Vec<usize> = (2..D - 1).collect();
     let modes = weight.dims()[D - 1];
     // Channels stay where they are: their sharding decides the placement of the result.
@@ -89,14 +90,13 @@ pub fn spectral_conv<const D: usize, const E: usize>(
         along(y, dim, line, [fixed, pending], NAME)
     })?;
     // What is less travels: modes, or cells.
-    let y = match before.is_sharded(D - 1) || 2 * modes >= size {
-        true => y,
-        false => {
-            let mut extents = before.all_extents().to_vec();
-            extents[D - 1] = vec![modes];
-            extents.push(vec![2]);
-            return_to(&before.derive(before.placements().to_vec(), extents), y)?
-        }
+    let y = if before.is_sharded(D - 1) || 2 * modes >= size {
+        y
+    } else {
+        let mut extents = before.all_extents().to_vec();
+        extents[D - 1] = vec![modes];
+        extents.push(vec![2]);
+        return_to(&before.derive(before.placements().to_vec(), extents), y)?
     };
     let factor = (size as f64).recip();
     let scale = Scale {

@@ -90,6 +90,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
         let modes = rfft::<4, 5>(case.input(0)?, &[2, 3], FftNorm::Ortho)?;
         output(squeeze::<5, 4>(sum_dims(modes.square(), &[4])?, 4))
     })
+    .with_method("")
     .with_pytorch("fft.rfft2, abs, square")
     .with_travels(ALL_TO_ALL),
 ];

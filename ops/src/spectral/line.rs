@@ -89,9 +89,10 @@ impl Frequencies {
 
     /// The place of a kept frequency among all.
     pub(crate) fn place(self, kept: usize) -> usize {
-        match kept < self.low {
-            true => kept,
-            false => self.size - self.kept() + kept,
+        if kept < self.low {
+            kept
+        } else {
+            self.size - self.kept() + kept
         }
     }
 }

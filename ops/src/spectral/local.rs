@@ -153,9 +153,10 @@ mod tests {
             let run = |composed: bool| {
                 let shape = [3, line.cells()[0], 19 * line.parts()[0]];
                 let x = random::<3>(shape, "x", 0).detach().require_grad();
-                let y = match composed {
-                    true => line.composed(x.clone()),
-                    false => line.run(x.clone()),
+                let y = if composed {
+                    line.composed(x.clone())
+                } else {
+                    line.run(x.clone())
                 };
                 let weight = random::<3>(y.dims(), "y", 0).detach();
                 let gradients = (y.clone() * weight).sum().backward();

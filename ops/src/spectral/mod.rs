@@ -49,7 +49,7 @@ pub(crate) use pencil::{return_to, whole};
 pub use conv::spectral_conv;
 pub use fft::{FftNorm, dct, fft, idct, ifft, irfft, rfft};
 pub use modes::mode_product;
-pub(crate) use modes::own_modes;
+pub(crate) use modes::{check_channels, own_modes};
 pub use power::power_spectrum;
 
 use crate::field::{Field, WithDims, run};

@@ -59,13 +59,14 @@ pub fn mode_product<const D: usize>(
     weight.require_whole(NAME, D - 1)?;
     let cut = cut(x.layout(), weight.layout(), own);
     let weight = weight.try_redistribute(&cut)?;
-    let (layout, fans) = rule(x.layout(), weight.layout(), own)?;
+    let (layout, fans) = rule(NAME, x.layout(), weight.layout(), own)?;
     let kernels = flex::runs_on(&x.local().device());
     let filled = |local: Tensor<D>, layout: &Layout| {
         let all: Vec<usize> = (0..D).collect();
-        match kernels {
-            true => Ok(local),
-            false => fill_empty(local, layout, &all, NAME, 0.0),
+        if kernels {
+            Ok(local)
+        } else {
+            fill_empty(local, layout, &all, NAME, 0.0)
         }
     };
     let (x, layout_x, mesh) = x.into_parts();
@@ -112,6 +113,37 @@ pub(crate) fn own_modes<const D: usize>(
     Err(Error::operator(operator, message))
 }
 
+/// Checks the shards of a weight beside a field, before the field is transformed and anything is sent. Channels keep their
+/// shards; an axis over which the field is sharded in a spatial dim is one of modes, in the same dim or another.
+pub(crate) fn check_channels<const D: usize>(
+    operator: &str,
+    field: &Layout,
+    weight: &Operand<D>,
+) -> Result<()> {
+    let weight = weight.layout_on(field.mesh());
+    if weight.mesh() != field.mesh() {
+        let message = format!("{field} and {weight} are on two meshes");
+        return Err(Error::operator(operator, message));
+    }
+    weight.require_whole(operator, D - 1)?;
+    let moves = |axis: &usize| matches!(field.placements()[*axis], Shard(dim) if dim >= 2);
+    let mut placements = weight.placements().to_vec();
+    let mut extents = weight.all_extents().to_vec();
+    for (dim, extents) in extents.iter_mut().enumerate().take(D - 1).skip(2) {
+        let axes = weight.axes_of(dim);
+        if !axes.iter().all(moves) {
+            weight.require_whole(operator, dim)?;
+        }
+        axes.iter().for_each(|axis| placements[*axis] = Replicate);
+        *extents = vec![weight.shape()[dim]];
+    }
+    let channels = weight.derive(placements, extents);
+    let mut extents = field.all_extents().to_vec();
+    extents.push(vec![2]);
+    let modes = field.derive(field.placements().to_vec(), extents);
+    rule(operator, &modes, &cut(&modes, &channels, 0), 0).map(drop)
+}
+
 /// The layout of a weight, cut to the cells of `x` where it is replicated or fans out.
 fn cut(x: &Layout, weight: &Layout, own: usize) -> Layout {
     let mut extents = weight.all_extents().to_vec();
@@ -136,7 +168,12 @@ fn cut(x: &Layout, weight: &Layout, own: usize) -> Layout {
 }
 
 /// The layout of the result, and the axes over which each operand fans out.
-fn rule(x: &Layout, weight: &Layout, own: usize) -> Result<(Layout, [Vec<usize>; 2])> {
+fn rule(
+    operator: &str,
+    x: &Layout,
+    weight: &Layout,
+    own: usize,
+) -> Result<(Layout, [Vec<usize>; 2])> {
     let dims = x.shape().len();
     let result: Vec<Role> = (0..dims).map(Role::Common).collect();
     let (mut roles_x, mut roles_weight) = (result.clone(), result.clone());
@@ -152,7 +189,7 @@ fn rule(x: &Layout, weight: &Layout, own: usize) -> Result<(Layout, [Vec<usize>;
         term("x", x, &roles_x[..]),
         term("weight", weight, &roles_weight),
     ];
-    let pairing = Pairing::new(NAME, &terms, &result, Linearity::Multiplicative)?;
+    let pairing = Pairing::new(operator, &terms, &result, Linearity::Multiplicative)?;
     let fans = [0, 1].map(|operand| pairing.fan_out(operand).to_vec());
     Ok((pairing.layout(x), fans))
 }

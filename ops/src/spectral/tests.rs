@@ -135,6 +135,18 @@ fn misuse_is_told_before_anything_is_sent() {
                 error.contains("spectral_conv: x [1, 2, 4, 2] and weight [3, 1, 4, 2]"),
                 "{error}"
             );
+            let pairs = [
+                (Shard(2), Shard(0), "Shard(2) of x with Shard(0) of weight"),
+                (Shard(2), Shard(1), "Shard(2) of x with Shard(1) of weight"),
+                (Shard(1), Shard(2), "Shard(2) on axis \"x\""),
+            ];
+            for (of_x, of_weight, expected) in pairs {
+                let field = ShardTensor::<3>::ones([1, 2, 6], &mesh, &[of_x])?;
+                let weight = ShardTensor::<4>::ones([2, 2, 4, 2], &mesh, &[of_weight])?;
+                let error = spectral_conv(field, weight).unwrap_err().to_string();
+                let expected = format!("spectral_conv: no rule for {expected}");
+                assert!(error.contains(&expected), "{error}");
+            }
             Ok(())
         })
         .unwrap();

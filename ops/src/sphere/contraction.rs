@@ -237,9 +237,10 @@ impl Block {
                         let [north, south] = [north, south].map(|pair| pair[part] * points[k]);
                         let even = even + part * across;
                         let odd = even + half * columns;
-                        (on_points[even], on_points[odd]) = match k == mirror {
-                            true => (north, E::default()),
-                            false => (north + south, north - south),
+                        (on_points[even], on_points[odd]) = if k == mirror {
+                            (north, E::default())
+                        } else {
+                            (north + south, north - south)
                         };
                     }
                 }
@@ -273,15 +274,16 @@ impl Block {
                     half,
                     columns,
                 ];
-                match few {
-                    true => isa.run(OfFew {
+                if few {
+                    isa.run(OfFew {
                         to: sums.to,
                         sizes,
                         functions,
                         points,
                         degrees,
-                    }),
-                    false => multiply(sums.to, sizes, functions, points, degrees),
+                    })
+                } else {
+                    multiply(sums.to, sizes, functions, points, degrees)
                 }
             }
         }
@@ -441,9 +443,12 @@ impl<E: Element> OfFew<'_, E> {
                 }
                 To::Points => {
                     let factors: [[E::Vector<S>; N]; TOGETHER] = std::array::from_fn(|row| {
-                        std::array::from_fn(|column| match row < count {
-                            true => E::splat(simd, self.degrees[place(row) + column]),
-                            false => zero,
+                        std::array::from_fn(|column| {
+                            if row < count {
+                                E::splat(simd, self.degrees[place(row) + column])
+                            } else {
+                                zero
+                            }
                         })
                     });
                     for at in vectors::<S, E>(points) {

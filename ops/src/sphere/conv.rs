@@ -5,7 +5,7 @@ use halocline_core::{Result, ShardTensor};
 use super::sht::Sht;
 use super::transform::{GRID, check, isht_beside, sht_beside};
 use crate::operand::Operand;
-use crate::spectral::{mode_product, own_modes, return_to};
+use crate::spectral::{check_channels, mode_product, own_modes, return_to};
 
 const NAME: &str = "sphere_conv";
 
@@ -50,6 +50,7 @@ pub fn sphere_conv<const D: usize, const E: usize>(
     let mut harmonics = x.dims()[..D - 2].to_vec();
     harmonics.extend([transform.degrees(), transform.orders(), 2]);
     own_modes(NAME, &harmonics, x.local().dtype(), &weight)?;
+    check_channels(NAME, &before, &weight)?;
     // Channels stay where they are: their sharding decides the placement of the result.
     let harmonics: ShardTensor<E> = sht_beside(x, transform, &[1])?;
     let y: ShardTensor<D> = isht_beside(mode_product(harmonics, weight)?, transform, &[1])?;

@@ -50,9 +50,12 @@ impl SphereGrid {
         };
         // The southern half mirrors the northern one, with the same bits.
         let north: Vec<(f64, f64)> = (0..size.div_ceil(2))
-            .map(|k| match 2 * k + 1 == size {
-                true => (0.0, point(k, size).1),
-                false => point(k, size),
+            .map(|k| {
+                if 2 * k + 1 == size {
+                    (0.0, point(k, size).1)
+                } else {
+                    point(k, size)
+                }
             })
             .collect();
         let south = north[..size / 2].iter().rev();
@@ -98,12 +101,13 @@ fn gauss(k: usize, size: usize) -> (f64, f64) {
         (this, n * (x * this - before) / (x * x - 1.0))
     };
     let start = (PI * (k as f64 + 0.75) / (n + 0.5)).cos();
-    let x = match 2 * k + 1 == size {
-        true => 0.0,
-        false => root(start, |x| {
+    let x = if 2 * k + 1 == size {
+        0.0
+    } else {
+        root(start, |x| {
             let (value, slope) = slope(x);
             value / slope
-        }),
+        })
     };
     (x, 2.0 / ((1.0 - x * x) * slope(x).1.powi(2)))
 }

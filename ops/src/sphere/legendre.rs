@@ -102,11 +102,11 @@ fn values(order: usize, degrees: usize, cosines: &[f64]) -> Vec<f64> {
         }));
         let l = (degree + 1) as f64;
         let a = ((2.0 * l - 1.0) / (l - m) * (2.0 * l + 1.0) / (l + m)).sqrt();
-        let b = match degree == order {
-            true => 0.0,
-            false => ((l + m - 1.0) / (l - m) * (2.0 * l + 1.0) / (2.0 * l - 3.0) * (l - m - 1.0)
-                / (l + m))
-                .sqrt(),
+        let b = if degree == order {
+            0.0
+        } else {
+            ((l + m - 1.0) / (l - m) * (2.0 * l + 1.0) / (2.0 * l - 3.0) * (l - m - 1.0) / (l + m))
+                .sqrt()
         };
         for (k, x) in cosines.iter().enumerate() {
             let next = a * x * this[k] - b * before[k];

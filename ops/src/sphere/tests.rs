@@ -171,9 +171,10 @@ fn sums_by_the_halves_are_those_of_the_whole_sphere() {
                     let x = random::<4>([35, size, 11, 2], "x", 0)
                         .detach()
                         .require_grad();
-                    let y = match composed {
-                        true => contraction.composed(x.clone()),
-                        false => contraction.clone().run(x.clone()),
+                    let y = if composed {
+                        contraction.composed(x.clone())
+                    } else {
+                        contraction.clone().run(x.clone())
                     };
                     let weight = random::<4>(y.dims(), "y", 0).detach();
                     let gradients = (y.clone() * weight).sum().backward();
@@ -215,6 +216,11 @@ fn other_sizes_are_refused_before_anything_is_sent() {
                 error.contains("sphere_conv: x [1, 2, 5, 5, 2] and weight [2, 3, 4, 1, 2]"),
                 "{error}"
             );
+            let x = ShardTensor::<4>::ones([1, 2, 6, 8], &mesh, &[Shard(2)])?;
+            let weight = ShardTensor::<5>::ones([2, 3, 5, 1, 2], &mesh, &[Shard(0)])?;
+            let error = sphere_conv(x, weight, &transform).unwrap_err().to_string();
+            let expected = "sphere_conv: no rule for Shard(2) of x with Shard(0) of weight";
+            assert!(error.contains(expected), "{error}");
             Ok(())
         })
         .unwrap();

@@ -112,9 +112,10 @@ pub(crate) fn write(
             0 => Compression::None,
             level => Compression::Zstd { level },
         })
-        .with_existing(match writing.replace {
-            true => Existing::Replace,
-            false => Existing::Reject,
+        .with_existing(if writing.replace {
+            Existing::Replace
+        } else {
+            Existing::Reject
         });
     let config = ConvertConfig::new()
         .with_output(output)

@@ -1,5 +1,6 @@
 //! The subcommands of experiments.
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -98,12 +99,11 @@ impl Forecasting {
 
     fn open(&self, world: &World, config: &ExperimentConfig) -> halocline::Result<Experiment> {
         match &self.files[..] {
-            // Of a folder that is not there nothing is made.
-            [] if !config.folder.exists() => Err(halocline::Error::other(format!(
-                "{}: no checkpoint; train first",
-                config.folder.display()
-            ))),
-            [] => Experiment::new(world, config),
+            [] => {
+                // Nothing is computed and made for a model that is not there.
+                config.require_trained()?;
+                Experiment::new(world, config)
+            }
             files => Experiment::of_files(world, config, files),
         }
     }
@@ -151,9 +151,10 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
         replace,
         ..
     } = options;
-    let existing = match replace {
-        true => Existing::Replace,
-        false => Existing::Reject,
+    let existing = if *replace {
+        Existing::Replace
+    } else {
+        Existing::Reject
     };
     let written = options.run.run(|world, config| {
         let experiment = forecasting.open(world, config)?;
@@ -162,8 +163,10 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
         let written = experiment.forecast(&model, from.as_deref(), &config, output, existing)?;
         Ok(Some(written).filter(|_| world.is_root()))
     })?;
+    // A reader that has ended, such as `head`, is no failure.
+    let mut out = std::io::stdout();
     for path in written.into_iter().flatten().flatten() {
-        println!("written to {}", path.display());
+        let _ = writeln!(out, "written to {}", path.display());
     }
     Ok(())
 }

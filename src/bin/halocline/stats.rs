@@ -20,6 +20,9 @@ pub(crate) struct Options {
     /// Time steps of increments
     #[arg(long, default_value_t = 1)]
     lead: usize,
+    /// Hours of increments, from each field to the one so long after it
+    #[arg(long, conflicts_with = "lead")]
+    lead_hours: Option<f64>,
     /// Missing values
     #[arg(long, default_value = "reject")]
     missing: MissingChoice,
@@ -54,10 +57,14 @@ pub(crate) fn run(options: &Options) -> Result {
     let config = config
         .with_missing(options.missing.into())
         .with_gaps(options.gaps.into());
-    let mut builder = StatisticsBuilder::new(options.lead)?;
-    let all = match options.joined {
-        true => vec![config.open_joined(&options.files)?],
-        false => config.open_each(&options.files)?,
+    let mut builder = match options.lead_hours {
+        Some(hours) => StatisticsBuilder::with_lead_hours(hours)?,
+        None => StatisticsBuilder::new(options.lead)?,
+    };
+    let all = if options.joined {
+        vec![config.open_joined(&options.files)?]
+    } else {
+        config.open_each(&options.files)?
     };
     for fields in all {
         let title = fields.path().display().to_string();

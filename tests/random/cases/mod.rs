@@ -158,13 +158,15 @@ fn with_channels(draw: &mut Draw, channels: usize, cells: &[usize]) -> Vec<usize
 fn conv(spatial: usize, draw: &mut Draw) -> Case {
     // Some are as in models: in two and three dims Winograd's method computes them, and matrices do where the processor has these.
     let is_layer = draw.within(0..=2) == 0;
-    let [kernel, stride, dilation, span] = match is_layer {
-        true => [3, 1, 1, 3].map(|number| vec![number; spatial]),
-        false => windows(spatial, 2, draw),
+    let [kernel, stride, dilation, span] = if is_layer {
+        [3, 1, 1, 3].map(|number| vec![number; spatial])
+    } else {
+        windows(spatial, 2, draw)
     };
-    let cells = match is_layer {
-        true => draw.list(spatial, 6..=most(spatial).max(9)),
-        false => sizes(&span, draw),
+    let cells = if is_layer {
+        draw.list(spatial, 6..=most(spatial).max(9))
+    } else {
+        sizes(&span, draw)
     };
     let padding: Vec<usize> = span.iter().map(|span| draw.within(0..=span - 1)).collect();
     let mode = draw.pick(&["zeros", "zeros", "circular", "reflect", "replicate"]);

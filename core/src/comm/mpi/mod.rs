@@ -211,7 +211,7 @@ impl Mpi {
         };
         Err(Error::Diverged {
             rank: self.rank,
-            operation: format!("{operation} (expecting {expected})"),
+            operation: format!("{operation:#} (expecting {expected})"),
             peer,
             peer_operation: format!("{theirs}, sending {bytes} bytes or more"),
         })

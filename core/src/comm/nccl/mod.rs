@@ -355,9 +355,10 @@ impl Communicator for Nccl {
         }
         // Before NCCL, which may wait, so that a rank that waits for this one detects a divergence.
         let control = self.control.clone().start(control)?;
-        let posted = match messages.is_empty() {
-            true => None,
-            false => Some(self.post(&operation, messages)?),
+        let posted = if messages.is_empty() {
+            None
+        } else {
+            Some(self.post(&operation, messages)?)
         };
         Ok(InFlight::new(OnItsWay {
             engine: self,

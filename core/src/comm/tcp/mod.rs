@@ -32,8 +32,10 @@ const NOTICE: Duration = Duration::from_secs(1);
 /// The period at which a rank that ends checks for the failure of another.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// The bytes of a long message whose arrival counts as progress.
+/// The bytes of a long message whose arrival, or departure, counts as progress.
 const PIECE: usize = 1 << 20;
+/// The bytes of the longest body that is written with its head, by one call of the system.
+const SHORT: usize = 1 << 14;
 /// The silence after which a connection is probed, and the interval of probes.
 const KEEPALIVE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(10)];
 
@@ -102,17 +104,24 @@ impl Frame {
         Self::of(Kind::Failure, rank as u64, cause)
     }
 
-    fn write(&self, stream: &mut impl Write) -> std::io::Result<()> {
+    /// Writes the frame; calls `progress` after each piece of a long body.
+    fn write(&self, stream: &mut impl Write, progress: impl Fn()) -> std::io::Result<()> {
         let name = &self.name.as_bytes()[..self.name.len().min(Self::NAME)];
         let body = self.body.bytes();
-        let mut head = Vec::with_capacity(Self::HEAD + name.len());
+        let (short, long) = body.split_at(if body.len() <= SHORT { body.len() } else { 0 });
+        let mut head = Vec::with_capacity(Self::HEAD + name.len() + short.len());
         head.extend((self.kind as u32).to_ne_bytes());
         head.extend((name.len() as u32).to_ne_bytes());
         head.extend(self.number.to_ne_bytes());
         head.extend((body.len() as u64).to_ne_bytes());
         head.extend(name);
+        head.extend(short);
         stream.write_all(&head)?;
-        stream.write_all(body)
+        for piece in long.chunks(PIECE) {
+            stream.write_all(piece)?;
+            progress();
+        }
+        Ok(())
     }
 }
 
@@ -169,8 +178,9 @@ impl Tcp {
             let thread =
                 |task: &str| std::thread::Builder::new().name(format!("{task} rank {peer}"));
             let (orders, ordered) = mpsc::channel();
-            let outgoing = stream.clone();
-            thread("to").spawn(move || write_all(&outgoing, &ordered))?;
+            let (outgoing, progress) = (stream.clone(), hub.clone());
+            let progress = move || progress.record_progress(peer);
+            thread("to").spawn(move || write_all(&outgoing, &ordered, progress))?;
             let (incoming, inbox, ended) = (stream.clone(), hub.clone(), ended.clone());
             thread("from").spawn(move || {
                 let Err((failed, cause)) = read_all(&incoming, &inbox, peer, rank) else {
@@ -234,13 +244,14 @@ fn order(orders: &Mutex<mpsc::Sender<Order>>, order: Order) {
     let _ = orders.send(order);
 }
 
-fn write_all(mut stream: &TcpStream, orders: &mpsc::Receiver<Order>) {
+/// Writes what is ordered; calls `progress` after each piece of a long message: a peer that reads is alive.
+fn write_all(mut stream: &TcpStream, orders: &mpsc::Receiver<Order>, progress: impl Fn()) {
     while let Ok(order) = orders.recv() {
         let (frame, last) = match order {
             Order::Write(frame) => (frame, None),
             Order::Finish(frame, signal) => (frame, Some(signal)),
         };
-        if frame.write(&mut stream).is_err() {
+        if frame.write(&mut stream, &progress).is_err() {
             return;
         }
         if let Some(signal) = last {

@@ -110,12 +110,13 @@ impl Rendezvous {
         if self.rank == 0 {
             let table = self.receive_all(address, &mut streams, end, seconds)?;
             for stream in streams.iter().flatten() {
-                send(stream, table.as_bytes())?;
+                // The thread that reads names a rank that has left.
+                let _ = send(stream, table.as_bytes());
             }
             return Ok(streams);
         }
-        let master = self.call(&addresses, end, seconds)?;
-        let host = master.peer_addr()?.ip();
+        let master = self.call(0, &addresses, end, seconds)?;
+        let host = master.peer_addr()?;
         let near = SocketAddr::new(master.local_addr()?.ip(), 0);
         let listener = self
             .listen(near)
@@ -136,6 +137,8 @@ impl Rendezvous {
         }
         master.set_read_timeout(None)?;
         streams[0] = Some(master);
+        // The table may come at the last moment.
+        let end = end.max(Instant::now() + GREETING);
         // Each rank calls those before it and accepts those after it. Calls need no order between
         // ranks, because every listener was open before its address was in the table.
         for (peer, line) in table.lines().enumerate().take(self.rank).skip(1) {
@@ -143,14 +146,20 @@ impl Rendezvous {
             if address.ip().is_loopback() {
                 // The peer is on rank 0's host, and connected to it by an address that is valid on
                 // that host only.
-                address.set_ip(host);
+                address.set_ip(host.ip());
             }
-            let stream = self.call(&[address], end, seconds)?;
+            if let (SocketAddr::V6(address), SocketAddr::V6(host)) = (&mut address, host)
+                && address.ip().is_unicast_link_local()
+            {
+                // Valid on one link, whose number is another on each host.
+                address.set_scope_id(host.scope_id());
+            }
+            let stream = self.call(peer, &[address], end, seconds)?;
             send(&stream, self.rank.to_string().as_bytes())?;
             stream.set_read_timeout(None)?;
             streams[peer] = Some(stream);
         }
-        self.accept(&listener, end, |stream| {
+        let accepted = self.accept(&listener, end, |stream| {
             let rank = receive(&stream)?;
             let rank = String::from_utf8_lossy(&rank).parse::<usize>().ok();
             let free = rank.filter(|&rank| rank > self.rank && rank < self.size);
@@ -159,12 +168,13 @@ impl Rendezvous {
                 streams[rank] = Some(stream);
             }
             Ok(streams[self.rank + 1..].iter().all(Option::is_some))
-        })
-        .map_err(|obstacle| {
+        });
+        accepted.map_err(|obstacle| {
             Error::Engine(format!(
-                "rank {}: not all ranks that share the rendezvous at {address} could connect within {seconds} s; \
-                 is there a firewall between their hosts?{obstacle}",
-                self.rank
+                "rank {}: no connection from rank {} of the rendezvous at {address} within {seconds} s; has it ended, \
+                 or is there a firewall between the hosts?{obstacle}",
+                self.rank,
+                missing(&streams, self.rank + 1)
             ))
         })?;
         Ok(streams)
@@ -279,16 +289,12 @@ impl Rendezvous {
             streams[rank] = Some(stream);
             Ok(streams[1..].iter().all(Option::is_some))
         });
-        let missing: Vec<String> = (1..self.size)
-            .filter(|&rank| streams[rank].is_none())
-            .map(|rank| rank.to_string())
-            .collect();
         let failure = refused.or_else(|| {
             complete.err().map(|obstacle| {
                 format!(
                     "nothing from rank {} at the rendezvous {address} within {seconds} s; was every process started with \
                      the same MASTER_ADDR, MASTER_PORT and HALOCLINE_SECRET?{obstacle}",
-                    missing.join(", ")
+                    missing(streams, 1)
                 )
             })
         });
@@ -302,8 +308,17 @@ impl Rendezvous {
         Err(Error::Engine(cause))
     }
 
-    /// Connects to a listener with the secret, at one of its addresses.
-    fn call(&self, addresses: &[SocketAddr], end: Instant, seconds: f64) -> Result<Arc<TcpStream>> {
+    /// Connects to the listener of a rank, which has the secret, at one of its addresses.
+    ///
+    /// # Errors
+    /// A rank that does not listen in time; other than rank 0, which may start later, one that does not listen.
+    fn call(
+        &self,
+        callee: usize,
+        addresses: &[SocketAddr],
+        end: Instant,
+        seconds: f64,
+    ) -> Result<Arc<TcpStream>> {
         loop {
             let mut failure = String::new();
             for address in addresses {
@@ -323,19 +338,39 @@ impl Rendezvous {
                         let text = format!("rank {}: {address}: {error}", self.rank);
                         return Err(Error::Engine(text));
                     }
+                    // It has listened since before its address was in the table.
+                    Err(error) if error.kind() == ErrorKind::ConnectionRefused && callee > 0 => {
+                        return Err(Error::Engine(format!(
+                            "rank {}: rank {callee} left during the start ({address}: {error})",
+                            self.rank
+                        )));
+                    }
                     Err(error) => failure = format!("{address}: {}", explained(&error)),
                 }
             }
             if Instant::now() >= end {
-                return Err(Error::Engine(format!(
-                    "rank {}: no rendezvous within {seconds} s ({failure}); is rank 0 running, and are MASTER_ADDR and \
-                     MASTER_PORT the same on all ranks?",
-                    self.rank
-                )));
+                let rank = self.rank;
+                return Err(Error::Engine(match callee {
+                    0 => format!(
+                        "rank {rank}: no rendezvous within {seconds} s ({failure}); is rank 0 running, and are MASTER_ADDR \
+                         and MASTER_PORT the same on all ranks?"
+                    ),
+                    _ => format!(
+                        "rank {rank}: no connection to rank {callee} within {seconds} s ({failure}); is there a firewall \
+                         between their hosts?"
+                    ),
+                }));
             }
             std::thread::sleep(AGAIN);
         }
     }
+}
+
+/// The ranks from `first` on that are not connected, as a list.
+fn missing(streams: &[Option<Arc<TcpStream>>], first: usize) -> String {
+    let ranks = (first..streams.len()).filter(|&rank| streams[rank].is_none());
+    let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
+    ranks.join(", ")
 }
 
 /// The start of an error message in place of a table.

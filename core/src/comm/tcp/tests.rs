@@ -1,7 +1,8 @@
+use std::cell::Cell;
 use std::net::TcpListener;
 use std::time::Instant;
 
-use super::greeting::GREETINGS;
+use super::greeting::{GREETINGS, Secret, Side};
 use super::*;
 use crate::comm::{Expected, Operation, Traffic};
 
@@ -68,6 +69,35 @@ fn exchange(comm: &Arc<Tcp>, name: &'static str, byte: u8) -> Result<Vec<u8>> {
 
 fn text<T: std::fmt::Debug>(result: Result<T>) -> String {
     result.unwrap_err().to_string()
+}
+
+/// The lengths of what is written by each call.
+#[derive(Default)]
+struct Calls(Vec<usize>);
+
+impl Write for Calls {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.push(bytes.len());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn short_messages_are_written_by_one_call_and_pieces_of_long_ones_are_progress() {
+    for (length, calls, pieces) in [(SHORT, 1, 0), (SHORT + 1, 2, 1), (3 * PIECE + 1, 5, 4)] {
+        let mut frame = Frame::of(Kind::Metadata, 7, "x");
+        frame.body = Outgoing::Bytes(vec![1; length], 0);
+        let (mut written, progress) = (Calls::default(), Cell::new(0));
+        let count = || progress.set(progress.get() + 1);
+        frame.write(&mut written, count).unwrap();
+        assert_eq!((written.0.len(), progress.get()), (calls, pieces));
+        let bytes: usize = written.0.iter().sum();
+        assert_eq!(bytes, Frame::HEAD + 1 + length);
+    }
 }
 
 #[test]
@@ -276,6 +306,29 @@ fn a_missing_rank_is_named_in_time() {
         "{error}"
     );
     assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_rank_that_leaves_after_the_table_is_named_at_once() {
+    let start = Instant::now();
+    let ranks = job(3);
+    let others = vec![ranks[0].clone(), ranks[2].clone()];
+    let met = std::thread::scope(|scope| {
+        let met = scope.spawn(|| run(others, 20.0, |_| Ok(())));
+        // Rank 1 names a port at which it no longer listens.
+        let mut first = strangers(&ranks[0], 1).remove(0);
+        let secret = Secret("salt".into());
+        secret.greet(&first, Side::Caller, || true).unwrap();
+        let greeting = format!("1 3 {}", job(1)[0].port);
+        let length = (greeting.len() as u64).to_ne_bytes();
+        first.write_all(&length).unwrap();
+        first.write_all(greeting.as_bytes()).unwrap();
+        met.join().unwrap()
+    });
+    let error = text(met.into_iter().nth(1).unwrap());
+    let expected = "rank 2: rank 1 left during the start";
+    assert!(error.contains(expected), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(10));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Modules in checkpoints and in single files.
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Tensor};
 use halocline_core::{Error, Launcher};
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot, load_record};
@@ -57,6 +57,51 @@ fn a_model_is_one_file_and_back() {
         assert!(failed(fresh()?.map(&mut ToF64))?.contains("is of F32, expected F64"));
         let less = world.init(|device| LinearConfig::new(7, 5).with_bias(false).init(device))?;
         assert!(failed(less)?.contains("Unused"));
+        Ok(())
+    });
+    passed.unwrap();
+}
+
+#[test]
+fn parameters_keep_the_numbers_by_which_optimizers_group_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let passed = Launcher::local(2).run(|world| {
+        let fresh = || world.init(|device| LinearConfig::new(7, 5).init(device));
+        let model: Linear = fresh()?;
+        let mut checkpoints = Checkpoints::open(&world, folder.path(), &CheckpointConfig::new())?;
+        let mut snapshot = Snapshot::new(&world);
+        snapshot.module("model", &model)?;
+        checkpoints.save(1, snapshot, None)?;
+        let saved = checkpoints.latest()?.expect("it was saved");
+        let ids = |model: &Linear| [model.weight.id, model.bias.as_ref().expect("a bias").id];
+        let other: Linear = fresh()?;
+        let expected = ids(&other);
+        let loaded = saved.module(&world, "model", other)?;
+        assert_eq!(ids(&loaded), expected);
+        same(loaded.weight.val(), model.weight.val());
+        Ok(())
+    });
+    passed.unwrap();
+}
+
+#[test]
+fn running_statistics_are_saved_with_their_last_update() {
+    let folder = tempfile::tempdir().unwrap();
+    let passed = Launcher::local(1).run(|world| {
+        let fresh = || world.init(|device| BatchNormConfig::new(1).init(device));
+        let model: BatchNorm = fresh()?;
+        let input = Tensor::<2>::from_floats([[1.0], [3.0]], world.device());
+        let _ = model.forward(input);
+        let mut checkpoints = Checkpoints::open(&world, folder.path(), &CheckpointConfig::new())?;
+        let mut snapshot = Snapshot::new(&world);
+        snapshot.module("model", &model)?;
+        checkpoints.save(1, snapshot, None)?;
+        let saved = checkpoints.latest()?.expect("it was saved");
+        let found = saved.module(&world, "model", fresh()?)?;
+        // A tenth of the mean of the batch.
+        let mean: f32 = found.running_mean.value().into_scalar();
+        assert!((mean - 0.2).abs() < 1e-6, "{mean}");
+        same(found.running_var.value(), model.valid().running_var.value());
         Ok(())
     });
     passed.unwrap();

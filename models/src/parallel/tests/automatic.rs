@@ -86,7 +86,8 @@ fn prices_are_those_of_the_formulas() {
     near(data.held, one.held);
 
     // Features over two ranks: a sum of the result forward, and of the input backward.
-    let tensor = price(&[("tensor", 2)], &columns_and_rows(), &workload);
+    let axes = [("data", 1), ("tensor", 2)];
+    let tensor = price(&axes, &columns_and_rows(), &workload);
     near(tensor.compute, one.compute / 2.0);
     let sum = LINK.all_reduce(2, 10.0 * 100.0 * bytes);
     near(tensor.communication, 2.0 * sum);
@@ -168,6 +169,15 @@ fn rows_of_layers_differ() {
     let other = resolve(&mlp(2, 2), &mesh(&[("data", 1)]), &Plan::default()).unwrap();
     let other = other.price(&Workload::new(1, &[]).with_rows("dwn", 1), &machine());
     assert!(other.unwrap_err().to_string().contains("near it: down"));
+}
+
+#[test]
+fn rows_over_an_axis_that_the_mesh_lacks_are_refused() {
+    let (model, mesh) = (mlp(2, 2), mesh(&[("data", 2)]));
+    let workload = Workload::new(8, &["date"]);
+    let error = Plan::automatic(&model, &mesh, &[], &workload, &machine()).unwrap_err();
+    let expected = "rows over an axis \"date\"; expected axes among [\"data\"]";
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 #[test]

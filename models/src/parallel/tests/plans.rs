@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
-use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
+    LinearConfig,
+};
 use burn::tensor::{Device, Tensor};
 use halocline_core::{Gather, Launcher, MeshShape, PlanPlacement, Replicate, Shard};
 use halocline_ops::Reshard;
@@ -25,6 +28,11 @@ struct Block {
 struct Model {
     words: Embedding,
     blocks: Vec<Block>,
+}
+
+#[derive(Module, Debug)]
+struct Normed {
+    norm: BatchNorm,
 }
 
 /// A module of a user, which knows nothing of plans.
@@ -182,6 +190,17 @@ fn layouts_are_those_of_the_styles() {
 }
 
 #[test]
+fn a_batch_norm_changes_layouts_as_a_plan_says() {
+    let norm = BatchNormConfig::new(4).init(&Device::default());
+    let style = Style::prepare_input("tensor", PlanPlacement::Shard(0));
+    let plan = Plan::default().with_layer("norm", style);
+    let resolved = resolve(&Normed { norm }, &mesh(&[("tensor", 2)]), &plan).unwrap();
+    let gamma = &resolved.parameters[0];
+    assert_eq!(gamma.path, "norm.gamma");
+    assert_eq!(gamma.layer_placements.input, [(0, PlanPlacement::Shard(0))]);
+}
+
+#[test]
 fn a_mesh_may_lack_optional_axes() {
     let plan = plan()
         .with_optional_axis("tensor")
@@ -277,9 +296,10 @@ fn ranks_with_different_plans_are_told_before_anything_is_placed() {
     let result = Launcher::local(2).run(|world| {
         let mesh = world.mesh([("tensor", 2)])?;
         let model = world.init(|device| LinearConfig::new(4, 4).init(device))?;
-        let style = match world.is_root() {
-            true => Style::colwise("tensor"),
-            false => Style::rowwise("tensor"),
+        let style = if world.is_root() {
+            Style::colwise("tensor")
+        } else {
+            Style::rowwise("tensor")
         };
         parallelize_module(model, &mesh, &Plan::default().with_layer("**", style)).map(|_| ())
     });

@@ -86,9 +86,10 @@ impl Operator for Attention {
         let [output, lse] = with_memory([q, pairs, table], |memory| {
             kernels::forward(memory, &self.windows)
         });
-        let result = match self.with_lse {
-            true => Dispatch::float_cat(vec![output.clone(), lse.clone()], last),
-            false => output.clone(),
+        let result = if self.with_lse {
+            Dispatch::float_cat(vec![output.clone(), lse.clone()], last)
+        } else {
+            output.clone()
         };
         Ok((result, Saved { output, lse }))
     }

@@ -143,17 +143,19 @@ fn learned_biases_have_the_gradients_of_one_device() {
             let shards = ShardTensor::distribute(bias.clone(), &mesh, &placements)?.require_grad();
             let whole = bias.require_grad();
             let options = AttentionOptions::default().with_causal(true);
-            let options = match laid {
-                true => options.with_bias(shards.clone()),
-                false => options.with_bias(whole.clone()),
+            let options = if laid {
+                options.with_bias(shards.clone())
+            } else {
+                options.with_bias(whole.clone())
             };
             let y = scaled_dot_product_attention(q.clone(), k, v, &options)?;
             let cotangent = Tensor::<4>::from_data(normal(&y.dims(), "c", 0), world.device());
             let cotangent = ShardTensor::distribute(cotangent.inner(), &mesh, y.layout())?;
             let gradients = crate::reduce::sum(y.clone() * cotangent)?.backward();
-            let of_bias = match laid {
-                true => shards.grad(&gradients).map(|shard| shard.full_tensor()),
-                false => whole.grad(&gradients),
+            let of_bias = if laid {
+                shards.grad(&gradients).map(|shard| shard.full_tensor())
+            } else {
+                whole.grad(&gradients)
             };
             let of_q = q.grad(&gradients).expect("a gradient");
             Ok(vec![
@@ -222,12 +224,13 @@ fn padding_may_lie_as_keys_do() {
     let mut both = Vec::new();
     for sample in 0..2 {
         let values = added.iter::<f32>().enumerate();
-        both.extend(
-            values.map(|(cell, value)| match padded(sample, cell % KEYS) {
-                true => f32::NEG_INFINITY,
-                false => value,
-            }),
-        );
+        both.extend(values.map(|(cell, value)| {
+            if padded(sample, cell % KEYS) {
+                f32::NEG_INFINITY
+            } else {
+                value
+            }
+        }));
     }
     let inputs = inputs(QUERIES, KEYS);
     let both = TensorData::new(both, [2, 1, 4, KEYS]);

@@ -116,10 +116,8 @@ fn attend(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor<4
     }
     if let Some(first) = scores.causal {
         let later = |index: usize| index % columns > first + index / columns;
-        let mask = (0..rows * columns).map(|index| match later(index) {
-            true => f32::NEG_INFINITY,
-            false => 0.0,
-        });
+        let mask =
+            (0..rows * columns).map(|index| if later(index) { f32::NEG_INFINITY } else { 0.0 });
         let mask = TensorData::new(mask.collect::<Vec<_>>(), [1, 1, rows, columns]);
         products = products + Tensor::from_data(mask, device);
     }

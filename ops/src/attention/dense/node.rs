@@ -235,9 +235,10 @@ impl DenseRun {
         let with_width = |width| [&shape[..WIDTH], &[width]].concat();
         let output = flex::result(output, &with_width(width), dtype);
         let lse = flex::result(most, &with_width(1), E::dtype());
-        let result = match self.scores.with_lse {
-            true => packed::<E>(output.clone(), &lse),
-            false => output.clone(),
+        let result = if self.scores.with_lse {
+            packed::<E>(output.clone(), &lse)
+        } else {
+            output.clone()
         };
         Ok((result, Saved { output, lse }))
     }

@@ -180,9 +180,12 @@ mod tests {
     /// Pairs of queries and keys of a part that count.
     fn work(ring: &Ring, rank: usize, part: usize) -> f64 {
         let (queries, keys) = (&ring.queries[rank], &ring.parts[part]);
-        let reached = |query: usize| match ring.causal {
-            true => (query + 1).clamp(keys.start, keys.end) - keys.start,
-            false => keys.len(),
+        let reached = |query: usize| {
+            if ring.causal {
+                (query + 1).clamp(keys.start, keys.end) - keys.start
+            } else {
+                keys.len()
+            }
         };
         queries.clone().map(reached).sum::<usize>() as f64
     }

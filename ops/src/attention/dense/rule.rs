@@ -128,9 +128,10 @@ pub(super) fn check_bias(
             _ => q.layout().extents(dim).to_vec(),
         })
         .collect();
-    extents.push(match at_keys {
-        true => k.layout().extents(TOKENS).to_vec(),
-        false => vec![keys],
+    extents.push(if at_keys {
+        k.layout().extents(TOKENS).to_vec()
+    } else {
+        vec![keys]
     });
     if plain {
         let layout = q.layout().derive(expected, extents);
@@ -158,9 +159,10 @@ pub(super) fn check_bias(
     // With the engine of queries, which may be that of a dry run.
     let (local, layout, _) = bias.clone().into_parts();
     let bias = ShardTensor::from_parts(local, layout, q.mesh().clone());
-    Ok(match at_keys {
-        true => Beside::Keys(bias),
-        false => Beside::Queries(bias),
+    Ok(if at_keys {
+        Beside::Keys(bias)
+    } else {
+        Beside::Queries(bias)
     })
 }
 

@@ -61,9 +61,10 @@ impl NeighborhoodRun {
         result?;
         let output = flex::result(output, &job.shape(self.widths[1]), dtype);
         let lse = flex::result(lse.expect("filled"), &job.shape(1), E::dtype());
-        let result = match self.with_lse {
-            true => packed::<E>(output.clone(), &lse),
-            false => output.clone(),
+        let result = if self.with_lse {
+            packed::<E>(output.clone(), &lse)
+        } else {
+            output.clone()
         };
         let saved = Saved {
             received,

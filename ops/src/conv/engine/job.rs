@@ -19,9 +19,10 @@ pub(super) const STRIPS: usize = 10;
 
 /// Channels of the source in a block: those of so many factors, or all of them if sums are rounded when they are stored.
 pub(super) fn block<E: Element, P: Products<E>>(factors: usize, inputs: usize) -> usize {
-    match size_of::<P::Number>() == size_of::<E>() {
-        true => (factors.max(1) * P::NUMBERS).min(inputs),
-        false => inputs,
+    if size_of::<P::Number>() == size_of::<E>() {
+        (factors.max(1) * P::NUMBERS).min(inputs)
+    } else {
+        inputs
     }
 }
 

@@ -74,9 +74,10 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
             false => block::<E, P>(TERMS / correlation.terms().max(1), job.inputs),
         };
         let lanes = E::lanes::<S>();
-        let strip = match matrices {
-            true => matrices::COLUMNS,
-            false => strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes,
+        let strip = if matrices {
+            matrices::COLUMNS
+        } else {
+            strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes
         };
         // Not from the box of results: the order of sums, and so their bits, are the same in any box.
         let smallest = TileLayout::smallest(correlation, strip);
@@ -84,9 +85,10 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
         while block > P::NUMBERS && !once && smallest.len(block) > SCRATCH_BYTES / size_of::<E>() {
             block /= 2;
         }
-        let held = match matrices {
-            true => matrices::held(block) * P::PARTS,
-            false => block.div_ceil(P::NUMBERS),
+        let held = if matrices {
+            matrices::held(block) * P::PARTS
+        } else {
+            block.div_ceil(P::NUMBERS)
         };
         let room = TILE_BYTES / size_of::<E>() / held;
         let most_room = SCRATCH_BYTES / size_of::<E>();
@@ -97,9 +99,10 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
             true => job.tasks(correlation).min(4 * rayon::current_num_threads()),
             false => job.tasks(correlation),
         };
-        let most = match matrices {
-            true => 1,
-            false => job.outputs.div_ceil(OUTPUTS),
+        let most = if matrices {
+            1
+        } else {
+            job.outputs.div_ceil(OUTPUTS)
         };
         let tile = tile_extents(correlation, [strip, STRIPS], tasks.div_ceil(most), fits);
         let tiles = (0..3)
@@ -121,23 +124,19 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
             held,
             ranges: tasks.div_ceil(tiles).min(most),
             tiles,
-            weights: match matrices {
-                true => {
-                    let weights =
-                        matrices::Weights::new::<S, P>(simd, job, correlation, &layout, weight);
-                    Weights::Matrices(weights)
-                }
-                false => {
-                    let taps = &correlation.taps;
-                    let sizes = [taps.len(), block, vectors];
-                    let packed = pack::<S, E, P, 1>(job, sizes, |[group, output], inputs, tap| {
-                        let number = |input| weight([group, output, input, taps[tap].element]);
-                        let numbers =
-                            inputs.map(|input| input.map_or_else(Default::default, number));
-                        [P::factor(numbers)]
-                    });
-                    Weights::Strips(packed, layout.offsets(correlation, held))
-                }
+            weights: if matrices {
+                let weights =
+                    matrices::Weights::new::<S, P>(simd, job, correlation, &layout, weight);
+                Weights::Matrices(weights)
+            } else {
+                let taps = &correlation.taps;
+                let sizes = [taps.len(), block, vectors];
+                let packed = pack::<S, E, P, 1>(job, sizes, |[group, output], inputs, tap| {
+                    let number = |input| weight([group, output, input, taps[tap].element]);
+                    let numbers = inputs.map(|input| input.map_or_else(Default::default, number));
+                    [P::factor(numbers)]
+                });
+                Weights::Strips(packed, layout.offsets(correlation, held))
             },
             vectors,
             correlation,

@@ -249,9 +249,10 @@ impl<E: Float> WithSimd for Row<'_, E> {
             for (cell, _) in &taps[1..] {
                 let row = &x[cell * inner..][..inner];
                 for ((y, chosen), x) in y.iter_mut().zip(&mut *chosen).zip(row) {
-                    (*y, *chosen) = match is_larger(*x, *y) {
-                        true => (*x, *cell as u32),
-                        false => (*y, *chosen),
+                    (*y, *chosen) = if is_larger(*x, *y) {
+                        (*x, *cell as u32)
+                    } else {
+                        (*y, *chosen)
                     };
                 }
             }
@@ -305,9 +306,10 @@ fn first_of_largest<E: Float>(cells: &[E]) -> usize {
     let most = most.iter().chain(rest).copied();
     let most = most.reduce(|a, b| if b > a { b } else { a });
     missing |= rest.iter().any(|cell| is_nan(*cell));
-    let found = match missing {
-        true => cells.iter().position(|cell| is_nan(*cell)),
-        false => cells.iter().position(|cell| Some(*cell) == most),
+    let found = if missing {
+        cells.iter().position(|cell| is_nan(*cell))
+    } else {
+        cells.iter().position(|cell| Some(*cell) == most)
     };
     found.expect("one of the cells")
 }

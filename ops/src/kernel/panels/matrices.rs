@@ -200,10 +200,8 @@ unsafe fn pack_columns<S: Simd, E: Element, P: Products<E>>(
     unsafe {
         for pair in 0..SIDE {
             let from = from.wrapping_add(2 * pair * column);
-            let there = [2 * pair, 2 * pair + 1].map(|number| match number < numbers {
-                true => rows,
-                false => 0,
-            });
+            let there =
+                [2 * pair, 2 * pair + 1].map(|number| if number < numbers { rows } else { 0 });
             let vectors = [
                 load::<S, E, P>(from, row, there[0]),
                 load::<S, E, P>(from.wrapping_add(column), row, there[1]),

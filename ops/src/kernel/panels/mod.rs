@@ -51,17 +51,19 @@ fn panel(number: usize, most: usize, columns: usize) -> (Range<usize>, usize) {
 
 /// Most columns of a panel.
 fn most_columns(by_matrices: bool) -> usize {
-    match by_matrices {
-        true => matrices::COLUMNS,
-        false => PANEL,
+    if by_matrices {
+        matrices::COLUMNS
+    } else {
+        PANEL
     }
 }
 
 /// The elements that the factors of so many rows and numbers take at most.
 fn room<E: Element, P: Products<E>>(rows: usize, summed: usize, by_matrices: bool) -> usize {
-    match by_matrices {
-        true => matrices::room(rows, summed, P::PARTS),
-        false => Factors::<E>::room(rows, summed.div_ceil(P::NUMBERS)),
+    if by_matrices {
+        matrices::room(rows, summed, P::PARTS)
+    } else {
+        Factors::<E>::room(rows, summed.div_ceil(P::NUMBERS))
     }
 }
 
@@ -128,9 +130,10 @@ fn by_matrices<E: Element, P: Products<E>>(isa: Isa, summed: usize, columns: usi
 
 /// Factors of so many numbers that are summed over.
 fn steps_of<E: Element, P: Products<E>>(summed: usize, by_matrices: bool) -> usize {
-    match by_matrices {
-        true => matrices::factors(summed, P::PARTS),
-        false => summed.div_ceil(P::NUMBERS),
+    if by_matrices {
+        matrices::factors(summed, P::PARTS)
+    } else {
+        summed.div_ceil(P::NUMBERS)
     }
 }
 
@@ -203,9 +206,10 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
                         let direct = TypeId::of::<P::Number>() == TypeId::of::<E>()
                             && columns.len() == width;
                         let tile = tile.as_mut_ptr();
-                        let to = match direct {
-                            true => (y.cast(), all),
-                            false => (tile, width),
+                        let to = if direct {
+                            (y.cast(), all)
+                        } else {
+                            (tile, width)
                         };
                         let sums = Sums {
                             a: (),

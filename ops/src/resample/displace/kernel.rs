@@ -54,7 +54,7 @@ impl<const N: usize> Shapes<N> {
 
 /// The cells that a value is made of in one dim, `C` of them.
 #[derive(Clone, Copy, Debug)]
-struct PlanPlacement<const C: usize> {
+struct DimTaps<const C: usize> {
     /// The first of them.
     start: isize,
     weights: [f64; C],
@@ -85,17 +85,13 @@ macro_rules! with_cells {
 impl<const N: usize> Sample<N> {
     /// The cells of an output in one dim, for a displacement.
     #[inline(always)]
-    fn along<const C: usize>(
-        &self,
-        dim: usize,
-        cell: usize,
-        displacement: f64,
-    ) -> PlanPlacement<C> {
+    fn along<const C: usize>(&self, dim: usize, cell: usize, displacement: f64) -> DimTaps<C> {
         let bound = self.options.bound[dim] as f64;
         let clamped = self.options.beyond == Beyond::Clamp;
-        let point = match clamped {
-            true => displacement.clamp(-bound, bound),
-            false => displacement,
+        let point = if clamped {
+            displacement.clamp(-bound, bound)
+        } else {
+            displacement
         };
         let whole = match C {
             1 => {
@@ -105,31 +101,28 @@ impl<const N: usize> Sample<N> {
             _ => point.floor(),
         };
         let [low, _] = self.options.reach(dim);
-        let own = (cell + low) as isize + whole as isize;
+        let center = (cell + low) as isize + whole as isize;
         let t = point - whole;
-        let (start, of): (_, [(f64, f64); 4]) = match C {
-            2 => (own, [(1.0 - t, -1.0), (t, 1.0), (0.0, 0.0), (0.0, 0.0)]),
+        let (start, factors): (_, [(f64, f64); 4]) = match C {
+            2 => (center, [(1.0 - t, -1.0), (t, 1.0), (0.0, 0.0), (0.0, 0.0)]),
             4 => {
                 let (third, last) = (near(1.0 - t), far(2.0 - t));
-                let of = [
+                let factors = [
                     far(t + 1.0),
                     near(t),
                     (third.0, -third.1),
                     (last.0, -last.1),
                 ];
-                (own - 1, of)
+                (center - 1, factors)
             }
             // NaN where the displacement is.
-            _ => (own, [(1.0 + 0.0 * t, 0.0); 4]),
+            _ => (center, [(1.0 + 0.0 * t, 0.0); 4]),
         };
         let fixed = clamped && displacement.abs() > bound;
-        PlanPlacement {
+        DimTaps {
             start,
-            weights: std::array::from_fn(|place| of[place].0),
-            slopes: std::array::from_fn(|place| match fixed {
-                true => 0.0,
-                false => of[place].1,
-            }),
+            weights: std::array::from_fn(|place| factors[place].0),
+            slopes: std::array::from_fn(|place| if fixed { 0.0 } else { factors[place].1 }),
         }
     }
 
@@ -141,7 +134,7 @@ impl<const N: usize> Sample<N> {
         shapes: &Shapes<N>,
         points: &[E],
         outputs: Range<usize>,
-        mut visit: impl FnMut(usize, &[PlanPlacement<C>; N]),
+        mut visit: impl FnMut(usize, &[DimTaps<C>; N]),
     ) {
         let (count, mut rest) = (shapes.outputs(), outputs.start);
         let mut place = [0; N];
@@ -364,7 +357,7 @@ fn weigh<E: Float, const T: usize>(field: &[E], table: &[(u32, E)], sums: &mut [
 #[inline(always)]
 fn slopes<const N: usize, const C: usize>(
     shapes: &Shapes<N>,
-    along: &[PlanPlacement<C>; N],
+    along: &[DimTaps<C>; N],
     term: impl Fn(usize) -> f64,
 ) -> [f64; N] {
     let mut slopes = [0.0; N];
@@ -377,9 +370,10 @@ fn slopes<const N: usize, const C: usize>(
             for (dim, slope) in slopes.iter_mut().enumerate() {
                 let mut factor = 1.0;
                 for other in 0..N {
-                    factor *= match other == dim {
-                        true => along[other].slopes[places[other]],
-                        false => along[other].weights[places[other]],
+                    factor *= if other == dim {
+                        along[other].slopes[places[other]]
+                    } else {
+                        along[other].weights[places[other]]
                     };
                 }
                 *slope += term * factor;
@@ -393,7 +387,7 @@ fn slopes<const N: usize, const C: usize>(
 #[inline(always)]
 fn each_tap<const N: usize, const C: usize>(
     shapes: &Shapes<N>,
-    along: &[PlanPlacement<C>; N],
+    along: &[DimTaps<C>; N],
     mut visit: impl FnMut(usize, [usize; N]),
 ) {
     let (mut strides, mut stride, mut cell) = ([0; N], 1, 0);

@@ -24,8 +24,8 @@ pub(super) fn sampled<const D: usize, const N: usize>(
     let stride = |dim: usize| held[dim + 3..].iter().product::<usize>() as i64;
     let device = points.device();
     let points = reshape::<D, 3>(points, vec![batch, N, outputs]);
-    let own = TensorData::new(own_places(&held, &shape, options), [1, 1, outputs]);
-    let mut base = Tensor::<3, Int>::from_data(own, &device);
+    let places = TensorData::new(own_places(&held, &shape, options), [1, 1, outputs]);
+    let mut base = Tensor::<3, Int>::from_data(places, &device);
     let mut taps = Vec::new();
     for (dim, first) in first.into_iter().enumerate() {
         let point = points.clone().narrow(1, dim, 1); // [batch, 1, outputs]

@@ -87,9 +87,10 @@ fn displaced<const D: usize, const N: usize>(
     if options.beyond == Beyond::Fail {
         require_within(&displacement, options, rounding)?;
     }
-    let options = &match rounding == [0.0; N] {
-        true => *options,
-        false => options.with_beyond(Beyond::Clamp),
+    let options = &if rounding == [0.0; N] {
+        *options
+    } else {
+        options.with_beyond(Beyond::Clamp)
     };
     let dtype = x.local().dtype();
     let fans = |operand: usize| {
@@ -102,18 +103,17 @@ fn displaced<const D: usize, const N: usize>(
     let (points, held, mesh) = points.into_parts();
     let all: Vec<usize> = (0..D).collect();
     let points = fill_empty(points, &held, &all, NAME, 0.0)?;
-    let own = output.local_box(mesh.position());
-    let first = std::array::from_fn(|dim| own.ranges()[dim + 2].start);
-    let y = match flex::runs_on(&cells.device()) {
-        true => {
-            let sample = Sample {
-                options: *options,
-                first,
-            };
-            let inputs = [cells.into_dispatch(), points.into_dispatch()];
-            burn::tensor::Tensor::from_dispatch(ops::apply(sample, inputs))
-        }
-        false => local::sampled(cells, points, options, first),
+    let held_box = output.local_box(mesh.position());
+    let first = std::array::from_fn(|dim| held_box.ranges()[dim + 2].start);
+    let y = if flex::runs_on(&cells.device()) {
+        let sample = Sample {
+            options: *options,
+            first,
+        };
+        let inputs = [cells.into_dispatch(), points.into_dispatch()];
+        burn::tensor::Tensor::from_dispatch(ops::apply(sample, inputs))
+    } else {
+        local::sampled(cells, points, options, first)
     };
     let y = drop_empty(cast(y, dtype), &output, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(y, output, mesh))
@@ -329,9 +329,9 @@ fn with_halo<const D: usize, const N: usize>(
         options.mode,
     );
     x.assemble(NAME, key, |position| {
-        let own = layout.local_box(position);
+        let held = layout.local_box(position);
         let (mut shape, mut dims) = (Vec::with_capacity(D), Vec::with_capacity(D));
-        for (dim, cells) in own.ranges().iter().enumerate() {
+        for (dim, cells) in held.ranges().iter().enumerate() {
             let size = layout.shape()[dim];
             let Some(spatial) = dim.checked_sub(2) else {
                 shape.push(cells.len().max(1));
@@ -390,9 +390,10 @@ fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Outpu
         ("reflection", Boundary::Reflect),
     ];
     let boundary = attributes.choice("padding_mode", &boundaries);
-    let corners = match attributes.is("align_corners") {
-        true => Corners::Centers,
-        false => Corners::Edges,
+    let corners = if attributes.is("align_corners") {
+        Corners::Centers
+    } else {
+        Corners::Edges
     };
     let options = SampleOptions::new(attributes.array::<N>("bound", 1))
         .with_mode(mode)

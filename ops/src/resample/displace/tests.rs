@@ -55,25 +55,26 @@ fn kernel_and_burns_operators_agree() {
                 Tensor::<4>::from_data(data, &device).require_grad()
             };
             let (cells, points) = (leaf(held, "cells"), leaf(shape, "points"));
-            let y = match composed {
-                true => local::sampled(cells.clone(), points.clone(), &options, [1, 0]),
-                false => {
-                    let sample = Sample {
-                        options,
-                        first: [1, 0],
-                    };
-                    let inputs = [cells.clone(), points.clone()].map(Tensor::into_dispatch);
-                    Tensor::<4>::from_dispatch(ops::apply(sample, inputs))
-                }
+            let y = if composed {
+                local::sampled(cells.clone(), points.clone(), &options, [1, 0])
+            } else {
+                let sample = Sample {
+                    options,
+                    first: [1, 0],
+                };
+                let inputs = [cells.clone(), points.clone()].map(Tensor::into_dispatch);
+                Tensor::<4>::from_dispatch(ops::apply(sample, inputs))
             };
             let gradients = (y.clone() * y.clone().sin()).sum().backward();
-            let of = |leaf: &Tensor<4>| leaf.grad(&gradients).expect("a gradient").into_data();
-            [y.inner().into_data(), of(&cells), of(&points)]
+            let gradient =
+                |leaf: &Tensor<4>| leaf.grad(&gradients).expect("a gradient").into_data();
+            [y.inner().into_data(), gradient(&cells), gradient(&points)]
         };
         for (ours, burns) in run(false).iter().zip(&run(true)) {
-            match burns.iter::<f64>().all(|gradient| gradient == 0.0) {
-                true => assert!(ours.iter::<f64>().all(|gradient| gradient == 0.0)),
-                false => assert!(difference(ours, burns) < 1e-5),
+            if burns.iter::<f64>().all(|gradient| gradient == 0.0) {
+                assert!(ours.iter::<f64>().all(|gradient| gradient == 0.0))
+            } else {
+                assert!(difference(ours, burns) < 1e-5)
             }
         }
     }
@@ -91,8 +92,8 @@ fn channels_may_be_sharded() {
             let wind = wind.require_grad();
             let y = displace(x.clone(), wind.clone(), &SampleOptions::new([4]))?;
             let gradients = (y.clone() * y).sum().backward();
-            let of = |leaf: &ShardTensor<3>| leaf.grad(&gradients).expect("a gradient");
-            let both = [of(&x), of(&wind)];
+            let gradient = |leaf: &ShardTensor<3>| leaf.grad(&gradients).expect("a gradient");
+            let both = [gradient(&x), gradient(&wind)];
             Ok(both.map(|x| x.full_tensor().into_data()))
         });
         found.unwrap()

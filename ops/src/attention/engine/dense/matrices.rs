@@ -248,9 +248,10 @@ impl<E: Element> Task<'_, E> {
             // SAFETY: the caller's.
             unsafe {
                 let first = E::load::<S>(weights.at(2 * term).add(source * SIDE));
-                let second = match 2 * term + 1 < all {
-                    true => E::load::<S>(weights.at(2 * term + 1).add(source * SIDE)),
-                    false => E::splat(simd, E::default()),
+                let second = if 2 * term + 1 < all {
+                    E::load::<S>(weights.at(2 * term + 1).add(source * SIDE))
+                } else {
+                    E::splat(simd, E::default())
                 };
                 rows.store::<S, P>(simd, [source, term], [first, second]);
             }

@@ -18,9 +18,10 @@ impl<E: Element> Task<'_, E> {
 
     /// The pair of a target and a source.
     fn pair(&self, head: usize, target: usize, source: usize) -> [usize; 4] {
-        match self.targets_are_keys() {
-            true => [self.batch, source, head, target],
-            false => [self.batch, target, head, source],
+        if self.targets_are_keys() {
+            [self.batch, source, head, target]
+        } else {
+            [self.batch, target, head, source]
         }
     }
 

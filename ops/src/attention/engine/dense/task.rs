@@ -82,9 +82,10 @@ impl<'a, E: Element> Task<'a, E> {
     /// power of two.
     pub(super) fn scales(&self) -> [f64; 2] {
         let scale = self.job.scale;
-        match self.parts == 1 && scale.to_bits().trailing_zeros() < f64::MANTISSA_DIGITS - 1 {
-            true => [1.0, scale],
-            false => [scale, 1.0],
+        if self.parts == 1 && scale.to_bits().trailing_zeros() < f64::MANTISSA_DIGITS - 1 {
+            [1.0, scale]
+        } else {
+            [scale, 1.0]
         }
     }
 
@@ -259,9 +260,10 @@ impl<'a, E: Element> Task<'a, E> {
     pub(super) fn within(&self, block: &Range<usize>, by_matrices: bool) -> Range<usize> {
         let reached = self.reached();
         let within = block.start.max(reached.start)..block.end.min(reached.end);
-        match by_matrices && !within.is_empty() {
-            true => block.clone(),
-            false => within,
+        if by_matrices && !within.is_empty() {
+            block.clone()
+        } else {
+            within
         }
     }
 

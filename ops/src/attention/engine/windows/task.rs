@@ -102,9 +102,10 @@ impl<E> Located<'_, E> {
         let beside = |heads: &[usize]| heads[1] == heads[0] + 1;
         let one_run =
             self.rows.pitch() == Some(self.width) && self.heads[..turns].windows(2).all(beside);
-        let (turns, width) = match one_run {
-            true => (1, turns * self.width),
-            false => (turns, self.width),
+        let (turns, width) = if one_run {
+            (1, turns * self.width)
+        } else {
+            (turns, self.width)
         };
         for turn in 0..turns {
             let rows = self.at(turn, number);

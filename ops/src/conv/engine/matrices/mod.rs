@@ -239,9 +239,10 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number> WithSimd for Pa
         let mut numbers = vec![[[P::Number::default(); SIDE]; 2]; taps.len()];
         for (row, block) in (0..rows).flat_map(|row| (0..blocks).map(move |b| (row, b))) {
             let (output, input) = (number * rows + row, 2 * block * pairs);
-            let inputs = match output < job.outputs {
-                true => input..job.inputs.min(input + 2 * pairs),
-                false => 0..0,
+            let inputs = if output < job.outputs {
+                input..job.inputs.min(input + 2 * pairs)
+            } else {
+                0..0
             };
             numbers.fill([[P::Number::default(); SIDE]; 2]);
             for (index, input) in inputs.enumerate() {

@@ -122,9 +122,10 @@ impl<'a, N: Copy + Send + Sync, const COLUMNS: usize> Plan<'a, N, COLUMNS> {
         } = *job.conv;
         let [of_inputs, of_outputs] = [inputs, outputs].map(padded::<S, E>);
         let by_outputs = of_outputs * inputs < of_inputs * outputs;
-        let sides = match by_outputs {
-            true => [inputs, of_outputs],
-            false => [outputs, of_inputs],
+        let sides = if by_outputs {
+            [inputs, of_outputs]
+        } else {
+            [outputs, of_inputs]
         };
         let held = of_inputs.min(BLOCK) + of_outputs.min(OUTPUTS);
         let (tile, boxes) = boxes::<E, COLUMNS>(tiles.flat.count, held, BOX_BYTES, SQUARES);
@@ -267,9 +268,10 @@ impl<E: Element, P: Products<E>, const COLUMNS: usize> WithSimd for Task<'_, E, 
                             channels: block,
                             padded: of_block,
                         };
-                        let sides = match plan.by_outputs {
-                            true => [&of_inputs, &of_outputs],
-                            false => [&of_outputs, &of_inputs],
+                        let sides = if plan.by_outputs {
+                            [&of_inputs, &of_outputs]
+                        } else {
+                            [&of_outputs, &of_inputs]
                         };
                         // The next box is asked for while the last block is added.
                         let ahead = if last { &ahead[..] } else { &[] };
@@ -333,9 +335,10 @@ impl<E: Element, P: Products<E>, const COLUMNS: usize> Task<'_, E, P, COLUMNS> {
                         // SAFETY: the factors of all squares are written; the sums are this task's.
                         unsafe {
                             let to = self.sums.at(first + place);
-                            let from = match adds || start > 0 {
-                                true => (to.cast_const(), pitch),
-                                false => (zeros.as_ptr(), 0),
+                            let from = if adds || start > 0 {
+                                (to.cast_const(), pitch)
+                            } else {
+                                (zeros.as_ptr(), 0)
                             };
                             Sums {
                                 a: Factors::across(a[start * width..].as_ptr(), width),
@@ -431,18 +434,16 @@ impl<E: Element, N: Copy + Send + Sync, const COLUMNS: usize> Taps<'_, E, N, COL
         } = *plan.job.conv;
         let (lanes, elements) = (f64::lanes::<S>(), plan.job.conv.elements());
         let [_, pitch] = plan.sides;
-        let present = match plan.by_outputs {
-            true => outputs,
-            false => inputs,
-        };
+        let present = if plan.by_outputs { outputs } else { inputs };
         for (index, row) in rows.clone().enumerate() {
             for first in (0..present).step_by(lanes) {
                 let totals = &totals[index * pitch + first..];
                 let taps = self.of_vector::<S>(simd, totals, rows.len() * pitch);
                 for lane in 0..lanes.min(present - first) {
-                    let [output, input] = match plan.by_outputs {
-                        true => [first + lane, row],
-                        false => [row, first + lane],
+                    let [output, input] = if plan.by_outputs {
+                        [first + lane, row]
+                    } else {
+                        [row, first + lane]
                     };
                     let weight = ((self.group * outputs + output) * inputs + input) * elements;
                     for (element, taps) in taps.iter().enumerate() {

@@ -41,9 +41,10 @@ pub(super) const TAPS: usize = 3;
 
 /// The rows of whole tiles, or columns of whole squares, within a range of so many: those that may be computed by themselves.
 pub(crate) fn whole_tiles(results: &Range<usize>, count: usize) -> Range<usize> {
-    let end = match results.end == count {
-        true => count,
-        false => results.end / RESULTS * RESULTS,
+    let end = if results.end == count {
+        count
+    } else {
+        results.end / RESULTS * RESULTS
     };
     results.start.next_multiple_of(RESULTS).min(end)..end
 }

@@ -1,0 +1,41 @@
+//! Names near an unknown one, for messages.
+
+/// The most names that an error proposes.
+const PROPOSED: usize = 3;
+
+/// The known keys that are nearest to an unknown one, of a message such as "unknown field `a`, expected
+/// one of `b`, `c`".
+pub(super) fn near(message: &str) -> Option<String> {
+    let names: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let [unknown, known @ ..] = &names[..] else {
+        return None;
+    };
+    if !message.starts_with("unknown") || known.len() < 2 {
+        return None;
+    }
+    Some(nearest(unknown, known))
+}
+
+/// The names that are nearest to another one.
+pub(super) fn nearest(unknown: &str, known: &[&str]) -> String {
+    let mut known: Vec<(f64, &str)> = known
+        .iter()
+        .map(|name| (strsim::jaro_winkler(unknown, name), *name))
+        .collect();
+    known.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let near: Vec<&str> = known.iter().take(PROPOSED).map(|(_, name)| *name).collect();
+    near.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_proposed_by_their_likeness() {
+        assert!(nearest("lta", &["member", "lat", "lon", "data"]).starts_with("lat, "));
+        let message = "unknown field `widht`, expected one of `kind`, `width`";
+        assert!(near(message).is_some_and(|near| near.starts_with("width")));
+        assert_eq!(near("missing field `kind`"), None);
+    }
+}
