@@ -1,19 +1,19 @@
-//! Extents that share out work: pure functions.
+//! Extents that balance work between shards: pure functions.
 
 use std::fmt;
 
 use crate::{Error, Result};
 
-/// Halvings of the interval that the least largest share is searched in.
+/// Bisection steps in the search for the smallest possible maximum share.
 const HALVINGS: usize = 48;
-/// The most times that the cuts of every dim are chosen anew.
+/// Maximum number of rounds in which the cuts of every dim are recomputed.
 const ROUNDS: usize = 8;
 
-/// Extents of shards by the work in their cells: of a field of which land or missing cells cost nothing,
-/// say, or cells with ice more than others.
+/// Extents of shards balanced by the work per cell, for fields in which land or missing cells cost
+/// nothing, for example, or cells with ice cost more than others.
 ///
-/// Cuts of a dim go through the whole field, as meshes have them, so that shares are as even as such cuts
-/// allow.
+/// Cuts of a dim run through the whole field, as meshes require, so shares are only as even as such
+/// cuts allow.
 ///
 /// # Example
 /// ```
@@ -38,20 +38,22 @@ const ROUNDS: usize = 8;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Balance {
-    /// The extents of every dim; those of a dim in one part are its size.
+    /// The extents of every dim; a dim that is not divided has its size as the only extent.
     pub extents: Vec<Vec<usize>>,
-    /// The most work of a shard over the mean, with extents that differ by at most one cell.
+    /// The largest work of any shard divided by the mean, with extents that differ by at most one
+    /// cell.
     pub even: f64,
-    /// The same, with these extents.
+    /// The same ratio with these extents.
     pub balanced: f64,
 }
 
 impl Balance {
-    /// Divides a field of this shape into so many parts along each dim. `work` has a number for each cell,
-    /// in row-major order.
+    /// Divides a field of the given shape into `parts[dim]` parts along each dim. `work` has one
+    /// number per cell, in row-major order.
     ///
     /// # Errors
-    /// Work of another length, or that is negative or not finite; no parts; more parts than cells of a dim.
+    /// `work` has the wrong length, a negative or non-finite number, or an infinite sum; a dim has
+    /// no parts, or more parts than cells.
     pub fn of(work: &[f64], shape: &[usize], parts: &[usize]) -> Result<Self> {
         let refuse = |message: String| Err(Error::operator("Balance", message));
         let cells: usize = shape.iter().product();
@@ -126,14 +128,15 @@ struct Field<'a> {
 }
 
 impl Field<'_> {
-    /// The work at each index of a dim, for each block that the cuts of the other dims make: `[block][index]`.
+    /// The work at each index of a dim, for each block between the cuts of the other dims:
+    /// `[block][index]`.
     fn loads(&self, extents: &[Vec<usize>], dim: usize) -> Vec<Vec<f64>> {
         let others = |d: &usize| *d != dim;
         let blocks: usize = (0..self.shape.len())
             .filter(others)
             .map(|d| extents[d].len())
             .product();
-        // The part that each index of a dim is in.
+        // The part that contains each index of a dim.
         let part_of: Vec<Vec<usize>> = extents
             .iter()
             .map(|extents| {
@@ -162,7 +165,7 @@ impl Field<'_> {
         loads
     }
 
-    /// The most work of a block over the mean.
+    /// The largest work of any block divided by the mean.
     fn imbalance(&self, extents: &[Vec<usize>]) -> f64 {
         let loads = self.loads(extents, 0);
         let mut most: f64 = 0.0;
@@ -179,15 +182,14 @@ impl Field<'_> {
     }
 }
 
-/// Cuts a line into parts so that the largest share of any block is as small as possible. Each part has a
-/// cell.
+/// Cuts a line into non-empty parts so that the largest share of any block is as small as possible.
 fn cut(loads: &[Vec<f64>], parts: usize) -> Vec<usize> {
     let size = loads[0].len();
     let total = loads
         .iter()
         .map(|load| load.iter().sum::<f64>())
         .fold(0.0, f64::max);
-    // Cells without work are shared out as well.
+    // A small minimum per cell spreads cells without work, too.
     let least = (total / size as f64).max(f64::MIN_POSITIVE) * 1e-6;
     let work_at = |load: &Vec<f64>, index: usize| load[index] + least;
     let greedy = |most: f64| -> Option<Vec<usize>> {
@@ -195,7 +197,7 @@ fn cut(loads: &[Vec<f64>], parts: usize) -> Vec<usize> {
         for part in 0..parts {
             let mut shares = vec![0.0; loads.len()];
             let mut end = start;
-            // The parts that follow need a cell each.
+            // Leaves one cell for each of the following parts.
             while end < size - (parts - 1 - part) {
                 let fits = loads
                     .iter()
@@ -244,7 +246,7 @@ mod tests {
         }
     }
 
-    /// A continent around a pole and another one, as in a mask of land.
+    /// A continent around a pole and a second one, as in a land mask.
     #[test]
     fn land_costs_nothing() {
         let [rows, columns] = [40, 60];
@@ -278,7 +280,7 @@ mod tests {
     }
 
     proptest! {
-        /// Along one dim there is no better cut, and every part has a cell.
+        /// Along one dim no cut is better, and every part has a cell.
         #[test]
         fn lines_are_cut_as_evenly_as_possible(
             work in prop::collection::vec(0_u8..9, 1..9), parts in 1_usize..5,

@@ -11,17 +11,17 @@ use lru::LruCache;
 
 use crate::Result;
 
-/// The most plans of one kind that are kept.
+/// Maximum number of plans kept of one kind.
 const MOST_PLANS: usize = 1024;
 
-/// Plans of one kind. Keys are hashed at every call of an operator, so by a fast function.
+/// Plans of one kind. Keys are hashed on every operator call, so the hash function must be fast.
 type Table<K, V> = LruCache<K, Arc<V>, FixedState>;
 
 /// Cache of plans by their inputs, so that a training step plans nothing after its first run.
 ///
 /// A key is everything that a plan depends on: layouts and an operator's options, never a scalar
-/// argument. Of very many plans of one kind those used last are kept. Ranks need not drop the same
-/// ones: planning communicates nothing, and a plan that is made again is equal.
+/// argument. When there are very many plans of one kind, the least recently used are evicted. Ranks
+/// may evict different plans: planning communicates nothing, and a plan made again is equal.
 ///
 /// # Example
 /// ```
@@ -39,11 +39,11 @@ pub struct PlanCache {
 }
 
 impl PlanCache {
-    /// Returns the plan stored under `key`; without one, stores and returns the plan that `make`
-    /// returns.
+    /// Returns the plan stored under `key`; if there is none, stores and returns the result of
+    /// `make`.
     ///
     /// # Errors
-    /// Those of `make`; nothing is stored then.
+    /// Any error of `make`; nothing is stored then.
     pub fn get_or_make<K, V>(&self, key: K, make: impl FnOnce(&K) -> Result<V>) -> Result<Arc<V>>
     where
         K: Hash + Eq + Send + 'static,
@@ -112,7 +112,7 @@ mod tests {
         };
         for key in 0..=MOST_PLANS {
             ask(key);
-            // Used all the time.
+            // Keeps key 0 recently used.
             ask(0);
         }
         made.borrow_mut().clear();

@@ -1,7 +1,7 @@
-//! Memory of tensors on devices of CubeCL.
+//! Memory of tensors on CubeCL devices.
 //!
-//! burn fuses operators: a tensor may be one that is still to be computed. Its memory is known once all kernels that compute
-//! it have been submitted to the device, which runs them before later ones.
+//! burn fuses operators, so a tensor may not have been computed yet. Its memory is known once all
+//! kernels that compute it have been submitted to the device, which runs them before later ones.
 
 use burn::backend::{BackendTensor, Cube, DispatchDevice, DispatchKindConversion, DispatchTensor};
 use burn::tensor::{DType, Device, Shape};
@@ -17,7 +17,7 @@ use crate::layout::Layout;
 
 type Fused = FusionTensor<FusionCubeRuntime>;
 
-/// Whether a device is one of CubeCL.
+/// Whether a device is a CubeCL device.
 pub fn is_on_gpu(device: &Device) -> bool {
     matches!(
         device.clone().inner().as_dispatch(),
@@ -27,8 +27,9 @@ pub fn is_on_gpu(device: &Device) -> bool {
 
 /// Refuses layouts with which operators could be lost.
 ///
-/// burn 0.22.1 computes operators on tensors of one cell in a dim by the kernel of one on more cells, to which the former are
-/// repeated. One on no cells has no kernel, so that the former are not computed either.
+/// burn 0.22.1 fuses an operator on tensors with one cell in a dim into the kernel of an operator
+/// on more cells, to which these tensors are broadcast. An operator on zero cells has no kernel, so
+/// the fused operators are not computed either.
 ///
 /// # Panics
 /// Panics on every rank if some rank holds no cells, unless burn does not fuse.
@@ -44,7 +45,7 @@ pub(crate) fn refuse_lost_operators(layout: &Layout, device: &Device) {
     );
 }
 
-/// Memory of a tensor, and the data to make the tensor again.
+/// Memory of a tensor, and the data needed to make the tensor again.
 pub(crate) struct Memory {
     pub(crate) memory: Box<CubeTensor>,
     pub(crate) shape: Shape,
@@ -54,7 +55,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The memory of a tensor of CubeCL without gradients, which has elements.
+    /// Resolves the memory of a CubeCL tensor that has elements and no gradients.
     pub(crate) fn of(tensor: DispatchTensor) -> Self {
         type Resolve = fn(&Client<FusionCubeRuntime>, Fused) -> CubeTensor;
         let tensor = DispatchTensor::try_into_backend(tensor);
@@ -88,7 +89,7 @@ impl Memory {
         }
     }
 
-    /// The tensor, as one of the calling thread.
+    /// Makes the tensor again, owned by the calling thread.
     pub(crate) fn into_tensor(self) -> DispatchTensor {
         let Self {
             memory,
@@ -106,7 +107,8 @@ impl Memory {
     }
 }
 
-/// Gives the memory of tensors, in row-major order, to kernels of CubeCL, and makes tensors of floats of their results.
+/// Passes the memory of tensors, in row-major order, to CubeCL kernels, and makes float tensors of
+/// the results.
 ///
 /// # Panics
 /// Panics for tensors of another backend, with gradients, or without elements.

@@ -1,6 +1,7 @@
-//! Descriptors of this process, one for each peer and each open file.
+//! File descriptors of this process: one per peer and per open file.
 
-/// Raises the limit of descriptors of this process, one for each open file, as far as the system permits.
+/// Raises the file descriptor limit of this process as far as the system permits. Each peer and
+/// each open file takes a descriptor.
 ///
 /// # Example
 /// ```
@@ -20,11 +21,11 @@ fn raise_limit() {
         current: limit.maximum,
         ..limit
     };
-    // If refused, the old limit holds; the error for a missing descriptor names it.
+    // If refused, the old limit stays; the error for a missing descriptor names it.
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
-/// Text of an error of the system, with the remedy if descriptors have run out.
+/// Text of a system error, with the remedy if descriptors have run out.
 pub(crate) fn explained(error: &std::io::Error) -> String {
     #[cfg(unix)]
     {

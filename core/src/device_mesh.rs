@@ -1,4 +1,4 @@
-//! Meshes of ranks with communicator and device.
+//! Meshes of ranks with their communicator and device.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -14,18 +14,19 @@ use crate::mesh::MeshShape;
 use crate::settings::loopback;
 use crate::{Error, Result};
 
-/// The most meshes of one rank that a thread keeps.
+/// Maximum number of one-rank meshes that a thread keeps.
 const MOST_SOLO_MESHES: usize = 16;
 
 thread_local! {
-    /// Meshes of one rank, the one used last at the end.
+    /// One-rank meshes, the most recently used last.
     static SOLO_MESHES: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
-    /// The meshes of the scopes that the thread is in, the innermost at the end.
+    /// Meshes of the scopes entered on this thread, the innermost last.
     static CURRENT: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Mesh of ranks on one of them: its shape, this rank's position and device, and the communicator. All meshes of a
-/// rank have one communicator, by which one thread [at a time](crate::World) communicates.
+/// Mesh of ranks as seen from one of them: its shape, this rank's position and device, and the
+/// communicator. All meshes of a rank share one communicator, which only one thread [at a
+/// time](crate::World) may use.
 ///
 /// # Example
 /// ```
@@ -61,7 +62,7 @@ impl DeviceMesh {
     /// over all ranks.
     ///
     /// # Errors
-    /// A mesh without this rank, or with a rank that is not in the world.
+    /// The mesh does not contain this rank, or contains a rank that is not in the world.
     pub fn new(shape: MeshShape, comm: Arc<dyn Communicator>, device: Device) -> Result<Self> {
         let rank = comm.rank();
         if !shape.ranks().contains(&rank) {
@@ -73,7 +74,7 @@ impl DeviceMesh {
         Ok(mesh.expect("this rank is part of the mesh"))
     }
 
-    /// Makes a mesh over some ranks of a communicator; `None` on the others.
+    /// Makes a mesh over some ranks of a communicator; returns `None` on the others.
     pub(crate) fn over(
         shape: MeshShape,
         comm: Arc<dyn Communicator>,
@@ -98,7 +99,8 @@ impl DeviceMesh {
         }))
     }
 
-    /// This mesh with another engine of the same ranks. Plans, which no engine is part of, are made once for both.
+    /// Returns this mesh with another engine for the same ranks. The two share their plans, which
+    /// do not depend on the engine.
     pub(crate) fn with_comm(&self, comm: Arc<dyn Communicator>) -> Self {
         Self(Arc::new(Inner {
             lines: self.0.lines.clone(),
@@ -110,8 +112,8 @@ impl DeviceMesh {
         }))
     }
 
-    /// Runs a function with this mesh as the [current](Self::current) one of the thread. Scopes may
-    /// be nested; a panic leaves its scope too.
+    /// Runs a function with this mesh as the [current](Self::current) mesh of the thread. Scopes
+    /// may be nested; a panic leaves its scope too.
     ///
     /// # Example
     /// ```
@@ -145,10 +147,10 @@ impl DeviceMesh {
         f()
     }
 
-    /// The mesh of the innermost [`scope`](Self::scope) that this thread is in.
+    /// Returns the mesh of the innermost [`scope`](Self::scope) entered on this thread.
     ///
     /// # Errors
-    /// The thread is in no scope.
+    /// The thread is not in a scope.
     pub fn current() -> Result<Self> {
         let mesh = CURRENT.with_borrow(|meshes| meshes.last().cloned());
         mesh.ok_or_else(|| {
@@ -157,11 +159,11 @@ impl DeviceMesh {
         })
     }
 
-    /// The mesh of one rank without connections: one per device and thread, so that its plans are
-    /// kept. Each thread keeps the meshes of the devices used last.
+    /// Returns the one-rank mesh of a device: one per device and thread, so that its plans are
+    /// kept. Each thread keeps the meshes of the most recently used devices.
     pub(crate) fn solo(device: &Device) -> Self {
         SOLO_MESHES.with_borrow_mut(|meshes| {
-            // Devices compare by hardware, whatever their autodiff setting.
+            // Devices compare by hardware, regardless of their autodiff setting.
             let strategy = Device::gradient_checkpointing_strategy;
             let same = |mesh: &Self| {
                 mesh.device() == device && strategy(mesh.device()) == strategy(device)
@@ -210,12 +212,13 @@ impl DeviceMesh {
         &self.0.comm
     }
 
-    /// The plans made for this mesh.
+    /// The cache of the plans made for this mesh.
     pub fn cache(&self) -> &PlanCache {
         &self.0.cache
     }
 
-    /// Plans this rank's part of the exchange that gives every position the cells that it needs.
+    /// Plans this rank's part of the exchange that supplies every position with the cells that it
+    /// needs.
     ///
     /// `need_of` must be the same function on all ranks.
     ///
@@ -246,11 +249,11 @@ impl DeviceMesh {
         }
     }
 
-    /// Sends bytes from rank `source` of the world to all ranks of the mesh, as part of an
-    /// operation that errors name.
+    /// Sends bytes from rank `source` of the world to all ranks of the mesh. Errors name the
+    /// operation `operator`.
     ///
     /// # Errors
-    /// A source that is not in the mesh; a failure of communication.
+    /// The source is not in the mesh; communication fails.
     ///
     /// # Example
     /// ```
@@ -273,10 +276,10 @@ impl DeviceMesh {
         collectives::broadcast_bytes(&self.0.comm, ranks, source, &operation, bytes)
     }
 
-    /// The sub-mesh of the named axes that contains this rank.
+    /// Returns the sub-mesh of the named axes that contains this rank.
     ///
     /// # Errors
-    /// An axis that the mesh does not have, or one named twice.
+    /// A name is not an axis of the mesh, or occurs twice.
     pub fn submesh(&self, names: &[&str]) -> Result<Self> {
         let shape = self.0.shape.submesh(self.0.position, names)?;
         Self::new(shape, self.0.comm.clone(), self.0.device.clone())
@@ -324,7 +327,7 @@ mod tests {
         let cpu = DeviceMesh::solo(&Device::flex());
         for index in 0..2 * MOST_SOLO_MESHES {
             DeviceMesh::solo(&gpu(index));
-            // Used all the time.
+            // Keeps the CPU's mesh recently used.
             let same = DeviceMesh::solo(&Device::flex());
             assert!(std::ptr::eq(same.cache(), cpu.cache()));
         }

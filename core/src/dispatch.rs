@@ -1,7 +1,7 @@
-//! Tensors of any backend and kind, with a number of dims that is known at run time.
+//! Tensors of any backend and element kind, with a number of dims known only at run time.
 //!
-//! burn has a function for each kind of element: floats, integers and booleans. Functions that move
-//! cells are the same for all kinds, so the choice is made here, once.
+//! burn has separate functions for each kind of element: floats, integers and booleans. Functions
+//! that move cells are the same for all kinds, so the dispatch is written here, once.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use burn::tensor::{Bool, DType, Device, Float, Int, Shape, Slice, Tensor, Tensor
 use crate::layout::ReduceOp;
 use crate::{Error, IndexBox, Result};
 
-/// The kind of elements of a type.
+/// The element kind of a data type.
 pub(crate) fn kind_of(dtype: DType) -> Kind {
     match dtype {
         DType::Bool(_) => Kind::Bool,
@@ -27,7 +27,7 @@ pub(crate) fn kind_of(dtype: DType) -> Kind {
     }
 }
 
-/// Calls burn's function for the kind of elements of a type.
+/// Calls burn's function for the element kind of a data type.
 macro_rules! by_kind {
     ($dtype:expr, [$float:ident, $int:ident, $bool:ident] $arguments:tt) => {
         match kind_of($dtype) {
@@ -38,8 +38,8 @@ macro_rules! by_kind {
     };
 }
 
-/// A value in which `$kind` stands for the kind of elements of a type. `Tensor<1, $kind>` may carry
-/// a tensor of any dims.
+/// Evaluates an expression in which `$kind` stands for the element kind of a data type.
+/// `Tensor<1, $kind>` may carry a tensor of any number of dims.
 macro_rules! with_kind {
     ($dtype:expr, $kind:ident => $value:expr) => {
         match kind_of($dtype) {
@@ -59,7 +59,7 @@ macro_rules! with_kind {
     };
 }
 
-/// Wraps a tensor of a concrete backend as one of any backend.
+/// Wraps a tensor of a concrete backend as a tensor of any backend.
 ///
 /// # Example
 /// ```
@@ -92,7 +92,7 @@ where
     Ok(tensor.float())
 }
 
-/// Wraps a tensor of the CPU as one of any backend.
+/// Wraps a CPU tensor as a tensor of any backend.
 pub(crate) fn of_cpu(tensor: FlexTensor) -> DispatchTensor {
     DispatchTensor::from_backend(match kind_of(tensor.dtype()) {
         Kind::Float => BackendTensor::<Flex>::Float(tensor),
@@ -101,7 +101,7 @@ pub(crate) fn of_cpu(tensor: FlexTensor) -> DispatchTensor {
     })
 }
 
-/// The tensor, if it is on the CPU.
+/// Returns the tensor if it is on the CPU.
 pub(crate) fn here(tensor: &DispatchTensor) -> Option<&FlexTensor> {
     match &tensor.kind {
         DispatchTensorKind::Flex(
@@ -116,7 +116,7 @@ pub(crate) fn to_host(tensor: DispatchTensor) -> TensorData {
     with_kind!(tensor.dtype(), K => Tensor::<1, K>::from_dispatch(tensor).into_data())
 }
 
-/// Makes a tensor on a device.
+/// Copies data to a tensor on a device.
 pub(crate) fn from_host(data: TensorData, device: &DispatchDevice) -> DispatchTensor {
     let dtype = data.dtype();
     by_kind!(
@@ -125,7 +125,7 @@ pub(crate) fn from_host(data: TensorData, device: &DispatchDevice) -> DispatchTe
     )
 }
 
-/// Whether two tensors are the same memory of the CPU.
+/// Whether two float tensors share the same CPU memory.
 pub(crate) fn same_memory(first: &DispatchTensor, second: &DispatchTensor) -> bool {
     let memory = |tensor: &DispatchTensor| {
         let tensor: BackendTensor<Flex> = DispatchTensor::try_into_backend(tensor.clone()).ok()?;
@@ -140,7 +140,7 @@ pub(crate) fn same_memory(first: &DispatchTensor, second: &DispatchTensor) -> bo
     }
 }
 
-/// A tensor in another shape.
+/// Returns the tensor in another shape.
 pub(crate) fn reshaped(tensor: DispatchTensor, shape: Shape) -> DispatchTensor {
     if tensor.shape() == shape {
         return tensor;
@@ -151,14 +151,14 @@ pub(crate) fn reshaped(tensor: DispatchTensor, shape: Shape) -> DispatchTensor {
     )
 }
 
-/// The elements of a tensor, one after the other.
+/// Returns the tensor as a 1-D tensor of its elements.
 pub(crate) fn flattened(tensor: DispatchTensor) -> DispatchTensor {
     let elements = tensor.shape().num_elements();
     reshaped(tensor, Shape::from([elements]))
 }
 
-/// Makes a tensor of a shape, with device and element type of `like`, that holds one value, or
-/// unspecified ones for `None`.
+/// Makes a tensor of the given shape, with the device and element type of `like`, filled with one
+/// value, or with unspecified values for `None`.
 ///
 /// # Example
 /// ```
@@ -176,7 +176,7 @@ pub fn blank(like: &DispatchTensor, shape: &[usize], value: Option<f64>) -> Disp
     blank_of((like.device(), like.dtype()), shape, value)
 }
 
-/// [`blank`], with elements of a type on a device.
+/// Like [`blank`], with the given device and element type.
 pub(crate) fn blank_of(
     (device, dtype): (DispatchDevice, DType),
     shape: &[usize],
@@ -196,7 +196,7 @@ fn slices(cells: &IndexBox) -> Vec<Slice> {
     ranges.map(|range| Slice::from(range.clone())).collect()
 }
 
-/// Cuts a box out of a tensor; [`blank`] has an example.
+/// Cuts a box out of a tensor; see the example of [`blank`].
 pub fn cut(tensor: &DispatchTensor, cells: &IndexBox) -> DispatchTensor {
     let (tensor, slices) = (tensor.clone(), slices(cells));
     by_kind!(
@@ -205,7 +205,7 @@ pub fn cut(tensor: &DispatchTensor, cells: &IndexBox) -> DispatchTensor {
     )
 }
 
-/// Overwrites a box of a tensor with other cells; [`blank`] has an example.
+/// Overwrites a box of a tensor with other cells; see the example of [`blank`].
 pub fn paste(tensor: DispatchTensor, part: &IndexBox, cells: DispatchTensor) -> DispatchTensor {
     let slices = slices(part);
     by_kind!(
@@ -214,7 +214,8 @@ pub fn paste(tensor: DispatchTensor, part: &IndexBox, cells: DispatchTensor) -> 
     )
 }
 
-/// A tensor with the order of cells reversed in some dims, as [`Transfer::flip`](crate::Transfer::flip) has it.
+/// Reverses the order of cells in some dims, as [`Transfer::flip`](crate::Transfer::flip)
+/// specifies.
 ///
 /// # Example
 /// ```
@@ -236,7 +237,7 @@ pub fn flipped(tensor: DispatchTensor, flip: &[bool]) -> DispatchTensor {
     )
 }
 
-/// Flat tensors, one after the other.
+/// Concatenates flat tensors.
 pub(crate) fn joined(tensors: Vec<DispatchTensor>) -> DispatchTensor {
     with_kind!(tensors[0].dtype(), K => {
         let tensors = tensors.into_iter().map(Tensor::<1, K>::from_dispatch);
@@ -244,7 +245,7 @@ pub(crate) fn joined(tensors: Vec<DispatchTensor>) -> DispatchTensor {
     })
 }
 
-/// A tensor of floats in another number type.
+/// Casts a float tensor to another data type.
 pub(crate) fn cast(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
     if tensor.dtype() == dtype {
         tensor
@@ -253,7 +254,7 @@ pub(crate) fn cast(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
     }
 }
 
-/// The number type in which values of a type are added.
+/// The data type in which values of a data type are accumulated.
 pub(crate) fn wide(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
@@ -261,13 +262,13 @@ pub(crate) fn wide(dtype: DType) -> DType {
     }
 }
 
-/// A tensor in f32, if it has floats of half precision.
+/// Casts a tensor of half-precision floats to f32; others are returned as they are.
 pub(crate) fn widened(tensor: DispatchTensor) -> DispatchTensor {
     let dtype = wide(tensor.dtype());
     cast(tensor, dtype)
 }
 
-/// The sum of two tensors of one shape.
+/// Returns the sum of two tensors of the same shape.
 ///
 /// # Panics
 /// Panics for booleans.
@@ -279,7 +280,7 @@ pub(crate) fn added(first: DispatchTensor, second: DispatchTensor) -> DispatchTe
     }
 }
 
-/// Combines flat values of two ranks, given in the order of ranks.
+/// Combines flat values of two ranks, given in rank order.
 ///
 /// # Panics
 /// Panics for a sum of booleans.
@@ -319,7 +320,7 @@ fn of_numbers<K: Ordered>(
         ReduceOp::Min => second.clone().lower(first.clone()),
         _ => return (first * second).into_dispatch(),
     };
-    // NaN is never lost.
+    // NaN always propagates.
     let takes_second = match is_nan {
         Some(is_nan) => takes_second.bool_or(is_nan(second.clone())),
         None => takes_second,

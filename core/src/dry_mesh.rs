@@ -1,4 +1,4 @@
-//! Meshes without the other ranks.
+//! Dry runs: meshes of any size on a single rank.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use crate::mesh::MeshShape;
 use crate::settings::Settings;
 use crate::{Error, Result};
 
-/// A mesh of any size as its first rank sees it, without the others: a program computes this rank's
-/// share, with zeros for the cells of other ranks, and its messages are recorded and not sent. It
-/// shows time, memory and traffic of a job before it is started.
+/// Mesh of any size as seen by its first rank, without the others: a program computes this rank's
+/// share, with zeros for the cells of other ranks, and its messages are recorded instead of sent.
+/// It shows the time, memory and traffic of a job before the job is started.
 ///
 /// # Example
 /// ```
@@ -33,10 +33,10 @@ pub struct DryMesh {
 }
 
 impl DryMesh {
-    /// Makes a mesh of a shape on one device.
+    /// Makes a mesh of the given shape on one device.
     ///
     /// # Errors
-    /// A shape without ranks.
+    /// The shape has no ranks.
     pub fn new(shape: MeshShape, device: Device) -> Result<Self> {
         let size = shape.ranks().iter().max().map_or(0, |rank| rank + 1);
         let first = shape.ranks().first();
@@ -51,7 +51,7 @@ impl DryMesh {
         &self.mesh
     }
 
-    /// Takes the messages that were recorded so far.
+    /// Returns the messages recorded so far, and clears the record.
     pub fn take(&self) -> PlannedMessages {
         self.engine.take()
     }

@@ -1,13 +1,13 @@
-//! Errors, and their way through functions that return tensors only.
+//! Errors, and how they pass through functions that return only tensors.
 
 use std::cell::Cell;
 use std::error::Error as StdError;
 use std::fmt;
 
-/// The result of everything in Halocline that can fail.
+/// Result type of everything in Halocline that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Error of Halocline: the cause, its place, and the remedy.
+/// Error type of Halocline: each error names the cause, the place, and the remedy.
 ///
 /// # Example
 /// ```
@@ -40,7 +40,7 @@ pub enum Error {
         /// The redistribution that makes the call work.
         help: String,
     },
-    /// An operator was called with arguments that do not fit.
+    /// An operator was called with invalid arguments.
     #[error("{operator}: {message}")]
     Operator {
         /// The operator that was called.
@@ -56,13 +56,13 @@ pub enum Error {
     Timeout {
         /// The rank that waited.
         rank: usize,
-        /// The operator and layout that it waited in.
+        /// The operator and layout of the wait.
         operation: String,
         /// The rank that it waited for.
         peer: usize,
         /// The shapes that it waited for.
         expected: String,
-        /// The time that it waited, in seconds.
+        /// The time waited, in seconds.
         seconds: f64,
     },
     /// Two ranks communicated in different operations.
@@ -77,7 +77,7 @@ pub enum Error {
         /// The other rank's operation.
         peer_operation: String,
     },
-    /// Another rank ended, so that this one cannot continue.
+    /// Another rank ended, so this one cannot continue.
     #[error("rank {rank}: {operation}: stopped because rank {peer} {cause}")]
     PeerEnded {
         /// The rank that stopped.
@@ -86,7 +86,7 @@ pub enum Error {
         operation: String,
         /// The rank that ended first.
         peer: usize,
-        /// The cause of that rank's end.
+        /// Why that rank ended.
         cause: String,
     },
     /// The program of a rank failed, which ended the job.
@@ -109,14 +109,14 @@ pub enum Error {
 }
 
 impl fmt::Debug for Error {
-    /// Prints the message, so that a `main` that returns an error ends with a sentence.
+    /// Prints the message, so that a `main` that returns an error ends with a readable sentence.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
 thread_local! {
-    /// The depth of nested calls of [`Error::catch`] on this thread.
+    /// Depth of nested calls of [`Error::catch`] on this thread.
     static CATCHING: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -136,10 +136,10 @@ impl Error {
 
     /// Panics with this error.
     ///
-    /// A mistake of the program panics with its message, as in burn. A failure of communication, or replicas that differ,
-    /// keeps its type as the payload, which the launcher reports: so it passes through a backward
-    /// pass, whose functions return tensors only. Within [`Error::catch`] every error keeps its
-    /// type.
+    /// A programming mistake panics with its message, as in burn. A communication failure, or
+    /// replicas that differ, keeps its type as the panic payload, which the launcher reports; this
+    /// carries it through a backward pass, whose functions return only tensors. Within
+    /// [`Error::catch`] every error keeps its type.
     ///
     /// # Panics
     /// Always.
@@ -165,7 +165,7 @@ impl Error {
         }
     }
 
-    /// Runs `f` and returns an error that was [raised](Error::raise) in it; other panics continue.
+    /// Runs `f` and returns an error that was [raised](Error::raise) in it; other panics propagate.
     ///
     /// # Errors
     /// The error that was raised.
@@ -197,10 +197,10 @@ impl Error {
 
 /// Unwraps results in functions that panic.
 pub trait OrRaise<T> {
-    /// The value.
+    /// Returns the value.
     ///
     /// # Panics
-    /// [Raises](Error::raise) an error, with the caller's place in the program.
+    /// [Raises](Error::raise) the error, reported at the caller's location.
     ///
     /// # Example
     /// ```

@@ -1,10 +1,10 @@
-//! Arguments that give the layout of a tensor.
+//! Arguments that specify the layout of a tensor.
 
 use crate::layout::{Layout, Placement};
 use crate::{Error, Result};
 
-/// Argument that gives the layout of a tensor: placements, one per mesh axis, or a [`Layout`] with
-/// its own extents.
+/// Argument that specifies the layout of a tensor: placements, one per mesh axis, or a [`Layout`]
+/// with its own extents.
 ///
 /// # Example
 /// ```
@@ -19,12 +19,12 @@ use crate::{Error, Result};
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub trait IntoLayout {
-    /// The new layout of a tensor whose layout is `from`. Given placements, dims that keep their
-    /// parts keep their extents; the others are divided as evenly as possible.
+    /// Returns the new layout of a tensor whose layout is `from`. Given placements, dims that keep
+    /// their axes keep their extents; the others are divided as evenly as possible.
     ///
     /// # Errors
-    /// Placements that do not fit the mesh and the shape of `from`, or a layout of another mesh or
-    /// shape.
+    /// The placements do not fit the mesh and the shape of `from`, or the layout has another mesh
+    /// or shape.
     fn into_layout(self, from: &Layout) -> Result<Layout>;
 }
 

@@ -1,4 +1,4 @@
-//! Keys of the random numbers that layers draw.
+//! Keys of the random numbers drawn by layers.
 
 use std::cell::Cell;
 
@@ -8,11 +8,11 @@ thread_local! {
     static CURRENT: Cell<Option<LayerKeys>> = const { Cell::new(None) };
 }
 
-/// Keys of the random numbers that layers such as dropout draw, one after another.
+/// Sequence of keys of the random numbers drawn by layers such as dropout.
 ///
-/// Each rank has its own, in the thread of its program. Ranks that run the same layers draw the same keys, and take the
-/// numbers of their own cells. A job begins with keys of its seed; [`install`](Self::install) makes others current, as
-/// a trainer does for every batch.
+/// Each rank has its own sequence, in the thread of its program. Ranks that run the same layers
+/// draw the same keys and take the numbers of their own cells. A job starts with keys derived from
+/// its seed; [`install`](Self::install) makes others current, as a trainer does for every batch.
 ///
 /// # Example
 /// ```
@@ -32,27 +32,27 @@ pub struct LayerKeys {
 }
 
 impl LayerKeys {
-    /// Keys within a stream of random numbers.
+    /// Makes the sequence of keys within a stream of random numbers.
     pub fn new(key: RandomKey) -> Self {
         Self { key, drawn: 0 }
     }
 
-    /// The keys that this thread is to draw next.
+    /// The sequence that this thread draws from next.
     pub fn current() -> Self {
         let default = || Self::new(RandomKey::new(0, "layers"));
         CURRENT.get().unwrap_or_else(default)
     }
 
-    /// Makes these the keys that this thread draws next; returns those that it would have drawn.
+    /// Makes this the sequence that this thread draws from next, and returns the previous one.
     pub fn install(self) -> Self {
         let before = Self::current();
         CURRENT.set(Some(self));
         before
     }
 
-    /// Runs a program of layers whose draws do not count: the keys are afterwards what they were.
+    /// Runs a function without advancing the current sequence: its draws are undone afterwards.
     pub(crate) fn aside<T>(program: impl FnOnce() -> T) -> T {
-        /// Also after a panic, which the program may catch.
+        /// Restores the sequence also after a panic, which the program may catch.
         struct Restore(LayerKeys);
 
         impl Drop for Restore {

@@ -1,4 +1,4 @@
-//! Placements that a plan asks for where tensors enter and leave layers.
+//! Placements that a plan requests where tensors enter and leave layers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::layout::{Fan, Placement, Replicate, Shard};
 use crate::{Error, Result, ShardTensor};
 
-/// Placement of a tensor along one mesh axis, whatever its number of dims. As text `replicate`, `fan`,
-/// `shard(1)` or `shard(-1)`.
+/// Placement of a tensor along one mesh axis, independent of its number of dims. Its text form is
+/// `replicate`, `fan`, `shard(1)` or `shard(-1)`.
 ///
 /// # Example
 /// ```
@@ -24,7 +24,7 @@ use crate::{Error, Result, ShardTensor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum PlanPlacement {
-    /// [`Shard`] of this dim; a negative one counts from the end.
+    /// [`Shard`] along this dim; a negative one counts from the end.
     Shard(isize),
     /// [`Replicate`].
     Replicate,
@@ -33,10 +33,10 @@ pub enum PlanPlacement {
 }
 
 impl PlanPlacement {
-    /// The placement of a tensor of this many dims.
+    /// Resolves the placement for a tensor of this many dims.
     ///
     /// # Errors
-    /// A dim that it does not have.
+    /// The tensor does not have the dim.
     pub fn placement(self, dims: usize) -> Result<Placement> {
         match self {
             Self::Replicate => Ok(Replicate),
@@ -93,20 +93,21 @@ impl From<PlanPlacement> for String {
     }
 }
 
-/// Placements on some mesh axes: of a layer's input, and of its result.
+/// Placements of a layer's input and of its result on some mesh axes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LayerPlacements {
-    /// Placements of the input when the layer computes, by axis.
+    /// Placements in which the layer receives its input, by axis.
     pub input: Vec<(usize, PlanPlacement)>,
     /// Placements of the result, by axis.
     pub output: Vec<(usize, PlanPlacement)>,
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// The same values with other placements on some axes.
+    /// Returns the same values with other placements on some axes.
     ///
     /// # Errors
-    /// Those of [`try_redistribute`](Self::try_redistribute); an axis that the mesh lacks.
+    /// The errors of [`try_redistribute`](Self::try_redistribute); an axis that the mesh does not
+    /// have.
     ///
     /// # Example
     /// ```

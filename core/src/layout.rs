@@ -13,7 +13,7 @@ pub use crate::placement::{Placement, ReduceOp};
 
 /// Layout of a field: mesh, global shape, a placement per axis, and the extents of every dim.
 ///
-/// Pure data, equal on all ranks: every rank computes every rank's box with arithmetic alone. A dim
+/// Pure data, equal on all ranks: every rank computes every rank's box by arithmetic alone. A dim
 /// may be sharded over several axes; its parts are then numbered with the leftmost axis outermost.
 /// Cloning is cheap.
 ///
@@ -45,7 +45,8 @@ impl Layout {
     /// Makes a layout whose shards differ by at most one cell.
     ///
     /// # Errors
-    /// A number of placements other than that of axes; a placement on a dim beyond the shape.
+    /// The number of placements differs from the number of axes; a placement names a dim that the
+    /// shape does not have.
     pub fn new(mesh: &Arc<MeshShape>, shape: &[usize], placements: &[Placement]) -> Result<Self> {
         if placements.len() != mesh.sizes().len() {
             return Err(Error::Layout(format!(
@@ -88,10 +89,11 @@ impl Layout {
         Self::build(mesh.clone(), shape.to_vec(), placements, extents)
     }
 
-    /// This layout with the given extents of a dim, one per part; zero is allowed.
+    /// Returns this layout with the given extents of a dim, one per part; zero is allowed.
     ///
     /// # Errors
-    /// A number of extents other than that of parts; a sum other than the dim's size.
+    /// The number of extents differs from the number of parts; the extents do not sum to the dim's
+    /// size.
     pub fn with_extents(&self, dim: usize, extents: &[usize]) -> Result<Self> {
         let expected = self.0.extents.get(dim).map_or(0, Vec::len);
         let size = self.0.shape.get(dim).copied().unwrap_or(0);
@@ -115,10 +117,12 @@ impl Layout {
         ))
     }
 
-    /// The layout of an operator's result, on the same mesh: its placements and all extents.
+    /// Returns the layout of an operator's result on the same mesh, from its placements and all its
+    /// extents.
     ///
     /// # Panics
-    /// Panics if a dim's extents are not one per part, which is a mistake in the operator's rule.
+    /// Panics if a dim does not have one extent per part, which is a mistake in the operator's
+    /// rule.
     pub fn derive(&self, placements: Vec<Placement>, extents: Vec<Vec<usize>>) -> Self {
         for (dim, extents) in extents.iter().enumerate() {
             assert_eq!(
@@ -131,25 +135,25 @@ impl Layout {
         Self::build(self.0.mesh.clone(), shape, placements, extents)
     }
 
-    /// This layout with another placement on one axis.
+    /// Returns this layout with another placement on one axis.
     ///
     /// # Panics
-    /// Panics if that changes which dims are sharded.
+    /// Panics if that changes the dims that are sharded.
     pub fn with_placement(&self, axis: usize, placement: Placement) -> Self {
         let mut placements = self.0.placements.clone();
         placements[axis] = placement;
         self.derive(placements, self.0.extents.clone())
     }
 
-    /// This layout, fanned out over axes on which it is replicated.
+    /// Returns this layout with `Fan` on the given axes, on which it is replicated.
     pub(crate) fn fanned_out(&self, axes: &[usize]) -> Self {
         axes.iter().fold(self.clone(), |layout, axis| {
             layout.with_placement(*axis, Fan)
         })
     }
 
-    /// This layout with another placement on axes of which each is the innermost of its dim: whole parts
-    /// are left.
+    /// Returns this layout with the placement `whole` on the given axes, each of which must be the
+    /// innermost axis of its dim; the parts along these axes are merged.
     pub fn gathered(&self, axes: &[usize], whole: Placement) -> Self {
         let mut placements = self.0.placements.clone();
         axes.iter().for_each(|axis| placements[*axis] = whole);
@@ -174,7 +178,7 @@ impl Layout {
         placements: Vec<Placement>,
         extents: Vec<Vec<usize>>,
     ) -> Self {
-        // Once, because layouts are keys of all caches of plans.
+        // Hashed once, because layouts are keys of all plan caches.
         let mut hasher = DefaultHasher::new();
         (&mesh, &placements, &extents).hash(&mut hasher);
         Self(Arc::new(Inner {
@@ -228,7 +232,7 @@ impl Layout {
             .collect()
     }
 
-    /// The first axis with a partial value, if there is one.
+    /// The first axis with a partial value, if any.
     pub fn partial_axis(&self) -> Option<(usize, ReduceOp)> {
         self.0
             .placements
@@ -243,7 +247,7 @@ impl Layout {
     /// Requires that no axis holds partial values.
     ///
     /// # Errors
-    /// [`Error::Placement`] with the axis, and `resolve()` as remedy.
+    /// [`Error::Placement`] with the axis, and `resolve()` as the remedy.
     pub fn require_resolved(&self, operator: &str) -> Result<()> {
         let Some((axis, op)) = self.partial_axis() else {
             return Ok(());
@@ -258,7 +262,7 @@ impl Layout {
     /// Requires that a dim is not sharded.
     ///
     /// # Errors
-    /// [`Error::Placement`] with the axis, and a redistribution as remedy.
+    /// [`Error::Placement`] with the axis, and a redistribution as the remedy.
     pub fn require_whole(&self, operator: &str, dim: usize) -> Result<()> {
         let Some(axis) = self.axes_of(dim).first().copied() else {
             return Ok(());
@@ -270,19 +274,19 @@ impl Layout {
         })
     }
 
-    /// The redistribution that makes a dim whole, for errors.
+    /// The redistribution that makes a dim whole, for error messages.
     pub(crate) fn whole_in(&self, dim: usize) -> String {
         let placements = self.0.placements.iter();
         let whole = placements.map(|&held| if held == Shard(dim) { Replicate } else { held });
         format!("redistribute(&{:?}) first", whole.collect::<Vec<_>>())
     }
 
-    /// Whether some rank holds no cell.
+    /// Whether any rank holds no cells.
     pub fn has_empty_shard(&self) -> bool {
         self.0.extents.iter().flatten().any(|&extent| extent == 0)
     }
 
-    /// The number of the part of a dim that a position holds.
+    /// The index of the part of a dim that a position holds.
     pub fn part(&self, dim: usize, position: usize) -> usize {
         let coords = self.0.mesh.coords(position);
         self.part_at(dim, &coords)
@@ -318,10 +322,11 @@ impl Layout {
         self.local_box(position).shape()
     }
 
-    /// Splits a box of cells by owner, the position from which `near` takes a piece.
+    /// Splits a box of cells by owner: the position that supplies each piece to the position
+    /// `near`.
     ///
-    /// Of several positions that hold the same cells, the owner is the one that shares `near`'s
-    /// other coordinates, so that nothing travels along axes on which the field is replicated.
+    /// If several positions hold the same cells, the owner is the one that shares `near`'s other
+    /// coordinates, so that nothing travels along axes on which the field is replicated.
     pub fn owners(&self, cells: &IndexBox, near: usize) -> Vec<(usize, IndexBox)> {
         let overlaps: Vec<Vec<(usize, Range<usize>)>> = cells
             .ranges()
@@ -331,7 +336,8 @@ impl Layout {
             .collect();
         let counts: Vec<usize> = overlaps.iter().map(Vec::len).collect();
         let coords = self.0.mesh.coords(near);
-        // One piece per choice of an overlap in every dim. Other coordinates stay those of `near`.
+        // One piece per combination of overlaps, one overlap per dim. The other coordinates stay
+        // those of `near`.
         (0..counts.iter().product())
             .map(|index| {
                 let mut owner = coords.clone();
@@ -396,7 +402,7 @@ impl Hash for Layout {
 }
 
 impl fmt::Display for Layout {
-    /// Global shape, then per axis its placement, with the extents of sharded dims.
+    /// Prints the global shape, then the placement on each axis, with the extents of sharded dims.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0.shape)?;
         for ((name, size), placement) in self

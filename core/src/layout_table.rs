@@ -1,9 +1,9 @@
-//! Tables of the cells that ranks hold.
+//! Tables of the cells held by each rank.
 
 use crate::layout::Layout;
 
 impl Layout {
-    /// Lists the cells of every rank: a line with its number, its coordinates in the mesh, and its
+    /// Lists the cells of every rank: one line with the rank, its coordinates in the mesh, and its
     /// range of each dim.
     ///
     /// # Example

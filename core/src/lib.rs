@@ -1,9 +1,9 @@
 //! Sharded tensors and their communication: meshes, layouts, exchange plans, engines.
 //!
-//! A [`Layout`] gives, by arithmetic alone, the cells of a field that each rank of a [`DeviceMesh`]
-//! holds. An [`ExchangePlan`] lists the boxes that travel so that each rank has the cells that an
-//! operator needs. A [`ShardTensor`] is a burn tensor per rank together with its layout.
-//! [`Launcher`] starts a program on ranks.
+//! A [`Layout`] computes, by arithmetic alone, the cells of a field that each rank of a
+//! [`DeviceMesh`] holds. An [`ExchangePlan`] lists the boxes to move so that each rank has the
+//! cells an operator needs. A [`ShardTensor`] is one burn tensor per rank together with its layout.
+//! [`Launcher`] runs a program on every rank.
 //!
 //! This crate contains no convolutions, files or models.
 
@@ -28,6 +28,7 @@ mod layout_table;
 pub mod memory;
 mod mesh;
 mod module;
+mod module_scope;
 mod operator;
 pub mod ops;
 mod pairing;
@@ -47,8 +48,8 @@ pub use balance::Balance;
 pub use burn::tensor::Distribution;
 pub use cache::PlanCache;
 pub use comm::{
-    Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, Operation, Overlap,
-    Payload, Pending, Place, PlannedMessages, PlannedOperation, Settings, Traffic,
+    Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, ModuleStats, Operation,
+    Overlap, Payload, Pending, Place, PlannedMessages, PlannedOperation, Settings, Traffic,
 };
 pub use descriptors::raise_descriptor_limit;
 pub use device_mesh::DeviceMesh;
@@ -63,6 +64,7 @@ pub use layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
 pub use mesh::MeshShape;
 pub use module::check_replicas;
+pub use module_scope::{ModuleScope, module_scope};
 pub use pairing::{Linearity, Pairing, Role, Term};
 pub use param::{
     Gather, GatherAhead, ParamShard, gather_ahead, is_running_state, param_shards,

@@ -1,10 +1,10 @@
-//! Pool of memory for tensors on the CPU.
+//! Memory pool for tensors on the CPU.
 //!
 //! An allocation of many megabytes comes fresh from the operating system, which clears every page
-//! on first touch; that can cost more than the kernel. A training step makes results of the same
-//! sizes again and again, so the pool keeps large blocks when their tensor is dropped and gives one
-//! to the next result of about that size. Blocks in use and kept blocks together never exceed the
-//! peak of blocks in use.
+//! on first touch; that can cost more than the kernel. A training step produces results of the same
+//! sizes again and again, so the pool keeps large blocks when their tensors are dropped and reuses
+//! them for later results of about the same size. Blocks in use and kept blocks together never
+//! exceed the peak of blocks in use.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
@@ -18,7 +18,8 @@ use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProper
 
 /// Blocks smaller than this are left to the allocator.
 const SMALL: usize = 1 << SMALL_BITS;
-/// Small enough for halos of some kilobytes, for which allocators merge and split blocks each time.
+/// Small enough to pool halos of a few kilobytes, for which allocators would merge and split blocks
+/// each time.
 const SMALL_BITS: u32 = 10;
 const LINE: usize = 64;
 const PAGE: usize = 4096;
@@ -50,8 +51,8 @@ unsafe impl Sync for Block {}
 
 #[derive(Debug)]
 struct Pool {
-    /// Unused blocks with the time at which each was kept, by the number of bits of their size; the
-    /// oldest first.
+    /// Unused blocks with the time at which each was kept, oldest first, grouped by the number of
+    /// bits of their size.
     kept: [VecDeque<(u64, Block)>; (usize::BITS - SMALL_BITS) as usize],
     /// The number of blocks kept so far: the clock of `kept`.
     now: u64,
@@ -69,14 +70,14 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
 });
 
 fn pool() -> MutexGuard<'static, Pool> {
-    // The pool is consistent between statements: a panic elsewhere does not matter.
+    // The pool is consistent between statements, so a panic elsewhere does not matter.
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the memory of dropped results to the system, instead of keeping it for the next ones.
+/// Returns the memory of dropped tensors to the system, instead of keeping it for later ones.
 ///
-/// CPU kernels keep large blocks, never more than the peak in use, and the C library keeps smaller ones that were freed. Call it
-/// before work that needs much memory for other purposes.
+/// CPU kernels keep large blocks, never more than the peak in use, and the C library keeps smaller
+/// freed blocks. Call this before work that needs much memory for other purposes.
 ///
 /// # Example
 /// ```
@@ -92,14 +93,14 @@ pub fn release_memory() {
     pool.shrink();
     drop(pool);
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it gives only pages back that nobody has allocated.
+    // SAFETY: it releases only pages without live allocations.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// The alignment of a new block: a cache line; a page for halos, because the system copies messages
-/// between processes page by page.
+/// The alignment of a new block: a cache line, or a page for halos, because the system copies
+/// messages between processes page by page.
 fn alignment(bytes: usize) -> usize {
     match bytes {
         ..SMALL => Block::ALIGN,
@@ -108,8 +109,9 @@ fn alignment(bytes: usize) -> usize {
     }
 }
 
-/// The allocation for a block. Many pages are best cleared by the system when a thread first touches them; Rust's allocator
-/// clears memory of a greater alignment than its own at once, on one thread.
+/// The allocation for a block. Many pages are best cleared by the system when a thread first
+/// touches them; for an alignment greater than its own, Rust's allocator clears the memory at once,
+/// on one thread.
 fn allocation(block: Layout) -> Layout {
     match block.size() {
         ..=HALO => block,
@@ -117,7 +119,7 @@ fn allocation(block: Layout) -> Layout {
     }
 }
 
-/// The index in `kept` of blocks of about a size.
+/// The index in `kept` for blocks of this size.
 fn place(bytes: usize) -> usize {
     (bytes.ilog2() - SMALL_BITS) as usize
 }
@@ -170,23 +172,24 @@ impl Block {
     /// Makes a block of at least `bytes` bytes, which are initialised: zero, or left from earlier
     /// use.
     pub fn new(bytes: usize) -> Self {
-        // SAFETY: nothing is left to write.
+        // SAFETY: the allocator initialises all bytes.
         unsafe { Self::allocate(bytes, alloc_zeroed) }
     }
 
     /// Makes a block of at least `bytes` bytes, which may be uninitialised.
     ///
     /// # Safety
-    /// All bytes must be written before the block is used in any way but by its
+    /// All bytes must be written before the block is used in any way other than through
     /// [`start`](Self::start).
     pub unsafe fn uninit(bytes: usize) -> Self {
-        // SAFETY: the caller's. Large blocks are used again, and must be initialised for it.
+        // SAFETY: guaranteed by the caller. Large blocks are reused, and must be initialised for
+        // that.
         unsafe { Self::allocate(bytes, if bytes < SMALL { alloc } else { alloc_zeroed }) }
     }
 
-    /// Makes a block that begins with a copy of `bytes`.
+    /// Makes a block that starts with a copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Self {
-        // SAFETY: all bytes are written, and to memory of their own.
+        // SAFETY: all bytes are written, to memory that does not overlap `bytes`.
         unsafe {
             let block = Self::uninit(bytes.len());
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), block.start.as_ptr(), bytes.len());
@@ -194,7 +197,7 @@ impl Block {
         }
     }
 
-    /// Takes a block from the pool, or makes one by `allocate`.
+    /// Takes a block from the pool, or makes one with `allocate`.
     ///
     /// # Safety
     /// If `allocate` does not initialise memory, the caller must.
@@ -226,7 +229,7 @@ impl Block {
         let first = first.unwrap_or_else(|| handle_alloc_error(allocation));
         let lead = first.align_offset(layout.align());
         Self {
-            // SAFETY: an allocation of a lesser alignment has room for the lead.
+            // SAFETY: an allocation with a smaller alignment has room for the lead.
             start: unsafe { first.add(lead) },
             layout,
             lead,
@@ -236,7 +239,8 @@ impl Block {
     /// Returns the memory to the allocator.
     fn free(self) {
         let block = std::mem::ManuallyDrop::new(self);
-        // SAFETY: it was allocated so, and has no other user: the block is consumed.
+        // SAFETY: it was allocated with this layout, and has no other user because the block is
+        // consumed.
         unsafe {
             dealloc(
                 block.start.sub(block.lead).as_ptr(),
@@ -267,7 +271,7 @@ impl Block {
         self.layout.size()
     }
 
-    /// The first `len` bytes in the type from which tensors are made.
+    /// Converts the first `len` bytes to the type from which tensors are made.
     ///
     /// # Panics
     /// Panics if the block is smaller.
@@ -278,8 +282,8 @@ impl Block {
     }
 }
 
-/// Returns a contiguous tensor: this one, or a copy. burn's own function also copies contiguous
-/// views of a part.
+/// Returns the tensor itself if it is contiguous, else a contiguous copy. burn's own function also
+/// copies contiguous views of a part.
 ///
 /// # Example
 /// ```
@@ -315,13 +319,14 @@ pub fn contiguous(tensor: FlexTensor) -> FlexTensor {
 pub fn elements<E: Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
     let layout = tensor.layout();
     match layout.num_elements() {
-        // An empty view may begin outside of the storage.
+        // An empty view may start outside the storage.
         0 => &[],
         elements => &tensor.storage()[layout.start_offset()..][..elements],
     }
 }
 
-/// The elements of a contiguous tensor, if it has its memory for itself, and all of it.
+/// The elements of a contiguous tensor, if it is the only user of its memory and covers all of it;
+/// else `None`.
 ///
 /// # Panics
 /// Panics if the tensor has elements of another type.
@@ -356,7 +361,8 @@ impl Drop for Block {
 }
 
 impl AllocationController for Block {
-    /// What all blocks have, of which many have more: burn makes copies of no greater alignment.
+    /// The alignment that all blocks have, although many have a larger one: burn makes copies with
+    /// no larger alignment.
     fn alloc_align(&self) -> usize {
         Self::ALIGN
     }
@@ -415,7 +421,7 @@ mod tests {
 
     #[test]
     fn blocks_are_used_again_within_the_peak() {
-        // Other tests use the pool too: sizes that no other has.
+        // Other tests use the pool too, so the size is one that no other test uses.
         let size = 3 * (1 << 16) + 4 * 1021;
         let blocks = [Block::new(size), Block::new(size)];
         let starts = blocks.each_ref().map(Block::start);

@@ -1,4 +1,4 @@
-//! Shapes of meshes: named axes over ranks.
+//! Mesh shapes: named axes over ranks.
 
 use std::fmt;
 use std::hash::Hash;
@@ -32,8 +32,7 @@ impl MeshShape {
     /// Makes a mesh of the given axes over `ranks`.
     ///
     /// # Errors
-    /// Sizes that do not multiply to the number of ranks; an axis name, or a rank, that occurs
-    /// twice.
+    /// The product of the sizes is not the number of ranks; an axis name or a rank occurs twice.
     pub fn new(axes: &[(&str, usize)], ranks: Vec<usize>) -> Result<Self> {
         let sizes: Vec<usize> = axes.iter().map(|(_, size)| *size).collect();
         let names: Vec<String> = axes.iter().map(|(name, _)| name.to_string()).collect();
@@ -124,8 +123,8 @@ impl MeshShape {
             let stride: usize = self.sizes[axis + 1..].iter().product();
             (self.sizes[axis], stride)
         };
-        // The position whose coordinates on `axes` are zero, then all positions of one axis after
-        // the other.
+        // The position with zero coordinates on `axes`, then all positions along one axis after
+        // another.
         let origin = axes.iter().fold(position, |origin, &axis| {
             let (size, stride) = line(axis);
             origin - origin / stride % size * stride
@@ -142,7 +141,7 @@ impl MeshShape {
     /// The sub-mesh of the named axes through `position`.
     ///
     /// # Errors
-    /// An axis that the mesh does not have, or one named twice.
+    /// A name is not an axis of the mesh, or occurs twice.
     pub fn submesh(&self, position: usize, names: &[&str]) -> Result<Self> {
         let axes = names
             .iter()
@@ -181,7 +180,7 @@ pub(crate) fn unravel(mut index: usize, sizes: &[usize]) -> Vec<usize> {
 }
 
 impl fmt::Display for MeshShape {
-    /// A table of ranks: the last axis runs across, the others down.
+    /// A table of ranks: the last axis runs across, the others run down.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let axes: Vec<String> = self
             .names

@@ -1,4 +1,4 @@
-//! Parameters that are equal on all ranks.
+//! Modules with equal parameters on all ranks.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -15,19 +15,19 @@ use crate::param::{ParamShard, param_shards};
 use crate::tensor::on_device;
 use crate::{DeviceMesh, Error, Result};
 
-/// Lock on the generator of the process, from which burn's initialisers draw.
+/// Lock on the process-wide generator from which burn's initialisers draw.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
 thread_local! {
-    /// Whether this rank has the generator.
+    /// Whether this rank holds the generator.
     static DRAWS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes something whose parameters depend on the seed alone. They are drawn on first use, so `make`
-/// uses them, before another rank takes the generator.
+/// Makes a module or part of one whose parameters depend only on the seed. burn draws parameters on
+/// first use, so `make` must use them before another rank takes the generator.
 ///
 /// # Errors
-/// A call within `make`, which would wait for itself.
+/// A nested call within `make`, which would deadlock.
 pub(crate) fn seeded<T>(device: &Device, seed: u64, make: impl FnOnce(&Device) -> T) -> Result<T> {
     struct Restore;
 
@@ -52,7 +52,7 @@ pub(crate) fn draw<M: Module>(module: &M) {
     module.visit(&mut Checksums::default());
 }
 
-/// Sends every parameter of one rank to the others.
+/// Broadcasts every parameter of one rank to the others.
 pub(crate) fn sync<M: Module>(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -65,12 +65,13 @@ pub(crate) fn sync<M: Module>(
         let message = format!("parameter {path} is sharded: ranks hold different parts of it");
         return Err(Error::operator("sync_module", message));
     }
-    // Each rank owns its leaves, even if the program cloned one module into all ranks: shared
+    // Each rank must own its leaves, even if the program cloned one module into all ranks: shared
     // leaves deadlock.
     let module = module.fork(device);
     let mut held = Held::default();
     module.visit(&mut held);
-    // Not while parameters are mapped: a batch norm that ranks share locks its statistics meanwhile.
+    // Not while parameters are mapped: a batch norm shared between ranks locks its statistics
+    // during that.
     let received = held.parameters.into_iter().map(|parameter| {
         let Parameter {
             path,
@@ -98,7 +99,7 @@ pub(crate) fn sync<M: Module>(
     Ok(module.map(&mut Received(received.into_iter())))
 }
 
-/// The parameters of a module, in their order.
+/// The parameters of a module, in module order.
 #[derive(Default)]
 struct Held {
     path: Vec<String>,
@@ -135,7 +136,7 @@ impl ModuleVisitor for Held {
     }
 }
 
-/// Puts values in the place of parameters, in their order, where there are any.
+/// Replaces parameters, in module order, by the received values, where there are any.
 struct Received(std::vec::IntoIter<Option<DispatchTensor>>);
 
 impl ModuleMapper for Received {
@@ -144,7 +145,7 @@ impl ModuleMapper for Received {
         let (id, tensor, mapper) = param.consume();
         let plain = tensor.clone().inner();
         let value = match received {
-            // A copy, so that ranks that are threads share no memory that one of them updates.
+            // A copy, so that ranks that are threads do not share memory that one of them updates.
             Some(received) => {
                 let data = Tensor::<D>::from_dispatch(received).into_data();
                 Tensor::from_data(data, (&plain.device(), plain.dtype()))
@@ -160,16 +161,16 @@ impl ModuleMapper for Received {
     }
 }
 
-/// Checks that the ranks of a mesh have equal parameters, bit for bit;
-/// [`World::check_replicas`](crate::World::check_replicas) has an example.
+/// Checks that the parameters of all ranks of a mesh are equal, bit for bit; see the example of
+/// [`World::check_replicas`](crate::World::check_replicas).
 ///
 /// # Errors
-/// [`Error::Replicas`] with the first parameter that differs, and the ranks; a failure of communication.
+/// [`Error::Replicas`] with the first parameter that differs and the ranks; communication fails.
 pub fn check_replicas<M: Module>(mesh: &DeviceMesh, module: &M) -> Result<()> {
     compare_replicas(mesh.comm(), mesh.shape().ranks(), module)
 }
 
-/// Compares checksums of all parameters, between ranks that hold the same cells of them.
+/// Compares checksums of all parameters between ranks that hold the same cells of them.
 pub(crate) fn compare_replicas<M: Module>(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -185,8 +186,8 @@ pub(crate) fn compare_replicas<M: Module>(
     let operation = Operation::new("check_replicas", Traffic::Control, None);
     let all = collectives::all_gather_bytes(comm, group, &operation, &bytes)?;
     let shards = param_shards(module);
-    // For each sharded parameter and rank the first rank that holds the same cells of it. A rank of another mesh than this
-    // rank's shards is compared by its own.
+    // For each sharded parameter and each rank, the first rank that holds the same cells. A rank
+    // outside the mesh of this rank's shards is compared only with itself.
     let holders = |shard: &ParamShard| {
         let mut first = HashMap::new();
         let holder = |(index, rank): (usize, &usize)| match shard.cells_of(*rank) {

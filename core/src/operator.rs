@@ -1,7 +1,7 @@
-//! Operators with their own adjoint: nodes of burn's graph.
+//! Operators with their own adjoint, as nodes of burn's autodiff graph.
 //!
-//! An [`Operator`] has a kernel or communicates. It implements its two passes on tensors without
-//! autodiff; [`apply`] makes a node of it, for any backend.
+//! An [`Operator`] runs a kernel or communicates. It implements its two passes on tensors without
+//! autodiff; [`apply`] adds it to the graph as one node, for any backend.
 
 use std::any::Any;
 use std::fmt::{self, Debug};
@@ -26,10 +26,10 @@ use burn::tensor::Tensor;
 use burn::tensor::kind::Kind;
 
 use crate::dispatch::{from_dispatch, kind_of, to_dispatch};
-use crate::{OrRaise, Result, trace};
+use crate::{OrRaise, Result, module_scope, trace};
 
 /// Operator on one to four tensors, with its adjoint. Both passes take and return tensors without
-/// autodiff. The backward pass runs for floats only.
+/// autodiff. The backward pass runs only for floats.
 ///
 /// # Example
 /// ```
@@ -64,11 +64,11 @@ use crate::{OrRaise, Result, trace};
 /// gradient.into_data().assert_eq(&[2.0_f32; 3].into(), false);
 /// ```
 pub trait Operator: Debug + Send + Sync + 'static {
-    /// State that the forward pass saves for the backward pass, beside inputs.
+    /// State that the forward pass saves for the backward pass, in addition to inputs.
     type Saved: Send + Sync + 'static;
 
-    /// The names of the passes on timelines; `None` for an operator that appears there by its
-    /// messages.
+    /// The names of the two passes on timelines; `None` for an operator that appears there through
+    /// its messages.
     fn names(&self) -> Option<[&'static str; 2]> {
         None
     }
@@ -76,41 +76,41 @@ pub trait Operator: Debug + Send + Sync + 'static {
     /// Whether the backward pass reads an input.
     fn keeps(&self, input: usize) -> bool;
 
-    /// Whether the backward pass computes the result again instead of keeping it.
+    /// Whether the backward pass recomputes the result instead of keeping it.
     fn recompute(&self) -> Recompute {
         Recompute::Never
     }
 
-    /// Computes the result again.
+    /// Recomputes the result.
     ///
     /// # Errors
-    /// Those of [`forward`](Self::forward).
+    /// The errors of [`forward`](Self::forward).
     fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor> {
         Ok(self.forward(inputs)?.0)
     }
 
-    /// Computes the result, and the state that the backward pass needs beside inputs.
+    /// Computes the result, and the state that the backward pass needs in addition to inputs.
     ///
     /// # Errors
-    /// A failure of communication or of the kernel.
+    /// Communication or the kernel fails.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Self::Saved)>;
 
     /// Computes the gradients of the inputs, by position. `None` adds nothing; gradients that are
     /// not [wanted](BackwardPass::wanted) are ignored.
     ///
     /// # Errors
-    /// A failure of communication or of the kernel.
+    /// Communication or the kernel fails.
     fn backward(&self, pass: BackwardPass<'_, Self::Saved>) -> Result<Vec<Option<DispatchTensor>>>;
 }
 
-/// When a backward pass computes the result of an operator again instead of keeping it.
+/// Whether and when a backward pass recomputes the result of an operator instead of keeping it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recompute {
     /// Never: for operators that take time or communicate.
     Never,
     /// With burn's gradient checkpointing: for operators that take little time.
     WithCheckpointing,
-    /// Always: for what is larger than its input.
+    /// Always: for results that are larger than the input.
     Always,
 }
 
@@ -127,7 +127,7 @@ pub struct BackwardPass<'a, S: ?Sized> {
 }
 
 impl<S: ?Sized> BackwardPass<'_, S> {
-    /// Takes an input that the operator keeps.
+    /// Takes an input that the operator [keeps](Operator::keeps).
     ///
     /// # Panics
     /// Panics if the operator does not keep it, or if it was taken before.
@@ -137,11 +137,11 @@ impl<S: ?Sized> BackwardPass<'_, S> {
     }
 }
 
-/// Applies an operator to one to four tensors. Integers and booleans have no gradients: on their
-/// tensors the forward pass runs at once, without a node of the graph. [`Operator`] has an example.
+/// Applies an operator to one to four tensors. Integers and booleans have no gradients: for them
+/// the forward pass runs directly, without a node in the graph. See the example of [`Operator`].
 ///
 /// # Panics
-/// Panics for another number of inputs; [raises](crate::Error::raise) the operator's errors.
+/// Panics for any other number of inputs; [raises](crate::Error::raise) the operator's errors.
 pub fn apply<O: Operator, const N: usize>(
     operator: O,
     inputs: [DispatchTensor; N],
@@ -150,7 +150,7 @@ pub fn apply<O: Operator, const N: usize>(
     if !inputs.iter().any(has_gradients) {
         return apply_plain(&operator, inputs);
     }
-    let operator = Arc::new(Node { operator, reads: N });
+    let operator = Arc::new(Node::new(operator, N));
     let mut inputs = inputs.into_iter();
     let mut next = || inputs.next().expect("counted");
     match N {
@@ -162,9 +162,10 @@ pub fn apply<O: Operator, const N: usize>(
     }
 }
 
-/// Applies an operator to a parameter that meets `other` next. burn runs the backward pass by the depth
-/// of nodes, and parameters are the deepest: without `other` the backward pass of the operator would run
-/// at the very end, until when gradients of all parameters would wait.
+/// Applies an operator to a parameter that is next combined with `other`. burn orders the backward
+/// pass by node depth, and parameters are the deepest nodes: without `other`, the operator's
+/// backward pass would run at the very end, and the gradients of all parameters would wait until
+/// then.
 pub(crate) fn apply_beside<O: Operator>(
     operator: O,
     parameter: DispatchTensor,
@@ -172,19 +173,19 @@ pub(crate) fn apply_beside<O: Operator>(
 ) -> DispatchTensor {
     match other.filter(is_tracked) {
         None => apply(operator, [parameter]),
-        Some(other) => Dispatch::node2(parameter, other, Arc::new(Node { operator, reads: 1 })),
+        Some(other) => Dispatch::node2(parameter, other, Arc::new(Node::new(operator, 1))),
     }
 }
 
-/// Whether the autodiff graph has a node of a tensor.
+/// Whether the autodiff graph has a node for a tensor.
 pub(crate) fn is_tracked(tensor: &DispatchTensor) -> bool {
-    // `Tensor<1>` only carries the data.
+    // `Tensor<1>` merely carries the data.
     kind_of(tensor.dtype()) == Kind::Float
         && Tensor::<1>::from_dispatch(tensor.clone()).is_tracked()
 }
 
-/// Applies an operator to tensors without gradients. The result belongs to the device of the first,
-/// autodiff or not.
+/// Applies an operator to tensors without gradients. The result has the device of the first tensor,
+/// with its autodiff setting.
 fn apply_plain<O: Operator, const N: usize>(
     operator: &O,
     inputs: [DispatchTensor; N],
@@ -201,14 +202,15 @@ fn apply_plain<O: Operator, const N: usize>(
     }
 }
 
-/// The input of an operator that has one.
+/// Returns the input of an operator with one input.
 pub(crate) fn one(inputs: Vec<DispatchTensor>) -> [DispatchTensor; 1] {
     inputs.try_into().expect("an operator of one input")
 }
 
-/// An [`Operator`] of any type.
+/// Type-erased [`Operator`].
 trait Passes: Debug + Send + Sync {
-    /// The number of inputs that the operator reads. Others only place it in the graph.
+    /// The number of inputs that the operator reads. The others only determine its place in the
+    /// graph.
     fn reads(&self) -> usize;
 
     fn names(&self) -> Option<[&'static str; 2]>;
@@ -229,6 +231,18 @@ type Saved = dyn Any + Send + Sync;
 struct Node<O> {
     operator: O,
     reads: usize,
+    /// The module that applied it.
+    module: Option<Arc<str>>,
+}
+
+impl<O> Node<O> {
+    fn new(operator: O, reads: usize) -> Self {
+        Self {
+            operator,
+            reads,
+            module: module_scope::current(),
+        }
+    }
 }
 
 impl<O: Debug> Debug for Node<O> {
@@ -255,6 +269,7 @@ impl<O: Operator> Passes for Node<O> {
     }
 
     fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor> {
+        let _module = module_scope::enter(self.module.clone());
         self.operator.again(inputs)
     }
 
@@ -271,6 +286,7 @@ impl<O: Operator> Passes for Node<O> {
             wanted,
         } = pass;
         let saved = saved.downcast_ref().expect("what this operator saved");
+        let _module = module_scope::enter(self.module.clone());
         self.operator.backward(BackwardPass {
             inputs,
             saved,
@@ -280,7 +296,7 @@ impl<O: Operator> Passes for Node<O> {
     }
 }
 
-/// Declares the backend extension: a method for each number of inputs.
+/// Declares the backend extension, with one method per number of inputs.
 macro_rules! node_backend {
     ($($node:ident ($($input:ident),+)),+) => {
         /// Operators as nodes of a graph.
@@ -305,7 +321,7 @@ macro_rules! node_backend {
         impl<B: Plain, C: CheckpointStrategy> NodeBackend for Autodiff<B, C> {
             $(fn $node($($input: FloatTensor<Self>),+, operator: Arc<dyn Passes>) -> FloatTensor<Self> {
                 match operator.recompute() {
-                    // Whatever the strategy of the graph is.
+                    // Regardless of the strategy of the graph.
                     Recompute::Always => record::<B, BalancedCheckpointing, _>([$($input),+], operator),
                     _ => record::<B, C, _>([$($input),+], operator),
                 }
@@ -316,7 +332,7 @@ macro_rules! node_backend {
 
 node_backend!(node1(a), node2(a, b), node3(a, b, c), node4(a, b, c, d));
 
-/// A backend without autodiff, whose tensors are those of [`Dispatch`].
+/// Backend without autodiff whose tensors [`Dispatch`] can hold.
 trait Plain: Backend {
     fn wrap(tensor: FloatTensor<Self>) -> DispatchTensor;
 
@@ -349,7 +365,7 @@ fn forward<B: Plain>(
     result.or_raise()
 }
 
-/// Runs the forward pass, and records the backward pass where a gradient is wanted.
+/// Runs the forward pass, and records the backward pass if a gradient is wanted.
 fn record<B: Plain, C: CheckpointStrategy, const N: usize>(
     inputs: [FloatTensor<Autodiff<B, C>>; N],
     operator: Arc<dyn Passes>,
@@ -389,7 +405,7 @@ fn record<B: Plain, C: CheckpointStrategy, const N: usize>(
     }
 }
 
-/// An operator whose result gradient checkpointing computes again, in the backward pass.
+/// Recomputation of an operator's result by gradient checkpointing, in the backward pass.
 #[derive(Debug)]
 struct Again<B, const N: usize> {
     operator: Arc<dyn Passes>,
@@ -399,7 +415,7 @@ struct Again<B, const N: usize> {
 
 impl<B: Plain, const N: usize> RetroForward for Again<B, N> {
     fn forward(&self, states: &mut BackwardStates, node: NodeId) {
-        // All are taken: burn counts how often a state is asked for.
+        // All states are taken, because burn counts how often each is requested.
         let inputs = self.inputs.each_ref().map(|input| states.get_state(input));
         let inputs = inputs.into_iter().take(self.operator.reads());
         let inputs = inputs.map(B::wrap).collect();

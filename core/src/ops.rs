@@ -1,4 +1,4 @@
-//! Communication as differentiable functions of burn tensors, from which operators are built.
+//! Communication as differentiable functions of burn tensors, the building blocks of operators.
 
 use std::sync::Arc;
 
@@ -24,8 +24,7 @@ use crate::{IndexBox, OrRaise, Result};
 /// Moves boxes between the ranks of a mesh and assembles the cells that this rank needs.
 ///
 /// # Adjoint
-/// The gradients of all copies of a cell are added to that cell's gradient, on the rank that owns
-/// it.
+/// The gradients of all copies of a cell are added on the rank that owns the cell.
 ///
 /// # Panics
 /// [Raises](crate::Error::raise) a failure of communication.
@@ -62,7 +61,7 @@ pub fn exchange<const D: usize, K: Basic>(
     )
 }
 
-/// Runs an exchange with its own backward pass, as [`Exchange`] shows.
+/// Runs an exchange with its own backward pass; see the example of [`Exchange`].
 ///
 /// # Panics
 /// [Raises](crate::Error::raise) a failure of communication.
@@ -70,13 +69,13 @@ pub fn run<const D: usize, K: Basic>(tensor: Tensor<D, K>, exchange: Exchange) -
     Tensor::from_dispatch(apply(exchange, [tensor.into_dispatch()]))
 }
 
-/// Reduces a tensor over the ranks along some axes of a mesh, each of which receives the result.
-/// Values are combined in the order of ranks.
+/// Reduces a tensor over the ranks along some axes of a mesh; every rank receives the result.
+/// Values are combined in rank order.
 ///
 /// # Adjoint
-/// The gradient of the result, which is equal on all ranks. A sum passes it to each term; a maximum
-/// or minimum to the first value in the order of ranks that attains it, and zero to the others; a
-/// product to each factor, times the other factors.
+/// The gradient of the result is equal on all ranks. A sum passes it to each term; a maximum or
+/// minimum, to the first value in rank order that attains it, and zero to the others; a product, to
+/// each factor, times the other factors.
 ///
 /// # Panics
 /// [Raises](crate::Error::raise) a failure of communication.
@@ -106,11 +105,12 @@ pub fn all_reduce<const D: usize, K: Basic>(
     reduce(tensor, None, mesh, axes, operation, Pass::Forward(op))
 }
 
-/// Reduces a tensor over the ranks of a group, each of which receives a box of the result, by place
-/// in the group.
+/// Reduces a tensor over the ranks of a group; each rank receives one box of the result, by its
+/// index in the group.
 ///
 /// # Adjoint
-/// That of [`all_reduce`], from a gradient in the boxes of the result.
+/// The adjoint of [`all_reduce`], applied to a gradient that is divided into the boxes of the
+/// result.
 pub(crate) fn reduce_scatter<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     mesh: &DeviceMesh,
@@ -131,13 +131,13 @@ pub(crate) fn reduce_scatter<const D: usize, K: Basic>(
 }
 
 /// Passes a replicated operand to work that differs by rank along some axes of a mesh. With checks
-/// on ([`Settings::check`](crate::Settings::check)) these ranks compare a hash of it.
+/// enabled ([`Settings::check`](crate::Settings::check)), the ranks compare a hash of it.
 ///
 /// # Adjoint
-/// The sum of the ranks' gradients, so that the operand's gradient is complete.
+/// The gradients of the ranks are summed, so that the operand's gradient is complete.
 ///
 /// # Panics
-/// [Raises](crate::Error::raise) a failure of communication and, with checks on,
+/// [Raises](crate::Error::raise) a failure of communication and, with checks enabled,
 /// [`Error::Replicas`](crate::Error::Replicas) if the ranks hold different tensors.
 ///
 /// # Example
@@ -164,12 +164,12 @@ pub fn fan_out<const D: usize, K: Basic>(
     fan_out_to(tensor, None, mesh, axes, operator)
 }
 
-/// [`fan_out`] of an operand that an operator combines with `other`. The gradient of a parameter is
-/// summed when the backward pass has come to that operator, rather than at its end.
+/// Like [`fan_out`], for an operand that an operator combines with `other`. The gradient of a
+/// parameter is then summed when the backward pass reaches that operator, rather than at its end.
 ///
 /// # Panics
-/// Like [`fan_out`]; in the backward pass, if the loss depends on the operand but not on `other`, and
-/// `other` has gradients.
+/// Like [`fan_out`]; also in the backward pass, if the loss depends on the operand but not on
+/// `other`, and `other` has gradients.
 ///
 /// # Example
 /// ```
@@ -210,11 +210,10 @@ fn fan_out_to<const D: usize, K: Basic>(
     reduce(tensor, other, mesh, axes, operation, Pass::Backward)
 }
 
-/// Gathers the numbers of every rank of a group, in the group's order: for statistics, which are
-/// few.
+/// Gathers numbers from every rank of a group, in group order; meant for a few statistics.
 ///
 /// # Errors
-/// A failure of communication.
+/// Communication fails.
 ///
 /// # Example
 /// ```

@@ -1,42 +1,42 @@
-//! Pairing of an operator's operands: one rule for all operators.
+//! Pairing of operands: the placement rule shared by all operators.
 
 use crate::layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 use crate::{Error, MeshShape, Result};
 
-/// Meaning of a dim of an operand, as a letter in an einsum; [`Pairing`] has an example.
+/// Meaning of a dim of an operand, like a letter in an einsum; see the example of [`Pairing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A dim that the operands with this number have in common. It is a dim of the result, or else
-    /// summed over.
+    /// A dim that all operands with this number share. It is a dim of the result, or else summed
+    /// over.
     Common(usize),
-    /// A dim of one cell, which is paired with all cells of the other operands.
+    /// A dim of one cell, paired with all cells of the other operands.
     Broadcast,
     /// A dim that must be whole on every rank.
     Whole,
 }
 
-/// Partial operands that an operator permits: those in which it is linear; [`Pairing`] has an
-/// example.
+/// Partial operands that an operator permits, namely those in which it is linear; see the example
+/// of [`Pairing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linearity {
-    /// All operands may be sums together: addition.
+    /// All operands together may be partial sums: addition.
     Additive,
-    /// One operand may be a sum: multiplication.
+    /// One operand may be a partial sum: multiplication.
     Multiplicative,
-    /// The first operand may be a sum: division.
+    /// The first operand may be a partial sum: division.
     First,
-    /// No operand may be a sum.
+    /// No operand may be a partial sum.
     None,
 }
 
-/// Operand of the rule; [`Pairing`] has an example.
+/// Operand of the rule; see the example of [`Pairing`].
 #[derive(Clone, Copy, Debug)]
 pub struct Term<'a> {
-    /// Its name in errors; empty for the only tensor that an error can be about.
+    /// The name in error messages; empty if an error can only be about one tensor.
     pub name: &'a str,
-    /// Its layout.
+    /// The layout.
     pub layout: &'a Layout,
-    /// The roles of its dims.
+    /// The roles of the dims.
     pub roles: &'a [Role],
 }
 
@@ -70,14 +70,14 @@ pub struct Pairing {
 }
 
 impl Pairing {
-    /// Applies the rule. On each axis operands are sharded in the same common dim, with the same
-    /// extents, or not at all; those without that dim are replicated and fan out, or do so already
-    /// ([`Fan`]). The result is sharded in the dim, or a partial sum over it; it fans out if no
-    /// operand is sharded and one fans out.
+    /// Applies the rule. On each axis, operands are either sharded in the same common dim with the
+    /// same extents, or not sharded; those without that dim are replicated and fan out, or are
+    /// fanned out already ([`Fan`]). The result is sharded in the dim, or a partial sum over it; if
+    /// no operand is sharded and one fans out, the result fans out.
     ///
     /// # Errors
-    /// Operands on two meshes, or of two sizes of a common dim; placements without a rule, with the
-    /// redistribution that helps.
+    /// Operands on different meshes, or with different extents of a common dim; placements without
+    /// a rule, with the redistribution that helps.
     pub fn new(
         operator: &str,
         operands: &[Term<'_>],
@@ -108,7 +108,7 @@ impl Pairing {
         for role in result {
             pairing.extents.push(extents(operator, operands, *role)?);
         }
-        // Extents of dims that are summed over must agree, too.
+        // The extents of dims that are summed over must agree, too.
         let summed = operands.iter().flat_map(|term| term.roles);
         for role in summed.filter(|role| !result.contains(role)) {
             extents(operator, operands, *role)?;
@@ -116,11 +116,12 @@ impl Pairing {
         Ok(pairing)
     }
 
-    /// The axes over which a replicated operand that every rank needs whole fans out beside a
-    /// field: those on which the field is sharded or fans out, as in [`new`](Self::new).
+    /// Returns the axes over which a replicated operand that every rank needs whole fans out when
+    /// it is combined with a field: those on which the field is sharded or fans out, as in
+    /// [`new`](Self::new).
     ///
     /// # Errors
-    /// Partial values of the field.
+    /// The field has partial values.
     pub fn of_whole(operator: &str, field: &Layout) -> Result<Vec<usize>> {
         field.require_resolved(operator)?;
         Ok(field.axes_where(Placement::varies))
@@ -136,13 +137,13 @@ impl Pairing {
         &self.fan_out[operand]
     }
 
-    /// The layout of the result.
+    /// Returns the layout of the result, on the mesh of `like`.
     pub fn layout(&self, like: &Layout) -> Layout {
         like.derive(self.placements.clone(), self.extents.clone())
     }
 }
 
-/// The extents of a dim of the result: those of the operands that have it, which must agree.
+/// The extents of a dim of the result, taken from the operands that have it, which must agree.
 fn extents(operator: &str, operands: &[Term<'_>], role: Role) -> Result<Vec<usize>> {
     let mut found: Option<(&Layout, &[usize])> = None;
     for operand in operands {
@@ -173,7 +174,7 @@ impl Axis<'_> {
         self.operands[operand].layout.placements()[self.axis]
     }
 
-    /// The placement of the result, and the operands that fan out.
+    /// Returns the placement of the result, and the operands that fan out.
     fn pair(&self, result: &[Role], linearity: Linearity) -> Result<(Placement, Vec<usize>)> {
         let all = || 0..self.operands.len();
         let replicated = |operand: &usize| self.placement(*operand) == Replicate;
@@ -203,7 +204,7 @@ impl Axis<'_> {
             }
             return Ok((sum, all().filter(replicated).collect()));
         }
-        // Sharded operands must share one dim: ranks then hold matching cells of it.
+        // Sharded operands must share one dim, so that ranks hold matching cells of it.
         let mut common = None;
         for (operand, term) in self.operands.iter().enumerate() {
             let Shard(dim) = self.placement(operand) else {
@@ -223,8 +224,8 @@ impl Axis<'_> {
             }
         }
         let (first, number) = common.expect("an operand is sharded");
-        // A replicated operand with the dim holds more cells than its partners; without it, it
-        // meets each rank's cells whole.
+        // A replicated operand with the dim holds more cells than its partners; one without it is
+        // combined whole with each rank's cells.
         let lacks = |operand: &usize| !self.operands[*operand].roles.contains(&number);
         if let Some(other) = all().filter(whole).find(|index| !lacks(index)) {
             let mut both = [first, other];
@@ -247,7 +248,7 @@ impl Axis<'_> {
         Ok((placement, all().filter(replicated).collect()))
     }
 
-    /// The placements in which the operands can be paired, for errors.
+    /// The placements with which the operands can be paired, for error messages.
     fn ways(&self, number: Role) -> String {
         let placement = |operand: &Term<'_>| {
             let dim = operand.roles.iter().position(|role| *role == number);

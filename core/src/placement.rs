@@ -1,10 +1,10 @@
-//! Placements: what ranks along a mesh axis hold of a tensor.
+//! Placements: how a tensor is held along a mesh axis.
 
 use std::fmt;
 
-/// Operation that combines the partial values of several ranks. NaN is never lost. Of booleans the
-/// largest is `or`; the smallest and the product are `and`.
-/// [`resolve`](crate::ShardTensor::resolve) has an example.
+/// Operation that combines the partial values of several ranks. NaN always propagates. For booleans
+/// the maximum is `or`; the minimum and the product are `and`. See the example of
+/// [`resolve`](crate::ShardTensor::resolve).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum of all ranks' values.
@@ -37,19 +37,19 @@ pub enum ReduceOp {
 pub enum Placement {
     /// Each rank holds a piece of this tensor dim.
     Shard(usize),
-    /// All ranks hold the same values, and each finds the whole gradient.
+    /// All ranks hold the same values, and each computes the complete gradient.
     Replicate,
-    /// All ranks hold the same values, and each finds a part of the gradient, which is the sum of
-    /// the parts: values that ranks use for different cells.
-    /// [`redistribute`](crate::ShardTensor::redistribute) has an example.
+    /// All ranks hold the same values but use them for different cells, so that each computes a
+    /// part of the gradient; the gradient is the sum of the parts. See the example of
+    /// [`redistribute`](crate::ShardTensor::redistribute).
     Fan,
     /// Each rank holds a contribution; the value is their reduction.
     Partial(ReduceOp),
 }
 
 impl Placement {
-    /// Whether ranks compute different parts of a gradient: `Shard` and `Fan`. Beside such an
-    /// operand a replicated one fans out.
+    /// Whether ranks compute different parts of a gradient: `Shard` and `Fan`. A replicated operand
+    /// used together with such an operand fans out.
     pub fn varies(self) -> bool {
         matches!(self, Self::Shard(_) | Self::Fan)
     }

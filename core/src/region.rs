@@ -1,4 +1,4 @@
-//! Boxes of cells, and the cells beyond the ends of a dim.
+//! Boxes of cells, and boundaries: the values beyond the ends of a dim.
 
 use std::fmt;
 use std::ops::Range;
@@ -24,12 +24,12 @@ use crate::{Error, Result};
 pub struct IndexBox(Vec<Range<usize>>);
 
 impl IndexBox {
-    /// The box of the given ranges.
+    /// Makes a box of the given ranges.
     pub fn new(ranges: Vec<Range<usize>>) -> Self {
         Self(ranges)
     }
 
-    /// The box of all cells of an array.
+    /// Makes the box of all cells of an array.
     pub fn whole(shape: &[usize]) -> Self {
         Self(shape.iter().map(|&size| 0..size).collect())
     }
@@ -49,7 +49,7 @@ impl IndexBox {
         self.0.iter().map(ExactSizeIterator::len).product()
     }
 
-    /// The cells that are in both boxes; `None` if there are none.
+    /// The cells common to both boxes; `None` if there are none.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         let ranges = self.0.iter().zip(&other.0);
         let common = ranges.map(|(a, b)| a.start.max(b.start)..a.end.min(b.end));
@@ -57,13 +57,13 @@ impl IndexBox {
         (common.volume() > 0).then_some(common)
     }
 
-    /// Whether a cell is in both boxes.
+    /// Whether the boxes have a cell in common.
     pub(crate) fn meets(&self, other: &Self) -> bool {
         let mut ranges = self.0.iter().zip(&other.0);
         ranges.all(|(a, b)| a.start.max(b.start) < a.end.min(b.end))
     }
 
-    /// This box relative to the start of `outer`, which must contain it.
+    /// Returns this box relative to the start of `outer`, which must contain it.
     #[must_use]
     pub fn seen_from(&self, outer: &Self) -> Self {
         let ranges = self.0.iter().zip(&outer.0);
@@ -71,10 +71,10 @@ impl IndexBox {
         Self(ranges.collect())
     }
 
-    /// This box with another range of a dim.
+    /// Returns this box with another range of a dim.
     ///
     /// # Panics
-    /// Panics for a dim that the box does not have.
+    /// Panics if the box does not have the dim.
     #[must_use]
     pub fn with_range(&self, dim: usize, range: Range<usize>) -> Self {
         let mut ranges = self.0.clone();
@@ -82,10 +82,11 @@ impl IndexBox {
         Self(ranges)
     }
 
-    /// The cells of this box outside `inner`, which it contains, as boxes that do not overlap.
+    /// Splits the cells of this box outside `inner`, which it contains, into boxes that do not
+    /// overlap.
     pub fn around(&self, inner: &Self) -> Vec<Self> {
-        // After its two slabs are cut off, a dim is narrowed to `inner`: later slabs contain no
-        // cell of earlier ones.
+        // After its two slabs are cut off, a dim is narrowed to `inner`, so that later slabs
+        // contain no cell of earlier ones.
         let mut left = self.clone();
         let mut boxes = Vec::new();
         for (dim, range) in inner.0.iter().enumerate() {
@@ -120,7 +121,7 @@ impl fmt::Debug for IndexBox {
     }
 }
 
-/// Values beyond an end of a dim.
+/// Rule for the values beyond an end of a dim.
 ///
 /// # Example
 /// ```
@@ -147,11 +148,12 @@ pub enum Boundary {
     Reflect,
     /// The last cell, repeated.
     Replicate,
-    /// The field across a pole, which is the last row: rows are mirrored at it, and come from the
-    /// opposite meridian, by half the columns of the next dim. For grids with pole points.
+    /// The field across a pole, where the last row is the pole itself: rows are mirrored at it and
+    /// shifted to the opposite meridian, by half the columns of the next dim. For grids with pole
+    /// points.
     PoleRow,
-    /// The field across a pole, which lies half a row beyond the last row: as
-    /// [`PoleRow`](Self::PoleRow), with the last row repeated. For grids without pole points.
+    /// The field across a pole that lies half a row beyond the last row: like
+    /// [`PoleRow`](Self::PoleRow), but the last row is repeated. For grids without pole points.
     PoleEdge,
 }
 
@@ -162,7 +164,7 @@ impl Boundary {
     }
 
     /// The cell of a dim of `size` cells that supplies the value at `index`, which may lie beyond
-    /// an end; `None` for a fill value. Across a pole, it lies at the opposite meridian.
+    /// an end; `None` for a fill value. Across a pole, the cell lies at the opposite meridian.
     pub fn source(self, index: isize, size: usize) -> Option<usize> {
         let last = size as isize - 1;
         if last < 0 {
@@ -188,16 +190,17 @@ impl Boundary {
     }
 }
 
-/// Padding of one dim: the numbers of cells before the first and after the last, and what they hold.
+/// Padding of one dim: the number of cells before the first and after the last cell, and their
+/// boundaries.
 pub type Sides = ([usize; 2], [Boundary; 2]);
 
-/// Checks that a field of a shape has what [`Boundary::PoleRow`] and [`Boundary::PoleEdge`] need, for
-/// the padding of every dim; other boundaries are not checked.
+/// Checks that a field of this shape meets the requirements of [`Boundary::PoleRow`] and
+/// [`Boundary::PoleEdge`] for the padding of every dim; other boundaries are not checked.
 ///
 /// # Errors
-/// Poles without a next dim, or one with an odd number of cells, which has no opposite meridians, or
-/// that is padded but not [periodic](Boundary::Periodic); padding that reaches beyond the other
-/// pole; poles in two dims.
+/// A pole in the last dim; a next dim with an odd number of cells, which has no opposite meridians,
+/// or one that is padded but not [periodic](Boundary::Periodic); padding that reaches beyond the
+/// other pole; poles in two dims.
 ///
 /// # Example
 /// ```
@@ -260,22 +263,22 @@ pub fn check_poles(operator: &str, shape: &[usize], sides: &[Sides]) -> Result<(
     Ok(())
 }
 
-/// Run of cells of one dim that a rank needs, with its place in the tensor that the rank assembles;
-/// [`segments`] makes them.
+/// Run of cells of one dim that a rank needs, with its offset in the tensor that the rank
+/// assembles; made by [`segments`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// The start of the run in the assembled dim.
     pub dst: usize,
-    /// The global cells.
+    /// The global indices of the cells.
     pub src: Range<usize>,
     /// Whether the cells are in reverse order.
     pub flip: bool,
 }
 
-/// Splits the cells `range` of a dim of `size` cells into runs; `low` and `high` give the values
-/// beyond its two ends.
+/// Splits the cells `range` of a dim of `size` cells into runs; `low` and `high` are the boundaries
+/// at its two ends.
 ///
-/// Cells that no run covers are filled by the operator.
+/// Cells not covered by a run are filled by the operator.
 ///
 /// # Example
 /// ```
@@ -293,7 +296,7 @@ pub fn segments(range: Range<isize>, size: usize, low: Boundary, high: Boundary)
             continue;
         };
         // The last run grows upwards, or downwards if it is mirrored; a run of one cell may still
-        // turn either way.
+        // go either way.
         if let Some(run) = runs.last_mut().filter(|run| run.dst + run.src.len() == dst) {
             let single = run.src.len() == 1;
             if cell == run.src.end && (single || !run.flip) {

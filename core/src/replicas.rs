@@ -1,4 +1,4 @@
-//! Check of tensors that must be equal on all ranks.
+//! Checks that tensors are equal on all ranks.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use foldhash::fast::FixedState;
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::{Error, Result};
 
-/// Returns an error if the ranks do not hold the same tensor, bit for bit; compared only with
-/// checks on.
+/// Returns an error unless the ranks hold the same tensor, bit for bit. Tensors are compared only
+/// with checks enabled.
 pub(crate) fn require_replicas<const D: usize, K: Basic>(
     operator: &'static str,
     comm: &Arc<dyn Communicator>,

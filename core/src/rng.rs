@@ -1,8 +1,8 @@
 //! Random numbers by global index: Philox4x32-10.
 //!
 //! Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as 1, 2, 3*, SC 2011. A value is a
-//! pure function of seed, stream and the element's index in the whole field, whichever rank
-//! computes it.
+//! pure function of the seed, the stream and the element's index in the whole field, no matter
+//! which rank computes it.
 
 use std::hash::{Hash, Hasher};
 
@@ -41,7 +41,7 @@ pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// Requires parameters of a distribution.
+/// Checks the parameters of a distribution.
 pub(crate) fn check(distribution: Distribution) -> Result<()> {
     let (fits, expected) = match distribution {
         Distribution::Default => (true, ""),
@@ -67,15 +67,15 @@ pub(crate) fn check(distribution: Distribution) -> Result<()> {
     }
 }
 
-/// Four values from four words.
+/// Maps four random words to four values.
 fn values(distribution: Distribution, words: [u32; 4]) -> [f32; 4] {
-    // 24 bits, so that a uniform value is exact in f32.
+    // 24 bits, so that the value is exact in f32.
     let unit = |word: u32| f64::from(word >> 8) / f64::from(1 << 24);
     match distribution {
         Distribution::Default => values(Uniform(0.0, 1.0), words),
         Uniform(low, high) => words.map(|word| {
             let value = (low + (high - low) * unit(word)) as f32;
-            // Rounding may not reach the upper end.
+            // Rounding must not reach the upper end.
             value.min((high as f32).next_down()).max(low as f32)
         }),
         Bernoulli(probability) => {
@@ -118,10 +118,10 @@ pub struct RandomKey {
 }
 
 impl RandomKey {
-    /// The stream called `name` of a seed. A name is anything that hashes: a parameter's path, an
-    /// epoch, a step.
+    /// Returns the key of the stream `name` of a seed. A name is anything hashable: a parameter's
+    /// path, an epoch, a step.
     pub fn new(seed: u64, name: impl Hash) -> Self {
-        // The same in all versions of Rust.
+        // A hasher whose result is the same in all versions of Rust.
         let mut hasher = SipHasher13::new();
         name.hash(&mut hasher);
         Self {
@@ -130,25 +130,26 @@ impl RandomKey {
         }
     }
 
-    /// A stream within this one.
+    /// Returns the key of a stream within this one.
     pub(crate) fn within(self, name: impl Hash) -> Self {
         Self::new(self.seed, (self.stream, name))
     }
 
-    /// A number that is specific to this stream, to seed another generator.
+    /// Returns a number specific to this stream, to seed another generator.
     pub fn number(self) -> u64 {
         let words = self.words(0);
         u64::from(words[0]) | u64::from(words[1]) << 32
     }
 
-    /// The words of four consecutive elements, the `block`-th four of the field.
+    /// Returns the random words of the `block`-th group of four consecutive elements.
     fn words(self, block: u64) -> [u32; 4] {
         let halves = |x: u64| [x as u32, (x >> 32) as u32];
         let ([b0, b1], [s0, s1]) = (halves(block), halves(self.stream));
         philox4x32_10([b0, b1, s0, s1], halves(self.seed))
     }
 
-    /// The values of the four elements from `4 · block` on, of a field of any shape, in row-major order.
+    /// Returns the values of the four elements starting at `4 · block`, in row-major order, of a
+    /// field of any shape.
     ///
     /// # Example
     /// ```
@@ -163,15 +164,15 @@ impl RandomKey {
         values(distribution, self.words(block))
     }
 
-    /// The values of a box of cells of a field of the given shape, in row-major order.
+    /// Returns the values of a box of cells of a field of the given shape, in row-major order.
     ///
     /// # Panics
-    /// Panics for a field without dims.
+    /// Panics if the field has no dims.
     pub fn fill(self, distribution: Distribution, shape: &[usize], cells: &IndexBox) -> Vec<f32> {
         const TASK: usize = 1 << 12;
         let ranges = cells.ranges();
         assert!(!ranges.is_empty(), "a field without dims");
-        // Dims that are there wholly are one with the dim before them.
+        // Trailing dims that the box covers completely are merged with the dim before them.
         let is_whole = |dim: &usize| ranges[*dim] == (0..shape[*dim]);
         let dim = (1..shape.len())
             .rev()
@@ -202,7 +203,7 @@ impl RandomKey {
         values
     }
 
-    /// The values of elements next to each other, the first of which has this index.
+    /// Fills `values` for consecutive elements, the first of which has the index `first`.
     fn fill_run(self, distribution: Distribution, first: usize, values: &mut [f32]) {
         let four = |index: usize| self.four(distribution, (index / 4) as u64);
         let begun = (first.next_multiple_of(4) - first).min(values.len());
@@ -215,13 +216,13 @@ impl RandomKey {
         }
     }
 
-    /// A random permutation of `0..count` (Fisher-Yates), the same on every rank.
+    /// Returns a random permutation of `0..count` (Fisher-Yates), the same on every rank.
     pub fn permutation(self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         for last in (1..count).rev() {
             let words = self.words(last as u64);
             let word = u64::from(words[0]) | u64::from(words[1]) << 32;
-            // The high half of a 128-bit product: uniform but for a bias below 2⁻⁶⁴·count.
+            // The high half of a 128-bit product: uniform up to a bias below 2⁻⁶⁴·count.
             let pick = (u128::from(word) * (last as u128 + 1)) >> 64;
             order.swap(last, pick as usize);
         }

@@ -3,10 +3,10 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// The time for which ranks may continue after another one has failed, before the process ends.
+/// Time that the other ranks have to finish after one has failed, before the process ends.
 pub(crate) const GRACE: Duration = Duration::from_secs(3);
 
-/// Settings of a rank's communication, made by [`Launcher`](crate::Launcher).
+/// Communication settings of a rank, made by [`Launcher`](crate::Launcher).
 ///
 /// # Example
 /// ```
@@ -19,27 +19,27 @@ pub(crate) const GRACE: Duration = Duration::from_secs(3);
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// The time that a rank waits for a message. Default 60 s.
+    /// Time to wait for a message. Default 60 s.
     pub timeout: Duration,
-    /// Whether ranks compare operation and layout before they communicate, and tensors that must be
-    /// equal on all ranks; and whether closures of `map_local` run on other cells too. Default in
-    /// debug builds only.
+    /// Whether ranks compare operation and layout before they communicate, and compare tensors that
+    /// must be equal on all ranks; and whether closures of `map_local` also run on other cells.
+    /// Default: in debug builds only.
     pub check: bool,
-    /// Whether operators compute while boxes travel. Default where it is likely to save time.
+    /// Whether operators compute while boxes travel. Default: where this is likely to save time.
     pub overlap: Overlap,
-    /// Whether gradients of parameters are summed in buckets of many. Default yes.
+    /// Whether gradients of parameters are summed in buckets of several. Default: yes.
     pub buckets: bool,
-    /// Whether every communication prints a line on stderr. Default no.
+    /// Whether every communication prints a line to stderr. Default: no.
     pub log: bool,
 }
 
-/// Policy for computing cells that need no other rank while boxes travel. Results have the same
-/// bits either way; on GPUs as far as the backend gives a cell the same value in tensors of another
-/// size. [`Settings`] has an example.
+/// Policy for computing cells that need no other rank while boxes travel. Results are bit-identical
+/// either way; on GPUs, only if the backend computes a cell identically in tensors of different
+/// sizes. See the example of [`Settings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
-    /// On engines whose messages take time, for messages so large that this outweighs computing in
-    /// two parts.
+    /// On engines whose messages take time, for messages large enough to outweigh the cost of
+    /// computing in two parts.
     #[default]
     Auto,
     /// Always.
@@ -60,10 +60,10 @@ impl Default for Settings {
     }
 }
 
-/// Reads a switch of the environment; `None` if it is not set.
+/// Reads an on/off environment variable; returns `None` if it is not set.
 ///
 /// # Panics
-/// Panics if it is neither 0 nor 1.
+/// Panics if the value is neither 0 nor 1.
 pub(crate) fn switch(name: &str) -> Option<bool> {
     match std::env::var(name).ok()?.as_str() {
         "0" => Some(false),
@@ -72,16 +72,16 @@ pub(crate) fn switch(name: &str) -> Option<bool> {
     }
 }
 
-/// The number of processes that a launcher of MPI started, by its variables: `mpirun`, also inside
-/// a job of Slurm, or Slurm.
+/// The number of processes that an MPI launcher started, from its environment variables: `mpirun`
+/// (also inside a Slurm job) or Slurm.
 pub(crate) fn started_tasks(get: impl Fn(&str) -> Option<String>) -> usize {
     let names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
     let tasks = names.into_iter().find_map(get);
     tasks.and_then(|tasks| tasks.parse().ok()).unwrap_or(1)
 }
 
-/// Whether a rank sends itself, through its engine, all boxes of its own shard except the largest,
-/// instead of copying them (`HALOCLINE_LOOPBACK=1`): a test of engines on one rank.
+/// Whether a rank sends all boxes of its own shard except the largest to itself through its engine,
+/// instead of copying them (`HALOCLINE_LOOPBACK=1`): tests an engine on one rank.
 pub(crate) fn loopback() -> bool {
     static LOOPBACK: LazyLock<bool> = LazyLock::new(|| switch("HALOCLINE_LOOPBACK") == Some(true));
     *LOOPBACK

@@ -1,8 +1,8 @@
-//! Tasks on the threads of the pool and on the calling one.
+//! Parallel tasks on the threads of the pool and on the calling thread.
 //!
-//! Threads of a pool sleep between kernels, and take some tens of microseconds to wake; a thread that is not of the pool would
-//! wake one of them and sleep itself. So the calling thread begins at once. When no task is left, it does not wait for threads
-//! that have not begun.
+//! Threads of a pool sleep between kernels and take some tens of microseconds to wake; a thread
+//! outside the pool would wake one of them and then sleep itself. Here the calling thread starts at
+//! once, and when no task is left, it does not wait for threads that have not started.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -10,17 +10,18 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::Thread;
 
-/// Spins before the calling thread sleeps until the last tasks end, which are usually short.
+/// Spins before the calling thread sleeps while the last tasks finish, which usually takes little
+/// time.
 const SPINS: usize = 1 << 12;
 
-/// Batches of tasks for each thread, where there are enough tasks.
+/// Batches per thread, if there are enough tasks.
 const BATCHES: usize = 16;
 
-/// Runs `run` for every task in `0..count`, on as many threads of the pool as get at least `least` tasks each, the calling one
-/// among them. A task must not wait for another one.
+/// Runs `run` for every task in `0..count`, on the calling thread and as many threads of the pool
+/// as receive at least `least` tasks each. A task must not wait for another task.
 ///
 /// # Panics
-/// Panics if a task does, once all that have begun have ended, and if there are 2³² tasks or more.
+/// Panics if a task panics, once all started tasks have ended, and if there are 2³² tasks or more.
 ///
 /// # Example
 /// ```
@@ -38,7 +39,7 @@ pub fn for_each(count: usize, least: usize, run: impl Fn(usize) + Sync) {
     for_each_init(count, least, || (), |(), task| run(task));
 }
 
-/// Runs tasks as [`for_each`] does, with a value that each thread makes before its first task.
+/// Like [`for_each`], with a value that each thread makes before its first task.
 ///
 /// # Panics
 /// Panics as [`for_each`] does.
@@ -66,7 +67,7 @@ pub fn for_each_init<T>(
         (0..count).for_each(|task| run(&mut value, task));
         return;
     }
-    // So many are taken at a time that threads end together, though one begins late.
+    // Batches are small enough that threads finish together even if one starts late.
     let batch = least.min(count / (BATCHES * threads)).max(1);
     let body = |shares: &Shares, own: usize| {
         let mut value = None;
@@ -77,7 +78,8 @@ pub fn for_each_init<T>(
         }
     };
     let body: *const (dyn Fn(&Shares, usize) + Sync + '_) = &raw const body;
-    // SAFETY: only the lifetime changes; `Crew::help` says why the body is there when it is called.
+    // SAFETY: only the lifetime changes; see `Crew::help` for why the body is alive when it is
+    // called.
     let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
     let crew = Arc::new(Crew {
         shares: Shares::new(count.div_ceil(batch), threads),
@@ -93,7 +95,8 @@ pub fn for_each_init<T>(
     crew.lead();
 }
 
-/// Runs a task, as [`for_each`] does, for each part of a slice, of `size` elements (at least one) but for the last part.
+/// Runs one task, as [`for_each`] does, for each part of a slice. All parts have `size` elements
+/// (at least one) except the last, which may have fewer.
 ///
 /// # Panics
 /// Panics as [`for_each`] does.
@@ -117,7 +120,7 @@ pub fn for_each_part<E: Send>(
     run: impl Fn(usize, &mut [E]) + Sync,
 ) {
     struct First<E>(*mut E);
-    // SAFETY: every part is one task's.
+    // SAFETY: every part is used by exactly one task.
     unsafe impl<E: Send> Sync for First<E> {}
     impl<E> First<E> {
         fn at(&self, place: usize) -> *mut E {
@@ -129,14 +132,14 @@ pub fn for_each_part<E: Send>(
     for_each(len.div_ceil(size), least, |part| {
         let start = part * size;
         let len = size.min(len - start);
-        // SAFETY: a part of the slice, which no other task has.
+        // SAFETY: a part of the slice that no other task uses.
         run(part, unsafe {
             std::slice::from_raw_parts_mut(first.at(start), len)
         });
     });
 }
 
-/// The results of tasks, which run as [`for_each`] runs them, in their order.
+/// Returns the results of tasks, in task order; the tasks run as in [`for_each`].
 ///
 /// # Panics
 /// Panics as [`for_each`] does.
@@ -158,10 +161,10 @@ pub fn map<T: Send>(count: usize, least: usize, run: impl Fn(usize) -> T + Sync)
     results
 }
 
-/// The tasks that each thread has left: those of a range, whose ends are in one word.
+/// The tasks left for each thread: a range, with both ends packed in one word.
 struct Shares(Vec<Share>);
 
-/// On cache lines of its own: other threads write theirs meanwhile.
+/// One share, on its own cache lines because other threads write theirs concurrently.
 #[repr(align(128))]
 struct Share(AtomicU64);
 
@@ -177,8 +180,8 @@ impl Shares {
         )
     }
 
-    /// The next task of a thread: the first one of its share, or, if that is empty, of the second half of another share, which
-    /// is its share from then on.
+    /// Returns the next task of a thread: the first of its share or, if that is empty, the first of
+    /// the second half of another thread's share, which then becomes its own share.
     fn next(&self, own: usize) -> Option<usize> {
         let take = |share: &Share, taken: fn(u64, u64) -> u64| {
             share
@@ -197,7 +200,7 @@ impl Shares {
             if let Ok(found) = take(&self.0[other], half) {
                 let (start, end) = ends(found);
                 let first = start.midpoint(end);
-                // No thread changes a share of another one that is empty.
+                // No thread changes the share of another thread while it is empty.
                 self.0[own].0.store(word(first + 1, end), Ordering::Relaxed);
                 return Some(first as usize);
             }
@@ -216,10 +219,10 @@ fn ends(word: u64) -> (u64, u64) {
 
 type Body<'a> = dyn Fn(&Shares, usize) + Sync + 'a;
 
-/// The calling thread, and those that help it.
+/// The calling thread and its helpers.
 struct Crew {
     shares: Shares,
-    /// How many threads help, and [`CLOSED`] when no other may begin.
+    /// The number of active helpers, with the bit [`CLOSED`] set once no more may start.
     gate: AtomicUsize,
     body: *const Body<'static>,
     failure: Mutex<Option<Box<dyn Any + Send>>>,
@@ -228,13 +231,13 @@ struct Crew {
 
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
-// SAFETY: the body, which is `Sync`, is called only as `help` says.
+// SAFETY: the body is `Sync`, and is called only as described at `help`.
 unsafe impl Send for Crew {}
 // SAFETY: as above.
 unsafe impl Sync for Crew {}
 
 impl Crew {
-    /// Runs tasks until none is left, as the calling thread, and waits for those who help.
+    /// Runs tasks on the calling thread until none is left, then waits for the helpers.
     fn lead(&self) {
         self.work(0);
         self.gate.fetch_or(CLOSED, Ordering::AcqRel);
@@ -257,8 +260,8 @@ impl Crew {
         }
     }
 
-    /// Runs tasks, unless the gate is closed. While a thread does, the calling one stays in [`lead`](Self::lead), so that the body
-    /// is there.
+    /// Runs tasks, unless the gate is closed. Meanwhile the calling thread stays in
+    /// [`lead`](Self::lead), which keeps the body alive.
     fn help(&self, own: usize) {
         let enter = |gate: usize| (gate & CLOSED == 0).then_some(gate + 1);
         let entered = self
@@ -273,7 +276,7 @@ impl Crew {
     }
 
     fn work(&self, own: usize) {
-        // SAFETY: called by the calling thread, whose body it is, or as `help` says.
+        // SAFETY: called by the calling thread, which owns the body, or as described at `help`.
         let body = unsafe { &*self.body };
         let done = catch_unwind(AssertUnwindSafe(|| body(&self.shares, own)));
         if let Err(failure) = done {
@@ -284,7 +287,7 @@ impl Crew {
             if first.is_none() {
                 *first = Some(failure);
             } else {
-                // Dropping it might panic, with helpers at work.
+                // Dropping it might panic while helpers are running.
                 std::mem::forget(failure);
             }
         }
@@ -355,7 +358,8 @@ mod tests {
         assert_eq!(sum.into_inner(), 190 * 435);
     }
 
-    /// The other thread of the pool has other work meanwhile. Helpers that run afterwards run no task, whose closure is gone.
+    /// The other thread of the pool is busy. Helpers that start late run no task, because the
+    /// closure is gone by then.
     #[test]
     fn nobody_waits_for_a_thread_that_comes_late() {
         let [begun, ended] = [(); 2].map(|()| Arc::new(Barrier::new(2)));

@@ -1,10 +1,10 @@
-//! Records of a running program: a line per communication, and a timeline of operators and
+//! Records of a running program: a log line per communication, and a timeline of operators and
 //! communications.
 //!
 //! `HALOCLINE_LOG=comm` prints a line for every communication.
 //! [`Launcher::trace`](crate::Launcher::trace), or `HALOCLINE_TRACE=<file>`, writes a timeline in
-//! Chrome's trace format, which Perfetto and `chrome://tracing` open: a row per rank. Without
-//! either, nothing is recorded.
+//! Chrome's trace format, readable by Perfetto and `chrome://tracing`, with one row per rank.
+//! Without either, nothing is recorded.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -23,7 +23,8 @@ thread_local! {
 #[derive(Debug)]
 struct Timeline {
     start: Instant,
-    /// Its start in microseconds of the system's clock, by which timelines of ranks are aligned.
+    /// The start in microseconds of the system clock, which aligns the timelines of different
+    /// ranks.
     epoch: f64,
     rank: usize,
     /// Events as JSON, separated by commas.
@@ -47,7 +48,7 @@ impl Timeline {
     }
 }
 
-/// Begins to record the timeline of this thread's rank.
+/// Starts recording the timeline of this thread's rank.
 pub(crate) fn begin(rank: usize) {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let timeline = Timeline {
@@ -76,8 +77,7 @@ pub(crate) fn document(ranks: &[String]) -> String {
     format!("{{\"traceEvents\":[\n{}\n]}}\n", all.join(",\n"))
 }
 
-/// Stretch of work on the timeline of this thread's rank: it begins when the span is made and ends
-/// when it is dropped.
+/// Interval on the timeline of this thread's rank, from the creation of the span to its drop.
 #[derive(Debug)]
 #[must_use = "a span ends when it is dropped"]
 pub struct Span {
@@ -85,7 +85,7 @@ pub struct Span {
     start: Option<Instant>,
 }
 
-/// Begins a stretch of work.
+/// Begins a span.
 ///
 /// # Example
 /// ```
@@ -119,7 +119,7 @@ impl Drop for Span {
     }
 }
 
-/// Engine whose communications are recorded.
+/// Engine wrapper that records the communications.
 #[derive(Debug)]
 pub(crate) struct Traced {
     engine: Arc<dyn Communicator>,
@@ -229,7 +229,7 @@ impl Communicator for Traced {
     }
 }
 
-/// The axes of the mesh along which a batch travels, or its ranks if its operation has no mesh.
+/// Describes the mesh axes along which a batch travels, or its ranks if its operation has no mesh.
 fn along(rank: usize, batch: &Batch) -> String {
     let sends = batch.sends.iter().map(|(peer, _)| *peer);
     let peers = sends.chain(batch.receives.iter().map(|(peer, _)| *peer));

@@ -1,4 +1,4 @@
-//! The world of a rank: its number, its device, and its connection to the other ranks.
+//! A rank's view of the job: its number, its device, and its connection to the other ranks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,16 +8,17 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::comm::{
-    Batch, CommStats, Communicator, Expected, Operation, Payload, Traffic, collectives,
+    Batch, CommStats, Communicator, Expected, ModuleStats, Operation, Payload, Traffic, collectives,
 };
 use crate::device_mesh::DeviceMesh;
 use crate::mesh::MeshShape;
 use crate::{Error, RandomKey, Result, module, trace};
 
-/// The world of a rank: its number, its device, its meshes, and collective calls over all ranks.
+/// A rank's view of the job: its number, its device, its meshes, and collective calls over all
+/// ranks.
 ///
-/// One thread of a rank communicates at a time, on all meshes together: messages of two threads would be taken for
-/// each other.
+/// Only one thread of a rank may communicate at a time, over all its meshes: messages of two
+/// threads would be confused.
 ///
 /// # Example
 /// ```
@@ -39,7 +40,7 @@ pub struct World {
     comm: Arc<dyn Communicator>,
     device: Device,
     seed: u64,
-    /// Number of modules made so far; equal on all ranks, which make them together.
+    /// Number of modules made so far; equal on all ranks, because they make modules together.
     modules: Arc<AtomicU64>,
 }
 
@@ -79,29 +80,29 @@ impl World {
         self.seed
     }
 
-    /// A mesh over all ranks.
+    /// Makes a mesh over all ranks.
     ///
     /// # Errors
-    /// Sizes that do not multiply to the number of ranks; an axis name that occurs twice.
+    /// The product of the sizes is not the number of ranks; an axis name occurs twice.
     pub fn mesh<const N: usize>(&self, axes: [(&str, usize); N]) -> Result<DeviceMesh> {
         self.mesh_of(&axes)
     }
 
-    /// [`mesh`](Self::mesh) for a number of axes that is known at run time.
+    /// Like [`mesh`](Self::mesh), for a number of axes that is known only at run time.
     ///
     /// # Errors
-    /// Those of [`mesh`](Self::mesh).
+    /// The errors of [`mesh`](Self::mesh).
     pub fn mesh_of(&self, axes: &[(&str, usize)]) -> Result<DeviceMesh> {
         let shape = MeshShape::new(axes, (0..self.size()).collect())?;
         DeviceMesh::new(shape, self.comm.clone(), self.device.clone())
     }
 
-    /// A mesh over some of the ranks; `None` on the others. Nothing is communicated, and operators
-    /// on the mesh involve its ranks only.
+    /// Makes a mesh over some of the ranks; returns `None` on the others. Nothing is communicated,
+    /// and operators on the mesh involve only its ranks.
     ///
     /// # Errors
-    /// On all ranks: sizes that do not multiply to the number of ranks of the mesh; an axis name or
-    /// a rank that occurs twice; a rank that is not in the world.
+    /// On all ranks: the product of the sizes is not the number of ranks of the mesh; an axis name
+    /// or a rank occurs twice; a rank is not in the world.
     ///
     /// # Example
     /// ```
@@ -133,16 +134,22 @@ impl World {
         &self.comm
     }
 
-    /// Counts of the messages that this rank has sent so far; a job's total is the sum over its
-    /// ranks.
+    /// Counters of the messages that this rank has sent so far; the total of a job is the sum over
+    /// its ranks.
     pub fn comm_stats(&self) -> CommStats {
         self.comm.counters().snapshot()
+    }
+
+    /// Counters of the messages that this rank has sent so far, by the
+    /// [module](crate::module_scope()) of the model that sent them.
+    pub fn comm_stats_by_module(&self) -> ModuleStats {
+        self.comm.counters().by_module()
     }
 
     /// Waits until every rank has called it.
     ///
     /// # Errors
-    /// A rank that does not call it within the timeout, or that has ended.
+    /// A rank does not call it within the timeout, or has ended.
     pub fn barrier(&self) -> Result<()> {
         collectives::barrier(&self.comm, &self.everyone())
     }
@@ -150,7 +157,7 @@ impl World {
     /// Sends bytes from rank `source` to all ranks. Bytes given on other ranks are ignored.
     ///
     /// # Errors
-    /// A source that is not in the world; a failure of communication.
+    /// The source is not in the world; communication fails.
     ///
     /// # Example
     /// ```
@@ -168,11 +175,11 @@ impl World {
 
     /// Makes a module with the same parameters on all ranks.
     ///
-    /// Parameters are drawn from the job's seed and the number of modules made before, and those of
-    /// rank 0 are sent to the others; each rank owns its leaves.
+    /// Parameters are drawn from the job's seed and the number of modules made before, then those
+    /// of rank 0 are broadcast; each rank owns its leaves.
     ///
     /// # Errors
-    /// A call within `make` of another one; a failure of communication.
+    /// `init` or `init_sharded` is called within `make`; communication fails.
     ///
     /// # Example
     /// ```
@@ -196,15 +203,16 @@ impl World {
         self.sync_module(made, 0)
     }
 
-    /// Makes a module whose parameters become shards one by one, with the values of [`init`](Self::init):
-    /// no rank holds more than its shards and one whole parameter. Nothing is sent.
+    /// Makes a module whose parameters are sharded one by one, with the same values as
+    /// [`init`](Self::init): no rank ever holds more than its shards and one whole parameter.
+    /// Nothing is sent.
     ///
-    /// `plan` is given a module whose parameters are not drawn yet, and may communicate. `shard` is given
-    /// such a module and the plan, and must not communicate; it draws parameters in the order of the
-    /// module, as [`shard_parameters`](crate::shard_parameters) does.
+    /// `plan` receives a module whose parameters are not drawn yet, and may communicate. `shard`
+    /// receives such a module and the plan, and must not communicate; it must draw the parameters
+    /// in the module's order, as [`shard_parameters`](crate::shard_parameters) does.
     ///
     /// # Errors
-    /// A call within `make` of another one; those of `plan` and `shard`.
+    /// `init` or `init_sharded` is called within `make`; any error of `plan` or `shard`.
     ///
     /// # Example
     /// ```
@@ -235,21 +243,21 @@ impl World {
     ) -> Result<M> {
         let module = self.modules.fetch_add(1, Ordering::Relaxed);
         let seed = RandomKey::new(self.seed, ("module", module)).number();
-        // Ranks that are threads share the generator, so none communicates while it has it.
+        // Ranks that are threads share the generator, so no rank may communicate while it holds it.
         let sketch = module::seeded(&self.device, seed, &make)?;
         let plan = plan(&sketch)?;
         drop(sketch);
         module::seeded(&self.device, seed, |device| shard(make(device), plan))?
     }
 
-    /// Sends the parameters of rank `source` to every rank, as leaves of its own.
+    /// Broadcasts the parameters of rank `source`, which become leaves owned by each rank.
     ///
-    /// Also for a module that was made outside the ranks' program: ranks that are threads must not
-    /// share leaves. Float parameters are sent. Running statistics, as of a batch norm, stay shared
-    /// between clones of one module: make such a module with [`init`](Self::init).
+    /// Also for modules made outside the ranks' program: ranks that are threads must not share
+    /// leaves. Only float parameters are sent. Running statistics, such as those of a batch norm,
+    /// stay shared between clones of one module; make such a module with [`init`](Self::init).
     ///
     /// # Errors
-    /// A module of another structure on this rank than on the source; a failure of communication.
+    /// The module's structure differs between this rank and the source; communication fails.
     ///
     /// # Example
     /// ```
@@ -270,8 +278,8 @@ impl World {
     /// Checks that the parameters of all ranks are equal, bit for bit.
     ///
     /// # Errors
-    /// [`Error::Replicas`] with the first parameter that differs, and the ranks; a failure of
-    /// communication.
+    /// [`Error::Replicas`] with the first parameter that differs and the ranks; communication
+    /// fails.
     ///
     /// # Example
     /// ```
@@ -290,8 +298,7 @@ impl World {
         module::compare_replicas(&self.comm, &self.everyone(), module)
     }
 
-    /// Begins to record. Rank 0 creates the file first, so that a path that cannot be written fails
-    /// at once.
+    /// Starts recording. Rank 0 creates the file first, so that an unwritable path fails at once.
     pub(crate) fn begin_trace(&self, file: &Path) -> Result<()> {
         if self.is_root() {
             std::fs::File::create(file)
@@ -301,7 +308,7 @@ impl World {
         Ok(())
     }
 
-    /// Collects the records of all ranks and writes them, on rank 0.
+    /// Collects the records of all ranks on rank 0 and writes them.
     pub(crate) fn write_trace(&self, file: &Path) -> Result<()> {
         let events = trace::end().unwrap_or_default();
         let mut batch = Batch {

@@ -1,10 +1,10 @@
-//! Agreement between the ranks of a mesh: values and errors that are the same on all of them.
+//! Agreement among the ranks of a mesh: brings values and errors to the same result on every rank.
 
 use std::ops::Range;
 
 use halocline_core::{Batch, DeviceMesh, Error, Expected, Operation, Payload, Result, Traffic};
 
-/// Broadcasts bytes of the first rank of the mesh.
+/// Broadcasts the bytes of the mesh's first rank.
 pub(crate) fn broadcast(
     mesh: &DeviceMesh,
     operation: &'static str,
@@ -13,11 +13,12 @@ pub(crate) fn broadcast(
     mesh.broadcast_bytes(operation, mesh.shape().ranks()[0], Some(bytes))
 }
 
-/// Largest mesh whose ranks all exchange messages directly, so that each names the silent one.
+/// Size of the largest mesh on which all ranks exchange messages directly, so that each can name a
+/// rank that does not answer.
 const MAX_DIRECT: usize = 16;
 
-/// Gathers bytes of every rank on the ranks at the positions `readers`; on others the result is
-/// empty.
+/// Gathers the bytes of every rank on the ranks at positions `readers`; returns an empty vector on
+/// the others.
 fn gather(
     mesh: &DeviceMesh,
     operation: &'static str,
@@ -45,8 +46,8 @@ fn gather(
     Ok(all)
 }
 
-/// Returns this rank's value on every rank if all ranks have one, else an error: that of the first
-/// rank that failed. Only ranks that are `fallible` report.
+/// Returns each rank's own value if all ranks have one, otherwise the error of the first rank that
+/// failed, on every rank. Only `fallible` ranks report.
 pub(crate) fn agree<T>(
     mesh: &DeviceMesh,
     operation: &'static str,
@@ -56,8 +57,8 @@ pub(crate) fn agree<T>(
     agree_at(mesh, operation, fallible, ("", ""), result)
 }
 
-/// [`agree`] on ranks that must also have equal values of a property, given after its name. A
-/// difference is an error on all ranks; with [`Fallible::First`], on the ranks that differ.
+/// [`agree`], which also requires a property, given as name and value, to be equal on all ranks. A
+/// difference is an error on all ranks or, with [`Fallible::First`], on the ranks that differ.
 pub(crate) fn agree_at<T>(
     mesh: &DeviceMesh,
     operation: &'static str,
@@ -112,7 +113,7 @@ pub(crate) fn same(mesh: &DeviceMesh, operation: &'static str, bytes: &[u8]) -> 
     Ok(everywhere(mesh, operation, bytes.to_vec(), same)? == [1])
 }
 
-/// Computes `conclude` from the bytes of all ranks, and returns its result on all of them.
+/// Applies `conclude` to the bytes of all ranks and returns its result on every rank.
 fn everywhere(
     mesh: &DeviceMesh,
     operation: &'static str,
@@ -131,15 +132,15 @@ fn everywhere(
     broadcast(mesh, operation, concluded)
 }
 
-/// Ranks that may fail where [`agree`] is called.
+/// Ranks that can fail in a call of [`agree`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fallible {
     First,
     All,
 }
 
-/// A rank's report: its value of the compared property, and the rank that failed with the cause, if
-/// any.
+/// Report of a rank: its value of the compared property and, if a rank failed, the number of that
+/// rank and the cause.
 type Report = (String, Option<(usize, String)>);
 
 fn encode(report: &Report) -> Vec<u8> {
@@ -163,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// From a number of ranks on, the first one concludes for all.
+    /// Covers both sides of [`MAX_DIRECT`]: on larger meshes the first rank concludes for all.
     #[test]
     fn ranks_of_a_mesh_of_any_size_agree() {
         for ranks in [2, MAX_DIRECT, MAX_DIRECT + 1, 24] {
@@ -173,9 +174,10 @@ mod tests {
                     agree(&mesh, "test", Fallible::All, value).map_err(|error| error.to_string())
                 };
                 let rank = world.rank();
-                let failed = match rank + 1 == ranks {
-                    true => Err(crate::Error::argument("x", "1", "2")),
-                    false => Ok(rank),
+                let failed = if rank + 1 == ranks {
+                    Err(crate::Error::argument("x", "1", "2"))
+                } else {
+                    Ok(rank)
                 };
                 let alike = same(&mesh, "test", &[7])?;
                 let differ = same(&mesh, "test", &[rank as u8])?;

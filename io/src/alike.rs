@@ -6,11 +6,11 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// A property: its name, and its value as text or, where that would be long, as a checksum.
+/// Property: its name and its value as text, or a checksum of the value if the text would be long.
 pub(crate) type Property = (&'static str, String);
 
-/// Number and size of the blocks of a file that are compared; a file that is no larger is compared
-/// whole.
+/// Number of blocks of a file that are compared, each of [`BLOCK`] bytes; a file no larger than all
+/// of them is compared whole.
 const BLOCKS: u64 = 16;
 const BLOCK: u64 = 4096;
 
@@ -26,7 +26,7 @@ pub(crate) fn check(properties: &[Property], first: &[(String, String)]) -> Resu
     }
 }
 
-/// CRC-32 of the bits of numbers.
+/// Returns the CRC-32 of the little-endian bytes of the numbers.
 pub(crate) fn checksum(numbers: impl IntoIterator<Item = f64>) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     for number in numbers {
@@ -35,7 +35,8 @@ pub(crate) fn checksum(numbers: impl IntoIterator<Item = f64>) -> u32 {
     hasher.finalize()
 }
 
-/// Size of a file and its CRC-32: that of blocks from its beginning to its end if it is large.
+/// Returns the size of a file and a CRC-32: of the whole file or, if it is large, of evenly spaced
+/// blocks.
 pub(crate) fn fingerprint(path: &Path) -> Result<(u64, u32)> {
     let read = || {
         let mut file = File::open(path)?;

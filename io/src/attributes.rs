@@ -1,4 +1,4 @@
-//! Attributes of datasets, read with checks of their type and number.
+//! Attributes of datasets, read with checks of their type and count.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use hdf5_metno::types::{FloatSize, TypeDescriptor};
 
 use crate::{Error, Result, names};
 
-/// Largest number of values of an attribute that is read.
+/// Largest number of values in an attribute; longer ones are refused.
 const MAX_VALUES: usize = 64;
 
-/// The attributes of a dataset of any format.
+/// Attributes of a dataset, independent of the file format.
 pub(crate) trait Attributes {
     /// The file or folder.
     fn path(&self) -> &Path;
@@ -24,7 +24,7 @@ pub(crate) trait Attributes {
     /// Reads the numbers of an attribute, if it is present.
     fn numbers(&self, attribute: &str) -> Result<Option<Numbers>>;
 
-    /// Reads the number of an attribute that has exactly one, if it is present.
+    /// Reads an attribute that must hold exactly one number, if it is present.
     fn number(&self, attribute: &str) -> Result<Option<f64>> {
         let numbers = self.numbers(attribute)?;
         let one = |numbers: Numbers| match numbers.values[..] {
@@ -41,7 +41,7 @@ pub(crate) trait Attributes {
     }
 }
 
-/// The attributes of an HDF5 dataset.
+/// Attributes of an HDF5 dataset.
 pub(crate) struct DatasetAttributes<'a> {
     path: &'a Path,
     name: &'static str,
@@ -49,7 +49,7 @@ pub(crate) struct DatasetAttributes<'a> {
     present: Vec<String>,
 }
 
-/// The values of an attribute.
+/// Numeric values of an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Numbers {
     pub(crate) values: Vec<f64>,

@@ -11,9 +11,9 @@ const MONTHS: [i64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
 
 /// Calendar of a time axis (CF 1.11, section 4.4.1).
 ///
-/// Times are seconds since 1970-01-01 00:00 of their calendar, so that the steps of a model's time
-/// axis are even in its own calendar. Times of `julian` keep their dates and are [`Gregorian`](Self::Gregorian): from
-/// 1900-03-01 to 2100-02-28, the only ones that are read, both calendars have the same dates.
+/// Times are seconds since 1970-01-01 00:00 in their own calendar, so that the time axis of a model
+/// has even steps. `julian` times are read as [`Gregorian`](Self::Gregorian) with the same dates,
+/// and only from 1900-03-01 to 2100-02-28, where both calendars have the same leap days.
 ///
 /// # Example
 /// ```
@@ -27,7 +27,7 @@ const MONTHS: [i64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Calendar {
-    /// That of UTC, also before 1582 (`proleptic_gregorian`).
+    /// The Gregorian calendar, extended to dates before 1582 (`proleptic_gregorian`).
     #[default]
     Gregorian,
     /// Years of 365 days (`noleap`, `365_day`).
@@ -39,7 +39,7 @@ pub enum Calendar {
 }
 
 impl Calendar {
-    /// The date and time of a number of seconds since 1970-01-01, to the nearest second.
+    /// Formats a time, in seconds since 1970-01-01, as date and time to the nearest second.
     pub fn date(self, seconds: f64) -> String {
         let total = seconds.round() as i64;
         let (days, second) = (total.div_euclid(DAY), total.rem_euclid(DAY));
@@ -50,7 +50,8 @@ impl Calendar {
         format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
     }
 
-    /// Year, month and day of a number of seconds since 1970-01-01, if the calendar reaches so far.
+    /// Returns year, month and day of a time in seconds since 1970-01-01, or `None` beyond the
+    /// range of the calendar.
     ///
     /// # Example
     /// ```
@@ -62,7 +63,8 @@ impl Calendar {
         self.civil(seconds.div_euclid(DAY as f64) as i64)
     }
 
-    /// The time so many months after a time: of the same day, or the last one of a shorter month. `None` beyond the calendar.
+    /// Adds a number of months to a time. Keeps the day of the month, or takes the last day if the
+    /// month is shorter. Returns `None` beyond the range of the calendar.
     ///
     /// # Example
     /// ```
@@ -87,7 +89,7 @@ impl Calendar {
         Some(days as f64 * day_length + seconds.rem_euclid(day_length))
     }
 
-    /// Days from 1970-01-01 to a date, if there is such a date.
+    /// Returns the days from 1970-01-01 to a date, or `None` if the calendar has no such date.
     pub(crate) fn days(self, year: i64, month: i64, day: i64) -> Option<i64> {
         if self == Self::Gregorian {
             let [month, day] = [month, day].map(|number| i8::try_from(number).ok());
@@ -105,7 +107,7 @@ impl Calendar {
             .then(|| (year - 1970) * year_length + months + day - 1)
     }
 
-    /// Year, month and day so many days after 1970-01-01.
+    /// Returns year, month and day of a number of days since 1970-01-01.
     fn civil(self, days: i64) -> Option<(i64, i64, i64)> {
         if self == Self::Gregorian {
             let date = Timestamp::from_second(days.checked_mul(DAY)?).ok()?;
@@ -123,7 +125,7 @@ impl Calendar {
         Some((year + 1970, month as i64 + 1, left + 1))
     }
 
-    /// The lengths of the months of every year.
+    /// Lengths of the months, the same in every year.
     fn months(self) -> [i64; 12] {
         let mut lengths = MONTHS;
         match self {
@@ -134,7 +136,7 @@ impl Calendar {
         lengths
     }
 
-    /// The name in CF conventions.
+    /// Name in the CF conventions.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Gregorian => "proleptic_gregorian",

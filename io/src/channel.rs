@@ -1,6 +1,6 @@
 use burn::config::Config;
 
-/// A channel of fields: its name, and how files describe it.
+/// Channel of a field: its name, and its description in the file.
 ///
 /// # Example
 /// ```
@@ -15,33 +15,33 @@ use burn::config::Config;
 /// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct Channel {
-    /// The name of a variable, or of one level of it, as `z@500`.
+    /// Name of a variable, or of one of its levels, such as `z@500`.
     pub name: String,
-    /// Units by CF conventions, such as `m s-1`.
+    /// Units in the notation of the CF conventions, such as `m s-1`.
     pub units: Option<String>,
-    /// Whether the file tells no units, though its format has them.
+    /// Whether the file states no units although its format has an attribute for them.
     #[config(default = "false")]
     pub lacks_units: bool,
-    /// A name for people.
+    /// Human-readable name.
     pub long_name: Option<String>,
-    /// The name in CF's table of standard names.
+    /// Name in the CF standard name table.
     pub standard_name: Option<String>,
     /// Units of the level, such as `hPa`.
     pub level_units: Option<String>,
-    /// The direction in which levels rise, `up` or `down`: CF's attribute `positive`.
+    /// Direction in which levels increase, `up` or `down` (CF attribute `positive`).
     pub level_positive: Option<String>,
-    /// The name of the level in CF's table of standard names, such as `depth`.
+    /// Name of the level coordinate in the CF standard name table, such as `depth`.
     pub level_standard_name: Option<String>,
     /// Whether the field is the same at all times.
     #[config(default = "false")]
     pub is_static: bool,
-    /// Extents along [time, channel, lat, lon] of the chunks of the file that it was read from, each
-    /// of which is decoded as a whole.
+    /// Extents along [time, channel, lat, lon] of the chunks in the file, the smallest unit of
+    /// decoding.
     pub chunk: Option<[usize; 4]>,
 }
 
 impl Channel {
-    /// The name without its level.
+    /// Returns the name without its level.
     pub fn variable(&self) -> &str {
         match self.level() {
             Some(_) => self.parts().map_or(&*self.name, |(variable, _)| variable),
@@ -49,17 +49,18 @@ impl Channel {
         }
     }
 
-    /// The level in the name, if it is a number.
+    /// Returns the level in the name, if it is a number.
     pub fn level(&self) -> Option<f64> {
         let (_, label) = self.parts()?;
         let level = label.parse().ok().filter(|level: &f64| level.is_finite())?;
-        // The label is what reading makes of the number.
+        // A label of a numeric level is exactly the text that reading formats from the number.
         (level.to_string() == label).then_some(level)
     }
 
-    /// Whether both have the same units, also of their levels, or those of one are not known. Powers may be written `m s-1`,
-    /// `m s**-1` or `m s^-1`, and hectopascals of levels `mbar`.
-    /// One that lacks units is unlike one that has them.
+    /// Whether both channels have the same units and the same units of their level. Units that are
+    /// unknown on one side count as equal, but a channel that [lacks units](Self::lacks_units)
+    /// differs from one that has them. Powers may be written `m s-1`, `m s**-1` or `m s^-1`, and
+    /// hectopascals of levels `mbar`.
     ///
     /// # Example
     /// ```

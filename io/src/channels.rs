@@ -7,7 +7,7 @@ use crate::forcing::Forcing;
 use crate::selected::find;
 use crate::{Calendar, DatasetConfig, Error, Fields, OpenConfig, Result};
 
-/// Prefix of the name of a mask.
+/// Prefix of the names of mask channels.
 const MASK: &str = "mask:";
 
 /// Names of the channels of a sample, by role.
@@ -15,19 +15,20 @@ const MASK: &str = "mask:";
 /// See [`FieldDataset::channels`](crate::FieldDataset::channels) for an example.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Channels {
-    /// Inputs, which are present once for each time of the history.
+    /// Inputs, each present once per time of the history.
     pub inputs: Vec<String>,
-    /// Channels that are known at every step, and never predicted.
+    /// Forcings, known at every step and never predicted.
     pub forcings: Vec<String>,
     /// Targets.
     pub targets: Vec<String>,
 }
 
 impl Channels {
-    /// The place among the targets of every input, by which a prediction becomes the next input.
+    /// Returns the index of each input among the targets, used to feed a prediction back as the
+    /// next input.
     ///
     /// # Errors
-    /// An input that is not predicted: expected among the targets or the forcings.
+    /// An input that is not among the targets: it must be predicted, or be a forcing.
     pub fn feedback(&self) -> Result<Vec<usize>> {
         let place = |input: &String| {
             let found = self.targets.iter().position(|target| target == input);
@@ -41,19 +42,20 @@ impl Channels {
     }
 }
 
-/// The source of a channel of a sample.
+/// Source of a channel of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A channel of the files.
     Channel(usize),
-    /// One where a channel of the files has values, else zero.
+    /// A mask: one where a channel of the files has values, zero elsewhere.
     Mask(usize),
     /// A channel of the constants.
     Constant(usize),
     Computed(Forcing),
 }
 
-/// Whether a source, at a time, is read together with the one before it.
+/// Whether source `next` directly follows source `one` in the file, so that both can be read
+/// together.
 pub(crate) fn follows(one: &(usize, Origin), next: &(usize, Origin)) -> bool {
     match (one, next) {
         ((time, Origin::Channel(one)), (other, Origin::Channel(next)))
@@ -64,7 +66,7 @@ pub(crate) fn follows(one: &(usize, Origin), next: &(usize, Origin)) -> bool {
     }
 }
 
-/// The sources of the channels of a sample, by role.
+/// Sources of the channels of a sample, by role.
 #[derive(Debug)]
 pub(crate) struct Origins {
     pub(crate) inputs: Vec<Origin>,
@@ -73,7 +75,8 @@ pub(crate) struct Origins {
 }
 
 impl Origins {
-    /// Refuses forcings of the hour and the sun for files whose calendar is not the Gregorian.
+    /// Refuses forcings that depend on the time of day if the calendar of the files is not
+    /// Gregorian.
     pub(crate) fn check_calendar(&self, file: &dyn Fields, channels: &Channels) -> Result<()> {
         let has_hour =
             |origin: &Origin| matches!(origin, Origin::Computed(forcing) if forcing.has_hour());
@@ -88,8 +91,8 @@ impl Origins {
     }
 }
 
-/// How to open the files: with the channels that a sample needs, if its inputs are chosen and the
-/// channels are not. `constants` are the names of constants.
+/// Returns the configuration for opening the files. If the inputs are chosen but the channels are
+/// not, it selects the channels that a sample needs. `constants` holds the names of constants.
 pub(crate) fn open_config(config: &DatasetConfig, constants: &[String]) -> OpenConfig {
     let (None, Some(inputs)) = (&config.open.channels, &config.inputs) else {
         return config.open.clone();
@@ -104,7 +107,7 @@ pub(crate) fn open_config(config: &DatasetConfig, constants: &[String]) -> OpenC
     let all: Vec<&str> = all.into_iter().chain(of_files).collect();
     let mut names: Vec<String> = Vec::new();
     for &name in &all {
-        // Where all levels of a variable are chosen, one of them is chosen too.
+        // A single level is redundant if all levels of its variable are chosen.
         let within = base(name) != name && all.contains(&base(name));
         if !within && !names.iter().any(|other| other == name) {
             names.push(name.into());
@@ -113,10 +116,11 @@ pub(crate) fn open_config(config: &DatasetConfig, constants: &[String]) -> OpenC
     config.open.clone().with_channels(Some(names))
 }
 
-/// The sources of a sample's channels in files with these channels and constants, and their names.
+/// Resolves the channels of a sample to sources in files with these channels and constants, and to
+/// names.
 ///
 /// # Errors
-/// A name of no channel, or one that is chosen twice in one role.
+/// A name that matches no channel; a channel chosen twice in one role.
 pub(crate) fn resolve(
     names: &[String],
     constants: &[String],
@@ -133,9 +137,10 @@ pub(crate) fn resolve(
             "channels of the files, each once: {}{computed}",
             names.join(", ")
         );
-        match found.is_empty() {
-            true => Err(Error::argument(role, name, expected)),
-            false => Ok(found),
+        if found.is_empty() {
+            Err(Error::argument(role, name, expected))
+        } else {
+            Ok(found)
         }
     };
     let unique = |role, chosen: Vec<(Origin, String)>| {
@@ -168,7 +173,7 @@ pub(crate) fn resolve(
     let (forcings, forcing_names) = unique("forcings", forcings)?;
     let (inputs, input_names) = match &config.inputs {
         Some(chosen) => list("inputs", chosen)?,
-        // All that are not given otherwise.
+        // All channels that are not forcings.
         None => (0..names.len())
             .map(plain)
             .filter(|(origin, _)| !forcings.contains(origin))

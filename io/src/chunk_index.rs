@@ -1,4 +1,4 @@
-//! Where the chunks of an HDF5 dataset are in its file.
+//! Locations of the chunks of an HDF5 dataset in its file.
 
 use std::ops::Range;
 
@@ -13,14 +13,14 @@ use hdf5_reader::messages::HdfMessage;
 use hdf5_reader::messages::layout::{ChunkIndexing, DataLayout};
 use hdf5_reader::{Dataset, Hdf5File, btree_v1, btree_v1::BTreeV1Key};
 
-/// Chunks that a tree may list: it is read whole for every box.
+/// Largest number of chunks in a tree, which is read in full for every box.
 const MAX_LISTED: u64 = 4096;
 
-/// The index of a dataset's chunks, of which the parts for a box are read.
+/// Index of the chunks of a dataset, of which only the parts needed for a box are read.
 pub(crate) struct ChunkIndex {
     file: Hdf5File,
     address: u64,
-    /// `None`: a tree of the first version.
+    /// `None` for a version 1 B-tree.
     indexing: Option<ChunkIndexing>,
     shape: Vec<u64>,
     max_shape: Option<Vec<u64>>,
@@ -28,8 +28,9 @@ pub(crate) struct ChunkIndex {
 }
 
 impl ChunkIndex {
-    /// The index of a dataset; none if it is not in chunks of these extents, or if the index is read whole for every box and
-    /// may have too many.
+    /// Opens the index of a dataset. Returns `None` if the dataset is not chunked with these
+    /// extents, or if the index is a tree, which is read in full for every box, that may list too
+    /// many chunks.
     pub(crate) fn of(file: Hdf5File, dataset: &Dataset, chunk: &[usize]) -> Option<Self> {
         let header = file.get_or_parse_header(dataset.address()).ok()?;
         let layout = header.messages.iter().find_map(|message| match message {
@@ -57,7 +58,7 @@ impl ChunkIndex {
         if is_tree && count.is_none_or(|count| count > MAX_LISTED) {
             return None;
         }
-        // The size of an element may follow.
+        // The size of an element may follow the extents.
         let same = dims.starts_with(&chunk) && dataset.ndim() == chunk.len();
         same.then(|| Self {
             address: *address,
@@ -69,7 +70,8 @@ impl ChunkIndex {
         })
     }
 
-    /// The chunks that a box with cells meets, in their order; none if one is not in the file, or more than once.
+    /// Finds the chunks that intersect a non-empty box, in row-major order. Returns `None` if a
+    /// chunk is not in the file, or is listed more than once.
     pub(crate) fn find(&self, cells: &[Range<usize>; 4]) -> Option<Vec<ChunkEntry>> {
         let of_chunks = cells.iter().zip(&self.chunk).map(|(range, extent)| {
             let extent = *extent as usize;
@@ -92,7 +94,8 @@ impl ChunkIndex {
         places.into_iter().collect()
     }
 
-    /// The number of a chunk among those of a grid; none if it is not in it.
+    /// Returns the row-major index of a chunk within a grid of chunks, or `None` if it lies
+    /// outside.
     fn place(&self, entry: &ChunkEntry, grid: &[Range<usize>]) -> Option<usize> {
         let mut dims = grid.iter().zip(&self.chunk).zip(&entry.offsets);
         dims.try_fold(0, |place, ((range, extent), offset)| {
@@ -102,13 +105,13 @@ impl ChunkIndex {
         })
     }
 
-    /// The chunks from `first` to `last` of the grid, and perhaps others.
+    /// Reads the entries of the chunks from `first` to `last`, and possibly of others.
     fn entries(&self, first: &[u64], last: &[u64]) -> Result<Vec<ChunkEntry>> {
         let (storage, sizes) = (self.file.storage(), self.file.superblock());
         let (offset, length) = (sizes.offset_size, sizes.length_size);
         let (address, chunk) = (self.address, &self.chunk);
         let max_shape = self.max_shape.as_deref();
-        // HDF5 numbers chunks over the largest extents, where none is without bound.
+        // HDF5 numbers chunks over the maximum extents if all of these are bounded.
         let bounded = max_shape.filter(|extents| !extents.contains(&u64::MAX));
         let numbered = bounded.unwrap_or(&self.shape);
         let (bounds, dims) = (Some((first, last)), chunk.len() as u32);
@@ -153,7 +156,7 @@ impl ChunkIndex {
     }
 }
 
-/// A chunk of a tree of the first version.
+/// Converts a leaf of a version 1 B-tree to a chunk entry.
 fn of_leaf((key, address): (BTreeV1Key, u64)) -> Result<ChunkEntry> {
     match key {
         BTreeV1Key::RawData {

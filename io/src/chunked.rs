@@ -107,19 +107,19 @@ impl Chunked {
         };
         let stored = self.bytes.read_into(entry.address, length, memory).ok()?;
         let (sum, skipped) = (self.filters.len(), entry.filter_mask);
-        let stored = match self.summed && skipped & (1 << sum) == 0 {
-            true => fletcher::checked(stored)?,
-            false => stored,
+        let stored = if self.summed && skipped & (1 << sum) == 0 {
+            fletcher::checked(stored)?
+        } else {
+            stored
         };
         let decoded;
-        let numbers = match self.filters.is_empty() {
-            true => stored,
-            false => {
-                // One byte more, so that a stream that is too long is seen.
-                let (filters, limit) = (&self.filters, Some(size + 1));
-                decoded = apply_pipeline_with_limit(stored, filters, skipped, NUMBER, None, limit);
-                decoded.as_deref().ok()?
-            }
+        let numbers = if self.filters.is_empty() {
+            stored
+        } else {
+            // One byte more, so that a stream that is too long is seen.
+            let (filters, limit) = (&self.filters, Some(size + 1));
+            decoded = apply_pipeline_with_limit(stored, filters, skipped, NUMBER, None, limit);
+            decoded.as_deref().ok()?
         };
         let (numbers, _) = (numbers.len() == size).then_some(numbers.as_chunks::<NUMBER>())?;
         let mut numbers = ArrayView4::from_shape(self.chunk, numbers).ok()?;
@@ -216,11 +216,12 @@ mod tests {
 
     /// Writes all times but the last ones.
     fn write(path: &Path, kind: &Kind, filters: &[Filter], partial: bool, missing: usize) {
-        let created = match kind.latest {
-            true => File::with_options()
+        let created = if kind.latest {
+            File::with_options()
                 .with_fapl(|access| access.libver_v110())
-                .create(path),
-            false => File::create(path),
+                .create(path)
+        } else {
+            File::create(path)
         };
         let created = created.unwrap();
         let values = values();
@@ -235,9 +236,10 @@ mod tests {
             .chunk(kind.chunk)
             .alloc_time(Some(kind.allocation))
             .set_filters(filters);
-        let builder = match partial {
-            true => builder.chunk_opts(ChunkOpts::DONT_FILTER_PARTIAL_CHUNKS),
-            false => builder,
+        let builder = if partial {
+            builder.chunk_opts(ChunkOpts::DONT_FILTER_PARTIAL_CHUNKS)
+        } else {
+            builder
         };
         let dataset = builder.create("fields").unwrap();
         let written = s![..3 - missing, .., .., ..];

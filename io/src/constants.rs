@@ -108,9 +108,12 @@ impl Constants {
             .fields
             .read([0..1, channel..channel + 1, rows, columns])?;
         let (mean, std) = self.scales[channel];
-        let scaled = |value: f32| match value.is_nan() {
-            true => 0.0,
-            false => ((f64::from(value) - mean) / std) as f32,
+        let scaled = |value: f32| {
+            if value.is_nan() {
+                0.0
+            } else {
+                ((f64::from(value) - mean) / std) as f32
+            }
         };
         Ok(values.index_axis_move(Axis(0), 0).mapv(scaled))
     }

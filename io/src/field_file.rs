@@ -377,9 +377,10 @@ fn check_is_file(path: &Path) -> Result<u64> {
     if found.is_file() {
         return Ok(found.len());
     }
-    let (kind, found) = match found.is_dir() {
-        true => (ErrorKind::IsADirectory, "a folder"),
-        false => (ErrorKind::InvalidInput, "not a regular file"),
+    let (kind, found) = if found.is_dir() {
+        (ErrorKind::IsADirectory, "a folder")
+    } else {
+        (ErrorKind::InvalidInput, "not a regular file")
     };
     let cause = format!("it is {found}; expected a field file, one of HDF5 such as 2018.h5");
     Err(Error::io(path, std::io::Error::new(kind, cause)))

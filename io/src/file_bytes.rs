@@ -53,9 +53,10 @@ impl FileBytes {
             return Err(Error::ResourceLimit(format!("{len} bytes at once")));
         }
         let end = offset.checked_add(len as u64);
-        match end.is_some_and(|end| end <= self.len) {
-            true => Ok(()),
-            false => Err(Error::OffsetOutOfBounds(offset)),
+        if end.is_some_and(|end| end <= self.len) {
+            Ok(())
+        } else {
+            Err(Error::OffsetOutOfBounds(offset))
         }
     }
 

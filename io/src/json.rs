@@ -35,9 +35,10 @@ pub fn save_json(
     value: &impl Serialize,
 ) -> halocline_core::Result<()> {
     let mesh = world.mesh([("rank", world.size())])?;
-    let written = match world.is_root() {
-        true => write(path.as_ref(), value),
-        false => Ok(()),
+    let written = if world.is_root() {
+        write(path.as_ref(), value)
+    } else {
+        Ok(())
     };
     agree(&mesh, "save_json", Fallible::First, written)
 }

@@ -169,9 +169,10 @@ impl OpenConfig {
                 format!("{first} to {last} of {}", fields.path().display())
             }));
         }
-        let expected = match held.is_empty() {
-            true => "files with times".into(),
-            false => format!("one with some of the times {}", held.join(", ")),
+        let expected = if held.is_empty() {
+            "files with times".into()
+        } else {
+            format!("one with some of the times {}", held.join(", "))
         };
         let got = period.map_or("all times".into(), ToString::to_string);
         Err(Error::argument("period", got, expected))
@@ -194,8 +195,8 @@ impl OpenConfig {
                 .iter()
                 .filter(|name| !find(all.channels(), name).is_empty());
             let own: Vec<String> = own.cloned().collect();
-            match own.is_empty() {
-                true => Err(Error::argument(
+            if own.is_empty() {
+                Err(Error::argument(
                     "channels",
                     format!("{chosen:?}"),
                     format!(
@@ -203,8 +204,9 @@ impl OpenConfig {
                         path.display(),
                         all.channels().join(", ")
                     ),
-                )),
-                false => self.clone().with_channels(Some(own)).open(path),
+                ))
+            } else {
+                self.clone().with_channels(Some(own)).open(path)
             }
         };
         let parts: Vec<_> = paths
@@ -212,12 +214,13 @@ impl OpenConfig {
             .map(|path| part(path.as_ref()))
             .collect::<Result<_>>()?;
         // Where all have the same channels, some channel is in none.
-        match parts
+        if parts
             .windows(2)
             .all(|pair| pair[0].channels() == pair[1].channels())
         {
-            true => whole,
-            false => Ok(parts),
+            whole
+        } else {
+            Ok(parts)
         }
     }
 

@@ -117,9 +117,10 @@ pub(crate) fn remove_leftovers(folder: &Path) {
         let is_ours = name.starts_with(PREFIX)
             && (name.ends_with(SUFFIX) || name.contains(&format!("{SUFFIX}.")));
         if is_ours && is_leftover(&entry.path()) {
-            let _ = match entry.path().is_dir() {
-                true => fs::remove_dir_all(entry.path()),
-                false => fs::remove_file(entry.path()),
+            let _ = if entry.path().is_dir() {
+                fs::remove_dir_all(entry.path())
+            } else {
+                fs::remove_file(entry.path())
             };
         }
     }

@@ -90,9 +90,10 @@ impl StagedFolder {
             if entry.file_name() == LOCK {
                 continue;
             }
-            let removed = match entry.file_type().map_err(failed)?.is_dir() {
-                true => fs::remove_dir_all(entry.path()),
-                false => fs::remove_file(entry.path()),
+            let removed = if entry.file_type().map_err(failed)?.is_dir() {
+                fs::remove_dir_all(entry.path())
+            } else {
+                fs::remove_file(entry.path())
             };
             removed.map_err(failed)?;
         }
@@ -182,9 +183,10 @@ fn check_target(target: &Path, existing: Existing) -> Result<()> {
 }
 
 fn remove(path: &Path) -> std::io::Result<()> {
-    match path.is_dir() {
-        true => fs::remove_dir_all(path),
-        false => fs::remove_file(path),
+    if path.is_dir() {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
     }
 }
 

@@ -11,20 +11,19 @@ use halocline_ops::prelude::*;
 pub struct FieldConv2dConfig {
     /// Input and output channels.
     pub channels: [usize; 2],
-    /// Cells of the kernel; odd, so that the field keeps its size.
+    /// Kernel size in cells. Must be odd, so that the field keeps its size.
     pub kernel: [usize; 2],
-    /// The values beyond the ends of latitude and longitude.
+    /// Boundary conditions in latitude and longitude.
     #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
     pub boundary: [Boundary; 2],
-    /// The input channels that change their sign across a [pole](Boundary::PoleRow), such as the
-    /// components of winds.
+    /// Input channels that change sign across a [pole](Boundary::PoleRow), such as wind components.
     #[config(default = "Vec::new()")]
     pub odd: Vec<usize>,
 }
 
-/// Convolution of a latitude-longitude field that keeps its size, with the configured boundaries:
-/// by default periodic in longitude, and the last row repeated beyond the poles.
-/// [`Boundary::PoleRow`] and [`Boundary::PoleEdge`] continue the field across them.
+/// Convolution of a latitude-longitude field that keeps its size. By default the boundary is
+/// periodic in longitude and repeats the last row beyond the poles; [`Boundary::PoleRow`] and
+/// [`Boundary::PoleEdge`] continue the field across the poles.
 ///
 /// # Shapes
 /// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`.
@@ -41,7 +40,7 @@ pub struct FieldConv2dConfig {
 /// let y = Tensor::<4>::ones([1, 3, 6, 12], &device).apply(&conv);
 /// assert_eq!(y.dims(), [1, 8, 6, 12]);
 ///
-/// // Across the poles, where both winds change their sign.
+/// // Across the poles, where both wind components change sign.
 /// let conv = FieldConv2dConfig::new([3, 8], [3, 3])
 ///     .with_boundary([Boundary::PoleEdge, Boundary::Periodic])
 ///     .with_odd(vec![1, 2])
@@ -59,7 +58,7 @@ pub struct FieldConv2d {
 }
 
 impl FieldConv2dConfig {
-    /// Makes the layer.
+    /// Initializes the layer.
     ///
     /// # Panics
     /// Panics if a kernel size is even.
@@ -81,11 +80,11 @@ impl FieldConv2dConfig {
 }
 
 impl FieldConv2d {
-    /// The convolution of fields that are joined along channels, which need not be made. See
-    /// [`conv_cat`](halocline_ops::conv::conv_cat).
+    /// Convolves the concatenation of `fields` along channels, without materializing it where
+    /// possible. See [`conv_cat`](halocline_ops::conv::conv_cat).
     ///
     /// # Panics
-    /// Panics where `conv_cat` returns an error.
+    /// Panics where `conv_cat` would return an error.
     ///
     /// # Example
     /// ```

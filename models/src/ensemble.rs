@@ -1,4 +1,4 @@
-//! Losses of ensembles.
+//! Ensemble losses.
 
 use halocline_core::{Error, Placement, Result, Shard};
 use halocline_ops::prelude::*;
@@ -6,37 +6,40 @@ use halocline_ops::{counted, weighted_mean};
 
 use crate::pairs::distances;
 
-/// The estimator of an ensemble's spread in [`crps`].
+/// Estimator of the spread term in [`crps`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrpsEstimator {
-    /// That of a population of which the members are a sample: unbiased, so that the score does not favour
-    /// ensembles of another size or spread ("fair", Ferro 2014).
+    /// Unbiased estimate for the population that the members are sampled from, so that the score
+    /// favours no ensemble size or spread ("fair", Ferro 2014).
     Fair,
-    /// That of the members alone.
+    /// Spread of the members themselves.
     Biased,
 }
 
-/// The continuous ranked probability score of an ensemble, `mean |xᵢ − y| − ½ · mean |xᵢ − xⱼ|`, as the mean
-/// over all cells with a weight for each latitude row. For one member it is the absolute error.
+/// Continuous ranked probability score (CRPS) of an ensemble, `mean |xᵢ − y| − ½ · mean |xᵢ − xⱼ|`,
+/// averaged over all cells with one weight per latitude row. For a single member it is the absolute
+/// error.
 ///
-/// The mean over pairs is over `m (m − 1)` of them ([`CrpsEstimator::Fair`]) or `m²`
-/// ([`CrpsEstimator::Biased`]), for `m` members. Its time grows with the square of the members; in training it keeps
-/// no pairs of them.
+/// With `m` members, the mean over pairs divides by `m (m − 1)` ([`CrpsEstimator::Fair`]) or `m²`
+/// ([`CrpsEstimator::Biased`]). Time is quadratic in the number of members; training stores no
+/// pairwise differences.
 ///
 /// # Shapes
-/// `ensemble` `[members, batch, channels, lat, lon]`, `target` `[1, batch, channels, lat, lon]` → `[1]`.
+/// `ensemble` `[members, batch, channels, lat, lon]`, `target` `[1, batch, channels, lat, lon]` →
+/// `[1]`.
 ///
 /// # Placement
-/// Any, over an axis of members too. The result is `Partial(Sum)` on axes on which the ensemble is
-/// sharded.
+/// Any, including a mesh axis of members. The result is `Partial(Sum)` on the axes on which the
+/// ensemble is sharded.
 ///
 /// # Communication
-/// Every rank needs all members of its cells. Members that are sharded become shards of longitude,
-/// by one exchange that leaves a rank as many values as before; their gradients return the same way.
+/// Every rank needs all members of its cells. If members are sharded, one exchange turns them into
+/// shards of longitude, so that a rank holds as many values as before; gradients return the same
+/// way.
 ///
 /// # Errors
-/// A target of another shape; weights of another number than rows, or whose mean is not above zero; no members; a failure of
-/// communication.
+/// The target has another shape; the number of weights differs from the number of rows, or their
+/// mean is not positive; there are no members; communication fails.
 ///
 /// # Example
 /// ```
@@ -49,7 +52,7 @@ pub enum CrpsEstimator {
 /// let score = |estimator| {
 ///     crps(ensemble.clone(), member(2.0), &[1.0, 1.0], estimator).map(|score| score.into_scalar::<f32>())
 /// };
-/// assert_eq!(score(CrpsEstimator::Biased)?, 1.0 - 0.5 * 1.0); // |3 − 1| for two of four pairs
+/// assert_eq!(score(CrpsEstimator::Biased)?, 1.0 - 0.5 * 1.0); // |3 − 1| for two of the four pairs
 /// assert_eq!(score(CrpsEstimator::Fair)?, 1.0 - 0.5 * 2.0);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -67,16 +70,16 @@ pub fn crps<X: Field<5>>(
     })
 }
 
-/// [`crps`] as the mean over the cells where `mask` is one, such as
-/// `Batch::mask` of data with missing values. What ensemble and target hold elsewhere
-/// reaches neither the score nor a gradient, NaN included. The score of a mask without cells is zero.
+/// [`crps`] averaged over the cells where `mask` is one, such as `Batch::mask` for data with
+/// missing values. Values of the ensemble and the target elsewhere, NaN included, affect neither
+/// the score nor a gradient. With an empty mask the score is zero.
 ///
 /// # Shapes
-/// `mask` as the target: `[1, batch, channels, lat, lon]`. Placement and communication are those of [`crps`],
-/// and one small sum of the weights.
+/// `mask` has the shape of the target, `[1, batch, channels, lat, lon]`. Placement and
+/// communication are the same as for [`crps`], plus one small sum of the weights.
 ///
 /// # Errors
-/// Those of [`crps`]; a mask of another shape than the target.
+/// Same as [`crps`]; the mask and the target have different shapes.
 ///
 /// # Example
 /// ```
@@ -109,14 +112,14 @@ pub fn crps_masked<X: Field<5>>(
     weighted_mean(cells, weights)
 }
 
-/// The [`crps`] of every cell, without weights. See there for definition, placement, errors.
+/// [`crps`] of every cell, unweighted. Definition and placement are the same.
 ///
 /// # Shapes
 /// `ensemble` `[members, batch, channels, lat, lon]`, `target` `[1, batch, channels, lat, lon]` →
 /// `[1, batch, channels, lat, lon]`.
 ///
 /// # Errors
-/// Those of [`crps`].
+/// Same as [`crps`], except for weights.
 ///
 /// # Example
 /// ```
@@ -137,23 +140,23 @@ pub fn crps_cells<X: Field<5>>(ensemble: X, target: X, estimator: CrpsEstimator)
     Error::catch(|| (ensemble - target).abs().mean_dims(&[0]) - spread)
 }
 
-/// The energy score of an ensemble, `mean ‖xᵢ − y‖ − ½ · mean ‖xᵢ − xⱼ‖` (Gneiting and Raftery 2007), as the
-/// mean over the batch: the [`crps`] of whole fields, which members also meet by the right patterns in space
-/// and between channels. `‖x‖` is the root of the weighted mean of squares over channels and cells, so that
-/// channels should be normalised.
+/// Energy score of an ensemble, `mean ‖xᵢ − y‖ − ½ · mean ‖xᵢ − xⱼ‖` (Gneiting and Raftery 2007),
+/// averaged over the batch. It is the [`crps`] of whole fields: it also rewards the right patterns
+/// in space and between channels. `‖x‖` is the root of the weighted mean square over channels and
+/// cells, so channels should be normalized.
 ///
 /// # Shapes
-/// As those of [`crps`].
+/// Same as [`crps`].
 ///
 /// # Placement
-/// Any, as that of [`crps`]; its communication, and one sum over the ranks of the norms of members and
-/// pairs.
+/// Any, as for [`crps`]. Communication is the same, plus one sum over the ranks of the norms of
+/// members and pairs.
 ///
 /// # Adjoint
-/// That of the norms; the gradient of a norm of zero is zero.
+/// Adjoint of the norms; the gradient of a zero norm is zero.
 ///
 /// # Errors
-/// Those of [`crps`].
+/// Same as [`crps`].
 ///
 /// # Example
 /// ```
@@ -197,7 +200,7 @@ pub fn energy_score<X: Field<5>>(
     })
 }
 
-/// The number of pairs by which the sum over each pair once is divided.
+/// Divisor of the sum over unordered pairs of members.
 fn pairs(members: usize, estimator: CrpsEstimator) -> f64 {
     let pairs = match estimator {
         _ if members == 1 => 1,
@@ -226,7 +229,7 @@ fn check_weights<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Resu
     Err(Error::operator(name, message))
 }
 
-/// Weights of rows by their mean.
+/// Row weights divided by their mean.
 fn shares<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Result<Vec<f64>> {
     check_weights(name, ensemble, weights)?;
     let mean = weights.iter().sum::<f64>() / weights.len() as f64;
@@ -251,7 +254,8 @@ fn check_target<X: Field<5>>(name: &str, ensemble: &X, target: &X) -> Result<()>
     Err(Error::operator(name, message))
 }
 
-/// Ensemble and target with all members of a cell on its rank: sharded members become shards of longitude.
+/// Redistributes ensemble and target so that each rank holds all members of its cells: sharded
+/// members become shards of longitude.
 pub(crate) fn together<X: Field<5>>(ensemble: X, target: X) -> Result<(X, X)> {
     let ensemble = ensemble.try_op(|x| {
         let Some(_) = x.layout().axes_of(0).first() else {
@@ -264,7 +268,8 @@ pub(crate) fn together<X: Field<5>>(ensemble: X, target: X) -> Result<(X, X)> {
     Ok((ensemble, target))
 }
 
-/// A field `[1, batch, channels, lat, lon]` in the shards of an ensemble whose members are together.
+/// Redistributes a field `[1, batch, channels, lat, lon]` to the shards of an ensemble whose
+/// members are not sharded.
 pub(crate) fn beside<X: Field<5>>(target: X, ensemble: &X) -> Result<X> {
     let ensemble = ensemble.clone().into_shard();
     target.try_op(|target| {
@@ -278,7 +283,7 @@ pub(crate) fn beside<X: Field<5>>(target: X, ensemble: &X) -> Result<X> {
     })
 }
 
-/// The placement of members, as one of longitude.
+/// Placement with shards of members replaced by shards of longitude.
 fn moved(placement: &Placement) -> Placement {
     match placement {
         Shard(0) => Shard(4),
@@ -304,7 +309,7 @@ mod tests {
         TensorData::new(values.collect(), shape)
     }
 
-    /// The definition, in f64.
+    /// Definition of the score, in f64.
     fn expected(estimator: CrpsEstimator) -> f64 {
         let [x, y] = [data(4, 29), data(1, 17)].map(|data| data.iter::<f64>().collect::<Vec<_>>());
         let cells = y.len();
@@ -327,7 +332,7 @@ mod tests {
         (0..cells).map(score).sum::<f64>() / cells as f64
     }
 
-    /// The definition, in f64.
+    /// Definition of the score, in f64.
     fn expected_energy(estimator: CrpsEstimator) -> f64 {
         let [x, y] = [data(4, 29), data(1, 17)].map(|data| data.iter::<f64>().collect::<Vec<_>>());
         let pairs = if estimator == CrpsEstimator::Fair {
@@ -379,7 +384,7 @@ mod tests {
         let meshes = [
             [Shard(1), Shard(3)],
             [Shard(3), Shard(4)],
-            // Members over one axis or two, and beside longitudes.
+            // Members over one axis or two, and together with latitudes or longitudes.
             [Shard(0), Shard(3)],
             [Shard(0), Shard(4)],
             [Shard(0), Shard(0)],
@@ -401,7 +406,7 @@ mod tests {
 
     #[test]
     fn cells_without_a_mask_reach_neither_score_nor_gradient() {
-        // Rows with an odd number are missing.
+        // Odd rows are missing.
         let is_masked = |cell: usize| cell / 5 % 3 == 1;
         let holed = |data: TensorData, hole: f32| {
             let values = data.iter::<f32>().enumerate();
@@ -429,7 +434,8 @@ mod tests {
             });
             found.unwrap()
         };
-        // The mean over all cells, of which those without a mask are zero, by the share of their weights.
+        // Mean over all cells, with the masked ones set to zero, divided by the share of unmasked
+        // weights.
         let scores = Launcher::local(1).collect(|world| {
             let mesh = world.mesh([("a", 1)])?;
             let place = |data| {
@@ -475,7 +481,7 @@ mod tests {
             let sent = world.comm_stats().since(&before);
             Ok(sent.of(Traffic::Redistribute).bytes)
         });
-        // Each rank keeps a fourth of its member, and sends the others theirs.
+        // Each rank keeps a quarter of its member and sends the rest.
         assert_eq!(received.unwrap(), [3 * 2 * 3 * 2 * 4; 4]);
     }
 
@@ -485,7 +491,7 @@ mod tests {
         let [x, y] = [2.0, 5.0].map(|value| Tensor::<5>::full([1, 1, 1, 1, 2], value, &device));
         let score = crps(x.clone(), y, &[1.0], CrpsEstimator::Fair).unwrap();
         assert_eq!(score.into_scalar::<f32>(), 3.0);
-        // Weights count by their shares.
+        // Only relative weights count.
         let twice = crps(x.clone(), x.clone() + 3.0, &[2.0], CrpsEstimator::Fair).unwrap();
         assert_eq!(twice.into_scalar::<f32>(), 3.0);
         let error = crps(x.clone(), x, &[1.0, 1.0], CrpsEstimator::Fair).unwrap_err();

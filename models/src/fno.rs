@@ -8,7 +8,7 @@ use halocline_ops::with_layer_placements;
 
 use crate::parallel::{Plan, Style};
 
-/// Declares the spectral convolution of a number of spatial dims.
+/// Declares the spectral convolution for a number of spatial dims.
 macro_rules! spectral_conv {
     ($config:ident, $layer:ident, $n:literal, $fields:literal, $weight:literal, $example:literal) => {
         #[doc = concat!("Configuration of [`", stringify!($layer), "`], which has an example.")]
@@ -16,8 +16,8 @@ macro_rules! spectral_conv {
         pub struct $config {
             /// Input and output channels.
             pub channels: [usize; 2],
-            /// Modes that are kept in each spatial dim: of the last one the lowest, of the others the
-            /// lowest of both signs together.
+            /// Modes kept in each spatial dim: the lowest of the last dim, and the lowest of both
+            /// signs together in the others.
             pub modes: [usize; $n],
         }
 
@@ -35,8 +35,8 @@ macro_rules! spectral_conv {
         }
 
         impl $config {
-            /// Makes the layer; parts of weights are uniform from zero to `1/(channels_in ·
-            /// channels_out)`.
+            /// Initializes the layer; real and imaginary parts are uniform in
+            /// `[0, 1/(channels_in · channels_out)]`.
             pub fn init(&self, device: &Device) -> $layer {
                 let [channels_in, channels_out] = self.channels;
                 let mut shape = [2; $weight];
@@ -108,13 +108,13 @@ assert_eq!(y.dims(), [1, 8, 4, 6, 12]);"
 /// Configuration of [`Fno`], which has an example.
 #[derive(Config, Debug)]
 pub struct FnoConfig {
-    /// Input channels; coordinates, if wanted, are among them.
+    /// Input channels, including coordinates if the model needs them.
     pub channels_in: usize,
     /// Output channels.
     pub channels_out: usize,
-    /// Modes that are kept in latitude and longitude.
+    /// Modes kept in latitude and longitude.
     pub modes: [usize; 2],
-    /// Channels of hidden fields.
+    /// Channels of the hidden fields.
     #[config(default = "32")]
     pub width: usize,
     /// Number of spectral convolutions.
@@ -125,12 +125,12 @@ pub struct FnoConfig {
     pub projection: usize,
 }
 
-/// Fourier neural operator (Li et al. 2021): spectral convolutions, each beside a linear layer of the
-/// channels, between a lifting layer and a projection of two. Periodic in both dims.
+/// Fourier neural operator (Li et al. 2021): a lifting layer, blocks that add a spectral
+/// convolution and a pointwise linear layer, and a two-layer projection. Periodic in both dims.
 ///
 /// # Shapes
-/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of any size with the modes. Shards may
-/// have any extents.
+/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, for any size that has the
+/// configured modes. Shards may have any extents.
 ///
 /// # Example
 /// ```
@@ -158,7 +158,7 @@ struct Block {
 }
 
 impl FnoConfig {
-    /// Makes the model.
+    /// Initializes the model.
     pub fn init(&self, device: &Device) -> Fno {
         let linear = |channels| Conv2dConfig::new(channels, [1, 1]).init(device);
         let block = |_| Block {
@@ -175,8 +175,8 @@ impl FnoConfig {
 }
 
 impl FnoConfig {
-    /// The plan of tensor parallelism over a mesh axis: the channels between the blocks of each pair, and those of the
-    /// projection.
+    /// Returns a tensor-parallel plan over a mesh axis. It shards the channels between the two
+    /// blocks of each pair, and those of the projection.
     ///
     /// # Example
     /// ```
@@ -186,7 +186,7 @@ impl FnoConfig {
     /// assert_eq!(plan.layer.len(), 4 * 2 + 2);
     /// ```
     pub fn tensor_parallel(&self, axis: &str) -> Plan {
-        // A block whose channels are shards is followed by one that sums over them.
+        // A block that produces sharded channels is followed by one that sums over them.
         let style = |place: usize| match place % 2 {
             0 => Style::colwise(axis),
             _ => Style::rowwise(axis),

@@ -10,22 +10,23 @@ use halocline_ops::prelude::*;
 pub struct DiscoConvConfig {
     /// Input and output channels.
     pub channels: [usize; 2],
-    /// Groups of channels that are convolved apart.
+    /// Groups of channels that are convolved separately.
     #[config(default = "1")]
     pub groups: usize,
-    /// Whether a bias is added.
+    /// Whether to add a bias.
     #[config(default = "true")]
     pub bias: bool,
 }
 
-/// Discrete-continuous convolution on the sphere, on a grid or between two. Semantics follow torch-harmonics'
-/// `DiscreteContinuousConvS2`.
+/// Discrete-continuous (DISCO) convolution on the sphere, within one grid or from one grid to
+/// another. Follows torch-harmonics' `DiscreteContinuousConvS2`.
 ///
 /// # Shapes
-/// `[batch, channels_in, lat, lon]` of the input's grid → `[batch, channels_out, lat, lon]` of the output's.
+/// `[batch, channels_in, lat, lon]` on the input grid → `[batch, channels_out, lat, lon]` on the
+/// output grid.
 ///
 /// # Communication
-/// That of [`disco_conv`](halocline_ops::geodesic::disco_conv()).
+/// Same as [`disco_conv`](halocline_ops::geodesic::disco_conv()).
 ///
 /// # Example
 /// ```
@@ -52,10 +53,11 @@ pub struct DiscoConv {
 }
 
 impl DiscoConvConfig {
-    /// Makes the layer; weights are normal, with the variance `1/(channels_in/groups · functions)`.
+    /// Initializes the layer; weights are normal with variance
+    /// `1/(channels_in/groups · functions)`.
     ///
     /// # Panics
-    /// Panics for groups that do not divide the channels.
+    /// Panics if `groups` does not divide the channels.
     pub fn init(&self, kernels: &Disco, device: &Device) -> DiscoConv {
         let [inputs, outputs] = self.channels;
         let divides = |channels: usize| self.groups > 0 && channels.is_multiple_of(self.groups);
@@ -93,18 +95,19 @@ impl<X: Field<4>> Layer<X> for DiscoConv {
 pub struct SphereAttentionConfig {
     /// Channels of queries, keys and values.
     pub channels: usize,
-    /// Heads, which divide the channels.
+    /// Number of heads; must divide `channels`.
     pub heads: usize,
 }
 
-/// Neighborhood attention on the sphere between linear layers of queries, keys, values and the result. Semantics follow
-/// torch-harmonics' `NeighborhoodAttentionS2`.
+/// Neighborhood attention on the sphere, with linear projections of queries, keys, values and the
+/// result. Follows torch-harmonics' `NeighborhoodAttentionS2`.
 ///
 /// # Shapes
-/// `[batch, channels, lat, lon]` → the same; queries, and the result, may be of another grid than keys.
+/// `[batch, channels, lat, lon]` → the same. Queries, and the result, may lie on another grid than
+/// keys.
 ///
 /// # Communication
-/// That of [`sphere_attention`](halocline_ops::geodesic::sphere_attention()).
+/// Same as [`sphere_attention`](halocline_ops::geodesic::sphere_attention()).
 ///
 /// # Example
 /// ```
@@ -131,10 +134,10 @@ pub struct SphereAttention {
 }
 
 impl SphereAttentionConfig {
-    /// Makes the layer.
+    /// Initializes the layer.
     ///
     /// # Panics
-    /// Panics for heads that do not divide the channels.
+    /// Panics if `heads` does not divide `channels`.
     pub fn init(&self, neighborhood: &GeodesicNeighborhood, device: &Device) -> SphereAttention {
         let Self { channels, heads } = *self;
         assert!(
@@ -154,10 +157,12 @@ impl SphereAttentionConfig {
 }
 
 impl SphereAttention {
-    /// Attention of the cells of one field to those of another, which may lie on a finer grid.
+    /// Computes attention from the cells of `queries` to the cells of `context`, which may lie on a
+    /// finer grid.
     ///
     /// # Panics
-    /// Panics where [`sphere_attention`](halocline_ops::geodesic::sphere_attention()) returns an error.
+    /// Panics where [`sphere_attention`](halocline_ops::geodesic::sphere_attention()) would return
+    /// an error.
     pub fn across<X: Field<4>>(&self, queries: X, context: X) -> X {
         let linear = |x: X, layer: &Conv2d| -> X {
             x.apply_conv::<2>(&layer.weight, &layer.bias, &ConvOptions::default())

@@ -12,15 +12,15 @@ pub struct GraphConvConfig {
     pub features: [usize; 2],
 }
 
-/// Convolution on a graph, `y = x · W + aggregate(neighbours) · V + b` (C. Morris et al., "Weisfeiler and Leman go neural",
-/// 2019): on the cells of an unstructured grid, or from one grid to another.
+/// Graph convolution, `y = x · W + aggregate(neighbours) · V + b` (C. Morris et al., "Weisfeiler
+/// and Leman go neural", 2019), on the cells of an unstructured grid or from one grid to another.
 ///
 /// # Shapes
-/// Sources `[.., cells, features_in]`, targets `[.., other cells, features_in]` → `[.., other cells, features_out]`, for edges
-/// along the last dim but one.
+/// Sources `[.., cells, features_in]`, targets `[.., other cells, features_in]` →
+/// `[.., other cells, features_out]`. Edges run along the second-to-last dim.
 ///
 /// # Communication
-/// The sources of edges that lie on other ranks, once each.
+/// Each source that has edges to another rank is sent there once.
 ///
 /// # Example
 /// ```
@@ -46,7 +46,7 @@ pub struct GraphConv {
 }
 
 impl GraphConvConfig {
-    /// Makes the layer.
+    /// Initializes the layer.
     pub fn init(&self, device: &Device) -> GraphConv {
         let [inputs, outputs] = self.features;
         let linear = LinearConfig::new(inputs, outputs);
@@ -58,10 +58,11 @@ impl GraphConvConfig {
 }
 
 impl GraphConv {
-    /// Convolves sources with a graph; on the cells of one grid sources and targets are the same.
+    /// Convolves sources over a graph. On the cells of a single grid, pass the same field as
+    /// sources and targets.
     ///
     /// # Panics
-    /// Panics for cells that are not those of the graph, or features other than the layer's.
+    /// Panics if the cells do not match the graph, or the features do not match the layer.
     pub fn forward<const D: usize, X: Field<D>>(
         &self,
         sources: X,
@@ -83,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// Two layers, so that the gradients of neighbours cross ranks, too.
+    /// Two layers, so that gradients of neighbours also cross ranks.
     #[test]
     fn layers_on_a_sharded_graph_have_the_gradients_of_one_device() {
         let run = |ranks: usize| {

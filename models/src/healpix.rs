@@ -12,18 +12,18 @@ use halocline_ops::prelude::*;
 pub struct HealpixConvConfig {
     /// Input and output channels.
     pub channels: [usize; 2],
-    /// Rows and columns of the kernel; odd, so that faces keep their size.
+    /// Rows and columns of the kernel. Must be odd, so that faces keep their size.
     pub kernel: usize,
 }
 
-/// Convolution of the faces of a HEALPix grid, with the cells of neighbouring faces beyond their sides: one kernel for all faces,
-/// along their own rows and columns.
+/// Convolution of the faces of a HEALPix grid, padded with cells of neighbouring faces. All faces
+/// share one kernel, oriented along the rows and columns of each face.
 ///
 /// # Shapes
 /// `[batch, channels_in, 12, n, n]` → `[batch, channels_out, 12, n, n]`.
 ///
 /// # Communication
-/// That of [`pad_healpix`], and halos where rows or columns are sharded.
+/// Same as [`pad_healpix`], and halos where rows or columns are sharded.
 ///
 /// # Example
 /// ```
@@ -42,10 +42,10 @@ pub struct HealpixConv {
 }
 
 impl HealpixConvConfig {
-    /// Makes the layer.
+    /// Initializes the layer.
     ///
     /// # Panics
-    /// Panics for an even kernel.
+    /// Panics if `kernel` is even.
     pub fn init(&self, device: &Device) -> HealpixConv {
         assert!(
             self.kernel % 2 == 1,

@@ -1,7 +1,9 @@
-//! Layers, models, plans of sharded models, losses, metrics, and a solver that generates training data.
+//! Layers, models, parallelization plans, losses, metrics, and a shallow-water solver that
+//! generates training data.
 //!
-//! Models are burn modules whose forward pass is written for [`Field`](halocline_ops::Field), so
-//! that the same code runs on one device and on many. This crate reads no files but plans, and writes none.
+//! Models are burn modules whose forward pass is generic over [`Field`](halocline_ops::Field), so
+//! that the same code runs on one device and on many. This crate reads plan files, and otherwise
+//! neither reads nor writes files.
 
 mod conv;
 mod ensemble;

@@ -1,4 +1,4 @@
-//! Latitude-weighted loss and scores, as WeatherBench 2 defines them (Rasp et al. 2024).
+//! Latitude-weighted loss and scores, as defined by WeatherBench 2 (Rasp et al. 2024).
 
 use halocline_core::{Error, Replicate, Result};
 use halocline_ops::counted;
@@ -10,39 +10,40 @@ use crate::precision::wide;
 
 const NAME: &str = "Evaluation";
 
-/// The mean over all elements of `weight(lat) · (x − target)²`, for `[batch, channels, lat, lon]`.
+/// Mean over all elements of `weight(lat) · (x − target)²`, for `[batch, channels, lat, lon]`.
 ///
-/// The result is `Partial(Sum)` on axes on which `x` is sharded, as that of every loss.
+/// Like every loss, the result is `Partial(Sum)` on the axes on which `x` is sharded.
 pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> WithDims<X, 1> {
     let weights = x.profile(2, weights);
     let error = x - target;
     (error.clone() * error * weights).mean()
 }
 
-/// Scores of one variable; [`Evaluation`] has an example. Those that were not asked for are NaN.
+/// Scores of one variable; [`Evaluation`] has an example. Scores that were not accumulated are NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Scores {
-    /// The number of forecasts.
+    /// Number of forecasts.
     pub forecasts: usize,
-    /// The root of the mean over forecasts of the weighted spatial mean of the squared error, in
-    /// the variable's unit. Of an ensemble, that of its mean.
+    /// Root of the mean over forecasts of the weighted spatial mean squared error, in the
+    /// variable's unit. For ensembles, the error of the ensemble mean.
     pub rmse: f64,
-    /// The mean absolute error.
+    /// Mean absolute error.
     pub mae: f64,
-    /// The mean error, forecast minus truth.
+    /// Mean error, forecast minus truth.
     pub bias: f64,
-    /// The mean of the weighted correlation of forecast and true anomalies, over the forecasts in which neither is zero everywhere.
+    /// Mean weighted correlation of forecast and true anomalies, over the forecasts in which
+    /// neither is zero everywhere.
     pub acc: f64,
-    /// The [continuous ranked probability score](crate::crps()) of ensembles, by its fair estimator.
+    /// [Continuous ranked probability score](crate::crps()) of ensembles, by the fair estimator.
     pub crps: f64,
-    /// The root of the mean variance of ensembles.
+    /// Root of the mean ensemble variance.
     pub spread: f64,
-    /// Spread by error, `√((m + 1) / m) · spread / rmse` for `m` members: one if an ensemble is as
-    /// uncertain as it is wrong (Fortin et al. 2014).
+    /// Spread-skill ratio `√((m + 1) / m) · spread / rmse` for `m` members: one if the spread of an
+    /// ensemble matches its error (Fortin et al. 2014).
     pub spread_skill: f64,
 }
 
-/// Sums of one variable over forecasts.
+/// Sums for one variable over forecasts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     forecasts: usize,
@@ -54,11 +55,11 @@ struct Sums {
     ensembles: usize,
     crps: f64,
     variance: f64,
-    /// The sum of `(m + 1) / m`.
+    /// Sum of `(m + 1) / m`.
     members: f64,
 }
 
-/// Accumulated scores of forecasts with the same lead time, over the globe or a region of it.
+/// Accumulator of scores of forecasts with the same lead time, over the globe or a region.
 ///
 /// # Example
 /// ```
@@ -67,7 +68,7 @@ struct Sums {
 ///
 /// let device = Device::default();
 /// let field = |value: f32| Tensor::<4>::full([1, 1, 2, 3], value, &device);
-/// let mut evaluation = Evaluation::new(&[1.0, 1.0], 1); // two rows of the same area
+/// let mut evaluation = Evaluation::new(&[1.0, 1.0], 1); // two rows of equal area
 /// evaluation.add(field(1.0), field(2.0), field(0.0))?;
 /// let scores = evaluation.scores()[0];
 /// assert!((scores.rmse - 1.0).abs() < 1e-6 && (scores.acc - 1.0).abs() < 1e-6);
@@ -82,9 +83,9 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// Makes an evaluation of a number of variables, with a weight per latitude row. Weights are
-    /// proportional to the area of the row, the difference of the sines of its bounds; zero leaves
-    /// a row out.
+    /// Makes an evaluation of a number of variables, with one weight per latitude row. Weights are
+    /// proportional to the area of the row, i.e. the difference of the sines of its bounds; a
+    /// weight of zero leaves the row out.
     pub fn new(weights: &[f64], variables: usize) -> Self {
         Self {
             rows: weights.to_vec(),
@@ -93,7 +94,7 @@ impl Evaluation {
         }
     }
 
-    /// Sets a weight per column. Default one for all; zero leaves a column out.
+    /// Sets a weight per column; default one for all. A weight of zero leaves the column out.
     #[must_use]
     pub fn with_columns(self, weights: &[f64]) -> Self {
         Self {
@@ -103,22 +104,22 @@ impl Evaluation {
     }
 
     /// Adds forecasts `[batch, variables, lat, lon]`, in physical units, and their truth. Anomalies
-    /// are relative to `climatology` `[1 or batch, variables, lat, lon]`. All ranks call this
+    /// are relative to `climatology` `[1 or batch, variables, lat, lon]`. All ranks must call this
     /// together.
     ///
     /// # Errors
-    /// Those of [`add_masked`](Self::add_masked).
+    /// Same as [`add_masked`](Self::add_masked).
     pub fn add<X: Field<4>>(&mut self, forecast: X, truth: X, climatology: X) -> Result<()> {
         self.add_masked(forecast, truth, Some(climatology), None)
     }
 
-    /// [`add`](Self::add), with a climatology or without, and only at cells where `mask`
-    /// `[1 or batch, 1 or variables, lat, lon]` is one. What the fields hold where it is zero does
-    /// not matter. A field without cells is no forecast.
+    /// [`add`](Self::add) with an optional climatology, restricted to the cells where `mask`
+    /// `[1 or batch, 1 or variables, lat, lon]` is one. Values elsewhere are ignored. A field with
+    /// no unmasked cells does not count as a forecast.
     ///
     /// # Errors
-    /// A number of channels that differs from that of variables, or of rows and columns that differs
-    /// from that of weights; fields of other sizes or in other shards; a failure of communication.
+    /// The number of channels differs from the number of variables, or rows or columns from the
+    /// number of weights; fields differ in size or shards; communication fails.
     pub fn add_masked<X: Field<4>>(
         &mut self,
         forecast: X,
@@ -157,7 +158,7 @@ impl Evaluation {
                     let variances = forecast.iter().zip(truth);
                     let scales = variances.map(|(forecast, truth)| (forecast * truth).sqrt());
                     let pairs = covariance.into_iter().zip(scales);
-                    // Without anomalies, as of snow in summer, there is no correlation.
+                    // Without anomalies, as for snow in summer, there is no correlation.
                     let correlation = |(covariance, scale): (f64, f64)| {
                         (scale != 0.0).then(|| covariance / scale)
                     };
@@ -181,11 +182,11 @@ impl Evaluation {
     }
 
     /// Adds ensembles `[members, batch, variables, lat, lon]` and their truth
-    /// `[1, batch, variables, lat, lon]`, at cells where `mask` (as the truth) is one: the error of
-    /// their mean, their spread and their CRPS.
+    /// `[1, batch, variables, lat, lon]`, at cells where `mask` (shaped like the truth) is one: the
+    /// error of the ensemble mean, the spread and the CRPS.
     ///
     /// # Errors
-    /// Those of [`add_masked`](Self::add_masked) and [`crps_cells`].
+    /// Same as [`add_masked`](Self::add_masked) and [`crps_cells`].
     pub fn add_ensemble<X: Field<5>>(
         &mut self,
         ensemble: X,
@@ -201,7 +202,7 @@ impl Evaluation {
                 Some(mask) => Some(beside(wide(mask)?, &truth)?.squeeze_dim::<4>(0)),
             };
             let mean = ensemble.clone().mean_dims(&[0]);
-            // Of a population of which the members are a sample.
+            // Unbiased estimate: members are a sample of a population.
             let deviations = (ensemble.clone() - mean.clone()).square().sum_dims(&[0]);
             let variance = deviations / members.saturating_sub(1).max(1) as f64;
             let scores =
@@ -244,7 +245,7 @@ impl Evaluation {
         Ok(())
     }
 
-    /// The weights of all cells, and a field with zeros where these are zero.
+    /// Returns the weights of all cells, and the field set to zero where the weight is zero.
     fn weighted<X: Field<4>>(&self, field: X, mask: Option<X>) -> Result<(X, X)> {
         let mut weight = field.profile(2, &self.rows);
         if let Some(columns) = &self.columns {
@@ -257,7 +258,7 @@ impl Evaluation {
         Ok((weight + field.clone() * 0.0, field))
     }
 
-    /// The scores of every variable so far.
+    /// Returns the scores of every variable so far.
     pub fn scores(&self) -> Vec<Scores> {
         let scores = self.sums.iter().map(|sums| {
             let count = sums.forecasts as f64;
@@ -279,10 +280,10 @@ impl Evaluation {
     }
 }
 
-/// Weighted means over the cells of every field of a batch.
+/// Weighted means over the cells of each field of a batch.
 struct Means<X> {
     weight: X,
-    /// The mean weight of every field.
+    /// Mean weight of each field.
     totals: Vec<f64>,
 }
 
@@ -294,7 +295,8 @@ impl<X: Field<4>> Means<X> {
         })
     }
 
-    /// The means of a field that is zero where the weight is; zero of a field without weights.
+    /// Returns the means of a field that is zero where the weight is; zero for a field whose
+    /// weights are all zero.
     fn of(&mut self, field: X) -> Result<Vec<f64>> {
         let means = values((field * self.weight.clone()).mean_dims(&[2, 3]).resolve())?;
         let pairs = means.into_iter().zip(&self.totals);
@@ -302,7 +304,7 @@ impl<X: Field<4>> Means<X> {
         Ok(pairs.map(mean).collect())
     }
 
-    /// The fields that have cells with a weight.
+    /// Indices of the fields that have a nonzero weight.
     fn present(&self) -> impl Iterator<Item = usize> {
         let totals = self.totals.iter().enumerate();
         totals
@@ -325,7 +327,7 @@ mod tests {
     use burn::tensor::Tensor;
     use halocline_core::{Launcher, Placement, Shard, ShardTensor};
 
-    /// Snow in summer: of a field that is its climatology there is no correlation.
+    /// Snow in summer: a field equal to its climatology has no correlation.
     #[test]
     fn forecasts_without_anomalies_have_no_correlation() {
         let field = |values: [f32; 2]| Tensor::<1>::from(values).reshape([1, 1, 2, 1]);
@@ -357,7 +359,7 @@ mod tests {
         let (forecast, truth) = (field(1.0), field(1.5));
         let climatology = Tensor::<4>::full([1, 1, 3, 4], 2.0, &Default::default());
 
-        let weights = [0.75, 1.5, 0.75]; // of rows at 60, 0 and -60 degrees
+        let weights = [0.75, 1.5, 0.75]; // rows at 60, 0 and -60 degrees
         let at = |t: &Tensor<4>| t.to_data().iter::<f64>().collect::<Vec<_>>();
         let (f, o) = (at(&forecast), at(&truth));
         let mean = |time: usize, g: &dyn Fn(f64, f64) -> f64| {
@@ -391,7 +393,7 @@ mod tests {
         Launcher::local(4)
             .run(|world| {
                 let mesh = world.mesh([("a", 2), ("b", 2)])?;
-                // Over space, and over forecasts, of which all have one climatology.
+                // Sharded over space, and over forecasts that share one climatology.
                 for placements in [[Shard(2), Shard(3)], [Shard(0), Shard(2)]] {
                     let shard = |t: &Tensor<4>| {
                         let whole = |p: Placement| p == Shard(0) && t.dims()[0] == 1;
@@ -423,7 +425,7 @@ mod tests {
             .unwrap();
     }
 
-    /// What is masked does not count, NaN included, nor does a row or a column without weight.
+    /// Masked values, NaN included, do not count, nor do rows or columns with zero weight.
     #[test]
     fn masked_scores_are_those_of_the_other_cells_on_any_mesh() {
         const SHAPE: [usize; 4] = [2, 2, 3, 5];

@@ -5,8 +5,8 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use halocline_core::ops::{BackwardPass, Operator, apply, blank};
 use halocline_core::{Error, Result, ShardTensor};
 
-/// The sum over all pairs of members, `[members, ..]`, of the distance of their cells, `[1, ..]`: each pair once, by a number of
-/// pairs. No differences are kept for the gradient.
+/// Sums the cellwise distances of all unordered pairs of members, `[members, ..]` → `[1, ..]`, and
+/// divides by `pairs`. No differences are stored for the gradient.
 pub(crate) fn distances(ensemble: ShardTensor<5>, pairs: f64) -> Result<ShardTensor<5>> {
     let (local, layout, mesh) = ensemble.into_parts();
     let mut extents = layout.all_extents().to_vec();
@@ -55,7 +55,7 @@ impl Operator for Distances {
         Ok((sum.cast(FloatDType::from(dtype)).into_dispatch(), ()))
     }
 
-    /// Members that are equal have no gradient.
+    /// Equal members contribute no gradient.
     fn backward(&self, mut pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
         let x = Tensor::<5>::from_dispatch(pass.take_input(0));
         let (dtype, shape) = (x.dtype(), x.dims());
@@ -74,7 +74,7 @@ impl Operator for Distances {
     }
 }
 
-/// In f32 at least.
+/// Casts half precision to f32.
 fn wide(x: Tensor<5>) -> Tensor<5> {
     match x.dtype() {
         DType::F16 | DType::BF16 => x.cast(FloatDType::F32),

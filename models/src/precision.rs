@@ -1,14 +1,14 @@
-//! Number types: metrics in f32 at least, and models whose parameters have another type than their input.
+//! Dtypes: metrics in at least f32, and models whose parameters and input have different dtypes.
 
 use burn::module::Param;
 use burn::tensor::{DType, FloatDType, Tensor};
 use halocline_core::{Error, Result};
 use halocline_ops::prelude::*;
 
-/// A field in f32 at least: squares and means of half precision overflow, or keep three digits.
+/// Casts half precision to f32: squares and means in half precision overflow, or keep three digits.
 ///
 /// # Errors
-/// Partial values in half precision.
+/// The field has partial values and is in half precision.
 pub(crate) fn wide<const D: usize, X: Field<D>>(x: X) -> Result<X> {
     match x.dtype() {
         DType::F16 | DType::BF16 => Error::catch(|| x.cast(FloatDType::F32)),
@@ -16,12 +16,13 @@ pub(crate) fn wide<const D: usize, X: Field<D>>(x: X) -> Result<X> {
     }
 }
 
-/// A field in the number type of a parameter, in which a model computes.
+/// Casts a field to the dtype of a parameter, in which a model computes.
 pub(crate) fn computed<const D: usize, X: Field<D>>(x: X, like: &Param<Tensor<4>>) -> X {
     x.cast(FloatDType::from(like.base().dtype()))
 }
 
-/// `state + increment · scale` in the number type of the state, of an increment in that of the scale.
+/// Computes `state + increment · scale` in the dtype of the state; increment and scale share a
+/// dtype.
 pub(crate) fn stepped<X: Field<4>>(state: X, increment: X, scale: &Param<Tensor<4>>) -> X {
     if state.dtype() == increment.dtype() {
         return state.addcmul(increment, scale);

@@ -1,28 +1,28 @@
-//! Forecasts over several steps, and ensembles of initial states.
+//! Multi-step forecasts, and ensembles of initial states.
 
 use halocline_core::{Distribution, Error, RandomKey, Replicate, Result, Shard, ShardTensor};
 use halocline_ops::prelude::*;
 
-/// Forecast of several autoregressive steps: each prediction becomes the input of the next step, with
-/// gradients through all of them.
+/// Runs an autoregressive forecast: each prediction becomes input of the next step, and gradients
+/// flow through all steps.
 ///
-/// `step` predicts the targets from the input and the forcings of a step, concatenated along channels. After each step
-/// the [`next_input`] is made by `feedback`, the place among the targets of every input, as `Channels::feedback` of a
-/// loader gives it.
+/// `step` predicts the targets from the input and the forcings of that step, concatenated along
+/// channels. After each step, [`next_input`] builds the next input by `feedback`: for every input,
+/// its index among the targets, as in a loader's `Channels::feedback`.
 ///
-/// The memory of training grows with the number of steps; a `step` that calls
-/// [`recompute`](Field::recompute) keeps only the inputs of steps.
+/// Training memory grows with the number of steps. If `step` calls [`recompute`](Field::recompute),
+/// only the inputs of the steps are kept.
 ///
 /// # Shapes
-/// `input` `[batch, history · inputs, lat, lon]`, `forcing` `[batch, steps · forcings, lat, lon]` → `[batch,
-/// steps · targets, lat, lon]`.
+/// `input` `[batch, history · inputs, lat, lon]`, `forcing` `[batch, steps · forcings, lat, lon]` →
+/// `[batch, steps · targets, lat, lon]`.
 ///
 /// # Placement
-/// Any but shards of channels.
+/// Any without shards of channels.
 ///
 /// # Errors
-/// No steps; forcings that the number of steps does not divide; an input that `feedback` does not
-/// divide, or a place that a prediction does not have; those of `step`.
+/// `steps` is zero, or does not divide the forcings; `feedback` does not divide the input, or has
+/// an index that a prediction lacks; `step` fails.
 ///
 /// # Example
 /// ```
@@ -81,19 +81,19 @@ pub fn rollout<X: Field<4>>(
     })
 }
 
-/// The input of the step after a prediction: of an input with a history the earliest time is left out, and the prediction
-/// is added as the newest. Times of the history are a lead apart (`DatasetConfig::history_hours`). `feedback` is the
-/// place among the targets of every input.
+/// Builds the input of the step that follows a prediction: drops the earliest time of the history
+/// and appends the prediction as the newest. Times of the history are one lead apart
+/// (`DatasetConfig::history_hours`). `feedback` is, for every input, its index among the targets.
 ///
 /// # Shapes
-/// `input` `[batch, history · inputs, lat, lon]`, `prediction` `[batch, targets, lat, lon]` → `[batch, history · inputs,
-/// lat, lon]`.
+/// `input` `[batch, history · inputs, lat, lon]`, `prediction` `[batch, targets, lat, lon]` →
+/// `[batch, history · inputs, lat, lon]`.
 ///
 /// # Placement
-/// Any but shards of channels.
+/// Any without shards of channels.
 ///
 /// # Errors
-/// An input that `feedback` does not divide; a place that the prediction does not have.
+/// `feedback` does not divide the input, or has an index that the prediction lacks.
 ///
 /// # Example
 /// ```
@@ -103,7 +103,7 @@ pub fn rollout<X: Field<4>>(
 /// let field = |channels: &[f32]| {
 ///     Tensor::<1>::from_floats(channels, &Device::default()).reshape([1, channels.len(), 1, 1])
 /// };
-/// // One input at two times; of two targets the second is the input.
+/// // One input at two times; the second of the two targets is the input.
 /// let next = next_input(field(&[1.0, 2.0]), field(&[7.0, 3.0]), &[1])?;
 /// next.into_data().assert_eq(&field(&[2.0, 3.0]).into_data(), true);
 /// # Ok::<(), halocline_core::Error>(())
@@ -126,7 +126,7 @@ pub fn next_input<X: Field<4>>(input: X, prediction: X, feedback: &[usize]) -> R
     })
 }
 
-/// Refuses an input whose channels are not those of a number of times.
+/// Checks that the channels of an input are a whole number of times.
 fn check_feedback(name: &str, channels: usize, feedback: &[usize]) -> Result<()> {
     let inputs = feedback.len();
     if inputs > 0 && channels > 0 && channels.is_multiple_of(inputs) {
@@ -139,21 +139,21 @@ fn check_feedback(name: &str, channels: usize, feedback: &[usize]) -> Result<()>
     Err(Error::operator(name, message))
 }
 
-/// Ensemble of states around `x`, with normal noise of a standard deviation: the same on any mesh, bit
-/// for bit.
+/// Makes an ensemble of states around `x` by adding normal noise with standard deviation `std`. The
+/// result is the same on any mesh, bit for bit.
 ///
-/// Members lie beside each other in the batch, so that a model takes them as one:
-/// [`unflatten`](RearrangeField::unflatten) with `(0, &[members, batch])` makes them a dim of their own, as
-/// [`crps`](crate::crps()) takes it. Given an axis of the mesh, members are shards of it.
+/// Members are stacked along the batch, so that a model processes them as one batch:
+/// [`unflatten`](RearrangeField::unflatten) with `(0, &[members, batch])` splits off a dim of
+/// members, as [`crps`](crate::crps()) expects it. With a mesh `axis`, members are sharded over it.
 ///
 /// # Shapes
 /// `[batch, channels, lat, lon]` → `[members · batch, channels, lat, lon]`.
 ///
 /// # Placement
-/// `x` is whole on the axis of members, and its batch is whole.
+/// `x` is replicated on the axis of members, and its batch is not sharded.
 ///
 /// # Errors
-/// No members; an axis that the mesh does not have, or on which `x` is sharded; partial values.
+/// There are no members; the axis does not exist, or `x` is sharded on it; `x` has partial values.
 ///
 /// # Example
 /// ```
@@ -216,7 +216,7 @@ pub fn perturbed(
         other => *other,
     };
     let placements: Vec<_> = x.placements().iter().enumerate().map(place).collect();
-    // Members as even as they are; all other dims as in `x`.
+    // Members are split evenly; all other dims as in `x`.
     let even = halocline_core::Layout::new(x.layout().mesh(), &shape, &placements)?;
     let mut extents = vec![even.extents(0).to_vec()];
     extents.extend(x.layout().all_extents().iter().cloned());

@@ -15,13 +15,13 @@ pub struct SpectralConvS2Config {
     pub channels: [usize; 2],
 }
 
-/// Convolution of fields on the sphere by their spherical harmonics: a complex matrix of the channels
-/// for each degree, which all of its orders share, so that the convolution commutes with
-/// rotations. Semantics follow torch-harmonics' `SpectralConvS2`.
+/// Convolution on the sphere by spherical harmonics: each degree has one complex channel matrix,
+/// shared by all of its orders, so that the convolution is equivariant under rotations. Follows
+/// torch-harmonics' `SpectralConvS2`.
 ///
 /// # Shapes
-/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of the size of the transform. Shards
-/// may have any extents; the result has the placements of the input.
+/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, on the grid of the
+/// transform. Shards may have any extents; the result has the placements of the input.
 ///
 /// # Example
 /// ```
@@ -44,7 +44,8 @@ pub struct SpectralConvS2 {
 }
 
 impl SpectralConvS2Config {
-    /// Makes the layer; weights are normal, with the variance `1/channels_in` of both parts together.
+    /// Initializes the layer; weights are normal, with a variance of `1/channels_in` for both parts
+    /// together.
     pub fn init(&self, sht: &Sht, device: &Device) -> SpectralConvS2 {
         let [channels_in, channels_out] = self.channels;
         let std = (0.5 / channels_in.max(1) as f64).sqrt();
@@ -71,7 +72,7 @@ pub struct SfnoConfig {
     pub channels_in: usize,
     /// Output channels.
     pub channels_out: usize,
-    /// Channels of hidden fields.
+    /// Channels of the hidden fields.
     #[config(default = "32")]
     pub width: usize,
     /// Number of blocks.
@@ -79,12 +80,12 @@ pub struct SfnoConfig {
     pub blocks: usize,
 }
 
-/// Spherical Fourier neural operator (Bonev et al. 2023): blocks of a convolution on the sphere, beside a
-/// linear layer of the channels, and two layers of twice the width, with a residual connection.
+/// Spherical Fourier neural operator (Bonev et al. 2023). A block adds a spherical convolution and
+/// a pointwise linear layer, followed by an MLP of twice the width, with a residual connection.
 ///
 /// # Shapes
-/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of the size of the transform. Shards
-/// may have any extents.
+/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, on the grid of the
+/// transform. Shards may have any extents.
 ///
 /// # Example
 /// ```
@@ -114,7 +115,7 @@ struct Block {
 }
 
 impl SfnoConfig {
-    /// Makes the model for fields of the transform's size.
+    /// Initializes the model for fields on the grid of the transform.
     pub fn init(&self, sht: &Sht, device: &Device) -> Sfno {
         let linear = |channels| Conv2dConfig::new(channels, [1, 1]).init(device);
         let width = self.width;
@@ -133,8 +134,8 @@ impl SfnoConfig {
 }
 
 impl SfnoConfig {
-    /// The plan of tensor parallelism over a mesh axis: the channels behind the convolution on the sphere, which the next layer
-    /// sums over.
+    /// Returns a tensor-parallel plan over a mesh axis. It shards the channels after the spherical
+    /// convolution, which the next layer sums over.
     ///
     /// # Example
     /// ```

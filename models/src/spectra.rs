@@ -13,47 +13,47 @@ use crate::verification::{hours, key};
 
 const NAME: &str = "Spectra";
 
-/// The power of a zonal wavenumber, in the square of the channel's unit.
+/// Power at a zonal wavenumber, in the square of the channel's unit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Power {
-    /// The name of the channel, such as `z@500`.
+    /// Name of the channel, such as `z@500`.
     pub channel: String,
-    /// The lead, in hours.
+    /// Lead time in hours.
     pub lead: f64,
-    /// The region.
+    /// Name of the region.
     pub region: String,
-    /// The number of waves around a circle of latitude.
+    /// Number of waves around a circle of latitude.
     pub wavenumber: usize,
-    /// The power of forecasts: the mean over them, and the weighted mean over latitudes.
+    /// Power of the forecasts: the mean over forecasts of the weighted mean over latitudes.
     pub forecast: f64,
-    /// The power of their truth.
+    /// Power of the truth.
     pub truth: f64,
 }
 
-/// Accumulated zonal power spectra, `|x̂_k/n|²` and twice where a mode has a conjugate: that of
-/// [`power_spectrum`](halocline_ops::spectral::power_spectrum). The sum over wavenumbers is the mean
-/// square. A forecast that loses power at large wavenumbers is too smooth.
+/// Accumulator of zonal power spectra, `|x̂_k/n|²`, doubled for modes that have a conjugate, as in
+/// [`power_spectrum`](halocline_ops::spectral::power_spectrum). The sum over wavenumbers is the
+/// mean square. A forecast that loses power at large wavenumbers is too smooth.
 ///
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use halocline_models::{Region, Spectra};
 ///
-/// let regions = Region::standard(); // bands of latitude
+/// let regions = Region::standard(); // latitude bands
 /// let mut spectra = Spectra::new(&["t2m"], &[1.0, 1.0], &[45.0, -45.0], regions)?;
 /// let truth = Tensor::<4>::from([[[[1.0, 3.0, 1.0, 3.0], [0.0, 0.0, 0.0, 0.0]]]]);
 /// spectra.add(24.0, truth.clone() * 0.5, truth)?;
 /// let [forecast, truth] = spectra.of("t2m", 24.0, "northern extratropics").expect("was added");
 /// assert_eq!((truth, forecast[2]), (vec![4.0, 0.0, 1.0], 0.25));
-/// assert_eq!(spectra.spectra().len(), 4 * 3); // a record for each region and wavenumber
+/// assert_eq!(spectra.spectra().len(), 4 * 3); // one record per channel, region and wavenumber
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Spectra {
     channels: Vec<String>,
-    /// Names, and weights of rows with a sum of one; zero of a region without rows.
+    /// Names, and row weights that sum to one; all zero for a region without rows.
     regions: Vec<(String, Vec<f64>)>,
-    /// The sums of every lead, in milliseconds.
+    /// Sums by lead, in milliseconds.
     leads: BTreeMap<i64, Sums>,
 }
 
@@ -61,16 +61,16 @@ pub struct Spectra {
 #[derive(Clone, Debug, Default)]
 struct Sums {
     fields: usize,
-    /// Of forecasts and truth, by region, channel and wavenumber.
+    /// Power of forecasts and truth, by region, channel and wavenumber.
     power: [Vec<Vec<Vec<f64>>>; 2],
 }
 
 impl Spectra {
-    /// Makes spectra of channels on a grid, with a weight for each latitude row, and latitudes in
+    /// Makes spectra of channels on a grid, with one weight per latitude row, and latitudes in
     /// degrees.
     ///
     /// # Errors
-    /// A region that does not go around the globe; another number of weights than of latitudes.
+    /// A region does not span all longitudes; the numbers of weights and latitudes differ.
     pub fn new(
         channels: &[impl AsRef<str>],
         weights: &[f64],
@@ -108,16 +108,16 @@ impl Spectra {
         })
     }
 
-    /// Adds forecasts `[batch, channels, lat, lon]` of a lead in hours, in physical units, and their
-    /// truth.
+    /// Adds forecasts `[batch, channels, lat, lon]`, in physical units, and their truth, for a lead
+    /// in hours.
     ///
     /// # Placement
-    /// Any without partial values; longitudes that are sharded are exchanged for another dim, and a
-    /// spectrum for each channel and region is summed over the ranks.
+    /// Any without partial values. Sharded longitudes are exchanged for another dim, and one
+    /// spectrum per channel and region is summed over the ranks.
     ///
     /// # Errors
-    /// A lead that is no number; fields of other sizes than the channels and weights, than each
-    /// other, or than those before; those of [`rfft`].
+    /// The lead is not finite; the sizes of the fields do not match the channels and weights, each
+    /// other, or earlier fields; [`rfft`] fails.
     pub fn add<X: Field<4>>(&mut self, lead: f64, forecast: X, truth: X) -> Result<()> {
         let dims = forecast.dims();
         let rows = self.regions.first().map_or(dims[2], |(_, rows)| rows.len());
@@ -155,7 +155,7 @@ impl Spectra {
         Ok(())
     }
 
-    /// The power of a batch, summed over it, by region, channel and wavenumber.
+    /// Computes the power of a batch, summed over it, by region, channel and wavenumber.
     fn power(&self, field: ShardTensor<4>) -> Result<Vec<Vec<Vec<f64>>>> {
         let columns = field.dims()[3];
         // [batch, channels, lat, modes, 2]
@@ -183,7 +183,8 @@ impl Spectra {
         })
     }
 
-    /// The power of all wavenumbers from 0 on, of the forecasts and of their truth, for a lead in hours.
+    /// Returns the power at all wavenumbers from 0, of the forecasts and of their truth, for a lead
+    /// in hours.
     pub fn of(&self, channel: &str, lead: f64, region: &str) -> Option<[Vec<f64>; 2]> {
         let sums = self.leads.get(&key(lead))?;
         let region = self.regions.iter().position(|(name, _)| name == region)?;
@@ -195,7 +196,8 @@ impl Spectra {
         Some(sums.power.each_ref().map(mean))
     }
 
-    /// The power of every channel, lead, region and wavenumber: a list to be written as JSON.
+    /// Returns the power for every channel, lead, region and wavenumber, as a list that serializes
+    /// to JSON.
     pub fn spectra(&self) -> Vec<Power> {
         let mut all = Vec::new();
         for lead in self.leads.keys().map(|key| hours(*key)) {
@@ -233,7 +235,7 @@ mod tests {
         ((index * step) % 41) as f64 / 7.0
     }
 
-    /// The definition, of a channel in rows with these weights.
+    /// Definition of the spectrum of a channel, with these row weights.
     fn expected(step: usize, channel: usize, rows: &[f64], wave: usize) -> f64 {
         let [batch, channels, height, width] = SHAPE;
         let total: f64 = rows.iter().sum();
@@ -275,7 +277,7 @@ mod tests {
                 };
                 let names = ["z@500", "t", "q"];
                 let mut spectra = Spectra::new(&names, &WEIGHTS, &LAT, Region::standard())?;
-                // Added twice, the mean is the same.
+                // Adding twice does not change the mean.
                 for _ in 0..2 {
                     spectra.add(6.0, field(29)?, field(17)?)?;
                 }

@@ -14,7 +14,7 @@ use crate::precision::{computed, stepped};
 pub struct SurrogateCnnConfig {
     /// Variables of a state.
     pub variables: usize,
-    /// States given as input, the newest last.
+    /// Number of input states, the newest last.
     #[config(default = "1")]
     pub history: usize,
     /// Constant channels after the states, such as the sine of latitude.
@@ -26,23 +26,24 @@ pub struct SurrogateCnnConfig {
     /// Residual blocks.
     #[config(default = "4")]
     pub blocks: usize,
-    /// Cells of the kernels, in both dims.
+    /// Kernel size in cells, in both dims.
     #[config(default = "3")]
     pub kernel: usize,
-    /// The values beyond the ends of latitude and longitude.
+    /// Boundary conditions in latitude and longitude.
     #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
     pub boundary: [Boundary; 2],
-    /// The input channels that change their sign across a [pole](Boundary::PoleRow), such as the components of
-    /// winds. Hidden fields do not change theirs.
+    /// Input channels that change sign across a [pole](Boundary::PoleRow), such as wind components.
+    /// Hidden fields do not change sign.
     #[config(default = "Vec::new()")]
     pub odd: Vec<usize>,
 }
 
-/// Residual convolutional network that adds an increment to the newest state.
+/// Residual convolutional network that predicts an increment to the newest state.
 ///
 /// Blocks are `x + scale · conv(gelu(conv(x)))` (He et al. 2016, with the per-channel scale of
 /// ConvNeXt, Liu et al. 2022). The increment starts small, so that the untrained model is close to
-/// persistence. It computes in the number type of its parameters, and adds the increment in that of the input.
+/// persistence. The network computes in the dtype of its parameters, and adds the increment in the
+/// dtype of the input.
 ///
 /// # Shapes
 /// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`.
@@ -75,16 +76,16 @@ struct Block {
     scale: Param<Tensor<4>>,
 }
 
-/// One factor per channel.
+/// Makes one factor per channel.
 fn channel_scale(channels: usize, value: f64, device: &Device) -> Param<Tensor<4>> {
     Initializer::Constant { value }.init([1, channels, 1, 1], device)
 }
 
 impl SurrogateCnnConfig {
-    /// Makes the model.
+    /// Initializes the model.
     ///
     /// # Panics
-    /// Panics for a history of zero.
+    /// Panics if `history` is zero.
     pub fn init(&self, device: &Device) -> SurrogateCnn {
         assert!(
             self.history > 0,
@@ -112,8 +113,8 @@ impl SurrogateCnnConfig {
 }
 
 impl SurrogateCnnConfig {
-    /// The plan of tensor parallelism over a mesh axis: in every block the channels between its two
-    /// convolutions.
+    /// Returns a tensor-parallel plan over a mesh axis. It shards the channels between the two
+    /// convolutions of every block.
     ///
     /// # Example
     /// ```

@@ -18,27 +18,27 @@ pub struct UNetConfig {
     /// Channels of the finest hidden fields; they double with every level.
     #[config(default = "16")]
     pub width: usize,
-    /// Number of times that the field is halved.
+    /// Number of times the field is halved.
     #[config(default = "2")]
     pub levels: usize,
-    /// The values beyond the ends of latitude and longitude.
+    /// Boundary conditions in latitude and longitude.
     #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
     pub boundary: [Boundary; 2],
-    /// The values beyond the ends of fields that are halved. Default [`boundary`](Self::boundary).
+    /// Boundary conditions of the halved fields. Default [`boundary`](Self::boundary).
     pub boundary_halved: Option<[Boundary; 2]>,
-    /// The input channels that change their sign across a [pole](Boundary::PoleRow), such as the components of
-    /// winds. Hidden fields do not change theirs.
+    /// Input channels that change sign across a [pole](Boundary::PoleRow), such as wind components.
+    /// Hidden fields do not change sign.
     #[config(default = "Vec::new()")]
     pub odd: Vec<usize>,
 }
 
-/// Encoder and decoder with skip connections (Ronneberger et al. 2015): average pooling down,
-/// nearest-neighbour interpolation up, two convolutions at every level.
+/// U-Net (Ronneberger et al. 2015): an encoder and decoder with skip connections, average pooling
+/// down, nearest-neighbour interpolation up, and two convolutions at every level.
 ///
 /// # Shapes
-/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of any size: at a level
-/// with an odd number of cells the last one is pooled alone, and of the two cells interpolated from
-/// it the second is cut off. Shards may have any extents.
+/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of any size: where the
+/// number of cells is odd, the last cell is pooled alone, and the second of the two cells
+/// interpolated from it is cropped. Shards may have any extents.
 ///
 /// # Example
 /// ```
@@ -66,7 +66,7 @@ struct DoubleConv {
 }
 
 impl UNetConfig {
-    /// Makes the model.
+    /// Initializes the model.
     pub fn init(&self, device: &Device) -> UNet {
         let conv = |channels, kernel, level| {
             let boundary = match level {
@@ -89,7 +89,7 @@ impl UNetConfig {
                 width(level - 1)
             }
         };
-        // The first layer sees the inputs.
+        // Only the first layer sees the input channels.
         let down = |level: usize| {
             let odd = if level == 0 { &self.odd[..] } else { &[] };
             double(below(level), width(level), level, odd)
@@ -106,8 +106,8 @@ impl UNetConfig {
 }
 
 impl UNetConfig {
-    /// The plan of tensor parallelism over a mesh axis: the channels between the two convolutions of
-    /// every level.
+    /// Returns a tensor-parallel plan over a mesh axis. It shards the channels between the two
+    /// convolutions of every level.
     ///
     /// # Example
     /// ```
@@ -124,7 +124,7 @@ impl UNetConfig {
 }
 
 impl DoubleConv {
-    /// The result for fields that are joined along channels.
+    /// Applies both convolutions to the concatenation of `fields` along channels.
     fn forward<X: Field<4>>(&self, fields: Vec<X>) -> X {
         let y = self.first.forward_cat(fields).gelu();
         self.second.forward(y).gelu()
@@ -148,8 +148,7 @@ impl<X: Field<4>> Layer<X> for UNet {
             let [_, _, lat, lon] = skip.dims();
             let upsampled = y.upsample_nearest(2);
             let upsampled = upsampled.narrow(2, 0, lat).narrow(3, 0, lon);
-            // Odd extents change when they are halved and doubled: take those of the skip
-            // connection.
+            // Odd extents change when halved and doubled, so use those of the skip connection.
             let upsampled = upsampled.align_to(&skip);
             y = level.forward(vec![upsampled, skip]);
         }

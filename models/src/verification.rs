@@ -23,17 +23,18 @@ use crate::metrics::{Evaluation, Scores};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Region {
-    /// The name.
+    /// Name of the region.
     pub name: String,
-    /// The southern and the northern bound, in any order, which belong to the region.
+    /// Southern and northern bounds, in any order, both inclusive.
     pub lat: [f64; 2],
-    /// The western and the eastern bound, which belong to the region.
+    /// Western and eastern bounds, both inclusive.
     pub lon: [f64; 2],
 }
 
 impl Region {
-    /// A region between two latitudes, and from a western bound eastward to an eastern one: longitudes may be from -180° or
-    /// from 0° on, and the region may lie across the date line or the prime meridian.
+    /// Makes a region between two latitudes, and eastward from a western to an eastern bound.
+    /// Longitudes may start at -180° or at 0°, and the region may cross the date line or the prime
+    /// meridian.
     pub fn new(name: &str, lat: [f64; 2], lon: [f64; 2]) -> Self {
         Self {
             name: name.into(),
@@ -42,7 +43,7 @@ impl Region {
         }
     }
 
-    /// The globe, the tropics, and the northern and southern extratropics, which meet at 20°
+    /// Returns the globe, the tropics, and the northern and southern extratropics; they meet at 20°
     /// (WeatherBench 2).
     pub fn standard() -> Vec<Self> {
         let around = |name: &str, lat| Self::new(name, lat, [0.0, 360.0]);
@@ -54,7 +55,7 @@ impl Region {
         ]
     }
 
-    /// One for each row of the region, and zero for the others.
+    /// Returns one for each row inside the region, and zero for the others.
     pub fn rows(&self, lat: &[f64]) -> Vec<f64> {
         let [one, other] = self.lat;
         let inside = |lat: &f64| (one.min(other)..=one.max(other)).contains(lat);
@@ -63,7 +64,7 @@ impl Region {
             .collect()
     }
 
-    /// One for each column of the region, and zero for the others.
+    /// Returns one for each column inside the region, and zero for the others.
     pub fn columns(&self, lon: &[f64]) -> Vec<f64> {
         let [west, east] = self.lon;
         let width = if east - west >= 360.0 {
@@ -78,25 +79,25 @@ impl Region {
     }
 }
 
-/// The scores of a channel in a region, for one lead.
+/// Scores of a channel in a region, for one lead.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Score {
-    /// The name of the channel, such as `z@500`.
+    /// Name of the channel, such as `z@500`.
     pub channel: String,
-    /// Its variable: the name without a level.
+    /// Variable: the name without a level.
     pub variable: String,
-    /// Its level, in the unit of the file.
+    /// Level, in the unit of the file.
     pub level: Option<f64>,
-    /// The lead, in hours.
+    /// Lead time in hours.
     pub lead: f64,
-    /// The region.
+    /// Name of the region.
     pub region: String,
-    /// The scores.
+    /// Scores.
     #[serde(flatten)]
     pub scores: Scores,
 }
 
-/// Accumulated scores of forecasts by channel, lead and region.
+/// Accumulator of forecast scores by channel, lead and region.
 ///
 /// # Example
 /// ```
@@ -118,16 +119,16 @@ pub struct Score {
 #[derive(Clone, Debug)]
 pub struct Verification {
     channels: Vec<String>,
-    /// Name and empty evaluation of every region.
+    /// Name and empty evaluation of each region.
     regions: Vec<(String, Evaluation)>,
-    /// The evaluations of every lead, in milliseconds.
+    /// Evaluations by lead, in milliseconds.
     leads: BTreeMap<i64, Vec<Evaluation>>,
-    /// The numbers of weights and latitudes, which are the same.
+    /// Numbers of weights and of latitudes, which must be equal.
     rows: [usize; 2],
 }
 
 impl Verification {
-    /// Makes scores of channels on a grid, with a weight for each latitude row, and latitudes and
+    /// Makes scores of channels on a grid, with one weight per latitude row, and latitudes and
     /// longitudes in degrees.
     pub fn new(
         channels: &[impl AsRef<str>],
@@ -152,11 +153,12 @@ impl Verification {
         }
     }
 
-    /// Adds forecasts `[batch, channels, lat, lon]` of a lead in hours, in physical units:
+    /// Adds forecasts `[batch, channels, lat, lon]`, in physical units, for a lead in hours: calls
     /// [`Evaluation::add_masked`] for every region.
     ///
     /// # Errors
-    /// A lead that is no number; another number of weights than of latitudes; those of [`Evaluation::add_masked`].
+    /// The lead is not finite; the numbers of weights and latitudes differ;
+    /// [`Evaluation::add_masked`] fails.
     pub fn add<X: Field<4>>(
         &mut self,
         lead: f64,
@@ -172,10 +174,11 @@ impl Verification {
         Ok(())
     }
 
-    /// Adds ensembles of a lead in hours: [`Evaluation::add_ensemble`] for every region.
+    /// Adds ensembles for a lead in hours: calls [`Evaluation::add_ensemble`] for every region.
     ///
     /// # Errors
-    /// A lead that is no number; those of [`Evaluation::add_ensemble`].
+    /// The lead is not finite; the numbers of weights and latitudes differ;
+    /// [`Evaluation::add_ensemble`] fails.
     pub fn add_ensemble<X: Field<5>>(
         &mut self,
         lead: f64,
@@ -205,7 +208,7 @@ impl Verification {
         Ok(of_lead.or_insert_with(|| regions.collect()))
     }
 
-    /// The scores of every channel, lead and region: a list to be written as JSON.
+    /// Returns the scores of every channel, lead and region, as a list that serializes to JSON.
     pub fn scores(&self) -> Vec<Score> {
         let mut all = Vec::new();
         for (lead, evaluations) in &self.leads {
@@ -229,7 +232,7 @@ impl Verification {
         all
     }
 
-    /// The scores of a channel for a lead in hours in a region, if there are any.
+    /// Returns the scores of a channel for a lead in hours in a region, if there are any.
     pub fn score(&self, channel: &str, lead: f64, region: &str) -> Option<Scores> {
         let evaluations = self.leads.get(&key(lead))?;
         let region = self.regions.iter().position(|(name, _)| name == region)?;
@@ -238,15 +241,15 @@ impl Verification {
     }
 }
 
-/// Milliseconds of an hour.
+/// Milliseconds per hour.
 const MILLISECONDS: f64 = 3.6e6;
 
-/// A lead in hours as a key.
+/// Converts a lead in hours to a key.
 pub(crate) fn key(lead: f64) -> i64 {
     (lead * MILLISECONDS).round() as i64
 }
 
-/// The lead of a key, in hours.
+/// Converts a key to a lead in hours.
 pub(crate) fn hours(key: i64) -> f64 {
     key as f64 / MILLISECONDS
 }
@@ -288,7 +291,7 @@ mod tests {
             .add(12.0, forecast * 2.0, truth.clone(), None, None)
             .unwrap();
         let bias = |lead, region| scores.score("t", lead, region).unwrap().bias;
-        // Weights 0.5 0.5 1 1 0.5 0.5, of which the first cell has 3 more than the others.
+        // The weights are 0.5 0.5 1 1 0.5 0.5, and the first cell is 3 larger than the others.
         assert!((bias(6.0, "globe") - (1.0 + 3.0 * 0.5 / 4.0)).abs() < 1e-6);
         assert!((bias(6.0, "europe") - 4.0).abs() < 1e-6);
         assert!((bias(12.0, "europe") - 8.0).abs() < 1e-6);
@@ -304,7 +307,7 @@ mod tests {
         assert!(error.to_string().contains("a lead of NaN hours"));
     }
 
-    /// Squares of these errors are beyond f16.
+    /// Squares of these errors overflow f16.
     #[test]
     fn scores_of_half_precision_are_those_of_f32() {
         let field = |value: f32| {
@@ -317,7 +320,7 @@ mod tests {
             .add(6.0, field(300.0), field(0.0), None, Some(field(1.0)))
             .unwrap();
         assert_eq!(scores.score("z", 6.0, "globe").unwrap().rmse, 300.0);
-        // Of another grid.
+        // Another grid.
         let lat = [45.0, 0.0, -45.0];
         let mut other = Verification::new(&["z"], &[1.0; 2], &lat, &[0.0; 3], globe());
         let error = other

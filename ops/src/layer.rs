@@ -3,14 +3,14 @@
 use burn::nn::{PaddingConfig1d, PaddingConfig2d, PaddingConfig3d};
 use burn::tensor::Tensor;
 use burn::tensor::kind::Basic;
-use halocline_core::{PlannedMessages, Result, ShardTensor};
+use halocline_core::{PlannedMessages, Result, ShardTensor, module_scope};
 
 use crate::driver::Padding;
 
 /// A function of a tensor, with or without parameters.
 ///
-/// burn's modules implement it for plain and sharded tensors, and so for every
-/// [`X: Field<D>`](crate::Field), for which models implement it.
+/// burn's modules implement it for plain and sharded tensors, and therefore for every
+/// [`X: Field<D>`](crate::Field). Models implement it for that generic `X`.
 ///
 /// # Example
 /// ```
@@ -52,8 +52,16 @@ pub trait Layer<X> {
 pub trait Apply: Sized {
     /// Applies a layer to this tensor.
     fn apply<L: Layer<Self>>(self, layer: &L) -> L::Output {
+        let _module = module_scope(short_name::<L>());
         layer.forward(self)
     }
+}
+
+/// The name of a type without its path and parameters.
+fn short_name<L>() -> &'static str {
+    let name = std::any::type_name::<L>();
+    let name = name.split('<').next().unwrap_or(name);
+    name.rsplit("::").next().unwrap_or(name)
 }
 
 impl<const D: usize, K: Basic> Apply for Tensor<D, K> {}
@@ -83,7 +91,7 @@ pub trait PlanOf: Sized {
     /// in the time and memory of a forward pass.
     ///
     /// # Errors
-    /// Those of the layer.
+    /// The errors of the layer.
     fn plan_of<L: Layer<Self>>(&self, layer: &L) -> Result<PlannedMessages>;
 }
 
@@ -93,8 +101,8 @@ impl<const D: usize> PlanOf for ShardTensor<D> {
     }
 }
 
-/// Padding of burn's `Same`: one output for each window that begins in the field. A stride of zero
-/// is refused later.
+/// Padding of burn's `Same`: one output for each window that starts in the field. A stride of zero
+/// is rejected later.
 fn same_padding(size: usize, kernel: usize, stride: usize) -> Padding {
     let outputs = size.div_ceil(stride.max(1));
     let total = (outputs.max(1) - 1) * stride + kernel;
@@ -106,7 +114,7 @@ fn same_padding(size: usize, kernel: usize, stride: usize) -> Padding {
     Padding::zeros(total / 2, total - total / 2)
 }
 
-/// The padding of burn's configurations for the dims of a field.
+/// Converts burn's padding configurations to [`Padding`] per spatial dim.
 pub(crate) trait PaddingOf<const N: usize> {
     fn padding(&self, spatial: &[usize], kernel: [usize; N], stride: [usize; N]) -> [Padding; N];
 }
@@ -142,5 +150,55 @@ impl PaddingOf<3> for PaddingConfig3d {
                 [depth, height, width].map(|&width| Padding::zeros(width, width))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::Module;
+    use burn::nn::conv::{Conv1d, Conv1dConfig};
+    use halocline_core::{Launcher, Shard, ShardTensor, Traffic};
+
+    use crate::prelude::*;
+
+    #[derive(Module, Debug)]
+    struct Block {
+        conv: Conv1d,
+    }
+
+    impl<X: Field<3>> Layer<X> for Block {
+        type Output = X;
+
+        fn forward(&self, x: X) -> X {
+            x.apply(&self.conv).tanh()
+        }
+    }
+
+    #[test]
+    fn messages_count_for_the_module_that_sends_them() {
+        let run = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("lon", 2)])?;
+            let block = world.init(|device| Block {
+                conv: Conv1dConfig::new(1, 1, 3).init(device),
+            })?;
+            let x = ShardTensor::<3>::ones([1, 1, 8], &mesh, &[Shard(2)])?.require_grad();
+            x.apply(&block).sum().resolve().backward();
+            let stats = world.comm_stats_by_module();
+            assert_eq!(
+                stats.iter().map(|(path, _)| path).collect::<Vec<_>>(),
+                ["Block/Conv1d"]
+            );
+            let conv = stats.of("Block/Conv1d").expect("halos");
+            let halos = [
+                conv.of(Traffic::Exchange),
+                conv.of_backward(Traffic::Exchange),
+            ];
+            assert_eq!(halos.map(|count| count.bytes), [8, 4]);
+            // Gradients of parameters travel together.
+            assert_eq!(conv.of_backward(Traffic::Reduce).messages, 0);
+            assert!(stats.to_string().contains("Block/Conv1d"), "{stats}");
+            Ok(())
+        });
+        run.unwrap();
     }
 }

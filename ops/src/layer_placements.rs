@@ -1,4 +1,5 @@
-//! What a plan asks of a layer's input and result: the placements of the layer's first parameter.
+//! Placements that a plan sets for a layer's input and result, kept with the layer's first
+//! parameter.
 
 use burn::module::Param;
 use burn::tensor::Tensor;
@@ -12,7 +13,7 @@ use crate::operand::Operand;
 use crate::rearrange::distribute_beside;
 use crate::reshape;
 
-/// The input of a layer, as its plan has it. `first` is the layer's first parameter.
+/// Redistributes the input of a layer as its plan says. `first` is the layer's first parameter.
 pub(crate) fn enter<const D: usize, const E: usize, K: Basic>(
     first: &Param<Tensor<E>>,
     x: ShardTensor<D, K>,
@@ -20,8 +21,8 @@ pub(crate) fn enter<const D: usize, const E: usize, K: Basic>(
     cross(first, x, |placements| &placements.input)
 }
 
-/// The input of a layer whose weight is sharded in a summed dim, with the weight's extents there, which
-/// need not be even.
+/// Redistributes the input of a layer whose weight is sharded along a summed dim to the extents of
+/// the weight, which may be uneven.
 pub(crate) fn with_extents_of<const D: usize>(
     x: ShardTensor<D>,
     dim: usize,
@@ -38,7 +39,7 @@ pub(crate) fn with_extents_of<const D: usize>(
     }
 }
 
-/// The result of a layer, as its plan has it.
+/// Redistributes the result of a layer as its plan says.
 pub(crate) fn leave<const D: usize, const E: usize>(
     first: &Param<Tensor<E>>,
     y: ShardTensor<D>,
@@ -46,8 +47,8 @@ pub(crate) fn leave<const D: usize, const E: usize>(
     cross(first, y, |placements| &placements.output)
 }
 
-/// The result of a layer over whose inputs ranks are sharded: resolved, as the plan has it, with a
-/// bias along `dim` that is added once.
+/// Redistributes and resolves the result of a layer that sums over sharded inputs, then adds a bias
+/// along `dim`, so that the bias is added once.
 pub(crate) fn leave_with_bias<const D: usize, const E: usize>(
     first: &Param<Tensor<E>>,
     y: ShardTensor<D>,
@@ -58,7 +59,7 @@ pub(crate) fn leave_with_bias<const D: usize, const E: usize>(
     let Some(bias) = bias else {
         return Ok(y);
     };
-    // The parameter fans out, rather than what it is reshaped to, so that its gradient joins a bucket.
+    // The parameter itself fans out, not its reshaped copy, so that its gradient joins a bucket.
     let varies = |axis: usize| y.placements()[axis].varies();
     let (local, layout, mesh) = bias.beside(&y)?.try_fan_out(varies)?.into_parts();
     let placements = layout.placements().iter().map(|placement| match placement {
@@ -85,12 +86,13 @@ fn cross<const D: usize, const E: usize, K: Basic>(
     }
 }
 
-/// A layer that follows a plan: the placements that the plan has for its input and result, around what it
-/// computes. `first` is its first parameter. burn's layers do it by themselves; one of your own calls
-/// this, and a plan names its type by `Plan::with_kind` or places its parameters.
+/// Runs a layer that follows a plan: redistributes the input and the result as the plan of the
+/// layer says. `first` is the layer's first parameter. burn's layers do this by themselves. A layer
+/// of your own calls this function, and a plan names its type with `Plan::with_kind` or places its
+/// parameters.
 ///
 /// # Panics
-/// Panics for a placement that cannot be reached; [raises](halocline_core::Error::raise) a failure of
+/// Panics if a placement cannot be reached; [raises](halocline_core::Error::raise) a failure of
 /// communication.
 ///
 /// # Example

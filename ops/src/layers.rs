@@ -1,10 +1,10 @@
-//! Layers of tensors with any number of dims, and the private fields of burn's modules.
+//! Layers on tensors of any number of dims, and access to private fields of burn's modules.
 
 use std::str::FromStr;
 
 use burn::module::{Content, DisplaySettings};
 
-/// The value of a private field of one of burn's modules, which shows it in its `content`.
+/// Reads a private field of one of burn's modules from its displayed `content`.
 ///
 /// # Panics
 /// Panics if the module does not show the field.
@@ -19,8 +19,8 @@ pub(crate) fn displayed<T: FromStr>(
     value.unwrap_or_else(|| panic!("expected burn's module to display its {field}"))
 }
 
-/// Implements [`Layer`](crate::Layer), on plain and sharded tensors of any number of dims, for modules that keep
-/// this number.
+/// Implements [`Layer`](crate::Layer), on plain and sharded tensors of any number of dims, for
+/// modules that keep the number of dims.
 macro_rules! layers {
     ($($module:ty: |$layer:pat_param, $x:ident| $result:expr;)*) => {
         $(impl<X: $crate::AnyDims> $crate::Layer<X> for $module {

@@ -1,8 +1,8 @@
-//! Operators on sharded tensors, with the results of one device.
+//! Operators on sharded tensors. Results equal those of a single device.
 //!
-//! Each family of operators has a folder: definition, exchange, adjoint, kernels, and methods on a
-//! [`Field`], which is a burn tensor or a sharded one. [`Layer`] applies burn's own modules to
-//! both.
+//! Each family of operators has a folder with its definition, exchange, adjoint and kernels, and
+//! with methods on a [`Field`], which is either a burn tensor or a sharded tensor. [`Layer`]
+//! applies burn's own modules to both.
 
 pub mod activation;
 pub mod arithmetic;
@@ -71,7 +71,7 @@ pub use softmax::SoftmaxField;
 pub use spectral::{FftNorm, SpectralField};
 pub use sphere::{Sht, ShtNorm, ShtPhase, SphereField, SphereGrid};
 
-/// Imports for model code: fields, layers, and the methods of all families of operators.
+/// Imports for model code: fields, layers, and the methods of all operator families.
 pub mod prelude {
     pub use crate::{
         ActivationField, Apply, ArithmeticField, AttentionField, AttentionOptions, ConvField,
@@ -90,13 +90,14 @@ use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Shape, Tensor};
 use halocline_core::ShardTensor;
 
-/// Changes the type of a tensor to one of `E` dims, which is its number of dims `D`.
+/// Converts the type of a tensor from `D` dims to `E` dims, where `E` equals `D`.
 pub(crate) fn retype<const D: usize, const E: usize>(x: Tensor<D>) -> Tensor<E> {
     debug_assert_eq!(D, E);
     Tensor::from_dispatch(x.into_dispatch())
 }
 
-/// The values of a tensor, without gradients: unlike burn's `detach`, which keeps a leaf a leaf, whose gradient is then computed.
+/// Copies a tensor without its gradient. burn's `detach` differs: it keeps a leaf a leaf, whose
+/// gradient is still computed.
 pub(crate) fn constant<const D: usize>(x: &ShardTensor<D>) -> ShardTensor<D> {
     let local = if x.local().is_autodiff() {
         x.local().clone().inner().autodiff()
@@ -106,7 +107,7 @@ pub(crate) fn constant<const D: usize>(x: &ShardTensor<D>) -> ShardTensor<D> {
     ShardTensor::from_parts(local, x.layout().clone(), x.mesh().clone())
 }
 
-/// Another shape of the same elements. `Tensor::reshape` takes a size of zero to mean that the size is kept.
+/// Reshapes a tensor. `Tensor::reshape` would read a size of zero as "keep the size".
 pub(crate) fn reshape<const D: usize, const E: usize>(
     x: Tensor<D>,
     shape: Vec<usize>,

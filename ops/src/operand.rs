@@ -10,7 +10,7 @@ use halocline_core::{
     Error, Fan, Layout, MeshShape, Pairing, ParamShard, Replicate, Result, Shard, ShardTensor,
 };
 
-/// A parameter of an operator: a replicated tensor, or one with a layout.
+/// A parameter of an operator: a replicated tensor, or a tensor with a layout.
 ///
 /// # Example
 /// ```
@@ -31,9 +31,10 @@ use halocline_core::{
 pub enum Operand<const D: usize> {
     /// A tensor that every rank holds whole. Its gradient is complete on every rank.
     Replicated(Tensor<D>),
-    /// A tensor of which ranks hold shards. Its gradient has its layout.
+    /// A tensor with a layout, of which each rank holds its shard. Its gradient has the same
+    /// layout.
     Laid(ShardTensor<D>),
-    /// This rank's shard of a parameter. Its gradient is that of the shard.
+    /// This rank's shard of a parameter. Its gradient is the gradient of the shard.
     Parameter(Tensor<D>, ParamShard),
 }
 
@@ -59,12 +60,12 @@ impl<const D: usize> From<&Param<Tensor<D>>> for Operand<D> {
 }
 
 impl<const D: usize> Operand<D> {
-    /// The operand of a module's optional parameter.
+    /// Operand of a module's optional parameter.
     pub(crate) fn of_optional(parameter: &Option<Param<Tensor<D>>>) -> Option<Self> {
         parameter.as_ref().map(Self::from)
     }
 
-    /// The global shape.
+    /// Global shape.
     pub fn dims(&self) -> [usize; D] {
         match self {
             Self::Replicated(tensor) => tensor.dims(),
@@ -76,7 +77,7 @@ impl<const D: usize> Operand<D> {
         }
     }
 
-    /// Whether an operator computes with shards of it.
+    /// Whether operators compute with shards of the operand.
     pub(crate) fn is_sharded(&self) -> bool {
         match self {
             Self::Replicated(_) => false,
@@ -85,7 +86,7 @@ impl<const D: usize> Operand<D> {
         }
     }
 
-    /// The layout in which an operator on a field of this mesh computes with it.
+    /// Layout in which an operator on a field of this mesh uses the operand.
     pub(crate) fn layout_on(&self, mesh: &Arc<MeshShape>) -> Layout {
         match self {
             Self::Replicated(tensor) => Layout::replicated(mesh, &tensor.dims()),
@@ -94,7 +95,7 @@ impl<const D: usize> Operand<D> {
         }
     }
 
-    /// The number type.
+    /// Number type.
     pub fn dtype(&self) -> DType {
         match self {
             Self::Replicated(tensor) | Self::Parameter(tensor, _) => tensor.dtype(),
@@ -102,7 +103,7 @@ impl<const D: usize> Operand<D> {
         }
     }
 
-    /// Puts the operand on the mesh of a field. Parameters that are stored in shards are gathered.
+    /// Puts the operand on the mesh of a field, gathering a parameter that is stored in shards.
     ///
     /// # Errors
     /// A parameter on another mesh; a failure of communication.
@@ -120,12 +121,12 @@ impl<const D: usize> Operand<D> {
         })
     }
 
-    /// Gives the whole parameter to a kernel on the shards of `x`. Its gradient is summed over the
-    /// ranks between which `x` is sharded or fans out.
+    /// Returns the whole parameter, for a kernel on the shards of `x`. Its gradient is summed over
+    /// the ranks between which `x` is sharded or fans out.
     ///
     /// # Errors
-    /// Partial values of `x`; a parameter that is sharded, of another number type, or fans out where
-    /// `x` is replicated.
+    /// Partial values of `x`; a parameter that is sharded, has another number type, or fans out
+    /// where `x` is replicated.
     pub(crate) fn whole_beside<const E: usize>(
         self,
         x: &ShardTensor<E>,
@@ -165,8 +166,9 @@ impl<const D: usize> Operand<D> {
     }
 }
 
-/// This rank's part of an operand in the shards of a field, for a kernel. Its gradient is summed over the ranks between
-/// which the field is sharded or fans out, and the operand is replicated.
+/// Returns this rank's part of an operand, for a kernel on the shards of a field. Its gradient is
+/// summed over the mesh axes on which the operand is replicated and the field is sharded or fans
+/// out.
 pub(crate) fn part_beside<const D: usize, const E: usize>(
     part: ShardTensor<D>,
     x: &ShardTensor<E>,
@@ -177,7 +179,7 @@ pub(crate) fn part_beside<const D: usize, const E: usize>(
     fan_out_beside(part.into_local(), x.local(), x.mesh(), &axes, operator)
 }
 
-/// Lets replicated tensors fan out on every axis on which one of the tensors does.
+/// Fans out replicated tensors on every axis on which at least one of the tensors fans out.
 pub(crate) fn fan_out_alike<const D: usize, const N: usize>(
     tensors: [ShardTensor<D>; N],
 ) -> Result<[ShardTensor<D>; N]> {

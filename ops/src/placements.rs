@@ -1,4 +1,5 @@
-//! Products with operands in every placement: what the rule allows is what one device gives, and the rest is refused.
+//! Products with operands in every placement: combinations with a rule match one device, all others
+//! are rejected.
 
 use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::{
@@ -24,7 +25,7 @@ fn leaf<const D: usize>(
     Ok(ShardTensor::distribute(whole, mesh, &[placement])?.require_grad())
 }
 
-/// The result, and the gradients that are asked for.
+/// The result and the requested gradients.
 fn found(
     y: ShardTensor<2>,
     gradients: impl FnOnce(&burn::tensor::Gradients) -> Vec<TensorData>,
@@ -43,7 +44,8 @@ fn gradient<const D: usize>(x: &ShardTensor<D>, all: &burn::tensor::Gradients) -
     gradient.full_tensor().into_data()
 }
 
-/// Runs an operator on operands in all combinations of placements, and returns the number of those that have a rule.
+/// Runs an operator on operands in all combinations of placements and returns the number of
+/// combinations that have a rule.
 fn check<const N: usize>(
     choices: [&[Placement]; N],
     operator: impl Fn(&DeviceMesh, [Placement; N]) -> Result<Vec<TensorData>> + Sync,
@@ -93,7 +95,8 @@ fn linear_layers_take_every_placement_that_has_a_rule() {
             ]
         })
     });
-    // Four of operands that are whole, for each of two biases; rows of x with the same; columns of the weight.
+    // Whole operands: four, each with two biases. Sharded rows of x: two, each with two biases.
+    // Sharded columns of the weight: two.
     assert_eq!(allowed, 4 * 2 + 2 * 2 + 2);
     let without = check([&ALL, &ALL], |mesh, [x, weight]| {
         let x = leaf(mesh, "x", [5, 4], x)?;

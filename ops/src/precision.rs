@@ -1,10 +1,10 @@
-//! Computation in f32 at least.
+//! Computation in at least f32.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_std::{bf16, f16};
 use halocline_core::{Error, Result, ShardTensor};
 
-/// The precision of a computation with elements of this type.
+/// Number type in which a computation with elements of this type runs.
 pub(crate) fn wider(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
@@ -12,7 +12,7 @@ pub(crate) fn wider(dtype: DType) -> DType {
     }
 }
 
-/// The largest finite number of a type.
+/// Largest finite value of a number type.
 pub(crate) fn highest(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::MAX,
@@ -28,12 +28,12 @@ pub(crate) fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     cast(x, dtype)
 }
 
-/// [`widened`] for a gradient that adds up, if there will be one.
+/// [`widened`] for a tracked tensor, whose gradient is then accumulated in at least f32.
 pub(crate) fn widened_for_gradient<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if x.is_tracked() { widened(x) } else { x }
 }
 
-/// Casts a tensor to a number type, if it has another.
+/// Casts a tensor to a number type, unless it already has it.
 pub(crate) fn cast<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     if x.dtype() == dtype {
         return x;
@@ -41,7 +41,7 @@ pub(crate) fn cast<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     x.cast(FloatDType::from(dtype))
 }
 
-/// Casts a sharded tensor to a number type, if it has another.
+/// Casts a sharded tensor to a number type, unless it already has it.
 pub(crate) fn cast_shard<const D: usize>(x: ShardTensor<D>, dtype: DType) -> ShardTensor<D> {
     if x.local().dtype() == dtype {
         return x;
@@ -49,7 +49,8 @@ pub(crate) fn cast_shard<const D: usize>(x: ShardTensor<D>, dtype: DType) -> Sha
     x.cast(FloatDType::from(dtype))
 }
 
-/// Casts a result back to a narrower type. What is a sum over ranks is resolved first, so that it is rounded once.
+/// Casts a result back to a narrower type. A partial sum is resolved first, so that it is rounded
+/// once.
 pub(crate) fn narrowed<const D: usize>(x: ShardTensor<D>, dtype: DType) -> ShardTensor<D> {
     if x.local().dtype() == dtype {
         x
@@ -58,7 +59,8 @@ pub(crate) fn narrowed<const D: usize>(x: ShardTensor<D>, dtype: DType) -> Shard
     }
 }
 
-/// Applies a function in f32 at least; the result has the number type of `x`, and is resolved if that is narrower.
+/// Applies a function in at least f32. The result has the number type of `x`, and is resolved if
+/// that type is narrower.
 pub(crate) fn in_f32<const D: usize>(
     x: ShardTensor<D>,
     f: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<D>>,

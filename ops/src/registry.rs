@@ -1,4 +1,4 @@
-//! The registry of operators. Every family lists its own; this is the list of families.
+//! Registry of operators. Each family lists its own; this file lists the families.
 
 use burn::tensor::{Gradients, Tensor, TensorData};
 use halocline_core::{Result, ShardTensor};
@@ -11,7 +11,7 @@ use crate::{
     resample, softmax, spectral, sphere,
 };
 
-/// All operators that golden cases can be of, by family.
+/// Iterates over all operators that golden cases may name, by family.
 pub fn operators() -> impl Iterator<Item = &'static Golden> {
     [
         conv::OPERATORS,

@@ -1,4 +1,4 @@
-//! Places in a model where a plan may change the layout of a tensor.
+//! Points in a model where a plan may change the layout of a tensor.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,16 +15,16 @@ use crate::layer::{Apply, Layer};
 use crate::layers::layers;
 
 thread_local! {
-    /// What the next field becomes.
+    /// Placements for the next [`Reshard`] that is mapped.
     static GIVEN: RefCell<Option<Placements>> = const { RefCell::new(None) };
-    /// Whether that field was set before.
+    /// Whether that [`Reshard`] already had placements.
     static SET_BEFORE: Cell<bool> = const { Cell::new(false) };
 }
 
 type Placements = Arc<[(usize, PlanPlacement)]>;
 
-/// A place in a model where a plan may change the layout of a tensor; without a plan, the identity. It
-/// is a field of a module and holds no parameters.
+/// A point in a model where a plan may change the layout of a tensor; without a plan, the identity.
+/// It is a field of a module and holds no parameters.
 ///
 /// # Example
 /// ```
@@ -53,7 +53,7 @@ pub struct Reshard {
 }
 
 impl Reshard {
-    /// The container type by which visitors and mappers find these places.
+    /// Container name by which visitors and mappers recognize a `Reshard`.
     pub const CONTAINER: &str = "Halocline:Reshard";
 }
 
@@ -93,9 +93,9 @@ impl ModuleDisplayDefault for Reshard {
 
 impl ModuleDisplay for Reshard {}
 
-/// A module between two places where a plan may change layouts: for modules that follow no plan by
-/// themselves, such as those of other crates. Paths of its parameters have `module` in them; a plan sets
-/// `input` and `output` by `prepare_input`.
+/// A module between two points where a plan may change layouts, for modules that follow no plan by
+/// themselves, such as those of other crates. The paths of its parameters contain `module`; a plan
+/// sets `input` and `output` with `prepare_input`.
 ///
 /// # Example
 /// ```
@@ -122,16 +122,16 @@ impl ModuleDisplay for Reshard {}
 /// ```
 #[derive(Module, Debug)]
 pub struct Resharded<M: Module> {
-    /// The place before the module.
+    /// The point before the module.
     pub input: Reshard,
     /// The module.
     pub module: M,
-    /// The place after the module.
+    /// The point after the module.
     pub output: Reshard,
 }
 
 impl<M: Module> Resharded<M> {
-    /// Puts a module between two places.
+    /// Wraps a module.
     pub fn new(module: M) -> Self {
         Self {
             input: Reshard::default(),
@@ -163,11 +163,11 @@ impl<const D: usize, M: Module + Layer<Tensor<D>>> Layer<Tensor<D>> for Resharde
     }
 }
 
-/// Sets what the places of a module do, by their paths: placements by mesh axis. [`Reshard`] has an
-/// example.
+/// Sets the placements of the [`Reshard`]s of a module, by path: pairs of mesh axis and placement.
+/// [`Reshard`] has an example.
 ///
 /// # Errors
-/// A place that another plan has set.
+/// A [`Reshard`] that another plan has already set.
 pub fn set_reshards<M: Module>(
     module: M,
     to: &BTreeMap<String, Vec<(usize, PlanPlacement)>>,
@@ -189,7 +189,7 @@ pub fn set_reshards<M: Module>(
 struct Setter<'a> {
     to: &'a BTreeMap<String, Vec<(usize, PlanPlacement)>>,
     path: Vec<String>,
-    /// The first place that was set before.
+    /// The first [`Reshard`] that was already set.
     set_before: Option<String>,
 }
 
@@ -203,7 +203,8 @@ impl ModuleMapper for Setter<'_> {
     }
 
     fn exit_module(&mut self, _: &str, _: &str) {
-        // It is set when its visit has ended, before that of the field.
+        // `Reshard::map` sets this after it leaves its own container, just before the mapper leaves
+        // the field.
         if SET_BEFORE.take() {
             self.set_before.get_or_insert(self.path.join("."));
         }

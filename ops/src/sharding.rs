@@ -1,29 +1,29 @@
-//! Shardings that operators are tested on.
+//! Shardings on which operators are tested.
 
 use halocline_core::{DeviceMesh, Fan, Layout, Placement, Replicate, Result, Shard, ShardTensor};
 
-/// How a tensor is sharded in a test: mesh axes, placements, and extents other than even ones.
+/// Sharding of a tensor in a test: mesh axes, placements, and extents where they are not even.
 #[derive(Clone, Debug)]
 pub struct Sharding {
-    /// Axes and their sizes.
+    /// Mesh axes and their sizes.
     pub axes: Vec<(&'static str, usize)>,
-    /// A placement per axis.
+    /// One placement per mesh axis.
     pub placements: Vec<Placement>,
-    /// Dims with extents of their own.
+    /// Dims with explicit extents; all others are divided evenly.
     pub extents: Vec<(usize, Vec<usize>)>,
 }
 
 impl Sharding {
-    /// The number of ranks.
+    /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.axes.iter().map(|(_, size)| size).product()
     }
 
-    /// The layout of a tensor of the given shape. Placements on dims that it does not have become `Replicate`, and
-    /// extents that do not fit are left out.
+    /// Layout of a tensor of the given shape. Placements on dims that the tensor lacks become
+    /// `Replicate`, and extents that do not fit are ignored.
     ///
     /// # Errors
-    /// Those of [`Layout::new`].
+    /// The errors of [`Layout::new`].
     pub fn layout(&self, mesh: &DeviceMesh, shape: &[usize]) -> Result<Layout> {
         let has = |placement: &Placement| !matches!(placement, Shard(dim) if *dim >= shape.len());
         let placements: Vec<Placement> = self
@@ -47,9 +47,10 @@ impl Sharding {
     }
 }
 
-/// Shardings of the given dims of a tensor of `shape` over up to `ranks` ranks: every dim alone, pairs on a 2×2 mesh,
-/// nested, and from eight ranks on three dims on a 2×2×2 mesh; with even extents, very uneven ones, and empty shards.
-/// Tensors fan out too, alone and beside a sharded dim.
+/// Lists shardings of the given dims of a tensor of `shape` over up to `ranks` ranks: each dim
+/// alone, pairs of dims on a 2×2 mesh, nested, and with eight or more ranks three dims on a 2×2×2
+/// mesh; with even extents, very uneven extents, and empty shards. Tensors also fan out, alone and
+/// together with a sharded dim.
 pub fn shardings(shape: &[usize], dims: &[usize], ranks: usize) -> Vec<Sharding> {
     let mut found = Vec::new();
     for parts in 1..=ranks {
@@ -106,7 +107,7 @@ pub fn shardings(shape: &[usize], dims: &[usize], ranks: usize) -> Vec<Sharding>
     found
 }
 
-/// Every dim and the two after it on three axes; nested where there are fewer.
+/// Each dim and the two after it on three axes; nested if there are fewer dims.
 fn on_three_axes(shape: &[usize], dims: &[usize]) -> impl Iterator<Item = Sharding> {
     (0..dims.len()).map(move |first| {
         let chosen = [0, 1, 2].map(|next| dims[(first + next) % dims.len()]);
@@ -123,14 +124,15 @@ fn on_three_axes(shape: &[usize], dims: &[usize]) -> impl Iterator<Item = Shardi
     })
 }
 
-/// Extents of one cell each, with all the rest in the first part.
+/// Extents of one cell each (zero if there are too few cells), with all remaining cells in the
+/// first part.
 fn uneven(size: usize, parts: usize) -> Vec<usize> {
     let mut extents = vec![usize::from(size >= parts); parts];
     extents[0] = size - extents[1..].iter().sum::<usize>();
     extents
 }
 
-/// A result that fans out, with shards instead of which each rank has a part of the loss.
+/// Shards a result that fans out along its last dim, so that each rank has a part of the loss.
 pub(crate) fn sharded<const D: usize>(y: ShardTensor<D>) -> ShardTensor<D> {
     let placements = y.placements().iter().map(|placement| match placement {
         Fan => Shard(D - 1),

@@ -1,4 +1,4 @@
-//! Testing that an operator on shards is the operator on one device.
+//! Tests that an operator on shards returns the results of one device.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
@@ -12,21 +12,24 @@ use crate::reduce::ReduceField;
 use crate::sharding::sharded;
 pub use crate::sharding::{Sharding, shardings};
 
-/// An operator under test, written once for both kinds of tensor: inputs and parameters to a result.
+/// An operator under test, written once for both kinds of tensor: maps inputs and parameters to a
+/// result.
 pub trait Operator<const D: usize, const E: usize>: Sync {
-    /// Applies it.
+    /// Applies the operator.
     fn apply<X: Field<D>>(&self, inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> WithDims<X, E>;
 }
 
-/// Checks that an operator on shards gives the values, all gradients and layouts that it gives on one device.
+/// Checks that an operator on shards has the values and gradients of one device, and that each
+/// gradient has the layout of its tensor.
 ///
-/// Inputs, parameters and the cotangent are random, from a fixed seed. Every sharding of [`shardings`] over `dims` is
-/// tried on up to four ranks. For operands of several numbers of dims or kinds, and other number types, there is
-/// [`check_golden`].
+/// Inputs, parameters and the cotangent are random with a fixed seed. Every sharding of
+/// [`shardings`] over `dims` is tried on up to four ranks. For operands that differ in kind or
+/// number of dims, and for other number types, use [`check_golden`].
 ///
 /// # Panics
-/// Panics with the sharding and the largest difference where a value or gradient differs by more than `tolerance`
-/// times the largest magnitude, or a gradient has another layout than its tensor.
+/// Panics with the sharding and the largest difference if a value or gradient differs by more than
+/// `tolerance` times the largest magnitude, or if the layout of a gradient differs from that of its
+/// tensor.
 pub fn check_op<const D: usize, const E: usize>(
     operator: &impl Operator<D, E>,
     inputs: &[[usize; D]],
@@ -38,7 +41,7 @@ pub fn check_op<const D: usize, const E: usize>(
         let shapes = shapes.iter().enumerate();
         shapes.map(|(i, shape)| random(*shape, name, i)).collect()
     };
-    // On a rank, because a Launcher comes before anything that uses a GPU.
+    // On a rank, because a Launcher must come before anything that uses a GPU.
     let expected = Launcher::local(1)
         .collect(|_| {
             let (inputs, parameters) = (all(inputs, "input"), all(parameters, "parameter"));
@@ -65,13 +68,15 @@ pub fn check_op<const D: usize, const E: usize>(
     }
 }
 
-/// Checks that an operator of the registry gives on every sharding over these numbers of ranks what it gives on one
-/// rank: the value and all gradients, whatever the numbers of dims and kinds of its inputs and parameters.
+/// Checks that an operator of the registry returns the same value and gradients on every sharding
+/// over these numbers of ranks as on one rank, whatever the kinds and numbers of dims of its inputs
+/// and parameters.
 ///
-/// The cotangent is random, from a fixed seed, and of the number type of the first input.
+/// The cotangent is random with a fixed seed and has the number type of the first input.
 ///
 /// # Panics
-/// Panics with the sharding where a value or gradient differs by more than `tolerance` times the largest magnitude.
+/// Panics with the sharding if a value or gradient differs by more than `tolerance` times the
+/// largest magnitude.
 pub fn check_golden(golden: &Golden, arguments: &Arguments, ranks: &[usize], tolerance: f64) {
     let dtype = arguments.inputs[0].1.dtype();
     let cotangent = |shape: &[usize]| normal(shape, "cotangent", 0).convert_dtype(dtype);
@@ -102,14 +107,14 @@ pub fn check_golden(golden: &Golden, arguments: &Arguments, ranks: &[usize], tol
     }
 }
 
-/// An operator's value and the gradients of its inputs and parameters, on shards of tensors that all ranks hold alike.
-/// The cotangent is random, from a fixed seed.
+/// Computes an operator's value and the gradients of its inputs and parameters on shards of tensors
+/// that are the same on all ranks. The cotangent is random with a fixed seed.
 ///
 /// # Errors
-/// Those of the operator's communication.
+/// A failure of the operator's communication.
 ///
 /// # Panics
-/// Panics if a gradient has another layout than its tensor.
+/// Panics if the layout of a gradient differs from that of its tensor.
 pub fn on_mesh<const D: usize, const E: usize>(
     operator: &impl Operator<D, E>,
     inputs: &[Tensor<D>],
@@ -144,7 +149,8 @@ pub fn on_mesh<const D: usize, const E: usize>(
     Ok(found)
 }
 
-/// Requires that the gradient of an input has its layout, as partial sums where the input fans out.
+/// Requires that the gradient of an input has the layout of the input, with partial sums where the
+/// input fans out.
 pub(crate) fn require_layout<const D: usize>(gradient: &ShardTensor<D>, input: &ShardTensor<D>) {
     let placements = input.placements().iter().map(|placement| match placement {
         Fan => Partial(ReduceOp::Sum),
@@ -155,7 +161,7 @@ pub(crate) fn require_layout<const D: usize>(gradient: &ShardTensor<D>, input: &
     assert_eq!(*gradient.layout(), expected, "layout of a gradient");
 }
 
-/// What [`on_mesh`] is to give: the same on one device.
+/// Computes on one device the results that [`on_mesh`] must return.
 pub fn on_one_device<const D: usize, const E: usize>(
     operator: &impl Operator<D, E>,
     inputs: &[Tensor<D>],
@@ -178,7 +184,8 @@ pub fn on_one_device<const D: usize, const E: usize>(
 /// Compares results of [`on_mesh`] with those of [`on_one_device`].
 ///
 /// # Panics
-/// Panics with `place` where a value or gradient differs by more than `tolerance` times the largest magnitude.
+/// Panics with `place` if a value or gradient differs by more than `tolerance` times the largest
+/// magnitude.
 pub fn compare(found: &[TensorData], expected: &[TensorData], tolerance: f64, place: &str) {
     assert_eq!(found.len(), expected.len());
     for (which, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -195,20 +202,20 @@ fn leaves<const D: usize>(tensors: &[Tensor<D>]) -> Vec<Tensor<D>> {
     tensors.iter().map(leaf).collect()
 }
 
-/// Normal random values of a fixed seed, which depend on the name and the index.
+/// Returns normal random values with a fixed seed; they depend on the name and the index.
 pub fn random<const D: usize>(shape: [usize; D], name: &str, index: usize) -> Tensor<D> {
     let device = burn::tensor::Device::default().autodiff();
     Tensor::from_data(normal(&shape, name, index), &device)
 }
 
-/// The values of [`random`].
+/// Returns the values of [`random`] as data.
 pub fn normal(shape: &[usize], name: &str, index: usize) -> TensorData {
     let normal = Distribution::Normal(0.0, 1.0);
     let values = RandomKey::new(0, (name, index)).fill(normal, shape, &IndexBox::whole(shape));
     TensorData::new(values, shape.to_vec())
 }
 
-/// The extents between cuts of a dim, which may come in any order.
+/// Returns the extents between cuts of a dim; the cuts may come in any order.
 pub fn extents_between(mut cuts: Vec<usize>, size: usize) -> Vec<usize> {
     cuts.sort_unstable();
     cuts.push(size);
@@ -219,7 +226,7 @@ pub fn extents_between(mut cuts: Vec<usize>, size: usize) -> Vec<usize> {
     extents.collect()
 }
 
-/// The largest difference, in units of the largest magnitude expected.
+/// Returns the largest difference, relative to the largest expected magnitude.
 pub fn difference(found: &TensorData, expected: &TensorData) -> f64 {
     assert_eq!(found.shape(), expected.shape(), "shapes differ");
     let values = |data: &TensorData| data.iter::<f64>().collect::<Vec<_>>();
@@ -228,7 +235,7 @@ pub fn difference(found: &TensorData, expected: &TensorData) -> f64 {
         .iter()
         .fold(f64::MIN_POSITIVE, |max, value| max.max(value.abs()));
     let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-    // NaN counts as infinitely far.
+    // NaN counts as an infinite difference.
     worst.fold(0.0, |max: f64, d| {
         if d.is_nan() {
             f64::INFINITY
@@ -238,7 +245,7 @@ pub fn difference(found: &TensorData, expected: &TensorData) -> f64 {
     }) / scale
 }
 
-/// The configuration of a property test: `HALOCLINE_CASES` random cases, by default so many.
+/// Configuration of a property test: `HALOCLINE_CASES` random cases, or `default` if it is not set.
 #[cfg(test)]
 pub(crate) fn cases(default: u32) -> proptest::prelude::ProptestConfig {
     use proptest::prelude::ProptestConfig;

@@ -31,6 +31,7 @@ mod network;
 mod optimizer;
 mod outlook;
 mod pace;
+mod package;
 #[cfg(feature = "plot")]
 mod pictures;
 mod record;

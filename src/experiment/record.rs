@@ -13,9 +13,9 @@ use super::config::ExperimentConfig;
 use super::data::Data;
 
 /// The name of the copy of the configuration in the folder.
-const COPY: &str = "experiment.toml";
+pub(super) const COPY: &str = "experiment.toml";
 /// The name of the summary of the files.
-const FILES: &str = "files.json";
+pub(super) const FILES: &str = "files.json";
 /// The name of the file that a job locks while it computes statistics.
 const LOCK: &str = ".statistics.lock";
 /// The name of the folder of checkpoints.

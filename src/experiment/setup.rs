@@ -73,7 +73,9 @@ pub enum CheckpointChoice {
 }
 
 /// The folder of statistics.
-const STATISTICS: &str = "statistics";
+pub(super) const STATISTICS: &str = "statistics";
+/// The folder of the climatology.
+pub(super) const CLIMATOLOGY: &str = "climatology";
 /// A year, in seconds.
 const YEAR: f64 = 365.0 * 86400.0;
 
@@ -313,7 +315,7 @@ impl Experiment {
         }
         let placements = placements(self.mesh.shape(), Samples::States);
         let place = (&self.mesh, &placements[..]);
-        let folder = self.config.folder.join("climatology");
+        let folder = self.config.folder.join(CLIMATOLOGY);
         let config = &self.config.data;
         let means = (config.climatology, config.parts_of_day());
         let saved = Climatology::load(&self.world, place, &folder, means, self.data.calendar)?;
@@ -353,7 +355,7 @@ impl Experiment {
         };
         let every = LoaderConfig::new(1);
         let states = self.loader(data, &config.train, Samples::Targets, &every)?;
-        let folder = self.config.folder.join("climatology");
+        let folder = self.config.folder.join(CLIMATOLOGY);
         let times = Times {
             cycle,
             parts: config.parts_of_day(),

@@ -9,6 +9,8 @@ use halocline_io::{Checkpoint, Snapshot};
 use super::Trainer;
 
 const NAME: &str = "ema";
+/// Name of the trained model in a checkpoint.
+pub(crate) const MODEL: &str = "model";
 
 /// Ema of a model's parameters over steps.
 #[derive(Debug)]
@@ -87,7 +89,7 @@ impl<M: Module> Trainer<M> {
 
 /// The name of the model that validations of a checkpoint's run scored: its average, if it has one.
 pub(crate) fn validated_name(checkpoint: &Checkpoint) -> &'static str {
-    if has_ema(checkpoint) { NAME } else { "model" }
+    if has_ema(checkpoint) { NAME } else { MODEL }
 }
 
 fn has_ema(checkpoint: &Checkpoint) -> bool {

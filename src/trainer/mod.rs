@@ -19,7 +19,7 @@ use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Tensor, TensorData};
 use ema::Ema;
-pub(crate) use ema::validated_name;
+pub(crate) use ema::{MODEL, validated_name};
 use halocline_core::{DeviceMesh, Error, LayerKeys, RandomKey, Result, World, gather_ahead};
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 use halocline_ops::{Field, backward};
@@ -305,7 +305,7 @@ impl<M: Module> Trainer<M> {
                 self.world.seed()
             )));
         }
-        let model = checkpoint.module(&self.world, "model", self.model().clone())?;
+        let model = checkpoint.module(&self.world, MODEL, self.model().clone())?;
         let optimizer = self.optimizer.optimizer.clone();
         let optimizer = checkpoint.optimizer(&self.world, "optimizer", optimizer, &model)?;
         let schedule = self.optimizer.schedule.clone();
@@ -458,7 +458,7 @@ impl<M: Module> Trainer<M> {
         let mut snapshot = Snapshot::new(&self.world);
         snapshot.value("progress", &self.progress)?;
         snapshot.value("notes", &self.notes)?;
-        snapshot.module("model", self.model())?;
+        snapshot.module(MODEL, self.model())?;
         snapshot.optimizer("optimizer", &self.optimizer.optimizer, self.model())?;
         snapshot.schedule("schedule", &self.optimizer.schedule)?;
         self.save_ema(&mut snapshot)?;

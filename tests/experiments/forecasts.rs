@@ -14,7 +14,13 @@ const FROM: [&str; 3] = ["forecast", "--from", "2018-01-10"];
 
 /// A folder with a model that was trained for an epoch.
 fn trained(config: &str) -> tempfile::TempDir {
+    trained_with(config, |_| ())
+}
+
+/// A folder with further files, and a model that was trained for an epoch.
+pub(super) fn trained_with(config: &str, prepare: impl Fn(&Path)) -> tempfile::TempDir {
     let folder = prepared(config);
+    prepare(folder.path());
     write(folder.path(), config, 1);
     succeed(folder.path(), &["train"]);
     folder

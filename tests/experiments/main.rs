@@ -3,6 +3,7 @@
 mod data;
 mod forecasts;
 mod network;
+mod package;
 mod training;
 
 use std::f64::consts::TAU;

@@ -1,11 +1,11 @@
-//! Lines of cells at equal distances.
+//! Lines of equally spaced cells.
 
 use super::walk::Dim;
 
-/// Writes cells at equal distances.
+/// Writes a line of equally spaced cells.
 ///
 /// # Safety
-/// `count` cells must lie at the strides from the second pointer, and as many of the result from the first.
+/// `count` cells must lie at the strides from `cell`, and as many cells of the result from `place`.
 pub(super) unsafe fn write_line<T: Copy>(
     place: *mut T,
     cell: *const T,
@@ -15,17 +15,17 @@ pub(super) unsafe fn write_line<T: Copy>(
 ) {
     let write = |[to, from]: [isize; 2]| {
         for index in 0..count as isize {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let place = place.offset(index * to);
                 place.write(combine(place.read(), cell.offset(index * from).read()));
             }
         }
     };
-    // Compiled apart, so that cells next to each other are loaded and stored in vectors.
+    // Compiled separately, so that adjacent cells are loaded and stored as vectors.
     match [strides.to, strides.from] {
         [1, 0] => {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let cell = cell.read();
                 (0..count).for_each(|index| {

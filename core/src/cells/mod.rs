@@ -1,4 +1,4 @@
-//! Boxes of cells of tensors on the CPU, written into a result in one pass by all threads.
+//! Boxes of cells of CPU tensors, written into a result in one pass by all threads.
 
 mod line;
 mod slabs;
@@ -17,11 +17,11 @@ use line::write_line;
 use slabs::{Cells, Elements, in_slabs, share_rows};
 use walk::{Blocks, Dim, TASK, Walk, merged};
 
-/// The parts of which each is compared with all others.
+/// Maximum number of parts that are compared pairwise.
 const FEW: usize = 64;
 
-/// Makes a tensor of boxes, like `like` but for its shape. They may be empty, and must not overlap; cells that none covers
-/// are `fill`, or unspecified.
+/// Makes a tensor from boxes, with the given shape and the element type and device of `like`. Boxes
+/// may be empty and must not overlap; cells that no box covers are `fill`, or unspecified.
 ///
 /// # Example
 /// ```
@@ -51,7 +51,8 @@ pub fn of_boxes(
     })
 }
 
-/// The tensor in row-major order: on the CPU all threads copy its cells, if they are not next to each other.
+/// Returns the tensor in row-major order. On the CPU, all threads copy its cells unless they are
+/// contiguous already.
 ///
 /// # Example
 /// ```
@@ -69,14 +70,14 @@ pub fn in_order(tensor: DispatchTensor) -> DispatchTensor {
     copied(&tensor)
 }
 
-/// A copy in row-major order, with memory of its own.
+/// Returns a copy in row-major order that owns its memory.
 pub(crate) fn copied(tensor: &DispatchTensor) -> DispatchTensor {
     let shape = tensor.shape().to_vec();
     let whole = [(IndexBox::whole(&shape), tensor.clone())];
     of_boxes(tensor, &shape, None, &whole)
 }
 
-/// [`of_boxes`], or `None` where a tensor is not on the CPU.
+/// Implements [`of_boxes`] on the CPU; returns `None` if a tensor is not on the CPU.
 fn assembled(
     like: &DispatchTensor,
     shape: &[usize],
@@ -99,8 +100,9 @@ fn assembled(
     })
 }
 
-/// Adds boxes, one after the other, to a new tensor of zeros, like `like` but for its shape. `None` where a tensor is not on the
-/// CPU, or of other numbers than f32 and f64.
+/// Adds boxes, one after another, to a new tensor of zeros with the given shape and the element
+/// type of `like`. Returns `None` if a tensor is not on the CPU, or for element types other than
+/// f32 and f64.
 pub(crate) fn summed(
     like: &DispatchTensor,
     shape: &[usize],
@@ -132,13 +134,13 @@ fn on_cpu(boxes: &[(IndexBox, DispatchTensor)]) -> Option<Vec<Part<'_>>> {
         .collect()
 }
 
-/// Whether every cell is in one part.
+/// Whether every cell is in exactly one part.
 fn is_partition(shape: &[usize], parts: &[Part<'_>]) -> bool {
     let volume: usize = parts.iter().map(|(place, _)| place.volume()).sum();
     volume == shape.iter().product::<usize>() && are_apart(parts)
 }
 
-/// Whether no cell is in two parts; false if they are too many to compare.
+/// Whether no cell is in two parts; `false` if there are too many parts to compare.
 fn are_apart(parts: &[Part<'_>]) -> bool {
     let meets = |(i, (place, _)): (usize, &Part<'_>)| {
         let mut others = parts[..i].iter();
@@ -147,7 +149,7 @@ fn are_apart(parts: &[Part<'_>]) -> bool {
     parts.len() <= FEW && !parts.iter().enumerate().any(meets)
 }
 
-/// [`written`] with parts that replace what is there.
+/// Like [`written`], with parts that replace existing elements.
 fn stored<T: bytemuck::Pod + Send + Sync>(
     dtype: DType,
     shape: &[usize],
@@ -157,8 +159,9 @@ fn stored<T: bytemuck::Pod + Send + Sync>(
     written::<T>(dtype, shape, fill, parts, None::<fn(T, T) -> T>)
 }
 
-/// A new tensor of `fill`, or of unspecified elements, into which parts are written in their order: `combine` gives an element
-/// from the old and the new one; without it the new one replaces the old.
+/// Makes a tensor of `fill`, or of unspecified elements, and writes parts into it in order:
+/// `combine` computes an element from the old and the new one; without it, the new element replaces
+/// the old.
 fn written<T: bytemuck::Pod + Send + Sync>(
     dtype: DType,
     shape: &[usize],
@@ -175,7 +178,7 @@ fn written<T: bytemuck::Pod + Send + Sync>(
         tasks::for_each(len.div_ceil(TASK), 1, |task| {
             let start = task * TASK;
             for index in start..len.min(start + TASK) {
-                // SAFETY: within the block, and of this task alone.
+                // SAFETY: within the block, and written only by this task.
                 unsafe { elements.at(index).write(value) };
             }
         });
@@ -188,8 +191,9 @@ fn written<T: bytemuck::Pod + Send + Sync>(
         None if are_apart(parts) => {
             let boxes: Vec<_> = copies.iter().map(|copy| copy.from).collect();
             match share_rows(shape, &boxes) {
-                // SAFETY: checked here, and for every copy when it was made: its box lies in the result, which nothing else
-                // uses, and its cells, as many, in their storage.
+                // SAFETY: checked here and, for every copy, when it was made: its box lies in the
+                // result, which nothing else uses, and the same number of cells lies in its
+                // storage.
                 true => unsafe { in_slabs(shape, &boxes, elements) },
                 false => in_one_loop(&copies, elements),
             }
@@ -207,7 +211,7 @@ fn written<T: bytemuck::Pod + Send + Sync>(
     of_cpu(FlexTensor::new(block.into_bytes(bytes), layout, dtype))
 }
 
-/// Writes boxes that have no cell in common, all in one loop over their tasks.
+/// Writes disjoint boxes, all in one loop over their tasks.
 fn in_one_loop<T: bytemuck::Pod + Send + Sync>(copies: &[Placed<'_, T>], elements: Elements<T>) {
     let mut ends = Vec::with_capacity(copies.len());
     let mut end = 0;
@@ -224,17 +228,17 @@ fn in_one_loop<T: bytemuck::Pod + Send + Sync>(copies: &[Placed<'_, T>], element
         let together = copy.blocks.together();
         let tasks = (group - first) * together..copy.tasks.min((group - first + 1) * together);
         for task in tasks {
-            // SAFETY: the boxes lie in the result, which nothing else uses, and have no cell in common.
+            // SAFETY: the boxes are disjoint and lie in the result, which nothing else uses.
             unsafe { copy.run(task, elements, None::<&fn(T, T) -> T>) };
         }
     });
 }
 
-/// A box that is written into a result, in tasks.
+/// Box to be written into a result, divided into tasks.
 struct Placed<'a, T> {
     from: Cells<'a, T>,
     cells: usize,
-    /// The first element of the box in the result, and in the storage.
+    /// The offset of the first element of the box, in the result and in the storage.
     first: [isize; 2],
     walk: Walk,
     blocks: Blocks,
@@ -242,7 +246,7 @@ struct Placed<'a, T> {
 }
 
 impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
-    /// A box of a result of this shape; none if it is empty.
+    /// Makes a box of a result of this shape; returns `None` if the box is empty.
     fn new(shape: &[usize], place: &'a IndexBox, cells: &'a FlexTensor) -> Option<Self> {
         let layout = cells.layout();
         assert_eq!(place.ranges().len(), shape.len(), "{place} of {shape:?}");
@@ -293,7 +297,8 @@ impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
     /// Writes the cells of a task.
     ///
     /// # Safety
-    /// The result must be of the shape of the copy, and nothing else use the cells of its box meanwhile.
+    /// The result must have the shape given to [`new`](Self::new), and nothing else may use the
+    /// cells of the box meanwhile.
     unsafe fn run(
         &self,
         task: usize,
@@ -322,7 +327,8 @@ impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
             _ => None,
         };
         if let Some(block) = block {
-            // SAFETY: cells of the view, which lies in the storage, and as many of the box, of this task alone.
+            // SAFETY: cells of the view, which lies in the storage, and the same number of cells of
+            // the box, used only by this task.
             unsafe {
                 let cell = self.from.storage.as_ptr().offset(from);
                 return block.write(elements.at(to as usize), cell);
@@ -330,7 +336,8 @@ impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
         }
         for line in 0..slow_cells.len() as isize {
             let (to, from) = (to + line * slow.to, from + line * slow.from);
-            // SAFETY: `count` cells of the view, which lies in the storage, and as many of the box, of this task alone.
+            // SAFETY: `count` cells of the view, which lies in the storage, and the same number of
+            // cells of the box, used only by this task.
             unsafe {
                 let place = elements.at(to as usize);
                 let cell = self.from.storage.as_ptr().offset(from);

@@ -1,4 +1,4 @@
-//! Boxes that are beside each other in rows of a result, written slab by slab.
+//! Boxes that are adjacent within rows of a result, written slab by slab.
 
 use burn::backend::flex::Layout;
 use burn::tensor::Shape;
@@ -11,23 +11,23 @@ use crate::tasks;
 #[derive(Clone, Copy)]
 pub(super) struct Elements<T>(pub(super) *mut T);
 
-// SAFETY: tasks write elements of their own.
+// SAFETY: each task writes only its own elements.
 unsafe impl<T: Send> Send for Elements<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Elements<T> {}
 
 impl<T> Elements<T> {
-    /// A pointer to an element.
+    /// Returns a pointer to an element.
     ///
     /// # Safety
-    /// It must lie in the result.
+    /// The element must lie in the result.
     pub(super) unsafe fn at(self, index: usize) -> *mut T {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.0.add(index) }
     }
 }
 
-/// The cells of a box, where they are.
+/// The cells of a box: their place in the result, and the view of them in their storage.
 #[derive(Clone, Copy)]
 pub(super) struct Cells<'a, T> {
     pub(super) place: &'a IndexBox,
@@ -35,7 +35,8 @@ pub(super) struct Cells<'a, T> {
     pub(super) layout: &'a Layout,
 }
 
-/// Whether a box is a part of long rows of a result, and the cells of every box's rows lie beside each other.
+/// Whether the rows of the result are long, some box covers only a part of a row, and the cells of
+/// each row of every box are contiguous in their storage.
 pub(super) fn share_rows<T>(shape: &[usize], boxes: &[Cells<'_, T>]) -> bool {
     const SHORT: usize = 64;
     let Some((&row, outer)) = shape.split_last() else {
@@ -52,12 +53,12 @@ pub(super) fn share_rows<T>(shape: &[usize], boxes: &[Cells<'_, T>]) -> bool {
             .any(|cells| cells.place.ranges()[last] != (0..row))
 }
 
-/// Writes boxes that have no cell in common: a task writes some rows of the result, so that no two threads write to the cache
-/// lines in which one box ends and the next begins.
+/// Writes disjoint boxes: each task writes some rows of the result, so that no two threads write to
+/// a cache line in which one box ends and the next begins.
 ///
 /// # Safety
-/// [`share_rows`] must hold. The boxes must lie in the result, which nothing else uses, and the cells of each, which has the
-/// shape of its place, in its storage.
+/// [`share_rows`] must hold. The boxes must lie in the result, which nothing else uses; the cells
+/// of each box must have its shape and lie in its storage.
 pub(super) unsafe fn in_slabs<T: Copy + Send + Sync>(
     shape: &[usize],
     boxes: &[Cells<'_, T>],
@@ -69,7 +70,8 @@ pub(super) unsafe fn in_slabs<T: Copy + Send + Sync>(
         .iter()
         .map(|stride| *stride as usize)
         .collect();
-    // Slabs are some cells of one dim, for one cell of each before it.
+    // A slab has some cells of one dim, one cell of each dim before it, and all cells of each dim
+    // after it.
     let divided = (0..shape.len())
         .rev()
         .find(|dim| strides[*dim] * shape[*dim] >= TASK)
@@ -90,7 +92,7 @@ pub(super) unsafe fn in_slabs<T: Copy + Send + Sync>(
         let slab = IndexBox::new(ranges);
         for cells in boxes {
             if let Some(part) = cells.place.intersection(&slab) {
-                // SAFETY: the caller's; slabs have no cell in common.
+                // SAFETY: guaranteed by the caller; slabs are disjoint.
                 unsafe { cells.write(&part, &strides, elements) };
             }
         }
@@ -99,7 +101,7 @@ pub(super) unsafe fn in_slabs<T: Copy + Send + Sync>(
 }
 
 impl<T: Copy> Cells<'_, T> {
-    /// Writes a part of the box, row by row, to a result of these strides.
+    /// Writes a part of the box, row by row, to a result with these strides.
     ///
     /// # Safety
     /// As for [`in_slabs`].
@@ -115,7 +117,7 @@ impl<T: Copy> Cells<'_, T> {
         let rows: usize = sizes[..last].iter().product();
         let mut place = vec![0; last];
         for _ in 0..rows {
-            // SAFETY: the caller's: a row of cells, which lie beside each other.
+            // SAFETY: guaranteed by the caller: a row of contiguous cells.
             unsafe {
                 let from = self.storage.as_ptr().offset(from);
                 elements.at(to).copy_from_nonoverlapping(from, sizes[last]);
@@ -139,7 +141,8 @@ impl<T: Copy> Cells<'_, T> {
 mod tests {
     use super::*;
 
-    /// A field between its halos, of which one is turned, with slabs of one row, of several, and of a part of one.
+    /// A field between its halos, one of which is flipped, with slabs of one row, of several rows,
+    /// and of a part of a row.
     #[test]
     fn every_box_is_written_to_its_place() {
         for [rows, columns] in [[3, 90], [300, 80], [2, 40_000]] {
@@ -176,7 +179,8 @@ mod tests {
             };
             assert!(!share_rows(&[3, rows + 1, columns], &[whole]));
             let mut found = vec![usize::MAX; shape.iter().product()];
-            // SAFETY: the boxes are apart and lie in the result, their cells in the storage.
+            // SAFETY: the boxes are disjoint and lie in the result, and their cells lie in the
+            // storage.
             unsafe { in_slabs(&shape, &boxes, Elements(found.as_mut_ptr())) };
             for (index, found) in found.into_iter().enumerate() {
                 let [a, b, c] = [

@@ -1,12 +1,14 @@
-//! Cells that lie next to each other along one dim in the storage, and along another one in the result.
+//! Transposes: cells that are contiguous along one dim in the storage, and along another one in the
+//! result.
 
-/// A block of such cells: `[reads, writes]` are the dims along which they are neighbours in the storage and in the result.
+/// Block of such cells, with the dims `[reads, writes]` along which they are contiguous in the
+/// storage and in the result.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transpose {
     pub(super) sizes: [usize; 2],
-    /// From one cell of `reads` to the next in the result.
+    /// Stride in the result between cells along `reads`.
     pub(super) to: isize,
-    /// From one cell of `writes` to the next in the storage.
+    /// Stride in the storage between cells along `writes`.
     pub(super) from: isize,
 }
 
@@ -17,15 +19,16 @@ pub(super) fn is_supported<T>() -> bool {
 
 /// The bytes of an element.
 const LANE: usize = 4;
-/// Rows of a tile, and its columns at least.
+/// Number of rows of a tile, and the minimum number of its columns.
 pub(super) const SIDE: usize = 4;
 
 impl Transpose {
-    /// Writes the block: in tiles, which are transposed in registers, of whole cache lines of the result where there are.
+    /// Writes the block in tiles that are transposed in registers and, where possible, cover whole
+    /// cache lines of the result.
     ///
     /// # Safety
-    /// [`is_supported`]; the cells must lie in the storage from `cell` on, and in the result from `place` on, which nothing
-    /// else uses.
+    /// [`is_supported`] must hold. The cells must lie in the storage starting at `cell`, and in the
+    /// result starting at `place`, which nothing else uses.
     pub(super) unsafe fn write<T: Copy>(self, place: *mut T, cell: *const T) {
         const QUADS: usize = 4;
         const WIDE: usize = SIDE * QUADS;
@@ -39,7 +42,8 @@ impl Transpose {
                 _ => 1,
             };
             for row in (0..reads).step_by(SIDE) {
-                // SAFETY: the caller's; tiles are used for four rows of their width only.
+                // SAFETY: guaranteed by the caller; a tile is used only if four rows of its width
+                // are left.
                 unsafe {
                     let place = place.offset(row as isize * self.to).add(column);
                     let cell = cell.offset(column as isize * self.from).add(row);
@@ -61,7 +65,7 @@ impl Transpose {
     unsafe fn cells<T: Copy>(self, place: *mut T, cell: *const T, [rows, columns]: [usize; 2]) {
         for row in 0..rows {
             for column in 0..columns {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     let cell = cell.offset(column as isize * self.from).add(row);
                     place
@@ -84,7 +88,8 @@ impl Transpose {
             _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_setzero_si128, _mm_storeu_si128,
             _mm_unpackhi_epi32, _mm_unpackhi_epi64, _mm_unpacklo_epi32, _mm_unpacklo_epi64,
         };
-        // SAFETY: the caller's. Every x86-64 processor has these instructions, for addresses of any alignment.
+        // SAFETY: guaranteed by the caller. Every x86-64 processor has these instructions, for
+        // addresses of any alignment.
         unsafe {
             let row = |row: usize| place.offset(row as isize * self.to);
             for number in 0..4 {
@@ -112,13 +117,13 @@ impl Transpose {
         }
     }
 
-    /// As on x86-64, where alone it is [supported](is_supported).
+    /// Same as on x86-64, the only architecture where it is [supported](is_supported).
     ///
     /// # Safety
     /// As for [`write`](Self::write).
     #[cfg(not(target_arch = "x86_64"))]
     unsafe fn tile<T: Copy, const QUADS: usize>(self, place: *mut T, cell: *const T) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.cells(place, cell, [4, 4 * QUADS]) }
     }
 }

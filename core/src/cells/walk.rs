@@ -1,13 +1,14 @@
-//! The order in which a copy goes through cells, so that the cache lines of both sides are used while they are near.
+//! The order in which a copy visits cells, chosen so that cache lines of both sides are reused
+//! while they are still cached.
 
 use std::ops::Range;
 
 use super::transpose::{SIDE, Transpose};
 
-/// Elements of a task.
+/// Number of elements per task.
 pub(super) const TASK: usize = 1 << 14;
 
-/// A dim of a copy: its size, and the strides of the result and of the cells.
+/// Dim of a copy: its size, and its strides in the result and in the source.
 #[derive(Clone, Copy)]
 pub(super) struct Dim {
     pub(super) size: usize,
@@ -22,13 +23,13 @@ impl Dim {
         from: 1,
     };
 
-    /// Whether cells are next to each other in both tensors.
+    /// Whether cells are contiguous in both tensors.
     pub(super) fn in_one_piece(self) -> bool {
         [self.to, self.from] == [1, 1]
     }
 }
 
-/// The order of a copy's dims.
+/// Order of the dims of a copy.
 pub(super) struct Walk {
     pub(super) outer: Vec<Dim>,
     pub(super) slow: Dim,
@@ -36,11 +37,12 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// Along the dim in which cells are nearest to each other, within blocks of the innermost dim of the result, so that the
-    /// cache lines of both are used while they are near; the other way round if that dim is short.
+    /// Chooses the dim in which source cells are closest as the fast one, within blocks of the
+    /// innermost dim of the result, so that cache lines of both sides are reused while they are
+    /// still cached; the other way round if that dim is short.
     pub(super) fn through(mut dims: Vec<Dim>) -> Self {
         const SHORT: usize = 16;
-        // What is repeated is near only where it is written side by side.
+        // Repeated cells (stride zero) count as close only where they are written contiguously.
         let distance = |dim: &Dim| (dim.from == 0 && dim.to != 1, dim.from.unsigned_abs());
         let nearest = (0..dims.len()).min_by_key(|dim| distance(&dims[*dim]));
         let mut fast = dims.remove(nearest.expect("a dim"));
@@ -58,8 +60,8 @@ impl Walk {
         }
     }
 
-    /// A block of so many cells along the slow and the fast dim, if they lie next to each other along one of them in the result
-    /// and along the other one where they are read, and are a tile at least.
+    /// Returns a transpose of `[slow, fast]` cells, if they are contiguous along one of the two
+    /// dims in the result and along the other in the source, and fill at least one tile.
     pub(super) fn transpose(&self, [slow, fast]: [usize; 2]) -> Option<Transpose> {
         let dims = [(self.slow, slow), (self.fast, fast)];
         if slow < SIDE || fast < SIDE {
@@ -85,9 +87,9 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Lines of a block: what is written to one cache line, or two.
+    /// Number of lines of a block: as many cells as one or two cache lines of the result hold.
     const LINES: usize = 16;
-    /// Cells of each.
+    /// Number of cells per line.
     const CELLS: usize = 128;
 
     pub(super) fn of(slow: Dim, fast: Dim) -> Self {
@@ -114,14 +116,14 @@ impl Blocks {
         self.parts().iter().product()
     }
 
-    /// Blocks that are worth a thread.
+    /// Number of blocks that make up the work of one task.
     pub(super) fn together(&self) -> usize {
         (TASK / self.block.iter().product::<usize>()).max(1)
     }
 
     pub(super) fn ranges(&self, block: usize) -> [Range<usize>; 2] {
         let parts = self.parts();
-        // Blocks that follow each other are beside each other in the result.
+        // Consecutive blocks are adjacent in the result.
         let place = [block % parts[0], block / parts[0]];
         [0, 1].map(|dim| {
             let start = place[dim] * self.block[dim];
@@ -130,7 +132,7 @@ impl Blocks {
     }
 }
 
-/// Dims, from the innermost, of which those that follow each other in both tensors are one.
+/// Merges dims, listed from the innermost, that are adjacent in both tensors.
 pub(super) fn merged(dims: Vec<Dim>) -> Vec<Dim> {
     let mut found: Vec<Dim> = Vec::new();
     for dim in dims {

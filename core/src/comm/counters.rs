@@ -1,9 +1,12 @@
 //! Counters of messages and bytes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Operation, Traffic};
+use crate::module_scope;
 
 /// Running counts of messages and bytes sent, by kind and pass.
 ///
@@ -20,15 +23,39 @@ use super::{Operation, Traffic};
 /// assert_eq!((stats.of(traffic).bytes, stats.of_backward(traffic).bytes), (180, 80));
 /// ```
 #[derive(Debug, Default)]
-pub struct Counters([[(AtomicU64, AtomicU64); 2]; Traffic::ALL.len()]);
+pub struct Counters {
+    all: [[(AtomicU64, AtomicU64); 2]; Traffic::ALL.len()],
+    by_module: Mutex<BTreeMap<Arc<str>, CommStats>>,
+}
 
 impl Counters {
-    /// Counts one message of an operation.
+    /// Counts one message of an operation, and of the [module](crate::module_scope) that this
+    /// thread computes. Messages of several tensors, such as buckets of gradients, belong to no
+    /// module.
     pub fn count(&self, operation: &Operation, bytes: usize) {
-        let passes = &self.0[operation.traffic() as usize];
-        let (messages, total) = &passes[usize::from(operation.is_backward())];
+        let pass = usize::from(operation.is_backward());
+        let (messages, total) = &self.all[operation.traffic() as usize][pass];
         messages.fetch_add(1, Ordering::Relaxed);
         total.fetch_add(bytes as u64, Ordering::Relaxed);
+        if let Some(module) = module_scope::current().filter(|_| !operation.has_parts()) {
+            let mut modules = self
+                .by_module
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let counts = &mut modules.entry(module).or_default().0;
+            let count = &mut counts[operation.traffic() as usize][pass];
+            count.messages += 1;
+            count.bytes += bytes as u64;
+        }
+    }
+
+    /// The counts so far by module.
+    pub fn by_module(&self) -> ModuleStats {
+        let modules = self
+            .by_module
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        ModuleStats(modules.clone())
     }
 
     /// The counts so far.
@@ -37,7 +64,11 @@ impl Counters {
             messages: messages.load(Ordering::Relaxed),
             bytes: bytes.load(Ordering::Relaxed),
         };
-        CommStats(self.0.each_ref().map(|passes| passes.each_ref().map(read)))
+        CommStats(
+            self.all
+                .each_ref()
+                .map(|passes| passes.each_ref().map(read)),
+        )
     }
 }
 
@@ -69,7 +100,7 @@ pub struct Count {
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommStats([[Count; 2]; Traffic::ALL.len()]);
 
 impl CommStats {
@@ -107,6 +138,48 @@ impl fmt::Display for CommStats {
         for traffic in Traffic::ALL {
             write!(f, "\n{:<14}", format!("{traffic:?}"))?;
             for Count { messages, bytes } in self.0[traffic as usize] {
+                write!(f, "{messages:>10}{bytes:>16}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Counts of the messages and bytes that a rank has sent, by module of the model; prints as a
+/// table. [`module_scope`](crate::module_scope()) has an example.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModuleStats(BTreeMap<Arc<str>, CommStats>);
+
+impl ModuleStats {
+    /// The counts of a module by its path, without those of the modules in it.
+    pub fn of(&self, path: &str) -> Option<CommStats> {
+        self.0.get(path).copied()
+    }
+
+    /// Paths of modules with their counts, in the order of the paths.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, CommStats)> {
+        self.0.iter().map(|(path, stats)| (&**path, *stats))
+    }
+}
+
+impl fmt::Display for ModuleStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self
+            .0
+            .keys()
+            .map(|path| path.len())
+            .max()
+            .unwrap_or(0)
+            .max(6);
+        write!(f, "{:<width$}{:>26}{:>26}", "module", "forward", "backward")?;
+        write!(f, "\n{:<width$}", "")?;
+        write!(f, "{0:>10}{1:>16}{0:>10}{1:>16}", "messages", "bytes")?;
+        for (path, stats) in self.iter() {
+            write!(f, "\n{path:<width$}")?;
+            for pass in 0..2 {
+                let counts = stats.0.iter().map(|passes| passes[pass]);
+                let messages: u64 = counts.clone().map(|count| count.messages).sum();
+                let bytes: u64 = counts.map(|count| count.bytes).sum();
                 write!(f, "{messages:>10}{bytes:>16}")?;
             }
         }

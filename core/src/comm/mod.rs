@@ -9,7 +9,7 @@ use std::sync::Arc;
 #[cfg(any(feature = "mpi", feature = "cuda"))]
 use std::time::Duration;
 
-pub use counters::{CommStats, Count, Counters};
+pub use counters::{CommStats, Count, Counters, ModuleStats};
 pub use dry_run::{PlannedMessages, PlannedOperation};
 pub use host::Place;
 pub use message::{Batch, Expected, InFlight, Payload, Pending};

@@ -151,6 +151,11 @@ impl Operation {
         self.traffic
     }
 
+    /// Whether it is on several tensors.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.parts.is_some()
+    }
+
     /// Whether it belongs to the backward pass.
     pub fn is_backward(&self) -> bool {
         self.backward

@@ -11,25 +11,25 @@ use crate::comm::{Batch, Communicator, Expected, InFlight, Overlap, Payload, col
 use crate::dispatch::{added, blank_of, cast, cut, flipped, paste, wide, widened};
 use crate::{IndexBox, Result};
 
-/// Boxes in flight: this rank's sends are posted, its receives are not finished.
+/// Boxes in flight: this rank's sends are posted, and its receives are not finished.
 #[derive(Debug)]
 #[must_use = "boxes on their way must be received"]
 pub struct Boxes<'a> {
     comm: &'a Arc<dyn Communicator>,
     in_flight: Option<InFlight>,
-    /// The bytes that this rank receives.
+    /// The number of bytes that this rank receives.
     bytes: usize,
     expected: &'a [(usize, Vec<Transfer>)],
 }
 
 impl<'a> Boxes<'a> {
-    /// Lets the boxes travel on while the rank computes: see [`InFlight::in_background`].
+    /// Lets the boxes travel while the rank computes; see [`InFlight::in_background`].
     pub fn in_background(&self) {
         self.in_flight.iter().for_each(InFlight::in_background);
     }
 
-    /// Decides whether to compute the cells that need none of the boxes, a fraction of the work,
-    /// while the boxes travel. If so, starts [`in_background`](Self::in_background).
+    /// Decides whether to compute the cells that need none of the boxes, which are `fraction` of
+    /// the work, while the boxes travel. If so, calls [`in_background`](Self::in_background).
     ///
     /// [`Overlap::Auto`] requires an engine whose messages take time, boxes of at least 128 KiB,
     /// and a fraction above one half.
@@ -49,17 +49,17 @@ impl<'a> Boxes<'a> {
         overlap
     }
 
-    /// The boxes apart from the exchange, which [`Exchange::boxes`] joins them to again.
+    /// Detaches the boxes from the exchange; [`Exchange::boxes`] attaches them again.
     pub(crate) fn into_in_flight(self) -> Option<InFlight> {
         self.in_flight
     }
 
     /// Waits for the boxes that this rank receives. Their cells are in the owner's order if the
-    /// exchange runs forward, else in the order of the assembled tensor; the two differ by
-    /// [`Transfer::flip`] only.
+    /// exchange runs forward, else in the order of the assembled tensor; the two orders differ only
+    /// by [`Transfer::flip`].
     ///
     /// # Errors
-    /// A failure of communication.
+    /// Communication fails.
     pub fn finish(self) -> Result<Vec<(&'a Transfer, DispatchTensor)>> {
         let received = self.in_flight.map_or(Ok(Vec::new()), InFlight::finish)?;
         let tensors = received.into_iter().flat_map(|payload| match payload {
@@ -72,15 +72,15 @@ impl<'a> Boxes<'a> {
 }
 
 impl Exchange {
-    /// Sends the boxes of the exchange's forward pass, each as `cells_of` gives it, of the kind of
-    /// `like`.
+    /// Sends the boxes of the exchange's forward pass. `cells_of` returns the cells of each box,
+    /// which must have the element type and device of `like`.
     ///
-    /// For operators that use boxes one by one, rather than a tensor assembled from them. In an
-    /// exchange that runs forward a box is [`cut`] from this rank's shard; in one that runs in
-    /// reverse it is the gradient of a box that this rank needed.
+    /// For operators that use boxes one by one, rather than as an assembled tensor. In an exchange
+    /// that runs forward, a box is [`cut`] from this rank's shard; in one that runs in reverse, it
+    /// is the gradient of a box that this rank needed.
     ///
     /// # Errors
-    /// A failure of communication.
+    /// Communication fails.
     pub fn send<'a>(
         &'a self,
         like: &DispatchTensor,
@@ -138,11 +138,11 @@ impl Exchange {
         })
     }
 
-    /// [Sends](Self::send) the boxes of a tensor: this rank's shard in an exchange that runs
-    /// forward, the gradient of its assembled tensor in one that runs in reverse.
+    /// [Sends](Self::send) the boxes of a tensor: of this rank's shard in an exchange that runs
+    /// forward, or of the gradient of its assembled tensor in one that runs in reverse.
     ///
     /// # Errors
-    /// A failure of communication.
+    /// Communication fails.
     pub fn send_all<'a>(&'a self, tensor: &DispatchTensor) -> Result<Boxes<'a>> {
         let direction = self.forward.direction;
         self.send(tensor, |transfer| match direction {
@@ -151,7 +151,7 @@ impl Exchange {
         })
     }
 
-    /// Boxes that [`send`](Self::send) of this exchange has started.
+    /// Attaches boxes whose [`send`](Self::send) this exchange has started.
     pub(crate) fn boxes(&self, in_flight: Option<InFlight>) -> Boxes<'_> {
         let Move { plan, direction } = &self.forward;
         Boxes {
@@ -192,7 +192,7 @@ impl Exchange {
                 if let Some(sum) = cells::summed(&tensor, &plan.source_shape, &boxes) {
                     return sum;
                 }
-                // Sums of half-precision numbers are rounded once.
+                // Sums of half-precision numbers are rounded only once.
                 let sum = blank_of(
                     (tensor.device(), wide(dtype)),
                     &plan.source_shape,
@@ -205,7 +205,7 @@ impl Exchange {
     }
 
     /// Assembles one box, `part`, of the result of an exchange that runs forward. Cells of boxes
-    /// that are not in `received` are unspecified.
+    /// missing from `received` are unspecified.
     pub fn assemble_part(
         &self,
         tensor: &DispatchTensor,
@@ -239,8 +239,8 @@ impl Exchange {
             Some((target, inside(cells.clone(), &transfer.flip, &portion)))
         });
         let boxes: Vec<_> = copied.chain(others).collect();
-        // A single box that fills the part is used as it is; a whole result is copied, so that its
-        // memory is its own.
+        // A single box that fills the part is used as it is; a whole result is copied, so that it
+        // owns its memory.
         if let [(target, cells)] = &boxes[..]
             && target.shape() == shape
             && shape != plan.output_shape
@@ -257,7 +257,8 @@ impl Exchange {
     }
 }
 
-/// Whether messages may travel while ranks compute: not where they take no time, unless that is asked for.
+/// Whether messages may travel while ranks compute; with [`Overlap::Auto`], only on engines whose
+/// messages take time.
 pub(crate) fn travels(comm: &Arc<dyn Communicator>) -> bool {
     match comm.settings().overlap {
         Overlap::On => true,
@@ -266,8 +267,8 @@ pub(crate) fn travels(comm: &Arc<dyn Communicator>) -> bool {
     }
 }
 
-/// Adds the gradient of a box, in the order of the assembled tensor, to the cells that the box is a
-/// copy of.
+/// Adds the gradient of a box, in the order of the assembled tensor, to the cells from which the
+/// box was copied.
 ///
 /// # Example
 /// ```

@@ -22,11 +22,11 @@ mod plan;
 pub enum Direction {
     /// Cells are copied from their owners to the ranks that need them.
     Forward,
-    /// Values of needed cells return to the owners, which add them: the adjoint.
+    /// Values of the needed cells return to the owners, which add them: the adjoint.
     Reverse,
 }
 
-/// Plan with the direction of a run.
+/// Plan together with the direction in which it runs.
 #[derive(Clone, Debug)]
 pub struct Move {
     /// The plan of this rank.
@@ -36,7 +36,8 @@ pub struct Move {
 }
 
 impl fmt::Display for Move {
-    /// Prints the boxes that this rank sends and receives: the [plan](ExchangePlan) in its direction.
+    /// Prints the boxes that this rank sends and receives: the [plan](ExchangePlan) in this
+    /// direction.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.direction {
             Direction::Forward => self.plan.fmt(f),
@@ -45,7 +46,7 @@ impl fmt::Display for Move {
     }
 }
 
-/// Exchange of boxes as an operator: a plan and direction for each pass.
+/// Exchange of boxes as an operator: a plan and a direction for each pass.
 ///
 /// # Example
 /// ```
@@ -61,7 +62,7 @@ impl fmt::Display for Move {
 ///     let ranks = mesh.shape().ranks().into();
 ///     let exchange = Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.into());
 ///     let shard = Tensor::<1>::full([1], world.rank() as f32, &world.device().clone().inner());
-///     // In one call, and in steps between which a rank may compute.
+///     // In one call, and in steps between which the rank may compute.
 ///     let whole = ops::run(shard.clone(), exchange.clone());
 ///     let boxes = exchange.send_all(&shard.clone().into_dispatch())?;
 ///     let steps = exchange.assemble(shard.into_dispatch(), boxes.finish()?);
@@ -105,7 +106,7 @@ impl Exchange {
         }
     }
 
-    /// The exchange of this one's backward pass.
+    /// Returns the exchange of the backward pass.
     #[must_use]
     pub fn reversed(self) -> Self {
         Self {

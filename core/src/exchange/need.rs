@@ -1,27 +1,27 @@
-//! Needs of ranks, and the owners of cells.
+//! The cells that ranks need, and the owners of cells.
 
 use std::ops::Range;
 
 use crate::mesh::unravel;
 use crate::{Boundary, IndexBox, Layout, Segment, segments};
 
-/// Box of global cells that a rank needs, with its place in the tensor that the rank assembles;
-/// [`Need`] has an example.
+/// Box of global cells that a rank needs, with its position in the tensor that the rank assembles;
+/// see the example of [`Need`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The start of the box in the assembled tensor.
     pub dst: Vec<usize>,
-    /// The global cells.
+    /// The global indices of the cells.
     pub src: IndexBox,
-    /// Whether the cells are in reverse order, for every dim.
+    /// Whether the cells are in reverse order, per dim.
     pub flip: Vec<bool>,
 }
 
 /// Need of one rank in an exchange: the shape of the tensor that it assembles, and its pieces.
 ///
-/// Pieces do not overlap in the assembled tensor; cells that no piece covers get the plan's fill
-/// value. The same global cells may be needed several times (a periodic wrap longer than the
-/// domain, a replicated edge).
+/// Pieces do not overlap in the assembled tensor; cells without a piece get the plan's fill value.
+/// The same global cells may be needed several times (a periodic wrap longer than the domain, a
+/// replicated edge).
 ///
 /// # Example
 /// ```
@@ -44,7 +44,7 @@ pub struct Need {
 }
 
 impl Need {
-    /// A need of one box.
+    /// Makes a need of one box.
     pub fn of(cells: IndexBox) -> Self {
         let shape = cells.shape();
         let pieces = if cells.volume() == 0 {
@@ -59,7 +59,8 @@ impl Need {
         Self { shape, pieces }
     }
 
-    /// The product of the runs of every dim: one piece for each choice of a run per dim.
+    /// Makes a need from the product of the runs of every dim: one piece per combination of one run
+    /// per dim.
     pub fn product(shape: Vec<usize>, dims: &[Vec<Segment>]) -> Self {
         let counts: Vec<usize> = dims.iter().map(Vec::len).collect();
         let pieces = (0..counts.iter().product())
@@ -76,11 +77,11 @@ impl Need {
         Self { shape, pieces }
     }
 
-    /// The cells of a range of every dim of a field of this shape, which may reach beyond its ends,
-    /// where the boundaries of the dim give the values.
+    /// Makes a need of a range of cells in every dim of a field of this shape. Ranges may reach
+    /// beyond the ends of a dim, where its boundaries supply the values.
     ///
-    /// Across a pole, rows come from the opposite meridian: a shape and padding that
-    /// [`check_poles`](crate::check_poles) accepts.
+    /// Across a pole, rows come from the opposite meridian; shape and padding must be accepted by
+    /// [`check_poles`](crate::check_poles).
     ///
     /// # Example
     /// ```
@@ -97,7 +98,7 @@ impl Need {
             let [low, high] = boundaries[dim];
             segments(range, field[dim], low, high)
         };
-        // Of a dim that reaches beyond one.
+        // Whether the range of a dim reaches beyond a pole.
         let poles = |dim: &usize| {
             let beyond = ranges[*dim].start < 0 || ranges[*dim].end > field[*dim] as isize;
             beyond && boundaries[*dim].iter().any(|boundary| boundary.is_pole())
@@ -139,7 +140,7 @@ impl Need {
         need
     }
 
-    /// An empty need, assembled to a tensor of `shape` that holds the fill value only.
+    /// Makes an empty need, assembled into a tensor of `shape` that holds only the fill value.
     pub fn nothing(shape: Vec<usize>) -> Self {
         Self {
             shape,
@@ -148,7 +149,8 @@ impl Need {
     }
 }
 
-/// Owners of the field before an exchange; [`ExchangePlan`](super::ExchangePlan) has an example.
+/// Owners of the field before an exchange; see the example of
+/// [`ExchangePlan`](super::ExchangePlan).
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// The ranks of a layout.
@@ -178,7 +180,8 @@ impl Source<'_> {
 mod tests {
     use super::*;
 
-    /// The half turn belongs to the dim that reaches beyond its poles, not to another one with poles.
+    /// The half turn applies to the dim whose range reaches beyond its poles, not to another dim
+    /// with poles.
     #[test]
     fn only_rows_beyond_a_pole_are_mirrored() {
         let pole = [Boundary::PoleEdge; 2];

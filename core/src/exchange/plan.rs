@@ -9,22 +9,22 @@ use foldhash::fast::FixedState;
 use super::need::{Need, Source};
 use crate::IndexBox;
 
-/// Box that moves from a rank's shard into the tensor that a rank assembles. Both are local index
-/// boxes. [`ExchangePlan`] lists them.
+/// Box that moves from a rank's shard into the tensor that a rank assembles, as local index boxes
+/// on both sides. Listed in [`ExchangePlan`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// The cells in the owner's shard.
     pub src: IndexBox,
     /// The cells in the receiver's assembled tensor.
     pub dst: IndexBox,
-    /// Whether the order of cells is reversed, for every dim.
+    /// Whether the order of cells is reversed, per dim.
     pub flip: Vec<bool>,
 }
 
 /// Plan of one rank's part in an exchange: the boxes that it sends, receives and copies.
 ///
-/// Made by [`ExchangePlan::new`] from data that every rank has, so that the plans of all ranks
-/// match without a message. Its adjoint is the plan run in reverse, adding where boxes overlap.
+/// [`ExchangePlan::new`] makes it from data that every rank has, so the plans of all ranks match
+/// without any message. Its adjoint is the plan run in reverse, adding where boxes overlap.
 ///
 /// # Example
 /// ```
@@ -45,7 +45,8 @@ pub struct ExchangePlan {
     pub output_shape: Vec<usize>,
     /// The value of cells that no box covers.
     pub fill: f64,
-    /// A hash of the [arguments](Self::with_arguments) that it was made from; zero without.
+    /// Hash of the [arguments](Self::with_arguments) from which the plan was made; zero if there
+    /// are none.
     pub arguments: u64,
     /// Boxes that stay on this rank.
     pub copies: Vec<Transfer>,
@@ -56,8 +57,8 @@ pub struct ExchangePlan {
 }
 
 impl ExchangePlan {
-    /// Plans the part of the rank at `position` of `size`; `need_of` gives the need of each
-    /// position.
+    /// Plans the part of the rank at `position` among `size` ranks; `need_of` returns the need of
+    /// each position.
     pub fn new(
         source: Source<'_>,
         position: usize,
@@ -83,9 +84,9 @@ impl ExchangePlan {
             }
         }
         plan.receives.sort_by_key(|(peer, _)| *peer);
-        // A message holds cells and no indices, so sender and receiver must list its boxes in one
-        // order: the sender repeats the receiver's computation and keeps its own share, instead of
-        // asking.
+        // A message holds cells without indices, so sender and receiver must list its boxes in the
+        // same order: instead of asking, the sender repeats the receiver's computation and keeps
+        // its own share.
         for peer in (0..size).filter(|&peer| peer != position) {
             for (owner, transfer) in transfers(source, &need_of(peer), peer, Some(&shard)) {
                 if owner == position {
@@ -96,8 +97,8 @@ impl ExchangePlan {
         plan
     }
 
-    /// This plan with messages of the rank to itself instead of all copies but the largest, so that
-    /// the halos of one rank on a ring pass through its engine too.
+    /// Returns this plan with all copies but the largest replaced by messages from the rank to
+    /// itself, so that the halos of a single rank on a ring pass through its engine, too.
     pub(crate) fn through_loopback(mut self, position: usize) -> Self {
         let copies = self.copies.iter().enumerate();
         let Some((largest, _)) = copies.max_by_key(|(_, copy)| copy.src.volume()) else {
@@ -111,7 +112,7 @@ impl ExchangePlan {
         self
     }
 
-    /// The plan of what travels when this one runs in reverse.
+    /// Returns the plan of the boxes that travel when this plan runs in reverse.
     pub(super) fn reversed(&self) -> Self {
         let back = |transfer: &Transfer| Transfer {
             src: transfer.dst.clone(),
@@ -134,14 +135,15 @@ impl ExchangePlan {
         }
     }
 
-    /// This plan with another value for cells that no box covers.
+    /// Returns this plan with another value for cells that no box covers.
     pub fn with_fill(mut self, fill: f64) -> Self {
         self.fill = fill;
         self
     }
 
-    /// This plan with a hash of the arguments that it was made from, which must be equal on all ranks. Ranks
-    /// whose arguments differ get an error, as ranks in different operations do.
+    /// Returns this plan with a hash of the arguments from which it was made, which must be equal
+    /// on all ranks. Ranks with different arguments get an error, as ranks in different operations
+    /// do.
     pub fn with_arguments(mut self, arguments: &impl Hash) -> Self {
         self.arguments = FixedState::default().hash_one(arguments);
         self
@@ -157,7 +159,7 @@ impl ExchangePlan {
         elements(&self.receives)
     }
 
-    /// Whether the assembled tensor is the rank's shard, so that nothing is copied.
+    /// Whether the assembled tensor equals the rank's shard, so that nothing is copied.
     pub fn is_identity(&self) -> bool {
         self.source_shape == self.output_shape
             && match self.copies.as_slice() {
@@ -171,8 +173,8 @@ impl ExchangePlan {
             }
     }
 
-    /// A box of the assembled tensor that holds cells of this rank's shard and none of other ranks,
-    /// so that it is complete before messages arrive; `None` if the rank copies no cells, or if a
+    /// Returns a box of the assembled tensor that holds only cells of this rank's shard, and is
+    /// therefore complete before messages arrive; `None` if the rank copies no cells, or if a
     /// received box is not beyond a side of the copy.
     pub fn interior(&self) -> Option<IndexBox> {
         let largest = self.copies.iter().max_by_key(|copy| copy.src.volume())?;
@@ -181,9 +183,9 @@ impl ExchangePlan {
         };
         let mut inside: Vec<_> = IndexBox::whole(&self.output_shape).ranges().to_vec();
         let received = self.receives.iter().flat_map(|(_, transfers)| transfers);
-        // Each received box that still reaches into the interior cuts off one side of it. A box at
-        // a corner is beyond the copy in several dims; one cut is enough to exclude it, so later
-        // boxes of the same corner change nothing.
+        // Each received box that still overlaps the interior cuts off one side of it. A box at a
+        // corner is beyond the copy in several dims; one cut is enough to exclude it, so later
+        // boxes at the same corner change nothing.
         for transfer in received {
             let cells = transfer.dst.ranges();
             if inside
@@ -221,8 +223,8 @@ fn elements(list: &[(usize, Vec<Transfer>)]) -> usize {
     transfers.map(|transfer| transfer.src.volume()).sum()
 }
 
-/// Splits the need of the rank at `receiver` by owner, in an order that depends on the arguments
-/// alone; of the cells `among` some, if they are given.
+/// Splits the need of the rank at `receiver` by owner, restricted to the cells `among` if given, in
+/// an order that depends only on the arguments.
 fn transfers(
     source: Source<'_>,
     need: &Need,
@@ -243,7 +245,7 @@ fn transfers(
                 let (cell, start) = (&cells.ranges()[dim], origin.ranges()[dim].start);
                 cell.start - start..cell.end - start
             });
-            // A reversed piece begins with its last cell.
+            // A reversed piece starts with its last cell.
             let dst = dims.map(|dim| {
                 let (cell, from) = (&cells.ranges()[dim], &piece.src.ranges()[dim]);
                 let start = piece.dst[dim]
@@ -266,7 +268,7 @@ fn transfers(
 }
 
 impl fmt::Display for ExchangePlan {
-    /// One line per box, with its bytes at four bytes an element, and the totals.
+    /// Prints one line per box, with its size at four bytes per element, and the totals.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const BYTES: usize = size_of::<f32>();
         writeln!(

@@ -1,10 +1,10 @@
-//! The order of the backward pass.
+//! Tests of the order of the backward pass.
 
 use super::*;
 use burn::tensor::Device;
 use std::sync::Mutex;
 
-/// The identity, which logs its backward pass.
+/// Identity that logs its backward pass.
 #[derive(Debug)]
 struct Logged(&'static str, Arc<Mutex<Vec<&'static str>>>);
 

@@ -1,9 +1,10 @@
-//! Gathers of parameters that start before they are needed.
+//! Parameter gathers that start before their results are needed.
 //!
-//! Training steps gather their parameters in the same order. While a `GatherAhead` lives, each gather
-//! starts the next one of the step before, which travels while this rank computes. Results have the same
-//! bits. A gather that was started is used if it has the same layouts and sent the memory that is to be
-//! gathered; otherwise its messages are dropped when they arrive. Both are the same on all ranks.
+//! Training steps gather their parameters in the same order. While a `GatherAhead` is alive, each
+//! gather starts the gather that followed it in the previous step, whose messages travel while this
+//! rank computes. Results are bit-identical. A gather that was started is used if it has the same
+//! layouts and sent the same memory that is to be gathered; otherwise its messages are dropped on
+//! arrival. The decision is the same on all ranks.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -25,24 +26,24 @@ thread_local! {
 
 #[derive(Default)]
 struct State {
-    /// Shards of the model of the guard, by path; empty without one.
+    /// Shards of the guarded model, by path; empty without a guard.
     held: HashMap<String, Held>,
-    /// The gathers of the step before, in order.
+    /// The gathers of the previous step, in order.
     before: Vec<Step>,
     /// The gathers of this step.
     now: Vec<Step>,
-    /// A gather that has been started.
+    /// The gather that has been started, if any.
     flight: Option<Flight>,
 }
 
-/// A shard of a parameter, and where it lies.
+/// A shard of a parameter, with its layout and mesh.
 pub(super) struct Held {
     pub(super) shard: DispatchTensor,
     pub(super) layout: Layout,
     pub(super) mesh: DeviceMesh,
 }
 
-/// A gather of a parameter, for the forward pass or again for the backward pass.
+/// A gather of a parameter, in the forward pass or repeated in the backward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Step {
     pub(super) path: Arc<str>,
@@ -57,13 +58,13 @@ struct Flight {
     in_flight: Option<InFlight>,
 }
 
-/// Gathers a shard, and starts the gather after it.
+/// Gathers a shard, and starts the next gather.
 pub(super) fn gather(
     step: &Step,
     exchange: &Exchange,
     shard: DispatchTensor,
 ) -> Result<DispatchTensor> {
-    // What a dry run gathers is no part of a step.
+    // Gathers of a dry run are not part of a step.
     let is_dry = exchange.comm.is_dry();
     if is_dry || !STATE.with_borrow(|state| state.held.contains_key(&*step.path)) {
         return Ok(exchange.forward(vec![shard])?.0);
@@ -80,7 +81,7 @@ pub(super) fn gather(
     Ok(exchange.assemble(shard, received))
 }
 
-/// Notes a gather, and starts the one that followed it in the step before.
+/// Records a gather, and starts the one that followed it in the previous step.
 fn start_next(step: &Step) -> Result<()> {
     let next = STATE.with_borrow_mut(|state| {
         let index = state.now.len();
@@ -90,7 +91,7 @@ fn start_next(step: &Step) -> Result<()> {
         } else {
             return None;
         };
-        // Of a gather in several stages the shard is that of the first.
+        // Only the first stage of a gather in several stages starts from the held shard.
         let held = state.held.get(&*next.path);
         let held = held.filter(|held| held.layout == next.from)?;
         Some((next.clone(), held.shard.clone(), held.mesh.clone()))
@@ -116,12 +117,12 @@ fn start_next(step: &Step) -> Result<()> {
     Ok(())
 }
 
-/// Begins a step with these shards, by the paths of their parameters.
+/// Starts a step with these shards, by the paths of their parameters.
 pub(super) fn begin(held: HashMap<String, Held>) {
     STATE.with_borrow_mut(|state| state.held = held);
 }
 
-/// Ends a step: its order of gathers is that of the next one.
+/// Ends a step: its order of gathers is used for the next step.
 pub(super) fn end() {
     let flight = STATE.with_borrow_mut(|state| {
         state.held.clear();
@@ -131,6 +132,6 @@ pub(super) fn end() {
         }
         state.flight.take()
     });
-    // Without a wait: after an error its messages may never arrive.
+    // Dropped without waiting: after an error its messages may never arrive.
     drop(flight);
 }

@@ -1,4 +1,4 @@
-//! Modules whose parameters become shards.
+//! Sharding of the parameters of modules.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,14 +12,15 @@ use crate::layout::{Fan, Partial, Placement};
 use crate::tensor::on_device;
 use crate::{Error, Result};
 
-/// Shards the parameters of a module that all ranks hold alike: each keeps its shard. `shard` is
-/// given path and shape, and returns the layout of a parameter, or `None` to leave it whole. Running statistics stay whole.
-/// [`ParamShard`] has an example.
+/// Shards the parameters of a module that is equal on all ranks: each rank keeps its shard. `shard`
+/// receives the path and shape of a parameter and returns its layout, or `None` to leave it whole.
+/// Running statistics stay whole. See the example of [`ParamShard`].
 ///
 /// # Errors
-/// Those of `shard`; a layout of another shape or mesh, or one that fans out or has partial values;
-/// a module that is sharded already, or whose parameters are changed by another reparameterization; a
-/// parameter in two places, or one that is saved in another form, such as a `LinearLayout::Col` weight.
+/// Any error of `shard`; a layout of another shape or mesh, or one with `Fan` or `Partial`; a
+/// module that is already sharded, or whose parameters have another reparameterization; a sharded
+/// parameter that occurs in two places, or is saved in another form, such as a `LinearLayout::Col`
+/// weight.
 pub fn shard_parameters<M: Module>(
     module: M,
     shard: impl FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
@@ -44,17 +45,18 @@ pub fn shard_parameters<M: Module>(
     }
 }
 
-/// Finds a parameter with a reparameterization, those in two places, and running statistics.
+/// Finds a parameter with a reparameterization, parameters that occur in two places, and running
+/// statistics.
 #[derive(Default)]
 struct Reparameterized {
     path: Vec<String>,
-    /// Whether the field that was entered last is a running statistic.
+    /// Whether the field entered last is a running statistic.
     runs: bool,
     running: HashSet<ParamId>,
     found: Option<String>,
-    /// The paths by number of the parameter.
+    /// Paths by parameter id.
     seen: HashMap<ParamId, String>,
-    /// Two paths of a parameter that is in two places.
+    /// Two paths of each parameter that occurs in two places.
     tied: HashMap<ParamId, [String; 2]>,
 }
 
@@ -85,7 +87,7 @@ impl ModuleVisitor for Reparameterized {
 struct Sharder<'a, F> {
     shard: F,
     tied: HashMap<ParamId, [String; 2]>,
-    /// Every rank keeps them whole.
+    /// Running statistics, which every rank keeps whole.
     running: HashSet<ParamId>,
     failed: &'a mut Option<Error>,
 }
@@ -131,7 +133,7 @@ where
                 let (device, tracked) = (whole.device(), whole.is_require_grad());
                 let held = shard.layout.local_box(shard.mesh.position());
                 let local = Tensor::<D>::from_dispatch(cut(&whole.inner().into_dispatch(), &held));
-                // A copy, which does not keep the whole tensor.
+                // A copy, which does not keep the whole tensor alive.
                 let local = Tensor::from_data(local.to_data(), (&local.device(), local.dtype()));
                 let local = on_device(local, &device).set_require_grad(tracked);
                 (Param::from_mapped_value(id, local, mapper), Some(shard))
@@ -144,13 +146,13 @@ where
     }
 }
 
-/// Whether burn saves a parameter with other cells or in another order: asked with a small tensor.
+/// Whether burn saves a parameter with other cells or in another order, tested with a small tensor.
 fn saved_otherwise<const D: usize>(
     id: ParamId,
     value: &Tensor<D>,
     mapper: &ParamMapper<Tensor<D>>,
 ) -> bool {
-    // Of different sizes, so that an order of dims shows.
+    // The sizes differ, so that a changed order of dims shows.
     let shape: [usize; D] = std::array::from_fn(|dim| dim + 2);
     let count: usize = shape.iter().product();
     let data = TensorData::new((0..count).map(|i| i as f32).collect(), shape);
@@ -160,7 +162,7 @@ fn saved_otherwise<const D: usize>(
     saved.dims() != shape || saved.val().into_data() != probe.into_data()
 }
 
-/// Checks that a layout is one of a parameter, and gives it the path.
+/// Checks that a layout is valid for a parameter, and attaches the path.
 fn checked(shard: ParamShard, path: &str, shape: &[usize]) -> Result<ParamShard> {
     let layout = &shard.layout;
     let unfit = |placement: &Placement| matches!(placement, Partial(_) | Fan);

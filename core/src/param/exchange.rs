@@ -9,7 +9,7 @@ use crate::layout::Layout;
 
 const NAME: &str = "parameter";
 
-/// The cached plan that gives every rank its cells of another layout.
+/// Returns the cached plan that supplies every rank with its cells of another layout.
 fn plan(mesh: &DeviceMesh, source: &Layout, target: &Layout) -> Arc<ExchangePlan> {
     let key = (NAME, source.clone(), target.clone());
     let plan = mesh.cache().get_or_make(key, |(_, source, target)| {
@@ -19,8 +19,9 @@ fn plan(mesh: &DeviceMesh, source: &Layout, target: &Layout) -> Arc<ExchangePlan
     plan.expect("making this plan cannot fail")
 }
 
-/// Gathers a shard to another layout. The backward pass adds the ranks' `parts` of the gradient; without
-/// them it cuts the shard out of the whole gradient that every rank has.
+/// Makes the exchange that gathers a shard to another layout. With `parts`, the backward pass adds
+/// the ranks' parts of the gradient; otherwise it cuts the shard out of the whole gradient, which
+/// every rank has.
 pub(super) fn gathering(mesh: &DeviceMesh, from: &Layout, to: &Layout, parts: bool) -> Exchange {
     let run = |plan, direction| Move { plan, direction };
     let forward = plan(mesh, from, to);
@@ -38,8 +39,8 @@ pub(super) fn gathering(mesh: &DeviceMesh, from: &Layout, to: &Layout, parts: bo
     }
 }
 
-/// The same gather, for the backward pass: another operation than the scatter of gradients, which has the
-/// same layout.
+/// Returns the same gather for the backward pass, as another operation than the scatter of
+/// gradients, which has the same layout.
 pub(super) fn again(exchange: &Exchange) -> Exchange {
     Exchange {
         operation: exchange.operation.named("gather again").backward(),

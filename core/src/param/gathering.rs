@@ -1,4 +1,4 @@
-//! The gathering of stored parameters, as a node of the graph.
+//! The gather of stored parameters, as a node of the autodiff graph.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use crate::exchange::Exchange;
 use crate::operator::{BackwardPass, Operator, Recompute, one};
 use crate::reduce::{Leaf, scatter};
 
-/// An all-gather of a parameter's shards.
+/// All-gather of a parameter's shards.
 #[derive(Debug)]
 pub(super) struct Gathering {
     pub(super) exchange: Exchange,
-    /// This gather in the order of a step.
+    /// This gather as part of the order of a step.
     pub(super) step: Step,
     /// Whether the backward pass gathers again.
     pub(super) again: bool,
-    /// The parameter, if nothing is computed between it and the gather.
+    /// The parameter, if the gather is applied to it directly.
     pub(super) leaf: Option<Arc<Leaf>>,
 }
 

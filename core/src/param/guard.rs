@@ -1,4 +1,4 @@
-//! The guard under which gathers of parameters start ahead.
+//! Guard that lets parameter gathers start ahead.
 
 use std::collections::{BTreeMap, HashMap};
 use std::marker::PhantomData;
@@ -13,17 +13,20 @@ use super::module::param_shards;
 use crate::dispatch::same_memory;
 use crate::exchange::travels;
 
-/// Lets gathers of a model's stored parameters start ahead of their use, until it is dropped.
+/// Guard that lets gathers of a model's stored parameters start ahead of their use, until it is
+/// dropped.
 #[must_use = "gathers start ahead while it lives"]
 #[derive(Debug)]
 pub struct GatherAhead<'a> {
-    /// The model does not change, and the thread stays the same.
+    /// Keeps the model unchanged, and the guard on its thread.
     model: PhantomData<(&'a (), Rc<()>)>,
 }
 
-/// Starts gathers of a model's parameters that are stored on meshes of all ranks ahead of their use, in the order of the step before, while
-/// the guard lives: for a forward and a backward pass. [`Launcher::overlap`](crate::Launcher::overlap) decides whether
-/// messages travel while ranks compute; on GPUs they do not. `Trainer` calls it.
+/// Starts parameter gathers ahead of their use, in the order of the previous step, while the
+/// returned guard lives: during a forward and a backward pass. It applies to parameters of the
+/// model that are stored on meshes of all ranks. [`Launcher::overlap`](crate::Launcher::overlap)
+/// decides whether messages travel while ranks compute; on GPUs they do not. `Trainer` calls this
+/// function.
 ///
 /// # Example
 /// ```
@@ -51,7 +54,7 @@ pub fn gather_ahead<M: Module>(model: &M) -> GatherAhead<'_> {
     let mut stored = param_shards(model);
     stored.retain(|_, shard| {
         let (comm, ranks) = (shard.mesh().comm(), shard.mesh().size());
-        // Gathers of some ranks only would not follow each other alike on all of these.
+        // Gathers that involve only some ranks would not have the same order on all ranks.
         !shard.stored().is_empty() && travels(comm) && ranks == comm.size()
     });
     let mut finder = Finder {
@@ -66,7 +69,7 @@ pub fn gather_ahead<M: Module>(model: &M) -> GatherAhead<'_> {
     GatherAhead { model: PhantomData }
 }
 
-/// Finds the shards of stored parameters that are in the memory of the CPU.
+/// Finds the shards of stored parameters that are in CPU memory.
 struct Finder {
     path: Vec<String>,
     stored: BTreeMap<String, ParamShard>,

@@ -1,4 +1,4 @@
-//! The layout of a parameter.
+//! Layouts of parameters.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,24 +19,24 @@ use crate::{DeviceMesh, Error, IndexBox, Result, ShardTensor, ops};
 
 const NAME: &str = "parameter";
 
-/// When a parameter that is stored in shards is gathered; [`ParamShard`] has an example.
+/// When a parameter stored in shards is gathered; see the example of [`ParamShard`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gather {
-    /// In the forward pass, and again in the backward pass: between them a rank holds its shard
-    /// alone. A frozen parameter stays gathered until the backward pass, as with [`Once`](Self::Once).
+    /// In the forward pass and again in the backward pass: in between, a rank holds only its shard.
+    /// A frozen parameter stays gathered until the backward pass, as with [`Once`](Self::Once).
     #[default]
     Again,
     /// In the forward pass, and kept for the backward pass.
     Once,
 }
 
-/// Layout of a parameter of which each rank holds a shard. It belongs to burn's [`Param`]: clones,
-/// optimizer steps and burn's `Module::valid` keep it, and gradients and optimizer states have the shape of
-/// the shard.
+/// Layout of a parameter of which each rank holds a shard. It is attached to burn's [`Param`]:
+/// clones, optimizer steps and burn's `Module::valid` keep it, and gradients and optimizer states
+/// have the shape of the shard.
 ///
-/// On some mesh axes the parameter is sharded for storage only: it is gathered for use, and the
-/// gradients of the ranks' data are added and scattered. On the others a layer computes with its
-/// shard.
+/// On some mesh axes the parameter may be sharded for storage only: it is gathered for use, and the
+/// gradients from the ranks' data are summed and scattered. On the other axes, layers compute with
+/// its shard.
 ///
 /// # Example
 /// ```
@@ -65,14 +65,14 @@ pub struct ParamShard {
     path: Arc<str>,
     pub(super) layout: Layout,
     pub(super) mesh: DeviceMesh,
-    /// The axes over which it is sharded for storage only.
+    /// The axes over which the parameter is sharded for storage only.
     stored: Arc<[usize]>,
     gather: Gather,
     layer_placements: Option<Arc<LayerPlacements>>,
 }
 
 impl ParamShard {
-    /// The layout of a parameter with which layers compute as it is.
+    /// Makes the layout of a parameter whose shards layers compute with directly.
     pub fn new(layout: Layout, mesh: &DeviceMesh) -> Self {
         Self {
             path: "".into(),
@@ -84,10 +84,11 @@ impl ParamShard {
         }
     }
 
-    /// This layout, with shards over some axes for storage only.
+    /// Marks some axes, over which the parameter is sharded, as storage only.
     ///
     /// # Errors
-    /// An axis that the mesh lacks, or on which the parameter is not sharded.
+    /// An axis is not in the mesh, or the parameter is not sharded on it; or a dim stored over an
+    /// axis is also sharded, for computing, over an axis to the right of it.
     pub fn with_stored(self, axes: &[&str], gather: Gather) -> Result<Self> {
         let names = self.layout.mesh().names();
         let find = |name: &&str| {
@@ -128,8 +129,8 @@ impl ParamShard {
         })
     }
 
-    /// This layout, with what the layer of the parameter does to its input and result. A layer follows
-    /// that of its first parameter.
+    /// Returns this layout with placements for the input and result of the parameter's layer. A
+    /// layer follows those of its first parameter.
     #[must_use]
     pub fn with_layer_placements(self, layer_placements: LayerPlacements) -> Self {
         Self {
@@ -143,7 +144,7 @@ impl ParamShard {
         Self { path, ..self }
     }
 
-    /// The layout of a parameter, if it has one.
+    /// Returns the layout of a parameter, if it has one.
     pub fn of<const D: usize>(param: &Param<Tensor<D>>) -> Option<&Self> {
         param.reparameterization()
     }
@@ -174,14 +175,14 @@ impl ParamShard {
         &self.stored
     }
 
-    /// The cells that a rank of the world holds; none of a rank that is not in the mesh.
+    /// The cells held by a rank of the world; `None` if the rank is not in the mesh.
     pub fn cells_of(&self, rank: usize) -> Option<IndexBox> {
         let ranks = self.mesh.shape().ranks();
         let position = ranks.iter().position(|held| *held == rank)?;
         Some(self.layout.local_box(position))
     }
 
-    /// The axes over which layers compute with shards of it.
+    /// The axes over which layers compute with shards of the parameter.
     pub fn computing_axes(&self) -> Vec<usize> {
         let mut axes = self
             .layout
@@ -190,16 +191,17 @@ impl ParamShard {
         axes
     }
 
-    /// Placements that the plan asks for the input and result of the parameter's layer.
+    /// The placements that the plan requests for the input and result of the parameter's layer.
     pub fn layer_placements(&self) -> Option<&LayerPlacements> {
         self.layer_placements.as_deref()
     }
 
-    /// The parameter as an operand of an operator on `x`: gathered over the axes of storage, and
-    /// fanned out over the axes on which it is replicated and `x` is not. `base` is this rank's shard.
+    /// Returns the parameter as an operand of an operator on `x`: gathered over the axes of
+    /// storage, and fanned out over the axes on which it is replicated and `x` is not. `base` is
+    /// this rank's shard.
     ///
     /// # Errors
-    /// A tensor `x` on another mesh.
+    /// `x` is on another mesh; communication fails.
     pub fn operand<const D: usize, const E: usize, K: Basic>(
         &self,
         base: Tensor<D>,
@@ -217,8 +219,8 @@ impl ParamShard {
         let varies = |axis: usize| x.placements()[axis].varies();
         let mut fans = self.layout.axes_where(|placement| placement == Replicate);
         fans.retain(|axis| varies(*axis));
-        // The leaf fans out, so that its gradient joins a bucket, and as a shard, so that less
-        // travels.
+        // The fan-out is applied to the leaf, so that its gradient joins a bucket, and to the
+        // shard, so that less travels.
         Error::catch(|| {
             let local = ops::fan_out_beside(base, x.local(), x.mesh(), &fans, NAME);
             let layout = self.layout.fanned_out(&fans);
@@ -227,15 +229,16 @@ impl ParamShard {
         })
     }
 
-    /// Gathers a shard over the axes of storage. Its gradient is the sum of the ranks' parts where
-    /// the operand varies, and a slice where all ranks find the whole gradient.
+    /// Gathers a shard over the axes of storage. Its gradient is the sum of the ranks' parts on
+    /// axes where the other operand varies, and a slice of the gradient on axes where all ranks
+    /// compute the whole gradient.
     pub(super) fn gathered<const D: usize>(
         &self,
         shard: ShardTensor<D>,
         varies: impl Fn(usize) -> bool,
         other: Option<DispatchTensor>,
     ) -> ShardTensor<D> {
-        // From the innermost axis out: what is left of a dim are whole parts.
+        // From the innermost axis outwards, so that the remaining parts of a dim are whole.
         let mut axes = self.stored.to_vec();
         axes.sort_unstable_by(|a, b| b.cmp(a));
         let groups = axes.chunk_by(|a, b| varies(*a) == varies(*b));
@@ -270,7 +273,7 @@ impl ParamShard {
         ShardTensor::from_parts(local, to, mesh)
     }
 
-    /// Names the parameter in an error.
+    /// The error for the use of a parameter whose shards on `axis` layers compute with.
     pub(super) fn refuse(&self, axis: usize) -> Error {
         Error::Placement {
             operator: format!("val() of parameter {}", self.path),

@@ -12,9 +12,9 @@ use burn::tensor::Tensor;
 use super::layout::ParamShard;
 use crate::{Error, Result, ShardTensor};
 
-/// Whether a field of a module is a running statistic of burn's `BatchNorm`. Visitors and mappers meet it like a parameter;
-/// clones of the module share it, and every rank holds it whole. `name` and `container` are those of
-/// [`ModuleVisitor::enter_module`].
+/// Whether a field of a module is a running statistic of burn's `BatchNorm`. Visitors and mappers
+/// see it like a parameter, but clones of the module share it, and every rank holds it whole.
+/// `name` and `container` are the arguments of [`ModuleVisitor::enter_module`].
 ///
 /// # Example
 /// ```
@@ -27,7 +27,7 @@ pub fn is_running_state(name: &str, container: &str) -> bool {
     container == "Struct:BatchNorm" && matches!(name, "running_mean" | "running_var")
 }
 
-/// Methods of burn's `Module` for one that neither devices nor training change.
+/// Methods of burn's `Module` for a module that neither devices nor training change.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! stays_as_it_is {
@@ -58,21 +58,21 @@ macro_rules! stays_as_it_is {
     };
 }
 
-/// The container type by which visitors find a layout.
+/// The container type by which visitors recognise a layout.
 const CONTAINER: &str = "Halocline:ParamShard";
 
 thread_local! {
-    /// The layout that a visitor passes.
+    /// The layout that a visitor is currently visiting.
     static PASSED: RefCell<Option<ParamShard>> = const { RefCell::new(None) };
-    /// Whether parameters with which layers compute become whole, too.
+    /// Whether parameters whose shards layers compute with are gathered, too.
     static WHOLE: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Reparameterization for ParamShard {
     const NAME: &'static str = "shard";
 
-    /// The whole parameter, gathered over the axes of storage: for modules that know nothing of
-    /// shards.
+    /// Returns the whole parameter, gathered over the axes of storage, for modules that are unaware
+    /// of shards.
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let shard = ShardTensor::from_parts(base, self.layout.clone(), self.mesh.clone());
         if WHOLE.get() {
@@ -109,11 +109,11 @@ impl ModuleDisplayDefault for ParamShard {
 
 impl ModuleDisplay for ParamShard {}
 
-/// A module with whole parameters on every rank, as it would be on one device: for export, and for
-/// modules that know nothing of shards. All ranks call it together.
+/// Returns the module with whole parameters on every rank, as it would be on one device: for
+/// export, and for modules that are unaware of shards. Collective: all ranks call it together.
 ///
 /// # Errors
-/// A failure of communication.
+/// Communication fails.
 ///
 /// # Example
 /// ```
@@ -133,7 +133,7 @@ impl ModuleDisplay for ParamShard {}
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn whole<M: Module>(module: M) -> Result<M> {
-    /// Restores the state before, also after a panic.
+    /// Restores the previous state, also after a panic.
     struct Restore(bool);
 
     impl Drop for Restore {
@@ -146,7 +146,7 @@ pub fn whole<M: Module>(module: M) -> Result<M> {
     Error::catch(|| module.materialize())
 }
 
-/// The layouts of a module's sharded parameters, by path.
+/// Returns the layouts of a module's sharded parameters, by path.
 ///
 /// # Example
 /// ```

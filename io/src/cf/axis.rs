@@ -1,16 +1,16 @@
-//! Recognition of coordinates: by `standard_name`, `axis` and `units` of the CF conventions (CF
-//! 1.11, section 4), then by usual names.
+//! Recognition of coordinates by the attributes `standard_name`, `axis` and `units` of the CF
+//! conventions (CF 1.11, section 4), then by common names.
 
 use super::variable::Variable;
 
-/// The meaning of a coordinate.
+/// Kind of a coordinate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Axis {
     Time,
     Latitude,
     Longitude,
     Level,
-    /// When forecasts begin, or how far they reach.
+    /// Initial time or lead time of forecasts.
     Forecast,
 }
 
@@ -31,7 +31,7 @@ const LONGITUDES: [&str; 6] = [
     "degreee",
 ];
 const PRESSURES: [&str; 7] = ["pa", "hpa", "mbar", "millibar", "millibars", "mb", "dbar"];
-/// Units of the steps of forecasts. Not `s`, the unit of the periods of waves.
+/// Units of forecast lead times. Excludes `s`, which is the unit of wave periods.
 const DURATIONS: [&str; 14] = [
     "days",
     "day",
@@ -49,7 +49,7 @@ const DURATIONS: [&str; 14] = [
     "nanoseconds",
 ];
 
-/// The axis that a coordinate variable describes.
+/// Returns the axis that a coordinate variable describes, if it is recognised.
 pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
     let lower = |attribute| variable.text(attribute).map(str::to_lowercase);
     let units = lower("units").unwrap_or_default();
@@ -95,7 +95,7 @@ pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
     match variable.name.to_lowercase().as_str() {
         "lat" | "latitude" | "latitudes" | "nav_lat" if in_degrees => Some(Axis::Latitude),
         "lon" | "longitude" | "longitudes" | "nav_lon" if in_degrees => Some(Axis::Longitude),
-        // Temperatures have this name, too.
+        // Temperature is often called `t` too.
         "t" if variable.dims != [variable.name.as_str()] => None,
         name if is_time(name) => Some(Axis::Time),
         "level" | "levels" | "lev" | "plev" | "pressure" | "pressure_level" | "isobaricinhpa"
@@ -112,7 +112,7 @@ pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
     }
 }
 
-/// Whether a coordinate is a time by its name.
+/// Whether the name of a coordinate is a common name of the time.
 pub(crate) fn is_time(name: &str) -> bool {
     let names = [
         "time",

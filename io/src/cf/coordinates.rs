@@ -1,4 +1,4 @@
-//! The coordinates of a container, and what its dims mean by them.
+//! Coordinates of a container, and the roles that they give its dims.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,15 +9,15 @@ use super::variable::{Container, Kind, Variable, VariableAttributes, error_at};
 use crate::packing::Packing;
 use crate::{Calendar, Error, Result, time_units, times};
 
-/// The largest difference of coordinates that are the same, in degrees.
+/// Tolerance for equal coordinates, in degrees.
 const NOMINAL: f64 = 0.01;
-/// Largest number of values of a coordinate.
+/// Largest number of values in a coordinate.
 const MAX_VALUES: usize = 1 << 24;
 
-/// The meaning of a dim of a channel's variable.
+/// Role of a dim of a channel's variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
-    /// A dim of one index, which is left out.
+    /// A dim of length one, which is dropped.
     Single,
     Time,
     Level,
@@ -25,16 +25,17 @@ pub(crate) enum Role {
     Column,
 }
 
-/// The name, calendar and values of a time axis.
+/// Name, calendar and values of a time axis.
 pub(super) type Times = (String, Calendar, Vec<f64>);
 
-/// The one time of fields without a time.
+/// Time axis of fields without a time: a single time, zero.
 pub(super) fn undated() -> Times {
     ("time".into(), Calendar::Gregorian, vec![0.0])
 }
 
-/// The time among variables: that of the standard name, else of a usual name, else another one; of several, that of
-/// the name of the dim, else the first one.
+/// Selects the time coordinate among variables: one with a standard name, else one with a common
+/// name and a reference date, else any other. Ties go to the variable named like the dim, then to
+/// the first one.
 fn time_among<'a>(
     variables: impl Iterator<Item = &'a Variable>,
     dim: &str,
@@ -50,13 +51,13 @@ fn time_among<'a>(
     })
 }
 
-/// Whether the units of a variable have the beginning of a count.
+/// Whether the units of a variable have a reference date, as in `hours since 1970-01-01`.
 fn has_reference(variable: &Variable) -> bool {
     let units = variable.text("units");
     units.is_some_and(|units| units.contains(" since "))
 }
 
-/// Whether a variable has values along a dim, and along no other one of more than one index.
+/// Whether a variable varies along this dim only; its other dims, if any, have length one.
 fn lies_on(variable: &Variable, dim: &str) -> bool {
     let dims = variable.dims.iter().zip(&variable.shape);
     let long: Vec<&String> = dims
@@ -66,7 +67,8 @@ fn lies_on(variable: &Variable, dim: &str) -> bool {
     !dim.is_empty() && (variable.dims == [dim] || long == [dim])
 }
 
-/// Whether the long name of a 1-D coordinate says that its values are not those of cells.
+/// Whether the long name of a 1-D coordinate says that its values are not the positions of the
+/// cells.
 fn is_nominal(coordinate: &Variable) -> bool {
     coordinate.text("long_name").is_some_and(|name| {
         let name = name.to_lowercase();
@@ -74,19 +76,19 @@ fn is_nominal(coordinate: &Variable) -> bool {
     })
 }
 
-/// The error of a coordinate of times that holds no numbers.
+/// Error for a time coordinate that holds no numbers.
 pub(super) fn refused_time(path: &Path, name: &str, found: String) -> Error {
     let expected = "numbers with units such as \"hours since 1970-01-01\", as xarray writes times by to_zarr and \
                     to_netcdf";
     Error::shape(path, name, found, expected)
 }
 
-/// The coordinates of a container.
+/// Coordinates of a container.
 pub(super) struct Coordinates<'a> {
     pub(super) container: &'a dyn Container,
-    /// Units of times in place of those of the container.
+    /// Units of times that replace those in the container.
     units: Option<&'a str>,
-    /// Results of [`curved`](Self::curved), by the dims of rows and columns.
+    /// Cached results of [`curved`](Self::curved), keyed by the dims of rows and columns.
     curved: RefCell<BTreeMap<[String; 2], Option<String>>>,
 }
 
@@ -99,8 +101,8 @@ impl<'a> Coordinates<'a> {
         }
     }
 
-    /// The coordinate of a dim: the variable of its name, else one that lies on it and that is
-    /// recognised.
+    /// Finds the coordinate of a dim: the variable of the same name, else a recognised variable
+    /// along the dim.
     pub(super) fn find(&self, dim: &str) -> Option<&'a Variable> {
         let on_dim = |variable: &&Variable| variable.kind != Kind::Other && lies_on(variable, dim);
         let variables = self.container.variables();
@@ -113,7 +115,7 @@ impl<'a> Coordinates<'a> {
         if matches!(axis, Some(Axis::Latitude | Axis::Longitude | Axis::Level)) {
             return own;
         }
-        // The time may lie beside the beginnings or the steps of forecasts.
+        // The valid time may share the dim with the initial times or the lead times of forecasts.
         let time = time_among(variables.iter().filter(on_dim), dim);
         if time.is_some() || axis.is_some() {
             return time.or(own);
@@ -123,7 +125,7 @@ impl<'a> Coordinates<'a> {
                 .is_none_or(|units| ["", "1"].contains(&units))
         };
         match own {
-            // Degrees may lie beside indices.
+            // Degrees may share the dim with indices.
             Some(own) if is_index(own) => {
                 let is_place = |axis: Axis| matches!(axis, Axis::Latitude | Axis::Longitude);
                 first(&|variable| axis_of(variable).is_some_and(is_place)).or(Some(own))
@@ -137,8 +139,9 @@ impl<'a> Coordinates<'a> {
         }
     }
 
-    /// The reason why 1-D coordinates of rows and columns are not those of its cells: ones of more dims beside them
-    /// differ, as on a tripolar grid or a cubed sphere; or they are nominal, and none beside them are the same.
+    /// Returns the reason why the 1-D coordinates of rows and columns are not the positions of the
+    /// cells, if there is one: 2-D coordinates in the container differ from them, as on a tripolar
+    /// grid or a cubed sphere, or they are nominal and no 2-D coordinates confirm them.
     fn curved(&self, row: &str, column: &str) -> Option<String> {
         let lines = [row, column];
         let key = lines.map(String::from);
@@ -157,13 +160,13 @@ impl<'a> Coordinates<'a> {
             let [Some(rows), Some(columns)] = places else {
                 continue;
             };
-            // Of bounds, the last dim is that of the corners of a cell.
+            // In bounds, the last dim holds the corners of a cell.
             let is_bounds = rows.max(columns) + 1 < variable.dims.len();
             if variable.kind == Kind::Other || is_bounds {
                 continue;
             }
             let line = self.find(lines[along]);
-            // What cannot be read, or is too large, tells nothing.
+            // Coordinates that cannot be read, or are too large, are not compared.
             let line = line.and_then(|line| self.values(line).ok());
             let (Some(line), Ok(all)) = (line, self.values(variable)) else {
                 continue;
@@ -208,7 +211,7 @@ impl<'a> Coordinates<'a> {
         found
     }
 
-    /// The roles of the dims of a variable, or the reason why it is no field.
+    /// Returns the roles of the dims of a variable, or the reason why it is not a field.
     pub(super) fn roles(&self, variable: &Variable) -> Result<Result<Vec<Role>, String>> {
         if variable.kind == Kind::Other {
             return Ok(Err("not of numbers".into()));
@@ -252,7 +255,8 @@ impl<'a> Coordinates<'a> {
         {
             return Ok(Err(reason));
         }
-        // The steps of a forecast, or the beginnings of several, are no levels, and one of them is no time.
+        // Lead times or initial times of forecasts are not levels, and a single one is not a valid
+        // time.
         let is_timed = count(Role::Time) > 0 || self.single_time().is_some();
         let is_untimed = |(dim, extent): &(&String, &usize)| {
             let axis = self.find(dim).and_then(axis_of);
@@ -275,7 +279,8 @@ impl<'a> Coordinates<'a> {
         Ok(Ok(roles))
     }
 
-    /// Refuses a dim whose coordinate is a time by its name or attributes, and holds no numbers: it is not a level.
+    /// Refuses a dim whose coordinate is a time by name or attributes but holds no numbers, since
+    /// such a dim must not be taken for levels.
     fn check_time(&self, dim: &str) -> Result<()> {
         if self.find(dim).is_some() {
             return Ok(());
@@ -294,7 +299,7 @@ impl<'a> Coordinates<'a> {
         }
     }
 
-    /// The values of a coordinate, unpacked.
+    /// Reads and unpacks the values of a coordinate.
     pub(super) fn values(&self, variable: &Variable) -> Result<Vec<f64>> {
         let (path, name) = (self.container.path(), &variable.name);
         let cells: Vec<_> = variable.shape.iter().map(|&extent| 0..extent).collect();
@@ -321,7 +326,8 @@ impl<'a> Coordinates<'a> {
             .collect())
     }
 
-    /// The time that is a coordinate of one value. A `date` without units is none: it has digits, as 20180101.
+    /// Finds a time coordinate with a single value. A `date` without units is not one: it holds
+    /// digits such as 20180101.
     pub(super) fn single_time(&self) -> Option<&'a Variable> {
         let is_single = |variable: &&Variable| {
             let has_units = self.units.is_some() || variable.text("units").is_some();
@@ -332,11 +338,12 @@ impl<'a> Coordinates<'a> {
         time_among(self.container.variables().iter().filter(is_single), "")
     }
 
-    /// The name, calendar and values of the time axis, in seconds since 1970-01-01. Without a time
-    /// axis, the one time is that of a coordinate of one value, else zero.
+    /// Reads name, calendar and values of the time axis, in seconds since 1970-01-01. Without a
+    /// time axis, there is one time: that of a coordinate with a single value, else zero.
     ///
     /// # Errors
-    /// Times that are not understood or do not rise; the beginning of a forecast without a time.
+    /// Times that cannot be parsed or do not increase; the initial time of a forecast without a
+    /// valid time.
     pub(super) fn times(&self, dim: Option<&str>) -> Result<Times> {
         let variable = match dim {
             Some(dim) => self.find(dim),
@@ -370,7 +377,8 @@ impl<'a> Coordinates<'a> {
         Ok((variable.name.clone(), calendar, seconds))
     }
 
-    /// The names of the levels along a dim, and the coordinate that has them; else numbers from zero.
+    /// Returns the labels of the levels along a dim with the coordinate that holds them; without a
+    /// usable coordinate, the labels are indices from zero.
     pub(super) fn labels(
         &self,
         dim: &str,

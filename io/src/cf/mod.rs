@@ -1,4 +1,4 @@
-//! Fields by the CF conventions, in containers of any format.
+//! Fields described by the CF conventions, in containers of any format.
 
 pub(crate) mod axis;
 mod coordinates;
@@ -23,10 +23,11 @@ use plan::{Field, Plan};
 use shared::Request;
 use variable::{Container, error_at};
 
-/// Variables whose chunks a rank decodes before it waits for those that other ranks decode.
+/// Number of variables whose chunks a rank decodes before it waits for chunks that other ranks
+/// decode.
 const AHEAD: usize = 8;
 
-/// The fields of a Zarr store or NetCDF file.
+/// Fields of a Zarr store or NetCDF file.
 #[derive(Debug)]
 pub(crate) struct CfFields {
     container: Box<dyn Container>,
@@ -34,7 +35,7 @@ pub(crate) struct CfFields {
     missing: Missing,
     gaps: Gaps,
     traffic: Counter,
-    /// Bytes taken for metadata and coordinates.
+    /// Bytes read for metadata and coordinates.
     fetched: u64,
 }
 
@@ -57,7 +58,7 @@ impl CfFields {
         })
     }
 
-    /// The cells of levels of a field, in the order of the file.
+    /// Returns the box of a field, with its dims in the order of the file.
     fn cells(field: &Field, ranges: [Range<usize>; 4]) -> Vec<Range<usize>> {
         let [times, levels, rows, columns] = ranges;
         let range = |role: &Role| match role {
@@ -70,7 +71,7 @@ impl CfFields {
         field.roles.iter().map(range).collect()
     }
 
-    /// The values of levels of a field from numbers in the order of the file, as [times or 1, levels,
+    /// Unpacks stored numbers, whose dims are in the order of the file, to [times or 1, levels,
     /// rows, columns].
     fn values(
         &self,
@@ -164,7 +165,7 @@ impl Fields for CfFields {
             return Ok(values);
         }
         let [times, channels, rows, columns] = cells;
-        // Levels of one variable are read together.
+        // Adjacent levels of a variable are read together.
         let first = channels.start;
         let mut start = first;
         let runs = self.plan.channels[channels].chunk_by(|one, next| one.field == next.field);
@@ -183,13 +184,14 @@ impl Fields for CfFields {
             let failed = |field: &Field, cells: &[Range<usize>], cause: &str| {
                 error_at(&*self.container, &name(field).name, cells, cause)
             };
-            // On all threads, because a chunk is often a channel of a time.
+            // On all threads, because a chunk often holds one channel at one time.
             let requests = runs.par_iter().map(|(field, cells, _)| {
                 let request = Request::start(&*self.container, field.variable, cells);
                 request.map_err(|cause| failed(field, cells, &cause))
             });
             let requests = requests.collect::<Result<Vec<_>>>()?;
-            // After all that this rank decodes, so that it waits for the chunks of others only.
+            // Runs after this rank has decoded its own chunks, so that it waits only for those of
+            // others.
             let numbers = runs
                 .iter()
                 .zip(requests)
@@ -208,7 +210,7 @@ impl Fields for CfFields {
                 blocks.map(|((field, cells, _), numbers)| self.values(field, cells, numbers));
             let blocks = blocks.collect::<Result<Vec<_>>>()?;
             for ((_, _, place), block) in runs.iter().zip(blocks) {
-                // A field without a time is the same at all times.
+                // A field without a time dim is broadcast over the times.
                 values
                     .slice_mut(s![.., place.clone(), .., ..])
                     .assign(&block);

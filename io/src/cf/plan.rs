@@ -1,4 +1,5 @@
-//! The fields of a container: which variables are channels, on which grid and time axis.
+//! Selection of the fields of a container: the variables that are channels, their grid and time
+//! axis.
 
 use super::axis::{Axis, axis_of, is_time};
 use super::coordinates::{Coordinates, Role, refused_time, undated};
@@ -7,51 +8,52 @@ use crate::fields::in_file;
 use crate::packing::Packing;
 use crate::{Calendar, Error, Grid, Result};
 
-/// A variable on a grid.
+/// Variable on a grid.
 #[derive(Debug)]
 pub(crate) struct Field {
     /// Index of the variable in its container.
     pub(crate) variable: usize,
-    /// The role of every dim.
+    /// Role of each dim.
     pub(crate) roles: Vec<Role>,
     pub(crate) packing: Packing,
-    /// Attributes of the coordinate of levels, if these are its values.
+    /// Attributes of the coordinate that labels the levels, if there is one.
     pub(crate) level_units: Option<String>,
     pub(crate) level_positive: Option<String>,
     pub(crate) level_standard_name: Option<String>,
 }
 
-/// A channel: a field, or one level of it.
+/// Channel: a field, or one level of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Channel {
     pub(crate) field: usize,
     pub(crate) level: usize,
 }
 
-/// The channels of a container, and their coordinates.
+/// Channels of a container with their coordinates.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) grid: Grid,
     pub(crate) times: Vec<f64>,
     pub(crate) calendar: Calendar,
-    /// The name of the time axis.
+    /// Name of the time axis.
     pub(crate) time: String,
-    /// Whether fields without a dim of times are the same at all times: the file has not one time, which would be theirs.
+    /// Whether fields without a time dim are valid at all times. False if the file has a single
+    /// time, which then is the time of its fields.
     pub(crate) are_static: bool,
     pub(crate) fields: Vec<Field>,
     pub(crate) channels: Vec<Channel>,
     pub(crate) names: Vec<String>,
-    /// The variables that are no channels, with the reason.
+    /// Variables that are not channels, each with the reason.
     pub(crate) left_out: Vec<String>,
 }
 
 impl Plan {
-    /// Finds the fields of a container; of `chosen` channels only, if they are given.
+    /// Finds the fields of a container, restricted to the `chosen` channels if given.
     ///
     /// # Errors
-    /// No fields on a latitude-longitude grid; coordinates that are no grid or no times; dims whose
-    /// length is not that of their coordinate; a member that cannot be read, unless channels are
-    /// chosen from others.
+    /// No field on a latitude-longitude grid; coordinates that do not form a grid or are not times;
+    /// dims whose length differs from that of their coordinate; a member that cannot be read,
+    /// unless the chosen channels do not need it.
     pub(crate) fn of(
         container: &dyn Container,
         chosen: Option<&[String]>,
@@ -141,7 +143,7 @@ impl Plan {
         });
         left_out.extend(others.collect::<Vec<_>>());
         candidates.retain(fits);
-        // Coordinates are no fields, and nobody expects it.
+        // Coordinates are never fields, so they need not be reported as left out.
         left_out.retain(|(index, _)| axis_of(variable(*index)).is_none());
         let values = |role| {
             let dim = dim(&main, role).expect("a field has rows and columns");
@@ -149,7 +151,7 @@ impl Plan {
         };
         let grid = Grid::new(values(Role::Row)?, values(Role::Column)?)
             .map_err(|error| in_file(path, error))?;
-        // That of other variables of the file, if those that are chosen are the same at all times.
+        // Time axis of other variables in the file, for chosen fields that have no time dim.
         let timed_beside = || {
             let mut variables = container.variables().iter().enumerate();
             variables.find_map(|(index, variable)| {
@@ -165,7 +167,7 @@ impl Plan {
         let time = dim(beside.as_ref().unwrap_or(&main), Role::Time);
         let are_static = time.is_some() || coordinates.single_time().is_none();
         let (time, calendar, times) = match coordinates.times(time) {
-            // Fields that are the same at all times do not need those of others.
+            // Fields without a time dim do not need the time axis of other variables.
             Err(_) if beside.is_some() => undated(),
             found => found?,
         };
@@ -186,7 +188,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Adds the channels of a variable.
+    /// Adds the channels of a variable to the plan.
     fn add(&mut self, coordinates: &Coordinates<'_>, index: usize, roles: Vec<Role>) -> Result<()> {
         let container = coordinates.container;
         let variable = &container.variables()[index];
@@ -195,7 +197,8 @@ impl Plan {
         let (labels, coordinate) = labels.transpose()?.unzip();
         let coordinate = coordinate.flatten();
         let text = |attribute| coordinate?.text(attribute).map(String::from);
-        // Other names would hide that the coordinate of a written file is one of levels.
+        // Other standard names would prevent the coordinate from being recognised as levels when it
+        // is written and read again.
         let is_level = coordinate.and_then(axis_of) == Some(Axis::Level);
         for level in 0..labels.as_ref().map_or(1, Vec::len) {
             let suffix = labels.as_ref().map(|labels| format!("@{}", labels[level]));
@@ -217,7 +220,7 @@ impl Plan {
     }
 }
 
-/// The name of the variable of a channel: without its level.
+/// Returns the name of a channel without its level, which is the name of its variable.
 pub(crate) fn base(channel: &str) -> &str {
     channel.rsplit_once('@').map_or(channel, |(name, _)| name)
 }

@@ -1,8 +1,8 @@
-//! Chunks that several ranks of this process need, decoded once.
+//! Cache of chunks that several ranks of this process need, so that each is decoded once.
 //!
-//! A chunk that a box covers in part is likely to be needed by another rank too. It is decoded by the
-//! rank that asks first; the others wait for it, and decode other chunks meanwhile. The chunks used
-//! last are kept, up to a bound in bytes.
+//! A chunk that a box covers in part is likely to be needed by another rank too. The first rank
+//! that requests it decodes it; the others decode other chunks meanwhile and then wait for it. The
+//! most recently used chunks are kept, up to a bound in bytes.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -17,13 +17,13 @@ use rayon::prelude::*;
 use super::variable::{Container, Kind, Stamp};
 use crate::packing::Stored;
 
-/// Bytes of chunks that are kept, unless `HALOCLINE_CHUNK_CACHE` gives another number of MiB.
+/// Bytes of chunks to keep, unless `HALOCLINE_CHUNK_CACHE` sets another number of MiB.
 const KEPT: usize = 512 << 20;
 
 type Cells = Vec<Range<usize>>;
 type Numbers = Stored<IxDyn>;
 
-/// A chunk of a file or store.
+/// Identity of a chunk of a file or store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     path: PathBuf,
@@ -32,7 +32,7 @@ struct Key {
     stamp: Stamp,
 }
 
-/// A chunk that some rank decodes, or has decoded.
+/// Chunk that some rank decodes or has decoded.
 #[derive(Default)]
 struct Slot {
     claimed: AtomicBool,
@@ -40,7 +40,8 @@ struct Slot {
 }
 
 thread_local! {
-    /// Whether this thread works on chunks that others may wait for. It must not wait itself.
+    /// Whether this thread is decoding chunks that others may wait for, in which case it must not
+    /// wait itself.
     static DECODING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -86,8 +87,8 @@ impl Cache {
         }
     }
 
-    /// Counts the bytes of a decoded chunk, and drops those that were not used for longest. Chunks
-    /// that another rank waits for live on with it.
+    /// Counts the bytes of a decoded chunk, and evicts the least recently used ones. A rank that
+    /// waits for an evicted chunk holds a reference to it.
     fn keep(&mut self, key: &Key, bytes: usize) {
         if let Some((_, counted)) = self.slots.get_mut(key) {
             self.bytes += bytes - *counted;
@@ -101,7 +102,7 @@ impl Cache {
     }
 }
 
-/// A chunk that this rank decodes for all that need it.
+/// Chunk that this rank decodes on behalf of all ranks that need it.
 struct Claim {
     key: Key,
     slot: Arc<Slot>,
@@ -109,7 +110,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// Decodes the chunk, and returns the number of its cells.
+    /// Decodes the chunk and returns the number of its cells.
     fn decode(self, container: &dyn Container, variable: usize) -> u64 {
         let numbers = while_decoding(|| stored(container, variable, &self.chunk));
         let decoded = numbers
@@ -125,35 +126,35 @@ impl Claim {
 }
 
 impl Drop for Claim {
-    /// Ends the wait of other ranks where decoding failed or panicked.
+    /// Releases waiting ranks with an error if decoding failed or panicked.
     fn drop(&mut self) {
         if self.slot.numbers.get().is_none_or(Result::is_err) {
             let failed = "the rank that decoded the chunk failed";
             let _ = self.slot.numbers.set(Err(failed.into()));
-            // It may be read again.
+            // Allows a later attempt to read it.
             cache().forget(&self.key);
         }
     }
 }
 
-/// A part of a box: a chunk of its own, or one in the cache.
+/// Part of a box: cells that only this rank reads, or a chunk in the cache.
 enum Part {
     Own(Numbers),
     Shared(Arc<Slot>),
 }
 
-/// A box of a variable whose chunks are being decoded.
+/// Read of a box of a variable, in progress.
 pub(crate) struct Request<'a> {
     container: &'a dyn Container,
     variable: usize,
     cells: &'a [Range<usize>],
     parts: Vec<(Cells, Part)>,
-    /// Numbers that this rank has decoded.
+    /// Number of values that this rank has decoded.
     decoded: u64,
 }
 
 impl<'a> Request<'a> {
-    /// Decodes the chunks of a box that no other rank decodes.
+    /// Starts the read of a box: decodes all of its chunks that no other rank has claimed.
     ///
     /// # Errors
     /// A chunk that cannot be read.
@@ -182,12 +183,14 @@ impl<'a> Request<'a> {
         if inside == cells {
             return Ok(request);
         }
-        // Only threads of Rayon claim chunks: they decode them themselves if all others wait.
+        // Only Rayon threads claim chunks, so that claimed chunks are decoded even if all other
+        // threads wait.
         rayon::scope(|_| while_decoding(|| request.share(chunk, &inside)))?;
         Ok(request)
     }
 
-    /// Decodes the chunks of extents `chunk` that are not `inside`, but for those that other ranks decode.
+    /// Decodes the chunks of extents `chunk` that do not lie `inside`, except those claimed by
+    /// other ranks.
     fn share(&mut self, chunk: &[usize], inside: &[Range<usize>]) -> Result<(), String> {
         let (container, variable, cells) = (self.container, self.variable, self.cells);
         let found = &container.variables()[variable];
@@ -198,7 +201,7 @@ impl<'a> Request<'a> {
             }
             let first: Vec<usize> = chunk.iter().map(|range| range.start).collect();
             let Some(stamp) = container.stamp(variable, &first) else {
-                // All of it is missing, which takes no decoding.
+                // The chunk is not stored, so there is nothing to decode.
                 let common = chunk.iter().zip(cells);
                 let common = common
                     .map(|(chunk, cells)| chunk.start.max(cells.start)..chunk.end.min(cells.end));
@@ -218,15 +221,15 @@ impl<'a> Request<'a> {
             }
             self.parts.push((chunk, Part::Shared(slot)));
         }
-        // On all threads, because each level of a variable may have chunks of its own.
+        // On all threads, because each level of a variable may lie in its own chunks.
         let claims = claims.into_par_iter();
         let decoded = claims.map(|claim| claim.decode(container, variable));
         self.decoded += decoded.sum::<u64>();
         Ok(())
     }
 
-    /// Waits for the chunks that other ranks decode. Returns the numbers of the box, and how many
-    /// this rank has decoded.
+    /// Waits for the chunks that other ranks decode. Returns the numbers of the box, and the number
+    /// of values that this rank has decoded.
     ///
     /// # Errors
     /// A chunk that cannot be read.
@@ -247,8 +250,8 @@ impl<'a> Request<'a> {
         for (chunk, part) in std::mem::take(&mut self.parts) {
             match part {
                 Part::Own(own) => paste(&mut numbers, self.cells, &own, &chunk),
-                // Rayon may run this inside of the task that decodes the chunk, which would wait for
-                // itself.
+                // Rayon may run this inside the task that decodes the chunk, which would then wait
+                // for itself.
                 Part::Shared(slot) if slot.numbers.get().is_none() && DECODING.get() => {
                     let own = stored(self.container, self.variable, &chunk)?;
                     self.decoded += volume(&chunk);
@@ -263,7 +266,7 @@ impl<'a> Request<'a> {
         Ok((numbers, self.decoded))
     }
 
-    /// Reads a box that is not shared.
+    /// Reads a box without sharing it.
     fn read(&mut self, cells: Cells) -> Result<(), String> {
         let numbers = stored(self.container, self.variable, &cells)?;
         self.decoded += volume(&cells);
@@ -272,7 +275,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Reads a box of a variable, as it is stored.
+/// Reads a box of a variable in its stored type.
 fn stored(
     container: &dyn Container,
     variable: usize,
@@ -284,12 +287,13 @@ fn stored(
     })
 }
 
-/// The number of cells of a box.
+/// Number of cells in a box.
 fn volume(cells: &[Range<usize>]) -> u64 {
     cells.iter().map(|range| range.len() as u64).product()
 }
 
-/// The cells of a box whose chunks lie wholly inside it; some range is empty if there are none.
+/// Returns the part of a box whose chunks lie entirely inside it; if there is none, some range is
+/// empty.
 fn inside(cells: &[Range<usize>], shape: &[usize], chunk: &[usize]) -> Cells {
     let dims = cells.iter().zip(shape).zip(chunk);
     let range = |((range, size), chunk): ((&Range<usize>, &usize), &usize)| {
@@ -304,7 +308,7 @@ fn inside(cells: &[Range<usize>], shape: &[usize], chunk: &[usize]) -> Cells {
     dims.map(range).collect()
 }
 
-/// The chunks that a box meets, inside the field.
+/// Iterates over the chunks that intersect a box, clipped to the field.
 fn chunks(cells: &[Range<usize>], shape: &[usize], chunk: &[usize]) -> impl Iterator<Item = Cells> {
     let (shape, chunk) = (shape.to_vec(), chunk.to_vec());
     let counts: Vec<Range<usize>> = cells
@@ -335,7 +339,7 @@ fn within(inner: &[Range<usize>], outer: &[Range<usize>]) -> bool {
     dims.all(|(inner, outer)| outer.start <= inner.start && inner.end <= outer.end)
 }
 
-/// Copies the cells that two boxes have in common.
+/// Copies the intersection of two boxes.
 fn paste(to: &mut Numbers, to_cells: &[Range<usize>], from: &Numbers, from_cells: &[Range<usize>]) {
     let seen_from = |outer: &[Range<usize>]| -> Vec<SliceInfoElem> {
         let dims = to_cells.iter().zip(from_cells).zip(outer);

@@ -12,37 +12,37 @@ use crate::attributes::{Attributes, Numbers};
 use crate::packing::NumberType;
 use crate::{Error, Result};
 
-/// A variable: its shape, the names of its dims, and its attributes.
+/// Variable with its shape, the names of its dims and its attributes.
 #[derive(Clone, Debug)]
 pub(crate) struct Variable {
     pub(crate) name: String,
-    /// The name of every dim; empty where it has none.
+    /// Name of each dim, empty if it has none.
     pub(crate) dims: Vec<String>,
     pub(crate) shape: Vec<usize>,
     pub(crate) kind: Kind,
-    /// The type of the values, as the format names it.
+    /// Type of the values, in the terms of the format.
     pub(crate) dtype: String,
-    /// Bytes of a value.
+    /// Size of a value in bytes.
     pub(crate) width: usize,
     pub(crate) attributes: Vec<(String, Attribute)>,
-    /// Extents of the pieces that are decoded as a whole, if there are any.
+    /// Extents of a chunk, the smallest unit of decoding, if the variable is chunked.
     pub(crate) chunk: Option<Vec<usize>>,
 }
 
-/// The type of the values of a variable.
+/// Type of the values of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Numbers in single precision.
+    /// Single-precision numbers.
     Single,
-    /// Signed integers, which are read in double precision.
+    /// Signed integers, read in double precision.
     Signed,
-    /// Numbers of other types, which are read in double precision.
+    /// Numbers of other types, read in double precision.
     Double,
-    /// No numbers.
+    /// Not numbers.
     Other,
 }
 
-/// The value of an attribute.
+/// Value of an attribute.
 #[derive(Clone, Debug)]
 pub(crate) enum Attribute {
     Text(String),
@@ -51,7 +51,7 @@ pub(crate) enum Attribute {
 }
 
 impl Variable {
-    /// Text of an attribute, if it has any.
+    /// Returns the text of an attribute, if it is present and a text.
     pub(crate) fn text(&self, attribute: &str) -> Option<&str> {
         match self.attribute(attribute)? {
             Attribute::Text(text) => Some(text),
@@ -59,7 +59,7 @@ impl Variable {
         }
     }
 
-    /// The type of its numbers, on which their packing depends.
+    /// Type of the numbers, which determines their packing.
     pub(crate) fn number_type(&self) -> NumberType {
         match self.kind {
             Kind::Single => NumberType::Single,
@@ -75,7 +75,7 @@ impl Variable {
     }
 }
 
-/// The attributes of a variable in the file or store at a path.
+/// Attributes of a variable in the file or store at a path.
 pub(crate) struct VariableAttributes<'a>(pub(crate) &'a Path, pub(crate) &'a Variable);
 
 impl Attributes for VariableAttributes<'_> {
@@ -104,10 +104,10 @@ impl Attributes for VariableAttributes<'_> {
     }
 }
 
-/// Size of a file, time of its last write, and its number on the disk: a file with the same stamp is unchanged.
+/// Size, modification time and inode of a file: a file with the same stamp is unchanged.
 pub(crate) type Stamp = (u64, Option<SystemTime>, u64);
 
-/// The stamp of a file, if there is one.
+/// Returns the stamp of a file, if it exists.
 pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let found = path.metadata().ok().filter(Metadata::is_file)?;
     Some(stamp_of(&found))
@@ -121,32 +121,33 @@ pub(crate) fn stamp_of(found: &Metadata) -> Stamp {
     (found.len(), found.modified().ok(), number)
 }
 
-/// A file or store of variables in one format. Messages of errors do not repeat the path.
+/// File or store of variables in one format. Error messages do not repeat the path.
 pub(crate) trait Container: Debug + Send + Sync {
     fn path(&self) -> &Path;
 
     fn variables(&self) -> &[Variable];
 
-    /// Names of members that cannot be read, with the reason.
+    /// Names of members that cannot be read, each with the reason.
     fn unreadable(&self) -> &[(String, String)];
 
     /// Reads a box of a variable of [`Kind::Single`].
     fn single(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f32>, String>;
 
-    /// Reads a box of a variable of numbers.
+    /// Reads a box of a numeric variable.
     fn double(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f64>, String>;
 
-    /// The stamp of the file that holds the chunk which begins at a cell. `None` if there is none.
+    /// Returns the stamp of the file that holds the chunk starting at cell `first`, or `None` if
+    /// the chunk is not stored.
     fn stamp(&self, variable: usize, first: &[usize]) -> Option<Stamp>;
 
-    /// Bytes taken from the file or store so far.
+    /// Bytes read from the file or store so far.
     fn fetched(&self) -> u64;
 
-    /// A size and a checksum by which ranks compare the data.
+    /// Size and checksum by which ranks compare the data.
     fn fingerprint(&self) -> Result<(u64, u32)>;
 }
 
-/// The error of a container for a box of a variable.
+/// Error of a container for a box of a variable.
 pub(crate) fn error_at(
     container: &dyn Container,
     variable: &str,

@@ -1,4 +1,4 @@
-//! The files of a save: one of each rank, and the index by which rank 0 completes them.
+//! Files of a save: one per rank, and the index that rank 0 writes to complete the checkpoint.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -13,23 +13,23 @@ use super::index::{self, Index, file_of};
 use super::retention::{CheckpointConfig, Kept, Worth, superseded};
 use crate::{Error, Result, durable};
 
-/// State of the other ranks' files, set by [`Checkpoints::wait`](super::Checkpoints::wait) for the
-/// committing thread.
+/// State of the files of other ranks, set by [`Checkpoints::wait`](super::Checkpoints::wait) for
+/// the committing thread.
 #[derive(Debug, Default)]
 pub(super) struct Others {
-    /// The files will not be written.
+    /// Set if the files will not be written.
     pub cancelled: AtomicBool,
-    /// The time at which all ranks had written, and how long the file system may take to show the
+    /// Time at which all ranks had written, and how long the file system may take to show the
     /// files.
     pub written: OnceLock<(Instant, Duration)>,
 }
 
-/// Locks the list of checkpoints. It is valid after a panic too.
+/// Locks the list of checkpoints, which remains valid after a panic.
 pub(super) fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
     kept.lock().unwrap_or_else(|error| error.into_inner())
 }
 
-/// Writes a rank's file, which gets its name when it is on the disk.
+/// Writes the file of a rank under a temporary name, and renames it once it is on disk.
 pub(super) fn write_share(partial: &Path, rank: usize, cells: &[Cells]) -> Result<()> {
     if cells.is_empty() {
         return Ok(());
@@ -41,7 +41,7 @@ pub(super) fn write_share(partial: &Path, rank: usize, cells: &[Cells]) -> Resul
     fs::rename(&staged, &path).map_err(|error| Error::io(&path, error))
 }
 
-/// Task of rank 0: completes a checkpoint when all ranks have written their files.
+/// Task of rank 0 that completes a checkpoint when all ranks have written their files.
 pub(super) struct Commit {
     pub index: Index,
     pub partial: PathBuf,
@@ -55,7 +55,8 @@ impl Commit {
     pub(super) fn run(mut self) -> Result<()> {
         let committed = self.commit();
         if committed.is_err() {
-            // The remains are of no use. If they cannot be removed, the next job tries again.
+            // The partial files are useless. If they cannot be removed now, the next job tries
+            // again.
             let _ = fs::remove_dir_all(&self.partial);
         }
         committed
@@ -92,8 +93,8 @@ impl Commit {
         Ok(())
     }
 
-    /// Waits for all files, and records in the index the place of every piece and the tensor that
-    /// is not finite.
+    /// Waits for all files, and records in the index the position of every piece and the first
+    /// tensor that is not finite.
     fn complete(&mut self) -> Result<()> {
         let names: BTreeSet<String> = self
             .index
@@ -134,7 +135,7 @@ impl Commit {
         Ok(())
     }
 
-    /// Waits for a rank's file.
+    /// Waits until the file of a rank appears.
     fn wait_for(&self, name: &str) -> Result<()> {
         let failed = |cause: &str| Err(Error::checkpoint(&self.partial.join(name), cause));
         let mut pause = Duration::from_millis(1);
@@ -152,8 +153,8 @@ impl Commit {
     }
 }
 
-/// Whether a folder lists a name. NFS caches for up to a minute that a look-up found nothing, but
-/// checks for changes when a folder is opened to be listed.
+/// Whether a folder lists a name. Listing is used because NFS caches failed look-ups for up to a
+/// minute, but revalidates a folder when it is opened for listing.
 fn is_listed(folder: &Path, name: &str) -> Result<bool> {
     let failed = |error| Error::io(folder, error);
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -168,8 +169,8 @@ fn is_listed(folder: &Path, name: &str) -> Result<bool> {
 mod tests {
     use super::*;
 
-    /// A dangling link stands for a file that NFS does not show yet: a look-up does not find it,
-    /// but the folder lists its name.
+    /// A dangling link imitates a file that an NFS look-up does not find yet although the folder
+    /// lists its name.
     #[test]
     fn files_of_other_ranks_are_found_in_the_list_of_the_folder() {
         let folder = tempfile::tempdir().unwrap();

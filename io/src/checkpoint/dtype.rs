@@ -1,9 +1,9 @@
-//! Element types of burn and of safetensors, and their names in files.
+//! Element types of burn and safetensors, and their names in files.
 
 use burn::tensor::{BoolStore, DType};
 use safetensors::Dtype;
 
-/// The types that both libraries have.
+/// Types that both libraries support.
 const TYPES: [(DType, Dtype, &str); 13] = [
     (DType::F64, Dtype::F64, "F64"),
     (DType::F32, Dtype::F32, "F32"),
@@ -20,7 +20,7 @@ const TYPES: [(DType, Dtype, &str); 13] = [
     (DType::Bool(BoolStore::Native), Dtype::BOOL, "BOOL"),
 ];
 
-/// Name of burn's type in files; `None` if they have no such type.
+/// Returns the name of a burn type in files, or `None` if files have no such type.
 pub(crate) fn name(dtype: DType) -> Option<&'static str> {
     TYPES
         .iter()
@@ -28,7 +28,7 @@ pub(crate) fn name(dtype: DType) -> Option<&'static str> {
         .map(|(.., name)| *name)
 }
 
-/// burn's type of a name in files.
+/// Returns the burn type with this name in files.
 pub(crate) fn named(name: &str) -> Option<DType> {
     TYPES
         .iter()
@@ -36,7 +36,7 @@ pub(crate) fn named(name: &str) -> Option<DType> {
         .map(|(burn, ..)| *burn)
 }
 
-/// safetensors' type of a name in files.
+/// Returns the safetensors type with this name in files.
 pub(crate) fn in_files(name: &str) -> Option<Dtype> {
     TYPES
         .iter()
@@ -44,7 +44,7 @@ pub(crate) fn in_files(name: &str) -> Option<Dtype> {
         .map(|(_, dtype, _)| *dtype)
 }
 
-/// Name of safetensors' type in files.
+/// Returns the name of a safetensors type in files.
 pub(crate) fn name_in_files(dtype: Dtype) -> Option<&'static str> {
     TYPES
         .iter()
@@ -52,7 +52,7 @@ pub(crate) fn name_in_files(dtype: Dtype) -> Option<&'static str> {
         .map(|(.., name)| *name)
 }
 
-/// Bytes of an element of the type of a name in files.
+/// Returns the size in bytes of an element of the type with this name in files.
 pub(crate) fn size(name: &str) -> Option<usize> {
     named(name).map(|dtype| dtype.size())
 }

@@ -13,11 +13,11 @@ use crate::staged::Staged;
 use crate::{Error, Result};
 
 impl Checkpoint {
-    /// Writes the tensors of a module into one safetensors file, by their names in the module; all
-    /// tensors if `name` is empty. One tensor at a time is in memory.
+    /// Writes the tensors of a module, or all tensors if `name` is empty, into one safetensors file
+    /// under their names within the module. Holds one tensor at a time in memory.
     ///
     /// # Errors
-    /// Those of [`module_record`](Self::module_record); a file that cannot be written.
+    /// See [`module_record`](Self::module_record); also fails if the file cannot be written.
     ///
     /// # Example
     /// ```
@@ -63,12 +63,12 @@ impl Checkpoint {
     }
 }
 
-/// Tensor that is read when safetensors writes it.
+/// Tensor that is read only when it is serialized.
 struct Lazy<'a> {
     checkpoint: &'a Checkpoint,
     name: &'a str,
     entry: &'a TensorEntry,
-    /// The error of reading it, which `data` cannot return.
+    /// First read error, which `data` cannot return.
     failure: &'a RefCell<Option<Error>>,
 }
 

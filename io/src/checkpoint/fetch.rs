@@ -1,4 +1,4 @@
-//! Collective reading: every piece is read once, and sent to the ranks that need it.
+//! Collective reading: one rank reads each piece and sends it to the ranks that need it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,13 +11,13 @@ use super::{file, pieces};
 use crate::agreement::{Fallible, agree, broadcast, same};
 use crate::{Error, Result};
 
-/// The name of communication for checkpoints in errors.
+/// Name of checkpoint communication in errors.
 pub(super) const OPERATION: &str = "checkpoint";
 
-/// Bytes of pieces that all ranks together read before they exchange them.
+/// Total bytes that all ranks read before each exchange.
 const BYTES_PER_ROUND: usize = 256 << 20;
 
-/// A tensor to read, and the layout to read it in.
+/// Tensor to read, with its target layout.
 #[derive(Debug)]
 pub(super) struct Wanted<'a> {
     pub name: &'a str,
@@ -25,11 +25,13 @@ pub(super) struct Wanted<'a> {
     pub layout: Layout,
 }
 
-/// Description of a tensor, to be compared: text, and a checksum of its pieces and the ranks.
+/// Description of a tensor for comparison among ranks: text, and a checksum of its pieces and
+/// ranks.
 type Description = (String, u32);
 
 impl Wanted<'_> {
-    /// The cells of a rank, whose position in the layout's mesh may be another one than in others.
+    /// Returns the cells of a rank. Its position is looked up because layouts may order the ranks
+    /// differently.
     fn cells(&self, rank: usize) -> IndexBox {
         let mut ranks = self.layout.mesh().ranks().iter();
         let position = ranks.position(|other| *other == rank);
@@ -50,12 +52,12 @@ impl Wanted<'_> {
     }
 }
 
-/// Reads this rank's cells of tensors in their layouts. Every piece is read once, by a rank that
-/// needs most of it, which sends parts to the others that need them.
+/// Reads this rank's cells of tensors in their layouts. Every piece is read once, by one of the
+/// ranks that need most of it, which sends the other ranks the parts that they need.
 ///
 /// # Errors
-/// On all ranks: before anything is read, ranks that want different tensors or layouts; a rank that
-/// cannot read.
+/// Fails on all ranks if the ranks request different tensors or layouts, before anything is read,
+/// or if any rank cannot read.
 pub(super) fn fetch(
     folder: &Path,
     mesh: &DeviceMesh,
@@ -106,8 +108,8 @@ pub(super) fn fetch(
         .collect())
 }
 
-/// Checks that all ranks want the same tensors in the same layouts and order: messages carry no
-/// description of their cells.
+/// Checks that all ranks request the same tensors in the same layouts and order, since messages
+/// carry no description of their cells.
 fn check_same(mesh: &DeviceMesh, wanted: &[Wanted<'_>]) -> halocline_core::Result<()> {
     let descriptions: Vec<Description> = wanted.iter().map(Wanted::description).collect();
     let list = serde_json::to_vec(&descriptions).expect("numbers and strings are JSON");
@@ -125,7 +127,7 @@ fn check_same(mesh: &DeviceMesh, wanted: &[Wanted<'_>]) -> halocline_core::Resul
     )
 }
 
-/// Compares the tensors that a rank wants with those of the first rank of the mesh.
+/// Compares the tensors that a rank requests with those of the first rank of the mesh.
 fn compare(own: &[Description], first: &[Description], ranks: [usize; 2]) -> Result<()> {
     let differs = |index: &usize| own.get(*index) != first.get(*index);
     let Some(index) = (0..own.len().max(first.len())).find(differs) else {
@@ -148,8 +150,8 @@ fn compare(own: &[Description], first: &[Description], ranks: [usize; 2]) -> Res
     ))
 }
 
-/// Reads this rank's pieces, sends parts of them to the ranks that need them, and receives those of
-/// others.
+/// Reads this rank's pieces, sends the parts that other ranks need, and receives those of this
+/// rank.
 fn exchange(
     folder: &Path,
     mesh: &DeviceMesh,
@@ -219,8 +221,8 @@ fn exchange(
     Ok(())
 }
 
-/// Copies the parts of a message, one after another, into their arrays. A message of another length
-/// is an error: the length expected.
+/// Copies the consecutive parts of a message into their arrays. Returns the expected length as the
+/// error if the message has another one.
 fn put_parts(
     mut bytes: &[u8],
     parts: &[(usize, &IndexBox)],
@@ -240,20 +242,20 @@ fn put_parts(
     Ok(())
 }
 
-/// A piece to read.
+/// Piece to read.
 #[derive(Debug)]
 struct Job<'a> {
-    /// The index of its tensor.
+    /// Index of the tensor.
     target: usize,
     piece: &'a PieceEntry,
     cells: IndexBox,
-    /// The mesh position that reads it.
+    /// Mesh position of the rank that reads the piece.
     reader: usize,
-    /// The part that each position needs.
+    /// Part that each mesh position needs.
     parts: Vec<(usize, IndexBox)>,
 }
 
-/// A box of cells of a tensor in memory.
+/// Box of cells of a tensor, in memory.
 #[derive(Debug)]
 struct Array {
     cells: IndexBox,

@@ -1,4 +1,4 @@
-//! Safetensors files of ranks and of other programs.
+//! Safetensors files, written by ranks or by other programs.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -14,23 +14,23 @@ use super::dtype;
 use super::index::{PieceEntry, TensorEntry};
 use crate::{Error, Result};
 
-/// Largest header that is read, as in safetensors.
+/// Largest header that is read, the same limit as in the safetensors library.
 const LARGEST_HEADER: u64 = 100_000_000;
-/// Prefix of the keys of checksums in the metadata of a file; the name of the piece follows.
+/// Prefix of checksum keys in the metadata of a file; the name of the piece follows.
 const SUM: &str = "crc32 ";
-/// Key, in the metadata of a file, of the first piece of the state that is not finite.
+/// Metadata key whose value is the first piece of the state that is not finite.
 const NOT_FINITE: &str = "not finite";
 
-/// Role of a tensor in a checkpoint: whether its values must be finite.
+/// Role of a tensor in a checkpoint, which decides whether its values must be finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A parameter or a state, of use only if it is finite.
+    /// Parameters and state, usable only if finite.
     State,
     /// Any other data.
     Record,
 }
 
-/// A box of a tensor, to be written to a file.
+/// Box of a tensor to write to a file.
 #[derive(Debug)]
 pub(crate) struct Cells {
     pub key: String,
@@ -45,7 +45,7 @@ impl Cells {
     fn is_finite(&self) -> bool {
         fn all<const N: usize>(bytes: &[u8], is_finite: impl Fn([u8; N]) -> bool) -> bool {
             let (values, _) = bytes.as_chunks::<N>();
-            // Without a branch within a chunk, the loop is vectorised.
+            // The loop over a chunk has no branches, so that it is vectorised.
             values.chunks(1024).all(|chunk| {
                 chunk
                     .iter()
@@ -80,8 +80,8 @@ impl View for &Cells {
     }
 }
 
-/// Writes a file with a checksum of each tensor, and the name of the first one of the state that is
-/// not finite.
+/// Writes a file whose metadata hold a checksum of each tensor and the name of the first state
+/// tensor that is not finite.
 pub(crate) fn write(path: &Path, cells: &[Cells]) -> Result<()> {
     let sums = cells.iter().map(|cells| {
         (
@@ -97,17 +97,17 @@ pub(crate) fn write(path: &Path, cells: &[Cells]) -> Result<()> {
     serialize(views, Some(sums.chain(not_finite).collect()), path)
 }
 
-/// Writes a safetensors file, and waits until its bytes are on the disk.
+/// Writes a safetensors file, and waits until its bytes are on disk.
 ///
-/// The library's own function ignores errors of closing the file, where network file systems report
-/// theirs.
+/// The library's own function ignores errors on closing the file, which is when network file
+/// systems report theirs.
 pub(crate) fn serialize<V: View>(
     views: impl IntoIterator<Item = (impl AsRef<str>, V)>,
     metadata: Option<HashMap<String, String>>,
     path: &Path,
 ) -> Result<()> {
     let mut views: Vec<_> = views.into_iter().collect();
-    // The library's order, in which all elements are aligned.
+    // Same order as in the library, which keeps all elements aligned.
     views.sort_by(|(one, a), (other, b)| {
         let by_name = one.as_ref().cmp(other.as_ref());
         b.dtype().cmp(&a.dtype()).then(by_name)
@@ -143,13 +143,12 @@ pub(crate) fn serialize<V: View>(
     write().map_err(|error: std::io::Error| Error::io(path, error))
 }
 
-/// Follows the links of a user's path.
+/// Resolves the links of a path given by the user.
 pub(crate) fn followed(path: &Path) -> Result<PathBuf> {
     std::fs::canonicalize(path).map_err(|error| Error::io(path, error))
 }
 
-/// Opens a regular file for reading, but neither the target of a link nor a pipe, which might never
-/// end.
+/// Opens a regular file for reading. Refuses links, and pipes, which might block forever.
 pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
     let found = std::fs::symlink_metadata(path).map_err(|error| Error::io(path, error))?;
     if !found.is_file() {
@@ -163,7 +162,7 @@ pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
     Ok((file, size))
 }
 
-/// Reads a small file whole.
+/// Reads a whole small file.
 pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>> {
     let (file, size) = open(path)?;
     let mut bytes = Vec::new();
@@ -175,11 +174,11 @@ pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>> {
 /// Contents of a file.
 #[derive(Debug)]
 pub(crate) struct Contents {
-    /// The bytes of the file.
+    /// Size of the file in bytes.
     pub size: u64,
     /// Each tensor as a single piece.
     pub tensors: HashMap<String, TensorEntry>,
-    /// The first piece of a checkpoint's state that is not finite.
+    /// First piece of a checkpoint's state that is not finite.
     pub not_finite: Option<String>,
 }
 
@@ -243,8 +242,8 @@ pub(crate) fn contents(path: &Path) -> Result<Contents> {
     })
 }
 
-/// Names the format of a file that begins with these bytes and is not safetensors, and gives the
-/// remedy.
+/// Recognises common formats other than safetensors by their first bytes; returns the name and how
+/// to convert the file.
 fn other_format(start: &[u8; 8]) -> Option<&'static str> {
     Some(match start {
         [b'P', b'K', 3, 4, ..] => {
@@ -266,7 +265,8 @@ fn other_format(start: &[u8; 8]) -> Option<&'static str> {
     })
 }
 
-/// Reads a piece, and compares its checksum. The index has been checked against the sizes of files.
+/// Reads a piece and verifies its checksum. The index must have been checked against the sizes of
+/// files.
 pub(crate) fn read(folder: &Path, piece: &PieceEntry) -> Result<Vec<u8>> {
     let path = folder.join(&piece.file);
     let (mut file, size) = open(&path)?;
@@ -329,8 +329,8 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), expected);
     }
 
-    /// The handle that is synced, and reports errors, must be that of the file itself, not of one
-    /// that replaces it.
+    /// The handle that is synced and reports errors must refer to the file itself, not to one that
+    /// replaces it.
     #[test]
     fn a_file_is_written_where_it_is() {
         let folder = tempfile::tempdir().unwrap();
@@ -358,7 +358,7 @@ mod tests {
             std::fs::write(&path, bytes).unwrap();
             Checkpoint::open(&path).unwrap_err().to_string()
         };
-        // As torch.save of 1.6 and later begins, and before; a pickle of protocol 4; h5py;
+        // First bytes of: torch.save since 1.6 and before; a pickle of protocol 4; h5py;
         // numpy.save.
         let cases: [(&[u8], &str); 5] = [
             (b"PK\x03\x04\0\0\x08\x08", "a zip archive, as torch.save"),
@@ -379,7 +379,7 @@ mod tests {
         }
         let error = message(b"something");
         assert!(error.contains("is it a safetensors file"), "{error}");
-        // A header with a valid length is read, and is not JSON.
+        // The header has a valid length but is not JSON.
         let error = message(b"\x20\0\0\0\0\0\0\0");
         assert!(error.contains("expected"), "{error}");
     }

@@ -1,4 +1,5 @@
-//! A folder of checkpoints: names, whole checkpoints, and recovery from an interrupted job.
+//! Folder of checkpoints: naming, selection of complete checkpoints, recovery from an interrupted
+//! job.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,24 +14,24 @@ use super::{Checkpoint, file, index};
 use crate::agreement::{Fallible, agree, broadcast};
 use crate::{Error, Result, durable};
 
-/// The name of the folder of a step. Names sort like steps.
+/// Returns the folder name of a step. Names sort like steps.
 pub(super) fn name_of(step: u64) -> String {
     format!("step_{step:09}")
 }
 
-/// The inverse of [`name_of`].
+/// Inverse of [`name_of`].
 fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step_")?.parse().ok()?;
     (name_of(step) == name).then_some(step)
 }
 
-/// Gives a complete folder, whose files are on the disk, its final name, and waits until the name
-/// is on the disk.
+/// Renames a complete folder, whose files are on disk, to its final name, and waits until the name
+/// is on disk too.
 pub(super) fn publish(partial: &Path, folder: &Path, step: u64) -> Result<()> {
     durable::sync_folder(partial)?;
     let target = folder.join(name_of(step));
     let failed = |error| Error::io(&target, error);
-    // An earlier checkpoint of the step is kept aside until the new one has the name.
+    // An earlier checkpoint of the same step is kept until the new one has its name.
     let aside = set_aside(folder, &name_of(step))?;
     if let Err(error) = fs::rename(partial, &target) {
         let _ = aside.map(|aside| fs::rename(aside, &target));
@@ -43,7 +44,7 @@ pub(super) fn publish(partial: &Path, folder: &Path, step: u64) -> Result<()> {
     Ok(())
 }
 
-/// Renames a checkpoint, if there is one, to a name that is not that of a checkpoint.
+/// Renames a checkpoint, if it exists, to a name that is not recognised as a checkpoint.
 fn set_aside(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
     let (path, aside) = (folder.join(name), folder.join(format!(".{name}.removed")));
     if !path.exists() {
@@ -57,7 +58,8 @@ fn set_aside(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
     Ok(Some(aside))
 }
 
-/// Removes a checkpoint. A failure is reported and ignored: the remains take space and do no harm.
+/// Removes a checkpoint. A failure is reported on stderr and otherwise ignored: what is left takes
+/// up space but does no harm.
 pub(super) fn remove(folder: &Path, name: &str) {
     match set_aside(folder, name) {
         Ok(Some(aside)) => discard(&aside),
@@ -75,7 +77,8 @@ fn discard(aside: &Path) {
     }
 }
 
-/// Lists the steps of a folder by the names of its checkpoints, in order. A folder that is not there has none.
+/// Lists the steps of the checkpoints in a folder in order, by their names. A folder that does not
+/// exist has none.
 fn steps_in(folder: &Path) -> Result<Vec<u64>> {
     let failed = |error| Error::io(folder, error);
     let mut steps = Vec::new();
@@ -92,25 +95,26 @@ fn steps_in(folder: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
-/// Opens a checkpoint if it is whole, with the text of its index. If it is not, prints the cause on
+/// Opens a checkpoint, if it is complete, with the text of its index. Otherwise prints the cause on
 /// stderr.
 pub(super) fn whole(folder: &Path, step: u64) -> Result<(Checkpoint, Vec<u8>)> {
     let path = folder.join(name_of(step));
     let opened = file::read_whole(&path.join(index::NAME)).and_then(|text| {
         let found = Checkpoint::parse(&path, &text)?;
         found.check_files()?;
-        match found.step() == step {
-            true => Ok((found, text)),
-            false => Err(Error::checkpoint(
+        if found.step() == step {
+            Ok((found, text))
+        } else {
+            Err(Error::checkpoint(
                 &path,
                 format!("is of step {}", found.step()),
-            )),
+            ))
         }
     });
     opened.inspect_err(|error| eprintln!("halocline: a checkpoint is passed over: {error}"))
 }
 
-/// Sends a checkpoint of rank 0, as the text of its index, to all ranks.
+/// Broadcasts a checkpoint of rank 0 to all ranks, as the text of its index.
 fn broadcast_checkpoint(
     mesh: &DeviceMesh,
     folder: &Path,
@@ -128,14 +132,14 @@ fn broadcast_checkpoint(
 }
 
 impl Checkpoint {
-    /// Opens the newest checkpoint of a folder that is whole and finite, the same on all ranks.
-    /// Another job may write to the folder. If none is [finite](Self::not_finite), opens the newest
-    /// that is whole.
+    /// Opens the newest complete and finite checkpoint of a folder, the same on all ranks, or the
+    /// newest complete one if none is [finite](Self::not_finite). Another job may write to the
+    /// folder meanwhile.
     ///
     /// # Errors
-    /// On all ranks: a folder that cannot be read; a checkpoint that exists but cannot be read, and
-    /// is newer than all that are whole; checkpoints of which none is whole; a failure of
-    /// communication.
+    /// On all ranks: a folder that cannot be read; a checkpoint that exists but cannot be read and
+    /// is newer than every complete one; a folder with checkpoints but no complete one; a failure
+    /// of communication.
     pub fn latest(world: &World, folder: impl AsRef<Path>) -> halocline_core::Result<Option<Self>> {
         let (folder, mesh) = (folder.as_ref(), world.mesh([("rank", world.size())])?);
         first_of(&mesh, folder, || {
@@ -143,8 +147,9 @@ impl Checkpoint {
         })
     }
 
-    /// Opens the checkpoint of a folder with the lowest metric, the same on all ranks: a finite one, if there is a finite one
-    /// with a metric; `None` if none that is whole has one. Another job may write to the folder.
+    /// Opens the checkpoint of a folder with the lowest metric, the same on all ranks. Finite
+    /// checkpoints take precedence over others. Returns `None` if no complete checkpoint has a
+    /// metric. Another job may write to the folder meanwhile.
     ///
     /// # Errors
     /// On all ranks: a folder or a checkpoint that exists but cannot be read; a failure of communication.
@@ -176,7 +181,7 @@ impl Checkpoint {
             for step in steps_in(folder)? {
                 match whole(folder, step) {
                     Ok((found, _)) => _ = steps.insert(step, Worth::of(&found.index)),
-                    // Told on stderr.
+                    // Already reported on stderr.
                     Err(error) if is_damage(&error) => {}
                     Err(error) => return Err(error),
                 }
@@ -186,8 +191,8 @@ impl Checkpoint {
     }
 }
 
-/// Opens, on all ranks, the first checkpoint of rank 0's `steps` that is whole and finite, else the
-/// first that is whole. If there are checkpoints and none is whole, it is an error.
+/// Opens, on all ranks, the first complete and finite checkpoint of rank 0's `steps`, else the
+/// first complete one. Fails if there are checkpoints but none is complete.
 pub(super) fn first_of(
     mesh: &DeviceMesh,
     folder: &Path,
@@ -229,7 +234,7 @@ fn first_whole(folder: &Path, steps: &[u64]) -> Result<Option<(Checkpoint, Vec<u
     }
 }
 
-/// Completes or removes the folders of an interrupted job, and lists the checkpoints.
+/// Completes or removes the folders of an interrupted job, then lists the checkpoints.
 pub(super) fn tidy(folder: &Path) -> Result<Kept> {
     let failed = |error| Error::io(folder, error);
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -238,14 +243,14 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
         if !name.starts_with(".step_") || !entry.file_type().map_err(failed)?.is_dir() {
             continue;
         }
-        // The index is written last: a folder with it lacks only the name.
+        // The index is written last: a folder that has one only lacks its final name.
         let step = Checkpoint::open(entry.path()).map(|checkpoint| checkpoint.step());
         match step {
             Ok(step) if !folder.join(name_of(step)).exists() => {
                 durable::sync_file(&entry.path().join(index::NAME))?;
                 publish(&entry.path(), folder, step)?
             }
-            // A folder that cannot be read now may be the only one of its step.
+            // A folder that is unreadable now may be the only checkpoint of its step.
             Err(error) if !is_damage(&error) => return Err(error),
             _ => fs::remove_dir_all(entry.path()).map_err(failed)?,
         }
@@ -275,7 +280,7 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
     Ok(kept)
 }
 
-/// Whether the checkpoint is at fault, rather than the access to it.
+/// Whether the error means that the checkpoint is damaged, rather than that access to it failed.
 pub(super) fn is_damage(error: &Error) -> bool {
     use std::io::ErrorKind::{NotADirectory, NotFound, UnexpectedEof};
     match error {
@@ -286,7 +291,7 @@ pub(super) fn is_damage(error: &Error) -> bool {
     }
 }
 
-/// Renames a checkpoint that is of no use to `damaged_step_…`, which is not a name of a checkpoint.
+/// Renames a damaged checkpoint to `damaged_step_…`, which is not recognised as a checkpoint.
 pub(super) fn mark_damaged(folder: &Path, step: u64) -> Result<()> {
     let path = folder.join(name_of(step));
     let name = |number: usize| match number {

@@ -1,5 +1,4 @@
-//! The index of a checkpoint: its values, tensors and files, in `index.json`, which is written
-//! last.
+//! Index of a checkpoint, `index.json`: its values, tensors and files. It is written last.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,12 +10,12 @@ use serde_json::Value;
 
 use super::dtype;
 
-/// The name of the index in the folder of a checkpoint.
+/// File name of the index in the folder of a checkpoint.
 pub(crate) const NAME: &str = "index.json";
 
 const FORMAT: &str = "halocline checkpoint 1";
 
-/// Beginning of the index, before its checksum: that of the bytes after the comma that follows.
+/// Beginning of the index, up to its checksum, which covers the bytes after the comma that follows.
 const HEAD: &str = "{\"crc32\":\"";
 const HEAD_LENGTH: usize = HEAD.len() + 8 + "\",".len();
 
@@ -25,43 +24,43 @@ const HEAD_LENGTH: usize = HEAD.len() + 8 + "\",".len();
 pub(crate) struct Index {
     pub format: String,
     pub step: u64,
-    /// The number of ranks that wrote it.
+    /// Number of ranks that wrote the checkpoint.
     pub ranks: usize,
     pub metric: Option<f64>,
-    /// The first tensor of the state with a value that is not finite; older indices lack it.
+    /// First tensor of the state with a value that is not finite; absent in older indices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_finite: Option<String>,
     pub values: BTreeMap<String, Value>,
     pub tensors: BTreeMap<String, TensorEntry>,
-    /// Names of files and their sizes in bytes.
+    /// Sizes of the files in bytes, by name.
     pub files: BTreeMap<String, u64>,
 }
 
-/// A tensor, and the pieces that make it up.
+/// Tensor, and the pieces that make it up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TensorEntry {
-    /// Its type, as in safetensors: `F32`.
+    /// Element type by its safetensors name, such as `F32`.
     pub dtype: String,
     pub shape: Vec<usize>,
     pub pieces: Vec<PieceEntry>,
 }
 
-/// A box of a tensor's cells, dense in row-major order.
+/// Box of a tensor, stored densely in row-major order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PieceEntry {
     pub file: String,
-    /// Its name in that file.
+    /// Name of the piece in the file.
     pub key: String,
     pub start: Vec<usize>,
     pub shape: Vec<usize>,
-    /// Its bytes in the file.
+    /// Byte range in the file.
     pub bytes: Range<u64>,
-    /// The checksum of these bytes; files of other programs have none.
+    /// Checksum of these bytes; files of other programs have none.
     pub crc32: Option<u32>,
 }
 
 impl TensorEntry {
-    /// The element type of an entry whose index was checked.
+    /// Returns the element type. The index must have been checked.
     pub(crate) fn element_type(&self) -> DType {
         dtype::named(&self.dtype).expect("the index was checked")
     }
@@ -78,12 +77,12 @@ impl PieceEntry {
     }
 }
 
-/// The name of the file that a rank writes.
+/// Returns the name of the file that a rank writes.
 pub(crate) fn file_of(rank: usize) -> String {
     format!("rank_{rank:05}.safetensors")
 }
 
-/// Whether a name can be that of a rank's file; no other file is opened.
+/// Whether a name is a valid name of a rank's file. No other file is ever opened.
 fn is_file(name: &str) -> bool {
     let number = name
         .strip_prefix("rank_")
@@ -107,7 +106,7 @@ impl Index {
         }
     }
 
-    /// The text of `index.json`.
+    /// Returns the text of `index.json`.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let body = serde_json::to_vec(self).expect("maps with names as keys are JSON");
         let rest = &body[1..];
@@ -116,7 +115,8 @@ impl Index {
         text
     }
 
-    /// Parses the text of [`encode`](Self::encode). The error is the cause.
+    /// Parses a text written by [`encode`](Self::encode). The error is the bare cause, without a
+    /// path.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let head = text.get(..HEAD_LENGTH).unwrap_or(text);
         let sum = head
@@ -134,9 +134,9 @@ impl Index {
         Ok(index)
     }
 
-    /// Checks that pieces lie within their tensors and files, do not share bytes, and have as many
-    /// cells in all as the tensors. Reading by the index then takes no more memory than the files'
-    /// sizes.
+    /// Checks that pieces lie within their tensors and files, do not share bytes, and together have
+    /// as many cells as their tensor. Reading then takes no more memory than the sizes of the
+    /// files.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.format != FORMAT {
             return Err(format!("format {:?}, expected {FORMAT:?}", self.format));
@@ -147,7 +147,7 @@ impl Index {
         self.check_pieces()
     }
 
-    /// The part of [`check`](Self::check) that holds for files of other programs too.
+    /// Part of [`check`](Self::check) that applies to files of other programs too.
     pub(crate) fn check_pieces(&self) -> Result<(), String> {
         let mut ranges: BTreeMap<&str, Vec<Range<u64>>> = BTreeMap::new();
         for (name, tensor) in &self.tensors {
@@ -201,7 +201,7 @@ impl Index {
     }
 }
 
-/// The number of cells, unless it or the strides of the shape overflow.
+/// Returns the number of cells, or `None` if it or a stride of the shape overflows.
 fn volume(shape: &[usize]) -> Option<usize> {
     let volume = shape
         .iter()

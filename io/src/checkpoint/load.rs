@@ -56,20 +56,20 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
-    /// The folder of the files.
+    /// Folder of the files.
     folder: PathBuf,
-    /// The path that errors name.
+    /// Path that errors name.
     path: PathBuf,
     pub(super) index: Index,
 }
 
 impl Checkpoint {
     /// Opens the folder of a checkpoint, or a safetensors file, whose tensors keep their names. The
-    /// path may be a link.
+    /// path may be a symbolic link.
     ///
     /// # Errors
     /// A path that does not exist, is not a checkpoint, or is damaged. Checksums of tensors are
-    /// compared when they are read.
+    /// only verified when they are read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -103,7 +103,7 @@ impl Checkpoint {
         })
     }
 
-    /// Checks that all files exist and have their size.
+    /// Checks that all files exist and have the size recorded in the index.
     pub(super) fn check_files(&self) -> Result<()> {
         for (name, expected) in &self.index.files {
             let path = self.folder.join(name);
@@ -116,36 +116,36 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The step of the save.
+    /// Step at which the checkpoint was saved.
     pub fn step(&self) -> u64 {
         self.index.step
     }
 
-    /// A checksum of its index, which has those of its tensors, unless another program wrote it: another checkpoint has
-    /// another one.
+    /// Checksum that identifies the checkpoint: a CRC-32 of its index, which contains the checksums
+    /// of its tensors unless another program wrote the file.
     pub fn fingerprint(&self) -> u32 {
         let index = serde_json::to_vec(&self.index).expect("numbers, texts and lists");
         crc32fast::hash(&index)
     }
 
-    /// The number of ranks that saved it.
+    /// Number of ranks that saved the checkpoint.
     pub fn ranks(&self) -> usize {
         self.index.ranks
     }
 
-    /// The metric of the save.
+    /// Metric passed to the save, if any.
     pub fn metric(&self) -> Option<f64> {
         self.index.metric
     }
 
-    /// The first tensor of the state (all tensors but those of
-    /// [`Snapshot::data`](super::Snapshot::data)) with a value that is NaN or infinite. `None` if
-    /// all are finite, or if this is not known: in files of other programs and of older versions.
+    /// First tensor of the state with a NaN or infinite value. The state is all tensors except
+    /// those of [`Snapshot::data`](super::Snapshot::data). `None` if all are finite, or if this is
+    /// unknown, as in files of other programs and of older versions.
     pub fn not_finite(&self) -> Option<&str> {
         self.index.not_finite.as_deref()
     }
 
-    /// Message for stderr about a checkpoint that is [not finite](Self::not_finite).
+    /// Returns the stderr message about a checkpoint that is [not finite](Self::not_finite).
     pub(super) fn not_finite_message(&self) -> String {
         let name = self.not_finite().unwrap_or_default();
         format!(
@@ -154,12 +154,12 @@ impl Checkpoint {
         )
     }
 
-    /// The names of the tensors, in order.
+    /// Names of the tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.index.tensors.keys().map(String::as_str)
     }
 
-    /// The shape of a tensor.
+    /// Returns the global shape of a tensor.
     ///
     /// # Errors
     /// No tensor of that name.
@@ -170,7 +170,7 @@ impl Checkpoint {
     /// Reads a value.
     ///
     /// # Errors
-    /// No value of that name, or one of another form.
+    /// No value of that name; a value that does not deserialize to `T`.
     pub fn value<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
         let value = self.index.values.get(name).ok_or_else(|| {
             let names: Vec<&String> = self.index.values.keys().collect();
@@ -180,7 +180,7 @@ impl Checkpoint {
             .map_err(|e| self.broken(format!("value {name:?}: {e}")))
     }
 
-    /// Reads a whole tensor, on the calling rank alone.
+    /// Reads a whole tensor on the calling rank alone.
     ///
     /// # Errors
     /// No tensor of that name; files that cannot be read, or are damaged.
@@ -201,8 +201,8 @@ impl Checkpoint {
         ))
     }
 
-    /// Reads the tensors of a module as burn's record, on the calling rank alone: to save as a
-    /// single file.
+    /// Reads the tensors of a module as a burn record on the calling rank alone, for example to
+    /// save it as a single file.
     ///
     /// # Errors
     /// No module of that name; files that cannot be read, or are damaged.
@@ -215,11 +215,11 @@ impl Checkpoint {
         self.record(tensors, &[])
     }
 
-    /// Loads a whole tensor on all ranks. Each rank reads a share, and sends it to the others.
+    /// Loads a whole tensor on all ranks. Each rank reads a share and sends it to the others.
     ///
     /// # Errors
-    /// On all ranks: no tensor of that name and these dims; ranks that load different tensors;
-    /// files that cannot be read, or are damaged.
+    /// On all ranks: no tensor of that name; another number of dims or kind; ranks that load
+    /// different tensors; files that cannot be read, or are damaged.
     pub fn tensor<const D: usize, K: Basic>(
         &self,
         world: &World,
@@ -230,7 +230,7 @@ impl Checkpoint {
         self.place(name, &mesh, &layout)
     }
 
-    /// [`tensor`](Self::tensor) in host memory.
+    /// Loads a whole tensor on all ranks like [`tensor`](Self::tensor), into host memory.
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor).
@@ -239,10 +239,10 @@ impl Checkpoint {
         Ok(self.fetch_whole(world, names)?.remove(0).1)
     }
 
-    /// Loads a sharded tensor: each rank gets its shard, whatever mesh saved it.
+    /// Loads a sharded tensor. Each rank receives its shard, whatever mesh saved the tensor.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor), and placements that do not fit or are `Partial`.
+    /// Those of [`tensor`](Self::tensor); placements that do not fit or are `Partial`.
     pub fn sharded<const D: usize, K: Basic>(
         &self,
         name: &str,
@@ -253,10 +253,10 @@ impl Checkpoint {
         self.sharded_to(name, mesh, &layout)
     }
 
-    /// [`sharded`](Self::sharded), with explicit extents.
+    /// Loads a sharded tensor like [`sharded`](Self::sharded), in an explicit layout.
     ///
     /// # Errors
-    /// Those of [`sharded`](Self::sharded), and a layout of another shape or on other ranks.
+    /// Those of [`sharded`](Self::sharded); a layout with another shape or other ranks.
     pub fn sharded_to<const D: usize, K: Basic>(
         &self,
         name: &str,
@@ -310,19 +310,19 @@ impl Checkpoint {
         let data = fetch(&self.folder, mesh, &[wanted])?.remove(0);
         let device = mesh.device();
         Ok(match dtype {
-            // Devices store booleans in types of their own.
+            // Devices choose the storage type of booleans.
             DType::Bool(_) => Tensor::from_data(data, device),
             _ => Tensor::from_data(data, (device, dtype)),
         })
     }
 
-    /// Loads the tensors of a module, on all ranks. Of sharded parameters each rank gets its shard,
-    /// whatever mesh and layout saved them. Parameters keep their numbers in `module` (burn's `ParamId`), by which
-    /// an optimizer may have groups of them.
+    /// Loads the tensors of a module on all ranks. Each rank receives its shard of sharded
+    /// parameters, whatever mesh and layout saved them. Parameters keep the `ParamId`s that they
+    /// have in `module`, which the parameter groups of an optimizer may refer to.
     ///
     /// # Errors
-    /// On all ranks: a tensor that is missing in the checkpoint or in the module, or has another
-    /// shape or type; files that cannot be read, or are damaged.
+    /// On all ranks: a tensor that is missing in the checkpoint or the module, or differs in shape
+    /// or type; files that cannot be read, or are damaged.
     pub fn module<M: Module>(
         &self,
         world: &World,
@@ -350,7 +350,7 @@ impl Checkpoint {
             .map_err(|error| self.broken(format!("{name:?}: {error}")))?)
     }
 
-    /// Loads whole tensors on all ranks, under their short names.
+    /// Loads whole tensors on all ranks; returns them with their short names.
     pub(super) fn fetch_whole(
         &self,
         world: &World,
@@ -359,7 +359,8 @@ impl Checkpoint {
         self.fetch_laid(world, None, names, |_| None)
     }
 
-    /// Loads this rank's cells of tensors, under their short names. Those without a layout are whole.
+    /// Loads this rank's cells of tensors; returns them with their short names. Tensors without a
+    /// layout are loaded whole.
     pub(super) fn fetch_laid(
         &self,
         world: &World,
@@ -409,7 +410,7 @@ impl Checkpoint {
             .collect())
     }
 
-    /// Lists the tensors of a module: their names, and those within the module.
+    /// Lists the tensors of a module: their names in the checkpoint and within the module.
     pub(super) fn names_in(&self, name: &str) -> Result<Vec<(String, String)>> {
         let prefix = if name.is_empty() {
             String::new()
@@ -433,7 +434,8 @@ impl Checkpoint {
             .ok_or_else(|| self.broken(format!("no tensor {name:?}")))
     }
 
-    /// Makes burn's record of tensors, with the numbers of `parameters` of the same paths, else new ones.
+    /// Builds a burn record of tensors. Each takes the `ParamId` of the one of `parameters` with
+    /// the same path, else a new one.
     fn record(
         &self,
         tensors: Vec<(String, TensorData)>,
@@ -459,7 +461,7 @@ impl Checkpoint {
     }
 }
 
-/// Converts a tensor to the form of burn's files.
+/// Converts a tensor to the format of burn's files.
 pub(super) fn pack(name: String, data: TensorData, id: Option<u64>) -> burn_pack::Tensor {
     let (bytes, shape, dtype): (Bytes, _, _) = data.into_parts();
     burn_pack::Tensor::new(name, dtype, shape, id, bytes)

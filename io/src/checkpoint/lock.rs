@@ -4,14 +4,13 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, Result, durable};
 
-/// Longest wait for an earlier job to release the folder.
+/// Maximum wait for an earlier job to release the folder.
 const HANDOVER: Duration = Duration::from_secs(5);
 
-/// Locks a folder for this job, and creates it if it does not exist.
+/// Locks a folder for this job, creating it if it does not exist.
 pub(super) fn lock_folder(folder: &Path) -> Result<File> {
     fs::create_dir_all(folder).map_err(|error| Error::io(folder, error))?;
-    // The names that lead to the folder must be on the disk too. Folders above it may not permit
-    // that.
+    // The path to the folder must be on disk too. Syncing a parent folder may not be permitted.
     for parent in durable::enclosing_folders(folder) {
         let _ = durable::sync_folder(parent);
     }
@@ -23,8 +22,8 @@ pub(super) fn lock_folder(folder: &Path) -> Result<File> {
     Ok(lock)
 }
 
-/// Tries to lock until the earlier job releases the folder. Returns a warning if the file system
-/// has no locks.
+/// Waits up to [`HANDOVER`] for the lock. Returns a warning if the file system does not support
+/// locks.
 fn acquire(
     folder: &Path,
     mut try_lock: impl FnMut() -> std::result::Result<(), TryLockError>,
@@ -58,7 +57,7 @@ mod tests {
     #[test]
     fn a_file_system_without_locks_is_told() {
         let folder = Path::new("runs/a");
-        // ENOSYS, as Lustre returns without the mount option flock.
+        // ENOSYS, returned by Lustre if mounted without the option `flock`.
         let unsupported = || Err(TryLockError::Error(std::io::Error::from_raw_os_error(38)));
         let warning = acquire(folder, unsupported).unwrap().expect("a warning");
         assert!(

@@ -1,9 +1,8 @@
-//! Checkpoints: states of programs, saved by all ranks as a whole or not at all, and loaded on any
-//! mesh.
+//! Checkpoints: program state that all ranks save atomically and any mesh loads.
 //!
 //! A checkpoint is a folder. Each rank writes a safetensors file with its boxes of cells;
-//! `index.json` lists the boxes of every tensor, with a checksum of each. On loading, every piece
-//! is read once, by a rank that needs it, and sent to the others that need it.
+//! `index.json` lists the boxes of every tensor with their checksums. On loading, one of the ranks
+//! that need a piece reads it and sends it to the others.
 
 mod commit;
 mod dtype;

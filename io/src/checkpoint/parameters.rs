@@ -1,10 +1,10 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Int, Tensor};
 
-/// A tensor of a module, trained or not.
+/// Tensor of a module, trained or not.
 pub(super) struct Parameter {
     pub path: String,
-    /// burn's number of the parameter, which differs from run to run.
+    /// Value of burn's `ParamId`, which differs from run to run.
     pub id: u64,
     pub dims: usize,
     pub dtype: DType,

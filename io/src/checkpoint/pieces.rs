@@ -1,20 +1,21 @@
-//! Division of tensors into pieces, the ranks that write and read them, and copies of boxes between
-//! arrays: pure functions.
+//! Pure functions that divide tensors into pieces, choose the ranks that write and read them, and
+//! copy boxes between arrays.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use halocline_core::{IndexBox, Layout};
 
-/// Bytes of the largest piece; each has one checksum.
+/// Target for the largest size of a piece, in bytes. Each piece has one checksum.
 const LARGEST: usize = 64 << 20;
-/// Bytes per rank from which ranks that hold the same box divide it.
+/// Bytes per rank from which on ranks that hold the same box divide it among themselves.
 const WORTH_SPLITTING: usize = 1 << 20;
 
-/// Splits a tensor into boxes, each with the rank of the world that writes it.
+/// Splits a tensor into boxes, each paired with the world rank that writes it.
 ///
-/// Each cell is in one box. Ranks that hold the same cells divide them, beginning with the rank
-/// that `turn` selects: small tensors with successive turns go to successive ranks.
+/// Each cell lies in exactly one box. Ranks that hold the same cells divide them, starting with the
+/// rank that `turn` selects, so that small tensors with successive turns are distributed
+/// round-robin.
 pub(crate) fn pieces(layout: &Layout, element: usize, turn: usize) -> Vec<(usize, IndexBox)> {
     let mut holders: BTreeMap<Vec<(usize, usize)>, Vec<usize>> = BTreeMap::new();
     for (position, &rank) in layout.mesh().ranks().iter().enumerate() {
@@ -37,8 +38,8 @@ pub(crate) fn pieces(layout: &Layout, element: usize, turn: usize) -> Vec<(usize
     found
 }
 
-/// Splits a box into about `parts` parts along its first dim of more than one cell, so that each is
-/// contiguous in memory.
+/// Splits a box into at most `parts` parts along its first dim with more than one cell, so that
+/// each is contiguous in memory.
 fn split(cells: &IndexBox, parts: usize) -> Vec<IndexBox> {
     let ranges = cells.ranges();
     let Some(dim) = ranges.iter().position(|range| range.len() > 1) else {
@@ -55,11 +56,11 @@ fn split(cells: &IndexBox, parts: usize) -> Vec<IndexBox> {
     (0..parts).map(part).collect()
 }
 
-/// Chooses the rank that reads a piece: among those that need most of it, the one with the fewest
-/// bytes to read.
+/// Chooses the rank that reads a piece: among the ranks that need most of it, the one with the
+/// fewest bytes to read so far.
 ///
-/// `needs` has the box that each rank needs; `reading` counts the bytes of each rank, over all
-/// tensors.
+/// `needs` holds the box that each rank needs; `reading` counts the bytes that each rank reads,
+/// over all tensors.
 pub(crate) fn reader(
     piece: &IndexBox,
     bytes: usize,
@@ -79,8 +80,8 @@ pub(crate) fn reader(
     Some(rank)
 }
 
-/// Copies `cells` from an array of the cells `held` into one of the cells `wanted`, both dense and
-/// in row-major order.
+/// Copies the box `cells` from an array that covers the box `held` into one that covers `wanted`,
+/// both dense and in row-major order.
 pub(crate) fn copy(
     (source, held): (&[u8], &IndexBox),
     (target, wanted): (&mut [u8], &IndexBox),
@@ -107,7 +108,7 @@ pub(crate) fn copy(
         let [read, write] = [held, wanted].map(|array| offset(array, &index));
         let bytes = last * element;
         target[write..write + bytes].copy_from_slice(&source[read..read + bytes]);
-        // The next row, as an odometer counts.
+        // Advances to the next row, like an odometer.
         for dim in (0..outer.len()).rev() {
             index[dim] += 1;
             if index[dim] < outer[dim] {
@@ -134,7 +135,7 @@ mod tests {
     #[test]
     fn replicas_share_the_work_and_small_tensors_go_round() {
         let large = pieces(&layout(&[1, 600, 1000], &[Replicate, Shard(2)]), 8, 1);
-        // Each third of the columns is held by two ranks, and of 1.6 MB.
+        // Two ranks hold each third of the columns, which is 1.6 MB.
         let ranks: Vec<usize> = large.iter().map(|(rank, _)| *rank).collect();
         assert_eq!(ranks, [3, 4, 5]);
         let larger = pieces(&layout(&[1, 1600, 1000], &[Replicate, Shard(2)]), 8, 0);
@@ -174,7 +175,7 @@ mod tests {
         assert_eq!(read(&[(0, line(4..8))]), None);
     }
 
-    /// A range within a dim of at most 6 cells.
+    /// Generates a non-empty range within a dim of 6 cells.
     fn range() -> impl Strategy<Value = Range<usize>> {
         (0_usize..6, 0_usize..6).prop_map(|(a, b)| a.min(b)..a.max(b) + 1)
     }
@@ -208,7 +209,7 @@ mod tests {
             from in prop::collection::vec(range(), 3), to in prop::collection::vec(range(), 3), element in 1_usize..5,
         ) {
             let (from, to) = (IndexBox::new(from), IndexBox::new(to));
-            // A value that is different in every cell.
+            // A distinct value in every cell.
             let value = |cell: &[usize]| (cell[0] * 36 + cell[1] * 6 + cell[2] + 1) as u8;
             let cells = |array: &IndexBox| {
                 let [a, b, c] = [0, 1, 2].map(|dim| array.ranges()[dim].clone());

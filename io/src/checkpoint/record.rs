@@ -8,11 +8,11 @@ use burn_pack::{HEADER_SIZE, Header};
 use super::file;
 use crate::{Error, Result};
 
-/// Loads the file of a burn record, written by `model.into_record().save(path)`, for
+/// Loads a burn record from a file written by `model.into_record().save(path)`, for
 /// `model.try_load_record`.
 ///
-/// Unlike [`ModuleRecord::load`], takes no more memory for a damaged file than the size of the
-/// file.
+/// Unlike [`ModuleRecord::load`], never allocates more memory than the size of the file, even if it
+/// is damaged.
 ///
 /// # Errors
 /// A file that cannot be read, or is not a record.
@@ -40,17 +40,18 @@ pub fn load_record(path: impl AsRef<Path>) -> Result<ModuleRecord> {
     ModuleRecord::load(path).map_err(|error| Error::checkpoint(path, error.to_string()))
 }
 
-/// Checks that a file has as much metadata as its header says, which burn trusts.
+/// Checks that a file is large enough for the metadata size in its header, which burn trusts.
 fn check_header(file: &mut File, size: u64) -> Result<(), String> {
     let mut bytes = [0; HEADER_SIZE];
     file.read_exact(&mut bytes)
         .map_err(|error| error.to_string())?;
     let header = Header::from_bytes(&bytes).map_err(|error| error.to_string())?;
-    match size.saturating_sub(HEADER_SIZE as u64) >= u64::from(header.metadata_size) {
-        true => Ok(()),
-        false => Err(format!(
+    if size.saturating_sub(HEADER_SIZE as u64) >= u64::from(header.metadata_size) {
+        Ok(())
+    } else {
+        Err(format!(
             "{} bytes of metadata in a file of {size}",
             header.metadata_size
-        )),
+        ))
     }
 }

@@ -1,4 +1,4 @@
-//! The rule by which checkpoints are kept: a pure function of their steps, metrics and finiteness.
+//! Retention of checkpoints: a pure function of their steps, metrics and finiteness.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,10 @@ use burn::config::Config;
 
 use super::index::Index;
 
-/// Configuration of [`Checkpoints`](super::Checkpoints): the number of checkpoints that a folder
-/// keeps.
+/// Configuration of [`Checkpoints`](super::Checkpoints): how many checkpoints a folder keeps.
 ///
 /// Checkpoints that are not [finite](super::Checkpoint::not_finite) do not count, and are removed
-/// when the next one is written. If none is finite, all count.
+/// when the next one has been written. If none is finite, all count.
 ///
 /// # Example
 /// ```
@@ -21,27 +20,27 @@ use super::index::Index;
 /// ```
 #[derive(Config, Debug)]
 pub struct CheckpointConfig {
-    /// The number of newest checkpoints; at least one.
+    /// Number of newest checkpoints to keep; at least one.
     #[config(default = "3")]
     pub keep_last: usize,
-    /// The number of further checkpoints: those with the lowest metric that is finite.
+    /// Number of checkpoints to keep for their metric: those with the lowest finite one.
     #[config(default = "0")]
     pub keep_best: usize,
 }
 
-/// The checkpoints of a folder.
+/// Checkpoints of a folder.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// The properties of checkpoints, by step.
+    /// Properties of the checkpoints, by step.
     pub steps: BTreeMap<u64, Worth>,
-    /// The one that was written last.
+    /// Step of the checkpoint that was written last.
     pub newest: Option<u64>,
 }
 
 /// Properties of a checkpoint that decide whether it is kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Worth {
-    /// Whether all parameters and states are finite.
+    /// Whether all parameters and other state tensors are finite.
     pub finite: bool,
     pub metric: Option<f64>,
 }
@@ -55,7 +54,8 @@ impl Worth {
     }
 }
 
-/// Lists the steps with a metric: finite ones first, then by metric, then the newest first.
+/// Lists the steps that have a metric, sorted: finite checkpoints first, then by metric, then
+/// newest first.
 pub(super) fn by_metric(steps: &BTreeMap<u64, Worth>) -> Vec<u64> {
     let mut measured: Vec<(u64, bool, f64)> = steps
         .iter()
@@ -68,8 +68,8 @@ pub(super) fn by_metric(steps: &BTreeMap<u64, Worth>) -> Vec<u64> {
     measured.into_iter().map(|(step, ..)| step).collect()
 }
 
-/// Lists the checkpoints to remove after that of `step` was written. Later ones remain from before
-/// training returned to an earlier step: they do not count, and are not removed.
+/// Lists the checkpoints to remove after the one of `step` was written. Later ones, left from
+/// before training returned to an earlier step, do not count and are not removed.
 pub(super) fn superseded(
     steps: &BTreeMap<u64, Worth>,
     step: u64,
@@ -79,7 +79,7 @@ pub(super) fn superseded(
         .range(..=step)
         .map(|(step, worth)| (*step, *worth))
         .collect();
-    // A checkpoint that is not finite does not take the place of one that is.
+    // A checkpoint that is not finite does not replace a finite one.
     let mut counted = so_far.clone();
     if so_far.values().any(|worth| worth.finite) {
         counted.retain(|_, worth| worth.finite);
@@ -122,7 +122,8 @@ mod tests {
         assert_eq!(old(1, 2), [10, 30, 40]);
         assert_eq!(old(1, 3), [10, 30]);
         assert!(old(5, 0).is_empty());
-        // Written after going back: it is kept, and so are later ones, which do not count.
+        // After training returned to step 20, its checkpoint and all later ones are kept; the later
+        // ones do not count.
         let config = CheckpointConfig::new().with_keep_last(1);
         assert_eq!(superseded(&metrics, 20, &config), [10]);
     }

@@ -17,16 +17,16 @@ use super::{Checkpoint, Snapshot};
 use crate::agreement::{Fallible, agree, all, broadcast};
 use crate::{Error, Result};
 
-/// Longest wait for the files of other ranks when a program ends without [`Checkpoints::wait`].
+/// Maximum wait for the files of other ranks when a program ends without [`Checkpoints::wait`].
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Folder of checkpoints, named `step_000000040` and so on. All ranks use it together.
+/// Folder of checkpoints, named `step_000000040` and so on, which all ranks use collectively.
 ///
 /// A checkpoint is written in the background: every rank writes its share into a folder with a
-/// temporary name; when all files are on the disk, rank 0 adds the index and renames the folder. So
-/// a folder `step_…` is a whole checkpoint at any moment, and a job that is killed loses only the
-/// one that was being written. The folder must be on a disk that all ranks share, and belongs to one
-/// job at a time; other jobs read it by [`Checkpoint::latest`].
+/// temporary name; when all files are on disk, rank 0 adds the index and renames the folder. A
+/// folder `step_…` is therefore a complete checkpoint at any moment, and a job that is killed loses
+/// only the one that was being written. The folder must be on a file system that all ranks share,
+/// and belongs to one job at a time; other jobs may read it with [`Checkpoint::latest`].
 ///
 /// # Example
 /// ```
@@ -60,34 +60,35 @@ pub struct Checkpoints {
     mesh: DeviceMesh,
     folder: PathBuf,
     config: CheckpointConfig,
-    /// Part of the names of unfinished folders of this job, so that no rank of an earlier job
-    /// writes to them.
+    /// Part of the names of this job's temporary folders, so that no rank of an earlier job writes
+    /// to them.
     job: String,
-    /// The number of saves that this job has begun.
+    /// Number of saves that this job has started.
     attempts: u64,
     writing: Option<Writing>,
-    /// On rank 0: the checkpoints of the folder.
+    /// Checkpoints of the folder; filled on rank 0 only.
     kept: Arc<Mutex<Kept>>,
-    /// On rank 0: the lock of the folder.
+    /// Lock of the folder, held by rank 0.
     _lock: Option<File>,
 }
 
-/// A checkpoint that is being written.
+/// Checkpoint that is being written.
 #[derive(Debug)]
 struct Writing {
     writer: JoinHandle<Result<()>>,
-    /// On rank 0: the thread that completes it.
+    /// Thread that completes the checkpoint, on rank 0.
     committer: Option<JoinHandle<Result<()>>>,
     others: Arc<Others>,
 }
 
 impl Checkpoints {
-    /// Opens or creates a folder, for this job alone. Unfinished checkpoints of an interrupted job
-    /// are removed.
+    /// Opens or creates a folder exclusively for this job. Removes incomplete checkpoints of an
+    /// interrupted job.
     ///
     /// # Errors
-    /// On all ranks: a folder that cannot be created or read, or that another job has open;
-    /// checkpoints of which none is whole; `keep_last` of zero; a failure of communication.
+    /// On all ranks: a folder that cannot be created or read, or that another job has open; a
+    /// folder with checkpoints but no complete one; `keep_last` of zero; a failure of
+    /// communication.
     pub fn open(
         world: &World,
         folder: impl AsRef<Path>,
@@ -127,15 +128,15 @@ impl Checkpoints {
         })
     }
 
-    /// Saves a state in the background. Returns when the previous save is on the disk. A lower
-    /// `metric` is better; it only decides which checkpoints are kept. Call [`wait`](Self::wait)
-    /// after the last save: on drop, a save that takes more than a quarter of the timeout is
-    /// abandoned.
+    /// Saves a state in the background. Returns when the previous save is on disk. A lower `metric`
+    /// is better; it decides which checkpoints are kept and which is [`best`](Self::best). Call
+    /// [`wait`](Self::wait) after the last save: on drop, a save that takes more than a quarter of
+    /// the timeout is abandoned.
     ///
     /// # Errors
-    /// On all ranks: ranks that save different tensors; a rank that could not write the *previous*
-    /// save, for example to a full disk; a failure of communication.
-    /// [`wait`](Self::wait) returns the errors of this save.
+    /// On all ranks: ranks that save different tensors or steps; a rank that could not write the
+    /// *previous* save, for example because the disk is full; a failure of communication. Errors of
+    /// this save are returned by the next `save` or by [`wait`](Self::wait).
     pub fn save(
         &mut self,
         step: u64,
@@ -154,7 +155,8 @@ impl Checkpoints {
         let partial = self.folder.join(name);
         let sum = fingerprint(&index).to_le_bytes().to_vec();
         let same = broadcast(&self.mesh, OPERATION, sum.clone())? == sum;
-        // Compared before anything is written: the tensors that rank 0 lists could all be there.
+        // Compared before anything is written, because a mismatch may go unnoticed later: all
+        // tensors that rank 0 lists could exist.
         let fits = if same {
             Ok(())
         } else {
@@ -190,7 +192,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Waits until the last save is on the disk.
+    /// Waits until the last save is on disk.
     ///
     /// # Errors
     /// On all ranks: a rank that could not write; a failure of communication.
@@ -219,18 +221,18 @@ impl Checkpoints {
         agree(&self.mesh, OPERATION, Fallible::First, committed)
     }
 
-    /// Opens the newest checkpoint that is whole and finite, the same on all ranks. If
-    /// [none](Checkpoint::not_finite) is finite, opens the newest that is whole. Checkpoints that
-    /// are passed over are named on stderr.
+    /// Opens the newest complete and finite checkpoint, the same on all ranks, or the newest
+    /// complete one if none is [finite](Checkpoint::not_finite). Reports skipped checkpoints on
+    /// stderr.
     ///
     /// # Errors
-    /// On all ranks: checkpoints of which none is whole; a failure of the last save, or of
+    /// On all ranks: checkpoints of which none is complete; a failure of the last save or of
     /// communication.
     pub fn latest(&mut self) -> halocline_core::Result<Option<Checkpoint>> {
         self.latest_before(u64::MAX)
     }
 
-    /// [`latest`](Self::latest) of the steps before `step`.
+    /// Opens the [`latest`](Self::latest) checkpoint before `step`.
     fn latest_before(&mut self, step: u64) -> halocline_core::Result<Option<Checkpoint>> {
         self.wait()?;
         first_of(&self.mesh, &self.folder, || {
@@ -240,17 +242,17 @@ impl Checkpoints {
         })
     }
 
-    /// Calls `load` with the [newest](Self::latest) checkpoint; if it fails, with the one before,
-    /// and so on. Returns the first value loaded; later checkpoints are then renamed to
+    /// Calls `load` with the [newest](Self::latest) checkpoint and, while it fails, with earlier
+    /// ones in turn. Returns the first value loaded, and renames the later checkpoints to
     /// `damaged_step_…`. All ranks load, or fail, together.
     ///
-    /// A checkpoint that is not finite is loaded only if there is no other. [`Checkpoint::open`]
-    /// opens any.
+    /// A checkpoint that is not finite is loaded only if there is no finite one.
+    /// [`Checkpoint::open`] opens any.
     ///
     /// # Errors
-    /// On all ranks: the first error of `load`, if it fails for all checkpoints; an error that is
-    /// not the checkpoint's fault, such as a file without permission or a failure of communication;
-    /// those of [`latest`](Self::latest), for earlier checkpoints too.
+    /// On all ranks: the first error of `load`, if it fails for all checkpoints; an error not
+    /// caused by the checkpoint, such as denied permission or a failure of communication; those of
+    /// [`latest`](Self::latest), also for earlier checkpoints.
     pub fn resume<T>(
         &mut self,
         mut load: impl FnMut(&Checkpoint) -> halocline_core::Result<T>,
@@ -265,7 +267,7 @@ impl Checkpoints {
                     }
                     return Ok(Some(loaded));
                 }
-                // An error of reading, which is an error on all ranks.
+                // Read errors, which all ranks share.
                 Err(error @ (CoreError::Rank { .. } | CoreError::Other(_))) => error,
                 Err(error) => return Err(error),
             };
@@ -283,8 +285,8 @@ impl Checkpoints {
         first_failure.map_or(Ok(None), Err)
     }
 
-    /// Opens the checkpoint with the lowest metric, the same on all ranks: a finite one, if there
-    /// is a finite one with a metric.
+    /// Opens the checkpoint with the lowest metric, the same on all ranks. Finite checkpoints take
+    /// precedence over others.
     ///
     /// # Errors
     /// Those of [`latest`](Self::latest).
@@ -295,13 +297,13 @@ impl Checkpoints {
         })
     }
 
-    /// The step of the checkpoint that was last completed on the disk, on rank 0. `None` on other
-    /// ranks, which do not record it.
+    /// Returns the step of the last checkpoint completed on disk, on rank 0. `None` on other ranks,
+    /// which do not record it.
     pub fn committed(&self) -> Option<u64> {
         self.kept().newest
     }
 
-    /// Renames checkpoints later than `step`, from which training continues, to `damaged_step_…`.
+    /// Renames the checkpoints after `step`, from which training continues, to `damaged_step_…`.
     fn set_aside_after(&mut self, step: u64) -> halocline_core::Result<()> {
         self.wait()?;
         let set_aside = || {
@@ -326,9 +328,9 @@ impl Checkpoints {
 }
 
 impl Drop for Checkpoints {
-    /// If the program ends in order without waiting, its last checkpoint may still be completed:
-    /// other ranks have a second to write. A program that failed must report that before the others
-    /// time out, so that a longer write is abandoned.
+    /// Tries to complete the last checkpoint if the program ends without [`Checkpoints::wait`]:
+    /// gives other ranks a second to write. A program that failed must report that before other
+    /// ranks time out, so a longer write is abandoned.
     fn drop(&mut self) {
         let Some(writing) = self.writing.take() else {
             return;
@@ -352,11 +354,11 @@ impl Drop for Checkpoints {
     }
 }
 
-/// Whether another checkpoint may be loaded after this error of loading one.
+/// Whether an earlier checkpoint may be tried after this load error.
 fn is_of_no_use(error: &CoreError) -> bool {
     match error {
         CoreError::Other(error) => error.downcast_ref().is_none_or(is_damage),
-        // An error of another rank.
+        // The error occurred on another rank.
         _ => true,
     }
 }
@@ -371,8 +373,8 @@ fn background<T: Send + 'static>(
         .map_err(|error| Error::io(folder, error))
 }
 
-/// Waits until the threads of all ranks have finished, without a limit. Ranks exchange messages
-/// meanwhile, so that a slow disk is not a timeout.
+/// Waits without limit until the threads of all ranks have finished. Ranks keep exchanging
+/// messages, so that a slow disk does not cause a timeout.
 fn all_finish<T>(mesh: &DeviceMesh, thread: Option<&JoinHandle<T>>) -> halocline_core::Result<()> {
     let patience = mesh.comm().settings().timeout / 4;
     loop {
@@ -399,7 +401,7 @@ fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Checksum of the parts of a save that must be equal on all ranks.
+/// Computes a checksum of the parts of a save that must be equal on all ranks.
 fn fingerprint(index: &Index) -> u32 {
     let names: Vec<&String> = index.values.keys().collect();
     let bytes = serde_json::to_vec(&(index.step, &index.tensors, names))

@@ -14,15 +14,15 @@ use super::index::{Index, PieceEntry, TensorEntry, file_of};
 use super::{dtype, pieces};
 use crate::{Error, Result};
 
-/// State of a program at one moment, to be [saved](super::Checkpoints::save).
+/// State of a program at one moment, to be [saved](super::Checkpoints::save) as a checkpoint.
 ///
 /// All ranks add the same names in the same order. Each rank copies to host memory only the cells
-/// that it will write: its boxes of a sharded tensor, and an equal share of a replicated one. Then
-/// the program may continue.
+/// that it will write: its shard of a sharded tensor, or a share of a replicated one. The program
+/// may continue as soon as they are copied.
 ///
-/// A state with a value that is NaN or infinite is saved, but never replaces one without
-/// ([`CheckpointConfig`](super::CheckpointConfig)). Tensors of [`data`](Self::data) are exempt:
-/// losses, scores and masks may hold such values in a valid state.
+/// A state with NaN or infinite values is saved, but never replaces a finite one (see
+/// [`CheckpointConfig`](super::CheckpointConfig)). Tensors added by [`data`](Self::data) are
+/// exempt: losses, scores and masks may hold such values in a valid state.
 ///
 /// # Example
 /// ```
@@ -48,11 +48,11 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Snapshot {
     rank: usize,
-    /// All ranks, which divide replicated tensors.
+    /// Mesh of all ranks, which divide replicated tensors.
     mesh: Arc<MeshShape>,
-    /// All ranks' pieces, before their place in files is known.
+    /// Pieces of all ranks; their byte ranges in the files are not known yet.
     pub(super) index: Index,
-    /// This rank's pieces.
+    /// Pieces of this rank.
     pub(super) cells: Vec<Cells>,
 }
 
@@ -69,11 +69,11 @@ impl Snapshot {
         }
     }
 
-    /// Adds a value as JSON, such as a number of steps, a configuration or scores. The value of
-    /// rank 0 is saved. NaN and infinities, which JSON lacks, become `null`.
+    /// Adds a value as JSON, such as a step count, a configuration or scores. Only rank 0's value
+    /// is saved. NaN and infinities, which JSON lacks, become `null`.
     ///
     /// # Errors
-    /// A name that is taken; a value that JSON cannot hold, such as a map whose keys are not
+    /// A name that is taken; a value that JSON cannot represent, such as a map whose keys are not
     /// strings.
     pub fn value(&mut self, name: &str, value: &impl Serialize) -> Result<()> {
         let value = serde_json::to_value(value)
@@ -99,10 +99,10 @@ impl Snapshot {
         })
     }
 
-    /// Adds a sharded tensor, of a mesh of all ranks.
+    /// Adds a sharded tensor, whose mesh must contain all ranks.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor); a `Partial` tensor, and a mesh of fewer ranks.
+    /// Those of [`tensor`](Self::tensor); a `Partial` tensor; a mesh of fewer ranks.
     pub fn sharded<const D: usize, K: Basic>(
         &mut self,
         name: &str,
@@ -137,7 +137,7 @@ impl Snapshot {
         })
     }
 
-    /// Adds data that is equal on all ranks, and may have values that are not finite.
+    /// Adds data that is equal on all ranks and may contain NaN or infinities.
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor).
@@ -151,7 +151,7 @@ impl Snapshot {
         self.add_cells((name, role), data, &layout, &whole)
     }
 
-    /// Adds the cells `held` of a tensor, which are those of this rank in its layout.
+    /// Adds this rank's cells of a tensor: `data` covers the box `held`, its local box in `layout`.
     pub(super) fn add_cells(
         &mut self,
         (name, role): (&str, Role),
@@ -167,13 +167,13 @@ impl Snapshot {
         })
     }
 
-    /// Adds all tensors of a module, trained or not, as `name.path.of.parameter`. They are equal on
-    /// all ranks, or sharded ([`ParamShard`]): each rank adds its shards.
+    /// Adds all tensors of a module, trained or not, as `name.path.of.parameter`. They must be
+    /// equal on all ranks or sharded ([`ParamShard`]), in which case each rank adds its shards.
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor) and [`sharded`](Self::sharded).
     pub fn module<M: Module>(&mut self, name: &str, module: &M) -> Result<()> {
-        // burn's own layers keep the last update beside their running statistics until then.
+        // Makes burn's layers merge the pending update of their running statistics.
         drop(module.valid());
         let mut visitor = Parameters {
             snapshot: self,
@@ -261,7 +261,7 @@ fn taken(name: &str) -> Error {
     Error::argument("name", format!("{name:?}"), "a name that is not taken yet")
 }
 
-/// Copies cells of a tensor whose first cell is that at `origin`.
+/// Copies a box of cells from a tensor whose first cell has the global index `origin`.
 fn cut<const D: usize, K: Basic>(
     tensor: &Tensor<D, K>,
     cells: &IndexBox,

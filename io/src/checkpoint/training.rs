@@ -16,30 +16,30 @@ use super::parameters::{Parameter, parameters};
 use super::{Checkpoint, Snapshot};
 use crate::{Error, Result};
 
-/// Suffix of an optimizer's name for its scalars, in burn's encoding.
+/// Suffix of the tensor that holds the scalars of an optimizer, in burn's encoding.
 const SCALARS: &str = "scalars";
 
-/// The parameters of which ranks hold parts.
+/// Returns the parameters that are divided among ranks.
 fn divided<M: Module>(module: &M) -> BTreeMap<String, ParamShard> {
     let mut shards = param_shards(module);
     shards.retain(|_, shard| shard.is_divided());
     shards
 }
 
-/// Whether a state belongs to the parameter with a path.
+/// Whether a state belongs to the parameter with this path.
 fn is_of(state: &str, parameter: &str) -> bool {
     let field = state.strip_prefix(parameter);
     field.is_some_and(|field| field.starts_with('.'))
 }
 
 impl Snapshot {
-    /// Adds the state of an optimizer of the parameters of `module`, as
-    /// `name.path.of.parameter.moment`. States with the shape of a sharded parameter are sharded
-    /// as it is.
+    /// Adds the state of an optimizer of `module`'s parameters, as `name.path.of.parameter.moment`.
+    /// The states of a sharded parameter are sharded like the parameter.
     ///
     /// # Errors
-    /// Those of [`module`](Self::module); a state of another type than the default one of the
-    /// device, to which burn would convert it on loading.
+    /// Those of [`module`](Self::module); a state whose type is not the default of the device, to
+    /// which burn would convert it on loading; a state of a divided parameter that differs from its
+    /// shard in shape.
     pub fn optimizer<M: Module>(
         &mut self,
         name: &str,
@@ -52,7 +52,7 @@ impl Snapshot {
             .into_bytes()
             .map_err(|e| other(e.to_string()))?;
         let reader = Reader::from_bytes(bytes).map_err(|e| other(e.to_string()))?;
-        // burn names states by the number of their parameter, which differs from run to run.
+        // burn names states by the `ParamId` of their parameter, which differs from run to run.
         let paths = reader.metadata().clone();
         let portable = |key: &str| {
             let (id, field) = key.split_once('.')?;
@@ -115,11 +115,11 @@ impl Snapshot {
 }
 
 impl Checkpoint {
-    /// Loads the state of an optimizer of the parameters of `module`, on all ranks.
+    /// Loads the state of an optimizer of `module`'s parameters, on all ranks.
     ///
     /// # Errors
-    /// On all ranks: a state of other parameters, or of an optimizer whose state has other parts
-    /// (those of Adam and AdamW have the same); files that cannot be read, or are damaged.
+    /// On all ranks: a state of other parameters, or of an optimizer with a different kind of state
+    /// (Adam and AdamW have the same); files that cannot be read, or are damaged.
     ///
     /// # Example
     /// ```
@@ -176,7 +176,7 @@ impl Checkpoint {
             .map_err(|e| broken(e.to_string()))?;
 
         let parameters = parameters(module);
-        // No path is the beginning of another one, so that the parameter of a state is certain.
+        // No path is a prefix of another, so the parameter of a state is unambiguous.
         let parameter = |key: &str| {
             let owns = |parameter: &&Parameter| is_of(key, &parameter.path);
             let lacking = || broken(format!("{key:?} is of a parameter that the module lacks"));
@@ -188,7 +188,7 @@ impl Checkpoint {
         let mut packed = Vec::new();
         for (key, data) in tensors {
             let parameter = parameter(&key)?;
-            // burn panics on other dims.
+            // burn panics if the rank differs.
             if data.rank() != parameter.dims {
                 let cause = format!("{key:?} has {} dims, {}", data.rank(), parameter.dims);
                 return Err(broken(format!("{cause} expected")).into());
@@ -213,8 +213,8 @@ impl Checkpoint {
         let record = record.into_bytes().map_err(|e| broken(e.to_string()))?;
         let record = OptimizerRecord::from_bytes(record).map_err(|e| broken(e.to_string()))?;
         let optimizer = optimizer.load_record(record);
-        // burn ignores states that it cannot use, and converts the others to the default type of
-        // the device.
+        // burn silently ignores states that it cannot use, and converts the others to the default
+        // type of the device.
         let loaded = optimizer
             .to_record()
             .into_bytes()
@@ -240,7 +240,7 @@ impl Checkpoint {
     /// Loads the state of a learning-rate schedule, on all ranks.
     ///
     /// # Errors
-    /// On all ranks: a state of a schedule of another kind; files that cannot be read, or are
+    /// On all ranks: a state of another kind of schedule; files that cannot be read, or are
     /// damaged.
     pub fn schedule(
         &self,
@@ -261,7 +261,7 @@ impl Checkpoint {
             let reader = Reader::from_bytes(bytes).map_err(|e| broken(e.to_string()))?;
             Ok(reader.scalars().keys().cloned().collect())
         };
-        // burn ignores values that it cannot use.
+        // burn silently ignores values that it cannot use.
         if names(bytes())? != names(loaded)? {
             return Err(broken("was saved by a schedule of another kind".into()).into());
         }

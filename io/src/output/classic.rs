@@ -132,9 +132,12 @@ impl FileLayout {
     /// The header of a file with so many times.
     fn header(&self, times: u64) -> Vec<u8> {
         let mut header = vec![b'C', b'D', b'F', if self.wide { 5 } else { 2 }];
-        let put = |bytes: &mut Vec<u8>, number: u64| match self.wide {
-            true => bytes.extend(number.to_be_bytes()),
-            false => bytes.extend((number as u32).to_be_bytes()),
+        let put = |bytes: &mut Vec<u8>, number: u64| {
+            if self.wide {
+                bytes.extend(number.to_be_bytes())
+            } else {
+                bytes.extend((number as u32).to_be_bytes())
+            }
         };
         // Of tags and types, the width does not change.
         let tag = |bytes: &mut Vec<u8>, number: u64| bytes.extend((number as u32).to_be_bytes());

@@ -108,9 +108,10 @@ impl ForecastWriter {
             target: None,
             seconds: Vec::new(),
         };
-        let folder = StagedFolder::path_of(path).and_then(|folder| match folder.is_dir() {
-            true => Ok(folder),
-            false => {
+        let folder = StagedFolder::path_of(path).and_then(|folder| {
+            if folder.is_dir() {
+                Ok(folder)
+            } else {
                 let cause = "the first rank has created it; do all ranks see this folder?";
                 let error = std::io::Error::new(std::io::ErrorKind::NotFound, cause);
                 Err(Error::io(&folder, error))

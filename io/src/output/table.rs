@@ -135,9 +135,10 @@ impl Table {
     /// communication.
     pub fn save(&self, world: &World, path: impl AsRef<Path>) -> halocline_core::Result<()> {
         let mesh = world.mesh([("rank", world.size())])?;
-        let written = match world.is_root() {
-            true => self.write(path.as_ref()),
-            false => Ok(()),
+        let written = if world.is_root() {
+            self.write(path.as_ref())
+        } else {
+            Ok(())
         };
         agree(&mesh, "table", Fallible::First, written)
     }

@@ -374,17 +374,19 @@ pub(crate) fn copy(name: &str) -> (tempfile::TempDir, PathBuf) {
         for entry in std::fs::read_dir(from).unwrap() {
             let entry = entry.unwrap();
             let to = to.join(entry.file_name());
-            match entry.path().is_dir() {
-                true => copy_folder(&entry.path(), &to),
-                false => drop(std::fs::copy(entry.path(), to).unwrap()),
+            if entry.path().is_dir() {
+                copy_folder(&entry.path(), &to)
+            } else {
+                std::fs::copy(entry.path(), to).unwrap();
             }
         }
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
-    match store(name).is_dir() {
-        true => copy_folder(&store(name), &path),
-        false => drop(std::fs::copy(store(name), &path).unwrap()),
+    if store(name).is_dir() {
+        copy_folder(&store(name), &path)
+    } else {
+        std::fs::copy(store(name), &path).unwrap();
     }
     (folder, path)
 }

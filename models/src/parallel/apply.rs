@@ -1,4 +1,4 @@
-//! Plans applied to modules.
+//! Application of plans to modules.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,12 +16,13 @@ use super::resolve::{ResolvedPlan, resolve};
 
 const NAME: &str = "parallelize_module";
 
-/// Shards a module by a plan. All ranks hold it alike, as [`World::init`](halocline_core::World::init)
-/// makes it, and each keeps its shards. The [module](super) has an example.
+/// Shards a module by a plan. All ranks must hold the same module, as made by
+/// [`World::init`](halocline_core::World::init); each keeps only its shards. The [module](super)
+/// has an example.
 ///
 /// # Errors
-/// Those of [`resolve`]; a module that is sharded already; ranks with different plans, or with different
-/// values: make the module with [`World::init`].
+/// [`resolve`] fails; the module is already sharded; ranks have different plans or different
+/// parameter values (make the module with [`World::init`]).
 pub fn parallelize_module<M: Module>(module: M, mesh: &DeviceMesh, plan: &Plan) -> Result<M> {
     let resolved = resolved_alike(&module, mesh, plan)?;
     if param_shards(&module).is_empty() {
@@ -30,11 +31,11 @@ pub fn parallelize_module<M: Module>(module: M, mesh: &DeviceMesh, plan: &Plan) 
     shard(module, mesh, &resolved)
 }
 
-/// Makes a module sharded by a plan, with the values that [`World::init`] gives it: no rank holds more
-/// than its shards and one whole parameter.
+/// Builds a module that is sharded by a plan, with the same values as from [`World::init`]. A rank
+/// never holds more than its shards and one whole parameter.
 ///
 /// # Errors
-/// Those of [`parallelize_module`].
+/// Same as [`parallelize_module`].
 ///
 /// # Example
 /// ```
@@ -64,7 +65,7 @@ pub fn build<M: Module>(
     )
 }
 
-/// Resolves a plan, and checks that all ranks resolve it alike.
+/// Resolves a plan, and checks that all ranks resolve it to the same result.
 fn resolved_alike<M: Module>(module: &M, mesh: &DeviceMesh, plan: &Plan) -> Result<ResolvedPlan> {
     let resolved = resolve(module, mesh.shape(), plan);
     agree(mesh, resolved.as_ref().ok())?;
@@ -107,14 +108,14 @@ fn shard<M: Module>(module: M, mesh: &DeviceMesh, resolved: &ResolvedPlan) -> Re
     set_reshards(module, &resolved.reshards)
 }
 
-/// Compares what ranks do, before anything is placed.
+/// Checks that all ranks resolved the plan alike, before anything is placed.
 fn agree(mesh: &DeviceMesh, resolved: Option<&ResolvedPlan>) -> Result<()> {
     let mut hasher = DefaultHasher::new();
     resolved
         .map(|resolved| format!("{resolved:?}"))
         .hash(&mut hasher);
     let hash = hasher.finish();
-    // Numbers of 32 bits are exact.
+    // Halves of 32 bits are exact as f64.
     let halves = [hash >> 32, hash & u64::from(u32::MAX)].map(|half| half as f64);
     let operation = Operation::new(NAME, Traffic::Control, None);
     let ranks = mesh.shape().ranks();
@@ -128,11 +129,11 @@ fn agree(mesh: &DeviceMesh, resolved: Option<&ResolvedPlan>) -> Result<()> {
     }
 }
 
-/// Shards a module by a function, which is given the path and shape of each parameter and returns its
-/// placements, one per mesh axis, or `None` to leave it whole.
+/// Shards a module by a function that receives the path and the shape of each parameter and returns
+/// its placements, one per mesh axis, or `None` to leave it whole.
 ///
 /// # Errors
-/// Placements that do not fit; a module that is sharded already; ranks with different values.
+/// Placements do not fit; the module is already sharded; ranks have different parameter values.
 ///
 /// # Example
 /// ```

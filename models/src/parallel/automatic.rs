@@ -1,4 +1,4 @@
-//! The fastest plan for a model, a mesh and a machine, by the cost model.
+//! Search for the fastest plan for a model, a mesh and a machine, by the cost model.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,32 +13,35 @@ use super::resolve::{matched_layers, resolve};
 use super::sites::Sites;
 use super::style::Style;
 
-/// The most parts of plans that are combined.
+/// Maximum number of partial plans to combine.
 const MOST_PARTS: usize = 12;
-/// The least elements of a parameter that is stored in shards.
+/// Minimum number of elements of a parameter that is stored in shards.
 const AT_LEAST: usize = 1 << 14;
 
-/// A plan and its price; [`Plan::automatic`] has an example.
+/// Plan with its price; [`Plan::automatic`] has an example.
 #[derive(Clone, Debug)]
 pub struct Priced {
-    /// The plan.
+    /// Plan.
     pub plan: Plan,
-    /// Time and memory of a training step with it.
+    /// Time and memory of a training step with the plan.
     pub price: Price,
 }
 
 impl Plan {
-    /// The plan whose training step is the fastest, by a [cost model](super::ResolvedPlan::price), of
-    /// those that fit the workload's budget. [`candidates`](Self::candidates) lists all.
+    /// Returns the plan with the fastest training step, by a [cost
+    /// model](super::ResolvedPlan::price), among those within the workload's memory budget.
+    /// [`candidates`](Self::candidates) lists all of them.
     ///
-    /// `parts` are plans for parts of the model, each of which is used or not: those of configurations
+    /// `parts` are optional plans for parts of the model: those of configurations
     /// ([`FieldTransformerConfig::tensor_parallel`](crate::FieldTransformerConfig::tensor_parallel)),
-    /// [of burn's transformer](super::transformer_encoder), [pairs of linear layers](super::linear_pairs), or your own. Parameters
-    /// may be stored over the axes of the workload besides.
+    /// [of burn's transformer](super::transformer_encoder), [pairs of linear
+    /// layers](super::linear_pairs), or your own. The search also considers storing parameters in
+    /// shards over the axes of the workload.
     ///
     /// # Errors
-    /// Those of [`resolve`](fn@resolve) for a part, and of [`price`](super::ResolvedPlan::price); more than 12 parts; no
-    /// plan within the budget, with the least memory that there is.
+    /// [`resolve`](fn@resolve) fails for a part, or [`price`](super::ResolvedPlan::price) fails;
+    /// there are more than 12 parts; no plan fits the budget (the error states the least memory of
+    /// any plan).
     ///
     /// # Example
     /// ```
@@ -82,11 +85,11 @@ impl Plan {
         })
     }
 
-    /// All plans that [`automatic`](Self::automatic) chooses from, the fastest first, whatever their
-    /// memory.
+    /// Returns all plans that [`automatic`](Self::automatic) chooses from, the fastest first,
+    /// whatever their memory.
     ///
     /// # Errors
-    /// Those of [`automatic`](Self::automatic), but for the budget.
+    /// Same as [`automatic`](Self::automatic), except for the budget.
     pub fn candidates<M: Module>(
         module: &M,
         mesh: &Arc<MeshShape>,
@@ -110,7 +113,7 @@ impl Plan {
             let touched: usize = numbers.iter().map(|part| layers[*part].len()).sum();
             let distinct: BTreeSet<&String> =
                 numbers.iter().flat_map(|part| &layers[*part]).collect();
-            // Parts that speak of one layer are alternatives.
+            // Parts that match the same layer are alternatives.
             if distinct.len() < touched {
                 continue;
             }
@@ -123,7 +126,7 @@ impl Plan {
                     ..combined.clone()
                 };
                 let resolved = match resolve(module, mesh, &plan) {
-                    // Parts that store parameters themselves, or shard layers over the axis.
+                    // Parts may store parameters themselves, or shard layers over the axis.
                     Err(_) if !stores.is_empty() => continue,
                     resolved => resolved?,
                 };
@@ -135,7 +138,7 @@ impl Plan {
         Ok(found)
     }
 
-    /// This plan and another one, for other layers.
+    /// Adds the entries of another plan, which should match other layers.
     #[must_use]
     pub fn and(mut self, other: &Self) -> Self {
         self.layer.extend_from_slice(&other.layer);
@@ -150,7 +153,8 @@ impl Plan {
     }
 }
 
-/// No storage, and storage over each axis of rows and over all, gathered once or again.
+/// Lists the storage options: none, and storage over every subset of the row axes, gathered once or
+/// again.
 fn storages(mesh: &MeshShape, workload: &Workload) -> Vec<Vec<Store>> {
     let long = |axis: &&String| {
         let mut axes = mesh.names().iter().zip(mesh.sizes());
@@ -175,10 +179,11 @@ fn storages(mesh: &MeshShape, workload: &Workload) -> Vec<Vec<Store>> {
     found
 }
 
-/// Plans for pairs of linear layers, one after the other: columns of the first, rows of the second. They
-/// are found in modules that have two linear layers of their own, of which the second takes what the
-/// first gives, which is no less than the first takes; what the module does between them must work on sharded features, as elementwise
-/// functions do. All pairs of one type of module are one plan.
+/// Returns plans for pairs of consecutive linear layers: the first is sharded by columns, the
+/// second by rows. A pair is found in a module that directly contains exactly two linear layers,
+/// where the second takes the output width of the first, and that width is at least the input width
+/// of the first. Operations between the two must work on sharded features, as elementwise functions
+/// do. All pairs in modules of the same type form one plan.
 ///
 /// # Example
 /// ```

@@ -1,4 +1,4 @@
-//! The speed of ranks and of the links between them.
+//! Speed of ranks and of the links between them.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -9,31 +9,31 @@ use burn::tensor::{Distribution, Tensor};
 use halocline_core::{DeviceMesh, Error, Operation, ReduceOp, Result, Traffic, ops};
 use serde::{Deserialize, Serialize};
 
-/// A link along a mesh axis: a message takes `latency + bytes / bandwidth`. [`Machine`] has an
+/// Link along a mesh axis: a message takes `latency + bytes / bandwidth`. [`Machine`] has an
 /// example.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Seconds.
+    /// Latency in seconds.
     pub latency: f64,
-    /// Bytes a second, each way.
+    /// Bandwidth in bytes per second, in each direction.
     pub bandwidth: f64,
 }
 
 impl Link {
-    /// Seconds of an all-gather, or of a reduce-scatter, of so many bytes over so many ranks.
+    /// Seconds of an all-gather, or of a reduce-scatter, of `bytes` over `ranks` ranks.
     pub fn gather(self, ranks: usize, bytes: f64) -> f64 {
         let others = ranks.saturating_sub(1) as f64;
         others * self.latency + bytes * others / ranks.max(1) as f64 / self.bandwidth
     }
 
-    /// Seconds of a sum of so many bytes that all ranks receive: a reduce-scatter and an all-gather.
+    /// Seconds of an all-reduce of `bytes` over `ranks` ranks: a reduce-scatter and an all-gather.
     pub fn all_reduce(self, ranks: usize, bytes: f64) -> f64 {
         2.0 * self.gather(ranks, bytes)
     }
 }
 
-/// Speed of a rank and of its links. A file may have it, as TOML or JSON.
+/// Speed of a rank and of its links. Can be read from TOML or JSON.
 ///
 /// # Example
 /// ```
@@ -48,23 +48,23 @@ impl Link {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// Operations a second of a rank, in products of matrices.
+    /// Operations per second of a rank, in matrix products.
     pub flops: f64,
-    /// Seconds that an operator takes whatever its size.
+    /// Fixed cost of an operator in seconds, independent of its size.
     #[serde(default)]
     pub overhead: f64,
-    /// Seconds that the optimizer takes for a number of a parameter, with two states.
+    /// Seconds that the optimizer takes per parameter element, with two states.
     #[serde(default)]
     pub update: f64,
-    /// The link along axes that have none of their own.
+    /// Link along axes that have no link of their own.
     pub network: Link,
-    /// Links of axes.
+    /// Links by axis.
     #[serde(default)]
     pub links: BTreeMap<String, Link>,
 }
 
 impl Machine {
-    /// A machine whose links are all alike.
+    /// Makes a machine that has the same link along every axis.
     pub fn new(flops: f64, network: Link) -> Self {
         Self {
             flops,
@@ -75,24 +75,24 @@ impl Machine {
         }
     }
 
-    /// This machine, with another link along an axis.
+    /// Sets the link along an axis.
     #[must_use]
     pub fn with_link(mut self, axis: &str, link: Link) -> Self {
         self.links.insert(axis.into(), link);
         self
     }
 
-    /// The link along an axis.
+    /// Returns the link along an axis.
     pub fn link(&self, axis: &str) -> Link {
         *self.links.get(axis).unwrap_or(&self.network)
     }
 
-    /// Measures products of matrices and steps of AdamW on all ranks at a time, and sums along every
-    /// axis, in about two tenths of a second. All ranks get the figures of the slowest. They are those of this moment: on
-    /// one machine, with the same libraries, they differ by some per cent.
+    /// Measures matrix products and AdamW steps on all ranks at once, and sums along every axis, in
+    /// about 0.2 seconds. All ranks return the figures of the slowest. Repeated measurements on one
+    /// machine with the same libraries differ by a few per cent.
     ///
     /// # Errors
-    /// A failure of communication.
+    /// Communication fails.
     ///
     /// # Example
     /// ```
@@ -146,7 +146,7 @@ impl Machine {
                             ReduceOp::Sum,
                             operation,
                         );
-                        sum.narrow(0, 0, 1).into_data(); // a GPU has finished then
+                        sum.narrow(0, 0, 1).into_data(); // waits for a GPU to finish
                     })
                 })
             };
@@ -174,7 +174,7 @@ impl Machine {
     }
 }
 
-/// Seconds of a step of AdamW for each number.
+/// Measures the seconds that a step of AdamW takes per parameter element.
 fn update(mesh: &DeviceMesh) -> Result<f64> {
     const NUMBERS: usize = 1 << 20;
     let device = mesh.device().clone().autodiff();
@@ -187,14 +187,15 @@ fn update(mesh: &DeviceMesh) -> Result<f64> {
         let mut gradients = GradientsParams::new();
         gradients.register(before.id, gradient.clone());
         let after = optimizer.step(1e-3, before, gradients);
-        after.val().inner().narrow(0, 0, 1).into_data(); // a GPU has finished then
+        after.val().inner().narrow(0, 0, 1).into_data(); // waits for a GPU to finish
         parameter = Some(after);
         Ok(())
     })?;
     Ok(seconds / NUMBERS as f64)
 }
 
-/// Seconds of the fastest of several runs, which all ranks begin together; of the slowest rank.
+/// Returns the seconds of the fastest of several runs, each started on all ranks together and timed
+/// by the slowest rank.
 fn fastest(mesh: &DeviceMesh, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
     const RUNS: usize = 7;
     let operation = Operation::new("measure", Traffic::Control, None);

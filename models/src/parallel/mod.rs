@@ -1,12 +1,13 @@
-//! Models that are sharded by a plan: tensor parallel, sequence parallel, parameters stored in shards.
+//! Models sharded by a plan: tensor parallelism, sequence parallelism, parameters stored in shards
+//! (FSDP).
 //!
-//! A [`Plan`] says for layers, by their paths, how their parameters are sharded and how tensors enter
-//! and leave them; it is a small file. [`parallelize_module`] applies it to a module whose parameters
-//! all ranks hold alike. [`resolve`](fn@resolve) computes what a plan does without doing it.
+//! A [`Plan`] specifies by layer path how parameters are sharded, and how tensors enter and leave
+//! layers; it fits in a small file. [`parallelize_module`] applies it to a module that all ranks
+//! hold. [`resolve`](fn@resolve) computes the effects of a plan without applying it.
 //!
 //! # Example
-//! Two linear layers, the columns of one and the rows of the other over two ranks: one sum over the
-//! ranks in each direction.
+//! Two linear layers over two ranks, the first sharded by columns and the second by rows, with one
+//! sum over the ranks in each direction.
 //! ```
 //! use burn::module::Module;
 //! use burn::nn::{Linear, LinearConfig};

@@ -1,12 +1,12 @@
-//! Patterns on paths of modules.
+//! Patterns for module paths.
 
 use globset::{GlobBuilder, GlobMatcher};
 use halocline_core::{Error, Result};
 
-/// The most names that an error proposes.
+/// Maximum number of names that an error suggests.
 const PROPOSED: usize = 3;
 
-/// Pattern on a path whose parts are joined by dots.
+/// Pattern for a path whose parts are joined by dots.
 pub(super) struct Pattern {
     text: String,
     glob: GlobMatcher,
@@ -14,7 +14,7 @@ pub(super) struct Pattern {
 
 impl Pattern {
     pub(super) fn new(text: &str) -> Result<Self> {
-        // Globs separate parts by slashes.
+        // In globs, slashes separate the parts.
         let glob = GlobBuilder::new(&text.replace('.', "/"))
             .literal_separator(true)
             .build()
@@ -29,7 +29,7 @@ impl Pattern {
         self.glob.is_match(path.replace('.', "/"))
     }
 
-    /// The error of a pattern that matches none of the paths, with those that are near it.
+    /// Returns the error for a pattern that matches no path; it suggests similar ones.
     pub(super) fn unmatched<'a>(&self, what: &str, paths: impl Iterator<Item = &'a str>) -> Error {
         let mut near: Vec<(f64, &str)> = paths
             .map(|path| (strsim::jaro_winkler(&self.text, path), path))

@@ -1,4 +1,4 @@
-//! Plans: what is written about a model, in code or a file.
+//! Plans, as written in code or in a file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use super::style::Style;
 
-/// How the parameters of a model are sharded over the axes of a mesh, and how tensors enter and leave
-/// its layers. A plan knows neither sizes nor ranks.
+/// Specification of how the parameters of a model are sharded over mesh axes, and how tensors enter
+/// and leave its layers. A plan is independent of sizes and ranks.
 ///
-/// Patterns match paths of modules: `*` is any one part, `**` any parts, `{a,b}` one of several.
+/// Patterns match module paths: `*` matches any one part, `**` any number of parts, `{a,b}` one of
+/// several.
 ///
 /// # Example
 /// ```
@@ -29,17 +30,18 @@ use super::style::Style;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// Axes that a mesh may lack: what the plan says of them then has no effect.
+    /// Axes that a mesh may lack; the plan then ignores them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub optional_axes: Vec<String>,
-    /// Types of layers of your own whose parameters are those of a type that the styles know: `MyLinear`
-    /// as `Linear`. Such a layer calls [`with_layer_placements`](halocline_ops::with_layer_placements).
+    /// User-defined layer types whose parameters match those of a known type: `MyLinear` as
+    /// `Linear`. Such a layer must call
+    /// [`with_layer_placements`](halocline_ops::with_layer_placements).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub kind: BTreeMap<String, String>,
     /// Layers by path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layer: Vec<Entry>,
-    /// Parameters that are stored in shards, and gathered for use.
+    /// Parameters stored in shards and gathered for use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub store: Vec<Store>,
 }
@@ -48,14 +50,14 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// The pattern.
+    /// Pattern of the layers' paths.
     pub path: String,
-    /// What the layers do.
+    /// Style of the layers.
     pub style: Style,
 }
 
-/// Parameters that each rank along an axis stores a part of, as in FSDP: gathered for use, with
-/// gradients that are added and scattered.
+/// Parameters stored in shards along an axis, as in FSDP: gathered for use, with gradients
+/// reduce-scattered.
 ///
 /// # Example
 /// ```
@@ -71,9 +73,9 @@ pub struct Entry {
 pub struct Store {
     /// Pattern of the paths of parameters.
     pub path: String,
-    /// The axis.
+    /// Mesh axis.
     pub over: String,
-    /// The least number of elements of a parameter; smaller ones stay whole.
+    /// Minimum number of elements of a parameter; smaller ones stay whole.
     #[serde(default)]
     pub at_least: usize,
     /// Whether parameters are gathered again in the backward pass.
@@ -82,7 +84,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Storage of the parameters that match, of any size, over an axis.
+    /// Stores parameters that match, of any size, over an axis.
     pub fn new(path: &str, over: &str) -> Self {
         Self {
             path: path.into(),
@@ -92,7 +94,7 @@ impl Store {
         }
     }
 
-    /// This storage for parameters of at least so many elements.
+    /// Sets the minimum number of elements of a parameter.
     #[must_use]
     pub fn with_at_least(self, elements: usize) -> Self {
         Self {
@@ -101,7 +103,7 @@ impl Store {
         }
     }
 
-    /// This storage with another choice of when parameters are gathered.
+    /// Sets when parameters are gathered.
     #[must_use]
     pub fn with_gather(self, gather: Gather) -> Self {
         Self { gather, ..self }
@@ -109,7 +111,7 @@ impl Store {
 }
 
 impl Plan {
-    /// This plan, with a style for the layers whose paths match a pattern.
+    /// Adds a style for the layers whose paths match a pattern.
     #[must_use]
     pub fn with_layer(mut self, path: &str, style: Style) -> Self {
         let path = path.into();
@@ -117,21 +119,21 @@ impl Plan {
         self
     }
 
-    /// This plan, with storage in shards.
+    /// Adds storage in shards.
     #[must_use]
     pub fn with_store(mut self, store: Store) -> Self {
         self.store.push(store);
         self
     }
 
-    /// This plan, for a type of layer of your own that has the parameters of a known one.
+    /// Declares a user-defined layer type that has the parameters of a known one.
     #[must_use]
     pub fn with_kind(mut self, own: &str, known: &str) -> Self {
         self.kind.insert(own.into(), known.into());
         self
     }
 
-    /// The axes that it names.
+    /// Returns the axes named in the plan.
     ///
     /// # Example
     /// ```
@@ -149,17 +151,17 @@ impl Plan {
         optional.chain(stores).chain(layers).collect()
     }
 
-    /// This plan, for meshes that may lack an axis.
+    /// Allows meshes that lack an axis.
     #[must_use]
     pub fn with_optional_axis(mut self, axis: &str) -> Self {
         self.optional_axes.push(axis.into());
         self
     }
 
-    /// Reads a plan from a file, TOML or JSON by its extension.
+    /// Reads a plan from a file, as JSON if the extension is `json`, else as TOML.
     ///
     /// # Errors
-    /// A file that cannot be read, or is no plan.
+    /// The file cannot be read, or is not a plan.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let named = |error: String| Error::Plan(format!("{}: {error}", path.display()));
@@ -175,28 +177,28 @@ impl Plan {
         plan.map_err(named)
     }
 
-    /// The plan as TOML.
+    /// Returns the plan as TOML.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a plan is tables, lists and texts")
     }
 
-    /// A plan from TOML.
+    /// Parses a plan from TOML.
     ///
     /// # Errors
-    /// A text that is no plan, with the place.
+    /// The text is not a plan; the error states where.
     pub fn from_toml(text: &str) -> Result<Self> {
         toml::from_str(text).map_err(|error| Error::Plan(error.to_string()))
     }
 
-    /// The plan as JSON.
+    /// Returns the plan as JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("a plan is tables, lists and texts")
     }
 
-    /// A plan from JSON.
+    /// Parses a plan from JSON.
     ///
     /// # Errors
-    /// A text that is no plan, with the place.
+    /// The text is not a plan; the error states where.
     pub fn from_json(text: &str) -> Result<Self> {
         serde_json::from_str(text).map_err(|error| Error::Plan(error.to_string()))
     }

@@ -1,18 +1,20 @@
-//! A cost model of plans: time and memory of a training step.
+//! Cost model of plans: time and memory of a training step.
 //!
-//! - A layer computes two operations a row and weight forward, four backward, on the weights that a rank
-//!   computes with.
-//! - What fans out into a layer is summed backward, and what a layer's ranks give parts of is summed
-//!   forward; layers of attention, and those behind a `Reshard`, share one input. A sum costs what gathering and
-//!   scattering cost together, so that sequences that are sharded between layers cost the same.
-//! - A stored parameter is gathered once or twice, and its gradient scattered. Gradients of parameters
-//!   that are whole along an axis of rows are summed.
-//! - The optimizer takes a time for each number that a rank holds, longer with more states.
-//! - A rank holds its parameters, gradients and optimizer states, one gathered layer (all, if they are
-//!   kept), and the input of each layer.
+//! - A layer takes two operations per row and weight in the forward pass and four in the backward
+//!   pass, for the weights that a rank computes with.
+//! - Inputs that fan out into a layer are summed in the backward pass; partial results of a layer
+//!   are summed in the forward pass. Layers of attention, and those behind a `Reshard`, share one
+//!   input. A sum costs as much as a gather and a scatter together, so sequences that are sharded
+//!   between layers cost the same.
+//! - A stored parameter is gathered once or twice, and its gradient is scattered once. Gradients of
+//!   parameters that are whole along a row axis are summed.
+//! - Optimizer time is proportional to the elements that a rank holds, and grows with the number of
+//!   states.
+//! - A rank holds its parameters, gradients and optimizer states, the largest gathered layer (or
+//!   all, if they are kept), and the input of each layer.
 //!
-//! Left out: halos, elementwise operators, norms, what overlaps, and inputs that arrive in another placement
-//! than the layer takes, but for those that fan out.
+//! Not modelled: halos, elementwise operators, norms, overlap, and inputs that arrive in a
+//! placement the layer does not take, except for those that fan out.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,35 +25,35 @@ use super::machine::{Link, Machine};
 use super::pattern::Pattern;
 use super::resolve::{Features, ResolvedParam, ResolvedPlan};
 
-/// Rows, number type and memory budget of a training step.
+/// Rows, element size and memory budget of a training step.
 ///
 /// # Example
 /// ```
 /// use halocline_models::parallel::Workload;
 ///
-/// // Eight samples of 64 tokens over the axis of data; a bottleneck sees a quarter of them.
+/// // Eight samples of 64 tokens over the data axis; a bottleneck processes a quarter of them.
 /// let workload = Workload::new(8 * 64, &["data"]).with_rows("bottom.**", 8 * 16).with_budget(1 << 30);
 /// assert_eq!(workload.rows, 512);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// Rows (samples × tokens or cells) of a step, on all ranks together.
+    /// Rows (samples × tokens or cells) per step, over all ranks.
     pub rows: usize,
-    /// Rows of layers that have others, by pattern of their paths.
+    /// Rows of layers that have another number of them, by path pattern.
     pub rows_of: Vec<(String, usize)>,
-    /// The axes over which rows are sharded: data and domain. All are axes of the mesh.
+    /// Axes over which rows are sharded: data and domain. All must be axes of the mesh.
     pub axes: Vec<String>,
-    /// Bytes of a number.
+    /// Bytes per element.
     pub bytes: usize,
-    /// Numbers that the optimizer keeps for each parameter.
+    /// Optimizer states per parameter element.
     pub states: usize,
-    /// The most bytes of a rank.
+    /// Memory limit of a rank, in bytes.
     pub budget: Option<u64>,
 }
 
 impl Workload {
-    /// Rows that are sharded over some axes, in `f32`, with two states for each parameter, as Adam has,
-    /// and memory without a bound.
+    /// Makes a workload whose rows are sharded over `axes`, in `f32`, with two optimizer states per
+    /// element, as in Adam, and unlimited memory.
     pub fn new(rows: usize, axes: &[&str]) -> Self {
         Self {
             rows,
@@ -63,21 +65,20 @@ impl Workload {
         }
     }
 
-    /// This workload, with another number of rows for layers whose paths match a pattern.
+    /// Sets another number of rows for layers whose paths match a pattern.
     #[must_use]
     pub fn with_rows(mut self, pattern: &str, rows: usize) -> Self {
         self.rows_of.push((pattern.into(), rows));
         self
     }
 
-    /// This workload, with another number of states for each parameter.
+    /// Sets the number of optimizer states per element.
     #[must_use]
     pub fn with_states(self, states: usize) -> Self {
         Self { states, ..self }
     }
 
-    /// This workload, with at most so many bytes of parameters, gradients, optimizer states and
-    /// activations on a rank.
+    /// Limits the bytes of parameters, gradients, optimizer states and activations on a rank.
     #[must_use]
     pub fn with_budget(self, bytes: u64) -> Self {
         let budget = Some(bytes);
@@ -85,8 +86,8 @@ impl Workload {
     }
 }
 
-/// Time and memory of a training step on the rank that has most to do;
-/// [`ResolvedPlan::price`] has an example.
+/// Time and memory of a training step on the most loaded rank; [`ResolvedPlan::price`] has an
+/// example.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Price {
     /// Seconds of computation.
@@ -100,12 +101,12 @@ pub struct Price {
 }
 
 impl Price {
-    /// Seconds of a step.
+    /// Returns the seconds of a step.
     pub fn seconds(&self) -> f64 {
         self.compute + self.communication
     }
 
-    /// Bytes of a rank.
+    /// Returns the bytes on a rank.
     pub fn bytes(&self) -> f64 {
         self.held + self.used
     }
@@ -128,11 +129,11 @@ impl fmt::Display for Price {
 }
 
 impl ResolvedPlan {
-    /// Time and memory of a training step by a [cost model](self). The plan of a model of any size is
-    /// priced without making it.
+    /// Estimates time and memory of a training step by a [cost model](self). A model of any size
+    /// can be priced without materializing its parameters.
     ///
     /// # Errors
-    /// A pattern of rows that is none, or matches no layer; an axis of rows that the mesh lacks.
+    /// A row pattern is invalid or matches no layer; the mesh lacks a row axis.
     ///
     /// # Example
     /// ```
@@ -140,7 +141,7 @@ impl ResolvedPlan {
     /// use halocline_core::MeshShape;
     /// use halocline_models::parallel::{Link, Machine, Plan, Store, Workload, resolve};
     ///
-    /// let model = LinearConfig::new(1 << 20, 1 << 20).init(&Default::default()); // 4 TiB, not made
+    /// let model = LinearConfig::new(1 << 20, 1 << 20).init(&Default::default()); // 4 TiB, not allocated
     /// let mesh = MeshShape::new(&[("data", 1024)], (0..1024).collect())?;
     /// let plan = Plan::default().with_store(Store::new("**", "data"));
     /// let machine = Machine::new(1e14, Link { latency: 5e-6, bandwidth: 1e10 });
@@ -183,7 +184,7 @@ struct Pricing<'a> {
     rows_of: Vec<(Pattern, usize)>,
 }
 
-/// The rank that has most to do: shares of units go to the first ranks.
+/// Most loaded rank: remainders of units go to the first ranks.
 const FIRST: usize = 0;
 
 impl Pricing<'_> {
@@ -249,7 +250,7 @@ impl Pricing<'_> {
             for (axis, along) in crossed.filter(|(axis, _)| !parameter.stored.contains(axis)) {
                 let ranks = self.size(*axis);
                 price.communication += match parameter.layout.placements()[*axis] {
-                    // Parts of results, which are added.
+                    // Partial results, which are summed.
                     Shard(dim) if dim == inputs => self.sum(*axis, result),
                     Shard(_) if !matches!(along, PlanPlacement::Shard(_)) => {
                         self.link(*axis).gather(ranks, result * ranks as f64)
@@ -263,7 +264,7 @@ impl Pricing<'_> {
         price
     }
 
-    /// The rows that a rank's layer sees.
+    /// Returns the rows that a layer processes on one rank.
     fn rows(&self, layer: &str) -> f64 {
         let found = self
             .rows_of
@@ -293,8 +294,8 @@ impl Pricing<'_> {
         self.machine.link(&self.plan.mesh.names()[axis])
     }
 
-    /// Whether the layers of a module share the input that fans out: those of attention, and those behind
-    /// a `Reshard`.
+    /// Whether the layers of a module share the input that fans out: those of attention, and those
+    /// behind a `Reshard`.
     fn shares_input(&self, module: &str) -> bool {
         let parent =
             |path: &String| path.rsplit_once('.').map_or("", |(parent, _)| parent) == module;
@@ -303,13 +304,13 @@ impl Pricing<'_> {
             || self.plan.reshards.keys().any(parent)
     }
 
-    /// Gathering a stored parameter, and scattering its gradient.
+    /// Seconds to gather a stored parameter and to scatter its gradient.
     fn gathering(&self, parameter: &ResolvedParam, bytes: f64) -> f64 {
         let times = match parameter.gather {
             Gather::Again => 3.0,
             Gather::Once => 2.0,
         };
-        // One exchange over all axes, as slow as the slowest link.
+        // One exchange over all axes, bounded by the slowest link.
         let ranks: usize = parameter
             .stored
             .iter()
@@ -322,8 +323,8 @@ impl Pricing<'_> {
         times * seconds.fold(0.0, f64::max)
     }
 
-    /// Summing the gradients of a parameter over axes of rows on which it is whole. Buckets hold many
-    /// parameters, so that latencies do not count.
+    /// Seconds to sum the gradient of a parameter over the row axes on which it is whole. Latency
+    /// is not counted, as buckets hold many parameters.
     fn summing(&self, parameter: &ResolvedParam, bytes: f64) -> f64 {
         let whole = |axis: &usize| !matches!(parameter.layout.placements()[*axis], Shard(_));
         let sum = |axis: usize| self.sum(axis, bytes) - self.sum(axis, 0.0);

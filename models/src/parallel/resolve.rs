@@ -1,4 +1,4 @@
-//! What a plan does to a model on a mesh, by arithmetic alone.
+//! Resolution of a plan for a model and a mesh, by arithmetic alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use super::plan::{Entry, Plan, Store};
 use super::sites::{Site, Sites};
 use super::style::{Axes, Placed, Style, is_spectral};
 
-/// Layout of one parameter by a plan; [`resolve`](fn@resolve) has an example.
+/// Layout of one parameter under a plan; [`resolve`](fn@resolve) has an example.
 #[derive(Clone, Debug)]
 pub struct ResolvedParam {
-    /// Its path.
+    /// Path of the parameter.
     pub path: String,
-    /// The type of its layer: `Linear`.
+    /// Type of its layer, such as `Linear`.
     pub kind: String,
-    /// The layout of the shards.
+    /// Layout of the shards.
     pub layout: Layout,
-    /// The axes of storage.
+    /// Axes over which it is stored in shards.
     pub stored: Vec<usize>,
-    /// When it is gathered over them.
+    /// Whether it is gathered once or again.
     pub gather: Gather,
-    /// The axes over which the plan would store it, and cannot: each of its dims is sharded by an axis
-    /// right of them.
+    /// Axes over which the plan asks to store it but cannot: every dim is already sharded by a
+    /// later mesh axis.
     pub unstored: Vec<usize>,
-    /// What its layer does to its input and result, if it is the layer's first parameter.
+    /// Placements of the layer's input and result; set on the layer's first parameter only.
     pub layer_placements: LayerPlacements,
 }
 
 impl ResolvedParam {
-    /// The path of its layer.
+    /// Returns the path of its layer.
     pub fn layer(&self) -> &str {
         self.path.rsplit_once('.').map_or("", |(layer, _)| layer)
     }
 
-    /// Where the features of a layer's weight are.
+    /// Returns which dims of a layer's weight are features.
     pub(super) fn features(&self) -> Option<Features> {
         let name = self.path.rsplit('.').next();
         let (inputs, outputs) = match &self.kind[..] {
@@ -57,51 +57,52 @@ impl ResolvedParam {
         })
     }
 
-    /// The number of elements that a position receives when the parameter is gathered for a pass.
+    /// Returns the number of elements that a position receives when the parameter is gathered.
     pub fn elements_gathered(&self, position: usize) -> usize {
         self.elements_used(position) - self.elements_held(position)
     }
 
-    /// The number of elements that a position holds.
+    /// Returns the number of elements that a position holds.
     pub fn elements_held(&self, position: usize) -> usize {
         self.layout.local_shape(position).iter().product()
     }
 
-    /// The number of elements that a position computes with: those it holds, and those gathered.
+    /// Returns the number of elements that a position computes with: those it holds, and those it
+    /// gathers.
     pub fn elements_used(&self, position: usize) -> usize {
         let used = self.layout.gathered(&self.stored, Replicate);
         used.local_shape(position).iter().product()
     }
 }
 
-/// Dims of a weight.
+/// Feature dims of a weight.
 pub(super) struct Features {
     pub(super) inputs: usize,
     pub(super) outputs: usize,
-    /// Whether rows are multiplied by it.
+    /// Whether rows are multiplied by the weight.
     pub(super) multiplies: bool,
 }
 
-/// Layouts of a model's parameters by a plan on a mesh. Prints as a table. [`resolve`](fn@resolve) has an
-/// example.
+/// Layouts of a model's parameters under a plan on a mesh. Prints as a table.
+/// [`resolve`](fn@resolve) has an example.
 #[derive(Clone, Debug)]
 pub struct ResolvedPlan {
-    /// The mesh.
+    /// Mesh.
     pub mesh: Arc<MeshShape>,
-    /// The parameters, in the order of the model.
+    /// Parameters, in the order of the model.
     pub parameters: Vec<ResolvedParam>,
-    /// What [`Reshard`](halocline_ops::Reshard)s do, by path.
+    /// Placements set by each [`Reshard`](halocline_ops::Reshard), by path.
     pub reshards: BTreeMap<String, Vec<(usize, PlanPlacement)>>,
-    /// The types of all modules, by path.
+    /// Types of all modules, by path.
     pub(super) modules: BTreeMap<String, String>,
 }
 
-/// Computes what a plan does to a model on a mesh, without ranks and without touching the model's
-/// parameters.
+/// Computes the effects of a plan on a model and a mesh, without ranks and without touching the
+/// model's parameters.
 ///
 /// # Errors
-/// A pattern that matches nothing, with names near it; two entries for one layer; an axis that the
-/// mesh lacks; a parameter that the layer does not have; sizes that a unit does not divide.
+/// A pattern matches nothing (the error suggests similar names); two entries match one layer; the
+/// mesh lacks an axis; a layer lacks a parameter; a unit does not divide a size.
 ///
 /// # Example
 /// ```
@@ -202,7 +203,7 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
             });
         }
     }
-    // From the outermost axis in: shards of an inner one lie within those of an outer one.
+    // From the outermost axis inward, as shards of an inner axis lie within those of an outer one.
     let mut stores: Vec<&Store> = plan.store.iter().collect();
     stores.sort_by_key(|store| mesh.names().iter().position(|name| *name == store.over));
     for store in stores {
@@ -211,7 +212,7 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
     Ok(resolved)
 }
 
-/// The paths of the layers that a plan speaks of.
+/// Returns the paths of the layers that a plan matches.
 pub(super) fn matched_layers(
     sites: &Sites,
     mesh: &Arc<MeshShape>,
@@ -226,9 +227,9 @@ pub(super) fn matched_layers(
     Ok(paths)
 }
 
-/// Whether layers of a kind change the layouts of their input and result.
+/// Whether layers of a kind can change the layouts of their input and result.
 ///
-/// A type of a user is one of them by `Plan::kind`.
+/// `Plan::kind` maps user-defined types to these.
 fn has_layer_placements(kind: &str) -> bool {
     let crosses = matches!(
         kind,
@@ -247,7 +248,7 @@ fn has_layer_placements(kind: &str) -> bool {
     crosses || is_spectral(kind)
 }
 
-/// What a [`Reshard`](halocline_ops::Reshard) does.
+/// Returns the placements that a [`Reshard`](halocline_ops::Reshard) sets.
 fn reshard(
     site: &Site,
     layer_placements: LayerPlacements,
@@ -273,7 +274,7 @@ struct Resolver<'a> {
 }
 
 impl<'a> Resolver<'a> {
-    /// The sites whose paths match.
+    /// Returns the sites whose paths match.
     fn matched(&self, pattern: &Pattern) -> Result<Vec<&'a Site>> {
         let sites = &self.sites.sites;
         let matched: Vec<_> = sites
@@ -293,7 +294,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// The number of an axis; `None` for an optional one that the mesh lacks.
+    /// Returns the index of an axis; `None` for an optional one that the mesh lacks.
     fn axis(&self, name: &str, path: &str) -> Result<Option<usize>> {
         let names = self.mesh.names();
         match names.iter().position(|held| held == name) {
@@ -315,7 +316,7 @@ impl<'a> Resolver<'a> {
         Ok(axes)
     }
 
-    /// The layout of a parameter.
+    /// Computes the layout of a parameter.
     fn layout(&self, site: &Site, name: &str, shape: &[usize], placed: &Placed) -> Result<Layout> {
         let path = site.path_of(name);
         let mut placements = vec![Replicate; self.mesh.sizes().len()];
@@ -343,7 +344,7 @@ impl<'a> Resolver<'a> {
         })
     }
 
-    /// Stores parameters in shards.
+    /// Stores the parameters that match in shards.
     fn store(&self, store: &Store, parameters: &mut [ResolvedParam]) -> Result<()> {
         let pattern = Pattern::new(&store.path)?;
         let Some(axis) = self.axis(&store.over, &store.path)? else {
@@ -396,8 +397,8 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// The layout with shards over one more axis: of the longest dim that no other axis shards, or of
-    /// one that axes left of it do.
+    /// Returns the layout sharded over one more axis: along the longest dim that no axis shards, or
+    /// else the longest that only earlier axes shard.
     fn stored(&self, parameter: &ResolvedParam, axis: usize) -> Result<Option<Layout>> {
         let layout = &parameter.layout;
         let fits = |dim: &usize| layout.axes_of(*dim).iter().all(|other| *other < axis);

@@ -1,4 +1,4 @@
-//! The modules of a model that a plan can speak of.
+//! Modules of a model that a plan can refer to.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use burn::tensor::Tensor;
 use halocline_core::is_running_state;
 use halocline_ops::Reshard;
 
-/// A module with parameters of its own, or a [`Reshard`].
+/// Module with parameters of its own, or a [`Reshard`].
 #[derive(Clone, Debug)]
 pub(super) struct Site {
     pub(super) path: String,
-    /// The name of its type.
+    /// Name of its type.
     pub(super) kind: String,
     /// Names and shapes.
     pub(super) parameters: Vec<(String, Vec<usize>)>,
@@ -22,13 +22,13 @@ impl Site {
         self.kind == "Reshard"
     }
 
-    /// The shape of a parameter.
+    /// Returns the shape of a parameter.
     pub(super) fn shape_of(&self, name: &str) -> Option<&[usize]> {
         let found = self.parameters.iter().find(|(held, _)| held == name);
         found.map(|(_, shape)| &shape[..])
     }
 
-    /// The path of a parameter.
+    /// Returns the path of a parameter.
     pub(super) fn path_of(&self, name: &str) -> String {
         match self.path.as_str() {
             "" => name.into(),
@@ -37,12 +37,12 @@ impl Site {
     }
 }
 
-/// All modules of a model, by path, and those of them that are sites.
+/// Visitor that collects all modules of a model by path, and those that are sites.
 #[derive(Debug, Default)]
 pub(super) struct Sites {
     stack: Vec<(String, String)>,
     pub(super) sites: Vec<Site>,
-    /// The paths of modules whose parameters are those of others.
+    /// Paths of modules that have parameters only in submodules.
     pub(super) composites: Vec<String>,
     /// Paths and types of all modules.
     pub(super) modules: BTreeMap<String, String>,
@@ -89,7 +89,7 @@ impl ModuleVisitor for Sites {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // A module that is one parameter has no name for it.
+        // A module that is itself a parameter has no name for it.
         let Some((name, container)) = self.stack.last() else {
             return;
         };

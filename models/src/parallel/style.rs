@@ -1,4 +1,4 @@
-//! Styles of layers, and what they say of parameters.
+//! Layer styles, and the placements they imply.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 /// Placements by mesh axis.
 pub type Axes = BTreeMap<String, PlanPlacement>;
 
-/// What a layer does on the axes of a mesh. The names are those of PyTorch's tensor parallelism.
+/// Parallel style of a layer over mesh axes. The names follow PyTorch's tensor parallelism.
 ///
 /// # Example
 /// ```
 /// use halocline_core::PlanPlacement;
 /// use halocline_models::parallel::{Plan, Style};
 ///
-/// // The rows of whole heads of 64 features; the result sharded in its tokens.
+/// // Rows of whole heads of 64 features; the result is sharded along its tokens.
 /// let rows = Style::rowwise("tensor").with_unit(64).with_output(PlanPlacement::Shard(1));
 /// let plan = Plan::default().with_layer("blocks.*.attention.output", rows);
 /// assert!(plan.to_toml().contains("rowwise"));
@@ -23,21 +23,23 @@ pub type Axes = BTreeMap<String, PlanPlacement>;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Style {
-    /// Each rank computes some outputs from all inputs: columns of a linear layer or an embedding,
-    /// output channels of a convolution. The input fans out, and the result is sharded in its features.
+    /// Each rank computes some of the outputs from all inputs: columns of a linear layer or an
+    /// embedding, output channels of a convolution. The input fans out, and the result is sharded
+    /// along its features.
     Colwise(Split),
-    /// Each rank computes a part of all outputs from some inputs: rows of a linear layer, rows of an
-    /// embedding, input channels of a convolution. The parts are added, and then a bias.
+    /// Each rank computes partial sums of all outputs from some of the inputs: rows of a linear
+    /// layer or an embedding, input channels of a convolution. The partial sums are added, then the
+    /// bias.
     Rowwise(Split),
-    /// The layer computes on shards of a sequence, with whole parameters: norms. Dropout has no
-    /// parameters and needs no style.
+    /// The layer, such as a norm, computes on shards of a sequence with whole parameters. Dropout
+    /// has no parameters and needs no style.
     SequenceParallel {
-        /// The axis.
+        /// Mesh axis.
         axis: String,
-        /// The dim of the sequence.
+        /// Dim of the sequence.
         #[serde(default = "one_dim")]
         dim: isize,
-        /// The placement of the result; by default it is left as it is.
+        /// Placement of the result; unchanged by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         output: Option<PlanPlacement>,
     },
@@ -47,17 +49,17 @@ pub enum Style {
     PrepareOutput(Axes),
     /// Placements of input and result.
     PrepareInputOutput {
-        /// Of the input.
+        /// Placements of the input.
         input: Axes,
-        /// Of the result.
+        /// Placements of the result.
         output: Axes,
     },
-    /// Placements of parameters by name, of the input and of the result: what the other styles are
-    /// made of.
+    /// Placements of named parameters, of the input and of the result, which the other styles
+    /// reduce to.
     Placed(Placed),
 }
 
-/// Division of a layer's features over an axis.
+/// Split of a layer's features over an axis.
 ///
 /// # Example
 /// ```
@@ -71,23 +73,22 @@ pub enum Style {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
-    /// The axis.
+    /// Mesh axis.
     pub axis: String,
-    /// Features that stay on one rank, such as those of a head of attention.
+    /// Number of features that must stay together on one rank, such as those of an attention head.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub unit: usize,
-    /// The placement of the input; by default it fans out column-wise, and is sharded in its features
-    /// row-wise.
+    /// Placement of the input. By default, it fans out column-wise, and is sharded along its
+    /// features row-wise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<PlanPlacement>,
-    /// The placement of the result; by default it stays as it is column-wise, and is replicated
-    /// row-wise.
+    /// Placement of the result. By default, it is unchanged column-wise, and replicated row-wise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<PlanPlacement>,
 }
 
 impl Style {
-    /// The axes that it names.
+    /// Returns the axes named in the style.
     pub(super) fn axes(&self) -> Vec<&str> {
         let tables = match self {
             Self::Colwise(Split { axis, .. })
@@ -119,7 +120,7 @@ impl Split {
 /// Placements of a layer's parameters, input and result.
 ///
 /// # Example
-/// The columns of a table, by a style for any kind of layer:
+/// Columns of a table, in a style for any kind of layer:
 /// ```
 /// use halocline_core::PlanPlacement;
 /// use halocline_models::parallel::{Axes, Placed, Plan, Style};
@@ -136,16 +137,16 @@ impl Split {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placed {
-    /// Of parameters, by their names in the layer. Those not named stay whole.
+    /// Placements of parameters, by their names in the layer. Others stay whole.
     #[serde(default)]
     pub parameters: BTreeMap<String, Axes>,
-    /// Cells of a sharded dim that stay on one rank.
+    /// Number of cells of a sharded dim that must stay together on one rank.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub unit: usize,
-    /// Of the input.
+    /// Placements of the input.
     #[serde(default)]
     pub input: Axes,
-    /// Of the result.
+    /// Placements of the result.
     #[serde(default)]
     pub output: Axes,
 }
@@ -163,17 +164,18 @@ fn is_one(unit: &usize) -> bool {
 }
 
 impl Style {
-    /// [`Colwise`](Self::Colwise) over an axis.
+    /// Makes a [`Colwise`](Self::Colwise) style over an axis.
     pub fn colwise(axis: &str) -> Self {
         Self::Colwise(Split::over(axis))
     }
 
-    /// [`Rowwise`](Self::Rowwise) over an axis.
+    /// Makes a [`Rowwise`](Self::Rowwise) style over an axis.
     pub fn rowwise(axis: &str) -> Self {
         Self::Rowwise(Split::over(axis))
     }
 
-    /// [`SequenceParallel`](Self::SequenceParallel) over an axis, for tensors `[batch, tokens, features]`.
+    /// Makes a [`SequenceParallel`](Self::SequenceParallel) style over an axis, for tensors
+    /// `[batch, tokens, features]`.
     pub fn sequence_parallel(axis: &str) -> Self {
         Self::SequenceParallel {
             axis: axis.into(),
@@ -182,17 +184,17 @@ impl Style {
         }
     }
 
-    /// [`PrepareInput`](Self::PrepareInput) along one axis.
+    /// Makes a [`PrepareInput`](Self::PrepareInput) style along one axis.
     pub fn prepare_input(axis: &str, along: PlanPlacement) -> Self {
         Self::PrepareInput([(axis.into(), along)].into())
     }
 
-    /// [`PrepareOutput`](Self::PrepareOutput) along one axis.
+    /// Makes a [`PrepareOutput`](Self::PrepareOutput) style along one axis.
     pub fn prepare_output(axis: &str, along: PlanPlacement) -> Self {
         Self::PrepareOutput([(axis.into(), along)].into())
     }
 
-    /// This style with so many features that stay on one rank.
+    /// Sets the number of features that must stay together on one rank.
     ///
     /// # Panics
     /// Panics for a style that does not shard features.
@@ -206,10 +208,10 @@ impl Style {
         self
     }
 
-    /// This style with another placement of the result along its axis.
+    /// Sets the placement of the result along the style's axis.
     ///
     /// # Panics
-    /// Panics for a style that has no axis of its own.
+    /// Panics for a style without a single axis of its own.
     #[must_use]
     pub fn with_output(mut self, along: PlanPlacement) -> Self {
         match &mut self {
@@ -220,10 +222,10 @@ impl Style {
         self
     }
 
-    /// This style with another placement of the input along its axis.
+    /// Sets the placement of the input along the style's axis.
     ///
     /// # Panics
-    /// Panics for a style other than column-wise and row-wise.
+    /// Panics unless the style is column-wise or row-wise.
     #[must_use]
     pub fn with_input(mut self, along: PlanPlacement) -> Self {
         match &mut self {
@@ -233,10 +235,10 @@ impl Style {
         self
     }
 
-    /// The placements that the style means for a kind of layer.
+    /// Returns the placements that the style implies for a kind of layer.
     ///
     /// # Errors
-    /// A kind that the style does not know.
+    /// The style does not support the kind.
     pub(super) fn placed(&self, kind: &str, path: &str) -> Result<Placed> {
         let along = |axis: &str, along| Axes::from([(axis.to_string(), along)]);
         Ok(match self {
@@ -299,7 +301,7 @@ impl Style {
     }
 }
 
-/// Whole parameters, input and result as they are.
+/// Whole parameters; input and result unchanged.
 impl Default for Placed {
     fn default() -> Self {
         Self {
@@ -311,15 +313,15 @@ impl Default for Placed {
     }
 }
 
-/// Where the features of a kind of layer are.
+/// Feature dims of a kind of layer.
 struct Features {
-    /// Dims of parameters that number outputs.
+    /// Output dims of parameters.
     columns: &'static [(&'static str, isize)],
-    /// Dims of parameters that number inputs.
+    /// Input dims of parameters.
     rows: &'static [(&'static str, isize)],
-    /// The dim of input and result.
+    /// Feature dim of input and result, as a placement.
     dim: PlanPlacement,
-    /// Whether the input has gradients; indices have none.
+    /// Whether the input has a gradient; indices have none.
     takes_gradient: bool,
 }
 
@@ -368,7 +370,7 @@ impl Features {
     }
 }
 
-/// Whether a layer multiplies the channels of modes.
+/// Whether a layer multiplies the channels of spectral modes.
 pub(super) fn is_spectral(kind: &str) -> bool {
     matches!(
         kind,

@@ -1,4 +1,4 @@
-//! Resolved plans as tables.
+//! Tables of resolved plans.
 
 use std::fmt;
 
@@ -7,12 +7,13 @@ use halocline_core::{Gather, Replicate, Shard};
 use super::resolve::{ResolvedParam, ResolvedPlan};
 
 impl ResolvedPlan {
-    /// The paths of the layers that have parameters.
+    /// Returns the paths of the layers that have parameters.
     pub(super) fn layers(&self) -> impl Iterator<Item = &str> {
         self.parameters.iter().map(ResolvedParam::layer)
     }
 
-    /// The table that this prints, with the box of another position than the first.
+    /// Returns the table that the plan prints as, with the box of another mesh position than the
+    /// first.
     pub fn on(&self, position: usize) -> impl fmt::Display {
         OnPosition {
             plan: self,
@@ -27,7 +28,7 @@ impl fmt::Display for ResolvedPlan {
     }
 }
 
-/// A plan as one position sees it.
+/// Plan at one mesh position.
 struct OnPosition<'a> {
     plan: &'a ResolvedPlan,
     position: usize,

@@ -1,4 +1,4 @@
-//! Plans for models of burn.
+//! Plans for burn's models.
 
 use burn::nn::transformer::TransformerEncoderConfig;
 use halocline_core::PlanPlacement;
@@ -6,9 +6,9 @@ use halocline_core::PlanPlacement;
 use super::plan::Plan;
 use super::style::Style;
 
-/// Plans for burn's transformer at a path of a model: heads of attention, and hidden features of the
-/// feed-forward layers, over a mesh axis. They may be used one without the other;
-/// [`Plan::and`] joins them, and [`sequence_parallel`] shards tokens between layers.
+/// Returns plans for burn's transformer encoder at a path of a model: one shards attention heads
+/// over a mesh axis, the other the hidden features of the feed-forward layers. Each can be used
+/// alone; [`Plan::and`] joins them, and [`sequence_parallel`] also shards tokens between layers.
 ///
 /// # Example
 /// ```
@@ -27,8 +27,9 @@ pub fn transformer_encoder(config: &TransformerEncoderConfig, path: &str, axis: 
     styles(config, path, axis, None)
 }
 
-/// [`transformer_encoder`], with tokens sharded between attention and feed-forward layers, and for the
-/// norms: the whole plan. Tensors are `[batch, tokens, features]`, with tokens sharded over the axis.
+/// Returns the whole plan of [`transformer_encoder`], with tokens also sharded in the norms and
+/// between attention and feed-forward layers. Tensors are `[batch, tokens, features]`, with tokens
+/// sharded over the axis.
 ///
 /// # Example
 /// ```
@@ -70,7 +71,7 @@ fn styles(
     [attention, feed_forward]
 }
 
-/// A path within the module at another one.
+/// Joins the path of a module and the name of a layer within it.
 fn within(path: &str, name: &str) -> String {
     match path {
         "" => name.into(),

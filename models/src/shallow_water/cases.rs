@@ -1,7 +1,7 @@
-//! Standard tests: D. Williamson et al., *A standard test set for numerical approximations to the
-//! shallow water equations in spherical geometry*, J. Comput. Phys. 102 (1992) 211; J. Galewsky, R.
-//! Scott, L. Polvani, *An initial-value problem for testing numerical models of the global
-//! shallow-water equations*, Tellus 56A (2004) 429.
+//! Standard test cases: D. Williamson et al., *A standard test set for numerical approximations to
+//! the shallow water equations in spherical geometry*, J. Comput. Phys. 102 (1992) 211; J.
+//! Galewsky, R. Scott, L. Polvani, *An initial-value problem for testing numerical models of the
+//! global shallow-water equations*, Tellus 56A (2004) 429.
 
 use std::f64::consts::{PI, TAU};
 
@@ -11,12 +11,12 @@ use super::{Config, Dynamics, Jet, Planet, Topography};
 /// Seconds in a day.
 pub const DAY: f64 = 86_400.0;
 
-/// Depth and wind as functions of place, from which states are sampled. Angles in radians.
+/// Depth and wind as functions of position, from which states are sampled. Angles are in radians.
 pub trait Flow: Send + Sync {
-    /// The depth of the water in m.
+    /// Returns the depth of the water in m.
     fn depth(&self, latitude: f64, longitude: f64) -> f64;
 
-    /// Eastward and northward wind in m/s.
+    /// Returns the eastward and northward wind in m/s.
     fn wind(&self, latitude: f64, longitude: f64) -> [f64; 2];
 }
 
@@ -30,27 +30,27 @@ impl Flow for Box<dyn Flow> {
     }
 }
 
-/// A standard test.
+/// Standard test case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Case {
     /// Williamson 1: a cosine bell carried once around the sphere in 12 days, at an angle to the
     /// equator in radians.
     CosineBell(f64),
-    /// Williamson 2: a steady flow about an axis at an angle to the grid's, in radians; the planet
-    /// rotates about the same axis.
+    /// Williamson 2: a steady flow about an axis tilted against the grid's, by an angle in radians;
+    /// the planet rotates about the tilted axis.
     SteadyFlow(f64),
-    /// Williamson 5: a zonal flow over a mountain.
+    /// Williamson 5: zonal flow over a mountain.
     Mountain,
-    /// Williamson 6: a Rossby–Haurwitz wave of wavenumber 4.
+    /// Williamson 6: Rossby–Haurwitz wave of wavenumber 4.
     RossbyHaurwitz,
-    /// The steady jet of Galewsky et al.
+    /// Steady jet of Galewsky et al.
     SteadyJet,
-    /// The jet of Galewsky et al. with a bump in the depth, which rolls up within six days.
+    /// Jet of Galewsky et al. with a bump in the depth, which makes it roll up within six days.
     PerturbedJet,
 }
 
 impl Case {
-    /// The configuration that the case requires.
+    /// Returns the configuration that the case requires.
     pub fn config(self) -> Config {
         let mut config = Config::default();
         match self {
@@ -62,7 +62,7 @@ impl Case {
         config
     }
 
-    /// The initial state on a planet.
+    /// Returns the initial state on a planet.
     pub fn flow(self, planet: &Planet) -> Box<dyn Flow> {
         let turn_in_12_days = TAU * planet.radius / (12.0 * DAY);
         match self {
@@ -97,18 +97,18 @@ impl Case {
     }
 }
 
-/// Depth that belongs to a solid-body wind.
+/// Depth profile for a solid-body wind.
 enum Profile {
-    /// A cosine bell at 0° N 270° E.
+    /// Cosine bell at 0° N 270° E.
     Bell,
-    /// The depth in balance with the wind, over the ground.
+    /// Depth in balance with the wind, over the ground.
     Balanced {
         depth: f64,
         over: Option<Topography>,
     },
 }
 
-/// Wind of a rotating solid body.
+/// Wind of solid-body rotation.
 struct SolidBody {
     planet: Planet,
     speed: f64,
@@ -197,7 +197,7 @@ impl Flow for RossbyHaurwitz {
     }
 }
 
-/// A bump in the depth: `height cos φ exp(−(λ − λ₀)²/α²) exp(−(φ − φ₀)²/β²)`.
+/// Bump in the depth: `height cos φ exp(−(λ − λ₀)²/α²) exp(−(φ − φ₀)²/β²)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bump {
     /// Height in m.

@@ -13,12 +13,12 @@ pub struct Planet {
     pub rotation: f64,
     /// Gravity in m/s².
     pub gravity: f64,
-    /// The angle between the axis of rotation and that of the grid, in radians.
+    /// Angle between the axis of rotation and the axis of the grid, in radians.
     pub tilt: f64,
 }
 
 impl Planet {
-    /// The earth of Williamson et al. 1992.
+    /// Earth, with the constants of Williamson et al. 1992.
     pub const EARTH: Self = Self {
         radius: 6.371_22e6,
         rotation: 7.292e-5,
@@ -26,18 +26,18 @@ impl Planet {
         tilt: 0.0,
     };
 
-    /// The Coriolis parameter at a place, in 1/s.
+    /// Returns the Coriolis parameter at a position, in 1/s.
     pub fn coriolis(&self, latitude: f64, longitude: f64) -> f64 {
         2.0 * self.rotation * sine_from_axis(self.tilt, latitude, longitude)
     }
 }
 
-/// The sine of the latitude about an axis that is tilted against the grid's.
+/// Sine of the latitude about an axis tilted against the grid's.
 pub(super) fn sine_from_axis(tilt: f64, latitude: f64, longitude: f64) -> f64 {
     latitude.sin() * tilt.cos() - longitude.cos() * latitude.cos() * tilt.sin()
 }
 
-/// Fields that change in time.
+/// Fields that evolve in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dynamics {
     /// Depth and wind, by the shallow-water equations.
@@ -54,7 +54,7 @@ pub enum Topography {
 }
 
 impl Topography {
-    /// The height of the ground in m.
+    /// Returns the height of the ground in m.
     pub fn height(self, latitude: f64, longitude: f64) -> f64 {
         use std::f64::consts::{PI, TAU};
         let Self::Mountain = self;
@@ -82,18 +82,18 @@ impl Topography {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// The planet. Default the earth.
+    /// Planet. Default Earth.
     pub planet: Planet,
-    /// The fields that change in time. Default both depth and wind.
+    /// Fields that evolve in time. Default both depth and wind.
     pub dynamics: Dynamics,
-    /// The shape of the ground. Default flat.
+    /// Shape of the ground. Default flat.
     pub topography: Option<Topography>,
-    /// The polar filter. Default poleward of 60°.
+    /// Polar filter. Default poleward of 60°.
     pub filter: PolarFilter,
-    /// The diffusion of wind in m²/s. Default none; weeks of turbulent flow need some against the
+    /// Viscosity of the wind in m²/s. Default none. Weeks of turbulent flow need some against the
     /// enstrophy that collects at the grid scale, about 1e5 on 32 × 64 cells.
     pub viscosity: f64,
-    /// The number type of states and of all arithmetic. Default f32.
+    /// Dtype of states and of all arithmetic. Default f32.
     pub dtype: DType,
 }
 

@@ -11,19 +11,18 @@ use super::{
     with_halo,
 };
 
-/// The fraction of the largest step that is used as a stable step: the bound is for a resting mean
-/// state.
+/// Safety factor on the largest stable step, as the stability bound is for a mean state at rest.
 const SAFETY: f64 = 0.8;
-/// The highest rate of change of a valid flow, in 1/s.
+/// Highest rate of change of a valid flow, in 1/s.
 const FASTEST: f64 = 1e3;
-/// The stability limit of the classical Runge–Kutta scheme on the imaginary axis.
+/// Stability limit of the classical Runge–Kutta scheme on the imaginary axis.
 const STABILITY: f64 = 2.828;
 
 impl ShallowWater {
     /// Computes the volume of water of every state, in m³, summed in f64.
     ///
     /// # Errors
-    /// A tensor that is not a state of this solver; a failure of communication.
+    /// The tensor is not a state of this solver; communication fails.
     pub fn mass(&self, state: &ShardTensor<4>) -> Result<Vec<f64>> {
         self.check_state(state)?;
         let depth = state
@@ -35,19 +34,19 @@ impl ShallowWater {
         self.integral(state, depth * self.exact_metrics().areas.cell)
     }
 
-    /// Computes the energy of every state over the density of water, in m⁵/s²: kinetic, and
-    /// potential above sea level.
+    /// Computes the energy of every state divided by the density of water, in m⁵/s²: kinetic
+    /// energy, and potential energy above sea level.
     ///
-    /// The scheme conserves it, up to the error in time, the polar filter and viscosity.
+    /// The scheme conserves it, up to the time-stepping error, the polar filter and viscosity.
     ///
     /// # Errors
-    /// Those of [`mass`](Self::mass).
+    /// Same as [`mass`](Self::mass).
     pub fn energy(&self, state: &ShardTensor<4>) -> Result<Vec<f64>> {
         let (block, metrics) = self.exact(state)?;
         let (n, m) = (block.rows, block.columns);
         let shard = |field: &Tensor<4>| window(field, 1..n + 1, 1..m + 1);
         let square = |field: &Tensor<4>| shard(field).square();
-        // ½ h̄ u² over the faces, where the block has twice the depth.
+        // ½ h̄ u² over the faces; the block holds twice the depth.
         let east = shard(&block.depth_east) * square(&block.east) * metrics.areas.east.clone();
         let north = shard(&block.depth_south) * square(&block.north) * metrics.areas.south.clone();
         let kinetic = (east + north).mul_scalar(0.25);
@@ -64,7 +63,7 @@ impl ShallowWater {
     /// two pole points.
     ///
     /// # Errors
-    /// Those of [`mass`](Self::mass).
+    /// Same as [`mass`](Self::mass).
     pub fn potential_enstrophy(&self, state: &ShardTensor<4>) -> Result<Vec<f64>> {
         let (block, metrics) = self.exact(state)?;
         let (n, m) = (block.rows, block.columns);
@@ -77,11 +76,11 @@ impl ShallowWater {
         )
     }
 
-    /// Computes the error of every state's depth against a reference, one for all states or one for
+    /// Computes the depth error of every state against one reference for all states, or one for
     /// each, in the norm `√(∫ (h − h₀)² / ∫ h₀²)`.
     ///
     /// # Errors
-    /// Those of [`mass`](Self::mass); another number of references.
+    /// Same as [`mass`](Self::mass); the number of references does not match.
     pub fn depth_error(
         &self,
         state: &ShardTensor<4>,
@@ -124,12 +123,11 @@ impl ShallowWater {
             .collect())
     }
 
-    /// Computes the longest time step that is stable for a state, in s, from its fastest wave and
-    /// the narrowest cells that are not filtered. All ranks must call it together; the result is
-    /// the same on all.
+    /// Computes the longest stable time step for a state, in s, from its fastest wave and the
+    /// narrowest unfiltered cells. All ranks must call this together; all return the same step.
     ///
     /// # Errors
-    /// Those of [`mass`](Self::mass); a state that has diverged.
+    /// Same as [`mass`](Self::mass); the state has diverged.
     pub fn stable_step(&self, state: &ShardTensor<4>) -> Result<f64> {
         self.check_state(state)?;
         let local = state.local().clone().inner().cast(DType::F64);
@@ -159,18 +157,18 @@ impl ShallowWater {
             PolarFilter::Poleward(latitude) => latitude.to_radians().cos().max(grid.cos_centre(0)),
         };
         let [dx, dy] = [radius * grid.dlon() * cosine, radius * grid.dlat()];
-        // The largest eigenvalues of a difference of second and of fourth order.
+        // Largest eigenvalues of the second- and fourth-order differences.
         let (gravity, steepness) = match config.dynamics {
             Dynamics::ShallowWater => ((config.planet.gravity * extremes[0]).sqrt(), 1.0),
             Dynamics::Advection => (0.0, 1.372),
         };
-        // The filter limits differences over one cell; advection acts by differences over two
-        // cells, which may be twice as fast.
+        // The filter limits differences over one cell; advection uses differences over two cells,
+        // which may be twice as fast.
         let rate = 2.0 * gravity * (1.0 / dx).hypot(1.0 / dy)
             + 2.0 * steepness * extremes[1] / dx
             + steepness * extremes[2] / dy
             + 4.0 * config.viscosity * (1.0 / (dx * dx) + 1.0 / (dy * dy));
-        // Without this bound, a run of a state that grew without limit would not end.
+        // Without this bound, a run of a diverging state would never end.
         if rate.is_nan() || rate > FASTEST {
             let [depth, east, north] = [extremes[0], extremes[1], extremes[2]];
             let message = format!(
@@ -182,11 +180,11 @@ impl ShallowWater {
         Ok(SAFETY * STABILITY / rate)
     }
 
-    /// Interpolates depth, eastward and northward wind to the cell centres, `[states, 3, rows,
-    /// columns]`, for files and training.
+    /// Interpolates depth, eastward and northward wind to the cell centres,
+    /// `[states, 3, rows, columns]`, for output and training.
     ///
     /// # Errors
-    /// Those of [`mass`](Self::mass).
+    /// Same as [`mass`](Self::mass).
     pub fn at_centres(&self, state: &ShardTensor<4>) -> Result<ShardTensor<4>> {
         self.check_state(state)?;
         let haloed = with_halo(&state.clone().inner(), 1)?;
@@ -197,7 +195,7 @@ impl ShallowWater {
         let east = window(&east, 1..n + 1, 0..m) + window(&east, 1..n + 1, 1..m + 1);
         let north = window(&north, 0..n, 1..m + 1) + window(&north, 1..n + 1, 1..m + 1);
         let depth = window(&channel(0), 1..n + 1, 1..m + 1);
-        // The face of a row at a pole has no wind: the other one stands for both.
+        // A polar row has no wind at its face on the pole, so its other face stands for both.
         let last = self.grid().rows() - 1;
         let rows = self.layout.local_box(self.mesh.position()).ranges()[LATITUDE].clone();
         let shares = rows.map(|row| if [0, last].contains(&row) { 1.0 } else { 0.5 });
@@ -207,11 +205,11 @@ impl ShallowWater {
         Ok(self.sharded(Tensor::cat(fields, 1), state.layout()))
     }
 
-    /// Computes the relative vorticity in 1/s at the south-eastern corners of the cells, `[states,
-    /// 1, rows, columns]`; zero at the pole.
+    /// Computes the relative vorticity in 1/s at the south-eastern corners of the cells,
+    /// `[states, 1, rows, columns]`; zero at the pole.
     ///
     /// # Errors
-    /// Those of [`mass`](Self::mass).
+    /// Same as [`mass`](Self::mass).
     pub fn vorticity(&self, state: &ShardTensor<4>) -> Result<ShardTensor<4>> {
         self.check_state(state)?;
         let block = Block::new(&with_halo(&state.clone().inner(), 1)?, &self.metrics);
@@ -223,7 +221,7 @@ impl ShallowWater {
         Ok(self.sharded(corners, &layout))
     }
 
-    /// A state with its halo, and the metrics, in f64.
+    /// Returns a state with its halo, and the metrics, in f64.
     fn exact(&self, state: &ShardTensor<4>) -> Result<(Block, Metrics)> {
         self.check_state(state)?;
         let haloed = with_halo(&state.clone().inner(), 1)?.cast(DType::F64);
@@ -247,7 +245,7 @@ impl ShallowWater {
         )
     }
 
-    /// The sum of `[states, 1, rows, columns]` over all cells of all ranks, for every state.
+    /// Sums `[states, 1, rows, columns]` over all cells of all ranks, for every state.
     fn integral(&self, state: &ShardTensor<4>, integrand: Tensor<4>) -> Result<Vec<f64>> {
         let [states, ..] = integrand.dims();
         let local = integrand.sum_dims(&[1, 2, 3]).reshape([states]);

@@ -1,5 +1,5 @@
-//! The polar filter. It removes short zonal waves from tendencies where meridians converge, so that
-//! the time step is that of the latitude where the filter begins.
+//! Polar filter, which removes short zonal waves from tendencies where meridians converge, so that
+//! the time step is set by the latitude where the filter begins.
 
 use std::f64::consts::{PI, TAU};
 use std::ops::Range;
@@ -11,11 +11,12 @@ use super::{CHANNELS, Grid};
 /// Filtering of short zonal waves near the poles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PolarFilter {
-    /// None. The time step is that of the row nearest to the pole.
+    /// No filter. The time step is set by the row nearest to the pole.
     Off,
-    /// Tendencies poleward of a latitude φ₀, in degrees, are filtered with the response `min(1, cos
-    /// φ / (cos φ₀ sin(π m / columns)))` at zonal wavenumber `m` (Arakawa and Lamb 1977), which
-    /// makes waves there as slow as the fastest at φ₀. The zonal mean is kept, hence mass is.
+    /// Filters tendencies poleward of a latitude φ₀, in degrees, with the response
+    /// `min(1, cos φ / (cos φ₀ sin(π m / columns)))` at zonal wavenumber `m` (Arakawa and Lamb
+    /// 1977), which slows waves there to the speed of the fastest at φ₀. The zonal mean is kept, so
+    /// mass is conserved.
     Poleward(f64),
 }
 
@@ -23,20 +24,20 @@ pub enum PolarFilter {
 #[derive(Clone, Debug)]
 struct Band {
     rows: Range<usize>,
-    /// The fraction that is removed from every wave, `[1, channels, rows, columns]`.
+    /// Fraction removed from each wave, `[1, channels, rows, columns]`.
     loss: Tensor<4>,
 }
 
-/// The filter on one rank's rows.
+/// Filter for one rank's rows.
 #[derive(Clone, Debug)]
 pub(super) struct Filter {
     bands: Vec<Band>,
-    /// The zonal waves, an orthonormal `[columns, columns]`, which all rows share.
+    /// Zonal waves, an orthonormal `[columns, columns]` matrix shared by all rows.
     waves: Tensor<2>,
 }
 
 impl Filter {
-    /// Creates the filter of the global rows `rows`; all longitudes must be on this rank.
+    /// Creates the filter for the global rows `rows`; all longitudes must be on this rank.
     pub(super) fn new(
         grid: &Grid,
         filter: PolarFilter,
@@ -49,7 +50,7 @@ impl Filter {
             PolarFilter::Off => 0.0,
             PolarFilter::Poleward(latitude) => latitude.to_radians().cos(),
         };
-        // Depth and eastward wind at the centre, northward wind at the southern face.
+        // Depth and eastward wind lie at the centre, northward wind at the southern face.
         let cosines = |row: usize| {
             let (centre, face) = (
                 grid.cos_centre(row as isize),
@@ -105,12 +106,13 @@ impl Filter {
     }
 }
 
-/// The zonal wavenumber of a column of [`waves`]; each has a cosine and a sine.
+/// Returns the zonal wavenumber of a column of [`waves`]; each has a cosine and a sine.
 fn wavenumber(column: usize) -> usize {
     column.div_ceil(2)
 }
 
-/// One minus the response `min(1, cosine / sin(π m / columns))` of every wave; zero for the mean.
+/// Computes one minus the response `min(1, cosine / sin(π m / columns))` for each wave; zero for
+/// the mean.
 fn loss(columns: usize, cosine: f64) -> Vec<f64> {
     let loss = |column| match wavenumber(column) {
         0 => 0.0,
@@ -119,7 +121,7 @@ fn loss(columns: usize, cosine: f64) -> Vec<f64> {
     (0..columns).map(loss).collect()
 }
 
-/// The mean, then cosine and sine of every wavenumber, in columns of unit length.
+/// Makes the mean, then the cosine and sine of each wavenumber, as columns of unit length.
 fn waves(columns: usize) -> Vec<f64> {
     let n = columns as f64;
     let wave = |index: usize| {

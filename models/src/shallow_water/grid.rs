@@ -4,11 +4,11 @@ use std::f64::consts::{FRAC_PI_2, PI, TAU};
 
 use halocline_core::{Error, Result};
 
-/// A latitude–longitude grid: cell centres half a cell away from the poles, rows from north to
-/// south.
+/// Latitude–longitude grid with rows from north to south and cell centres half a cell away from the
+/// poles.
 ///
-/// Between the `latitudes` rows of cells lie `latitudes + 1` rows of faces, the first and last of
-/// which are the poles, where faces have no length. Longitude begins at 0 and is periodic.
+/// The `rows` rows of cells are bounded by `rows + 1` rows of faces; the first and the last are the
+/// poles, where faces have zero length. Longitude begins at 0 and is periodic.
 ///
 /// # Example
 /// ```
@@ -29,7 +29,7 @@ impl Grid {
     /// Creates a grid of `rows` latitudes and `columns` longitudes.
     ///
     /// # Errors
-    /// Fewer than 2 rows or 4 columns, which resolve no wave.
+    /// There are fewer than 2 rows or 4 columns, which resolve no wave.
     pub fn new(rows: usize, columns: usize) -> Result<Self> {
         if rows < 2 || columns < 4 {
             let message =
@@ -39,73 +39,74 @@ impl Grid {
         Ok(Self { rows, columns })
     }
 
-    /// The number of latitudes.
+    /// Number of latitudes.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The number of longitudes.
+    /// Number of longitudes.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// The latitudes of the cell centres in degrees, from north to south.
+    /// Returns the latitudes of the cell centres in degrees, from north to south.
     pub fn latitudes(&self) -> Vec<f64> {
         let row = |row| 90.0 - (row as f64 + 0.5) * 180.0 / self.rows as f64;
         (0..self.rows).map(row).collect()
     }
 
-    /// The longitudes of the cell centres in degrees, from 0.
+    /// Returns the longitudes of the cell centres in degrees, from 0.
     pub fn longitudes(&self) -> Vec<f64> {
         let column = |column| column as f64 * 360.0 / self.columns as f64;
         (0..self.columns).map(column).collect()
     }
 
-    /// The height of a cell, in radians.
+    /// Height of a cell, in radians.
     pub(super) fn dlat(&self) -> f64 {
         PI / self.rows as f64
     }
 
-    /// The width of a cell, in radians of longitude.
+    /// Width of a cell, in radians of longitude.
     pub(super) fn dlon(&self) -> f64 {
         TAU / self.columns as f64
     }
 
-    /// The latitude of the centres of a row, in radians.
+    /// Latitude of the centres of a row, in radians.
     pub(super) fn centre(&self, row: isize) -> f64 {
         FRAC_PI_2 - (row as f64 + 0.5) * self.dlat()
     }
 
-    /// The latitude of the northern faces of a row, in radians.
+    /// Latitude of the northern faces of a row, in radians.
     pub(super) fn face(&self, row: isize) -> f64 {
         FRAC_PI_2 - row as f64 * self.dlat()
     }
 
-    /// The longitude of the centres of a column, in radians; any index, as longitude is periodic.
+    /// Longitude of the centres of a column, in radians; fractions are faces, and any index is
+    /// valid, as longitude is periodic.
     pub(super) fn longitude(&self, column: f64) -> f64 {
         column * self.dlon()
     }
 
-    /// The cosine at the centres of a row, zero for rows beyond the poles.
+    /// Cosine of the latitude at the centres of a row; zero for rows beyond the poles.
     pub(super) fn cos_centre(&self, row: isize) -> f64 {
         let inside = (0..self.rows as isize).contains(&row);
         if inside { self.centre(row).cos() } else { 0.0 }
     }
 
-    /// The cosine at the northern faces of a row: the length of a face in units of that at the
-    /// equator. Zero at the poles and beyond.
+    /// Cosine of the latitude at the northern faces of a row, i.e. the length of a face relative to
+    /// the equator. Zero at the poles and beyond.
     pub(super) fn cos_face(&self, row: isize) -> f64 {
         let inside = (1..self.rows as isize).contains(&row);
         if inside { self.face(row).cos() } else { 0.0 }
     }
 
-    /// The area of a cell on the unit sphere, zero for rows beyond the poles.
+    /// Area of a cell on the unit sphere; zero for rows beyond the poles.
     pub(super) fn cell_area(&self, row: isize) -> f64 {
         2.0 * self.dlon() * self.cos_centre(row) * (0.5 * self.dlat()).sin()
     }
 
-    /// The area on the unit sphere between the four cell centres around a corner on the northern
-    /// face of a row. Zero at the poles, where no corner has four cells around it.
+    /// Area on the unit sphere between the four cell centres around a corner on the northern face
+    /// of a row. Zero at the poles, where no corner has four cells around it.
     pub(super) fn corner_area(&self, row: isize) -> f64 {
         2.0 * self.dlon() * self.cos_face(row) * (0.5 * self.dlat()).sin()
     }

@@ -13,22 +13,22 @@ use super::cases::{Bump, Flow};
 /// Intervals of the quadrature from pole to pole.
 const INTERVALS: usize = 2048;
 
-/// A round vortex: a hill or hollow in the depth, with the wind around it.
+/// Round vortex: a hill or hollow in the depth, with the wind around it.
 ///
 /// The depth is `height exp(−d²/width²)` with the chord `d` to the centre; the wind is geostrophic
 /// with the Coriolis parameter of the centre, which must not be the equator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Vortex {
-    /// The fastest wind in m/s; positive around a hill.
+    /// Fastest wind in m/s; positive around a hill.
     pub speed: f64,
     /// Latitude and longitude of the centre, in radians.
     pub centre: [f64; 2],
-    /// The width in radians.
+    /// Width in radians.
     pub width: f64,
 }
 
 impl Vortex {
-    /// Depth in m, eastward and northward wind in m/s.
+    /// Returns depth in m, eastward and northward wind in m/s.
     fn at(&self, planet: &Planet, latitude: f64, longitude: f64) -> [f64; 3] {
         let (sin, cos) = latitude.sin_cos();
         let (sin_centre, cos_centre) = self.centre[0].sin_cos();
@@ -48,12 +48,12 @@ impl Vortex {
     }
 }
 
-/// A zonal wind with the depth that balances it, and with bumps and vortices.
+/// Zonal wind with the depth that balances it, optionally with bumps and vortices.
 #[derive(Clone)]
 pub struct Jet {
     wind: Arc<dyn Fn(f64) -> f64 + Send + Sync>,
     planet: Planet,
-    /// Depth minus its mean at the bounds of the intervals, from south to north, in m.
+    /// Depth minus its mean, at the bounds of the intervals from south to north, in m.
     depth: Vec<f64>,
     mean: f64,
     bumps: Vec<Bump>,
@@ -61,7 +61,7 @@ pub struct Jet {
 }
 
 impl Jet {
-    /// Creates a zonal wind in m/s, a function of latitude, with a mean depth in m.
+    /// Creates a zonal wind in m/s, as a function of latitude, with a mean depth in m.
     ///
     /// The depth follows from `g ∂h/∂φ = −u (a f + u tan φ)` by quadrature. The wind must vanish at
     /// the poles.
@@ -130,10 +130,10 @@ impl Jet {
         self
     }
 
-    /// Creates random states for training: in each hemisphere a jet of 20 to 60 m/s at 30° to 55°
+    /// Creates random states for training: each hemisphere has a jet of 20 to 60 m/s at 30° to 55°
     /// and five vortices of up to 30 m/s, in water of 8 to 10 km mean depth.
     ///
-    /// They depend only on the key, and so are the same on any mesh.
+    /// States depend only on the key, and so are the same on any mesh.
     pub fn random(key: RandomKey, states: usize, planet: &Planet) -> Vec<Self> {
         const VORTICES: usize = 5;
         const NUMBERS: usize = 1 + 2 * (3 + 4 * VORTICES);
@@ -174,7 +174,7 @@ impl Jet {
         numbers.chunks_exact(NUMBERS).map(jet).collect()
     }
 
-    /// The rise of the depth from `south` to `north`, by three-point Gauss quadrature.
+    /// Computes the rise of the depth from `south` to `north`, by three-point Gauss quadrature.
     fn rise(&self, south: f64, north: f64) -> f64 {
         let Planet {
             radius, gravity, ..
@@ -191,7 +191,7 @@ impl Jet {
     }
 }
 
-/// The southern bound of an interval.
+/// Southern bound of an interval.
 fn bound(interval: usize) -> f64 {
     PI * interval as f64 / INTERVALS as f64 - FRAC_PI_2
 }
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_depth_balances_a_solid_body_wind() {
-        // Its balance is known: −(a Ω u₀ + u₀²/2) sin²φ / g.
+        // The balance is known: −(a Ω u₀ + u₀²/2) sin²φ / g.
         let planet = Planet::EARTH;
         let jet = Jet::new(&planet, 5000.0, |latitude| 40.0 * latitude.cos());
         let head = 40.0 * (planet.radius * planet.rotation + 20.0) / planet.gravity;

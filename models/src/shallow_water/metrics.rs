@@ -5,13 +5,12 @@ use halocline_core::IndexBox;
 
 use super::{Config, Grid};
 
-/// Factors of the scheme: lengths, areas and the Coriolis parameter on one rank's cells, as tensors
-/// of `[1, 1, rows, 1]` unless stated otherwise.
+/// Metric factors: lengths, areas and the Coriolis parameter on one rank's cells, as tensors of
+/// shape `[1, 1, rows, 1]` unless stated otherwise.
 ///
-/// Rows count from the halo's northern row, so that a shard of `n` rows has rows `0..n + 2` and its
-/// own are `1..n + 1`. A face or corner has the index of the row at whose southern (and eastern)
-/// end it lies. All metrics are zero where the poles have no counterpart; the poles need no other
-/// treatment.
+/// Rows count from the northern halo row, so that a shard of `n` rows has rows `0..n + 2`, and its
+/// interior is `1..n + 1`. A face or corner has the index of the row to whose south (and east) it
+/// lies. Metrics without a counterpart at a pole are zero there; the poles need no other treatment.
 ///
 /// The scale `s` is chosen so that the Bernoulli function needs no factor: see
 /// [`scheme`](super::scheme).
@@ -28,7 +27,7 @@ pub(super) struct Metrics {
     pub(super) divergence: Tensor<4>,
     /// Δy/A at the corners `0..n + 1`.
     pub(super) curl: Tensor<4>,
-    /// The Coriolis parameter at the corners, `[1, 1, n + 1, 1 or columns + 1]`.
+    /// Coriolis parameter at the corners, `[1, 1, n + 1, 1 or columns + 1]`.
     pub(super) coriolis: Tensor<4>,
     /// s Δy/2Δx at the eastern faces of the shard's rows.
     pub(super) gradient_east: Tensor<4>,
@@ -36,21 +35,21 @@ pub(super) struct Metrics {
     pub(super) gradient_south: Tensor<4>,
     /// Δy/Δx at the southern faces of the shard's rows.
     pub(super) inverse_aspect_south: Tensor<4>,
-    /// One where the corner north and the corner south of a row are not poles.
+    /// One in rows where neither the northern nor the southern corner is a pole.
     pub(super) off_pole: Tensor<4>,
-    /// One at the southern faces of the shard's rows that are not the pole.
+    /// One at the southern faces of the shard's rows, except at the pole.
     pub(super) face_open: Tensor<4>,
     /// One at the southern faces of rows `0..n + 1` that have two cells on either side.
     pub(super) faces_around: Tensor<4>,
     /// 4 g/κ, `[1, 1, 1, 1]`.
     pub(super) gravity: Tensor<4>,
-    /// The height of the ground at the centres, `[1, 1, n + 1, columns + 1]` from row 1 and column
-    /// 1 on.
+    /// Height of the ground at the centres, `[1, 1, n + 1, columns + 1]` from row 1 and column 1
+    /// on.
     pub(super) ground: Option<Tensor<4>>,
-    /// The areas of the shard's cells, of their eastern faces' and their southern faces'
-    /// surroundings, and around their south-eastern corners, in m².
+    /// Areas of the shard's cells, and of the surroundings of their eastern faces, southern faces
+    /// and south-eastern corners, in m².
     pub(super) areas: Areas,
-    /// The scale `s`, in 1/m.
+    /// Scale `s`, in 1/m.
     pub(super) scale: f64,
     /// Δy in m.
     pub(super) dy: f64,
@@ -66,7 +65,7 @@ pub(super) struct Areas {
 }
 
 impl Metrics {
-    /// The metrics of the cells `cells`, `[rows, columns]`.
+    /// Computes the metrics of the cells `cells`, `[rows, columns]`.
     pub(super) fn new(
         grid: &Grid,
         config: &Config,
@@ -88,7 +87,7 @@ impl Metrics {
         let tensor = |values: Vec<f64>, shape: [usize; 4]| {
             Tensor::<4>::from_data(TensorData::new(values, shape), (device, dtype))
         };
-        // Values by global row; a southern face is the northern face of the next row.
+        // Values by global row; the southern face of a row is the northern face of the next.
         let column = |rows: std::ops::Range<isize>, f: &dyn Fn(isize) -> f64| {
             let values: Vec<f64> = rows.map(|row| f(north + row)).collect();
             let shape = [1, 1, values.len(), 1];

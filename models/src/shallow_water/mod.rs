@@ -1,19 +1,19 @@
-//! The shallow-water equations on the rotating sphere, with the grid sharded over ranks.
+//! Shallow-water equations on the rotating sphere, with the grid sharded over ranks.
 //!
 //! A state is one [`ShardTensor`] `[states, 3, rows, columns]` of depth (m), eastward and northward
-//! wind (m/s) on a staggered [`Grid`]: depth at the cell centres, wind at the eastern and the
-//! southern faces. Each stage has one halo exchange of all fields, and any number of states step
-//! together.
+//! wind (m/s) on a staggered [`Grid`]: depth at the cell centres, wind at the eastern and southern
+//! faces. Each stage of a time step has one halo exchange for all fields, and any number of states
+//! step together.
 //!
-//! In space the scheme is Sadourny's energy-conserving one, of second order; in time the classical
-//! Runge–Kutta scheme of fourth order. Mass is conserved to round-off; energy up to the error in
-//! time, without filter and viscosity.
+//! The discretization is Sadourny's second-order energy-conserving scheme in space, and the
+//! classical fourth-order Runge–Kutta scheme in time. Mass is conserved to round-off; without
+//! filter and viscosity, energy is conserved up to the time-stepping error.
 //!
 //! # Placement
 //! `Shard(0)` (states), `Shard(2)` (latitude) and `Shard(3)` (longitude) on any axes, with any
-//! extents; with a [`PolarFilter`], longitude must not be sharded. Without one, results are the
-//! same on any mesh, bit for bit; with one they are the same to round-off, as are diagnostics,
-//! which are sums over ranks.
+//! extents; with a [`PolarFilter`], longitude must not be sharded. Without a filter, results are
+//! the same on any mesh, bit for bit; with one, they agree to round-off, as do diagnostics, which
+//! are sums over ranks.
 //!
 //! # Example
 //! ```
@@ -62,7 +62,7 @@ use metrics::Metrics;
 use scheme::Block;
 
 const NAME: &str = "ShallowWater";
-// The dims of a state.
+// Dims of a state.
 const STATES: usize = 0;
 const CHANNEL: usize = 1;
 const LATITUDE: usize = 2;
@@ -75,7 +75,7 @@ pub struct ShallowWater {
     grid: Grid,
     config: Config,
     mesh: DeviceMesh,
-    /// The layout of one state.
+    /// Layout of a single state.
     layout: Layout,
     metrics: Metrics,
     filter: Filter,
@@ -85,7 +85,7 @@ impl ShallowWater {
     /// Creates a solver whose shards are as even as possible.
     ///
     /// # Errors
-    /// A placement that the solver does not support, see the [module](self); a configuration out of
+    /// The solver does not support a placement, see the [module](self); the configuration is out of
     /// range.
     pub fn new(
         grid: Grid,
@@ -105,7 +105,7 @@ impl ShallowWater {
     /// Sets the extents of latitude (dim 2) or longitude (dim 3).
     ///
     /// # Errors
-    /// Another dim; extents that are not one per part or do not sum to the dim's size.
+    /// The dim is another one; the extents are not one per part, or do not sum to the dim's size.
     pub fn with_extents(self, dim: usize, extents: &[usize]) -> Result<Self> {
         if dim != LATITUDE && dim != LONGITUDE {
             let message = format!("extents of dim {dim}; expected latitude (2) or longitude (3)");
@@ -132,30 +132,30 @@ impl ShallowWater {
         })
     }
 
-    /// The grid.
+    /// Returns the grid.
     pub fn grid(&self) -> &Grid {
         &self.grid
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Samples the initial state of a standard test, `[1, 3, rows, columns]`. Nothing is
-    /// communicated.
+    /// Samples the initial state of a standard test case, `[1, 3, rows, columns]`, without
+    /// communication.
     ///
     /// # Errors
-    /// Those of [`states`](Self::states).
+    /// Same as [`states`](Self::states).
     pub fn initial(&self, case: Case) -> Result<ShardTensor<4>> {
         self.states(&[case.flow(&self.config.planet)])
     }
 
-    /// Samples states from functions of place, `[flows, 3, rows, columns]`; every rank samples its
-    /// own cells.
+    /// Samples states from functions of position, `[flows, 3, rows, columns]`; each rank samples
+    /// its own cells.
     ///
     /// # Errors
-    /// No flow.
+    /// There are no flows.
     pub fn states<F: Flow>(&self, flows: &[F]) -> Result<ShardTensor<4>> {
         if flows.is_empty() {
             return Err(Error::operator(NAME, "0 flows; expected at least one"));
@@ -191,7 +191,7 @@ impl ShallowWater {
     /// Computes the state after one time step of `seconds`.
     ///
     /// # Errors
-    /// A tensor that is not a state of this solver; a failure of communication.
+    /// The tensor is not a state of this solver; communication fails.
     pub fn step(&self, state: &ShardTensor<4>, seconds: f64) -> Result<ShardTensor<4>> {
         self.check_state(state)?;
         let state = state.clone().inner();
@@ -208,11 +208,11 @@ impl ShallowWater {
         Ok(stage(&slope, seconds / 6.0))
     }
 
-    /// Computes the state after `seconds`, in equal steps no longer than
-    /// [`stable_step`](Self::stable_step) of the first state.
+    /// Computes the state after `seconds`, in equal steps no longer than the
+    /// [`stable_step`](Self::stable_step) of the initial state.
     ///
     /// # Errors
-    /// Those of [`step`](Self::step) and [`stable_step`](Self::stable_step).
+    /// [`step`](Self::step) or [`stable_step`](Self::stable_step) fails.
     pub fn run(&self, state: ShardTensor<4>, seconds: f64) -> Result<ShardTensor<4>> {
         if !(seconds.is_finite() && seconds >= 0.0) {
             return Err(Error::operator(
@@ -224,7 +224,7 @@ impl ShallowWater {
         (0..steps as usize).try_fold(state, |state, _| self.step(&state, seconds / steps))
     }
 
-    /// The tendency of a state, `[states, 3, rows, columns]` on this rank.
+    /// Computes the tendency of a state, `[states, 3, rows, columns]` on this rank.
     fn tendency(&self, state: &ShardTensor<4>) -> Result<Tensor<4>> {
         let metrics = &self.metrics;
         let tendency = match self.config.dynamics {
@@ -242,7 +242,7 @@ impl ShallowWater {
         Ok(self.filter.apply(tendency))
     }
 
-    /// The layout of `states` states.
+    /// Returns the layout of `states` states.
     fn layout_of(&self, states: usize) -> Result<Layout> {
         let mut shape = self.layout.shape().to_vec();
         shape[STATES] = states;
@@ -268,7 +268,7 @@ impl ShallowWater {
     }
 }
 
-/// This rank's state with its halo; cells beyond a pole are zero.
+/// Returns this rank's state with its halo; cells beyond a pole are zero.
 fn with_halo(state: &ShardTensor<4>, width: usize) -> Result<Tensor<4>> {
     state.with_halo(&[
         Halo::new(LATITUDE, width, Boundary::Zeros),
@@ -276,7 +276,7 @@ fn with_halo(state: &ShardTensor<4>, width: usize) -> Result<Tensor<4>> {
     ])
 }
 
-/// This rank's device, without autodiff.
+/// Returns this rank's device, without autodiff.
 fn device(mesh: &DeviceMesh) -> Device {
     mesh.device().clone().inner()
 }

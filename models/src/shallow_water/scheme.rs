@@ -1,10 +1,10 @@
-//! The scheme in space: Sadourny's energy-conserving one, in vector-invariant form on an Arakawa C
+//! Spatial scheme: Sadourny's energy-conserving scheme, in vector-invariant form on an Arakawa C
 //! grid.
 //!
 //! Depth lies at cell centres, eastward wind at the eastern faces, northward wind at the southern
-//! faces of the cells, vorticity at their south-eastern corners. With mass fluxes `U = h̄ u Δy` and
-//! `V = h̄ v Δx`, potential vorticity `q = (ζ + f) / h̄` and Bernoulli function `B = g (h + ground)
-//! + K`,
+//! faces, and vorticity at the south-eastern corners of the cells. With mass fluxes `U = h̄ u Δy`
+//! and `V = h̄ v Δx`, potential vorticity `q = (ζ + f) / h̄` and Bernoulli function
+//! `B = g (h + ground) + K`,
 //!
 //! ```text
 //! A  ∂h/∂t = −(δx U + δy V)        mass leaves through faces: conserved to round-off
@@ -13,11 +13,11 @@
 //! ```
 //!
 //! A. Arakawa, V. Lamb, *Methods in Computational Physics* 17 (1977) 173; R. Sadourny, *J. Atmos.
-//! Sci.* 32 (1975) 680. Faces have no length at the poles, so that nothing flows through them and
-//! no cell beyond a pole is needed.
+//! Sci.* 32 (1975) 680. Faces have zero length at the poles, so nothing flows through them, and no
+//! cells beyond a pole are needed.
 //!
-//! The tendency is computed by few large tensor operations: constants are folded into the metrics.
-//! Halos are one cell wide.
+//! The tendency takes few large tensor operations, with constants folded into the metrics. Halos
+//! are one cell wide.
 
 use std::ops::Range;
 
@@ -25,18 +25,18 @@ use burn::tensor::Tensor;
 
 use super::Metrics;
 
-/// Names of the channels of a state, in their order.
+/// Names of the channels of a state, in order.
 pub const CHANNELS: [&str; 3] = ["depth", "east", "north"];
 
-/// The cells `rows × columns` of all states.
+/// Returns the cells `rows × columns` of all states.
 pub(super) fn window(field: &Tensor<4>, rows: Range<usize>, columns: Range<usize>) -> Tensor<4> {
     let [states, channels, ..] = field.dims();
     field.clone().slice([0..states, 0..channels, rows, columns])
 }
 
-/// A shard's fields with their halo, and the terms that several results share.
+/// Fields of a shard with their halo, and terms shared by several results.
 pub(super) struct Block {
-    /// The shard's rows and columns, without halo.
+    /// Rows and columns of the shard, without halo.
     pub(super) rows: usize,
     pub(super) columns: usize,
     /// Depth, `[states, 1, rows + 2, columns + 2]`.
@@ -52,7 +52,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// The block of a state `[states, 3, rows + 2, columns + 2]`.
+    /// Makes the block of a state `[states, 3, rows + 2, columns + 2]`.
     pub(super) fn new(state: &Tensor<4>, metrics: &Metrics) -> Self {
         let [_, _, high, wide] = state.dims();
         let channel = |channel: usize| state.clone().narrow(1, channel, 1);
@@ -95,7 +95,8 @@ impl Block {
         window(&self.depth_east, 0..n + 1, 0..m + 1) + window(&self.depth_east, 1..n + 2, 0..m + 1)
     }
 
-    /// 4 B/κ at the centres from the shard's first row and column to the halo south and east of it.
+    /// 4 B/κ at the centres, from the shard's first row and column to the halo south and east of
+    /// it.
     fn bernoulli(&self, metrics: &Metrics) -> Tensor<4> {
         let (n, m) = (self.rows, self.columns);
         let east = window(&self.east, 1..n + 2, 0..m + 2);
@@ -128,7 +129,7 @@ impl Block {
     }
 }
 
-/// The tendency of the shallow-water equations for a state with its halo.
+/// Computes the tendency of the shallow-water equations for a state with its halo.
 ///
 /// # Shapes
 /// `[states, 3, rows + 2, columns + 2]` → `[states, 3, rows, columns]`.
@@ -156,10 +157,11 @@ pub(super) fn shallow_water(block: &Block, vorticity: Tensor<4>, metrics: &Metri
     Tensor::cat(vec![depth, east, north], 1)
 }
 
-/// The tendency of depth that is advected by a constant wind, for a state with a halo of two cells.
+/// Computes the tendency of depth advected by a constant wind, for a state with a halo of two
+/// cells.
 ///
-/// Depth at the faces is interpolated to fourth order, and to second next to the poles: advection
-/// shows the dispersion of short waves more than the full equations do.
+/// Depth is interpolated to the faces at fourth order, and at second order next to the poles, as
+/// pure advection exposes the dispersion of short waves more than the full equations do.
 ///
 /// # Shapes
 /// `[states, 3, rows + 4, columns + 4]` → `[states, 3, rows, columns]`.
@@ -167,7 +169,8 @@ pub(super) fn advection(state: &Tensor<4>, metrics: &Metrics) -> Tensor<4> {
     let [_, _, high, wide] = state.dims();
     let mut block = Block::new(&window(state, 1..high - 1, 1..wide - 1), metrics);
     let depth = state.clone().narrow(1, 0, 1);
-    // The two cells beyond those next to a face; the block has the sum of those next to it.
+    // Cells one further from a face than those adjacent to it; the block has the sum of the
+    // adjacent ones.
     let outer = window(&depth, 1..high - 1, 0..wide - 3) + window(&depth, 1..high - 1, 3..wide);
     let bend = block.depth_east.clone() - outer;
     block.depth_east = block.depth_east + bend.mul_scalar(1.0 / 6.0);
@@ -195,7 +198,7 @@ pub(super) fn diffuse(
     let across = window(&block.east, 1..n + 2, 1..m + 2) - window(&block.east, 1..n + 2, 0..m + 1);
     let scaled = &block.north_scaled;
     let along = window(scaled, 0..n + 1, 1..m + 2) - window(scaled, 1..n + 2, 1..m + 2);
-    // Times ν/Δy, `[states, 1, rows + 1, columns + 1]`.
+    // Multiplied by ν/Δy, `[states, 1, rows + 1, columns + 1]`.
     let divergence = ((across + along) * metrics.divergence.clone()).mul_scalar(factor);
     let vorticity = vorticity.mul_scalar(factor);
 

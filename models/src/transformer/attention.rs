@@ -1,4 +1,4 @@
-//! Neighborhood attention as layers.
+//! Neighborhood attention layers.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -15,30 +15,30 @@ macro_rules! neighborhood_attention {
         pub struct $config {
             /// Channels of input and output.
             pub d_model: usize,
-            /// Heads of queries, which divide the channels.
+            /// Query heads; must divide `d_model`.
             pub heads: usize,
-            /// Neighbouring keys that a query attends to, in every spatial dim.
+            /// Number of neighbouring keys that a query attends to, in each spatial dim.
             pub kernel: [usize; $n],
-            /// Heads of keys and values, which divide those of queries; by default as many.
+            /// Key and value heads; must divide the query heads. Default as many as these.
             pub key_heads: Option<usize>,
-            /// The distance from one key to the next.
+            /// Distance between neighbouring keys.
             #[config(default = "[1; _]")]
             pub dilation: [usize; $n],
-            /// Neighbouring queries that share a window.
+            /// Number of neighbouring queries that share a window.
             #[config(default = "[1; _]")]
             pub stride: [usize; $n],
-            /// Dims in which only keys up to the query's own place count.
+            /// Dims in which a query attends only to keys up to its own position.
             #[config(default = "[false; _]")]
             pub causal: [bool; $n],
-            /// Dims that go on at their other end.
+            /// Periodic dims.
             #[config(default = "[false; _]")]
             pub periodic: [bool; $n],
-            /// Learned tokens, keys and values, that every query attends to besides.
+            /// Learned tokens, as keys and values, that every query attends to in addition.
             #[config(default = "0")]
             pub tokens: usize,
-            /// The base of rotary position embeddings; none without it.
+            /// Base of the rotary position embedding; `None` for no embedding.
             pub rotary: Option<f64>,
-            /// Whether projections have a bias.
+            /// Whether the projections have a bias.
             #[config(default = "true")]
             pub bias: bool,
         }
@@ -64,12 +64,13 @@ macro_rules! neighborhood_attention {
         /// ```
         #[derive(Module, Debug)]
         pub struct $module {
-            /// The projection to one head of keys after the other: its queries, keys and values. So the columns of
-            /// whole heads are next to each other, and can be sharded.
+            /// Projection to queries, keys and values, grouped by key head: the columns of a head
+            /// are contiguous, and can be sharded.
             pub query_key_value: Linear,
-            /// The projection of the heads' results.
+            /// Output projection of the heads.
             pub output: Linear,
-            /// Keys and values of tokens, `[1, tokens, key_heads, width]`; empty without tokens.
+            /// Keys and values of the tokens, `[1, tokens, key_heads, width]`; empty without
+            /// tokens.
             pub tokens: Vec<Param<Tensor<4>>>,
             heads: [usize; 2],
             #[module(skip)]
@@ -79,10 +80,10 @@ macro_rules! neighborhood_attention {
         }
 
         impl $config {
-            /// Makes the layer.
+            /// Initializes the layer.
             ///
             /// # Panics
-            /// Panics for heads that do not divide.
+            /// Panics if `heads` does not divide `d_model`, or `key_heads` does not divide `heads`.
             pub fn init(&self, device: &Device) -> $module {
                 let heads = [self.heads, self.key_heads.unwrap_or(self.heads)];
                 let fits = self.heads > 0
@@ -121,7 +122,8 @@ macro_rules! neighborhood_attention {
         }
 
         impl $module {
-            /// Attention of every cell to all cells, and to the tokens if there are some, by the same parameters.
+            /// Computes attention from every cell to all cells, and to the tokens if there are any,
+            /// with the same parameters.
             pub fn forward_to_all<X: Field<$d>>(&self, x: X) -> X {
                 let options = AttentionOptions::default();
                 self.attend(x, |[q, k, v]| match self.tokens_beside(&q) {
@@ -130,7 +132,7 @@ macro_rules! neighborhood_attention {
                 })
             }
 
-            /// Keys and values of the tokens, on the mesh of a field.
+            /// Returns the keys and values of the tokens, on the mesh of a field.
             fn tokens_beside<X: Field<$e>>(&self, field: &X) -> Option<[WithDims<X, 4>; 2]> {
                 let tokens = self.tokens.first_chunk()?;
                 Some(tokens.each_ref().map(|tokens| field.beside(tokens)))

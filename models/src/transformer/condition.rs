@@ -1,4 +1,4 @@
-//! Conditioning of layers on numbers such as the time of day or the lead time.
+//! Conditioning of layers on scalars such as the time of day or the lead time.
 
 use burn::config::Config;
 use burn::module::Module;
@@ -9,19 +9,20 @@ use halocline_ops::prelude::*;
 /// Configuration of [`ConditionEmbedding`], which has an example.
 #[derive(Config, Debug)]
 pub struct ConditionEmbeddingConfig {
-    /// Numbers of a sample.
+    /// Scalars per sample.
     pub numbers: usize,
     /// Channels of the result.
     pub d_model: usize,
-    /// Sines, and as many cosines, of each number.
+    /// Number of frequencies; each contributes a sine and a cosine per scalar.
     #[config(default = "16")]
     pub waves: usize,
-    /// The longest wave: numbers are told apart up to it.
+    /// Longest period; values are distinguishable up to it.
     #[config(default = "1000.0")]
     pub longest: f64,
 }
 
-/// A vector from a few numbers of each sample, such as lead time in hours: sines and cosines of them, and two linear layers.
+/// Embedding of a few scalars per sample, such as the lead time in hours: their sines and cosines,
+/// followed by two linear layers.
 ///
 /// # Shapes
 /// `[batch, numbers]` → `[batch, d_model]`.
@@ -46,7 +47,7 @@ pub struct ConditionEmbedding {
 }
 
 impl ConditionEmbeddingConfig {
-    /// Makes the layer.
+    /// Initializes the layer.
     pub fn init(&self, device: &Device) -> ConditionEmbedding {
         let inputs = 2 * self.waves * self.numbers;
         ConditionEmbedding {
@@ -84,8 +85,9 @@ pub struct ModulationConfig {
     pub d_model: usize,
 }
 
-/// Adaptive layer norm (W. Peebles and S. Xie, "Scalable Diffusion Models with Transformers", 2023): the shift, the scale and
-/// the gate of a block come from the sample's condition. Gates begin at zero, so that a new block changes nothing.
+/// Adaptive layer norm (W. Peebles and S. Xie, "Scalable Diffusion Models with Transformers",
+/// 2023): shift, scale and gate of a block are computed from the sample's condition. They start at
+/// zero, so that a new block is the identity.
 ///
 /// # Example
 /// ```
@@ -106,7 +108,7 @@ pub struct Modulation {
 }
 
 impl ModulationConfig {
-    /// Makes the layer.
+    /// Initializes the layer.
     pub fn init(&self, device: &Device) -> Modulation {
         let linear = LinearConfig::new(self.condition, 3 * self.d_model);
         Modulation {
@@ -117,8 +119,8 @@ impl ModulationConfig {
 }
 
 impl Modulation {
-    /// `x + gate · block((1 + scale) · norm(x) + shift)`, for cells `[batch, lat, lon, d_model]` and a condition
-    /// `[batch, condition]`.
+    /// Computes `x + gate · block((1 + scale) · norm(x) + shift)`, for cells
+    /// `[batch, lat, lon, d_model]` and a condition `[batch, condition]`.
     pub fn modulate<X: Field<4>>(
         &self,
         x: X,

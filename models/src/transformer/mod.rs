@@ -1,4 +1,4 @@
-//! Transformers of fields.
+//! Transformers for fields.
 
 mod attention;
 mod condition;
@@ -32,13 +32,13 @@ pub use rotary::Rotary;
 
 /// Configuration of [`FieldTransformer`], which has an example.
 ///
-/// A block has about `12 · d_model²` parameters: 128 channels and 5 blocks make a model of 1 M, 1,536 channels and 36 blocks
-/// one of 1 B.
+/// A block has about `12 · d_model²` parameters: 128 channels and 5 blocks make a model of 1 M
+/// parameters, 1,536 channels and 36 blocks one of 1 B.
 #[derive(Config, Debug)]
 pub struct FieldTransformerConfig {
     /// Variables of a state.
     pub variables: usize,
-    /// States given as input, the newest last.
+    /// Number of input states, the newest last.
     #[config(default = "1")]
     pub history: usize,
     /// Constant channels after the states, such as the sine of latitude.
@@ -47,47 +47,51 @@ pub struct FieldTransformerConfig {
     /// Channels of a patch.
     #[config(default = "64")]
     pub d_model: usize,
-    /// Heads of attention.
+    /// Attention heads.
     #[config(default = "4")]
     pub heads: usize,
-    /// Blocks of attention and a linear network.
+    /// Blocks of attention and an MLP.
     #[config(default = "4")]
     pub blocks: usize,
-    /// Blocks in the middle whose attention reaches all patches.
+    /// Number of blocks in the middle that attend to all patches.
     #[config(default = "0")]
     pub dense_blocks: usize,
-    /// Cells of a patch in both dims.
+    /// Cells per patch, in both dims.
     #[config(default = "[2, 2]")]
     pub patch: [usize; 2],
-    /// Patches that one attends to, in both dims.
+    /// Patches that each patch attends to, in both dims.
     #[config(default = "[7, 7]")]
     pub kernel: [usize; 2],
-    /// Channels between the linear layers of a block, per channel of a patch.
+    /// Hidden channels of the MLP, as a multiple of `d_model`.
     #[config(default = "4")]
     pub expansion: usize,
-    /// Learned tokens of each block, that every patch attends to besides.
+    /// Learned tokens per block, which every patch attends to in addition.
     #[config(default = "0")]
     pub tokens: usize,
-    /// Channels of a condition, such as an embedded lead time, that modulates all blocks; none without.
+    /// Channels of a condition, such as an embedded lead time, that modulates all blocks; zero for
+    /// no condition.
     #[config(default = "0")]
     pub condition: usize,
-    /// The dims that go on at their other end.
+    /// Periodic dims.
     #[config(default = "[false, true]")]
     pub periodic: [bool; 2],
-    /// Whether the backward pass computes blocks again, instead of keeping what they computed: less memory, more time, the
-    /// same gradients. Halos of neighborhood attention are kept; dense blocks communicate again ([`Halos`]).
+    /// Whether the backward pass recomputes blocks instead of storing their activations: less
+    /// memory, more time, the same gradients. Halos of neighborhood attention are kept; dense
+    /// blocks communicate again ([`Halos`]).
     #[config(default = "false")]
     pub recompute: bool,
 }
 
-/// Transformer that adds an increment to the newest state of a latitude-longitude field: patches, blocks of neighborhood
-/// attention with rotary positions and of linear layers, and a field of the patches again.
+/// Transformer that predicts an increment to the newest state of a latitude-longitude field: a
+/// patch embedding, blocks of neighborhood attention with rotary positions and an MLP, and a patch
+/// recovery.
 ///
-/// The increment starts small, so that the untrained model is close to persistence. It computes in the number type of its
-/// parameters, and adds the increment in that of the input.
+/// The increment starts small, so that the untrained model is close to persistence. The network
+/// computes in the dtype of its parameters, and adds the increment in the dtype of the input.
 ///
 /// # Shapes
-/// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`, of any size.
+/// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`, of any
+/// size.
 ///
 /// # Example
 /// ```
@@ -116,7 +120,7 @@ pub struct FieldTransformer {
 #[derive(Module, Debug)]
 struct Block {
     norms: Vec<RmsNorm>,
-    /// Modulations of attention and of the linear layers; empty without a condition.
+    /// Modulations of attention and of the MLP; empty without a condition.
     modulations: Vec<Modulation>,
     attention: NeighborhoodAttention2d,
     inner: Linear,
@@ -125,11 +129,11 @@ struct Block {
 }
 
 impl FieldTransformerConfig {
-    /// Makes the model.
+    /// Initializes the model.
     ///
     /// # Panics
-    /// Panics for a history of zero, more dense blocks than blocks, and channels that are not a multiple of four for each
-    /// head.
+    /// Panics if `history` is zero, `dense_blocks` exceeds `blocks`, or `d_model` is not a multiple
+    /// of four per head.
     pub fn init(&self, device: &Device) -> FieldTransformer {
         assert!(
             self.history > 0,
@@ -196,7 +200,7 @@ impl FieldTransformerConfig {
 }
 
 impl FieldTransformerConfig {
-    /// The number of parameters of the configured model, without making it.
+    /// Returns the number of parameters of the configured model, without initializing it.
     ///
     /// # Example
     /// ```
@@ -220,8 +224,8 @@ impl FieldTransformerConfig {
         ends + self.blocks * block + width + self.variables
     }
 
-    /// The plan of tensor parallelism over a mesh axis: heads of attention, and the hidden channels of
-    /// linear layers. Everything else stays whole, and may be stored in shards
+    /// Returns a tensor-parallel plan over a mesh axis. It shards the attention heads and the
+    /// hidden channels of the MLPs. Everything else stays whole, and can be stored in shards
     /// ([`Store`](crate::parallel::Store)).
     ///
     /// # Example
@@ -272,8 +276,8 @@ impl Block {
         })
     }
 
-    /// Handling of received halos in a block that is computed again. A dense block receives the keys and
-    /// values of all ranks, which would not fit in memory.
+    /// Handling of received halos in a recomputed block. A dense block receives the keys and values
+    /// of all ranks, which would not fit in memory.
     fn halos(&self) -> Halos {
         if self.dense {
             Halos::SendAgain
@@ -282,7 +286,7 @@ impl Block {
         }
     }
 
-    /// `x + function(norm(x))`, modulated by the condition if there is one.
+    /// Computes `x + function(norm(x))`, modulated by the condition if there is one.
     fn half<X: Field<4>>(
         &self,
         which: usize,
@@ -301,10 +305,10 @@ impl Block {
 }
 
 impl FieldTransformer {
-    /// The forecast under a condition `[batch, condition]`, such as an embedded lead time.
+    /// Computes the forecast under a condition `[batch, condition]`, such as an embedded lead time.
     ///
     /// # Panics
-    /// Panics if the model was configured without one.
+    /// Panics if the model was configured without a condition.
     ///
     /// # Example
     /// ```

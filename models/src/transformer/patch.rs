@@ -1,4 +1,4 @@
-//! Fields as patches, and back.
+//! Patch embedding of fields, and its inverse.
 
 use burn::config::Config;
 use burn::module::Module;
@@ -15,14 +15,14 @@ pub struct PatchEmbedding2dConfig {
     pub channels: usize,
     /// Channels of a patch.
     pub d_model: usize,
-    /// Cells of a patch in both dims.
+    /// Cells per patch, in both dims.
     pub patch: [usize; 2],
-    /// The values beyond the upper ends, where patches do not divide the field.
+    /// Boundary conditions at the upper ends, for sizes that are not multiples of the patch.
     #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
     pub boundary: [Boundary; 2],
 }
 
-/// Patches of a field of any size, each projected to a vector.
+/// Embedding of the patches of a field of any size, each projected to a vector.
 ///
 /// # Shapes
 /// `[batch, channels, lat, lon]` → `[batch, ⌈lat / patch⌉, ⌈lon / patch⌉, d_model]`.
@@ -46,7 +46,7 @@ pub struct PatchEmbedding2d {
 }
 
 impl PatchEmbedding2dConfig {
-    /// Makes the layer.
+    /// Initializes the layer.
     pub fn init(&self, device: &Device) -> PatchEmbedding2d {
         PatchEmbedding2d {
             conv: Conv2dConfig::new([self.channels, self.d_model], self.patch)
@@ -81,14 +81,16 @@ pub struct PatchRecovery2dConfig {
     pub d_model: usize,
     /// Channels of the field.
     pub channels: usize,
-    /// Cells of a patch in both dims.
+    /// Cells per patch, in both dims.
     pub patch: [usize; 2],
 }
 
-/// A field from its patches: the inverse of [`PatchEmbedding2d`], with weights of its own.
+/// Reconstruction of a field from its patches: the reverse of [`PatchEmbedding2d`], with weights of
+/// its own.
 ///
 /// # Shapes
-/// `[batch, ⌈lat / patch⌉, ⌈lon / patch⌉, d_model]` → `[batch, channels, lat, lon]`; cells beyond the field are cut off.
+/// `[batch, ⌈lat / patch⌉, ⌈lon / patch⌉, d_model]` → `[batch, channels, lat, lon]`; cells beyond
+/// the field are cropped.
 ///
 /// # Example
 /// ```
@@ -108,7 +110,7 @@ pub struct PatchRecovery2d {
 }
 
 impl PatchRecovery2dConfig {
-    /// Makes the layer.
+    /// Initializes the layer.
     pub fn init(&self, device: &Device) -> PatchRecovery2d {
         let cells = self.patch[0] * self.patch[1];
         PatchRecovery2d {
@@ -119,7 +121,7 @@ impl PatchRecovery2dConfig {
 }
 
 impl PatchRecovery2d {
-    /// The field of patches, with the size and the shards of `field`.
+    /// Reconstructs a field from patches, with the size and the shards of `field`.
     pub fn recover<X: Field<4>>(&self, patches: X, field: &X) -> X {
         let [_, _, lat, lon] = field.dims();
         let y = patches.apply(&self.linear);

@@ -1,4 +1,4 @@
-//! Position embeddings: vectors that tell layers where a cell is.
+//! Position embeddings: vectors that encode where a cell is.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -11,13 +11,13 @@ use super::rotary::constant;
 /// Configuration of [`LearnedPosition2d`], which has an example.
 #[derive(Config, Debug)]
 pub struct LearnedPosition2dConfig {
-    /// Cells in both dims.
+    /// Number of cells in both dims.
     pub size: [usize; 2],
     /// Channels of a cell.
     pub d_model: usize,
 }
 
-/// A learned vector for every cell, added to it.
+/// Learned position embedding: one vector per cell, added to the field.
 ///
 /// # Shapes
 /// `[batch, lat, lon, d_model]` → the same, of the configured size.
@@ -40,7 +40,7 @@ pub struct LearnedPosition2d {
 }
 
 impl LearnedPosition2dConfig {
-    /// Makes the layer.
+    /// Initializes the layer.
     pub fn init(&self, device: &Device) -> LearnedPosition2d {
         let [lat, lon] = self.size;
         let normal = Initializer::Normal {
@@ -62,8 +62,9 @@ impl<X: Field<4>> Layer<X> for LearnedPosition2d {
     }
 }
 
-/// Sines and cosines of a cell's place (A. Vaswani et al., 2017), added to it: half of the channels tell the place in the
-/// first dim, half that in the second, with angles per cell from 1 down to `1 / base`.
+/// Sinusoidal position embedding (A. Vaswani et al., 2017), added to the field. Half of the
+/// channels encode the position in the first dim, half in the second, with angles per cell that
+/// decrease from 1 towards `1 / base`.
 ///
 /// # Shapes
 /// `[batch, lat, lon, d_model]` → the same; `d_model` is a multiple of 4.
@@ -80,7 +81,7 @@ impl<X: Field<4>> Layer<X> for LearnedPosition2d {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SinusoidalPosition2d {
-    /// The inverse of the smallest angle.
+    /// Inverse of the limit of the smallest angles.
     pub base: f64,
 }
 
@@ -88,7 +89,7 @@ impl<X: Field<4>> Layer<X> for SinusoidalPosition2d {
     type Output = X;
 
     /// # Panics
-    /// Panics for channels that are not a multiple of 4.
+    /// Panics if the channels are not a multiple of 4.
     fn forward(&self, x: X) -> X {
         let [_, lat, lon, channels] = x.dims();
         assert!(
@@ -120,15 +121,17 @@ impl<X: Field<4>> Layer<X> for SinusoidalPosition2d {
 pub struct SphericalPositionConfig {
     /// Channels of a cell.
     pub d_model: usize,
-    /// Harmonics in each direction.
+    /// Number of harmonics in each direction.
     #[config(default = "8")]
     pub harmonics: usize,
 }
 
-/// The place on a sphere, projected and added to a cell: cosines of multiples of the colatitude, and sines and cosines of
-/// multiples of the longitude that fade towards the poles, where longitude means nothing.
+/// Position embedding on the sphere, projected and added to the field: cosines of multiples of the
+/// colatitude, and sines and cosines of multiples of the longitude that fade towards the poles,
+/// where longitude is undefined.
 ///
-/// Rows are spread evenly from the first pole to the last, each in the middle of its band; columns go once around.
+/// Rows are evenly spaced from pole to pole, each at the centre of its band; columns go once around
+/// the sphere.
 ///
 /// # Shapes
 /// `[batch, lat, lon, d_model]` → the same.
@@ -146,14 +149,14 @@ pub struct SphericalPositionConfig {
 /// ```
 #[derive(Module, Debug)]
 pub struct SphericalPosition {
-    /// `[harmonics, d_model]`, of colatitude.
+    /// Weights of the colatitude, `[harmonics, d_model]`.
     pub(super) by_latitude: Param<Tensor<2>>,
-    /// `[2 · harmonics, d_model]`, of longitude.
+    /// Weights of the longitude, `[2 · harmonics, d_model]`.
     by_longitude: Param<Tensor<2>>,
 }
 
 impl SphericalPositionConfig {
-    /// Makes the layer.
+    /// Initializes the layer.
     pub fn init(&self, device: &Device) -> SphericalPosition {
         let normal = Initializer::Normal {
             mean: 0.0,

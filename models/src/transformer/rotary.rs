@@ -1,15 +1,16 @@
-//! Rotary position embeddings in several dims.
+//! Rotary position embedding in several dims.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::OrRaise;
 use halocline_ops::attention::rotary;
 use halocline_ops::prelude::*;
 
-/// Rotary position embedding (J. Su et al., "RoFormer", 2021) of the cells of a field: the elements of a head are divided
-/// among the spatial dims, and pairs of them rotated by angles that grow with the place in their dim.
+/// Rotary position embedding (J. Su et al., "RoFormer", 2021) for the cells of a field: the
+/// elements of a head are divided among the spatial dims, and pairs of them are rotated by angles
+/// proportional to the position in their dim.
 ///
-/// In a periodic dim of `n` cells the angles of all places are multiples of `2π / n`, so that products of queries and keys
-/// depend on their distance across the end, too.
+/// In a periodic dim of `n` cells, all angles are multiples of `2π / n`, so that products of
+/// queries and keys depend on their distance across the boundary, too.
 #[derive(Clone, Debug)]
 pub struct Rotary {
     base: f64,
@@ -17,7 +18,7 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// An embedding with angles per cell from 1 down to `1 / base`.
+    /// Makes an embedding with angles per cell that decrease from 1 towards `1 / base`.
     ///
     /// # Example
     /// ```
@@ -37,13 +38,13 @@ impl Rotary {
         }
     }
 
-    /// The angle from one cell to the next, of `count` pairs in a dim of `size` cells.
+    /// Returns the angles between neighbouring cells, of `count` pairs in a dim of `size` cells.
     fn angles(&self, dim: usize, size: usize, count: usize) -> Vec<f64> {
         let angle = |pair: usize| self.base.powf(-(pair as f64) / count as f64);
         let unit = std::f64::consts::TAU / size.max(1) as f64;
         let angles = (0..count).map(angle);
         if self.periodic[dim] {
-            // At least one turn, so that no pair stands still.
+            // At least one turn, so that no pair is left unrotated.
             angles
                 .map(|angle| (angle / unit).round().max(1.0) * unit)
                 .collect()
@@ -55,7 +56,8 @@ impl Rotary {
     /// Rotates queries or keys `[batch, *spatial, heads, width]`.
     ///
     /// # Panics
-    /// Panics for another number of spatial dims, and for a width that is not a multiple of twice their number.
+    /// Panics if the number of spatial dims differs, or the width is not a multiple of twice that
+    /// number.
     #[must_use]
     pub fn rotated<const D: usize, X: Field<D>>(&self, x: X) -> X {
         let (shape, spatial) = (x.dims(), self.periodic.len());
@@ -71,7 +73,7 @@ impl Rotary {
     }
 }
 
-/// Values that all ranks compute alike, in the shards and the number type of a field.
+/// Makes a constant, the same on all ranks, in the shards and the dtype of a field.
 pub(super) fn constant<const D: usize, X: Field<D>>(x: &X, values: TensorData) -> X {
     let shard = x.clone().into_shard();
     let options = (&shard.device().inner(), shard.local().dtype());

@@ -1,4 +1,4 @@
-//! Activations with parameters, and those of one half of the channels by the other.
+//! Activations with parameters, and gated activations of one half of a dim by the other.
 
 use burn::module::ModuleDisplayDefault;
 use burn::nn::activation::{GLU, PRelu};
@@ -10,13 +10,14 @@ use crate::layers::{displayed, layers};
 use crate::operand::Operand;
 use crate::rearrange::{RearrangeField, distribute_beside, reshape};
 
-/// The leaky rectified linear unit with learned slopes below zero: one, or one for each channel, dim 1.
+/// Leaky rectified linear unit with learned slopes for negative values: one slope, or one per
+/// channel (dim 1).
 ///
 /// # Adjoint
-/// Gradients of slopes are summed over all ranks between which `x` is sharded.
+/// The gradient of the slopes is summed over all ranks between which `x` is sharded.
 ///
 /// # Errors
-/// Another number of slopes, or of another number type; partial values.
+/// A wrong number or number type of slopes; partial values.
 ///
 /// # Example
 /// ```
@@ -55,14 +56,15 @@ pub fn prelu<const D: usize>(
     }
     let slopes: ShardTensor<D> = reshape(slopes.beside(&x)?, shape)?;
     let slopes = distribute_beside(&x, slopes)?;
-    // At zero, where the rectifier has no gradient, that of the other part is the slope.
+    // At zero, where the rectifier has no gradient, the other term contributes the slope.
     Error::catch(|| x.clone().relu() + x.clamp_max(0.0) * slopes)
 }
 
-/// One half of a dim by the sigmoid of the other half, in the shards of the first half (Dauphin et al. 2017).
+/// Gated linear unit: multiplies one half of a dim by the sigmoid of the other half, with the
+/// layout of the first half (Dauphin et al. 2017).
 ///
 /// # Communication
-/// If the dim is sharded, cells of both halves move to where they meet.
+/// If the dim is sharded, the cells of both halves move to the ranks on which they are multiplied.
 ///
 /// # Errors
 /// A dim that does not exist or has an odd size; partial values; a failure of communication.
@@ -94,12 +96,12 @@ pub fn glu<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<
     })
 }
 
-/// burn's layer on either kind of tensor.
+/// Applies burn's layer to either kind of tensor.
 pub(crate) fn prelu_of<const D: usize, X: Field<D>>(layer: &PRelu, x: X) -> X {
     x.prelu(&layer.alpha)
 }
 
-/// The dim of burn's layer; counted from the end if it is negative.
+/// Dim of burn's layer, which counts from the end if it is negative.
 fn dim_of(layer: &GLU, dims: usize) -> usize {
     let dim: isize = displayed(|content| layer.content(content), "dim");
     if dim < 0 {
@@ -136,7 +138,7 @@ mod tests {
         check_op(&Slopes, &[[2, 3, 7]], &[[1, 3, 1]], &[0, 1, 2], 1e-6);
     }
 
-    /// As in PyTorch, where burn's module has one.
+    /// As in PyTorch. The gradient of burn's module is one.
     #[test]
     fn the_gradient_at_zero_is_the_slope() {
         let device = burn::tensor::Device::default().autodiff();

@@ -24,14 +24,14 @@ use crate::kernel::simd::{Element, Isa};
 pub enum Activation {
     /// `max(x, 0)`.
     Relu,
-    /// `x · Φ(x)`, exact, with the distribution function of the normal distribution.
+    /// `x · Φ(x)`, exact; `Φ` is the normal distribution function.
     Gelu,
-    /// `x · σ(x)`, with the sigmoid.
+    /// `x · σ(x)`; `σ` is the sigmoid.
     Silu,
 }
 
 impl Activation {
-    /// The values at a vector. NaN stays NaN.
+    /// Values for a vector of elements. NaN stays NaN.
     #[inline(always)]
     pub(crate) fn apply<S: Simd, E: Element>(self, simd: S, x: E::Vector<S>) -> E::Vector<S> {
         match self {
@@ -41,8 +41,8 @@ impl Activation {
         }
     }
 
-    /// The gradient of `x`: the cotangent times the derivative. Where a rectifier is zero, the
-    /// gradient is zero for any cotangent, NaN included.
+    /// Gradient of `x`: the cotangent times the derivative. Where a rectifier is zero, the gradient
+    /// is zero for any cotangent, NaN included.
     #[inline(always)]
     pub(crate) fn pull<S: Simd, E: Element>(
         self,

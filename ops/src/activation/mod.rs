@@ -72,7 +72,7 @@ pub trait ActivationField<const D: usize>: Field<D> {
         run(self, |x| activation("relu", Activation::Relu, x))
     }
 
-    /// The Gaussian error linear unit, by the error function.
+    /// The Gaussian error linear unit, computed with the error function.
     ///
     /// # Panics
     /// Panics where [`activation`](fn@activation) returns an error.
@@ -129,7 +129,8 @@ pub trait ActivationField<const D: usize>: Field<D> {
         run(self, |x| prelu(x, slopes))
     }
 
-    /// One half of a dim by the sigmoid of the other half. See [`glu`](fn@glu).
+    /// The gated linear unit: one half of a dim times the sigmoid of the other half. See
+    /// [`glu`](fn@glu).
     ///
     /// # Panics
     /// Panics where [`glu`](fn@glu) returns an error.
@@ -169,7 +170,7 @@ layers! {
     Identity: |_, x| x;
 }
 
-/// Implements [`Layer`](crate::Layer) for burn's elementwise modules, by their own functions.
+/// Implements [`Layer`](crate::Layer) for burn's elementwise modules with their own functions.
 macro_rules! elementwise {
     ($($module:ty),*) => {
         layers! { $($module: |module, x| Field::map(x, |x| module.forward(x));)* }
@@ -220,8 +221,8 @@ impl LocalOperator for Activation {
     fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Self::Relu => burns::relu(x),
-            // burn's own has the gradient of the approximation by tanh where a backend brings none,
-            // which is off by 9e-4.
+            // Where a backend brings no gradient, burn's function has the gradient of the tanh
+            // approximation, which is off by 9e-4.
             Self::Gelu => {
                 let below = x.clone().div_scalar(SQRT_2).erf().add_scalar(1.0);
                 x.mul(below).div_scalar(2.0)
@@ -284,7 +285,8 @@ mod tests {
         );
     }
 
-    /// Values that something else reads stay, whoever reads them: a clone, a slice beside, the graph.
+    /// Values that are read elsewhere stay unchanged: by a clone, by another slice, or by the
+    /// graph.
     #[test]
     fn values_that_are_read_again_stay() {
         let device = burn::tensor::Device::flex();
@@ -308,7 +310,7 @@ mod tests {
                 .assert_eq(&x().into_data(), true);
             leaf.grad(&gradients).unwrap().into_data()
         };
-        // Both parts take the same cotangent.
+        // Both terms receive the same cotangent.
         let parts = gradient(|y| y.clone().gelu() + y.gelu());
         parts.assert_eq(&gradient(|y| y.gelu() * 2.0), true);
     }

@@ -1,4 +1,4 @@
-//! Kernels of sums with scaled fields.
+//! Kernels that add scaled fields.
 
 use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
@@ -7,7 +7,7 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, Function, apply, map, replace, sums};
 use crate::kernel::simd::{Element, Isa};
 
-/// A field as `outer · channels` rows of `inner` elements, with a factor for each channel.
+/// A field as `outer · channels` rows of `inner` elements, with one factor per channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rows {
     pub outer: usize,
@@ -25,7 +25,7 @@ impl Rows {
     }
 }
 
-/// `x + y · scale`.
+/// Computes `x + y · scale`.
 pub(crate) fn forward<E: Element>(
     isa: Isa,
     rows: Rows,
@@ -58,7 +58,8 @@ impl<E: Element> Function<E, 2> for Scaled<'_, E> {
     }
 }
 
-/// The gradients of `y`, the cotangent times `scale`, and of `scale`, the sums of the cotangent times `y`.
+/// Computes the gradients of `y` (the cotangent times `scale`) and of `scale` (sums of the
+/// cotangent times `y`).
 pub(crate) fn backward<E: Element>(
     isa: Isa,
     rows: Rows,
@@ -99,7 +100,7 @@ pub(crate) fn backward<E: Element>(
     assert_eq!(scale.len(), rows.channels);
     let pieces = rows.inner.div_ceil(CHUNK);
     let mut parts = vec![E::default(); rows.count() * pieces];
-    // SAFETY: the pieces of all rows are all elements.
+    // SAFETY: together, the pieces of all rows cover all elements.
     let gradient = unsafe {
         Buffer::filled(rows.len(), |gradient| {
             let together = (CHUNK / rows.inner.max(1)).max(1);

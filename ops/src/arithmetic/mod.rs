@@ -1,4 +1,4 @@
-//! Elementwise arithmetic of several fields in one pass over memory.
+//! Elementwise arithmetic on several fields in one pass over memory.
 
 mod kernel;
 
@@ -14,17 +14,20 @@ use crate::operand::{Operand, part_beside};
 use crate::rearrange::distribute_beside;
 use kernel::Rows;
 
-/// Adds a scaled field, `x + y · scale`, as in residual connections with a factor for every channel.
+/// Adds a scaled field, `x + y · scale`, as in residual connections with one factor per channel.
 ///
-/// `scale` has the shape of the fields, or one cell in some dims; it is cut to the shards of `y`
-/// ([`distribute_beside`]). On CPUs it is one pass if both fields have one layout, and the dims where `scale` has several
-/// cells are next to each other and not the last, as in `[1, channels, 1, 1]`; else it is the product and the sum.
+/// `scale` has the shape of the fields, or size one in some dims; it is sharded like `y`
+/// ([`distribute_beside`]). On CPUs this is one pass if both fields have the same layout, and if
+/// the dims in which `scale` has several cells are adjacent and followed by rows of at least 16
+/// cells, as in `[1, channels, 1, 1]`. Otherwise it is a product and a sum.
 ///
 /// # Adjoint
-/// Gradients of `scale` are summed over all ranks between which the fields are sharded, and gathered where it was cut.
+/// The gradient of `scale` is summed over all ranks between which the fields are sharded, and
+/// gathered where `scale` was sharded.
 ///
 /// # Errors
-/// Fields of two shapes or number types, a `scale` that does not fit, layouts that cannot be paired, partial values.
+/// Fields of different shapes or number types, a `scale` that does not fit, layouts that cannot be
+/// paired, partial values.
 ///
 /// # Example
 /// ```
@@ -92,12 +95,13 @@ pub trait ArithmeticField<const D: usize>: Field<D> {
 
 impl<const D: usize, X: Field<D>> ArithmeticField<D> for X {}
 
-/// The first dim of the channels of factors, and the first one after them; `None` if the kernel has no such rows.
+/// The first dim of the channels of `scale` and the first dim after them; `None` if the kernel does
+/// not support these layouts.
 fn channels(field: &Layout, scale: &Layout) -> Option<[usize; 2]> {
-    /// Least cells of a row.
+    /// Minimum number of cells of a row.
     const ROW: usize = 16;
     let (shape, factors) = (field.shape(), scale.shape());
-    // A dim of one cell that some ranks lack counts, too.
+    // A dim of one cell counts, too, if some ranks lack that cell.
     let many = |dim: &usize| factors[*dim] != 1 || scale.is_sharded(*dim);
     let start = (0..shape.len()).find(many).unwrap_or(0);
     let end = (0..shape.len()).rfind(many).map_or(start, |last| last + 1);
@@ -105,7 +109,7 @@ fn channels(field: &Layout, scale: &Layout) -> Option<[usize; 2]> {
     (factors[start..end] == shape[start..end] && row >= ROW).then_some([start, end])
 }
 
-/// `x + y · scale` of one rank, with factors for some dims of the field.
+/// `x + y · scale` on one rank, with one factor per index of the dims `dims[0]..dims[1]`.
 #[derive(Clone, Debug)]
 struct AddScaled {
     dims: [usize; 2],
@@ -235,7 +239,8 @@ mod tests {
         }
     }
 
-    /// In any number type, of parts of a tensor, of one tensor twice, and with checkpointing.
+    /// In every number type, on slices of a tensor, on one tensor used twice, and with
+    /// checkpointing.
     #[test]
     fn kernels_and_burns_operators_agree() {
         let number_types = [FloatDType::F32, FloatDType::F64, FloatDType::BF16];

@@ -1,15 +1,16 @@
 //! Ranks without cells.
 //!
-//! Kernels of the backend need not cope with dims of size zero. Where some rank has such a shard, every rank passes its
-//! tensor through the same two steps, so that the graph is the same everywhere: empty dims get one cell of a value that
-//! changes nothing, and what was computed from it is dropped. On ranks with cells both steps pass the tensor as it is.
+//! Kernels of a backend may not support dims of size zero. If any rank has such a shard, every rank
+//! passes its tensor through the same two steps, so that the graph is the same on all ranks: empty
+//! dims get one cell of a neutral value, and the results computed from it are dropped. On ranks
+//! with cells both steps return the tensor unchanged.
 
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use halocline_core::{ExchangePlan, IndexBox, Layout, Need, Result, ShardTensor, Source};
 
-/// Gives empty dims one cell of `value`, if some rank's shard is empty in one of `dims`.
+/// Pads empty dims with one cell of `value`, if any rank's shard is empty in one of `dims`.
 pub(crate) fn fill_empty<const D: usize>(
     local: Tensor<D>,
     layout: &Layout,
@@ -20,7 +21,7 @@ pub(crate) fn fill_empty<const D: usize>(
     fill_up_to(1, local, layout, dims, operator, value)
 }
 
-/// Gives dims of fewer than `least` cells so many, if some rank's shard is empty in one of `dims`.
+/// Pads dims to at least `least` cells of `value`, if any rank's shard is empty in one of `dims`.
 pub(crate) fn fill_up_to<const D: usize>(
     least: usize,
     local: Tensor<D>,
@@ -35,7 +36,7 @@ pub(crate) fn fill_up_to<const D: usize>(
     fill(least, local, dims, operator, value)
 }
 
-/// Gives dims of fewer than `least` cells so many: the same step on every rank.
+/// Pads dims to at least `least` cells, with the same step on every rank.
 pub(crate) fn fill<const D: usize>(
     least: usize,
     local: Tensor<D>,
@@ -54,7 +55,7 @@ pub(crate) fn fill<const D: usize>(
     run(local, operator, plan.with_fill(value))
 }
 
-/// Keeps the cells of a shard, if some rank's shard of the result is empty.
+/// Drops the padding of a result, if any rank's shard of the result is empty.
 pub(crate) fn drop_empty<const D: usize>(
     local: Tensor<D>,
     layout: &Layout,
@@ -68,7 +69,7 @@ pub(crate) fn drop_empty<const D: usize>(
     keep(local, &kept, operator)
 }
 
-/// A box of a shard, which may be empty: the same graph whatever the box is.
+/// Cuts a box, which may be empty, out of a shard; the graph does not depend on the box.
 pub(crate) fn keep<const D: usize>(
     local: Tensor<D>,
     cells: &IndexBox,
@@ -80,7 +81,7 @@ pub(crate) fn keep<const D: usize>(
     run(local, operator, plan)
 }
 
-/// Runs a plan without messages.
+/// Runs a plan that sends no messages.
 fn run<const D: usize>(
     local: Tensor<D>,
     operator: &'static str,

@@ -1,4 +1,4 @@
-//! Operators that need cells of other ranks: windows, plans, ranks without cells.
+//! Driver of operators that need cells of other ranks: windows, plans, ranks without cells.
 
 pub(crate) mod empty;
 mod neighborhood;

@@ -1,31 +1,32 @@
-//! The neighborhood of a query in one dim: windows that are shifted at the ends of the field, never padded.
+//! Neighborhood of a query in one dim: windows are shifted at the ends of the field, never padded.
 //!
-//! With `g = i mod d` and `j = i div d`, query `i` of a dim of `N` cells attends to the keys `g + d·u` of its residue class
-//! for `u` in a range of length `k` (shorter at the beginning of a causal dim). Semantics are those of NATTEN 0.21
-//! (A. Hassani and H. Shi, "Dilated Neighborhood Attention Transformer", 2022; A. Hassani et al., "Generalized Neighborhood
-//! Attention", 2025), and periodic dims in addition.
+//! With `g = i mod d` and `j = i div d`, query `i` of a dim of `N` cells attends to the keys
+//! `g + d·u` of its residue class, where `u` runs over a range of length `k` (shorter at the
+//! beginning of a causal dim). Semantics follow NATTEN 0.21 (A. Hassani and H. Shi, "Dilated
+//! Neighborhood Attention Transformer", 2022; A. Hassani et al., "Generalized Neighborhood
+//! Attention", 2025), with periodic dims in addition.
 
 use std::ops::Range;
 
 use halocline_core::{Error, Result};
 
-/// The neighborhood of a query in one dim.
+/// Neighborhood of a query in one dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Neighborhood {
-    /// Keys that a query attends to.
+    /// Number of keys that a query attends to.
     pub kernel: usize,
-    /// Cells from one key to the next.
+    /// Distance from one key to the next, in cells.
     pub dilation: usize,
-    /// Queries that share a window.
+    /// Number of queries that share a window.
     pub stride: usize,
-    /// Whether only keys up to the query's own place count.
+    /// Whether a query attends only to keys up to its own position.
     pub causal: bool,
-    /// Whether the dim goes on at its other end, as longitude does: then windows are not shifted.
+    /// Whether the dim wraps around, as longitude does. Windows of such a dim are not shifted.
     pub periodic: bool,
 }
 
 impl Neighborhood {
-    /// Neighborhoods of `kernel` neighbouring cells.
+    /// Neighborhood of `kernel` adjacent cells.
     pub fn new(kernel: usize) -> Self {
         Self {
             kernel,
@@ -39,8 +40,9 @@ impl Neighborhood {
     /// Checks that the neighborhood fits a dim of `size` cells.
     ///
     /// # Errors
-    /// A kernel of fewer than two cells, or longer than the field with its dilation; a stride that is zero or longer than the
-    /// kernel; a periodic dim that is causal or that the dilation does not divide.
+    /// A kernel of fewer than two cells, or longer with its dilation than the field; a stride of
+    /// zero or larger than the kernel; a periodic dim that is causal or not divisible by the
+    /// dilation.
     pub fn check(&self, operator: &str, dim: usize, size: usize) -> Result<()> {
         let Self {
             kernel,
@@ -75,8 +77,8 @@ impl Neighborhood {
         Ok(())
     }
 
-    /// The keys of a residue class of `cells` that its query `index` attends to, counted in the class. Those of a periodic dim
-    /// may lie beyond its ends.
+    /// Keys that query `index` of a residue class of `cells` attends to, as indices within the
+    /// class. In a periodic dim they may lie beyond its ends.
     pub fn keys(&self, index: usize, cells: usize) -> Range<isize> {
         let [kernel, stride, index, cells] =
             [self.kernel, self.stride, index, cells].map(|count| count as isize);
@@ -94,13 +96,14 @@ impl Neighborhood {
         start..start + kernel
     }
 
-    /// The cells of the residue class that a cell of a dim of `size` belongs to.
+    /// Number of cells in the residue class of `cell`, in a dim of `size`.
     pub fn class_size(&self, cell: usize, size: usize) -> usize {
         (size - cell % self.dilation).div_ceil(self.dilation)
     }
 
-    /// The cells that a range of queries attends to. Windows never move back, so that the first query of a residue class
-    /// says where they begin and the last one where they end.
+    /// Range of cells that a range of queries attends to. Windows never move back, so the first
+    /// query of each residue class determines where the range starts, and the last one where it
+    /// ends.
     pub fn input_range(&self, queries: &Range<usize>, size: usize) -> Range<isize> {
         let dilation = self.dilation;
         let reach = |query: usize| {
@@ -150,8 +153,8 @@ mod tests {
     }
 
     proptest! {
-        /// Cells outside of the range that the formula of the halo gives are never reached, and a range that is as long as
-        /// the dilation reaches both of its ends.
+        /// Cells outside the halo of the formula are never reached, and a range at least as long as
+        /// the dilation reaches both ends of the halo.
         #[test]
         fn the_cells_reached_are_those_of_all_windows((neighborhood, size) in neighborhood(), part in (0..100_usize, 0..100_usize)) {
             neighborhood.check("test", 1, size).unwrap();
@@ -208,7 +211,7 @@ mod tests {
             message(dilated, 11),
             "na1d: dim 1: kernel 4 × dilation 3 is 12 cells; expected 1 to 11, the size of the field"
         );
-        // Wraps around to zero.
+        // Would wrap around to zero.
         let vast = Neighborhood {
             dilation: usize::MAX / 2 + 1,
             ..Neighborhood::new(2)

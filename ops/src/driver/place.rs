@@ -1,4 +1,4 @@
-//! Movement of cells to the places of a result, dim by dim.
+//! Moves cells to their positions in a result, dim by dim.
 
 use std::hash::Hash;
 use std::ops::Range;
@@ -10,11 +10,12 @@ use halocline_core::{
 
 use crate::reshape;
 
-/// Cells of `x` at their places in a result of this layout: `runs` gives, for a dim and a range of the result's cells in
-/// it, the runs of cells of `x`. Cells of the result that no run covers are `fill`.
+/// Moves cells of `x` to their positions in a result of layout `output`. For a dim and a range of
+/// the result's cells in it, `runs` returns the runs of cells of `x`. Cells of the result that no
+/// run covers are `fill`.
 ///
-/// `runs` must be the same function on all ranks; `key` is everything that it depends on besides the two layouts, and equal on
-/// all ranks.
+/// `runs` must be the same function on all ranks. `key` holds everything that it depends on apart
+/// from the two layouts, and must be equal on all ranks.
 ///
 /// # Errors
 /// Partial values; a failure of communication.
@@ -37,10 +38,10 @@ where
     assembled(x, operator, key, output, fill, need_of)
 }
 
-/// [`placed`] with the need of a box of the result, in place of runs of each dim.
+/// [`placed`] with the need of a box of the result instead of runs per dim.
 ///
 /// # Errors
-/// Those of [`placed`].
+/// The errors of [`placed`].
 pub(crate) fn assembled<const D: usize, Key>(
     x: ShardTensor<D>,
     operator: &'static str,
@@ -72,13 +73,13 @@ where
     Ok(ShardTensor::from_parts(local, output, mesh))
 }
 
-/// The cells of a range at their own places.
+/// Segments of a range whose cells keep their positions.
 pub(crate) fn in_place(cells: &Range<usize>, size: usize) -> Vec<Segment> {
     let range = cells.start as isize..cells.end as isize;
     segments(range, size, Boundary::Zeros, Boundary::Zeros)
 }
 
-/// Runs of neighbouring cells in a list of them.
+/// Groups a list of cells into runs of consecutive cells.
 pub(crate) fn runs(indices: &[usize]) -> Vec<Segment> {
     let mut runs: Vec<Segment> = Vec::new();
     for (dst, &cell) in indices.iter().enumerate() {
@@ -107,7 +108,8 @@ pub(crate) fn require_dim<const D: usize>(
     Err(Error::operator(operator, message))
 }
 
-/// The same cells in dims of these extents; `moved` gives the place of a sharded dim among them.
+/// Reshapes a tensor to dims of these extents, with the same cells on every rank; `moved` maps a
+/// sharded dim to its number in the result.
 pub(crate) fn renumbered<const D: usize, const E: usize>(
     x: ShardTensor<D>,
     extents: Vec<Vec<usize>>,

@@ -1,4 +1,4 @@
-//! Plans of operators that need cells of other ranks, from the maps of their dims.
+//! Plans of operators that need cells of other ranks, derived from the maps of their dims.
 
 use std::sync::Arc;
 
@@ -9,17 +9,18 @@ use halocline_core::{
 
 use super::reach::Reach;
 
-/// What a stencil operator does on a layout: the same on every rank but for the boxes.
+/// Plan of a stencil operator for a layout; the same on every rank except for the boxes.
 /// [`Stencil`](super::Stencil) has an example.
 #[derive(Clone, Debug)]
 pub struct StencilPlan {
-    /// The layout of the result.
+    /// Layout of the result.
     pub output: Layout,
-    /// What each rank assembles before its kernel runs; `None` if every rank has what it needs.
+    /// Exchange that assembles each rank's input of the kernel; `None` if every rank already holds
+    /// it.
     pub exchange: Option<Arc<ExchangePlan>>,
 }
 
-/// The maps from outputs to inputs of an operator, for dims from `first` on.
+/// Maps from the outputs of an operator to its inputs, for dims from `first` on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reaches<'a> {
     pub operator: &'a str,
@@ -28,7 +29,7 @@ pub(crate) struct Reaches<'a> {
 }
 
 impl StencilPlan {
-    /// The exchange of a tensor of this layout, for operators that make it themselves.
+    /// Exchange for a tensor of this layout, for operators that run it themselves.
     pub(crate) fn exchange(
         &self,
         operator: &'static str,
@@ -44,16 +45,16 @@ impl StencilPlan {
 }
 
 impl Reaches<'_> {
-    /// The map of a dim; none if it has none, where outputs need the cells of their own places.
+    /// Map of a dim; `None` if outputs need only the cells at their own positions.
     fn of(&self, dim: usize) -> Option<&Reach> {
         self.dims.get(dim.checked_sub(self.first)?)
     }
 
-    /// The plan of this rank's position, for an input of a layout. The output has the placements of `like`, and its extents
-    /// in dims without a map.
+    /// Plans the operator for an input of layout `layout`. The output has the placements of `like`,
+    /// and in dims without a map its extents.
     ///
     /// # Errors
-    /// A window that does not fit; poles of a field without opposite meridians.
+    /// A window that does not fit; a pole boundary of a field without opposite meridians.
     pub(crate) fn plan(
         &self,
         layout: &Layout,
@@ -74,8 +75,8 @@ impl Reaches<'_> {
         Ok(StencilPlan { output, exchange })
     }
 
-    /// What this rank's position assembles of an input of one layout for an output of another; `None` if every rank has what
-    /// it needs.
+    /// Exchange that assembles an input of layout `layout` for an output of layout `output`; `None`
+    /// if every rank already holds what it needs.
     pub(crate) fn between(
         &self,
         layout: &Layout,
@@ -83,7 +84,8 @@ impl Reaches<'_> {
         mesh: &DeviceMesh,
         fill: f64,
     ) -> Option<Arc<ExchangePlan>> {
-        // Dims that the exchange supplies with all that the windows reach; the same on every rank.
+        // Dims in which the exchange supplies all cells that the windows reach; the same on every
+        // rank.
         let supplied = |dim: usize| {
             let whole = layout.extents(dim).len() == 1;
             self.of(dim)
@@ -105,8 +107,8 @@ impl Reaches<'_> {
     }
 }
 
-/// The cells that a position needs. One without outputs gets fill, so that its kernel has something to run on and the
-/// graph is the same on all ranks.
+/// Cells that a position needs. A position without outputs gets fill, so that its kernel has an
+/// input and the graph is the same on all ranks.
 fn need(layout: &Layout, output: &Layout, supplied: &[Option<&Reach>], position: usize) -> Need {
     let (inputs, outputs) = (layout.local_box(position), output.local_box(position));
     let mut shape = Vec::new();
@@ -122,7 +124,8 @@ fn need(layout: &Layout, output: &Layout, supplied: &[Option<&Reach>], position:
             continue;
         };
         let range = reach.input_range(&outputs.ranges()[dim], size);
-        // A last window may reach beyond the padding; what lies there is fill, whatever the boundary.
+        // The last window may reach beyond the padding; cells there are fill, whatever the
+        // boundary.
         ranges.push(range.start..range.end.min(reach.padded_end(size)));
         boundaries.push(reach.boundary());
         shape.push(if range.is_empty() {

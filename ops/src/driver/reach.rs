@@ -1,7 +1,7 @@
 //! Maps from outputs to the inputs that they are computed from, in one dim, as data.
 //!
-//! From the maps of all dims follow the extents of an output, the cells that each rank needs, and whether anything
-//! must travel at all. A new map is a new variant here; planning stays as it is.
+//! The maps of all dims determine the extents of the output, the cells that each rank needs, and
+//! whether anything must be sent at all. A new map is a new variant here; planning stays the same.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ use halocline_core::{Boundary, Result, Sides};
 use super::neighborhood::Neighborhood;
 use super::window::{Padding, Rounding, Window};
 
-/// The map from the outputs of an operator to its inputs, in one dim.
+/// Map from the outputs of an operator to its inputs, in one dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reach {
     /// Windows of one size at equal distances, with padding.
     Window(Window),
-    /// Windows that are shifted at the ends of the field so that they stay inside.
+    /// Windows that are shifted at the ends of the field to stay inside.
     Neighborhood(Neighborhood),
 }
 
@@ -26,7 +26,7 @@ impl From<Window> for Reach {
 }
 
 impl Reach {
-    /// The extents of the output, for an input of these extents.
+    /// Extents of the output, for an input of these extents.
     ///
     /// # Errors
     /// A window that does not fit.
@@ -49,8 +49,8 @@ impl Reach {
         }
     }
 
-    /// The cells of a dim of `size` that a range of outputs is computed from; those beyond the field are what
-    /// [`boundary`](Self::boundary) says.
+    /// Range of cells, in a dim of `size`, that a range of outputs is computed from.
+    /// [`boundary`](Self::boundary) defines the cells beyond the field.
     pub(crate) fn input_range(&self, outputs: &Range<usize>, size: usize) -> Range<isize> {
         match self {
             Self::Window(window) => window.input_range(outputs),
@@ -58,7 +58,7 @@ impl Reach {
         }
     }
 
-    /// The end of the cells that the boundary gives values to: what a window reaches beyond is fill.
+    /// End of the cells that the boundary defines; cells that a window reaches beyond it are fill.
     pub(super) fn padded_end(&self, size: usize) -> isize {
         match self {
             Self::Window(window) => (size + window.padding.high) as isize,
@@ -66,7 +66,7 @@ impl Reach {
         }
     }
 
-    /// What lies before the first cell and after the last.
+    /// Boundaries before the first cell and after the last.
     pub(super) fn boundary(&self) -> [Boundary; 2] {
         match self {
             Self::Window(window) => window.padding.boundary,
@@ -74,7 +74,7 @@ impl Reach {
         }
     }
 
-    /// The padding of the field.
+    /// Padding of the field.
     pub(super) fn sides(&self) -> Sides {
         match self {
             Self::Window(window) => {
@@ -89,7 +89,7 @@ impl Reach {
         }
     }
 
-    /// The cells that a rank without outputs assembles, so that its kernel has something to run on.
+    /// Number of cells that a rank without outputs assembles, so that its kernel has an input.
     pub(super) fn least(&self) -> usize {
         match self {
             Self::Window(window) => window.span(),
@@ -97,7 +97,8 @@ impl Reach {
         }
     }
 
-    /// Whether a rank that holds the whole dim has all that its outputs reach, and nothing else.
+    /// Whether the inputs of all outputs are exactly the cells of the dim, so that a rank that
+    /// holds the whole dim needs no exchange.
     pub(super) fn stays_inside(&self) -> bool {
         match self {
             Self::Window(Window {

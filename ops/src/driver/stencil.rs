@@ -1,7 +1,8 @@
 //! The driver of all stencil operators: plan, exchange, kernel.
 //!
-//! An operator gives a [`Window`] per spatial dim. From it follow the global output size, the extents of the output,
-//! what each rank needs, and whether anything must travel at all.
+//! An operator defines a [`Window`] per spatial dim. The windows determine the global output size,
+//! the extents of the output, the cells that each rank needs, and whether anything must be sent at
+//! all.
 
 use std::sync::Arc;
 
@@ -18,24 +19,26 @@ use super::reach::Reach;
 use super::window::Window;
 use crate::operand::Operand;
 
-/// What an operator does with channels.
+/// Treatment of channels by an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Channels {
-    /// It treats them alike.
+    /// Treats channels alike.
     Alike,
-    /// It mixes them and gives so many.
+    /// Mixes channels and returns this many.
     Mixed(usize),
-    /// Its result has these placements, and these extents of channels.
+    /// Returns a result with these placements and extents of channels.
     Laid(Vec<Placement>, Vec<usize>),
 }
 
-/// A stencil operator on `[batch, channels, *spatial]`: a window per spatial dim, and what lies beyond the field.
+/// A stencil operator on `[batch, channels, *spatial]`: a window per spatial dim, and the values
+/// beyond the field.
 ///
 /// # Placement
 /// All dims may be sharded, with any extents; channels must be whole if the operator mixes them.
 ///
 /// # Adjoint
-/// That of the exchange and of the local kernel, in turn: gradients of halo cells travel back and add up.
+/// The adjoints of the local kernel and of the exchange, in turn: gradients of halo cells are sent
+/// back and added up.
 ///
 /// # Example
 /// ```
@@ -62,11 +65,12 @@ pub struct Stencil {
     operator: &'static str,
     windows: Vec<Window>,
     channels: Channels,
-    /// The bits of the fill value, so that stencils can be compared and hashed.
+    /// Bits of the fill value, so that stencils can be compared and hashed.
     fill: u64,
 }
 
-/// A parameter whose gradient counts on ranks with outputs: on others the kernel gets fill, for which it may have none.
+/// Drops the gradient of a parameter on ranks without outputs: there the kernel runs on fill, for
+/// which the gradient may be undefined.
 #[derive(Debug)]
 struct Counts(bool);
 
@@ -92,7 +96,8 @@ impl Operator for Counts {
 }
 
 impl Stencil {
-    /// An operator with a window per spatial dim, whose kernel treats channels alike and does not pad.
+    /// Creates an operator with a window per spatial dim, whose kernel treats channels alike and
+    /// does not pad.
     pub fn new(operator: &'static str, windows: Vec<Window>) -> Self {
         Self {
             operator,
@@ -102,7 +107,7 @@ impl Stencil {
         }
     }
 
-    /// An operator that mixes channels and gives `channels` of them.
+    /// Makes this an operator that mixes channels and returns `channels` of them.
     #[must_use]
     pub fn with_channels(self, channels: usize) -> Self {
         Self {
@@ -111,7 +116,7 @@ impl Stencil {
         }
     }
 
-    /// An operator that gives a result with these placements and extents of channels.
+    /// Sets the placements of the result and the extents of its channels.
     pub(crate) fn with_channels_on(self, placements: Vec<Placement>, extents: Vec<usize>) -> Self {
         Self {
             channels: Channels::Laid(placements, extents),
@@ -119,7 +124,7 @@ impl Stencil {
         }
     }
 
-    /// An operator for which cells beyond a [`Boundary::Zeros`](halocline_core::Boundary::Zeros) are `fill`.
+    /// Sets the value of cells beyond a [`Boundary::Zeros`](halocline_core::Boundary::Zeros).
     #[must_use]
     pub fn with_fill(self, fill: f64) -> Self {
         Self {
@@ -128,17 +133,17 @@ impl Stencil {
         }
     }
 
-    /// The operator's name.
+    /// Name of the operator.
     pub fn operator(&self) -> &'static str {
         self.operator
     }
 
-    /// The windows, one per spatial dim.
+    /// Windows, one per spatial dim.
     pub fn windows(&self) -> &[Window] {
         &self.windows
     }
 
-    /// What the operator would do on a tensor: nothing is sent.
+    /// Plans the operator for a tensor; nothing is sent.
     ///
     /// # Errors
     /// A placement without a rule, a window that fits nowhere.
@@ -146,7 +151,8 @@ impl Stencil {
         self.plan_on(x, x.layout())
     }
 
-    /// Plan for a tensor with the mesh of `x` and another layout, which may differ from that of `x` in whole dims.
+    /// Plans the operator for a tensor with the mesh of `x` and another layout, which may differ
+    /// from that of `x` in whole dims.
     pub(crate) fn plan_on<const D: usize>(
         &self,
         x: &ShardTensor<D>,
@@ -168,7 +174,7 @@ impl Stencil {
             .get_or_make(key, |(stencil, layout)| stencil.make(layout, mesh))
     }
 
-    /// The plan of this rank's position.
+    /// Plan for this rank's position.
     fn make(&self, layout: &Layout, mesh: &DeviceMesh) -> Result<StencilPlan> {
         let (mut placements, mut extents) =
             (layout.placements().to_vec(), layout.all_extents().to_vec());
@@ -190,12 +196,14 @@ impl Stencil {
         reaches.plan(layout, mesh, &like, f64::from_bits(self.fill))
     }
 
-    /// Runs the operator. The kernel computes a box of outputs, given by its global indices, from the cells that its
-    /// windows reach; on a rank without outputs it gets one window of fill and the box of one output, and its result is dropped.
+    /// Runs the operator. The kernel computes a box of outputs, given by global indices, from the
+    /// cells that its windows reach. On a rank without outputs it receives one window of fill and
+    /// the box of one output, and its result is dropped.
     ///
     /// # Errors
-    /// Those of [`plan`](Self::plan); a kernel that gives another number of outputs, or captures a tensor with gradients,
-    /// which belongs into [`run_with`](Self::run_with); a failure of communication.
+    /// The errors of [`plan`](Self::plan); a kernel that returns a wrong number of outputs, or that
+    /// captures a tensor with gradients, which must be passed to [`run_with`](Self::run_with)
+    /// instead; a failure of communication.
     pub fn run<const D: usize>(
         &self,
         x: ShardTensor<D>,
@@ -206,11 +214,12 @@ impl Stencil {
         })
     }
 
-    /// [`run`](Self::run) with parameters that all ranks hold alike, which the kernel gets beside the cells. Their
-    /// gradients are summed over the ranks between which `x` is sharded.
+    /// [`run`](Self::run) with parameters that are the same on all ranks and that the kernel
+    /// receives along with the cells. Their gradients are summed over the ranks between which `x`
+    /// is sharded.
     ///
     /// # Errors
-    /// Those of [`run`](Self::run); a parameter of another number type.
+    /// The errors of [`run`](Self::run); a parameter of another number type.
     ///
     /// # Example
     /// ```
@@ -235,7 +244,7 @@ impl Stencil {
         if size_of_val(&kernel) > 0 && x.device().is_autodiff() {
             self.refuse_captured_leaves(&x, &plan, &parameters, &kernel)?;
         }
-        // A kernel may read the parameters alone, so that a loss does not depend on `x`.
+        // A kernel may read only the parameters, in which case the loss does not depend on `x`.
         let detached = x.clone().inner();
         let mut beside = Vec::with_capacity(N);
         for parameter in parameters {
@@ -254,10 +263,10 @@ impl Stencil {
         })
     }
 
-    /// Runs a kernel of ours, which captures no tensor.
+    /// Runs one of our kernels, which capture no tensor.
     ///
     /// # Errors
-    /// A kernel that gives another number of outputs; a failure of communication.
+    /// A kernel that returns a wrong number of outputs; a failure of communication.
     pub(crate) fn run_planned<const D: usize>(
         &self,
         x: ShardTensor<D>,
@@ -271,10 +280,11 @@ impl Stencil {
         self.results(x, plan, |outputs| Ok(kernel(cells, outputs)))
     }
 
-    /// [`run_planned`](Self::run_planned) of a kernel that makes the exchange itself: it gets this rank's shard.
+    /// [`run_planned`](Self::run_planned) for a kernel that runs the exchange itself; it receives
+    /// this rank's shard.
     ///
     /// # Errors
-    /// Those of [`run_planned`](Self::run_planned).
+    /// The errors of [`run_planned`](Self::run_planned).
     pub(crate) fn run_unassembled<const D: usize>(
         &self,
         x: ShardTensor<D>,
@@ -288,7 +298,7 @@ impl Stencil {
         })
     }
 
-    /// The results for this rank's box of outputs.
+    /// Results for this rank's box of outputs.
     fn results<const D: usize>(
         &self,
         x: ShardTensor<D>,
@@ -296,7 +306,7 @@ impl Stencil {
         kernel: impl FnOnce(&IndexBox) -> Result<Tensor<D>>,
     ) -> Result<ShardTensor<D>> {
         let outputs = plan.output.local_box(x.mesh().position());
-        // One where the rank has none.
+        // One output if the rank has none.
         let asked = outputs.ranges().iter().zip(plan.output.shape());
         let asked = asked.map(|(own, size)| {
             if own.is_empty() {
@@ -324,7 +334,8 @@ impl Stencil {
         Ok(ShardTensor::from_parts(local, plan.output.clone(), mesh))
     }
 
-    /// Runs the kernel on one window without gradients: its result has gradients only if they are of a captured tensor.
+    /// Runs the kernel on one window without gradients: a result that has gradients then captures a
+    /// tensor.
     fn refuse_captured_leaves<const D: usize, const E: usize, const N: usize>(
         &self,
         x: &ShardTensor<D>,
@@ -368,7 +379,7 @@ mod tests {
         Stencil::new("sides", vec![Window::new(3).with_padding(ring)])
     }
 
-    /// The sum of both neighbours.
+    /// Sum of both neighbors.
     fn sides(x: Tensor<3>) -> Tensor<3> {
         let cells = x.dims()[2] - 2;
         x.clone().narrow(2, 0, cells) + x.narrow(2, 2, cells)
@@ -396,7 +407,8 @@ mod tests {
         }
     }
 
-    /// The last of four ranks has no output of windows of two cells: its kernel gets a place, and its parameter no gradient.
+    /// With windows of two cells the last of four ranks has no output: its kernel gets one
+    /// position, and its parameter no gradient.
     #[test]
     fn kernels_may_read_places_and_divide_by_cells_on_ranks_without_outputs() {
         let gradients = |ranks: usize| {

@@ -1,9 +1,10 @@
 //! Tensors in row-major order, for burn's fused kernels.
 //!
-//! Kernels of burn for CubeCL give channels-last results under channels-first shapes. With one channel such a tensor lies in
-//! row-major order, but its strides say otherwise (`[n, 1, h, w]` with strides `[hw, 1, w, 1]`), and burn 0.22.1 then fuses
-//! operators after it into a kernel that reads wrong cells: `conv2d(x) * rows * columns` is off by its whole magnitude.
-//! A tensor that was flattened and shaped again has the strides of its shape.
+//! burn's CubeCL kernels return channels-last results under channels-first shapes. With one channel
+//! such a tensor is in row-major order, but its strides say otherwise (`[n, 1, h, w]` with strides
+//! `[hw, 1, w, 1]`), and burn 0.22.1 fuses the operators after it into a kernel that reads wrong
+//! cells: `conv2d(x) * rows * columns` is off by its whole magnitude. Flattening and reshaping the
+//! tensor restores the strides of its shape.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -13,7 +14,7 @@ use halocline_core::ops::{BackwardPass, Operator, Recompute, apply, in_order};
 
 use crate::kernel::flex;
 
-/// The same elements with the strides of their shape.
+/// Returns the same elements with the strides of their shape.
 pub(crate) fn row_major(x: DispatchTensor) -> DispatchTensor {
     let shape = x.shape();
     if flex::runs_on(&Device::new(x.device())) {
@@ -26,7 +27,7 @@ pub(crate) fn row_major(x: DispatchTensor) -> DispatchTensor {
     Dispatch::float_reshape(Dispatch::float_reshape(x, Shape::from([count])), shape)
 }
 
-/// [`row_major`] of a tensor and of its gradient, on devices other than the CPU.
+/// Applies [`row_major`] to a tensor and to its gradient, on devices other than the CPU.
 pub(crate) fn in_row_major<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if flex::runs_on(&x.device()) {
         return x;
@@ -65,8 +66,9 @@ mod tests {
     use crate::prelude::*;
     use crate::testing::{difference, normal};
 
-    /// A field of one channel through a convolution, pooling and a permutation, each times factors of rows and columns: on
-    /// the default device, a GPU in `make test-wgpu`, as on the CPU.
+    /// A field of one channel passes through a convolution, pooling and a permutation, each
+    /// followed by factors of rows and columns: on the default device, a GPU in `make test-wgpu`,
+    /// as on the CPU.
     #[test]
     fn one_channel_times_profiles_is_that_of_the_cpu() {
         let run = |device: &Device| {

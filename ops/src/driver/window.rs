@@ -1,10 +1,11 @@
-//! The window of a stencil operator in one dim: the map from outputs to inputs, and whose an output is.
+//! Window of a stencil operator in one dim: the map from outputs to inputs, and the owners of
+//! outputs.
 
 use std::ops::Range;
 
 use halocline_core::{Boundary, Error, Result};
 
-/// Padding of one dim: how many cells on each side, and what they hold.
+/// Padding of one dim: the number of cells on each side, and their values.
 ///
 /// # Example
 /// ```
@@ -21,12 +22,12 @@ pub struct Padding {
     pub low: usize,
     /// Cells after the last.
     pub high: usize,
-    /// What they hold, before and after.
+    /// Values of these cells, before and after.
     pub boundary: [Boundary; 2],
 }
 
 impl Padding {
-    /// The same padding on both sides.
+    /// Equal padding on both sides.
     pub fn new(width: usize, boundary: Boundary) -> Self {
         Self::zeros(width, width).with_boundary(boundary)
     }
@@ -40,7 +41,7 @@ impl Padding {
         }
     }
 
-    /// This padding with other values.
+    /// Sets the values of the padding.
     #[must_use]
     pub fn with_boundary(self, boundary: Boundary) -> Self {
         Self {
@@ -50,17 +51,17 @@ impl Padding {
     }
 }
 
-/// How a last window that does not fit is treated; [`Window`] has an example.
+/// Treatment of a last window that does not fit; [`Window`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// It is left out.
+    /// Leaves the window out.
     #[default]
     Floor,
-    /// It counts if it begins in the field or its low padding.
+    /// Keeps the window if it begins in the field or its low padding.
     Ceil,
 }
 
-/// The window of an operator in one dim.
+/// Window of an operator in one dim.
 ///
 /// # Example
 /// ```
@@ -76,20 +77,20 @@ pub enum Rounding {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Window {
-    /// Cells in the window.
+    /// Number of cells in the window.
     pub kernel: usize,
-    /// Cells from one window to the next.
+    /// Distance from one window to the next, in cells.
     pub stride: usize,
-    /// Cells from one cell of a window to the next.
+    /// Distance from one cell of a window to the next, in cells.
     pub dilation: usize,
     /// Padding.
     pub padding: Padding,
-    /// What happens to a last window that does not fit.
+    /// Treatment of a last window that does not fit.
     pub rounding: Rounding,
 }
 
 impl Window {
-    /// Windows of `kernel` neighbouring cells around every cell, without padding.
+    /// Windows of `kernel` adjacent cells with a stride of one, without padding.
     pub fn new(kernel: usize) -> Self {
         Self {
             kernel,
@@ -100,21 +101,22 @@ impl Window {
         }
     }
 
-    /// This window with another padding.
+    /// Sets the padding.
     #[must_use]
     pub fn with_padding(self, padding: Padding) -> Self {
         Self { padding, ..self }
     }
 
-    /// The cells from the window's first to its last.
+    /// Number of cells from the window's first to its last, both included.
     pub fn span(&self) -> usize {
         (self.kernel - 1) * self.dilation + 1
     }
 
-    /// The global output size for an input of `size` cells; the one place with this arithmetic.
+    /// Global output size for an input of `size` cells. This arithmetic exists only here.
     ///
     /// # Errors
-    /// A window of nothing, one that fits nowhere, a dim without cells, or padding wider than its boundary can fill.
+    /// A kernel, stride or dilation of zero, a window that fits nowhere, a dim without cells, or
+    /// padding wider than its boundary can fill.
     pub fn output_size(&self, operator: &str, dim: usize, size: usize) -> Result<usize> {
         let fail = |what: String| Err(Error::operator(operator, format!("dim {dim}: {what}")));
         if self.kernel == 0 || self.stride == 0 || self.dilation == 0 {
@@ -130,7 +132,7 @@ impl Window {
         if size == 0 {
             return fail("no cells; a window needs a field with at least one".into());
         }
-        // Numbers near the largest would wrap around.
+        // Sizes near the largest integer would wrap around.
         let count = |number: usize| number as u128;
         let all = (count(self.kernel) - 1) * count(self.dilation) + 1;
         let most = all.max(count(size) + count(low) + count(high) + count(self.stride));
@@ -169,8 +171,8 @@ impl Window {
         })
     }
 
-    /// From the first cell of an output's window to the first that is one of a field of `size`, and not a zero beyond
-    /// it; `None` if all are.
+    /// Distance from the first cell of an output's window to the first that comes from a field of
+    /// `size` cells rather than from zero padding; `None` if there is no such cell.
     pub fn first_cell(&self, output: usize, size: usize) -> Option<usize> {
         let window = self.input_range(&(output..output + 1));
         let boundary = |cell: isize| self.padding.boundary[usize::from(cell >= 0)];
@@ -179,7 +181,7 @@ impl Window {
         tap.map(|tap| tap * self.dilation)
     }
 
-    /// The input cells that a range of outputs is computed from, padding included.
+    /// Range of input cells, padding included, that a range of outputs is computed from.
     pub fn input_range(&self, outputs: &Range<usize>) -> Range<isize> {
         let first = |output: usize| (output * self.stride) as isize - self.padding.low as isize;
         if outputs.is_empty() {
@@ -188,11 +190,11 @@ impl Window {
         first(outputs.start)..first(outputs.end - 1) + self.span() as isize
     }
 
-    /// The extents of the output: a window belongs to the part that holds its middle cell.
+    /// Extents of the output: a window belongs to the part that holds its middle cell.
     pub fn output_extents(&self, extents: &[usize], outputs: usize) -> Vec<usize> {
         let size: usize = extents.iter().sum();
         let middle = (self.span() - 1) / 2;
-        // The first output whose middle lies at or after a cell.
+        // First output whose middle lies at or after a cell.
         let bound = |cell: usize| {
             if cell == 0 {
                 0
@@ -209,7 +211,7 @@ impl Window {
             .map(|extent| {
                 let range = start..start + extent;
                 start = range.end;
-                // Without cells there is nothing to own.
+                // A part without cells owns nothing.
                 if range.is_empty() {
                     0
                 } else {
@@ -220,8 +222,8 @@ impl Window {
     }
 }
 
-/// Of `count` windows of `span` cells, `stride` apart, the first of which begins at cell zero, those that lie in a range
-/// of cells.
+/// Range of the windows that lie in a range of cells, of `count` windows of `span` cells, `stride`
+/// apart, the first of which begins at cell zero.
 pub(crate) fn windows_within(
     cells: &Range<usize>,
     stride: usize,

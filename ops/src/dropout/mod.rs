@@ -1,18 +1,19 @@
-//! Dropout: random elements become zero, the others grow, so that the mean stays.
+//! Dropout: sets random elements to zero and scales the others up, so that the mean is preserved.
 //!
-//! Which elements they are depends on a key and on the element's place in the global tensor, not on ranks: any sharding gives
-//! the result of one device.
+//! The elements are chosen by a key and their index in the global tensor, independently of ranks:
+//! any sharding returns the result of one device.
 //!
-//! [`drop_path`] does the same with whole samples, the cells of the first dim: the branch of a residual block is left out for
-//! some of them (stochastic depth, Huang et al. 2016), which samples by the key and the sample's place in the global batch.
+//! [`drop_path`] does the same with whole samples, the cells of the first dim: some of them skip
+//! the branch of a residual block (stochastic depth, Huang et al. 2016), chosen by the key and the
+//! sample's index in the global batch.
 //!
-//! [`gaussian_noise`] adds to all elements.
+//! [`gaussian_noise`] adds noise to all elements.
 //!
 //! # Placement
 //! All dims may be sharded; values must be resolved. Nothing is sent.
 //!
 //! # Adjoint
-//! The cotangent of the elements that stay, scaled as they are.
+//! The cotangent with the same mask and scale as the elements.
 
 mod noise;
 
@@ -24,7 +25,8 @@ use crate::field::{Field, run};
 use crate::layers::layers;
 pub use noise::gaussian_noise;
 
-/// Sets elements to zero with a probability, and divides the others by the probability to stay.
+/// Sets elements to zero with the given probability, and divides the others by the probability of
+/// being kept.
 ///
 /// # Errors
 /// A probability outside `[0, 1)`; partial values.
@@ -55,11 +57,11 @@ pub fn dropout<const D: usize>(
     dropped("dropout", x, probability, key, |shape| shape)
 }
 
-/// Sets whole samples to zero with a probability, and divides the others by the probability to stay. See the
-/// [module](self).
+/// Sets whole samples to zero with the given probability, and divides the others by the probability
+/// of being kept. See the [module](self).
 ///
 /// # Errors
-/// Those of [`dropout`].
+/// The errors of [`dropout`].
 ///
 /// # Example
 /// ```
@@ -84,7 +86,8 @@ pub fn drop_path<const D: usize>(
     })
 }
 
-/// `coins` gives the shape of the coins that are thrown for a tensor of a shape: a dim has as many, or one.
+/// Drops elements by a random mask. `coins` maps the shape of the tensor to that of the mask, in
+/// which each dim keeps its size or has size one.
 fn dropped<const D: usize>(
     operator: &str,
     x: ShardTensor<D>,
@@ -119,7 +122,7 @@ fn dropped<const D: usize>(
 
 /// Dropout as methods.
 pub trait DropoutField<const D: usize>: Field<D> {
-    /// Dropout by a key. See the [module](self).
+    /// Dropout with a key. See the [module](self).
     ///
     /// # Panics
     /// Panics where [`dropout`](fn@dropout) returns an error.
@@ -140,7 +143,7 @@ pub trait DropoutField<const D: usize>: Field<D> {
         run(self, |x| dropout(x, probability, key))
     }
 
-    /// Dropout of whole samples by a key. See [`drop_path`](fn@drop_path), which has an example.
+    /// Dropout of whole samples with a key. See [`drop_path`](fn@drop_path), which has an example.
     ///
     /// # Panics
     /// Panics where [`drop_path`](fn@drop_path) returns an error.
@@ -150,7 +153,8 @@ pub trait DropoutField<const D: usize>: Field<D> {
         run(self, |x| drop_path(x, probability, key))
     }
 
-    /// Adds normal noise by a key. See [`gaussian_noise`](fn@gaussian_noise), which has an example.
+    /// Adds normal noise drawn with a key. See [`gaussian_noise`](fn@gaussian_noise), which has an
+    /// example.
     ///
     /// # Panics
     /// Panics where [`gaussian_noise`](fn@gaussian_noise) returns an error.
@@ -167,7 +171,7 @@ layers! {
     Dropout: |layer, x| dropout_of(layer, x);
 }
 
-/// burn's layer on either kind of tensor.
+/// Applies burn's layer to either kind of tensor.
 pub(crate) fn dropout_of<const D: usize, X: Field<D>>(layer: &Dropout, x: X) -> X {
     let shard = x.into_shard();
     X::from_shard(match training_key(layer, &shard.device()) {
@@ -176,8 +180,8 @@ pub(crate) fn dropout_of<const D: usize, X: Field<D>>(layer: &Dropout, x: X) -> 
     })
 }
 
-/// The probability of a layer and the next key in training, that is with autodiff; as in burn the layer does nothing
-/// otherwise.
+/// Returns the probability of a layer and the next key in training, that is, with autodiff.
+/// Otherwise the layer does nothing, as in burn.
 pub(crate) fn training_key(layer: &Dropout, device: &Device) -> Option<(f64, RandomKey)> {
     let training = layer.training.is_enabled() && device.is_autodiff() && layer.prob > 0.0;
     training.then(|| (layer.prob, LayerKeys::draw()))

@@ -8,8 +8,9 @@ use super::DropoutField;
 use crate::field::Field;
 use crate::layers::layers;
 
-/// Adds normal noise with this standard deviation, which depends on the key and on a cell's place in the global tensor: any
-/// sharding gives the noise of one device. Nothing is sent.
+/// Adds normal noise with the given standard deviation. The noise depends on the key and on a
+/// cell's index in the global tensor: any sharding returns the result of one device. Nothing is
+/// sent.
 ///
 /// # Adjoint
 /// The cotangent.
@@ -53,7 +54,8 @@ layers! {
     GaussianNoise: |layer, x| noise_of(layer, x);
 }
 
-/// burn's layer on either kind of tensor: noise while training, with the random numbers of [`LayerKeys`]; else the identity.
+/// Applies burn's layer to either kind of tensor: in training, noise drawn with [`LayerKeys`];
+/// otherwise the identity.
 fn noise_of<const D: usize, X: Field<D>>(layer: &GaussianNoise, x: X) -> X {
     let autodiff = x.clone().into_shard().device().is_autodiff();
     if layer.training.is_enabled() && autodiff && layer.std != 0.0 {

@@ -1,4 +1,4 @@
-//! Embedding: rows of a table by their index.
+//! Embedding: looks up rows of a table by index.
 //!
 //! `y[.., f] = weight[index[..], f]`, with a table of `[rows, features]`.
 //!
@@ -13,8 +13,8 @@
 //! Nothing is sent.
 //!
 //! # Adjoint
-//! The gradient of a row is the sum of the cotangents of its occurrences; that of a replicated table is summed over the
-//! ranks between which indices are sharded.
+//! The gradient of a row is the sum of the cotangents of its occurrences; the gradient of a
+//! replicated table is summed over the ranks between which the indices are sharded.
 
 use burn::nn::Embedding;
 use burn::tensor::{Int, Shape, Tensor};
@@ -39,11 +39,12 @@ use crate::rearrange::permute;
 
 const NAME: &str = "embedding";
 
-/// Looks rows of a table up. The result has `E` dims, one more than the indices. See the [module](self).
+/// Looks up rows of a table. The result has `E` dims, one more than the indices. See the
+/// [module](self).
 ///
 /// # Errors
-/// Another number of dims; an index outside the table (found on CPUs; on other devices the row is undefined); a
-/// combination of placements without a rule.
+/// A wrong number of dims; an index outside the table (detected on CPUs; on other devices the row
+/// is undefined); a combination of placements without a rule.
 ///
 /// # Example
 /// ```
@@ -68,7 +69,7 @@ pub fn embedding<const D: usize, const E: usize>(
     }
     let weight = weight.into().beside(&index)?;
     let [rows, _] = weight.dims();
-    // As a matrix product with vectors that have a one for the row that an index takes.
+    // The placement rule is that of a matrix product with the indices as one-hot vectors over rows.
     let result: Vec<Role> = (0..E).map(Role::Common).collect();
     let (taken, features) = (Role::Common(E), Role::Common(D));
     let mut of_index = result[..D].to_vec();
@@ -112,7 +113,8 @@ pub fn embedding<const D: usize, const E: usize>(
     let mut shape = index.dims().map(|size| size.max(1)).to_vec();
     let count: usize = shape.iter().product();
     shape.push(weight.dims()[1]);
-    // A rank without indices looks a row up that is dropped: the graph is the same on all ranks.
+    // A rank without indices looks up a row and drops it, so that the graph is the same on all
+    // ranks.
     let index = if index.dims().contains(&0) {
         Tensor::zeros([count], &index.device())
     } else {
@@ -122,7 +124,7 @@ pub fn embedding<const D: usize, const E: usize>(
     let y = if !layout_weight.is_sharded(0) {
         rows_of(weight, index)
     } else {
-        // Rows that other ranks hold count as zero here.
+        // Rows on other ranks count as zero here.
         let [first, end] = [held.start, held.end].map(|row| row as i64);
         let elsewhere = index
             .clone()
@@ -142,7 +144,7 @@ pub fn embedding<const D: usize, const E: usize>(
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-/// The rows of a table that an index names.
+/// Selects rows of the table by index.
 fn rows_of(weight: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
     if !flex::runs_on(&weight.device()) {
         let dtype = weight.dtype();
@@ -153,7 +155,8 @@ fn rows_of(weight: Tensor<2>, index: Tensor<1, Int>) -> Tensor<2> {
     take(weight, 0, &Places::new(rows))
 }
 
-/// The layout of indices as vectors over the rows, one for the row that is taken: sharded in it as the table is.
+/// Layout of the indices as one-hot vectors over the rows, which are sharded like those of the
+/// table.
 fn one_hot(index: &Layout, weight: &Layout) -> Layout {
     let rows = index.shape().len();
     let pairs = index.placements().iter().zip(weight.placements());
@@ -207,13 +210,14 @@ layer!(Tensor, |layer, index| {
 
 /// Embedding as a method.
 pub trait EmbeddingField<const D: usize>: Field<D> {
-    /// Logits of the rows of an embedding's table, `x · weightᵀ`: a language model's head with the weights
-    /// of its embedding ("tied"). One parameter, in one layout.
+    /// Computes logits over the rows of an embedding's table, `x · weightᵀ`: the head of a language
+    /// model that shares ("ties") the weights of its embedding, as one parameter in one layout.
     ///
     /// # Placement
-    /// As for [`linear`](fn@crate::matmul::linear), with the transposed table as weight: a table whose rows are sharded
-    /// gives logits with sharded classes, as [`cross_entropy`](fn@crate::cross_entropy) takes them. Beside one whose columns
-    /// are sharded, ranks multiply the features that they have columns of, and parts are added up.
+    /// As for [`linear`](fn@crate::matmul::linear), with the transposed table as the weight: a
+    /// table with sharded rows produces logits with sharded classes, which
+    /// [`cross_entropy`](fn@crate::cross_entropy) accepts. If the columns of the table are sharded,
+    /// each rank multiplies the features of its columns, and the parts are added up.
     ///
     /// # Panics
     /// Panics where [`linear`](fn@crate::matmul::linear) returns an error.
@@ -235,7 +239,7 @@ pub trait EmbeddingField<const D: usize>: Field<D> {
         run(self, |x| {
             let table = Operand::from(&embedding.weight).beside(&x)?;
             let weight = permute(table, [1, 0])?;
-            // Columns of the table: each rank multiplies its features.
+            // The table has sharded columns: each rank multiplies its features.
             let columns = weight.layout().axes_of(0);
             let features: Vec<_> = columns
                 .iter()
@@ -250,7 +254,7 @@ pub trait EmbeddingField<const D: usize>: Field<D> {
 
 impl<const D: usize, X: Field<D>> EmbeddingField<D> for X {}
 
-/// Embedding in the registry.
+/// Registry entry of the family.
 pub(crate) const OPERATORS: &[Golden] = &[Golden::new("embedding", |case| {
     let weight = case.needed::<2>("weight")?;
     let [rows, features] = weight.dims();
@@ -274,7 +278,7 @@ mod tests {
     use crate::prelude::*;
     use crate::testing::{compare, random};
 
-    /// Result and gradient of a table of 7 rows that lies so.
+    /// Result and gradient for a table of 7 rows with this placement and these extents.
     fn run(ranks: usize, placement: Placement, extents: &[usize]) -> Vec<Vec<TensorData>> {
         let found = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh([("tensor", ranks)])?;
@@ -334,7 +338,7 @@ mod tests {
         assert!(error.contains("index 7 of a table of 7 rows"), "{error}");
     }
 
-    /// In bf16 a sum of ones would stay at 256.
+    /// A sum of ones in bf16 would stop at 256.
     #[test]
     fn gradients_of_a_row_in_half_precision_add_up_in_f32() {
         let device = burn::tensor::Device::flex().autodiff();

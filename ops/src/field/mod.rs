@@ -1,4 +1,4 @@
-//! Tensors of model code: burn's on one device, sharded ones on many.
+//! Tensor types for model code: burn's on one device, sharded ones on a mesh.
 
 #[cfg(test)]
 mod tests;
@@ -13,9 +13,10 @@ use halocline_core::{Halos, OrRaise, Result, ShardTensor};
 use crate::layer::Apply;
 use crate::operand::Operand;
 
-/// Family of tensors with any number of dims: those of one device, or those of a mesh.
+/// Family of tensor types with any number of dims: burn's on one device, or sharded ones on a mesh.
 ///
-/// Generic functions name a tensor with another number of dims by [`WithDims`], which uses it.
+/// Generic functions use [`WithDims`], built on this trait, to name a tensor with another number of
+/// dims.
 ///
 /// # Example
 /// ```
@@ -30,7 +31,7 @@ pub trait TensorFamily: Sized + 'static {
     type Of<const D: usize>: Field<D> + AnyDims<Family = Self>;
 }
 
-/// [`TensorFamily`] of burn's tensors, each whole on one device. See its example.
+/// [`TensorFamily`] of burn's tensors, each whole on one device. See the trait for an example.
 #[derive(Clone, Copy, Debug)]
 pub struct OneDevice;
 
@@ -56,12 +57,14 @@ impl TensorFamily for Sharded {
     type Of<const D: usize> = ShardTensor<D>;
 }
 
-/// A tensor of a [`TensorFamily`], whose number of dims need not be known. See [`WithDims`] for an example.
+/// Tensor of a [`TensorFamily`] with an unspecified number of dims. See [`WithDims`] for an
+/// example.
 pub trait AnyDims: Sized {
     /// The family.
     type Family: TensorFamily;
 
-    /// Applies a function of fields with any number of dims. See [`DimGeneric`] for an example.
+    /// Applies a function that is generic over the number of dims. See [`DimGeneric`] for an
+    /// example.
     #[track_caller]
     fn apply_any_dims(self, f: impl DimGeneric) -> Self;
 }
@@ -82,8 +85,10 @@ impl<const D: usize> AnyDims for ShardTensor<D> {
     }
 }
 
-/// A function of fields with any number of dims, which keeps this number: by it a layer, such as burn's
-/// [`Linear`](burn::nn::Linear), is one for all of them.
+/// Function from a field to a field with the same number of dims, for any number of dims.
+///
+/// A layer built on it, such as burn's [`Linear`](burn::nn::Linear), has one implementation for all
+/// of them.
 ///
 /// # Example
 /// ```
@@ -116,8 +121,9 @@ pub trait DimGeneric {
     fn call<const D: usize, X: Field<D>>(self, x: X) -> X;
 }
 
-/// Tensor with `D` dims of the same [`TensorFamily`] as `X`: `WithDims<Tensor<4>, 1>` is `Tensor<1>`, and
-/// for `X: Field<4>` `WithDims<X, 4>` is `X`.
+/// Tensor with `D` dims of the same [`TensorFamily`] as `X`.
+///
+/// `WithDims<Tensor<4>, 1>` is `Tensor<1>`; for `X: Field<4>`, `WithDims<X, 4>` is `X`.
 ///
 /// # Example
 /// ```
@@ -143,15 +149,15 @@ macro_rules! methods {
     };
 }
 
-/// A tensor on one device or on many: the type of model code.
+/// Tensor on one device or on a mesh: the type that model code is written for.
 ///
-/// burn's [`Tensor<D>`] and [`ShardTensor<D>`] implement it, with the same results. On a `Tensor`
-/// nothing is communicated and [`resolve`](Field::resolve) is the identity. Each family of
-/// operators adds its methods by a trait of its own, such as [`ConvField`](crate::conv::ConvField);
+/// burn's [`Tensor<D>`] and [`ShardTensor<D>`] implement it and produce the same results. On a
+/// `Tensor` nothing is communicated and [`resolve`](Field::resolve) is the identity. Each family of
+/// operators adds its methods through its own trait, such as [`ConvField`](crate::conv::ConvField);
 /// the prelude imports all of them.
 ///
-/// Methods panic where their operator has no rule, as burn's do on shapes that do not fit. The
-/// functions that they call return the typed error:
+/// Methods panic if their operator has no rule for the sharding, as burn's do if shapes do not
+/// match. The functions they call return the typed error instead:
 /// `x.try_op(|x| conv(x, weight, bias, &options))` with [`conv`](crate::conv::conv()).
 ///
 /// # Example
@@ -189,7 +195,7 @@ pub trait Field<const D: usize>:
     + Mul<f64, Output = Self>
     + Div<f64, Output = Self>
 {
-    /// Converts to a sharded tensor; a plain tensor becomes one of a single rank.
+    /// Converts to a sharded tensor; a plain tensor becomes the only shard of a one-rank mesh.
     ///
     /// # Example
     /// ```
@@ -202,19 +208,22 @@ pub trait Field<const D: usize>:
     fn into_shard(self) -> ShardTensor<D>;
 
     /// Converts the result of an operator back: the inverse of [`into_shard`](Field::into_shard),
-    /// with its example.
+    /// which has an example.
     fn from_shard(shard: ShardTensor<D>) -> Self;
 
-    /// The global shape. See [`into_shard`](Field::into_shard) for an example.
+    /// Global shape. See [`into_shard`](Field::into_shard) for an example.
     fn dims(&self) -> [usize; D];
 
-    /// Puts an operand on the mesh of this tensor: one that is equal on all ranks, replicated, and a
-    /// parameter as [its layout](halocline_core::ParamShard) has it. With checks on
-    /// ([`Settings::check`](halocline_core::Settings::check)) ranks compare a hash of what is replicated.
+    /// Places an operand on the mesh of this tensor.
+    ///
+    /// A tensor that is equal on all ranks becomes replicated; a parameter keeps [its
+    /// layout](halocline_core::ParamShard). With checks on
+    /// ([`Settings::check`](halocline_core::Settings::check)) the ranks compare a hash of
+    /// replicated operands.
     ///
     /// # Panics
-    /// Panics for a parameter on another mesh; [raises](halocline_core::Error::raise) a failure of
-    /// communication.
+    /// Panics if a parameter lies on another mesh; [raises](halocline_core::Error::raise)
+    /// communication failures.
     ///
     /// # Example
     /// ```
@@ -230,12 +239,12 @@ pub trait Field<const D: usize>:
         let x = self.clone().into_shard();
         Field::from_shard(match operand.into() {
             Operand::Replicated(tensor) => x.replicate_beside(tensor),
-            // Detached: a loss may depend on the operand alone.
+            // Detached, since a loss may depend on the operand alone.
             laid => laid.beside(&x.inner()).or_raise(),
         })
     }
 
-    /// The number type.
+    /// Element type.
     ///
     /// # Example
     /// ```
@@ -252,11 +261,11 @@ pub trait Field<const D: usize>:
         self.clone().into_shard().local().dtype()
     }
 
-    /// Runs an operator on sharded tensors on this one, plain or sharded. The result has the same
-    /// carrier: for `E = D` it is of this tensor's type.
+    /// Runs an operator for sharded tensors on this tensor, plain or sharded. The result belongs to
+    /// the same [`TensorFamily`]; for `E = D` it has this tensor's type.
     ///
     /// # Errors
-    /// Those of the operator.
+    /// Errors of the operator.
     ///
     /// # Example
     /// ```
@@ -276,13 +285,13 @@ pub trait Field<const D: usize>:
 
     /// Applies an elementwise closure.
     ///
-    /// Its value for a cell must depend on the value of that cell alone. Parameters and factors
+    /// The value at a cell must depend only on the input value at that cell. Parameters and factors
     /// that vary by cell are operands: `x * x.beside(scale)`.
     ///
     /// # Panics
     /// Panics where [`ShardTensor::map_local`] does: if `f` changes the shape or captures a tensor
-    /// with gradients; with checks on, if its value for a cell depends on other cells or on the
-    /// cell's place.
+    /// with gradients; with checks on, also if the value at a cell depends on other cells or on the
+    /// position of the cell.
     ///
     /// # Example
     /// ```
@@ -297,8 +306,8 @@ pub trait Field<const D: usize>:
         Self::from_shard(self.into_shard().map_local(f))
     }
 
-    /// Applies a block of a model and keeps only its input: the backward pass computes the block again. See
-    /// [`ShardTensor::recompute`].
+    /// Applies a block of a model and keeps only its input; the backward pass recomputes the block.
+    /// See [`ShardTensor::recompute`].
     ///
     /// # Panics
     /// Panics where [`ShardTensor::recompute`] does.
@@ -327,7 +336,8 @@ pub trait Field<const D: usize>:
         Self::from_shard(self.into_shard().recompute(module, halos, block))
     }
 
-    /// [`recompute`](Self::recompute) of a block with a second operand, which receives its gradient, too.
+    /// [`recompute`](Self::recompute) for a block with a second operand, which also receives its
+    /// gradient.
     ///
     /// # Panics
     /// Panics where [`ShardTensor::recompute_with`] does.
@@ -347,10 +357,11 @@ pub trait Field<const D: usize>:
         Self::from_shard(x.recompute_with(other.into_shard(), module, halos, block))
     }
 
-    /// Completes partial values by a reduction over the ranks. Other tensors pass unchanged.
+    /// Completes partial values by a reduction over the ranks. Other tensors are returned
+    /// unchanged.
     ///
     /// # Panics
-    /// [Raises](halocline_core::Error::raise) a failure of communication.
+    /// [Raises](halocline_core::Error::raise) communication failures.
     ///
     /// # Example
     /// ```
@@ -375,7 +386,7 @@ pub trait Field<const D: usize>:
     halocline_core::elementwise!(methods);
 }
 
-/// Runs an operator on either kind of tensor, and panics with its error.
+/// Runs an operator on either kind of tensor and panics with its error.
 #[track_caller]
 pub(crate) fn run<const D: usize, const E: usize, X: Field<D>>(
     x: X,

@@ -1,10 +1,10 @@
-//! Elementwise functions and closures of fields.
+//! Tests of elementwise functions and closures on fields.
 
 use super::*;
 use crate::testing::{Operator, check_op, difference, random};
 use burn::tensor::{FloatDType, TensorData};
 
-/// The error function, by Simpson's rule.
+/// Error function, integrated by Simpson's rule.
 fn erf(x: f64) -> f64 {
     let parts = 2000;
     let density = |i: usize| (-(x * i as f64 / parts as f64).powi(2)).exp();
@@ -19,7 +19,7 @@ fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + inner.tanh())
 }
 
-/// Checks functions on shards against one device, and there against their definition in f64.
+/// Checks functions on shards against one device, and the latter against their definition in f64.
 macro_rules! check_functions {
     ($($name:ident($($argument:expr),*) of $domain:ident is $expected:expr;)*) => {{
         $({

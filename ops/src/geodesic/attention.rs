@@ -1,20 +1,23 @@
-//! Neighborhood attention on the sphere: to the cells within a geodesic radius.
+//! Neighborhood attention on the sphere: each cell attends to the cells within a geodesic radius.
 //!
-//! `y(p) = Σ_q w_q e^{s q(p)·k(q)} v(q) / Σ_q w_q e^{s q(p)·k(q)}` over the cells `q` within the radius, for each head, with
-//! the weights `w` of the quadrature and `s = 1/√width`. Semantics follow the kernel of torch-harmonics'
-//! `NeighborhoodAttentionS2`, between its projections.
+//! For each head, `y(p) = Σ_q w_q e^{s q(p)·k(q)} v(q) / Σ_q w_q e^{s q(p)·k(q)}` over the cells
+//! `q` within the radius, with quadrature weights `w` and `s = 1/√width`. Semantics follow the
+//! kernel of torch-harmonics' `NeighborhoodAttentionS2`, between its projections.
 //!
 //! # Shapes
-//! Queries, keys and values are `[batch, heads · width, lat, lon]`, with the width of a head first or other widths of values.
-//! Keys and values are of one grid; queries, and the result, of it or of another, whose longitudes divide those of keys.
+//! Queries, keys and values are `[batch, heads · width, lat, lon]`, where `width` is the number of
+//! channels per head; values may have another width. Keys and values share one grid. Queries and
+//! the result share that grid or a second one, whose number of longitudes divides that of the keys.
 //!
 //! # Placement
-//! Batch, latitude and longitude may be sharded, of all three alike. Longitude is made whole by an exchange; of keys and values
-//! halos in latitude travel; queries of another grid go to the ranks of the keys in their latitudes, and results back. The result has the layout of the queries.
+//! Batch, latitude and longitude may be sharded, alike for all three tensors. An exchange makes
+//! longitude whole; keys and values exchange halos in latitude. Queries on another grid travel to
+//! the ranks that hold the keys at their latitudes, and results travel back. The result has the
+//! layout of the queries.
 //!
 //! # Adjoint
-//! That of the softmax, computed where the queries are; gradients of keys and values go back as halos and are
-//! added.
+//! Adjoint of the softmax, computed where the queries are; gradients of keys and values return as
+//! halos and are added.
 
 use std::f64::consts::PI;
 use std::fmt;
@@ -33,7 +36,7 @@ use crate::sphere::SphereGrid;
 
 const NAME: &str = "sphere_attention";
 
-/// The cells of a grid within a geodesic radius of each other. Clones share them.
+/// Neighborhoods of the cells of a grid: the cells within a geodesic radius. Clones share the data.
 ///
 /// # Example
 /// ```
@@ -59,20 +62,22 @@ impl fmt::Debug for GeodesicNeighborhood {
 }
 
 impl GeodesicNeighborhood {
-    /// Neighborhoods on a grid of so many latitudes and longitudes: by default within the largest distance
-    /// of latitudes.
+    /// Neighborhoods on a grid of `size = [latitudes, longitudes]`. The default radius is the
+    /// largest distance between adjacent latitudes.
     ///
     /// # Errors
-    /// A grid without cells; a radius that is not positive.
+    /// Fails for a grid without cells and for a radius that is not positive.
     pub fn new(size: [usize; 2], grid: SphereGrid, radius: Option<f64>) -> Result<Self> {
         Self::between([size; 2], [grid; 2], radius)
     }
 
-    /// Neighborhoods on a grid of keys of the cells of a grid of queries, by their latitudes and longitudes: by default within the
-    /// largest distance of latitudes of queries.
+    /// Neighborhoods in the grid of keys for each cell of the grid of queries. `sizes` and `grids`
+    /// list keys first, then queries; a size is `[latitudes, longitudes]`. The default radius is
+    /// the largest distance between adjacent latitudes of the queries.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new); longitudes of queries that do not divide those of keys.
+    /// Errors of [`new`](Self::new); also fails if the number of longitudes of the queries does not
+    /// divide that of the keys.
     ///
     /// # Example
     /// ```
@@ -118,10 +123,11 @@ impl GeodesicNeighborhood {
     }
 }
 
-/// Attention of each cell to the cells within a radius. See the [module](self).
+/// Computes the attention of each cell to the cells within a radius. See the [module](self).
 ///
 /// # Errors
-/// Shapes, layouts or number types that do not fit; channels that are sharded; partial values.
+/// Fails for shapes, layouts or element types that do not match, for sharded channels and for
+/// partial values.
 ///
 /// # Example
 /// ```
@@ -190,7 +196,7 @@ pub fn sphere_attention(
     all[0].require_whole(NAME, 1)?;
     let [queries, keys, values] = all;
     let (keys, values) = (reach.pencil(keys, NAME)?, reach.pencil(values, NAME)?);
-    // Beside the keys that they reach.
+    // Queries move to the ranks that hold the keys they reach.
     let mut extents = keys.layout().all_extents().to_vec();
     extents[1] = vec![q[1]];
     extents[2] = reach.output_rows(keys.layout())?;

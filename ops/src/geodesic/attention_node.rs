@@ -1,4 +1,4 @@
-//! Neighborhood attention on the rows of one shard: a node of the graph.
+//! Graph node of neighborhood attention on the rows of one shard.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,7 +19,8 @@ use crate::kernel::simd::Isa;
 use crate::precision::{cast, widened};
 use crate::reshape;
 
-/// Attention of the output rows, `[heads, width, rows, longitudes]`, to the input rows that they reach.
+/// Attention of the output rows, `[heads, width, rows, longitudes]`, to the input rows within
+/// reach.
 #[derive(Clone)]
 pub(super) struct Attention {
     pub(super) neighbors: Arc<Vec<Vec<Neighbor>>>,
@@ -34,7 +35,7 @@ impl fmt::Debug for Attention {
     }
 }
 
-/// Queries, keys and values of all heads, the latter two as [lines](Around::lines).
+/// Queries, keys and values of all heads; keys and values as [lines](Around::lines).
 struct Operands<'a, E> {
     attention: &'a Attention,
     around: Around,
@@ -42,14 +43,15 @@ struct Operands<'a, E> {
     keys: Buffer<E>,
     values: Buffer<E>,
     heads: usize,
-    /// Rows of outputs.
+    /// Number of output rows.
     rows: usize,
-    /// Channels of keys and values.
+    /// Numbers of channels of keys and values.
     widths: [usize; 2],
 }
 
 impl Attention {
-    /// By our kernels or, on a device without them, by burn's operators, for so many rows on every rank.
+    /// Runs our kernels or, on a device without them, burn's operators. `rows` is the largest
+    /// number of output rows on any rank.
     pub(super) fn run(self, inputs: [Tensor<4>; 3], rows: usize) -> Tensor<4> {
         if !flex::runs_on(&inputs[0].device()) {
             return self.composed(inputs, rows);
@@ -58,7 +60,8 @@ impl Attention {
         Tensor::from_dispatch(apply(self, inputs))
     }
 
-    /// A row at a time. Each rank computes as many as the one with the most, so that the graph is the same on all.
+    /// Computes one row at a time. Each rank computes `rows` rows, the number on the rank with the
+    /// most, so that the graph is the same on all ranks.
     fn composed(&self, inputs: [Tensor<4>; 3], rows: usize) -> Tensor<4> {
         let dtype = inputs[0].dtype();
         let [queries, keys, values] = inputs.map(widened);
@@ -98,7 +101,7 @@ impl Attention {
             let queries = queries.clone().narrow(2, row.min(held - 1), 1);
             let scores = (queries * taken(&keys)).sum_dim(1) * self.scale + logarithms;
             let y = (softmax(scores, 2) * taken(&values)).sum_dim(2);
-            // A cell that reaches none has a sum of no terms, whatever the cell that stands for them.
+            // An empty neighborhood sums to zero; the cell that stands in for it must not show.
             let none = Tensor::<4, Bool>::from_data([[[[neighbors.is_empty()]]]], &device);
             let none = none.expand(y.dims());
             y.mask_fill(none, 0.0)
@@ -133,7 +136,7 @@ impl Attention {
     }
 }
 
-/// The elements of one head.
+/// Elements of one head.
 fn part<E>(elements: &[E], heads: usize, head: usize) -> &[E] {
     let len = elements.len() / heads;
     &elements[head * len..][..len]
@@ -159,7 +162,7 @@ impl<E: Float> Operands<'_, E> {
 
     fn forward(&self, isa: Isa) -> Buffer<E> {
         let head = self.widths[1] * self.rows * self.around.size;
-        // SAFETY: every row is written, each by its task.
+        // SAFETY: every row is written, each by its own task.
         unsafe {
             Buffer::filled(self.heads * head, |y| {
                 tasks::for_each(self.heads * self.rows, 1, |task| {
@@ -173,7 +176,7 @@ impl<E: Float> Operands<'_, E> {
         }
     }
 
-    /// The gradients of queries, keys and values.
+    /// Gradients of queries, keys and values.
     fn backward(&self, isa: Isa, cotangent: &[E]) -> [Buffer<E>; 3] {
         let mut queries = filled(self.queries.len(), 0.0);
         let [mut keys, mut values] = [&self.keys, &self.values].map(|of| filled(of.len(), 0.0));
@@ -181,7 +184,7 @@ impl<E: Float> Operands<'_, E> {
         let all = all.map(|gradient| (gradient.shared(), gradient.len() / self.heads.max(1)));
         tasks::for_each(self.heads, 1, |head| {
             let [queries, keys, values] = all.map(|(all, len)| {
-                // SAFETY: the elements of this task's head.
+                // SAFETY: each task takes only the elements of its own head.
                 unsafe { slice(all, head * len..(head + 1) * len) }
             });
             for row in 0..self.rows {
@@ -248,7 +251,7 @@ mod tests {
     use super::*;
     use crate::testing::{difference, random};
 
-    /// With the longitudes of the inputs, and half as many.
+    /// Output grids with as many longitudes as the inputs, and with half as many.
     #[test]
     fn kernels_and_burns_operators_agree() {
         for (size, width) in [(12, 3), (6, 5)] {
@@ -277,7 +280,7 @@ mod tests {
                 let y = if ours {
                     attention.clone().run(inputs.clone(), 4)
                 } else {
-                    // One more than there are, as beside a rank that has more.
+                    // One row more than held, as if another rank had more rows.
                     attention.composed(inputs.clone(), 5)
                 };
                 let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();

@@ -1,11 +1,11 @@
-//! Functions on a disc that local kernels are sums of.
+//! Basis functions on a disc, whose weighted sums form the local kernels.
 
 use std::f64::consts::PI;
 
 use super::disc::{Bessel, Waves, Zernike};
 
-/// Functions on a disc that the kernels of a [`Disco`](super::Disco) are sums of, as in torch-harmonics 0.9, each with a
-/// weight.
+/// Basis functions on a disc for the kernels of a [`Disco`](super::Disco), as in torch-harmonics
+/// 0.9. A kernel is their weighted sum.
 ///
 /// # Example
 /// ```
@@ -18,27 +18,31 @@ use super::disc::{Bessel, Waves, Zernike};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DiscoBasis {
-    /// Hats around collocation points: on so many rings along a diameter, at so many angles around the centre.
+    /// Hat functions around collocation points: `[rings, angles]`, with rings counted along a
+    /// diameter and angles around the centre.
     PiecewiseLinear([usize; 2]),
-    /// Cosines and sines of two axes under a window by Hann, so many of each axis, of norm one.
+    /// Products of cosines and sines along two axes under a Hann window, with unit norm; the
+    /// numbers of functions of both axes.
     Harmonic([usize; 2]),
-    /// Those of [`Harmonic`](Self::Harmonic) as they are, which torch-harmonics called `morlet` before 0.9.
+    /// [`Harmonic`](Self::Harmonic) without normalisation, named `morlet` in torch-harmonics before
+    /// 0.9.
     Morlet([usize; 2]),
-    /// Zernike's polynomials of degrees below this one, of norm one.
+    /// Zernike polynomials of all degrees below this one, with unit norm.
     Zernike(usize),
-    /// Bessel functions that are zero at the radius, times cosines and sines of the angle, of norm one, by frequency: those
-    /// below the frequency of the first number's zero of order zero, of orders up to the second number.
+    /// Bessel functions that vanish at the radius, times cosines and sines of the angle, with unit
+    /// norm and sorted by frequency. For `[zeros, orders]`: the orders `0..=orders`, up to the
+    /// frequency of the zero of order zero numbered `zeros`.
     FourierBessel([usize; 2]),
 }
 
 impl DiscoBasis {
-    /// These functions with another norm than [`DiscoNorm::Nodal`].
+    /// Combines the basis with a normalisation other than [`DiscoNorm::Nodal`].
     #[must_use]
     pub fn with_norm(self, norm: DiscoNorm) -> DiscoKernel {
         DiscoKernel { basis: self, norm }
     }
 
-    /// The functions, or what is expected of their numbers.
+    /// Lists the functions, or returns the expectation that the numbers violate.
     pub(super) fn functions(self) -> Result<Vec<Function>, &'static str> {
         match self {
             Self::PiecewiseLinear([0, _] | [_, 0]) => Err("one or more rings and angles"),
@@ -68,30 +72,31 @@ fn waves([down, across]: [usize; 2], norm: impl Fn(Waves) -> Waves) -> Vec<Funct
         .collect()
 }
 
-/// Normalisation of the functions of a [`DiscoBasis`], which are divided by it, with the names of torch-harmonics. Sums are by the quadrature of
-/// the input's grid, over the cells that a function reaches from a row of outputs.
+/// Divisor that normalises the functions of a [`DiscoBasis`], with the names of torch-harmonics.
+/// Sums use the quadrature of the input grid, over the cells that a function reaches from a row of
+/// outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DiscoNorm {
-    /// The sum of magnitudes, on each row.
+    /// Sum of magnitudes, per row.
     #[default]
     Nodal,
-    /// The same, after the mean was subtracted from functions that depend on the direction.
+    /// Same as `Nodal`, after subtracting the mean from functions that depend on the direction.
     Modal,
-    /// The mean of these sums over all rows.
+    /// Mean over all rows of the sums of magnitudes.
     Mean,
-    /// The area of the cells, on each row.
+    /// Area of the cells, per row.
     Support,
-    /// Half of the disc's part of the sphere.
+    /// Half of the fraction of the sphere that the disc covers.
     Geometric,
-    /// One.
+    /// One: no normalisation.
     None,
 }
 
-/// The functions and the norm of a [`Disco`](super::Disco). Two numbers are rings and angles of
-/// [`PiecewiseLinear`](DiscoBasis::PiecewiseLinear) functions.
+/// Basis functions and normalisation of a [`Disco`](super::Disco). Converts from a basis, and from
+/// two numbers: rings and angles of [`PiecewiseLinear`](DiscoBasis::PiecewiseLinear).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiscoKernel {
-    /// The functions.
+    /// Basis functions.
     pub basis: DiscoBasis,
     /// Their normalisation.
     pub norm: DiscoNorm,
@@ -109,7 +114,7 @@ impl From<DiscoBasis> for DiscoKernel {
     }
 }
 
-/// A function on the unit disc.
+/// Function on the unit disc.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Function {
     Hat(Hat),
@@ -119,7 +124,7 @@ pub(super) enum Function {
 }
 
 impl Function {
-    /// The value at a radius up to one and an angle in `[0, 2π)`; `None` outside of its support.
+    /// Value at a radius in `[0, 1]` and an angle in `[0, 2π)`; `None` outside the support.
     pub(super) fn value(&self, radius: f64, angle: f64) -> Option<f64> {
         match self {
             Self::Hat(hat) => hat.value(radius, angle),
@@ -129,7 +134,7 @@ impl Function {
         }
     }
 
-    /// Whether it depends on the radius alone.
+    /// Whether the function depends on the radius alone.
     pub(super) fn is_isotropic(&self) -> bool {
         match self {
             Self::Hat(hat) => matches!(hat.angles, Angles::All),
@@ -140,11 +145,11 @@ impl Function {
     }
 }
 
-/// A hat around a ring, or around a place on it.
+/// Hat function around a ring, or around a point on it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hat {
     ring: f64,
-    /// The distance of rings.
+    /// Distance between rings.
     step: f64,
     angles: Angles,
 }
@@ -152,9 +157,10 @@ pub(super) struct Hat {
 #[derive(Clone, Copy, Debug)]
 enum Angles {
     All,
-    /// The angle of the place, and the distance of places.
+    /// Angle of the point, and the distance between points.
     Around(f64, f64),
-    /// The same for an even number of rings along a diameter, whose innermost reaches beyond the centre.
+    /// Same for an even number of rings along a diameter, where the innermost hats reach beyond the
+    /// centre.
     Across(f64, f64),
 }
 
@@ -205,12 +211,12 @@ impl Hat {
     }
 }
 
-/// `1 − |x|/width` within the width.
+/// `1 − |x|/width` within the width, `None` outside.
 fn hat(x: f64, width: f64) -> Option<f64> {
     (x.abs() <= width).then(|| 1.0 - x.abs() / width)
 }
 
-/// The distance of two angles.
+/// Distance between two angles.
 fn distance(a: f64, b: f64) -> f64 {
     let between = (a - b).abs();
     between.min((2.0 * PI - between).abs())

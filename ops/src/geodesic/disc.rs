@@ -2,10 +2,10 @@
 
 use std::f64::consts::PI;
 
-/// A product of a wave along each of two axes, under a window by Hann.
+/// Product of one wave along each of two axes, under a Hann window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waves {
-    /// Numbers of the waves along both axes: cosines have even ones, sines odd ones.
+    /// Wave numbers along both axes: even for cosines, odd for sines.
     numbers: [usize; 2],
     norm: f64,
 }
@@ -15,7 +15,7 @@ impl Waves {
         Self { numbers, norm: 1.0 }
     }
 
-    /// The same with a norm of one, by the quadrature of torch-harmonics.
+    /// Scales the product to unit norm, by the quadrature of torch-harmonics.
     pub(super) fn normalised(self) -> Self {
         const RADII: usize = 50;
         const ANGLES: usize = 200;
@@ -50,7 +50,7 @@ impl Waves {
     }
 }
 
-/// A polynomial by Zernike, of norm one.
+/// Zernike polynomial of unit norm.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Zernike {
     degree: usize,
@@ -59,7 +59,7 @@ pub(super) struct Zernike {
 }
 
 impl Zernike {
-    /// All of degrees below `degrees`.
+    /// All polynomials of degrees below `degrees`.
     pub(super) fn below(degrees: usize) -> impl Iterator<Item = Self> {
         let orders = |degree: usize| (-(degree as isize)..=degree as isize).step_by(2);
         (0..degrees).flat_map(move |degree| orders(degree).map(move |order| Self { degree, order }))
@@ -68,7 +68,7 @@ impl Zernike {
     pub(super) fn value(&self, radius: f64, angle: f64) -> f64 {
         let order = self.order.unsigned_abs();
         let [sum, difference] = [(self.degree + order) / 2, (self.degree - order) / 2];
-        // (−1)^k (n − k)! / (k! (s − k)! (d − k)!), each from the one before.
+        // (−1)^k (n − k)! / (k! (s − k)! (d − k)!), each from the previous one.
         let binomial = |product: f64, i: usize| product * (sum + i) as f64 / i as f64;
         let mut factor = (1..=difference).fold(1.0, binomial);
         let mut radial = 0.0;
@@ -92,20 +92,21 @@ impl Zernike {
     }
 }
 
-/// A Bessel function that is zero at a radius of one, times a wave around the centre, of norm one.
+/// Bessel function that vanishes at radius one, times a wave around the centre, with unit norm.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bessel {
     pub(super) order: usize,
-    /// A zero of the function of this order.
+    /// Zero of the Bessel function of this order.
     zero: f64,
     is_sine: bool,
     norm: f64,
 }
 
 impl Bessel {
-    /// Those of orders up to `orders` and zeros up to the one of order zero that is numbered `zeros`, by their zeros.
+    /// Functions of orders up to `orders`, with zeros up to the zero of order zero numbered
+    /// `zeros`, sorted by zero.
     pub(super) fn up_to(zeros: usize, orders: usize) -> Vec<Self> {
-        // The zeros of an order separate those of the next.
+        // The zeros of one order separate those of the next.
         let mut of_order: Vec<f64> = (1..=zeros + orders)
             .map(|n| bisect(0, (n as f64 - 0.5) * PI, n as f64 * PI))
             .collect();
@@ -150,12 +151,12 @@ impl Bessel {
     }
 }
 
-/// The Bessel function of the first kind of an order.
+/// Bessel function of the first kind.
 fn bessel(order: usize, x: f64) -> f64 {
     libm::jn(order as i32, x)
 }
 
-/// The zero of a Bessel function between two places.
+/// Zero of a Bessel function between two points, by bisection.
 fn bisect(order: usize, mut low: f64, mut high: f64) -> f64 {
     let sign = bessel(order, low).signum();
     loop {
@@ -175,7 +176,7 @@ fn bisect(order: usize, mut low: f64, mut high: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// The integrals of all products of two functions over the disc.
+    /// Integrals over the disc of the products of all pairs of functions.
     fn products(functions: &[impl Fn(f64, f64) -> f64]) -> Vec<Vec<f64>> {
         let (radii, angles) = (400, 32);
         let integral = |a: &dyn Fn(f64, f64) -> f64, b: &dyn Fn(f64, f64) -> f64| {
@@ -208,7 +209,7 @@ mod tests {
             .iter()
             .map(|polynomial| |radius, angle| polynomial.value(radius, angle));
         check_orthonormal(&values.collect::<Vec<_>>());
-        // 6 r⁴ − 6 r² + 1 and 4 r⁴ − 3 r², by their norms.
+        // 6 r⁴ − 6 r² + 1 and 4 r⁴ − 3 r², over their norms.
         let [isotropic, cosine] = [polynomials[12], polynomials[13]];
         assert!((isotropic.value(0.5, 0.7) * (PI / 5.0).sqrt() + 0.125).abs() < 1e-14);
         let expected = (4.0 / 16.0 - 3.0 / 4.0) * 1.4_f64.cos();

@@ -1,21 +1,24 @@
-//! Discrete-continuous convolution on the sphere, with kernels of a geodesic radius.
+//! Discrete-continuous convolution on the sphere, with kernels supported within a geodesic radius.
 //!
-//! `y_o(p) = Σ_i Σ_k w_oik ∫ ψ_k(R_p⁻¹ q) x_i(q) dq` over the sphere, by the quadrature of the input's grid, where
-//! `ψ_k` are functions of distance and direction from `p`, such as the hats, waves and polynomials of a
-//! [`DiscoBasis`](super::DiscoBasis). Semantics follow torch-harmonics' `DiscreteContinuousConvS2` (Ocampo, Price, McEwen 2023).
+//! `y_o(p) = Σ_i Σ_k w_oik ∫ ψ_k(R_p⁻¹ q) x_i(q) dq` over the sphere, by the quadrature of the
+//! input grid, where `ψ_k` are functions of distance and direction from `p`, such as the hats,
+//! waves and polynomials of a [`DiscoBasis`](super::DiscoBasis). Semantics follow torch-harmonics'
+//! `DiscreteContinuousConvS2` (Ocampo, Price, McEwen 2023).
 //!
 //! # Shapes
-//! `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]` of the output grid, whose longitudes divide those of
-//! the input. The weight is `[channels_out, channels_in/groups, functions]`.
+//! `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]` on the output grid, whose
+//! number of longitudes divides that of the input. The weight is
+//! `[channels_out, channels_in/groups, functions]`.
 //!
 //! # Placement
-//! Batch, latitude and longitude may be sharded, and channels as in a [convolution](crate::conv): a weight that is sharded
-//! in output channels gives a result that is, one in input channels a `Partial(Sum)`. Longitude is made whole by an exchange, because kernels near
-//! the poles reach all of it; of latitude a halo travels, of as many rows as a kernel reaches at
-//! its place. The result has the placements of `x`, and its extents where the grid keeps its size.
+//! Batch, latitude and longitude may be sharded, and channels as in a [convolution](crate::conv): a
+//! weight sharded in output channels gives a result sharded in channels, one sharded in input
+//! channels a `Partial(Sum)`. An exchange makes longitude whole, because kernels near the poles
+//! reach all of it. In latitude only a halo travels, of as many rows as the kernels reach at that
+//! latitude. The result has the placements of `x`, and its extents where the grid keeps its size.
 //!
 //! # Adjoint
-//! The transposed sums, whose rows are computed by the rank that has them; halos and longitudes go back and
+//! Transposed sums, each row computed by the rank that holds it; halos and longitudes return and
 //! are added.
 
 use std::fmt;
@@ -37,8 +40,8 @@ use crate::sphere::SphereGrid;
 
 const NAME: &str = "disco";
 
-/// Kernels of a discrete-continuous convolution between two grids: their support on every latitude.
-/// Clones share it.
+/// Kernels of a discrete-continuous convolution between two grids, with their support at every
+/// latitude. Clones share the data.
 ///
 /// # Example
 /// ```
@@ -67,13 +70,16 @@ impl fmt::Debug for Disco {
 }
 
 impl Disco {
-    /// Kernels from a grid of `input` latitudes and longitudes to one of `output`, which are sums of the functions of a
-    /// [`DiscoBasis`](super::DiscoBasis) within a geodesic radius: by default the largest distance of latitudes of the output. Two numbers are
-    /// rings along a diameter and angles around the centre, of piecewise linear functions.
+    /// Kernels from a grid of `input = [latitudes, longitudes]` to one of `output`.
+    ///
+    /// A kernel is a weighted sum of the functions of a [`DiscoBasis`](super::DiscoBasis) within a
+    /// geodesic radius, by default the largest distance between adjacent latitudes of the output. A
+    /// `kernel` of two numbers selects piecewise linear functions: rings along a diameter and
+    /// angles around the centre.
     ///
     /// # Errors
-    /// A grid without cells; longitudes of the output that do not divide those of the input; a basis without functions;
-    /// a radius that is not positive.
+    /// Fails for a grid without cells, for a number of output longitudes that does not divide that
+    /// of the input, for a basis without functions, and for a radius that is not positive.
     pub fn new(
         input: [usize; 2],
         output: [usize; 2],
@@ -84,11 +90,12 @@ impl Disco {
         Self::between([input, output], [grid; 2], kernel, radius)
     }
 
-    /// Kernels from a grid of one kind to one of another, such as from Gauss-Legendre to equiangular latitudes; input and output
-    /// by their latitudes and longitudes. See [`new`](Self::new).
+    /// Kernels between grids of two kinds, such as from Gauss-Legendre to equiangular latitudes.
+    /// `sizes` and `grids` list input first, then output; a size is `[latitudes, longitudes]`. See
+    /// [`new`](Self::new).
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// Errors of [`new`](Self::new).
     ///
     /// # Example
     /// ```
@@ -135,12 +142,12 @@ impl Disco {
         })
     }
 
-    /// Latitudes and longitudes of input and output.
+    /// `[latitudes, longitudes]` of input and output.
     pub fn sizes(&self) -> [[usize; 2]; 2] {
         self.reach.sizes
     }
 
-    /// The number of functions, which is that of weights of a pair of channels.
+    /// Number of basis functions, which is the number of weights per pair of channels.
     pub fn functions(&self) -> usize {
         self.entries.functions
     }
@@ -149,7 +156,8 @@ impl Disco {
 /// Convolves a field on the sphere with local kernels. See the [module](self).
 ///
 /// # Errors
-/// Shapes that do not fit; partial values; channels that are sharded otherwise than the weight's.
+/// Fails for shapes that do not match, for partial values, and for channels that are sharded
+/// otherwise than the weight's.
 ///
 /// # Example
 /// ```
@@ -208,7 +216,7 @@ pub fn disco_conv(
     conv(terms, weight, bias, &options)
 }
 
-/// The integral of each channel with each function around each output cell:
+/// Integrates each channel against each function around each output cell:
 /// `[batch, channels · functions, lat, lon]`.
 pub(super) fn disco(x: ShardTensor<4>, kernels: &Disco) -> Result<ShardTensor<4>> {
     let reach = &kernels.reach;

@@ -1,12 +1,12 @@
-//! A local kernel on every latitude of a grid: a sparse matrix that is the same for all longitudes.
+//! Local kernels at every latitude of a grid: a sparse matrix that is the same for all longitudes.
 
 use std::f64::consts::PI;
 use std::ops::Range;
 
 use super::basis::{DiscoNorm, Function};
 
-/// A factor of an input cell in an output cell, which stand at longitudes that differ by `shift`
-/// input cells, or more by the output's place.
+/// Factor of an input cell in the sum of an output cell at longitude zero. `shift` counts
+/// longitudes of the input; for other output cells it starts at their own longitude.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Entry {
     pub(super) function: usize,
@@ -15,18 +15,19 @@ pub(super) struct Entry {
     pub(super) factor: f64,
 }
 
-/// Grids of a filter by their cosines of colatitudes, with the input's quadrature weights, and the kernels' radius.
+/// Grids of a filter as cosines of colatitudes, with the quadrature weights of the input and the
+/// radius of the kernels.
 pub(super) struct Grids<'a> {
     pub(super) cosines: &'a [f64],
     pub(super) weights: &'a [f64],
     pub(super) longitudes: usize,
     pub(super) outputs: &'a [f64],
     pub(super) radius: f64,
-    /// Distance within which cells belong to a kernel, a little more than the radius.
+    /// Distance within which cells belong to a kernel, slightly larger than the radius.
     pub(super) cutoff: f64,
 }
 
-/// Entries of all output rows, whose [rows](Entry::row) are those of the input.
+/// Entries by output row; their [rows](Entry::row) are input rows.
 pub(super) fn entries(
     functions: &[Function],
     norm: DiscoNorm,
@@ -68,7 +69,7 @@ pub(super) fn entries(
     found
 }
 
-/// The input rows that can lie within the cutoff of an output's.
+/// Input rows that can lie within the cutoff of an output row.
 pub(super) fn rows(cosines: &[f64], output: f64, cutoff: f64) -> Range<usize> {
     let near = |x: &f64| (x.acos() - output.acos()).abs() <= cutoff;
     let first = cosines.iter().position(near).unwrap_or(0);
@@ -76,7 +77,7 @@ pub(super) fn rows(cosines: &[f64], output: f64, cutoff: f64) -> Range<usize> {
     first..last.map_or(first, |last| last + 1)
 }
 
-/// The distance and direction of a point from the output at longitude zero.
+/// Distance and direction of a point from the output cell at longitude zero.
 pub(super) fn rotated(cosine: f64, longitude: f64, output: f64) -> (f64, f64) {
     // As in torch-harmonics: in f64 from the colatitudes, normalised.
     let (sine, output_sine) = (cosine.acos().sin(), output.acos().sin());
@@ -96,7 +97,8 @@ pub(super) fn rotated(cosine: f64, longitude: f64, output: f64) -> (f64, f64) {
     (z.clamp(-1.0, 1.0).acos(), direction)
 }
 
-/// Divides the factors of each function by a norm; `areas` are those of a cell on each input row.
+/// Divides the factors of each function by its norm. `areas` holds the area of one cell on each
+/// input row.
 fn normalise(
     rows: &mut [Vec<Entry>],
     functions: &[Function],
@@ -104,7 +106,7 @@ fn normalise(
     areas: &[f64],
     radius: f64,
 ) {
-    /// No norm is smaller.
+    /// Lower bound on norms.
     const LEAST: f64 = 1e-9;
     let sums = |entries: &[Entry], of: fn(&Entry) -> f64| {
         let mut sums = vec![0.0; functions.len()];
@@ -152,7 +154,7 @@ fn normalise(
     }
 }
 
-/// The same entries by input row, whose [`Entry::row`] is the output row.
+/// The same entries by input row; their [`Entry::row`] is the output row.
 pub(super) fn transposed(entries: &[Vec<Entry>], rows: usize) -> Vec<Vec<Entry>> {
     let mut found = vec![Vec::new(); rows];
     for (output, entries) in entries.iter().enumerate() {

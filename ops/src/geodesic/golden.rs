@@ -1,4 +1,4 @@
-//! Operators on geodesic neighborhoods in the registry.
+//! Registry entries of the operators on geodesic neighborhoods.
 
 use super::attention::{GeodesicNeighborhood, sphere_attention};
 use super::basis::{DiscoBasis, DiscoKernel, DiscoNorm};
@@ -6,7 +6,7 @@ use super::disco::{Disco, disco_conv};
 use crate::golden::{Case, Dims, Golden, output};
 use crate::sphere::{SphereGrid, grid_of};
 
-/// The grids of input and output: `grid` for both, unless the output has one of its own.
+/// Grids of input and output: `grid` for both, unless `grid_out` names another for the output.
 fn grids(case: &Case) -> [SphereGrid; 2] {
     let input = grid_of(case, "grid");
     match case.attributes.text("grid_out") {
@@ -15,7 +15,7 @@ fn grids(case: &Case) -> [SphereGrid; 2] {
     }
 }
 
-/// The functions that `basis_type` and `kernel_shape` name, with their norm.
+/// Basis functions named by `basis_type` and `kernel_shape`, with their normalisation.
 fn kernel_of(case: &Case) -> DiscoKernel {
     let [first, second] = case.attributes.array::<2>("kernel_shape", 1);
     let basis = match case.attributes.text("basis_type") {
@@ -35,7 +35,7 @@ fn kernel_of(case: &Case) -> DiscoKernel {
     })
 }
 
-/// The operators.
+/// Operators of this family.
 pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("disco_conv", |case| {
         let [input, out] = ["in_shape", "out_shape"].map(|key| case.attributes.array::<2>(key, 1));

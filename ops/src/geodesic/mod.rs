@@ -1,8 +1,8 @@
-//! Operators on cells within a geodesic radius: discrete-continuous convolution and neighborhood attention on the
-//! sphere.
+//! Operators on the cells within a geodesic radius: discrete-continuous convolution and
+//! neighborhood attention on the sphere.
 //!
-//! Longitude is made whole by an exchange, because cells near the poles have neighbors at all longitudes. Of latitude a
-//! halo travels: the rows that those of a rank reach.
+//! An exchange makes longitude whole, because cells near the poles have neighbors at all
+//! longitudes. In latitude only a halo travels: the rows within reach of a rank's own rows.
 
 pub mod attention;
 mod attention_node;
@@ -27,9 +27,9 @@ pub use disco::{Disco, disco_conv};
 use crate::field::{Field, run};
 use crate::operand::Operand;
 
-/// Operators on geodesic neighborhoods as methods.
+/// Methods for operators on geodesic neighborhoods.
 pub trait GeodesicField: Field<4> {
-    /// The convolution with local kernels on the sphere, with a weight
+    /// Discrete-continuous convolution on the sphere, with a weight of shape
     /// `[channels_out, channels_in/groups, functions]`. See [`disco`].
     ///
     /// # Panics
@@ -46,7 +46,7 @@ pub trait GeodesicField: Field<4> {
         run(self, |x| disco_conv(x, weight, bias, groups, kernels))
     }
 
-    /// Attention of each cell, by this tensor of queries, to the cells within a radius. See
+    /// Attention of each cell to the cells within a radius; `self` holds the queries. See
     /// [`attention`].
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! Sums over local kernels on one shard: a node of the graph.
+//! Graph node of the sums over local kernels on one shard.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use crate::kernel::lines::slice;
 use crate::kernel::simd::Isa;
 use crate::reshape;
 
-/// The entries of a filter, by output row and by input row.
+/// Entries of a filter, by output row and by input row.
 pub(super) struct Entries {
     pub(super) by_output: Vec<Vec<Entry>>,
     pub(super) by_input: Vec<Vec<Entry>>,
     pub(super) functions: usize,
-    /// Longitudes of inputs and outputs.
+    /// Numbers of longitudes of inputs and outputs.
     pub(super) longitudes: [usize; 2],
 }
 
-/// The sums of some output rows, `[planes, functions, rows, longitudes]`, over cells of the input rows that they
-/// reach, `[planes, rows, longitudes]`.
+/// Sums for a range of output rows, `[planes, functions, rows, longitudes]`, over the cells of the
+/// input rows within reach, `[planes, rows, longitudes]`.
 #[derive(Clone)]
 pub(super) struct LocalSums {
     pub(super) entries: Arc<Entries>,
@@ -70,7 +70,7 @@ impl LocalSums {
             terms
         });
         let (lines, channel) = (around.lines(x), around.channel());
-        // SAFETY: the tasks write all lines, each its own.
+        // SAFETY: the tasks write all lines, each task its own.
         unsafe {
             Buffer::filled(planes * functions * rows * width, |y| {
                 tasks::for_each(planes * rows, 1, |task| {
@@ -97,7 +97,7 @@ impl LocalSums {
             phases: 1,
             rows: functions * rows,
         };
-        // Cells of one phase are sums over longitudes of the cotangent.
+        // The cells of one phase are sums over longitudes of the cotangent.
         let terms = tasks::map(inputs, 1, |row| {
             let mut terms = vec![Vec::new(); phases];
             for entry in &self.entries.by_input[self.inputs.start + row] {
@@ -113,7 +113,7 @@ impl LocalSums {
         });
         let (lines, channel) = (around.lines(y), around.channel());
         let scratch = || vec![E::default(); width];
-        // SAFETY: the tasks write all rows, each its own.
+        // SAFETY: the tasks write all rows, each task its own.
         unsafe {
             Buffer::filled(planes * inputs * wide, |x| {
                 tasks::for_each_init(planes * inputs, 1, scratch, |sums, task| {
@@ -134,7 +134,8 @@ impl LocalSums {
         }
     }
 
-    /// The sums by burn's operators: a cell for each entry and output longitude, which are added.
+    /// Computes the sums with burn's operators: gathers one cell per entry and output longitude,
+    /// then adds them up.
     pub(super) fn composed(&self, x: Tensor<3>) -> Tensor<4> {
         let ([wide, width], rows) = (self.entries.longitudes, self.outputs.len());
         let [planes, _, _] = x.dims();
@@ -168,7 +169,7 @@ impl LocalSums {
 }
 
 impl Operator for LocalSums {
-    /// The number of planes.
+    /// Number of planes.
     type Saved = usize;
 
     fn names(&self) -> Option<[&'static str; 2]> {

@@ -1,5 +1,5 @@
-//! Cells of a grid within a geodesic radius of cells of another: which rows they are in, and how they come to
-//! the ranks that need them.
+//! Cells of one grid within a geodesic radius of cells of another: their rows, and their way to the
+//! ranks that need them.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,13 +12,14 @@ use super::filter::rows;
 use crate::spectral::whole;
 use crate::sphere::SphereGrid;
 
-/// The input rows that output rows reach, between two grids.
+/// Input rows within reach of output rows, between two grids.
 #[derive(Clone)]
 pub(super) struct Reach {
-    /// Latitudes and longitudes of input and output.
+    /// `[latitudes, longitudes]` of input and output.
     pub(super) sizes: [[usize; 2]; 2],
     pub(super) radius: f64,
-    /// The radius, and a little more, so that points at the radius belong to it, however they are rounded.
+    /// Slightly more than the radius, so that points at the radius are included however they are
+    /// rounded.
     pub(super) cutoff: f64,
     rows: Arc<[Range<usize>]>,
 }
@@ -31,11 +32,12 @@ impl fmt::Debug for Reach {
 }
 
 impl Reach {
-    /// The reach within a radius: by default the largest distance of latitudes of the output.
+    /// Reach within a radius, by default the largest distance between adjacent latitudes of the
+    /// output.
     ///
     /// # Errors
-    /// A grid without cells; longitudes of the output that do not divide those of the input; a radius that is not
-    /// positive.
+    /// Fails for a grid without cells, for a number of output longitudes that does not divide that
+    /// of the input, and for a radius that is not positive.
     pub(super) fn new(
         operator: &str,
         sizes @ [input, output]: [[usize; 2]; 2],
@@ -101,7 +103,7 @@ impl Reach {
         whole(x, 3, &[1], &[2], operator)
     }
 
-    /// The input rows that output rows reach.
+    /// Input rows within reach of a range of output rows.
     pub(super) fn inputs(&self, outputs: &Range<usize>) -> Range<usize> {
         let reached = || {
             self.rows[outputs.clone()]
@@ -112,7 +114,8 @@ impl Reach {
         first..reached().map(|rows| rows.end).max().unwrap_or(first)
     }
 
-    /// The extents of output rows: those of input rows if there are as many, and else as even as possible.
+    /// Extents of output rows: those of the input rows if there are as many, otherwise as even as
+    /// possible.
     pub(super) fn output_rows(&self, layout: &Layout) -> Result<Vec<usize>> {
         let [[latitudes, _], [outputs, _]] = self.sizes;
         if outputs == latitudes {
@@ -124,14 +127,14 @@ impl Reach {
         Ok(layout.extents(2).to_vec())
     }
 
-    /// The output rows of a position.
+    /// Output rows at a position of the mesh.
     pub(super) fn outputs(&self, layout: &Layout, position: usize) -> Result<Range<usize>> {
         let (rows, part) = (self.output_rows(layout)?, layout.part(2, position));
         let start = rows[..part].iter().sum();
         Ok(start..start + rows[part])
     }
 
-    /// Whether the output rows of every rank reach input rows.
+    /// Whether the output rows of every rank reach any input rows.
     pub(super) fn reaches_all(&self, layout: &Layout) -> Result<bool> {
         let rows = self.output_rows(layout)?;
         let mut start = 0;
@@ -141,7 +144,7 @@ impl Reach {
         }))
     }
 
-    /// The cells that the output rows of this rank reach.
+    /// Assembles the cells within reach of the output rows of this rank.
     pub(super) fn assemble(&self, x: &ShardTensor<4>, operator: &'static str) -> Result<Tensor<4>> {
         let layout = x.layout();
         let outputs = (0..x.mesh().size()).map(|position| self.outputs(layout, position));
@@ -160,8 +163,8 @@ impl Reach {
         })
     }
 
-    /// Returns a result to the placements of the input, with its extents where sizes are the same. Channels stay as
-    /// they are.
+    /// Redistributes a result to the placements of the input, with its extents where sizes are
+    /// equal. Channels stay as they are.
     pub(super) fn restore(&self, y: ShardTensor<4>, before: &Layout) -> Result<ShardTensor<4>> {
         let mut target = Layout::new(before.mesh(), &y.dims(), before.placements())?;
         if target.is_sharded(1) {

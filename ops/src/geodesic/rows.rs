@@ -1,4 +1,4 @@
-//! Kernels of attention on a sphere, for a row of outputs at a time.
+//! Kernels of attention on the sphere, for one row of outputs at a time.
 
 use std::ops::Range;
 
@@ -12,54 +12,58 @@ use crate::kernel::math::exp;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::Element;
 
-/// A cell in reach of those of an output row: in this row, so many longitudes of the input further.
+/// Cell within reach of an output row: its row, and its longitude as a number of input longitudes
+/// past that of the output cell.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Neighbor {
     pub(super) row: usize,
     pub(super) shift: usize,
-    /// Its area.
+    /// Area of the cell.
     pub(super) weight: f64,
 }
 
-/// Lines of longitudes that go on from their start, so that those of a neighbor lie next to each other for all outputs.
+/// Lines of longitudes continued periodically past their end, so that the cells of one neighbor are
+/// contiguous for all outputs.
 ///
-/// Where inputs have `phases` times the longitudes of outputs, a line holds one of `phases` of them, and there are as many lines.
+/// Where inputs have `phases` times the longitudes of outputs, a row is split into `phases` lines,
+/// each with one of every `phases` longitudes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Around {
-    /// Longitudes of outputs.
+    /// Number of longitudes of outputs.
     pub(super) size: usize,
     pub(super) phases: usize,
-    /// Rows of a channel.
+    /// Number of rows per channel.
     pub(super) rows: usize,
 }
 
 impl Around {
-    /// Longitudes of outputs, with those that fill up vectors.
+    /// Number of longitudes of outputs, rounded up to full vectors.
     fn padded(self) -> usize {
         self.size.next_multiple_of(WIDEST)
     }
 
-    /// Elements of a line.
+    /// Number of elements per line.
     fn line(self) -> usize {
         self.size + self.padded()
     }
 
-    /// Elements of a channel.
+    /// Number of elements per channel.
     pub(super) fn channel(self) -> usize {
         self.rows * self.phases * self.line()
     }
 
-    /// The place in a channel of an input row, from a longitude of the input on: the cells of all outputs follow.
+    /// Offset in a channel of an input row from a given input longitude on: the cells for all
+    /// outputs follow.
     pub(super) fn start(self, row: usize, shift: usize) -> usize {
         let (phase, shift) = (shift % self.phases, shift / self.phases);
         (row * self.phases + phase) * self.line() + shift
     }
 
-    /// Lines of cells, `[channels, rows, longitudes]`.
+    /// Builds the lines from cells `[channels, rows, longitudes]`.
     pub(super) fn lines<E: Element>(self, x: &[E]) -> Buffer<E> {
         let (size, phases, len) = (self.size, self.phases, self.line());
         let count = x.len() / (size * phases).max(1) * phases;
-        // SAFETY: every line is written, each by its task.
+        // SAFETY: every line is written, each by its own task.
         unsafe {
             Buffer::filled(count * len, |lines| {
                 tasks::for_each(count, 16, |line| {
@@ -75,11 +79,11 @@ impl Around {
         }
     }
 
-    /// The adjoint of [`lines`](Self::lines).
+    /// Adjoint of [`lines`](Self::lines).
     pub(super) fn cells<E: Element>(self, lines: &[E]) -> Buffer<E> {
         let (size, phases, len) = (self.size, self.phases, self.line());
         let count = lines.len() / len;
-        // SAFETY: every cell is written, all of a row by its task.
+        // SAFETY: every cell is written, each row by its own task.
         unsafe {
             Buffer::filled(count * size, |x| {
                 tasks::for_each(count / phases, 16, |row| {
@@ -101,33 +105,33 @@ impl Around {
     }
 }
 
-/// A row of outputs of one head.
+/// Row of outputs of one head.
 #[derive(Clone, Copy)]
 pub(super) struct Row<'a, E> {
     pub(super) around: Around,
     pub(super) neighbors: &'a [Neighbor],
-    /// The first of the input rows.
+    /// First of the input rows.
     pub(super) first: usize,
     pub(super) scale: f64,
-    /// `[channels, rows, longitudes]` of the queries, and the number of the row.
+    /// Queries, `[channels, rows, longitudes]`, and the index of this row in them.
     pub(super) queries: &'a [E],
     pub(super) row: usize,
-    /// Rows of outputs.
+    /// Number of output rows.
     pub(super) rows: usize,
-    /// [`Around::lines`] of the keys and values of the head, and the channels of both.
+    /// [`Around::lines`] of the keys and values of the head, and their numbers of channels.
     pub(super) keys: &'a [E],
     pub(super) values: &'a [E],
     pub(super) widths: [usize; 2],
 }
 
 impl<E: Element> Row<'_, E> {
-    /// The place of the row in a channel of outputs.
+    /// Range of the row within a channel of outputs.
     fn part(&self, channel: usize) -> Range<usize> {
         let (row, size) = (channel * self.rows + self.row, self.around.size);
         row * size..(row + 1) * size
     }
 
-    /// The row of all channels of outputs, with zeros that fill up vectors.
+    /// Copies the row of all channels of outputs, padded with zeros to full vectors.
     #[inline(always)]
     fn copy(&self, cells: &[E], to: &mut [E]) {
         for (channel, to) in to.chunks_exact_mut(self.around.padded()).enumerate() {
@@ -137,24 +141,24 @@ impl<E: Element> Row<'_, E> {
         }
     }
 
-    /// Where the longitudes of each neighbor start.
+    /// Offsets at which the longitudes of each neighbor start.
     fn starts(&self) -> Vec<usize> {
         let start =
             |neighbor: &Neighbor| self.around.start(neighbor.row - self.first, neighbor.shift);
         self.neighbors.iter().map(start).collect()
     }
 
-    /// Writes the shares of all neighbors, `[neighbors, padded]`, from padded queries.
+    /// Writes the attention weights of all neighbors, `[neighbors, padded]`, from padded queries.
     ///
     /// # Safety
-    /// `starts` must be those of the row, and there must be room.
+    /// `starts` must be those of this row, and `shares` must have room for the weights.
     #[inline(always)]
     unsafe fn shares<S: Simd>(&self, simd: S, starts: &[usize], q: &[E], shares: *mut E) {
         let (padded, channel) = (self.around.padded(), self.around.channel());
         let [width, _] = self.widths;
         let scale = E::splat(simd, E::from_f64(self.scale));
         let zero = E::splat(simd, E::default());
-        // SAFETY: the caller's; a line has so many longitudes after each start.
+        // SAFETY: as the caller guarantees; a line has `padded` longitudes after each start.
         unsafe {
             for (number, start) in starts.iter().enumerate() {
                 let keys = self.keys.as_ptr().add(*start);
@@ -193,23 +197,23 @@ impl<E: Element> Row<'_, E> {
         }
     }
 
-    /// Writes zeros behind the longitudes of each neighbor, which fill up vectors.
+    /// Writes zeros to the padding after the longitudes of each neighbor.
     ///
     /// # Safety
-    /// There must be `[neighbors, padded]` cells.
+    /// `cells` must point to `[neighbors, padded]` elements.
     #[inline(always)]
     unsafe fn end_with_zeros(&self, cells: *mut E) {
         let (size, padded) = (self.around.size, self.around.padded());
         for number in 0..self.neighbors.len() {
             for place in size..padded {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { *cells.add(number * padded + place) = E::default() };
             }
         }
     }
 }
 
-/// Computes a row of the result of a head, `[channels, rows, longitudes]`.
+/// Computes one row of the result of a head, `[channels, rows, longitudes]`.
 pub(super) struct Forward<'a, E> {
     pub(super) row: Row<'a, E>,
     pub(super) y: Shared<E>,
@@ -231,7 +235,8 @@ impl<E: Element> WithSimd for Forward<'_, E> {
                 let (q, rest) = scratch.split_at_mut(rooms[0]);
                 let (shares, line) = rest.split_at_mut(rooms[1]);
                 row.copy(row.queries, q);
-                // SAFETY: the scratch has the room, and a line so many longitudes after each start.
+                // SAFETY: the scratch has the room, and a line has `padded` longitudes after each
+                // start.
                 unsafe {
                     row.shares(simd, &starts, q, shares.as_mut_ptr());
                     for of in 0..width_of_values {
@@ -254,11 +259,11 @@ impl<E: Element> WithSimd for Forward<'_, E> {
     }
 }
 
-/// Adds what a row of outputs gives to the gradients of a head.
+/// Adds the contribution of one row of outputs to the gradients of a head.
 pub(super) struct Backward<'a, E> {
     pub(super) row: Row<'a, E>,
     pub(super) cotangent: &'a [E],
-    /// Gradients of the cells of queries, and of the lines of keys and values.
+    /// Gradients of the cells of the queries, and of the lines of keys and values.
     pub(super) queries: &'a mut [E],
     pub(super) keys: &'a mut [E],
     pub(super) values: &'a mut [E],
@@ -295,10 +300,11 @@ impl<E: Element> WithSimd for Backward<'_, E> {
                 row.copy(cotangent, y);
                 of_q.fill(E::default());
                 means.fill(E::default());
-                // SAFETY: the scratch has the room, and a line so many longitudes after each start.
+                // SAFETY: the scratch has the room, and a line has `padded` longitudes after each
+                // start.
                 unsafe {
                     row.shares(simd, &starts, q, shares.as_mut_ptr());
-                    // Gradients of values and of shares, and the means of the latter.
+                    // Gradients of values and of attention weights, and the means of the latter.
                     for (number, start) in starts.iter().enumerate() {
                         for place in (0..padded).step_by(lanes) {
                             let share = E::load::<S>(shares.as_ptr().add(number * padded + place));

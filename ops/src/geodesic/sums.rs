@@ -1,20 +1,20 @@
-//! Sums of lines, each from a place of its own.
+//! Weighted sums of lines, each from its own offset.
 
 use pulp::{Simd, WithSimd};
 
 use crate::kernel::lanes::store;
 use crate::kernel::simd::Element;
 
-/// Cells of a line from this place on, times a factor.
+/// Cells of a line from `start` on, times a factor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Term<E> {
     pub(super) start: usize,
     pub(super) factor: E,
 }
 
-/// Writes the sums of terms, with the same rounding of all cells.
+/// Writes the sum of the terms, rounded alike in all cells.
 ///
-/// From each start on, `lines` must go on for as many vectors as hold the cells of `to`.
+/// From each start on, `lines` must hold enough cells for all vectors that cover `to`.
 pub(super) struct Sums<'a, E> {
     pub(super) lines: &'a [E],
     pub(super) terms: &'a [Term<E>],
@@ -26,7 +26,7 @@ impl<E: Element> WithSimd for Sums<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        /// Sums that are computed side by side, so that none waits for its last addition.
+        /// Number of sums computed concurrently, so that none waits for its last addition.
         const TOGETHER: usize = 4;
         let (lanes, len) = (E::lanes::<S>(), self.to.len());
         let last = self.terms.iter().map(|term| term.start).max();
@@ -36,7 +36,7 @@ impl<E: Element> WithSimd for Sums<'_, E> {
         );
         let mut place = 0;
         while place < len {
-            // SAFETY: as asserted, there are cells of each term for all vectors that begin within `to`.
+            // SAFETY: as asserted, each term has cells for all vectors that begin within `to`.
             unsafe {
                 if place + (TOGETHER - 1) * lanes < len {
                     self.write::<S, TOGETHER>(simd, place);
@@ -51,10 +51,11 @@ impl<E: Element> WithSimd for Sums<'_, E> {
 }
 
 impl<E: Element> Sums<'_, E> {
-    /// Writes so many vectors, from a place on.
+    /// Writes `N` vectors from an offset on.
     ///
     /// # Safety
-    /// Each term must have as many cells from `place` on, and each vector begin within `to`.
+    /// Each term must have that many vectors of cells from `place` on, and each vector must begin
+    /// within `to`.
     #[inline(always)]
     unsafe fn write<S: Simd, const N: usize>(&mut self, simd: S, place: usize) {
         let lanes = E::lanes::<S>();
@@ -63,7 +64,7 @@ impl<E: Element> Sums<'_, E> {
             let factor = E::splat(simd, term.factor);
             for (number, sum) in sums.iter_mut().enumerate() {
                 let start = term.start + place + number * lanes;
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 let cells = unsafe { E::load::<S>(self.lines.as_ptr().add(start)) };
                 *sum = E::mul_add(simd, factor, cells, *sum);
             }

@@ -1,4 +1,4 @@
-//! Operators on geodesic neighborhoods on every sharding.
+//! Tests of operators on geodesic neighborhoods on every sharding.
 
 use std::sync::Arc;
 
@@ -53,7 +53,8 @@ fn convolutions_between_kinds_of_grids() {
     );
 }
 
-/// Queries of a coarser grid, in the even shards of the sharding; keys are the input whose sharding is tested.
+/// Queries on a coarser grid, in even shards of the tested sharding; keys are the input whose
+/// sharding is tested.
 struct Coarser(GeodesicNeighborhood);
 
 impl Operator<4, 4> for Coarser {
@@ -78,7 +79,8 @@ fn attention_of_queries_on_another_grid() {
     check_op(&Coarser(near), &shapes, &[[2, 4, 5, 4]], &[0, 2, 3], 5e-6);
 }
 
-/// Output channels of a weight that is sharded in them, and sums where both operands are sharded in input channels.
+/// Covers a weight sharded in output channels, and sums where both operands are sharded in input
+/// channels.
 #[test]
 fn weights_may_be_sharded_in_channels() {
     let kernels = Disco::new([5, 6], [5, 6], [3, 4], SphereGrid::Lobatto, Some(0.9)).unwrap();
@@ -108,7 +110,7 @@ fn weights_may_be_sharded_in_channels() {
     }
 }
 
-/// Nothing is sent: the other rank makes no call.
+/// The other rank makes no call, so any message would fail.
 #[test]
 fn weights_in_other_shards_are_refused_before_anything_is_sent() {
     Launcher::local(2)
@@ -131,7 +133,7 @@ fn weights_in_other_shards_are_refused_before_anything_is_sent() {
         .unwrap();
 }
 
-/// A radius that reaches rows of no rank's but the one that has them, and no row at all.
+/// A radius that reaches only the rows of the rank itself, or no row at all.
 #[test]
 fn rows_may_reach_nothing() {
     let kernels = Disco::new([3, 6], [6, 6], [1, 1], SphereGrid::Equiangular, Some(0.1)).unwrap();
@@ -168,7 +170,7 @@ fn attention_on_shards_of_batch_and_grid() {
     check_op(&Attention(near), &shapes, &[], &[0, 2, 3], 5e-6);
 }
 
-/// Each function has mean one.
+/// Every function is normalised to mean one.
 #[test]
 fn a_constant_stays_a_constant() {
     let kernels = Disco::new([9, 16], [9, 16], [3, 1], SphereGrid::LegendreGauss, None).unwrap();

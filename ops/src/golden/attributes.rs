@@ -1,4 +1,4 @@
-//! The options of a golden case.
+//! Options of a golden case.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -7,17 +7,17 @@ use halocline_core::{Boundary, Error, Result};
 
 use crate::driver::Padding;
 
-/// Options of an operator: numbers, true and false as 1 and 0, and texts.
+/// Options of an operator: numbers, with true and false as 1 and 0, and texts.
 #[derive(Clone, Debug, Default)]
 pub struct Attributes {
-    /// Numbers, one or one per dim.
+    /// Numbers by key, either one or one per dim.
     pub numbers: HashMap<String, Vec<f64>>,
-    /// Texts.
+    /// Texts by key.
     pub texts: HashMap<String, String>,
 }
 
-/// The attributes of a case, and those that its operator asked for: one that nobody asks for, or whose value nobody knows, is an
-/// error.
+/// Attributes of a case, with a record of those its operator read. An attribute that is never read,
+/// or whose value the operator does not know, is an error.
 pub struct Options<'a> {
     attributes: &'a Attributes,
     read: RefCell<BTreeSet<String>>,
@@ -33,7 +33,7 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// Requires that every attribute was asked for, and has a value that the operator knows.
+    /// Requires that the operator read every attribute and knew its value.
     pub(super) fn require_honoured(&self, operator: &str) -> Result<()> {
         if let Some(refused) = self.refused.take() {
             return Err(Error::operator(operator, refused));
@@ -50,7 +50,7 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// Makes the case an error.
+    /// Marks a value as unknown, which makes the case an error.
     fn refuse(&self, key: &str, value: &dyn std::fmt::Debug, expected: &dyn std::fmt::Debug) {
         let message = format!("attribute \"{key}\" is {value:?}; expected {expected:?}");
         self.refused.borrow_mut().get_or_insert(message);
@@ -60,13 +60,13 @@ impl<'a> Options<'a> {
         self.read.borrow_mut().insert(key.into());
     }
 
-    /// The numbers called `key`; none if there are none.
+    /// Returns the numbers under `key`; empty if there are none.
     pub fn numbers(&self, key: &str) -> &'a [f64] {
         self.mark(key);
         self.attributes.numbers.get(key).map_or(&[], Vec::as_slice)
     }
 
-    /// The first of the numbers called `key`.
+    /// Returns the first of the numbers under `key`.
     pub fn number(&self, key: &str) -> Option<f64> {
         self.numbers(key).first().copied()
     }
@@ -76,13 +76,14 @@ impl<'a> Options<'a> {
         self.number(key) == Some(1.0)
     }
 
-    /// The text called `key`; empty if there is none.
+    /// Returns the text under `key`; empty if there is none.
     pub fn text(&self, key: &str) -> &'a str {
         self.mark(key);
         self.attributes.texts.get(key).map_or("", String::as_str)
     }
 
-    /// Value of the choice named by the text `key`; the first choice if there is no such text.
+    /// Returns the value of the choice named by the text under `key`; the first choice if there is
+    /// no such text.
     pub(crate) fn choice<T: Copy>(&self, key: &str, choices: &[(&str, T)]) -> T {
         let text = self.text(key);
         let found = choices.iter().find(|(name, _)| *name == text);
@@ -93,7 +94,7 @@ impl<'a> Options<'a> {
         found.unwrap_or(&choices[0]).1
     }
 
-    /// The whole numbers called `key`; none if there are none.
+    /// Returns the non-negative integers under `key`; empty if there are none.
     pub fn list(&self, key: &str) -> Vec<usize> {
         let numbers = self.numbers(key);
         if numbers
@@ -105,12 +106,13 @@ impl<'a> Options<'a> {
         numbers.iter().map(|number| *number as usize).collect()
     }
 
-    /// The dim called `key`, or the last of `dims`; from the end if it is negative.
+    /// Returns the dim under `key`, by default the last of `dims`. Negative dims count from the
+    /// end.
     pub(crate) fn dim(&self, key: &str, dims: usize) -> usize {
         self.place_or(key, dims, dims.saturating_sub(1))
     }
 
-    /// The dims called `key`, from the end if they are negative; if there are none, all dims.
+    /// Returns the dims under `key`, by default all. Negative dims count from the end.
     pub(crate) fn dims(&self, key: &str, dims: usize) -> Vec<usize> {
         match self.numbers(key) {
             [] => (0..dims).collect(),
@@ -121,19 +123,22 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// The place called `key` below `count`, or `default`; from the end if it is negative.
+    /// Returns the index below `count` under `key`, or `default`. Negative indices count from the
+    /// end.
     pub(crate) fn place_or(&self, key: &str, count: usize, default: usize) -> usize {
         self.number(key)
             .map_or(default, |place| self.resolved(key, place, count))
     }
 
-    /// The place called `key` below `count`; from the end if it is negative. None is refused.
+    /// Returns the index below `count` under `key`. Negative indices count from the end; a missing
+    /// one is refused.
     pub(crate) fn place(&self, key: &str, count: usize) -> usize {
         let place = self.number(key).unwrap_or(f64::NAN);
         self.resolved(key, place, count)
     }
 
-    /// The end of a range of `size` cells called `key`, or `default`; from the end if it is negative, and within the range.
+    /// Returns the bound of a range of `size` cells under `key`, or `default`. Negative bounds
+    /// count from the end; the result is clamped to the range.
     pub(crate) fn bound_or(&self, key: &str, size: usize, default: usize) -> usize {
         let bound = self.number(key).unwrap_or(default as f64);
         if bound.fract() != 0.0 {
@@ -151,14 +156,14 @@ impl<'a> Options<'a> {
         found as usize
     }
 
-    /// The first and last dim that become one: the last two, if nothing else is said.
+    /// Returns the first and last of the dims to flatten, by default the last two dims.
     pub(crate) fn flattened(&self, dims: usize) -> [usize; 2] {
         let last = dims.saturating_sub(1);
         let start = self.place_or("start_dim", dims, last.saturating_sub(1));
         [start, self.place_or("end_dim", dims, last)]
     }
 
-    /// The sizes called `key`, of which −1 stands for those of `kept`.
+    /// Returns the sizes under `key`, with −1 replaced by the result of `kept`.
     pub(crate) fn sizes(&self, key: &str, kept: impl Fn(usize) -> usize) -> Vec<usize> {
         let sizes = self.numbers(key);
         let wrong = |size: &f64| *size < -1.0 || size.fract() != 0.0;
@@ -176,7 +181,7 @@ impl<'a> Options<'a> {
         sizes.collect()
     }
 
-    /// Requires that a list called `key`, if there is one, is this one, because the operator knows no other.
+    /// Requires that the list under `key`, if any, is the only one that the operator knows.
     pub(crate) fn require(&self, key: &str, expected: &[usize]) {
         let found = self.list(key);
         if !found.is_empty() && found != expected {
@@ -184,12 +189,13 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// The whole numbers called `key`, one per spatial dim, or `default` for each.
+    /// Returns the integers under `key`, one per spatial dim, or `default` for each.
     pub fn array<const N: usize>(&self, key: &str, default: usize) -> [usize; N] {
         self.array_or(key, [default; N])
     }
 
-    /// The whole numbers called `key`, one per spatial dim, or those of `default`. One stands for all dims.
+    /// Returns the integers under `key`, one per spatial dim, or `default`. A single number applies
+    /// to all dims.
     pub(crate) fn array_or<const N: usize>(&self, key: &str, default: [usize; N]) -> [usize; N] {
         match self.list(key)[..] {
             [] => default,
@@ -201,7 +207,7 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// The boundary that PyTorch calls so.
+    /// Returns the boundary under `key`, by its name in PyTorch.
     pub(crate) fn boundary(&self, key: &str) -> Boundary {
         let choices = [
             ("zeros", Boundary::Zeros),
@@ -213,7 +219,7 @@ impl<'a> Options<'a> {
         self.choice(key, &choices)
     }
 
-    /// The padding of pooling, or of a convolution, on both sides alike.
+    /// Returns the padding of pooling or a convolution, alike on both sides.
     pub(crate) fn padding<const N: usize>(&self) -> [Padding; N] {
         let boundary = self.boundary("padding_mode");
         let widths = self.array("padding", 0);
@@ -221,7 +227,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// A place counted from the start, where negative ones count from the end.
+/// Converts an index to count from the start; negative ones count from the end.
 fn from_start(place: f64, count: usize) -> f64 {
     if place < 0.0 {
         place + count as f64

@@ -1,37 +1,40 @@
-//! The dims of an operator that may be sharded.
+//! Dims of an operator that may be sharded.
 
 use halocline_core::{Placement, Replicate, Shard};
 
 use super::{Arguments, Options};
 use crate::sharding::Sharding;
 
-/// The dims of the first input that may be sharded.
+/// Dims of the first input that may be sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dims {
-    /// All of them.
+    /// All dims.
     All,
-    /// All but the second.
+    /// All but the second dim.
     AllButChannels,
-    /// All but the last.
+    /// All but the last dim.
     AllButLast,
-    /// All but the last so many, if two or more are left: while one is whole, another has its shards.
+    /// All but the last `n` dims, if at least two are left: while one of these is whole, the other
+    /// carries its shards.
     InTurn(usize),
-    /// All but the one of the attribute `dim`, the last if there is none.
+    /// All but the dim of the attribute `dim`, by default the last.
     AllButDim,
-    /// The first so many, whose cells stay together.
+    /// The first `n` dims, whose cells stay together.
     Leading(usize),
-    /// All but those that `flatten` joins to an earlier one.
+    /// All but the dims that `flatten` merges into an earlier one.
     Flattened,
-    /// All but the last, where all inputs have the same size: queries, keys and values.
+    /// All dims but the last in which all inputs have the same size: queries, keys and values.
     Alike,
-    /// Those of a matrix product: batch, rows, columns, and the dim that is summed over.
+    /// Dims of a matrix product: batch, rows, columns, and the summed dim.
     Product,
-    /// All of the first input, which has classes in its second dim; the second input has none, and others are whole.
+    /// All dims of the first input, whose second dim holds the classes. The second input lacks that
+    /// dim; other inputs are replicated.
     Classes,
 }
 
 impl Dims {
-    /// The shape of the index space that is sharded, for these inputs and attributes, and the dims of it that may be.
+    /// Returns the shape of the sharded index space for these arguments, and those of its dims that
+    /// may be sharded.
     pub fn of(self, arguments: &Arguments) -> (Vec<usize>, Vec<usize>) {
         let inputs = arguments.shapes();
         let mut shape = inputs[0].clone();
@@ -57,7 +60,7 @@ impl Dims {
         (shape, all.filter(sharded).collect())
     }
 
-    /// The sharding of one input, where the index space is sharded so. `dims` is that of the input.
+    /// Returns the sharding of one input with `dims` dims, given the sharding of the index space.
     pub fn input(self, input: usize, dims: usize, sharding: &Sharding) -> Sharding {
         let moved = |dim: usize| match (self, input, dim) {
             (Self::Classes, 0, dim) => Some(dim),

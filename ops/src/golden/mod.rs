@@ -1,5 +1,4 @@
-//! Operators on golden cases: inputs, parameters and attributes, with the result and the gradients that one device
-//! computed.
+//! Registry of operators, and golden cases: arguments with results computed on one device.
 
 mod attributes;
 mod dims;
@@ -19,26 +18,27 @@ use crate::operand::Operand;
 use crate::sharding::{Sharding, sharded, shardings};
 use crate::testing::require_layout;
 
-/// An operator of the registry.
+/// Registry entry of an operator.
 #[derive(Debug)]
 pub struct Golden {
-    /// The name, by which files of cases begin.
+    /// Name, with which the files of its cases begin.
     pub name: &'static str,
-    /// The method that runs it, or the function if there is none; empty for a case of several operators.
+    /// Method that runs the operator, or the function if there is none; empty for a case that
+    /// combines several operators.
     pub method: &'static str,
-    /// PyTorch's function of the same semantics.
+    /// PyTorch function with the same semantics.
     pub pytorch: &'static str,
-    /// The dims that may be sharded.
+    /// Dims that may be sharded.
     pub sharded: Dims,
-    /// What travels in the forward pass, and in the backward pass for gradients of inputs.
+    /// Data sent in the forward pass, and in the backward pass for gradients of inputs.
     pub travels: [&'static str; 2],
-    /// burn's modules that run it.
+    /// burn modules that run the operator.
     pub modules: &'static str,
-    /// Applies it.
+    /// Applies the operator to a case.
     pub run: fn(&Case) -> Result<Box<dyn Output>>,
 }
 
-/// A name without a number of dims, such as `2d`, at its end.
+/// Strips a suffix for the number of dims, such as `2d`.
 const fn without_dims(name: &'static str) -> &'static str {
     let (start, end) = name.split_at(name.len() - 2);
     match end.as_bytes() {
@@ -47,17 +47,17 @@ const fn without_dims(name: &'static str) -> &'static str {
     }
 }
 
-/// The error of a case whose input has another number of dims than its operator takes.
+/// Error for a case whose input has a number of dims that the operator does not take.
 pub(crate) fn no_case(dims: usize) -> Error {
     Error::other(format!("an input of {dims} dims"))
 }
 
-/// Gradients of inputs and parameters, by name; `None` for one that has none.
+/// Gradients of inputs and parameters by name; `None` for a tensor without a gradient.
 pub type NamedGradients = Vec<(String, Option<TensorData>)>;
 
 impl Golden {
-    /// An operator that runs so: PyTorch's function of the same name, and a method of this name without a number of dims at
-    /// its end, of which all dims may be sharded, and that sends nothing.
+    /// Creates an entry with defaults: PyTorch's name is the same, the method's too but without a
+    /// suffix such as `2d`, all dims may be sharded, and nothing is sent.
     pub const fn new(name: &'static str, run: fn(&Case) -> Result<Box<dyn Output>>) -> Self {
         Self {
             name,
@@ -70,37 +70,38 @@ impl Golden {
         }
     }
 
-    /// This operator with a method of another name.
+    /// Sets the name of the method.
     #[must_use]
     pub const fn with_method(self, method: &'static str) -> Self {
         Self { method, ..self }
     }
 
-    /// This operator as PyTorch calls it.
+    /// Sets the PyTorch function.
     #[must_use]
     pub const fn with_pytorch(self, pytorch: &'static str) -> Self {
         Self { pytorch, ..self }
     }
 
-    /// This operator with fewer dims that may be sharded.
+    /// Restricts the dims that may be sharded.
     #[must_use]
     pub const fn with_sharded(self, sharded: Dims) -> Self {
         Self { sharded, ..self }
     }
 
-    /// This operator with what travels in the forward pass, and in the backward pass.
+    /// Describes the data sent in the forward pass and in the backward pass.
     #[must_use]
     pub const fn with_travels(self, travels: [&'static str; 2]) -> Self {
         Self { travels, ..self }
     }
 
-    /// This operator with burn's modules that run it.
+    /// Sets the burn modules that run the operator.
     #[must_use]
     pub const fn with_modules(self, modules: &'static str) -> Self {
         Self { modules, ..self }
     }
 
-    /// The shardings that the operator permits for these arguments, over these numbers of ranks.
+    /// Lists the shardings that the operator permits for these arguments over these numbers of
+    /// ranks.
     pub fn shardings(&self, arguments: &Arguments, ranks: &[usize]) -> Vec<Sharding> {
         let (shape, dims) = self.sharded.of(arguments);
         let most = ranks.iter().copied().max().unwrap_or(1);
@@ -109,11 +110,12 @@ impl Golden {
         found
     }
 
-    /// Applies the operator to shards and runs its backward pass with a cotangent of the result's shape: the result,
-    /// and the gradients of inputs and parameters by name, `None` for one that has none.
+    /// Applies the operator to shards and runs its backward pass.
+    ///
+    /// Returns the result and the gradients, `None` for a tensor without one.
     ///
     /// # Errors
-    /// Those of the operator; a sharding that does not fit.
+    /// Errors of the operator; also fails if the sharding does not match the arguments.
     pub fn run_on(
         &self,
         mesh: &DeviceMesh,
@@ -139,7 +141,7 @@ impl Golden {
         })
     }
 
-    /// Applies the operator. An attribute, input or parameter that it did not ask for is an error, so that none is ignored.
+    /// Applies the operator. Fails if an attribute, input or parameter is never read.
     fn apply(&self, case: &Case) -> Result<Box<dyn Output>> {
         let y = (self.run)(case)?;
         case.attributes.require_honoured(self.name)?;
@@ -147,11 +149,10 @@ impl Golden {
         Ok(y)
     }
 
-    /// The bytes of the messages that this rank sends when it applies the operator to shards, and in its backward pass;
-    /// without checks and metadata.
+    /// Bytes sent by this rank forward and backward, without checks and metadata.
     ///
     /// # Errors
-    /// Those of the operator; a sharding that does not fit.
+    /// Errors of the operator; also fails if the sharding does not match the arguments.
     pub fn bytes_sent(
         &self,
         mesh: &DeviceMesh,
@@ -180,19 +181,19 @@ impl Golden {
 
 type GradientOf = Box<dyn Fn(&Gradients) -> Option<TensorData>>;
 
-/// The tensors and options that an operator is applied to.
+/// Tensors and options of one application of an operator.
 #[derive(Clone, Debug, Default)]
 pub struct Arguments {
-    /// The options.
+    /// Options of the operator.
     pub attributes: Attributes,
-    /// Inputs, which are sharded, by name. Those of integers have no gradients.
+    /// Inputs by name, which are sharded. Integer inputs have no gradients.
     pub inputs: Vec<(String, TensorData)>,
-    /// Parameters, which every rank holds alike, by name.
+    /// Parameters by name, which every rank holds in full.
     pub parameters: HashMap<String, TensorData>,
 }
 
 impl Arguments {
-    /// These arguments with floats of another number type.
+    /// Casts all float tensors to another element type.
     #[must_use]
     pub fn cast(mut self, dtype: DType) -> Self {
         let inputs = self.inputs.iter_mut().map(|(_, data)| data);
@@ -204,23 +205,23 @@ impl Arguments {
         self
     }
 
-    /// The shapes of the inputs.
+    /// Shapes of the inputs.
     pub fn shapes(&self) -> Vec<Vec<usize>> {
         let inputs = self.inputs.iter();
         inputs.map(|(_, data)| data.shape().to_vec()).collect()
     }
 }
 
-/// Arguments on one rank: inputs on shards, parameters as leaves of this rank.
+/// Arguments on one rank: inputs as shards, parameters as leaves of this rank.
 pub struct Case<'a> {
-    /// The options of the operator.
+    /// Options of the operator.
     pub attributes: Options<'a>,
     mesh: DeviceMesh,
     inputs: Vec<(Box<dyn Any>, usize)>,
-    /// The inputs and parameters that were asked for.
+    /// Inputs and parameters read so far.
     read: RefCell<HashSet<String>>,
     parameters: &'a HashMap<String, TensorData>,
-    /// How to find the gradient of every leaf, by its name.
+    /// Getter for the gradient of every leaf, by name.
     leaves: RefCell<Vec<(String, GradientOf)>>,
 }
 
@@ -242,10 +243,12 @@ macro_rules! with_dims {
 pub(crate) use with_dims;
 
 impl<'a> Case<'a> {
-    /// Arguments on a mesh. `sharding_of` is given the number of an input and of its dims.
+    /// Places arguments on a mesh. `sharding_of` receives the index of an input and its number of
+    /// dims.
     ///
     /// # Errors
-    /// A sharding that does not fit, inputs without dims or of more than six.
+    /// Fails if a sharding does not match its input, and for inputs without dims or with more than
+    /// six.
     fn new(
         arguments: &'a Arguments,
         mesh: &DeviceMesh,
@@ -280,7 +283,7 @@ impl<'a> Case<'a> {
         Ok(Box::new(self.shard::<D, Int>(data, sharding)?))
     }
 
-    /// The shard of this rank of a tensor that all ranks hold alike.
+    /// This rank's shard of a tensor that all ranks hold in full.
     fn shard<const D: usize, K: Basic>(
         &self,
         data: &TensorData,
@@ -313,28 +316,28 @@ impl<'a> Case<'a> {
         self.leaves.borrow_mut().push((name.into(), gradient));
     }
 
-    /// The number of inputs.
+    /// Number of inputs.
     pub fn inputs(&self) -> usize {
         self.inputs.len()
     }
 
-    /// The number of dims of the first input.
+    /// Number of dims of the first input.
     pub fn dims(&self) -> usize {
         self.inputs[0].1
     }
 
-    /// An input of floats.
+    /// Returns a float input by index.
     ///
     /// # Errors
-    /// There is none, or it has another number of dims.
+    /// Fails if there is no such input or it has another number of dims.
     pub fn input<const D: usize>(&self, input: usize) -> Result<ShardTensor<D>> {
         self.tensor(input)
     }
 
-    /// An input of integers.
+    /// Returns an integer input by index.
     ///
     /// # Errors
-    /// There is none, or it has another number of dims.
+    /// Fails if there is no such input or it has another number of dims.
     pub fn indices<const D: usize>(&self, input: usize) -> Result<ShardTensor<D, Int>> {
         self.tensor(input)
     }
@@ -354,7 +357,7 @@ impl<'a> Case<'a> {
             .ok_or_else(|| Error::other(format!("no input {input} of {D} dims")))
     }
 
-    /// A parameter, if the case has it.
+    /// Returns a parameter as a new leaf, if the case has it.
     pub fn parameter<const D: usize>(&self, name: &str) -> Option<Tensor<D>> {
         self.read.borrow_mut().insert(name.into());
         let data = self.parameters.get(name)?.clone();
@@ -367,15 +370,15 @@ impl<'a> Case<'a> {
         Some(leaf)
     }
 
-    /// A parameter as an operand, if the case has it.
+    /// Returns a parameter as an operand, if the case has it.
     pub fn operand<const D: usize>(&self, name: &str) -> Option<Operand<D>> {
         self.parameter(name).map(Operand::from)
     }
 
-    /// A parameter.
+    /// Returns a required parameter.
     ///
     /// # Errors
-    /// The case has none of this name.
+    /// Fails if the case has no parameter of this name.
     pub fn needed<const D: usize>(&self, name: &str) -> Result<Tensor<D>> {
         self.parameter(name)
             .ok_or_else(|| Error::other(format!("no parameter {name}")))
@@ -394,7 +397,8 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The gradients of inputs and parameters, by name, after a backward pass; `None` for one that has none.
+    /// Gradients of inputs and parameters by name after a backward pass; `None` for a tensor
+    /// without a gradient.
     fn gradients(&self, gradients: &Gradients) -> NamedGradients {
         let leaves = self.leaves.borrow();
         let found = leaves.iter();
@@ -404,25 +408,25 @@ impl<'a> Case<'a> {
     }
 }
 
-/// The result of an operator, of any number of dims.
+/// Result of an operator, with any number of dims.
 pub trait Output {
-    /// The global shape.
+    /// Global shape.
     fn shape(&self) -> Vec<usize>;
 
-    /// The whole result, and the gradients of a cotangent.
+    /// Runs the backward pass with a cotangent; returns the full result and the gradients.
     ///
     /// # Errors
-    /// A cotangent of another shape; a failure of communication.
+    /// Fails for a cotangent of another shape, and if communication fails.
     fn backward(self: Box<Self>, cotangent: TensorData) -> Result<(TensorData, Gradients)>;
 }
 
-/// Numbers as an array, one for each dim.
+/// Converts numbers to an array with one element per dim.
 pub(crate) fn array<const D: usize>(numbers: &[usize]) -> Result<[usize; D]> {
     let array = numbers.try_into();
     array.map_err(|_| Error::other(format!("{numbers:?} for {D} dims")))
 }
 
-/// A result for the registry.
+/// Boxes a result for the registry.
 pub(crate) fn output<const D: usize>(result: Result<ShardTensor<D>>) -> Result<Box<dyn Output>>
 where
     ShardTensor<D>: Output,
@@ -430,8 +434,8 @@ where
     result.map(|y| Box::new(y) as Box<dyn Output>)
 }
 
-/// A result for the registry whose `dims`, of one cell each, are dropped where the case says `keepdim` false. One of them stays
-/// if there is no other.
+/// Boxes a result for the registry, without `dims` (of one cell each) where the case has a false
+/// `keepdim`. If all dims would be dropped, one remains.
 pub(crate) fn reduced(
     case: &Case,
     dims: &[usize],
@@ -472,7 +476,7 @@ impl Output for Squeezed {
     }
 }
 
-/// A result that has no gradients, such as indices, for the registry.
+/// Boxes a result without gradients, such as indices, for the registry.
 pub(crate) fn without_gradients<const D: usize>(
     result: Result<ShardTensor<D, Int>>,
 ) -> Result<Box<dyn Output>> {

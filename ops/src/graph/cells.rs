@@ -1,4 +1,4 @@
-//! Cells by their numbers.
+//! Gathering of cells by number.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -10,8 +10,10 @@ use crate::driver::empty::{drop_empty, fill_empty};
 use crate::driver::place::require_dim;
 use crate::kernel::taken::{Places, take};
 
-/// Numbers of cells, any of them and in any order, some several times. The plan that is made for them is used again: it is
-/// kept with the map, not with its numbers, so a map is made once.
+/// Cell numbers to gather: any cells, in any order, with repetitions.
+///
+/// Plans for a map are cached with it and shared by its clones, not looked up by the numbers; so
+/// make a map once and reuse it.
 ///
 /// # Example
 /// ```
@@ -28,9 +30,9 @@ pub struct CellMap {
 }
 
 impl CellMap {
-    /// Makes a map of these cells.
+    /// Creates a map of these cells.
     pub fn new(cells: Vec<usize>) -> Self {
-        // Once, for all comparisons of the map.
+        // Hashed once, for all comparisons of the map.
         let mut hasher = DefaultHasher::new();
         cells.hash(&mut hasher);
         Self {
@@ -40,7 +42,7 @@ impl CellMap {
         }
     }
 
-    /// The numbers.
+    /// Cell numbers.
     pub fn cells(&self) -> &[usize] {
         self.places.cells()
     }
@@ -61,20 +63,23 @@ impl Hash for CellMap {
     }
 }
 
-/// Takes the cells of a map in a dim: part `p` of a sharded dim takes the next `extents[p]` of them.
+/// Gathers the cells of a map along a dim: part `p` of a sharded dim receives the next `extents[p]`
+/// of them.
 ///
 /// # Placement
-/// The dim and others may be sharded; values must be resolved. The result is sharded as `x` is, with these extents.
+/// Any dims may be sharded; values must be resolved. The result is sharded as `x` is, with these
+/// extents.
 ///
 /// # Communication
-/// Cells that a rank takes from others, each once, in one message for each of these.
+/// Each rank receives the cells that it takes from others, each cell once, in one message per peer.
 ///
 /// # Adjoint
 /// The cotangents of all copies of a cell are added.
 ///
 /// # Errors
-/// A dim or cell that does not exist; extents other than one for each part, or that do not sum to the map's length; partial
-/// values; a failure of communication.
+/// Fails for a dim or cell that does not exist, for a number of extents other than the number of
+/// parts, for extents that do not sum to the length of the map, for partial values, and if
+/// communication fails.
 ///
 /// # Example
 /// ```
@@ -103,7 +108,7 @@ pub fn take_cells<const D: usize>(
     take_named("take_cells", x, dim, map, extents)
 }
 
-/// [`take_cells`] of an operator.
+/// [`take_cells`] on behalf of the named operator.
 pub(crate) fn take_named<const D: usize>(
     operator: &'static str,
     x: ShardTensor<D>,
@@ -133,7 +138,7 @@ pub(crate) fn take_named<const D: usize>(
     let dims: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &layout, &dims, operator, 0.0)?;
     let local = if layout.is_sharded(dim) {
-        // Ranks that are threads may share the map.
+        // Ranks in threads of one process may share the map.
         let key = (layout.clone(), mesh.position(), dim, extents.to_vec());
         let plan = map.plans.get_or_make(key, |(layout, _, dim, extents)| {
             Ok(TakePlan::new(layout, &mesh, *dim, map.cells(), extents))

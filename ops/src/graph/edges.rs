@@ -15,7 +15,7 @@ use crate::precision::in_f32;
 /// Edges from source cells to target cells, sorted by target.
 ///
 /// # Example
-/// Each cell of a ring gets the mean of its neighbours, on two ranks:
+/// Averages the neighbours of each cell of a ring, on two ranks:
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_core::{Launcher, Shard, ShardTensor};
@@ -43,10 +43,11 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Makes a graph of edges `[source, target]`, which are sorted by target; edges of a target keep their order.
+    /// Creates a graph from edges `[source, target]`, which are sorted by target; edges with the
+    /// same target keep their order.
     ///
     /// # Errors
-    /// A source or target that is no cell.
+    /// Fails if a source or target is not a cell.
     pub fn new(sources: usize, targets: usize, edges: &[[usize; 2]]) -> Result<Self> {
         let cells = [sources, targets];
         let beyond = |edge: &&[usize; 2]| (0..2).any(|end| edge[end] >= cells[end]);
@@ -64,12 +65,13 @@ impl Graph {
         })
     }
 
-    /// Sources and targets of all edges.
+    /// `[source, target]` of all edges, sorted by target.
     pub fn edges(&self) -> &[[usize; 2]] {
         &self.edges
     }
 
-    /// The number of edges of each target, as work by which [`Balance`](halocline_core::Balance) cuts the targets into parts.
+    /// Number of edges of each target: the work by which [`Balance`](halocline_core::Balance)
+    /// divides the targets into parts.
     ///
     /// # Example
     /// ```
@@ -90,10 +92,10 @@ impl Graph {
         work
     }
 
-    /// The edges as they lie beside targets in a dim of `targets`: with the rank that has the target.
+    /// Distributes the edges to the ranks that hold their targets, along dim `dim` of `targets`.
     ///
     /// # Errors
-    /// Another number of targets than the dim has cells; a dim that does not exist.
+    /// Fails for a dim that does not exist or whose size is not the number of targets.
     pub fn beside<const D: usize, X: Field<D>>(
         &self,
         targets: &X,
@@ -130,39 +132,41 @@ impl Graph {
     }
 }
 
-/// Edges of a [`Graph`] in the parts of its targets; its example shows them.
+/// Edges of a [`Graph`] distributed with its targets. See the example of [`Graph`].
 #[derive(Clone, Debug)]
 pub struct EdgeShards {
     graph: Graph,
-    /// The dim of cells, and of edges.
+    /// Dim of cells, and of edges.
     dim: usize,
-    /// The edges of each part, and its targets.
+    /// Numbers of edges of each part, and of its targets.
     extents: Vec<usize>,
     held: Vec<usize>,
     sources: CellMap,
     targets: CellMap,
-    /// The edges by target of each part, made at its first reduction.
+    /// Edges by target for each part, computed at its first reduction.
     parts: Arc<[OnceLock<Arc<Part>>]>,
 }
 
 impl EdgeShards {
-    /// The graph.
+    /// Graph of these edges.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// The values of every edge's source; see [`take_cells`].
+    /// Gathers the value at the source of every edge; see [`take_cells`].
     ///
     /// # Errors
-    /// Another number of cells than the graph has sources; those of [`take_cells`].
+    /// Fails if the number of cells is not the graph's number of sources; otherwise errors of
+    /// [`take_cells`].
     pub fn try_sources<const D: usize>(&self, x: ShardTensor<D>) -> Result<ShardTensor<D>> {
         self.at(x, 0)
     }
 
-    /// The values of every edge's target, which lies on the same rank: nothing is sent.
+    /// Gathers the value at the target of every edge, which lies on the same rank: nothing is sent.
     ///
     /// # Errors
-    /// Another number of cells than the graph has targets; those of [`take_cells`].
+    /// Fails if the number of cells is not the graph's number of targets; otherwise errors of
+    /// [`take_cells`].
     pub fn try_targets<const D: usize>(&self, x: ShardTensor<D>) -> Result<ShardTensor<D>> {
         self.at(x, 1)
     }
@@ -185,7 +189,7 @@ impl EdgeShards {
     /// Reduces the values of the edges of each target to one; see [`Aggregate`]. Nothing is sent.
     ///
     /// # Errors
-    /// Messages that do not lie as edges do; partial values.
+    /// Fails if the messages are not distributed as the edges are, and for partial values.
     pub fn try_reduce<const D: usize>(
         &self,
         messages: ShardTensor<D>,
@@ -205,10 +209,11 @@ impl EdgeShards {
         reduced(messages, self.dim, &self.held, part, aggregate)
     }
 
-    /// The softmax of the values of the edges of each target, as weights of attention are. Nothing is sent.
+    /// Computes the softmax over the edges of each target, such as attention weights. Nothing is
+    /// sent.
     ///
     /// # Errors
-    /// Those of [`try_reduce`](Self::try_reduce).
+    /// Errors of [`try_reduce`](Self::try_reduce).
     pub fn try_softmax<const D: usize>(&self, scores: ShardTensor<D>) -> Result<ShardTensor<D>> {
         in_f32(scores, |scores| {
             let largest = self.try_reduce(constant(&scores), Aggregate::Max)?;
@@ -220,11 +225,13 @@ impl EdgeShards {
         })
     }
 
-    /// Features of edges, in the order of [`Graph::edges`] along the dim of edges, in the parts of the targets. `targets` is laid
-    /// as those beside which the edges lie; its other dims may have other sizes where they are not sharded.
+    /// Distributes features of edges, given in the order of [`Graph::edges`], with the edges.
+    /// `targets` has the layout for which the edges were distributed; its other dims may have other
+    /// sizes where they are not sharded.
     ///
     /// # Errors
-    /// Another number of edges; `targets` that lie otherwise; dims that do not fit its shards.
+    /// Fails for another number of edges, for `targets` in another layout, and for dims that do not
+    /// match its shards.
     ///
     /// # Example
     /// ```
@@ -273,12 +280,12 @@ impl EdgeShards {
             _ => vec![shape[dim]],
         });
         let layout = held.derive(placements.collect(), extents.collect());
-        // Detached: a loss may depend on the features alone.
+        // Detached, since a loss may depend on the features alone.
         let features = features.beside(&targets.clone().inner())?;
         features.try_redistribute(&layout)
     }
 
-    /// The edges of the targets of a part.
+    /// Edges of the targets of a part.
     fn part(&self, part: usize) -> Part {
         let [edge, first] =
             [&self.extents, &self.held].map(|held| held[..part].iter().sum::<usize>());
@@ -288,28 +295,28 @@ impl EdgeShards {
         Part::new(targets.collect())
     }
 
-    /// [`try_sources`](Self::try_sources) of either kind of tensor.
+    /// [`try_sources`](Self::try_sources) for either kind of tensor.
     ///
     /// # Panics
-    /// Panics where it returns an error.
+    /// Panics if that method returns an error.
     #[track_caller]
     pub fn sources<const D: usize, X: Field<D>>(&self, x: X) -> X {
         run(x, |x| self.try_sources(x))
     }
 
-    /// [`try_targets`](Self::try_targets) of either kind of tensor.
+    /// [`try_targets`](Self::try_targets) for either kind of tensor.
     ///
     /// # Panics
-    /// Panics where it returns an error.
+    /// Panics if that method returns an error.
     #[track_caller]
     pub fn targets<const D: usize, X: Field<D>>(&self, x: X) -> X {
         run(x, |x| self.try_targets(x))
     }
 
-    /// [`try_softmax`](Self::try_softmax) of either kind of tensor.
+    /// [`try_softmax`](Self::try_softmax) for either kind of tensor.
     ///
     /// # Panics
-    /// Panics where it returns an error.
+    /// Panics if that method returns an error.
     ///
     /// # Example
     /// ```
@@ -326,10 +333,10 @@ impl EdgeShards {
         run(scores, |x| self.try_softmax(x))
     }
 
-    /// [`try_reduce`](Self::try_reduce) of either kind of tensor.
+    /// [`try_reduce`](Self::try_reduce) for either kind of tensor.
     ///
     /// # Panics
-    /// Panics where it returns an error.
+    /// Panics if that method returns an error.
     pub fn reduce<const D: usize, X: Field<D>>(&self, messages: X, aggregate: Aggregate) -> X {
         run(messages, |x| self.try_reduce(x, aggregate))
     }

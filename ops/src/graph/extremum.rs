@@ -1,4 +1,4 @@
-//! Extrema of the edges of each target.
+//! Extrema over the edges of each target.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::kernel::taken::{add, take};
 use crate::reduce::{holders, local_extremum};
 use crate::reshape;
 
-/// The largest or least value of the edges of each target; zero for a target without edges.
+/// Maximum or minimum over the edges of each target; zero for a target without edges.
 pub(super) fn extrema<const D: usize>(
     messages: Tensor<D>,
     dim: usize,
@@ -34,7 +34,7 @@ struct Extrema<const D: usize> {
 }
 
 impl<const D: usize> Operator for Extrema<D> {
-    /// The result.
+    /// Saved result.
     type Saved = DispatchTensor;
 
     fn names(&self) -> Option<[&'static str; 2]> {
@@ -51,7 +51,7 @@ impl<const D: usize> Operator for Extrema<D> {
         Ok((y.clone(), y))
     }
 
-    /// Edges with the same extreme value, and those that are not numbers, share the gradient.
+    /// Splits the gradient evenly among edges that attain the extreme value, NaNs included.
     fn backward(
         &self,
         mut pass: BackwardPass<'_, DispatchTensor>,
@@ -71,7 +71,7 @@ impl<const D: usize> Operator for Extrema<D> {
 }
 
 impl<const D: usize> Extrema<D> {
-    /// Takes the extrema of blocks of each target's edges, then of blocks of those, until one is left.
+    /// Reduces blocks of each target's edges, then blocks of the results, until one is left.
     fn of(&self, mut x: Tensor<D>) -> Tensor<D> {
         let (dim, blocks) = (self.dim, self.part.blocks());
         let mut shape = x.dims();

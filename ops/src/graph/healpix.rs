@@ -1,20 +1,22 @@
-//! The halo of the faces of a HEALPix grid.
+//! Halo of the faces of a HEALPix grid.
 //!
-//! The twelve faces of `n × n` cells are a dim, rows and columns of a face two more, in the order of the HEALPix library. Each face
-//! gets `width` cells of its neighbours on all sides. Where only three faces meet, a corner has no neighbour: it is the mean of the
+//! The twelve faces of `n × n` cells form one dim, rows and columns of a face two more, in the
+//! order of the HEALPix library. Each face is padded on all sides with `width` cells of its
+//! neighbours. Where only three faces meet, a corner has no neighbour: it becomes the mean of the
 //! cells across its two sides. The cells are those of [`healpix_padding`](super::healpix_padding).
 //!
 //! # Shapes
 //! `[batch, channels, 12, n, n]` → `[batch, channels, 12, n + 2·width, n + 2·width]`.
 //!
 //! # Placement
-//! All dims may be sharded; values must be resolved. The first and the last part of rows and columns grow.
+//! All dims may be sharded; values must be resolved. The first and the last part of rows and of
+//! columns grow by `width`.
 //!
 //! # Communication
-//! Cells of neighbouring faces on other ranks, once for each side on which they lie.
+//! Cells of neighbouring faces on other ranks, once for each side on which they are needed.
 //!
 //! # Adjoint
-//! The cotangents of all copies of a cell are added to it.
+//! The cotangents of all copies of a cell are added.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +34,8 @@ const NAME: &str = "pad_healpix";
 /// Pads the faces of a HEALPix grid with cells of their neighbours. See the [module](self).
 ///
 /// # Errors
-/// Another shape; a halo wider than a face; partial values; a failure of communication.
+/// Fails for other shapes, for a halo wider than a face, for partial values, and if communication
+/// fails.
 ///
 /// # Example
 /// ```
@@ -82,18 +85,18 @@ pub fn pad_healpix(x: ShardTensor<5>, width: usize) -> Result<ShardTensor<5>> {
     let [batch, channels, _, high, wide] = strips.dims();
     let strips = strips.reshape([batch, channels, high * wide]);
     let [one, other] = cells.each_ref().map(|cells| take(strips.clone(), 2, cells));
-    // The same cells, but where a corner is a mean.
+    // Both are the same cell except at corners that are a mean.
     let y = (one * 0.5 + other * 0.5).reshape(*shape);
     let y = drop_empty(y, &output, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(y, output, mesh))
 }
 
-/// The strips of faces that a rank's cells are of, one below the other, and the place of each cell in them.
+/// Strips of faces that hold a rank's cells, stacked, and the position of each cell in them.
 struct Strips {
     need: Need,
-    /// Two places for each cell, whose mean it is.
+    /// Two positions for each cell, which is their mean.
     cells: [Vec<usize>; 2],
-    /// The shape of the cells; of one cell if there are none.
+    /// Shape of the cells; a single cell if there are none.
     shape: [usize; 5],
 }
 
@@ -114,7 +117,7 @@ impl Strips {
         let inner = |range: &Range<usize>| range.start as isize - w..range.end as isize - w;
         let (rows, columns) = (inner(rows), inner(columns));
         let near = |place: isize| place.clamp(0, n - 1);
-        // Where a cell is taken from: face, row and column.
+        // Source of a cell: face, row and column.
         let source = |face: usize, y: isize, x: isize, side: usize| -> [usize; 3] {
             let cell = healpix_cell(face, x, y, n).unwrap_or_else(|| {
                 let (x, y) = if side == 0 {

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-/// An icosahedral grid of the unit sphere, as the meshes of GraphCast: the corners of an icosahedron's faces, each of which is
-/// divided into four `levels` times. The corners are the cells.
+/// Icosahedral grid on the unit sphere, as the meshes of GraphCast: an icosahedron whose faces are
+/// each divided into four, `levels` times. The corners of the faces are the cells.
 ///
-/// Cells are numbered along the faces of the finest level, where those of a coarser face follow each other: ranges of numbers
-/// are regions, whose ranks exchange few cells. For a limited area keep the cells within it, and the edges between them.
+/// Cells are numbered along the faces of the finest level, where the faces within one coarser face
+/// are consecutive: ranges of numbers are compact regions, so ranks exchange few cells. For a
+/// limited area, keep the cells within it and the edges between them.
 ///
 /// # Example
 /// ```
@@ -32,7 +33,7 @@ pub struct Icosphere {
 }
 
 impl Icosphere {
-    /// Makes the grid of `10 · 4^levels + 2` cells.
+    /// Creates the grid of `10 · 4^levels + 2` cells.
     ///
     /// # Example
     /// ```
@@ -67,7 +68,7 @@ impl Icosphere {
             });
         }
         let number = |corner: usize| numbers[corner].expect("a corner of the finest faces");
-        // Neighbouring faces go round their common side in opposite directions.
+        // Neighbouring faces traverse their common side in opposite directions.
         let edges = |faces: &Vec<[usize; 3]>| {
             let sides =
                 |&[a, b, c]: &[usize; 3]| [[a, b], [b, c], [c, a]].map(|side| side.map(number));
@@ -79,7 +80,7 @@ impl Icosphere {
         }
     }
 
-    /// The cells' places on the unit sphere, as x, y and z.
+    /// Positions of the cells on the unit sphere, as x, y and z.
     ///
     /// # Example
     /// ```
@@ -93,10 +94,11 @@ impl Icosphere {
         &self.positions
     }
 
-    /// Pairs of neighbours on a level, of which the last is the finest: source and target, both ways.
+    /// Pairs of neighbours on a level, as source and target in both directions; the last level is
+    /// the finest.
     ///
     /// # Panics
-    /// Panics for a level that the grid does not have.
+    /// Panics if the grid has no such level.
     ///
     /// # Example
     /// ```
@@ -115,7 +117,7 @@ fn normalized(place: [f64; 3]) -> [f64; 3] {
     place.map(|x| x / length)
 }
 
-/// The corners of an icosahedron and its faces, counterclockwise as seen from outside.
+/// Corners of an icosahedron and its faces, counterclockwise as seen from outside.
 fn icosahedron() -> (Vec<[f64; 3]>, Vec<[usize; 3]>) {
     let long = (1.0 + 5.0_f64.sqrt()) / 2.0;
     let signs = [[-1.0, long], [1.0, long], [-1.0, -long], [1.0, -long]];
@@ -184,7 +186,7 @@ mod tests {
         }
     }
 
-    /// Most edges stay within a quarter of the cells, taken in their order.
+    /// Most edges stay within one quarter of the cells in numbering order.
     #[test]
     fn ranges_of_numbers_are_regions() {
         let grid = Icosphere::new(4);

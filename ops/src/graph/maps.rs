@@ -2,8 +2,8 @@
 
 use super::cells::CellMap;
 
-/// Neighbouring faces by direction, `3 · (down, same, up in y) + (down, same, up in x)`, or none; of the twelve base faces of
-/// HEALPix (K. Górski et al. 2005), as its library numbers them.
+/// Neighbouring faces by direction, `3 · (down, same, up in y) + (down, same, up in x)`, or −1 for
+/// none, of the twelve base faces of HEALPix (K. Górski et al. 2005) as its library numbers them.
 const FACES: [[i8; 12]; 9] = [
     [8, 9, 10, 11, -1, -1, -1, -1, 10, 11, 8, 9],
     [5, 6, 7, 4, 8, 9, 10, 11, 9, 10, 11, 8],
@@ -15,7 +15,8 @@ const FACES: [[i8; 12]; 9] = [
     [3, 0, 1, 2, 3, 0, 1, 2, 4, 5, 6, 7],
     [2, 3, 0, 1, -1, -1, -1, -1, 0, 1, 2, 3],
 ];
-/// How a neighbour's axes lie, by direction and by north, equator and south: whether x and y count down, and are swapped.
+/// Orientation of a neighbour's axes by direction and by band (north, equator, south): whether x
+/// and whether y count down, and whether they are swapped.
 const TURNS: [[[bool; 3]; 3]; 9] = {
     const N: [bool; 3] = [false; 3];
     const BOTH: [bool; 3] = [true, true, false];
@@ -34,12 +35,13 @@ const TURNS: [[[bool; 3]; 3]; 9] = {
     ]
 };
 
-/// The halo of the twelve faces of a HEALPix grid, `size × size` cells each, as two maps.
+/// Halo of the twelve faces of a HEALPix grid, `size × size` cells each, as two maps.
 ///
-/// Cells are numbered `(face · size + y) · size + x`, in the faces and axes of the HEALPix library. A map has the cells of the
-/// padded faces, `(face · (size + 2·width) + y) · (size + 2·width) + x`. Where only three faces meet, a corner has no
-/// neighbour: it is the mean of the cells across its two sides, in the one map and in the other. Elsewhere both maps are the
-/// same, so the padded field is the mean of both.
+/// Cells are numbered `(face · size + y) · size + x`, in the faces and axes of the HEALPix library.
+/// A map lists the cells of the padded faces in the order
+/// `(face · (size + 2·width) + y) · (size + 2·width) + x`. Where only three faces meet, a corner
+/// has no neighbour: it is the mean of the cells across its two sides, one in each map. Elsewhere
+/// both maps agree, so the padded field is the mean of the two gathered fields.
 ///
 /// # Panics
 /// Panics if the halo is wider than a face.
@@ -79,7 +81,7 @@ pub fn healpix_padding(size: usize, width: usize) -> [CellMap; 2] {
     [one, other].map(CellMap::new)
 }
 
-/// The cell at a place of a face, which may lie beyond it.
+/// Cell at a position relative to a face, which may lie outside it.
 pub(super) fn healpix_cell(face: usize, x: isize, y: isize, size: isize) -> Option<usize> {
     let side = |place: isize| usize::from(place >= 0) + usize::from(place >= size);
     let direction = 3 * side(y) + side(x);
@@ -94,20 +96,21 @@ pub(super) fn healpix_cell(face: usize, x: isize, y: isize, size: isize) -> Opti
     Some((neighbour as isize * size * size + y * size + x) as usize)
 }
 
-/// Where the northern edge of a tripolar grid is folded.
+/// Position of the fold at the northern edge of a tripolar grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fold {
     /// Between the last row and its mirror image.
     Edge,
-    /// On the last row, whose halves are the same cells.
+    /// On the last row, whose two halves are the same cells.
     Row,
 }
 
-/// The halo of a tripolar ocean grid of `rows × columns` cells, periodic in columns, as a map: `width` cells on both sides of
-/// rows, and above the last row, where the grid is folded onto itself (R. Murray 1996). Below the first row is its copy.
+/// Halo of a tripolar ocean grid of `rows × columns` cells, periodic in columns, as a map. It adds
+/// `width` cells on both sides of each row, and as many rows at both ends: above the last row the
+/// grid is folded onto itself (R. Murray 1996), below the first row that row is repeated.
 ///
-/// Cells are numbered row by row; the map has `rows + 2·width` rows of `columns + 2·width` cells. Components of vectors change
-/// their sign across the fold, which is up to the caller.
+/// Cells are numbered row by row; the map has `rows + 2·width` rows of `columns + 2·width` cells.
+/// Vector components change sign across the fold, which the caller must apply.
 ///
 /// # Panics
 /// Panics if the halo is wider than the grid.
@@ -142,7 +145,7 @@ pub fn tripolar_fold([rows, columns]: [usize; 2], width: usize, fold: Fold) -> C
 mod tests {
     use super::*;
 
-    /// The middle of a cell on the unit sphere.
+    /// Centre of a cell on the unit sphere.
     fn place(cell: usize, size: usize) -> [f64; 3] {
         let (face, y, x) = (cell / size / size, cell / size % size, cell % size);
         let ring = [2, 3, 4][face / 4] * size - x - y - 1;
@@ -180,7 +183,7 @@ mod tests {
         for (index, cell) in cells.iter().enumerate() {
             let (y, x) = (index / padded % padded, index % padded);
             let inside = |place: usize| (width..width + size).contains(&place);
-            // Rows and columns of the face go on beyond it without a gap.
+            // Rows and columns of the face continue beyond it without a gap.
             if inside(y) && x + 1 < padded {
                 assert!(apart(*cell, cells[index + 1]) * (size as f64) < 1.4);
             }
@@ -204,10 +207,10 @@ mod tests {
             for column in 0..columns {
                 let across = at(rows, column);
                 assert_eq!(across / columns, rows - above);
-                // The column across of that one is this one.
+                // The fold is an involution.
                 assert_eq!(at(rows, across % columns) % columns, column);
             }
-            // Columns go on at the other end.
+            // Columns continue at the other end.
             assert_eq!(at(1, columns), columns);
         }
     }

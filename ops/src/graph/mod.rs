@@ -1,18 +1,23 @@
-//! Unstructured grids: cells by their numbers, graphs, neighbours.
+//! Unstructured grids: numbered cells, graphs and neighbours.
 //!
-//! The cells of an icosahedral, a HEALPix or any other unstructured grid are one dim, in an order in which neighbours lie
-//! close together. Each part of the dim is a range of numbers; [`Balance`](halocline_core::Balance) gives parts of equal work.
+//! The cells of an icosahedral, HEALPix or other unstructured grid form one dim, in an order that
+//! keeps neighbours close together. Each part of the dim is a range of cell numbers;
+//! [`Balance`](halocline_core::Balance) computes parts of equal work.
 //!
-//! - [`take_cells`]: the cells with these numbers, from any ranks: halos by lists of cells ([`CellMap`]), among them
-//!   [`healpix_padding`] and [`tripolar_fold`].
-//! - [`Icosphere`]: icosahedral grids, and graphs of their neighbours on all levels.
-//! - [`pad_healpix`]: the halo of HEALPix faces that are a dim of their own; [`healpix_from`], [`healpix_to`] and
-//!   [`healpix_centers`]: how files number their cells, by rings or nested, and where these lie.
-//! - [`Graph`], [`EdgeShards`]: messages along edges, and their sums, means or extrema at the targets.
-//! - [`nearest_neighbours`], [`neighbours_within`]: graphs of points that are close to each other, and [`distances`].
+//! - [`take_cells`]: gathers cells by number from any ranks. Such lists of cells ([`CellMap`]) also
+//!   describe halos, among them [`healpix_padding`] and [`tripolar_fold`].
+//! - [`Icosphere`]: icosahedral grids, and their neighbour graphs on all levels.
+//! - [`pad_healpix`]: halo of HEALPix faces that form their own dim; [`healpix_from`],
+//!   [`healpix_to`] and [`healpix_centers`]: ring and nested numbering of files, and the positions
+//!   of cells.
+//! - [`Graph`], [`EdgeShards`]: messages along edges, and their sums, means or extrema at the
+//!   targets.
+//! - [`nearest_neighbours`], [`neighbours_within`]: graphs of nearby points; [`distances`]: lengths
+//!   of their edges.
 //!
 //! # Placement
-//! The dim of cells may be sharded, with any extents, and so may other dims. Edges lie with their targets.
+//! The dim of cells may be sharded, with any extents, and so may other dims. Each edge lies on the
+//! rank of its target.
 
 mod cells;
 mod edges;
@@ -40,7 +45,7 @@ pub use reduce::Aggregate;
 use crate::golden::{Case, Golden, Output, output};
 use halocline_core::{Error, Result};
 
-/// Message passing in the registry.
+/// Registry entry of message passing.
 pub(crate) const OPERATORS: &[Golden] =
     &[Golden::new("message_passing", |case| match case.dims() {
         2 => run::<2>(case),
@@ -54,7 +59,8 @@ pub(crate) const OPERATORS: &[Golden] =
         "their gradients",
     ])];
 
-/// The sum, mean or extremum of the sources of each target, in the first dim, of a graph within the cells.
+/// Reduces the sources of each target to a sum, mean or extremum, for a graph on the cells of the
+/// first dim.
 fn run<const D: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let x = case.input::<D>(0)?;
     let [sources, targets] = ["sources", "targets"].map(|key| case.attributes.list(key));

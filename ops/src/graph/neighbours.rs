@@ -1,18 +1,20 @@
-//! Graphs of points that are close to each other.
+//! Graphs of nearby points.
 //!
-//! Points and queries are `[cells, coordinates]`, in any number of coordinates, with distances along straight lines: for
-//! points of a sphere give their three coordinates, of which the nearest by chord are the nearest by angle.
+//! Points and queries are `[cells, coordinates]`, with any number of coordinates and Euclidean
+//! distances. For points on a sphere pass Cartesian coordinates: the nearest by chord are the
+//! nearest by angle.
 //!
 //! # Placement
-//! Cells may be sharded, coordinates must be whole.
+//! Cells may be sharded, coordinates must not be.
 //!
 //! # Communication
-//! The points of each rank travel round the ranks, one rank's at a time, and the pairs that were found are told to all: a
-//! graph is known on every rank. [`distances`] sends what [`take_cells`](super::take_cells) does.
+//! The ranks receive one another's points one shard at a time, then gather the pairs found: every
+//! rank holds the whole graph. [`distances`] communicates as [`take_cells`](super::take_cells)
+//! does.
 //!
 //! # Determinism
-//! Distances are compared in f64, those that are equal by the numbers of points: any sharding finds the same pairs, in the
-//! same order.
+//! Distances are compared in f64, ties by the number of the point: any sharding finds the same
+//! pairs in the same order.
 
 use halocline_core::{Error, IndexBox, Need, Operation, Result, ShardTensor, Traffic, ops, tasks};
 
@@ -21,14 +23,16 @@ use super::tree::{Limit, Tree};
 use crate::precision::in_f32;
 use crate::reduce::{root, sum_dims};
 
-/// The queries that are worth a thread.
+/// Number of queries that is worth a thread.
 const QUERIES: usize = 256;
 
-/// The `count` points that are nearest to each query, as edges from these points to the query, the nearest first.
+/// Finds the `count` points nearest to each query, as edges from the points to the query, nearest
+/// first.
 ///
 /// # Errors
-/// Fewer points than `count`; other numbers of coordinates, or sharded ones; coordinates that are not finite; partial values;
-/// a failure of communication.
+/// Fails for fewer points than `count`, for numbers of coordinates that differ, for sharded
+/// coordinates, for coordinates that are not finite, for partial values, and if communication
+/// fails.
 ///
 /// # Example
 /// ```
@@ -57,10 +61,11 @@ pub fn nearest_neighbours(
     search(NAME, points, queries, Limit::Count(count))
 }
 
-/// The points within a radius of each query, its bound included, as edges from these points to the query, the nearest first.
+/// Finds the points within a radius of each query, bound included, as edges from the points to the
+/// query, nearest first.
 ///
 /// # Errors
-/// A radius that is no positive number; those of [`nearest_neighbours`].
+/// Fails for a radius that is not a positive number; otherwise errors of [`nearest_neighbours`].
 ///
 /// # Example
 /// ```
@@ -86,10 +91,11 @@ pub fn neighbours_within(
     search(NAME, points, queries, Limit::Radius(radius * radius))
 }
 
-/// The length of each edge of a graph of points, `[edges, 1]`, with gradients to both ends; zero between equal points.
+/// Computes the length of each edge of a graph of points, `[edges, 1]`, with gradients to both
+/// ends. Between equal points it is zero.
 ///
 /// # Errors
-/// Those of [`EdgeShards::try_sources`].
+/// Errors of [`EdgeShards::try_sources`].
 pub fn distances(
     points: &ShardTensor<2>,
     queries: &ShardTensor<2>,
@@ -156,7 +162,7 @@ fn search(
             near
         });
     }
-    // Pairs, after a number that says whether this rank's coordinates were finite.
+    // Pairs, preceded by a flag: whether this rank's coordinates are finite.
     let mut told = vec![f64::from(u8::from(finite))];
     for (row, found) in found.iter().enumerate() {
         let query = (own.start + row) as f64;

@@ -1,6 +1,7 @@
-//! How files number the cells of a HEALPix grid, and where these lie (K. Górski et al. 2005).
+//! Numbering of the cells of a HEALPix grid in files, and their positions (K. Górski et al. 2005).
 //!
-//! Our order is that of the faces: `(face · size + y) · size + x`, in the faces and axes of the HEALPix library.
+//! Halocline orders cells by face: `(face · size + y) · size + x`, in the faces and axes of the
+//! HEALPix library.
 
 use std::f64::consts::{FRAC_PI_2, TAU};
 
@@ -10,22 +11,23 @@ use super::cells::CellMap;
 
 /// Rows from the north pole, in faces, to the southern corner of each face.
 const SOUTH: [usize; 12] = [2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4];
-/// Longitude of the middle of each face, in eighths of a turn.
+/// Longitude of the centre of each face, in eighths of a turn.
 const MIDDLE: [isize; 12] = [1, 3, 5, 7, 0, 2, 4, 6, 1, 3, 5, 7];
 
-/// An order of the cells of a HEALPix grid.
+/// Order of the cells of a HEALPix grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HealpixOrder {
-    /// By rows of one latitude, from north to south, eastward.
+    /// By rings of equal latitude from north to south, eastward within a ring.
     Ring,
-    /// By faces, and within these by quarters.
+    /// By face, then recursively by quarters of the face.
     Nested,
 }
 
-/// The numbers that files of an order give to the cells of the twelve faces, `size × size` each.
+/// Map from the order of a file to the order by faces: for each cell of the twelve faces,
+/// `size × size` each, its number in the file.
 ///
 /// # Errors
-/// No cells; a size that is no power of two, of nested numbers.
+/// Fails for a size of zero and, for nested order, for a size that is not a power of two.
 ///
 /// # Example
 /// ```
@@ -46,10 +48,10 @@ pub fn healpix_from(size: usize, order: HealpixOrder) -> Result<CellMap> {
     Ok(CellMap::new(numbers(size, order)?))
 }
 
-/// The cells of the faces in the order of files: the inverse of [`healpix_from`].
+/// Map from the order by faces to the order of a file: the inverse of [`healpix_from`].
 ///
 /// # Errors
-/// Those of [`healpix_from`].
+/// Errors of [`healpix_from`].
 pub fn healpix_to(size: usize, order: HealpixOrder) -> Result<CellMap> {
     let numbers = numbers(size, order)?;
     let mut cells = vec![0; numbers.len()];
@@ -59,8 +61,8 @@ pub fn healpix_to(size: usize, order: HealpixOrder) -> Result<CellMap> {
     Ok(CellMap::new(cells))
 }
 
-/// Latitude and longitude, in degrees, of the middle of each cell of the faces: for forcings, and for
-/// [graphs](super::Graph) and distances.
+/// Latitude and longitude, in degrees, of the centre of each cell, in the order by faces; for
+/// forcings, [graphs](super::Graph) and distances.
 ///
 /// # Example
 /// ```
@@ -87,11 +89,12 @@ pub fn healpix_centers(size: usize) -> Vec<[f64; 2]> {
     places(size).map(centre).collect()
 }
 
-/// Where a cell lies.
+/// Position of a cell.
 struct Place {
-    /// Counted from one at the north pole.
+    /// Ring, counted from one at the north pole.
     ring: usize,
-    /// Its longitude: eighths of a turn times the cells of the ring in a quarter of it.
+    /// Longitude, in units of an eighth of a turn divided by the number of the ring's cells per
+    /// quarter turn.
     eighths: isize,
 }
 
@@ -110,7 +113,7 @@ impl Place {
         }
     }
 
-    /// Cells of the ring in a quarter of a turn.
+    /// Number of cells of the ring per quarter turn.
     fn held(&self, size: usize) -> usize {
         match self.zone(size) {
             Zone::North => self.ring,
@@ -119,7 +122,7 @@ impl Place {
         }
     }
 
-    /// Its number by rings.
+    /// Number in ring order.
     fn number(&self, size: usize) -> usize {
         let held = self.held(size);
         let (before, odd) = match self.zone(size) {
@@ -130,13 +133,13 @@ impl Place {
             }
             Zone::South => (12 * size * size - 2 * held * (held + 1), 1),
         };
-        // The first cell of a ring lies at half a cell, or at zero.
+        // The first cell of a ring is centred at half a cell or at zero.
         let column = (self.eighths - odd as isize) / 2;
         before + column.rem_euclid(4 * held as isize) as usize
     }
 }
 
-/// The places of the cells of the faces.
+/// Positions of the cells, in the order by faces.
 fn places(size: usize) -> impl Iterator<Item = Place> {
     let cells = (0..size).flat_map(move |y| (0..size).map(move |x| (x, y)));
     (0..12).flat_map(move |face| {
@@ -162,7 +165,7 @@ fn numbers(size: usize, order: HealpixOrder) -> Result<Vec<usize>> {
         );
         return Err(Error::operator("healpix", message));
     }
-    // Every second bit.
+    // Spreads the bits to every second position.
     let spread = |place: usize| {
         (0..usize::BITS / 2)
             .map(move |bit| (place >> bit & 1) << (2 * bit))
@@ -203,7 +206,7 @@ mod tests {
             healpix_from(3, HealpixOrder::Nested).is_err()
                 && healpix_to(0, HealpixOrder::Ring).is_err()
         );
-        // As healpy.nest2ring(2, …) has them.
+        // From healpy.nest2ring(2, …).
         let rings = numbers(2, HealpixOrder::Ring).unwrap();
         assert_eq!(
             (&rings[..4], &rings[16..20]),
@@ -211,7 +214,8 @@ mod tests {
         );
     }
 
-    /// Numbers by rings go from north to south and eastward, and neighbours across the edges of faces lie near.
+    /// Ring numbers run from north to south and eastward, and neighbours across the edges of faces
+    /// are close.
     #[test]
     fn cells_lie_where_their_numbers_and_their_neighbours_are() {
         for size in [1, 2, 5, 8] {
@@ -238,7 +242,7 @@ mod tests {
                     let near = healpix_cell(face, x, y, size as isize).unwrap();
                     let [one, other] = [point(centres[cell]), point(centres[near])];
                     let cosine: f64 = (0..3).map(|dim| one[dim] * other[dim]).sum();
-                    // A cell is about a radian by the size of a face wide.
+                    // A cell is about `1 / size` radians wide.
                     assert!(
                         cosine.clamp(-1.0, 1.0).acos() < 1.6 / size as f64,
                         "{size}: {cell} {near}"

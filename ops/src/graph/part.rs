@@ -1,30 +1,32 @@
-//! The edges of the targets of one part, and what reductions need to know of them: made once.
+//! Edges of the targets of one part, with precomputed data for reductions.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::kernel::taken::Places;
 
-/// The targets of one part, and their edges.
+/// Targets of one part, and their edges.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// The edges of each target.
+    /// Range of edges of each target.
     targets: Vec<Range<usize>>,
     of_edge: Arc<Places>,
     blocks: OnceLock<Blocks>,
 }
 
-/// How the edges of each target are reduced block by block, until one cell is left.
+/// Plan that reduces the edges of each target block by block, until one cell is left.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    /// The cells of a block. Blocks are as wide as targets have edges on average, so that all of a level are at most twice as many
-    /// cells as the edges.
+    /// Number of cells per block: the average number of edges per target, so that the blocks of a
+    /// level hold at most twice as many cells as there are edges.
     pub(super) width: usize,
-    /// The cells of the blocks of each level. The last one of a target once more where a block is longer than what is left.
+    /// Cells of the blocks of each level. A block that is too long for its target repeats the
+    /// target's last cell.
     pub(super) levels: Vec<Arc<Places>>,
-    /// The last cell of each target, which holds its extremum; any cell for a target without edges.
+    /// Final cell of each target, which holds its extremum; any cell for a target without edges.
     pub(super) left: Arc<Places>,
-    /// The targets without edges; a cell that stands for no targets is one.
+    /// Whether each target has no edges; the placeholder for an empty list of targets counts as
+    /// one.
     pub(super) alone: Vec<bool>,
 }
 
@@ -41,17 +43,17 @@ impl Part {
         }
     }
 
-    /// The number of targets; a cell stands for none.
+    /// Number of targets; one if there are none, for a placeholder.
     pub(super) fn len(&self) -> usize {
         self.targets.len().max(1)
     }
 
-    /// The target of each edge. A cell that stands for no edges belongs to the first.
+    /// Target of each edge. The placeholder for an empty list of edges belongs to the first target.
     pub(super) fn of_edge(&self) -> &Arc<Places> {
         &self.of_edge
     }
 
-    /// The number of edges of each target.
+    /// Number of edges of each target.
     pub(super) fn counts(&self) -> impl Iterator<Item = usize> {
         let counts = self.targets.iter().map(ExactSizeIterator::len);
         counts.chain(std::iter::repeat(0)).take(self.len())

@@ -1,4 +1,4 @@
-//! Plans of cells by number: what each rank packs, sends and unpacks. Pure.
+//! Pure plans for gathering cells by number: the cells that each rank packs, sends and unpacks.
 
 use std::sync::Arc;
 
@@ -6,18 +6,20 @@ use halocline_core::{DeviceMesh, ExchangePlan, IndexBox, Layout, Transfer};
 
 use crate::kernel::taken::Places;
 
-/// The way of cells to the ranks that take them: picked from a shard, exchanged as boxes, picked from what arrived.
+/// Route of cells to the ranks that take them: picked from a shard, exchanged as boxes, picked from
+/// the received cells.
 #[derive(Debug)]
 pub(super) struct TakePlan {
-    /// The cells of the shard that are exchanged, for each part in turn; one cell if there are none.
+    /// Cells of the shard to exchange, for each part in turn; one cell if there are none.
     pub(super) packed: Arc<Places>,
     pub(super) exchange: Arc<ExchangePlan>,
-    /// The cells that are taken, among those that arrive; one cell if there are none.
+    /// Cells to take from those received; one cell if there are none.
     pub(super) taken: Arc<Places>,
 }
 
 impl TakePlan {
-    /// Plans the part of a mesh's position. Part `p` of the dim takes the next `extents[p]` of the cells.
+    /// Plans for one position of a mesh. Part `p` of the dim takes the next `extents[p]` of the
+    /// cells.
     pub(super) fn new(
         layout: &Layout,
         mesh: &DeviceMesh,
@@ -35,7 +37,7 @@ impl TakePlan {
                 &cells[start - extent..start]
             })
             .collect();
-        // Each cell travels once, in the order of numbers, which is that of owners.
+        // Each cell travels once, in order of number and hence of owner.
         let wanted: Vec<Vec<usize>> = lists
             .iter()
             .map(|list| {
@@ -45,13 +47,13 @@ impl TakePlan {
                 wanted
             })
             .collect();
-        // The places of the cells of an owner among those that a part wants.
+        // Range of an owner's cells among those that a part wants.
         let share = |part: usize, owner: usize| {
             let (cells, wanted) = (owned(owner), &wanted[part]);
             let place = |bound: usize| wanted.partition_point(|cell| *cell < bound);
             place(cells.start)..place(cells.end)
         };
-        // The places of a part's cells in what an owner packs.
+        // Range of a part's cells among those that an owner packs.
         let pack = |part: usize, owner: usize| {
             let before: usize = (0..part).map(|part| share(part, owner).len()).sum();
             before..before + share(part, owner).len()
@@ -118,7 +120,7 @@ impl TakePlan {
     }
 }
 
-/// The position that holds a part of a dim, and the same cells as this one in all others.
+/// Position that holds a part of a dim and, in all other dims, the same cells as this position.
 fn at_part(layout: &Layout, mesh: &DeviceMesh, dim: usize, mut part: usize) -> usize {
     let mut coords = mesh.coords();
     // Parts are numbered with the leftmost axis outermost.

@@ -1,4 +1,4 @@
-//! Sums, means and extrema of the edges of each target.
+//! Sums, means and extrema over the edges of each target.
 
 use std::sync::Arc;
 
@@ -13,21 +13,21 @@ use crate::precision::{cast, widened};
 
 const NAME: &str = "aggregate";
 
-/// What the values of the edges of a target become; zero for a target without edges.
+/// Reduction over the edges of a target; zero for a target without edges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Aggregate {
-    /// Their sum.
+    /// Sum.
     #[default]
     Sum,
-    /// Their mean.
+    /// Mean.
     Mean,
-    /// Their maximum; its gradient goes to the edges that have it, in equal parts.
+    /// Maximum; its gradient is divided evenly among the edges that attain it.
     Max,
-    /// Their minimum, with a gradient as that of the maximum.
+    /// Minimum, with its gradient divided as for the maximum.
     Min,
 }
 
-/// Reduces the edges of each target of this rank. `held` are the extents of targets.
+/// Reduces the edges of each target on this rank. `held` lists the extents of the targets.
 pub(super) fn reduced<const D: usize>(
     messages: ShardTensor<D>,
     dim: usize,

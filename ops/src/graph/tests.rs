@@ -7,7 +7,7 @@ use super::*;
 use crate::prelude::*;
 use crate::testing::{Operator, check_op, compare, random};
 
-/// Some edges between nine cells: one without edges, one with many.
+/// Edges between nine cells: one cell without edges, one with many.
 fn edges() -> Vec<[usize; 2]> {
     let all = (0..40).map(|edge| [edge * 7 % 9, edge * edge % 5 + edge % 3]);
     all.collect()
@@ -36,7 +36,7 @@ fn messages_cross_ranks() {
     }
 }
 
-/// A star beside targets with one edge and without any.
+/// A star next to targets with one edge and with none.
 struct Star(Aggregate);
 
 impl Operator<2, 2> for Star {
@@ -46,7 +46,7 @@ impl Operator<2, 2> for Star {
         let singles = (0..40).map(|target| [target + 7, target + target / 5]);
         let edges: Vec<[usize; 2]> = star.chain(singles).collect();
         let edges = Graph::new(64, 64, &edges).unwrap().beside(&x, 0).unwrap();
-        let sources = edges.sources(x.clamp(-0.7, 0.7)); // several have the extreme value
+        let sources = edges.sources(x.clamp(-0.7, 0.7)); // several attain the extreme value
         edges.reduce(sources, self.0)
     }
 }
@@ -103,7 +103,7 @@ impl Operator<2, 2> for Taken {
         let map = CellMap::new(vec![6, 6, 0, 3, 2, 6, 1, 1, 5]);
         let x = inputs.remove(0);
         x.try_op(|x| {
-            // All on the last part, so that other ranks take none.
+            // All on the last part; other ranks take none.
             let mut extents = vec![0; x.layout().extents(0).len()];
             *extents.last_mut().expect("a part") = 9;
             take_cells(x, 0, &map, &extents)
@@ -117,7 +117,7 @@ fn cells_are_taken_from_any_ranks_by_any() {
     check_op(&Taken, &[[7, 3]], &[], &[0, 1], 1e-6);
 }
 
-/// Ranks along another axis do not meet, and cells that are asked for twice travel once.
+/// Ranks along another axis do not communicate, and a cell requested twice travels once.
 #[test]
 fn each_cell_travels_once() {
     Launcher::local(4)
@@ -125,7 +125,7 @@ fn each_cell_travels_once() {
         .run(|world| {
             let mesh = world.mesh([("batch", 2), ("cells", 2)])?;
             let x = ShardTensor::<3>::ones([2, 6, 5], &mesh, &[Shard(0), Shard(1)])?;
-            // The first part has cells 0 to 2 and takes 4 twice; the second takes 1 and 2.
+            // The first part holds cells 0 to 2 and takes 4 twice; the second takes 1 and 2.
             let map = CellMap::new(vec![4, 4, 0, 1, 2, 5]);
             let before = world.comm_stats();
             take_cells(x, 1, &map, &[3, 3])?;
@@ -159,7 +159,7 @@ fn targets_may_be_cut_by_their_edges() {
     compare(&run(3), &run(1), 1e-6, "by edges");
 }
 
-/// Points of a lattice, many of which are as far from a query as others.
+/// Lattice points, with many ties in distance to a query.
 fn lattice(mesh: &DeviceMesh, placements: &[Placement]) -> Result<ShardTensor<2>> {
     let points: Vec<f32> = (0..28)
         .flat_map(|i| [(i % 7) as f32, (i / 7 * 3 % 4) as f32])
@@ -209,7 +209,7 @@ fn neighbours_are_those_of_brute_force_on_any_ranks() {
     }
 }
 
-/// Along the other axis all ranks have the same points.
+/// All ranks along the other axis hold the same points.
 #[test]
 fn neighbours_are_those_of_brute_force_on_two_axes() {
     for placements in [

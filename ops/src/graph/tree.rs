@@ -1,31 +1,33 @@
-//! A tree of points, by which those near a query are found.
+//! k-d tree for finding the points near a query.
 
 use std::ops::Range;
 
-/// The most points of a leaf.
+/// Maximum number of points of a leaf.
 const LEAF: usize = 16;
 
-/// The neighbours that count.
+/// Limit on the neighbours of a query.
 #[derive(Clone, Copy)]
 pub(super) enum Limit {
     Count(usize),
-    /// The square of a distance.
+    /// Squared distance.
     Radius(f64),
 }
 
-/// Points in a k-d tree: a range of more than a few is split at its middle, along the coordinate that differs most.
+/// Points in a k-d tree: a range longer than a leaf is split at its middle, along the coordinate
+/// with the largest spread.
 pub(super) struct Tree {
     width: usize,
-    /// The coordinates of each point, in the order of the tree.
+    /// Coordinates of each point, in tree order.
     coordinates: Vec<f64>,
-    /// The number of each point.
+    /// Number of each point.
     numbers: Vec<usize>,
-    /// The coordinate along which a range is split, and where, at the range's middle.
+    /// Coordinate along which a range is split and the value there, stored at the index of the
+    /// range's middle.
     cuts: Vec<(usize, f64)>,
 }
 
 impl Tree {
-    /// Makes a tree of points `[points, width]` that are numbered from `first` on.
+    /// Builds a tree of points `[points, width]`, numbered from `first` on.
     pub(super) fn new(coordinates: &[f64], width: usize, first: usize) -> Self {
         let mut order: Vec<usize> = (0..coordinates.len() / width).collect();
         let mut cuts = vec![(0, 0.0); order.len()];
@@ -41,7 +43,8 @@ impl Tree {
         }
     }
 
-    /// Adds the points near a query to those found so far, as squares of distances and numbers, sorted.
+    /// Merges the points near a query into those found so far: squared distances and numbers,
+    /// sorted.
     pub(super) fn add_to(&self, found: &mut Vec<(f64, usize)>, query: &[f64], limit: Limit) {
         self.visit(0..self.numbers.len(), found, query, limit);
     }
@@ -77,7 +80,7 @@ impl Tree {
     }
 }
 
-/// Orders the points of a range, and notes where it is split.
+/// Orders the points of a range and records its splits.
 fn split(coordinates: &[f64], width: usize, order: &mut [usize], cuts: &mut [(usize, f64)]) {
     if order.len() <= LEAF {
         return;
@@ -94,7 +97,8 @@ fn split(coordinates: &[f64], width: usize, order: &mut [usize], cuts: &mut [(us
     let dim = (0..width).max_by(|a, b| spreads[*a].total_cmp(&spreads[*b]));
     let (dim, middle) = (dim.unwrap_or(0), order.len() / 2);
     order.select_nth_unstable_by(middle, |a, b| of(*a, dim).total_cmp(&of(*b, dim)));
-    // A part of more than a leaf has its middle behind its first point, so each cut has a place of its own.
+    // In a range longer than a leaf the middle is not the first point, so every cut has its own
+    // index.
     cuts[middle] = (dim, of(order[middle], dim));
     let (low, high) = order.split_at_mut(middle);
     let (cuts_low, cuts_high) = cuts.split_at_mut(middle);
@@ -102,7 +106,7 @@ fn split(coordinates: &[f64], width: usize, order: &mut [usize], cuts: &mut [(us
     split(coordinates, width, high, cuts_high);
 }
 
-/// The square of the distance beyond which nothing counts.
+/// Squared distance beyond which no point counts.
 fn most(found: &[(f64, usize)], limit: Limit) -> f64 {
     match limit {
         Limit::Radius(most) => most,
@@ -111,7 +115,7 @@ fn most(found: &[(f64, usize)], limit: Limit) -> f64 {
     }
 }
 
-/// Inserts a point, the nearest first, and of those as near the one with the least number.
+/// Inserts a point in order of distance, ties in order of number.
 fn insert(found: &mut Vec<(f64, usize)>, point: (f64, usize), limit: Limit) {
     if point.0 > most(found, limit) {
         return;
@@ -133,7 +137,7 @@ mod tests {
     use super::*;
     use crate::testing::random;
 
-    /// Points of a lattice, of which many are as far from a query as others, and points anywhere.
+    /// Lattice points, with many ties in distance, and random points.
     #[test]
     fn points_near_a_query_are_those_of_brute_force() {
         let anywhere = random::<2>([700, 3], "points", 0).into_data();

@@ -116,7 +116,7 @@ impl Matrices {
             configuration.rows[register] = rows as u8;
             configuration.bytes[register] = 4 * columns as u16;
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { configure(&configuration) };
         Self(PhantomData)
     }
@@ -152,7 +152,7 @@ impl Matrices {
         right: Factor<impl Fn(usize, usize) -> *const u8>,
         [from, to]: [Place; 2],
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.sums::<true>(sizes, terms, left, right, [from, to]) };
     }
 
@@ -165,7 +165,7 @@ impl Matrices {
         right: Factor<impl Fn(usize, usize) -> *const u8>,
         places: [Place; 2],
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match (m, n, parts) {
                 (1, 1, 1) => self.block::<1, 1, ADD, 1>(terms, left, right, places),
@@ -247,7 +247,7 @@ impl Matrices {
 /// Sums so far.
 #[inline(always)]
 unsafe fn begin<const T: usize, const ADD: bool>(from: *mut u8, row: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if ADD {
             load::<T>(from, row)
@@ -279,7 +279,7 @@ mod instructions {
     }
 
     pub(super) unsafe fn release() {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
     }
 
@@ -291,7 +291,7 @@ mod instructions {
 
     #[inline(always)]
     pub(super) unsafe fn load<const T: usize>(from: *const u8, row: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             asm!(
                 "tileloadd tmm{t}, [{from} + {row} * 1]",
@@ -319,7 +319,7 @@ mod instructions {
 
     #[inline(always)]
     pub(super) unsafe fn store<const T: usize>(to: *mut u8, row: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             asm!(
                 "tilestored [{to} + {row} * 1], tmm{t}",

@@ -124,7 +124,7 @@ pub(crate) fn by_lane<S: Simd, E: Element>(
 /// # Safety
 /// They must lie in the buffer, be initialised or written before they are read, and nothing else may use them meanwhile.
 pub(crate) unsafe fn slice<'a, E>(elements: Shared<E>, range: Range<usize>) -> &'a mut [E] {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts_mut(elements.at(range.start), range.len()) }
 }
 

@@ -57,7 +57,7 @@ impl<'a, E: Copy> Matrix<'a, E> {
     #[inline(always)]
     pub(crate) unsafe fn at(self, offset: usize) -> E {
         debug_assert!(offset < self.elements.len());
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { *self.elements.get_unchecked(offset) }
     }
 

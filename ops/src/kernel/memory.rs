@@ -112,7 +112,7 @@ impl<E> Shared<E> {
     /// # Safety
     /// `index` must lie in the buffer.
     pub(crate) unsafe fn at(self, index: usize) -> *mut E {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.0.add(index) }
     }
 }

@@ -110,7 +110,7 @@ unsafe fn multiply<E: Float, P: Products<E>>(
     y: Shared<P::Number>,
 ) {
     let [_, summed] = a.size();
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match summed {
             ..=LONG => product_to::<E, P>(isa, [a, b], None, y),

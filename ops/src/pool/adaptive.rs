@@ -1,17 +1,18 @@
-//! Adaptive pooling: averages and maxima over as many areas as there are outputs.
+//! Adaptive pooling: averages and maxima over a given number of areas.
 //!
-//! Output `i` of `m` in a dim of `n` cells is of the cells `⌊i·n/m⌋..⌈(i+1)·n/m⌉`. Semantics follow PyTorch's
-//! `adaptive_avg_pool{1,2,3}d` and `adaptive_max_pool{1,2,3}d`.
+//! Output `i` of `m` in a dim of `n` cells covers the cells `⌊i·n/m⌋..⌈(i+1)·n/m⌉`. Semantics
+//! follow PyTorch's `adaptive_avg_pool{1,2,3}d` and `adaptive_max_pool{1,2,3}d`.
 //!
 //! # Placement
-//! All dims may be sharded; values must be resolved. An output belongs to the rank that holds the middle cell of its area.
+//! All dims may be sharded; values must be resolved. An output belongs to the rank that holds the
+//! middle cell of its area.
 //!
 //! # Communication
-//! One cell for each area and rank that shares it with the area's owner, however large the area is.
+//! One cell per area for each rank that shares the area with its owner, however large the area is.
 //!
 //! # Adjoint
-//! The gradient of an average goes to all cells of the area in equal parts; that of a maximum to one cell that holds it, and
-//! if several do, the choice may depend on the layout.
+//! The gradient of an average is spread equally over the cells of the area; that of a maximum goes
+//! to one cell that holds it, and among several such cells the choice may depend on the layout.
 
 use burn::nn::pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d};
 use halocline_core::{Error, Result, ShardTensor};
@@ -21,11 +22,11 @@ use crate::field::{Field, run};
 use crate::golden::{Case, Golden, Output, output};
 use crate::layer::Layer;
 
-/// The averages over so many areas in each spatial dim. See the [module](self).
+/// Averages over `output_size` areas in each spatial dim. See the [module](self).
 ///
 /// # Errors
-/// Another number of dims than `[batch, channels, *spatial]`; a dim without cells, or no outputs; partial values; a failure
-/// of communication.
+/// A number of dims other than that of `[batch, channels, *spatial]`; an empty spatial dim or an
+/// output size of zero; partial values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -48,7 +49,7 @@ pub fn adaptive_avg_pool<const D: usize, const N: usize>(
     adaptive::<D, N, Weighted>(x, "adaptive_avg_pool", output_size)
 }
 
-/// The maxima over so many areas in each spatial dim. See the [module](self).
+/// Computes the maxima over `output_size` areas in each spatial dim. See the [module](self).
 ///
 /// # Errors
 /// Those of [`adaptive_avg_pool`].
@@ -108,7 +109,7 @@ layer!(AdaptiveAvgPool1d, 3, |x| [x]);
 layer!(AdaptiveAvgPool2d, 4, |x| x);
 layer!(AdaptiveAvgPool3d, 5, |x| x);
 
-/// Adaptive poolings in the registry.
+/// Registry entries of adaptive pooling.
 pub(super) const GOLDEN: [Golden; 6] = [
     Golden::new("adaptive_avg_pool1d", average::<3, 1>)
         .with_travels(TRAVELS)
@@ -124,7 +125,7 @@ pub(super) const GOLDEN: [Golden; 6] = [
     Golden::new("adaptive_max_pool3d", maximum::<5, 3>).with_travels(TRAVELS),
 ];
 
-/// What travels, forward and backward.
+/// Communication, forward and backward.
 const TRAVELS: [&str; 2] = ["a cell of each area that ranks share", "the same back"];
 
 fn average<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
@@ -181,7 +182,7 @@ mod tests {
                 let mesh = world.mesh([("x", 2)])?;
                 let x = ShardTensor::<3>::ones([1, 1, 1000], &mesh, &[Shard(2)])?;
                 let plan = x.dry_run(|x| adaptive_avg_pool(x, [1]))?;
-                // The first rank has the middle cell.
+                // The first rank owns the middle cell.
                 assert_eq!(plan.bytes_sent_for(Traffic::Exchange), world.rank() * 4);
                 Ok(())
             })

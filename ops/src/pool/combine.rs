@@ -6,9 +6,9 @@ use crate::kernel::lanes::Function;
 use crate::kernel::lines::by_lane;
 use crate::kernel::simd::Element;
 
-/// Cells are prepared, combined one after the other, and finished.
+/// A reduction: cells are prepared, combined one after the other, and the result finished.
 pub(super) trait Combine<E: Element>: Copy + Sync {
-    /// Neutral element: combined with a prepared cell it gives that cell.
+    /// Neutral element: combining it with a prepared cell yields that cell.
     #[inline(always)]
     fn of_nothing(self) -> E {
         E::default()
@@ -27,7 +27,7 @@ pub(super) trait Combine<E: Element>: Copy + Sync {
     }
 }
 
-/// The largest cell; NaN counts as larger than all.
+/// Maximum; NaN counts as larger than all numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Largest;
 
@@ -43,7 +43,7 @@ impl<E: Element> Combine<E> for Largest {
     }
 }
 
-/// The larger of two; NaN counts as larger than all.
+/// Returns the larger of two values; NaN counts as larger than all numbers.
 #[inline(always)]
 pub(super) fn larger<S: Simd, E: Element>(
     simd: S,
@@ -54,7 +54,7 @@ pub(super) fn larger<S: Simd, E: Element>(
     E::select_equal(simd, [b, b], larger, b)
 }
 
-/// The sum of the cells, times a factor.
+/// Sum of the cells, times a factor.
 #[derive(Clone, Copy)]
 pub(super) struct Total<E>(pub(super) E);
 
@@ -70,7 +70,7 @@ impl<E: Element> Combine<E> for Total<E> {
     }
 }
 
-/// The norm of the cells, of an order `p` of at least one: `y = (Σ |x|^p)^(1/p)`.
+/// Norm of the cells for an order `p` of at least one: `y = (Σ |x|^p)^(1/p)`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Norm(pub(super) f64);
 
@@ -100,7 +100,8 @@ impl<E: Element> Combine<E> for Norm {
 }
 
 impl Norm {
-    /// A cotangent times `y^(1 − p)`: with [`slopes`](Self::slopes) the gradients of cells. Zero for a norm of zero.
+    /// Computes the cotangent times `y^(1 − p)`, which times [`slopes`](Self::slopes) is the
+    /// gradient of a cell. Zero for a norm of zero.
     #[inline(always)]
     pub(super) fn pull<S: Simd, E: Element>(
         self,
@@ -132,7 +133,7 @@ impl Norm {
     }
 }
 
-/// Powers of what is not negative.
+/// Powers of non-negative values.
 #[inline(always)]
 fn powers<S: Simd, E: Element>(simd: S, base: E::Vector<S>, exponent: f64) -> E::Vector<S> {
     by_lane::<S, E>(
@@ -153,7 +154,7 @@ impl<E: Element> Function<E, 2> for Pull {
     }
 }
 
-/// The [slopes](Norm::slopes) of cells times what is pulled back to them.
+/// [Slopes](Norm::slopes) of cells times the values pulled back to them.
 pub(super) struct Slope(pub(super) Norm);
 
 impl<E: Element> Function<E, 2> for Slope {

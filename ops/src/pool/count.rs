@@ -1,10 +1,10 @@
-//! The cells that averages count.
+//! Counts of the cells that enter an average.
 
 use super::PaddingCount;
 use crate::driver::{Padding, Window};
 
-/// The ratio of kernel size and counted cells, for every output of a range; `None` if all ratios of
-/// the whole field are one, so that every rank decides alike.
+/// Returns the ratio of kernel size to counted cells for every output of a range, or `None` if all
+/// ratios of the whole field are one, a decision on which all ranks agree.
 pub(super) fn factors(
     window: &Window,
     count: PaddingCount,

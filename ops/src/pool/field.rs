@@ -1,31 +1,32 @@
-//! Planes of a field in pieces, which are read where they lie.
+//! Planes of a field in pieces, which are read in place.
 
 use std::ops::Range;
 
 use super::slide::Slide;
 use crate::kernel::memory::View;
 
-/// Planes of a field: a shard, and boxes of other ranks around it. What no piece covers is padding.
+/// Planes of a field: a shard, and boxes received from other ranks around it. Cells covered by no
+/// piece are padding.
 pub(super) struct Planes<'a, E> {
     /// `[planes, rows, columns]`, padding included.
     pub(super) shape: [usize; 3],
-    /// All cells, if they are one piece whose cells lie next to each other.
+    /// All cells, if they are one contiguous piece.
     pub(super) cells: Option<&'a [E]>,
     pieces: Vec<Piece<'a, E>>,
-    /// The columns, divided where a piece begins or ends.
+    /// Column ranges, split where a piece begins or ends.
     pub(super) bands: Vec<Range<usize>>,
 }
 
-/// Rows and columns of all planes.
+/// A box of rows and columns, of all planes.
 pub(super) struct Piece<'a, E> {
     pub(super) rows: Range<usize>,
     pub(super) columns: Range<usize>,
-    /// `[batch, channels, 1, rows, columns]`; columns lie next to each other.
+    /// `[batch, channels, 1, rows, columns]`; columns are contiguous.
     pub(super) cells: View<'a, E, 5>,
 }
 
 impl<'a, E> Planes<'a, E> {
-    /// Planes of pieces that do not overlap.
+    /// Creates planes from pieces that do not overlap.
     pub(super) fn new(shape: [usize; 3], pieces: Vec<Piece<'a, E>>) -> Self {
         let ends = pieces.iter().flat_map(|piece| {
             let [.., stride] = piece.cells.strides();
@@ -43,7 +44,7 @@ impl<'a, E> Planes<'a, E> {
         }
     }
 
-    /// Planes whose cells lie next to each other.
+    /// Creates planes of contiguous cells.
     pub(super) fn whole(x: &'a [E], shape: [usize; 3]) -> Self {
         let [planes, rows, columns] = shape;
         let cells = [1, planes, 1, rows, columns];
@@ -59,8 +60,8 @@ impl<'a, E> Planes<'a, E> {
         }
     }
 
-    /// Those rows of a window, from its first row on, that have cells in one of the [bands](Self::bands): the numbers of
-    /// their taps, and the cells.
+    /// Returns the rows of a window that have cells in one of the [bands](Self::bands), from its
+    /// row `first` on: tap numbers and cells.
     #[inline(always)]
     pub(super) fn rows(
         &self,
@@ -72,7 +73,7 @@ impl<'a, E> Planes<'a, E> {
         (0..slide.kernel).filter_map(move |tap| Some((tap, row(tap)?)))
     }
 
-    /// The cells of a row in one of the [bands](Self::bands); `None` for padding.
+    /// Returns the cells of a row in one of the [bands](Self::bands), or `None` for padding.
     #[inline(always)]
     fn row(&self, plane: usize, row: usize, band: &Range<usize>) -> Option<&'a [E]> {
         let piece = self.pieces.iter().find(|piece| {
@@ -83,19 +84,19 @@ impl<'a, E> Planes<'a, E> {
         let (batch, channel) = (plane / channels, plane % channels);
         let (row, column) = (row - piece.rows.start, band.start - piece.columns.start);
         let first = piece.cells.at([batch, channel, 0, row, column]);
-        // SAFETY: the piece holds the row's cells of the band, next to each other.
+        // SAFETY: the piece holds the row's cells of the band contiguously.
         Some(unsafe { std::slice::from_raw_parts(first, band.len()) })
     }
 }
 
-/// Rows that are combined in registers.
+/// Rows to be combined in registers.
 pub(super) struct Together<'a, E> {
     rows: [(usize, &'a [E]); 4],
     count: usize,
 }
 
 impl<'a, E> Together<'a, E> {
-    /// The next rows, if there is one.
+    /// Takes up to four further rows; `None` if there are none.
     #[inline(always)]
     pub(super) fn next(rows: &mut impl Iterator<Item = (usize, &'a [E])>) -> Option<Self> {
         let mut together = Self {
@@ -111,7 +112,7 @@ impl<'a, E> Together<'a, E> {
         (together.count > 0).then_some(together)
     }
 
-    /// One to four rows, with the numbers of their taps.
+    /// One to four rows with their tap numbers.
     #[inline(always)]
     pub(super) fn rows(&self) -> &[(usize, &'a [E])] {
         &self.rows[..self.count]
@@ -135,12 +136,12 @@ impl Section {
         }
     }
 
-    /// Whether these are all rows and columns.
+    /// Returns whether the section covers all rows and columns.
     pub(super) fn is_whole(&self, [_, rows, columns]: [usize; 3]) -> bool {
         self.rows == (0..rows) && self.columns == (0..columns)
     }
 
-    /// `[planes, rows, columns]` of the section of so many planes.
+    /// Shape `[planes, rows, columns]` of the section.
     pub(super) fn shape(&self, planes: usize) -> [usize; 3] {
         [planes, self.rows.len(), self.columns.len()]
     }
@@ -157,7 +158,7 @@ mod tests {
 
     const SHAPE: [usize; 3] = [6, 13, 39];
 
-    /// A box of planes by its rows and columns, cut out.
+    /// Cuts a box of rows and columns out of all planes.
     fn cut(x: &[f64], rows: &Range<usize>, columns: &Range<usize>) -> Vec<f64> {
         let [planes, height, width] = SHAPE;
         let rows = (0..planes).flat_map(|plane| rows.clone().map(move |row| plane * height + row));
@@ -165,7 +166,7 @@ mod tests {
         rows.flat_map(row).copied().collect()
     }
 
-    /// A shard in the middle, boxes above, below and beside it, and padding around that no box covers.
+    /// A shard in the middle, boxes above, below and next to it, and uncovered padding around them.
     #[test]
     fn windows_of_pieces_are_those_of_the_cells_that_they_cover() {
         let boxes = [

@@ -1,4 +1,4 @@
-//! Poolings in the registry.
+//! Registry entries of pooling.
 
 use halocline_core::Result;
 
@@ -6,7 +6,7 @@ use super::{PaddingCount, PoolOptions, adaptive, avg_pool, lp_pool, max_pool};
 use crate::driver::Rounding;
 use crate::golden::{Case, Golden, Options, Output, output};
 
-/// The poolings.
+/// Pooling operators.
 pub(crate) const OPERATORS: &[Golden] = {
     let [
         average1d,
@@ -43,7 +43,7 @@ pub(crate) const OPERATORS: &[Golden] = {
     ]
 };
 
-/// What travels, forward and backward.
+/// Communication, forward and backward.
 const TRAVELS: [&str; 2] = ["halos where windows cross shards", "halos back"];
 
 fn maximum<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {

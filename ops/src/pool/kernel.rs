@@ -1,6 +1,6 @@
-//! Pooling of `[planes, rows, columns]` by windows of 2 × 2 that do not overlap, and the adjoints.
+//! Pooling of `[planes, rows, columns]` by non-overlapping 2 × 2 windows, and the adjoints.
 //!
-//! A last row or column outside of all windows is ignored, and gets a gradient of zero.
+//! A last row or column outside all windows is ignored, and has a gradient of zero.
 
 use pulp::{Simd, WithSimd};
 
@@ -9,22 +9,22 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{filled_bands, load, load_pairs, store, store_pairs};
 use crate::kernel::simd::{Element, Isa};
 
-/// `[planes, rows, columns]` after pooling.
+/// Shape `[planes, rows, columns]` after pooling.
 pub(crate) fn pooled([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
     [planes, rows / 2, columns / 2]
 }
 
-/// The largest element of every window; NaN counts as larger than all.
+/// Computes the maximum of every window; NaN counts as larger than all numbers.
 pub(crate) fn max<E: Element>(isa: Isa, x: &[E], shape: [usize; 3]) -> Buffer<E> {
     windows(isa, x, shape, Window::Max)
 }
 
-/// The mean of every window.
+/// Computes the mean of every window.
 pub(crate) fn average<E: Element>(isa: Isa, x: &[E], shape: [usize; 3]) -> Buffer<E> {
     windows(isa, x, shape, Window::Sum(0.25))
 }
 
-/// The adjoint of [`average`]: the gradient of its input, of `shape`.
+/// Adjoint of [`average`]: the gradient of its input, of `shape`.
 pub(crate) fn average_adjoint<E: Element>(
     isa: Isa,
     cotangent: &[E],
@@ -33,7 +33,7 @@ pub(crate) fn average_adjoint<E: Element>(
     spread(isa, cotangent, shape, 0.25)
 }
 
-/// The norm of every window.
+/// Computes the norm of every window.
 pub(super) fn norm<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], norm: Norm) -> Buffer<E> {
     windows(isa, x, shape, Window::Norm(norm))
 }
@@ -42,12 +42,12 @@ pub(super) fn norm<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], norm: Norm)
 #[derive(Clone, Copy)]
 enum Window {
     Max,
-    /// The sum of the elements, times a factor.
+    /// Sum of the elements, times a factor.
     Sum(f64),
     Norm(Norm),
 }
 
-/// The two rows of a band of windows, without a last column outside of them.
+/// Returns the two rows of a band of windows, without a last column outside the windows.
 fn pair_of_rows<E>(x: &[E], [_, rows, columns]: [usize; 3], [plane, row]: [usize; 2]) -> [&[E]; 2] {
     let start = (plane * rows + 2 * row) * columns;
     [start, start + columns].map(|start| &x[start..start + columns / 2 * 2])
@@ -66,7 +66,7 @@ fn windows<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], window: Window) -> 
     unsafe { filled_bands(pooled(shape), 1, run) }
 }
 
-/// The sums of windows times a factor.
+/// Computes the sums of windows, times a factor.
 pub(crate) fn window_sums<E: Element>(
     isa: Isa,
     x: &[E],
@@ -109,8 +109,8 @@ impl<E: Element> WithSimd for Windows<'_, E> {
     }
 }
 
-/// The largest of four, and its index: of equal ones the first, of several NaN the last, as in
-/// PyTorch.
+/// Returns the largest of four and its index: of equal ones the first, of several NaN the last, as
+/// in PyTorch.
 ///
 /// The index is a vector of floats, so that lanes are selected with one mask type.
 #[inline(always)]
@@ -130,10 +130,10 @@ fn largest<S: Simd, E: Element>(
     (best, index)
 }
 
-/// The norm of four.
+/// Norm of four cells.
 #[inline(always)]
 fn norm_of<S: Simd, E: Element>(simd: S, norm: Norm, cells: [E::Vector<S>; 4]) -> E::Vector<S> {
-    // Not `map`, whose function may be compiled without the instructions of `S`.
+    // A loop rather than `map`, whose closure may be compiled without the instructions of `S`.
     let mut powers = cells;
     for power in &mut powers {
         *power = Combine::<E>::prepare(norm, simd, *power);
@@ -143,7 +143,7 @@ fn norm_of<S: Simd, E: Element>(simd: S, norm: Norm, cells: [E::Vector<S>; 4]) -
     Combine::<E>::finish(norm, simd, sum)
 }
 
-/// The adjoint of [`max`] at `x`, of `shape`: the cotangent of a window goes to the element that
+/// Adjoint of [`max`] at `x`, of `shape`: the cotangent of a window goes to the element that
 /// [`max`] takes.
 pub(crate) fn max_adjoint<E: Element>(
     isa: Isa,
@@ -154,7 +154,7 @@ pub(crate) fn max_adjoint<E: Element>(
     adjoint(isa, x, cotangent, shape, None)
 }
 
-/// The adjoint of [`norm`] at `x`, of `shape`.
+/// Adjoint of [`norm`] at `x`, of `shape`.
 pub(super) fn norm_adjoint<E: Element>(
     isa: Isa,
     x: &[E],
@@ -165,7 +165,7 @@ pub(super) fn norm_adjoint<E: Element>(
     adjoint(isa, x, cotangent, shape, Some(norm))
 }
 
-/// The adjoint of a norm, or of the maximum, at `x`, of `shape`.
+/// Adjoint of a norm, or of the maximum, at `x`, of `shape`.
 fn adjoint<E: Element>(
     isa: Isa,
     x: &[E],
@@ -186,7 +186,7 @@ fn adjoint<E: Element>(
     })
 }
 
-/// The adjoint of the sums of windows times a factor, of `shape`.
+/// Adjoint of the sums of windows times a factor, of `shape`.
 pub(crate) fn spread<E: Element>(
     isa: Isa,
     cotangent: &[E],
@@ -204,12 +204,13 @@ pub(crate) fn spread<E: Element>(
     })
 }
 
-/// The two rows of a band of windows, for writing.
+/// Two rows of a band of windows, for writing.
 struct Band<'a, E> {
     rows: [&'a mut [E]; 2],
 }
 
-/// A buffer of `shape`, zero but for windows. `run` fills those of a band, given its plane and row.
+/// Creates a buffer of `shape` that is zero outside windows; `run` fills those of a band, given its
+/// plane and row.
 fn bands<E: Element>(shape: [usize; 3], run: impl Fn([usize; 2], Band<'_, E>) + Sync) -> Buffer<E> {
     let [_, rows, columns] = shape;
     let pairs = columns / 2 * 2;
@@ -231,7 +232,7 @@ fn bands<E: Element>(shape: [usize; 3], run: impl Fn([usize; 2], Band<'_, E>) + 
             );
         }
     };
-    // SAFETY: all windows are written by `run`, and the rest here.
+    // SAFETY: `run` writes all windows, and the rest is zeroed here.
     unsafe { filled_bands(shape, 2, fill) }
 }
 
@@ -264,7 +265,7 @@ impl<E: Element> WithSimd for Spread<'_, E> {
 struct Adjoint<'a, E> {
     rows: [&'a [E]; 2],
     cotangent: &'a [E],
-    /// The norm, or the maximum.
+    /// Norm; `None` for the maximum.
     norm: Option<Norm>,
     band: Band<'a, E>,
 }
@@ -294,7 +295,7 @@ impl<E: Element> WithSimd for Adjoint<'_, E> {
             let (cells, cotangent) = ([a, b, c, d], load(simd, cotangent));
             let parts = match norm {
                 None => {
-                    // Found again from the input: the forward pass saves no indices.
+                    // Recomputed from the input: the forward pass saves no indices.
                     let (_, index) = largest::<S, E>(simd, cells);
                     let mut parts = [zero; 4];
                     for (n, part) in parts.iter_mut().enumerate() {
@@ -337,7 +338,7 @@ mod tests {
         [5, 64, 131],
     ];
 
-    /// The windows of a shape: the indices of their elements.
+    /// Windows of a shape, as the indices of their elements.
     fn windows_of(shape: [usize; 3]) -> Vec<[usize; 4]> {
         let [planes, rows, columns] = pooled(shape);
         let mut windows = Vec::new();

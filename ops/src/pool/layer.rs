@@ -1,4 +1,4 @@
-//! burn's pooling modules.
+//! [`Layer`] for burn's pooling modules.
 
 use burn::nn::pool::{AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
 

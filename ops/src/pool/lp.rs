@@ -1,7 +1,7 @@
 //! Norms over windows.
 //!
-//! `y = (Σ |x|^p)^(1/p)` over a window. Semantics follow PyTorch's `lp_pool{1,2,3}d`, but for a `p` that is odd, where `x` may be
-//! negative here.
+//! `y = (Σ |x|^p)^(1/p)` over a window. Semantics follow PyTorch's `lp_pool{1,2,3}d`, except that
+//! PyTorch sums powers of `x` itself: results differ where `x` is negative and `p` is not even.
 //!
 //! # Placement
 //! All dims may be sharded. An output belongs to the rank that holds the middle cell of its window.
@@ -10,7 +10,8 @@
 //! The halos of [`avg_pool`](fn@super::avg_pool).
 //!
 //! # Adjoint
-//! `sign(x) · (|x| / y)^(p − 1)` times the cotangent, added over the windows of a cell; zero for a window of zeros.
+//! `sign(x) · (|x| / y)^(p − 1)` times the cotangent, summed over the windows of a cell; zero for a
+//! window of zeros.
 
 use halocline_core::{Error, Result, ShardTensor};
 
@@ -19,10 +20,12 @@ use super::windows::WindowNorm;
 use super::{PaddingCount, PoolOptions, counted, name};
 use crate::precision::in_f32;
 
-/// The norm of this order over windows, which count padding as zeros. See the [module](self).
+/// Computes the norm of the given order over windows, counting padding as zeros. See the
+/// [module](self).
 ///
 /// # Errors
-/// An order below one; those of [`avg_pool`](fn@super::avg_pool).
+/// An order below one or not finite; partial values; the errors of
+/// [`avg_pool`](fn@super::avg_pool).
 ///
 /// # Example
 /// ```

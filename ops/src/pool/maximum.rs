@@ -1,4 +1,5 @@
-//! Maxima of windows of any kernel, stride and dilation with the places of the cells that they take, and the adjoint.
+//! Maxima of windows of any kernel, stride and dilation, with the places of the cells taken, and
+//! the adjoint.
 
 use pulp::{Simd, WithSimd};
 
@@ -12,7 +13,8 @@ use crate::kernel::lines::vectors;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::{Element, Isa};
 
-/// The largest cell of every window, and its number in the window: of equal cells the first, of several NaN the last.
+/// Computes the largest cell of every window, and its number in the window: of equal cells the
+/// first, of several NaN the last.
 pub(super) fn max_and_places<E: Element>(
     isa: Isa,
     x: &Planes<'_, E>,
@@ -22,7 +24,7 @@ pub(super) fn max_and_places<E: Element>(
     let mut largest = None;
     let fill = |numbers: Shared<E>| {
         let run = |place: [usize; 2], largest: &mut [E]| {
-            // SAFETY: the numbers of the row, which only this task writes.
+            // SAFETY: the numbers of this row, which only this task writes.
             let numbers = unsafe {
                 let first = numbers.at((place[0] * rows + place[1]) * all);
                 std::slice::from_raw_parts_mut(first, all)
@@ -50,10 +52,10 @@ pub(super) fn max_and_places<E: Element>(
 /// A row of windows.
 struct Row<'a, E> {
     x: &'a Planes<'a, E>,
-    /// The plane, and the number of the row of windows.
+    /// Plane, and index of the row of windows.
     place: [usize; 2],
     slides: Slides,
-    /// Scratch for [`Phases`] of the largest cells of columns, and of their numbers.
+    /// Scratch for the [`Phases`] of column maxima, and for those of their numbers.
     scratch: [&'a mut [E]; 2],
     largest: &'a mut [E],
     numbers: &'a mut [E],
@@ -127,9 +129,9 @@ impl<E: Element> WithSimd for Row<'_, E> {
             store(simd, &mut largest[part.clone()], best);
             store(simd, &mut numbers[part], place);
         }
-        // Padding is minus infinity, too, but is never taken.
+        // Padding is also minus infinity, but must never be taken.
         let first = down.first(window);
-        // Not `any`, which stops at the first and is not made of vectors.
+        // A fold rather than `any`, which stops at the first hit and does not vectorise.
         let is_lowest = |found: bool, cell: &E| found | (*cell == lowest);
         if (first > 0 || across.outside > 0) && largest.iter().fold(false, is_lowest) {
             for (output, (largest, place)) in largest.iter().zip(numbers).enumerate() {
@@ -142,7 +144,7 @@ impl<E: Element> WithSimd for Row<'_, E> {
     }
 }
 
-/// The larger of two cells, each with its number; of equal ones the first, of two NaN the second.
+/// Returns the larger of two cells with its number; of equal ones the first, of two NaN the second.
 #[inline(always)]
 fn taken<S: Simd, E: Element>(
     simd: S,
@@ -154,13 +156,13 @@ fn taken<S: Simd, E: Element>(
     (larger::<S, E>(simd, best, cell), place)
 }
 
-/// The number of a cell in a window.
+/// Number of a cell in a window, as a vector.
 #[inline(always)]
 fn number<S: Simd, E: Element>(simd: S, number: usize) -> E::Vector<S> {
     E::splat(simd, E::from_f64(number as f64))
 }
 
-/// `yes` where a cell is not a number.
+/// Returns `yes` where a cell is NaN, else `no`.
 #[inline(always)]
 fn if_nan<S: Simd, E: Element>(
     simd: S,
@@ -171,7 +173,8 @@ fn if_nan<S: Simd, E: Element>(
     E::select_equal(simd, [cell, cell], no, yes)
 }
 
-/// The adjoint of maxima in a section of planes of `shape`: the cotangent of a window goes to the cell that it took.
+/// Adjoint of maxima in a section of planes of `shape`: the cotangent of a window goes to the cell
+/// that it took.
 pub(super) fn max_adjoint<E: Element>(
     isa: Isa,
     [places, cotangent]: [&[E]; 2],
@@ -182,7 +185,7 @@ pub(super) fn max_adjoint<E: Element>(
     let [_, outputs, all] = pooled(shape, slides);
     let [down, across] = slides;
     let (near, columns) = across.around(&section.columns, shape[2]);
-    // Columns of the gradient that lie a stride apart are beside each other in a phase.
+    // Columns of the gradient that are a stride apart are adjacent in a phase.
     let margin = (across.reach() - 1) / across.stride;
     let phase = (near.len() + margin).max(1);
     let taps_of_phase = |number: usize| {
@@ -226,18 +229,18 @@ pub(super) fn max_adjoint<E: Element>(
     unsafe { filled_bands(section.shape(shape[0]), 1, run) }
 }
 
-/// Sums of the shares of windows, in a row of the gradient.
+/// Sums of the windows' shares in a row of the gradient.
 struct Sums<'a, E> {
     windows: &'a [(E, [&'a [E]; 2])],
     taps: &'a [Vec<(E, usize)>],
     /// Places and cotangents of each row of windows, with margins.
     lines: &'a [E],
-    /// Elements of a line.
+    /// Number of elements of a line.
     length: usize,
 }
 
 impl<E: Element> Sums<'_, E> {
-    /// Those of a phase, from an element on.
+    /// Returns the sums of a phase from element `start` on.
     #[inline(always)]
     fn of<S: Simd>(&self, simd: S, phase: usize, start: usize) -> E::Vector<S> {
         let zero = E::splat(simd, E::default());
@@ -259,16 +262,17 @@ impl<E: Element> Sums<'_, E> {
 
 /// A row of the gradient.
 struct Shares<'a, E> {
-    /// Rows of windows that meet the row: the number of the first cell in their windows, their places, and their cotangent.
+    /// Rows of windows that meet the row: number of the first cell in their windows, places, and
+    /// cotangent.
     windows: &'a [(E, [&'a [E]; 2])],
-    /// The taps of each phase: their numbers, and the first of a line's elements that they meet.
+    /// Taps of each phase: their numbers, and the first element of a line that they meet.
     taps: &'a [Vec<(E, usize)>],
     margin: usize,
     /// Scratch for places and cotangents, with margins.
     lines: &'a mut [E],
     /// Scratch for a row of all columns.
     joined: &'a mut [E],
-    /// The column that the gradient begins with.
+    /// First column of the gradient within `joined`.
     first: usize,
     gradient: &'a mut [E],
 }

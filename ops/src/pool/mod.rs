@@ -1,17 +1,17 @@
 //! Maximum and average pooling in one to three spatial dims.
 //!
 //! `y[b, c, i] = max (or mean) over k of x[b, c, i·stride − low + k·dilation]`. Semantics follow
-//! PyTorch's `max_pool{1,2,3}d` and `avg_pool{1,2,3}d`: a maximum never takes padding, an average
-//! counts it or not, and [`Rounding::Ceil`] keeps a last window that begins in the field or its low
-//! padding.
+//! PyTorch's `max_pool{1,2,3}d` and `avg_pool{1,2,3}d`: padding never takes part in a maximum,
+//! averages count it or not, and [`Rounding::Ceil`] keeps a last window that starts inside the
+//! field or its low padding.
 //!
 //! # Placement
 //! All dims may be sharded. An output belongs to the rank that holds the middle cell of its window.
 //!
 //! # Adjoint
-//! The gradient of a maximum goes to the first cell, in row-major order, that holds it; that of an
-//! average to all cells of the window in equal parts. The gradient of a halo cell is added to that
-//! of the owner's cell.
+//! The gradient of a maximum goes to the first cell, in row-major order, that holds it (the last
+//! one, if several are NaN); that of an average is spread equally over the cells of the window. The
+//! gradient of a halo cell is added to that of its owner.
 
 pub mod adaptive;
 mod combine;
@@ -61,7 +61,7 @@ use windows::{Average, Maximum};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PaddingCount {
-    /// Padded cells count, with the value zero.
+    /// Padded cells count, with value zero.
     #[default]
     Included,
     /// Only cells of the field count.
@@ -81,11 +81,11 @@ pub enum PaddingCount {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PoolOptions<const N: usize> {
-    /// Cells of a window.
+    /// Number of cells of a window.
     pub kernel: [usize; N],
-    /// Cells from one window to the next.
+    /// Step between windows, in cells.
     pub stride: [usize; N],
-    /// Cells from one cell of a window to the next (maximum only).
+    /// Step between the cells of a window (maximum only).
     pub dilation: [usize; N],
     /// Padding of every dim.
     pub padding: [Padding; N],
@@ -96,7 +96,7 @@ pub struct PoolOptions<const N: usize> {
 }
 
 impl<const N: usize> PoolOptions<N> {
-    /// Adjacent windows: the stride is the kernel.
+    /// Creates options for adjacent windows: the stride equals the kernel.
     pub fn new(kernel: [usize; N]) -> Self {
         Self {
             kernel,
@@ -108,31 +108,31 @@ impl<const N: usize> PoolOptions<N> {
         }
     }
 
-    /// These options with another stride.
+    /// Sets the stride.
     #[must_use]
     pub fn with_stride(self, stride: [usize; N]) -> Self {
         Self { stride, ..self }
     }
 
-    /// These options with another padding.
+    /// Sets the padding.
     #[must_use]
     pub fn with_padding(self, padding: [Padding; N]) -> Self {
         Self { padding, ..self }
     }
 
-    /// These options with another dilation.
+    /// Sets the dilation.
     #[must_use]
     pub fn with_dilation(self, dilation: [usize; N]) -> Self {
         Self { dilation, ..self }
     }
 
-    /// These options with another rounding.
+    /// Sets the rounding.
     #[must_use]
     pub fn with_rounding(self, rounding: Rounding) -> Self {
         Self { rounding, ..self }
     }
 
-    /// These options with another count of padded cells.
+    /// Sets whether averages count padded cells.
     #[must_use]
     pub fn with_count(self, count: PaddingCount) -> Self {
         Self { count, ..self }
@@ -150,10 +150,10 @@ impl<const N: usize> PoolOptions<N> {
     }
 }
 
-/// The maximum over windows. See the [module](self).
+/// Computes the maximum over windows. See the [module](self).
 ///
 /// # Errors
-/// A placement without a rule, a window that fits nowhere or lies in padding alone, a failure of
+/// A placement without a rule; a window that fits nowhere or covers padding only; a failure of
 /// communication.
 ///
 /// # Example
@@ -211,11 +211,11 @@ pub fn max_pool<const D: usize, const N: usize>(
     by_planes(&stencil, &plan, x, slides, Maximum, |y, _| y)
 }
 
-/// The average over windows. See the [module](self).
+/// Computes the average over windows. See the [module](self).
 ///
 /// # Errors
-/// A dilation, which averages do not have; a placement without a rule, a window that fits nowhere,
-/// a failure of communication.
+/// A dilation other than 1; a placement without a rule; a window that fits nowhere; a failure of
+/// communication.
 ///
 /// # Example
 /// ```
@@ -237,7 +237,8 @@ pub fn avg_pool<const D: usize, const N: usize>(
     counted(name, x, options, Average, |factor| factor)
 }
 
-/// Pools windows, and multiplies each result by `scale` of the ratio of the window's cells and those that count.
+/// Pools windows, and multiplies each result by `scale(ratio)`, where `ratio` is the size of the
+/// window divided by the number of its cells that count.
 fn counted<const D: usize, const N: usize, W: Windows>(
     name: &'static str,
     x: ShardTensor<D>,
@@ -280,7 +281,7 @@ fn counted<const D: usize, const N: usize, W: Windows>(
 
 /// Pooling as methods.
 pub trait PoolField<const D: usize>: Field<D> {
-    /// The maximum over windows. See the [module](self).
+    /// Computes the maximum over windows. See the [module](self).
     ///
     /// # Panics
     /// Panics where [`max_pool`] returns an error.
@@ -299,7 +300,7 @@ pub trait PoolField<const D: usize>: Field<D> {
         run(self, |x| max_pool(x, options))
     }
 
-    /// The averages over so many areas in each spatial dim. See
+    /// Averages over `output_size` areas in each spatial dim. See
     /// [`adaptive_avg_pool`](fn@adaptive_avg_pool).
     ///
     /// # Panics
@@ -319,7 +320,7 @@ pub trait PoolField<const D: usize>: Field<D> {
         run(self, |x| adaptive_avg_pool(x, output_size))
     }
 
-    /// The maxima over so many areas in each spatial dim. See
+    /// Computes the maxima over `output_size` areas in each spatial dim. See
     /// [`adaptive_max_pool`](fn@adaptive_max_pool).
     ///
     /// # Panics
@@ -339,7 +340,7 @@ pub trait PoolField<const D: usize>: Field<D> {
         run(self, |x| adaptive_max_pool(x, output_size))
     }
 
-    /// The norm over windows. See [`lp_pool`](fn@lp_pool).
+    /// Computes the norm over windows. See [`lp_pool`](fn@lp_pool).
     ///
     /// # Panics
     /// Panics where [`lp_pool`](fn@lp_pool) returns an error.
@@ -358,7 +359,7 @@ pub trait PoolField<const D: usize>: Field<D> {
         run(self, |x| lp_pool(x, order, options))
     }
 
-    /// The average over windows. See the [module](self).
+    /// Computes the average over windows. See the [module](self).
     ///
     /// # Panics
     /// Panics where [`avg_pool`] returns an error.
@@ -380,7 +381,7 @@ pub trait PoolField<const D: usize>: Field<D> {
 
 impl<const D: usize, X: Field<D>> PoolField<D> for X {}
 
-/// The name of a pooling over `N` dims.
+/// Returns the name of a pooling over `N` dims.
 fn name<const D: usize, const N: usize>(
     dims: [usize; D],
     names: [&'static str; 3],

@@ -1,5 +1,5 @@
-//! Pooling as one node of the graph, of exchange and kernel together: boxes of other ranks, and padding, are read where they
-//! lie.
+//! Pooling as one node of the graph that combines exchange and kernel: boxes of other ranks, and
+//! padding, are read in place.
 
 use std::fmt::Debug;
 
@@ -18,19 +18,21 @@ use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::local::planes;
 use crate::kernel::simd::Isa;
 
-/// A reduction of windows of rows and columns.
+/// Reduction over windows of rows and columns.
 pub(super) trait Windows: Copy + Debug + Send + Sync + 'static {
-    /// The names of the passes on timelines.
+    /// Names of the two passes on timelines.
     const NAMES: [&'static str; 2];
 
-    /// Whether the gradient depends on the input's elements, not only on its shape and on [places](Self::with_places); given whether
-    /// all windows are of one rank's cells.
+    /// Returns whether the gradient depends on the input's elements, not only on its shape and on
+    /// [places](Self::with_places). `is_local` says whether all windows lie within one rank's
+    /// cells.
     fn keeps_input(self, slides: Slides, is_local: bool) -> bool;
 
     /// Reduces all windows.
     fn forward<E: Float>(self, isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E>;
 
-    /// Reduces all windows, with the places of the cells that results are, if the gradient needs them.
+    /// Reduces all windows; also returns the places of the cells that were taken, if the gradient
+    /// needs them.
     fn with_places<E: Float>(
         self,
         isa: Isa,
@@ -40,7 +42,8 @@ pub(super) trait Windows: Copy + Debug + Send + Sync + 'static {
         (self.forward(isa, x, slides), None)
     }
 
-    /// Computes once what the gradients of all sections read instead of the cotangent; `None` if they read the cotangent.
+    /// Computes values, once, that the gradients of all sections read instead of the cotangent;
+    /// `None` if they read the cotangent.
     fn pulled<E: Float>(
         self,
         _isa: Isa,
@@ -51,8 +54,9 @@ pub(super) trait Windows: Copy + Debug + Send + Sync + 'static {
         None
     }
 
-    /// Computes the gradient of a section with these cells, from places, if there are any, and the cotangent; neither `x` nor
-    /// the section has cells if the input is not [kept](Self::keeps_input).
+    /// Computes the gradient of a section with these cells from places, if there are any, and the
+    /// cotangent. Neither `x` nor the section has cells if the input is not
+    /// [kept](Self::keeps_input).
     fn backward<E: Float>(
         self,
         isa: Isa,
@@ -66,8 +70,8 @@ pub(super) trait Windows: Copy + Debug + Send + Sync + 'static {
     fn composed<const D: usize>(self, x: Tensor<D>, slides: Slides) -> Tensor<D>;
 }
 
-/// Reduces the windows of this rank's shard, and of what the exchange brings beside it. On a device without our kernels there
-/// must be no exchange.
+/// Reduces the windows of this rank's shard and of the boxes that the exchange receives around it.
+/// On a device without our kernels there must be no exchange.
 pub(super) fn run<const D: usize>(
     windows: impl Windows,
     slides: Slides,
@@ -95,14 +99,14 @@ struct Pool<W> {
     has_gradient: bool,
 }
 
-/// State of the backward pass, besides the input.
+/// Saved state of the backward pass, apart from the input.
 #[derive(Debug)]
 pub(super) struct Saved {
-    /// The shape of the input.
+    /// Shape of the input.
     shape: Vec<usize>,
-    /// Boxes of other ranks.
+    /// Boxes received from other ranks.
     received: Vec<DispatchTensor>,
-    /// The places of the cells that results are.
+    /// Places of the cells that were taken.
     places: Option<DispatchTensor>,
 }
 
@@ -189,7 +193,7 @@ impl<W: Windows> Operator for Pool<W> {
     }
 }
 
-/// Cells that lie next to each other, and their place among those that the windows reach.
+/// Contiguous cells, and their place among those that the windows cover.
 struct Cells {
     place: IndexBox,
     cells: FlexTensor,
@@ -201,7 +205,7 @@ impl<W: Windows> Pool<W> {
             .keeps_input(self.slides, self.exchange.is_none())
     }
 
-    /// The shape of the cells that the windows reach, of an input's shape.
+    /// Shape of the cells that the windows cover, for an input's shape.
     fn reached(&self, shape: &[usize]) -> Vec<usize> {
         match &self.exchange {
             None => shape.to_vec(),
@@ -220,7 +224,7 @@ impl<W: Windows> Pool<W> {
         reached
     }
 
-    /// The pieces of the cells that the windows reach.
+    /// Pieces of the cells that the windows cover.
     fn pieces<E: Float>(
         &self,
         x: DispatchTensor,
@@ -266,7 +270,8 @@ impl<W: Windows> Pool<W> {
         Planes::new(shape, pieces.collect())
     }
 
-    /// The gradient of this rank's shard, from places and the cotangent; those of other ranks' boxes are sent to them.
+    /// Computes the gradient of this rank's shard from places and the cotangent, and sends the
+    /// gradients of other ranks' boxes to them.
     fn gradient<E: Float>(
         &self,
         shape: &[usize],
@@ -317,7 +322,8 @@ impl<W: Windows> Pool<W> {
     }
 }
 
-/// `[planes, rows, columns]` of `[batch, channels, columns]` or `[batch, channels, rows, columns]`.
+/// Shape `[planes, rows, columns]` of `[batch, channels, columns]` or
+/// `[batch, channels, rows, columns]`.
 fn of_planes(shape: &[usize]) -> [usize; 3] {
     match *shape {
         [batch, channels, columns] => [batch * channels, 1, columns],
@@ -325,7 +331,7 @@ fn of_planes(shape: &[usize]) -> [usize; 3] {
     }
 }
 
-/// The rows and columns of a box.
+/// Rows and columns of a box.
 fn section(place: &IndexBox) -> Section {
     match place.ranges() {
         [_, _, columns] => Section {

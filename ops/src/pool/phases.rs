@@ -1,4 +1,4 @@
-//! The columns of a row that windows begin with, beside each other.
+//! Columns of a row regrouped so that the cells of one tap in adjacent windows are contiguous.
 
 use pulp::Simd;
 
@@ -6,26 +6,27 @@ use super::slide::Slide;
 use crate::kernel::lanes::{WIDEST, load, load_pairs, store};
 use crate::kernel::simd::Element;
 
-/// A row split by column modulo the stride, so that the cells that one tap meets in neighbouring windows lie next to each other.
+/// A row split by column modulo the stride, so that the cells of one tap in adjacent windows are
+/// contiguous.
 pub(super) struct Phases<'a, E> {
     cells: &'a [E],
-    /// Elements of a phase.
+    /// Number of elements of a phase.
     length: usize,
     across: Slide,
-    /// The dilation, in strides and the columns that remain.
+    /// The dilation as whole strides and remaining columns.
     dilation: [usize; 2],
 }
 
-/// Position of one tap in the phases, for neighbouring windows.
+/// Position of one tap in the phases, for adjacent windows.
 #[derive(Clone, Copy)]
 pub(super) struct Tap {
     phase: usize,
-    /// The first of the cells.
+    /// Index of the first cell in the phase.
     start: usize,
 }
 
 impl Tap {
-    /// The first tap of the windows from one on.
+    /// First tap of the windows from `window` on.
     #[inline(always)]
     pub(super) fn first(window: usize) -> Self {
         Self {
@@ -36,7 +37,8 @@ impl Tap {
 }
 
 impl<'a, E: Element> Phases<'a, E> {
-    /// Elements of scratch for a row of so many columns and its phases. Behind each is room for vectors.
+    /// Elements of scratch for a row of `columns` and its phases, each with room for whole vectors
+    /// behind it.
     pub(super) fn room(columns: usize, across: Slide) -> usize {
         let phases = match across.stride {
             1 => 0,
@@ -53,13 +55,13 @@ impl<'a, E: Element> Phases<'a, E> {
         columns.div_ceil(stride) + WIDEST
     }
 
-    /// Scratch for a row, and for the phases of it.
+    /// Splits scratch into that of a row and that of its phases.
     #[inline(always)]
     pub(super) fn divided(columns: usize, scratch: &'a mut [E]) -> (&'a mut [E], &'a mut [E]) {
         scratch.split_at_mut(Self::row(columns))
     }
 
-    /// The phases of a row, which has more room than columns.
+    /// Computes the phases of a row, which has more room than columns.
     #[inline(always)]
     pub(super) fn of<S: Simd>(simd: S, row: &'a [E], across: Slide, phases: &'a mut [E]) -> Self {
         let (columns, stride, lanes) = (row.len() - 2 * WIDEST, across.stride, E::lanes::<S>());
@@ -85,7 +87,7 @@ impl<'a, E: Element> Phases<'a, E> {
         }
     }
 
-    /// The next tap.
+    /// Returns the next tap.
     #[inline(always)]
     pub(super) fn after(&self, tap: Tap) -> Tap {
         let [strides, columns] = self.dilation;
@@ -100,7 +102,7 @@ impl<'a, E: Element> Phases<'a, E> {
         }
     }
 
-    /// The cells of a tap; behind the last window they are any.
+    /// Loads the cells of a tap; their values are arbitrary behind the last window.
     #[inline(always)]
     pub(super) fn load<S: Simd>(&self, simd: S, tap: Tap) -> E::Vector<S> {
         let first = tap.phase * self.length + tap.start;

@@ -1,4 +1,4 @@
-//! Pooling by planes.
+//! Pooling of planes, the last two dims.
 
 use burn::tensor::Tensor;
 use halocline_core::{IndexBox, Result, ShardTensor};
@@ -10,10 +10,11 @@ use crate::driver::{Stencil, StencilPlan};
 use crate::kernel::flex;
 use crate::retype;
 
-/// Pools the cells that a stencil's windows reach, by the windows along its dims for a box of outputs; `finish` then gets the
-/// result and the box.
+/// Pools the cells that a stencil's windows cover. `slides` returns the windows along each dim for
+/// a box of outputs; `finish` receives the result and the box.
 ///
-/// In three dims it pools over the last two, and then over the first, which gives the same maximum, mean or norm.
+/// Three-dimensional pooling runs over the last two dims and then over the first, which yields the
+/// same maximum, mean or norm.
 pub(super) fn by_planes<const D: usize, W: Windows>(
     stencil: &Stencil,
     plan: &StencilPlan,

@@ -10,12 +10,12 @@ pub(super) struct Slide {
     pub(super) kernel: usize,
     pub(super) stride: usize,
     pub(super) dilation: usize,
-    /// Cells at the beginning of the dim that are not the field's: a maximum takes none of them.
+    /// Number of cells at the beginning of the dim that are padding and never taken by a maximum.
     pub(super) outside: usize,
 }
 
 impl Slide {
-    /// Windows of neighbouring cells of the field.
+    /// Creates windows of adjacent cells, without padding.
     pub(super) fn new(kernel: usize, stride: usize) -> Self {
         Self {
             kernel,
@@ -25,23 +25,24 @@ impl Slide {
         }
     }
 
-    /// Cells from the first of a window to its last.
+    /// Number of cells that a window spans, from its first cell to its last.
     pub(super) fn reach(self) -> usize {
         (self.kernel - 1) * self.dilation + 1
     }
 
-    /// The number of windows.
+    /// Number of windows.
     fn outputs(self, cells: usize) -> usize {
         (cells + self.stride).saturating_sub(self.reach()) / self.stride
     }
 
-    /// The first tap of an output's window that is a cell of the field.
+    /// First tap of an output's window that is a cell of the field.
     pub(super) fn first(self, output: usize) -> usize {
         let outside = self.outside.saturating_sub(output * self.stride);
         outside.div_ceil(self.dilation).min(self.kernel - 1)
     }
 
-    /// The windows around a range of so many cells, and the cells from the first of theirs on that they and the range hold.
+    /// Returns the windows around a range of a dim with `cells` cells, and the cells from the start
+    /// of the first window that these windows and the range cover.
     pub(super) fn around(self, range: &Range<usize>, cells: usize) -> (Range<usize>, Range<usize>) {
         let outputs = self.outputs(cells);
         let meeting = self.meeting(range, outputs);
@@ -56,7 +57,8 @@ impl Slide {
         (first..first + self.outputs(cells.len()), cells)
     }
 
-    /// Windows that have a cell, of so many, each with the tap that meets it.
+    /// Iterates over the windows that contain a cell, of `outputs` windows, each with the tap at
+    /// the cell.
     pub(super) fn taps_at(
         self,
         cell: usize,
@@ -70,7 +72,7 @@ impl Slide {
         })
     }
 
-    /// The windows that have a cell in a range, of so many.
+    /// Returns the windows that have a cell in a range, of `outputs` windows.
     pub(super) fn meeting(self, cells: &Range<usize>, outputs: usize) -> Range<usize> {
         let first = (cells.start + 1).saturating_sub(self.reach());
         let end = cells.end.div_ceil(self.stride).min(outputs);
@@ -81,7 +83,7 @@ impl Slide {
 /// Windows of rows and columns.
 pub(super) type Slides = [Slide; 2];
 
-/// `[planes, rows, columns]` after pooling.
+/// Shape `[planes, rows, columns]` after pooling.
 pub(super) fn pooled([planes, rows, columns]: [usize; 3], [down, across]: Slides) -> [usize; 3] {
     [planes, down.outputs(rows), across.outputs(columns)]
 }

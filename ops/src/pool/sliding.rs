@@ -1,7 +1,7 @@
 //! Pooling of planes by windows of any kernel, stride and dilation, and the adjoints.
 //!
-//! The rows of windows are combined first, for all columns of the input, then columns: a window of
-//! *m* × *n* cells costs *m* + *n* vectors instead of *m* · *n*.
+//! Windows are combined along rows first, for all columns of the input, then along columns: a
+//! window of *m* × *n* cells costs *m* + *n* vectors instead of *m* · *n*.
 
 use pulp::{Simd, WithSimd};
 
@@ -15,17 +15,17 @@ use crate::kernel::lines::vectors;
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
 
-/// The largest cell of every window; padding is minus infinity.
+/// Computes the maximum of every window; padding is minus infinity.
 pub(super) fn max<E: Element>(isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E> {
     windows(isa, x, slides, Largest)
 }
 
-/// The mean of every window; padding is zero.
+/// Computes the mean of every window; padding is zero.
 pub(super) fn average<E: Element>(isa: Isa, x: &Planes<'_, E>, slides: Slides) -> Buffer<E> {
     windows(isa, x, slides, Total(mean(slides)))
 }
 
-/// The norm of every window; padding is zero.
+/// Computes the norm of every window; padding is zero.
 pub(super) fn norm<E: Element>(
     isa: Isa,
     x: &Planes<'_, E>,
@@ -35,7 +35,7 @@ pub(super) fn norm<E: Element>(
     windows(isa, x, slides, norm)
 }
 
-/// One over the cells of a window.
+/// Reciprocal of the number of cells of a window.
 fn mean<E: Element>([down, across]: Slides) -> E {
     E::from_f64(1.0 / (down.kernel * across.kernel) as f64)
 }
@@ -66,7 +66,7 @@ fn windows<E: Element>(
 /// A row of windows.
 struct Row<'a, E, C> {
     x: &'a Planes<'a, E>,
-    /// The plane, and the number of the row of windows.
+    /// Plane, and index of the row of windows.
     place: [usize; 2],
     slides: Slides,
     combine: C,
@@ -133,7 +133,7 @@ impl<E: Element, C: Combine<E>> WithSimd for Row<'_, E, C> {
     }
 }
 
-/// Writes the cells of some rows, combined.
+/// Writes the combined cells of `N` rows.
 #[inline(always)]
 fn combined<S: Simd, E: Element, const N: usize>(
     simd: S,
@@ -156,7 +156,7 @@ fn combined<S: Simd, E: Element, const N: usize>(
     );
 }
 
-/// The adjoint of [`average`]: the gradient of a section of planes of `shape`.
+/// Adjoint of [`average`]: the gradient of a section of planes of `shape`.
 pub(super) fn average_adjoint<E: Element>(
     isa: Isa,
     cotangent: &[E],
@@ -167,7 +167,7 @@ pub(super) fn average_adjoint<E: Element>(
     spread(isa, cotangent, shape, section, slides, mean(slides))
 }
 
-/// A cotangent of [`norm`] at `x` pulled back to the sums of powers, which [`norm_adjoint`] pulls back further.
+/// Pulls a cotangent of [`norm`] at `x` back to the sums of powers, for [`norm_adjoint`].
 pub(super) fn pulled<E: Element>(
     isa: Isa,
     x: &Planes<'_, E>,
@@ -180,7 +180,8 @@ pub(super) fn pulled<E: Element>(
     pulled
 }
 
-/// The adjoint of [`norm`], by what was [pulled] back: the gradient of a section, with these cells, of planes of `shape`.
+/// Adjoint of [`norm`], from the [pulled] cotangent: the gradient of a section with these cells of
+/// planes of `shape`.
 pub(super) fn norm_adjoint<E: Element>(
     isa: Isa,
     pulled: &[E],
@@ -194,7 +195,7 @@ pub(super) fn norm_adjoint<E: Element>(
     gradient
 }
 
-/// The adjoint of the sums of windows times a factor, in a section of planes of `shape`.
+/// Adjoint of the sums of windows times a factor, in a section of planes of `shape`.
 fn spread<E: Element>(
     isa: Isa,
     cotangent: &[E],
@@ -235,15 +236,15 @@ fn spread<E: Element>(
 
 /// A row of the gradient of averages.
 struct Spread<'a, E> {
-    /// The rows of the cotangent whose windows meet it.
+    /// Rows of the cotangent whose windows meet the row.
     rows: &'a [&'a [E]],
     across: Slide,
     factor: E,
-    /// Scratch for their sum.
+    /// Scratch for the sum of `rows`.
     sum: &'a mut [E],
-    /// Zeros for that sum at the first cells of windows, with margins of a window.
+    /// Zeros to hold that sum at the first cells of windows, with margins of a window.
     line: &'a mut [E],
-    /// The column that the gradient begins with.
+    /// Offset of the gradient's first column from the first window.
     first: usize,
     gradient: &'a mut [E],
 }
@@ -310,7 +311,7 @@ mod tests {
     ];
     const SHAPES: [[usize; 3]; 5] = [[2, 9, 37], [1, 40, 7], [3, 7, 8], [0, 9, 9], [1, 9, 2]];
 
-    /// The cells of every window, by definition.
+    /// Cells of every window, by definition.
     fn windows_of(shape: [usize; 3], slides: Slides) -> Vec<Vec<usize>> {
         let ([planes, rows, columns], [_, _, width]) = (pooled(shape, slides), shape);
         let [down, across] = slides;
@@ -346,7 +347,7 @@ mod tests {
                 }
             });
             let len = shape.iter().product();
-            // Few values, so that many are equal; some are the least, and some no numbers.
+            // Few distinct values, so that many are equal; some are minus infinity, some NaN.
             let value = |x: f64| match (4.0 * x).round() {
                 x if x <= -4.0 => f64::NEG_INFINITY,
                 x if x >= 4.0 => f64::NAN,
@@ -358,7 +359,7 @@ mod tests {
             let cotangent = rounded::<E>(&random(windows.len(), 2));
             let [_, rows, columns] = pooled(shape, slides);
             for isa in Isa::available() {
-                // As bits, because NaN is not equal to itself.
+                // Compared as bits, because NaN is not equal to itself.
                 let largest = same_for_all_pools(|| {
                     let largest = max(isa, &Planes::whole(&x, shape), slides);
                     largest
@@ -425,7 +426,7 @@ mod tests {
                 dilation,
                 ..Slide::new(kernel, stride)
             });
-            // Some windows hold nothing but zeros.
+            // Some windows are all zeros.
             let value = |x: f64| if x > 0.0 { x } else { (4.0 * x).ceil() };
             let x: Vec<f64> = random(shape.iter().product(), 1)
                 .into_iter()

@@ -41,7 +41,7 @@ fn windows_in_padding_alone_have_no_maximum() {
     assert!(avg_pool(x, &options).is_ok());
 }
 
-/// As PyTorch.
+/// As in PyTorch.
 #[test]
 fn windows_that_begin_inside_may_be_longer_than_the_field() {
     let x = Tensor::<4>::from([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]]]);
@@ -68,7 +68,7 @@ fn windows_that_begin_inside_may_be_longer_than_the_field() {
     }
 }
 
-/// Windows at the edge count fewer cells: their factor is not exact in 24 bits.
+/// Windows at the edge count fewer cells; their factor is not exact in 24 bits.
 #[test]
 fn averages_of_f64_are_as_exact_as_that() {
     let device = burn::tensor::Device::default();
@@ -98,7 +98,8 @@ fn overlapping_periodic_windows() {
     }
 }
 
-/// As in PyTorch, the power of such a window's norm grows by the ratio of all its cells and those that count.
+/// As in PyTorch, the power of such a window's norm is scaled by the ratio of all its cells to
+/// those that count.
 #[test]
 fn norms_over_the_end_grow_as_averages_do() {
     let options = PoolOptions::new([2]).with_rounding(Rounding::Ceil);
@@ -184,7 +185,8 @@ fn windows_that_count_field_cells_only() {
     );
 }
 
-/// The gradient of a maximum, cell by cell: that of the first cell of the field that holds it.
+/// Reference gradient of a maximum: the first cell of the field that holds it receives the
+/// cotangent.
 fn gradient_by_cells<const D: usize, const N: usize>(
     x: &[f32],
     shape: [usize; D],
@@ -233,7 +235,7 @@ fn check_minus_infinity<const D: usize, const N: usize>(
     options: &PoolOptions<N>,
 ) {
     let count = shape.iter().product::<usize>();
-    // Most windows have no other value.
+    // Most windows contain only minus infinity.
     let value = |i: usize| {
         if i.is_multiple_of(7) {
             i as f32
@@ -268,7 +270,7 @@ fn check_minus_infinity<const D: usize, const N: usize>(
     }
 }
 
-/// PyTorch's rule, also if no cell of the field is larger than its padding.
+/// PyTorch's rule, even if no cell of the field exceeds its padding.
 #[test]
 fn windows_of_minus_infinity_send_their_gradient_to_the_first_cell_of_the_field() {
     let pairs = PoolOptions::new([2, 2]).with_padding([Padding::zeros(1, 1); 2]);

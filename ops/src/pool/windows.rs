@@ -1,4 +1,4 @@
-//! Maximum, mean and norm of windows of cells in the last two dims.
+//! Maximum, mean and norm of windows over the last two dims.
 
 use burn::tensor::module::{avg_pool2d, max_pool2d, max_pool2d_with_indices};
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
@@ -18,7 +18,7 @@ use crate::kernel::local::by_planes;
 use crate::kernel::simd::Isa;
 use crate::reduce::root_of;
 
-/// Whether a dim is halved, for which there are kernels of their own.
+/// Returns whether a dim is halved; dedicated kernels exist for that.
 fn is_pair(slide: Slide) -> bool {
     (slide.kernel, slide.stride, slide.dilation, slide.outside) == (2, 2, 1, 0)
 }
@@ -27,19 +27,20 @@ fn are_pairs(slides: Slides) -> bool {
     slides.into_iter().all(is_pair)
 }
 
-/// All cells of planes that are halved, if they lie next to each other.
+/// Returns all cells of planes that are halved, if they are contiguous.
 fn pairs_of<'a, E>(x: &Planes<'a, E>, slides: Slides) -> Option<&'a [E]> {
     x.cells.filter(|_| are_pairs(slides))
 }
 
-/// The maximum over windows.
+/// Maximum over windows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Maximum;
 
 impl Windows for Maximum {
     const NAMES: [&'static str; 2] = ["max_pool", "max_pool (backward)"];
 
-    // Pairs are found again: the input is mostly kept by what made it, and places would be kept besides.
+    // Pairs are recomputed: the input is mostly kept by the operator that produced it, and places
+    // would have to be kept in addition.
     fn keeps_input(self, slides: Slides, is_local: bool) -> bool {
         is_local && are_pairs(slides)
     }
@@ -95,15 +96,16 @@ impl Windows for Maximum {
     }
 }
 
-/// The maximum, with its gradient to a cell of the field in every window. Padding is minus
-/// infinity; in a window whose cells are all minus infinity, burn's maximum could be a padded cell.
+/// Computes the maximum by burn's operators, with its gradient always going to a cell of the field.
+/// Padding is minus infinity; in a window whose cells are all minus infinity, burn's maximum could
+/// be a padded cell.
 fn maximum_of_field(x: Tensor<4>, slides: Slides, options: MaxPoolOptions<2>) -> Tensor<4> {
     let device = x.device().inner();
     let [batch, channels, rows, columns] = x.dims();
     let (y, cells) = max_pool2d_with_indices(x.clone().inner(), options);
     let shape = y.dims();
     let count = shape.iter().product::<usize>();
-    // For the reason that `in_row_major` has.
+    // See `in_row_major` for the reason.
     let (y, cells) = (in_row_major(y), cells.reshape([count]).reshape(shape));
     let [height, width] = [shape[2], shape[3]];
     let cell =
@@ -121,7 +123,7 @@ fn maximum_of_field(x: Tensor<4>, slides: Slides, options: MaxPoolOptions<2>) ->
     y.reshape(shape)
 }
 
-/// The mean over windows.
+/// Mean over windows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Average;
 
@@ -161,7 +163,7 @@ impl Windows for Average {
     }
 }
 
-/// The norm over windows.
+/// Norm over windows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowNorm(pub(super) Norm);
 

@@ -1,4 +1,4 @@
-//! Upsampling of the last two dims of one shard by two.
+//! Upsampling of the last two dims of one shard by a factor of two.
 
 use burn::tensor::Tensor;
 
@@ -8,7 +8,7 @@ use crate::kernel::flex::Float;
 use crate::kernel::local::{LocalOperator, by_planes, planes, with_planes};
 use crate::kernel::simd::Isa;
 
-/// Upsampling to the nearest: four copies of every cell.
+/// Nearest-neighbour upsampling: four copies of every cell.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nearest;
 
@@ -36,7 +36,7 @@ impl LocalOperator for Nearest {
     }
 }
 
-/// Bilinear interpolation, from a field with a halo of one cell.
+/// Bilinear upsampling of a field with a halo of one cell.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bilinear;
 
@@ -60,12 +60,12 @@ impl LocalOperator for Bilinear {
     }
 }
 
-/// A field's extents without its halo of one cell.
+/// Shape of a field without its halo of one cell.
 fn without_halo([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
     [planes, rows - 2, columns - 2]
 }
 
-/// Linear interpolation in one dim, which loses its halo of one cell.
+/// Linear upsampling along one dim, consuming its halo of one cell.
 fn doubled_linearly(x: Tensor<4>, dim: usize) -> Tensor<4> {
     let mut shape = x.dims();
     let cells = shape[dim] - 2;

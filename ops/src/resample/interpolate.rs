@@ -1,18 +1,20 @@
 //! Interpolation to a grid of any size.
 //!
-//! In every spatial dim an output is a sum of cells with the weights of a [`Mode`]. Semantics follow PyTorch's `interpolate`
-//! with the size of the result given: `nearest`, `nearest-exact`, `linear`, `bilinear`, `trilinear`, `bicubic` and `area`,
-//! `align_corners` and `antialias` both ways.
+//! Along every spatial dim an output is a weighted sum of cells, with the weights of a [`Mode`].
+//! Semantics follow PyTorch's `interpolate` with an explicit output size: `nearest`,
+//! `nearest-exact`, `linear`, `bilinear`, `trilinear`, `bicubic` and `area`, both settings of
+//! `align_corners` and of `antialias`.
 //!
 //! # Placement
-//! All dims may be sharded; values must be resolved. An output belongs to the rank that holds the middle one of its cells.
+//! All dims may be sharded; values must be resolved. An output belongs to the rank that holds the
+//! middle one of its input cells.
 //!
 //! # Communication
-//! In a dim that becomes finer, or keeps its size, the cells of others that a rank's outputs are made of; in one that
-//! becomes coarser, a part of each output that ranks share.
+//! A dim that becomes finer, or keeps its size, needs a halo of the input cells of a rank's
+//! outputs; a dim that becomes coarser sends the partial sums of outputs that ranks share.
 //!
 //! # Adjoint
-//! The sum over the outputs that a cell contributes to, with their weights.
+//! Sums over the outputs that a cell contributes to, with their weights.
 
 use burn::nn::interpolate::{Interpolate1d, Interpolate2d, InterpolateMode};
 use halocline_core::{Boundary, Error, Result, ShardTensor};
@@ -26,11 +28,13 @@ use crate::layer::Layer;
 
 const NAME: &str = "interpolate";
 
-/// Interpolates the spatial dims of `[batch, channels, *spatial]` to these sizes. See the [module](self).
+/// Interpolates the spatial dims of `[batch, channels, *spatial]` to these sizes. See the
+/// [module](self).
 ///
 /// # Errors
-/// Another number of dims; a dim without cells, or no outputs; antialiasing of a mode other than linear and cubic; partial
-/// values; a failure of communication.
+/// A number of sizes other than that of spatial dims; an empty spatial dim or an output size of
+/// zero; antialiasing of a mode other than linear and cubic; partial values; a failure of
+/// communication.
 ///
 /// # Example
 /// ```
@@ -93,7 +97,7 @@ pub fn interpolate<const D: usize, const N: usize>(
     })
 }
 
-/// The sizes that burn's module gives.
+/// Output sizes that burn's module asks for.
 fn sizes<const N: usize>(
     dims: &[usize],
     output_size: Option<[usize; N]>,
@@ -111,7 +115,7 @@ fn sizes<const N: usize>(
     }
 }
 
-/// The interpolation of burn's module.
+/// Interpolation equivalent to burn's module.
 fn of_burn(mode: &InterpolateMode, align_corners: bool) -> Result<Interpolation> {
     let corners = if align_corners {
         Corners::Centers
@@ -158,7 +162,7 @@ impl<X: Field<4>> Layer<X> for Interpolate2d {
     }
 }
 
-/// Interpolations in the registry.
+/// Registry entries of interpolation.
 pub(super) const GOLDEN: [Golden; 3] = [
     Golden::new("interpolate1d", run_case::<3, 1>)
         .with_pytorch("interpolate (linear, nearest, area)")
@@ -173,7 +177,7 @@ pub(super) const GOLDEN: [Golden; 3] = [
         .with_travels(TRAVELS),
 ];
 
-/// What travels, forward and backward.
+/// Communication, forward and backward.
 const TRAVELS: [&str; 2] = [
     "halos (finer), parts of outputs that ranks share (coarser)",
     "the same back",
@@ -211,7 +215,7 @@ fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Outpu
         factors => {
             let factor = |dim: usize| factors[dim.min(factors.len() - 1)];
             let sizes: [f64; N] = std::array::from_fn(|dim| cells[dim] as f64 * factor(dim));
-            // PyTorch interpolates by the factor as it is given, not by that of the sizes.
+            // PyTorch interpolates by the factor as given, not by the ratio of the sizes.
             if sizes.iter().any(|size| size.fract() != 0.0) {
                 let message =
                     format!("scale_factor {factors:?} of {cells:?} cells; expected whole sizes");

@@ -1,8 +1,9 @@
-//! Upsampling of the last two dims of `[planes, rows, columns]` by two, and the adjoints.
+//! Upsampling of the last two dims of `[planes, rows, columns]` by a factor of two, and the
+//! adjoints.
 //!
-//! Bilinear interpolation gives two cells for each, at a quarter from its edges, as in PyTorch with
-//! `align_corners = False`: along a dim, cells `2k` and `2k + 1` get `¼ x[k-1] + ¾ x[k]` and
-//! `¾ x[k] + ¼ x[k+1]`.
+//! Bilinear upsampling replaces each cell by two, at a quarter of its width from its edges, as in
+//! PyTorch with `align_corners = False`: along a dim, cells `2k` and `2k + 1` are
+//! `¼ x[k-1] + ¾ x[k]` and `¾ x[k] + ¼ x[k+1]`.
 
 use pulp::{Simd, WithSimd};
 
@@ -12,12 +13,12 @@ use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
 use crate::pool::kernel::{spread, window_sums};
 
-/// The shape of a field of `shape` with a halo of one cell on every side.
+/// Shape of a field of `shape` with a halo of one cell on every side.
 pub(crate) fn haloed([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
     [planes, rows + 2, columns + 2]
 }
 
-/// `[planes, rows, columns]` after upsampling.
+/// Shape after upsampling.
 pub(crate) fn doubled([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
     [planes, 2 * rows, 2 * columns]
 }
@@ -27,7 +28,7 @@ pub(crate) fn nearest<E: Element>(isa: Isa, x: &[E], shape: [usize; 3]) -> Buffe
     spread(isa, x, doubled(shape), 1.0)
 }
 
-/// The adjoint of [`nearest`]: the gradient of its input, of `shape`.
+/// Adjoint of [`nearest`]: the gradient of its input, of `shape`.
 pub(crate) fn nearest_adjoint<E: Element>(
     isa: Isa,
     cotangent: &[E],
@@ -36,7 +37,7 @@ pub(crate) fn nearest_adjoint<E: Element>(
     window_sums(isa, cotangent, doubled(shape), 1.0)
 }
 
-/// Bilinear interpolation of a field with a halo of one cell, and of `shape` without it.
+/// Bilinear upsampling of a field with a halo of one cell; `shape` excludes the halo.
 pub(crate) fn bilinear<E: Element>(isa: Isa, x: &[E], shape: [usize; 3]) -> Buffer<E> {
     let [_, rows, columns] = haloed(shape);
     assert_eq!(x.len(), haloed(shape).iter().product::<usize>());
@@ -103,7 +104,7 @@ fn blend<S: Simd, E: Element>(simd: S, far: E::Vector<S>, near: E::Vector<S>) ->
     E::mul_add(simd, near, rest, E::times(simd, far, quarter))
 }
 
-/// The adjoint of [`bilinear`] of a field of `shape`: the gradient of its input, halo included.
+/// Adjoint of [`bilinear`] for a field of `shape`: the gradient of its input, halo included.
 pub(crate) fn bilinear_adjoint<E: Element>(
     isa: Isa,
     cotangent: &[E],
@@ -113,8 +114,8 @@ pub(crate) fn bilinear_adjoint<E: Element>(
     assert_eq!(cotangent.len(), doubled(shape).iter().product::<usize>());
     let run = |[plane, row]: [usize; 2], output: &mut [E]| {
         let cells = |neighbour: usize| {
-            // The rows `2k - 1 … 2k + 2` of the cotangent meet row `k` of the field, which is row
-            // `k + 1` with the halo.
+            // Rows `2k - 1 … 2k + 2` of the cotangent contribute to row `k` of the field, which is
+            // row `k + 1` with the halo.
             let row = (2 * row + neighbour).checked_sub(3);
             match row.filter(|row| *row < rows) {
                 Some(row) => &cotangent[(plane * rows + row) * columns..][..columns],
@@ -149,7 +150,7 @@ struct Adjoint<'a, E> {
     output: &'a mut [E],
 }
 
-/// Zeros before and after a sum of rows.
+/// Number of zeros before and after a sum of rows.
 const MARGIN: usize = 3;
 
 impl<E: Element> WithSimd for Adjoint<'_, E> {
@@ -212,9 +213,9 @@ mod tests {
         [3, 40, 129],
     ];
 
-    /// Interpolation of a field that has a halo.
+    /// Reference interpolation of a field with a halo.
     fn naive(x: &[f64], [planes, rows, columns]: [usize; 3]) -> Vec<f64> {
-        // The cell of the haloed input that is nearest, and the one on the other side.
+        // The nearest cell of the haloed input, and the one on the other side.
         let pair = |cell: usize| {
             [
                 cell / 2 + 1,
@@ -282,7 +283,7 @@ mod tests {
         check::<f64>(1e-15);
     }
 
-    /// The bits of a cell do not depend on where in the field it lies.
+    /// A cell has the same bits wherever it lies in the field.
     #[test]
     fn a_part_of_a_field_has_the_bits_of_the_whole() {
         let (shape, columns) = ([2, 6, 50], 50);

@@ -1,18 +1,19 @@
-//! Interpolation to any size, sampling at displaced places, and upsampling to the nearest and bilinear by kernels of its own.
+//! Interpolation to any size, sampling at displaced points, and nearest and bilinear upsampling
+//! with dedicated kernels.
 //!
-//! Semantics follow PyTorch's `interpolate`. In upsampling cells are areas
-//! (`align_corners=False`), and a new cell lies within the cell that it is a part of.
+//! Semantics follow PyTorch's `interpolate`. For upsampling, cells are areas
+//! (`align_corners=False`), and every new cell lies within the cell it is part of.
 //!
 //! # Placement
 //! All dims may be sharded; values must be resolved for `upsample_bilinear`.
 //!
 //! # Communication
-//! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell. [`interpolate`](fn@interpolate) and
-//! [`displace`](fn@displace) have their own pages.
+//! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell. See
+//! [`interpolate`](mod@interpolate) and [`displace`](mod@displace) for theirs.
 //!
 //! # Adjoint
-//! The gradient of a cell is the sum over the new cells that it contributes to, with the weights of
-//! the interpolation. The gradient of a halo cell is added to that of the owner's cell.
+//! The gradient of a cell is the sum over the new cells it contributes to, with the interpolation
+//! weights. The gradient of a halo cell is added to that of its owner.
 
 pub mod displace;
 mod double;
@@ -33,16 +34,16 @@ use crate::golden::Golden;
 use crate::kernel::flex;
 use crate::kernel::local::LocalOperator;
 
-/// Interpolation and sampling in the registry.
+/// Registry entries of interpolation and sampling.
 pub(crate) const OPERATORS: &[Golden] = {
     let [one, two, three] = interpolate::GOLDEN;
     &[one, two, three, displace::GOLDEN]
 };
 
-/// Repeats every cell of the spatial dims `factor` times.
+/// Repeats every cell of the spatial dims `factor` times: nearest-neighbour upsampling.
 ///
 /// # Adjoint
-/// The sum over the copies of a cell.
+/// Sums over the copies of each cell.
 ///
 /// # Errors
 /// A factor of zero, or one that makes a dim too large.
@@ -93,7 +94,7 @@ pub fn upsample_nearest<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// Repeats the cells of one dim.
+/// Repeats the cells along one dim.
 fn repeat_cells<const D: usize>(x: Tensor<D>, dim: usize, factor: usize) -> Tensor<D> {
     let mut shape = x.dims();
     let outer: usize = shape[..dim].iter().product();
@@ -108,11 +109,11 @@ fn repeat_cells<const D: usize>(x: Tensor<D>, dim: usize, factor: usize) -> Tens
 /// Doubles the resolution of rows and columns, `[batch, channels, rows, columns]`, by bilinear
 /// interpolation.
 ///
-/// `boundary` gives the cells beyond the ends of dims 2 and 3: `Replicate` as in PyTorch,
+/// `boundary` defines the cells beyond the ends of dims 2 and 3: `Replicate` as in PyTorch,
 /// `Periodic` for longitude.
 ///
 /// # Errors
-/// Another number of dims, partial values, a failure of communication.
+/// Another number of dims; partial values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -180,7 +181,8 @@ pub trait ResampleField<const D: usize>: Field<D> {
         run(self, |x| interpolate(x, output_size, interpolation))
     }
 
-    /// Samples the field at displaced places: a step of semi-Lagrangian advection. See [`displace`](fn@displace).
+    /// Samples the field at displaced points: a step of semi-Lagrangian advection. See
+    /// [`displace`](fn@displace).
     ///
     /// # Panics
     /// Panics where [`displace`](fn@displace) returns an error.
@@ -202,7 +204,7 @@ pub trait ResampleField<const D: usize>: Field<D> {
         run(self, |x| displace(x, displacement, options))
     }
 
-    /// Samples the field at places near each cell. See [`grid_sample`].
+    /// Samples the field at points near each cell. See [`grid_sample`].
     ///
     /// # Panics
     /// Panics where [`grid_sample`] returns an error.
@@ -224,7 +226,7 @@ pub trait ResampleField<const D: usize>: Field<D> {
         run(self, |x| grid_sample(x, grid, options))
     }
 
-    /// Repeats every cell of the spatial dims `factor` times: upsampling to the nearest.
+    /// Repeats every cell of the spatial dims `factor` times: nearest-neighbour upsampling.
     ///
     /// # Panics
     /// Panics where [`upsample_nearest`] returns an error.

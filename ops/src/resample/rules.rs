@@ -1,43 +1,46 @@
-//! The cells and weights of interpolation in one dim: pure.
+//! Cells and weights of interpolation in one dim, as pure functions.
 
 use crate::driver::sampling::{Map, Taps, areas};
 
-/// How a value between cells is made of them.
+/// Kernel that computes a value from the cells around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// The cell that a new one begins in, PyTorch's `nearest`.
+    /// The cell in which a new cell begins: PyTorch's `nearest`.
     Nearest,
-    /// The cell that the middle of a new one lies in, PyTorch's `nearest-exact`.
+    /// The cell that contains the centre of a new cell: PyTorch's `nearest-exact`.
     NearestExact,
-    /// The two nearest cells, in every dim: `linear`, `bilinear` and `trilinear` in PyTorch.
+    /// The two nearest cells in every dim: PyTorch's `linear`, `bilinear` and `trilinear`.
     Linear,
-    /// The four nearest cells, in every dim, by Keys' kernel with `a = −0.75`: `bicubic` in PyTorch.
+    /// The four nearest cells in every dim, weighted by Keys' kernel with `a = −0.75`: PyTorch's
+    /// `bicubic`.
     Cubic,
-    /// The mean of the area of a new cell, PyTorch's `area`.
+    /// The mean over the area of a new cell: PyTorch's `area`.
     Area,
 }
 
-/// What is at the same place in both grids.
+/// Alignment of the two grids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Corners {
-    /// The edges of the first and last cells, which are areas: `align_corners=False`.
+    /// The outer edges of the first and last cells coincide; cells are areas:
+    /// `align_corners=False`.
     #[default]
     Edges,
-    /// The middles of the first and last cells, which are points: `align_corners=True`.
+    /// The centres of the first and last cells coincide; cells are points: `align_corners=True`.
     Centers,
 }
 
-/// What coarser grids average.
+/// Antialiasing when a grid becomes coarser.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Antialias {
-    /// Nothing: only the nearest cells count.
+    /// None: only the nearest cells count.
     #[default]
     Off,
-    /// All cells of a new one: the kernel is as wide as that. Keys' kernel then has `a = −0.5`, as in PyTorch.
+    /// The kernel is widened to the size of a new cell, so all cells in it count. Keys' kernel then
+    /// has `a = −0.5`, as in PyTorch.
     On,
 }
 
-/// The way from one grid to another.
+/// Rule of interpolation from one grid to another.
 ///
 /// # Example
 /// ```
@@ -48,16 +51,16 @@ pub enum Antialias {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Interpolation {
-    /// How a value is made.
+    /// Kernel of the interpolation.
     pub mode: Mode,
-    /// How the grids lie on each other, for linear and cubic interpolation.
+    /// Alignment of the grids, for linear and cubic interpolation.
     pub corners: Corners,
-    /// What coarser grids average, for linear and cubic interpolation.
+    /// Antialiasing, for linear and cubic interpolation.
     pub antialias: Antialias,
 }
 
 impl Interpolation {
-    /// Interpolation between cells that are areas, without antialiasing.
+    /// Creates an interpolation between cells that are areas, without antialiasing.
     pub fn new(mode: Mode) -> Self {
         Self {
             mode,
@@ -66,26 +69,26 @@ impl Interpolation {
         }
     }
 
-    /// This interpolation with other corners.
+    /// Sets the alignment of the grids.
     #[must_use]
     pub fn with_corners(self, corners: Corners) -> Self {
         Self { corners, ..self }
     }
 
-    /// This interpolation with another antialiasing.
+    /// Sets the antialiasing.
     #[must_use]
     pub fn with_antialias(self, antialias: Antialias) -> Self {
         Self { antialias, ..self }
     }
 
-    /// The map from a dim of `size` cells to so many.
+    /// Returns the map from a dim of `size` cells to one of `outputs` cells.
     pub(super) fn map(&self, size: usize, outputs: usize) -> Map {
         let scale = match self.corners {
             Corners::Edges => size as f64 / outputs as f64,
             Corners::Centers if outputs > 1 => (size - 1) as f64 / (outputs - 1) as f64,
             Corners::Centers => 0.0,
         };
-        // Cells have their middles at whole numbers.
+        // Cell centres are at integers.
         let place = |output: usize| match self.corners {
             Corners::Edges => (output as f64 + 0.5) * scale - 0.5,
             Corners::Centers => output as f64 * scale,
@@ -114,7 +117,7 @@ impl Interpolation {
     }
 }
 
-/// The `2·reach` nearest cells. Cells beyond an end are the last one.
+/// Weights of the `2·reach` nearest cells; those beyond an end count for the last cell.
 fn nearest(place: f64, size: usize, reach: isize, kernel: impl Fn(f64) -> f64) -> Taps {
     let before = place.floor() as isize;
     let mut taps = Taps::new();
@@ -129,7 +132,7 @@ fn nearest(place: f64, size: usize, reach: isize, kernel: impl Fn(f64) -> f64) -
     reaching(taps)
 }
 
-/// Cells under a kernel that is stretched to the size of a new cell, if that is larger.
+/// Weights under a kernel stretched to the size of a new cell, if that is larger.
 fn smooth(output: usize, size: usize, scale: f64, reach: f64, kernel: impl Fn(f64) -> f64) -> Taps {
     let stretch = scale.max(1.0);
     let center = scale * (output as f64 + 0.5);
@@ -146,7 +149,7 @@ fn smooth(output: usize, size: usize, scale: f64, reach: f64, kernel: impl Fn(f6
     )
 }
 
-/// The taps without those of weight zero: at least one is left.
+/// Drops taps of weight zero, keeping at least one tap.
 fn reaching(mut taps: Taps) -> Taps {
     if taps.iter().any(|(_, weight)| *weight != 0.0) {
         taps.retain(|(_, weight)| *weight != 0.0);
@@ -158,7 +161,8 @@ fn triangle(x: f64) -> f64 {
     (1.0 - x.abs()).max(0.0)
 }
 
-/// Keys' cubic kernel (R. Keys, "Cubic convolution interpolation for digital image processing", 1981).
+/// Keys' cubic kernel (R. Keys, "Cubic convolution interpolation for digital image processing",
+/// 1981).
 fn keys(x: f64, a: f64) -> f64 {
     let x = x.abs();
     match x {

@@ -1,4 +1,4 @@
-//! Kernels of softmax, its logarithm, and the logarithm of sums of exponentials, along lines.
+//! Kernels of softmax, log-softmax and log-sum-exp along lines.
 
 use pulp::{Simd, WithSimd};
 
@@ -9,10 +9,10 @@ use crate::kernel::math::exp;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
-/// What is computed of the exponentials of a line.
+/// Function of the exponentials of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Each over their sum.
+    /// Each exponential over their sum.
     Softmax,
     /// The logarithm of that.
     LogSoftmax,
@@ -20,7 +20,7 @@ pub(super) enum Kind {
     LogSumExp,
 }
 
-/// Computes the result: of the lines' shape, or with one cell of each line.
+/// Computes the result, of the lines' shape or with one cell per line.
 pub(super) fn forward<E: Element>(isa: Isa, kind: Kind, lines: Lines, x: &[E]) -> Buffer<E> {
     assert_eq!(x.len(), lines.len());
     let len = match kind {
@@ -40,7 +40,8 @@ pub(super) fn forward<E: Element>(isa: Isa, kind: Kind, lines: Lines, x: &[E]) -
     unsafe { lines.filled(len, run) }
 }
 
-/// Computes the gradient of the input from the result; `x` is empty but for a logarithm of sums.
+/// Computes the gradient of the input from the result; `x` is used for log-sum-exp only, and empty
+/// otherwise.
 pub(super) fn backward<E: Element>(
     isa: Isa,
     kind: Kind,
@@ -70,8 +71,8 @@ struct Forward<'a, E> {
     y: Shared<E>,
 }
 
-/// The argument of the exponential function: a cell minus the largest of its line. In a logarithm of sums a largest cell that
-/// is infinite is replaced by the largest number, so that the difference is no NaN.
+/// Argument of the exponential function: a cell minus the maximum of its line. For log-sum-exp an
+/// infinite maximum is replaced by the largest finite number, so that the difference is not NaN.
 #[inline(always)]
 fn away<S: Simd, E: Element>(
     simd: S,
@@ -90,7 +91,7 @@ fn away<S: Simd, E: Element>(
     E::select_less(simd, [zero, away], zero, away)
 }
 
-/// The larger of two; the first where the second is NaN.
+/// Returns the larger of two values; the first where the second is NaN.
 #[inline(always)]
 fn larger<S: Simd, E: Element>(simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S> {
     E::select_less(simd, [a, b], b, a)
@@ -110,7 +111,7 @@ impl<E: Element> WithSimd for Forward<'_, E> {
 }
 
 impl<E: Element> Forward<'_, E> {
-    /// A line whose cells lie side by side.
+    /// Processes a line with contiguous cells.
     #[inline(always)]
     fn row<S: Simd>(self, simd: S) {
         let Self {
@@ -182,7 +183,7 @@ impl<E: Element> Forward<'_, E> {
         }
     }
 
-    /// Some vectors of lines beside each other at a time.
+    /// Processes adjacent lines, up to [`TOGETHER`] vectors at a time.
     #[inline(always)]
     fn columns<S: Simd>(self, simd: S) {
         let Self {
@@ -196,7 +197,7 @@ impl<E: Element> Forward<'_, E> {
             let count = place.columns.len();
             let parts = || vectors::<S, E>(count).enumerate();
             let cells = |cell: usize| &x[lines.part(&place, cell)];
-            // SAFETY: of the lines of this task.
+            // SAFETY: within the lines of this task.
             let row = |cell: usize| unsafe { slice(y, lines.part(&place, cell)) };
             let zero = E::splat(simd, E::default());
             let mut most = [E::splat(simd, E::from_f64(f64::NEG_INFINITY)); TOGETHER];
@@ -257,10 +258,10 @@ impl<E: Element> Forward<'_, E> {
     }
 }
 
-/// Vectors of columns that are worked on together: whole rows of them are read, one after the other.
+/// Vectors of columns processed together, reading whole rows of them one after the other.
 const TOGETHER: usize = 8;
 
-/// Columns in parts of at most [`TOGETHER`] vectors.
+/// Splits columns into parts of at most [`TOGETHER`] vectors.
 #[inline(always)]
 fn together<S: Simd, E: Element>(place: &Columns) -> impl Iterator<Item = Columns> {
     let (outer, columns) = (place.outer, place.columns.clone());
@@ -281,12 +282,12 @@ struct Backward<'a, E> {
     gradient: Shared<E>,
 }
 
-/// The gradient of a cell of the input.
+/// Computes the gradient of a cell of the input.
 ///
 /// - softmax: `y · (ȳ − Σ ȳ·y)`
-/// - its logarithm: `ȳ − e^y · Σ ȳ`
-/// - the logarithm of a sum: `ȳ · e^(x − y)`, as in PyTorch: NaN for a cell of plus infinity, zero for the others of its
-///   line. A line of minus infinity, where PyTorch has NaN, has no gradient.
+/// - log-softmax: `ȳ − e^y · Σ ȳ`
+/// - log-sum-exp: `ȳ · e^(x − y)`, as in PyTorch: NaN for a cell of plus infinity, zero for the
+///   others of its line. A line of minus infinity has a zero gradient, where PyTorch's is NaN.
 #[inline(always)]
 fn pull<S: Simd, E: Element>(
     simd: S,
@@ -382,7 +383,7 @@ impl<E: Element> Backward<'_, E> {
     fn columns<S: Simd>(&self, simd: S, place: &Columns) {
         let (lines, count) = (self.lines, place.columns.len());
         let parts = || vectors::<S, E>(count).enumerate();
-        // SAFETY: of the lines of this task.
+        // SAFETY: within the lines of this task.
         let row = |cell: usize| unsafe { slice(self.gradient, lines.part(place, cell)) };
         let zero = E::splat(simd, E::default());
         if self.kind == Kind::LogSumExp {
@@ -430,7 +431,7 @@ impl<E: Element> Backward<'_, E> {
     }
 }
 
-/// The number that is subtracted from the cells of a line: its result, or zero for minus infinity.
+/// Shift subtracted from the cells of a line: its result, or zero for minus infinity.
 #[inline(always)]
 fn shift<E: Element>(result: E) -> E {
     if result.to_f64() == f64::NEG_INFINITY {

@@ -1,14 +1,15 @@
-//! Softmax, its logarithm, and the logarithm of sums of exponentials.
+//! Softmax, log-softmax and log-sum-exp.
 //!
-//! `softmax(x)[i] = exp(x[i]) / Σ_j exp(x[j])` over the cells `j` of a dim, computed from `x − max(x)`. Semantics follow
-//! PyTorch.
+//! `softmax(x)[i] = exp(x[i]) / Σ_j exp(x[j])` over the cells `j` of a dim, computed from
+//! `x − max(x)`. Semantics follow PyTorch.
 //!
 //! # Placement
-//! All dims may be sharded; values must be resolved. The result has the layout of `x`; `logsumexp` keeps one cell of the
-//! dim, which every rank then holds.
+//! All dims may be sharded; values must be resolved. The result has the layout of `x`; `logsumexp`
+//! keeps one cell of the dim, which every rank then holds.
 //!
 //! # Communication
-//! None if the dim is whole. Else maxima and sums are reduced over the ranks that share it, forward and backward.
+//! None if the dim is whole. Otherwise maxima and sums are reduced over the ranks that share it,
+//! forward and backward.
 
 mod kernel;
 mod node;
@@ -24,7 +25,7 @@ use crate::reduce::{but_at_zero, extremum_dims, sum_dims};
 use kernel::Kind;
 use node::Exponentials;
 
-/// The softmax along a dim. See the [module](self).
+/// Computes the softmax along a dim. See the [module](self).
 ///
 /// # Errors
 /// A dim that does not exist; partial values; a sharded dim without cells.
@@ -63,8 +64,8 @@ pub fn softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
     })
 }
 
-/// The logarithm of the softmax along a dim, exact also where the softmax is close to zero. See the
-/// [module](self).
+/// Computes the logarithm of the softmax along a dim, accurate also where the softmax is close to
+/// zero. See the [module](self).
 ///
 /// # Errors
 /// Those of [`softmax`].
@@ -99,7 +100,7 @@ pub fn log_softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<Shar
     })
 }
 
-/// The logarithm of the sum of exponentials along a dim, which keeps one cell. See the
+/// Computes the logarithm of the sum of exponentials along a dim, which keeps one cell. See the
 /// [module](self).
 ///
 /// # Errors
@@ -129,18 +130,19 @@ pub fn logsumexp<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardT
         );
     }
     in_f32(x, |x| {
-        // A shift that is infinite would make NaN of an infinite result; any number near the largest serves.
+        // An infinite shift would turn an infinite result into NaN; any value near the largest
+        // number serves.
         let limit = highest(x.local().dtype());
         let most = largest(&x, dim)?.clamp(-limit, limit);
         let sum = sum_dims((x - most.clone()).exp(), &[dim])?.resolve();
-        // A line without anything in it has no gradient.
+        // A line whose sum is zero gets no gradient.
         let (local, layout, mesh) = sum.into_parts();
         let log = but_at_zero(local, f64::NEG_INFINITY, |sum| sum.log());
         Ok(ShardTensor::from_parts(log, layout, mesh) + most)
     })
 }
 
-/// Whether a dim, which exists, is whole.
+/// Returns whether a dim is whole; checks that it exists and that values are resolved.
 fn is_whole<const D: usize>(x: &ShardTensor<D>, dim: usize, operator: &str) -> Result<bool> {
     x.require_resolved(operator)?;
     if dim >= D {
@@ -150,7 +152,7 @@ fn is_whole<const D: usize>(x: &ShardTensor<D>, dim: usize, operator: &str) -> R
     Ok(!x.layout().is_sharded(dim))
 }
 
-/// Applies a function along a whole dim.
+/// Applies a function along a whole dim of each shard.
 fn local<const D: usize>(
     x: ShardTensor<D>,
     operator: &'static str,
@@ -168,7 +170,7 @@ fn local<const D: usize>(
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-/// Values minus their maximum along a dim, which cancels from every result, and so from gradients.
+/// Subtracts the maximum along a dim. The shift cancels from every result, hence from gradients.
 fn shifted<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
     let most = largest(&x, dim)?;
     Ok(x - most)
@@ -181,7 +183,7 @@ fn largest<const D: usize>(x: &ShardTensor<D>, dim: usize) -> Result<ShardTensor
 
 /// Softmax as methods.
 pub trait SoftmaxField<const D: usize>: Field<D> {
-    /// The softmax along a dim. See the [module](self).
+    /// Computes the softmax along a dim. See the [module](self).
     ///
     /// # Panics
     /// Panics where [`softmax`](fn@softmax) returns an error.
@@ -200,7 +202,7 @@ pub trait SoftmaxField<const D: usize>: Field<D> {
         run(self, |x| softmax(x, dim))
     }
 
-    /// The logarithm of the softmax along a dim.
+    /// Computes the logarithm of the softmax along a dim. See [`log_softmax`](fn@log_softmax).
     ///
     /// # Panics
     /// Panics where [`log_softmax`](fn@log_softmax) returns an error.
@@ -219,7 +221,8 @@ pub trait SoftmaxField<const D: usize>: Field<D> {
         run(self, |x| log_softmax(x, dim))
     }
 
-    /// The logarithm of the sum of exponentials along a dim, which keeps one cell.
+    /// Computes the logarithm of the sum of exponentials along a dim, which keeps one cell. See
+    /// [`logsumexp`](fn@logsumexp).
     ///
     /// # Panics
     /// Panics where [`logsumexp`](fn@logsumexp) returns an error.
@@ -241,7 +244,7 @@ pub trait SoftmaxField<const D: usize>: Field<D> {
 
 impl<const D: usize, X: Field<D>> SoftmaxField<D> for X {}
 
-/// Softmax and its logarithm in the registry.
+/// Registry entries of softmax and related functions.
 pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("softmax", |case| {
         let dim = case.attributes.dim("dim", case.dims());
@@ -308,7 +311,7 @@ mod tests {
 
     impl Operator<3, 3> for Along {
         fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
-            let x = inputs.remove(0) * 30.0; // exponentials of it overflow
+            let x = inputs.remove(0) * 30.0; // its exponentials overflow
             match self.0 {
                 Function::Softmax => x.softmax(self.1),
                 Function::LogSoftmax => x.log_softmax(self.1),

@@ -1,4 +1,4 @@
-//! Functions of exponentials along a dim, as nodes of the graph.
+//! Softmax and related functions along a dim, as nodes of the graph.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Element, Tensor, activation};
@@ -12,7 +12,7 @@ use crate::kernel::simd::Isa;
 use crate::precision::highest;
 use crate::reduce::but_at_zero;
 
-/// A function of one shard, along a dim that is whole.
+/// Softmax-like function of one shard, along a whole dim.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exponentials {
     pub(super) kind: Kind,
@@ -40,7 +40,7 @@ impl Exponentials {
                 } else {
                     most
                 };
-                // An infinite shift would make NaN of an infinite result.
+                // An infinite shift would turn an infinite result into NaN.
                 let limit = highest(most.dtype());
                 let most = most.clamp(-limit, limit);
                 let sum = (x - most.clone()).exp().sum_dim(self.dim);
@@ -51,7 +51,7 @@ impl Exponentials {
 }
 
 impl Operator for Exponentials {
-    /// The result; that of a logarithm of sums as the kernel computes it, in `f32` at least.
+    /// The result; for log-sum-exp as the kernel computes it, in `f32` at least.
     type Saved = DispatchTensor;
 
     fn names(&self) -> Option<[&'static str; 2]> {
@@ -75,7 +75,7 @@ impl Operator for Exponentials {
             flex::result(y, &shape, E::dtype())
         });
         let y = flex::in_dtype(wide.clone(), dtype);
-        // Rounded to half precision, it would scale the gradients of its whole line.
+        // Rounding it to half precision would scale the gradients of its whole line.
         let saved = match self.kind {
             Kind::LogSumExp => wide,
             _ => y.clone(),
@@ -186,8 +186,9 @@ mod tests {
         }
     }
 
-    /// As PyTorch: a line with an infinite cell has no softmax, but a logarithm of its sum, whose gradient is NaN in that cell
-    /// and zero in others. The gradient of a line of minus infinity is zero, by our own choice.
+    /// As in PyTorch: a line with an infinite cell has no softmax, but has a log-sum-exp, whose
+    /// gradient is NaN in that cell and zero in the others. The zero gradient of a line of minus
+    /// infinity is our own choice.
     #[test]
     fn infinite_cells_and_gradients() {
         const INFINITE: f32 = f32::INFINITY;

@@ -24,19 +24,19 @@ impl<T> Default for Work<T> {
     }
 }
 
-/// Pairs of numbers as complex ones.
+/// Reinterprets pairs of numbers as complex numbers.
 pub(super) fn complex<T>(numbers: &[T]) -> &[Complex<T>] {
     let (pairs, rest) = numbers.as_chunks::<2>();
     assert!(rest.is_empty());
-    // SAFETY: `Complex` is two numbers in the order of C.
+    // SAFETY: `Complex` is `repr(C)`, two numbers in order.
     unsafe { std::slice::from_raw_parts(pairs.as_ptr().cast(), pairs.len()) }
 }
 
-/// Pairs of numbers as complex ones.
+/// Reinterprets pairs of numbers as complex numbers.
 pub(super) fn complex_mut<T>(numbers: &mut [T]) -> &mut [Complex<T>] {
     let (pairs, rest) = numbers.as_chunks_mut::<2>();
     assert!(rest.is_empty());
-    // SAFETY: `Complex` is two numbers in the order of C.
+    // SAFETY: `Complex` is `repr(C)`, two numbers in order.
     unsafe { std::slice::from_raw_parts_mut(pairs.as_mut_ptr().cast(), pairs.len()) }
 }
 
@@ -45,7 +45,7 @@ pub(super) fn zero<T: DctNum>() -> Complex<T> {
 }
 
 impl Scale {
-    /// Scales modes of a line of this size, those of the interior by a factor more.
+    /// Scales the modes of a line of this size; interior modes by a further factor `interior`.
     pub(super) fn apply<T: DctNum>(self, modes: &mut [Complex<T>], size: usize, interior: f64) {
         let interior = self.interior * interior;
         if self.edge == interior {
@@ -64,7 +64,7 @@ impl Scale {
     }
 }
 
-/// Numbers times a factor.
+/// Multiplies numbers by a factor in place.
 pub(super) fn scaled<T: DctNum>(numbers: &mut [Complex<T>], factor: f64) {
     if factor == 1.0 {
         return;

@@ -1,21 +1,25 @@
-//! Spectral convolution: a product of the lowest modes of a field, as in Fourier neural operators.
+//! Spectral convolution: a product with the lowest modes of a field, as in Fourier neural
+//! operators.
 //!
-//! `y = irfft(w · rfft(x))` over all spatial dims, where `w` has a complex matrix of channels for
-//! each mode that is kept, and other modes are zero. Semantics follow Li et al. (2021),
-//! `fourier_2d.py` and its kin, with both of its weights in one tensor.
+//! `y = irfft(w · rfft(x))` over all spatial dims, where `w` has a complex matrix over channels for
+//! each kept mode; all other modes are zero. Semantics follow `fourier_2d.py` and its siblings of
+//! Li et al. (2021), with both of its weights in one tensor.
 //!
 //! # Shapes
 //! `[batch, channels_in, *spatial]` → `[batch, channels_out, *spatial]`, with one to three spatial
-//! dims. The weight is `[channels_in, channels_out, *modes, 2]`. In the last dim its modes are the lowest, from
-//! zero; in the others the first half (the larger one) are frequencies from zero, and the rest those below zero.
+//! dims. The weight is `[channels_in, channels_out, *modes, 2]`. In the last dim its modes are the
+//! lowest, from zero up; in the others the first half (rounded up) are the frequencies from zero
+//! up, and the rest are the negative frequencies.
 //!
 //! # Placement
-//! All dims may be sharded. `y` has the placements of `x`; where `channels_in` is sharded it is `Partial(Sum)` (in f16 and bf16
-//! resolved), and where the weight is in `channels_out`, `Shard(1)`. Spatial dims are made whole one after the other, and the later ones
-//! when only kept modes are left of the others; so a sharded dim costs two exchanges of cells or two of modes.
+//! All dims may be sharded. `y` has the placements of `x`, except `Partial(Sum)` where
+//! `channels_in` is sharded (resolved in f16 and bf16) and `Shard(1)` where the weight is sharded
+//! in `channels_out`. Spatial dims are made whole one after the other, the later ones when only the
+//! kept modes of the earlier ones remain; a sharded dim thus costs two exchanges, of cells or of
+//! modes.
 //!
 //! # Adjoint
-//! Those of the transforms and the [product](super::modes).
+//! The adjoints of the transforms and the [product](super::modes).
 
 use halocline_core::{Error, Result, ShardTensor};
 
@@ -29,7 +33,7 @@ use crate::precision::{cast_shard, narrowed, wider};
 
 const NAME: &str = "spectral_conv";
 
-/// Convolves with a kernel that is given by its lowest modes. `E = D + 1`. See the [module](self).
+/// Convolves with a kernel given by its lowest modes. `E = D + 1`. See the [module](self).
 ///
 /// # Errors
 /// Those of [`mode_product`]; more modes than the field has.
@@ -62,7 +66,7 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     let dtype = x.local().dtype();
     own_modes(NAME, &modes_of_x, dtype, &weight)?;
     if wider(dtype) != dtype {
-        // Sums over a field are beyond f16, though the result is not.
+        // Sums over a field may overflow f16 even where the result does not.
         let x = Error::catch(|| x.resolve())?;
         let weight = cast_shard(weight.beside(&x)?, wider(dtype));
         let y = spectral_conv(cast_shard(x, wider(dtype)), weight)?;
@@ -72,7 +76,7 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     check_channels(NAME, &before, &weight)?;
     let others: Vec<usize> = (2..D - 1).collect();
     let modes = weight.dims()[D - 1];
-    // Channels stay where they are: their sharding decides the placement of the result.
+    // Channels keep their sharding, which decides the placement of the result.
     let fixed = &[1][..];
     let line = Line::ToModes {
         size,
@@ -89,7 +93,7 @@ pub fn spectral_conv<const D: usize, const E: usize>(
         let line = Line::FromFrequencies(kept(dim, Sign::Plus));
         along(y, dim, line, [fixed, pending], NAME)
     })?;
-    // What is less travels: modes, or cells.
+    // Exchange whichever is smaller: modes or cells.
     let y = if before.is_sharded(D - 1) || 2 * modes >= size {
         y
     } else {
@@ -108,7 +112,7 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     return_to(&before, y)
 }
 
-/// The frequencies to keep in a dim other than the last, in each direction.
+/// Returns the frequencies to keep in each dim other than the last, for each direction.
 fn check(x: &[usize], weight: &[usize]) -> Result<impl Fn(usize, Sign) -> Frequencies + use<>> {
     let (dims, last) = (x.len(), x.len() - 1);
     if dims < 3 {

@@ -5,7 +5,7 @@ use halocline_core::{Error, Result, ShardTensor};
 use super::line::{Frequencies, Line, Scale, Sign};
 use super::local::along;
 
-/// Place of the factor `1/n` of a transform and its inverse, as PyTorch names it.
+/// Placement of the factor `1/n` between a transform and its inverse, named as in PyTorch.
 ///
 /// # Example
 /// ```
@@ -18,16 +18,16 @@ use super::local::along;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FftNorm {
-    /// The inverse has it.
+    /// On the inverse transform.
     #[default]
     Backward,
-    /// Both have its root.
+    /// `1/√n` on both.
     Ortho,
-    /// The forward transform has it.
+    /// On the forward transform.
     Forward,
 }
 
-/// A transform, or its inverse.
+/// Direction of a transform.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Forward,
@@ -45,11 +45,12 @@ impl FftNorm {
     }
 }
 
-/// The Fourier transform of a real tensor, without the modes that follow by symmetry: in the last of
-/// `dims` it has `n/2 + 1`. See the [module](super).
+/// Computes the Fourier transform of a real tensor, without the modes that follow by symmetry: the
+/// last of `dims` keeps `n/2 + 1`. See the [module](super).
 ///
 /// # Errors
-/// Dims that do not exist, are given twice or empty; a dim that is sharded while no other can be.
+/// Dims that do not exist, are repeated, or are empty; a sharded dim that must become whole when no
+/// other dim can take its mesh axis.
 ///
 /// # Example
 /// ```
@@ -60,7 +61,7 @@ impl FftNorm {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<3>::ones([4, 6, 9], &mesh, &[Shard(1)])?;
 ///     let y: ShardTensor<4> = rfft(x, &[1, 2], FftNorm::Backward)?;
-///     // Dims are whole where they are transformed: the first one takes the axis.
+///     // A transform makes its dim whole: the first dim takes the mesh axis.
 ///     assert_eq!((y.dims(), y.placements()), ([4, 6, 5, 2], &[Shard(0)][..]));
 ///     Ok(())
 /// })?;
@@ -87,11 +88,13 @@ pub fn rfft<const D: usize, const E: usize>(
     complex(y, others, &[], norm, Way::Forward, NAME)
 }
 
-/// The inverse of [`rfft`]: a real tensor with `size` cells in the last of `dims`, whose modes are
-/// `size/2 + 1`. Imaginary parts of modes that are real by symmetry are ignored, as in PyTorch.
+/// Computes the inverse of [`rfft`]: a real tensor with `size` cells in the last of `dims`, which
+/// must have `size/2 + 1` modes. Imaginary parts of modes that are real by symmetry are ignored, as
+/// in PyTorch.
 ///
 /// # Errors
-/// Those of [`rfft`]; a last dim other than of real and imaginary parts; another number of modes.
+/// Those of [`rfft`]; a last dim that does not hold real and imaginary parts; another number of
+/// modes.
 ///
 /// # Example
 /// ```
@@ -138,11 +141,11 @@ pub fn irfft<const D: usize, const E: usize>(
     along(x, *last, line, [&[]; 2], NAME)
 }
 
-/// The Fourier transform of a complex tensor, whose last dim is of real and imaginary parts. See the
-/// [module](super).
+/// Computes the Fourier transform of a complex tensor, whose last dim holds real and imaginary
+/// parts. See the [module](super).
 ///
 /// # Errors
-/// Those of [`rfft`]; a last dim other than of real and imaginary parts.
+/// Those of [`rfft`]; a last dim that does not hold real and imaginary parts.
 ///
 /// # Example
 /// ```
@@ -162,7 +165,7 @@ pub fn fft<const D: usize>(
     complex(x, dims, &[], norm, Way::Forward, "fft")
 }
 
-/// The inverse of [`fft`].
+/// Computes the inverse of [`fft`].
 ///
 /// # Errors
 /// Those of [`fft`].
@@ -185,8 +188,9 @@ pub fn ifft<const D: usize>(
     complex(x, dims, &[], norm, Way::Inverse, "ifft")
 }
 
-/// The cosine transform of type II, `y_k = 2 Σ_j x_j cos(πk(2j + 1)/2n)`, with SciPy's norms: each is
-/// that of the Fourier transform of the even extension, of `2n` cells; `Ortho` makes it orthonormal.
+/// Computes the type-II cosine transform, `y_k = 2 Σ_j x_j cos(πk(2j + 1)/2n)`, with SciPy's norms:
+/// each is that of the Fourier transform of the even extension to `2n` cells; `Ortho` makes it
+/// orthonormal.
 ///
 /// # Errors
 /// Those of [`rfft`].
@@ -207,7 +211,7 @@ pub fn dct<const D: usize>(
     cosine(x, dims, norm, Way::Forward, "dct")
 }
 
-/// The inverse of [`dct`]: the cosine transform of type III, scaled.
+/// Computes the inverse of [`dct`]: the scaled type-III cosine transform.
 ///
 /// # Errors
 /// Those of [`rfft`].
@@ -229,7 +233,7 @@ pub fn idct<const D: usize>(
     cosine(x, dims, norm, Way::Inverse, "idct")
 }
 
-/// Complex transforms of dims, before other transforms of the dims `after`.
+/// Applies complex transforms along `dims`, ahead of other transforms along the dims `after`.
 fn complex<const D: usize>(
     x: ShardTensor<D>,
     dims: &[usize],
@@ -288,8 +292,8 @@ fn cosine<const D: usize>(
     })
 }
 
-/// Applies a transform along each dim, given the dims that follow: those that are whole first, then
-/// the sharded ones, and at last the dims `after`.
+/// Applies a transform along each dim, whole dims first and sharded ones next. Passes it the dims
+/// that follow, which end with `after`.
 pub(super) fn each<const D: usize>(
     x: ShardTensor<D>,
     dims: &[usize],
@@ -307,7 +311,7 @@ pub(super) fn each<const D: usize>(
     Ok(y)
 }
 
-/// Requires dims that exist, each given once and with cells.
+/// Checks that the dims exist, are not repeated and are not empty.
 pub(super) fn check_dims(operator: &str, shape: &[usize], dims: &[usize]) -> Result<()> {
     let wrong = |(place, dim): (usize, &usize)| *dim >= shape.len() || dims[..place].contains(dim);
     if dims.is_empty() || dims.iter().enumerate().any(wrong) {
@@ -324,7 +328,7 @@ pub(super) fn check_dims(operator: &str, shape: &[usize], dims: &[usize]) -> Res
     Ok(())
 }
 
-/// Requires a last dim of real and imaginary parts, and other dims to be transformed.
+/// Checks that the last dim holds real and imaginary parts, and that other dims can be transformed.
 pub(super) fn check_complex(operator: &str, shape: &[usize], dims: &[usize]) -> Result<()> {
     match shape {
         [cells @ .., 2] => check_dims(operator, cells, dims),

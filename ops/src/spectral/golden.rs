@@ -1,4 +1,4 @@
-//! Transforms in the registry.
+//! Registry entries of the spectral transforms.
 
 use burn::tensor::Tensor;
 use halocline_core::Result;
@@ -11,7 +11,7 @@ use crate::reduce::sum_dims;
 
 const ALL_TO_ALL: [&str; 2] = ["cells, so that each dim is whole once", "the same back"];
 
-/// The transforms.
+/// Spectral transforms, products and convolutions.
 pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("rfft", |case| match case.dims() {
         1 => real::<1, 2>(case),
@@ -80,7 +80,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("spectral_conv2d", |case| {
         let parts = [case.needed::<4>("wr")?, case.needed("wi")?];
         case.attributes.require("modes", &parts[0].dims()[2..]);
-        norm(case); // all are one: the inverse undoes the factor
+        norm(case); // norms do not matter: the inverse undoes the factor
         output(spectral_conv::<4, 5>(case.input(0)?, Tensor::stack(parts.into(), 4)))
     })
     .with_pytorch("fft.rfft2, einsum, fft.irfft2")
@@ -95,7 +95,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
     .with_travels(ALL_TO_ALL),
 ];
 
-/// What travels for products of modes.
+/// Communication of products of modes.
 const MODES: [&str; 2] = [
     "cells and modes, so that each dim is whole once each way",
     "the same back; sums of weights' gradients",

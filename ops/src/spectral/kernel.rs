@@ -1,5 +1,5 @@
-//! Transforms of many lines, by rustfft and rustdct. Each line is computed alone, so that
-//! its result does not depend on the number of threads.
+//! Transforms of many lines by rustfft and rustdct. Each line is computed independently, so its
+//! result does not depend on the number of threads.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -17,16 +17,16 @@ use crate::kernel::memory::Shared;
 use crate::kernel::simd::Isa;
 use halocline_core::tasks;
 
-/// Lines that are copied together, so that reads of the cells between them are contiguous.
+/// Lines copied together, so that reads of adjacent lines are contiguous.
 const TOGETHER: usize = 16;
-/// Numbers for which a task is worth its start.
+/// Least numbers per task that outweigh the cost of starting it.
 const TASK: usize = 1 << 13;
 
-/// Transforms all lines of `[outer, cells, inner]`; `inner` counts cells, of which complex ones are
-/// two numbers.
+/// Transforms all lines of `[outer, cells, inner]`; `inner` counts cells, and a complex cell is two
+/// numbers.
 ///
 /// # Safety
-/// `y` must have room for the result, all of which is written.
+/// `y` must have room for the result; all of it is written.
 pub(super) unsafe fn transform<T: DctNum>(
     isa: Isa,
     line: Line,
@@ -68,7 +68,7 @@ pub(super) unsafe fn transform<T: DctNum>(
         let start = (o * cells_y * inner + first) * parts_y;
         for k in 0..cells_y {
             let start = start + k * inner * parts_y;
-            // SAFETY: within the result, and of this task alone.
+            // SAFETY: within the result, and written by this task alone.
             let row = unsafe { slice(y, start..start + lines * parts_y) };
             match parts_y {
                 2 => scatter::<T, 2>(row, &after, strides[1], k),
@@ -79,12 +79,13 @@ pub(super) unsafe fn transform<T: DctNum>(
     });
 }
 
-/// From the start of a line to that of the next one: not a power of two, by which all would share a few places in the cache.
+/// Stride between the starts of lines in a buffer: not a power of two, which would map all lines to
+/// the same few cache sets.
 fn apart(length: usize) -> usize {
     length.next_multiple_of(16) + 16
 }
 
-/// Copies lines, whose cells are `inner` apart, to their buffers.
+/// Copies lines, whose cells are `inner` apart, to contiguous buffers.
 fn gather<T: Copy, const P: usize>(
     x: &[T],
     inner: usize,
@@ -101,7 +102,7 @@ fn gather<T: Copy, const P: usize>(
     }
 }
 
-/// Copies a cell of each line to its row.
+/// Copies one cell of each line to the row of that cell.
 fn scatter<T: Copy, const P: usize>(row: &mut [T], buffer: &[T], stride: usize, cell: usize) {
     let (buffer, _) = buffer.as_chunks::<P>();
     let (row, _) = row.as_chunks_mut::<P>();
@@ -126,7 +127,7 @@ impl<T> Default for Scratch<T> {
 }
 
 impl<T: DctNum> Scratch<T> {
-    /// Takes the buffers of lines, before and after.
+    /// Takes the line buffers, input and output.
     fn lines(&mut self, lengths: [usize; 2]) -> (Vec<T>, Vec<T>) {
         let [mut before, mut after] = std::mem::take(&mut self.lines);
         before.resize(lengths[0], T::zero());
@@ -135,7 +136,7 @@ impl<T: DctNum> Scratch<T> {
     }
 }
 
-/// A transform of one line, ready to run.
+/// Planned transform of one line.
 enum Plan<T: DctNum> {
     ToModes(Arc<RealFft<T>>, Scale),
     FromModes(Arc<RealFft<T>>, Scale),
@@ -214,7 +215,7 @@ impl<T: DctNum> Plan<T> {
                 for (after, before) in after.iter_mut().zip(before) {
                     *after = *before * interior;
                 }
-                // The transform halves the first.
+                // The transform halves the first number.
                 after[0] = before[0] * edge * number(2.0);
                 work.real.resize(dct.get_scratch_len(), T::zero());
                 dct.process_dct3_with_scratch(after, &mut work.real);
@@ -223,7 +224,7 @@ impl<T: DctNum> Plan<T> {
     }
 }
 
-/// Transforms a line of which all frequencies are kept.
+/// Transforms a line with all frequencies kept.
 fn whole<T: DctNum>(
     fft: &dyn Fft<T>,
     before: &[Complex<T>],
@@ -234,9 +235,9 @@ fn whole<T: DctNum>(
     fft.process_immutable_with_scratch(before, after, &mut work.complex);
 }
 
-/// The plans made so far.
+/// Cache of plans.
 struct Planners<T: DctNum> {
-    /// By size, and whether it is a transform to modes.
+    /// Keyed by size, and whether the transform is to modes.
     real: HashMap<(usize, bool), Arc<RealFft<T>>>,
     complex: FftPlanner<T>,
     cosine: DctPlanner<T>,

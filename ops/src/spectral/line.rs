@@ -1,8 +1,8 @@
-//! Transforms of lines of cells, as data.
+//! One-dimensional transforms of lines of cells, described as data.
 
 use std::f64::consts::PI;
 
-/// Transform of a line of cells. Complex numbers are pairs of cells, and `θ = 2π/size`.
+/// Transform of a line of cells. Complex numbers are pairs of reals, and `θ = 2π/size`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Line {
     /// `y_k = s_k Σ_j x_j e^{−iθjk}` of real `x`, for `k < modes ≤ size/2 + 1`.
@@ -19,7 +19,7 @@ pub(crate) enum Line {
     },
     /// `y_k = s Σ_j x_j e^{∓iθjk}`, for the first `low` and the last `high` k.
     ToFrequencies(Frequencies),
-    /// The same sum over these `j` alone, for all k.
+    /// The same sum over only these `j`, for all k.
     FromFrequencies(Frequencies),
     /// `y_k = s_k Σ_j x_j cos(πk(2j + 1)/2size)`.
     ToCosines { size: usize, scale: Scale },
@@ -27,15 +27,16 @@ pub(crate) enum Line {
     FromCosines { size: usize, scale: Scale },
 }
 
-/// Factors of modes: one of those that equal their own conjugate (`k = 0`, and `k = size/2` of an
-/// even size), one of all others. Of cosines only `k = 0` is of the first kind.
+/// Scale factors of modes: `edge` for modes that are their own conjugate (`k = 0`, and `k = size/2`
+/// of an even size), `interior` for all others. In cosine transforms `edge` applies to `k = 0`
+/// only.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Scale {
     pub(crate) edge: f64,
     pub(crate) interior: f64,
 }
 
-/// Frequencies of a complex transform.
+/// Frequencies kept by a complex transform, and its sign and scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Frequencies {
     pub(crate) size: usize,
@@ -75,7 +76,7 @@ impl Frequencies {
         self.low + self.high
     }
 
-    /// Whether all frequencies are kept, in their order.
+    /// Returns whether all frequencies are kept, hence in their natural order.
     pub(crate) fn is_all(self) -> bool {
         self.kept() == self.size
     }
@@ -87,7 +88,7 @@ impl Frequencies {
         }
     }
 
-    /// The place of a kept frequency among all.
+    /// Index of a kept frequency among all frequencies.
     pub(crate) fn place(self, kept: usize) -> usize {
         if kept < self.low {
             kept
@@ -98,7 +99,7 @@ impl Frequencies {
 }
 
 impl Line {
-    /// The transpose of the transform, as a matrix of real numbers.
+    /// Returns the transpose of the transform, seen as a real matrix.
     pub(crate) fn adjoint(self) -> Self {
         match self {
             Self::ToModes { size, modes, scale } => Self::FromModes { size, modes, scale },
@@ -110,7 +111,7 @@ impl Line {
         }
     }
 
-    /// The cells of a line, before and after.
+    /// Returns the number of cells of a line, before and after.
     pub(crate) fn cells(self) -> [usize; 2] {
         match self {
             Self::ToModes { size, modes, .. } => [size, modes],
@@ -121,7 +122,7 @@ impl Line {
         }
     }
 
-    /// The numbers of a cell, before and after: 2 of complex ones.
+    /// Returns how many real numbers a cell has, before and after: 2 if complex.
     pub(crate) fn parts(self) -> [usize; 2] {
         match self {
             Self::ToModes { .. } => [1, 2],
@@ -131,7 +132,8 @@ impl Line {
         }
     }
 
-    /// The matrix of the transform, by its definition: rows are numbers before, columns after.
+    /// Returns the matrix of the transform, by definition: rows are input numbers, columns output
+    /// numbers.
     pub(crate) fn matrix(self) -> Vec<Vec<f64>> {
         let (cells, parts) = (self.cells(), self.parts());
         let [before, after] = [0, 1].map(|side| cells[side] * parts[side]);

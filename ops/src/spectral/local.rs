@@ -1,4 +1,4 @@
-//! Transforms of lines as operators of one shard.
+//! Transforms of lines as operators on one shard.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Result, ShardTensor};
@@ -14,9 +14,9 @@ use crate::kernel::memory::Shared;
 use crate::kernel::simd::Isa;
 use crate::reshape;
 
-/// Transforms the lines along a dim, which is made whole first; see [`whole`] for `fixed` and `pending`.
-/// Complex numbers are the last dim, which a transform of real ones adds and one to real ones takes
-/// away.
+/// Transforms the lines along a dim, making it whole first; see [`whole`] for `fixed` and
+/// `pending`. Complex numbers occupy the last dim, which a real-to-complex transform adds and a
+/// complex-to-real one removes.
 pub(crate) fn along<const D: usize, const E: usize>(
     x: ShardTensor<D>,
     dim: usize,
@@ -61,7 +61,7 @@ pub(crate) fn along<const D: usize, const E: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// On `[outer, cells, inner · parts]`.
+/// Acts on `[outer, cells, inner · parts]`.
 impl LocalOperator for Line {
     const NAMES: [&'static str; 2] = ["transform", "transform_backward"];
     const KEEPS_INPUT: bool = false;
@@ -92,7 +92,7 @@ impl LocalOperator for Line {
         self.adjoint().forward(isa, cotangent, &shape).0
     }
 
-    /// The product with the matrix of the transform.
+    /// Multiplies by the matrix of the transform.
     fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         let [outer, cells, inner] = *x.dims().as_slice() else {
             panic!("lines of shape {:?}", x.dims());
@@ -146,7 +146,7 @@ mod tests {
         found.into_iter().chain(adjoints).collect()
     }
 
-    /// Values, and gradients, which are those of the transposed matrix.
+    /// Compares values and gradients, the latter with the transposed matrix.
     #[test]
     fn fast_transforms_are_the_products_with_their_matrices() {
         for line in lines() {

@@ -1,15 +1,15 @@
-//! Fourier and cosine transforms, products of modes, and spectra.
+//! Fourier and cosine transforms, products of modes, and power spectra.
 //!
-//! `rfft`: `y_k = Σ_j x_j e^{−2πijk/n}` along each of the dims. Semantics follow PyTorch's `torch.fft.rfftn`
-//! and its kin, with the same [norms](FftNorm). A complex tensor has a last dim of two cells, the real
-//! and the imaginary part, as `torch.view_as_real` gives it.
+//! `rfft` computes `y_k = Σ_j x_j e^{−2πijk/n}` along each of the dims. Semantics follow PyTorch's
+//! `torch.fft.rfftn` and related functions, with the same [norms](FftNorm). A complex tensor has a
+//! last dim of size 2 with the real and the imaginary part, as returned by `torch.view_as_real`.
 //!
 //! # Placement
-//! All dims may be sharded, except that of real and imaginary parts. A dim is made whole by an exchange
-//! before it is transformed, those first that are whole; the result keeps the placements of the
-//! last exchange:
+//! All dims may be sharded, except that of real and imaginary parts. An exchange makes a dim whole
+//! before it is transformed; dims that are whole already are transformed first. The result keeps
+//! the placements of the last exchange:
 //!
-//! | `x` `[batch, channels, lat, lon]` | `rfft(&[2, 3])` `[.., lat, modes, 2]` | travels |
+//! | `x` `[batch, channels, lat, lon]` | `rfft(&[2, 3])` `[.., lat, modes, 2]` | communication |
 //! |---|---|---|
 //! | `Shard(0)` | `Shard(0)` | – |
 //! | `Shard(2)` | `Shard(3)` | an all-to-all of complex cells |
@@ -17,15 +17,17 @@
 //! | `Shard(2)`, `Shard(3)` | `Shard(3)`, `Shard(1)` | both |
 //! | `Partial(Sum)`, `Fan`, `Replicate` | the same | – |
 //!
-//! The axis takes the dim with the most cells; one that is to be transformed next (here latitude, where channels are
-//! fewer than ranks) only if no other has a cell for every rank. A tensor with no other dim is refused.
+//! The mesh axis moves to the dim with the most cells. A dim that is still to be transformed
+//! (latitude, while longitude is made whole) is chosen only if no other dim has a cell for every
+//! rank. A tensor with no other dim is an error.
 //!
 //! # Adjoint
-//! The transpose of the transform as a matrix of real numbers, which is a transform in the opposite
-//! direction: that of `rfft` halves all modes that have a conjugate, and that of `irfft` doubles them. Exchanges go back.
+//! The transpose of the transform as a real matrix, which is a transform in the opposite direction:
+//! that of `rfft` halves all modes that have a conjugate, and that of `irfft` doubles them.
+//! Exchanges are reversed.
 //!
-//! Each line of cells is computed alone, with bits that do not depend on the number of threads or
-//! ranks, in f32 or f64; narrower numbers are widened.
+//! Each line of cells is transformed independently, in f32 or f64 (narrower types are widened), so
+//! results do not depend on the number of threads or ranks, bit for bit.
 
 mod complex;
 pub mod conv;
@@ -55,9 +57,10 @@ pub use power::power_spectrum;
 use crate::field::{Field, WithDims, run};
 use crate::operand::Operand;
 
-/// Transforms as methods.
+/// Spectral transforms as methods.
 pub trait SpectralField<const D: usize>: Field<D> {
-    /// The Fourier transform of a real tensor; the result has `E = D + 1` dims. See [`rfft`](fn@rfft).
+    /// Computes the Fourier transform of a real tensor; the result has `E = D + 1` dims. See
+    /// [`rfft`](fn@rfft).
     ///
     /// # Panics
     /// Panics where [`rfft`](fn@rfft) returns an error.
@@ -77,8 +80,8 @@ pub trait SpectralField<const D: usize>: Field<D> {
         run(self, |x| rfft::<D, E>(x, dims, norm))
     }
 
-    /// The inverse of [`rfft`](Self::rfft), with `size` cells in the last of `dims`; the result has
-    /// `E = D − 1` dims. See [`irfft`](fn@irfft).
+    /// Computes the inverse of [`rfft`](Self::rfft), with `size` cells in the last of `dims`; the
+    /// result has `E = D − 1` dims. See [`irfft`](fn@irfft).
     ///
     /// # Panics
     /// Panics where [`irfft`](fn@irfft) returns an error.
@@ -103,7 +106,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
         run(self, |x| irfft::<D, E>(x, dims, size, norm))
     }
 
-    /// The Fourier transform of a complex tensor. See [`fft`](fn@fft), which has an example.
+    /// Computes the Fourier transform of a complex tensor. See [`fft`](fn@fft) for an example.
     ///
     /// # Panics
     /// Panics where [`fft`](fn@fft) returns an error.
@@ -113,7 +116,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
         run(self, |x| fft(x, dims, norm))
     }
 
-    /// The inverse of [`fft`](Self::fft). See [`ifft`](fn@ifft), which has an example.
+    /// Computes the inverse of [`fft`](Self::fft). See [`ifft`](fn@ifft) for an example.
     ///
     /// # Panics
     /// Panics where [`ifft`](fn@ifft) returns an error.
@@ -123,7 +126,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
         run(self, |x| ifft(x, dims, norm))
     }
 
-    /// The cosine transform. See [`dct`](fn@dct), which has an example.
+    /// Computes the cosine transform. See [`dct`](fn@dct) for an example.
     ///
     /// # Panics
     /// Panics where [`dct`](fn@dct) returns an error.
@@ -133,7 +136,7 @@ pub trait SpectralField<const D: usize>: Field<D> {
         run(self, |x| dct(x, dims, norm))
     }
 
-    /// The inverse of [`dct`](Self::dct). See [`idct`](fn@idct), which has an example.
+    /// Computes the inverse of [`dct`](Self::dct). See [`idct`](fn@idct) for an example.
     ///
     /// # Panics
     /// Panics where [`idct`](fn@idct) returns an error.
@@ -143,7 +146,8 @@ pub trait SpectralField<const D: usize>: Field<D> {
         run(self, |x| idct(x, dims, norm))
     }
 
-    /// The power of each mode along a dim; `E = D + 1`. See [`power_spectrum`], which has an example.
+    /// Computes the power of each mode along a dim; `E = D + 1`. See [`power_spectrum`] for an
+    /// example.
     ///
     /// # Panics
     /// Panics where [`power_spectrum`] returns an error.
@@ -153,18 +157,19 @@ pub trait SpectralField<const D: usize>: Field<D> {
         run(self, |x| power_spectrum::<D, E>(x, dim))
     }
 
-    /// The product of each mode with a complex matrix of channels. See [`modes`].
+    /// Multiplies the channels of each mode by a complex matrix. See [`modes`], and
+    /// [`mode_product`](fn@mode_product) for an example.
     ///
     /// # Panics
-    /// Panics where [`mode_product`](fn@mode_product) returns an error, which has an example.
+    /// Panics where [`mode_product`](fn@mode_product) returns an error.
     #[must_use]
     #[track_caller]
     fn mode_product(self, weight: impl Into<Operand<D>>) -> Self {
         run(self, |x| mode_product(x, weight))
     }
 
-    /// The convolution with a kernel that is given by its lowest modes; the weight has `E = D + 1`
-    /// dims. See [`conv`].
+    /// Convolves with a kernel given by its lowest modes; the weight has `E = D + 1` dims. See
+    /// [`conv`].
     ///
     /// # Panics
     /// Panics where [`spectral_conv`](fn@spectral_conv) returns an error.

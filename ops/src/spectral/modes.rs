@@ -1,18 +1,21 @@
-//! Products of modes: a complex matrix of channels for each mode.
+//! Products of modes: a complex matrix over channels for each mode.
 //!
-//! `y[b, o, k] = Σ_i x[b, i, k] · w[i, o, k]`, of complex numbers, whose real and imaginary parts are the last dim.
+//! `y[b, o, k] = Σ_i x[b, i, k] · w[i, o, k]` in complex arithmetic; the last dim holds real and
+//! imaginary parts.
 //!
 //! # Shapes
-//! `x` `[batch, channels_in, *modes, 2]`, `weight` `[channels_in, channels_out, *modes, 2]`; the last dims of modes may
-//! have one cell in `weight`, which all of them share. The result is `[batch, channels_out, *modes, 2]`.
+//! `x` `[batch, channels_in, *modes, 2]`, `weight` `[channels_in, channels_out, *modes, 2]`.
+//! Trailing mode dims of `weight` may have size 1, which broadcasts. The result is
+//! `[batch, channels_out, *modes, 2]`.
 //!
 //! # Placement
-//! All dims may be sharded but the last. A replicated weight is cut to the modes and the channels of `x`; one that
-//! is sharded in `channels_out` gives a result that is. Where `channels_in` is sharded, the result is
-//! `Partial(Sum)`.
+//! All dims but the last may be sharded. A replicated weight is cut to the modes and channels of
+//! `x`. A weight sharded in `channels_out` makes the result sharded in its channels. Where
+//! `channels_in` is sharded, the result is `Partial(Sum)`.
 //!
 //! # Adjoint
-//! `x̄ = ȳ · w̄*` and `w̄ = x* · ȳ`, summed over what the operand lacks.
+//! `x̄ = ȳ · w*` and `w̄ = x* · ȳ`, where `*` is the complex conjugate, summed over the dims that
+//! the operand lacks.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
@@ -30,11 +33,11 @@ use crate::reshape;
 
 const NAME: &str = "mode_product";
 
-/// Multiplies the channels of every mode by a matrix. See the [module](self).
+/// Multiplies the channels of every mode by a complex matrix. See the [module](self).
 ///
 /// # Errors
-/// Shapes or number types that do not fit; partial values of the weight; operands that are sharded
-/// differently.
+/// Shapes or dtypes that do not match; a weight with partial values; operands whose shardings do
+/// not combine.
 ///
 /// # Example
 /// ```
@@ -86,7 +89,8 @@ pub fn mode_product<const D: usize>(
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-/// Checks a weight beside modes; returns the number of dims of modes that it has of its own.
+/// Checks a weight against modes; returns the number of leading mode dims that it does not
+/// broadcast.
 pub(crate) fn own_modes<const D: usize>(
     operator: &'static str,
     x: &[usize],
@@ -113,8 +117,9 @@ pub(crate) fn own_modes<const D: usize>(
     Err(Error::operator(operator, message))
 }
 
-/// Checks the shards of a weight beside a field, before the field is transformed and anything is sent. Channels keep their
-/// shards; an axis over which the field is sharded in a spatial dim is one of modes, in the same dim or another.
+/// Checks the sharding of a weight against a field, before the field is transformed and anything is
+/// sent. Channels keep their shards; a mesh axis that shards a spatial dim of the field shards
+/// modes afterwards, in the same dim or another.
 pub(crate) fn check_channels<const D: usize>(
     operator: &str,
     field: &Layout,
@@ -144,7 +149,7 @@ pub(crate) fn check_channels<const D: usize>(
     rule(operator, &modes, &cut(&modes, &channels, 0), 0).map(drop)
 }
 
-/// The layout of a weight, cut to the cells of `x` where it is replicated or fans out.
+/// Layout of a weight, cut to the cells of `x` where it is replicated or fanned out.
 fn cut(x: &Layout, weight: &Layout, own: usize) -> Layout {
     let mut extents = weight.all_extents().to_vec();
     let pairs = x.placements().iter().zip(weight.placements());
@@ -155,7 +160,8 @@ fn cut(x: &Layout, weight: &Layout, own: usize) -> Layout {
                 (Shard(dim), Replicate | Fan) if (2..2 + own).contains(dim) => *dim,
                 _ => return *held,
             };
-            // Sharded over another axis already, or not everywhere where x is: the rule decides.
+            // Already sharded over another axis, or not replicated on every axis that shards x:
+            // left to the pairing rule.
             let free = |axis: usize| matches!(weight.placements()[axis], Replicate | Fan);
             if weight.is_sharded(dim) || !x.axes_of(dim.max(1)).into_iter().all(free) {
                 return *held;
@@ -167,7 +173,7 @@ fn cut(x: &Layout, weight: &Layout, own: usize) -> Layout {
     weight.derive(placements, extents)
 }
 
-/// The layout of the result, and the axes over which each operand fans out.
+/// Layout of the result, and the axes over which each operand fans out.
 fn rule(
     operator: &str,
     x: &Layout,
@@ -194,11 +200,11 @@ fn rule(
     Ok((pairing.layout(x), fans))
 }
 
-/// The product of one shard, as a node of the graph.
+/// Product of one shard, as a node of the graph.
 #[derive(Debug)]
 struct ModeProduct;
 
-/// Sizes of a product: modes of `x` are `own` of the weight, times `shared`.
+/// Sizes of a product: `x` has `own · shared` modes, of which the weight has `own`.
 #[derive(Clone, Copy)]
 struct Sizes {
     batch: usize,
@@ -211,7 +217,7 @@ impl Sizes {
     fn of(x: &[usize], weight: &[usize]) -> Self {
         let modes = |shape: &[usize]| shape[2..shape.len() - 1].to_vec();
         let (modes, held) = (modes(x), modes(weight));
-        // Where sizes differ, the weight has one cell.
+        // Where sizes differ, the weight has size 1.
         let pairs = || modes.iter().zip(&held);
         Self {
             batch: x[0],
@@ -287,18 +293,19 @@ impl Operator for ModeProduct {
     }
 }
 
-/// The factors of a product of rows.
+/// Kind of a product of rows.
 #[derive(Clone, Copy)]
 enum Factors {
-    /// Modes times a weight.
+    /// Modes times the weight.
     Plain,
-    /// Modes times the conjugate of a weight.
+    /// Modes times the conjugate weight.
     Conjugate,
-    /// Modes times the conjugate of others, summed over those that share a weight.
+    /// Modes times conjugate modes, summed over those that share a weight.
     SummedConjugate,
 }
 
-/// Rows of modes `[rows, columns]`, each a sum of `terms` products of rows of both factors.
+/// Computes rows of modes `[rows, columns]`, each the sum of `terms` products of rows of the two
+/// factors.
 fn products<E: Float>(
     [rows, columns, terms]: [usize; 3],
     sizes: Sizes,
@@ -341,7 +348,7 @@ fn add<E: Float>(sums: &mut [E], a: &[E], b: &[E]) {
     }
 }
 
-/// The same of any factors.
+/// The sum of [`add`], for all kinds of factors.
 fn add_shared<E: Float>(sums: &mut [E], left: &[E], right: &[E], shared: usize, factors: Factors) {
     for (k, a) in left.chunks_exact(2).enumerate() {
         let (sum, b) = match factors {
@@ -359,7 +366,7 @@ fn add_shared<E: Float>(sums: &mut [E], left: &[E], right: &[E], shared: usize, 
     }
 }
 
-/// The product by burn's operators: one matrix product of real numbers for each mode.
+/// Computes the product by burn's operators: one real matrix product for each mode.
 fn composed<const D: usize>(x: Tensor<D>, weight: Tensor<D>) -> Tensor<D> {
     let mut shape = x.dims().to_vec();
     let sizes = Sizes::of(&shape, &weight.dims());

@@ -1,11 +1,11 @@
-//! Pencils: layouts in which a dim is whole, so that its lines can be transformed.
+//! Pencils: layouts in which a dim is whole, so that its lines can be transformed locally.
 
 use halocline_core::{Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
-/// The placements in which a dim is whole. Each axis over which it was sharded takes another dim
-/// instead: one that still has a cell for every rank and is not in `pending` (dims that are to be
-/// whole next) if there is one, and among those the dim of which ranks hold most. `None` if all
-/// others are `fixed`.
+/// Returns placements in which `dim` is whole. Each axis that sharded it moves to another dim:
+/// preferably one that still has a cell for every rank and is not in `pending` (dims that must be
+/// whole next), and among those the dim with the most cells per rank. Returns `None` if all other
+/// dims are `fixed`.
 pub(crate) fn pencil(
     layout: &Layout,
     dim: usize,
@@ -28,7 +28,8 @@ pub(crate) fn pencil(
     Some(placements)
 }
 
-/// Makes a dim whole by an exchange, as [`pencil`] places it. Sums pass through what is linear.
+/// Makes a dim whole by an exchange to the placements of [`pencil`]. `Partial(Sum)` is accepted,
+/// because the operators are linear.
 pub(crate) fn whole<const D: usize>(
     x: ShardTensor<D>,
     dim: usize,
@@ -52,8 +53,8 @@ pub(crate) fn whole<const D: usize>(
     }
 }
 
-/// Returns the result of a convolution to the placements of its input, `before`; channels, the second
-/// dim, keep their own.
+/// Redistributes the result of a convolution to the placements of its input, `before`; channels,
+/// the second dim, keep theirs.
 pub(crate) fn return_to<const D: usize>(
     before: &Layout,
     y: ShardTensor<D>,
@@ -102,10 +103,10 @@ mod tests {
     #[test]
     fn dims_that_are_next_come_last() {
         let held = [Shard(2), Shard(3)];
-        // Channels, although latitude has more cells.
+        // Channels, although latitude has more cells: latitude is pending.
         let found = placements(&[1, 3, 8, 9, 2], &held, 3, &[2]).unwrap();
         assert_eq!(found, [Shard(2), Shard(1)]);
-        // No dim but latitude has a cell for every rank.
+        // Only latitude has a cell for every rank.
         let found = placements(&[1, 1, 8, 9, 2], &held, 3, &[2]).unwrap();
         assert_eq!(found, [Shard(2), Shard(2)]);
     }

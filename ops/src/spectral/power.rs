@@ -8,15 +8,15 @@ use crate::rearrange::profile;
 use crate::reduce::sum_dims;
 use crate::reshape;
 
-/// The power of each mode along a dim, averaged over all other dims: `|x̂_k/n|²`, twice where a mode has a conjugate.
-/// The sum over all modes is the mean of `x²`. `E = D + 1`.
+/// Computes the power of each mode along a dim, averaged over all other dims: `|x̂_k/n|²`, doubled
+/// where a mode has a conjugate. The sum over all modes is the mean of `x²`. `E = D + 1`.
 ///
 /// # Shapes
-/// `[..]` → `[modes]`, the modes `0..=n/2`.
+/// `[..]` → `[modes]`, with modes `0..=n/2`.
 ///
 /// # Placement
-/// `Partial(Sum)` on every axis over which `x` is sharded, or `Shard(0)` where the exchange of
-/// [`rfft`] leaves the modes sharded.
+/// `Partial(Sum)` on every axis that shards `x`, or `Shard(0)` where the exchange of [`rfft`]
+/// leaves the modes sharded; resolved in f16 and bf16.
 ///
 /// # Errors
 /// Those of [`rfft`]; partial values.

@@ -1,5 +1,5 @@
-//! Transforms between real lines and their modes, by complex ones; of half the size if it is even, whose numbers are two cells
-//! each.
+//! Transforms between real lines and their modes, by way of complex transforms; lines of even size
+//! use one of half the size, whose complex numbers are pairs of cells.
 
 use std::sync::Arc;
 
@@ -11,11 +11,12 @@ use super::complex::{Work, complex, complex_mut, number, zero};
 use super::line::Scale;
 use crate::kernel::simd::{Compiled, Isa};
 
-/// A transform to modes, or the inverse one.
+/// Real-to-modes transform, or its inverse.
 pub(super) struct RealFft<T: DctNum> {
     size: usize,
     fft: Arc<dyn Fft<T>>,
-    /// Of an even size: cosine and sine of each mode's angle, the cosine with the other sign in a transform to modes.
+    /// For even sizes: cosine and sine of each mode's angle, with the cosine negated for transforms
+    /// to modes.
     turns: Vec<Complex<T>>,
 }
 
@@ -47,7 +48,7 @@ impl<T: DctNum> RealFft<T> {
         })
     }
 
-    /// The first modes of a line.
+    /// Computes the first modes of a line.
     pub(super) fn modes(
         &self,
         isa: Isa,
@@ -86,7 +87,7 @@ impl<T: DctNum> RealFft<T> {
         }
     }
 
-    /// The real part of the line that has these first modes.
+    /// Computes the real part of the line with these first modes.
     pub(super) fn cells(
         &self,
         isa: Isa,
@@ -104,7 +105,7 @@ impl<T: DctNum> RealFft<T> {
         modes.clear();
         modes.extend_from_slice(x);
         modes.resize(half + 1, zero());
-        // Each mode of the interior is added to its conjugate.
+        // Halves interior modes, because each is added to its conjugate below.
         scale.apply(modes, size, 0.5);
         modes[0].im = T::zero();
         if self.turns.is_empty() {
@@ -123,7 +124,7 @@ impl<T: DctNum> RealFft<T> {
             .process_outofplace_with_scratch(more, complex_mut(y), work);
     }
 
-    /// Of complex numbers, two cells each, the modes of the cells; or the other way round.
+    /// Turns the transform of cell pairs into the modes of the cells, or the reverse.
     fn fold(&self, isa: Isa, x: &[Complex<T>], y: &mut [Complex<T>], scale: f64) {
         let (count, scale) = (y.len(), number::<T>(scale));
         isa.run(Compiled(

@@ -1,4 +1,4 @@
-//! Transforms on every sharding, their inverses, and what is refused.
+//! Tests of the transforms for every sharding, of their inverses, and of errors.
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use halocline_core::{Launcher, Partial, ReduceOp, Replicate, Shard, ShardTensor};
@@ -99,7 +99,7 @@ fn other_number_types() {
     }
 }
 
-/// Nothing is sent: the other rank makes no call.
+/// The error comes before any communication: the other rank makes no call.
 #[test]
 fn misuse_is_told_before_anything_is_sent() {
     Launcher::local(2)
@@ -163,7 +163,7 @@ impl Operator<4, 4> for Convolution {
     }
 }
 
-/// Channels, too: sums of the modes of each rank's channels.
+/// Sharded channels: partial sums over each rank's channels.
 #[test]
 fn convolutions_by_modes() {
     for modes in [[3, 8], [4, 4], [5, 2]] {
@@ -178,7 +178,7 @@ fn convolutions_by_modes() {
     }
 }
 
-/// A matrix for each of the first modes, which all of the second share.
+/// One matrix for each mode of the first mode dim, shared by all modes of the second.
 struct Shared;
 
 impl Operator<5, 5> for Shared {
@@ -197,7 +197,7 @@ fn products_of_modes_with_weights_of_their_own_and_shared_ones() {
     }
 }
 
-/// Output channels of a weight that is sharded in them, and the rule where both operands are.
+/// Weights sharded in output channels, and the pairing rule where both operands are sharded.
 #[test]
 fn weights_may_be_sharded_in_channels() {
     let run = |ranks: usize, dim: Option<usize>| {
@@ -241,7 +241,8 @@ fn weights_may_be_sharded_in_channels() {
     }
 }
 
-/// Modes of the weight on one axis, and of `x` on both: the cells of a rank are not those of its weight.
+/// Modes of the weight sharded over one axis and those of `x` over both: the cells of a rank differ
+/// from those of its weight.
 #[test]
 fn modes_that_are_sharded_differently_are_refused() {
     let refused = Launcher::local(4).run(|world| {

@@ -1,4 +1,4 @@
-//! Sums over latitudes or degrees, for each order: a node of the graph.
+//! Legendre sums over latitudes or degrees, for each order, as a node of the graph.
 
 use std::sync::Arc;
 
@@ -20,36 +20,37 @@ use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 use crate::reshape;
 
-/// Orders of a task, whose cells lie together.
+/// Orders of a task; their cells are contiguous.
 const ORDERS: usize = 8;
 /// Fields of a task.
 const FIELDS: usize = 32;
-/// Parts of fields whose sums take less time than to read the functions: these are then read as they lie.
+/// Most columns (parts of fields) for which the sums take less time than reading the functions; the
+/// functions are then read in their stored order.
 const FEW: usize = 4;
-/// Functions that are read together.
+/// Functions read together.
 const TOGETHER: usize = 4;
 
-/// Sums over one side of a table: `[fields, points, orders, 2]` to or from
+/// Sum over one side of a table: `[fields, points, orders, 2]` to or from
 /// `[fields, degrees, orders, 2]`.
 #[derive(Clone, Debug)]
 pub(super) struct Contraction {
     pub(super) table: Arc<Table>,
     pub(super) to: To,
-    /// Factors of latitudes, which are symmetric.
+    /// Factors of latitudes; symmetric about the equator.
     pub(super) points: Arc<[f64]>,
     /// Factors of degrees.
     pub(super) degrees: Arc<[f64]>,
     pub(super) factor: Factor,
 }
 
-/// What is summed to.
+/// Index of the result of a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum To {
     Degrees,
     Points,
 }
 
-/// A power of `i` by which results are multiplied.
+/// Power of `i` that multiplies the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Factor {
     One,
@@ -69,7 +70,7 @@ impl Factor {
 }
 
 impl Contraction {
-    /// The sums of one shard, which has the orders of the table.
+    /// Computes the sums of one shard, which holds the orders of the table.
     pub(super) fn run(self, x: Tensor<4>) -> Tensor<4> {
         if flex::runs_on(&x.device()) {
             Tensor::from_dispatch(apply(self, [x.into_dispatch()]))
@@ -93,7 +94,7 @@ impl Contraction {
         }
     }
 
-    /// The numbers of points or degrees before and after.
+    /// Numbers of points or degrees, before and after.
     fn sizes(&self) -> [usize; 2] {
         let sizes = [self.table.points, self.table.degrees];
         match self.to {
@@ -121,7 +122,7 @@ impl Contraction {
         }
     }
 
-    /// The product by burn's operators with the table of the whole sphere.
+    /// Computes the sums by burn's operators, with the table of the whole sphere as a matrix.
     pub(super) fn composed(&self, x: Tensor<4>) -> Tensor<4> {
         let ([before, after], dtype) = (self.sizes(), x.dtype());
         let [fields, _, orders, _] = x.dims();
@@ -193,11 +194,11 @@ struct Block {
 }
 
 impl Block {
-    /// Sums over both hemispheres together: functions are even or odd, so that those of northern points,
-    /// with sums or differences of cells, give all.
+    /// Sums over both hemispheres at once: the functions are even or odd, so their northern values,
+    /// applied to sums or differences of mirrored cells, cover the sphere.
     ///
     /// # Safety
-    /// `y` must have room for the result, of which no other task may write this block.
+    /// `y` must have room for the result, and no other task may write this block.
     unsafe fn compute<E: Float>(
         &self,
         sums: &Contraction,
@@ -211,7 +212,8 @@ impl Block {
         let [sphere, spectrum] = [2 * half, table.degrees].map(|rows| rows * columns);
         room.clear();
         room.resize(orders * (sphere + spectrum), E::default());
-        // `[order, even or odd, point, field and part]`, with points last for a few fields, and `[order, degree, field and part]`.
+        // `[order, even or odd, point, field and part]`, with points last for few columns, and
+        // `[order, degree, field and part]`.
         let few = columns <= FEW;
         let [step, across] = if few { [1, half] } else { [columns, 1] };
         let (on_points, on_degrees) = room.split_at_mut(orders * sphere);
@@ -262,7 +264,7 @@ impl Block {
             let functions = table.of::<E>(m);
             for parity in 0..2 {
                 let points = &mut points[parity * half * columns..][..half * columns];
-                // Even functions stand in every second row, from the first or the second one.
+                // Even functions are every second row, starting at the first or the second one.
                 let first = parity ^ usize::from(table.function.is_odd(0));
                 if first >= table.rows(m) {
                     continue;
@@ -316,14 +318,14 @@ impl Block {
         }
     }
 
-    /// Fields, orders and this many cells of each, in the order in which they lie.
+    /// Iterates over (field, order, cell) with `cells` cells of each, in memory order.
     fn cells(&self, cells: usize) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
         let [fields, orders] = self.len;
         let all = (0..fields).flat_map(move |field| (0..cells).map(move |cell| (field, cell)));
         all.flat_map(move |(field, cell)| (0..orders).map(move |order| (field, order, cell)))
     }
 
-    /// The place of a complex number in `[fields, cells, orders]`.
+    /// Index of a complex number in `[fields, cells, orders]`.
     fn place(
         &self,
         sums: &Contraction,
@@ -337,8 +339,8 @@ impl Block {
     }
 }
 
-/// Multiplies the functions `[every second degree, point]` with cells `[point, column]` to
-/// `[every second degree, column]`, or their transpose with these.
+/// Multiplies the functions `[every second degree, point]` by cells `[point, column]`, giving
+/// `[every second degree, column]`, or the transposed functions by the latter.
 fn multiply<E: Float>(
     to: To,
     [degrees, points, columns]: [usize; 3],
@@ -374,7 +376,7 @@ fn multiply<E: Float>(
     };
     let functions = Matrix::strided(functions, rows, strides);
     let x = Matrix::strided(x, [rows[1], columns], [x_row, 1]);
-    // SAFETY: the rows lie in the slice, as asserted.
+    // SAFETY: all rows are within the slice, as asserted above.
     unsafe {
         matrices::multiply(
             (y.as_mut_ptr(), y_row),
@@ -386,7 +388,7 @@ fn multiply<E: Float>(
     };
 }
 
-/// [`multiply`] of a few columns, each of which has its points next to each other.
+/// [`multiply`] for few columns, each with contiguous points.
 struct OfFew<'a, E> {
     to: To,
     sizes: [usize; 3],
@@ -416,7 +418,8 @@ impl<E: Element> OfFew<'_, E> {
         let mut lines: [&mut [E]; N] = std::array::from_fn(|_| lines.next().expect("counted"));
         let zero = E::splat(simd, E::default());
         for first in (0..degrees).step_by(TOGETHER) {
-            // Functions beyond the last one are the first ones again, which count for nothing.
+            // Beyond the last function, the group's first one is repeated and its results are
+            // ignored.
             let count = TOGETHER.min(degrees - first);
             let functions: [&[E]; TOGETHER] = std::array::from_fn(|row| {
                 let degree = first + if row < count { row } else { 0 };

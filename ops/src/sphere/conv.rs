@@ -1,4 +1,4 @@
-//! Convolution on the sphere by spherical harmonics.
+//! Convolution on the sphere in spherical harmonics.
 
 use halocline_core::{Result, ShardTensor};
 
@@ -9,15 +9,16 @@ use crate::spectral::{check_channels, mode_product, own_modes, return_to};
 
 const NAME: &str = "sphere_conv";
 
-/// Convolves a field with a kernel that is given by its harmonics: `isht(w · sht(x))`, with a complex matrix of the
-/// channels for each degree. `E = D + 1`.
+/// Convolves a field with a kernel given by its harmonics: `isht(w · sht(x))`, with a complex
+/// matrix over channels for each degree. `E = D + 1`.
 ///
 /// # Shapes
 /// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`; the weight is
-/// `[channels_in, channels_out, degrees, 1, 2]`, or has matrices for each order, too.
+/// `[channels_in, channels_out, degrees, 1, 2]`, or
+/// `[channels_in, channels_out, degrees, orders, 2]` with a matrix for each order, too.
 ///
 /// # Placement
-/// That of [`spectral_conv`](fn@crate::spectral::spectral_conv).
+/// As for [`spectral_conv`](fn@crate::spectral::spectral_conv).
 ///
 /// # Errors
 /// Those of [`sht`](fn@super::sht) and [`mode_product`].
@@ -51,7 +52,7 @@ pub fn sphere_conv<const D: usize, const E: usize>(
     harmonics.extend([transform.degrees(), transform.orders(), 2]);
     own_modes(NAME, &harmonics, x.local().dtype(), &weight)?;
     check_channels(NAME, &before, &weight)?;
-    // Channels stay where they are: their sharding decides the placement of the result.
+    // Channels keep their sharding, which decides the placement of the result.
     let harmonics: ShardTensor<E> = sht_beside(x, transform, &[1])?;
     let y: ShardTensor<D> = isht_beside(mode_product(harmonics, weight)?, transform, &[1])?;
     return_to(&before, y)

@@ -1,4 +1,4 @@
-//! Spherical transforms in the registry.
+//! Registry entries of the spherical transforms.
 
 use halocline_core::Result;
 
@@ -8,13 +8,13 @@ use super::sht::{Sht, ShtNorm, ShtPhase};
 use super::transform::{isht, sht, vector_isht, vector_sht};
 use crate::golden::{Case, Dims, Golden, no_case, output};
 
-/// What travels, forward and backward.
+/// Communication, forward and backward.
 const ALL_TO_ALL: [&str; 2] = [
     "cells and orders, so that each dim is whole once",
     "the same back",
 ];
 
-/// The transforms.
+/// Transforms and convolution on the sphere.
 pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("sht", |case| match case.dims() {
         2 => output(sht::<2, 3>(case.input(0)?, &transform(case)?)),
@@ -64,7 +64,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
     ]),
 ];
 
-/// The latitudes of a case.
+/// Latitudes of the grid of a case.
 pub(crate) fn grid_of(case: &Case, key: &str) -> SphereGrid {
     let grids = [
         ("equiangular", SphereGrid::Equiangular),

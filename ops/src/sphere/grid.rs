@@ -1,10 +1,10 @@
-//! Latitudes of grids on the sphere, with the weights of quadrature.
+//! Latitudes of grids on the sphere and their quadrature weights.
 
 use std::f64::consts::PI;
 
 use halocline_core::{Error, Result};
 
-/// The latitudes of a grid, from north to south. Longitudes are equidistant, from zero.
+/// Latitudes of a grid, from north to south. Longitudes are equidistant, starting at zero.
 ///
 /// # Example
 /// ```
@@ -18,22 +18,22 @@ use halocline_core::{Error, Result};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SphereGrid {
-    /// The points of Gauss and Legendre: exact for polynomials of degree `2n − 1`; no poles.
+    /// Gauss–Legendre points: exact for polynomials of degree `2n − 1`; excludes the poles.
     LegendreGauss,
-    /// The points of Gauss and Lobatto: exact for degree `2n − 3`, with poles.
+    /// Gauss–Lobatto points: exact for degree `2n − 3`; includes the poles.
     Lobatto,
-    /// Equidistant in latitude, with poles, and the weights of Clenshaw and Curtis: exact for degree
+    /// Equidistant latitudes, poles included, with Clenshaw–Curtis weights: exact for degree
     /// `n − 1`.
     #[default]
     Equiangular,
 }
 
 impl SphereGrid {
-    /// The cosines of the colatitudes, from 1 down to −1, and the weights of an integral over them,
-    /// which sum to 2.
+    /// Returns the cosines of the colatitudes, from 1 down to −1, and the quadrature weights for an
+    /// integral over the cosine, which sum to 2.
     ///
     /// # Errors
-    /// Fewer points than the grid has.
+    /// Fewer points than the rule needs: 1 for Gauss–Legendre, 2 for the others.
     pub fn quadrature(self, size: usize) -> Result<(Vec<f64>, Vec<f64>)> {
         let least = match self {
             Self::LegendreGauss => 1,
@@ -48,7 +48,7 @@ impl SphereGrid {
             Self::Lobatto => lobatto,
             Self::Equiangular => clenshaw_curtis,
         };
-        // The southern half mirrors the northern one, with the same bits.
+        // The southern half mirrors the northern one bit for bit.
         let north: Vec<(f64, f64)> = (0..size.div_ceil(2))
             .map(|k| {
                 if 2 * k + 1 == size {
@@ -63,7 +63,7 @@ impl SphereGrid {
         Ok(north.iter().copied().chain(south).unzip())
     }
 
-    /// The degrees that a transform resolves by default: torch-harmonics' rule.
+    /// Number of degrees that a transform resolves by default, by torch-harmonics' rule.
     pub(super) fn degrees(self, size: usize) -> usize {
         match self {
             Self::LegendreGauss => size,
@@ -81,7 +81,7 @@ fn legendre(n: usize, x: f64) -> (f64, f64) {
     })
 }
 
-/// A root by Newton's method, from near it.
+/// Finds the root near `start` by Newton's method.
 fn root(start: f64, step: impl Fn(f64) -> f64) -> f64 {
     let mut x = start;
     for _ in 0..100 {

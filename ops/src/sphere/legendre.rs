@@ -1,13 +1,13 @@
-//! Associated Legendre functions and their derivatives, for one order at a time.
+//! Associated Legendre functions and their derivatives, one order at a time.
 //!
-//! Orthonormal, without the phase of Condon and Shortley: `∫ P_l^m P_k^m dx = δ_lk / 2π`.
+//! Orthonormal, without the Condon–Shortley phase: `∫ P_l^m P_k^m dx = δ_lk / 2π`.
 
 use std::f64::consts::PI;
 
-/// A power of two by which values near the limits of f64 are scaled.
+/// Exponent of the power of two that rescales values near the limits of f64.
 const SCALE: i32 = 500;
 
-/// Function of degree and order, by colatitude θ.
+/// A function of degree and order, evaluated at the colatitude θ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Function {
     /// `P_l^m(cos θ)`.
@@ -19,12 +19,13 @@ pub(super) enum Function {
 }
 
 impl Function {
-    /// Whether the function of degree `order + row` has opposite signs in the two hemispheres.
+    /// Returns whether the function of degree `order + row` is odd about the equator.
     pub(super) fn is_odd(self, row: usize) -> bool {
         (row % 2 == 1) != (self == Self::Slope)
     }
 
-    /// The function for degrees `order..degrees` and points by their cosine: `[degree, point]`.
+    /// Evaluates the function for degrees `order..degrees` at points given by their cosines:
+    /// `[degree, point]`.
     pub(super) fn rows(self, order: usize, degrees: usize, cosines: &[f64]) -> Vec<f64> {
         let points = cosines.len();
         let below = || values(order.saturating_sub(1), degrees + 1, cosines);
@@ -73,9 +74,9 @@ impl Function {
     }
 }
 
-/// `P_l^m` for degrees `order..degrees`, by the recursion in the degree. Near the poles values of high
-/// orders are smaller than f64 can hold, and grow with the degree: they are kept as a number and an
-/// exponent.
+/// Computes `P_l^m` for degrees `order..degrees` by recursion over the degree. Near the poles,
+/// values of high orders underflow f64 at first and grow with the degree, so they are held as a
+/// mantissa and an exponent.
 fn values(order: usize, degrees: usize, cosines: &[f64]) -> Vec<f64> {
     let (small, large) = (2.0_f64.powi(-SCALE), 2.0_f64.powi(SCALE));
     let mut found = Vec::with_capacity(degrees.saturating_sub(order) * cosines.len());
@@ -139,7 +140,7 @@ mod tests {
         let first = Function::Value.rows(1, 3, &[x]);
         near(first[0], (3.0 / (8.0 * PI)).sqrt() * sine);
         near(first[1], (15.0 / (8.0 * PI)).sqrt() * x * sine);
-        // Their derivatives by θ, and the quotients by sin θ.
+        // Their derivatives with respect to θ, and the quotients by sin θ.
         near(
             Function::Slope.rows(0, 2, &[x])[1],
             -(3.0 / (4.0 * PI)).sqrt() * sine,
@@ -154,7 +155,7 @@ mod tests {
         );
     }
 
-    /// Also where the first values of an order are smaller than f64 can hold.
+    /// Covers orders whose first values underflow f64.
     #[test]
     fn functions_of_high_degree_are_orthonormal() {
         let degrees = 1400;

@@ -1,33 +1,34 @@
-//! Spherical-harmonic transforms, of scalar and of vector fields.
+//! Spherical-harmonic transforms of scalar and vector fields.
 //!
-//! `x(θ, λ) = Σ_lm y_lm P_l^m(cos θ) e^{imλ}`, and `y_lm = ∫ x P_l^m e^{−imλ}` over the sphere, by the
-//! quadrature of the [grid](SphereGrid). Semantics, norms and truncation follow torch-harmonics 0.9.
-//! Of a real field only orders `m ≥ 0` are kept.
+//! `x(θ, λ) = Σ_lm y_lm P_l^m(cos θ) e^{imλ}` and `y_lm = ∫ x P_l^m e^{−imλ}` over the sphere, by
+//! the quadrature of the [grid](SphereGrid). Semantics, norms and truncation follow torch-harmonics
+//! 0.9. Fields are real, so only orders `m ≥ 0` are stored.
 //!
 //! # Shapes
-//! `[.., lat, lon]` ↔ `[.., degrees, orders, 2]`, with real and imaginary parts last. A vector field has
-//! a dim of its two components before them: along colatitude and longitude of a field, spheroidal
-//! and toroidal of harmonics.
+//! `[.., lat, lon]` ↔ `[.., degrees, orders, 2]`, with real and imaginary parts last. Vector fields
+//! and vector harmonics have a dim of two components before these: colatitude and longitude
+//! components of a field, spheroidal and toroidal components of harmonics.
 //!
 //! # Placement
-//! All dims may be sharded, degrees and orders too, but not real and imaginary parts. Longitude (orders)
-//! is made whole for a transform of lines, and latitude (degrees) for a sum for each order; orders may be sharded there, and
-//! each rank has the functions of its orders only. Dims are exchanged as for [`rfft`](crate::spectral):
+//! All dims may be sharded, degrees and orders included, except the dim of real and imaginary
+//! parts. The Fourier transform makes longitude (orders) whole; the Legendre sum of each order
+//! makes latitude (degrees) whole, while orders may stay sharded, and each rank stores the Legendre
+//! functions of its own orders only. The exchange chooses dims as for [`rfft`](crate::spectral):
 //!
-//! | `[batch, channels, lat, lon]` | `sht` | `isht` of that | travels each way |
+//! | `[batch, channels, lat, lon]` | `sht` | its `isht` | communication each way |
 //! |---|---|---|---|
-//! | `Shard(2)` | `Shard(3)`: orders | `Shard(2)` | an all-to-all of the orders that are kept |
-//! | `Shard(3)` | `Shard(1)` | `Shard(1)` | an all-to-all, then nothing |
+//! | `Shard(2)` | `Shard(3)`: orders | `Shard(2)` | an all-to-all of the kept orders |
+//! | `Shard(3)` | `Shard(1)` | `Shard(1)` | an all-to-all, then none |
 //! | `Shard(0)`, `Partial(Sum)`, `Fan`, `Replicate` | the same | the same | – |
 //!
-//! Vectors are resolved before: no `Partial(Sum)`.
+//! The vector transforms do not accept `Partial(Sum)`: resolve first.
 //!
 //! # Adjoint
-//! The transposes of sum and transform, with the exchanges in the opposite direction.
+//! The transposes of the Legendre sum and the Fourier transform, with the exchanges reversed.
 //!
-//! Legendre functions are computed in f64, by a recursion whose values do not underflow. Sums use that
-//! they are even or odd, and zero where the degree is below the order: a quarter of the work of full
-//! matrices.
+//! Legendre functions are computed in f64 by a recursion that does not underflow. The sums exploit
+//! that each function is even or odd in latitude, and zero where the degree is below the order: a
+//! quarter of the work of full matrices.
 
 mod contraction;
 mod conv;
@@ -78,7 +79,7 @@ pub trait SphereField<const D: usize>: Field<D> {
     }
 
     /// Transforms a vector field to vector spherical harmonics; the result has `E = D + 1` dims.
-    /// See [`vector_sht`](fn@vector_sht), which has an example.
+    /// See [`vector_sht`](fn@vector_sht) for an example.
     ///
     /// # Panics
     /// Panics where [`vector_sht`](fn@vector_sht) returns an error.
@@ -88,8 +89,8 @@ pub trait SphereField<const D: usize>: Field<D> {
         run(self, |x| vector_sht::<D, E>(x, transform))
     }
 
-    /// Transforms vector spherical harmonics to a vector field; the result has `E = D − 1` dims. See
-    /// [`vector_isht`](fn@vector_isht), which has an example.
+    /// Transforms vector spherical harmonics to a vector field; the result has `E = D − 1` dims.
+    /// See [`vector_isht`](fn@vector_isht) for an example.
     ///
     /// # Panics
     /// Panics where [`vector_isht`](fn@vector_isht) returns an error.
@@ -99,8 +100,8 @@ pub trait SphereField<const D: usize>: Field<D> {
         run(self, |x| vector_isht::<D, E>(x, transform))
     }
 
-    /// The convolution with a kernel that is given by its harmonics; the weight has `E = D + 1`
-    /// dims. See [`sphere_conv`](fn@sphere_conv), which has an example.
+    /// Convolves with a kernel given by its spherical harmonics; the weight has `E = D + 1` dims.
+    /// See [`sphere_conv`](fn@sphere_conv) for an example.
     ///
     /// # Panics
     /// Panics where [`sphere_conv`](fn@sphere_conv) returns an error.
@@ -110,20 +111,21 @@ pub trait SphereField<const D: usize>: Field<D> {
         run(self, |x| sphere_conv(x, weight, transform))
     }
 
-    /// The power of each degree, `Σ_m |y_lm|²` over all orders, those below zero too, of harmonics
-    /// `[.., degrees, orders, 2]`: `[.., degrees, 1, 1]`, `Partial(Sum)` where orders are sharded (in f16 and bf16
-    /// resolved). With orthonormal harmonics its sum over degrees is the integral of the square of the field, but for an order of
-    /// half the longitudes, which counts twice.
+    /// Power of each degree, `Σ_m |y_lm|²` over all orders, negative ones included: harmonics
+    /// `[.., degrees, orders, 2]` → `[.., degrees, 1, 1]`. The result is `Partial(Sum)` where
+    /// orders are sharded (resolved in f16 and bf16). With orthonormal harmonics its sum over
+    /// degrees is the integral of the squared field, except that an order of half the number of
+    /// longitudes counts twice.
     ///
     /// # Panics
-    /// Panics for partial values, and for a tensor of fewer than three dims.
+    /// Panics for partial values and for fewer than three dims.
     ///
     /// # Example
     /// ```
     /// use burn::tensor::Tensor;
     /// use halocline_ops::SphereField;
     ///
-    /// // Degree 1, orders 0 and 1: the latter once more as order −1.
+    /// // Degree 1, orders 0 and 1; the latter counts again as order −1.
     /// let y = Tensor::<3>::from([[[0.0, 0.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 2.0]]]);
     /// let power = y.sphere_power().into_data();
     /// power.assert_eq(&[[[0.0_f32]], [[9.0]]].into(), true);

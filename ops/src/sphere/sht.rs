@@ -1,4 +1,4 @@
-//! The transform between a grid and spherical harmonics.
+//! Transform between a grid and spherical harmonics.
 
 use std::collections::HashMap;
 use std::f64::consts::PI;
@@ -14,31 +14,32 @@ use super::legendre::Function;
 use super::table::{Key, Table};
 use crate::precision::wider;
 
-/// Norm of spherical harmonics; those of torch-harmonics.
+/// Norm of the harmonics that a field is projected on, as in torch-harmonics; the inverse transform
+/// undoes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ShtNorm {
-    /// The integral of the square of a harmonic is 1.
+    /// The integral of the squared harmonic is 1.
     #[default]
     Ortho,
-    /// It is 4π.
+    /// The integral is 4π.
     FourPi,
-    /// It is 4π/(2l + 1).
+    /// The integral is 4π/(2l + 1).
     Schmidt,
 }
 
 /// Sign of harmonics of odd order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ShtPhase {
-    /// That of Condon and Shortley, `(−1)^m`.
+    /// The Condon–Shortley phase, `(−1)^m`.
     #[default]
     CondonShortley,
-    /// None.
+    /// No sign change.
     Positive,
 }
 
-/// Spherical-harmonic transform of fields on a latitude-longitude grid: sizes, norms, and tables of
-/// Legendre functions, which are made when they are first needed, for the orders of this rank, and
-/// shared by clones.
+/// Spherical-harmonic transform of fields on a latitude-longitude grid: sizes, norm, and tables of
+/// Legendre functions. Tables are computed on first use, for the orders of this rank, and shared by
+/// clones.
 ///
 /// # Example
 /// ```
@@ -85,12 +86,12 @@ impl fmt::Debug for Sht {
 }
 
 impl Sht {
-    /// The transform of fields of `[latitudes, longitudes]`, with as many degrees and orders as the grid resolves:
-    /// at most `longitudes/2 + 1`, and of Gauss-Legendre latitudes their number, of Lobatto's one
-    /// less, and of equiangular ones half of it.
+    /// Creates the transform of fields of `[latitudes, longitudes]` with as many degrees and orders
+    /// as the grid resolves: at most `longitudes/2 + 1`, and at most the number of latitudes for
+    /// Gauss–Legendre, one less for Lobatto, and half (rounded up) for equiangular grids.
     ///
     /// # Errors
-    /// Fewer latitudes than [the grid](SphereGrid::quadrature) has; no longitude.
+    /// Fewer latitudes than [the grid](SphereGrid::quadrature) needs; no longitude.
     pub fn new(size: [usize; 2], grid: SphereGrid) -> Result<Self> {
         let [latitudes, longitudes] = size;
         let (cosines, weights) = grid.quadrature(latitudes)?;
@@ -112,10 +113,10 @@ impl Sht {
         })
     }
 
-    /// The transform with another number of degrees and orders.
+    /// Sets the number of degrees and orders.
     ///
     /// # Errors
-    /// None, or more than `longitudes/2 + 1`.
+    /// Zero, or more than `longitudes/2 + 1`.
     pub fn with_degrees(self, degrees: usize) -> Result<Self> {
         let most = self.size[1] / 2 + 1;
         if !(1..=most).contains(&degrees) {
@@ -130,10 +131,10 @@ impl Sht {
         })
     }
 
-    /// The transform with fewer orders than degrees.
+    /// Sets the number of orders, at most that of degrees.
     ///
     /// # Errors
-    /// None, or more than degrees.
+    /// Zero, or more than the number of degrees.
     ///
     /// # Example
     /// ```
@@ -153,13 +154,13 @@ impl Sht {
         Ok(Self { orders, ..self })
     }
 
-    /// The transform with another norm.
+    /// Sets the norm.
     #[must_use]
     pub fn with_norm(self, norm: ShtNorm) -> Self {
         Self { norm, ..self }
     }
 
-    /// The transform with another sign of odd orders.
+    /// Sets the sign of odd orders.
     #[must_use]
     pub fn with_phase(self, phase: ShtPhase) -> Self {
         Self {
@@ -169,32 +170,32 @@ impl Sht {
         }
     }
 
-    /// Latitudes and longitudes.
+    /// Numbers of latitudes and longitudes.
     pub fn size(&self) -> [usize; 2] {
         self.size
     }
 
-    /// The number of degrees.
+    /// Number of degrees.
     pub fn degrees(&self) -> usize {
         self.degrees
     }
 
-    /// The number of orders: that of degrees, unless it was [chosen](Self::with_orders).
+    /// Number of orders: that of degrees unless [set](Self::with_orders).
     pub fn orders(&self) -> usize {
         self.orders
     }
 
-    /// The cosines of the colatitudes, from north to south.
+    /// Cosines of the colatitudes, from north to south.
     pub fn cosines(&self) -> &[f64] {
         &self.cosines
     }
 
-    /// The weights of an integral over the cosines of colatitudes.
+    /// Quadrature weights for an integral over the cosine of the colatitude.
     pub fn weights(&self) -> &[f64] {
         &self.weights
     }
 
-    /// The table of a function for these orders.
+    /// Returns the table of a function for these orders, computing it on first use.
     pub(super) fn table(
         &self,
         function: Function,
@@ -214,12 +215,12 @@ impl Sht {
         table.clone()
     }
 
-    /// The weights of latitudes.
+    /// [`weights`](Self::weights), shared.
     pub(super) fn shared_weights(&self) -> Arc<[f64]> {
         self.weights.clone()
     }
 
-    /// Factors of degrees from a field, by the norm.
+    /// Factor of each degree in the forward transform, from the norm.
     pub(super) fn analysis(&self) -> impl Fn(usize) -> f64 + use<> {
         let norm = self.norm;
         let root = (4.0 * PI).sqrt();

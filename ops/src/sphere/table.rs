@@ -9,12 +9,12 @@ use rayon::prelude::*;
 use super::legendre::Function;
 use crate::kernel::flex::Float;
 
-/// The functions of some orders, for all degrees from the order on.
+/// Legendre functions of a range of orders, for degrees from each order on.
 pub(super) struct Table {
     pub(super) function: Function,
     pub(super) orders: Range<usize>,
     pub(super) degrees: usize,
-    /// The number of latitudes.
+    /// Number of latitudes.
     pub(super) points: usize,
     values: Values,
 }
@@ -24,7 +24,7 @@ enum Values {
     F64(Vec<f64>),
 }
 
-/// What a table is of.
+/// Contents of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) function: Function,
@@ -42,8 +42,8 @@ impl fmt::Debug for Table {
 }
 
 impl Table {
-    /// The table for the latitudes with these cosines, which are symmetric; odd orders are negated by
-    /// the phase of Condon and Shortley.
+    /// Computes the table for latitudes with these cosines, which must be symmetric; `phase`
+    /// negates odd orders (Condon–Shortley).
     pub(super) fn new(key: &Key, degrees: usize, cosines: &[f64], phase: bool) -> Self {
         let north = &cosines[..cosines.len().div_ceil(2)];
         let orders = key.orders.clone().into_par_iter();
@@ -64,17 +64,17 @@ impl Table {
         }
     }
 
-    /// The number of northern points, the equator included.
+    /// Number of northern points, equator included.
     pub(super) fn half(&self) -> usize {
         self.points.div_ceil(2)
     }
 
-    /// The number of degrees of an order.
+    /// Number of degrees of an order.
     pub(super) fn rows(&self, order: usize) -> usize {
         self.degrees.saturating_sub(order)
     }
 
-    /// The functions of an order: `[degree, northern point]`.
+    /// Functions of an order: `[degree, northern point]`.
     pub(super) fn of<E: Float>(&self, order: usize) -> &[E] {
         let before: usize = (self.orders.start..order)
             .map(|order| self.rows(order))
@@ -86,7 +86,7 @@ impl Table {
         }
     }
 
-    /// The functions of an order on the whole sphere, for all degrees: `[degree, point]`.
+    /// Functions of an order on the whole sphere, for all degrees: `[degree, point]`.
     pub(super) fn dense<E: Float>(&self, order: usize) -> Vec<E> {
         let (half, northern) = (self.half(), self.of::<E>(order));
         let mut found = vec![E::default(); self.degrees * self.points];

@@ -1,4 +1,4 @@
-//! Transforms on every sharding, their inverses, and known harmonics.
+//! Tests of the transforms for every sharding, of their inverses, and of known harmonics.
 
 use std::f64::consts::PI;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Operator<4, 3> for Grid {
     }
 }
 
-/// To vector harmonics and back.
+/// Round trip through vector harmonics.
 struct Wind(Sht);
 
 impl Operator<4, 4> for Wind {
@@ -88,7 +88,7 @@ fn vector_fields_on_shards_of_all_dims() {
     check_op(&Wind(sht), &[[2, 2, 6, 7]], &[], &[0, 1, 2, 3], 3e-6);
 }
 
-/// `Y_2^1` with the phase of Condon and Shortley has one coefficient.
+/// `Y_2^1` with the Condon–Shortley phase has one coefficient.
 #[test]
 fn a_harmonic_has_one_coefficient() {
     let [latitudes, longitudes] = [9, 12];
@@ -104,7 +104,7 @@ fn a_harmonic_has_one_coefficient() {
         let y: Tensor<3> = SphereField::sht(x, &sht);
         let found: Vec<f64> = y.clone().into_data().iter().collect();
         let mut expected = vec![0.0; found.len()];
-        // The real part is half of the harmonic and half of its conjugate.
+        // The real part is half the harmonic and half its conjugate.
         expected[(2 * sht.degrees() + 1) * 2] = 0.5;
         let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
         let off = off.fold(0.0, f64::max);
@@ -236,7 +236,7 @@ fn power_in_half_precision_is_resolved_where_orders_are_sharded() {
         let power = x.sphere_power();
         assert_eq!(power.placements(), [Replicate]);
         let power = power.local().to_data();
-        // Of the order zero once, of the others twice.
+        // Order zero counts once, the others twice.
         assert_eq!(power.iter::<f32>().collect::<Vec<_>>(), [18.0; 4]);
         Ok(())
     });

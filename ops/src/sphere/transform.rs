@@ -1,4 +1,4 @@
-//! Scalar and vector transforms of sharded fields.
+//! Scalar and vector spherical-harmonic transforms of sharded fields.
 
 use std::f64::consts::PI;
 use std::sync::Arc;
@@ -15,14 +15,15 @@ use crate::rearrange::{flip, profile};
 use crate::reshape;
 use crate::spectral::{Line, Scale, along, whole};
 
-/// The dims of a field on the sphere.
+/// Dims of a field on the sphere, for messages.
 pub(super) const GRID: &str = "[.., latitudes, longitudes]";
 
 /// Transforms a field to spherical harmonics: `[.., lat, lon]` to `[.., degrees, orders, 2]`, with
 /// `E = D + 1`. See the [module](super).
 ///
 /// # Errors
-/// Another size than the transform's; a dim that is sharded while no other can be.
+/// Sizes other than the transform's; a sharded dim that must become whole when no other dim can
+/// take its mesh axis.
 ///
 /// # Example
 /// ```
@@ -34,7 +35,7 @@ pub(super) const GRID: &str = "[.., latitudes, longitudes]";
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<3>::ones([4, 6, 12], &mesh, &[Shard(1)])?;
 ///     let y: ShardTensor<4> = sht(x, &transform)?;
-///     // Latitudes are whole where they are summed: the first dim takes the axis.
+///     // The sum makes latitudes whole: the first dim takes the mesh axis.
 ///     assert_eq!((y.dims(), y.placements()), ([4, 5, 5, 2], &[Shard(0)][..]));
 ///     Ok(())
 /// })?;
@@ -47,7 +48,7 @@ pub fn sht<const D: usize, const E: usize>(
     sht_beside(x, transform, &[])
 }
 
-/// [`sht`] that shards no more of the dims `fixed`.
+/// [`sht`] whose exchanges move no mesh axis onto the dims `fixed`.
 pub(super) fn sht_beside<const D: usize, const E: usize>(
     x: ShardTensor<D>,
     transform: &Sht,
@@ -68,7 +69,8 @@ pub(super) fn sht_beside<const D: usize, const E: usize>(
 /// Transforms spherical harmonics to a field: the inverse of [`sht`], with `E = D − 1`.
 ///
 /// # Errors
-/// Other degrees and orders than the transform's; a dim that is sharded while no other can be.
+/// Degrees and orders other than the transform's; a sharded dim that must become whole when no
+/// other dim can take its mesh axis.
 ///
 /// # Example
 /// ```
@@ -88,7 +90,7 @@ pub fn isht<const D: usize, const E: usize>(
     isht_beside(x, transform, &[])
 }
 
-/// [`isht`] that shards no more of the dims `fixed`.
+/// [`isht`] whose exchanges move no mesh axis onto the dims `fixed`.
 pub(super) fn isht_beside<const D: usize, const E: usize>(
     x: ShardTensor<D>,
     transform: &Sht,
@@ -117,8 +119,9 @@ pub(super) fn isht_beside<const D: usize, const E: usize>(
     )
 }
 
-/// Transforms a vector field, `[.., 2, lat, lon]` with its components along colatitude and longitude, to
-/// vector spherical harmonics: spheroidal and toroidal, `[.., 2, degrees, orders, 2]`. `E = D + 1`.
+/// Transforms a vector field `[.., 2, lat, lon]`, with components along colatitude and longitude,
+/// to vector spherical harmonics `[.., 2, degrees, orders, 2]`, spheroidal and toroidal.
+/// `E = D + 1`.
 ///
 /// # Errors
 /// Those of [`sht`]; another number of components.
@@ -148,8 +151,8 @@ pub fn vector_sht<const D: usize, const E: usize>(
     let factors = degrees(transform, |degree| {
         analysis(degree) / (degree * (degree + 1)).max(1) as f64
     });
-    // The gradient of a harmonic is `dP/dθ` in one component, and `imP/sin θ` in the other; its
-    // conjugate is summed here.
+    // The gradient of a harmonic has the components `dP/dθ` and `imP/sin θ`; the sum is with its
+    // conjugate.
     both(
         y,
         transform,
@@ -205,8 +208,8 @@ pub fn vector_isht<const D: usize, const E: usize>(
     from_orders(y, transform, &[], NAME)
 }
 
-/// `[s, t] = slope · [u, −v] + azimuthal · [v, u]`, where `u` and `v` are the cells of the dim
-/// `component`.
+/// Computes `[s, t] = slope · [u, −v] + azimuthal · [v, u]`, where `u` and `v` are the cells of the
+/// dim `component`.
 fn both<const D: usize>(
     x: ShardTensor<D>,
     transform: &Sht,
@@ -222,7 +225,7 @@ fn both<const D: usize>(
         degrees: degrees.clone(),
         factor,
     };
-    // Both sums are of one exchange.
+    // One exchange serves both sums.
     x.require_whole(operator, D - 1)?;
     let x = whole(x, D - 3, &[D - 1], &to.pending(D - 2), operator)?;
     let slope = sum(Function::Slope, Factor::One).along(x.clone(), transform, &[], operator)?;
@@ -271,7 +274,7 @@ fn degrees(transform: &Sht, factor: impl Fn(usize) -> f64) -> Arc<[f64]> {
 }
 
 impl To {
-    /// The dims that are to be whole next: orders, on the way to a field.
+    /// Dims that must be whole next: orders, on the way to a field.
     fn pending(self, orders: usize) -> Vec<usize> {
         match self {
             Self::Degrees => Vec::new(),
@@ -280,7 +283,7 @@ impl To {
     }
 }
 
-/// A sum over latitudes or degrees, for each order.
+/// Sum over latitudes or degrees, for each order.
 struct Sum {
     function: Function,
     to: To,
@@ -289,7 +292,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// Sums over the dim before that of orders, which is made whole; orders may be sharded.
+    /// Sums over the dim before the orders, making it whole first; orders may be sharded.
     fn along<const D: usize>(
         self,
         x: ShardTensor<D>,
@@ -336,7 +339,7 @@ impl Sum {
     }
 }
 
-/// Requires the last sizes of a shape.
+/// Checks the trailing sizes of a shape.
 pub(super) fn check(
     operator: &'static str,
     shape: &[usize],

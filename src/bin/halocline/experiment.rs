@@ -50,9 +50,53 @@ impl Run {
         &self,
         program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
     ) -> Result<Vec<T>> {
-        let config = self.load()?;
-        let launcher = config.launcher(self.ranks());
-        Ok(launcher.collect(|world| program(&world, &config))?)
+        run_on(&self.load()?, self.ranks(), program)
+    }
+}
+
+/// Runs a program of an experiment on all ranks.
+fn run_on<T: Send>(
+    config: &ExperimentConfig,
+    ranks: usize,
+    program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
+) -> Result<Vec<T>> {
+    let launcher = config.launcher(ranks);
+    Ok(launcher.collect(|world| program(&world, config))?)
+}
+
+/// The configuration or package of a trained model, and the ranks.
+#[derive(Args)]
+pub(crate) struct Trained {
+    /// The configuration, a TOML file
+    #[arg(long, required_unless_present = "package")]
+    config: Option<PathBuf>,
+    /// A package of a trained model, in place of the configuration
+    #[arg(long, conflicts_with = "config", requires = "files")]
+    package: Option<PathBuf>,
+    /// Local ranks, if the configuration has no mesh and no launcher such as mpirun starts ranks
+    #[arg(long)]
+    ranks: Option<usize>,
+}
+
+impl Trained {
+    /// Runs a program on all ranks.
+    fn run<T: Send>(
+        &self,
+        program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
+    ) -> Result<Vec<T>> {
+        let ranks = self.ranks;
+        match (&self.package, &self.config) {
+            (Some(package), _) => {
+                let config = ExperimentConfig::load_package(package)?;
+                run_on(&config, ranks.unwrap_or(1), program)
+            }
+            (None, Some(config)) => Run {
+                config: config.clone(),
+                ranks,
+            }
+            .run(program),
+            (None, None) => Err("--config or --package: expected one of them".into()),
+        }
     }
 }
 
@@ -81,14 +125,16 @@ enum Checkpoint {
     Last,
 }
 
-impl Forecasting {
-    fn choice(&self) -> CheckpointChoice {
-        match self.checkpoint {
-            Checkpoint::Best => CheckpointChoice::Best,
-            Checkpoint::Last => CheckpointChoice::Last,
+impl Checkpoint {
+    fn choice(self) -> CheckpointChoice {
+        match self {
+            Self::Best => CheckpointChoice::Best,
+            Self::Last => CheckpointChoice::Last,
         }
     }
+}
 
+impl Forecasting {
     fn config(&self, config: &ExperimentConfig) -> ForecastConfig {
         ForecastConfig {
             steps: self.steps.unwrap_or(config.forecast.steps),
@@ -129,7 +175,7 @@ pub(crate) fn train(options: &TrainOptions) -> Result {
 #[derive(Args)]
 pub(crate) struct ForecastOptions {
     #[command(flatten)]
-    run: Run,
+    run: Trained,
     #[command(flatten)]
     forecasting: Forecasting,
     /// The date of the state to begin with, such as 2018-01-01T06:00; by default each of the test period
@@ -158,7 +204,7 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
     };
     let written = options.run.run(|world, config| {
         let experiment = forecasting.open(world, config)?;
-        let model = experiment.trained(forecasting.choice())?;
+        let model = experiment.trained(forecasting.checkpoint.choice())?;
         let config = forecasting.config(config);
         let written = experiment.forecast(&model, from.as_deref(), &config, output, existing)?;
         Ok(Some(written).filter(|_| world.is_root()))
@@ -174,7 +220,7 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
 #[derive(Args)]
 pub(crate) struct ScoreOptions {
     #[command(flatten)]
-    run: Run,
+    run: Trained,
     #[command(flatten)]
     forecasting: Forecasting,
     /// The JSON file of all scores, by channel, lead and region; by default scores.json of the folder, or of other files
@@ -209,7 +255,7 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
             None => format!("-{stem}"),
         };
         let experiment = forecasting.open(world, config)?;
-        let model = experiment.trained(forecasting.choice())?;
+        let model = experiment.trained(forecasting.checkpoint.choice())?;
         // Told before the forecasts.
         path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
         let forecast = forecasting.config(config);
@@ -232,6 +278,28 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
         }
         Ok(())
     })?;
+    Ok(())
+}
+
+#[derive(Args)]
+pub(crate) struct PackageOptions {
+    #[command(flatten)]
+    run: Run,
+    /// The checkpoint of the model
+    #[arg(long, default_value = "best")]
+    checkpoint: Checkpoint,
+    /// The folder to write
+    #[arg(long)]
+    output: PathBuf,
+}
+
+pub(crate) fn package(options: &PackageOptions) -> Result {
+    let choice = options.checkpoint.choice();
+    options.run.run(|world, config| {
+        config.require_trained()?;
+        Experiment::new(world, config)?.package(choice, &options.output)
+    })?;
+    println!("written to {}", options.output.display());
     Ok(())
 }
 

@@ -46,6 +46,8 @@ enum Command {
     Forecast(experiment::ForecastOptions),
     /// Score forecasts of the test period, beside persistence and climatology
     Score(experiment::ScoreOptions),
+    /// Package a trained model for forecasts from other files, elsewhere
+    Package(experiment::PackageOptions),
     /// Show memory, traffic and time of a training on a mesh, before it runs
     Plan(experiment::PlanOptions),
 }
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Command::Train(options) => experiment::train(&options),
         Command::Forecast(options) => experiment::forecast(&options),
         Command::Score(options) => experiment::score(&options),
+        Command::Package(options) => experiment::package(&options),
         Command::Plan(options) => experiment::plan(&options),
     };
     match done {

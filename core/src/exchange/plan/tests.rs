@@ -1,4 +1,4 @@
-//! Plans of all ranks beside brute force.
+//! Tests of the plans of all ranks against brute force.
 
 use super::*;
 use crate::Layout;
@@ -42,8 +42,8 @@ fn flipped(of: &IndexBox, flip: &[bool], shape: &[usize]) -> Vec<usize> {
         .collect()
 }
 
-/// Runs the plans of all ranks over the field `0, 1, 2, …` and returns what each assembles (-1
-/// = fill).
+/// Runs the plans of all ranks over the field `0, 1, 2, …` and returns the cells that each rank
+/// assembles (-1 = fill).
 fn simulate(layout: &Layout, need_of: &dyn Fn(usize) -> Need) -> Vec<Vec<i64>> {
     let size = layout.mesh().size();
     let plan = |p| ExchangePlan::new(Source::Layout(layout), p, size, need_of);
@@ -53,7 +53,7 @@ fn simulate(layout: &Layout, need_of: &dyn Fn(usize) -> Need) -> Vec<Vec<i64>> {
     assembled
 }
 
-/// The cells that each rank assembles by its plan.
+/// Returns the cells that each rank assembles according to its plan.
 fn assemble(plans: Vec<ExchangePlan>, layout: &Layout) -> Vec<Vec<i64>> {
     let size = plans.len();
     let shards: Vec<Vec<i64>> = (0..size)

@@ -1,4 +1,4 @@
-//! PyTorch's `state_dict`, loaded straight into the shards of a module.
+//! PyTorch state dicts, loaded directly into the shards of a module.
 
 mod module;
 mod source;
@@ -20,11 +20,11 @@ use crate::agreement::{Fallible, agree, agree_at};
 use crate::{Error, Result};
 
 const NAME: &str = "state dict";
-/// The most names that an error lists.
+/// Largest number of names that an error lists.
 const LISTED: usize = 5;
 
-/// Weights of a PyTorch model: a file of `torch.save` (`.pt`, `.pth`) or of safetensors, whose tensors
-/// have the names of PyTorch's modules.
+/// Weights of a PyTorch model, from a file of `torch.save` (`.pt`, `.pth`) or a safetensors file.
+/// Tensors have the names that they have in PyTorch.
 ///
 /// # Example
 /// ```
@@ -71,10 +71,10 @@ pub struct StateDict {
     allow_unused: bool,
 }
 
-/// A function from the path of a parameter to its name in a file.
+/// Map from the path of a parameter to its name in the file.
 type Names = dyn Fn(&str) -> Option<StateName> + Send + Sync;
 
-/// The place of a parameter's values in a [`StateDict`]: a tensor, or one of several equal parts of
+/// Location of a parameter's values in a [`StateDict`]: a tensor, or one of several equal parts of
 /// it along its first dim, such as the queries of a fused projection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateName {
@@ -84,8 +84,9 @@ pub struct StateName {
 }
 
 impl StateName {
-    /// Part number `part` of `parts` along the first dim of a tensor: `("attn.in_proj_weight", 1, 3)`
-    /// are the keys' weights of PyTorch's `MultiheadAttention`.
+    /// Selects part number `part` of `parts` equal parts along the first dim of a tensor:
+    /// `("attn.in_proj_weight", 1, 3)` selects the weights of the keys in PyTorch's
+    /// `MultiheadAttention`.
     ///
     /// # Panics
     /// Panics unless `part` is less than `parts`.
@@ -103,11 +104,11 @@ impl<S: Into<String>> From<S> for StateName {
 }
 
 impl StateDict {
-    /// Opens a file. Of nested ones, such as `{"model": ..., "optimizer": ...}`, names have the key in
-    /// front: `model.net.0.weight`. Tensors are read when they are loaded.
+    /// Opens a file. In a nested dict, such as `{"model": ..., "optimizer": ...}`, names are
+    /// prefixed with the key: `model.net.0.weight`. Tensors are not read until they are loaded.
     ///
     /// # Errors
-    /// A file that cannot be read, is of another format or damaged; one with sparse or quantized
+    /// A file that cannot be read, is of another format, or is damaged; sparse or quantized
     /// tensors.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -127,15 +128,15 @@ impl StateDict {
         })
     }
 
-    /// The names and shapes of the tensors.
+    /// Iterates over the names and shapes of the tensors.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
         let tensors = self.tensors.iter();
         tensors.map(|(name, stored)| (&name[..], &stored.shape[..]))
     }
 
-    /// Sets a function from the path of a parameter to its name in the file, or to `None` for a
-    /// parameter that keeps its value. It is given paths as PyTorch has them: `weight` and `bias` of
-    /// norms, which are `gamma` and `beta` in burn.
+    /// Sets the map from the path of a parameter to its name in the file, or to `None` for a
+    /// parameter that keeps its value. Paths use PyTorch's names of the parameters of norms:
+    /// `weight` and `bias` instead of burn's `gamma` and `beta`.
     #[must_use]
     pub fn with_names(
         self,
@@ -145,7 +146,7 @@ impl StateDict {
         Self { names, ..self }
     }
 
-    /// Allows tensors of the file that no parameter uses.
+    /// Allows tensors in the file that no parameter uses.
     #[must_use]
     pub fn with_unused(self) -> Self {
         Self {
@@ -154,14 +155,14 @@ impl StateDict {
         }
     }
 
-    /// Loads a module, on all ranks. Each tensor is read by one rank, which sends the others their
-    /// cells of it: a rank has one whole tensor in memory at a time. Values take the number type of the
-    /// parameter; weights of linear layers are transposed.
+    /// Loads the parameters of a module on all ranks. One rank reads each tensor and sends the
+    /// others their cells; a rank holds one whole tensor at a time in memory. Values are converted
+    /// to the element type of the parameter; weights of linear layers are transposed.
     ///
     /// # Errors
-    /// On all ranks, before anything is read: parameters without a tensor; tensors without a parameter,
-    /// unless [allowed](Self::with_unused) (`num_batches_tracked` of batch norms is); other shapes or
-    /// kinds. Files that cannot be read, or are damaged.
+    /// On all ranks, before anything is read: parameters without a tensor; tensors without a
+    /// parameter, unless [allowed](Self::with_unused) (`num_batches_tracked` of batch norms always
+    /// is); a shape or kind that differs. Later: files that cannot be read, or are damaged.
     pub fn load<M: Module>(&self, world: &World, module: M) -> halocline_core::Result<M> {
         let mesh = all_ranks(world)?;
         let slots = self.slots(&module);
@@ -190,7 +191,7 @@ impl StateDict {
         Ok(filled(module, values))
     }
 
-    /// The parameters to load, each with its tensor.
+    /// Pairs the parameters to load with their tensors.
     fn slots<M: Module>(&self, module: &M) -> Result<Vec<Slot<'_>>> {
         let (mut slots, mut used, mut missing) = (Vec::new(), BTreeSet::new(), Vec::new());
         for parameter in parameters(module) {
@@ -270,7 +271,7 @@ impl StateDict {
     }
 }
 
-/// A short text that is the same on ranks that load the same tensors into the same parameters.
+/// Returns a short text that is equal on ranks that load the same tensors into the same parameters.
 fn described(slots: &[Slot<'_>]) -> String {
     let mut hasher = crc32fast::Hasher::new();
     for slot in slots {
@@ -287,7 +288,8 @@ fn described(slots: &[Slot<'_>]) -> String {
     format!("{} with checksum {:08x}", slots.len(), hasher.finalize())
 }
 
-/// Reads this rank's tensor of a round, sends the others their cells, and receives those of others.
+/// Reads this rank's tensor of a round, sends other ranks their cells of it, and receives this
+/// rank's cells of the other tensors.
 fn exchange(
     mesh: &DeviceMesh,
     round: &[Slot<'_>],
@@ -337,7 +339,7 @@ impl fmt::Debug for StateDict {
     }
 }
 
-/// Names for an error, or "nothing".
+/// Formats names for an error, or "nothing".
 fn listed(names: &[String]) -> String {
     let more = names.len().saturating_sub(LISTED);
     match names {
@@ -347,18 +349,17 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-/// A parameter, and the tensor of its values.
+/// Parameter, and the tensor that holds its values.
 struct Slot<'a> {
     parameter: Parameter,
     stored: &'a Stored,
-    /// Elements of the tensor between neighbours along each dim of the parameter, and before its
-    /// first.
+    /// Strides in the tensor along each dim of the parameter, in elements.
     strides: Vec<usize>,
     first: usize,
 }
 
 impl Slot<'_> {
-    /// The cells that a rank holds, from the bytes of the tensor.
+    /// Extracts the cells that a rank holds from the bytes of the tensor.
     fn cells(&self, bytes: &[u8], rank: usize) -> Vec<u8> {
         let cells = self.parameter.cells(rank);
         let element = self.stored.dtype.size();
@@ -367,7 +368,7 @@ impl Slot<'_> {
         found
     }
 
-    /// Keeps the cells that a rank holds.
+    /// Stores the cells that a rank holds as the value of the parameter.
     fn put(
         &self,
         bytes: Vec<u8>,

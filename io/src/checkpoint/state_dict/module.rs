@@ -1,4 +1,4 @@
-//! The tensors of a module: their places, and their new values.
+//! Tensors of a module: their paths and layouts, and the assignment of new values.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,7 +7,7 @@ use burn::tensor::kind::Autodiff;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use halocline_core::{IndexBox, ParamShard, param_shards};
 
-/// The tensors of a module, in its order.
+/// Lists the tensors of a module in visiting order.
 pub(super) fn parameters<M: Module>(module: &M) -> Vec<Parameter> {
     let mut parameters = Parameters {
         shards: param_shards(module),
@@ -17,7 +17,7 @@ pub(super) fn parameters<M: Module>(module: &M) -> Vec<Parameter> {
     parameters.found
 }
 
-/// Gives tensors of a module their values, by path.
+/// Assigns values to the tensors of a module, by path.
 pub(super) fn filled<M: Module>(module: M, values: HashMap<String, TensorData>) -> M {
     module.map(&mut Fill {
         path: Vec::new(),
@@ -25,20 +25,20 @@ pub(super) fn filled<M: Module>(module: M, values: HashMap<String, TensorData>) 
     })
 }
 
-/// A tensor of a module.
+/// Tensor of a module.
 pub(super) struct Parameter {
     pub(super) path: String,
-    /// The path, with the names of PyTorch's norms.
+    /// The path, with PyTorch's names for the parameters of norms.
     pub(super) name: String,
     pub(super) dtype: DType,
-    /// The global shape.
+    /// Global shape.
     pub(super) shape: Vec<usize>,
     pub(super) is_linear: bool,
     pub(super) shard: Option<ParamShard>,
 }
 
 impl Parameter {
-    /// The cells that a rank holds.
+    /// Returns the cells that a rank holds.
     pub(super) fn cells(&self, rank: usize) -> IndexBox {
         let shard = self.shard.as_ref();
         let held = shard.and_then(|shard| shard.cells_of(rank));
@@ -50,7 +50,7 @@ impl Parameter {
 struct Parameters {
     shards: BTreeMap<String, ParamShard>,
     path: Vec<String>,
-    /// The types of modules on the path.
+    /// Types of the modules along the path.
     containers: Vec<String>,
     found: Vec<Parameter>,
 }
@@ -109,7 +109,7 @@ impl ModuleVisitor for Parameters {
     }
 }
 
-/// Gives parameters their values, by path.
+/// Mapper that assigns values to parameters by path.
 struct Fill {
     path: Vec<String>,
     values: HashMap<String, TensorData>,

@@ -1,4 +1,4 @@
-//! The tensors of a file, by name.
+//! Tensors of a file, by name.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,14 +10,14 @@ use pytorch_reader::PytorchReader;
 use crate::checkpoint::Checkpoint;
 use crate::{Error, Result};
 
-/// A tensor of the file, which is read when it is needed.
+/// Tensor of a file, read on demand.
 pub(super) struct Stored {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
     pub(super) read: Box<dyn Fn() -> Result<Vec<u8>> + Send + Sync>,
 }
 
-/// The tensors of a file of safetensors.
+/// Lists the tensors of a safetensors file.
 pub(super) fn safetensors(path: &Path) -> Result<BTreeMap<String, Stored>> {
     let file = Arc::new(Checkpoint::open(path)?);
     let entries = file.index.tensors.iter().map(|(name, entry)| {
@@ -32,7 +32,7 @@ pub(super) fn safetensors(path: &Path) -> Result<BTreeMap<String, Stored>> {
     Ok(entries.collect())
 }
 
-/// The tensors of a file of `torch.save`.
+/// Lists the tensors of a file written by `torch.save`.
 pub(super) fn pickled(path: &Path) -> Result<BTreeMap<String, Stored>> {
     let opened = PytorchReader::new(path);
     let opened = opened.map_err(|error| Error::checkpoint(path, error.to_string()))?;

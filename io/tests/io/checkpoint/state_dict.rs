@@ -63,9 +63,10 @@ fn sharded(model: Model, mesh: &DeviceMesh, stored: bool) -> Result<Model> {
     shard_parameters(model, |_, shape| {
         let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
         let shard = ParamShard::new(layout, mesh);
-        Ok(Some(match stored {
-            true => shard.with_stored(&["rank"], Gather::Again)?,
-            false => shard,
+        Ok(Some(if stored {
+            shard.with_stored(&["rank"], Gather::Again)?
+        } else {
+            shard
         }))
     })
 }

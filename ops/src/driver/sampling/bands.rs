@@ -1,7 +1,8 @@
-//! Sums with weights along the last dim of a shard on the CPU.
+//! Weighted sums along the last dim of a shard on the CPU.
 //!
-//! Lanes are rows of results: the cells of as many rows as a vector has lanes are transposed, so that a sum along a row is one
-//! of vectors, whichever cells it has. A task has some rows and a block of their outputs.
+//! Lanes are rows of results: the cells of as many rows as a vector has lanes are transposed, so
+//! that a sum along a row is a sum of vectors, whatever its cells. A task covers some rows and a
+//! block of their outputs.
 
 use std::ops::Range;
 
@@ -16,13 +17,14 @@ use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::{Element, Isa};
 use crate::kernel::transpose::{pack, unpack};
 
-/// Outputs of a row that a task computes.
+/// Outputs per row and task.
 const BLOCK: usize = 128;
-/// A [`Map`] as kernels read it: the cells and weights of all outputs, one after the other.
+/// A [`Map`] in the form that kernels read: the cells and weights of all outputs, one after
+/// another.
 #[derive(Debug)]
 pub(super) struct Sums<E> {
     taps: Vec<(usize, E)>,
-    /// Where those of each output end.
+    /// End of the taps of each output.
     ends: Vec<usize>,
 }
 
@@ -38,7 +40,7 @@ impl Sums<f64> {
         }
     }
 
-    /// The adjoint of a map from `size` cells. A cell that no output takes is a sum of none.
+    /// Adjoint of a map from `size` cells. A cell that no output uses becomes an empty sum.
     pub(super) fn transposed(&self, size: usize) -> Self {
         let mut ends = vec![0; size];
         for (cell, _) in &self.taps {
@@ -59,7 +61,7 @@ impl Sums<f64> {
         Self { taps, ends }
     }
 
-    /// The sums with weights of another type.
+    /// The sums with weights of another number type.
     pub(super) fn to<E: Element>(&self) -> Sums<E> {
         let taps = self.taps.iter();
         Sums {
@@ -82,7 +84,7 @@ impl<E: Copy> Sums<E> {
         &self.taps[start..self.ends[output]]
     }
 
-    /// The cells from the first to the last that some outputs have.
+    /// Range from the first to the last cell that a range of outputs uses.
     fn reach(&self, outputs: Range<usize>) -> Range<usize> {
         let cells = || {
             outputs
@@ -94,7 +96,7 @@ impl<E: Copy> Sums<E> {
     }
 }
 
-/// `[rows, outputs]` from `[rows, columns]`.
+/// Computes `[rows, outputs]` from `[rows, columns]`.
 pub(super) fn of_rows<E: Element>(
     isa: Isa,
     x: &[E],
@@ -129,7 +131,7 @@ pub(super) fn of_rows<E: Element>(
             });
         });
     };
-    // SAFETY: tasks write all blocks of all rows, each its own.
+    // SAFETY: together, the tasks write all blocks of all rows, and each writes only its own.
     unsafe {
         Buffer::filled(len, |y| {
             tasks::for_each(count, together, |task| run(task, y))
@@ -140,12 +142,12 @@ pub(super) fn of_rows<E: Element>(
 /// A block of outputs of some rows.
 struct Band<'a, E> {
     x: &'a [E],
-    /// Cells of a row.
+    /// Number of cells of a row.
     columns: usize,
     sums: &'a Sums<E>,
     rows: Range<usize>,
     block: Range<usize>,
-    /// The columns that the block has cells in.
+    /// Range of columns that the block reads.
     cells: Range<usize>,
     scratch: &'a mut [E],
     y: Shared<E>,
@@ -176,7 +178,7 @@ impl<E: Element> WithSimd for Band<'_, E> {
                 *from = x[(first + lane) * columns..][cells.clone()].as_ptr();
             }
             let to = (turned.as_mut_ptr(), lanes);
-            // SAFETY: all rows have so many cells, and there is room for as many vectors.
+            // SAFETY: all rows have `cells.len()` cells, and there is room for as many vectors.
             unsafe { pack(simd, &from[..count], cells.len(), one, to) };
             for start in block.clone().step_by(lanes) {
                 let width = lanes.min(block.end - start);
@@ -189,7 +191,8 @@ impl<E: Element> WithSimd for Band<'_, E> {
                     store(simd, &mut results[lanes * number..][..lanes], sum);
                 }
                 let mut to = [std::ptr::null_mut(); WIDEST];
-                // SAFETY: outputs of this task; there are so many vectors, and room for as many elements in each row.
+                // SAFETY: these outputs belong to this task; there are `width` vectors, and each
+                // row has room for `width` elements.
                 unsafe {
                     for (lane, to) in to[..count].iter_mut().enumerate() {
                         *to = y.at((first + lane) * sums.outputs() + start);
@@ -201,7 +204,7 @@ impl<E: Element> WithSimd for Band<'_, E> {
     }
 }
 
-/// One output of many lines side by side.
+/// One output of many adjacent lines.
 pub(super) struct Row<'a, E> {
     pub(super) cells: &'a [E],
     pub(super) taps: &'a [(usize, E)],
@@ -231,7 +234,7 @@ mod tests {
     use super::*;
     use crate::kernel::testing::{random, rounded, same_for_all_pools};
 
-    /// Sums of up to four cells, some of none, at places that rise.
+    /// Sums of zero to four cells at increasing positions.
     fn map(size: usize, outputs: usize) -> Map {
         let taps = |output: usize| -> Taps {
             let first = output * size / outputs;
@@ -268,7 +271,7 @@ mod tests {
         }
     }
 
-    /// The adjoint of an adjoint is the map itself, but for the order of taps.
+    /// The adjoint of the adjoint is the map itself, up to the order of taps.
     #[test]
     fn adjoints_have_the_same_weights() {
         let map = map(12, 30);

@@ -17,7 +17,7 @@ use crate::kernel::lines::{Lines, slice};
 use crate::kernel::simd::Isa;
 use crate::reshape;
 
-/// The maximum of cells; weights do not count. Of equal cells it is the first, the last dim changing fastest.
+/// Maximum of cells; weights are ignored. Of equal cells the first is taken, in row-major order.
 #[derive(Clone, Debug)]
 pub(crate) struct Maximum(Arc<[(usize, Map)]>);
 
@@ -28,7 +28,8 @@ impl Combine for Maximum {
     }
 }
 
-/// A step's dim, the shape before it, and which cell each of its outputs takes, `[outer, outputs, inner]`.
+/// Dim of a step, the shape before it, and the cell that each of its outputs takes, as
+/// `[outer, outputs, inner]`.
 #[derive(Debug)]
 pub(crate) struct Chosen {
     dim: usize,
@@ -36,7 +37,7 @@ pub(crate) struct Chosen {
     cells: Cells,
 }
 
-/// The cells that outputs take.
+/// Cells that outputs take.
 #[derive(Debug)]
 enum Cells {
     /// There are no outputs, or no cells.
@@ -59,8 +60,8 @@ impl Operator for Maximum {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Vec<Chosen>)> {
         let mut x = inputs.remove(0);
         let (mut chosen, mut places) = (Vec::new(), None::<Vec<u32>>);
-        // The first dim goes first, whose rows are long; places in dims before then tell equal cells apart. Without places the last
-        // dim goes first.
+        // The first dim goes first because its rows are long; ties are then broken by the positions
+        // in earlier dims. Without positions the last dim goes first.
         let cells: usize = self.0.iter().map(|(dim, _)| x.shape()[*dim]).product();
         let moves = |(dim, map): &&(usize, Map)| !is_identity(map, x.shape()[*dim]);
         let mut steps: Vec<_> = self.0.iter().filter(moves).collect();
@@ -118,8 +119,9 @@ impl Operator for Maximum {
     }
 }
 
-/// The maxima along a dim, and the cells that they are of. NaN compares as larger than all numbers; of equal cells the one of the
-/// first place counts, if `places` says where cells come from, then the first one.
+/// Computes the maxima along a dim and the cells that they come from. NaN is larger than all
+/// numbers. Of equal cells the first is taken; if `places` lists positions in earlier dims, the one
+/// with the lowest position.
 fn along(
     x: DispatchTensor,
     dim: usize,
@@ -150,13 +152,13 @@ fn is_nan<E: Float>(x: E) -> bool {
     x != x
 }
 
-/// Whether every output is the cell of its number.
+/// Whether every output is the cell of the same index.
 fn is_identity(map: &Map, size: usize) -> bool {
     let is_same = |(output, taps): (usize, &Taps)| taps.len() == 1 && taps[0].0 == output;
     map.len() == size && map.iter().enumerate().all(is_same)
 }
 
-/// Where outputs come from in this dim and those before it.
+/// Positions that outputs come from, in this dim and the earlier ones.
 fn places_of(lines: Lines, chosen: &[u32], before: &[u32]) -> Vec<u32> {
     let Lines { cells, inner, .. } = lines;
     let outputs = chosen.len() / lines.outer;
@@ -190,7 +192,7 @@ fn maxima<E: Float>(
     let together = CHUNK / each.max(1);
     let y_rows = y.shared();
     tasks::for_each_part(&mut chosen, inner, together, |row, chosen| {
-        // SAFETY: the row of this task alone.
+        // SAFETY: only this task accesses this row.
         let y = unsafe { slice(y_rows, row * inner..(row + 1) * inner) };
         let start = row / map.len() * cells * inner;
         isa.run(Row {
@@ -204,9 +206,9 @@ fn maxima<E: Float>(
     (y, chosen)
 }
 
-/// The maxima of one output along a dim.
+/// Maxima of one output along a dim.
 struct Row<'a, E> {
-    /// `[cells, inner]`, of which those of the taps count.
+    /// `[cells, inner]`; only the cells of the taps are read.
     x: &'a [E],
     places: Option<&'a [u32]>,
     taps: &'a [(usize, f64)],
@@ -258,7 +260,7 @@ impl<E: Float> WithSimd for Row<'_, E> {
             }
             return;
         };
-        // Some columns at a time, with the places of what is chosen.
+        // Some columns at a time, together with the positions of the chosen cells.
         for start in (0..inner).step_by(WIDEST) {
             let columns = start..inner.min(start + WIDEST);
             let (y, chosen) = (&mut y[columns.clone()], &mut chosen[columns.clone()]);
@@ -283,18 +285,18 @@ fn is_equal<E: Float>(x: E, y: E) -> bool {
     (x == y) | (is_nan(x) & is_nan(y))
 }
 
-/// NaN compares as larger than all numbers.
+/// Whether `x` is larger than `y`. NaN is larger than all numbers.
 #[inline(always)]
 fn is_larger<E: Float>(x: E, y: E) -> bool {
     (x > y) | (is_nan(x) & !is_nan(y))
 }
 
-/// The place of the largest of some cells, of equal ones the first. NaN compares as larger than all numbers.
+/// Position of the largest cell, and of equal ones the first. NaN is larger than all numbers.
 #[inline(always)]
 fn first_of_largest<E: Float>(cells: &[E]) -> usize {
     const LANES: usize = 8;
     let (parts, rest) = cells.as_chunks::<LANES>();
-    // In vectors, then the place of what was found.
+    // Finds the maximum in vectors, then its position.
     let mut most = [cells[0]; LANES];
     let mut missing = false;
     for part in parts {
@@ -325,7 +327,7 @@ fn by_selection(
     map: &Map,
     shape: Vec<usize>,
 ) -> (DispatchTensor, Tensor<3, Int>) {
-    // As many cells for every output: the last one several times.
+    // Pads all outputs to the same number of cells by repeating the last one.
     let longest = map.iter().map(Vec::len).max().unwrap_or(1);
     let cells = map
         .iter()
@@ -375,7 +377,8 @@ mod tests {
         }
     }
 
-    /// Equal cells are many where cells are few numbers; the first along all dims counts, whatever dim goes first.
+    /// Ties are many if cells take few values; the first cell along all dims is taken, whichever
+    /// dim goes first.
     #[test]
     fn of_equal_cells_the_first_is_chosen() {
         let window = |cells: &[usize]| cells.iter().map(|cell| (*cell, 1.0)).collect::<Vec<_>>();
@@ -395,7 +398,7 @@ mod tests {
         let x = Tensor::<4>::from_data(x, &Device::default());
         let (y, chosen) = pool.forward(vec![x.clone().into_dispatch()]).unwrap();
         let y: Vec<f32> = Tensor::<4>::from_dispatch(y).into_data().iter().collect();
-        // A gradient of each output's number goes to the cell that it is of.
+        // A gradient equal to each output's number arrives at the cell that the output takes.
         let numbers = Tensor::<1>::from_floats(
             std::array::from_fn::<f32, 16, _>(|number| number as f32 + 1.0),
             &Device::default(),

@@ -1,9 +1,10 @@
-//! Maps from the cells of a grid to those of another, dim by dim, on shards.
+//! Maps from the cells of one grid to those of another, dim by dim, on shards.
 //!
-//! Every output is a sum with weights, or the maximum, of some cells. A map that gives fewer cells than it takes runs in two
-//! stages: each rank combines those of its own cells that belong to an output, and the rank that owns the output combines
-//! these parts. So what travels is one part for each output that ranks share, however many cells it has. A map that gives
-//! more cells than it takes moves cells first, of which there are fewer.
+//! Every output is a weighted sum, or the maximum, of some cells. A map to fewer cells runs in two
+//! stages: each rank combines those of its own cells that belong to an output, and the rank that
+//! owns the output combines these parts. Ranks thus send one part for each output that they share,
+//! however many cells it has. A map to more cells moves the cells first, because there are fewer of
+//! them.
 
 mod bands;
 mod maximum;
@@ -23,13 +24,13 @@ pub(crate) use maximum::Maximum;
 use stages::Stages;
 pub(crate) use weighted::Weighted;
 
-/// The cells of an output, in their order, and their weights.
+/// Cells of an output, in order, with their weights.
 pub(crate) type Taps = Vec<(usize, f64)>;
 
-/// A map between grids in one dim: for every output at least one cell.
+/// Map between grids in one dim, with at least one cell for every output.
 pub(crate) type Map = Vec<Taps>;
 
-/// The map to so many outputs that are areas of the field, `⌊i·n/m⌋..⌈(i+1)·n/m⌉` for output `i` of `m`, and their means.
+/// Map to `outputs` means over areas of the field: output `i` of `m` covers `⌊i·n/m⌋..⌈(i+1)·n/m⌉`.
 pub(crate) fn areas(size: usize, outputs: usize) -> Map {
     let area = |output: usize| {
         let cells = output * size / outputs..((output + 1) * size).div_ceil(outputs);
@@ -39,26 +40,27 @@ pub(crate) fn areas(size: usize, outputs: usize) -> Map {
     (0..outputs).map(area).collect()
 }
 
-/// Combination of the cells of outputs, as an operator on one shard.
+/// Operator on one shard that combines the cells of outputs.
 pub(crate) trait Combine: Operator + Clone {
-    /// The operator for maps of these dims, in the order in which they are best applied.
+    /// Creates the operator for maps of these dims, which come in the order in which they are best
+    /// applied.
     fn new(maps: Vec<(usize, Map)>) -> Self;
 }
 
-/// The work of one rank.
+/// Work of one rank.
 struct Plan<S> {
-    /// From its own cells to those of the middle stage.
+    /// Maps the rank's own cells to those of the middle stage.
     local: S,
-    /// The layout of the middle stage, the exchange of its cells, and what makes outputs of them; none if the first stage
-    /// gives the outputs on every rank.
+    /// Layout of the middle stage, exchange of its cells, and the map from them to outputs; `None`
+    /// if the first stage computes the outputs on every rank.
     rest: Option<(Layout, Arc<ExchangePlan>, S)>,
     output: Layout,
 }
 
-/// Applies maps of several dims, which `maps` gives, to a sharded tensor. `key` is everything that they depend on besides the
-/// layout.
+/// Applies the maps of several dims, which `maps` returns, to a sharded tensor. `key` holds
+/// everything that they depend on apart from the layout.
 ///
-/// An output belongs to the rank that holds the middle one of its cells.
+/// An output belongs to the rank that holds its middle cell.
 ///
 /// # Errors
 /// Partial values; a failure of communication.
@@ -93,7 +95,8 @@ fn combine<const D: usize, S: Combine>(stage: &S, local: Tensor<D>) -> Tensor<D>
 
 impl<S: Combine> Plan<S> {
     fn new(layout: &Layout, mesh: &DeviceMesh, mut maps: Vec<(usize, Map)>) -> Self {
-        // Maps to fewer cells first. Those of maxima are slowest along the last dim: after maps to fewer cells, before maps to more.
+        // Maps to fewer cells first, then the map of the last dim (along which maxima are slowest),
+        // then maps to more cells.
         let shape = layout.shape();
         maps.sort_by_key(|(dim, map)| {
             let turn = match *dim + 1 == shape.len() {

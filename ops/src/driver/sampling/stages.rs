@@ -1,25 +1,25 @@
-//! The two stages of a map on the shards of a dim: pure.
+//! The two stages of a map on the shards of a dim. Pure planning.
 
 use std::ops::Range;
 
 use super::{Map, Taps};
 
-/// A map on the shards of a dim.
+/// Stages of a map on the shards of a dim.
 pub(super) struct Stages {
-    /// For every part of the dim the map from its own cells to those that it has in the middle stage; none if they are the
-    /// same.
+    /// For each part of the dim, the map from its own cells to its cells of the middle stage; empty
+    /// if these are the same.
     pub local: Vec<Map>,
-    /// The extents of the middle stage.
+    /// Extents of the middle stage.
     pub middle: Vec<usize>,
-    /// The map from the cells of the middle stage to outputs.
+    /// Map from the cells of the middle stage to outputs.
     rest: Map,
-    /// The extents of the outputs.
+    /// Extents of the outputs.
     pub outputs: Vec<usize>,
 }
 
 impl Stages {
-    /// The stages of a map on a dim of these extents. One to more cells than there are waits for the second stage, if there is
-    /// one: `moves`.
+    /// Splits a map on a dim of these extents into stages. A map to at least as many cells is left
+    /// to the second stage, if there is one (`moves`).
     pub(super) fn new(map: Map, extents: &[usize], moves: bool) -> Self {
         let size: usize = extents.iter().sum();
         let mut start = 0;
@@ -28,7 +28,7 @@ impl Stages {
             start - extent..start
         });
         let parts: Vec<Range<usize>> = parts.collect();
-        // The number of outputs before each end of a part: an output belongs to the part of its middle cell.
+        // Number of outputs of each part: an output belongs to the part of its middle cell.
         let owned = |part: &Range<usize>| {
             let middles = map.iter().map(|taps| taps[(taps.len() - 1) / 2].0);
             middles.filter(|cell| part.contains(cell)).count()
@@ -42,7 +42,7 @@ impl Stages {
                 outputs,
             };
         }
-        // Cells of the middle stage lie in the order of parts, and in each of outputs.
+        // Cells of the middle stage are ordered by part, and within a part by output.
         let mut rest: Map = vec![Taps::new(); map.len()];
         let mut next = 0;
         let local = parts.iter().map(|part| {
@@ -69,7 +69,7 @@ impl Stages {
         }
     }
 
-    /// The cells of the middle stage that a range of outputs needs, and those between them.
+    /// Range from the first to the last cell of the middle stage that a range of outputs needs.
     pub(super) fn reach(&self, outputs: &Range<usize>) -> Range<usize> {
         let cells = self.rest[outputs.clone()]
             .iter()
@@ -81,7 +81,7 @@ impl Stages {
         }
     }
 
-    /// The map to a range of outputs from the cells that they reach.
+    /// Map to a range of outputs from the cells of their [`reach`](Self::reach).
     pub(super) fn rest_of(&self, outputs: &Range<usize>) -> Map {
         let start = self.reach(outputs).start;
         let taps = self.rest[outputs.clone()].iter();
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Windows that do not move back, of random cells.
+    /// Windows of random cells that never move back.
     fn map(size: usize) -> impl Strategy<Value = Map> {
         let window = (0..size, 1..5_usize);
         prop::collection::vec(window, 1..9).prop_map(move |mut windows| {

@@ -1,4 +1,4 @@
-//! Sums with weights, dim by dim.
+//! Weighted sums, dim by dim.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,11 +15,11 @@ use crate::kernel::lanes::filled_bands;
 use crate::kernel::simd::Isa;
 use crate::precision::{cast, wider};
 
-/// Sums of cells with weights.
+/// Weighted sums of cells.
 #[derive(Clone, Debug)]
 pub(crate) struct Weighted(Arc<[Step]>);
 
-/// The map of one dim.
+/// Map of one dim.
 #[derive(Debug)]
 struct Step {
     dim: usize,
@@ -46,7 +46,7 @@ impl Combine for Weighted {
 }
 
 impl Operator for Weighted {
-    /// The size of each dim before its step.
+    /// Size of each dim before its step.
     type Saved = Vec<usize>;
 
     fn names(&self) -> Option<[&'static str; 2]> {
@@ -76,7 +76,7 @@ impl Operator for Weighted {
     }
 }
 
-/// Applies the maps of different dims, in this order.
+/// Applies maps of different dims, in this order.
 fn along_all(x: DispatchTensor, steps: &[(usize, &Sums<f64>)]) -> Result<DispatchTensor> {
     // Rounded once. `Tensor<1>` only carries the data.
     let in_dtype = |x, dtype| cast(Tensor::<1>::from_dispatch(x), dtype).into_dispatch();
@@ -115,8 +115,8 @@ fn along(x: DispatchTensor, dim: usize, map: &Sums<f64>) -> Result<DispatchTenso
     })
 }
 
-/// The map by burn's operators, for devices without our kernels. What an output does not take does not reach it, NaN
-/// included.
+/// Applies the map with burn's operators, on devices without our kernels. A cell that an output
+/// does not use does not affect it, even if it is NaN.
 fn composed(
     x: DispatchTensor,
     [outer, size, inner]: [usize; 3],
@@ -148,7 +148,7 @@ fn composed(
     crate::reshape::<4, 1>(terms.sum_dim(2), shape.to_vec()).into_dispatch()
 }
 
-/// `[outer, outputs, inner]` from `[outer, size, inner]`.
+/// Computes `[outer, outputs, inner]` from `[outer, size, inner]`.
 fn sums<E: Float>(
     isa: Isa,
     x: &[E],

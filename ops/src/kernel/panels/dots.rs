@@ -50,7 +50,7 @@ pub(crate) unsafe fn dots_to<E: Element, P: Products<E>>(
     for place in 0..size {
         let parts = (0..parts).map(|part| sums[part * size + place]);
         let sum = parts.fold(E::default(), |sum, part| sum + part);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { *to.at(place) = P::number(sum) };
     }
 }

@@ -43,7 +43,7 @@ unsafe fn load<S: Simd, E: Element, P: Products<E>>(
     step: usize,
     there: usize,
 ) -> E::Vector<S> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if step == 1 && there >= SIDE {
             return P::load::<S>(from);
@@ -137,7 +137,7 @@ impl<E: Element> Rows<E> {
     ) {
         let place = row / SIDE * self.block + term * self.term + row % SIDE * SIDE;
         let to = self.first.cast_mut().wrapping_add(place);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { store_parts::<S, E, P>(simd, deinterleave::<S, E>(numbers), to, MATRIX) };
     }
 
@@ -168,7 +168,7 @@ unsafe fn pack_rows<S: Simd, E: Element, P: Products<E>>(
     to: *mut E,
 ) {
     for place in 0..rows {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let (from, to) = (from.add(place * row), to.add(place * SIDE));
             if P::NUMBERS == 2 && numbers == 2 * SIDE {
@@ -196,7 +196,7 @@ unsafe fn pack_columns<S: Simd, E: Element, P: Products<E>>(
     to: *mut E,
 ) {
     let mut joined = [[[E::default(); SIDE]; SIDE]; MOST_PARTS];
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for pair in 0..SIDE {
             let from = from.wrapping_add(2 * pair * column);
@@ -277,7 +277,7 @@ impl<E: Element> Sums<E, Rows<E>> {
     #[inline(always)]
     pub(super) unsafe fn run_by_matrices<P: Products<E>>(&self) {
         let whole = self.rows / SIDE;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if whole > 0 {
                 let registers = amx::Matrices::of(SIDE, SIDE);

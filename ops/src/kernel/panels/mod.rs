@@ -84,7 +84,7 @@ impl<E: Element> Left<E> {
         by_matrices: bool,
         scratch: *mut E,
     ) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if const { matrices_multiply::<S, E, P>() } && by_matrices {
                 Self::Matrices(matrices::Rows::new::<S, P>(simd, a, scratch))

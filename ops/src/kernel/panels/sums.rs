@@ -126,7 +126,7 @@ unsafe fn pack_columns<E: Element, P: Products<E>>(
                     false => P::Number::default(),
                 }
             });
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { *to.add(step * width + lane) = P::factor(numbers) };
         }
     }
@@ -165,7 +165,7 @@ pub(super) unsafe fn factors<E: Element, P: Products<E>>(
     if column == 1 {
         for place in 0..rows {
             for step in 0..steps {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { *scratch.add(place * steps + step) = factor(place, step) };
             }
         }
@@ -183,7 +183,7 @@ pub(super) unsafe fn factors<E: Element, P: Products<E>>(
                 continue;
             }
             for member in 0..BLOCK.min(rows - first) {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { *to.add(member) = factor(first + member, step) };
             }
         }
@@ -251,7 +251,7 @@ impl<E: Element> Sums<E> {
         let mut first = 0;
         while first < vectors {
             let count = most.min(vectors - first);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match count {
                     4 => self.columns::<S, P, 4>(simd, first),
@@ -266,7 +266,7 @@ impl<E: Element> Sums<E> {
     #[inline(always)]
     unsafe fn columns<S: Simd, P: Products<E>, const C: usize>(&self, simd: S, first: usize) {
         let mut row = 0;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             while row + BLOCK <= self.rows {
                 self.block::<S, P, BLOCK, C>(simd, row, first);
@@ -292,7 +292,7 @@ impl<E: Element> Sums<E> {
     ) {
         let lanes = E::lanes::<S>();
         let at = |row: usize, pitch: usize, vector: usize| row * pitch + (first + vector) * lanes;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             // The sums so far are added to those of the products, which are smaller: so fewer bits of each product are lost.
             let mut sums = [[E::splat(simd, E::default()); C]; R];

@@ -15,7 +15,7 @@ use std::arch::x86_64::{
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 pub(super) unsafe fn widen(from: *const __m256i) -> __m512 {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let numbers = unsafe { _mm256_loadu_si256(from) };
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(numbers)))
 }
@@ -35,7 +35,7 @@ pub(super) unsafe fn narrow(place: *mut __m256i, vector: __m512) {
     let not_numbers = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(vector, vector);
     let quiet = _mm512_set1_epi32(0x40);
     let rounded = _mm512_mask_or_epi32(nearest, not_numbers, upper, quiet);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { _mm256_storeu_si256(place, _mm512_cvtepi32_epi16(rounded)) };
 }
 
@@ -98,7 +98,7 @@ pub(super) unsafe fn mul_add(a: __m512, b: __m512, mut sum: __m512) -> __m512 {
 #[target_feature(enable = "avx512f")]
 #[inline]
 pub(super) unsafe fn round(place: *mut __m256i, vector: __m512) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!(
             "vcvtneps2bf16 {rounded}, {vector}",

@@ -87,7 +87,7 @@ pub(crate) unsafe fn store_parts<S: Simd, E: Element, P: Products<E>>(
     step: usize,
 ) {
     for (part, pairs) in P::split(simd, numbers).iter().enumerate().take(P::PARTS) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { E::store::<S>(to.wrapping_add(part * step), *pairs) };
     }
 }
@@ -155,13 +155,13 @@ impl<E: Element, const PARTS: usize> Products<E> for Parts<PARTS> {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const E) -> E::Vector<S> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { E::load::<S>(from) }
     }
 
     #[inline(always)]
     unsafe fn store<S: Simd>(place: *mut E, vector: E::Vector<S>) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { E::store::<S>(place, vector) }
     }
 
@@ -364,7 +364,7 @@ impl Products<f32> for Pairs {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const bf16) -> S::f32s {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { Halves::load::<S>(from) }
     }
 
@@ -375,7 +375,7 @@ impl Products<f32> for Pairs {
             // SAFETY: the vectors are those of AVX-512, of a processor that has pairs, and the caller's.
             return unsafe { avx512::round(place.cast(), to_zmm(&vector)) };
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { Halves::store::<S>(place, vector) }
     }
 

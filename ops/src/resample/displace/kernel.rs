@@ -1,4 +1,5 @@
-//! Sampling within the cells of one rank, on CPUs: a table of cells and weights for each output, then sums by it.
+//! Sampling within the cells of one rank, on CPUs: builds a table of cells and weights for each
+//! output, then sums by it.
 
 use std::ops::Range;
 
@@ -18,15 +19,15 @@ use crate::resample::rules::Mode;
 /// Outputs that one task computes.
 const TASK: usize = 1024;
 
-/// Sampling as a node of the graph, of the cells and the displacements of a rank.
+/// Sampling as a node of the graph, with the cells and the displacements of a rank as inputs.
 #[derive(Debug)]
 pub(super) struct Sample<const N: usize> {
     pub options: SampleOptions<N>,
-    /// The number of the shard's first cell in every dim.
+    /// Global index of the shard's first cell in every dim.
     pub first: [usize; N],
 }
 
-/// The shapes of one run.
+/// Shapes of one call.
 #[derive(Clone, Copy, Debug)]
 struct Shapes<const N: usize> {
     channels: usize,
@@ -52,17 +53,17 @@ impl<const N: usize> Shapes<N> {
     }
 }
 
-/// The cells that a value is made of in one dim, `C` of them.
+/// The `C` cells that a value depends on in one dim.
 #[derive(Clone, Copy, Debug)]
 struct DimTaps<const C: usize> {
-    /// The first of them.
+    /// Index of the first cell.
     start: isize,
     weights: [f64; C],
-    /// The derivatives of the weights by the displacement.
+    /// Derivatives of the weights with respect to the displacement.
     slopes: [f64; C],
 }
 
-/// With as many cells in each dim as a mode takes.
+/// Evaluates `$body` with `$cells` set to the number of cells per dim that a mode takes.
 macro_rules! with_cells {
     ($mode:expr, $cells:ident => $body:expr) => {
         match $mode {
@@ -83,7 +84,7 @@ macro_rules! with_cells {
 }
 
 impl<const N: usize> Sample<N> {
-    /// The cells of an output in one dim, for a displacement.
+    /// Returns the taps of an output in one dim for a displacement.
     #[inline(always)]
     fn along<const C: usize>(&self, dim: usize, cell: usize, displacement: f64) -> DimTaps<C> {
         let bound = self.options.bound[dim] as f64;
@@ -115,7 +116,7 @@ impl<const N: usize> Sample<N> {
                 ];
                 (center - 1, factors)
             }
-            // NaN where the displacement is.
+            // NaN where the displacement is NaN.
             _ => (center, [(1.0 + 0.0 * t, 0.0); 4]),
         };
         let fixed = clamped && displacement.abs() > bound;
@@ -126,7 +127,7 @@ impl<const N: usize> Sample<N> {
         }
     }
 
-    /// Calls `visit` with some outputs of a sample, and the cells that each is made of in every dim; `points` are the
+    /// Calls `visit` with each of `outputs` of a sample and its taps in every dim; `points` are the
     /// displacements of the sample.
     #[inline(always)]
     fn each<E: Float, const C: usize>(
@@ -157,7 +158,7 @@ impl<const N: usize> Sample<N> {
         }
     }
 
-    /// The cells and weights of some outputs of a sample.
+    /// Builds the table of cells and weights of `outputs` of a sample.
     #[inline(always)]
     fn table<E: Float, const C: usize>(
         &self,
@@ -198,7 +199,8 @@ impl<const N: usize> Sample<N> {
     ) -> Buffer<E> {
         let (outputs, inputs, channels) = (shapes.outputs(), shapes.inputs(), shapes.channels);
         let samples = points.len() / N / outputs;
-        // SAFETY: each task writes its outputs in all channels of its sample, and the tasks have all outputs.
+        // SAFETY: each task writes its outputs in all channels of its sample, and the tasks cover
+        // all outputs.
         unsafe {
             Buffer::filled(samples * channels * outputs, |sums| {
                 each_task(samples, outputs, |sample, part| {
@@ -229,7 +231,7 @@ impl<const N: usize> Sample<N> {
         }
     }
 
-    /// The gradient of cells: each plane is the sum of its outputs, in their order.
+    /// Computes the gradient of the cells: each plane sums its outputs in order.
     fn of_cells<E: Float, const C: usize>(
         &self,
         isa: Isa,
@@ -240,7 +242,8 @@ impl<const N: usize> Sample<N> {
         let (outputs, inputs, channels) = (shapes.outputs(), shapes.inputs(), shapes.channels);
         let planes = cotangent.len() / outputs;
         let mut gradient = buffer::filled::<E>(planes * inputs, 0.0);
-        // Each thread makes the table once; the sums of a plane do not depend on the planes beside it.
+        // Each group of channels builds the table once; the sums of a plane do not depend on the
+        // grouping.
         let together = channels.div_ceil(rayon::current_num_threads());
         let elements = gradient.elements_mut();
         tasks::for_each_part(elements, channels * inputs, 1, |sample, gradient| {
@@ -271,7 +274,7 @@ impl<const N: usize> Sample<N> {
         gradient
     }
 
-    /// The gradient of displacements: the slopes between the cells of an output.
+    /// Computes the gradient of the displacements: the slopes between the cells of an output.
     fn of_points<E: Float, const C: usize>(
         &self,
         isa: Isa,
@@ -282,7 +285,7 @@ impl<const N: usize> Sample<N> {
     ) -> Buffer<E> {
         let (outputs, inputs, channels) = (shapes.outputs(), shapes.inputs(), shapes.channels);
         let samples = points.len() / N / outputs;
-        // SAFETY: each task writes the gradients of its outputs, and the tasks have all outputs.
+        // SAFETY: each task writes the gradients of its outputs, and the tasks cover all outputs.
         unsafe {
             Buffer::filled(points.len(), |gradient| {
                 each_task(samples, outputs, |sample, part| {
@@ -334,7 +337,7 @@ fn each_task(samples: usize, outputs: usize, run: impl Fn(usize, Range<usize>) +
     });
 }
 
-/// The sum of cells with weights.
+/// Weighted sum of cells.
 #[inline(always)]
 fn weighed<E: Float>(field: &[E], taps: &[(u32, E)]) -> E {
     let mut sum = E::default();
@@ -344,7 +347,7 @@ fn weighed<E: Float>(field: &[E], taps: &[(u32, E)]) -> E {
     sum
 }
 
-/// Sums of `T` cells each.
+/// Weighted sums of `T` cells each.
 #[inline(always)]
 fn weigh<E: Float, const T: usize>(field: &[E], table: &[(u32, E)], sums: &mut [E]) {
     let (table, _) = table.as_chunks::<T>();
@@ -353,7 +356,7 @@ fn weigh<E: Float, const T: usize>(field: &[E], table: &[(u32, E)], sums: &mut [
     }
 }
 
-/// The derivative by each displacement of a sum whose term at a cell is given but for its weight.
+/// Derivative with respect to each displacement component of the sum of `weight · term(cell)`.
 #[inline(always)]
 fn slopes<const N: usize, const C: usize>(
     shapes: &Shapes<N>,
@@ -383,7 +386,7 @@ fn slopes<const N: usize, const C: usize>(
     slopes
 }
 
-/// Calls `visit` with each cell that an output is made of, and its place in every dim.
+/// Calls `visit` with each cell that an output depends on, and its tap index in every dim.
 #[inline(always)]
 fn each_tap<const N: usize, const C: usize>(
     shapes: &Shapes<N>,
@@ -399,7 +402,7 @@ fn each_tap<const N: usize, const C: usize>(
     let mut places = [0; N];
     for _ in 0..C.pow(N as u32) {
         visit(cell, places);
-        // The next one, the last dim first.
+        // Advances to the next tap, last dim first.
         for dim in (0..N).rev() {
             places[dim] += 1;
             cell += strides[dim];

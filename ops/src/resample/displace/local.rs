@@ -1,4 +1,4 @@
-//! Sampling within the cells of one rank, by burn's operators, for devices without our kernels.
+//! Sampling within the cells of one rank by burn's operators, for devices without our kernels.
 
 use burn::tensor::{Int, Tensor, TensorData};
 
@@ -6,11 +6,12 @@ use super::options::{Beyond, SampleOptions};
 use crate::resample::rules::Mode;
 use crate::reshape;
 
-/// The kernel of cubic convolution (R. Keys 1981), as PyTorch has it.
+/// Parameter `a` of Keys' cubic convolution kernel (1981), as in PyTorch.
 pub(super) const KEYS: f64 = -0.75;
 
-/// Values at displaced places. `cells` has the [reach](SampleOptions::reach) of the options around the cells of `points`,
-/// whose first one is cell `first` of the field.
+/// Samples values at displaced points. `cells` are the cells of `points`, surrounded by the
+/// [reach](SampleOptions::reach) of the options; the first of `points` is cell `first` of the
+/// field.
 pub(super) fn sampled<const D: usize, const N: usize>(
     cells: Tensor<D>,
     points: Tensor<D>,
@@ -39,7 +40,7 @@ pub(super) fn sampled<const D: usize, const N: usize>(
         let plain = point.clone().detach();
         let whole = match options.mode {
             Mode::Nearest => {
-                // Half-way to the even cell of the field.
+                // Ties round to the even cell of the field.
                 let odd = odd_cells(&shape, dim, first);
                 let odd = TensorData::new(odd, [1, 1, outputs]);
                 let odd = Tensor::<3>::from_data(odd, (&device, plain.dtype()));
@@ -75,7 +76,7 @@ pub(super) fn sampled<const D: usize, const N: usize>(
     reshape(y, shape.to_vec())
 }
 
-/// The place of every cell of a shard among the cells that are held.
+/// Index of every cell of a shard among the held cells, halo included.
 fn own_places<const N: usize>(
     held: &[usize],
     shape: &[usize],
@@ -94,7 +95,7 @@ fn own_places<const N: usize>(
     places
 }
 
-/// For every cell of a shard whether it has an odd number in a dim, as 1 or 0.
+/// Returns 1 for every cell of a shard whose global index in a dim is odd, else 0.
 fn odd_cells(shape: &[usize], dim: usize, first: usize) -> Vec<f32> {
     let inner: usize = shape[dim + 3..].iter().product();
     let outputs: usize = shape[2..].iter().product();
@@ -102,7 +103,7 @@ fn odd_cells(shape: &[usize], dim: usize, first: usize) -> Vec<f32> {
     (0..outputs).map(|output| odd(output) as f32).collect()
 }
 
-/// The cells that a value is made of in one dim, by their distance in memory from that below, and their weights.
+/// Taps of a value in one dim: memory offsets from the cell below, and weights.
 fn weights(mode: Mode, fraction: &Tensor<3>, stride: i64) -> Vec<(i64, Tensor<3>)> {
     let fraction = || fraction.clone();
     let rest = || -fraction() + 1.0;
@@ -114,7 +115,7 @@ fn weights(mode: Mode, fraction: &Tensor<3>, stride: i64) -> Vec<(i64, Tensor<3>
             (stride, near(rest())),
             (2 * stride, far(rest() + 1.0)),
         ],
-        // With a gradient of zero, and NaN where the displacement is.
+        // A weight of 1 with a gradient of zero, and NaN where the displacement is.
         _ => vec![(0, fraction() * 0.0 + 1.0)],
     }
 }

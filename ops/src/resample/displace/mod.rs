@@ -1,21 +1,25 @@
-//! Sampling at displaced places: semi-Lagrangian advection, and PyTorch's `grid_sample`.
+//! Sampling at displaced points: semi-Lagrangian advection, and PyTorch's `grid_sample`.
 //!
-//! `y[b, c, i] = x[b, c, i + d[b, :, i]]` for a displacement `d` in cells, between cells by a [`Mode`]: the nearest, linear in
-//! every dim, or cubic. A bound of the displacement gives the cells that a rank may need; beyond the field are cells that a
-//! [`Boundary`] gives. [`grid_sample`] takes places instead, as PyTorch does. Semantics follow PyTorch's `grid_sample` with the
-//! modes `nearest`, `bilinear` (in one to three dims) and `bicubic`, the paddings `zeros`, `border` ([`Boundary::Replicate`])
-//! and `reflection`, and `align_corners` both ways; dims may be periodic besides.
+//! `y[b, c, i] = x[b, c, i + d[b, :, i]]` for a displacement `d` in cells. Values between cells are
+//! interpolated by a [`Mode`]: nearest, linear in every dim, or cubic. A bound on the displacement
+//! limits the cells that a rank may need; a [`Boundary`] defines the cells beyond the field.
+//! [`grid_sample`] takes sampling points instead, as in PyTorch. Semantics follow PyTorch's
+//! `grid_sample` with the modes `nearest`, `bilinear` (in one to three dims) and `bicubic`, the
+//! paddings `zeros`, `border` ([`Boundary::Replicate`]) and `reflection`, and both settings of
+//! `align_corners`; dims may be periodic as well.
 //!
 //! # Placement
-//! Batch, channels and space may be sharded; values must be resolved. Displacements are sharded as the field is, and whole in
-//! their components.
+//! Batch, channels and spatial dims may be sharded; values must be resolved. Displacements are
+//! sharded like the field, and their component dim is whole.
 //!
 //! # Communication
-//! Halos as wide as the bound, and one or two cells more; with [`Beyond::Fail`] the largest displacement of each rank.
+//! Halos as wide as the bound plus one or two cells; with [`Beyond::Fail`] also the largest
+//! displacement of each rank.
 //!
 //! # Adjoint
-//! The cotangent goes to the cells that a value is made of, with their weights; of the displacement it is the slope between
-//! these cells, and zero for the nearest and where a displacement is clamped.
+//! The cotangent is added to the cells that a value is computed from, with their weights. The
+//! gradient of the displacement is the slope between these cells; it is zero for nearest sampling
+//! and where a displacement is clamped.
 
 mod kernel;
 mod local;
@@ -42,14 +46,16 @@ use kernel::Sample;
 
 const NAME: &str = "displace";
 
-/// Samples a field at displaced places. See the [module](self).
+/// Samples a field at displaced points. See the [module](self).
 ///
 /// # Shapes
-/// `x`: `[batch, channels, *spatial]`; `displacement`: `[batch, N, *spatial]`, in cells, of the dims in their order.
+/// `x`: `[batch, channels, *spatial]`; `displacement`: `[batch, N, *spatial]`, in cells, with
+/// components in the order of the spatial dims.
 ///
 /// # Errors
-/// Another number of dims or components; layouts that cannot be paired; a mode that does not sample; with [`Beyond::Fail`] a
-/// displacement beyond the bound, on all ranks; a failure of communication.
+/// Another number of dims or components; layouts that cannot be paired; a mode other than nearest,
+/// linear and cubic; a pole boundary; with [`Beyond::Fail`] a displacement beyond the bound,
+/// reported on all ranks; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -75,7 +81,7 @@ pub fn displace<const D: usize, const N: usize>(
     displaced(x, displacement, options, [0.0; N])
 }
 
-/// [`displace`], where displacements beyond the bound by so little are those of the bound.
+/// [`displace`] that clamps displacements beyond the bound by no more than `rounding`.
 fn displaced<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     displacement: ShardTensor<D>,
@@ -119,14 +125,15 @@ fn displaced<const D: usize, const N: usize>(
     Ok(ShardTensor::from_parts(y, output, mesh))
 }
 
-/// Samples a field at places near each cell, as PyTorch's `grid_sample` does. See the [module](self).
+/// Samples a field at points near each cell, like PyTorch's `grid_sample`. See the [module](self).
 ///
 /// # Shapes
-/// `x`: `[batch, channels, *spatial]`; `grid`: `[batch, *spatial, N]`, places from −1 to 1 whose last component is that of the
-/// first spatial dim. There is a place for each cell, and it is no farther from it than the bound.
+/// `x`: `[batch, channels, *spatial]`; `grid`: `[batch, *spatial, N]`, coordinates from −1 to 1,
+/// the last component for the first spatial dim. There is one point per cell, no farther from that
+/// cell than the bound.
 ///
 /// # Errors
-/// Those of [`displace`]; a grid that is sharded in its components.
+/// Those of [`displace`]; a grid sharded in its components.
 ///
 /// # Example
 /// ```
@@ -159,7 +166,8 @@ pub fn grid_sample<const D: usize, const N: usize>(
         return Err(Error::operator("grid_sample", message));
     }
     grid.require_whole("grid_sample", D - 1)?;
-    // Here, where all ranks hold the same grid: kernels of a GPU need not give the same bits on each of them.
+    // Fan out here, while all ranks hold the same grid: GPU kernels need not produce the same bits
+    // on each rank.
     let channels = |axis: usize| matches!(x.placements().get(axis), Some(Shard(1) | Fan));
     let grid = grid.try_fan_out(channels)?;
     let dtype = wider(grid.local().dtype());
@@ -190,7 +198,7 @@ pub fn grid_sample<const D: usize, const N: usize>(
         let cells = profile(&displacement, dim + 2, &cells)?;
         displacement = displacement - component * cells;
     }
-    // Places in f32 are as far from those that are meant.
+    // Tolerance for coordinates rounded to this precision.
     let epsilon = match dtype {
         DType::F64 => f64::EPSILON,
         _ => f64::from(f32::EPSILON),
@@ -199,8 +207,8 @@ pub fn grid_sample<const D: usize, const N: usize>(
     displaced(x, displacement, options, rounding)
 }
 
-/// Places that have no gradient on the first cell and the last, beyond which values stay or turn back: PyTorch's choice of the
-/// slopes on either side.
+/// Detaches points that lie exactly on the first or last cell, where values beyond stay constant or
+/// reflect: of the slopes on either side PyTorch chooses zero.
 fn without_ends<const D: usize, const N: usize>(
     places: ShardTensor<D>,
     sizes: &[usize; D],
@@ -239,7 +247,8 @@ fn without_ends<const D: usize, const N: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// The layout of the result, and the axes over which an operand fans out.
+/// Pairs the layouts of both operands: the layout of the result, and the axes over which each
+/// operand fans out.
 fn paired<const D: usize, const N: usize>(
     x: &ShardTensor<D>,
     displacement: &ShardTensor<D>,
@@ -261,7 +270,7 @@ fn paired<const D: usize, const N: usize>(
         let message = format!("{pole:?}; pad the field by pad_poles first");
         return Err(Error::operator(NAME, message));
     }
-    // Both are computed in f32 at least.
+    // Both are computed in at least f32.
     let [dtype, other] = [x, displacement].map(|tensor| tensor.local().dtype());
     if wider(dtype) != wider(other) {
         let message = format!("a displacement of {other:?} for a field of {dtype:?}");
@@ -282,7 +291,7 @@ fn paired<const D: usize, const N: usize>(
     Pairing::new(NAME, &terms, &result, Linearity::None)
 }
 
-/// Requires that no rank has a displacement beyond the bound.
+/// Checks on all ranks that no rank has a displacement beyond the bound.
 fn require_within<const D: usize, const N: usize>(
     displacement: &ShardTensor<D>,
     options: &SampleOptions<N>,
@@ -293,7 +302,7 @@ fn require_within<const D: usize, const N: usize>(
     let mut largest = [0.0_f64; N];
     for (index, value) in local.into_data().iter::<f64>().enumerate() {
         let largest = &mut largest[index / cells % N];
-        // NaN is within no bound.
+        // NaN exceeds every bound.
         *largest = largest.max(if value.is_nan() {
             f64::INFINITY
         } else {
@@ -316,7 +325,7 @@ fn require_within<const D: usize, const N: usize>(
     Ok(())
 }
 
-/// The cells that this rank's displacements may reach; at least one in every dim.
+/// Gathers the cells that this rank's displacements may reach; at least one in every dim.
 fn with_halo<const D: usize, const N: usize>(
     x: &ShardTensor<D>,
     options: &SampleOptions<N>,
@@ -353,9 +362,9 @@ fn with_halo<const D: usize, const N: usize>(
     })
 }
 
-/// Runs of the cells that supply a range, part of which may lie beyond the field.
+/// Runs of source cells for a range, part of which may lie beyond the field.
 fn sources(range: Range<isize>, size: usize, boundary: Boundary, corners: Corners) -> Vec<Segment> {
-    // Areas are mirrored at the edge of the last one, which occurs twice.
+    // Areas are mirrored at the outer edge of the last cell, so that cell occurs twice.
     if boundary == Boundary::Reflect && corners == Corners::Edges && size > 0 {
         let mirrored = |cell: isize| {
             let turn = cell.rem_euclid(2 * size as isize) as usize;
@@ -366,7 +375,7 @@ fn sources(range: Range<isize>, size: usize, boundary: Boundary, corners: Corner
     segments(range, size, boundary, boundary)
 }
 
-/// Sampling in the registry.
+/// Registry entry of sampling.
 pub(super) const GOLDEN: Golden = Golden::new("grid_sample", |case| match case.dims() {
     3 => run_case::<3, 1>(case),
     4 => run_case::<4, 2>(case),

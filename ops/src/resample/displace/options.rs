@@ -1,27 +1,28 @@
-//! Options of sampling.
+//! Options for sampling.
 
 use halocline_core::Boundary;
 
 use crate::resample::rules::{Corners, Mode};
 
-/// What becomes of a displacement beyond its bound.
+/// Treatment of a displacement beyond the bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Beyond {
-    /// It is an error on all ranks, before anything is sent but the largest displacement of each rank.
+    /// Reports an error on all ranks, before anything but the largest displacement of each rank is
+    /// sent.
     #[default]
     Fail,
-    /// It becomes the bound, and has no gradient.
+    /// Clamps it to the bound; its gradient is zero.
     Clamp,
 }
 
-/// How values at displaced places are made, in `N` spatial dims.
+/// Options for sampling at displaced points in `N` spatial dims.
 ///
 /// # Example
 /// ```
 /// use halocline_core::Boundary;
 /// use halocline_ops::resample::{Beyond, Mode, SampleOptions};
 ///
-/// // Winds of up to three rows and five columns a step; poles end, longitude does not.
+/// // Winds of up to three rows and five columns a step; longitude is periodic.
 /// let options = SampleOptions::new([3, 5])
 ///     .with_mode(Mode::Cubic)
 ///     .with_boundary([Boundary::Replicate, Boundary::Periodic])
@@ -30,20 +31,22 @@ pub enum Beyond {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleOptions<const N: usize> {
-    /// The most cells that a place is away from its own cell, in every dim: the width of halos.
+    /// Largest displacement in cells, per dim; sets the halo width.
     pub bound: [usize; N],
-    /// What becomes of a displacement beyond it.
+    /// Treatment of displacements beyond `bound`.
     pub beyond: Beyond,
-    /// How a value between cells is made: nearest, linear or cubic.
+    /// Kernel that interpolates between cells: nearest, linear or cubic.
     pub mode: Mode,
-    /// What lies beyond the field, in every dim.
+    /// Values beyond the field, per dim.
     pub boundary: [Boundary; N],
-    /// Whether cells are areas, `align_corners=False`, or points: for the places of a grid, and where a field is mirrored.
+    /// Whether cells are areas (`align_corners=False`) or points. Applies to the coordinates of a
+    /// grid and to where a field is mirrored.
     pub corners: Corners,
 }
 
 impl<const N: usize> SampleOptions<N> {
-    /// Linear interpolation of areas, with zeros beyond the field; a displacement beyond the bound is an error.
+    /// Creates options for linear interpolation of areas, with zeros beyond the field; a
+    /// displacement beyond the bound is an error.
     pub fn new(bound: [usize; N]) -> Self {
         Self {
             bound,
@@ -54,31 +57,31 @@ impl<const N: usize> SampleOptions<N> {
         }
     }
 
-    /// These options with another treatment of what is beyond the bound.
+    /// Sets the treatment of displacements beyond the bound.
     #[must_use]
     pub fn with_beyond(self, beyond: Beyond) -> Self {
         Self { beyond, ..self }
     }
 
-    /// These options with another mode.
+    /// Sets the interpolation mode.
     #[must_use]
     pub fn with_mode(self, mode: Mode) -> Self {
         Self { mode, ..self }
     }
 
-    /// These options with something else beyond the field.
+    /// Sets the values beyond the field.
     #[must_use]
     pub fn with_boundary(self, boundary: [Boundary; N]) -> Self {
         Self { boundary, ..self }
     }
 
-    /// These options with other corners.
+    /// Sets whether cells are areas or points.
     #[must_use]
     pub fn with_corners(self, corners: Corners) -> Self {
         Self { corners, ..self }
     }
 
-    /// The cells below and above its own that a value is made of, in one dim.
+    /// Numbers of cells below and above its own cell that a value may depend on, in one dim.
     pub(super) fn reach(&self, dim: usize) -> [usize; 2] {
         let bound = self.bound[dim];
         match self.mode {

@@ -14,7 +14,7 @@ impl<const D: usize, const N: usize> Operator<D, D> for Displaced<N> {
     }
 }
 
-/// Displacements are normal, so that some are beyond a bound of two.
+/// Displacements are normally distributed, so some exceed a bound of two.
 #[test]
 fn places_are_on_any_rank_within_the_bound() {
     use Boundary::{Periodic, Reflect, Replicate, Zeros};
@@ -38,7 +38,7 @@ fn places_are_on_any_rank_within_the_bound() {
     );
 }
 
-/// Values and gradients of our kernel, and of burn's operators.
+/// Compares values and gradients of our kernel with those of burn's operators.
 #[test]
 fn kernel_and_burns_operators_agree() {
     let device = burn::tensor::Device::flex().autodiff();
@@ -80,7 +80,7 @@ fn kernel_and_burns_operators_agree() {
     }
 }
 
-/// Channels are sharded, displacements are not: their gradients are summed.
+/// Channels are sharded and displacements are not, so displacement gradients are summed over ranks.
 #[test]
 fn channels_may_be_sharded() {
     let run = |ranks: usize| {
@@ -129,7 +129,7 @@ fn whole_cells_are_a_shift() {
     }
 }
 
-/// PyTorch rounds places of the field, half-way to the even cell.
+/// PyTorch rounds global coordinates, ties to the even cell.
 #[test]
 fn half_way_the_even_cell_is_the_nearest() {
     let x = Tensor::<3>::from([[[0.0, 1.0, 2.0, 3.0]]]);
@@ -139,7 +139,7 @@ fn half_way_the_even_cell_is_the_nearest() {
     y.assert_eq(&[[[0.0_f32, 2.0, 2.0, 2.0]]].into(), true);
 }
 
-/// In f32 some of these places are farther than two cells.
+/// In f32 some of these points are farther than two cells.
 #[test]
 fn places_at_the_bound_are_within_it() {
     let cells: usize = 1440;
@@ -161,7 +161,7 @@ fn a_displacement_beyond_the_bound_is_an_error_on_all_ranks() {
         .run(|world| {
             let mesh = world.mesh([("x", 2)])?;
             let x = ShardTensor::<3>::ones([1, 1, 4], &mesh, &[Shard(2)])?;
-            // Only the second rank has it.
+            // Only the second rank exceeds it.
             let wind = Tensor::<3>::from([[[0.0, 1.0, 0.5, f32::NAN]]]);
             let wind = wind.to_device(world.device());
             let strong = wind.clone().zeros_like() + 2.5;
@@ -194,7 +194,8 @@ fn misuse_is_told() {
     assert!(error.to_string().contains("expected [1, 4, 1]"), "{error}");
 }
 
-/// The gradient of a field at its own cells, by PyTorch: none at those beyond which values stay or turn back.
+/// Gradients at points exactly on cells, as in PyTorch: zero at the end cells where values beyond
+/// stay constant or reflect.
 #[test]
 fn places_on_the_first_and_last_cell_have_no_gradient() {
     for boundary in [Boundary::Replicate, Boundary::Reflect] {

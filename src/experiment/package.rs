@@ -1,0 +1,135 @@
+//! Packages of trained models: a folder with all that forecasts from other files need.
+
+use std::path::{Path, PathBuf};
+
+use halocline_core::{Error, Result};
+use halocline_io::{CheckpointConfig, Checkpoints, Snapshot};
+
+use super::config::ExperimentConfig;
+use super::record::{self, CHECKPOINTS};
+use super::setup::{CLIMATOLOGY, CheckpointChoice, Experiment, STATISTICS};
+use crate::trainer::MODEL;
+
+/// The folder of the file of constants in a package.
+const CONSTANTS: &str = "constants";
+
+impl Experiment {
+    /// Writes a package: a folder with the weights of a trained model, the statistics, the
+    /// climatology, the constants and the configuration, which is enough for forecasts and scores
+    /// from [other files](Self::of_files), on any number of ranks. The mesh, the plan and the state
+    /// of training are left out.
+    ///
+    /// # Errors
+    /// No checkpoint; a path that exists; files that cannot be read or written; a failure of
+    /// communication.
+    ///
+    /// # Example
+    /// ```no_run
+    /// use halocline::experiment::{CheckpointChoice, Experiment, ExperimentConfig};
+    /// use halocline::prelude::*;
+    ///
+    /// let config = ExperimentConfig::load("weather.toml")?;
+    /// config.launcher(4).run(|world| {
+    ///     Experiment::new(&world, &config)?.package(CheckpointChoice::Best, "model")
+    /// })?;
+    /// // Elsewhere, with the folder `model` and new files alone:
+    /// let config = ExperimentConfig::load_package("model")?;
+    /// config.launcher(1).run(|world| {
+    ///     let experiment = Experiment::of_files(&world, &config, &["2023.nc".into()])?;
+    ///     println!("{}", experiment.score(&experiment.trained(CheckpointChoice::Best)?, &config.forecast)?);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline::Error>(())
+    /// ```
+    pub fn package(&self, choice: CheckpointChoice, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let model = self.trained(choice)?;
+        self.climatology()?;
+        let mut config = self.config.clone();
+        let constants = config.data.constants.take();
+        config.data.constants = constants.as_deref().map(constants_in);
+        (config.mesh, config.plan) = Default::default();
+        let copied = if self.world.is_root() {
+            self.copy_files(path, constants.as_deref())
+        } else {
+            Ok(())
+        };
+        // The others do not write into a folder that is not there.
+        let told = copied
+            .as_ref()
+            .err()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let own = self.world.is_root().then(|| told.into_bytes());
+        let told = self.world.broadcast_bytes(0, own)?;
+        if !told.is_empty() {
+            return Err(Error::other(String::from_utf8_lossy(&told)));
+        }
+        let folder = path.join(CHECKPOINTS);
+        let mut checkpoints = Checkpoints::open(&self.world, folder, &CheckpointConfig::new())?;
+        let mut snapshot = Snapshot::new(&self.world);
+        snapshot.module(MODEL, &model)?;
+        checkpoints.save(0, snapshot, None)?;
+        checkpoints.wait()?;
+        // Last, so that a package that is not whole cannot be loaded.
+        if self.world.is_root() {
+            config.folder = path.into();
+            record::save_copy(&config)?;
+        }
+        self.world.barrier()
+    }
+
+    /// Copies the files of the folder that belong to a package, and the constants.
+    fn copy_files(&self, path: &Path, constants: Option<&Path>) -> Result<()> {
+        let failed = |error| Error::other(format!("{}: {error}", path.display()));
+        if path.exists() {
+            return Err(failed(std::io::Error::other(
+                "it is there already; choose another path",
+            )));
+        }
+        std::fs::create_dir_all(path).map_err(failed)?;
+        for name in [STATISTICS, CLIMATOLOGY, record::FILES] {
+            copy(&self.config.folder.join(name), &path.join(name)).map_err(failed)?;
+        }
+        match constants {
+            Some(constants) => copy(constants, &path.join(constants_in(constants))).map_err(failed),
+            None => Ok(()),
+        }
+    }
+}
+
+impl ExperimentConfig {
+    /// Reads the configuration of a [package](Experiment::package), whose folder may have moved.
+    ///
+    /// # Errors
+    /// A folder that is no package; those of [`load`](Self::load).
+    pub fn load_package(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let mut config = Self::load(path.join(record::COPY))?;
+        config.folder = path.into();
+        config.data.constants = config.data.constants.map(|constants| path.join(constants));
+        Ok(config)
+    }
+}
+
+/// The place of the constants within a package.
+fn constants_in(constants: &Path) -> PathBuf {
+    Path::new(CONSTANTS).join(constants.file_name().unwrap_or_default())
+}
+
+/// Copies a file, or a folder with all that is in it. What is not there is left out.
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    if from.is_dir() {
+        std::fs::create_dir_all(to)?;
+        for entry in std::fs::read_dir(from)? {
+            let entry = entry?;
+            copy(&entry.path(), &to.join(entry.file_name()))?;
+        }
+        return Ok(());
+    }
+    if from.exists() {
+        std::fs::create_dir_all(to.parent().unwrap_or(Path::new("")))?;
+        std::fs::copy(from, to)?;
+    }
+    Ok(())
+}
