@@ -1,16 +1,17 @@
-# `make demo` and `make test` do everything on a fresh machine; both first see to the system's packages.
+# `make demo` and `make test` do everything on a fresh machine; both first check the system
+# packages.
 
 FEATURES ?= mpi,learner
 CARGO_FLAGS := --workspace --features $(FEATURES)
-# With the operators on CubeCL's devices, which Mesa's software Vulkan stands in for.
+# Includes the operators on CubeCL's devices, with Mesa's software Vulkan in place of a GPU.
 WGPU_FLAGS := $(CARGO_FLAGS),wgpu
-# Tests that do not say which device run on the CPU.
+# Tests that do not select a device run on the CPU.
 test: export BURN_DEVICE = flex
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
 .PHONY: demo demo-real test test-wgpu test-gpu check bench bench-conv bench-ops bench-attention bench-models bench-engines bench-gpu bench-io docs-scaling chaos fuzz packages nextest test-packages vulkan
 
-# Both demos are one compilation.
+# Both demos come from one compilation.
 DEMOS := --release $(CARGO_FLAGS) --example weather --bin halocline
 
 demo: packages
@@ -31,10 +32,11 @@ test: test-packages nextest
 	scripts/test_checkpoint.sh $(TARGET)
 	scripts/test_golden.sh $(TARGET)/debug/examples/golden tests/golden
 
-# burn's fusion loses operators where a rank has no cells, as in many cases; with one rank it has no such.
+# burn's fusion loses operators where a rank has no cells, as in many cases; with one rank, that
+# cannot happen.
 UNFUSED := BURN_FUSION_MAX_EXPLORATIONS=0
 
-# The operators on a GPU, or on what stands in for it.
+# Operators on a GPU, or on a software replacement.
 test-wgpu: export BURN_DEVICE = wgpu
 test-wgpu: vulkan nextest
 	cargo build $(WGPU_FLAGS) --example golden
@@ -42,7 +44,7 @@ test-wgpu: vulkan nextest
 	$(UNFUSED) $(TARGET)/debug/examples/golden tests/golden --ranks 2 > /dev/null
 	cargo nextest run $(WGPU_FLAGS) --lib -E 'test(while_halos_travel) + test(halos_may_travel) + test(one_channel) + test(would_be_lost) + test(attention::cube)'
 
-# On the GPU that burn finds; GPU=wgpu for one that is not NVIDIA's.
+# On the GPU that burn finds; GPU=wgpu for one not made by NVIDIA.
 GPU ?= cuda
 # A job of one process, with NCCL.
 ALONE := HALOCLINE_NCCL=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511
@@ -67,8 +69,9 @@ chaos: packages
 	cargo build --release $(CARGO_FLAGS) --example chaos
 	$(TARGET)/release/examples/chaos kill
 
-# Damaged files: 100,000 for each reader. Attention: 5,000 random cases of each identity, and the largest of a table.
-# Operators: 2,000 random combinations against one device, and 500 against PyTorch if HALOCLINE_PYTHON has it.
+# Damaged files: 100,000 for each reader. Attention: 5,000 random cases of each identity, and the
+# largest of a table. Operators: 2,000 random combinations against one device, and 500 against
+# PyTorch if HALOCLINE_PYTHON has it.
 fuzz: export HALOCLINE_PYTHON ?= python3
 fuzz: test-packages nextest
 	HALOCLINE_FUZZ=100000 cargo nextest run --profile fuzz $(CARGO_FLAGS) --test hostile --no-capture
@@ -77,7 +80,8 @@ fuzz: test-packages nextest
 	HALOCLINE_CASES=2000 cargo nextest run --profile fuzz --release $(CARGO_FLAGS) --test random --no-capture
 	scripts/fuzz_pytorch.sh $(TARGET)
 
-# Types only, also of what CUDA adds: with DOCS_RS the build scripts of burn's CUDA compiler download nothing.
+# Type checks only, including the code for CUDA: with DOCS_RS, the build scripts of burn's CUDA
+# compiler download nothing.
 check: export DOCS_RS = 1
 check: export CARGO_TARGET_DIR := $(TARGET)/check
 check: export RUSTDOCFLAGS = -D warnings
@@ -108,7 +112,7 @@ bench-engines: packages
 bench-gpu: packages
 	BURN_DEVICE=$(GPU) cargo bench $(CARGO_FLAGS),$(GPU),burn/autotune --bench gpu
 
-# Beside xarray and h5py, of the Python that HALOCLINE_PYTHON names.
+# Compared with xarray and h5py, from the Python that HALOCLINE_PYTHON names.
 bench-io: packages
 	cargo bench $(CARGO_FLAGS) --bench io
 

@@ -1,13 +1,15 @@
-//! Attention beside PyTorch in one run: `make bench-attention`.
+//! Attention compared with PyTorch in one run: `make bench-attention`.
 //!
-//! Rounds, turns and figures are those of `conv.rs`. Neighborhood attention counts 2 · 2 · width floating-point operations for
-//! each query, head and key in its window, dense attention for each query and key (half as many if causal), and three and a
-//! half times that with gradients, as is usual. PyTorch's neighborhood attention is the faster of two formulations
-//! (`attention_pytorch.py`); that by gathered keys and values ("unfold") is shown besides, for cases where these have less than
-//! 2²⁸ elements. The last row is a whole training step of a `FieldTransformer`. Medians go to `bench/attention.csv` in cargo's target directory.
+//! Rounds, turns and figures are those of `conv.rs`. Neighborhood attention counts 2 · 2 · width
+//! floating-point operations per query, head and key in its window, dense attention per query and
+//! key (half as many if causal), and, as is usual, three and a half times that with gradients.
+//! PyTorch's neighborhood attention is the faster of two formulations (`attention_pytorch.py`); the
+//! one that gathers keys and values ("unfold") is also shown separately, for cases where these have
+//! fewer than 2²⁸ elements. The last row is a whole training step of a `FieldTransformer`. Medians
+//! are written to `bench/attention.csv` in cargo's target directory.
 //!
-//! `HALOCLINE_BENCH_SECONDS` bounds the time per case (at least 3 rounds are run), `HALOCLINE_PYTHON` is the python that has
-//! PyTorch, arguments choose cases whose names contain one of them.
+//! `HALOCLINE_BENCH_SECONDS` bounds the time per case (with at least 3 rounds), `HALOCLINE_PYTHON`
+//! is a Python with PyTorch, and arguments select cases by substrings of their names.
 
 use std::error::Error;
 use std::fs::File;
@@ -29,7 +31,7 @@ use cotangent::pair;
 mod beside;
 mod cotangent;
 
-/// An attention of one sample.
+/// Attention on one sample.
 enum Case {
     /// Neighborhoods of a field, with the extents of PyTorch's tiles.
     Neighborhood {
@@ -118,7 +120,7 @@ impl Case {
         4.0 * pairs * (heads * width) as f64
     }
 
-    /// Whether PyTorch gathers the keys of every query, too.
+    /// Whether PyTorch also runs the formulation that gathers the keys of every query.
     fn has_unfold(&self) -> bool {
         match self {
             Self::Neighborhood { shape, kernel, .. } => {
@@ -129,7 +131,7 @@ impl Case {
         }
     }
 
-    /// The case as `attention_pytorch.py` reads it.
+    /// Request for the case in the format of `attention_pytorch.py`.
     fn request(&self) -> Value {
         let [heads, width] = self.heads();
         match self {
@@ -208,7 +210,7 @@ impl Case {
     }
 }
 
-/// A training step of a transformer on a field of 128 × 256 cells.
+/// Training step of a transformer on a field of 128 × 256 cells.
 fn transformer(pytorch: &mut Option<PyTorch>, budget: Duration) -> Row {
     const SHAPE: [usize; 4] = [1, 8, 128, 256];
     const CHANNELS: usize = 128;
@@ -224,10 +226,10 @@ fn transformer(pytorch: &mut Option<PyTorch>, budget: Duration) -> Row {
     let mut optimizer: ModuleOptimizer = FusedAdamWConfig::new().init();
     let x = Tensor::<4>::random(SHAPE, Distribution::Normal(0.0, 1.0), &device).autodiff();
     let mut step = || {
-        let of = model.take().expect("a step gives the model back");
-        let loss = (x.clone().apply(&of) - x.clone()).square().mean();
-        let gradients = GradientsParams::from_grads(loss.backward(), &of);
-        model = Some(optimizer.step(1e-3, of, gradients));
+        let taken = model.take().expect("a step gives the model back");
+        let loss = (x.clone().apply(&taken) - x.clone()).square().mean();
+        let gradients = GradientsParams::from_grads(loss.backward(), &taken);
+        model = Some(optimizer.step(1e-3, taken, gradients));
     };
     let run = |implementation: usize, _: usize| match implementation {
         0 => Some(timed(&mut step)),
@@ -248,7 +250,8 @@ trait Attention<const D: usize>: Fn([Tensor<D>; 3]) -> Tensor<D> {}
 
 impl<const D: usize, F: Fn([Tensor<D>; 3]) -> Tensor<D>> Attention<D> for F {}
 
-/// Medians of a pass of a case: ours, PyTorch's where it is installed, and its unfold formulation's.
+/// Medians of a pass of a case: ours, PyTorch's where it is installed, and its unfold
+/// formulation's.
 struct Row {
     case: String,
     pass: &'static str,

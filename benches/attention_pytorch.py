@@ -63,7 +63,7 @@ class Windows:
         self.queries, self.keys, self.mask = torch.stack(queries), torch.stack(keys), torch.stack(masks)
         queries = self.queries.flatten()
         self.order = torch.empty(torch.Size(shape).numel(), dtype=torch.long)
-        self.order[queries] = torch.arange(queries.numel())  # of a cell in several tiles, any
+        self.order[queries] = torch.arange(queries.numel())  # of a cell in several tiles, any one
         near = [
             wrapped(start[:, None] + torch.arange(k), size, p)
             for start, k, size, p in zip(starts, kernel, shape, periodic)

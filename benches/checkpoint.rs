@@ -1,8 +1,9 @@
-//! What saving costs a training run, and what loading reads: `cargo bench --bench checkpoint`.
+//! Cost of saving in a training run, and bytes read by loading: `cargo bench --bench checkpoint`.
 //!
-//! The demo's model is trained by three trainers in turn, twenty steps each: one keeps nothing, one saves once in these
-//! twenty steps, in the background, and one does not look whether losses and gradients are finite. Then the comparison of
-//! replicas is timed, of which every save has one, and four ranks load what was saved, and count the bytes that they read.
+//! Three trainers train the demo's model in turn, twenty steps each: one saves nothing, one saves
+//! once in these twenty steps, in the background, and one does not check that losses and gradients
+//! are finite. Then the bench times the comparison of replicas, which is part of every save, and
+//! four ranks load the checkpoint and count the bytes that they read.
 
 use std::time::Instant;
 
@@ -49,7 +50,7 @@ fn main() -> Result<()> {
                 assert_eq!(ended, Ended::Completed);
                 world.barrier()
             };
-            // So that a save falls into the middle of what is measured, and is written there.
+            // The save starts in the middle of the measured steps, and is written during them.
             for trainer in &mut trainers {
                 train(trainer, STEPS / 2)?;
             }
@@ -61,7 +62,7 @@ fn main() -> Result<()> {
                     times.push(start.elapsed().as_secs_f64() / STEPS as f64 * 1e3);
                 }
             }
-            // The first of each warms up.
+            // The first round warms up.
             let [saves, looks, plain] = times.map(|times| median(times[1..].to_vec()));
             let compared = (0..repetitions).map(|_| {
                 let start = Instant::now();
@@ -136,7 +137,7 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// Bytes that this thread has read from files, as Linux counts them.
+/// Bytes that this thread has read from files, as counted by Linux.
 fn bytes_read() -> Result<u64> {
     let io = std::fs::read_to_string("/proc/thread-self/io")?;
     let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));

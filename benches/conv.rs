@@ -1,27 +1,30 @@
-//! Convolution beside its peers, burn-flex and PyTorch, in one run: `make bench-conv`.
+//! Convolution compared with burn-flex and PyTorch in one run: `make bench-conv`.
 //!
-//! Every round of a case runs each pass with each implementation, in turn, so that a noisy machine hits all of them
-//! alike; a figure is the median over rounds. All work on contiguous `f32` tensors, in the layout of burn and PyTorch,
-//! with as many threads as there are cores, and never two at a time: between turns all cores multiply and add in registers,
-//! and read memory, for some milliseconds, while the threads of the one before fall asleep; cores that idle would take as
-//! long to come back to speed. Turns beside which the machine reached less than 90 % of the upper quartile of this do not count. In its turn an implementation runs for a tenth of
-//! a second, and all runs but the first count:
-//! threads are awake, and caches and the pages of results as they are in a training loop. The time of a run includes making its results and freeing
-//! them. Results and gradients of ours are compared with burn-flex's first.
+//! Every round of a case runs each pass with each implementation in turn, so that noise of the
+//! machine affects all alike; a figure is the median over rounds. All implementations work on
+//! contiguous `f32` tensors, in the layout of burn and PyTorch, with one thread per core, and never
+//! two at a time. Between turns, all cores run multiply-adds in registers and read memory for some
+//! milliseconds, while the threads of the previous implementation fall asleep; idle cores would
+//! take as long to return to full speed. A turn does not count if the machine reached less than
+//! 90 % of the upper quartile of this load before or after it. In its turn, an implementation runs
+//! for a tenth of a second, and all runs but the first count, so that threads, caches and result
+//! pages are as warm as in a training loop. The time of a run includes allocating and freeing its
+//! results. First, our results and gradients are compared with burn-flex's.
 //!
 //! - `fwd` is inference, without autodiff.
-//! - `fwd+bwd` makes the gradients of input, weight and bias from a given cotangent, with no work but the
-//!   convolution's: by `torch.autograd.grad(y, leaves, cotangent)` in PyTorch, by [`pair`] in burn.
+//! - `fwd+bwd` computes the gradients of input, weight and bias from a given cotangent, and nothing
+//!   else: by `torch.autograd.grad(y, leaves, cotangent)` in PyTorch, by [`pair`] in burn.
 //!
-//! A convolution counts 2 · outputs · inputs / groups · kernel elements of floating-point operations, and three times
-//! that with its gradients. The peak is the median of what these multiply-adds reach between turns.
+//! A convolution counts 2 · outputs · inputs / groups · kernel elements of floating-point
+//! operations, and three times that with its gradients. The peak is the median of the multiply-adds
+//! between turns.
 //!
-//! `--bf16` measures bf16 instead, beside our f32 and bf16 in PyTorch, as under its autocast; medians go to
-//! `bench/conv_bf16.csv` then.
+//! `--bf16` measures bf16 instead, compared with our f32 and with bf16 in PyTorch, as under its
+//! autocast; medians are then written to `bench/conv_bf16.csv`.
 //!
-//! `HALOCLINE_BENCH_SECONDS` bounds the time per case (at least 5 rounds are run), `HALOCLINE_PYTHON` is the python that
-//! has PyTorch, arguments choose cases whose names contain one of them. Medians go to `bench/conv.csv` in cargo's target
-//! directory.
+//! `HALOCLINE_BENCH_SECONDS` bounds the time per case (with at least 5 rounds), `HALOCLINE_PYTHON`
+//! is a Python with PyTorch, and arguments select cases by substrings of their names. Medians are
+//! written to `bench/conv.csv` in cargo's target directory.
 
 use std::error::Error;
 use std::fmt;
@@ -38,7 +41,8 @@ use cotangent::pair;
 mod beside;
 mod cotangent;
 
-/// A convolution with a bias, and half a kernel of zeros on every side of the field. Kernels are odd.
+/// Convolution with a bias, with zero padding of half a kernel on every side of the field. Kernels
+/// are odd.
 struct Case {
     /// `[batch, channels_in, *cells]`
     x: &'static [usize],
@@ -79,7 +83,7 @@ impl Case {
         burn::tensor::ops::ConvOptions::new(stride, self.padding(), [1; N], self.groups())
     }
 
-    /// The case as `conv_pytorch.py` reads it.
+    /// Request for the case in the format of `conv_pytorch.py`.
     fn request(&self, bf16: bool) -> serde_json::Value {
         serde_json::json!({
             "bf16": bf16,
@@ -135,12 +139,12 @@ const CASES: [Case; 18] = [
     Case::new(&[1, 256, 23, 45], &[256, 256, 3, 3], 1),
 ];
 
-/// The sets of cases, by their first, with a mean of each.
+/// Sets of cases, by their first; each set has a mean.
 const SETS: [(&str, usize); 2] = [("mean of kinds", 0), ("mean of layers", 10)];
 
 /// Names of the passes, and their work in units of the forward pass.
 const PASSES: [(&str, f64); 2] = [("fwd", 1.0), ("fwd+bwd", 3.0)];
-/// In `f32` and in bf16.
+/// Implementations in `f32` and in bf16.
 const IMPLEMENTATIONS: [[&str; 3]; 2] = [
     ["halocline", "burn-flex", "pytorch"],
     ["halocline-bf16", "halocline", "pytorch-bf16"],
@@ -226,12 +230,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What a pass of a case took.
+/// Times of a pass of a case.
 struct Row {
     case: String,
     pass: &'static str,
     flops: f64,
-    /// By implementation; none where PyTorch is not installed.
+    /// By implementation; `None` where PyTorch is not installed.
     median_s: [Option<f64>; 3],
     peak_gflops: f64,
 }
@@ -241,7 +245,7 @@ impl Row {
         Some(self.flops / self.median_s[implementation]? / 1e9)
     }
 
-    /// The columns of the table.
+    /// Columns of the table.
     fn figures(&self) -> [Option<f64>; 9] {
         let [ours, base, torch] = self.median_s.map(|seconds| Some(seconds? * 1e3));
         let speedup = |peer: Option<f64>| Some(peer? / ours?);
@@ -319,7 +323,7 @@ fn measure<const D: usize>(
     })
 }
 
-/// What a convolution is run on.
+/// Tensors of a convolution.
 #[derive(Clone)]
 struct Tensors<const D: usize> {
     x: Tensor<D>,
@@ -352,7 +356,7 @@ impl<const D: usize> Tensors<D> {
         }
     }
 
-    /// The same tensors, with gradients.
+    /// Returns the same tensors, with gradients.
     fn leaves(&self) -> Self {
         Self {
             x: self.x.clone().autodiff().require_grad(),
@@ -366,7 +370,7 @@ impl<const D: usize> Tensors<D> {
         conv(self.x.clone(), self.weight.clone(), self.bias.clone())
     }
 
-    /// Those of input, weight and bias.
+    /// Gradients of input, weight and bias.
     fn gradients(&self, conv: Conv<D>) -> (Tensor<D>, Tensor<D>, Tensor<1>) {
         let gradients = pair(self.forward(conv), self.cotangent.clone()).backward();
         let message = "a leaf has a gradient";
@@ -378,7 +382,7 @@ impl<const D: usize> Tensors<D> {
     }
 }
 
-/// Makes sure that implementations do the same thing.
+/// Checks that implementations compute the same results.
 fn compare<const D: usize>(what: &str, ours: Tensor<D>, base: Tensor<D>, tolerance: f32) {
     let largest = |tensor: Tensor<D>| tensor.abs().max().into_scalar::<f32>();
     let difference = largest(ours.cast(FloatDType::F32) - base.clone()) / largest(base);

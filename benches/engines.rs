@@ -1,13 +1,16 @@
-//! What messages cost, beside peers in one run: `make bench-engines`.
+//! Cost of messages, compared with peers in one run: `make bench-engines`.
 //!
-//! - an exchange between two ranks, and a sum over them, by MPI: beside the same bytes by a small C program
-//!   (`engines_mpi.c`) and by PyTorch's gloo (`engines_gloo.py`, if PyTorch is there), and by our other engines;
-//! - a training step of the demo's model, neighborhood attention, and dense attention on a ring, on two processes, beside two
-//!   threads and beside one rank with both cores;
-//! - a convolution on two processes that compute what needs no halo while halos travel, beside ones that wait first.
+//! - an exchange between two ranks, and a sum over them, by MPI, compared with the same bytes by a
+//!   small C program (`engines_mpi.c`), by PyTorch's gloo (`engines_gloo.py`, if PyTorch is
+//!   installed), and by our other engines;
+//! - a training step of the demo's model, neighborhood attention, and dense attention on a ring, on
+//!   two processes, compared with two threads and with one rank on both cores;
+//! - a convolution on two processes that compute cells independent of halos while halos are in
+//!   flight, compared with processes that wait first.
 //!
-//! Programs run in turn, several rounds; the figures are medians. `HALOCLINE_PYTHON` is the Python with PyTorch,
-//! `HALOCLINE_BENCH_SECONDS` what a figure may take in each round; arguments are other sizes, in bytes. Writes `target/bench/engines.csv`.
+//! Programs run in turn, several rounds; the figures are medians. `HALOCLINE_PYTHON` is a Python
+//! with PyTorch, `HALOCLINE_BENCH_SECONDS` the time per figure in each round; arguments are other
+//! sizes, in bytes. Writes `target/bench/engines.csv`.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -39,11 +42,11 @@ const SIZES: [usize; 8] = [
 /// Rows and columns of the convolution's field.
 const GRIDS: [[usize; 2]; 4] = [[64, 128], [128, 256], [256, 512], [721, 1440]];
 const ROUNDS: usize = 5;
-/// How many threads are ranks, if not two.
+/// Number of threads that are ranks, if not two.
 const RANKS: &str = "HALOCLINE_BENCH_RANKS";
-/// Whether a rank that measures convolutions computes while halos travel.
+/// Whether a rank that measures convolutions computes while halos are in flight.
 const OVERLAP: &str = "HALOCLINE_OVERLAP";
-/// Says that this process is a rank, and for how many seconds it may measure a figure.
+/// Marks this process as a rank, with the seconds that it may spend on a figure.
 const BUDGET: &str = "HALOCLINE_BENCH_BUDGET";
 
 fn main() -> Result<()> {
@@ -53,7 +56,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// The sizes given as arguments, or all.
+/// Sizes given as arguments, or all.
 fn sizes() -> Vec<usize> {
     let given = std::env::args().filter_map(|argument| argument.parse().ok());
     let given: Vec<usize> = given.collect();
@@ -64,7 +67,7 @@ fn sizes() -> Vec<usize> {
     }
 }
 
-// ---- The rank's side.
+// ---- Ranks.
 
 fn as_rank(budget: f64) -> Result<()> {
     let sizes = sizes();
@@ -109,7 +112,7 @@ fn measure(
         let before = Instant::now();
         call()?;
         times.push(before.elapsed().as_secs_f64());
-        // Rank 0 says now and then whether to go on.
+        // Rank 0 decides now and then whether to continue.
         if times.len().is_multiple_of(16) {
             let own = times.len() < 20_000 && start.elapsed().as_secs_f64() < budget;
             let said = world.broadcast_bytes(0, world.is_root().then(|| vec![u8::from(own)]))?;
@@ -122,7 +125,7 @@ fn measure(
     Ok(())
 }
 
-/// What an operator gave, as halos and gradients are: in memory that it lies in.
+/// Makes an operator's result, like halos and gradients, so that its memory is materialized.
 fn field(world: &World, bytes: usize) -> Tensor<1> {
     ActivationField::relu(Tensor::<1>::ones(
         [bytes / 4],
@@ -160,7 +163,7 @@ fn reduction(world: &World, bytes: usize, budget: f64) -> Result<()> {
     })
 }
 
-/// A training step of the demo's model.
+/// Training step of the demo's model.
 fn step(world: &World, budget: f64) -> Result<()> {
     const SHAPE: [usize; 4] = [2, 3, 128, 256];
     let mesh = world.mesh([("lat", world.size())])?;
@@ -173,16 +176,17 @@ fn step(world: &World, budget: f64) -> Result<()> {
     let x = ShardTensor::random(SHAPE, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?;
     let weights = vec![1.0; SHAPE[2]];
     measure(world, "step", 0, 8.0 * budget, || {
-        let of = model.take().expect("a step gives the model back");
-        let y = x.clone().apply(&of);
+        let taken = model.take().expect("a step gives the model back");
+        let y = x.clone().apply(&taken);
         let loss = weighted_mse(y, x.clone(), &weights).resolve();
-        let gradients = GradientsParams::from_grads(loss.backward(), &of);
-        model = Some(optimizer.step(1e-3, of, gradients));
+        let gradients = GradientsParams::from_grads(loss.backward(), &taken);
+        model = Some(optimizer.step(1e-3, taken, gradients));
         Ok(())
     })
 }
 
-/// `[1, *cells, heads, width]` queries, keys or values whose first cells are sharded, without gradients.
+/// `[1, *cells, heads, width]` queries, keys or values whose first cells are sharded, without
+/// gradients.
 fn operand<const D: usize>(world: &World, shape: [usize; D], name: &str) -> Result<ShardTensor<D>> {
     let mesh = world.mesh([("x", world.size())])?;
     let normal = Distribution::Normal(0.0, 1.0);
@@ -204,7 +208,7 @@ fn neighborhood(world: &World, budget: f64) -> Result<()> {
     })
 }
 
-/// Once in each round: it takes seconds.
+/// Once per round, as it takes seconds.
 fn ring(world: &World) -> Result<()> {
     let tokens = |name| operand(world, [1, 16384, 8, 64], name);
     let (q, k, v) = (tokens("q")?, tokens("k")?, tokens("v")?);
@@ -221,7 +225,7 @@ fn ring(world: &World) -> Result<()> {
 
 const CHANNELS: usize = 32;
 
-/// 32→32 3 × 3, of a field whose rows are sharded, without gradients.
+/// Convolution 32→32, 3 × 3, of a field whose rows are sharded, without gradients.
 fn convolution(world: &World, grid: [usize; 2], budget: f64) -> Result<()> {
     let [rows, columns] = grid;
     let mesh = world.mesh([("lat", world.size())])?;
@@ -235,7 +239,7 @@ fn convolution(world: &World, grid: [usize; 2], budget: f64) -> Result<()> {
     })
 }
 
-// ---- The side that compares.
+// ---- Comparison.
 
 fn compare() -> Result<()> {
     let budget = std::env::var("HALOCLINE_BENCH_SECONDS").unwrap_or_else(|_| "0.3".into());
@@ -255,7 +259,7 @@ fn compare() -> Result<()> {
     }
     let sizes: Vec<String> = sizes().iter().map(ToString::to_string).collect();
     let python = std::env::var("HALOCLINE_PYTHON").unwrap_or_else(|_| "python3".into());
-    // By implementation; "early" and "late" compute while halos travel, and after them.
+    // By implementation; "early" computes while halos are in flight, "late" after them.
     let mut found = BTreeMap::<&str, Samples>::new();
     let mut run = |by, job: &mut Command| collect(job, found.entry(by).or_default());
     let mut torch = true;
@@ -308,7 +312,7 @@ fn compare() -> Result<()> {
     Ok(())
 }
 
-/// The folder for what the bench makes.
+/// Folder for the files that the bench makes.
 fn folder() -> PathBuf {
     let me = std::env::current_exe().unwrap_or_default();
     let target = me.ancestors().find(|path| path.ends_with("release"));
@@ -327,7 +331,7 @@ fn mpirun(program: &Path) -> Command {
     command
 }
 
-/// The two processes of a job that find each other by an address.
+/// Makes the two processes of a job, which find each other by an address.
 fn connected(program: &Path) -> Result<[Command; 2]> {
     let free = TcpListener::bind(("127.0.0.1", 0))?;
     let port = free.local_addr()?.port().to_string();
@@ -340,7 +344,7 @@ fn connected(program: &Path) -> Result<[Command; 2]> {
     }))
 }
 
-/// Prints and writes the medians, in µs, by implementation, what, and bytes.
+/// Prints and writes the medians, in µs, by implementation, measurement, and bytes.
 fn report(csv: &Path, of: impl Fn(&str, &str, usize) -> Option<f64>) -> Result<()> {
     let cell = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
     let ratio = |ours: Option<f64>, peer: Option<f64>| match (ours, peer) {

@@ -1,4 +1,5 @@
-/* The peer of `benches/engines.rs`: the same bytes by plain MPI. Prints `what,bytes,seconds`, medians of rank 0. */
+/* Peer of `benches/engines.rs`: the same bytes by plain MPI. Prints `what,bytes,seconds`, medians
+ * of rank 0. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +29,8 @@ int main(int count, char **arguments) {
     for (int argument = 2; argument < count; argument++) {
         size_t bytes = strtoull(arguments[argument], NULL, 10);
         char *out = malloc(bytes), *in = malloc(bytes);
-        /* Not zeros: of those the compiler makes a calloc, and what is sent is read from the system's one page of zeros. */
+        /* Not zeros: for those, the compiler emits a calloc, and sends read the system's single
+         * page of zeros. */
         memset(out, 1, bytes);
         memset(in, 1, bytes);
         for (int what = 0; what < 2; what++) {
@@ -42,7 +44,7 @@ int main(int count, char **arguments) {
                     MPI_Allreduce(out, in, (int)(bytes / 4), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
                 double after = MPI_Wtime();
                 times[runs++] = after - before;
-                /* Rank 0 says now and then whether to go on. */
+                /* Rank 0 decides now and then whether to continue. */
                 if (runs % 16 == 0) {
                     go_on = runs < MOST && after - start < budget;
                     MPI_Bcast(&go_on, 1, MPI_INT, 0, MPI_COMM_WORLD);

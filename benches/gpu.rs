@@ -1,15 +1,17 @@
-//! What sharding costs on a GPU, beside PyTorch on the same one: `make bench-gpu`.
+//! Cost of sharding on a GPU, compared with PyTorch on the same device: `make bench-gpu`.
 //!
-//! - an exchange of halos between two local ranks that share the device, beside a copy of as many bytes (both halos) within
-//!   it;
-//! - a training step of [`UNet`](halocline::models::UNet) on one local rank, and on two that share the device, beside
-//!   PyTorch eager on the whole field; and the memory that the allocators hold after it.
+//! - a halo exchange between two local ranks that share the device, compared with a copy of as many
+//!   bytes (both halos) within it;
+//! - a training step of [`UNet`](halocline::models::UNet) on one local rank, and on two that share
+//!   the device, compared with PyTorch eager on the whole field; and the memory held by the
+//!   allocators afterwards.
 //!
-//! On tensor cores convolutions are in TF32: PyTorch's by default, ours where `burn/autotune` finds it faster.
+//! On tensor cores, convolutions run in TF32: PyTorch's by default, ours where `burn/autotune`
+//! finds it faster.
 //!
-//! Programs run in turn, several rounds; the figures are medians. `BURN_DEVICE` is the device of ours, `HALOCLINE_PYTHON`
-//! the Python with PyTorch, which takes a GPU if it has one; arguments are rows and columns of the field, if not
-//! 721 × 1440.
+//! Programs run in turn, several rounds; the figures are medians. `BURN_DEVICE` is our device,
+//! `HALOCLINE_PYTHON` a Python with PyTorch, which uses a GPU if it has one; arguments are rows and
+//! columns of the field, if not 721 × 1440.
 
 use std::path::Path;
 use std::process::Command;
@@ -29,13 +31,13 @@ mod peers;
 /// Bytes of a halo.
 const SIZES: [usize; 3] = [1 << 20, 4 << 20, 16 << 20];
 const ROUNDS: usize = 3;
-/// Runs before the first one that counts: kernels are compiled and chosen.
+/// Runs before the first one that counts, as kernels are compiled and tuned.
 const WARM_UP: usize = 5;
-/// Runs whose time is measured together, as long as the device has not stopped.
+/// Runs that are timed together, with the device busy throughout.
 const TOGETHER: usize = 20;
 const CHANNELS: usize = 20;
 const WIDTH: usize = 32;
-/// Says that this process measures, on so many ranks.
+/// Marks this process as one that measures, with its number of ranks.
 const RANKS: &str = "HALOCLINE_BENCH_RANKS";
 
 fn main() -> Result<()> {
@@ -52,11 +54,11 @@ fn grid() -> [usize; 2] {
     given.try_into().unwrap_or([721, 1440])
 }
 
-// ---- The side that measures.
+// ---- Measurement.
 
 fn as_ranks(ranks: usize) -> Result<()> {
     Launcher::local(ranks).check(false).run(|world| {
-        // First, so that it alone is in the memory held.
+        // First, so that the memory held is this step's alone.
         step(&world)?;
         if ranks == 2 {
             SIZES
@@ -67,7 +69,7 @@ fn as_ranks(ranks: usize) -> Result<()> {
     })
 }
 
-/// Runs `call` again and again; rank 0 prints the median time of one run.
+/// Runs `call` repeatedly; rank 0 prints the median time of one run.
 fn measure(
     world: &World,
     what: &str,
@@ -100,7 +102,8 @@ fn measure(
     Ok(())
 }
 
-/// Two ranks exchange rows of a field of 64 channels, so many bytes, and each puts them into a field with room for them.
+/// Exchanges rows of a field of 64 channels between two ranks, `bytes` in size; each writes them
+/// into a field with room for them.
 fn exchange(world: &World, bytes: usize) -> Result<()> {
     const ROWS: usize = 4;
     let columns = bytes / (64 * ROWS * size_of::<f32>());
@@ -141,7 +144,7 @@ fn exchange(world: &World, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// A training step on fields whose rows are sharded.
+/// Training step on fields whose rows are sharded.
 fn step(world: &World) -> Result<()> {
     let [rows, columns] = grid();
     let mesh = world.mesh([("lat", world.size())])?;
@@ -152,11 +155,11 @@ fn step(world: &World) -> Result<()> {
     let shape = [1, CHANNELS, rows, columns];
     let x = ShardTensor::random(shape, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?;
     measure(world, "step", world.size(), 1, || {
-        let of = model.take().expect("a step gives the model back");
-        let y = x.clone().apply(&of);
+        let taken = model.take().expect("a step gives the model back");
+        let y = x.clone().apply(&taken);
         let loss = mse_loss(y, x.clone(), Reduction::Mean);
-        let gradients = GradientsParams::from_grads(loss.backward(), &of);
-        model = Some(optimizer.step(1e-3, of, gradients));
+        let gradients = GradientsParams::from_grads(loss.backward(), &taken);
+        model = Some(optimizer.step(1e-3, taken, gradients));
         Ok(())
     })?;
     if let Some(usage) = world.device().memory_pool_usage()
@@ -167,7 +170,7 @@ fn step(world: &World) -> Result<()> {
     Ok(())
 }
 
-// ---- The side that compares.
+// ---- Comparison.
 
 fn compare() -> Result<()> {
     let [rows, columns] = grid();
@@ -194,8 +197,8 @@ fn compare() -> Result<()> {
             }
         }
     }
-    let of = |samples: &Samples, what: &str, of: usize, unit: f64| {
-        let found = samples.get(&(what.to_string(), of));
+    let figure = |samples: &Samples, what: &str, size: usize, unit: f64| {
+        let found = samples.get(&(what.to_string(), size));
         found.map_or(f64::NAN, |found| median(found) / unit)
     };
     let row = |name: String, ours: f64, peer: f64| {
@@ -208,8 +211,8 @@ fn compare() -> Result<()> {
     for bytes in SIZES {
         row(
             format!("two halos of {} MiB (peer: a copy), µs", bytes >> 20),
-            of(&ours, "exchange", bytes, 1e-6),
-            of(&theirs, "copy", bytes, 1e-6),
+            figure(&ours, "exchange", bytes, 1e-6),
+            figure(&theirs, "copy", bytes, 1e-6),
         );
     }
     for (what, name, unit) in [
@@ -219,8 +222,8 @@ fn compare() -> Result<()> {
         for ranks in [1, 2] {
             row(
                 format!("UNet, {rows} × {columns}, ranks: {ranks}, {name}"),
-                of(&ours, what, ranks, unit),
-                of(&theirs, what, 1, unit),
+                figure(&ours, what, ranks, unit),
+                figure(&theirs, what, 1, unit),
             );
         }
     }

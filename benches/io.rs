@@ -1,15 +1,17 @@
-//! Reading: random samples beside Python, the cost of reading while training, and the memory of readers: `make bench-io`.
+//! Reading: random samples compared with Python, the cost of reading while training, and the memory
+//! of readers: `make bench-io`.
 //!
-//! The fields are written once: 48 times of four variables on 361 × 720, in stores with chunks of whole states and
-//! with chunks for four ranks, and in an HDF5 file. One rank reads whole samples, then four local ranks read their
-//! shards. xarray reads the stores by zarr-python, and h5py the file. Both sides read the same samples in the same
-//! order, in turn; the page cache holds all. `HALOCLINE_PYTHON` names a Python with xarray, zarr and h5py; the time
-//! of starting it is not counted. Arguments choose rows of the first table by parts of their
-//! names; then nothing else is run.
+//! The fields are written once: 48 times of four variables at 361 × 720, in stores with chunks of
+//! whole states and with chunks for four ranks, and in an HDF5 file. One rank reads whole samples,
+//! then four local ranks read their shards. In Python, xarray reads the stores by zarr-python, and
+//! h5py the file. Both sides read the same samples in the same order, in turn, with all data in the
+//! page cache. `HALOCLINE_PYTHON` names a Python with xarray, zarr and h5py; its start-up time is
+//! not counted. Arguments select rows of the first table by substrings of their names; then nothing
+//! else is run.
 //!
-//! Targets: random samples at least twice as fast as Python; an epoch of training with reading at most 3 % slower
-//! than one from memory; memory of a reader bounded by its batches: `prefetch` that are ready, one that is read,
-//! one in use.
+//! Targets: random samples at least twice as fast as Python; an epoch of training with reading at
+//! most 3 % slower than one from memory; the memory of a reader bounded by its batches: `prefetch`
+//! ready, one being read, one in use.
 
 mod alive;
 
@@ -102,7 +104,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Seconds for an epoch of training on one rank: with batches that are read, and with batches in memory.
+/// Measures the seconds of a training epoch on one rank, with batches read from files, and with
+/// batches in memory.
 fn training(path: &Path) -> Result<[f64; 2]> {
     let seconds = Launcher::local(1).collect(|world| {
         let mesh = world.mesh([("lat", 1)])?;
@@ -128,7 +131,7 @@ fn training(path: &Path) -> Result<[f64; 2]> {
         let held = loader.epoch(0).collect::<Result<Vec<Batch>>>()?;
         let [mut reading, mut memory] = [Vec::new(), Vec::new()];
         for round in 0..ROUNDS {
-            // In turn, and the first one not always the same.
+            // In turn, alternating which goes first.
             for side in [round % 2, 1 - round % 2] {
                 if side == 0 {
                     reading.push(epoch(&mut loader.epoch(0))?);
@@ -142,8 +145,8 @@ fn training(path: &Path) -> Result<[f64; 2]> {
     Ok(seconds[0])
 }
 
-/// Bytes of all readers of an epoch, at most, and the bound: those of the batches that are ready, being read and in
-/// use.
+/// Returns the peak bytes of all readers in an epoch, and the bound: the batches ready, being read
+/// and in use.
 fn memory(path: &Path, [lat, lon]: [usize; 2], prefetch: usize) -> Result<[usize; 2]> {
     const BATCH: usize = 4;
     halocline::core::release_memory();
@@ -158,7 +161,7 @@ fn memory(path: &Path, [lat, lon]: [usize; 2], prefetch: usize) -> Result<[usize
             FieldDataset::open(&[path], &DatasetConfig::new())
         })?;
         for batch in loader.epoch(0) {
-            // As a step does, so that the reader gets ahead.
+            // Like a training step, so that the reader gets ahead.
             let batch = batch?;
             std::thread::sleep(std::time::Duration::from_millis(50));
             drop(batch);
@@ -170,7 +173,8 @@ fn memory(path: &Path, [lat, lon]: [usize; 2], prefetch: usize) -> Result<[usize
     Ok([alive::peak() - before, (prefetch + 2) * batch])
 }
 
-/// Writes the fields with chunks of whole states, with chunks for four ranks, and as HDF5 without and with compression.
+/// Writes the fields with chunks of whole states, with chunks for four ranks, and as HDF5 without
+/// and with compression.
 fn stores(folder: &Path) -> Result<[PathBuf; 4]> {
     let [file, packed] = ["fields.h5", "packed.h5"].map(|name| folder.join(name));
     let [rows, columns] = SHAPE;
@@ -181,7 +185,7 @@ fn stores(folder: &Path) -> Result<[PathBuf; 4]> {
         .map(|(path, config)| FieldWriter::create(path, &grid, &CHANNELS, &config))
         .collect::<std::result::Result<Vec<_>, _>>()?;
     for time in 0..TIMES {
-        // Smooth waves with a little noise, which compress as fields do.
+        // Smooth waves with a little noise, which compress like real fields.
         let noise = RandomKey::new(1, ("time", time));
         let field =
             Array3::from_shape_fn((CHANNELS.len(), rows, columns), |(channel, row, column)| {
@@ -215,12 +219,12 @@ fn stores(folder: &Path) -> Result<[PathBuf; 4]> {
     Ok([states, shards, file, packed])
 }
 
-/// The order of samples of a round.
+/// Order of samples in a round.
 fn order(round: usize) -> Order {
     Order::Shuffled { seed: round as u64 }
 }
 
-/// Seconds for an epoch of single samples.
+/// Measures the seconds of an epoch of single samples.
 fn epoch(path: &Path, [lat, lon]: [usize; 2], round: usize) -> Result<f64> {
     let seconds = Launcher::local(lat * lon).collect(|world| {
         let mesh = world.mesh([("lat", lat), ("lon", lon)])?;
@@ -244,7 +248,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// A process that reads by xarray and h5py.
+/// Process that reads with xarray and h5py.
 struct Python {
     process: Child,
     answers: std::io::Lines<BufReader<ChildStdout>>,
@@ -271,7 +275,7 @@ impl Python {
         started
     }
 
-    /// Seconds for an epoch of the samples that [`epoch`] reads.
+    /// Measures the seconds of an epoch over the same samples as [`epoch`].
     fn epoch(&mut self, path: &Path, ranks: [usize; 2], round: usize) -> f64 {
         let Order::Shuffled { seed } = order(round) else {
             unreachable!("samples are shuffled");

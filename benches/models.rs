@@ -1,16 +1,17 @@
-//! Whole training steps and inference of models beside PyTorch in one run: `make bench-models`.
+//! Whole training steps and inference of models, compared with PyTorch in one run:
+//! `make bench-models`.
 //!
-//! Rounds, turns and figures are those of `conv.rs`. `train` is a step of AdamW on the mean square error of a state, `infer` a
-//! forward pass without autodiff. PyTorch runs eagerly, with fields as they come and in its layout `channels_last`; a
-//! speed-up is over the faster of both. The peak is that of the resident set in a step, less what it was before model and
-//! state were made.
+//! Rounds, turns and figures are those of `conv.rs`. `train` is a step of AdamW on the mean squared
+//! error of a state, `infer` a forward pass without autodiff. PyTorch runs eagerly, in its default
+//! layout and in `channels_last`; a speed-up is relative to the faster of the two. The peak is that
+//! of the resident set in a step, minus its size before model and state were made.
 //!
-//! After each model comes a table of where the time of a step at 181 × 360 goes, from a timeline (`HALOCLINE_TRACE`): the time
-//! of an operator without that of operators inside of it.
+//! Each model is followed by a table of where the time of a step at 181 × 360 goes, from a timeline
+//! (`HALOCLINE_TRACE`): the time of an operator, without operators nested in it.
 //!
-//! `HALOCLINE_BENCH_SECONDS` bounds the time per case (at least 3 rounds are run), `HALOCLINE_PYTHON` is the python that has
-//! PyTorch, arguments choose cases whose names contain one of them. Medians go to `bench/models.csv` in cargo's target
-//! directory.
+//! `HALOCLINE_BENCH_SECONDS` bounds the time per case (with at least 3 rounds), `HALOCLINE_PYTHON`
+//! is a Python with PyTorch, and arguments select cases by substrings of their names. Medians are
+//! written to `bench/models.csv` in cargo's target directory.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -34,7 +35,7 @@ mod beside;
 const VARIABLES: usize = 20;
 /// Batch, rows and columns.
 const FIELDS: [[usize; 3]; 4] = [[1, 91, 180], [1, 181, 360], [3, 181, 360], [1, 721, 1440]];
-/// The field of the table of times.
+/// Field of the table of times.
 const TRACED: [usize; 3] = FIELDS[1];
 const PASSES: [&str; 2] = ["train", "infer"];
 const IMPLEMENTATIONS: [&str; 3] = ["halocline", "pytorch", "pytorch-channels-last"];
@@ -75,14 +76,14 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 struct Bench {
-    /// Parts of the names of cases that are run; all of them if there are none.
+    /// Substrings of the names of cases to run; all cases if empty.
     chosen: Vec<String>,
     budget: Duration,
     pytorch: Option<PyTorch>,
     csv: String,
 }
 
-/// A model that is trained on tensors and on shards.
+/// Model that trains on tensors and on shards.
 trait Model:
     Module + Layer<Tensor<4>, Output = Tensor<4>> + Layer<ShardTensor<4>, Output = ShardTensor<4>>
 {
@@ -211,13 +212,13 @@ impl Bench {
     }
 }
 
-/// What `serve_cases.py` calls the passes.
+/// Names of the passes in `serve_cases.py`.
 const PYTORCH_PASSES: [&str; 2] = ["fwd+bwd", "fwd"];
 
-/// The peaks of PyTorch, by layout and pass.
+/// Peak memory of PyTorch, by layout and pass.
 fn peaks(pytorch: &mut PyTorch, layouts: &[Value]) -> Vec<[f64; 2]> {
-    let of = |request: &Value| {
-        // Inference first, which is to have no gradients and moments beside it.
+    let peak_of = |request: &Value| {
+        // Inference first, so that there are no gradients and moments yet.
         let [train, infer] = PYTORCH_PASSES;
         let [infer, train] = [infer, train].map(|pass| {
             let peak = pytorch.run(&format!("{pass}:peak"), request);
@@ -225,7 +226,7 @@ fn peaks(pytorch: &mut PyTorch, layouts: &[Value]) -> Vec<[f64; 2]> {
         });
         [train, infer]
     };
-    layouts.iter().map(of).collect()
+    layouts.iter().map(peak_of).collect()
 }
 
 /// A field, a model and its optimizer.
@@ -261,16 +262,16 @@ fn random(shape: [usize; 4], device: &Device) -> Tensor<4> {
     Tensor::random(shape, burn::tensor::Distribution::Normal(0.0, 1.0), device)
 }
 
-/// The largest resident set, in MiB, while `run` runs for the second time.
+/// Measures the largest resident set, in MiB, during a second run of `run`.
 fn peak(mut run: impl FnMut()) -> f64 {
     run();
-    // Where this is refused, the figure is the peak of the whole process.
+    // If this is refused, the figure is the peak of the whole process.
     let _ = fs::write("/proc/self/clear_refs", "5");
     run();
     resident("VmHWM")
 }
 
-/// A line of the process's status, in MiB.
+/// Reads a line of the process's status, in MiB.
 fn resident(field: &str) -> f64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(field));
@@ -296,11 +297,11 @@ fn times<M: Model>(
         let x = ShardTensor::random(shape, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?;
         for step in 0..WARM_UP + STEPS {
             let _step = span(if step < WARM_UP { "warm up" } else { "step" });
-            let of = model.take().expect("a step gives the model back");
-            let loss = mse_loss(x.clone().apply(&of), x.clone(), Reduction::Mean);
-            let gradients = GradientsParams::from_grads(loss.backward(), &of);
+            let taken = model.take().expect("a step gives the model back");
+            let loss = mse_loss(x.clone().apply(&taken), x.clone(), Reduction::Mean);
+            let gradients = GradientsParams::from_grads(loss.backward(), &taken);
             let _optimizer = span("optimizer");
-            model = Some(optimizer.step(1e-3, of, gradients));
+            model = Some(optimizer.step(1e-3, taken, gradients));
         }
         Ok(())
     })?;
@@ -318,7 +319,7 @@ fn times<M: Model>(
             events.push((name, start, start + length));
         }
     }
-    // An event follows those that it lies in.
+    // Events follow those that enclose them.
     events.sort_by(|a, b| a.1.total_cmp(&b.1).then(b.2.total_cmp(&a.2)));
     let mut times = BTreeMap::<&str, f64>::new();
     let mut around: Vec<(&str, f64)> = Vec::new();

@@ -57,7 +57,7 @@ class Case:
         self.optimizer.step()
 
 
-# What PyTorch loads when it is first used belongs to no case.
+# Memory of libraries that PyTorch loads on first use belongs to no case.
 Case("UNet", 2, 1, 16, 16, False).gradients()
 # Both layouts take turns.
 serve(Case, kept=2)

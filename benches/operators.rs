@@ -35,16 +35,16 @@ fn conv2d_on_one_rank(bencher: Bencher, size: usize) {
     bencher.bench_local(|| x.clone().conv(weight.clone(), None, &options));
 }
 
-/// A plan that is not cached: a halo of one cell on a mesh of `n × n` ranks.
+/// Uncached plan: a halo of one cell on a mesh of `n × n` ranks.
 #[divan::bench(args = [2, 8, 32])]
 fn plan_of_a_halo(bencher: Bencher, n: usize) {
     let mesh = MeshShape::new(&[("lat", n), ("lon", n)], (0..n * n).collect()).expect("a mesh");
     let layout = Layout::new(&Arc::new(mesh), &[1, 16, 721, 1440], &[Shard(2), Shard(3)]);
     let layout = layout.expect("a layout");
     let need = |position| {
-        let own = layout.local_box(position);
+        let local = layout.local_box(position);
         let range = |dim: usize, halo: isize| {
-            let range = &own.ranges()[dim];
+            let range = &local.ranges()[dim];
             range.start as isize - halo..range.end as isize + halo
         };
         let runs: Vec<_> = (0..4)
@@ -54,7 +54,7 @@ fn plan_of_a_halo(bencher: Bencher, n: usize) {
                 halocline::core::segments(range, size, Boundary::Zeros, Boundary::Periodic)
             })
             .collect();
-        let shape = own
+        let shape = local
             .shape()
             .iter()
             .zip([0, 0, 2, 2])

@@ -1,9 +1,12 @@
-//! Time and memory of sharded parameters, each figure beside its peer in one run: `cargo bench --bench parallel`.
+//! Time and memory of sharded parameters, each figure compared with its peer in one run:
+//! `cargo bench --bench parallel`.
 //!
-//! - a step of a transformer whose heads and hidden features are sharded, on two ranks against one, on the same cores;
-//! - a step of one whose parameters are stored in shards over two ranks of data, against replicated ones;
+//! - a step of a transformer whose heads and hidden features are sharded, on two ranks against one,
+//!   on the same cores;
+//! - a step of one whose parameters are stored in shards over two data ranks, against replicated
+//!   ones;
 //! - bytes per rank of a model of 420 MB with AdamW, stored over four ranks, against one rank;
-//! - the peak of making it in shards, against its shards and its largest parameter;
+//! - the peak memory of building it in shards, against its shards and its largest parameter;
 //! - the time to price all plans of a model of 4 TiB;
 //! - the plan chosen automatically, against the fastest of all candidates, each measured.
 
@@ -38,7 +41,7 @@ fn row(what: &str, ours: f64, peer: f64, unit: &str) {
 
 const WIDTH: usize = 256;
 
-/// A transformer of 3 M parameters and its optimizer.
+/// Transformer of 3 M parameters, and its optimizer.
 struct Run {
     model: Option<TransformerEncoder>,
     optimizer: ModuleOptimizer,
@@ -68,12 +71,12 @@ impl Run {
     }
 }
 
-/// Steps of all kinds in turn, so that all see the same machine.
+/// Runs steps of all kinds in turn, so that machine noise affects all alike.
 fn steps() -> Result<()> {
     const ROUNDS: usize = 9;
     let config = TransformerEncoderConfig::new(WIDTH, 4 * WIDTH, 8, 4);
     let [attention, feed_forward] = transformer_encoder(&config, "", "tensor");
-    let tensor = attention.and(&feed_forward);
+    let tensor = attention.merge(&feed_forward);
     let stored = Plan::default().with_store(Store::new("**", "data").with_at_least(1024));
     let kinds = [
         ([("data", 1), ("tensor", 1)], Plan::default()),
@@ -130,8 +133,8 @@ impl<X: Field<2>> Layer<X> for Deep {
     }
 }
 
-/// A model of 420 MB: ranks are threads that share an allocator, so each figure is that of all ranks together, over their
-/// number.
+/// Memory of a model of 420 MB. Ranks are threads that share an allocator, so each figure is the
+/// total of all ranks, divided by their number.
 fn memory() -> Result<()> {
     const FEATURES: usize = 2048;
     const LAYERS: usize = 25;

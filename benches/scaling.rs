@@ -1,6 +1,8 @@
-//! Writes `docs/scaling.md`: a cost model of a training step, with constants that the other benches measured.
+//! Writes `docs/scaling.md`: a cost model of a training step, with constants measured by the other
+//! benches.
 //!
-//! `make docs-scaling`, after `make bench-conv bench-engines`, whose tables in `target/bench` it reads.
+//! Run `make docs-scaling` after `make bench-conv bench-engines`; it reads their tables in
+//! `target/bench`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,7 +20,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A table that another bench wrote.
+/// Reads a table written by another bench.
 fn table(name: &str) -> Result<String> {
     let me = std::env::current_exe()?;
     let target = me.ancestors().find(|path| path.ends_with("release"));
@@ -36,7 +38,7 @@ fn table(name: &str) -> Result<String> {
     })
 }
 
-/// The mean of what the convolutions of `conv.csv` reach with gradients, on all threads of the machine.
+/// Mean rate of the convolutions of `conv.csv` with gradients, on all threads of the machine.
 fn flops_per_second(csv: &str) -> Result<f64> {
     let rows = csv
         .lines()
@@ -51,7 +53,7 @@ fn flops_per_second(csv: &str) -> Result<f64> {
     Ok((logs / rates.len() as f64).exp() * 1e9)
 }
 
-/// Seconds by (what, implementation), in order of bytes.
+/// Seconds by (measurement, implementation), in order of bytes.
 struct Engines(BTreeMap<(String, String), Vec<(f64, f64)>>);
 
 impl Engines {
@@ -88,12 +90,12 @@ impl Engines {
     }
 }
 
-/// An exchange of so many bytes with a neighbour takes `latency + bytes / bandwidth`.
+/// Link on which an exchange of `bytes` with a neighbour takes `latency + bytes / bandwidth`.
 #[derive(Clone, Copy)]
 struct Link {
-    /// Seconds.
+    /// Latency in seconds.
     latency: f64,
-    /// Bytes a second, each way.
+    /// Bandwidth in bytes per second, in each direction.
     bandwidth: f64,
 }
 
@@ -102,20 +104,21 @@ impl Link {
         messages * self.latency + bytes / self.bandwidth
     }
 
-    /// The sum of `core/src/comm/all_reduce.rs`: every rank of a row adds a share that all others of it send, columns add
-    /// the sums of rows, then shares go to all others of the row.
+    /// Seconds of the sum in `core/src/comm/all_reduce.rs`: each rank of a row adds one share
+    /// received from all others in the row, columns add the sums of rows, and then shares are sent
+    /// to all others in the row.
     fn all_reduce(self, ranks: f64, bytes: f64) -> f64 {
         if ranks == 1.0 {
             return 0.0;
         }
-        // For the squares that this page is about.
+        // Exact for square numbers of ranks, which this page is about.
         let row = if ranks > 16.0 { ranks.sqrt() } else { ranks };
         let within = 2.0 * self.exchange(row - 1.0, bytes * (row - 1.0) / row);
         within + self.all_reduce(ranks / row, bytes / row)
     }
 }
 
-/// A network of `layers` convolutions 3 × 3 at full resolution, trained in `f32`.
+/// Network of `layers` convolutions, 3 × 3 at full resolution, trained in `f32`.
 struct Network {
     layers: f64,
     channels: f64,
@@ -123,7 +126,7 @@ struct Network {
     columns: f64,
 }
 
-/// The seconds of one step.
+/// Seconds of one step.
 struct Step {
     compute: f64,
     halos: f64,
@@ -135,11 +138,11 @@ struct Step {
 impl Network {
     const BYTES: f64 = 4.0;
 
-    /// A step on a mesh, with ranks that compute so many operations a second.
+    /// Estimates a step on a mesh, with ranks that compute `rate` operations per second.
     fn step(&self, mesh: [f64; 2], rate: f64, link: Link) -> Step {
         let (rows, columns) = (self.rows / mesh[0], self.columns / mesh[1]);
         let weights = 9.0 * self.channels * self.channels;
-        // The forward pass, the gradient of the input, that of the weights.
+        // Forward pass, input gradient, weight gradient.
         let operations = 3.0 * 2.0 * weights * rows * columns * self.layers;
         let neighbours = |ranks: f64| if ranks > 1.0 { 2.0 } else { 0.0 };
         let [north_south, east_west] = mesh.map(neighbours);
@@ -151,7 +154,7 @@ impl Network {
             compute: operations / rate,
             halos: 2.0 * self.layers * halo,
             gradients: link.all_reduce(ranks, weights * self.layers * Self::BYTES),
-            // What goes into each convolution, and into the activation after it.
+            // Inputs of each convolution, and of the activation after it.
             memory: 2.0 * self.layers * rows * columns * self.channels * Self::BYTES,
         }
     }
@@ -165,27 +168,29 @@ fn page(engines: &Engines, flops: f64) -> Result<String> {
     ];
     let mut page = String::from(
         "# Scaling: a cost model\n\n\
-         Written by `benches/scaling.rs` (`make docs-scaling`) from what `make bench-conv` and `make bench-engines` measured\n\
-         on one machine, which has two cores. It says what to expect elsewhere from a few constants, and where the library\n\
-         will have to change. It is a model: nothing on this page for more than two ranks was measured.\n\n\
+         `make docs-scaling` writes this page (`benches/scaling.rs`) from the figures that `make bench-conv` and\n\
+         `make bench-engines` measured on one machine with two cores. From a few constants the model predicts what\n\
+         to expect on other machines, and where the library will have to change. Nothing on this page for more than\n\
+         two ranks was measured.\n\n\
          ## The model\n\n\
-         - An exchange with a neighbour takes `latency + bytes / bandwidth`. A rank's messages follow on each other.\n\
-         - A convolution takes its multiply-adds divided by a rate. A step has three passes of it: forward, gradient of the\n\
-           input, gradient of the weights. All else in a step is left out.\n\
-         - A halo of one cell travels before every convolution, forward and backward, to up to eight neighbours. What is hidden\n\
-           behind computation is not subtracted.\n\
-         - Gradients are summed as `core/src/comm/all_reduce.rs` does: every rank sends each other one its share, adds what\n\
-           came, and sends the sum to all: `2 (ranks − 1)` messages, `2 · bytes · (ranks − 1) / ranks` bytes. (Shares of more\n\
-           than 2¹⁷ elements go in pieces, whose latencies are not counted.) More than 16 ranks do so in rows, and between\n\
-           the two halves columns sum the shares in the same way.\n\
-         - A rank holds the inputs of convolutions and of activations, `f32`.\n\n\
+         - An exchange with a neighbour takes `latency + bytes / bandwidth`. A rank's messages follow one another.\n\
+         - A convolution takes its multiply-adds divided by a rate. A step has three passes of it: forward, gradient\n\
+         \x20 of the input, gradient of the weights. The rest of a step is left out.\n\
+         - A halo of one cell travels before every convolution, forward and backward, to up to eight neighbours. The\n\
+         \x20 model does not subtract the part that computation hides.\n\
+         - Gradients are summed as in `core/src/comm/all_reduce.rs`: every rank sends each other rank that rank's\n\
+         \x20 share, adds the shares that it receives, and sends the sum to all. That takes `2 (ranks − 1)` messages\n\
+         \x20 and `2 · bytes · (ranks − 1) / ranks` bytes. (Shares of more than 2¹⁷ elements travel in pieces, whose\n\
+         \x20 latencies are not counted.) More than 16 ranks do so in rows; between the two halves, columns sum the\n\
+         \x20 shares in the same way.\n\
+         - A rank stores the inputs of convolutions and of activations in `f32`.\n\n\
          ## Measured constants\n\n\
          | engine | latency, µs (4 KiB) | bandwidth, GB/s each way (64 MiB) |\n|---|---|---|\n",
     );
     for (name, link) in links {
         let bandwidth = link.bandwidth / 1e9;
         match name {
-            // A handle changes hands, whatever the size.
+            // Only a handle is passed, whatever the size.
             "local" => writeln!(
                 page,
                 "| local | {:.1} | no bytes move |",
@@ -208,7 +213,7 @@ fn page(engines: &Engines, flops: f64) -> Result<String> {
     )?;
     let mpi = links[1].1;
     for (bytes, measured) in engines.rows("all_reduce", "mpi")? {
-        // Below 2¹⁴ elements each sends all it has.
+        // Below 2¹⁴ elements, each rank sends everything it has.
         let predicted = if *bytes <= 65536.0 {
             mpi.exchange(1.0, *bytes)
         } else {
@@ -225,13 +230,13 @@ fn page(engines: &Engines, flops: f64) -> Result<String> {
     let (one, local, processes) = (step("one")?, step("local")?, step("mpi")?);
     writeln!(
         page,
-        "\nA training step of the demo's model on 128 × 256 cells, on the same two cores: {one:.1} ms on one rank, {local:.1} on two\n\
-         local ranks, {processes:.1} on two MPI processes. The model says {one:.1} for all three: the cores are the same, and\n\
-         messages take little. How well ranks and threads use the same cores it does not know.\n\n\
+        "\nA training step of the demo's model on 128 × 256 cells, on the same two cores: {one:.1} ms on one rank, {local:.1} on\n\
+         two local ranks, {processes:.1} on two MPI processes. The model predicts {one:.1} for all three, because the cores are\n\
+         the same and messages take little time. It does not describe how well ranks and threads use the same cores.\n\n\
          ## A 0.1° global grid\n\n\
-         1800 × 3600 cells, 20 convolutions 3 × 3 of 64 channels, one sample, `f32`. Nodes like the machine above (two cores),\n\
-         and nodes a hundred times as fast, about what a GPU is; a network with a latency of 5 µs and 10 GB/s for each rank,\n\
-         which is assumed.\n\n\
+         1800 × 3600 cells, 20 convolutions of 3 × 3 with 64 channels, one sample, `f32`. The nodes are like the machine\n\
+         above (two cores), or a hundred times as fast, which is about a GPU. The network is assumed to have a latency\n\
+         of 5 µs and 10 GB/s for each rank.\n\n\
          | ranks | shard | activations of a rank | computing, ms | halos, ms | gradients, ms | efficiency |\n|---|---|---|---|---|---|---|"
     )?;
     let network = Network {
@@ -267,12 +272,14 @@ fn page(engines: &Engines, flops: f64) -> Result<String> {
         }
     }
     page.push_str(
-        "\nWhat it says:\n\n\
-         - **Memory is why to shard.** The activations of one sample do not fit one device; on 64 ranks they do.\n\
-         - **Halos** cost little where ranks are slow or shards are large. Fast ranks wait for them, longer than they compute\n\
-           when a shard has 28 × 56 cells: latency, mostly. Computing the interior meanwhile hides it as long as there is one.\n\
-         - **The sum of gradients** takes messages by the root of the number of ranks, which keeps it below the halos. When\n\
-           every rank sent to every other, 4096 of them took 41 ms. What is left is the order of halos: both are latency.\n",
+        "\nConclusions:\n\n\
+         - **Memory is the reason to shard.** The activations of one sample do not fit one device; on 64 ranks they do.\n\
+         - **Halos** cost little where ranks are slow or shards are large. Fast ranks with shards of 28 × 56 cells wait\n\
+         \x20 for halos longer than they compute, mostly for latency. Computing the interior meanwhile hides that as long\n\
+         \x20 as there is one.\n\
+         - **The sum of gradients** takes a number of messages that grows with the square root of the number of ranks,\n\
+         \x20 which keeps it below the halos. (If every rank sent to every other, 4096 ranks would take 41 ms.) Both are\n\
+         \x20 mostly latency.\n",
     );
     Ok(page)
 }

@@ -1,12 +1,14 @@
-//! What sharding costs, each figure beside its peer in one run: `cargo bench --bench sharding`.
+//! Cost of sharding, each figure compared with its peer in one run: `cargo bench --bench sharding`.
 //!
-//! - a training step on two and four ranks, and attention forward and backward on two, against one, on the same cores;
+//! - a training step on two and four ranks, and attention forward and backward on two, against one,
+//!   on the same cores;
 //! - planning and rule of an operator with a warm cache;
-//! - a halo of one cell, until it lies on the receiving rank, against a copy of its bytes;
-//! - bytes of tensors alive per rank in a training step, on four ranks against one;
-//! - the same on one rank with gradient checkpointing against without;
-//! - bytes alive per rank in a forward and backward pass of attention, dense and to neighborhoods, on one rank and on four,
-//!   against inputs, results, gradients and what travels.
+//! - a halo of one cell, up to its arrival in the receiving rank's memory, against a copy of its
+//!   bytes;
+//! - bytes of live tensors per rank in a training step, on four ranks against one;
+//! - the same on one rank, with gradient checkpointing against without;
+//! - live bytes per rank in a forward and backward pass of attention, dense and neighborhood, on
+//!   one rank and on four, against inputs, results, gradients and communicated data.
 
 mod alive;
 #[path = "beside/turns.rs"]
@@ -25,7 +27,7 @@ use halocline::ops::prelude::*;
 use halocline::prelude::*;
 use turns::{in_turn, timed};
 
-/// Rounds of turns at least, and the time for each comparison of ranks.
+/// Minimum number of rounds, and the time for each comparison of ranks.
 const ROUNDS: usize = 5;
 const BUDGET: Duration = Duration::from_secs(20);
 
@@ -50,7 +52,7 @@ fn median(mut samples: Vec<f64>) -> f64 {
     turns::median(&mut samples).expect("samples")
 }
 
-/// A model on a field, ready to take a training step.
+/// Model on a field, ready to take a training step.
 struct Trainer<M> {
     model: Option<M>,
     optimizer: burn::optim::ModuleOptimizer,
@@ -58,7 +60,7 @@ struct Trainer<M> {
     weights: Vec<f64>,
 }
 
-/// The demo's model.
+/// Initializer of the demo's model.
 fn cnn(blocks: usize) -> impl Fn(&Device) -> SurrogateCnn {
     let config = SurrogateCnnConfig::new(3)
         .with_width(16)
@@ -87,7 +89,7 @@ impl<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>> Trainer<M> {
     }
 }
 
-/// Steps of the demo's model, of one of its kind with the channels of a real one, and of a `UNet`.
+/// Steps of the demo's model, of a similar one with realistic channel counts, and of a `UNet`.
 fn steps() -> Result<()> {
     steps_of("training step, 128×256", [2, 3, 128, 256], cnn(2))?;
     let wide = SurrogateCnnConfig::new(20);
@@ -102,7 +104,7 @@ fn steps() -> Result<()> {
     steps_of("UNet step, 20 channels, 181×360", [1, 20, 181, 360], unet)
 }
 
-/// Steps on one rank, two and four in turn, so that all see the same machine.
+/// Runs steps on one rank, two and four in turn, so that machine noise affects all alike.
 fn steps_of<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>>(
     name: &str,
     shape: [usize; 4],
@@ -130,7 +132,8 @@ fn steps_of<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>>(
     Ok(())
 }
 
-/// The medians of all but the first of some variants, each with that of the first, of turns beside a quiet machine.
+/// Returns the medians of all variants but the first, each with that of the first, from turns in
+/// which the machine was quiet.
 fn beside_first<const VARIANTS: usize>(
     run: impl Fn(usize) -> Result<f64>,
 ) -> Result<Vec<[Option<f64>; 2]>> {
@@ -158,7 +161,8 @@ fn compared(what: &str, ours: Option<f64>, peer: Option<f64>) {
     }
 }
 
-/// Attention of a field to neighborhoods, and of tokens to all of them, whose keys and values travel on a ring.
+/// Neighborhood attention on a field, and dense attention on tokens, whose keys and values travel
+/// around a ring.
 fn attention() -> Result<()> {
     let normal = Distribution::Normal(0.0, 1.0);
     let pass = |shape: [usize; 5], world: &World| -> Result<f64> {
@@ -172,7 +176,7 @@ fn attention() -> Result<()> {
         let start = Instant::now();
         let [q, k, v] = inputs.map(ShardTensor::require_grad);
         let y = match shape[2] {
-            // Tokens are cells of one column.
+            // Tokens are the cells of one column.
             1 => {
                 let tokens = |x: ShardTensor<5>| x.flatten::<4>(1, 2);
                 let [q, k, v] = [q, k, v].map(tokens);
@@ -204,7 +208,8 @@ fn attention() -> Result<()> {
     Ok(())
 }
 
-/// The cost of a sharded operator over the same call on the local tensor, where there is nothing to compute.
+/// Cost of a sharded operator compared with the same call on the local tensor, with almost nothing
+/// to compute.
 fn overhead() -> Result<()> {
     Launcher::local(1).check(false).run(|world| {
         const CALLS: usize = 2000;
@@ -245,7 +250,8 @@ fn overhead() -> Result<()> {
     })
 }
 
-/// One row of `[1, 64, 512, 512]` from a neighbour into a tensor of this rank's own, against a copy of its bytes.
+/// Moves one row of `[1, 64, 512, 512]` from a neighbour into a tensor of this rank, compared with
+/// a copy of its bytes.
 fn halo() -> Result<()> {
     const ROUNDS: usize = 400;
     let results = Launcher::local(2).check(false).collect(|world| {
@@ -254,7 +260,7 @@ fn halo() -> Result<()> {
         let rows = field.local_dims()[2];
         let peer = 1 - world.rank();
         let edge = if world.is_root() { rows - 1 } else { 0 };
-        let own = |tensor: Tensor<4>| tensor.into_data(); // a view of another's field becomes memory of one's own
+        let copy = |tensor: Tensor<4>| tensor.into_data(); // out of the neighbour's memory
         let mut exchanged = Vec::new();
         let mut copied = Vec::new();
         for _ in 0..ROUNDS {
@@ -274,10 +280,10 @@ fn halo() -> Result<()> {
                 )],
             };
             let received = world.comm().clone().start(batch)?.finish()?;
-            black_box(received); // what a thin message carries is the receiver's own memory already
+            black_box(received); // a thin message arrives in the receiver's own memory
             exchanged.push(start.elapsed().as_secs_f64() * 1e6);
             let row = field.local().clone().narrow(2, edge, 1);
-            copied.push(timed(|| own(row)) * 1e6);
+            copied.push(timed(|| copy(row)) * 1e6);
         }
         Ok((median(exchanged), median(copied)))
     })?;
@@ -297,8 +303,8 @@ fn halo() -> Result<()> {
     Ok(())
 }
 
-/// The peak of tensor bytes in a training step, per rank. Ranks are threads that share an allocator, so the peak of
-/// four ranks is that of all of them together, and a fourth of it is what one holds.
+/// Peak of tensor bytes in a training step, per rank. Ranks are threads that share an allocator, so
+/// the peak of four ranks is their total, and a rank holds a fourth of it.
 fn memory() -> Result<()> {
     const SHAPE: [usize; 4] = [1, 3, 512, 512];
     let plain = Device::default().autodiff();
@@ -337,9 +343,9 @@ fn memory() -> Result<()> {
     Ok(())
 }
 
-/// The peak of tensor bytes per rank in a forward and backward pass of attention, beside what it cannot do without: queries,
-/// keys, values, the result, their gradients, a number for each query and head, and halos with their gradients, or the block of a
-/// ring that travels.
+/// Peak of tensor bytes per rank in a forward and backward pass of attention, compared with the
+/// minimum that it needs: queries, keys, values, the result, their gradients, one number per query
+/// and head, and halos with their gradients, or the block that travels around the ring.
 fn attention_memory() -> Result<()> {
     const KERNEL: usize = 7;
     let normal = Distribution::Normal(0.0, 1.0);
@@ -377,14 +383,14 @@ fn attention_memory() -> Result<()> {
             let tokens = side * side;
             for shape in [[1, tokens, 1, 1, 16], [1, side, side, 4, 32]] {
                 let [_, _, columns, heads, width] = shape;
-                let (own, channels) = (tokens / ranks, heads * width);
+                let (local, channels) = (tokens / ranks, heads * width);
                 let travels = match (ranks, columns) {
                     (1, _) => 0,
                     // Keys and values of a block, and their gradients.
-                    (_, 1) => 4 * own * channels,
+                    (_, 1) => 4 * local * channels,
                     _ => 4 * 2 * (KERNEL / 2) * columns * channels,
                 };
-                let needed = size_of::<f32>() * (8 * own * channels + own * heads + travels);
+                let needed = size_of::<f32>() * (8 * local * channels + local * heads + travels);
                 let name = match columns {
                     1 => "attention",
                     _ => "neighborhoods",

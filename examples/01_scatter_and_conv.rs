@@ -1,7 +1,7 @@
-//! A convolution and a training gradient on a field that lies on several ranks.
+//! A convolution and a training gradient on a field sharded over several ranks.
 //!
-//! `cargo run --example 01_scatter_and_conv -- 4`, or `mpirun -n 4 …` with the feature `mpi`. Without the launcher, the
-//! mesh and the scatter it is the single-device program.
+//! `cargo run --example 01_scatter_and_conv -- 4`, or `mpirun -n 4 …` with the feature `mpi`.
+//! Without the launcher, the mesh and the scatter, it is the single-device program.
 
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2dConfig;
@@ -23,8 +23,8 @@ fn main() -> Result<()> {
         let x = scatter_tensor(sample, 0, &mesh, &[Shard(2)])?; // [batch, channels, lat, lon]
         println!("rank {}: {}", world.rank(), x.plan_of(&conv)?);
 
-        let y = x.apply(&conv).gelu(); // halos travel between neighbours
-        let loss = (y.clone() * y).mean(); // Partial: nothing has travelled
+        let y = x.apply(&conv).gelu(); // halos are exchanged between neighbours
+        let loss = (y.clone() * y).mean(); // Partial: nothing communicated yet
         let loss = loss.resolve(); // one all-reduce
         let gradients = loss.backward(); // parameter gradients are complete and equal everywhere
 
@@ -39,7 +39,7 @@ fn main() -> Result<()> {
     })
 }
 
-/// The same on one device, without anything of Halocline's.
+/// The same on one device, without Halocline.
 fn check_against_one_device(
     world: &World,
     conv: &burn::nn::conv::Conv2d,

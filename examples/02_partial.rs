@@ -1,4 +1,4 @@
-//! Partial values: what a reduction over a sharded dim leaves on every rank, and when it travels.
+//! Partial values: the result of a reduction over a sharded dim, and when it is communicated.
 //!
 //! `cargo run --example 02_partial -- 4`
 
@@ -18,7 +18,7 @@ fn main() -> Result<()> {
         let x = ShardTensor::distribute(cells.reshape([7, 3]), &mesh, &[Shard(0)])?; // uneven: 7 rows
 
         let before = world.comm_stats();
-        let total = x.clone().sum_dims(&[0]); // [1, 3], a sum of each rank's rows
+        let total = x.clone().sum_dims(&[0]); // [1, 3], the sum of each rank's rows
         assert_eq!(total.placements(), [Partial(ReduceOp::Sum)]);
         let scaled = total * 2.0; // scaling a sum scales its terms
         let sent = world.comm_stats().since(&before);
@@ -28,7 +28,7 @@ fn main() -> Result<()> {
             "nothing has travelled yet"
         );
 
-        // What is not linear needs the value itself, and says so.
+        // Nonlinear operators need the value itself, and report it.
         let refused = scaled.require_resolved("square").unwrap_err();
         if world.is_root() {
             println!("{refused}");

@@ -1,4 +1,4 @@
-//! A stencil by hand: diffusion on a periodic ring of longitudes, with a halo of one cell.
+//! A hand-written stencil: diffusion on a periodic ring of longitudes, with a halo of one cell.
 //!
 //! `cargo run --example 03_halo -- 4`
 
@@ -6,7 +6,7 @@ use halocline::core::Traffic;
 use halocline::prelude::*;
 
 fn main() -> Result<()> {
-    // Physics: ∂c/∂t = κ ∂²c/∂x², of which a cosine decays at a known rate.
+    // Physics: ∂c/∂t = κ ∂²c/∂x², under which a cosine decays at a known rate.
     const CELLS: usize = 50;
     const STEPS: usize = 200;
     let wave = std::f64::consts::TAU / CELLS as f64;
@@ -26,13 +26,13 @@ fn main() -> Result<()> {
             // This rank's cells with one more on either side, from the neighbours around the ring.
             let padded = c.with_halo(&[Halo::new(0, 1, Boundary::Periodic)])?;
             let cells = c.local_dims()[0];
-            let at = |first: usize| padded.clone().narrow(0, first, cells);
-            let laplacian = at(0) + at(2) - at(1) * 2.0;
-            c = ShardTensor::from_local(at(1) + laplacian * kappa, c.layout(), &mesh)?;
+            let shifted = |first: usize| padded.clone().narrow(0, first, cells);
+            let laplacian = shifted(0) + shifted(2) - shifted(1) * 2.0;
+            c = ShardTensor::from_local(shifted(1) + laplacian * kappa, c.layout(), &mesh)?;
         }
         let sent = world.comm_stats().since(&before).of(Traffic::Exchange);
 
-        // Check: the discrete operator's decay, and two cells of four bytes per step on the wire.
+        // Check: the discrete operator's decay, and two cells of four bytes communicated per step.
         let decay = (1.0 - 2.0 * kappa * (1.0 - wave.cos())).powi(STEPS as i32);
         let found = c.full_tensor();
         let error = (found - start * decay).abs().max().into_scalar::<f32>();

@@ -1,6 +1,6 @@
 //! A field and a model, saved by some ranks and loaded by others.
 //!
-//! `04_checkpoint [RANKS] [FOLDER]`: with a folder, the checkpoint stays there.
+//! `04_checkpoint [RANKS] [FOLDER]`: with a folder, the checkpoint is kept there.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ fn main() -> Result<()> {
             world.broadcast_bytes(0, Some(folder.to_string_lossy().into_owned().into()))?;
         let folder = PathBuf::from(String::from_utf8_lossy(&folder).into_owned());
 
-        // A field whose values tell their cells, sharded by latitude.
+        // A field whose values identify its cells, sharded by latitude.
         let mesh = world.mesh([("lat", world.size())])?;
         let shape = [2, 45, 90]; // [channel, lat, lon]
         let cells: Vec<f32> = (0..shape.iter().product())
@@ -39,7 +39,7 @@ fn main() -> Result<()> {
         checkpoints.save(120, snapshot, None)?; // returns at once; each rank writes its share
         checkpoints.wait()?;
 
-        // Any mesh loads it: here each rank alone, as a job of one rank would.
+        // Loads on any mesh: here, each rank loads alone, like a job of one rank.
         if world.is_root() {
             let path = folder.join("step_000000120");
             Launcher::local(1).run(|alone| {

@@ -1,4 +1,5 @@
-//! A block of neighborhood attention on a field: queries attend to the keys around them, across the edges of shards.
+//! A block of neighborhood attention on a field: queries attend to the keys around them, across the
+//! edges of shards.
 //!
 //! `cargo run --example 05_neighborhood_attention -- 4`
 
@@ -7,7 +8,7 @@ use halocline::models::{NeighborhoodAttention2d, NeighborhoodAttention2dConfig};
 use halocline::ops::prelude::*;
 use halocline::prelude::*;
 
-/// A residual block of attention between the cells of `[batch, latitude, longitude, channels]`.
+/// Residual block of attention between the cells of `[batch, latitude, longitude, channels]`.
 fn block<X: Field<4>>(x: X, attention: &NeighborhoodAttention2d) -> X {
     x.clone() + attention.forward(x.layer_norm(None, None, 1e-5))
 }
@@ -32,7 +33,7 @@ fn main() -> Result<()> {
         let gradients = (y.clone() * y.clone()).sum().backward();
         let gradient = x.grad(&gradients).expect("a gradient");
 
-        // Check: the result and the gradients of one device.
+        // Check: the same result and gradients as on one device.
         let whole = x.full_tensor().detach().require_grad();
         let expected = block(whole.clone(), &attention);
         let expected_gradients = (expected.clone() * expected.clone()).sum().backward();

@@ -1,5 +1,5 @@
-//! A block of a transformer whose parameters are sharded by a plan, `plans/block.toml`: heads and hidden features over one
-//! mesh axis, storage over another.
+//! A transformer block whose parameters are sharded by a plan, `plans/block.toml`: heads and hidden
+//! features over one mesh axis, storage over another.
 //!
 //! `cargo run --example 06_tensor_parallel -- 4`
 
@@ -15,7 +15,7 @@ const HEADS: usize = 4;
 #[derive(Module, Debug)]
 struct Block {
     norm_1: LayerNorm,
-    /// Where tokens come together, once for three layers.
+    /// Gathers the tokens, once for three layers.
     enter: Reshard,
     query: Linear,
     key: Linear,
@@ -44,7 +44,7 @@ impl Block {
     }
 }
 
-/// On `[batch, tokens, WIDTH]`, of one device or sharded.
+/// For `[batch, tokens, WIDTH]`, on one device or sharded.
 impl<X: Field<3>> Layer<X> for Block {
     type Output = X;
 
@@ -61,7 +61,7 @@ impl<X: Field<3>> Layer<X> for Block {
     }
 }
 
-/// Losses of 20 steps, on either kind of tensor.
+/// Losses of 20 steps, for either kind of tensor.
 fn train<X: Field<3>>(mut model: Block, x: X, target: X) -> Vec<f64> {
     let mut optimizer = AdamWConfig::new().init();
     let step = |_| {
@@ -100,7 +100,7 @@ fn main() -> Result<()> {
         if world.is_root() {
             println!("loss {:.4} → {:.4}", found[0], found[19]);
         }
-        // Check: the losses of one device.
+        // Check: the same losses as on one device.
         let expected = train(model, whole_x, whole_target);
         for (found, expected) in found.iter().zip(&expected) {
             assert!(

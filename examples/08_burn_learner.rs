@@ -1,6 +1,8 @@
-//! burn's own training loop on a mesh: metrics, checkpoints and early stopping of burn, rank 0 alone prints.
+//! burn's own training loop on a mesh, with burn's metrics, checkpoints and early stopping; only
+//! rank 0 prints.
 //!
-//! `cargo run --features learner --example 08_burn_learner -- [RANKS]`; with burn-train's feature `tui`, rank 0 shows burn's dashboard.
+//! `cargo run --features learner --example 08_burn_learner -- [RANKS]`; with burn-train's feature
+//! `tui`, rank 0 shows burn's dashboard.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::optim::AdamWConfig;
@@ -20,7 +22,7 @@ use halocline::prelude::*;
 
 const ROWS: usize = 9;
 
-/// A wave that moves east, one cell in each state.
+/// A wave that moves east by one cell per state.
 fn write_wave(path: &std::path::Path) -> halocline::io::Result<()> {
     let grid = Grid::cell_centered(ROWS, 18)?;
     let mut writer = FieldWriter::create(path, &grid, &["wave"], &WriterConfig::new())?;
@@ -34,7 +36,7 @@ fn write_wave(path: &std::path::Path) -> halocline::io::Result<()> {
     writer.finish()
 }
 
-/// Learns where the wave is next.
+/// Learns the next position of the wave.
 #[derive(Module, Debug)]
 struct Model {
     conv: FieldConv2d,
@@ -108,7 +110,7 @@ fn main() -> Result<()> {
                 ModuleLrScheduler::new(0.05),
             )?;
 
-        // It has learned the step: the loss of the wave itself is one half.
+        // The model has learned the step: the loss of the wave itself is one half.
         let held = batches()?;
         let batch = burn::data::dataloader::DataLoader::iter(held.as_ref()).next();
         let batch = batch.expect("a batch").map_err(Error::other)?;

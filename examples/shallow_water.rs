@@ -1,9 +1,10 @@
-//! The shallow-water equations on the rotating sphere, with latitude sharded over ranks.
+//! Shallow-water equations on the rotating sphere, with latitude sharded over ranks.
 //!
 //! `cargo run --release --example shallow_water -- perturbed-jet --nlat 128 --ranks 2`
 //!
-//! Runs a standard test, prints what should be conserved, and checks what is known: mass always, the return of
-//! Williamson's case 1, the order of convergence of his case 2.
+//! Runs a standard test case, prints conserved quantities, and checks known properties:
+//! conservation of mass for every case, the return of Williamson's case 1, and the order of
+//! convergence of case 2.
 
 use std::path::{Path, PathBuf};
 
@@ -17,10 +18,10 @@ use halocline::prelude::*;
 #[derive(Parser)]
 #[command(about = "Solves the shallow-water equations on the rotating sphere")]
 struct Args {
-    /// The standard test.
+    /// Standard test case.
     #[arg(value_enum, default_value = "steady-flow")]
     case: CaseName,
-    /// Latitudes; there are twice as many longitudes.
+    /// Number of latitudes; there are twice as many longitudes.
     #[arg(long, default_value_t = 32)]
     nlat: usize,
     /// Ranks, over which latitude is sharded.
@@ -29,27 +30,27 @@ struct Args {
     /// Simulated days; the default depends on the case.
     #[arg(long)]
     days: Option<u32>,
-    /// The angle between flow and equator in cosine-bell and steady-flow, in degrees.
+    /// Angle between flow and equator in cosine-bell and steady-flow, in degrees.
     #[arg(long, default_value_t = 0.0)]
     angle: f64,
-    /// A file for the fields of every day.
+    /// Output file for the fields of every day.
     #[arg(long)]
     output: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum CaseName {
-    /// Williamson 1: a bell goes once around the sphere.
+    /// Williamson 1: a cosine bell carried once around the sphere.
     CosineBell,
-    /// Williamson 2: a steady flow.
+    /// Williamson 2: steady flow.
     SteadyFlow,
-    /// Williamson 5: a flow over a mountain.
+    /// Williamson 5: flow over a mountain.
     Mountain,
-    /// Williamson 6: a wave of wavenumber 4.
+    /// Williamson 6: Rossby–Haurwitz wave of wavenumber 4.
     RossbyHaurwitz,
-    /// Galewsky et al.: a steady jet.
+    /// Galewsky et al.: steady jet.
     SteadyJet,
-    /// Galewsky et al.: the jet rolls up.
+    /// Galewsky et al.: jet that rolls up.
     PerturbedJet,
 }
 
@@ -100,7 +101,8 @@ fn main() -> Result<()> {
         }
 
         match args.case {
-            // Dispersion of the bell's shorter waves, which falls with the square of the cell's size or faster.
+            // Dispersion of the bell's shorter waves, which decreases at least quadratically with
+            // the cell size.
             CaseName::CosineBell if args.days() == 12 => {
                 let error = errors[12];
                 let bound = 0.75 * (32.0 / args.nlat as f64).powi(2);
@@ -108,7 +110,8 @@ fn main() -> Result<()> {
                     format!("the bell returned with an error of {error}")
                 })
             }
-            // The largest error of any day: on its way to its own balance the flow swings.
+            // The largest error of any day, as the flow oscillates while it adjusts to the scheme's
+            // balance.
             CaseName::SteadyFlow if args.days() > 0 => {
                 let coarse = integrate(&world, &args, args.nlat / 2, &mut |_, _| Ok(()))?;
                 let order = (largest(&coarse) / largest(&errors)).log2();
@@ -128,26 +131,26 @@ fn main() -> Result<()> {
     })
 }
 
-/// Runs the case on a grid of `nlat` rows, hands rank 0 the fields of every day, and returns each day's error of depth
-/// against the initial state.
+/// Runs the case on a grid of `nlat` rows, passes the fields of every day to rank 0, and returns
+/// each day's depth error relative to the initial state.
 fn integrate(
     world: &World,
     args: &Args,
     nlat: usize,
     output: &mut dyn FnMut(f64, Tensor<4>) -> Result<()>,
 ) -> Result<Vec<f64>> {
-    // Physics: the planet, what it is covered with, and what moves.
+    // Physics: the planet, its topography, and the evolving fields.
     let case = args.case();
     let config = Config {
         dtype: DType::F64,
         ..case.config()
     };
 
-    // Numerics: a grid, and who holds what of it.
+    // Numerics: the grid, and its shards.
     let mesh = world.mesh([("lat", world.size())])?;
     let model = ShallowWater::new(Grid::new(nlat, 2 * nlat)?, &mesh, &[Shard(2)], config)?;
 
-    // Fields: every rank samples its own cells.
+    // Fields: each rank samples its own cells.
     let start = model.initial(case)?; // [1, 3, nlat, 2 nlat]
     let sums = |state: &ShardTensor<4>| -> Result<Vec<f64>> {
         let mut sums = model.mass(state)?;
@@ -191,7 +194,7 @@ fn integrate(
             println!("{day:>4}{row}");
         }
         if args.output.is_some()
-            && let Some(frame) = model.at_centres(&state)?.gather_tensor(0)?
+            && let Some(frame) = model.to_centers(&state)?.gather_tensor(0)?
         {
             output(f64::from(day) * DAY, frame)?;
         }
@@ -202,7 +205,7 @@ fn integrate(
     Ok(errors)
 }
 
-/// A file for depth in m and wind in m/s at the cell centres.
+/// Opens a file for depth in m and wind in m/s at the cell centres.
 fn writer(path: &Path, nlat: usize) -> Result<FieldWriter> {
     let grid = FileGrid::cell_centered(nlat, 2 * nlat)?;
     let channels = ["depth", "eastward_wind", "northward_wind"];

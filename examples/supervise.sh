@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Runs an MPI program to its end, though hosts fail: a program that resumes by itself (`Trainer::resume_or_start`) is
-# started again from its last checkpoint, with fewer ranks if a host does not answer any more.
+# Runs an MPI program to its end even if hosts fail: a program that resumes by itself
+# (`Trainer::resume_or_start`) is restarted from its last checkpoint, with fewer ranks if a host no
+# longer answers.
 #
 #   examples/supervise.sh HOSTS FOLDER PROGRAM [ARGUMENTS]
 #
-# HOSTS   a file with a host and its number of ranks per line
-# FOLDER  where the program keeps its checkpoints: it is given up after three failures without a new one there
+# HOSTS   file with one host and its number of ranks per line
+# FOLDER  folder of the program's checkpoints; the script gives up after three failures in a row
+#         without a new one
 #
-# Settings: MPIRUN, the command and its options (`mpirun`); PROBE, a command that succeeds for a host that answers.
+# Settings: MPIRUN, the command and its options (`mpirun`); PROBE, a command that succeeds for a
+# host that answers.
 set -u
 
 hosts=$1 folder=$2
@@ -23,8 +26,8 @@ answers() {
     if [ "${PROBE:-}" ]; then $probe "$1"; else $probe "$1" true; fi
 }
 
-# Ctrl-C and the queue end the job, which saves, and then this. The job has a process group of its own: mpirun would take a
-# second signal, from the terminal, for a wish to end at once.
+# Ctrl-C and the queue stop the job, which saves, and then this script. The job has its own process
+# group, as mpirun would take a second signal from the terminal as a request to end at once.
 set -m
 job=""
 end() {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Learns from real data, and scores forecasts of times that are held out: demo_real.sh PROGRAM FOLDER
+# Learns from real data, and scores forecasts of held-out times: demo_real.sh PROGRAM FOLDER
 set -eu
 
 program=$1

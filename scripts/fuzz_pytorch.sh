@@ -1,6 +1,6 @@
 #!/bin/sh
-# Random cases of operators against PyTorch, if HALOCLINE_PYTHON has it, those of the sphere if it has torch-harmonics:
-# fuzz_pytorch.sh TARGET
+# Compares random cases of operators with PyTorch, if HALOCLINE_PYTHON has it; those on the sphere
+# if it has torch-harmonics: fuzz_pytorch.sh TARGET
 set -eu
 
 target=$1

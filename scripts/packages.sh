@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes sure of the system's packages: HDF5, MPI, and what their bindings are built with; with the argument `python` also
-# of Python with its venv, with `vulkan` of a Vulkan device, in software if there is no other. Installs them by apt where it
-# may, else prints what to run.
+# Checks for the required system packages: HDF5, MPI, and the build dependencies of their bindings;
+# with the argument `python` also Python with venv, with `vulkan` a Vulkan device, in software if
+# there is no other. Installs missing ones with apt where permitted, else prints the command to run.
 set -eu
 
 vulkan=""
@@ -55,7 +55,7 @@ if command -v apt-get > /dev/null; then
         sudo="none"
     fi
     if [ "$sudo" != none ]; then
-        # No more than that: a second MPI, say, would take the place of the first.
+        # Nothing more: a second MPI, for example, would replace the first.
         packages=$(missing | tr '\n' ' ')
         echo "Installing $packages"
         $sudo apt-get update -qq

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a Python with packages of PyPI: python.sh FOLDER PACKAGE...
+# Makes a Python environment with packages of PyPI: python.sh FOLDER PACKAGE...
 set -eu
 
 folder=$1

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Reads a checkpoint of three ranks with Python: test_checkpoint.sh TARGET, Cargo's folder with the built examples and, in
-# `python`, a Python with safetensors.
+# Reads a checkpoint of three ranks with Python: test_checkpoint.sh TARGET, Cargo's folder with the
+# built examples and, in `python`, a Python with safetensors.
 set -eu
 
 target=$1

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the examples that check themselves, on local ranks, under MPI and, where two network namespaces can be made, on two
-# hosts: test_examples.sh FOLDER, which holds the built examples.
+# Runs the self-checking examples on local ranks, under MPI and, where two network namespaces can be
+# made, on two hosts: test_examples.sh FOLDER, which holds the built examples.
 set -eu
 
 built=$1

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Compares the golden cases on all engines with the bits of local ranks: test_golden.sh PROGRAM FOLDER, the example
-# `golden` and its cases.
+# Compares the golden cases on all engines with the bits of local ranks: test_golden.sh PROGRAM
+# FOLDER, the example `golden` and its cases.
 set -eu
 
 golden="$1 $2"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 two_hosts=$(dirname "$0")/two_hosts.sh
 
-# Runs golden by the given launcher, and compares what it prints with what local ranks gave.
+# Runs golden with the given launcher, and compares its output with that of local ranks.
 same_bits() {
     expected=$1
     name=$2

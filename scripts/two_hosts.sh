@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs a program as if on two hosts: two network namespaces joined by a virtual cable, half of the ranks in each, with TCP
-# between all of them. Needs Linux, root and iproute2, and Open MPI unless it is told otherwise.
+# Runs a program as if on two hosts: two network namespaces joined by a virtual cable, half of the
+# ranks in each, with TCP between all of them. Needs Linux, root and iproute2, and, unless called
+# with --without-mpi, Open MPI.
 #
 #   scripts/two_hosts.sh RANKS [OPTIONS OF MPIRUN] PROGRAM [ARGUMENTS]
 #   scripts/two_hosts.sh --without-mpi RANKS PROGRAM [ARGUMENTS]
@@ -13,7 +14,7 @@ if [ "${1:-}" = --possible ]; then
     exit
 fi
 if [ "${1:-}" = --start ]; then
-    # What `mpirun` calls to start its daemon on a host: `--start HOST COMMAND`.
+    # Called by `mpirun` to start its daemon on a host: `--start HOST COMMAND`.
     shift 2
     exec ip netns exec "$b" unshare --uts sh -c 'hostname "$0"; exec sh -c "$*"' "$b" "$@"
 fi

@@ -1,18 +1,18 @@
 //! Train and run neural surrogates of fields that are too large for one device.
 //!
-//! A field lives on a mesh of ranks, each holding one shard of its grid. Operators give the single-device result,
-//! forward and backward, by moving exactly the cells that each shard needs. `use halocline::prelude::*` brings in what
-//! most programs use.
+//! A field lives on a mesh of ranks, each holding one shard of its grid. Operators compute the
+//! single-device result, forward and backward, by moving exactly the cells that each shard needs.
+//! `use halocline::prelude::*` imports the items that most programs use.
 //!
-//! | crate | holds |
+//! | crate | contents |
 //! |---|---|
 //! | [`core`] | meshes, layouts, exchange plans, sharded tensors, engines, launch, random numbers |
 //! | [`ops`] | operators on sharded tensors, layers, losses |
 //! | [`io`] | field files, datasets, loaders, checkpoints |
-//! | [`models`] | models, plans of sharded models, metrics, a shallow-water solver |
+//! | [`models`] | models, parallelization plans, metrics, a shallow-water solver |
 //!
-//! A [`Trainer`] takes the steps of a training run, and lets it survive failures. An
-//! [`experiment`] is a whole one, from a file that configures it to the scores of its forecasts.
+//! A [`Trainer`] runs the steps of a training and makes it survive failures. An [`experiment`]
+//! covers a whole project, from a configuration file to the scores of its forecasts.
 
 pub mod experiment;
 #[cfg(feature = "learner")]
@@ -31,7 +31,7 @@ pub use trainer::{
     Ended, LossScale, NonFinite, Trainer, Validation, check_optimizer, clip_grad_norm,
 };
 
-/// What most programs use.
+/// Items that most programs use.
 pub mod prelude {
     pub use burn::module::Module;
     pub use burn::tensor::{Device, Tensor, TensorData};
@@ -43,7 +43,7 @@ pub mod prelude {
     pub use halocline_ops::prelude::*;
 }
 
-/// The programs of README and docs, compiled and run as doctests.
+/// Code of README and docs, compiled and run as doctests.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../README.md")]

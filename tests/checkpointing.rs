@@ -1,4 +1,5 @@
-//! Training on a device with gradient checkpointing: the gradients of training without, by burn's operators and ours.
+//! Training on a device with gradient checkpointing has the gradients of training without it, by
+//! burn's operators and ours.
 
 #[allow(dead_code, reason = "shared with other tests, which use more of it")]
 mod trainer;
@@ -13,7 +14,7 @@ use halocline::models::UNetConfig;
 use halocline::prelude::*;
 use trainer::{SHAPE, sample, train};
 
-/// Runs a program with gradient checkpointing and without.
+/// Runs a program with and without gradient checkpointing.
 fn both<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T> + Send + Sync) -> [Vec<T>; 2] {
     let device = Device::flex().autodiff();
     [device.clone().gradient_checkpointing(), device].map(|device| {
@@ -57,7 +58,7 @@ fn gradients_of_a_unet_have_the_bits_of_those_without() {
     assert_eq!(with, without);
 }
 
-/// The gradients of all parameters.
+/// Returns the gradients of all parameters.
 fn gradients_of<M: Module>(model: &M, gradients: &burn::tensor::Gradients) -> Vec<TensorData> {
     struct Collect<'a>(&'a burn::tensor::Gradients, Vec<TensorData>);
 
@@ -105,7 +106,8 @@ fn a_run_that_is_resumed_goes_on_with_checkpointing() {
     assert_eq!(with, without);
 }
 
-/// Tensors that come from elsewhere have the strategy of the device, so that they go together with parameters.
+/// Tensors from other sources have the strategy of the device, so that they can be combined with
+/// parameters.
 #[test]
 fn every_new_tensor_has_the_strategy_of_the_device() {
     let found = Launcher::local(2)
@@ -133,7 +135,7 @@ fn every_new_tensor_has_the_strategy_of_the_device() {
     assert_eq!(found.unwrap(), [expected; 2]);
 }
 
-/// A plain tensor lies on a mesh of one rank, which a thread keeps for each device.
+/// A plain tensor is placed on a mesh of one rank, which a thread keeps for each device.
 #[test]
 fn plain_tensors_with_and_without_go_together_with_new_ones() {
     let device = Device::flex().autodiff();

@@ -1,4 +1,4 @@
-//! Pages that are written from the source.
+//! Pages that are generated from the source.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,17 +7,18 @@ use halocline::ops::operators;
 
 const PAGE: &str = "docs/operators.md";
 
-/// A row of the page: operators of the registry that follow each other, run by one method and have the same rules.
+/// Row of the page: consecutive operators of the registry that share a method and rules.
 struct Row {
     method: &'static str,
-    /// The dims that may be sharded, and what travels forward and backward.
+    /// Dims that may be sharded, and traffic forward and backward.
     rules: [String; 3],
     pytorch: Vec<&'static str>,
     cases: usize,
     modules: Vec<&'static str>,
 }
 
-/// The page on operators is the registry; `HALOCLINE_WRITE_DOCS=1 cargo test --test documents` writes it.
+/// The page on operators is generated from the registry;
+/// `HALOCLINE_WRITE_DOCS=1 cargo test --test documents` writes it.
 #[test]
 fn the_page_on_operators_is_the_registry() {
     let mut cases: BTreeMap<String, usize> = BTreeMap::new();
@@ -32,9 +33,9 @@ fn the_page_on_operators_is_the_registry() {
     }
     let mut page = String::from(
         "# Operators\n\n\
-         Each gives the values and gradients that PyTorch's function gives on one device, whatever the sharding: on one to four\n\
-         ranks, in even, uneven and empty shards, alone, nested and on meshes of two axes. Golden cases hold that; they were\n\
-         computed by PyTorch in f64. This page is written from the registry of operators (`halocline::ops::operators`).\n\n\
+         Each operator returns the values and gradients of PyTorch's function on one device, for any sharding: on one to\n\
+         four ranks, with even, uneven and empty shards, alone, nested and on meshes of two axes. Golden cases, which PyTorch\n\
+         computed in f64, check this. The page is generated from the registry (`halocline::ops::operators`).\n\n\
          | method or function | PyTorch | dims that may be sharded | travels forward | travels backward | golden cases | burn modules |\n\
          |---|---|---|---|---|---|---|\n",
     );

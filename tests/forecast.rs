@@ -1,4 +1,4 @@
-//! Training for forecasts: several steps, ensembles, masks, poles, validation, on any mesh.
+//! Training for forecasts on any mesh: several steps, ensembles, masks, poles, validation.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -6,7 +6,8 @@ use burn::optim::{AdamWConfig, SgdConfig};
 use halocline::core::Halos;
 use halocline::io::Checkpoint;
 use halocline::models::{
-    CrpsEstimator, FieldConv2d, FieldConv2dConfig, crps, energy_score, perturbed, rollout,
+    CrpsEstimator, Evaluation, FieldConv2d, FieldConv2dConfig, crps, energy_score, perturbed,
+    rollout,
 };
 use halocline::prelude::*;
 use halocline::{Ended, Trainer, Validation};
@@ -20,14 +21,14 @@ const MEMBERS: usize = 4;
 const STEPS: usize = 3;
 const ROWS: usize = 5;
 
-/// Two fields of a state with a wind, and one forcing, across the poles.
+/// Convolution across the poles, of a state of two fields, one of them a wind, and one forcing.
 fn config() -> FieldConv2dConfig {
     FieldConv2dConfig::new([3, 2], [3, 3])
         .with_boundary([Boundary::PoleEdge, Boundary::Periodic])
         .with_odd(vec![1])
 }
 
-/// Losses of five steps that train an ensemble of forecasts of three steps.
+/// Trains an ensemble of forecasts of three steps, and returns the losses of five training steps.
 fn train(world: &World, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Vec<f64>> {
     let model = world.init(|device| config().init(device))?;
     let rate = ModuleLrScheduler::new(3e-3);
@@ -43,7 +44,7 @@ fn train(world: &World, mesh: &DeviceMesh, placements: &[Placement]) -> Result<V
         let forcing = RearrangeField::cat(vec![forcing.clone(); MEMBERS], 0);
         let forcing = forcing.redistribute(states.placements());
         let forecast = rollout(states, Some(forcing), STEPS, &[0, 1], |_, x| {
-            // The memory of a step is that of its input.
+            // A step keeps only its input in memory.
             Ok(x.recompute(model, Halos::Keep, |model: &FieldConv2d, x| x.apply(model)))
         })?;
         let ensemble = forecast.unflatten::<5>(0, &[MEMBERS, 1]);
@@ -91,7 +92,7 @@ fn ensembles_learn_forecasts_alike_on_every_mesh() {
     }
 }
 
-/// Land holds NaN in inputs and targets; training with a mask neither sees it nor ends.
+/// Targets on land are huge or NaN; with a mask they do not affect training.
 #[test]
 fn land_reaches_no_parameter() {
     let run = |ranks: usize, land: f64| {
@@ -107,7 +108,7 @@ fn land_reaches_no_parameter() {
             let x = sample("x", [1, 1, 7, 6], &mesh, &[Shard(2)])? * mask.clone();
             let ended = trainer.train_epoch(0..4, |model, _| {
                 let y = x.clone().apply(model);
-                // What lies under the mask differs from run to run.
+                // Values under the mask differ from run to run.
                 let target = x.clone() * 3.0 + hole.clone();
                 weighted_loss(
                     y,
@@ -154,10 +155,10 @@ fn validated(
         })?;
         assert_eq!(ended, Ended::Completed);
         // Ranks other than the first cannot disagree.
-        let own = score + if world.is_root() { 0.0 } else { 1.0 };
+        let local = score + if world.is_root() { 0.0 } else { 1.0 };
         found.push(trainer.validate(|model| {
             assert!(!model.weight.val().is_autodiff());
-            Ok(own)
+            Ok(local)
         })?);
     }
     trainer.finish()?;
@@ -213,7 +214,7 @@ fn the_best_checkpoint_stays_and_patience_ends_a_run_after_a_resume_too() {
     let steps = (1..).map(|epoch| 2 * epoch);
     assert_eq!(all, steps.zip(expected).collect::<Vec<_>>());
 
-    // Bad scores never displace it, however many.
+    // Worse scores never displace the best checkpoint, however many.
     let (.., kept) = run(&[f64::NAN, 9.0, f64::NAN, 9.0, f64::INFINITY]).remove(0);
     assert_eq!(kept, same);
     let resumed = Launcher::local(2).collect(|world| {
@@ -227,4 +228,80 @@ fn the_best_checkpoint_stays_and_patience_ends_a_run_after_a_resume_too() {
         Ok(())
     });
     read.unwrap();
+}
+
+#[test]
+fn scores_of_ensembles_are_those_of_the_definition_on_any_mesh() {
+    const SHAPE: [usize; 5] = [3, 2, 1, 3, 4]; // [members, batch, variables, lat, lon]
+    let [members, times, cells] = [SHAPE[0], SHAPE[1], 12];
+    let weights = [0.75, 1.5, 0.75];
+    let value = |i: usize| (i * 7 % 23) as f32 * 0.5 - i as f32 * 0.01;
+    let field = |members: usize, offset: usize| {
+        let values: Vec<f32> = (0..members * times * cells)
+            .map(|i| value(i + offset))
+            .collect();
+        let flat = Tensor::<1>::from_floats(values.as_slice(), &Default::default());
+        flat.reshape([members, SHAPE[1], SHAPE[2], SHAPE[3], SHAPE[4]])
+    };
+    let (ensemble, truth) = (field(members, 0), field(1, 1000));
+    let x: Vec<f64> = ensemble.to_data().iter::<f64>().collect();
+    let y: Vec<f64> = truth.to_data().iter::<f64>().collect();
+
+    let m = members as f64;
+    let mean = |score: &dyn Fn(&[f64], f64) -> f64| {
+        let at = |index: usize| {
+            let drawn: Vec<f64> = (0..members)
+                .map(|member| x[member * times * cells + index])
+                .collect();
+            weights[index % cells / 4] * score(&drawn, y[index])
+        };
+        (0..times * cells).map(at).sum::<f64>() / (times * cells) as f64
+    };
+    let centre = |drawn: &[f64]| drawn.iter().sum::<f64>() / m;
+    let rmse = mean(&|drawn, truth| (centre(drawn) - truth).powi(2)).sqrt();
+    let variance = |drawn: &[f64]| {
+        let squares = drawn.iter().map(|value| (value - centre(drawn)).powi(2));
+        squares.sum::<f64>() / (m - 1.0)
+    };
+    let spread = mean(&|drawn, _| variance(drawn)).sqrt();
+    let crps = mean(&|drawn, truth| {
+        let errors: f64 = drawn.iter().map(|value| (value - truth).abs()).sum();
+        let pairs = drawn
+            .iter()
+            .flat_map(|one| drawn.iter().map(move |other| (one - other).abs()));
+        errors / m - pairs.sum::<f64>() / (2.0 * m * (m - 1.0))
+    });
+    let expected = [rmse, spread, crps, ((m + 1.0) / m).sqrt() * spread / rmse];
+    let check = |scores: &Evaluation| {
+        let found = scores.scores()[0];
+        let found = [found.rmse, found.spread, found.crps, found.spread_skill];
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-5, "{found} for {expected}");
+        }
+    };
+    let mut plain = Evaluation::new(&weights, 1);
+    plain
+        .add_ensemble(ensemble.clone(), truth.clone(), None)
+        .unwrap();
+    check(&plain);
+
+    let run = Launcher::local(4).run(|world| {
+        let mesh = world.mesh([("a", 2), ("b", 2)])?;
+        for placements in [
+            [Shard(3), Shard(4)],
+            [Shard(0), Shard(3)],
+            [Shard(1), Shard(4)],
+        ] {
+            let shard = |field: &Tensor<5>| {
+                let is_single = |placement| placement == Shard(0) && field.dims()[0] == 1;
+                let placements = placements.map(|p| if is_single(p) { Replicate } else { p });
+                ShardTensor::distribute(field.clone(), &mesh, &placements)
+            };
+            let mut sharded = Evaluation::new(&weights, 1);
+            sharded.add_ensemble(shard(&ensemble)?, shard(&truth)?, None)?;
+            check(&sharded);
+        }
+        Ok(())
+    });
+    run.unwrap();
 }

@@ -1,4 +1,4 @@
-//! The golden cases of all operators on local ranks.
+//! Golden cases of all operators on local ranks.
 
 use clap::Parser;
 use halocline::ops::golden::{Arguments, Attributes};
@@ -9,7 +9,7 @@ use halocline::prelude::*;
 #[allow(dead_code, reason = "the example's main is not the test's")]
 mod golden;
 
-/// Runs the cases of this repository, and gives the number of those that failed.
+/// Runs the cases of this repository, and returns the number that failed.
 fn failed(arguments: &str) -> halocline::Result<usize> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
     let arguments = arguments.split_whitespace();

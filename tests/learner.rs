@@ -1,4 +1,5 @@
-//! burn's Learner on a mesh takes the steps of our Trainer, and stops alike on all ranks.
+//! burn's Learner on a mesh takes the steps of our Trainer, and stops at the same point on all
+//! ranks.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -84,7 +85,7 @@ impl InferenceStep for Net {
     }
 }
 
-/// Metric that keeps all losses, and does something at each.
+/// Metric that keeps all losses, and calls a function at each.
 #[derive(Clone)]
 struct Losses {
     values: Arc<Mutex<Vec<f64>>>,
@@ -112,7 +113,7 @@ impl Metric for Losses {
         input: &Self::Input,
         metadata: &MetricMetadata,
     ) -> Result<SerializedEntry, burn::tensor::TensorReadError> {
-        // burn's metric reads the value of the input, which is private to it.
+        // The value of the input is private; burn's own metric reads it.
         let mut loss = LossMetric::new();
         let entry = loss.update(input, metadata)?;
         let value = burn_train::metric::Numeric::value(&loss)
@@ -194,7 +195,7 @@ fn the_learner_takes_the_steps_of_the_trainer() {
         for (learned, (trained, _)) in learned.iter().zip(&trained) {
             assert_eq!(learned, trained, "{ranks} ranks");
         }
-        // Rank 0 alone has metrics.
+        // Only rank 0 has metrics.
         assert_eq!(*losses.values.lock().unwrap(), trained[0].1);
         assert!(trained[0].1[EPOCHS * BATCHES - 1] < trained[0].1[0]);
     }
@@ -206,7 +207,7 @@ fn early_stopping_and_interruptions_end_all_ranks() {
     let epochs = Losses::new(|_| {});
     let steps = Launcher::local(2).collect(|world| {
         let mesh = world.mesh([("lat", 2)])?;
-        // Lower losses count as worse, so that the second epoch is one too many.
+        // Lower losses count as worse, so that training stops after the second epoch.
         let stopping = MetricEarlyStoppingStrategy::new(
             &LossMetric::new(),
             Aggregate::Mean,
@@ -221,7 +222,7 @@ fn early_stopping_and_interruptions_end_all_ranks() {
         let result = launch(&world, training)?;
         assert!(result.interrupted.is_none());
 
-        // Whichever rank is stopped, both end.
+        // If either rank is stopped, both end.
         let interrupter = Interrupter::new();
         let stop = interrupter.clone();
         let seen = Losses::new(move |count| {
@@ -291,7 +292,7 @@ fn errors_are_those_of_all_ranks() {
     Launcher::local(2)
         .run(|world| {
             let mesh = world.mesh([("lat", 2)])?;
-            // Sharded parameters, which burn's checkpoints cannot hold, nor all optimizers take.
+            // Sharded parameters, which neither burn's checkpoints nor all optimizers support.
             let sharded = || {
                 shard_parameters(world.init(Net::new)?, |_, shape| {
                     let layout = Layout::new(mesh.shape(), shape, &[Shard(2)]);
@@ -313,7 +314,7 @@ fn errors_are_those_of_all_ranks() {
             let error = refused.err().expect("clipping of shards");
             assert!(error.to_string().contains("whole parameter"), "{error}");
 
-            // A failure of one rank.
+            // Failure of one rank.
             let interrupter = Interrupter::new();
             if !world.is_root() {
                 interrupter.fail(burn::data::dataset::DatasetError::new(Error::other(

@@ -1,5 +1,5 @@
-//! Operators on sub-meshes, on meshes of three axes, and in half precision, against one device; parameters on meshes of another
-//! order.
+//! Operators on sub-meshes, on meshes of three axes, and in half precision, compared with one
+//! device; parameters on meshes whose ranks have another order.
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, FloatDType};
@@ -9,8 +9,8 @@ use halocline::models::parallel::{Plan, Store, parallelize_module};
 use halocline::ops::testing::{Operator, Sharding, compare, on_mesh, on_one_device, random};
 use halocline::prelude::*;
 
-/// A convolution with halos, an activation, a pooling with halos, a norm and a mean over the spatial dims, which is a sum
-/// over ranks.
+/// A convolution with halos, an activation, a pooling with halos, a norm and a mean over the
+/// spatial dims, which is a sum over ranks.
 struct Block<const N: usize>;
 
 impl<const N: usize> Block<N> {
@@ -96,7 +96,7 @@ fn three_axes_give_the_values_and_gradients_of_one_device() {
     check(found.unwrap(), &expected, &format!("{sharding:?}"));
 }
 
-/// Each sub-mesh computes on data of its own; nothing reaches the other.
+/// Each sub-mesh computes on its own data; nothing reaches the other.
 #[test]
 fn submeshes_exchange_and_reduce_among_their_own_ranks() {
     let data = |group: usize| {
@@ -141,7 +141,7 @@ fn submeshes_exchange_and_reduce_among_their_own_ranks() {
     }
 }
 
-/// Values and gradients of numbers of 16 bits are those of the same numbers in f64, as far as such numbers reach.
+/// Values and gradients in 16-bit types are those in f64, to the precision of the types.
 #[test]
 fn half_precision_on_shards_is_near_the_truth() {
     for (dtype, epsilon) in [
@@ -188,7 +188,7 @@ fn half_precision_on_shards_is_near_the_truth() {
     }
 }
 
-/// Two layers on meshes whose ranks have another order.
+/// Two layers, on meshes whose ranks are in opposite orders.
 #[derive(Module, Debug)]
 struct Two {
     one: Linear,

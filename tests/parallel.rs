@@ -1,4 +1,4 @@
-//! Training of models whose parameters are sharded: checkpoints, optimizers, norms.
+//! Training of models with sharded parameters: checkpoints, optimizers, norms.
 
 #[allow(dead_code, reason = "shared with other tests, which use more of it")]
 mod trainer;
@@ -70,7 +70,7 @@ fn mesh(world: &World, [data, tensor]: [usize; 2]) -> Result<DeviceMesh> {
     world.mesh([("data", data), ("tensor", tensor)])
 }
 
-/// Trains, up to a step that fails. Gives the losses.
+/// Trains, up to a step that fails. Returns the losses.
 fn train(
     world: &World,
     sizes: [usize; 2],
@@ -121,7 +121,7 @@ fn run_by(
     Ok(results.remove(0))
 }
 
-/// Whole tensors of the last checkpoint.
+/// Returns the whole tensors of the last checkpoint.
 fn saved(folder: &Path) -> Vec<TensorData> {
     let found = Launcher::local(1).collect(|world| {
         let checkpoint = Checkpoint::latest(&world, folder)?.expect("one was saved");
@@ -161,7 +161,7 @@ fn a_run_goes_on_with_the_same_bits_and_on_other_meshes() {
             assert_eq!((again, found), (losses.clone(), expected.clone()));
         }
     }
-    // By other plans, and from whole parameters to shards.
+    // With other plans, and from whole parameters to shards.
     let gathered = Style::colwise("tensor").with_output(PlanPlacement::Replicate);
     let columns = Plan::default().with_layer("{up,down}", gathered);
     let none = Plan::default();
@@ -175,7 +175,7 @@ fn a_run_goes_on_with_the_same_bits_and_on_other_meshes() {
             &format!("{before:?} then {after:?}"),
         );
     }
-    // A run that no rank shares with another has the same numbers.
+    // A run on one rank has the same numbers.
     let alone = folder();
     run([1, 1], alone.path(), None).unwrap();
     close(&saved(alone.path()), &expected, "alone");
@@ -216,7 +216,7 @@ fn optimizers_that_need_whole_tensors_are_refused() {
     assert_eq!(found.unwrap()[0], ([true; 7], [false; 5]));
 }
 
-/// The norm of gradients, and that of clipped ones.
+/// Returns the norm of gradients, and of the clipped gradients.
 fn norms(sizes: [usize; 2]) -> [f64; 2] {
     let found = Launcher::local(sizes[0] * sizes[1])
         .seed(5)
@@ -251,7 +251,7 @@ fn norms_count_each_cell_once() {
     }
 }
 
-/// Adds one to the parameters of a rank.
+/// Adds a number to the parameters of a rank.
 struct Changed(f32);
 
 impl ModuleMapper for Changed {
@@ -312,7 +312,7 @@ fn a_checkpoint_of_another_model_is_refused() {
     );
 }
 
-/// A layer whose parameters are those of PyTorch's, `[out, in]` and `[out]`.
+/// Returns a layer with PyTorch's parameters, `[out, in]` and `[out]`.
 fn linear(device: &Device, case: &Checkpoint, names: [&str; 2]) -> Result<Linear> {
     let [weight, bias] = names.map(|name| case.data(name));
     let weight = Tensor::<2>::from_data(weight?, device).transpose();
@@ -323,7 +323,8 @@ fn linear(device: &Device, case: &Checkpoint, names: [&str; 2]) -> Result<Linear
     Ok(linear)
 }
 
-/// Columns of one layer and rows of the next give what PyTorch's layers give, with tokens whole or sharded.
+/// A column-parallel layer followed by a row-parallel one has the results of PyTorch's layers, with
+/// tokens whole or sharded.
 #[test]
 fn columns_and_rows_give_what_pytorch_gives() {
     #[derive(Module, Debug)]
@@ -408,7 +409,7 @@ fn columns_and_rows_give_what_pytorch_gives() {
     }
 }
 
-/// Every rank keeps the statistics of all channels, and updates them by those of the whole batch.
+/// Every rank keeps the statistics of all channels, and updates them with those of the whole batch.
 #[test]
 fn running_statistics_are_not_stored_in_shards() {
     let run = |ranks: usize| {

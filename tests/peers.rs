@@ -1,6 +1,7 @@
-//! What other libraries for sharded fields get wrong, refuse, or gather the field for. The numbers are those of the cases
-//! that were collected of PhysicsNeMo's ShardTensor, PyTorch's DTensor, and XLA; tests of the same in other files name them. Number 16,
-//! backward passes on the CPU, is every test of training.
+//! Cases that other libraries for sharded fields get wrong, refuse, or gather the field for. The
+//! numbers are those of a collection of cases from PhysicsNeMo's ShardTensor, PyTorch's DTensor and
+//! XLA; tests of the same cases in other files name them. Every test of training covers number 16,
+//! backward passes on the CPU.
 
 use std::fmt::Debug;
 
@@ -29,7 +30,8 @@ fn array<T: Debug, const N: usize>(tensors: Vec<T>) -> [T; N] {
     tensors.try_into().expect("as many tensors as shapes")
 }
 
-/// What two ranks send while `program` runs, with its backward pass, on a field of 12 rows.
+/// Returns the traffic of two ranks while `program` runs, with its backward pass, on a field of 12
+/// rows.
 fn sent(
     program: impl Fn(ShardTensor<4>) -> Result<ShardTensor<4>> + Send + Sync,
     placement: Placement,
@@ -58,7 +60,7 @@ fn strided_convolutions_whose_kernel_is_not_the_stride() {
         x.conv(weight, None, &ConvOptions::default().with_stride([2, 2])));
 }
 
-/// 2: the placement of sums over a dim before the sharded one.
+/// 2: placement of sums over a dim before the sharded one.
 #[test]
 fn sums_and_means_over_a_dim_before_the_sharded_one() {
     check!(3 to 3; x: [3, 5, 7]; ; [0, 1, 2]; x.clone().sum_dims(&[0]) + x.mean_dims(&[0]));
@@ -74,7 +76,7 @@ fn pooling_with_padding_and_overlap_on_uneven_shards() {
     });
 }
 
-/// 4: interpolation with `align_corners`, to sizes that no factor gives, and to coarser grids.
+/// 4: interpolation with `align_corners`, to sizes that are no multiple, and to coarser grids.
 #[test]
 fn interpolation_to_any_size_with_either_corners() {
     for corners in [Corners::Edges, Corners::Centers] {
@@ -91,13 +93,14 @@ fn interpolation_to_any_size_with_either_corners() {
     }
 }
 
-/// 5 and 10: statistics of groups where the batch is sharded, too, with a mean that cancels in single precision.
+/// 5 and 10: statistics of groups where the batch is sharded as well, with a mean that cancels in
+/// single precision.
 #[test]
 fn group_norm_of_a_sharded_batch_with_a_large_mean() {
     check!(4 to 4; x: [3, 4, 5, 7]; ; [0, 2, 3]; (x + 100.0).group_norm(2, None, None, 1e-3));
 }
 
-/// 5: in half precision statistics are those of single precision.
+/// 5: statistics in half precision are those of single precision.
 #[test]
 fn group_norm_in_half_precision_does_not_cancel() {
     let x = random::<3>([1, 2, 64], "x", 0).inner() + 100.0;
@@ -132,7 +135,8 @@ fn convolutions_of_sharded_rows_and_columns() {
     });
 }
 
-/// 7: pooling, padding, roll, interpolation and norms that gather the field. A row is 2·4·6 cells of 4 bytes.
+/// 7: pooling, padding, roll, interpolation and norms that gather the field. A row is 2·4·6 cells
+/// of 4 bytes.
 #[test]
 fn what_needs_neighbours_sends_rows_and_not_the_field() {
     const ROW: u64 = 2 * 4 * 6 * 4;
@@ -141,7 +145,7 @@ fn what_needs_neighbours_sends_rows_and_not_the_field() {
         assert_eq!(stats.of(Traffic::Redistribute).bytes, 0);
         stats.of(Traffic::Exchange).bytes
     };
-    // One row forward, and one backward.
+    // One row forward and one backward.
     let pool = |x: ShardTensor<4>| {
         let options = PoolOptions::new([3, 1]).with_stride([1, 1]);
         x.max_pool(&options.with_padding([Padding::zeros(1, 1), Padding::default()]))
@@ -208,7 +212,8 @@ fn backward_passes_on_meshes_of_two_axes() {
         q.scaled_dot_product_attention(k, v, &AttentionOptions::default()));
 }
 
-/// 11: even kernels whose stride is another, overlap of transposed windows, a periodic dim, batch and instance norms.
+/// 11: even kernels whose stride is another, overlap of transposed windows, a periodic dim, batch
+/// and instance norms.
 #[test]
 fn even_kernels_transposed_overlap_and_norms() {
     check!(3 to 3; x: [2, 2, 11]; weight: [3, 2, 4]; [0, 2]; {
@@ -249,7 +254,7 @@ fn ring_attention_whose_values_are_zero() {
         q.scaled_dot_product_attention(k, v * 0.0, &AttentionOptions::default()));
 }
 
-/// 13: a halo of five cells beside shards of one or two.
+/// 13: a halo of five cells with shards of one or two.
 #[test]
 fn convolutions_wider_than_the_neighbours_shard() {
     check!(3 to 3; x: [1, 2, 7]; weight: [2, 2, 11]; [2]; {
@@ -298,11 +303,12 @@ fn grouped_convolution_on_a_batch_sharded_input_gathers_nothing() {
     }
 }
 
-/// JAX's issue 39301: the gradient of a roll along a sharded axis, here by more than a shard and backwards, too.
+/// JAX's issue 39301: the gradient of a roll along a sharded axis, here by more than a shard and
+/// also backwards.
 #[test]
 fn reverse_mode_of_roll_on_a_sharded_axis() {
     check!(2 to 2; x: [7, 3]; ; [0, 1]; x.clone().roll(&[5], &[0]) * x.roll(&[-2], &[0]));
-    // The gradient of cell 6, which the roll brings to the first place.
+    // The gradient of cell 6, which the roll moves to the first place.
     let gradients = Launcher::local(3).collect(|world| {
         let mesh = world.mesh([("x", 3)])?;
         let x = ShardTensor::<1>::ones([7], &mesh, &[Shard(0)])?.require_grad();

@@ -1,4 +1,5 @@
-//! Training in half precision with parameters in f32, scaled losses, averages of parameters, and how models round.
+//! Training in half precision with parameters in f32, scaled losses, averages of parameters, and
+//! rounding of models.
 
 #[allow(dead_code, reason = "shared with other tests, which use more of it")]
 mod trainer;
@@ -25,7 +26,7 @@ const F32: Option<FloatDType> = None;
 const BF16: Option<FloatDType> = Some(FloatDType::BF16);
 const F16: Option<FloatDType> = Some(FloatDType::F16);
 
-/// Losses of training a model on a mesh, with parameters stored in shards or not.
+/// Returns the losses of training a model on a mesh, with parameters stored in shards or not.
 fn losses<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>>(
     make: impl Fn(&Device) -> M + Sync,
     ranks: usize,
@@ -66,7 +67,7 @@ fn transformer(device: &Device) -> FieldTransformer {
     config.init(device)
 }
 
-/// The largest difference of losses, of the first one.
+/// Returns the largest difference between losses, relative to the first loss.
 fn off(found: &[f64], expected: &[f64]) -> f64 {
     let pairs = found.iter().zip(expected);
     let largest = pairs.map(|(a, b)| (a - b).abs()).max_by(f64::total_cmp);
@@ -119,7 +120,7 @@ fn small_steps_are_not_lost_in_rounding() {
                 .sum())
         })?;
         assert_eq!(ended, Ended::Completed);
-        // Each step is far below the last bit of bf16.
+        // Each step is far smaller than the last bit of bf16.
         for (after, before) in value(trainer.model()).iter().zip(before) {
             assert!(
                 (before - after - 50.0 * 1e-5).abs() < 1e-6,
@@ -163,7 +164,8 @@ fn scaled_losses_keep_small_gradients() {
     }
 }
 
-/// Trains with a factor of losses that is too large at first. Gives the steps, the factor and the weights.
+/// Trains with a loss scale that is too large at first. Returns the steps, the scale and the
+/// weights.
 fn scaled(folder: &Path, batches: usize) -> (u64, LossScale, Vec<f32>) {
     let results = Launcher::local(2).seed(1).collect(|world| {
         let mesh = world.mesh([("data", 2)])?;
@@ -188,8 +190,8 @@ fn scaled(folder: &Path, batches: usize) -> (u64, LossScale, Vec<f32>) {
 #[test]
 fn the_factor_of_losses_finds_its_size_and_is_saved() {
     let folder = tempfile::tempdir().unwrap();
-    // Of two gradients of 1 on two ranks f16 holds the sum times 2^14: four steps are left out, and after three more the
-    // factor is doubled.
+    // The sum of two gradients of 1 on two ranks fits in f16 times 2^14: four steps are skipped,
+    // and after three more the scale is doubled.
     let (steps, scale, _) = scaled(folder.path(), 5);
     assert_eq!((steps, scale.factor), (1, 2_f64.powi(14)));
     let other = tempfile::tempdir().unwrap();
@@ -198,7 +200,7 @@ fn the_factor_of_losses_finds_its_size_and_is_saved() {
     assert!(weights.iter().all(|weight| weight.is_finite()));
 }
 
-/// They are those of the model, which the rounded one shares.
+/// The rounded model shares the statistics of the model.
 #[test]
 fn running_statistics_keep_their_number_type() {
     let results = Launcher::local(2).collect(|world| {
@@ -211,7 +213,7 @@ fn running_statistics_keep_their_number_type() {
         let mut of_y = None;
         let ended = trainer.train_epoch(0..2, |model, _| {
             let half = x.clone().cast(FloatDType::BF16);
-            // The rounded model evaluates, too.
+            // The rounded model can also be evaluated.
             let y = half.clone().inner().apply(&model.clone().valid());
             of_y = Some(y.local().dtype());
             Ok(half.apply(model).cast(FloatDType::F32).square().mean())
@@ -230,7 +232,8 @@ fn running_statistics_keep_their_number_type() {
 
 const DECAY: f64 = 0.9;
 
-/// Trains with an average, in shards over `data`. Gives the average, whole, and that of the parameters after each step.
+/// Trains with an average that is sharded over `data`. Returns the whole average, and the average
+/// computed from the parameters after each step.
 fn averaged(folder: &Path, ranks: usize, epochs: usize) -> [Vec<f32>; 2] {
     let plan = Plan::default().with_store(Store::new("**", "data"));
     let results = Launcher::local(ranks).seed(7).collect(|world| {
@@ -274,7 +277,7 @@ fn averages_are_those_of_the_formula_and_are_saved() {
     for (found, expected) in found.iter().zip(&expected) {
         assert!((found - expected).abs() < 1e-6, "{found} for {expected}");
     }
-    // In two parts, the second on other ranks.
+    // In two parts, the second on another number of ranks.
     averaged(folders[1].path(), 2, 3);
     let [resumed, _] = averaged(folders[1].path(), 3, 5);
     for (resumed, found) in resumed.iter().zip(&found) {
@@ -282,7 +285,7 @@ fn averages_are_those_of_the_formula_and_are_saved() {
     }
 }
 
-/// Parameters in f64.
+/// Casts parameters to f64.
 struct Exact;
 
 impl ModuleMapper for Exact {
@@ -291,7 +294,8 @@ impl ModuleMapper for Exact {
     }
 }
 
-/// Waves that differ by channel, on a mean of several times their height: [batch, channels, lat, lon].
+/// Returns waves that differ by channel, around a mean of several times their amplitude:
+/// `[batch, channels, lat, lon]`.
 fn waves(device: &Device, shape: [usize; 4]) -> Tensor<4> {
     let [_, channels, rows, columns] = shape;
     let cell = |index: usize| {
@@ -309,8 +313,8 @@ fn waves(device: &Device, shape: [usize; 4]) -> Tensor<4> {
     Tensor::from_data(TensorData::new(cells.collect(), shape), device)
 }
 
-/// How far forecasts of a trained model in f32 are from those of the same parameters in f64: the root of the mean square, and the
-/// largest difference.
+/// Returns the root mean square and the largest difference between forecasts of a trained model in
+/// f32 and those of the same parameters in f64.
 fn rounding<M: Module + Layer<Tensor<4>, Output = Tensor<4>>>(
     make: impl Fn(&Device) -> M,
 ) -> [f64; 2] {
@@ -343,7 +347,7 @@ fn rounding<M: Module + Layer<Tensor<4>, Output = Tensor<4>>>(
     ]
 }
 
-/// Prints how trained models round.
+/// Prints the rounding errors of trained models.
 #[test]
 #[ignore = "the test below starts it as a process"]
 fn rounding_of_this_process() {

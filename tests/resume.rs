@@ -1,4 +1,4 @@
-//! Training that is stopped and goes on: the same bits on the same mesh, the same numbers on another.
+//! Interrupted and resumed training: the same bits on the same mesh, the same numbers on another.
 
 #[allow(dead_code, reason = "shared with other tests, which use more of it")]
 mod trainer;
@@ -19,7 +19,7 @@ use trainer::{SHAPE, sample};
 
 const EPOCHS: usize = 3;
 const BATCHES: usize = 5;
-/// Steps of a whole run that takes one for every two batches.
+/// Steps of a whole run, with one for every two batches of an epoch.
 const STEPS: u64 = 9;
 
 fn start(world: &World, width: usize) -> Result<Trainer<SurrogateCnn>> {
@@ -31,7 +31,7 @@ fn start(world: &World, width: usize) -> Result<Trainer<SurrogateCnn>> {
     Ok(trainer.with_accumulation(2).with_save_every(2))
 }
 
-/// Trains, up to a step that fails. Gives the losses and the bits of the parameters.
+/// Trains, up to a step that fails. Returns the losses and the bits of the parameters.
 fn train(
     world: &World,
     sizes: [usize; 2],
@@ -65,12 +65,12 @@ fn train(
     assert_eq!(trainer.noted("epochs")?, Some(EPOCHS));
     world.check_replicas(trainer.model())?;
     let record = trainer.model().clone().into_record();
-    // burn numbers parameters anew in every run.
+    // burn assigns new parameter ids in every run, so records are compared without them.
     let tensors = burn_pack_tensors(record.into_bytes().map_err(Error::other)?);
     Ok((trainer.losses().to_vec(), tensors))
 }
 
-/// The bytes of all tensors of a record.
+/// Returns the bytes of all tensors of a record.
 fn burn_pack_tensors(record: burn::tensor::Bytes) -> Vec<u8> {
     let reader = burn_pack::Reader::from_bytes(record).unwrap();
     let tensors = reader.into_tensors().unwrap().into_iter();
@@ -100,7 +100,7 @@ fn a_run_that_failed_at_any_step_ends_with_the_bits_of_one_that_did_not() {
             assert!(error.to_string().contains("the power is off"), "{error}");
         }
         assert_eq!(run(sizes, folder.path(), None).unwrap(), whole);
-        // And again, when all is done.
+        // Once more, after the end.
         assert_eq!(run(sizes, folder.path(), None).unwrap(), whole);
     }
 }
@@ -254,7 +254,8 @@ fn a_note_after_a_resume_keeps_the_metric() {
     }
 }
 
-/// The mean of the gradients of equal batches is that of one; so is that of the rest of an epoch.
+/// The mean of the gradients of equal batches is the gradient of one, also for the incomplete last
+/// step of an epoch.
 #[test]
 fn accumulated_gradients_are_their_mean() {
     let trained = |accumulate: usize, batches: usize| {

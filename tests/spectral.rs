@@ -1,5 +1,5 @@
-//! Fourier neural operators, on the plane and on the sphere: on shards as on one device, in training,
-//! and with PyTorch's results.
+//! Fourier neural operators, on the plane and on the sphere: shards compared with one device,
+//! training, and PyTorch's results.
 
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -41,7 +41,7 @@ fn sfno(device: &Device) -> Sfno {
         .init(&sht, device)
 }
 
-/// The gradients of all parameters.
+/// Returns the gradients of all parameters.
 struct Found<'a>(&'a Gradients, Vec<TensorData>);
 
 impl ModuleVisitor for Found<'_> {
@@ -51,7 +51,7 @@ impl ModuleVisitor for Found<'_> {
     }
 }
 
-/// The forecast, and the gradients of the input and of all parameters.
+/// Returns the forecast, and the gradients of the input and of all parameters.
 fn results<M: Layer<ShardTensor<4>, Output = ShardTensor<4>> + Module + 'static>(
     init: fn(&Device) -> M,
     (axes, placements): Mesh,
@@ -137,7 +137,7 @@ fn training_has_the_same_losses_on_every_mesh() {
     }
 }
 
-/// Parameters of waves, each with its own number.
+/// Fills each parameter with a wave of its own number.
 struct Waves(usize);
 
 impl ModuleMapper for Waves {
@@ -148,7 +148,7 @@ impl ModuleMapper for Waves {
     }
 }
 
-/// `0.4 sin(0.7 i + number)` of the index `i`.
+/// Returns `0.4 sin(0.7 i + number)` for each index `i`.
 fn wave<const D: usize>(shape: [usize; D], number: usize, device: &Device) -> Tensor<D> {
     let cells = shape.iter().product();
     let values: Vec<f32> = (0..cells)
@@ -157,7 +157,7 @@ fn wave<const D: usize>(shape: [usize; D], number: usize, device: &Device) -> Te
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// The results of `fno.py` beside this file.
+/// Results of `fno.py`, next to this file.
 #[test]
 fn a_forecast_is_that_of_pytorch() {
     let config = FnoConfig::new(2, 2, [4, 3])
@@ -165,7 +165,7 @@ fn a_forecast_is_that_of_pytorch() {
         .with_blocks(2)
         .with_projection(5);
     let expected = [-0.1617051, -0.162804, 0.0410002, 0.0402924];
-    // On a rank, which draws parameters when no other test does.
+    // On a rank, so that no other test draws parameters at the same time.
     let checked = Launcher::local(1).run(|world| {
         let model: Fno = world.init(|device| config.init(device))?;
         let x = wave([1, 2, 5, 6], 0, world.device());

@@ -1,4 +1,4 @@
-//! Steps that must not be taken: losses and gradients that are not finite, replicas that differ.
+//! Steps that must not be taken: non-finite losses and gradients, replicas that differ.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -20,7 +20,7 @@ fn trainer(world: &World) -> Result<Trainer<Conv2d>> {
     Ok(Trainer::new(world, model, SgdConfig::new().init(), rate))
 }
 
-/// The loss of a field of ones, in which batch `bad` has a cell that is NaN.
+/// Returns the loss of a field of ones, which has a NaN cell in batch `bad`.
 fn loss(mesh: &DeviceMesh, model: &Conv2d, batch: usize, bad: usize) -> Result<ShardTensor<1>> {
     let x = ShardTensor::<4>::ones([1, 1, 7, 5], mesh, &PLACEMENTS)?;
     let factor = if batch == bad { f64::NAN } else { 1.0 };
@@ -71,7 +71,7 @@ fn a_gradient_that_is_not_finite_names_its_parameter_and_the_model_stays() {
         let mesh = world.mesh([("lat", 2)])?;
         let mut trainer = trainer(&world)?.with_accumulation(2);
         let before = weights(&trainer);
-        // The root of zero has no derivative.
+        // The square root has no derivative at zero.
         let trained = trainer.train_epoch(0..2, |model, batch| {
             let x = ShardTensor::<4>::ones([1, 1, 7, 5], &mesh, &PLACEMENTS)?;
             Ok((x.apply(model) * batch as f64)
@@ -137,13 +137,13 @@ fn steps_that_are_left_out_leave_running_statistics() {
         });
         found.unwrap()
     };
-    // The third and the fourth batch are of one step.
+    // The third and the fourth batch belong to one step.
     let found = train(vec![1.0, 2.0, 7.0, f64::NAN, 3.0, 4.0]);
     assert_eq!(found, train(vec![1.0, 2.0, 3.0, 4.0]));
     assert!(found[0].iter().all(|number| number.is_finite()) && found[0] == found[1]);
 }
 
-/// burn's own layer keeps an update beside its statistics until the next one.
+/// burn's own layer keeps an update apart from its statistics until the next one.
 #[test]
 fn steps_that_are_left_out_leave_running_statistics_of_burns_layer() {
     let train = |batches: Vec<f64>| {
@@ -166,7 +166,8 @@ fn steps_that_are_left_out_leave_running_statistics_of_burns_layer() {
     assert_eq!(train(vec![1.0, f64::NAN, 2.0]), train(vec![1.0, 2.0]));
 }
 
-/// A run that takes such steps all the same, with a save after each, keeps its last finite checkpoint and goes on from it.
+/// A run that takes non-finite steps, with a save after each, keeps its last finite checkpoint and
+/// resumes from it.
 #[test]
 fn checkpoints_that_are_not_finite_displace_no_finite_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -187,7 +188,7 @@ fn checkpoints_that_are_not_finite_displace_no_finite_one() {
         })
     };
     run(0..9, NonFinite::Allow).unwrap();
-    // The checkpoint after the second batch is the last one of use; the third batch is the one with NaN.
+    // The checkpoint after the second batch is the last finite one; the third batch has the NaN.
     let error = run(0..9, NonFinite::Stop).unwrap_err().to_string();
     assert!(
         error.contains("step 3 (epoch 0): the loss of batch 2 is NaN"),
@@ -233,7 +234,7 @@ fn replicas_that_drifted_apart_are_not_saved() {
         let mesh = world.mesh([("lat", 3)])?;
         let mut trainer = trainer(&world)?.resume_or_start(folder.path())?;
         let _ = trainer.train_epoch(0..1, |model, _| {
-            // A parameter that a closure captures: its gradient is not summed.
+            // The gradient of a parameter that a closure captures is not summed.
             let x = ShardTensor::<4>::ones([1, 1, 7, 5], &mesh, &PLACEMENTS)?;
             let weight = model.weight.val().slice([0..1, 0..1, 0..1, 0..1]);
             let local = x.local().clone() * weight * (1 + world.rank()) as f64;

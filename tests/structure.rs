@@ -1,11 +1,12 @@
-//! The structure of the source: dependencies point one way, files stay short.
+//! Structure of the source: dependencies point one way, files stay short.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 const CRATES: [&str; 5] = ["core/src", "ops/src", "io/src", "models/src", "src"];
 
-/// No file depends on itself through others, and no folder of a crate on itself through other folders.
+/// No file depends on itself through other files, and no folder of a crate on itself through other
+/// folders.
 #[test]
 fn dependencies_point_one_way() {
     for root in CRATES {
@@ -33,7 +34,7 @@ fn no_file_is_longer_than_500_lines() {
     }
 }
 
-/// The Rust files below a folder.
+/// Returns the Rust files below a folder.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let mut found = Vec::new();
@@ -47,13 +48,14 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The modules that each file of a crate uses, outside tests; the root of the crate, which lists all, is left out.
+/// Returns the modules that each file of a crate uses outside tests; the root of the crate, which
+/// lists all, is left out.
 fn uses(root: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let files: BTreeMap<String, String> = sources(root)
         .iter()
         .map(|file| (module(root, file), source(file)))
         .collect();
-    // What the root re-exports, by the module that it is in.
+    // Names that the root re-exports, with the module of each.
     let exports: BTreeMap<String, Vec<String>> = paths(&files["lib"], "lib")
         .into_iter()
         .filter_map(|mut path| Some((path.pop()?, path)))
@@ -78,7 +80,7 @@ fn uses(root: &Path) -> BTreeMap<String, BTreeSet<String>> {
     uses
 }
 
-/// The name of a file's module, below the crate.
+/// Returns the name of a file's module, below the crate.
 fn module(root: &Path, file: &Path) -> String {
     let path = file.strip_prefix(root).unwrap().with_extension("");
     let parts = path.iter().map(|part| part.to_str().unwrap());
@@ -86,14 +88,14 @@ fn module(root: &Path, file: &Path) -> String {
     parts.join("::")
 }
 
-/// The text of a file without comments and tests.
+/// Returns the text of a file without comments and tests.
 fn source(file: &Path) -> String {
     let text = std::fs::read_to_string(file).unwrap();
     let is_test = ["tests.rs", "testing.rs"]
         .iter()
         .any(|name| file.ends_with(name));
     let code = text.split("#[cfg(test)]\nmod ").enumerate();
-    // `mod name;` goes on after it, `mod name { .. }` ends the file.
+    // After `mod name;` the file goes on; `mod name { .. }` ends it.
     let code = code.take_while(|(part, text)| {
         *part == 0 || text.lines().next().is_some_and(|l| l.ends_with(';'))
     });
@@ -108,7 +110,7 @@ fn source(file: &Path) -> String {
     }
 }
 
-/// The paths below the crate in a text: of `use` and in expressions.
+/// Returns the paths below the crate in a text, in `use` and in expressions.
 fn paths(text: &str, module: &str) -> Vec<Vec<String>> {
     let compact: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let compact = compact
@@ -176,7 +178,7 @@ fn tree<'a>(text: &'a str, base: Vec<String>, found: &mut Vec<Vec<String>>) -> &
     }
 }
 
-/// A circle in a graph: its nodes in their order.
+/// Finds a cycle in a graph, and returns its nodes in order.
 fn circle(graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     fn visit<'a>(
         node: &'a str,

@@ -1,4 +1,5 @@
-//! Training on shards is training on one device: the same losses on every mesh, no communication but what plans say.
+//! Training on shards is training on one device: the same losses on every mesh, and no
+//! communication other than planned.
 
 use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2dConfig};
 use burn::nn::pool::{AvgPool2dConfig, MaxPool2dConfig};
@@ -43,7 +44,7 @@ fn fifty_steps_have_the_same_losses_on_every_mesh() {
     }
 }
 
-/// Peers, 15: one blocking reduction a parameter.
+/// Peers, 15: one blocking reduction for each parameter.
 #[test]
 fn buckets_give_the_bits_of_sums_one_by_one_with_fewer_messages() {
     let run = |buckets| {
@@ -101,7 +102,8 @@ fn a_convolution_sends_the_halo_of_its_formula() {
     assert_eq!(total, rows * columns);
 }
 
-/// On one rank a sharded tensor gives the bits of a plain one, and of burn's own operator where burn's kernel runs.
+/// On one rank, a sharded tensor has the bits of a plain one, and of burn's own operator where
+/// burn's kernel runs.
 #[test]
 fn one_rank_gives_the_bits_of_one_device() {
     Launcher::local(1)
@@ -130,8 +132,8 @@ fn one_rank_gives_the_bits_of_one_device() {
         .unwrap();
 }
 
-/// Where our kernels run, on one rank a sharded tensor gives the bits of the same kernel on a plain tensor, and burn's
-/// values and gradients but for rounding.
+/// Where our kernels run, on one rank, a sharded tensor has the bits of the same kernel on a plain
+/// tensor, and burn's values and gradients up to rounding.
 #[test]
 fn one_rank_gives_what_burns_kernels_give_but_for_rounding() {
     fn check<const D: usize>(

@@ -1,4 +1,4 @@
-//! Bytes of tensors that are alive, counted by the allocator.
+//! Bytes of live tensors, counted by the allocator.
 
 use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,34 +6,34 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// The bytes alive now.
+/// Returns the bytes alive now.
 pub(crate) fn now() -> usize {
     BYTES.load(Ordering::Relaxed)
 }
 
-/// The most bytes that were alive at once since [`begin`].
+/// Returns the peak of live bytes since [`begin`].
 pub(crate) fn peak() -> usize {
     PEAK.load(Ordering::Relaxed)
 }
 
-/// Begins to look for a peak.
+/// Starts recording the peak.
 pub(crate) fn begin() {
     PEAK.store(now(), Ordering::Relaxed);
 }
 
-/// Counts the bytes of large blocks, which are the tensors.
+/// Allocator that counts the bytes of large blocks, which are the tensors.
 struct Counting;
 
 const TENSOR: usize = 4096;
 
-// SAFETY: every call is passed on to the system's allocator as it is.
+// SAFETY: every call is forwarded to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, block: Block) -> *mut u8 {
         if block.size() >= TENSOR {
             let alive = BYTES.fetch_add(block.size(), Ordering::Relaxed) + block.size();
             PEAK.fetch_max(alive, Ordering::Relaxed);
         }
-        // SAFETY: the caller's promises are those of this function.
+        // SAFETY: the caller upholds the contract, which is the same as this function's.
         unsafe { System.alloc(block) }
     }
 
@@ -41,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
         if block.size() >= TENSOR {
             BYTES.fetch_sub(block.size(), Ordering::Relaxed);
         }
-        // SAFETY: the caller's promises are those of this function.
+        // SAFETY: the caller upholds the contract, which is the same as this function's.
         unsafe { System.dealloc(pointer, block) }
     }
 }

@@ -1,4 +1,5 @@
-//! What benches share that stand beside PyTorch in one run: its process, and turns beside the peak of the machine.
+//! Shared code of benches that compare with PyTorch in one run: its process, and turns that measure
+//! the peak of the machine.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
@@ -8,14 +9,15 @@ pub(crate) use turns::{cores, in_turn, timed};
 
 mod turns;
 
-/// A process that runs PyTorch's side.
+/// Process that runs PyTorch's side.
 pub(crate) struct PyTorch {
     process: Child,
     answers: Lines<BufReader<ChildStdout>>,
 }
 
 impl PyTorch {
-    /// Runs a script beside the bench. `None`, with a note, where PyTorch is not installed.
+    /// Starts a script in the folder of the benches. Returns `None`, with a note, if PyTorch is not
+    /// installed.
     pub(crate) fn start(script: &str) -> Option<Self> {
         let python = std::env::var("HALOCLINE_PYTHON").unwrap_or_else(|_| "python3".into());
         let start = || {
@@ -41,8 +43,8 @@ impl PyTorch {
         started
     }
 
-    /// The seconds of one run, or of a pass with `:peak` the MiB that it needs; `None` of a case whose library is not
-    /// installed.
+    /// Returns the seconds of one run, or, for a pass with `:peak`, the MiB that it needs; `None`
+    /// if the case needs a library that is not installed.
     pub(crate) fn run(&mut self, pass: &str, case: &serde_json::Value) -> Option<f64> {
         let requests = self.process.stdin.as_mut().expect("a pipe");
         writeln!(requests, "{pass} {case}").expect("PyTorch's process is alive");

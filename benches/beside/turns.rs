@@ -1,4 +1,4 @@
-//! Turns of implementations beside the peak of the machine.
+//! Turns of implementations, and the peak of the machine before and after them.
 
 use std::hint::black_box;
 use std::sync::{LazyLock, Mutex};
@@ -7,15 +7,17 @@ use std::time::{Duration, Instant};
 
 use pulp::{Arch, Simd, WithSimd};
 
-/// Measurements of the peak beside a turn, of which the best counts; PyTorch's threads spin for some after their work.
+/// Measurements of the peak between turns, the best of which counts, as PyTorch's threads keep
+/// spinning for a while after their work.
 const PEAK_RUNS: usize = 3;
 
-/// How long an implementation runs in its turn.
+/// Duration of an implementation's turn.
 const TURN: Duration = Duration::from_millis(100);
 
-/// The share of its peak that the machine must reach before and after a turn that counts: 90 %, or what
-/// `HALOCLINE_BENCH_QUIET` says. The peak is the upper quartile of all measurements since the bench began, so that a program
-/// that runs beside a whole case is noticed: processors of shared machines are faster now and then.
+/// Share of its peak that the machine must reach before and after a turn that counts: 90 %, or the
+/// value of `HALOCLINE_BENCH_QUIET`. The peak is the upper quartile of all measurements since the
+/// bench began, so that a program that runs during a whole case is noticed; not the maximum, as
+/// processors of shared machines are faster now and then.
 static QUIET: LazyLock<f64> = LazyLock::new(|| {
     let share = std::env::var("HALOCLINE_BENCH_QUIET").map(|share| share.parse());
     share.map_or(0.9, |share| {
@@ -23,13 +25,13 @@ static QUIET: LazyLock<f64> = LazyLock::new(|| {
     })
 });
 
-/// The measurements since the bench began.
+/// Measurements since the bench began.
 static PEAKS: Mutex<Vec<Peak>> = Mutex::new(Vec::new());
 
-/// Fewest turns of which a median is a figure.
+/// Minimum number of turns for a median to count as a figure.
 const MIN_TURNS: usize = 2;
 
-/// Peak throughput of all cores at one moment, each second.
+/// Peak throughput of all cores at one moment, per second.
 #[derive(Clone, Copy)]
 struct Peak {
     /// Multiply-adds in registers.
@@ -47,7 +49,7 @@ impl Peak {
         }
     }
 
-    /// The upper quartile of every figure.
+    /// Returns the upper quartile of each figure.
     fn best(peaks: &[Self]) -> Option<Self> {
         let quartile = |figure: fn(&Self) -> f64| {
             let mut figures: Vec<f64> = peaks.iter().map(figure).collect();
@@ -71,13 +73,13 @@ struct Turn {
     around: [Peak; 2],
 }
 
-/// The medians of passes of some implementations, which run in turn, and of the machine's multiply-adds meanwhile, in
-/// GFLOP/s. `run` gives the seconds of an implementation and pass, or nothing where it is not installed; at least so many
-/// rounds are run.
+/// Runs passes of implementations in turn, and returns their median times, with the machine's
+/// multiply-adds meanwhile, in GFLOP/s. `run` returns the seconds of an implementation and pass, or
+/// `None` if it is not installed; there are at least `least` rounds.
 ///
-/// Before and after every turn all cores multiply and add in registers, and read memory. Turns beside which the machine
-/// was below 90 % ([`QUIET`]) of the upper quartile of all these since the bench began do not count; where too few are left,
-/// there is no figure, and a line says so.
+/// Before and after every turn, all cores run multiply-adds in registers and read memory. Turns for
+/// which the machine was below 90 % ([`QUIET`]) of the upper quartile of these measurements since
+/// the bench began do not count; if too few are left, there is no figure, and a line says so.
 pub(crate) fn in_turn<const IMPLEMENTATIONS: usize, const PASSES: usize>(
     (least, budget): (usize, Duration),
     mut run: impl FnMut(usize, usize) -> Option<f64>,
@@ -88,7 +90,7 @@ pub(crate) fn in_turn<const IMPLEMENTATIONS: usize, const PASSES: usize>(
     while rounds < least || start.elapsed() < budget {
         for (pass, turns) in turns.iter_mut().enumerate() {
             for turn in 0..IMPLEMENTATIONS {
-                // So that none always follows the same one.
+                // So that no implementation always follows the same one.
                 let implementation = (rounds + turn) % IMPLEMENTATIONS;
                 let seconds = seconds_of(|| run(implementation, pass));
                 if seconds.is_empty() {
@@ -107,8 +109,8 @@ pub(crate) fn in_turn<const IMPLEMENTATIONS: usize, const PASSES: usize>(
     medians(turns)
 }
 
-/// The runs of a turn. The first wakes threads and warms caches, and does not count, unless it is so long that this is
-/// nothing.
+/// Returns the times of the runs of a turn. The first run wakes threads and warms caches, and does
+/// not count unless it is too long to repeat.
 fn seconds_of(mut run: impl FnMut() -> Option<f64>) -> Vec<f64> {
     let Some(first) = run() else {
         return Vec::new();
@@ -170,7 +172,8 @@ pub(crate) fn median(samples: &mut [f64]) -> Option<f64> {
 /// Measures the multiply-adds in registers of all cores, in GFLOP/s.
 fn gflops_in_registers() -> f64 {
     const STEPS: usize = 1 << 21;
-    /// They hide the latency of two units; with their operands they fit into the 16 registers of AVX2.
+    /// Enough to hide the latency of two units; with their operands they fit into the 16 registers
+    /// of AVX2.
     const CHAINS: usize = 12;
 
     struct Chains;
@@ -207,7 +210,7 @@ fn gflops_in_registers() -> f64 {
 
 /// Measures the bytes that all cores read from memory, in GB/s.
 fn gigabytes_from_memory() -> f64 {
-    /// For each core; twice a last-level cache that two share.
+    /// Per core; twice a last-level cache shared by two.
     const FLOATS: usize = 16 << 20;
 
     struct Sum<'a>(&'a [f32]);

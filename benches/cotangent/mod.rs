@@ -9,7 +9,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use halocline::prelude::Tensor;
 
-/// A number whose gradient in `y` is the cotangent: burn's backward starts from ones only.
+/// Returns a number whose gradient in `y` is the cotangent, as burn's backward pass starts from
+/// ones only.
 pub(crate) fn pair<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
     let (y, cotangent) = (y.into_dispatch(), cotangent.into_dispatch());
     Tensor::from_dispatch(<Dispatch as Pairing>::pair(y, cotangent))

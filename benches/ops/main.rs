@@ -1,18 +1,21 @@
-//! Operators beside PyTorch, in one run: `make bench-ops`.
+//! Operators compared with PyTorch in one run: `make bench-ops`.
 //!
-//! Each row is an operator on a field of about a million cells, in `f32`, on as many threads as there are cores. As in
-//! `benches/conv.rs` all run in turn, a figure is the median over rounds, and `fwd+bwd` makes the gradients of all inputs from
-//! a given cotangent. Convolutions and attention have benches of their own.
+//! Each row is an operator on a field of about a million cells, in `f32`, with one thread per core.
+//! As in `benches/conv.rs`, implementations run in turn, a figure is the median over rounds, and
+//! `fwd+bwd` computes the gradients of all inputs from a given cotangent. Convolutions and
+//! attention have their own benches.
 //!
-//! - `memory`: our time in units of that in which all cores copy as many bytes as the operator must read and write, inputs and
-//!   result, and with gradients the cotangent and the gradients too, between arrays that no cache holds.
-//! - `two ranks`: the time on two ranks, which are threads on the same cores, in units of that on one.
+//! - `memory`: our time relative to the time in which all cores copy as many bytes as the operator
+//!   must read and write, between arrays that exceed all caches. These are inputs and result, and
+//!   with gradients also the cotangent and the gradients.
+//! - `two ranks`: the time on two ranks, which are threads on the same cores, relative to one.
 //!
-//! Figures marked with `!` miss what they should reach: PyTorch's time by 1.25, where a row has no target of its own, two
-//! ranks by 1.1; and the target of rows that memory bounds.
+//! Figures marked with `!` miss their target: PyTorch's time by 1.25, where a row has no target of
+//! its own; one rank's time by 1.1, on two ranks; and the target of memory-bound rows.
 //!
-//! `HALOCLINE_BENCH_SECONDS` bounds the time per row (at least 3 rounds are run), `HALOCLINE_PYTHON` is the python that has
-//! PyTorch, arguments choose rows whose names contain one of them. Medians go to `bench/ops.csv` in cargo's target directory.
+//! `HALOCLINE_BENCH_SECONDS` bounds the time per row (with at least 3 rounds), `HALOCLINE_PYTHON`
+//! is a Python with PyTorch, and arguments select rows by substrings of their names. Medians are
+//! written to `bench/ops.csv` in cargo's target directory.
 
 use std::error::Error;
 use std::path::Path;
@@ -39,7 +42,7 @@ mod rows;
 const PASSES: [&str; 2] = ["fwd", "fwd+bwd"];
 const IMPLEMENTATIONS: [&str; 4] = ["halocline", "pytorch", "memory", "two ranks"];
 const MIN_ROUNDS: usize = 3;
-/// The time of two ranks, in units of that of one, at most.
+/// Maximum time on two ranks, relative to one.
 const TWO_RANKS: f64 = 1.1;
 
 type Medians = [Option<f64>; IMPLEMENTATIONS.len()];
@@ -84,9 +87,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Prints the figures of a pass; returns the speed-up.
 fn print(row: &Row, pass: &str, [ours, torch, copying, ranks]: Medians) -> Option<f64> {
     let Target { speed_up, memory } = row.target;
-    let of = |above: Option<f64>, below: Option<f64>| Some(above? / below?);
+    let ratio = |above: Option<f64>, below: Option<f64>| Some(above? / below?);
     let milliseconds = |time: Option<f64>| text(time.map(|seconds| seconds * 1e3), false);
-    let found = [of(torch, ours), of(ours, copying), of(ranks, ours)];
+    let found = [ratio(torch, ours), ratio(ours, copying), ratio(ranks, ours)];
     let misses = [
         found[0].is_some_and(|found| found < speed_up),
         found[1]
@@ -126,8 +129,8 @@ fn measure(
     let cotangent = random(run(&plain).dims());
     let gradients = || {
         let gradients = pair(run(&leaves), cotangent.clone()).backward();
-        let of = |leaf: &Tensor<4>| leaf.grad(&gradients).expect("a gradient");
-        leaves.iter().map(of).collect::<Vec<_>>()
+        let gradient = |leaf: &Tensor<4>| leaf.grad(&gradients).expect("a gradient");
+        leaves.iter().map(gradient).collect::<Vec<_>>()
     };
     let count = |tensor: &Tensor<4>| tensor.dims().iter().product::<usize>();
     let moved = plain.iter().map(count).sum::<usize>() + count(&cotangent);
@@ -148,9 +151,10 @@ fn measure(
     })
 }
 
-/// The seconds in which all cores read and write so many bytes together, of copies between arrays that are larger than caches.
+/// Returns the seconds in which all cores together read and write `bytes`, by copies between arrays
+/// larger than caches.
 fn copying(bytes: usize) -> f64 {
-    /// Elements of each array, for each core.
+    /// Elements of each array, per core.
     const FLOATS: usize = 16 << 20;
     static ARRAYS: LazyLock<Mutex<[Vec<f32>; 2]>> =
         LazyLock::new(|| Mutex::new([1.0, 0.0].map(|value| vec![value; FLOATS * cores()])));

@@ -17,14 +17,14 @@ use crate::rows::Row;
 
 const RANKS: usize = 2;
 
-/// Two ranks, each with half the rows of a field, that run passes of an operator when they are asked to.
+/// Two ranks, each with half the rows of a field, that run passes of an operator on request.
 pub(crate) struct Ranks {
     passes: Vec<Sender<usize>>,
     seconds: Receiver<f64>,
 }
 
 impl Ranks {
-    /// Starts them; they end when this is dropped.
+    /// Starts the ranks; they end when this is dropped.
     pub(crate) fn start<'scope, 'env: 'scope>(
         scope: &'scope Scope<'scope, 'env>,
         row: &'static Row,
@@ -48,7 +48,7 @@ impl Ranks {
         Self { passes, seconds }
     }
 
-    /// The seconds of one run, on the rank that takes longer; `None` where the operator has failed.
+    /// Returns the seconds of one run on the slower rank; `None` if the operator has failed.
     pub(crate) fn run(&self, pass: usize) -> Option<f64> {
         self.passes
             .iter()
@@ -93,8 +93,8 @@ fn serve(
     let cotangent = run(&plain).local().clone();
     let gradients = || {
         let gradients = pair(run(&leaves).local().clone(), cotangent.clone()).backward();
-        let of = |leaf: &ShardTensor<4>| leaf.grad(&gradients).expect("a gradient");
-        leaves.iter().map(of).collect::<Vec<_>>()
+        let gradient = |leaf: &ShardTensor<4>| leaf.grad(&gradients).expect("a gradient");
+        leaves.iter().map(gradient).collect::<Vec<_>>()
     };
     for (run_number, pass) in passes.iter().enumerate() {
         met.fetch_add(1, Ordering::AcqRel);

@@ -1,4 +1,4 @@
-//! The operators, the shapes of their inputs, and what they should reach.
+//! Operators, the shapes of their inputs, and their targets.
 
 use std::cell::RefCell;
 use std::sync::{LazyLock, OnceLock};
@@ -8,14 +8,16 @@ use halocline::core::RandomKey;
 use halocline::ops::graph::{Aggregate, EdgeShards, Graph};
 use halocline::ops::norm::batch_norm_train;
 use halocline::ops::prelude::*;
-use halocline::ops::resample::{Antialias, Beyond, Corners, Interpolation, Mode, SampleOptions};
+use halocline::ops::resample::{
+    Antialias, Corners, Interpolation, Mode, OutOfBounds, SampleOptions,
+};
 use halocline::prelude::{Boundary, ShardTensor, Tensor};
 
-/// Runs an operator on its first input and the others.
+/// Function that runs an operator on its first input and the others.
 type Run<X> = fn(X, Vec<X>) -> X;
 
 pub(crate) struct Row {
-    /// PyTorch's side knows it.
+    /// Name, also known to PyTorch's side.
     pub(crate) name: &'static str,
     pub(crate) shapes: &'static [[usize; 4]],
     pub(crate) target: Target,
@@ -23,12 +25,12 @@ pub(crate) struct Row {
     pub(crate) sharded: Run<ShardTensor<4>>,
 }
 
-/// What an operator should reach on one rank.
+/// Target of an operator on one rank.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    /// The time of PyTorch in units of ours, at least.
+    /// Minimum of PyTorch's time relative to ours.
     pub(crate) speed_up: f64,
-    /// Our time in units of that in which memory is copied, at most.
+    /// Maximum of our time relative to copying the same memory.
     pub(crate) memory: Option<f64>,
 }
 
@@ -36,7 +38,7 @@ const ANY: Target = Target {
     speed_up: 0.8,
     memory: None,
 };
-/// Norms, activations, pooling and interpolation, which memory bounds.
+/// Norms, activations, pooling and interpolation, which are memory-bound.
 const MEMORY: Target = Target {
     speed_up: 0.8,
     memory: Some(1.3),
@@ -57,7 +59,7 @@ const HARMONIC: Target = Target {
 /// `[batch, channels, rows, columns]` of most rows.
 const FIELD: [usize; 4] = [1, 4, 512, 512];
 const CHANNELS: [usize; 4] = [1, 16, 256, 256];
-/// A field on the sphere, and its harmonics, with real and imaginary parts beside each other.
+/// Field on the sphere, and its harmonics, with real and imaginary parts side by side.
 const SPHERE: [usize; 4] = [1, 1, 721, 1440];
 const HARMONICS: [usize; 4] = [1, 1, DEGREES, 2 * DEGREES];
 const DEGREES: usize = 361;
@@ -80,7 +82,7 @@ fn number<X: Field<4>>(loss: WithDims<X, 1>) -> X {
     ShapeField::reshape(loss.resolve(), [1, 1, 1, 1])
 }
 
-/// With real and imaginary parts, which are the last dim, beside each other.
+/// Puts real and imaginary parts, which are the last dim, side by side.
 fn parts<X: Field<4>>(y: WithDims<X, 5>) -> X {
     let [batch, channels, rows, columns, _] = y.dims();
     ShapeField::reshape(y, [batch, channels, rows, 2 * columns])
@@ -112,7 +114,7 @@ thread_local! {
     static BACKWARDS: RefCell<Option<ShardTensor<4, Int>>> = const { RefCell::new(None) };
 }
 
-/// The places of a last dim in the opposite order, beside a field; made once.
+/// Indices of the last dim in reverse order, on the mesh of a field; made once.
 fn backwards<X: Field<4>>(x: &X) -> ShardTensor<4, Int> {
     let x = x.clone().into_shard();
     let made = BACKWARDS
@@ -138,14 +140,14 @@ fn edges<X: Field<4>>(x: &X) -> &'static EdgeShards {
     EDGES[parts - 1].get_or_init(|| {
         let cells = CELLS[2];
         let near = [1, 256, 257].map(|step| [step, cells - step]);
-        let of = |cell: usize| {
+        let edges_to = |cell: usize| {
             let near = near.as_flattened().iter();
             near.map(move |step| [(cell + step) % cells, cell])
                 .collect::<Vec<_>>()
         };
-        let edges: Vec<[usize; 2]> = (0..cells).flat_map(of).collect();
+        let edges: Vec<[usize; 2]> = (0..cells).flat_map(edges_to).collect();
         let graph = Graph::new(cells, cells, &edges).expect("a graph");
-        graph.beside(x, 2).expect("edges")
+        graph.distribute(x, 2).expect("edges")
     })
 }
 
@@ -167,7 +169,7 @@ macro_rules! rows {
 }
 
 pub(crate) const ROWS: &[Row] = rows! {
-    // Of sharded tensors: that of tensors on one device is burn's.
+    // For sharded tensors, as burn adds tensors on one device itself.
     "add", ANY, [FIELD, FIELD]: |x, y| X::from_shard(x.into_shard() + y[0].clone().into_shard());
     "relu", MEMORY, [FIELD]: |x, _| x.relu();
     "gelu", MEMORY, [FIELD]: |x, _| x.gelu();
@@ -230,7 +232,7 @@ pub(crate) const ROWS: &[Row] = rows! {
         let options = SampleOptions::new([2, 2])
             .with_boundary([Boundary::Replicate; 2])
             .with_corners(Corners::Centers)
-            .with_beyond(Beyond::Clamp);
+            .with_out_of_bounds(OutOfBounds::Clamp);
         x.displace(d[0].clone(), &options)
     };
     "pixel_shuffle", ANY, [FIELD]: |x, _| x.pixel_shuffle(2);
@@ -309,7 +311,7 @@ pub(crate) const ROWS: &[Row] = rows! {
     "vector_isht", HARMONIC, [VECTOR_HARMONICS]: |x, _| {
         SphereField::vector_isht::<4>(complex(x), &VECTOR_SHT)
     };
-    // PyTorch's layer multiplies by four identities besides.
+    // PyTorch's layer also multiplies by four identity matrices.
     "sphere_attention", ANY, [COARSE, COARSE, COARSE]: |x, others| {
         let [keys, values] = [0, 1].map(|other: usize| others[other].clone());
         x.sphere_attention(keys, values, 4, &NEAR)

@@ -1,14 +1,15 @@
-//! What benches share that compare programs: they run in turn, and print lines `what,of,figure`.
+//! Shared code of benches that compare programs, which run in turn and print lines
+//! `what,of,figure`.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
 use halocline::prelude::*;
 
-/// Figures by (what, of), of every round.
+/// Figures of every round, by (what, of).
 pub(crate) type Samples = BTreeMap<(String, usize), Vec<f64>>;
 
-/// The middle one.
+/// Returns the median.
 pub(crate) fn median(samples: &[f64]) -> f64 {
     let mut samples = samples.to_vec();
     samples.sort_by(f64::total_cmp);

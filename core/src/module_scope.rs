@@ -1,4 +1,4 @@
-//! The module of a model that a thread computes, by which messages are counted.
+//! Module scopes: the module of a model to which a thread's messages are attributed.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ thread_local! {
     static PATH: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
 }
 
-/// Scope in which messages count for a module; [`module_scope`] has an example.
+/// Scope in which messages count for a module; see the example of [`module_scope`].
 #[derive(Debug)]
 #[must_use = "it ends when it is dropped"]
 pub struct ModuleScope {
@@ -20,11 +20,12 @@ impl Drop for ModuleScope {
     }
 }
 
-/// Counts the messages of this thread for a module, until the scope is dropped, in
-/// [`World::comm_stats_by_module`](crate::World::comm_stats_by_module). Scopes nest: their names are
-/// joined by slashes. The backward pass of an operator counts for the module of its forward pass.
+/// Counts the messages of this thread for a module in
+/// [`World::comm_stats_by_module`](crate::World::comm_stats_by_module), until the returned scope is
+/// dropped. Scopes nest; their names are joined by slashes. The backward pass of an operator counts
+/// for the module of its forward pass.
 ///
-/// Layers that are applied by `x.apply(&layer)` have a scope with the name of their type.
+/// Layers applied by `x.apply(&layer)` have a scope named after their type.
 ///
 /// # Example
 /// ```
@@ -54,7 +55,7 @@ pub fn module_scope(name: &str) -> ModuleScope {
     enter(Some(path.into()))
 }
 
-/// The path of the module that this thread computes.
+/// Returns the path of the module that this thread computes.
 pub(crate) fn current() -> Option<Arc<str>> {
     PATH.with_borrow(Clone::clone)
 }

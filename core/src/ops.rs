@@ -179,14 +179,14 @@ pub fn fan_out<const D: usize, K: Basic>(
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("x", 2)])?;
 ///     let [x, scale] = [1.0, 2.0].map(|value| Tensor::<1>::full([1], value, world.device()).require_grad());
-///     let y = x.clone() * ops::fan_out_beside(scale.clone(), &x, &mesh, &[0], "scale");
+///     let y = x.clone() * ops::fan_out_with(scale.clone(), &x, &mesh, &[0], "scale");
 ///     let gradient = scale.grad(&y.sum().backward()).expect("a gradient");
 ///     gradient.into_data().assert_eq(&[2.0_f32].into(), false);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn fan_out_beside<const D: usize, const E: usize, K: Basic, L: Basic>(
+pub fn fan_out_with<const D: usize, const E: usize, K: Basic, L: Basic>(
     tensor: Tensor<D, K>,
     other: &Tensor<E, L>,
     mesh: &DeviceMesh,

@@ -69,9 +69,9 @@ pub fn for_each_init<T>(
     }
     // Batches are small enough that threads finish together even if one starts late.
     let batch = least.min(count / (BATCHES * threads)).max(1);
-    let body = |shares: &Shares, own: usize| {
+    let body = |shares: &Shares, thread: usize| {
         let mut value = None;
-        while let Some(first) = shares.next(own) {
+        while let Some(first) = shares.next(thread) {
             let value = value.get_or_insert_with(&init);
             let tasks = first * batch..count.min((first + 1) * batch);
             tasks.for_each(|task| run(value, task));
@@ -88,9 +88,9 @@ pub fn for_each_init<T>(
         failure: Mutex::new(None),
         owner: std::thread::current(),
     });
-    for own in 1..threads {
+    for thread in 1..threads {
         let crew = crew.clone();
-        rayon::spawn(move || crew.help(own));
+        rayon::spawn(move || crew.help(thread));
     }
     crew.lead();
 }
@@ -182,7 +182,7 @@ impl Shares {
 
     /// Returns the next task of a thread: the first of its share or, if that is empty, the first of
     /// the second half of another thread's share, which then becomes its own share.
-    fn next(&self, own: usize) -> Option<usize> {
+    fn next(&self, thread: usize) -> Option<usize> {
         let take = |share: &Share, taken: fn(u64, u64) -> u64| {
             share
                 .0
@@ -191,17 +191,19 @@ impl Shares {
                     (start < end).then(|| taken(start, end))
                 })
         };
-        if let Ok(found) = take(&self.0[own], |start, end| word(start + 1, end)) {
+        if let Ok(found) = take(&self.0[thread], |start, end| word(start + 1, end)) {
             return Some(ends(found).0 as usize);
         }
         let count = self.0.len();
-        for other in (1..count).map(|step| (own + step) % count) {
+        for other in (1..count).map(|step| (thread + step) % count) {
             let half = |start: u64, end: u64| word(start, start.midpoint(end));
             if let Ok(found) = take(&self.0[other], half) {
                 let (start, end) = ends(found);
                 let first = start.midpoint(end);
                 // No thread changes the share of another thread while it is empty.
-                self.0[own].0.store(word(first + 1, end), Ordering::Relaxed);
+                self.0[thread]
+                    .0
+                    .store(word(first + 1, end), Ordering::Relaxed);
                 return Some(first as usize);
             }
         }
@@ -262,23 +264,23 @@ impl Crew {
 
     /// Runs tasks, unless the gate is closed. Meanwhile the calling thread stays in
     /// [`lead`](Self::lead), which keeps the body alive.
-    fn help(&self, own: usize) {
+    fn help(&self, thread: usize) {
         let enter = |gate: usize| (gate & CLOSED == 0).then_some(gate + 1);
         let entered = self
             .gate
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, enter);
         if entered.is_ok() {
-            self.work(own);
+            self.work(thread);
             if self.gate.fetch_sub(1, Ordering::AcqRel) == CLOSED + 1 {
                 self.owner.unpark();
             }
         }
     }
 
-    fn work(&self, own: usize) {
+    fn work(&self, thread: usize) {
         // SAFETY: called by the calling thread, which owns the body, or as described at `help`.
         let body = unsafe { &*self.body };
-        let done = catch_unwind(AssertUnwindSafe(|| body(&self.shares, own)));
+        let done = catch_unwind(AssertUnwindSafe(|| body(&self.shares, thread)));
         if let Err(failure) = done {
             let mut first = self
                 .failure

@@ -278,13 +278,13 @@ mod tests {
         let text = std::fs::read_to_string(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
         for rank in ["\"tid\":0", "\"tid\":1"] {
-            let of = |name: &str| {
+            let event = |name: &str| {
                 text.lines()
                     .any(|line| line.contains(rank) && line.contains(name))
             };
-            assert!(of("\"name\":\"work\",\"cat\":\"operator\""), "{text}");
-            assert!(of("\"along\":\"along 'lat'\""), "{text}");
-            assert!(of("\"bytes_out\":24"), "{text}");
+            assert!(event("\"name\":\"work\",\"cat\":\"operator\""), "{text}");
+            assert!(event("\"along\":\"along 'lat'\""), "{text}");
+            assert!(event("\"bytes_out\":24"), "{text}");
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Gradients of parameters in buckets: which ranks sum which of them together.
+//! Gradients of parameters in buckets: which ranks sum which gradients together.
 
 use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
 use halocline_core::{DeviceMesh, Launcher, Layout, Partial, ReduceOp, Result, ShardTensor, World};
 
-/// A parameter, equal on all ranks.
+/// Makes a parameter that is equal on all ranks.
 fn parameter(world: &World, shape: [usize; 2]) -> Tensor<2> {
     Tensor::ones(shape, world.device()).require_grad()
 }
 
-/// What this rank adds to a loss over a mesh: the sum of parameters, each times a factor.
+/// This rank's contribution to a loss over a mesh: the sum of parameters, each times a factor.
 fn loss(mesh: &DeviceMesh, terms: &[(&Tensor<2>, f32)]) -> Result<ShardTensor<1>> {
     let axes: Vec<usize> = (0..mesh.shape().sizes().len()).collect();
     let term = |(parameter, factor): &(&Tensor<2>, f32)| {
@@ -21,7 +21,7 @@ fn loss(mesh: &DeviceMesh, terms: &[(&Tensor<2>, f32)]) -> Result<ShardTensor<1>
     ShardTensor::from_local(sum.expect("a term"), &layout, mesh)
 }
 
-/// The gradient of a parameter of a loss, whose cells are all alike.
+/// Returns the gradient of a loss with respect to a parameter, which is the same in all cells.
 fn gradient(loss: &ShardTensor<1>, parameter: &Tensor<2>) -> f32 {
     let gradient = parameter.grad(&loss.backward()).expect("a gradient");
     let cells = gradient.into_data().try_to_vec::<f32>().expect("floats");
@@ -62,7 +62,7 @@ fn a_loss_of_a_submesh_leaves_the_buckets_of_others() {
     assert_eq!(gradients.unwrap(), [10.0; 4]);
 }
 
-/// By the buckets; with checks on by the operator that the parameters come to.
+/// Detected by the buckets or, with checks enabled, by the operator that uses the parameters.
 #[test]
 fn parameters_in_another_order_are_an_error() {
     let error = |check| {

@@ -1,4 +1,4 @@
-//! Values that fan out: every way to and from them has its exact adjoint.
+//! Tests of `Fan`: every redistribution to and from it has its exact adjoint.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
@@ -23,7 +23,7 @@ fn field(mesh: &DeviceMesh, data: TensorData, to: &[Placement]) -> Result<ShardT
     )
 }
 
-/// The product with weights, summed over all cells. Each rank adds its own.
+/// Returns the product with weights, summed over all cells. Each rank adds its own cells.
 fn loss(y: ShardTensor<2>, shards: &[Placement]) -> Result<ShardTensor<1>> {
     let mesh = y.mesh().clone();
     let y = y.try_redistribute(shards)?;
@@ -34,7 +34,7 @@ fn loss(y: ShardTensor<2>, shards: &[Placement]) -> Result<ShardTensor<1>> {
     Ok(ShardTensor::from_parts(part, layout, mesh))
 }
 
-/// All placements of this many axes.
+/// Returns all combinations of placements on this many axes.
 fn placements(axes: usize) -> Vec<Vec<Placement>> {
     let more = |all: Vec<Vec<Placement>>| {
         let one = [Shard(0), Shard(1), Replicate, Fan];
@@ -44,7 +44,8 @@ fn placements(axes: usize) -> Vec<Vec<Placement>> {
     (0..axes).fold(vec![Vec::new()], |all, _| more(all))
 }
 
-/// From every placement through every other to shards: values and gradients stay what they are.
+/// Redistributes from every placement through every other to shards, and checks that values and
+/// gradients are preserved.
 fn check_chains(axes: &[(&str, usize)], shards: &[Placement]) {
     let ranks = axes.iter().map(|(_, size)| size).product();
     let run = Launcher::local(ranks).run(|world| {
@@ -62,7 +63,7 @@ fn check_chains(axes: &[(&str, usize)], shards: &[Placement]) {
                 Ok(y) if !refused => y,
                 Err(error) if refused => {
                     assert!(error.to_string().contains("Fan → Replicate"), "{error}");
-                    // Without gradients both mean the same.
+                    // Without gradients, the two are equal.
                     let y = x.inner().try_redistribute(through)?;
                     let whole = y.full_tensor();
                     whole.into_data().assert_eq(&numbers(1), true);
@@ -107,7 +108,8 @@ fn sums_fan_out_with_two_reductions() {
     run.unwrap();
 }
 
-/// The messages that a rank sends forward and backward from one placement through another to shards.
+/// Returns the numbers of messages that a rank sends, forward and backward, from one placement
+/// through another to shards.
 fn messages(from: Placement, through: Placement) -> [u64; 2] {
     let all = Launcher::local(2).collect(|world| {
         let mesh = world.mesh([("x", 2)])?;
@@ -129,7 +131,8 @@ fn messages(from: Placement, through: Placement) -> [u64; 2] {
 
 #[test]
 fn what_travels_is_what_the_table_says() {
-    // To a slice of what fans out nothing travels, so the backward messages are those of the first step.
+    // A slice of a tensor with `Fan` needs no messages, so the backward messages are those of the
+    // first step.
     assert_eq!(messages(Shard(0), Fan), [1, 1]); // all-gather; reduce-scatter
     assert_eq!(messages(Fan, Fan), [0, 0]);
     let [forward, backward] = messages(Replicate, Fan);
@@ -149,7 +152,7 @@ fn a_loss_that_fans_out_is_refused() {
     assert!(error.contains("Fan on axis \"x\""), "{error}");
 }
 
-/// Outside, every rank has the whole gradient of a tensor that fans out, as of one that is replicated.
+/// On the local tensors, every rank has the whole gradient, for `Fan` as for `Replicate`.
 #[test]
 fn local_tensors_have_whole_gradients() {
     let run = Launcher::local(3).run(|world| {

@@ -1,4 +1,4 @@
-//! Integers and booleans on local ranks: they lie, move and are compared as floats do.
+//! Integers and booleans on local ranks: they are placed, moved and compared like floats.
 
 use burn::tensor::kind::Autodiff;
 use burn::tensor::{Bool, DType, Device, Int, IntDType, Tensor};
@@ -15,16 +15,17 @@ fn integers(device: &Device) -> Tensor<2, Int> {
 }
 
 fn layouts(mesh: &DeviceMesh) -> Result<Vec<Layout>> {
-    let of = |placements: &[Placement]| Layout::new(mesh.shape(), &SHAPE, placements);
+    let layout = |placements: &[Placement]| Layout::new(mesh.shape(), &SHAPE, placements);
     Ok(vec![
-        of(&[Replicate, Replicate])?,
-        of(&[Replicate, Shard(1)])?,
-        of(&[Shard(1), Shard(0)])?.with_extents(0, &[6, 1])?,
-        of(&[Shard(0), Shard(0)])?.with_extents(0, &[0, 4, 3, 0])?,
+        layout(&[Replicate, Replicate])?,
+        layout(&[Replicate, Shard(1)])?,
+        layout(&[Shard(1), Shard(0)])?.with_extents(0, &[6, 1])?,
+        layout(&[Shard(0), Shard(0)])?.with_extents(0, &[0, 4, 3, 0])?,
     ])
 }
 
-/// Scatters a tensor to every layout, moves it to every other, and collects it, with its type and values.
+/// Scatters a tensor to every layout, moves it to every other, and gathers it; checks type and
+/// values.
 fn travels<K: Autodiff>(mesh: &DeviceMesh, whole: &Tensor<2, K>) -> Result<()> {
     let is_root = mesh.comm().rank() == 0;
     let expected = whole.clone().into_data();
@@ -85,7 +86,7 @@ fn halos_of_integers_and_booleans() {
             padded.into_data().assert_eq(&expected.to_data(), true);
             let expected = expected.greater_elem(4);
             mask.into_data().assert_eq(&expected.into_data(), true);
-            // Zero, and false, beyond the ends.
+            // Zero or false beyond the ends.
             let mask = ShardTensor::<2, Bool>::ones(SHAPE, &mesh, &[Shard(0)])?;
             let mask = mask.with_halo(&[Halo::new(0, 1, Boundary::Zeros)])?;
             let whole = mask.all().into_scalar::<bool>();

@@ -1,4 +1,4 @@
-//! The end of a job whose ranks do not communicate any more, seen from outside the process.
+//! The end of a job whose ranks no longer communicate, observed from outside the process.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use halocline_core::{Launcher, Result, Shard, ShardTensor};
 
 const CHILD: &str = "HALOCLINE_TEST_CHILD";
 
-/// Rank 0 computes and never looks at a message; rank 1 fails. Does nothing when it is run as a test.
+/// Rank 0 computes and never receives a message; rank 1 fails. Does nothing when run as a test.
 #[test]
 fn a_rank_that_never_communicates() {
     if std::env::var_os(CHILD).is_some() {
@@ -23,7 +23,7 @@ fn a_rank_that_never_communicates() {
     }
 }
 
-/// All ranks make the same mistake. Does nothing when it is run as a test.
+/// All ranks make the same mistake. Does nothing when run as a test.
 #[test]
 fn ranks_that_panic_alike() {
     if std::env::var_os(CHILD).is_some() {
@@ -53,8 +53,8 @@ fn the_panic_of_all_ranks_is_printed_once_with_its_backtrace() {
     );
 }
 
-/// All ranks add fields that do not fit, then change a shape by a closure. Does nothing when it is run
-/// as a test.
+/// All ranks add fields whose shapes do not match, then change a shape in a closure. Does nothing
+/// when run as a test.
 #[test]
 fn ranks_that_make_mistakes() {
     if std::env::var_os(CHILD).is_some() {

@@ -1,9 +1,9 @@
-//! Tensors that enter and leave the sharded world, and what their gradients mean there.
+//! Conversion between local and sharded tensors, and the meaning of local gradients.
 
 use burn::tensor::Tensor;
 use halocline_core::{Launcher, Layout, LocalGradient, Replicate, Shard, ShardTensor};
 
-/// Two ways in, and two ways out.
+/// Covers both choices for each direction.
 #[test]
 fn gradients_of_local_tensors_are_what_their_names_say() {
     use LocalGradient::{Partial, Replicated};

@@ -1,4 +1,4 @@
-//! Meshes as context, and meshes in which some ranks have no part.
+//! The current mesh of a scope, and meshes over some of the ranks.
 
 use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
@@ -44,7 +44,7 @@ fn scopes_nest_per_thread_and_end_with_a_panic() {
         .unwrap();
 }
 
-/// Rank 0 and 2 have no part; the order of ranks is that of the mesh.
+/// Ranks 0 and 2 are not in the mesh; the order of ranks is that of the mesh.
 #[test]
 fn a_mesh_over_some_ranks_involves_no_others() {
     Launcher::local(4)
@@ -83,7 +83,8 @@ fn replicated(mesh: &DeviceMesh, weight: Tensor<1>) -> Result<ShardTensor<1>> {
     ShardTensor::from_local(weight, &layout, mesh)
 }
 
-/// Each backward pass sums the parameters of its own mesh, in buckets, whatever waits on others.
+/// Each backward pass sums the gradients of its own mesh, in buckets, even if other sums are
+/// pending.
 #[test]
 fn sums_of_gradients_keep_to_their_mesh() {
     let gradients = Launcher::local(3).collect(|world| {

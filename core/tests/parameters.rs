@@ -1,4 +1,4 @@
-//! Parameters that are stored in shards.
+//! Tests of parameters stored in shards.
 
 use std::time::{Duration, Instant};
 
@@ -27,12 +27,13 @@ fn model(world: &World) -> Result<Model> {
     })
 }
 
-/// All parameters in shards of their first dim, over axis "data".
+/// Stores all parameters in shards of their first dim, over axis "data".
 fn stored(model: Model, mesh: &DeviceMesh, gather: Gather) -> Result<Model> {
     stored_over(&["data"], model, mesh, gather)
 }
 
-/// All parameters in shards of their first dims, over the first axes, which have these names.
+/// Stores all parameters in shards of their first dims, over the first axes, which have these
+/// names.
 fn stored_over(axes: &[&str], model: Model, mesh: &DeviceMesh, gather: Gather) -> Result<Model> {
     shard_parameters(model, |_, shape| {
         let mut placements = vec![Replicate; mesh.shape().sizes().len()];
@@ -55,7 +56,7 @@ fn samples(mesh: &DeviceMesh, data: bool) -> Result<ShardTensor<2>> {
     ShardTensor::distribute(x, mesh, &placements)
 }
 
-/// The loss of a model whose parameters are operands beside samples.
+/// The loss of a model whose parameters are combined with samples as operands.
 fn loss(model: &Model, x: ShardTensor<2>) -> Result<ShardTensor<1>> {
     let operand = |linear: &Linear| -> Result<Tensor<2>> {
         let shard = ParamShard::of(&linear.weight).expect("a layout");
@@ -75,7 +76,7 @@ fn loss(model: &Model, x: ShardTensor<2>) -> Result<ShardTensor<1>> {
     ))
 }
 
-/// Two optimizer steps: the whole parameters after them.
+/// Runs two optimizer steps and returns the whole parameters.
 fn steps(
     world: &World,
     axes: &[(&str, usize)],
@@ -95,7 +96,7 @@ fn steps(
         2,
         "layouts stay"
     );
-    // What a module without knowledge of shards sees.
+    // As seen by a module that is unaware of shards.
     let whole = |linear: &Linear| linear.weight.val().into_data();
     Ok(vec![whole(&model.first), whole(&model.second)])
 }
@@ -127,7 +128,8 @@ fn steps_are_those_of_whole_parameters() {
     }
 }
 
-/// A plan may give a parameter a layout because its layer changes the layout of an input.
+/// A plan may assign a layout to a whole parameter because its layer changes the layout of an
+/// input.
 #[test]
 fn parameters_with_a_layout_that_ranks_hold_whole_are_sent() {
     let result = Launcher::local(2).run(|world| {
@@ -144,7 +146,7 @@ fn parameters_with_a_layout_that_ranks_hold_whole_are_sent() {
     result.unwrap();
 }
 
-/// A gather that has started ahead is not waited for after the error.
+/// After an error, a gather that was started ahead is not waited for.
 #[test]
 fn a_silent_rank_costs_the_timeout_once_while_gathers_are_ahead() {
     const TIMEOUT: Duration = Duration::from_secs(1);
@@ -170,8 +172,8 @@ fn a_silent_rank_costs_the_timeout_once_while_gathers_are_ahead() {
     assert!(waited >= TIMEOUT && waited < TIMEOUT * 9 / 5, "{waited:?}");
 }
 
-/// Gathers that start ahead, and gradients that are scattered while a pass goes on, give the same bits by
-/// the same number of messages.
+/// Gathers that start ahead, and gradients that are scattered while a pass continues, return the
+/// same bits with the same number of messages.
 #[test]
 fn gathers_ahead_have_the_same_bits() {
     type Found = (Vec<TensorData>, Vec<u64>);
@@ -190,7 +192,7 @@ fn gathers_ahead_have_the_same_bits() {
                 let x = samples(&mesh, true)?;
                 let mut value = loss(&model, x.clone())?;
                 if step == 2 {
-                    // Another order, and a model with other values under the same paths.
+                    // Another order of gathers, and a model with other values under the same paths.
                     let other = model.valid().map(&mut Doubled);
                     let doubled = loss(&other, x.inner())?;
                     value = value + doubled;
@@ -235,7 +237,8 @@ impl ModuleMapper for Doubled {
     }
 }
 
-/// Messages of both passes: a gather forward; a second gather, if at all, and a scatter of gradients backward.
+/// Messages of both passes: a gather forward; backward, a second gather, if any, and a scatter of
+/// gradients.
 #[test]
 fn parameters_travel_once_a_pass() {
     let counts = |gather, data| {
@@ -261,11 +264,11 @@ fn parameters_travel_once_a_pass() {
         [2, 4 - 1],
         "the first layer's weight is not read again"
     );
-    // All ranks find the whole gradient, of which each takes its rows.
+    // All ranks compute the whole gradient, and each takes its rows.
     assert_eq!(counts(Gather::Once, false), [2, 0]);
 }
 
-/// burn's operations on modules keep layouts.
+/// burn's operations on modules preserve layouts.
 #[test]
 fn layouts_travel_with_parameters() {
     struct Same;
@@ -318,7 +321,7 @@ fn records_of_other_shapes_are_refused() {
     run.unwrap();
 }
 
-/// One parameter in two places stays whole.
+/// A parameter that occurs in two places stays whole.
 #[test]
 fn tied_parameters_may_stay_whole() {
     let run = Launcher::local(2).run(|world| {
@@ -414,7 +417,7 @@ fn whole_parameters_are_seen_through_val() {
             [[2, 7], [2, 7], [1, 7]][world.rank()]
         );
         assert_eq!(model.first.weight.val().into_data(), whole);
-        // burn's own layer, on tensors that all ranks hold alike.
+        // burn's own layer, on tensors that are equal on all ranks.
         let x = samples(&mesh, false)?.to_local();
         let gradients = model.first.forward(x).sum().backward();
         let gradient = model.first.weight.grad(&gradients).expect("a gradient");

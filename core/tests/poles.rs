@@ -6,7 +6,7 @@ use halocline_core::{Boundary, Halo, Launcher, Placement, Replicate, Shard, Shar
 const ROWS: usize = 5;
 const COLUMNS: usize = 6;
 
-/// The value of a cell of a field that continues across the poles, which may lie beyond its ends.
+/// The value of a cell, which may lie beyond the ends, of a field that continues across the poles.
 fn value(boundary: Boundary, row: isize, column: isize) -> f32 {
     let inside = (0..ROWS as isize).contains(&row);
     let last = ROWS as isize - 1;
@@ -21,7 +21,7 @@ fn value(boundary: Boundary, row: isize, column: isize) -> f32 {
     (mirrored * 10 + column) as f32
 }
 
-/// A mesh by its axes, and the placements on them.
+/// The axes of a mesh, and the placements on them.
 type Mesh<'a> = (&'a [(&'a str, usize)], &'a [Placement]);
 
 #[test]
@@ -72,7 +72,7 @@ fn halos_hold_the_cells_across_the_poles_and_their_gradients_return() {
                 if height * width == 0 || mesh.size() > 1 {
                     return Ok(());
                 }
-                // Every cell is taken as often as it is copied.
+                // Each cell's gradient is the number of its copies.
                 let gradients = haloed.sum().backward();
                 let gradient = x.grad(&gradients).expect("a gradient");
                 let total = gradient.full_tensor().sum();

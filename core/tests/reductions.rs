@@ -1,4 +1,4 @@
-//! Maxima, minima and products of values that ranks hold: results, gradients, and what travels.
+//! Maxima, minima and products over ranks: results, gradients, and traffic.
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use halocline_core::{
@@ -6,13 +6,14 @@ use halocline_core::{
     ShardTensor, Traffic, World,
 };
 
-/// The contribution of a rank: few values, so that ranks tie, zeros among them; products have no round-off.
+/// The contribution of a rank: few distinct values, so that ranks tie, with zeros among them;
+/// products have no rounding error.
 fn contribution(rank: usize, elements: usize) -> Vec<f32> {
     let value = |i: usize| ((i * 31 + rank * 17 + i * rank) % 5) as f32 - 2.0;
     (0..elements).map(value).collect()
 }
 
-/// The value and the gradients of contributions, by the definition.
+/// The value and gradients of a reduction, by definition.
 fn expected(op: ReduceOp, values: &[f32], cotangent: f32) -> (f32, Vec<f32>) {
     let result = match op {
         ReduceOp::Max => values.iter().copied().fold(f32::NEG_INFINITY, f32::max),
@@ -36,7 +37,7 @@ fn expected(op: ReduceOp, values: &[f32], cotangent: f32) -> (f32, Vec<f32>) {
     (result, (0..values.len()).map(gradient).collect())
 }
 
-/// Values and gradients of a reduction of this many rows of 3, to a placement.
+/// Checks values and gradients of a reduction of this many rows of 3, to a placement.
 fn check(
     world: &World,
     axes: &[(&str, usize)],
@@ -69,7 +70,7 @@ fn check(
     assert_eq!(found, TensorData::new(values, [rows, 3]), "{op:?} {to:?}");
     let weights = Tensor::<2>::from_data(TensorData::new(cotangents, [rows, 3]), world.device());
     let weights = ShardTensor::distribute(weights, &mesh, y.layout())?;
-    // The gradient of what is replicated is complete on each rank.
+    // The gradient of a replicated tensor is complete on each rank.
     let gradient = leaf.grad(&(y * weights).local().clone().sum().backward());
     let gradient = gradient.expect("a gradient").into_data();
     assert_eq!(
@@ -88,7 +89,7 @@ fn values_and_gradients_are_those_of_one_device() {
         ReduceOp::Product,
         ReduceOp::Sum,
     ] {
-        // Without elements, with fewer than ranks, and above the size from which reductions are split.
+        // No elements, fewer than ranks, and more than the size above which reductions are split.
         for rows in [0, 1, 5, 6000] {
             for to in [Replicate, Shard(0), Shard(1)] {
                 let program = |world: World| check(&world, &[("x", 3)], op, rows, &[to]);
@@ -107,7 +108,7 @@ fn values_and_gradients_are_those_of_one_device() {
                 .unwrap();
         }
     }
-    // In rows and columns.
+    // Enough ranks to reduce in rows and columns.
     let axes = [("x", 18)];
     for op in [ReduceOp::Max, ReduceOp::Product] {
         Launcher::local(18)
@@ -119,7 +120,7 @@ fn values_and_gradients_are_those_of_one_device() {
 #[test]
 fn what_is_not_a_number_is_never_lost() {
     for op in [ReduceOp::Max, ReduceOp::Min] {
-        // Wherever it is, and also if a share of the elements is reduced by another rank.
+        // On any rank, and also if a share of the elements is reduced by another rank.
         for (owner, elements) in [
             (0, 3),
             (1, 3),
@@ -158,7 +159,8 @@ fn what_is_not_a_number_is_never_lost() {
 
 #[test]
 fn the_gradient_of_a_product_needs_no_quotient() {
-    // Of factors whose product is infinite, zero or not a number the product of the others is none of these.
+    // The product of all factors is infinite, zero or not a number; the product of the other
+    // factors need not be.
     Launcher::local(3)
         .run(|world| {
             let mesh = world.mesh([("x", 3)])?;
@@ -220,7 +222,8 @@ fn half_precision_is_reduced_too() {
         .unwrap();
 }
 
-/// Every element travels as often as in a sum: twice for an all-reduce, once for a reduce-scatter; never to all ranks.
+/// Every element travels as often as in a sum: twice for an all-reduce, once for a reduce-scatter,
+/// never to all ranks.
 #[test]
 fn nothing_is_gathered() {
     let elements = 30_000;
@@ -246,7 +249,7 @@ fn nothing_is_gathered() {
     }
 }
 
-/// 256 + 1 is 256 in eight bits of precision; the sum of all four is nearer to 260.
+/// 256 + 1 is 256 with eight bits of precision; the sum of all four rounds to 260.
 #[test]
 fn sums_of_half_precision_are_rounded_once() {
     let run = Launcher::local(4).run(|world| {
@@ -262,7 +265,7 @@ fn sums_of_half_precision_are_rounded_once() {
             let sums = sum.local().clone().into_data();
             assert!(sums.iter::<f32>().all(|sum| sum == 260.0), "{to}: {sums}");
         }
-        // Backward, where shards fan out.
+        // In the backward pass of `Shard` → `Fan`.
         let x = ShardTensor::<1>::ones([8], &mesh, &[Shard(0)])?.cast(FloatDType::BF16);
         let x = x.require_grad();
         let y = x.clone().redistribute(&[Fan]);

@@ -1,4 +1,5 @@
-//! Programs that once hung, panicked or had no defined value: operands without gradients, shared modules, two reductions.
+//! Programs that once hung, panicked or had no defined value, among them operands without
+//! gradients, shared modules, and two reductions.
 
 use burn::module::Param;
 use burn::nn::{BatchNormConfig, Linear, LinearConfig};
@@ -20,7 +21,7 @@ fn a_module_is_not_made_while_another_is() {
             );
             LinearConfig::new(2, 2).init(device)
         })?;
-        // The next one is made as ever.
+        // The next module is made as usual.
         world
             .init(|device| LinearConfig::new(2, 2).init(device))
             .map(drop)
@@ -40,7 +41,7 @@ fn ranks_may_share_a_batch_norm_that_is_sent() {
     }
 }
 
-/// Each rank receives a box of the expected size, of other cells than it needs.
+/// Each rank receives a box of the expected size, but with other cells than it needs.
 #[test]
 fn ranks_that_assemble_by_other_arguments_are_told() {
     for check in [false, true] {
@@ -174,7 +175,8 @@ fn a_recomputed_block_may_hold_a_batch_norm_in_half_precision() {
     gradient.assert_eq(&[2.0_f32; 3].into(), true);
 }
 
-/// A rank alone may try a step between the passes of a real one, with tensors of the real mesh in any place.
+/// A single rank may dry-run a step between the passes of a real one, with elementwise operands on
+/// the real mesh in any position.
 #[test]
 fn a_dry_run_sends_nothing_and_leaves_a_real_pass_as_it_was() {
     let result = Launcher::local(2).run(|world| {
@@ -184,7 +186,7 @@ fn a_dry_run_sends_nothing_and_leaves_a_real_pass_as_it_was() {
         let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
         let mask = x.clone();
         let loss = |x: ShardTensor<2>| -> halocline_core::Result<ShardTensor<1>> {
-            let y = mask.clone() * x.clone() * x.replicate_beside(weight.val());
+            let y = mask.clone() * x.clone() * x.replicate_operand(weight.val());
             let (mesh, around) = (y.mesh().clone(), [Halo::new(0, 1, Boundary::Periodic)]);
             let sum = y.with_halo(&around)?.sum();
             let partial = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
@@ -203,7 +205,7 @@ fn a_dry_run_sends_nothing_and_leaves_a_real_pass_as_it_was() {
             .grad(&gradients)
             .expect("a gradient")
             .into_data();
-        // The rows at the ends of both shards are halos, too.
+        // The rows at the ends of both shards are also halos.
         gradient.assert_eq(&[[8.0_f32; 3]].into(), true);
         Ok(())
     });

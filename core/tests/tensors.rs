@@ -1,4 +1,5 @@
-//! Sharded tensors on local ranks: every change of placement with its gradient, scatter, arithmetic, misuse.
+//! Sharded tensors on local ranks: every change of placement with its gradient, scatter,
+//! arithmetic, and misuse.
 
 use burn::tensor::{DType, Device, Float, Tensor, TensorData, Tolerance};
 use halocline_core::ops::all_reduce;
@@ -25,15 +26,15 @@ fn close(found: Tensor<2>, expected: Tensor<2>) {
 /// Layouts of [`SHAPE`] on a mesh [("a", 2), ("b", 2)].
 fn layouts(world: &World) -> Result<(halocline_core::DeviceMesh, Vec<Layout>)> {
     let mesh = world.mesh([("a", 2), ("b", 2)])?;
-    let of = |placements: &[Placement]| Layout::new(mesh.shape(), &SHAPE, placements);
+    let layout = |placements: &[Placement]| Layout::new(mesh.shape(), &SHAPE, placements);
     let layouts = vec![
-        of(&[Replicate, Replicate])?,
-        of(&[Shard(0), Replicate])?,
-        of(&[Replicate, Shard(1)])?,
-        of(&[Shard(0), Shard(1)])?,
-        of(&[Shard(1), Shard(0)])?.with_extents(0, &[6, 1])?,
-        of(&[Shard(0), Shard(0)])?.with_extents(0, &[0, 4, 3, 0])?,
-        of(&[Shard(1), Shard(1)])?,
+        layout(&[Replicate, Replicate])?,
+        layout(&[Shard(0), Replicate])?,
+        layout(&[Replicate, Shard(1)])?,
+        layout(&[Shard(0), Shard(1)])?,
+        layout(&[Shard(1), Shard(0)])?.with_extents(0, &[6, 1])?,
+        layout(&[Shard(0), Shard(0)])?.with_extents(0, &[0, 4, 3, 0])?,
+        layout(&[Shard(1), Shard(1)])?,
     ];
     Ok((mesh, layouts))
 }
@@ -64,7 +65,7 @@ fn every_layout_becomes_every_other_with_its_gradient() {
         .unwrap();
 }
 
-/// The sum of all elements as a partial value.
+/// Returns the sum of all elements as a partial value.
 fn sum(x: ShardTensor<2>) -> ShardTensor<1> {
     let layout = x.layout().clone();
     let placements = layout.placements().iter().map(|placement| match placement {
@@ -88,7 +89,8 @@ fn partial_sums_resolve_and_scatter_with_their_gradients() {
                 [Shard(0), Replicate],
                 [Shard(1), Shard(1)],
             ] {
-                // Rank (a, b) contributes (a + 1) times its columns, so the value is three times the whole.
+                // Rank (a, b) contributes (a + 1) times its columns, so the value is three times
+                // the whole.
                 let share = mesh.coords()[0] as f64 + 1.0;
                 let layout = Layout::new(mesh.shape(), &SHAPE, &[Replicate, Shard(1)])?;
                 let shard = ShardTensor::distribute(values(&world).detach(), &mesh, &layout)?;
@@ -138,7 +140,7 @@ fn a_replicated_tensor_that_leaves_says_what_its_gradient_means() {
                 gradient(LocalGradient::Replicated, 2.0)?,
                 ones.clone() * 2.0,
             );
-            // Ranks weigh it by 1, 2 and 3: the gradients add up to 6.
+            // Ranks weight it by 1, 2 and 3, so the gradients add up to 6.
             close(
                 gradient(LocalGradient::Partial, world.rank() as f64 + 1.0)?,
                 ones * 6.0,
@@ -206,9 +208,9 @@ fn gradients_of_replicated_operands_are_complete() {
             let mesh = world.mesh([("a", 2), ("b", 2)])?;
             let x = ShardTensor::distribute(values(&world), &mesh, &[Shard(0), Shard(1)])?;
             let bias = Tensor::<2>::ones([1, 5], world.device()).require_grad();
-            // The bias lies sharded over b with x's columns, and is replicated over a.
+            // The bias is sharded over b with x's columns, and replicated over a.
             let beside = x
-                .replicate_beside(bias.clone())
+                .replicate_operand(bias.clone())
                 .redistribute(&[Replicate, Shard(1)]);
             let gradients = sum(x.clone() * beside).backward();
             let expected = values(&world).inner().sum_dim(0);
@@ -402,7 +404,8 @@ fn parameters_keep_their_number_type() {
         .unwrap();
 }
 
-/// Pieces of the two sums have the same size, and the second of one rank's is where the other collects.
+/// Pieces of the two sums have the same size, and one rank's second piece arrives where the other
+/// collects.
 #[test]
 fn sums_of_different_sizes_diverge() {
     for check in [false, true] {
@@ -442,7 +445,7 @@ fn a_rank_has_one_position_in_a_mesh() {
 #[test]
 fn a_module_cloned_into_all_ranks_gets_leaves_of_its_own() {
     use burn::nn::LinearConfig;
-    // Ranks that share leaves would wait for each other in one graph's lock.
+    // Ranks that share leaves would deadlock on the lock of their common graph.
     let device = burn::tensor::Device::default().autodiff();
     let shared = LinearConfig::new(5, 2).init(&device);
     Launcher::local(2)
@@ -450,7 +453,7 @@ fn a_module_cloned_into_all_ranks_gets_leaves_of_its_own() {
             let linear = world.sync_module(shared.clone(), 0)?;
             let mesh = world.mesh([("rows", 2)])?;
             let x = ShardTensor::distribute(values(&world), &mesh, &[Shard(0)])?;
-            let weight = x.replicate_beside(linear.weight.val());
+            let weight = x.replicate_operand(linear.weight.val());
             let product = x.clone().into_local().matmul(halocline_core::ops::fan_out(
                 weight.into_local(),
                 &mesh,

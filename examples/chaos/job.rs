@@ -1,4 +1,4 @@
-//! Processes of a run, and their killing.
+//! Processes of a run, and killing them.
 
 use std::fmt;
 use std::io::{BufRead, BufReader};
@@ -11,24 +11,24 @@ use halocline::prelude::*;
 
 /// Number of ranks of a job, unless it changes.
 const RANKS: usize = 2;
-/// Numbers of ranks of jobs that go on with another one.
+/// Numbers of ranks of jobs that resume with another one.
 const CHANGING: [usize; 3] = [2, 3, 1];
 /// Longest time until all processes of a job have ended after one of them was killed.
 const PROMPT: Duration = Duration::from_secs(10);
 
-/// The engine of a job, and what its ranks hold.
+/// Engine of a job, and the state that its ranks hold.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Engine {
     pub(crate) mpi: bool,
     pub(crate) state: State,
 }
 
-/// The parameters and optimizer states that a rank holds.
+/// Parameters and optimizer states that a rank holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     Whole,
     Shards,
-    /// Shards, on another number of ranks after every start.
+    /// Shards, over another number of ranks after every start.
     Resharded,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Engine {
     }
 }
 
-/// Phase of a run at which it was killed.
+/// Phase in which a run was killed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moment {
     StartUp,
@@ -54,7 +54,7 @@ pub(crate) enum Moment {
     End,
 }
 
-/// A running job.
+/// Running job.
 pub(crate) struct Job {
     process: Child,
     folder: PathBuf,
@@ -64,7 +64,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Starts a run, or resumes it; `start` numbers the starts.
+    /// Starts or resumes a run; `start` counts the starts.
     pub(crate) fn start(engine: Engine, folder: &Path, start: usize) -> Result<Self> {
         let program = std::env::current_exe()?;
         let ranks = match engine.state {
@@ -115,8 +115,8 @@ impl Job {
         )))
     }
 
-    /// Kills one of the processes of a run after a delay, drawn by `which` in `[0, 1)`. Returns the
-    /// phase of the run, or `None` if it ended in order before.
+    /// Kills one of the processes of a run after a delay. The process is selected by `which`, in
+    /// `[0, 1)`. Returns the phase of the run, or `None` if it ended normally before.
     pub(crate) fn kill_after(&mut self, delay: Duration, which: f64) -> Result<Option<Moment>> {
         let start = Instant::now();
         while start.elapsed() < delay {
@@ -130,14 +130,15 @@ impl Job {
             }
             std::thread::sleep(Duration::from_millis(1).min(delay));
         }
-        // The ranks of an MPI job are children of the process, which launched them.
+        // The ranks of an MPI job are children of the process that launched them.
         let mut processes = children(self.process.id())?;
         processes.push(self.process.id());
         let victim = processes[(which * processes.len() as f64) as usize];
         kill(victim)?;
         let killed = Instant::now();
         while self.process.try_wait()?.is_none() {
-            // Open MPI 4.1's launcher may wait for a lock of its own for ever when a rank dies while it starts.
+            // Open MPI 4.1's launcher may wait forever for its own lock when a rank dies during
+            // start-up.
             if killed.elapsed() > PROMPT {
                 self.process.kill()?;
                 self.process.wait()?;
@@ -166,7 +167,7 @@ impl Job {
         }))
     }
 
-    /// The steps that the run reported to be on the disk.
+    /// Returns the steps that the run reported to be on disk.
     pub(crate) fn reported(&self) -> Vec<u64> {
         self.output
             .iter()
@@ -190,7 +191,7 @@ fn is_saving(folder: &Path) -> bool {
         .any(|entry| entry.file_name().to_string_lossy().starts_with(".step_"))
 }
 
-/// The state and the parent of a process, by `/proc/PID/stat`.
+/// Reads the state and the parent of a process from `/proc/PID/stat`.
 fn stat(process: u32) -> Option<(String, u32)> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
@@ -205,7 +206,7 @@ fn children(parent: u32) -> Result<Vec<u32>> {
         .collect())
 }
 
-/// Whether a process runs. A zombie has ended, and only waits to be collected.
+/// Whether a process runs. A zombie has ended, and only waits to be reaped.
 fn is_alive(process: u32) -> bool {
     stat(process).is_some_and(|(state, _)| state != "Z")
 }

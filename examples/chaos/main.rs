@@ -1,11 +1,11 @@
 //! Kills a training run repeatedly, at random moments, and checks that nothing is lost: `make
 //! chaos`.
 //!
-//! A run trains a small model, whole on every rank or stored in shards, and saves every other step. It is
-//! killed with SIGKILL, as local ranks of one process or as an MPI job of which a rank or `mpirun` is
-//! killed, and started again, until it ends. Its losses must be those of a run that was not killed, bit
-//! for bit, or up to rounding where it went on with another number of ranks; and a checkpoint that it
-//! reported as written must be readable after every kill.
+//! A run trains a small model, whole on every rank or stored in shards, and saves every other step.
+//! It runs on local ranks of one process, or as an MPI job of which a rank or `mpirun` is killed.
+//! It is killed with SIGKILL and restarted until it ends. Its losses must equal those of a run that
+//! was not killed, bit for bit, or up to rounding where it resumed with another number of ranks;
+//! and after every kill, the newest checkpoint that it reported as written must be readable.
 
 mod job;
 mod run;
@@ -27,7 +27,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train, as the runs that are killed do.
+    /// Train, like the runs that are killed.
     Train(run::Options),
     /// Kill and compare.
     Kill(Options),
@@ -52,7 +52,7 @@ struct Options {
 /// Results of the kills on one engine.
 #[derive(Default)]
 struct Tally {
-    /// By [`job::Moment`].
+    /// Kills by [`job::Moment`].
     kills: [usize; 4],
     reported: usize,
     lost: usize,
@@ -126,7 +126,7 @@ fn kill(options: &Options) -> Result<()> {
     }
 }
 
-/// Kills and resumes runs of an engine, until there were enough kills and the last run has ended.
+/// Kills and resumes runs on an engine, until there were enough kills and the last run has ended.
 fn engine_survives(
     engine: Engine,
     kills: usize,
@@ -138,7 +138,7 @@ fn engine_survives(
     let alone = folder.join(format!("{engine} alone"));
     let begun = Instant::now();
     Job::start(engine, &alone, 0)?.wait()?;
-    // Some kills shall hit the start, and some come after the end.
+    // Some kills should hit the start, and some should come after the end.
     let longest = begun.elapsed().mul_f64(1.1);
     let expected = run::losses_of(&alone)?;
     let mut run = folder.join(format!("{engine} 0"));
@@ -175,7 +175,7 @@ fn engine_survives(
 }
 
 impl Tally {
-    /// Compares the losses of a run that has ended with those of a run that was not killed.
+    /// Compares the losses of a finished run with those of a run that was not killed.
     fn compare(&mut self, engine: Engine, run: &Path, expected: &[u64]) -> Result<()> {
         self.runs += 1;
         let found = run::losses_of(run)?;
@@ -191,7 +191,8 @@ impl Tally {
     }
 }
 
-/// Whether losses are equal up to rounding, which is another on another number of ranks and grows from step to step.
+/// Whether losses are equal up to rounding, which differs with the number of ranks and accumulates
+/// over steps.
 fn close(found: &[u64], expected: &[u64]) -> bool {
     let near = |(found, expected): (&u64, &u64)| {
         let [found, expected] = [found, expected].map(|bits| f64::from_bits(*bits));
@@ -200,7 +201,7 @@ fn close(found: &[u64], expected: &[u64]) -> bool {
     found.len() == expected.len() && found.iter().zip(expected).all(near)
 }
 
-/// The newest step in a folder; every byte of its checkpoint is read.
+/// Returns the newest step in a folder, after reading every byte of its checkpoint.
 fn newest_readable(run: &Path) -> Result<Option<u64>> {
     let entries = std::fs::read_dir(run)?.collect::<Result<Vec<_>, _>>()?;
     let mut folders: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).collect();
@@ -223,7 +224,7 @@ fn newest_readable(run: &Path) -> Result<Option<u64>> {
 struct Draws(RandomKey, u64);
 
 impl Draws {
-    /// The next number, uniform in [0, 1).
+    /// Draws the next number, uniform in [0, 1).
     fn unit(&mut self) -> f64 {
         self.1 += 1;
         let draw = RandomKey::new(self.0.number(), self.1).number();

@@ -1,4 +1,4 @@
-//! The training that is killed.
+//! Training run that is killed.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use halocline::models::{SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
 use halocline::{Ended, Trainer};
 
-/// Short epochs: after each, the newest step on the disk is reported.
+/// Short epochs, as the newest step on disk is reported after each.
 const EPOCHS: usize = 120;
 const BATCHES: usize = 2;
 /// [batch, variables, lat, lon].
@@ -19,7 +19,7 @@ const SHAPE: [usize; 4] = [1, 2, 17, 24];
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// The folder of the checkpoints.
+    /// Folder of the checkpoints.
     folder: PathBuf,
     /// Number of ranks, unless an MPI job sets it.
     #[arg(long, default_value_t = 2)]
@@ -29,7 +29,7 @@ pub(crate) struct Options {
     sharded: bool,
 }
 
-/// Trains to the end, and reports on stdout to the driver.
+/// Trains to the end, and reports to the driver on stdout.
 pub(crate) fn train(options: &Options) -> Result<()> {
     Launcher::from_env()
         .ranks(options.ranks)
@@ -56,7 +56,7 @@ pub(crate) fn train(options: &Options) -> Result<()> {
                 .with_save_every(2)
                 .resume_or_start(&options.folder)?;
             let weights = vec![1.0; SHAPE[2]];
-            let mut reported = trainer.committed();
+            let mut reported = trainer.last_committed_step();
             while trainer.epoch() < EPOCHS {
                 let epoch = trainer.epoch();
                 let ended = trainer.train_epoch(trainer.batch()..BATCHES, |model, batch| {
@@ -69,8 +69,8 @@ pub(crate) fn train(options: &Options) -> Result<()> {
                     ))
                 })?;
                 assert_eq!(ended, Ended::Completed);
-                if trainer.committed() != reported {
-                    reported = trainer.committed();
+                if trainer.last_committed_step() != reported {
+                    reported = trainer.last_committed_step();
                     reported
                         .into_iter()
                         .for_each(|step| report(&format!("written {step}")));
@@ -86,7 +86,7 @@ pub(crate) fn train(options: &Options) -> Result<()> {
         })
 }
 
-/// Writes a line at once, as ranks share the pipe.
+/// Writes a line in one call, as ranks share the pipe.
 fn report(line: &str) {
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }
@@ -95,7 +95,7 @@ fn path(folder: &Path) -> PathBuf {
     folder.join("losses")
 }
 
-/// The bits of the losses of a run that has ended.
+/// Returns the bits of the losses of a finished run.
 pub(crate) fn losses_of(folder: &Path) -> Result<Vec<u64>> {
     let bytes = std::fs::read(path(folder))?;
     Ok(bytes

@@ -1,4 +1,4 @@
-//! Golden cases as files, and how they are sharded.
+//! Golden cases as files, and their shardings.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,14 +11,14 @@ use halocline::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-/// A case: what goes in, and what must come out.
+/// Case: arguments and expected results.
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) op: String,
-    /// The operator in the registry; none if it is not there.
+    /// Operator in the registry; `None` if it is not there.
     pub(crate) golden: Option<&'static Golden>,
     pub(crate) arguments: Arguments,
-    /// The result, its cotangent, and gradients.
+    /// Result, its cotangent, and gradients.
     pub(crate) expected: HashMap<String, TensorData>,
     pub(crate) rtol: f64,
     pub(crate) atol: f64,
@@ -53,7 +53,7 @@ impl Case {
         let views = SafeTensors::deserialize(&bytes).map_err(|e| bad(e.to_string()))?;
         let mut tensors = HashMap::new();
         for (name, view) in views.tensors() {
-            // A scalar has no dims there and one cell here.
+            // A scalar has no dims in the file, and one cell here.
             let shape = if view.shape().is_empty() {
                 vec![1]
             } else {
@@ -95,7 +95,8 @@ impl Case {
         })
     }
 
-    /// All shardings of the dims that may be sharded. A case of an unknown operator has one, in which it fails.
+    /// Returns all shardings of the dims that may be sharded. A case of an unknown operator has
+    /// one, in which it fails.
     pub(crate) fn shardings(&self, ranks: &[usize]) -> Vec<Sharding> {
         match self.golden {
             Some(golden) => golden.shardings(&self.arguments, ranks),
@@ -103,14 +104,14 @@ impl Case {
         }
     }
 
-    /// The operator in the registry.
+    /// Returns the operator in the registry.
     pub(crate) fn operator(&self) -> Result<&'static Golden> {
         self.golden
             .ok_or_else(|| Error::other(format!("unknown operator {}", self.op)))
     }
 
-    /// This case with floats of another number type. What is expected of half precision is what one rank computes in f64
-    /// on the CPU from the rounded arguments, within 2 %.
+    /// Casts the floats of this case to another dtype. In half precision, the expected results are
+    /// those that one rank computes in f64 on the CPU from the rounded arguments, within 2 %.
     pub(crate) fn cast(mut self, dtype: DType) -> Result<Self> {
         self.arguments = self.arguments.cast(dtype);
         let cotangent = self.expected["gy"].clone().convert_dtype(dtype);
@@ -133,7 +134,7 @@ impl Case {
             self.rtol = 2e-2;
         }
         if dtype == DType::F64 {
-            // What the files hold is rounded to single precision.
+            // Values in the files are rounded to single precision.
             (self.rtol, self.atol) = (1e-6, 1e-9);
         }
         self.expected.insert("gy".into(), cotangent);
@@ -166,7 +167,7 @@ pub(crate) fn attributes(values: &Value) -> Attributes {
     attributes
 }
 
-/// The numbers of a tensor: floats in single precision, and integers.
+/// Reads the numbers of a tensor: floats in single precision, and integers.
 fn numbers(dtype: Dtype, bytes: &[u8], shape: Vec<usize>) -> Option<TensorData> {
     let words = bytes.as_chunks::<4>().0.iter();
     let long = bytes.as_chunks::<8>().0.iter();

@@ -1,9 +1,10 @@
-//! Runs golden cases on shards: `cargo run --release --example golden -- FOLDER [--op NAME] [--except NAME,…] [--ranks 1,2,3,4]`.
+//! Runs golden cases on shards:
+//! `cargo run --release --example golden -- FOLDER [--op NAME] [--except NAME,…] [--ranks 1,2,3,4]`
 //!
-//! A case holds inputs, parameters, a cotangent, and the result and gradients that one device computed in f64. Every
-//! case runs on every mesh and sharding; a line is printed per operator. Under `mpirun` the shardings are those of the
-//! world that it started. The last line has a number made of the bits of all results and gradients: engines that give the
-//! same bits print the same one.
+//! A case holds inputs, parameters, a cotangent, and the result and gradients that one device
+//! computed in f64. Every case runs on every mesh and sharding, and each operator prints one line.
+//! Under `mpirun`, the shardings are those for the size of its world. The last line is a hash of
+//! the bits of all results and gradients: engines with the same bits print the same hash.
 
 mod case;
 
@@ -22,7 +23,7 @@ use case::Case;
 /// Runs golden cases on shards.
 #[derive(Parser)]
 pub(crate) struct Arguments {
-    /// A folder of cases, `<op>_<nn>.safetensors`.
+    /// Folder of cases, `<op>_<nn>.safetensors`.
     folder: PathBuf,
     /// Only this operator.
     #[arg(long)]
@@ -33,7 +34,7 @@ pub(crate) struct Arguments {
     /// Numbers of ranks to run on.
     #[arg(long, value_delimiter = ',', default_value = "1,2,3,4")]
     ranks: Vec<usize>,
-    /// The number type that they are computed in.
+    /// Dtype of the computation.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Float,
 }
@@ -126,12 +127,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<usize> {
     Ok(report.failed())
 }
 
-/// What became of cases.
+/// Outcomes of cases.
 #[derive(Default)]
 struct Report {
-    /// How many passed, and why others failed.
+    /// Number of passes, and reasons of failures.
     by_operator: BTreeMap<String, (usize, Vec<String>)>,
-    /// The bits of those that passed, in their order.
+    /// Hash of the bits of passed cases, in order.
     bits: DefaultHasher,
 }
 
@@ -170,7 +171,8 @@ impl Report {
 }
 
 impl Case {
-    /// Applies the operator on shards and compares result and gradients: the bits of all of them.
+    /// Applies the operator on shards, and compares result and gradients. Returns a hash of all
+    /// their bits.
     fn run(&self, world: &World, sharding: &Sharding) -> Result<u64> {
         let mesh = world.mesh_of(&sharding.axes)?;
         let cotangent = |_: &[usize]| self.expected["gy"].clone();
@@ -199,7 +201,7 @@ impl Case {
         }
     }
 
-    /// An error in a result: `|a − b| ≤ atol + rtol·max|b|` must hold.
+    /// Describes an error in a result unless `|a − b| ≤ atol + rtol·max|b|` holds.
     fn off(&self, name: &str, found: &TensorData, expected: &TensorData) -> Option<String> {
         let found = found.clone().convert_dtype(DType::F32);
         let largest = expected

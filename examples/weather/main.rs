@@ -1,13 +1,15 @@
 //! A neural surrogate of a rotating ocean, from simulation to forecast, sharded over ranks.
 //!
-//! - `weather simulate` runs the shallow-water equations from random initial states and writes field files;
-//! - `weather train` trains a surrogate on them: `--model cnn`, `unet` or `transformer`. The same command goes on from the
-//!   last checkpoint;
-//! - `weather score` forecasts from states that it has not seen, and compares with persistence and climatology;
+//! - `weather simulate` runs the shallow-water equations from random initial states and writes
+//!   field files;
+//! - `weather train` trains a surrogate on them: `--model cnn`, `unet` or `transformer`. Run again,
+//!   it resumes from the last checkpoint;
+//! - `weather score` forecasts from unseen states, and compares with persistence and climatology;
 //! - `weather demo` does all three.
 //!
-//! Training and scores are those of [`Experiment`], which `examples/configs/shallow_water.toml` configures. Ranks are threads
-//! (`--ranks N`) or the processes of a job.
+//! Training and scoring are those of [`Experiment`], configured by
+//! `examples/configs/shallow_water.toml`. Ranks are threads (`--ranks N`) or the processes of a
+//! job.
 
 mod simulate;
 
@@ -32,7 +34,7 @@ struct Arguments {
 enum Command {
     /// Simulate trajectories to train and to test on
     Simulate(simulate::Options),
-    /// Train the surrogate, from the last checkpoint on if there is one
+    /// Train the surrogate, resuming from the last checkpoint if there is one
     Train(Training),
     /// Forecast from unseen states, and compare
     Score(Forecasts),
@@ -50,13 +52,13 @@ enum Command {
 /// Options of all commands.
 #[derive(Args)]
 struct Common {
-    /// Number of ranks, unless a job sets it
+    /// Number of ranks, unless set by a job
     #[arg(long, global = true, default_value_t = 1)]
     ranks: usize,
-    /// The folder of all files, on a disk that all ranks see
+    /// Folder of all files, on a disk visible to all ranks
     #[arg(long, global = true, default_value = "forecast")]
     folder: PathBuf,
-    /// The seed of initial states, parameters and the order of samples
+    /// Seed of initial states, parameters and the order of samples
     #[arg(long, global = true, default_value_t = 1)]
     seed: u64,
 }
@@ -64,13 +66,13 @@ struct Common {
 #[derive(Args)]
 #[group(id = "training")]
 struct Training {
-    /// The model
+    /// Model
     #[arg(long, value_enum, default_value_t = Kind::Cnn)]
     model: Kind,
-    /// Passes over the samples, in all; the learning rate falls over all of them
+    /// Total passes over the samples; the learning rate decays over all of them
     #[arg(long)]
     epochs: Option<usize>,
-    /// Remove an earlier training of this folder
+    /// Remove an earlier training run in this folder
     #[arg(long)]
     overwrite: bool,
 }
@@ -78,7 +80,7 @@ struct Training {
 /// Models that train well in a few minutes.
 #[derive(Clone, Copy, ValueEnum)]
 enum Kind {
-    /// A residual convolutional network
+    /// Residual convolutional network
     Cnn,
     /// Encoder and decoder with skip connections
     Unet,
@@ -115,13 +117,13 @@ impl Kind {
 #[derive(Args)]
 #[group(id = "forecasts")]
 struct Forecasts {
-    /// The longest lead time, in steps of the data
+    /// Longest lead time, in steps of the data
     #[arg(long)]
     steps: Option<usize>,
 }
 
 impl Common {
-    /// Lists the field files of a kind, in order.
+    /// Lists the field files with a prefix, in order.
     fn files(&self, prefix: &str) -> Result<Vec<PathBuf>> {
         let folder = self.folder.join("data");
         let missing = |error: std::io::Error| {
@@ -140,7 +142,7 @@ impl Common {
         Ok(files)
     }
 
-    /// The folder of the experiment.
+    /// Returns the folder of the experiment.
     fn model_folder(&self) -> PathBuf {
         self.folder.join("model")
     }
@@ -185,7 +187,7 @@ fn main() -> Result<()> {
     })?;
     match ended.contains(&Ended::Interrupted) {
         true if begins_anew => Err(Error::other("interrupted; `weather train` goes on")),
-        // Not complete: the exit status asks for another start.
+        // Incomplete: the exit status asks for a restart.
         true => std::process::exit(75),
         false => Ok(()),
     }
@@ -211,7 +213,7 @@ fn train(
 }
 
 fn score(world: &World, common: &Common, options: &Forecasts) -> Result<()> {
-    // With which it was trained, perhaps in a folder of another name.
+    // The configuration of the training run, whose folder may have been renamed since.
     let config = ExperimentConfig::load(common.model_folder().join("experiment.toml"))
         .map_err(|error| Error::other(format!("{error}; run `weather train` first")))?;
     let config = ExperimentConfig {

@@ -1,4 +1,4 @@
-//! Simulation of trajectories by the shallow-water equations.
+//! Simulation of trajectories with the shallow-water equations.
 
 use clap::Args;
 use halocline::io::ndarray::{ArrayView3, ArrayView4, Axis};
@@ -26,10 +26,10 @@ pub(crate) struct Options {
     /// Trajectories to test on, from other initial states.
     #[arg(long, default_value_t = 3)]
     test_states: usize,
-    /// Days that are written, after one day that is not.
+    /// Days that are written, after one day of spin-up that is not.
     #[arg(long, default_value_t = 8.0)]
     days: f64,
-    /// Hours from one written time to the next.
+    /// Hours between written times.
     #[arg(long, default_value_t = 3.0)]
     hours: f64,
 }
@@ -46,7 +46,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
     let sphere = Sphere::new(options.rows, options.columns)?;
     let model = ShallowWater::new(sphere, &mesh, &[Shard(2)], Config::default())?;
 
-    // All trajectories run at once; those for tests have a random stream of their own.
+    // All trajectories run at once; those for tests have their own random stream.
     let planet = Planet::EARTH;
     let draw = |name: &str, states| Jet::random(RandomKey::new(common.seed, name), states, &planet);
     let mut jets = draw("train", options.train_states);
@@ -64,7 +64,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
         if frame > 0 {
             state = model.run(state, options.hours * 3600.0)?;
         }
-        if let Some(fields) = model.at_centres(&state)?.gather_tensor(0)? {
+        if let Some(fields) = model.to_centers(&state)?.gather_tensor(0)? {
             let shape = fields.dims();
             let values: Vec<f32> = fields.into_data().iter().collect();
             let fields = ArrayView4::from_shape(shape, &values).map_err(Error::other)?;

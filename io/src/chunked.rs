@@ -1,4 +1,5 @@
-//! Reading of the chunks of an HDF5 dataset by all threads at once, which the HDF5 library cannot do.
+//! Parallel reading and decoding of the chunks of an HDF5 dataset, which the HDF5 library cannot
+//! do.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -18,15 +19,16 @@ use crate::chunk_index::ChunkIndex;
 use crate::file_bytes::FileBytes;
 use crate::fletcher;
 
-/// Bytes of the largest chunk, of which each thread holds a few.
+/// Largest chunk in bytes; each thread holds a few chunks.
 const MAX_CHUNK: usize = 64 << 20;
 
-/// A dataset in chunks of numbers in single precision. It reads no file but its own.
+/// Chunked dataset of single-precision numbers. It reads no file but the one that it was opened
+/// from.
 pub(crate) struct Chunked {
     index: ChunkIndex,
     bytes: Arc<FileBytes>,
     chunk: [usize; 4],
-    /// All but a checksum, which is the last one.
+    /// All filters except a final checksum.
     filters: Vec<FilterDescription>,
     summed: bool,
 }
@@ -38,8 +40,9 @@ impl std::fmt::Debug for Chunked {
 }
 
 impl Chunked {
-    /// The dataset that the library has opened. None if it has other numbers or filters, chunks that are too large or too
-    /// many, or a format that the reader does not know, or if the file has been replaced since it had the stamp.
+    /// Opens a dataset that the library has already opened. Returns `None` if its element type,
+    /// filters, chunk size, number of chunks or format is not supported, or if the file was
+    /// replaced since it had the stamp `found`.
     pub(crate) fn open(
         path: &Path,
         dataset: &hdf5_metno::Dataset,
@@ -78,7 +81,8 @@ impl Chunked {
         })
     }
 
-    /// A box of the dataset, which has cells; none if a chunk is damaged, or not in the file.
+    /// Reads a non-empty box of the dataset. Returns `None` if a chunk is damaged or not in the
+    /// file.
     pub(crate) fn read(&self, cells: &[Range<usize>; 4]) -> Option<Array4<f32>> {
         let entries = self.index.find(cells)?;
         let mut values = Array4::uninit(cells.each_ref().map(ExactSizeIterator::len));
@@ -87,11 +91,12 @@ impl Chunked {
         jobs.try_for_each_init(Vec::new, |memory, (entry, (part, inside))| {
             self.read_part(entry, memory, part, inside)
         })?;
-        // SAFETY: the parts are all of the box, there are as many entries, and each part has been written.
+        // SAFETY: the parts cover the box, each is paired with an entry, and each has been written.
         Some(unsafe { values.assume_init() })
     }
 
-    /// Reads and writes the part of a chunk that a box has. `memory` holds bytes of the file.
+    /// Reads a chunk and writes its cells `inside` the box to `part`. `memory` is a buffer for
+    /// bytes of the file.
     fn read_part(
         &self,
         entry: &ChunkEntry,
@@ -116,7 +121,7 @@ impl Chunked {
         let numbers = if self.filters.is_empty() {
             stored
         } else {
-            // One byte more, so that a stream that is too long is seen.
+            // One extra byte, to detect a stream that is too long.
             let (filters, limit) = (&self.filters, Some(size + 1));
             decoded = apply_pipeline_with_limit(stored, filters, skipped, NUMBER, None, limit);
             decoded.as_deref().ok()?
@@ -124,7 +129,7 @@ impl Chunked {
         let (numbers, _) = (numbers.len() == size).then_some(numbers.as_chunks::<NUMBER>())?;
         let mut numbers = ArrayView4::from_shape(self.chunk, numbers).ok()?;
         numbers.slice_each_axis_inplace(|axis| Slice::from(inside[axis.axis.index()].clone()));
-        // Row by row: the inner loop goes over cells side by side.
+        // Row by row, so that the inner loop runs over contiguous cells.
         let rows = Zip::from(part.rows_mut()).and(numbers.rows());
         rows.for_each(|mut to, from| {
             Zip::from(&mut to)
@@ -135,7 +140,7 @@ impl Chunked {
     }
 }
 
-/// A filter as the reader describes it; none of another kind than those that are read here.
+/// Converts a filter to the reader's description; `None` if the filter is not supported here.
 fn described(filter: &Filter) -> Option<FilterDescription> {
     let id = match filter {
         Filter::Deflate(_) => FILTER_DEFLATE,
@@ -149,10 +154,10 @@ fn described(filter: &Filter) -> Option<FilterDescription> {
     })
 }
 
-/// A part of a box, and its cells inside of its chunk.
+/// Part of a box that lies in one chunk, and its cells relative to the chunk.
 type Part<'a> = (ArrayViewMut4<'a, MaybeUninit<f32>>, [Range<usize>; 4]);
 
-/// The parts of a box that lie in one chunk each, in the order of the chunks.
+/// Splits a box into parts that lie in one chunk each, in the order of the chunks.
 fn parts<'a>(
     values: ArrayViewMut4<'a, MaybeUninit<f32>>,
     cells: &[Range<usize>; 4],
@@ -188,14 +193,14 @@ mod tests {
     use super::*;
     use crate::cf::variable::stamp;
 
-    /// The chunks and the indices of datasets.
+    /// Kind of dataset: its chunks, and the properties that determine its chunk index.
     struct Kind {
-        /// The newest format.
+        /// Uses the newest file format.
         latest: bool,
         chunk: [usize; 4],
-        /// Dims without a greatest extent.
+        /// Number of leading dims with unlimited extent.
         unlimited: usize,
-        /// Cells by which others may grow.
+        /// Cells by which the other dims may grow.
         room: usize,
         allocation: AllocTime,
     }
@@ -214,7 +219,7 @@ mod tests {
         })
     }
 
-    /// Writes all times but the last ones.
+    /// Writes all times except the last `missing` ones.
     fn write(path: &Path, kind: &Kind, filters: &[Filter], partial: bool, missing: usize) {
         let created = if kind.latest {
             File::with_options()
@@ -244,12 +249,12 @@ mod tests {
         let dataset = builder.create("fields").unwrap();
         let written = s![..3 - missing, .., .., ..];
         dataset.write_slice(values.slice(written), written).unwrap();
-        // A builder holds the file, too.
+        // A builder keeps the file open too.
         drop((builder, dataset));
         created.close().unwrap();
     }
 
-    /// Datasets that are read as the library reads them, or left to it.
+    /// Datasets are either read with the same result as the library's, or left to the library.
     #[test]
     fn chunks_are_those_of_the_library() {
         let folder = tempfile::tempdir().unwrap();
@@ -275,8 +280,9 @@ mod tests {
             Some(())
         };
         let all = [Filter::Shuffle, Filter::Deflate(4), Filter::Fletcher32];
-        // The indices of HDF5: trees of the first version, fixed and extensible arrays, trees of the second version, none
-        // for a single chunk, and none for chunks that are allocated at once.
+        // Chunk indices of HDF5: version 1 B-trees, fixed arrays, extensible arrays, version 2
+        // B-trees, single chunks without an index, and implicit indices of chunks that are
+        // allocated early.
         let kinds = [
             Kind {
                 latest: false,
@@ -365,7 +371,7 @@ mod tests {
         let mut chunked = Chunked::open(&path, &dataset, stamp(&path)).unwrap();
         let cells = [0..3, 0..2, 0..7, 0..9];
         let mut entry = chunked.index.find(&cells).unwrap().remove(0);
-        // As if the dataset had filters, and the chunk had been stored without them.
+        // Imitates a dataset with filters whose chunk was stored without them.
         let filters = [Filter::Shuffle, Filter::Deflate(4)];
         chunked.filters = filters.iter().filter_map(described).collect();
         chunked.summed = true;
@@ -375,7 +381,7 @@ mod tests {
             let read = chunked.read_part(&entry, &mut Vec::new(), part.view_mut(), cells.clone());
             assert_eq!(read.is_some(), reads, "{mask:b}");
             if reads {
-                // SAFETY: the chunk is all of the part, and has been read.
+                // SAFETY: the chunk covers the part, and has been read.
                 assert_eq!(unsafe { part.assume_init() }, values());
             }
         }

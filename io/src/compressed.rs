@@ -1,19 +1,20 @@
-//! Bounds of the memory that compressed chunks claim, before it is taken for them.
+//! Bounds on the decoded size that compressed chunks claim, checked before memory is allocated for
+//! them.
 
 use zstd::bulk::Decompressor;
 
-/// Bytes that compressed data may claim beyond those of its chunk.
+/// Bytes that compressed data may claim in excess of the chunk.
 const SLACK: u64 = 1 << 18;
-/// Bytes of a checksum (CRC-32C) behind compressed data.
+/// Bytes of a CRC-32C checksum after compressed data.
 const CHECKSUM: usize = 4;
 
-/// The largest claim of compressed data in a file or store whose largest chunk has so many bytes.
+/// Returns the largest acceptable claim in a file or store whose largest chunk has `largest` bytes.
 pub(crate) fn limit(largest: u64) -> u64 {
     largest.saturating_mul(2).saturating_add(SLACK)
 }
 
-/// The largest number of bytes that Zstandard data has when it is decoded, with or without a checksum
-/// behind it; none if it is damaged.
+/// Returns an upper bound on the decoded size of Zstandard data, which a checksum may follow, or
+/// `None` if the data is damaged.
 pub(crate) fn zstandard_bound(bytes: &[u8]) -> Option<u64> {
     let before_checksum = || {
         let end = bytes.len().checked_sub(CHECKSUM)?;

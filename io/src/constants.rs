@@ -1,4 +1,4 @@
-//! Fields that are the same at all times, in a file of their own.
+//! Constant fields, in a separate file.
 
 use std::ops::Range;
 use std::path::Path;
@@ -10,21 +10,21 @@ use crate::statistics::collect;
 use crate::{Error, Fields, Gaps, Metadata, Missing, OpenConfig, Result};
 
 /// Constant fields, such as orography and a land mask, normalised by their own mean and standard
-/// deviation over the grid. Missing values, where they are permitted, are zero.
+/// deviation over the grid. Missing values, where permitted, are read as zero, the mean.
 #[derive(Debug)]
 pub(crate) struct Constants {
     fields: Box<dyn Fields>,
-    /// Mean and standard deviation of every channel.
+    /// Mean and standard deviation of each channel.
     scales: Vec<(f64, f64)>,
 }
 
 impl Constants {
-    /// Opens a file or store, of which the first time counts, for channels that are used. Those in `missing`
-    /// may have missing values.
+    /// Opens a file or store, and scales the channels in `used` by the values at the first time.
+    /// Channels in `missing` may have missing values.
     ///
     /// # Errors
-    /// Those of [`OpenConfig::open`]; a channel without values; infinite values; missing values of others; a name
-    /// in `missing` of no channel.
+    /// Errors of [`OpenConfig::open`]; a channel without values; infinite values; missing values in
+    /// channels not in `missing`; a name in `missing` that is not a channel.
     pub(crate) fn open(path: &Path, used: &[String], missing: &[String]) -> Result<Self> {
         let open = OpenConfig::new()
             .with_missing(Missing::Allow)
@@ -74,13 +74,13 @@ impl Constants {
             let Some((mean, std)) = moments[0].mean_and_std() else {
                 return Err(Error::shape(path, name, "no values", "a field with values"));
             };
-            // One value everywhere is zero.
+            // A uniform field becomes zero.
             scales.push((mean, if std > 0.0 { std } else { 1.0 }));
         }
         Ok(Self { fields, scales })
     }
 
-    /// Checks that they are on the grid of a dataset, whose first file is `reference`.
+    /// Checks that the constants are on the grid of a dataset, whose first file is `reference`.
     pub(crate) fn check(&self, metadata: &Metadata, reference: &Path) -> Result<()> {
         if self.fields.grid().agrees_with(metadata.grid()) {
             return Ok(());

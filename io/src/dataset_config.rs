@@ -6,24 +6,25 @@ use burn::config::Config;
 
 use crate::{Error, Gaps, Missing, OpenConfig};
 
-/// The time axes that samples are taken from.
+/// Time axes from which samples are taken.
 ///
 /// See [`DatasetConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Series {
-    /// Each file or store is a trajectory, such as a year or a model run: no sample spans two.
+    /// Each file or store is a trajectory, such as a year or a model run. No sample spans two.
     Separate,
-    /// All files or stores together are one time axis.
+    /// All files or stores together form one time axis.
     Joined,
 }
 
-/// Configuration of a [`FieldDataset`](crate::FieldDataset): the times of a sample, and how files are opened.
+/// Configuration of a [`FieldDataset`](crate::FieldDataset): times and channels of a sample, and
+/// how files are opened.
 ///
 /// # Example
 /// ```
 /// use halocline_io::{DatasetConfig, Gaps, OpenConfig, Series};
 ///
-/// // From two times, predict the fourth after the later one.
+/// // From two times, predict the field four steps after the later one.
 /// let config = DatasetConfig::new().with_history(2).with_lead(4);
 /// assert_eq!(config.series, Series::Separate);
 /// // From files of one day each, predict the field a day later.
@@ -32,68 +33,72 @@ pub enum Series {
 ///     .with_lead_hours(Some(24.0))
 ///     .with_open(OpenConfig::of_channels(&["t2m", "z@500"]).with_gaps(Gaps::Skip));
 /// assert_eq!(config.open.gaps, Gaps::Skip);
-/// // Learn two steps of t2m and z@500 from both and the sun.
+/// // Predict two steps of t2m and z@500 from both, land and sun.
 /// let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
 /// let config = DatasetConfig::new()
 ///     .with_steps(2)
 ///     .with_inputs(Some(names(&["t2m", "z@500"])))
 ///     .with_forcings(names(&["land_sea_mask", "cos_solar_zenith_angle"]));
-/// assert_eq!(config.targets, None); // as the inputs
+/// assert_eq!(config.targets, None); // same as the inputs
 /// ```
 #[derive(Config, Debug)]
 pub struct DatasetConfig {
     /// Number of times in an input; the last one is the present.
     #[config(default = "1")]
     pub history: usize,
-    /// Hours from each time of an input to the next, in place of times that follow each other. A time without fields so many
-    /// hours before gives no sample. Forecasts of several steps need the hours of their lead.
+    /// Hours between the times of an input, which otherwise are consecutive. A present whose
+    /// earlier inputs have no fields yields no sample. Forecasts of several steps need a spacing
+    /// equal to their lead.
     pub history_hours: Option<f64>,
     /// Number of time steps from the present to the target.
     #[config(default = "1")]
     pub lead: usize,
-    /// Hours from the present to the target, in place of a number of steps. A time without a field
-    /// so many hours later gives no sample.
+    /// Hours from the present to the target, in place of a number of steps. A present without a
+    /// field at the target time yields no sample.
     pub lead_hours: Option<f64>,
-    /// Number of targets, each a lead after the one before it: for training over several
+    /// Number of targets, each one lead after the previous one, for training over several
     /// autoregressive steps.
     #[config(default = "1")]
     pub steps: usize,
-    /// The names of the inputs. Default all channels that are not forcings.
+    /// Names of the inputs. Default all channels that are not forcings.
     pub inputs: Option<Vec<String>>,
-    /// The names of the targets. Default those of the inputs.
+    /// Names of the targets. Default the inputs.
     pub targets: Option<Vec<String>>,
-    /// A file or store with fields on the same grid that are the same at all times, such as
-    /// orography: channels that [`forcings`](Self::forcings) may name. They are normalised by their
-    /// own mean and standard deviation over the grid.
+    /// File or store with constant fields on the same grid, such as orography, which
+    /// [`forcings`](Self::forcings) may name. They are normalised by their own mean and standard
+    /// deviation over the grid.
     pub constants: Option<PathBuf>,
-    /// The names of constants whose missing values are their mean. Those of others are an error: the fill value
-    /// of a land mask may be one of its values.
+    /// Names of constants whose missing values are replaced by their mean. Missing values in other
+    /// constants are an error, because the fill value of a land mask may be one of its values.
     #[config(default = "Vec::new()")]
     pub constants_missing: Vec<String>,
-    /// The names of channels that are given at the time of each step, and not predicted: channels of
-    /// the files or of the [constants](Self::constants), such as a land mask; `mask:NAME`, one where a channel has values and zero
-    /// elsewhere; and those that are computed, `cos_latitude`, `sin_latitude`, `cos_longitude`,
-    /// `sin_longitude`, `cos_julian_day`, `sin_julian_day`, `cos_local_time`, `sin_local_time`,
-    /// `cos_solar_zenith_angle` (zero at night). Masks and computed channels are not normalised.
+    /// Names of channels that are known at the time of each step and not predicted:
+    /// - channels of the files or of the [constants](Self::constants), such as a land mask;
+    /// - `mask:NAME`, one where a channel has values and zero elsewhere;
+    /// - computed channels: `cos_latitude`, `sin_latitude`, `cos_longitude`, `sin_longitude`,
+    ///   `cos_julian_day`, `sin_julian_day`, `cos_local_time`, `sin_local_time`,
+    ///   `cos_solar_zenith_angle` (zero at night).
+    ///
+    /// Masks and computed channels are not normalised.
     #[config(default = "Vec::new()")]
     pub forcings: Vec<String>,
-    /// The time axes that samples are taken from.
+    /// Time axes from which samples are taken.
     #[config(default = "Series::Separate")]
     pub series: Series,
-    /// Channels, missing values, gaps and units of time.
+    /// How files are opened: channels, missing values, gaps, units of time and period.
     #[config(default = "OpenConfig::new()")]
     pub open: OpenConfig,
 }
 
 impl DatasetConfig {
-    /// Sets the handling of missing values, of [`open`](Self::open).
+    /// Sets the handling of missing values in [`open`](Self::open).
     #[must_use]
     pub fn with_missing(mut self, missing: Missing) -> Self {
         self.open.missing = missing;
         self
     }
 
-    /// Sets the handling of uneven time steps, of [`open`](Self::open).
+    /// Sets the handling of uneven time steps in [`open`](Self::open).
     #[must_use]
     pub fn with_gaps(mut self, gaps: Gaps) -> Self {
         self.open.gaps = gaps;
@@ -102,7 +107,8 @@ impl DatasetConfig {
 }
 
 impl DatasetConfig {
-    /// The error of files that are too short, which have this time step and at most this many times.
+    /// Returns the error for files that are too short for any sample. The files have this time
+    /// step, and at most `longest` times.
     pub(crate) fn no_samples(&self, time_step: f64, longest: usize) -> Error {
         let Self {
             history,

@@ -1,4 +1,4 @@
-//! Durable writes: waiting until files, and names in folders, are on the disk.
+//! Durable writes, which wait until files and their names are on disk.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes a file, and waits until its bytes are on the disk.
+/// Writes a file, and waits until its bytes are on disk.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let written = File::create(path).and_then(|mut file| {
         file.write_all(bytes)?;
@@ -15,13 +15,13 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     written.map_err(|error| Error::io(path, error))
 }
 
-/// Waits until the bytes of a file are on the disk.
+/// Waits until the bytes of a file are on disk.
 pub(crate) fn sync_file(path: &Path) -> Result<()> {
     let synced = File::open(path).and_then(|file| file.sync_all());
     synced.map_err(|error| Error::io(path, error))
 }
 
-/// Waits until the names in a folder are on the disk, on file systems that support it.
+/// Waits until the names in a folder are on disk, on file systems that support it.
 pub(crate) fn sync_folder(path: &Path) -> Result<()> {
     let folder = File::open(path).map_err(|error| Error::io(path, error))?;
     #[cfg(test)]
@@ -32,16 +32,16 @@ pub(crate) fn sync_folder(path: &Path) -> Result<()> {
     }
 }
 
-/// Whether an error means that the file system does not sync folders; it then keeps names by other
-/// means.
+/// Whether an error means that the file system does not support syncing folders, because it makes
+/// names durable by other means.
 fn is_refusal(error: &io::Error) -> bool {
-    /// The same numbers on every Unix.
+    /// These numbers are the same on every Unix.
     const EBADF: i32 = 9;
     const EINVAL: i32 = 22;
     matches!(error.raw_os_error(), Some(EBADF | EINVAL))
 }
 
-/// The folder that contains a file or folder.
+/// Returns the folder that contains a file or folder.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -49,8 +49,8 @@ pub(crate) fn parent(path: &Path) -> &Path {
     }
 }
 
-/// The folders that contain `path` and its ancestors, nearest first; the last is the working
-/// directory or the root.
+/// Iterates over the folders that contain `path` and its ancestors, nearest first; the last is the
+/// working directory or the root.
 pub(crate) fn enclosing_folders(path: &Path) -> impl Iterator<Item = &Path> {
     path.ancestors()
         .take_while(|path| path.file_name().is_some())
@@ -65,7 +65,7 @@ pub(crate) mod tests {
     use super::*;
 
     thread_local! {
-        /// The folders that this thread has synced.
+        /// Folders that this thread has synced.
         pub(crate) static SYNCED: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
     }
 

@@ -1,9 +1,10 @@
 use std::path::{Path, PathBuf};
 
-/// Result of the functions of this crate.
+/// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Error of a file or an argument, with its place, the value found and the value expected.
+/// Error in a file or an argument, with its location and, where they apply, the value found and the
+/// value expected.
 ///
 /// # Example
 /// ```
@@ -16,7 +17,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An error of the operating system.
+    /// Error of the operating system.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or folder.
@@ -24,14 +25,14 @@ pub enum Error {
         /// The error.
         source: std::io::Error,
     },
-    /// A file or folder that is not of its format, or is incomplete.
+    /// A file or folder that does not have the expected format, or is incomplete.
     #[error("{}: not a complete {format} ({cause}); was its writer or a copy interrupted?", path.display())]
     Unreadable {
         /// The file or folder.
         path: PathBuf,
         /// The format, such as `HDF5 file`.
         format: &'static str,
-        /// The message of the reader of that format.
+        /// Message of the reader of that format.
         cause: String,
     },
     /// A dataset that cannot be read or written.
@@ -41,12 +42,12 @@ pub enum Error {
         path: PathBuf,
         /// The dataset.
         dataset: String,
-        /// The requested box of cells, or nothing for the whole dataset.
+        /// The requested box of cells, or empty for the whole dataset.
         cells: String,
-        /// The message of the reader of the format.
+        /// Message of the reader or writer of the format.
         cause: String,
     },
-    /// A file without a dataset of the layout.
+    /// A file that lacks a dataset of the layout.
     #[error(
         "{}: no dataset \"{dataset}\"; expected fields, timestamp, channel, lat and lon, found {found:?}",
         path.display()
@@ -56,7 +57,7 @@ pub enum Error {
         path: PathBuf,
         /// The dataset.
         dataset: String,
-        /// The datasets of the file.
+        /// The datasets in the file.
         found: Vec<String>,
     },
     /// A dataset whose shape, type or attributes do not fit the layout.
@@ -66,9 +67,9 @@ pub enum Error {
         path: PathBuf,
         /// The dataset.
         dataset: String,
-        /// The shape, type or attribute.
+        /// The shape, type or attribute found.
         found: String,
-        /// The one that the layout asks for.
+        /// The one that the layout requires.
         expected: String,
     },
     /// An invalid value in a dataset.
@@ -78,11 +79,11 @@ pub enum Error {
         path: PathBuf,
         /// The dataset.
         dataset: String,
-        /// The index of the value in the dataset.
+        /// Index of the value in the dataset.
         index: Vec<usize>,
         /// The value.
         found: String,
-        /// A description of valid values.
+        /// Description of valid values.
         expected: String,
     },
     /// A file that does not match another one.
@@ -92,9 +93,9 @@ pub enum Error {
         path: PathBuf,
         /// The property that differs.
         what: &'static str,
-        /// Its value in the file.
+        /// The value in this file.
         found: String,
-        /// Its value in the other file.
+        /// The value in the other file.
         expected: String,
         /// The other file.
         reference: PathBuf,
@@ -114,7 +115,7 @@ pub enum Error {
         argument: &'static str,
         /// Its value.
         got: String,
-        /// A description of valid values.
+        /// Description of valid values.
         expected: String,
     },
 }

@@ -24,10 +24,10 @@ pub(crate) const TIMESTAMP: &str = "timestamp";
 pub(crate) const CHANNEL: &str = "channel";
 pub(crate) const LAT: &str = "lat";
 pub(crate) const LON: &str = "lon";
-/// The dimension scales, in the order of the dims of [`FIELDS`].
+/// Names of the dimension scales, in the order of the dims of [`FIELDS`].
 pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 
-/// An open field file: fields on a latitude-longitude grid over time, in Makani's HDF5 layout.
+/// Open field file: fields on a latitude-longitude grid over time, in Makani's HDF5 layout.
 ///
 /// | dataset | type | shape | content |
 /// |---|---|---|---|
@@ -37,26 +37,26 @@ pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 /// | `lat` | f64 | \[lat\] | degrees north, from 90 to −90 |
 /// | `lon` | f64 | \[lon\] | degrees east, from 0 to below 360 |
 ///
-/// The last four are the dimension scales of the first, so that h5py, netCDF and xarray find them.
-/// A reader does not depend on this, and accepts latitudes in either direction, longitudes from any
-/// start (see [`Grid::new`]), any number type for coordinates, and any kind of string.
+/// The last four are attached to the first as dimension scales, where h5py, netCDF and xarray find
+/// them. Reading does not depend on this, and accepts latitudes in either direction, longitudes
+/// from any start (see [`Grid::new`]), any number type for coordinates, and any kind of string.
 ///
-/// It supports these attributes of the CF conventions. Other values of them are errors.
+/// These attributes of the CF conventions are supported. Other values of them are errors.
 ///
 /// | attribute | of | meaning |
 /// |---|---|---|
 /// | `units` | `timestamp` | `<unit> since <date>`, from days to nanoseconds; without it the numbers are seconds since 1970-01-01 UTC |
-/// | `calendar` | `timestamp` | those of [`Calendar`](crate::Calendar) |
-/// | `_FillValue`, `missing_value` | `fields` | values that stand for missing ones, see [`Missing`] |
+/// | `calendar` | `timestamp` | one of the calendars of [`Calendar`](crate::Calendar) |
+/// | `_FillValue`, `missing_value` | `fields` | values that mark missing ones, see [`Missing`] |
 /// | `scale_factor`, `add_offset` | `fields` | values are `scale_factor · stored + add_offset`, computed in f64; stored may be integers of at most 32 bits |
 ///
-/// All five datasets store their values in the file itself. External and soft links, external
-/// storage and virtual datasets are refused: through them, a file could make the reader read any
-/// file of the machine.
+/// All five datasets must store their values in the file itself. External and soft links, external
+/// storage and virtual datasets are refused, because a file could use them to make the reader read
+/// any file on the machine.
 ///
-/// Chunks of f32 of at most 64 MiB, as they are or with HDF5's own shuffle, deflate and checksum, are read and decompressed by
-/// all threads at once. Others are read by the HDF5 library, which works on one thread at a time; calls from several threads
-/// wait for each other.
+/// Chunks of f32 of at most 64 MiB, either unfiltered or with HDF5's own shuffle, deflate and
+/// checksum filters, are read and decompressed on all threads. Other data is read by the HDF5
+/// library, which serializes calls from different threads.
 ///
 /// # Example
 /// ```
@@ -86,7 +86,7 @@ pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 pub struct FieldFile {
     path: PathBuf,
     fields: Dataset,
-    /// The same dataset, for all threads.
+    /// The same dataset, readable on all threads at once, if it is supported.
     chunked: Option<Chunked>,
     times: Vec<f64>,
     calendar: Calendar,
@@ -96,10 +96,10 @@ pub struct FieldFile {
     missing: Missing,
     gaps: Gaps,
     traffic: Counter,
-    /// Extents of a chunk, and bytes of a value.
+    /// Extents of a chunk.
     chunk: Option<Vec<usize>>,
     width: usize,
-    /// Bytes in the file of each byte of values, on average.
+    /// Average number of bytes in the file per byte of values.
     compression: f64,
 }
 
@@ -108,8 +108,8 @@ impl FieldFile {
     ///
     /// # Errors
     /// A file that does not exist, is not HDF5 or is truncated; a dataset that is missing, has
-    /// another shape or type, or stores its values elsewhere; coordinates that are not a grid;
-    /// times that do not rise; attributes that are not supported.
+    /// another shape or type, or stores its values elsewhere; coordinates that do not form a grid;
+    /// times that do not increase; attribute values that are not supported.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let size = check_is_file(path)?;
@@ -139,8 +139,8 @@ impl FieldFile {
         let fields = dataset(FIELDS)?;
         let (packing, _) = packing_of(path, FIELDS, &fields)?;
         let shape = check_fields(path, &fields, &packing)?;
-        // An extent beyond the size of the file is damage: each index has some bytes. Coordinates
-        // are read whole, and would take memory for it.
+        // An extent larger than the file means damage, since each index takes up some bytes.
+        // Checked first, because coordinates of that length would be read whole into memory.
         if let Some(extent) = shape.iter().find(|extent| **extent as u64 > size) {
             let found = format!("{shape:?}, with an extent of {extent}");
             let expected = format!("extents that a file of {size} bytes can hold");
@@ -205,49 +205,49 @@ impl FieldFile {
         self
     }
 
-    /// The path of the file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The number of times, channels, rows and columns.
+    /// Returns the numbers of times, channels, rows and columns.
     pub fn shape(&self) -> [usize; 4] {
         let [rows, columns] = self.grid.shape();
         [self.times.len(), self.channels.len(), rows, columns]
     }
 
-    /// The times, in seconds since 1970-01-01 UTC.
+    /// Returns the times, in seconds since 1970-01-01 UTC.
     pub fn times(&self) -> &[f64] {
         &self.times
     }
 
-    /// The names of the channels.
+    /// Returns the names of the channels.
     pub fn channels(&self) -> &[String] {
         &self.channels
     }
 
-    /// The grid.
+    /// Returns the grid.
     pub fn grid(&self) -> &Grid {
         &self.grid
     }
 
-    /// The time between two fields, in seconds.
+    /// Returns the time between consecutive fields, in seconds.
     ///
     /// # Errors
-    /// Fewer than two times; steps that differ, of which the first is named, unless [gaps are
-    /// permitted](Self::with_gaps).
+    /// Fewer than two times; uneven steps, unless [gaps are permitted](Self::with_gaps). The error
+    /// names the first step that differs.
     pub fn time_step(&self) -> Result<f64> {
         times::step(&self.path, TIMESTAMP, &self.times, self.gaps)
     }
 
-    /// Reads a box of cells, given by ranges of times, channels, rows and columns. Only the chunks
-    /// that it meets are read.
+    /// Reads a box of cells, given by ranges of times, channels, rows and columns. Reads only the
+    /// chunks that intersect it.
     ///
     /// # Shapes
-    /// The result is [times, channels, rows, columns] of the ranges.
+    /// Returns [times, channels, rows, columns], with the lengths of the ranges.
     ///
     /// # Errors
-    /// A box that is not inside the file; a damaged chunk; missing values, if they are
+    /// A box that exceeds the file; a damaged chunk; missing values, if they are
     /// [rejected](Missing::Reject).
     pub fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
         check_box(self, FIELDS, &cells)?;
@@ -255,7 +255,7 @@ impl FieldFile {
         if extents.contains(&0) {
             return Ok(Array4::zeros(extents));
         }
-        // The library has the errors.
+        // On failure, falls back to the library, which reports the error.
         let by_all = self.chunked.as_ref().and_then(|fields| fields.read(&cells));
         let numbers = match by_all {
             Some(numbers) => Stored::Single(numbers),
@@ -272,7 +272,7 @@ impl FieldFile {
         self.packing.values(numbers, self.missing, place, &cells)
     }
 
-    /// Reads a box of numbers as they are stored.
+    /// Reads a box of numbers in their stored type.
     fn stored<T: H5Type>(&self, cells: &[Range<usize>; 4]) -> Result<Array4<T>> {
         let ranges: Vec<SliceOrIndex> = cells.iter().cloned().map(Into::into).collect();
         let values: ArrayD<T> = self
@@ -345,13 +345,13 @@ impl Fields for FieldFile {
     }
 }
 
-/// Whether an HDF5 file has the dataset of this layout, or is not one that HDF5 opens, for which
-/// [`FieldFile::open`] has the error.
+/// Whether an HDF5 file has the dataset `fields`. Also true if HDF5 cannot open the file, so that
+/// [`FieldFile::open`] reports the error.
 pub(crate) fn is_field_file(path: &Path) -> bool {
     hdf5_metno::File::open(path).map_or(true, |file| file.link_exists(FIELDS))
 }
 
-/// The packing of a dataset, and its attributes.
+/// Reads the packing of a dataset, and returns it with the attributes.
 fn packing_of<'a>(
     path: &'a Path,
     name: &'static str,
@@ -371,8 +371,8 @@ fn packing_of<'a>(
 
 /// Checks that `path` is a regular file, and returns its size.
 fn check_is_file(path: &Path) -> Result<u64> {
-    // HDF5's message for a missing file is a page long, and opening a pipe without a writer never
-    // ends.
+    // HDF5's message for a missing file is a page long, and opening a pipe without a writer blocks
+    // forever.
     let found = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
     if found.is_file() {
         return Ok(found.len());
@@ -386,7 +386,7 @@ fn check_is_file(path: &Path) -> Result<u64> {
     Err(Error::io(path, std::io::Error::new(kind, cause)))
 }
 
-/// Checks the type of the fields and their number of dims, and returns their shape.
+/// Checks the type and the number of dims of the fields, and returns their shape.
 fn check_fields(path: &Path, fields: &Dataset, packing: &Packing) -> Result<[usize; 4]> {
     let error = |found, expected: &str| Error::shape(path, FIELDS, found, expected);
     let kind = fields

@@ -9,8 +9,8 @@ use crate::field_file::{CHANNEL, FIELDS, LAT, LON, SCALES, TIMESTAMP};
 use crate::staged::Staged;
 use crate::{Error, Grid, Result, scales, time_units};
 
-/// Largest extent of a chunk along latitude and longitude: 256 KiB of f32, a quarter of HDF5's
-/// chunk cache.
+/// Largest extent of a chunk along latitude and longitude. A chunk of this size has 256 KiB of f32,
+/// a quarter of HDF5's chunk cache.
 const MAX_CHUNK_EXTENT: usize = 256;
 
 /// Configuration of a [`FieldWriter`]: compression and chunks.
@@ -24,20 +24,20 @@ const MAX_CHUNK_EXTENT: usize = 256;
 /// ```
 #[derive(Config, Debug)]
 pub struct WriterConfig {
-    /// Level of compression, from 0 (none) to 9.
+    /// Compression level, from 0 (none) to 9.
     #[config(default = "4")]
     pub deflate: u8,
-    /// Extents of a chunk along [time, channel, lat, lon]. Default one time, one channel and parts of
-    /// about equal size with at most 256 × 256 cells, so that a rank that reads its own box reads few
-    /// other cells.
+    /// Extents of a chunk along [time, channel, lat, lon]. Default one time, one channel and parts
+    /// of about equal size with at most 256 × 256 cells, so that a rank reads few cells outside its
+    /// own box.
     pub chunk: Option<[usize; 4]>,
 }
 
-/// Writer of a field file, one time after another. See [`FieldFile`](crate::FieldFile) for the
-/// layout.
+/// Writer of a field file, which appends one time after another. See
+/// [`FieldFile`](crate::FieldFile) for the layout.
 ///
-/// The file gets its name when it is [finished](Self::finish). A writer that fails, or is dropped
-/// before, leaves no file, and an earlier file of the name is unchanged.
+/// The file has a temporary name until it is [finished](Self::finish). A writer that fails or is
+/// dropped before that leaves no file behind, and an earlier file of the same name unchanged.
 ///
 /// # Example
 /// ```
@@ -66,17 +66,18 @@ pub struct FieldWriter {
     shape: [usize; 3],
     last: Option<f64>,
     count: usize,
-    // Closed before the file is removed, as fields are dropped in this order.
+    // Declared before `staged`, so that it is closed before the file is removed: fields are dropped
+    // in order.
     file: File,
     staged: Staged,
 }
 
 impl FieldWriter {
-    /// Creates a file, under a temporary name.
+    /// Creates a file under a temporary name.
     ///
     /// # Errors
-    /// A folder that cannot be written; no channels, or one named twice; a chunk or compression out
-    /// of range.
+    /// A folder that cannot be written; no channels, or an empty or repeated name; a chunk or
+    /// compression level out of range.
     pub fn create(
         path: impl AsRef<Path>,
         grid: &Grid,
@@ -87,7 +88,7 @@ impl FieldWriter {
         let channels: Vec<&str> = channels.iter().map(AsRef::as_ref).collect();
         check_channels(&channels)?;
         let [rows, columns] = grid.shape();
-        // As even as possible: HDF5 stores chunks at the ends of a dim whole.
+        // As even as possible, because HDF5 stores partial chunks at the end of a dim in full.
         let even = |size: usize| size.div_ceil(size.div_ceil(MAX_CHUNK_EXTENT).max(1));
         let chunk = config.chunk.unwrap_or([1, 1, even(rows), even(columns)]);
         if chunk.contains(&0) || cells_of(chunk).is_none_or(|cells| cells >= 1 << 30) {
@@ -104,7 +105,7 @@ impl FieldWriter {
         let staged = Staged::new(path)?;
         let shape = [channels.len(), rows, columns];
         let create = || {
-            // In this version of the format, HDF5's own structures have checksums.
+            // From this version of the format on, HDF5's own structures have checksums.
             let file = FileBuilder::new()
                 .with_fapl(|access| access.libver_v110())
                 .create(staged.path())?;
@@ -131,7 +132,7 @@ impl FieldWriter {
     /// [channel, lat, lon], as given to [`create`](Self::create).
     ///
     /// # Errors
-    /// A field of another shape; a time that is not after the last one; a full disk.
+    /// A field of another shape; a time that is not after the previous one; a full disk.
     pub fn append(&mut self, time: f64, field: ArrayView3<'_, f32>) -> Result<()> {
         let path = self.path();
         if field.shape() != self.shape {
@@ -172,10 +173,10 @@ impl FieldWriter {
         Ok(())
     }
 
-    /// Completes the file and gives it its name.
+    /// Completes the file and renames it to its final name.
     ///
     /// # Errors
-    /// A file without times; a full disk; a name that cannot be given.
+    /// A file without times; a full disk; a failure to rename the file.
     pub fn finish(self) -> Result<()> {
         let path = self.path();
         if self.count == 0 {
@@ -194,7 +195,7 @@ impl FieldWriter {
             staged,
             ..
         } = self;
-        // An append that failed may have extended the datasets.
+        // A failed append may have extended the datasets.
         let trimmed = fields.resize((count, channels, rows, columns));
         trimmed
             .and_then(|()| timestamp.resize(count))
@@ -211,7 +212,7 @@ impl FieldWriter {
     }
 }
 
-/// The number of cells of a chunk, unless it overflows.
+/// Returns the number of cells of a chunk, or `None` on overflow.
 fn cells_of(chunk: [usize; 4]) -> Option<usize> {
     chunk
         .iter()
@@ -248,10 +249,10 @@ fn create_datasets(
         .shape((0.., channels.len(), rows, columns))
         .chunk(chunk);
     if deflate > 0 {
-        // Shuffling puts bytes of equal significance side by side, which compress much better.
+        // Shuffling groups bytes of equal significance, which compress much better.
         builder = builder.shuffle().deflate(deflate);
     }
-    // Its checksums make a damaged chunk an error of reading.
+    // The checksum turns a damaged chunk into a read error.
     let fields = builder.fletcher32().create(FIELDS)?;
     // 8 KiB of times per chunk.
     let timestamp = file

@@ -1,4 +1,4 @@
-//! The interface that field files and stores of all formats have in common.
+//! Common interface of field files and stores of all formats.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -11,7 +11,8 @@ use crate::{Calendar, Channel, Error, Gaps, Grid, Missing, Result, Traffic};
 
 /// Fields on a latitude-longitude grid over time, in a file or store of any format.
 ///
-/// [`open`](fn@crate::open) recognises the format. Datasets, loaders and statistics take all of them.
+/// [`open`](fn@crate::open) recognises the format. Datasets, loaders and statistics accept all
+/// formats.
 ///
 /// # Example
 /// ```
@@ -36,21 +37,22 @@ use crate::{Calendar, Channel, Error, Gaps, Grid, Missing, Result, Traffic};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Fields: Debug + Send + Sync {
-    /// The path of the file or store, or of the first of several.
+    /// Returns the path of the file or store, or of the first of several.
     fn path(&self) -> &Path;
 
-    /// The times, in seconds since 1970-01-01 of their [calendar](Self::calendar), UTC. They rise.
+    /// Returns the times, strictly increasing, in seconds since 1970-01-01 UTC in their
+    /// [calendar](Self::calendar).
     fn times(&self) -> &[f64];
 
-    /// The calendar of the times.
+    /// Returns the calendar of the times.
     fn calendar(&self) -> Calendar {
         Calendar::Gregorian
     }
 
-    /// The names of the channels.
+    /// Returns the names of the channels.
     fn channels(&self) -> &[String];
 
-    /// Units, names and chunks of a channel.
+    /// Returns the description of a channel: names, units, level and chunks.
     ///
     /// # Panics
     /// Panics if there is no such channel.
@@ -58,49 +60,49 @@ pub trait Fields: Debug + Send + Sync {
         Channel::new(self.channels()[channel].clone())
     }
 
-    /// Variables that are no channels, each with the reason.
+    /// Returns the variables that are not channels, each with the reason.
     fn left_out(&self) -> &[String] {
         &[]
     }
 
-    /// The grid. Rows and columns have the order of the file.
+    /// Returns the grid. Rows and columns are in the order of the file.
     fn grid(&self) -> &Grid;
 
-    /// The handling of uneven time steps.
+    /// Returns the handling of uneven time steps.
     fn gaps(&self) -> Gaps;
 
-    /// The handling of missing values.
+    /// Returns the handling of missing values.
     fn missing(&self) -> Missing;
 
-    /// The time between two fields, in seconds; the most frequent one if [gaps](Self::gaps) are
-    /// permitted.
+    /// Returns the time between consecutive fields, in seconds; the most frequent one if
+    /// [gaps](Self::gaps) are permitted.
     ///
     /// # Errors
-    /// Fewer than two times; steps that differ, if they are [rejected](Gaps::Reject).
+    /// Fewer than two times; uneven steps, if they are [rejected](Gaps::Reject).
     fn time_step(&self) -> Result<f64>;
 
-    /// Reads a box of cells, given by ranges of times, channels, rows and columns. Only the chunks
-    /// that it meets are read.
+    /// Reads a box of cells, given by ranges of times, channels, rows and columns. Reads only the
+    /// chunks that intersect it.
     ///
     /// # Shapes
-    /// The result is [times, channels, rows, columns] of the ranges.
+    /// Returns [times, channels, rows, columns], with the lengths of the ranges.
     ///
     /// # Errors
-    /// A box that is not inside the fields; a damaged chunk; missing values, if they are
+    /// A box that exceeds the fields; a damaged chunk; missing values, if they are
     /// [rejected](crate::Missing::Reject).
     fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>>;
 
-    /// The bytes that [`read`](Self::read) has taken so far.
+    /// Returns the bytes that [`read`](Self::read) has taken so far.
     fn traffic(&self) -> Traffic;
 
-    /// A size in bytes and a checksum by which ranks compare the data that they opened, whose paths
-    /// may differ.
+    /// Returns a size in bytes and a checksum, by which ranks check that they opened the same data,
+    /// whose paths may differ.
     ///
     /// # Errors
     /// A file that cannot be read.
     fn fingerprint(&self) -> Result<(u64, u32)>;
 
-    /// The number of times, channels, rows and columns.
+    /// Returns the numbers of times, channels, rows and columns.
     fn shape(&self) -> [usize; 4] {
         let [rows, columns] = self.grid().shape();
         [self.times().len(), self.channels().len(), rows, columns]
@@ -184,7 +186,7 @@ pub(crate) fn check_box(
     ))
 }
 
-/// Checks that the channels of a file have the units of those of another one.
+/// Checks that the channels of a file have the same units as those of another file.
 pub(crate) fn check_units(file: &dyn Fields, reference: &dyn Fields) -> Result<()> {
     same_units(
         (&described(file), file.path()),
@@ -192,14 +194,14 @@ pub(crate) fn check_units(file: &dyn Fields, reference: &dyn Fields) -> Result<(
     )
 }
 
-/// The channels of a file.
+/// Returns the descriptions of all channels of a file.
 pub(crate) fn described(file: &dyn Fields) -> Vec<Channel> {
     (0..file.channels().len())
         .map(|channel| file.describe(channel))
         .collect()
 }
 
-/// Requires that channels of a file have the units of those of another one.
+/// Checks that the channels of two files, given as descriptions and path, have the same units.
 pub(crate) fn same_units(
     (channels, path): (&[Channel], &Path),
     (others, reference): (&[Channel], &Path),
@@ -227,7 +229,7 @@ pub(crate) fn same_units(
     Ok(())
 }
 
-/// Requires that times are counted in one calendar.
+/// Checks that the times of two files have the same calendar.
 pub(crate) fn same_calendar(file: &dyn Fields, reference: &dyn Fields) -> Result<()> {
     let [found, expected] = [file, reference].map(|file| file.calendar());
     if found == expected {

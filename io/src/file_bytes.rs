@@ -1,4 +1,4 @@
-//! The bytes of a file, for readers of formats: threads read them at once.
+//! Access to the bytes of a file for format readers, by several threads at once.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,11 +9,12 @@ use hdf5_reader::{Storage, StorageBuffer};
 
 use crate::cf::variable::{Stamp, stamp_of};
 
-/// A file that counts the bytes that are read, at most so many at a time, whatever damaged metadata ask for.
+/// File that counts the bytes read from it. Limits the size of each read, so that damaged metadata
+/// cannot cause large allocations.
 pub(crate) struct FileBytes {
     file: File,
     len: u64,
-    /// That of the open file, which is read even if another one takes its name.
+    /// Stamp of the open file, which keeps being read even if another file replaces it.
     pub(crate) stamp: Stamp,
     most: usize,
     fetched: AtomicU64,
@@ -32,14 +33,14 @@ impl FileBytes {
         })
     }
 
-    /// Reads bytes into memory of the caller, which grows to hold them.
+    /// Reads bytes into a buffer of the caller, which grows as needed.
     pub(crate) fn read_into<'a>(
         &self,
         offset: u64,
         len: usize,
         memory: &'a mut Vec<u8>,
     ) -> Result<&'a [u8]> {
-        // Before memory is taken for it.
+        // Checked before memory is allocated.
         self.check(offset, len)?;
         memory.resize(memory.len().max(len), 0);
         let bytes = &mut memory[..len];
@@ -47,7 +48,7 @@ impl FileBytes {
         Ok(bytes)
     }
 
-    /// Refuses more bytes than are read at once, and those beyond the end of the file.
+    /// Refuses reads that exceed the limit or the end of the file.
     fn check(&self, offset: u64, len: usize) -> Result<()> {
         if len > self.most {
             return Err(Error::ResourceLimit(format!("{len} bytes at once")));
@@ -81,7 +82,7 @@ impl FileBytes {
         Ok(())
     }
 
-    /// The bytes that have been read so far.
+    /// Number of bytes read so far.
     pub(crate) fn fetched(&self) -> u64 {
         self.fetched.load(Ordering::Relaxed)
     }
@@ -111,7 +112,7 @@ mod tests {
         let other = folder.path().join("other.nc");
         std::fs::write(&path, "old").unwrap();
         let old = FileBytes::open(&path, 3).unwrap();
-        // Of the same size, and at the same time for a clock of seconds.
+        // Same size, and same modification time on a clock that counts seconds.
         std::fs::write(&other, "new").unwrap();
         std::fs::rename(&other, &path).unwrap();
         let new = FileBytes::open(&path, 3).unwrap();
@@ -142,7 +143,7 @@ mod tests {
         assert!(file.read_into(3, 4, &mut memory).is_err());
         assert_eq!((file.fetched(), memory.capacity()), (0, 0));
         assert_eq!(file.read_into(1, 4, &mut memory).unwrap(), b"2345");
-        // A part of the memory is enough now.
+        // Now a part of the buffer suffices.
         assert_eq!(file.read_into(0, 2, &mut memory).unwrap(), b"12");
     }
 }

@@ -1,24 +1,26 @@
-//! Fletcher's checksum of HDF5, in vectors: a file has one for every chunk.
+//! Vectorised Fletcher-32 checksum of HDF5, which a file has for every chunk.
 
-/// Words between two reductions.
+/// Words between two reductions modulo 65535.
 const BATCH: usize = 360;
-/// Words that are added at a time.
+/// Words that are added in parallel.
 const LANES: usize = 8;
 
-/// The data before their checksum; none if it is another one.
+/// Splits off the checksum and returns the data before it, or `None` if the checksum does not
+/// match.
 pub(crate) fn checked(stored: &[u8]) -> Option<&[u8]> {
     let (data, sum) = stored.split_last_chunk()?;
     (checksum(data) == u32::from_le_bytes(*sum)).then_some(data)
 }
 
-/// The checksum of bytes, which are words in big-endian order. Modulo 65535 a word with its bytes swapped is 256 times the
-/// word, and so are sums of such words: the words are added as they are, and the bytes of the sums swapped.
+/// Computes the checksum of data, which consists of big-endian words. Modulo 65535, swapping the
+/// bytes of a word multiplies it by 256, and the same holds for sums of words. Therefore words are
+/// added in little-endian order, and only the bytes of the sums are swapped.
 fn checksum(data: &[u8]) -> u32 {
     let [mut sum, mut sums] = [0_u32; 2];
     let fold = |sum: u32| (sum & 0xffff) + (sum >> 16);
     for batch in data.chunks(2 * BATCH) {
         let (parts, rest) = batch.as_chunks::<{ 2 * LANES }>();
-        // The sums of every lane, and the sums of those so far.
+        // Sum of each lane, and sum of its partial sums.
         let [mut lanes, mut of_lanes] = [[0_u32; LANES]; 2];
         for part in parts {
             let (words, _) = part.as_chunks::<2>();
@@ -36,7 +38,7 @@ fn checksum(data: &[u8]) -> u32 {
             .wrapping_sub(ahead);
         sum += lanes.iter().sum::<u32>();
         for word in rest.chunks(2) {
-            // A last byte without a second one is the first of a word.
+            // An odd last byte is the first byte of a word.
             let second = word.get(1).copied().unwrap_or(0);
             sum += u32::from(u16::from_le_bytes([word[0], second]));
             sums = sums.wrapping_add(sum);
@@ -51,7 +53,7 @@ fn checksum(data: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// As HDF5's manual has it: a word after the other.
+    /// Definition in the HDF5 manual, word by word.
     fn by_words(data: &[u8]) -> u32 {
         let [mut sum, mut sums] = [0_u64; 2];
         for word in data.chunks(2) {
@@ -67,7 +69,7 @@ mod tests {
         let bytes = |count: usize| (0..count).map(|byte| (byte * byte * 7 + byte / 3) as u8);
         for count in [0, 1, 2, 3, 15, 16, 17, 719, 720, 721, 1439, 5000, 70_001] {
             let data: Vec<u8> = bytes(count).collect();
-            // 65535 stands for zero, too.
+            // 65535 represents zero too.
             let reduced =
                 |checksum: u32| [checksum >> 16, checksum & 0xffff].map(|half| half % 65535);
             assert_eq!(

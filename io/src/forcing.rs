@@ -1,4 +1,4 @@
-//! Channels that are computed from time and place.
+//! Channels computed from time and position.
 
 use std::f64::consts::TAU;
 
@@ -7,11 +7,11 @@ use jiff::tz::TimeZone;
 
 use crate::Calendar;
 
-/// The mean length of a year of the Julian calendar, in days.
+/// Mean length of a Julian year, in days.
 const DAYS: f64 = 365.25;
 
-/// A channel that is computed. Names and definitions are those of anemoi-datasets; the angle of the
-/// sun is that of ECMWF's earthkit-meteo.
+/// Computed channel. Names and definitions follow anemoi-datasets; the solar zenith angle follows
+/// ECMWF's earthkit-meteo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forcing {
     CosLatitude,
@@ -26,7 +26,7 @@ pub(crate) enum Forcing {
 }
 
 impl Forcing {
-    /// Whether the forcing depends on the hour or the sun, of the Gregorian calendar.
+    /// Whether the forcing depends on the time of day, which requires the Gregorian calendar.
     pub(crate) fn has_hour(self) -> bool {
         matches!(
             self,
@@ -46,22 +46,22 @@ impl Forcing {
         ("cos_solar_zenith_angle", Self::CosSolarZenithAngle),
     ];
 
-    /// The channel of a name, if it is computed.
+    /// Returns the computed channel of this name, if there is one.
     pub(crate) fn of(name: &str) -> Option<Self> {
         let found = Self::NAMES.iter().find(|(known, _)| *known == name);
         found.map(|(_, forcing)| *forcing)
     }
 
-    /// The names of all, for errors.
+    /// Lists the names of all computed channels, for errors.
     pub(crate) fn names() -> String {
         Self::NAMES.map(|(name, _)| name).join(", ")
     }
 
-    /// The value at a place, in degrees, and an instant.
+    /// Computes the value at an instant and a position in degrees.
     pub(crate) fn at(self, instant: Instant, lat: f64, lon: f64) -> f64 {
         let [lat, lon] = [lat, lon].map(f64::to_radians);
         let year = TAU * instant.day_of_year / DAYS;
-        // The angle of the sun after midnight of the place.
+        // Local solar time as an angle, from midnight on.
         let local = lon + TAU * instant.hours / 24.0;
         match self {
             Self::CosLatitude => lat.cos(),
@@ -77,15 +77,15 @@ impl Forcing {
                 let hour_angle = local + equation_of_time - TAU / 2.0;
                 let height = lat.sin() * declination.sin()
                     + lat.cos() * declination.cos() * hour_angle.cos();
-                // Below the horizon there is no sun.
+                // Zero while the sun is below the horizon.
                 height.max(0.0)
             }
         }
     }
 }
 
-/// Declination and equation of time, in radians, for the angle of the year: the Fourier series of
-/// earthkit-meteo, in degrees.
+/// Returns declination and equation of time in radians, for the angle of the year. The
+/// coefficients, in degrees, are those of the Fourier series in earthkit-meteo.
 fn sun(year: f64) -> (f64, f64) {
     let series = |constant: f64, terms: &[[f64; 2]]| {
         let terms = (1..).zip(terms).map(|(order, [cos, sin])| {
@@ -106,7 +106,7 @@ fn sun(year: f64) -> (f64, f64) {
     (declination, equation_of_time)
 }
 
-/// A time as seasons and hours have it.
+/// Time as day of the year and hour of the day.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Instant {
     /// Days since the beginning of the year.
@@ -116,7 +116,8 @@ pub(crate) struct Instant {
 }
 
 impl Instant {
-    /// The instant of seconds since 1970-01-01 of a calendar. Its years are as long as those of the sun.
+    /// Converts seconds since 1970-01-01 in a calendar. Years of other calendars than the Gregorian
+    /// are scaled to the Julian year.
     pub(crate) fn of(seconds: f64, calendar: Calendar) -> Self {
         const DAY: f64 = 86_400.0;
         let day = (seconds / DAY).floor();
@@ -131,7 +132,7 @@ impl Instant {
             let day_of_year = (day.rem_euclid(year) + hours / 24.0) * DAYS / year;
             return Self { day_of_year, hours };
         }
-        // Years beyond the calendar of the crate have no seasons to speak of.
+        // Dates beyond the range of `jiff` have no meaningful season.
         let date = Timestamp::from_second((day * DAY) as i64).unwrap_or(Timestamp::UNIX_EPOCH);
         let date = date.to_zoned(TimeZone::UTC);
         Self {
@@ -171,13 +172,13 @@ mod tests {
             let date: Timestamp = date.parse().unwrap();
             at("cos_solar_zenith_angle", date.as_second() as f64, lat, lon)
         };
-        // At noon in the tropic at the solstice it is in the zenith.
+        // At noon of the solstice the sun is in the zenith of the tropic.
         assert!(height("2020-06-21T12:00:00Z", 23.44, 0.0) > 0.9999);
         assert!(height("2020-06-21T00:00:00Z", 23.44, 180.0) > 0.9999);
         // Polar day and polar night.
         assert!((height("2020-06-21T00:00:00Z", 90.0, 0.0) - 0.3978).abs() < 1e-3);
         assert_eq!(height("2020-06-21T12:00:00Z", -80.0, 0.0), 0.0);
-        // In early November it is a quarter of an hour before the clock.
+        // In early November the sun is a quarter of an hour ahead of the clock.
         let noon = |date: &str| height(date, 0.0, 0.0);
         assert!(noon("2020-11-03T11:43:00Z") > noon("2020-11-03T12:00:00Z"));
     }
@@ -190,7 +191,7 @@ mod tests {
         close(at("cos_local_time", 6.0 * 3600.0, 10.0, 270.0), 1.0);
         close(at("cos_julian_day", 365.0 * 86_400.0, 0.0, 0.0), 1.0); // 1971-01-01
         close(at("sin_julian_day", 86_400.0, 0.0, 0.0), (TAU / DAYS).sin());
-        // A year before 1970 too.
+        // Also in a year before 1970.
         close(at("cos_julian_day", -365.0 * 86_400.0, 0.0, 0.0), 1.0);
         close(at("sin_latitude", 0.0, -30.0, 0.0), -0.5);
         close(at("cos_latitude", 0.0, 60.0, 0.0), 0.5);

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 /// Largest difference between coordinates of equal grids in two files, in degrees.
 const TOLERANCE: f64 = 1e-4;
 
-/// A latitude-longitude grid: the coordinates of its rows and columns in degrees.
+/// Latitude-longitude grid: the coordinates of its rows and columns in degrees.
 ///
 /// # Example
 /// ```
@@ -19,12 +19,12 @@ const TOLERANCE: f64 = 1e-4;
 /// assert_eq!(grid.lat(), [90.0, 45.0, 0.0, -45.0, -90.0]);
 /// assert_eq!(grid.lon()[1], 45.0);
 /// assert_eq!(Grid::cell_centered(4, 8)?.lat(), [67.5, 22.5, -22.5, -67.5]);
-/// // From the date line on; in either notation it is the same grid.
+/// // A grid that starts at the date line is the same in either notation.
 /// let lat = vec![60.0, -60.0];
 /// let from_west = Grid::new(lat.clone(), vec![-180.0, -90.0, 0.0, 90.0])?;
 /// assert_eq!(from_west.lon(), [180.0, 270.0, 0.0, 90.0]);
 /// assert_eq!(from_west, Grid::new(lat, vec![180.0, 270.0, 360.0, 450.0])?);
-/// // The pole rows have an area; the cosine of their latitude would give them none.
+/// // Pole rows have an area; the cosine of their latitude would be zero.
 /// assert!(grid.latitude_weights()[0] > 0.0);
 /// # Ok::<(), halocline_io::Error>(())
 /// ```
@@ -53,12 +53,12 @@ impl TryFrom<Coordinates> for Grid {
 impl Grid {
     /// Creates a grid from coordinates in degrees.
     ///
-    /// Longitudes may start at −180 or exceed 360: each is replaced by that of the same meridian
-    /// from 0 to below 360. Columns keep their order.
+    /// Longitudes may start at −180 or exceed 360: each is mapped to the same meridian in [0, 360).
+    /// Columns keep their order.
     ///
     /// # Errors
-    /// Latitudes that are not strictly monotone within ±90; longitudes that do not go strictly
-    /// eastward within one turn.
+    /// Latitudes that are not strictly monotonic within ±90; longitudes that do not increase
+    /// strictly eastward within one turn.
     pub fn new(lat: Vec<f64>, lon: Vec<f64>) -> Result<Self> {
         let falls = lat.windows(2).all(|pair| pair[0] > pair[1]);
         let rises = lat.windows(2).all(|pair| pair[0] < pair[1]);
@@ -124,27 +124,27 @@ impl Grid {
         Self::new(lat.collect(), lon.collect())
     }
 
-    /// The latitude of every row, in degrees north.
+    /// Returns the latitude of each row, in degrees north.
     pub fn lat(&self) -> &[f64] {
         &self.lat
     }
 
-    /// The longitude of every column, in degrees east from 0 to below 360. They rise, except where
-    /// columns cross the prime meridian.
+    /// Returns the longitude of each column, in degrees east in [0, 360). They increase, except
+    /// where columns cross the prime meridian.
     pub fn lon(&self) -> &[f64] {
         &self.lon
     }
 
-    /// The number of rows and columns.
+    /// Returns the numbers of rows and columns.
     pub fn shape(&self) -> [usize; 2] {
         [self.lat.len(), self.lon.len()]
     }
 
-    /// The area of a cell of every row, divided by the mean over the rows (WeatherBench 2).
+    /// Returns the area of a cell in each row, divided by the mean over the rows (WeatherBench 2).
     ///
-    /// A row extends to the mid-points between it and its neighbours, the outermost rows to the
-    /// poles; its area is the difference of the sines. On a regional grid, the outermost rows are
-    /// as wide as the distance to their neighbours.
+    /// A row extends to the midpoints between it and its neighbours, the outermost rows to the
+    /// poles; its area is the difference of the sines of its bounds. On a regional grid, the
+    /// outermost rows are as wide as the distance to their neighbours.
     pub fn latitude_weights(&self) -> Vec<f64> {
         let sign = if self.lat.len() > 1 && self.lat[0] < self.lat[1] {
             -1.0
@@ -153,7 +153,7 @@ impl Grid {
         };
         let lat: Vec<f64> = self.lat.iter().map(|lat| sign * lat).collect();
         let rows = lat.len();
-        // Row boundaries from north to south, one more than there are rows.
+        // Bounds of the rows from north to south, one more than rows.
         let bounds = (0..=rows).map(|row| match row {
             0 if rows == 1 => 90.0,
             _ if rows == 1 => -90.0,
@@ -167,9 +167,10 @@ impl Grid {
         areas.iter().map(|area| area / mean).collect()
     }
 
-    /// The values beyond the ends of latitudes and longitudes, for stencils: across the poles, which
-    /// are the outermost rows or about half a row beyond them (Gaussian grids too), and around the globe. Where a grid ends before,
-    /// or has no opposite meridians, the last cell is repeated.
+    /// Returns the boundary conditions of stencils along latitude and longitude: across the poles,
+    /// which are the outermost rows or about half a row beyond them (as on Gaussian grids), and
+    /// periodic around the globe. Where a grid does not reach a pole or around the globe, or has no
+    /// opposite meridians, the last cell is repeated.
     ///
     /// # Example
     /// ```
@@ -187,7 +188,7 @@ impl Grid {
         let step = 360.0 / columns as f64;
         let even = |pair: &[f64]| ((pair[1] - pair[0]).rem_euclid(360.0) - step).abs() < TOLERANCE;
         let around = columns > 1 && self.lon.windows(2).all(even);
-        // The distance of the outermost rows to the poles, in rows.
+        // Distance from an outermost row to the pole, in rows.
         let beyond = |outer: f64, next: f64| (90.0 - outer.abs()) / (outer - next).abs();
         let lat = match (&self.lat[..], &self.lat[..]) {
             ([first, second, ..], [.., before, last]) if around && columns.is_multiple_of(2) => {
@@ -210,7 +211,7 @@ impl Grid {
         [lat, lon]
     }
 
-    /// Whether both grids have the same coordinates, up to rounding to single precision and the
+    /// Whether both grids have the same coordinates, up to rounding to single precision and to the
     /// notation of longitudes.
     ///
     /// # Example
@@ -233,7 +234,7 @@ impl Grid {
         close(&self.lat, &other.lat) && close(&self.lon, &other.lon)
     }
 
-    /// Makani's name of the kind of grid.
+    /// Returns Makani's name of the kind of grid.
     pub(crate) fn kind(&self) -> &'static str {
         fn even(mut steps: impl Iterator<Item = f64>) -> bool {
             let first = steps.next().unwrap_or(0.0);
@@ -254,21 +255,21 @@ impl Grid {
 }
 
 impl fmt::Display for Grid {
-    /// Rows and columns with the first and last of their degrees.
+    /// Formats the numbers of rows and columns with their first and last coordinates.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "lat {}, lon {}", ends(&self.lat), ends(&self.lon))
     }
 }
 
-/// The longitude from 0 to below 360 of the same meridian.
+/// Returns the longitude of the same meridian in [0, 360).
 fn meridian(lon: f64) -> f64 {
     let lon = lon.rem_euclid(360.0);
     // The remainder of a value just below zero is rounded up to 360.
     if lon < 360.0 { lon.abs() } else { 0.0 }
 }
 
-/// The outer bound of an outermost row: the pole, if it lies within one row's width, else half a
-/// row outward.
+/// Returns the outer bound of an outermost row: the pole, if it is at most one row away, else half
+/// a row outward.
 fn outer_bound(lat: f64, outward: f64, pole: f64) -> f64 {
     if (pole - lat).abs() <= outward.abs() {
         pole
@@ -291,7 +292,7 @@ mod tests {
     #[test]
     fn weights_are_the_areas_of_the_rows() {
         let centred = Grid::cell_centered(4, 8).unwrap().latitude_weights();
-        // Rows of 45 degrees: sin 90 - sin 45 and sin 45 - sin 0, whose mean is 1/2.
+        // Rows of 45 degrees: sin 90 - sin 45 and sin 45 - sin 0; their mean is 1/2.
         let half = 0.5_f64.sqrt();
         for (weight, expected) in centred.iter().zip([1.0 - half, half, half, 1.0 - half]) {
             assert!((weight - 2.0 * expected).abs() < 1e-14, "{centred:?}");
@@ -381,9 +382,9 @@ mod tests {
         assert_eq!(from_date_line.kind(), "equiangular");
         // Columns in another order are another grid.
         assert_ne!(grid(&[0.0, 90.0, 180.0, 270.0]), from_date_line);
-        // Nothing is rounded up to 360.
+        // No longitude is rounded up to 360.
         assert_eq!(grid(&[-1e-17, 1.0]).lon(), [0.0, 1.0]);
-        // Tenths of a degree have other bits in another notation, and more of them in single
+        // Tenths of a degree differ in their last bits between the notations, and more so in single
         // precision.
         let tenths = |first: i32| {
             (first..first + 7)

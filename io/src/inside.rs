@@ -1,5 +1,5 @@
-//! Detection of links and datasets of an HDF5 file whose values lie in other files, which may be
-//! any that the process can read.
+//! Refusal of links and datasets of an HDF5 file whose values lie in other files, which might be
+//! any file that the process can read.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ pub(crate) fn members(path: &Path, file: &File) -> Result<Vec<(String, LinkType)
 /// Opens a dataset of the root group that stores its values in the file itself.
 ///
 /// # Errors
-/// A link that may lead to another file, and a dataset with its values elsewhere.
+/// A link that may lead to another file; a dataset with its values elsewhere.
 pub(crate) fn open(
     path: &Path,
     file: &File,
@@ -38,7 +38,7 @@ pub(crate) fn open(
     match link {
         LinkType::Hard => {}
         LinkType::External => return Err(outside("a link to another file")),
-        // Its target may lie behind an external link.
+        // The target may lie behind an external link.
         LinkType::Soft => return Err(outside("a soft link")),
     }
     let error = |e| Error::data(path, name, e);

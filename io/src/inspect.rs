@@ -6,18 +6,18 @@ use crate::times::close;
 use crate::traffic::covered;
 use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, OpenConfig, Result};
 
-/// The values that [`inspect`] reads.
+/// Selection of the values that [`inspect`] reads.
 ///
 /// See [`inspect`] for an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// Those of the first, the middle and the last time.
+    /// Values at the first, the middle and the last time.
     Sample,
-    /// All.
+    /// All values.
     All,
 }
 
-/// Content and problems of a file or store. Its `Display` form is a report.
+/// Content and problems of a file or store. `Display` formats them as a report.
 ///
 /// See [`inspect`] for an example.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ pub struct Inspection {
     problems: Vec<String>,
 }
 
-/// A variable, over all its levels.
+/// Variable with all its levels.
 #[derive(Clone, Debug)]
 struct Variable {
     channel: Channel,
@@ -41,7 +41,7 @@ struct Variable {
     values: Values,
 }
 
-/// Numbers of values, and their bounds.
+/// Counts, sum and bounds of values.
 #[derive(Clone, Copy, Debug)]
 struct Values {
     count: usize,
@@ -54,10 +54,11 @@ struct Values {
 
 /// Inspects a file or store: grid, times, variables with their chunks and values, and problems.
 ///
-/// Missing values and uneven steps are problems that it reports, whatever `config` says of them.
+/// Missing values and uneven steps are reported as problems, regardless of their handling in
+/// `config`.
 ///
 /// # Errors
-/// Those of [`OpenConfig::open`], but for missing values and gaps; values that cannot be read.
+/// Errors of [`OpenConfig::open`], except missing values and gaps; values that cannot be read.
 ///
 /// # Example
 /// ```
@@ -106,7 +107,7 @@ pub fn inspect(path: impl AsRef<Path>, config: &OpenConfig, scan: Scan) -> Resul
     Ok(found)
 }
 
-/// The variables, with the values at some times.
+/// Reads the variables and summarises their values at some times.
 fn variables(fields: &dyn Fields, times: &[usize]) -> Result<Vec<Variable>> {
     let [_, _, rows, columns] = fields.shape();
     let mut all: Vec<Variable> = Vec::new();
@@ -140,7 +141,8 @@ fn variables(fields: &dyn Fields, times: &[usize]) -> Result<Vec<Variable>> {
 }
 
 impl Inspection {
-    /// Problems: properties that prevent or slow the reading of fields.
+    /// Returns the problems: properties that prevent or slow down reading, or make the values
+    /// unusable.
     pub fn problems(&self) -> &[String] {
         &self.problems
     }
@@ -194,8 +196,8 @@ impl Inspection {
     }
 }
 
-/// Read amplification of fields on a mesh: bytes decoded per byte needed, where each of the ranks
-/// along [lat, lon] is a process that reads its shard of one time.
+/// Returns the read amplification of fields on a mesh: bytes decoded per byte needed, if each of
+/// the ranks along [lat, lon] is a process of its own and reads its shard of one time.
 ///
 /// # Example
 /// ```
@@ -285,7 +287,7 @@ impl Values {
     }
 }
 
-/// The steps of a time axis with their numbers, the most frequent first.
+/// Returns the distinct steps of a time axis with their counts, most frequent first.
 fn steps(times: &[f64]) -> Vec<(f64, usize)> {
     let mut steps: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     steps.sort_by(f64::total_cmp);
@@ -295,7 +297,7 @@ fn steps(times: &[f64]) -> Vec<(f64, usize)> {
     runs
 }
 
-/// A time in its largest unit.
+/// Formats a duration in the largest unit that it reaches.
 fn duration(seconds: f64) -> String {
     let units = [(86400.0, "d"), (3600.0, "h"), (60.0, "min")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= *unit);
@@ -402,7 +404,7 @@ impl fmt::Display for Inspection {
     }
 }
 
-/// A number in at most eleven letters.
+/// Formats a number in at most eleven characters.
 fn number(value: f64) -> String {
     let magnitude = value.abs();
     match magnitude {

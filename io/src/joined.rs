@@ -1,4 +1,4 @@
-//! Several files or stores as one time axis.
+//! Several files or stores, joined along time.
 
 use std::ops::Range;
 use std::path::Path;
@@ -8,12 +8,12 @@ use ndarray::{Array4, s};
 use crate::fields::{check_box, check_units, same_calendar};
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic, times};
 
-/// Parts of a time axis, one after another.
+/// Consecutive parts of a time axis.
 #[derive(Debug)]
 pub(crate) struct Joined {
     parts: Vec<Box<dyn Fields>>,
     times: Vec<f64>,
-    /// Whether each channel is static: without times, and with the same cells in all parts.
+    /// Whether each channel is static: without a time dim, and with equal values in all parts.
     are_static: Vec<bool>,
 }
 
@@ -21,7 +21,8 @@ impl Joined {
     /// Joins parts in the order of their times.
     ///
     /// # Errors
-    /// No part; other channels, another grid, calendar or units than in the first; times that overlap.
+    /// No part; a part whose channels, grid, calendar or units differ from the first; times that
+    /// overlap.
     pub(crate) fn new(mut parts: Vec<Box<dyn Fields>>) -> Result<Self> {
         let start = |part: &dyn Fields| part.times().first().copied().unwrap_or(f64::INFINITY);
         parts.sort_by(|one, other| start(one).total_cmp(&start(other)));
@@ -88,8 +89,8 @@ impl Joined {
     }
 }
 
-/// Whether a channel has no times, and the same cells in all parts, which are read for that. One that cannot be read is not known
-/// to be static.
+/// Whether a channel has no time dim and equal values in all parts, which are read for the
+/// comparison. A channel that cannot be read does not count as static.
 fn is_static(parts: &[Box<dyn Fields>], channel: usize) -> bool {
     if !parts.iter().all(|part| part.describe(channel).is_static) {
         return false;
@@ -101,7 +102,7 @@ fn is_static(parts: &[Box<dyn Fields>], channel: usize) -> bool {
     let [rows, columns] = first.grid().shape();
     let cells = |part: &dyn Fields| {
         let field = part.read([0..1, channel..channel + 1, 0..rows, 0..columns]);
-        // As bits, because missing values are not equal to themselves.
+        // Compared as bits, because NaN is not equal to itself.
         field.ok().map(|field| field.mapv(f32::to_bits))
     };
     let first = cells(&**first);
@@ -148,7 +149,7 @@ impl Fields for Joined {
 
     fn time_step(&self) -> Result<f64> {
         match self.times.len() {
-            // A part may know more times than those of a period.
+            // A part that is restricted to a period may still know its full time axis.
             1 => self.first().time_step(),
             _ => times::step(self.path(), "time", &self.times, self.gaps()),
         }

@@ -11,12 +11,12 @@ use crate::agreement::{Fallible, agree};
 use crate::staged::Staged;
 use crate::{Error, Result};
 
-/// Writes a value as JSON, on rank 0. All ranks call this together. The file has its name when it is
-/// whole. NaN and infinities, which JSON lacks, become `null`.
+/// Writes a value as JSON on rank 0. All ranks must call this together. The file appears under its
+/// name only when it is complete. NaN and infinities, which JSON lacks, become `null`.
 ///
 /// # Errors
-/// On all ranks: a path that cannot be written; a value that JSON cannot hold, such as a map whose
-/// keys are not strings; a failure of communication.
+/// On all ranks: a path that cannot be written; a value that JSON cannot represent, such as a map
+/// whose keys are not strings; a failure of communication.
 ///
 /// # Example
 /// ```

@@ -1,18 +1,19 @@
 //! Field files, datasets, loaders and checkpoints.
 //!
-//! [`Fields`] on a latitude-longitude [`Grid`] over time lie in Zarr stores, NetCDF files and field
-//! files, all of which [`open`](fn@open) opens. A [`FieldFile`] has an HDF5 layout that h5py, netCDF, xarray
-//! and Makani read; a [`FieldWriter`] writes it. [`Statistics`] hold the mean
-//! and standard deviation of each channel, for normalisation. A [`FieldDataset`] forms samples from
-//! several files, and a [`FieldLoader`] distributes batches of them over the ranks of a mesh.
+//! [`open`](fn@open) reads [`Fields`] on a latitude-longitude [`Grid`] over time from Zarr stores,
+//! NetCDF files and field files. A [`FieldFile`] has an HDF5 layout that h5py, netCDF, xarray and
+//! Makani can read; a [`FieldWriter`] writes it. [`Statistics`] hold the mean and standard
+//! deviation of each channel, for normalisation. A [`FieldDataset`] forms samples from several
+//! files, and a [`FieldLoader`] distributes batches of them over the ranks of a mesh.
 //!
-//! All ranks write a forecast by a [`ForecastWriter`]. [`convert`](fn@convert) makes a Zarr store with the chunks of
-//! a mesh from fields of any format, and [`inspect`](fn@inspect) reports what a file or store holds.
+//! A [`ForecastWriter`] writes a forecast from all ranks. [`convert`](fn@convert) turns fields of
+//! any format into a Zarr store chunked for a mesh, and [`inspect`](fn@inspect) reports the
+//! contents and problems of a file or store.
 //!
-//! [`Checkpoints`] store the state of a program: each rank writes its part of a [`Snapshot`], and
-//! any mesh loads the [`Checkpoint`].
+//! [`Checkpoints`] save the state of a program: each rank writes its part of a [`Snapshot`], and a
+//! [`Checkpoint`] can be loaded on any mesh.
 //!
-//! This crate computes only the statistics of fields, and contains no models.
+//! This crate does no computation on fields beyond their statistics, and contains no models.
 
 mod agreement;
 mod alike;
@@ -86,7 +87,7 @@ pub use loader::{Batch, Epoch, FieldLoader};
 pub use loader_config::{LastBatch, LoaderConfig, Order, Source};
 pub use metadata::Metadata;
 pub use missing::Missing;
-/// Host arrays, at the version that this crate's interface uses.
+/// Host arrays, in the version used by the interface of this crate.
 pub use ndarray;
 pub use open::{OpenConfig, open};
 pub use output::{

@@ -2,41 +2,41 @@
 
 use burn::config::Config;
 
-/// The ranks that read the files.
+/// Ranks that read the files.
 ///
 /// See [`LoaderConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// Every rank reads its own box of cells, from a file system that all ranks share. The default.
+    /// Each rank reads its own box of cells, from a file system that all ranks share. The default.
     PerRank,
-    /// The first rank of the mesh reads whole samples and sends each rank its shard: for files on
-    /// the disk of one node.
+    /// The first rank of the mesh reads whole samples and sends each rank its shard. Suits files on
+    /// the local disk of one node.
     Scatter,
 }
 
-/// The order of samples in an epoch.
+/// Order of samples in an epoch.
 ///
 /// See [`LoaderConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// The order in the files.
+    /// Order in the files.
     Sequential,
-    /// A random order, another in every epoch; the seed and the number of the epoch determine it on
-    /// any mesh.
+    /// Random order, different in each epoch. It depends only on the seed and the number of the
+    /// epoch, not on the mesh.
     Shuffled {
-        /// The seed.
+        /// Seed of the random order.
         seed: u64,
     },
 }
 
-/// The handling of samples that do not fill a batch.
+/// Handling of the samples at the end of an epoch that do not fill a batch.
 ///
 /// See [`LoaderConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum LastBatch {
-    /// They are left out of the epoch.
+    /// Leaves them out of the epoch.
     Drop,
-    /// They make a smaller batch.
+    /// Yields them as a smaller batch.
     Keep,
 }
 
@@ -54,22 +54,22 @@ pub enum LastBatch {
 /// ```
 #[derive(Config, Debug)]
 pub struct LoaderConfig {
-    /// The number of samples in a batch, over all ranks.
+    /// Number of samples in a batch, over all ranks.
     pub batch_size: usize,
-    /// The ranks that read the files.
+    /// Ranks that read the files.
     #[config(default = "Source::PerRank")]
     pub source: Source,
-    /// The order of samples.
+    /// Order of samples.
     #[config(default = "Order::Sequential")]
     pub order: Order,
-    /// The handling of samples that do not fill a batch.
+    /// Handling of the samples at the end of an epoch that do not fill a batch.
     #[config(default = "LastBatch::Drop")]
     pub last_batch: LastBatch,
-    /// The number of batches that are kept ready in the background, besides the one being read and
-    /// the one in use.
+    /// Number of batches kept ready in the background, in addition to the one being read and the
+    /// one in use.
     #[config(default = "2")]
     pub prefetch: usize,
-    /// Extents of the shards along latitude and longitude, such as those of a [`Balance`](halocline_core::Balance) by the cells
-    /// with a value; even ones by default.
+    /// Extents of the shards along latitude and longitude, such as those of a
+    /// [`Balance`](halocline_core::Balance) by the cells that have values. Default even extents.
     pub extents: Option<[Vec<usize>; 2]>,
 }

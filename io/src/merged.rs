@@ -1,4 +1,4 @@
-//! Files or stores of the same times and grid, with channels of their own, as one.
+//! Files or stores with the same times and grid but different channels, merged into one.
 
 use std::ops::Range;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::fields::{check_box, same_calendar};
 use crate::selected::Selected;
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
 
-/// Parts with different channels, one after another, such as the surface and pressure levels.
+/// Parts with different channels, such as surface and pressure levels, in sequence.
 #[derive(Debug)]
 pub(crate) struct Merged {
     parts: Vec<Box<dyn Fields>>,
@@ -18,10 +18,11 @@ pub(crate) struct Merged {
 }
 
 impl Merged {
-    /// Merges parts in their order.
+    /// Merges parts in the given order.
     ///
     /// # Errors
-    /// Other times, another grid or calendar than in the first part; a channel of several parts.
+    /// No part; a part whose times, grid or calendar differ from the first; a channel in several
+    /// parts.
     pub(crate) fn new(parts: Vec<Box<dyn Fields>>) -> Result<Self> {
         let Some(first) = parts.first() else {
             return Err(Error::argument(
@@ -70,14 +71,14 @@ impl Merged {
     }
 }
 
-/// The number of times, the first and the last.
+/// Describes a time axis by the number of times, the first and the last.
 fn told(part: &dyn Fields) -> String {
     let date = |time: Option<&f64>| time.map_or("none".into(), |time| part.calendar().date(*time));
     let (first, last) = (date(part.times().first()), date(part.times().last()));
     format!("{} times from {first} to {last}", part.times().len())
 }
 
-/// Parts by their channels, in the order of the first of each.
+/// Groups parts by their set of channels. Groups are in the order of their first parts.
 pub(crate) fn by_channels(parts: Vec<Box<dyn Fields>>) -> Result<Vec<Vec<Box<dyn Fields>>>> {
     let sorted = |fields: &dyn Fields| {
         let mut names = fields.channels().to_vec();
@@ -90,7 +91,7 @@ pub(crate) fn by_channels(parts: Vec<Box<dyn Fields>>) -> Result<Vec<Vec<Box<dyn
             .iter_mut()
             .find(|group| sorted(&*group[0]) == sorted(&*part))
         {
-            // In the order of the first.
+            // Channels in the order of the group's first part.
             Some(group) => {
                 let names = group[0].channels().to_vec();
                 group.push(Selected::of(part, &names)?);
@@ -101,10 +102,12 @@ pub(crate) fn by_channels(parts: Vec<Box<dyn Fields>>) -> Result<Vec<Vec<Box<dyn
     Ok(groups)
 }
 
-/// Merges each part of the first group with those of the others that have its first time.
+/// Merges each part of the first group with the parts of the other groups that start at the same
+/// time.
 ///
 /// # Errors
-/// Groups of other sizes; a part without one of the same times; those of [`Merged::new`].
+/// Groups that differ in size; a part without a counterpart that starts at the same time; those of
+/// [`Merged::new`].
 pub(crate) fn merge_each(groups: Vec<Vec<Box<dyn Fields>>>) -> Result<Vec<Box<dyn Fields>>> {
     let mut groups = groups.into_iter();
     let mut all: Vec<Vec<Box<dyn Fields>>> = groups

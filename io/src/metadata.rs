@@ -8,7 +8,7 @@ use crate::field_file::{CHANNEL, FIELDS, LAT, LON};
 use crate::staged::Staged;
 use crate::{Error, Fields, Grid, Result};
 
-/// The name of the metadata's file.
+/// Name of the metadata file.
 const NAME: &str = "data.json";
 
 /// Properties that the files of a dataset share: Makani's `data.json`.
@@ -51,10 +51,10 @@ struct Coords {
 }
 
 impl Metadata {
-    /// The metadata of a file or store.
+    /// Collects the metadata of a file or store.
     ///
     /// # Errors
-    /// Those of [`Fields::time_step`].
+    /// Errors of [`Fields::time_step`].
     pub fn of(file: &impl Fields) -> Result<Self> {
         Ok(Self {
             h5_path: FIELDS.into(),
@@ -68,28 +68,29 @@ impl Metadata {
         })
     }
 
-    /// The names of the channels.
+    /// Returns the names of the channels.
     pub fn channels(&self) -> &[String] {
         &self.coords.channel
     }
 
-    /// The grid.
+    /// Returns the grid.
     pub fn grid(&self) -> &Grid {
         &self.coords.grid
     }
 
-    /// The time between two fields, in seconds; the most frequent one where steps differ.
+    /// Returns the time between consecutive fields, in seconds; the most frequent one if steps
+    /// differ.
     pub fn time_step(&self) -> f64 {
         self.dhours * 3600.0
     }
 
-    /// Checks that a file has these channels, this grid and this time step, which are those of the
+    /// Checks that a file has the same channels, grid and time step as `self`, the metadata of the
     /// file `reference`.
     pub(crate) fn check(&self, file: &impl Fields, reference: &Path) -> Result<()> {
         self.check_same(&Self::of(file)?, file.path(), reference)
     }
 
-    /// [`check`](Self::check) of the metadata of the file at `path`.
+    /// Checks like [`check`](Self::check), given the metadata `other` of the file at `path`.
     pub(crate) fn check_same(&self, other: &Self, path: &Path, reference: &Path) -> Result<()> {
         let differs = |property: &'static str, found: String, expected: String| {
             Err(Error::Differs {
@@ -118,14 +119,14 @@ impl Metadata {
     /// Reads `data.json` from a folder.
     ///
     /// # Errors
-    /// A file that does not exist, or is not such metadata.
+    /// A file that does not exist or does not hold such metadata.
     pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
         let path = folder.as_ref().join(NAME);
         let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
         serde_json::from_reader(BufReader::new(file)).map_err(|e| Error::io(&path, e))
     }
 
-    /// Writes `data.json` into a folder, which is created if it does not exist.
+    /// Writes `data.json` into a folder, creating the folder if it does not exist.
     ///
     /// # Errors
     /// A folder that cannot be created or written.
@@ -133,7 +134,7 @@ impl Metadata {
         self.stage(folder.as_ref())?.commit()
     }
 
-    /// Writes `data.json` under its temporary name, into a folder, which is created if it does not
+    /// Writes `data.json` under a temporary name into a folder, creating the folder if it does not
     /// exist.
     pub(crate) fn stage(&self, folder: &Path) -> Result<Staged> {
         std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;

@@ -24,13 +24,14 @@ use burn::config::Config;
 /// ```
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// Reading one is an error that names its index. The default everywhere.
+    /// Reading a missing value is an error that names its index. The default everywhere.
     Reject,
-    /// They are read as NaN (infinite values as they are), and statistics leave NaN out.
+    /// Missing values are read as NaN, infinite values unchanged. Statistics leave NaN out.
     Allow,
-    /// As [`Allow`](Self::Allow); and in samples the mean of their channel takes their place, which
-    /// is zero, because samples are [normalised](crate::FieldDataset::with_statistics). A batch has
-    /// a [mask](crate::Batch::mask) of the values that its targets have, and the forcing
-    /// `mask:NAME` is that of a channel `NAME` as an input.
+    /// Like [`Allow`](Self::Allow), but samples have the mean of the channel in place of missing
+    /// values, which is zero because samples are
+    /// [normalised](crate::FieldDataset::with_statistics). A batch has a [mask](crate::Batch::mask)
+    /// of the valid cells of its targets; the forcing `mask:NAME` provides the mask of a channel
+    /// `NAME` as an input.
     Fill,
 }

@@ -1,8 +1,8 @@
-/// Weight, mean and sum of squared deviations of a set of values. Two of them can be merged.
+/// Weight, mean and sum of squared deviations of a set of values, which can be merged.
 ///
 /// Chan, Golub, LeVeque: *Updating formulae and a pairwise algorithm for computing sample
-/// variances*, 1979. The mean of squares is never formed: for a field such as geopotential, the
-/// variance would be lost to cancellation.
+/// variances*, 1979. The mean of squares is never computed, because for fields such as geopotential
+/// the variance would be lost to cancellation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Moments {
     weight: f64,
@@ -11,7 +11,7 @@ pub(crate) struct Moments {
 }
 
 impl Moments {
-    /// The moments of values with a weight of `weight` each; NaN is left out.
+    /// Computes the moments of values of weight `weight` each, leaving out NaN.
     pub(crate) fn of(values: impl Iterator<Item = f64> + Clone, weight: f64) -> Self {
         let present = values.filter(|value| !value.is_nan());
         let (count, sum) = present
@@ -29,7 +29,7 @@ impl Moments {
         }
     }
 
-    /// The moments of the union of both sets.
+    /// Returns the moments of the union of both sets.
     pub(crate) fn merge(self, other: Self) -> Self {
         if self.weight == 0.0 {
             return other;
@@ -48,7 +48,7 @@ impl Moments {
         }
     }
 
-    /// Mean and standard deviation of the population, or `None` without values.
+    /// Returns mean and standard deviation of the population, or `None` without values.
     pub(crate) fn mean_and_std(self) -> Option<(f64, f64)> {
         let std = (self.squares / self.weight).sqrt();
         (self.weight > 0.0).then_some((self.mean, std))

@@ -1,8 +1,8 @@
-//! Strings in HDF5 files, of fixed and of variable length. For those of variable length, every
-//! bound is checked.
+//! Strings in HDF5 files, of fixed and variable length. For variable-length strings, every bound is
+//! checked.
 //!
 //! HDF5 1.10 trusts the description of the global heap in a file (HDF5 File Format Specification
-//! 3.0, section III.E), and crashes if it is damaged. Here damage is an error.
+//! 3.0, section III.E), and crashes if it is damaged. Here, damage is an error.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,15 +15,15 @@ use hdf5_metno::dataset::Layout;
 use hdf5_metno::types::{FixedAscii, FixedUnicode, TypeDescriptor, VarLenAscii, VarLenUnicode};
 use hdf5_metno::{Container, Dataset, H5Type};
 
-/// The longest string, in bytes, that is read from strings of fixed length.
+/// Longest fixed-length string that is read, in bytes.
 const FIXED: usize = 256;
-/// Bytes of an element: the length of the string, the address of a collection, and the number of an
-/// object in it.
+/// Bytes of an element: length of the string, address of a collection, and index of an object in
+/// it.
 const ELEMENT: usize = 16;
-/// Bytes before the objects of a collection, and before the bytes of each object.
+/// Bytes of the header of a collection, and of the header of each object.
 const HEADER: usize = 16;
-/// Size of the largest collection that is read. HDF5 creates them with 4 KiB, or as large as their
-/// only string.
+/// Size of the largest collection that is read. HDF5 creates collections of 4 KiB, or as large as
+/// their only string.
 const LARGEST: u64 = 1 << 24;
 
 /// Reads all strings of the dataset called `name`.
@@ -33,14 +33,14 @@ pub(crate) fn of_dataset(
     dataset: &Dataset,
 ) -> crate::Result<Vec<String>> {
     let error = |cause: String| crate::Error::data(path, name, cause);
-    // Each string takes `FIXED` bytes of memory, however short it is in the file.
+    // Each fixed-length string takes `FIXED` bytes of memory, however short it is in the file.
     let size = std::fs::metadata(path).map_err(|e| crate::Error::io(path, e))?;
     let limit = (1 << 20) + size.len().saturating_mul(16);
     if dataset.size().saturating_mul(FIXED) as u64 > limit {
         let cause = format!("{} names in a file of {} bytes", dataset.size(), size.len());
         return Err(error(cause));
     }
-    // Elements that lie in one piece are read here, with the checks that HDF5 lacks.
+    // Contiguous elements are read here, with the checks that HDF5 lacks.
     let kind = dataset.dtype().and_then(|dtype| dtype.to_descriptor());
     let in_heap = matches!(
         kind,
@@ -62,7 +62,7 @@ pub(crate) fn of_dataset(
     read_strings(dataset).map_err(|e| error(e.to_string()))
 }
 
-/// The strings of a dataset or an attribute, read by HDF5.
+/// Reads the strings of a dataset or an attribute with HDF5.
 pub(crate) fn read_strings(container: &Container) -> hdf5_metno::Result<Vec<String>> {
     fn read<T: H5Type + ToString>(container: &Container) -> hdf5_metno::Result<Vec<String>> {
         let strings: Vec<T> = container.read_raw()?;
@@ -77,11 +77,11 @@ pub(crate) fn read_strings(container: &Container) -> hdf5_metno::Result<Vec<Stri
     }
 }
 
-/// Whether addresses and lengths have eight bytes and count from the beginning of the file, as in
-/// nearly all files.
+/// Whether addresses and lengths have eight bytes and are relative to the beginning of the file, as
+/// in nearly all files.
 fn can_read(file: &mut File) -> Result<bool> {
     let start = bytes(file, 0, HEADER)?;
-    // Their sizes are at a place that depends on the version of the superblock.
+    // The position of their sizes depends on the version of the superblock.
     let sizes = if start[8] < 2 {
         &start[13..15]
     } else {
@@ -90,11 +90,11 @@ fn can_read(file: &mut File) -> Result<bool> {
     Ok(start.starts_with(b"\x89HDF\r\n\x1a\n") && sizes == [8, 8])
 }
 
-/// Reads the strings of a dataset of `count` elements that lies in one piece, from `offset` on.
+/// Reads the strings of a contiguous dataset of `count` elements at `offset`.
 fn read(file: &mut File, offset: u64, count: usize) -> Result<Vec<String>> {
     let size = file.metadata()?.len();
-    // Without overlaps, neither strings nor heaps have more bytes than the file. Overlapping ones
-    // could take much more memory than that.
+    // Strings and heaps that do not overlap have no more bytes than the file. Overlapping ones,
+    // which could take much more memory, are refused.
     let mut left = [size; 2];
     let mut spend = |kind: usize, bytes: u64| match left[kind].checked_sub(bytes) {
         Some(rest) => {
@@ -132,10 +132,10 @@ fn read(file: &mut File, offset: u64, count: usize) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// A collection of the global heap.
+/// Collection of the global heap.
 struct Heap {
     bytes: Vec<u8>,
-    /// The byte ranges of its objects, by number.
+    /// Byte ranges of the objects, by index.
     objects: HashMap<u64, Range<usize>>,
 }
 
@@ -170,7 +170,7 @@ impl Heap {
     }
 }
 
-/// Reads `length` bytes of a file from `offset` on.
+/// Reads `length` bytes of a file at `offset`.
 fn bytes(file: &mut File, offset: u64, length: usize) -> Result<Vec<u8>> {
     let end = offset.checked_add(length as u64);
     if end.is_none_or(|end| end > u64::MAX / 2) || file.metadata()?.len() < end.unwrap_or(0) {

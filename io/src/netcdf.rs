@@ -1,4 +1,4 @@
-//! NetCDF files: the classic formats (NetCDF-3, CDF-5), and NetCDF-4.
+//! NetCDF files: the classic formats (NetCDF-3, CDF-5) and NetCDF-4.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -25,12 +25,12 @@ use crate::compressed::{limit, zstandard_bound};
 use crate::file_bytes::FileBytes;
 use crate::{Error, Result};
 
-/// Largest number of values of an attribute that is kept.
+/// Largest number of values in an attribute; longer ones are not kept.
 const MAX_VALUES: usize = 64;
 
-/// HDF5's number of the filter of Zstandard.
+/// Registered HDF5 filter ID of Zstandard.
 const ZSTANDARD: u16 = 32015;
-/// HDF5's numbers of the filters that are decoded.
+/// HDF5 IDs of the filters that are supported.
 const DECODED: [u16; 7] = [
     FILTER_DEFLATE,
     FILTER_SHUFFLE,
@@ -40,7 +40,7 @@ const DECODED: [u16; 7] = [
     FILTER_SCALEOFFSET,
     ZSTANDARD,
 ];
-/// Names of registered filters that are not decoded, by HDF5's numbers.
+/// Names of registered filters that are not supported, by HDF5 ID.
 const OTHERS: [(u16, &str); 7] = [
     (307, "bzip2"),
     (32000, "LZF"),
@@ -51,13 +51,13 @@ const OTHERS: [(u16, &str); 7] = [
     (32026, "Blosc2"),
 ];
 
-/// The variables of the root group of a NetCDF file.
+/// Variables of the root group of a NetCDF file.
 pub(crate) struct NetCdf {
     path: PathBuf,
     file: NcFile,
     bytes: Arc<FileBytes>,
     variables: Vec<Variable>,
-    /// The type of the numbers of every variable.
+    /// Number type of each variable.
     types: Vec<NcType>,
     unreadable: Vec<(String, String)>,
 }
@@ -74,8 +74,8 @@ impl NetCdf {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// A file that is not NetCDF or is truncated; an extent that a file of its size cannot hold; fields in other groups
-    /// only.
+    /// A file that is not NetCDF or is truncated; an extent that a file of its size cannot hold;
+    /// fields only in groups other than the root.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let unreadable = |cause: String| Error::Unreadable {
             path: path.into(),
@@ -84,7 +84,7 @@ impl NetCdf {
         };
         let bytes = FileBytes::open(path, usize::MAX).map_err(|e| Error::io(path, e))?;
         let bytes = Arc::new(bytes);
-        // Bytes of the largest decoded chunk of all variables, once these are known.
+        // Decoded bytes of the largest chunk of all variables; set when these are known.
         let largest = Arc::new(AtomicU64::new(0));
         let open = |metadata_mode| {
             let options = NcOpenOptions {
@@ -101,7 +101,8 @@ impl NetCdf {
             .transpose();
         let hdf5 = hdf5.map_err(|e| unreadable(e.to_string()))?;
         if let (Err(error), Some(hdf5)) = (file.variables(), &hdf5) {
-            // A text that is not UTF-8, such as the name of an institution, leaves the fields as they are.
+            // Text that is not UTF-8, such as the name of an institution, does not affect the
+            // fields.
             let is_text = error.to_string().contains("utf-8");
             let lenient = is_text.then(|| open(NcMetadataMode::Lossy).ok()).flatten();
             let lenient = lenient.filter(|file| keeps_fields(file, hdf5));
@@ -110,7 +111,7 @@ impl NetCdf {
         let (mut variables, mut types, mut filtered) = (Vec::new(), Vec::new(), Vec::new());
         for found in file.variables().map_err(|e| unreadable(e.to_string()))? {
             let shape = found.shape();
-            // Each index has some bytes.
+            // Each index takes up some bytes, so a larger extent means damage.
             if let Some(extent) = shape.iter().find(|extent| **extent > bytes.len()) {
                 let found_text = format!("{shape:?}, with an extent of {extent}");
                 let expected = format!("extents that a file of {} bytes can hold", bytes.len());
@@ -133,7 +134,7 @@ impl NetCdf {
             variables.push(variable);
             types.push(found.dtype().clone());
         }
-        // A field has two dims at least.
+        // A field has at least two dims.
         let mut held = variables.iter().map(|variable| variable.dims.len());
         if filtered.is_empty()
             && held.all(|dims| dims < 2)
@@ -160,7 +161,7 @@ impl NetCdf {
         })
     }
 
-    /// Reads a box of a variable of numbers of this type, chunks on all threads.
+    /// Reads a box of a variable with numbers of type `T`, decoding chunks on all threads.
     fn numbers<T: NcReadable>(
         &self,
         variable: usize,
@@ -175,7 +176,7 @@ impl NetCdf {
         }
     }
 
-    /// Reads a box of a variable of numbers of this type as f64.
+    /// Reads a box of a variable with numbers of type `T` as f64.
     fn widened<T: NcReadable + Into<f64>>(
         &self,
         variable: usize,
@@ -227,7 +228,7 @@ impl Container for NetCdf {
             NcType::UShort => self.widened::<u16>(variable, cells),
             NcType::Int => self.widened::<i32>(variable, cells),
             NcType::UInt => self.widened::<u32>(variable, cells),
-            // Integers of 64 bits, which are not all exact in f64.
+            // 64-bit integers, not all of which are exact in f64.
             _ => self
                 .file
                 .read_variable_slice_as_f64(name, &self.slice(cells)),
@@ -248,7 +249,7 @@ impl Container for NetCdf {
     }
 }
 
-/// The filters that are decoded, of a file whose largest decoded chunk has so many bytes.
+/// Registers the decoder of Zstandard, for a file whose largest decoded chunk has `largest` bytes.
 fn filters(largest: Arc<AtomicU64>) -> FilterRegistry {
     let mut filters = FilterRegistry::new();
     let decode = move |_: &FilterDescription, data: &[u8], _: usize| {
@@ -258,7 +259,7 @@ fn filters(largest: Arc<AtomicU64>) -> FilterRegistry {
     filters
 }
 
-/// Decodes a chunk by Zstandard, unless it claims more memory than chunks take.
+/// Decodes a chunk with Zstandard, unless it claims more memory than a chunk can take.
 fn zstandard(data: &[u8], largest: u64) -> hdf5_reader::error::Result<Vec<u8>> {
     let bound = zstandard_bound(data).filter(|bound| *bound <= limit(largest));
     let Some(bound) = bound else {
@@ -269,7 +270,7 @@ fn zstandard(data: &[u8], largest: u64) -> hdf5_reader::error::Result<Vec<u8>> {
     decoded.map_err(|error| ChunkError::DecompressionError(error.to_string()))
 }
 
-/// Describes a filter of a dataset that is not decoded, if there is one.
+/// Describes the first filter of a dataset that is not supported, if there is one.
 fn undecoded(file: &Hdf5File, dataset: &Dataset) -> Option<String> {
     let header = file.get_or_parse_header(dataset.address()).ok()?;
     let pipelines = header.messages.iter().filter_map(|message| match message {
@@ -288,7 +289,7 @@ fn undecoded(file: &Hdf5File, dataset: &Dataset) -> Option<String> {
     ))
 }
 
-/// Attributes on which values depend.
+/// Attributes that affect the meaning of values.
 const MEANINGS: [&str; 8] = [
     "_FillValue",
     "missing_value",
@@ -300,7 +301,8 @@ const MEANINGS: [&str; 8] = [
     "standard_name",
 ];
 
-/// Whether a file whose metadata were read in part has all on which values and dims of its variables depend.
+/// Whether a file whose metadata were only partly read still has all attributes and dims that
+/// affect its variables.
 fn keeps_fields(file: &NcFile, hdf5: &Hdf5File) -> bool {
     let keeps = |found: &NcVariable| {
         let Ok(dataset) = hdf5.dataset(found.name()) else {

@@ -1,4 +1,4 @@
-//! Opening fields of any format.
+//! Opening of fields of any format.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -18,10 +18,11 @@ use crate::selected::{Selected, find};
 use crate::zarr::{self, ZarrStore};
 use crate::{Error, FieldFile, Fields, Gaps, Missing, Period, Result};
 
-/// Opens a field file, a Zarr store or a NetCDF file. The content tells which it is, not the name.
+/// Opens a field file, a Zarr store or a NetCDF file. The format is recognised by content, not by
+/// name.
 ///
 /// # Errors
-/// Those of [`OpenConfig::open`].
+/// Errors of [`OpenConfig::open`].
 ///
 /// # Example
 /// ```no_run
@@ -33,7 +34,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Fields>> {
     OpenConfig::new().open(path)
 }
 
-/// Choices for opening fields: channels, missing values, gaps in time, units of time, a period.
+/// Configuration for opening fields: channels, missing values, gaps in time, units of time, period.
 ///
 /// # Example
 /// ```
@@ -51,15 +52,15 @@ pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Fields>> {
 /// let fields = OpenConfig::of_channels(&["t2m", "z@850"]).open(&path)?;
 /// assert_eq!(fields.channels(), ["t2m", "z@850"]);
 /// assert_eq!(fields.read([0..1, 0..2, 0..1, 0..1])?[[0, 0, 0, 0]], 2.0);
-/// // Without a level, all of them.
+/// // A name without a level selects all levels.
 /// let fields = OpenConfig::of_channels(&["z"]).open(&path)?;
 /// assert_eq!(fields.channels(), ["z@850", "z@500"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Config, Debug)]
 pub struct OpenConfig {
-    /// The names of the channels, in the order in which they are read: a variable, one level of it
-    /// as `z@500`, or all its levels as `z`. Default all channels, in the order of the file.
+    /// Names of the channels, in the order in which they are read: a variable, one level of it as
+    /// `z@500`, or all its levels as `z`. Default all channels, in the order of the file.
     pub channels: Option<Vec<String>>,
     /// Handling of missing values.
     #[config(default = "Missing::Reject")]
@@ -70,28 +71,28 @@ pub struct OpenConfig {
     /// Units of the time axis of Zarr stores and NetCDF files, such as `hours since 1940-01-01`, in
     /// place of those in the file.
     pub time_units: Option<String>,
-    /// The part of the time axis that is read. Default all of it.
+    /// Part of the time axis that is read. Default all of it.
     pub period: Option<Period>,
 }
 
 impl OpenConfig {
-    /// The default choices, with these channels.
+    /// Creates the default configuration with these channels.
     pub fn of_channels(channels: &[impl AsRef<str>]) -> Self {
         let names = channels.iter().map(|name| name.as_ref().to_owned());
         Self::new().with_channels(Some(names.collect()))
     }
 
-    /// Opens a field file, a Zarr store or a NetCDF file. The content tells which it is.
+    /// Opens a field file, a Zarr store or a NetCDF file. The format is recognised by content.
     ///
-    /// Every variable on the dims of a latitude and a longitude is a channel, and so is every level
-    /// of a variable with one more dim; those on another grid or time axis than the first are not.
-    /// A variable without a time is the same at all times. Without any time, a file has one time,
-    /// that of its scalar coordinate or else zero.
+    /// Every variable on the dims of a latitude and a longitude is a channel; if it has one more
+    /// dim, every level is a channel. Variables on another grid or time axis than the first one are
+    /// left out. A variable without a time dim has the same values at all times. A file without a
+    /// time axis has one time, that of its scalar time coordinate, or else zero.
     ///
     /// # Errors
-    /// A path that does not exist; a file or folder of no format above, or damaged; no such
-    /// channel; coordinates that are no grid; times that do not rise, or whose units or calendar
-    /// are not supported; `time_units` for a field file.
+    /// A path that does not exist; a file or folder of another format, or damaged; a channel that
+    /// does not exist; coordinates that do not form a grid; times that do not increase, or whose
+    /// units or calendar are not supported; `time_units` for a field file.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Box<dyn Fields>> {
         let path = path.as_ref();
         let fields: Box<dyn Fields> = match format(path)? {
@@ -114,31 +115,31 @@ impl OpenConfig {
         }
     }
 
-    /// Opens several files or stores, each with a time axis of its own. Those without a time in the
-    /// [period](Self::period) are left out. Files with other channels of the same times and grid, such as the
-    /// surface and pressure levels, are one.
+    /// Opens several files or stores, each with its own time axis. Leaves out those without a time
+    /// in the [period](Self::period). Merges files with the same times and grid but different
+    /// channels, such as surface and pressure levels.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open); no time in the period; files with other channels and other times or
-    /// another grid, or with some channels in common.
+    /// Errors of [`open`](Self::open); no time in the period; files with different channels that
+    /// differ in times or grid, or share some channels.
     pub fn open_each(&self, paths: &[impl AsRef<Path>]) -> Result<Vec<Box<dyn Fields>>> {
         let mut groups = by_channels(self.in_period(paths)?)?;
         let files = match groups.len() {
             0 | 1 => groups.pop().unwrap_or_default(),
             _ => merge_each(groups)?,
         };
-        // A channel that is chosen may be in none of those with times in the period.
+        // A chosen channel may be in none of the files that have times in the period.
         files
             .into_iter()
             .map(|fields| self.selected(fields))
             .collect()
     }
 
-    /// Opens several files or stores as one time axis, in the order of their times. Files with other channels are
-    /// each joined, and then one.
+    /// Opens several files or stores as one time axis, in the order of their times. Files with the
+    /// same channels are joined first; the results are then merged.
     ///
     /// # Errors
-    /// Those of [`open_each`](Self::open_each); no path; another grid than in the first; times that overlap.
+    /// Errors of [`open_each`](Self::open_each); no paths; grids that differ; times that overlap.
     pub fn open_joined(&self, paths: &[impl AsRef<Path>]) -> Result<Box<dyn Fields>> {
         let mut groups = by_channels(self.in_period(paths)?)?;
         if groups.len() < 2 {
@@ -151,7 +152,7 @@ impl OpenConfig {
         self.selected(Box::new(Merged::new(joined.collect::<Result<_>>()?)?))
     }
 
-    /// Opens files, and leaves those out that have no time in the period.
+    /// Opens files, leaving out those without a time in the period.
     fn in_period(&self, paths: &[impl AsRef<Path>]) -> Result<Vec<Box<dyn Fields>>> {
         let mut parts = self.open_parts(paths)?;
         let count = parts.len();
@@ -178,9 +179,10 @@ impl OpenConfig {
         Err(Error::argument("period", got, expected))
     }
 
-    /// Opens files each with all channels that are chosen, or else each with those that it has.
+    /// Opens each file with all chosen channels or, if some file lacks one, each with those that it
+    /// has.
     fn open_parts(&self, paths: &[impl AsRef<Path>]) -> Result<Vec<Box<dyn Fields>>> {
-        // Each takes a descriptor or two.
+        // Each file takes a descriptor or two.
         raise_descriptor_limit();
         let whole: Result<Vec<_>> = paths.iter().map(|path| self.open(path)).collect();
         let (Err(error), Some(chosen)) = (&whole, &self.channels) else {
@@ -213,7 +215,7 @@ impl OpenConfig {
             .iter()
             .map(|path| part(path.as_ref()))
             .collect::<Result<_>>()?;
-        // Where all have the same channels, some channel is in none.
+        // If all files have the same channels, a chosen channel is in none of them.
         if parts
             .windows(2)
             .all(|pair| pair[0].channels() == pair[1].channels())
@@ -224,7 +226,7 @@ impl OpenConfig {
         }
     }
 
-    /// The chosen channels of fields that were merged, in their order.
+    /// Selects the chosen channels of fields, in the chosen order.
     fn selected(&self, fields: Box<dyn Fields>) -> Result<Box<dyn Fields>> {
         match &self.channels {
             Some(channels) => Selected::of(fields, channels),
@@ -238,14 +240,14 @@ impl OpenConfig {
     }
 }
 
-/// The formats, by their reader.
+/// Format, by its reader.
 enum Format {
     FieldFile,
     Zarr,
     NetCdf,
 }
 
-/// The name of the format of a file or folder.
+/// Returns the name of the format of a file or folder.
 pub(crate) fn format_name(path: &Path) -> Result<&'static str> {
     Ok(match format(path)? {
         Format::FieldFile => "field file (HDF5)",
@@ -267,7 +269,7 @@ fn format(path: &Path) -> Result<Format> {
         let error = std::io::Error::new(ErrorKind::IsADirectory, cause);
         return Err(Error::io(path, error));
     }
-    // Opening a pipe without a writer never ends.
+    // Opening a pipe without a writer would block forever.
     if !found.is_file() {
         return FieldFile::open(path).map(|_| Format::FieldFile);
     }
@@ -285,7 +287,7 @@ fn format(path: &Path) -> Result<Format> {
         }
         [b'C', b'D', b'F', 1 | 2 | 5, ..] => Ok(Format::NetCdf),
         b"\x89HDF\r\n\x1a\n" if !is_field_file(path) => Ok(Format::NetCdf),
-        // HDF5, after a block of the user, or an error of its own.
+        // HDF5, possibly after a user block, or a file for which `FieldFile` reports the error.
         _ => Ok(Format::FieldFile),
     }
 }

@@ -1,4 +1,4 @@
-//! Packed and missing values by the CF conventions (CF 1.11, sections 2.5.1 and 8.1).
+//! Unpacking and missing values by the CF conventions (CF 1.11, sections 2.5.1 and 8.1).
 
 use std::fmt;
 use std::ops::Range;
@@ -11,19 +11,19 @@ use rayon::prelude::*;
 use crate::attributes::Attributes;
 use crate::{Error, Missing, Result};
 
-/// The attributes that list missing values.
+/// Attributes that list missing values.
 const SENTINELS: [&str; 2] = ["_FillValue", "missing_value"];
 const SCALE: &str = "scale_factor";
 const OFFSET: &str = "add_offset";
 
-/// Types of stored numbers that packing distinguishes.
+/// Type of stored numbers, as far as packing depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NumberType {
-    /// Floats in single precision.
+    /// Single-precision floats.
     Single,
-    /// Signed integers, which may stand for unsigned ones.
+    /// Signed integers, which may represent unsigned ones.
     Signed {
-        /// Bytes of each.
+        /// Size in bytes.
         bytes: usize,
     },
     /// Floats of other precisions, and unsigned integers.
@@ -31,35 +31,36 @@ pub(crate) enum NumberType {
 }
 
 /// Conversion of the stored numbers of a dataset to values: `scale_factor · number + add_offset`,
-/// except for numbers that stand for a missing value.
+/// except for numbers that represent a missing value.
 #[derive(Debug)]
 pub(crate) struct Packing {
-    /// Difference of negative numbers from the unsigned ones for which they stand.
+    /// Value to add to negative numbers to obtain the unsigned ones that they represent.
     wrap: Option<f64>,
     sentinels: Vec<Sentinel>,
-    /// Factor and offset, if the dataset has one of them.
+    /// Factor and offset, if the dataset has at least one of them.
     scale: Option<(f64, f64)>,
 }
 
-/// A number that stands for a missing value.
+/// Number that represents a missing value.
 #[derive(Debug)]
 pub(crate) struct Sentinel {
     attribute: &'static str,
     value: f64,
-    /// Whether the dataset or the attribute has single precision, in which 1e20 has other bits.
+    /// Whether the dataset or the attribute has single precision, so that values such as 1e20 must
+    /// be compared in single precision.
     single: bool,
 }
 
 impl Packing {
-    /// Reads the packing of a dataset, whose numbers are stored as `stored`.
+    /// Reads the packing of a dataset whose numbers have the type `stored`.
     ///
     /// # Errors
-    /// Attributes that are not numbers, or describe a packing that is not supported.
+    /// Attributes of the wrong type, or that describe an unsupported packing.
     pub(crate) fn of(attributes: &impl Attributes, stored: NumberType) -> Result<Self> {
         let unsigned = attributes.text("_Unsigned")?;
         let wrap = match (unsigned.as_deref(), stored) {
             (Some("true"), NumberType::Signed { bytes }) => Some((8.0 * bytes as f64).exp2()),
-            // It changes neither floats nor integers that are unsigned.
+            // The attribute does not affect floats or unsigned integers.
             (None | Some("true" | "false"), _) => None,
             (Some(other), _) => {
                 return Err(attributes.refused("_Unsigned", other, "true or false"));
@@ -83,7 +84,7 @@ impl Packing {
                 continue;
             };
             let single = numbers.single || stored == NumberType::Single;
-            // NaN stands for a missing value in any case.
+            // NaN is a missing value in any case.
             let named = numbers.values.into_iter().filter(|value| !value.is_nan());
             sentinels.extend(named.map(|value| Sentinel {
                 attribute,
@@ -116,7 +117,8 @@ impl Packing {
         self.wrap.is_none() && self.sentinels.is_empty() && self.scale.is_none()
     }
 
-    /// The values of a box of numbers of the dataset called `dataset`.
+    /// Unpacks the numbers of the box `cells` of a dataset, whose path and name for errors are
+    /// `attributes`.
     ///
     /// # Errors
     /// Missing values, if they are [rejected](Missing::Reject).
@@ -152,7 +154,7 @@ impl Packing {
         }
     }
 
-    /// The sentinel that a stored number equals, if any.
+    /// Returns the sentinel that a stored number equals, if any.
     fn missing(&self, stored: f64) -> Option<&Sentinel> {
         let stored = unwrapped(stored, self.wrap);
         self.sentinels.iter().find(|sentinel| {
@@ -160,7 +162,7 @@ impl Packing {
         })
     }
 
-    /// The value of a stored number, NaN if it is missing.
+    /// Unpacks a stored number; returns NaN if it is missing.
     pub(crate) fn value(&self, stored: f64) -> f64 {
         if self.missing(stored).is_some() {
             return f64::NAN;
@@ -171,7 +173,7 @@ impl Packing {
     }
 }
 
-/// The unsigned number for which a stored one stands, if it stands for one.
+/// Returns the unsigned number that a stored one represents, or the number itself without `wrap`.
 fn unwrapped(stored: f64, wrap: Option<f64>) -> f64 {
     match wrap {
         Some(wrap) if stored < 0.0 => stored + wrap,
@@ -179,14 +181,14 @@ fn unwrapped(stored: f64, wrap: Option<f64>) -> f64 {
     }
 }
 
-/// Numbers of a dataset, in the precision in which they are read.
+/// Numbers of a dataset, in the precision in which they were read.
 pub(crate) enum Stored<D: Dimension> {
     Single(Array<f32, D>),
     Double(Array<f64, D>),
 }
 
 impl<D: Dimension> Stored<D> {
-    /// Bytes of memory.
+    /// Size in memory, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Single(numbers) => numbers.len() * 4,
@@ -195,10 +197,10 @@ impl<D: Dimension> Stored<D> {
     }
 }
 
-/// Whether there are no infinite numbers and no NaN, in vectors on all threads.
+/// Whether all values are finite; vectorised, on all threads.
 fn all_finite(values: &[f32]) -> bool {
     const LANES: usize = 16;
-    // Zero times a finite number is zero; times another one it is NaN, which stays in the sum.
+    // Zero times a finite number is zero; times any other it is NaN, which persists in the sum.
     let finite = |part: &[f32]| {
         let (vectors, rest) = part.as_chunks::<LANES>();
         let mut sums = [0.0; LANES];
@@ -212,8 +214,8 @@ fn all_finite(values: &[f32]) -> bool {
     values.par_chunks(1 << 16).all(finite)
 }
 
-/// Checks that a box has no missing number, unless they are allowed. `describe` gives the text of a
-/// number if it is missing.
+/// Checks that a box has no missing numbers, unless they are allowed. `describe` returns a
+/// description of a number if it is missing.
 fn check<T: Copy, D: Dimension>(
     numbers: &Array<T, D>,
     missing: Missing,
@@ -224,7 +226,7 @@ fn check<T: Copy, D: Dimension>(
     if missing != Missing::Reject {
         return Ok(());
     }
-    // The position in the order of the dims, from which the index follows.
+    // Position in row-major order, from which the index is computed.
     let mut numbers_in_order = numbers.iter().enumerate();
     let Some((position, found)) =
         numbers_in_order.find_map(|(position, &number)| Some((position, describe(number)?)))

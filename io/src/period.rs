@@ -1,4 +1,4 @@
-//! Parts of time axes.
+//! Periods: parts of time axes.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,8 +11,8 @@ use crate::fields::check_box;
 use crate::time_units::parse_time;
 use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic};
 
-/// A part of a time axis, between two dates such as `2018-01-01` or `2018-01-01T06:00`, UTC. The date
-/// at its end does not belong to it.
+/// Half-open part of a time axis between two UTC dates such as `2018-01-01` or `2018-01-01T06:00`.
+/// The end date is excluded.
 ///
 /// # Example
 /// ```
@@ -38,29 +38,29 @@ use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Period {
-    /// The first date. Default the beginning of the files.
+    /// First date, inclusive. Default the beginning of the files.
     pub from: Option<String>,
-    /// The date after the last one. Default the end of the files.
+    /// End date, exclusive. Default the end of the files.
     pub until: Option<String>,
 }
 
 impl Period {
-    /// From a date on.
+    /// Creates the period from a date on.
     pub fn since(date: &str) -> Self {
         let from = Some(date.into());
         Self { from, until: None }
     }
 
-    /// Before a date.
+    /// Creates the period before a date.
     pub fn until(date: &str) -> Self {
         let until = Some(date.into());
         Self { from: None, until }
     }
 
-    /// Whether some time may belong to both.
+    /// Whether a time may belong to both periods.
     ///
     /// # Errors
-    /// A text that is no date of the calendar.
+    /// A text that is not a date of the calendar.
     ///
     /// # Example
     /// ```
@@ -82,10 +82,10 @@ impl Period {
         Ok(from(self)?.max(from(other)?) < until(self)?.min(until(other)?))
     }
 
-    /// The times of a rising axis that belong to it.
+    /// Returns the range of an increasing time axis that lies in the period.
     ///
     /// # Errors
-    /// A text that is no date of the calendar.
+    /// A text that is not a date of the calendar.
     fn range(&self, times: &[f64], calendar: Calendar) -> Result<Range<usize>> {
         let place = |date: &Option<String>, default: usize| match date {
             None => Ok(default),
@@ -110,7 +110,7 @@ impl fmt::Display for Period {
     }
 }
 
-/// The fields of a period.
+/// Fields restricted to a period.
 #[derive(Debug)]
 pub(crate) struct Within {
     fields: Box<dyn Fields>,
@@ -161,7 +161,7 @@ impl Fields for Within {
         self.fields.missing()
     }
 
-    /// That of all times, of which the period may hold one only.
+    /// Returns the step of the full time axis, since the period may contain a single time.
     fn time_step(&self) -> Result<f64> {
         self.fields.time_step()
     }

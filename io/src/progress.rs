@@ -50,7 +50,7 @@ impl Progress {
         self.0.set_message(title.into());
     }
 
-    /// The number of completed steps.
+    /// Returns the number of completed steps.
     pub fn steps(&self) -> usize {
         self.0.position() as usize
     }

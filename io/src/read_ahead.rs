@@ -1,4 +1,4 @@
-//! Reading batches in the background.
+//! Background reading of batches.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use ndarray::Array3;
 use crate::sample::Part;
 use crate::{Error, FieldDataset, Result};
 
-/// The cells of every part of a batch that a rank reads.
+/// Data of each part of a batch that a rank reads.
 pub(crate) type HostBatch = [TensorData; 3];
 
-/// The samples of a batch, and the boxes to read of its parts.
+/// Samples of a batch, and the boxes of its parts to read.
 pub(crate) type Job = (Vec<usize>, [IndexBox; 3]);
 
-/// Receiver of the batches that a thread reads.
+/// Receiver of batches read by a background thread.
 #[derive(Debug)]
 pub(crate) struct ReadAhead(Receiver<Result<HostBatch>>);
 
 impl ReadAhead {
-    /// Starts a thread that reads at most `depth` batches more than have been taken.
+    /// Starts a thread that keeps up to `depth` batches ready, in addition to the one being read.
     ///
     /// The thread ends after the last batch, at the first error, or when the receiver is dropped.
     pub(crate) fn start(dataset: Arc<FieldDataset>, jobs: Vec<Job>, depth: usize) -> Self {

@@ -2,16 +2,17 @@
 
 use ndarray::{Array3, ArrayViewMut3};
 
-/// An input, and the targets to be predicted from it.
+/// Input, forcings, and the targets to be predicted from them.
 ///
 /// See [`FieldDataset`](crate::FieldDataset) for an example.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// Input, [history · inputs, lat, lon], the earliest time first.
     pub input: Array3<f32>,
-    /// Forcings at the time from which each step starts, [steps · forcings, lat, lon].
+    /// Forcings at the start of each step, [steps · forcings, lat, lon].
     pub forcing: Array3<f32>,
-    /// Targets, [steps · targets, lat, lon]. Missing values are NaN, also with [`Missing::Fill`](crate::Missing::Fill).
+    /// Targets, [steps · targets, lat, lon]. Missing values are NaN, even with
+    /// [`Missing::Fill`](crate::Missing::Fill).
     pub target: Array3<f32>,
     /// Time of the present, the last time of the input, in seconds since 1970-01-01 UTC.
     pub time: f64,
@@ -19,7 +20,7 @@ pub struct Sample {
     pub lead: f64,
 }
 
-/// The parts of a sample.
+/// Part of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Input,
@@ -34,7 +35,7 @@ impl Part {
 /// Subtracts the mean of each channel and divides by its standard deviation.
 pub(crate) fn normalize(mut values: ArrayViewMut3<'_, f32>, scale: &[(f64, f64)]) {
     for (mut field, (mean, std)) in values.outer_iter_mut().zip(scale) {
-        // In f64, because a geopotential differs from its mean only in the last digits of f32.
+        // In f64, because geopotential differs from its mean only in the last digits of f32.
         field.mapv_inplace(|value| ((f64::from(value) - mean) / std) as f32);
     }
 }

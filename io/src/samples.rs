@@ -1,16 +1,16 @@
-//! The times of samples on a time axis.
+//! Selection of the times of samples on a time axis.
 
 use std::fmt;
 
 use crate::Gaps;
 use crate::times::close;
 
-/// The times of a sample, as indices.
+/// Times of a sample, as indices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SampleTimes {
-    /// The times of the input, of which the last is the present.
+    /// Times of the input; the last one is the present.
     pub(crate) inputs: Vec<usize>,
-    /// The time of every target, each a lead after the one before it.
+    /// Times of the targets, each one lead after the previous one.
     pub(crate) targets: Vec<usize>,
 }
 
@@ -20,10 +20,10 @@ impl SampleTimes {
     }
 }
 
-/// The distance from the present to the first target, and from each target to the next.
+/// Time from the present to the first target, and from each target to the next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Lead {
-    /// A number of times of the axis.
+    /// Number of steps along the axis.
     Steps(usize),
     /// Seconds.
     Time(f64),
@@ -38,8 +38,8 @@ impl fmt::Display for Lead {
     }
 }
 
-/// The samples of a time axis of rising `times` with a usual `step`, in their order. Each has a number of inputs, so many
-/// seconds or else one time of the axis apart, and `targets` targets.
+/// Lists the samples of a time axis of increasing `times` with the usual `step`, in order. Each has
+/// `history` inputs, `apart` seconds or one step of the axis apart, and `targets` targets.
 pub(crate) fn samples(
     times: &[f64],
     step: f64,
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(steps(1, Gaps::Skip), [(0, 1), (1, 2), (3, 4)]);
         assert_eq!(steps(2, Gaps::Skip), [(1, 2)]);
         assert_eq!(steps(2, Gaps::Allow), [(1, 2), (2, 3), (3, 4)]);
-        // By time, a target beyond the gap is a target.
+        // If the lead is a time, a target may lie beyond the gap.
         let time = |history, gaps| pairs(&times, history, Lead::Time(12.0), gaps);
         assert_eq!(time(1, Gaps::Skip), [(0, 2), (2, 3)]);
         assert_eq!(time(2, Gaps::Allow), [(2, 3)]);

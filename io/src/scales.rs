@@ -1,24 +1,25 @@
-//! Dimension scales: links from the dims of a dataset to the datasets of their coordinates.
+//! Dimension scales, which link the dims of a dataset to the datasets of their coordinates.
 //!
-//! They are attributes (HDF5 Dimension Scale Specification, version 1): a scale has `CLASS` and
-//! `NAME`, the dataset refers to its scales in `DIMENSION_LIST`, and each scale back to the dataset
-//! in `REFERENCE_LIST`. The bindings lack HDF5's functions for them (`H5DSset_scale`,
-//! `H5DSattach_scale`), so they are written here.
+//! Dimension scales are attributes (HDF5 Dimension Scale Specification, version 1): a scale has
+//! `CLASS` and `NAME`, the dataset refers to its scales in `DIMENSION_LIST`, and each scale refers
+//! back to the dataset in `REFERENCE_LIST`. The bindings lack HDF5's functions for them
+//! (`H5DSset_scale`, `H5DSattach_scale`), so they are written here.
 
 use std::ffi::c_int;
 
 use hdf5_metno::types::{FixedAscii, VarLenArray};
 use hdf5_metno::{Dataset, Datatype, Error, File, H5Type, ObjectReference1, Result};
 
-/// Value of `CLASS`. With its final zero it fills [`TEXT`] bytes; readers check both.
+/// Value of `CLASS`. Together with its terminating zero it fills [`TEXT`] bytes; readers check
+/// both.
 const CLASS: &str = "DIMENSION_SCALE";
 const TEXT: usize = 16;
 
 const H5T_STR_NULLTERM: c_int = 0;
 
 unsafe extern "C" {
-    /// Function of libhdf5, which the bindings link. The specification asks for strings that end in
-    /// a zero, which the bindings never write.
+    /// Function of libhdf5, which the bindings link. The specification requires zero-terminated
+    /// strings, which the bindings never write.
     fn H5Tset_strpad(datatype: i64, padding: c_int) -> c_int;
 }
 
@@ -55,10 +56,9 @@ pub(crate) fn attach(file: &File, dataset: &str, scales: &[&str]) -> Result<()> 
     Ok(())
 }
 
-/// Writes an attribute that describes the values of a dataset, for people, for xarray and for
-/// [`FieldFile`](crate::FieldFile).
+/// Writes a text attribute that describes the values of a dataset, such as `units`.
 ///
-/// It has a fixed length, as in netCDF, so that it is covered by HDF5's checksums.
+/// The text has a fixed length, as in netCDF, so that HDF5's checksums cover it.
 pub(crate) fn describe<const N: usize>(
     dataset: &Dataset,
     attribute: &str,
@@ -71,13 +71,13 @@ pub(crate) fn describe<const N: usize>(
         .write_scalar(&text)
 }
 
-/// Writes an ASCII attribute of [`TEXT`] bytes that ends in a zero.
+/// Writes a zero-terminated ASCII attribute of [`TEXT`] bytes.
 fn write_text(dataset: &Dataset, attribute: &str, text: &str) -> Result<()> {
     let value = FixedAscii::<TEXT>::from_ascii(text.as_bytes())
         .map_err(|e| Error::from(format!("{text}: {e}")))?;
     let datatype = Datatype::from_type::<FixedAscii<TEXT>>()?;
-    // SAFETY: the id is that of a datatype of our own, alive until the end of this function; the
-    // lock of the bindings is held, as HDF5 is not thread-safe.
+    // SAFETY: the id belongs to a datatype that this function owns and keeps alive; the lock of the
+    // bindings is held, since HDF5 is not thread-safe.
     let status =
         hdf5_metno::sync::sync(|| unsafe { H5Tset_strpad(datatype.id(), H5T_STR_NULLTERM) });
     if status < 0 {
@@ -104,7 +104,7 @@ mod tests {
         attach(&file, "field", &["lat"]).unwrap();
         let class = file.dataset("lat").unwrap().attr("CLASS").unwrap();
         let datatype = class.dtype().unwrap();
-        // SAFETY: the id is that of a living datatype, and the lock of the bindings is held.
+        // SAFETY: the id belongs to a live datatype, and the lock of the bindings is held.
         let padding = hdf5_metno::sync::sync(|| unsafe { H5Tget_strpad(datatype.id()) });
         // HDF5 does not recognise a scale if either differs; 0 is its H5T_STR_NULLTERM.
         assert_eq!((padding, datatype.size()), (0, 16));

@@ -1,4 +1,4 @@
-//! Fields with channels chosen by name.
+//! Selection of channels by name.
 
 use std::ops::Range;
 use std::path::Path;
@@ -9,20 +9,20 @@ use crate::cf::base;
 use crate::fields::check_box;
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
 
-/// Some channels of fields, in an order of their own.
+/// Subset of the channels of fields, in any order.
 #[derive(Debug)]
 pub(crate) struct Selected {
     fields: Box<dyn Fields>,
     names: Vec<String>,
-    /// The index of every channel in `fields`.
+    /// Index of each channel in `fields`.
     indices: Vec<usize>,
 }
 
 impl Selected {
-    /// Chooses channels by name. A variable without a level stands for all its levels.
+    /// Selects channels by name. A variable name without a level selects all its levels.
     ///
     /// # Errors
-    /// No channels, one chosen twice, or one that is not there.
+    /// No channels; a channel that is chosen twice or does not exist.
     pub(crate) fn of(fields: Box<dyn Fields>, chosen: &[String]) -> Result<Box<dyn Fields>> {
         let names = fields.channels();
         let error = |got: String| {
@@ -41,7 +41,7 @@ impl Selected {
         if indices.is_empty() {
             return error("none".into());
         }
-        // All of them, in their order, need no copy.
+        // All channels in their original order: no wrapper is needed.
         if indices.iter().copied().eq(0..names.len()) {
             return Ok(fields);
         }
@@ -53,7 +53,7 @@ impl Selected {
     }
 }
 
-/// The indices of the channels that a name stands for.
+/// Returns the indices of the channels that a name selects.
 pub(crate) fn find(names: &[String], chosen: &str) -> Vec<usize> {
     if let Some(index) = names.iter().position(|name| name == chosen) {
         return vec![index];
@@ -82,7 +82,7 @@ impl Fields for Selected {
     fn describe(&self, channel: usize) -> Channel {
         let index = self.indices[channel];
         let mut channel = self.fields.describe(index);
-        // A chunk holds as many of the channels here as lie beside each other in the file.
+        // A chunk holds at most as many channels as were selected.
         if let Some(chunk) = &mut channel.chunk {
             chunk[1] = chunk[1].min(self.indices.len());
         }
@@ -113,7 +113,7 @@ impl Fields for Selected {
         check_box(self, "/", &cells)?;
         let mut values = Array4::zeros(cells.each_ref().map(ExactSizeIterator::len));
         let [times, channels, rows, columns] = cells;
-        // Neighbours in the file are read together.
+        // Channels that are adjacent in the file are read together.
         let mut place = 0;
         for run in self.indices[channels].chunk_by(|one, next| one + 1 == *next) {
             let range = run[0]..run[0] + run.len();

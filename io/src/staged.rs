@@ -8,18 +8,17 @@ use crate::{Error, Result, durable};
 
 pub(crate) const PREFIX: &str = ".halocline-";
 pub(crate) const SUFFIX: &str = ".partial";
-/// File in an unfinished folder, which its writer has locked.
+/// File in an unfinished folder that its writer keeps locked.
 pub(crate) const LOCK: &str = ".lock";
-/// Age from which an unfinished file is a leftover: longer than a job is suspended for.
+/// Age from which on an unfinished file is a leftover; longer than a job may be suspended.
 const LEFTOVER: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// File that is written under a temporary name beside its target, and takes its name when it is
-/// complete.
+/// File that is written under a temporary name next to its target, and renamed when it is complete.
 ///
-/// Dropped before [`commit`](Staged::commit), it leaves nothing behind. A file left by a killed
-/// process is removed when the next file is created in the folder, a week after its last write: on
-/// file systems without locks, nothing else tells a killed writer from a slow one. Elsewhere,
-/// HDF5's lock protects an open file at any age.
+/// If dropped before [`commit`](Staged::commit), it leaves nothing behind. A file left by a killed
+/// process is removed when the next file is created in the folder, at least a week after its last
+/// write: on file systems without locks, nothing else distinguishes a killed writer from a slow
+/// one. Elsewhere, HDF5's lock protects an open file at any age.
 #[derive(Debug)]
 pub(crate) struct Staged {
     temporary: TempPath,
@@ -40,8 +39,7 @@ impl Staged {
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
-            // Temporary files are private by default; this one gets the permissions of an ordinary
-            // file.
+            // Temporary files are private by default; this one gets ordinary permissions.
             builder.permissions(fs::Permissions::from_mode(0o666));
         }
         let file = builder
@@ -53,17 +51,17 @@ impl Staged {
         })
     }
 
-    /// The temporary path, to write to.
+    /// Returns the temporary path, to write to.
     pub(crate) fn path(&self) -> &Path {
         &self.temporary
     }
 
-    /// The path of the complete file.
+    /// Returns the path of the complete file.
     pub(crate) fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Gives the file its name when its bytes are on the disk, and waits until the name is too.
+    /// Syncs the file, renames it to its target, and waits until the name is on disk.
     pub(crate) fn commit(self) -> Result<()> {
         let Self { temporary, target } = self;
         File::open(&temporary)
@@ -76,11 +74,12 @@ impl Staged {
     }
 }
 
-/// Writes a file by a function that takes the path to write to, with the same extension. The file has its name
-/// when it is whole and on the disk; after a failure or a kill, the file that was there before is.
+/// Writes a file atomically. Calls `write` with a temporary path that has the same extension, and
+/// renames the file when it is complete and on disk. After a failure or a kill, an earlier file is
+/// unchanged.
 ///
 /// # Errors
-/// Those of the function; a folder that cannot be written.
+/// Errors of `write`; a folder that cannot be written.
 ///
 /// # Example
 /// ```
@@ -109,7 +108,7 @@ pub fn save_whole<E: From<Error>>(
 }
 
 /// Removes files and folders that killed writers left in a folder. Failures are ignored: a leftover
-/// takes space and does no harm.
+/// takes up space but does no harm.
 pub(crate) fn remove_leftovers(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -126,7 +125,8 @@ pub(crate) fn remove_leftovers(folder: &Path) {
     }
 }
 
-/// Whether a file, or the lock of a folder, was not written to for [`LEFTOVER`], and no process has locked it.
+/// Whether a file, or the lock file of a folder, is older than [`LEFTOVER`] and not locked by any
+/// process.
 fn is_leftover(path: &Path) -> bool {
     let lock = path.join(LOCK);
     let path = if lock.is_file() { &lock } else { path };
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use crate::{FieldWriter, Grid, WriterConfig};
 
-    /// Sets the time of the last write to `age` ago.
+    /// Sets the modification time to `age` ago.
     fn age(path: &Path, age: Duration) {
         let file = File::options().write(true).open(path).unwrap();
         file.set_modified(SystemTime::now() - age).unwrap();

@@ -1,4 +1,4 @@
-//! Folders under a temporary name until they are whole.
+//! Folders that have a temporary name until they are complete.
 
 use std::fs::{self, File, TryLockError};
 use std::io::ErrorKind;
@@ -10,23 +10,22 @@ use burn::config::Config;
 use crate::staged::{LOCK, PREFIX, SUFFIX, remove_leftovers};
 use crate::{Error, Result, durable, zarr};
 
-/// Handling of a file or store that has the name of an output.
+/// Handling of an existing file or store with the name of an output.
 ///
 /// See [`OutputConfig`](crate::OutputConfig) for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Existing {
-    /// It is an error. The default.
+    /// Reports an error. The default.
     Reject,
-    /// The output takes its place when it is complete. What is no Zarr store and no file is not
-    /// replaced.
+    /// Replaces it when the output is complete. Only files and Zarr stores are replaced.
     Replace,
 }
 
-/// Folder that is filled under a temporary name beside its target. The target appears when it is
+/// Folder that is filled under a temporary name next to its target. The target appears when it is
 /// complete.
 ///
-/// The name follows from the target, so that a writer finds what an earlier one has left. What nobody
-/// comes back to is removed as files of killed writers are.
+/// The temporary name is derived from the target, so that a writer finds the work of an interrupted
+/// one. Abandoned folders are removed like the files of killed writers.
 #[derive(Debug)]
 pub(crate) struct StagedFolder {
     path: PathBuf,
@@ -36,15 +35,15 @@ pub(crate) struct StagedFolder {
 }
 
 impl StagedFolder {
-    /// Creates the folder, or opens the one that an earlier writer has left.
+    /// Creates the folder, or opens the one that an interrupted writer left.
     ///
     /// # Errors
-    /// A target that is there and may not be replaced; a folder that cannot be written; another
-    /// writer of the same target.
+    /// A target that exists and may not be replaced; a folder that cannot be written; another
+    /// active writer of the same target.
     pub(crate) fn open(target: &Path, existing: Existing) -> Result<Self> {
         let path = Self::path_of(target)?;
         let aside = aside_of(target);
-        // A writer was killed in the moment in which it replaced the target.
+        // An earlier writer was killed while it replaced the target.
         if !target.exists() && aside.exists() {
             fs::rename(&aside, target).map_err(|error| Error::io(target, error))?;
         }
@@ -53,7 +52,7 @@ impl StagedFolder {
         fs::create_dir_all(&path).map_err(|error| Error::io(target, error))?;
         let lock = path.join(LOCK);
         let lock = File::create(&lock).map_err(|error| Error::io(&lock, error))?;
-        // File systems without locks are taken as they are.
+        // On file systems without locks, other writers go unnoticed.
         if let Err(TryLockError::WouldBlock) = lock.try_lock() {
             let cause = "another program is writing it; wait for its end, or choose another name";
             let error = std::io::Error::new(ErrorKind::ResourceBusy, cause);
@@ -67,7 +66,7 @@ impl StagedFolder {
         })
     }
 
-    /// The temporary path of a target.
+    /// Returns the temporary path of a target.
     pub(crate) fn path_of(target: &Path) -> Result<PathBuf> {
         let Some(name) = target.file_name() else {
             let expected = "a path that ends in a name";
@@ -77,12 +76,12 @@ impl StagedFolder {
         Ok(durable::parent(target).join(name))
     }
 
-    /// The temporary path, to write to.
+    /// Returns the temporary path, to write to.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes all that an earlier writer has left.
+    /// Removes everything that an interrupted writer left.
     pub(crate) fn clear(&self) -> Result<()> {
         let failed = |error| Error::io(&self.path, error);
         for entry in fs::read_dir(&self.path).map_err(failed)? {
@@ -100,23 +99,23 @@ impl StagedFolder {
         Ok(())
     }
 
-    /// Says that the folder is in use, to those that remove leftovers.
+    /// Marks the folder as in use, so that it is not removed as a leftover.
     pub(crate) fn touch(&self) {
-        // Only file systems without locks need it.
+        // Needed only on file systems without locks, so failures are ignored.
         let _ = self.lock.set_modified(SystemTime::now());
     }
 
-    /// Gives the folder, or a file in it, the name of the target. Its files must be on the disk.
+    /// Renames the folder, or a file in it, to the target. Its files must be on disk.
     ///
     /// # Errors
-    /// A target that is there and may not be replaced; a name that cannot be given.
+    /// A target that exists and may not be replaced; a failure to rename.
     pub(crate) fn commit(self, file: Option<&str>) -> Result<()> {
         let failed = |error| Error::io(&self.target, error);
         sync_folders(&self.path)?;
         check_target(&self.target, self.existing)?;
         let source = file.map_or_else(|| self.path.clone(), |file| self.path.join(file));
         let aside = aside_of(&self.target);
-        // A folder takes the place of none that has files.
+        // Renaming cannot replace a folder with files, so the old target is moved aside.
         let replaced = self.target.is_dir() || (file.is_none() && self.target.exists());
         if replaced {
             if aside.exists() {
@@ -131,7 +130,7 @@ impl StagedFolder {
             return Err(failed(error));
         }
         if file.is_none() {
-            // Until here no other writer can take the folder.
+            // Up to here, the lock keeps other writers out of the folder.
             fs::remove_file(self.target.join(LOCK)).map_err(failed)?;
         }
         durable::sync_folder(durable::parent(&self.target))?;
@@ -144,19 +143,21 @@ impl StagedFolder {
         Ok(())
     }
 
-    /// Removes the folder. A failure leaves what is removed later.
+    /// Removes the folder. If this fails, it is removed later as a leftover.
     pub(crate) fn discard(&self) {
         let _ = fs::remove_dir_all(&self.path);
     }
 }
 
-/// The path to which a target gives way: not one of a leftover, which others remove.
+/// Returns the path to which a target is moved aside. It is not recognised as a leftover, which
+/// others would remove.
 fn aside_of(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     durable::parent(target).join(format!("{PREFIX}{name}.replaced"))
 }
 
-/// Removes what gave way to a target, under the name of a leftover: what is removed in part never takes its place again.
+/// Removes a target that was moved aside. Renames it to a leftover first, so that a partly removed
+/// one is never restored.
 fn remove_aside(aside: &Path) -> std::io::Result<()> {
     let name = aside.file_name().unwrap_or_default().to_string_lossy();
     let leftover = durable::parent(aside).join(format!("{name}{SUFFIX}"));
@@ -167,7 +168,7 @@ fn remove_aside(aside: &Path) -> std::io::Result<()> {
     remove(&leftover)
 }
 
-/// Checks that a target is free, or may be replaced.
+/// Checks that a target does not exist, or may be replaced.
 fn check_target(target: &Path, existing: Existing) -> Result<()> {
     let Ok(found) = fs::symlink_metadata(target) else {
         return Ok(());
@@ -190,7 +191,7 @@ fn remove(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Waits until the names in a folder and its folders are on the disk.
+/// Waits until the names in a folder and its subfolders are on disk.
 fn sync_folders(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(|error| Error::io(folder, error))? {
         let path = entry.map_err(|error| Error::io(folder, error))?.path();

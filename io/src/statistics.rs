@@ -1,4 +1,4 @@
-//! Normalisation statistics of each channel, over time and, weighted by area, over the grid.
+//! Normalisation statistics of each channel, over time and (weighted by area) over the grid.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,7 @@ use crate::samples::{Lead, samples};
 use crate::staged::Staged;
 use crate::{Channel, Error, Fields, Metadata, Progress, Result};
 
-/// Means and standard deviations of every channel, and of its increments over a number of time
-/// steps.
+/// Mean and standard deviation of each channel, and of its increments over a lead.
 ///
 /// # Example
 /// ```
@@ -61,7 +60,7 @@ impl Statistics {
     /// Computes the statistics of all files together, with increments over `lead` time steps.
     ///
     /// # Errors
-    /// Those of [`StatisticsBuilder::add`] and [`StatisticsBuilder::finish`].
+    /// Errors of [`StatisticsBuilder::add`] and [`StatisticsBuilder::finish`].
     pub fn compute(files: &[impl Fields], lead: usize) -> Result<Self> {
         let mut builder = StatisticsBuilder::new(lead)?;
         for file in files {
@@ -70,34 +69,35 @@ impl Statistics {
         builder.finish()
     }
 
-    /// Channels, grid and time step of the files.
+    /// Returns channels, grid and time step of the files.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The mean of every channel, in its units.
+    /// Returns the mean of each channel, in its units.
     pub fn means(&self) -> &[f64] {
         &self.values[0]
     }
 
-    /// The standard deviation of every channel, in its units.
+    /// Returns the standard deviation of each channel, in its units.
     pub fn stds(&self) -> &[f64] {
         &self.values[1]
     }
 
-    /// The mean of the increment of every channel.
+    /// Returns the mean increment of each channel.
     pub fn increment_means(&self) -> &[f64] {
         &self.values[2]
     }
 
-    /// The standard deviation of the increment of every channel, by which residual predictions are
-    /// scaled.
+    /// Returns the standard deviation of the increment of each channel, used to scale residual
+    /// predictions.
     pub fn increment_stds(&self) -> &[f64] {
         &self.values[3]
     }
 
-    /// These statistics with means of zero for some channels, whose normalised values change their sign with the values: for
-    /// components that point the other way beyond a pole. Names of no channel count for nothing.
+    /// Sets the means of some channels to zero, so that their normalised values change sign with
+    /// the values. Needed for vector components, which change sign across a pole. Ignores names
+    /// that are not channels.
     #[must_use]
     pub fn without_means(mut self, channels: &[String]) -> Self {
         let means = self.values[0].iter_mut().zip(self.metadata.channels());
@@ -107,7 +107,7 @@ impl Statistics {
         self
     }
 
-    /// Reads statistics that [`save`](Self::save) or Makani has written to a folder.
+    /// Reads statistics written to a folder by [`save`](Self::save) or Makani.
     ///
     /// # Errors
     /// A file that does not exist, is not `.npy` of f32, or does not have the shape [1, channels,
@@ -138,14 +138,14 @@ impl Statistics {
     }
 
     /// Writes `global_means.npy`, `global_stds.npy`, `time_diff_means.npy`, `time_diff_stds.npy`
-    /// and `data.json` into a folder, which is created if it does not exist.
+    /// and `data.json` into a folder, creating the folder if it does not exist.
     ///
     /// # Shapes
-    /// Every array is f32 [1, channels, 1, 1].
+    /// Each array is f32 [1, channels, 1, 1].
     ///
     /// # Errors
-    /// A folder that cannot be created or written. It then has no `data.json`, or that of its
-    /// earlier statistics.
+    /// A folder that cannot be created or written. It then contains no `data.json`, or its earlier
+    /// statistics.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
         let metadata = self.metadata.stage(folder)?;
@@ -157,7 +157,7 @@ impl Statistics {
                 .map_err(|e| Error::io(file.target(), std::io::Error::other(e)))?;
             staged.push(file);
         }
-        // A mixture of old and new files never has a `data.json`, without which it is not read.
+        // A mix of old and new files never has a `data.json`, without which it cannot be loaded.
         match std::fs::remove_file(metadata.target()) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(Error::io(metadata.target(), error));
@@ -169,7 +169,7 @@ impl Statistics {
     }
 }
 
-/// Accumulator of [`Statistics`], file by file. Ranks may accumulate different files and merge the
+/// Accumulator of [`Statistics`] over files. Ranks may accumulate different files and merge the
 /// results.
 ///
 /// # Example
@@ -221,11 +221,12 @@ impl StatisticsBuilder {
         Ok(Self::of(Lead::Steps(lead)))
     }
 
-    /// Creates an empty accumulator, with increments from each field to the one so many hours after it, as in the samples of a
-    /// dataset with [`lead_hours`](crate::DatasetConfig::lead_hours). A field without one has no increment.
+    /// Creates an empty accumulator, with increments from each field to the one `hours` later, as
+    /// in the samples of a dataset with [`lead_hours`](crate::DatasetConfig::lead_hours). A field
+    /// without a later one contributes no increment.
     ///
     /// # Errors
-    /// Hours that are not above zero.
+    /// Hours that are not finite and above zero.
     ///
     /// # Example
     /// ```
@@ -252,12 +253,13 @@ impl StatisticsBuilder {
         }
     }
 
-    /// Adds the fields of a file or store. Increments lie within it. Progress advances once per time.
+    /// Adds the fields of a file or store. Increments do not span files. Advances `progress` once
+    /// per time.
     ///
     /// # Errors
-    /// Fields of other channels, units, grid or time step than the first, and a file that cannot be read;
-    /// nothing of it is added. Missing values are an error or left out, and increments over uneven
-    /// steps an error, left out or counted, as chosen [when it was
+    /// A file whose channels, units, grid or time step differ from the first, or that cannot be
+    /// read; nothing of it is added. Missing values are an error or are left out, and increments
+    /// over uneven steps are an error, left out or counted, as configured [when the file was
     /// opened](crate::OpenConfig::open).
     pub fn add(&mut self, file: &impl Fields, progress: &Progress) -> Result<()> {
         let channels = described(file);
@@ -267,7 +269,7 @@ impl StatisticsBuilder {
         }
         let empty = vec![Moments::default(); file.channels().len()];
         let metadata = Metadata::of(file)?;
-        // The time a lead after each, if an increment leads to one.
+        // Index of the time one lead after each time, if there is an increment between them.
         let mut later = vec![None; file.times().len()];
         let (step, gaps) = (metadata.time_step(), file.gaps());
         for pair in samples(file.times(), step, (1, None), (self.lead, 1), gaps) {
@@ -300,7 +302,7 @@ impl StatisticsBuilder {
         Ok(())
     }
 
-    /// Adds the moments of another accumulator, of the same channels.
+    /// Adds the moments of another accumulator with the same channels.
     fn absorb(&mut self, other: Self) {
         if self.reference.is_none() {
             *self = other;
@@ -319,7 +321,8 @@ impl StatisticsBuilder {
     /// Merges two accumulators.
     ///
     /// # Errors
-    /// Another lead; files of other channels, units, grid or time step.
+    /// Accumulators whose leads differ, or whose files differ in channels, units, grid or time
+    /// step.
     pub fn merge(mut self, other: Self) -> Result<Self> {
         if self.lead != other.lead {
             let expected = format!("{}, as in the other part", self.lead);
@@ -337,7 +340,7 @@ impl StatisticsBuilder {
     /// Computes the statistics of all files that were added.
     ///
     /// # Errors
-    /// No file; a channel without values, or with infinite ones; no file longer than the lead.
+    /// No file; a channel without values or increments, or with infinite ones.
     pub fn finish(self) -> Result<Statistics> {
         let Some((metadata, path)) = self.reference else {
             return Err(Error::argument("files", 0, "at least one field file"));
@@ -399,12 +402,12 @@ pub(crate) fn collect(
     });
 }
 
-/// Reads an `.npy` file. Memory is taken by the size of the file, not by its header.
+/// Reads an `.npy` file. Allocates memory according to the size of the file, not to its header.
 fn read_npy(path: &Path) -> std::io::Result<Array4<f32>> {
     /// Alignment of the array in the format.
     const ALIGNMENT: usize = 64;
     let file = std::fs::read(path)?;
-    // The length of the header has two bytes, and four from version 2 of the format on.
+    // The length of the header takes two bytes, or four from version 2 of the format on.
     let header = match file[..] {
         [_, _, _, _, _, _, 1, _, a, b, ..] => {
             file.get(10..10 + usize::from(u16::from_le_bytes([a, b])))
@@ -414,10 +417,10 @@ fn read_npy(path: &Path) -> std::io::Result<Array4<f32>> {
             .and_then(|rest| rest.get(..u32::from_le_bytes([a, b, c, d]) as usize)),
         _ => None,
     };
-    // A valid header has a dict and a tuple. The library takes a time that is exponential in the
+    // A valid header has one dict and one tuple. The library's parser takes time exponential in the
     // number of open brackets.
     let brackets = |header: &[u8]| header.iter().filter(|byte| b"[({".contains(byte)).count();
-    // With an extent of zero, the library panics on others that are too large.
+    // If an extent is zero, the library panics on other extents that are too large.
     let extents_fit = |header: &[u8]| {
         let text = String::from_utf8_lossy(header).into_owned();
         let shape = text

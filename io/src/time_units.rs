@@ -1,4 +1,4 @@
-//! Times by the CF conventions (CF 1.11, section 4.4): numbers of a unit since a date, in a
+//! Times by the CF conventions (CF 1.11, section 4.4): numbers of units since a date, in a
 //! calendar.
 
 use jiff::civil::DateTime;
@@ -7,34 +7,35 @@ use jiff::tz::Offset;
 use crate::attributes::Attributes;
 use crate::{Calendar, Error, Result};
 
-/// Units of written times, and of files that do not give any.
+/// Units of written times, and of files that state none.
 pub(crate) const UNITS: &[u8; 33] = b"seconds since 1970-01-01 00:00:00";
 /// Calendar of written times.
 pub(crate) const CALENDAR: &[u8; 19] = b"proleptic_gregorian";
 
-/// The beginning of the Gregorian calendar, 1582-10-15, in seconds since 1970-01-01. Before it, the
-/// standard calendar is the Julian one.
+/// Start of the Gregorian calendar, 1582-10-15, in seconds since 1970-01-01. Before it, the
+/// `standard` calendar is the Julian one.
 const GREGORIAN: f64 = -12_219_292_800.0;
 
-/// Days between the same date of the Julian and the Gregorian calendar, from 1900-03-01 to 2100-02-28.
+/// Days between the same date in the Julian and the Gregorian calendar, from 1900-03-01 to
+/// 2100-02-28.
 const JULIAN_SHIFT: i64 = 13;
 
-/// The span in which a Julian date is also one of the Gregorian calendar, and both have the same leap years: from
-/// 1900-03-01 to before 2100-03-01, in seconds since 1970-01-01.
+/// Span in which the Julian and the Gregorian calendar have the same leap days: from 1900-03-01 to
+/// before 2100-03-01, in seconds since 1970-01-01.
 const JULIAN_SPAN: std::ops::Range<f64> = -2_203_891_200.0..4_107_542_400.0;
 
-/// The names of dates: the calendar of the result, and whether dates are Julian.
+/// Interpretation of dates: the resulting calendar, and whether dates are Julian.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Dates {
     /// Julian before 1582-10-15, then Gregorian.
     Mixed,
-    /// Julian, of which the result has the same dates, in [`JULIAN_SPAN`].
+    /// Julian within [`JULIAN_SPAN`]; the result is Gregorian with the same dates.
     Julian,
     Of(Calendar),
 }
 
 impl Dates {
-    /// The dates of a calendar by its name in CF conventions.
+    /// Returns the dates of a calendar by its name in the CF conventions.
     fn named(calendar: &str) -> Option<Self> {
         Some(match calendar.to_lowercase().as_str() {
             "standard" | "gregorian" => Self::Mixed,
@@ -54,7 +55,7 @@ impl Dates {
         }
     }
 
-    /// Days from 1970-01-01 of the calendar of the result to a date.
+    /// Returns the days to a date from 1970-01-01 of the resulting calendar.
     fn days(self, year: i16, month: i8, day: i8) -> Option<i64> {
         let numbers = (year.into(), month.into(), day.into());
         match self {
@@ -65,20 +66,21 @@ impl Dates {
     }
 }
 
-/// The unit of a time axis and the beginning of its count.
+/// Unit and reference date of a time axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Units {
-    /// The length of a unit in seconds, as numerator and denominator, one of which is 1.
+    /// Length of the unit in seconds, as numerator and denominator, one of which is 1.
     unit: [f64; 2],
-    /// The beginning of the count, in seconds since 1970-01-01.
+    /// Reference date, in seconds since 1970-01-01.
     reference: f64,
 }
 
-/// Converts the numbers of a time axis to seconds since 1970-01-01 of their calendar. `units` are
-/// used in place of those of the file.
+/// Converts the numbers of a time axis to seconds since 1970-01-01 of their calendar. `units`
+/// replaces the units in the file.
 ///
 /// # Errors
-/// Units or a calendar that are not supported; no units; times out of the span of their calendar.
+/// Units or a calendar that are not supported; no units; times outside the supported span of their
+/// calendar.
 pub(crate) fn seconds(
     attributes: &impl Attributes,
     units: Option<&str>,
@@ -122,7 +124,7 @@ pub(crate) fn seconds(
                         name the calendar proleptic_gregorian if it is that";
         return Err(attributes.refused("calendar", &found, expected));
     }
-    // NaN is refused later, as a time that does not rise.
+    // NaN is refused later, because it does not increase.
     let is_outside = |time: &f64| !time.is_nan() && !JULIAN_SPAN.contains(time);
     if dates == Dates::Julian && seconds.iter().any(is_outside) {
         let found = format!("{quoted} with times before 1900-03-01 or after 2100-02-28");
@@ -139,8 +141,8 @@ impl Units {
         if self.unit == [1.0, 1.0] {
             return self.reference + number;
         }
-        // Most parts of a day are not exact in f64, and seconds since 1970 have a resolution of a
-        // quarter microsecond.
+        // Most fractions of a day are not exact in f64, and seconds since 1970 have a resolution of
+        // a quarter microsecond.
         let since = number * numerator / denominator;
         self.reference + (since * 1e6).round() / 1e6
     }
@@ -168,7 +170,7 @@ fn parse(text: &str, dates: Dates) -> Option<Units> {
 /// `2018-01-01T06:00`, as seconds since 1970-01-01 UTC.
 ///
 /// # Errors
-/// A text that is no date of the calendar.
+/// A text that is not a date of the calendar.
 ///
 /// # Example
 /// ```
@@ -187,7 +189,7 @@ pub fn parse_time(text: &str, calendar: Calendar) -> Result<f64> {
 }
 
 /// Parses a date with an optional time and zone, as seconds since 1970-01-01. Numbers need no
-/// leading zeros, as in `1992-10-8 15:15:42.5 -6:00`, the example of the conventions.
+/// leading zeros, as in `1992-10-8 15:15:42.5 -6:00`, an example in the conventions.
 fn parse_reference(text: &str, dates: Dates) -> Option<f64> {
     let (date, rest) = text.split_once(['t', ' ']).unwrap_or((text, ""));
     let zone = rest.find(['+', '-', 'z', 'u', 'g']).unwrap_or(rest.len());
@@ -218,7 +220,7 @@ fn parse_reference(text: &str, dates: Dates) -> Option<f64> {
     Some((days * 86400 + seconds) as f64 + fraction)
 }
 
-/// Days from 1970-01-01, Gregorian, to a date of the Julian calendar, from year 1 on.
+/// Returns the days from Gregorian 1970-01-01 to a date in the Julian calendar, from year 1 on.
 fn julian_days((year, month, day): (i64, i64, i64)) -> Option<i64> {
     let lengths = [
         31,
@@ -241,7 +243,7 @@ fn julian_days((year, month, day): (i64, i64, i64)) -> Option<i64> {
     }
     let years = year - 1;
     let months: i64 = lengths[..before].iter().sum();
-    // 0001-01-01 of this calendar is two days before that of the proleptic Gregorian one.
+    // Julian 0001-01-01 is two days before proleptic Gregorian 0001-01-01.
     Some(years * 365 + years / 4 + months + day - 1 - 719_164)
 }
 
@@ -289,17 +291,18 @@ mod tests {
             ("1970-01-01 06:30", 23400.0),
             ("1970-01-01 00:00:00 UTC", 0.0),
             ("1970-01-01 00:00:00 GMT", 0.0),
-            // Of wgrib2.
+            // As written by wgrib2.
             ("1970-01-01 00:00:00.0 0:00", 0.0),
             ("1970-01-01 00:00:00 1:30", -5400.0),
             ("1970-01-01T00:00:00+01:00", -3600.0),
             ("1970-01-01 00:00:00 +0130", -5400.0),
             ("1970-01-01 00:00:00 -6", 21600.0),
-            // The value of Python's datetime.
+            // Value computed by Python's datetime.
             ("1992-10-8 15:15:42.5 -6:00", 718_578_942.5),
             ("2000-02-29 12:00:00", 951_825_600.0),
             ("1900-01-01 00:00:0.0", -2_208_988_800.0),
-            // Values of cftime for the calendar "standard", which is Julian before 1582-10-15.
+            // Values computed by cftime for the calendar "standard", which is Julian before
+            // 1582-10-15.
             ("1582-10-15", -12_219_292_800.0),
             ("1582-10-04", -12_219_379_200.0),
             ("0001-01-01", -62_135_769_600.0),
@@ -320,7 +323,7 @@ mod tests {
             let dates = Dates::named(calendar).unwrap();
             parse(&format!("hours since {text}"), dates).map(|units| units.reference / 86400.0)
         };
-        // Values of cftime, of the Julian calendar in days since its own 1970-01-01.
+        // Values computed by cftime; for the Julian calendar, in days since Julian 1970-01-01.
         for (calendar, text, days) in [
             ("noleap", "0001-01-01", -718_685.0),
             ("365_day", "2000-03-01 12:00", 11_009.5),
@@ -384,7 +387,7 @@ mod tests {
         ] {
             assert_eq!(second(unit, number), 1_774_418_400.0, "{unit}");
         }
-        // An hour is no exact part of a day.
+        // An hour is not an exact fraction of a day.
         assert_eq!(second("days", 20_537.0 + 7.0 / 24.0), 1_774_422_000.0);
     }
 }

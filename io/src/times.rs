@@ -1,4 +1,4 @@
-//! Steps of a time axis.
+//! Time axes: steps, and look-up of times.
 
 use std::path::Path;
 
@@ -6,18 +6,18 @@ use burn::config::Config;
 
 use crate::{Error, Result};
 
-/// Largest difference between two steps of an even time axis, as a fraction of the step.
+/// Tolerance for steps of an even time axis, as a fraction of the step.
 const TOLERANCE: f64 = 1e-4;
 
-/// Largest distance of a time from one on an axis, as a fraction of the steps around it. A time found by adding
-/// steps to another one adds up their errors.
+/// Tolerance for looking up a time on an axis, as a fraction of the surrounding steps. It is larger
+/// because times computed by adding steps accumulate errors.
 const DISTANCE: f64 = 1e-3;
 
-/// The largest distance of a time from 1970, in seconds: the default fill value of NetCDF, 9.97e36, is beyond it in all
-/// units.
+/// Largest distance of a time from 1970, in seconds. The default fill value of NetCDF, 9.97e36,
+/// exceeds it in all units.
 const FARTHEST: f64 = 1e15;
 
-/// Handling of a time axis whose steps differ.
+/// Handling of a time axis with uneven steps.
 ///
 /// # Example
 /// ```
@@ -41,7 +41,7 @@ const FARTHEST: f64 = 1e15;
 /// assert!(open(Gaps::Reject).is_err());
 /// // 0 to 6, 6 to 12 and 24 to 30 h.
 /// assert_eq!(open(Gaps::Skip)?.len(), 3);
-/// // 12 to 24 h too.
+/// // Also 12 to 24 h.
 /// let dataset = open(Gaps::Allow)?;
 /// let sample = dataset.sample(2)?;
 /// assert_eq!((dataset.len(), sample.time, sample.lead), (4, 12.0 * 3600.0, 12.0));
@@ -49,17 +49,19 @@ const FARTHEST: f64 = 1e15;
 /// ```
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Gaps {
-    /// An uneven step is an error that names the time after it. The default everywhere.
+    /// An uneven step is an error that names the index of the time after it. The default
+    /// everywhere.
     Reject,
-    /// The time step is the most frequent one. Samples and increments that would span another step
-    /// are left out.
+    /// Uses the most frequent step as the time step. Leaves out samples and increments that would
+    /// span a different step.
     Skip,
-    /// Samples and increments count times, whatever the steps between them. The time step is the
-    /// most frequent one, and zero for a single time.
+    /// Counts times in samples and increments, regardless of the steps between them. The time step
+    /// is the most frequent one, or zero for a single time.
     Allow,
 }
 
-/// Checks that times are finite, rise, and were written. `dataset` is their name in the file.
+/// Checks that times are finite, strictly increasing and not fill values. `dataset` is their name
+/// in the file.
 pub(crate) fn check_rising(path: &Path, dataset: &str, times: &[f64]) -> Result<()> {
     let mut before = f64::NEG_INFINITY;
     for (index, &time) in times.iter().enumerate() {
@@ -87,10 +89,11 @@ pub(crate) fn check_rising(path: &Path, dataset: &str, times: &[f64]) -> Result<
     Ok(())
 }
 
-/// The step of a time axis, in seconds.
+/// Returns the step of a time axis, in seconds.
 ///
 /// # Errors
-/// Fewer than two times, unless they are allowed; steps that differ, if they are rejected.
+/// Fewer than two times, unless gaps are [allowed](Gaps::Allow); uneven steps, if they are
+/// [rejected](Gaps::Reject).
 pub(crate) fn step(path: &Path, dataset: &str, times: &[f64], gaps: Gaps) -> Result<f64> {
     let steps = || times.windows(2).map(|pair| pair[1] - pair[0]);
     let Some(first) = steps().next() else {
@@ -125,7 +128,7 @@ pub(crate) fn step(path: &Path, dataset: &str, times: &[f64], gaps: Gaps) -> Res
     })
 }
 
-/// The number of a time on an axis, up to a fraction of the steps around it.
+/// Returns the index of a time on an axis, with a tolerance of a fraction of the surrounding steps.
 pub(crate) fn find(times: &[f64], seconds: f64) -> Option<usize> {
     let next = times.partition_point(|time| *time < seconds);
     let near = |index: usize| (times[index] - seconds).abs();
@@ -139,16 +142,16 @@ pub(crate) fn find(times: &[f64], seconds: f64) -> Option<usize> {
     } else {
         0.0
     };
-    // Times stored as f64 days are exact to less than a millisecond.
+    // At least a millisecond, because times stored as f64 days have errors of up to that order.
     (near(found) <= tolerance.max(1e-3)).then_some(found)
 }
 
-/// Whether two differences of times are equal, up to the tolerance of a step.
+/// Whether two time differences are equal, up to the tolerance of a step.
 pub(crate) fn close(one: f64, other: f64, step: f64) -> bool {
     (one - other).abs() <= TOLERANCE * step
 }
 
-/// The most frequent step, the shortest of those that are equally frequent.
+/// Returns the most frequent step; of equally frequent ones, the shortest.
 fn most_frequent(mut steps: Vec<f64>) -> f64 {
     steps.sort_by(f64::total_cmp);
     let runs = steps.chunk_by(|one, other| close(*one, *other, *one));
@@ -178,7 +181,7 @@ mod tests {
     fn times_that_were_not_written_are_refused() {
         let check = |times: &[f64]| check_rising(Path::new("2018.nc"), "time", times);
         assert!(check(&[-1e11, 0.0, 1e11]).is_ok());
-        // The default fill values of NetCDF, in nanoseconds and hours.
+        // Default fill values of NetCDF, in nanoseconds and in hours.
         for fill in [9.969_209_968_386_869e27, 9.969_209_968_386_869e36 * 3600.0] {
             let error = check(&[0.0, fill]).unwrap_err().to_string();
             assert!(

@@ -1,10 +1,10 @@
-//! Bytes that reading takes from a file or store.
+//! Counts of bytes read from files and stores.
 
 use std::fmt;
 use std::ops::{Add, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that were read for boxes of cells, in total since a file or store was opened.
+/// Total bytes read for boxes of cells since a file or store was opened.
 ///
 /// # Example
 /// ```
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("2018.h5");
 /// let grid = Grid::cell_centered(4, 8)?;
-/// let config = WriterConfig::new().with_chunk(Some([1, 1, 4, 8])); // a whole field in a chunk
+/// let config = WriterConfig::new().with_chunk(Some([1, 1, 4, 8])); // a whole field per chunk
 /// let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &config)?;
 /// writer.append(0.0, Array3::ones((1, 4, 8)).view())?;
 /// writer.finish()?;
@@ -29,19 +29,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Bytes taken from the file or store, compressed as they are. Of a [field
-    /// file](crate::FieldFile), an estimate by the mean compression of its fields.
+    /// Bytes read from the file or store, before decompression. For a [field
+    /// file](crate::FieldFile), an estimate from the mean compression of its fields.
     pub fetched: u64,
-    /// Bytes of all values of the chunks that were decoded for the boxes, inside the field. Chunks of
-    /// Zarr stores and NetCDF files that another reader of this process has decoded are not counted.
+    /// Bytes of the decoded chunks, clipped to the field. Chunks of Zarr stores and NetCDF files
+    /// that another reader in this process decoded are not counted.
     pub decoded: u64,
-    /// Bytes of the values of the boxes.
+    /// Bytes of the requested values.
     pub needed: u64,
 }
 
 impl Traffic {
-    /// Read amplification: bytes decoded for each byte needed. It is 1 if chunks fit the boxes, and
-    /// does not depend on compression.
+    /// Returns the read amplification: bytes decoded per byte needed. It is 1 if chunks fit the
+    /// boxes, and does not depend on compression.
     pub fn amplification(&self) -> f64 {
         if self.needed == 0 {
             return 1.0;
@@ -75,7 +75,7 @@ impl fmt::Display for Traffic {
     }
 }
 
-/// Counter of [`Traffic`] of several threads.
+/// Counter of [`Traffic`], shared by threads.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
     fetched: AtomicU64,
@@ -101,8 +101,8 @@ impl Counter {
     }
 }
 
-/// The number of cells of the chunks that a box meets, inside the field; of the box itself without
-/// chunks.
+/// Returns the number of cells of the chunks that a box intersects, clipped to the field; without
+/// chunks, of the box itself.
 pub(crate) fn covered(cells: &[Range<usize>], shape: &[usize], chunk: Option<&[usize]>) -> u64 {
     let extent = |(dim, range): (usize, &Range<usize>)| match chunk.map(|chunk| chunk[dim].max(1)) {
         _ if range.is_empty() => 0,

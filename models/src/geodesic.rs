@@ -163,7 +163,7 @@ impl SphereAttention {
     /// # Panics
     /// Panics where [`sphere_attention`](halocline_ops::geodesic::sphere_attention()) would return
     /// an error.
-    pub fn across<X: Field<4>>(&self, queries: X, context: X) -> X {
+    pub fn forward_cross<X: Field<4>>(&self, queries: X, context: X) -> X {
         let linear = |x: X, layer: &Conv2d| -> X {
             x.apply_conv::<2>(&layer.weight, &layer.bias, &ConvOptions::default())
         };
@@ -179,7 +179,7 @@ impl<X: Field<4>> Layer<X> for SphereAttention {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        self.across(x.clone(), x)
+        self.forward_cross(x.clone(), x)
     }
 }
 
@@ -205,7 +205,7 @@ mod tests {
                 let attention = world.init(|device| config.init(&near, device))?;
                 let x = random::<4>([2, 4, 9, 8], "x", 0).inner();
                 let x = ShardTensor::distribute(x, &mesh, &[Shard(2)])?.require_grad();
-                let y = attention.across(x.clone().apply(&conv), x.clone());
+                let y = attention.forward_cross(x.clone().apply(&conv), x.clone());
                 let gradients = ReduceField::sum(y.clone().square()).backward();
                 let gradient = x.grad(&gradients).expect("a gradient");
                 let weights = [

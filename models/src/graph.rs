@@ -33,7 +33,7 @@ pub struct GraphConvConfig {
 /// let conv = GraphConvConfig::new([3, 8]).init(&device);
 /// let x = Tensor::<2>::ones([5, 3], &device);
 /// let ring: Vec<[usize; 2]> = (0..5).map(|cell| [cell, (cell + 1) % 5]).collect();
-/// let edges = Graph::new(5, 5, &ring)?.beside(&x, 0)?;
+/// let edges = Graph::new(5, 5, &ring)?.distribute(&x, 0)?;
 /// let y = conv.forward(x.clone(), x, &edges, Aggregate::Mean);
 /// assert_eq!(y.dims(), [5, 8]);
 /// # Ok(())
@@ -95,7 +95,7 @@ mod tests {
                 let edges: Vec<[usize; 2]> = (0..30).map(|i| [i * 7 % 11, i * i % 11]).collect();
                 let x = random::<3>([2, 11, 3], "x", 0).inner();
                 let x = ShardTensor::distribute(x, &mesh, &[Shard(1)])?.require_grad();
-                let edges = Graph::new(11, 11, &edges)?.beside(&x, 1)?;
+                let edges = Graph::new(11, 11, &edges)?.distribute(&x, 1)?;
                 let mean = Aggregate::Mean;
                 let hidden = first.forward(x.clone(), x.clone(), &edges, mean).tanh();
                 let y = second.forward(hidden.clone(), hidden, &edges, mean);

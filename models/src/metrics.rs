@@ -360,8 +360,8 @@ mod tests {
         let climatology = Tensor::<4>::full([1, 1, 3, 4], 2.0, &Default::default());
 
         let weights = [0.75, 1.5, 0.75]; // rows at 60, 0 and -60 degrees
-        let at = |t: &Tensor<4>| t.to_data().iter::<f64>().collect::<Vec<_>>();
-        let (f, o) = (at(&forecast), at(&truth));
+        let numbers = |t: &Tensor<4>| t.to_data().iter::<f64>().collect::<Vec<_>>();
+        let (f, o) = (numbers(&forecast), numbers(&truth));
         let mean = |time: usize, g: &dyn Fn(f64, f64) -> f64| {
             let cells = (0..12).map(|i| weights[i / 4] * g(f[12 * time + i], o[12 * time + i]));
             cells.sum::<f64>() / 12.0

@@ -27,6 +27,9 @@ pub(crate) fn stepped<X: Field<4>>(state: X, increment: X, scale: &Param<Tensor<
     if state.dtype() == increment.dtype() {
         return state.addcmul(increment, scale);
     }
-    let (own, scale) = (FloatDType::from(state.dtype()), increment.beside(scale));
-    state + (increment * scale).cast(own)
+    let (dtype, scale) = (
+        FloatDType::from(state.dtype()),
+        increment.place_operand(scale),
+    );
+    state + (increment * scale).cast(dtype)
 }

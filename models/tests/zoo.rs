@@ -188,7 +188,7 @@ fn transformers_of_burn() {
         check(
             [4, 7, 12],
             make,
-            &stored(attention.and(&feed_forward)),
+            &stored(attention.merge(&feed_forward)),
             &heads,
         );
         let sequence = stored(sequence_parallel(&config, "", "tensor"));

@@ -194,7 +194,7 @@ mod tests {
                 conv.of_backward(Traffic::Exchange),
             ];
             assert_eq!(halos.map(|count| count.bytes), [8, 4]);
-            // Gradients of parameters travel together.
+            // Gradients of parameters are sent together.
             assert_eq!(conv.of_backward(Traffic::Reduce).messages, 0);
             assert!(stats.to_string().contains("Block/Conv1d"), "{stats}");
             Ok(())

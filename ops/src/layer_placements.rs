@@ -10,7 +10,7 @@ use halocline_core::{
 
 use crate::field::{Field, run};
 use crate::operand::Operand;
-use crate::rearrange::distribute_beside;
+use crate::rearrange::distribute_operand;
 use crate::reshape;
 
 /// Redistributes the input of a layer as its plan says. `first` is the layer's first parameter.
@@ -61,7 +61,7 @@ pub(crate) fn leave_with_bias<const D: usize, const E: usize>(
     };
     // The parameter itself fans out, not its reshaped copy, so that its gradient joins a bucket.
     let varies = |axis: usize| y.placements()[axis].varies();
-    let (local, layout, mesh) = bias.beside(&y)?.try_fan_out(varies)?.into_parts();
+    let (local, layout, mesh) = bias.place_on(&y)?.try_fan_out(varies)?.into_parts();
     let placements = layout.placements().iter().map(|placement| match placement {
         Shard(0) => Shard(dim),
         other => *other,
@@ -71,7 +71,7 @@ pub(crate) fn leave_with_bias<const D: usize, const E: usize>(
     let layout = layout.derive(placements.collect(), extents);
     let local = reshape(local, layout.local_shape(mesh.position()));
     let bias = ShardTensor::<D>::from_parts(local, layout, mesh);
-    let bias = distribute_beside(&y, bias)?;
+    let bias = distribute_operand(&y, bias)?;
     Ok(y + bias)
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::module::Param;
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Tensor};
-use halocline_core::ops::fan_out_beside;
+use halocline_core::ops::fan_out_with;
 use halocline_core::{
     Error, Fan, Layout, MeshShape, Pairing, ParamShard, Replicate, Result, Shard, ShardTensor,
 };
@@ -33,7 +33,7 @@ pub enum Operand<const D: usize> {
     Replicated(Tensor<D>),
     /// A tensor with a layout, of which each rank holds its shard. Its gradient has the same
     /// layout.
-    Laid(ShardTensor<D>),
+    Sharded(ShardTensor<D>),
     /// This rank's shard of a parameter. Its gradient is the gradient of the shard.
     Parameter(Tensor<D>, ParamShard),
 }
@@ -46,7 +46,7 @@ impl<const D: usize> From<Tensor<D>> for Operand<D> {
 
 impl<const D: usize> From<ShardTensor<D>> for Operand<D> {
     fn from(tensor: ShardTensor<D>) -> Self {
-        Self::Laid(tensor)
+        Self::Sharded(tensor)
     }
 }
 
@@ -69,7 +69,7 @@ impl<const D: usize> Operand<D> {
     pub fn dims(&self) -> [usize; D] {
         match self {
             Self::Replicated(tensor) => tensor.dims(),
-            Self::Laid(tensor) => tensor.dims(),
+            Self::Sharded(tensor) => tensor.dims(),
             Self::Parameter(_, shard) => {
                 let shape = shard.layout().shape();
                 shape.try_into().expect("the dims of the parameter")
@@ -81,7 +81,7 @@ impl<const D: usize> Operand<D> {
     pub(crate) fn is_sharded(&self) -> bool {
         match self {
             Self::Replicated(_) => false,
-            Self::Laid(tensor) => tensor.placements().iter().any(|p| matches!(p, Shard(_))),
+            Self::Sharded(tensor) => tensor.placements().iter().any(|p| matches!(p, Shard(_))),
             Self::Parameter(_, shard) => !shard.computing_axes().is_empty(),
         }
     }
@@ -90,7 +90,7 @@ impl<const D: usize> Operand<D> {
     pub(crate) fn layout_on(&self, mesh: &Arc<MeshShape>) -> Layout {
         match self {
             Self::Replicated(tensor) => Layout::replicated(mesh, &tensor.dims()),
-            Self::Laid(tensor) => tensor.layout().clone(),
+            Self::Sharded(tensor) => tensor.layout().clone(),
             Self::Parameter(_, shard) => shard.layout().gathered(shard.stored(), Replicate),
         }
     }
@@ -99,7 +99,7 @@ impl<const D: usize> Operand<D> {
     pub fn dtype(&self) -> DType {
         match self {
             Self::Replicated(tensor) | Self::Parameter(tensor, _) => tensor.dtype(),
-            Self::Laid(tensor) => tensor.local().dtype(),
+            Self::Sharded(tensor) => tensor.local().dtype(),
         }
     }
 
@@ -107,12 +107,12 @@ impl<const D: usize> Operand<D> {
     ///
     /// # Errors
     /// A parameter on another mesh; a failure of communication.
-    pub(crate) fn beside<const E: usize, K: Basic>(
+    pub(crate) fn place_on<const E: usize, K: Basic>(
         self,
         x: &ShardTensor<E, K>,
     ) -> Result<ShardTensor<D>> {
         Ok(match self {
-            Self::Laid(tensor) => tensor,
+            Self::Sharded(tensor) => tensor,
             Self::Parameter(base, shard) => shard.operand(base, x)?,
             Self::Replicated(tensor) => {
                 let layout = Layout::replicated(x.layout().mesh(), &tensor.dims());
@@ -127,7 +127,7 @@ impl<const D: usize> Operand<D> {
     /// # Errors
     /// Partial values of `x`; a parameter that is sharded, has another number type, or fans out
     /// where `x` is replicated.
-    pub(crate) fn whole_beside<const E: usize>(
+    pub(crate) fn replicated_for<const E: usize>(
         self,
         x: &ShardTensor<E>,
         operator: &'static str,
@@ -136,7 +136,7 @@ impl<const D: usize> Operand<D> {
         let local = match self {
             Self::Replicated(tensor) => tensor,
             laid => {
-                let tensor = laid.beside(x)?;
+                let tensor = laid.place_on(x)?;
                 tensor.require_resolved(operator)?;
                 (0..D).try_for_each(|dim| tensor.require_whole(operator, dim))?;
                 if tensor.layout().mesh() != x.layout().mesh() {
@@ -162,7 +162,7 @@ impl<const D: usize> Operand<D> {
             let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
             return Err(Error::operator(operator, message));
         }
-        Error::catch(|| fan_out_beside(local, x.local(), x.mesh(), &axes, operator))
+        Error::catch(|| fan_out_with(local, x.local(), x.mesh(), &axes, operator))
     }
 }
 
@@ -176,7 +176,7 @@ pub(crate) fn part_beside<const D: usize, const E: usize>(
 ) -> Tensor<D> {
     let mut axes = part.layout().axes_where(|placement| placement == Replicate);
     axes.retain(|axis| x.placements()[*axis].varies());
-    fan_out_beside(part.into_local(), x.local(), x.mesh(), &axes, operator)
+    fan_out_with(part.into_local(), x.local(), x.mesh(), &axes, operator)
 }
 
 /// Fans out replicated tensors on every axis on which at least one of the tensors fans out.

@@ -10,7 +10,7 @@ use halocline_io::{
 use halocline_ops::prelude::*;
 use serde::{Deserialize, Serialize};
 
-/// The times of a year that have a climatology of their own.
+/// Resolution of a climatology over the year.
 ///
 /// # Example
 /// ```
@@ -33,13 +33,13 @@ pub enum Cycle {
     Day,
 }
 
-/// Days before and after a day whose fields its mean takes.
+/// Days before and after a day that its mean includes.
 const AROUND: usize = 30;
-/// The first days of the months of a leap year.
+/// First days of the months of a leap year.
 const FIRST: [usize; 12] = [0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335];
 
 impl Cycle {
-    /// The number of means.
+    /// Returns the number of means.
     pub fn classes(self) -> usize {
         match self {
             Self::Mean => 1,
@@ -48,7 +48,7 @@ impl Cycle {
         }
     }
 
-    /// The mean of a time in seconds since 1970-01-01, from 0.
+    /// Returns the index of the mean of a time, which is in seconds since 1970-01-01.
     pub fn class(self, seconds: f64, calendar: Calendar) -> usize {
         let (_, month, day) = calendar.day(seconds).unwrap_or((1970, 1, 1));
         let month = usize::try_from(month - 1).unwrap_or(0);
@@ -60,14 +60,14 @@ impl Cycle {
     }
 }
 
-/// Seconds of a day.
+/// Seconds per day.
 const DAY: f64 = 86400.0;
 
-/// The times that share a mean: those of a [`Cycle`], in the same part of their days.
+/// Classes of times that share a mean: by a [`Cycle`], and by the part of the day.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     pub(super) cycle: Cycle,
-    /// Equal parts of a day from 0 UTC on.
+    /// Number of equal parts of a day, from 0 UTC on.
     pub(super) parts: usize,
     pub(super) calendar: Calendar,
 }
@@ -77,7 +77,8 @@ impl Times {
         self.cycle.classes() * self.parts
     }
 
-    /// The mean of a time in seconds since 1970-01-01, from 0: parts of a day follow each other.
+    /// Returns the index of the mean of a time, which is in seconds since 1970-01-01. Parts of a
+    /// day are adjacent.
     fn class(self, seconds: f64) -> usize {
         let of_day = seconds.round().rem_euclid(DAY) / DAY;
         let part = (of_day * self.parts as f64) as usize;
@@ -85,22 +86,22 @@ impl Times {
     }
 }
 
-/// Means of the targets in the training period by time of year and of day, in shards, of normalised values.
+/// Sharded means of the normalised targets over the training period, by time of year and of day.
 #[derive(Debug)]
 pub(super) struct Climatology {
     times: Times,
-    /// `[1, targets, lat, lon]` for each of the classes.
+    /// `[1, targets, lat, lon]` for each class.
     means: Vec<ShardTensor<4>>,
 }
 
-/// The name of the tensor in its checkpoint.
+/// Name of the tensor in its checkpoint.
 const NAME: &str = "climatology";
-/// The name of the cycle and of the parts of a day in its checkpoint.
+/// Name of the cycle and of the parts of a day in its checkpoint.
 const TIMES: &str = "times";
 
 impl Climatology {
-    /// Loads the climatology from a folder, if one of this cycle and this number of parts of a day is there. Without a cycle it
-    /// is one of the defaults.
+    /// Loads the climatology from a folder, if it holds one of this cycle and number of parts of a
+    /// day. Without a cycle, either of the default ones is loaded.
     pub(super) fn load(
         world: &World,
         (mesh, placements): (&DeviceMesh, &[Placement]),
@@ -112,7 +113,7 @@ impl Climatology {
             return Ok(None);
         };
         let classes = saved.shape(NAME)?[0];
-        // An earlier version has not saved it.
+        // An earlier version did not save it.
         let by_size = || {
             let mut cycles = [Cycle::Month, Cycle::Day, Cycle::Mean].into_iter();
             let found = cycles.find(|cycle| cycle.classes() * parts == classes);
@@ -139,14 +140,14 @@ impl Climatology {
         }))
     }
 
-    /// The same means for times of another calendar.
+    /// Returns the same means for times of another calendar.
     pub(super) fn with_calendar(mut self, calendar: Calendar) -> Self {
         self.times.calendar = calendar;
         self
     }
 
-    /// Computes the climatology from the targets of a loader's samples, and saves it in a folder, unless another job has
-    /// it open or it cannot be written.
+    /// Computes the climatology from the targets of a loader's samples, and saves it in a folder,
+    /// unless another job has it open or it cannot be written.
     pub(super) fn compute(
         world: &World,
         folder: &Path,
@@ -154,7 +155,8 @@ impl Climatology {
         loader: &FieldLoader,
     ) -> Result<Self> {
         let means = compute(world, loader, times)?;
-        // Not opened before: a job beside this one, such as a training, may need the folder meanwhile.
+        // Opened only now, because another job, such as training, may need the folder in the
+        // meantime.
         match Checkpoints::open(world, folder, &CheckpointConfig::new()) {
             Ok(mut checkpoints) => {
                 let mut snapshot = Snapshot::new(world);
@@ -171,7 +173,7 @@ impl Climatology {
         Ok(Self { times, means })
     }
 
-    /// The means at some times, `[times, targets, lat, lon]`, whole along the batch.
+    /// Returns the means at these times, `[times, targets, lat, lon]`, whole along the batch.
     pub(super) fn at(&self, times: &[f64]) -> ShardTensor<4> {
         let mean = |time: &f64| self.means[self.times.class(*time)].clone();
         let means: Vec<_> = times.iter().map(mean).collect();
@@ -207,12 +209,12 @@ fn compute(world: &World, loader: &FieldLoader, times: Times) -> Result<Vec<Shar
         Cycle::Day => AROUND,
         Cycle::Mean | Cycle::Month => 0,
     };
-    // Of the same part of the days before and after.
+    // The same part of the day, over the days before and after.
     let windows = windows(sums, 2 * before + 1, times.parts);
     let around = |class: usize| windows[(class + classes - before * times.parts) % classes].clone();
     let [sum, count] = all.expect("a loader has samples");
     let whole = sum / count.clamp_min(1.0);
-    // Times of the year, or of the day, without a value have the mean of all.
+    // Times of the year or of the day without a value take the mean of all.
     let mean = |class: usize| match around(class) {
         None => whole.clone(),
         Some([sum, count]) => {
@@ -223,7 +225,7 @@ fn compute(world: &World, loader: &FieldLoader, times: Times) -> Result<Vec<Shar
     Ok((0..classes).map(mean).collect())
 }
 
-/// Sums of values and of their numbers.
+/// Sum of values, and their number.
 type Sum = [ShardTensor<4>; 2];
 
 fn added(one: Option<Sum>, other: Option<Sum>) -> Option<Sum> {
@@ -233,8 +235,8 @@ fn added(one: Option<Sum>, other: Option<Sum>) -> Option<Sum> {
     }
 }
 
-/// For each entry of a cycle the sum of it and of those after it, `width` in all at a distance: by sums of powers of two, so that
-/// nothing is subtracted.
+/// Returns for each entry of a cycle the sum of `width` entries from it on, spaced by `distance`.
+/// It is made of sums over powers of two, so that nothing is subtracted.
 fn windows(sums: Vec<Option<Sum>>, width: usize, distance: usize) -> Vec<Option<Sum>> {
     let count = sums.len();
     let (mut powers, mut whole, mut reached) = (sums, vec![None; count], 0);
@@ -250,7 +252,7 @@ fn windows(sums: Vec<Option<Sum>>, width: usize, distance: usize) -> Vec<Option<
         if reached == width {
             return whole;
         }
-        // In place: the first are read again after they have changed.
+        // In place, with a copy of the first entries, which are read again after they have changed.
         let step = length * distance % count;
         let first = powers[..step].to_vec();
         for class in 0..count {
@@ -279,7 +281,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         write_waves(folder.path());
         let config = config_in(folder.path(), "", "");
-        // In place of the file that a job locks.
+        // A folder in place of the file that a job locks.
         let lock = config.folder.join("climatology/.lock");
         std::fs::create_dir_all(&lock).unwrap();
         let classes = |config: &ExperimentConfig| {
@@ -293,7 +295,7 @@ mod tests {
         assert_eq!((classes(&config), saved.exists()), (1, false));
         std::fs::remove_dir(&lock).unwrap();
         assert_eq!((classes(&config), saved.exists()), (1, true));
-        // The model does not see it, so that its keys may change.
+        // The model does not see the climatology, so its keys may change.
         let other = config_in(
             folder.path(),
             "climatology = \"day\"\nclimatology_hours = 6",
@@ -316,7 +318,7 @@ mod tests {
         for (time, class) in [
             (0.0, 0),
             (hours(5.9), 0),
-            // Rounded by its file.
+            // Rounded in its file.
             (hours(6.0) - 1e-3, 1),
             (hours(23.0), 3),
             (hours(24.0) - 1e-3, 0),

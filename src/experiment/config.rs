@@ -1,4 +1,4 @@
-//! Configuration of an experiment, as a TOML file has it.
+//! Configuration of an experiment, read from TOML.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ use super::optimizer::OptimizerConfig;
 
 /// Configuration of an [`Experiment`](super::Experiment): its data, model, mesh and training.
 ///
-/// Keys that are left out have their defaults; unknown ones are an error. Paths are relative to the
-/// working directory.
+/// Omitted keys take their defaults; unknown keys are errors. Paths are relative to the working
+/// directory.
 ///
 /// # Example
 /// ```
@@ -45,33 +45,34 @@ use super::optimizer::OptimizerConfig;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExperimentConfig {
-    /// The folder of statistics, climatology, checkpoints and scores, which all ranks see.
+    /// Folder of statistics, climatology, checkpoints and scores, on a file system that all ranks
+    /// share.
     pub folder: PathBuf,
-    /// The seed of parameters, noise and the order of samples.
+    /// Seed of parameters, noise and the order of samples.
     #[serde(default)]
     pub seed: u64,
-    /// Whether maps have the coastlines of the Earth.
+    /// Whether maps show the coastlines of the Earth.
     #[serde(default = "yes")]
     pub coastlines: bool,
-    /// The data.
+    /// Files, channels and periods.
     pub data: DataConfig,
-    /// The model.
+    /// Kind and sizes of the model.
     pub model: ModelConfig,
-    /// Sizes of mesh axes: `data` shards samples, `lat` and `lon` fields, `member` ensembles; fields are
-    /// whole on others, which the plan may use. Axes lie in the order of their names. Default `lat` and `lon`, as
-    /// square as the number of ranks allows.
+    /// Sizes of the mesh axes: `data` shards samples, `lat` and `lon` shard fields, `member` shards
+    /// ensembles. Fields are replicated over all other axes, which the plan may use. Axes are
+    /// ordered by name. Default `lat` and `lon`, as square as the number of ranks allows.
     #[serde(default)]
     pub mesh: BTreeMap<String, usize>,
-    /// How parameters are sharded. Default not at all.
+    /// Sharding of the parameters. Default none.
     #[serde(default)]
     pub plan: Plan,
-    /// The optimizer.
+    /// Optimizer and its learning rate.
     #[serde(default)]
     pub optimizer: OptimizerConfig,
-    /// The training.
+    /// Epochs, batches, loss and precision of training.
     #[serde(default)]
     pub training: TrainingConfig,
-    /// Forecasts, for validation, scores and output.
+    /// Forecasts for validation, scores and output.
     #[serde(default)]
     pub forecast: ForecastConfig,
 }
@@ -80,7 +81,7 @@ fn yes() -> bool {
     true
 }
 
-/// Training: epochs, steps and what makes them stable.
+/// Training: epochs, batches, loss, precision and stopping.
 ///
 /// # Example
 /// ```
@@ -95,51 +96,53 @@ fn yes() -> bool {
 pub struct TrainingConfig {
     /// Passes over the samples.
     pub epochs: usize,
-    /// Minutes after which a run begins no other epoch. Default no limit.
+    /// Time limit of a run in minutes, including the opening of the experiment: no epoch begins
+    /// that is expected to exceed it. Default no limit.
     pub minutes: Option<f64>,
-    /// Samples of a batch, over all ranks.
+    /// Samples per batch, over all ranks.
     pub batch: usize,
-    /// Batches of an optimizer step.
+    /// Batches per optimizer step.
     pub accumulation: usize,
-    /// Autoregressive steps of training by epoch: pairs of an epoch, from 0, and the number from there
-    /// on. Before the first, one.
+    /// Autoregressive steps of training by epoch, as pairs `[epoch, steps]`: the number of steps
+    /// from that epoch on, counted from 0. One step before the first pair.
     pub curriculum: Vec<[usize; 2]>,
-    /// Standard deviation of noise on inputs, in standard deviations of their channels.
+    /// Standard deviation of the noise on inputs, in standard deviations of their channels.
     pub noise: f64,
-    /// The number type in which the model computes; parameters, increments and losses are in f32.
+    /// Number type in which the model computes; parameters, increments and losses are in f32.
     pub precision: Precision,
-    /// The loss.
+    /// Training loss.
     pub loss: Loss,
-    /// Members of the ensembles of [`Loss::Crps`], which differ by the noise.
+    /// Ensemble size of [`Loss::Crps`]; members differ by the noise.
     pub members: usize,
-    /// Whether the backward pass computes each autoregressive step again, which takes less memory and more time.
+    /// Whether the backward pass recomputes each autoregressive step: less memory, more time.
     pub recompute: bool,
-    /// The largest norm of the gradient of all parameters. Default no limit.
+    /// Largest norm of the gradient of all parameters. Default no limit.
     pub clip_norm: Option<f64>,
-    /// Decay, per optimizer step, of an exponential moving average of the parameters, which is
-    /// what validations and forecasts use. Default none.
+    /// Decay, per optimizer step, of an exponential moving average of the parameters, which
+    /// validations and forecasts use. Default no average.
     pub ema: Option<f64>,
-    /// Validations without a better score after which training ends. Default never.
+    /// Number of validations without a better score after which training ends. Default no limit.
     pub patience: Option<usize>,
-    /// Optimizer steps between checkpoints, besides those after each epoch.
+    /// Optimizer steps between checkpoints, in addition to one after each epoch.
     pub save_every: u64,
 }
 
-/// The loss of training: of errors in standard deviations of the increments of a step, weighted by area.
+/// Training loss of area-weighted errors, in standard deviations of the increments of a step.
 ///
 /// See [`TrainingConfig`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Loss {
-    /// The mean squared error.
+    /// Mean squared error.
     Mse,
-    /// The continuous ranked probability score of ensembles, by its fair estimator.
+    /// Continuous ranked probability score of ensembles, by its fair estimator.
     Crps,
-    /// The mean squared error, and that of the amplitudes of zonal waves: it holds against blur.
+    /// Mean squared error plus the squared error of the amplitudes of zonal waves, which penalizes
+    /// blur.
     Spectral,
 }
 
-/// The number type in which a model computes in training.
+/// Number type in which a model computes in training.
 ///
 /// See [`TrainingConfig`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,12 +152,13 @@ pub enum Precision {
     F32,
     /// Half precision with the range of f32.
     Bf16,
-    /// Half precision with more digits, whose losses are [scaled](crate::LossScale).
+    /// Half precision with more digits and a smaller range than bf16; losses are
+    /// [scaled](crate::LossScale).
     F16,
 }
 
 impl Precision {
-    /// The number type, if it is another than f32.
+    /// Returns the half-precision type, or `None` for f32.
     pub(super) fn half(self) -> Option<FloatDType> {
         match self {
             Self::F32 => None,
@@ -170,11 +174,12 @@ impl Precision {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ForecastConfig {
-    /// Steps of a forecast.
+    /// Steps per forecast.
     pub steps: usize,
-    /// Members of an ensemble.
+    /// Members per ensemble.
     pub members: usize,
-    /// Standard deviation of the noise that makes them differ, in standard deviations of the inputs.
+    /// Standard deviation of the noise that makes members differ, in standard deviations of the
+    /// inputs.
     pub noise: f64,
 }
 
@@ -210,13 +215,14 @@ impl Default for ForecastConfig {
 }
 
 impl TrainingConfig {
-    /// The autoregressive steps of an epoch.
+    /// Returns the number of autoregressive steps of an epoch.
     pub fn steps(&self, epoch: usize) -> usize {
         let begun = self.curriculum.iter().rfind(|[first, _]| *first <= epoch);
         begun.map_or(1, |[_, steps]| *steps)
     }
 
-    /// The largest number of autoregressive steps of the curriculum, which the samples of all epochs have.
+    /// Returns the largest number of autoregressive steps of the curriculum, for which the samples
+    /// of all epochs have targets.
     pub(super) fn most_steps(&self) -> usize {
         let steps = self.curriculum.iter().map(|[_, steps]| *steps);
         steps.max().unwrap_or(1)
@@ -248,10 +254,10 @@ impl ForecastConfig {
 }
 
 impl ExperimentConfig {
-    /// Reads a file.
+    /// Reads a TOML file.
     ///
     /// # Errors
-    /// A file that cannot be read; those of [`from_toml`](Self::from_toml), with its path.
+    /// A file that cannot be read; the errors of [`from_toml`](Self::from_toml), with the path.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let failed =
@@ -260,11 +266,11 @@ impl ExperimentConfig {
         Self::from_toml(&text).map_err(|error| failed(&error))
     }
 
-    /// Reads a TOML text.
+    /// Parses TOML.
     ///
     /// # Errors
-    /// A text that is no TOML; a key that is unknown, with those near it, or lacking; a value of another
-    /// type or out of range.
+    /// Text that is not TOML; an unknown key, with the names nearest to it; a missing key; a value
+    /// of the wrong type or out of range.
     pub fn from_toml(text: &str) -> Result<Self> {
         let config: Self = toml::from_str(text).map_err(|error| {
             let near =
@@ -275,12 +281,13 @@ impl ExperimentConfig {
         Ok(config)
     }
 
-    /// Writes TOML, with all defaults.
+    /// Serializes to TOML, defaults included.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a configuration is tables, lists, numbers and texts")
     }
 
-    /// Refuses axes over which nothing would be sharded: others than some, and than those of the plan.
+    /// Rejects axes over which nothing would be sharded: those neither in `known` nor named by the
+    /// plan.
     fn check_axes(&self, known: &[&str]) -> Result<()> {
         let mut known = known.to_vec();
         known.extend(self.plan.axes());
@@ -298,13 +305,13 @@ impl ExperimentConfig {
         }
     }
 
-    /// Checks it for a run.
+    /// Checks the configuration for a run.
     pub(super) fn check_run(&self) -> Result<()> {
         self.check_values()?;
         self.check_axes(&FIELD_AXES)
     }
 
-    /// Checks it for a file, or for the choice of a plan.
+    /// Checks the configuration as read from a file, or for choosing a plan by price.
     pub(super) fn check(&self) -> Result<()> {
         self.check_values()?;
         self.check_axes(&[&FIELD_AXES[..], &[PRICED]].concat())
@@ -381,9 +388,10 @@ impl ExperimentConfig {
     }
 }
 
-/// The axes that mean something without a plan.
+/// Axes that have a meaning without a plan.
 const FIELD_AXES: [&str; 4] = ["data", "lat", "lon", "member"];
-/// The axis of plans by price, which a configuration may name before it has one.
+/// Axis of the plans that the cost model proposes, which a configuration may name before it has a
+/// plan.
 const PRICED: &str = "tensor";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The data of an experiment: what is read of the files, and how.
+//! Data of an experiment: selection and reading of the files.
 
 use std::path::PathBuf;
 
@@ -15,34 +15,34 @@ use super::timeline::Timeline;
 #[derive(Debug)]
 pub(super) struct Data {
     config: DataConfig,
-    /// The channels of the files that samples are made of.
+    /// Channels of the files that samples consist of.
     pub(super) files: Vec<Channel>,
     pub(super) channels: Channels,
     /// Units and names of the targets.
     pub(super) described: Vec<Channel>,
     pub(super) grid: Grid,
     pub(super) calendar: Calendar,
-    /// The inputs and forcings that change their sign across a pole.
+    /// Inputs and forcings that change sign across a pole.
     pub(super) odd: Vec<String>,
-    /// The usual time between two fields, in seconds.
+    /// Usual time between two fields, in seconds.
     pub(super) time_step: f64,
-    /// Whether forcings are fields of the files at the time from which a step starts.
+    /// Whether any forcing is read from the files at the time from which a step starts.
     pub(super) forcings_change: bool,
 }
 
-/// What samples hold.
+/// Content of samples.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Samples {
-    /// An input, and the targets of a number of steps after it.
+    /// An input, and the targets of this number of steps after it.
     Steps(usize),
     /// An input, and the targets at its time.
     States,
-    /// The targets at each time, also of those whose input would begin before the files do.
+    /// The targets at each time, including times whose input would begin before the files do.
     Targets,
 }
 
 impl Data {
-    /// Looks into the files of training.
+    /// Opens the files of training.
     pub(super) fn open(config: &DataConfig) -> Result<Self> {
         let (period, samples) = (&config.train, Samples::Steps(1));
         let dataset = FieldDataset::open(&config.files, &dataset(config, period, samples))?;
@@ -50,11 +50,11 @@ impl Data {
         Self::of(config.clone(), &dataset, dataset.metadata().time_step())
     }
 
-    /// Looks into other files, which may have a single time: states of a model that was trained on those of which
-    /// there are statistics.
+    /// Opens other files than those of training, which may have a single time, for a model trained
+    /// on the data of these statistics.
     ///
     /// # Errors
-    /// Another grid; no channel of a name.
+    /// Another grid than in training; a missing channel.
     pub(super) fn open_others(
         config: &DataConfig,
         files: &[PathBuf],
@@ -70,7 +70,7 @@ impl Data {
                 open.channels().to_vec()
             }
         };
-        // A variable is all its levels, in the order of the files of training.
+        // A variable stands for all its levels, in the order of the files of training.
         let levels = |name: &String| {
             if constants.contains(name) {
                 return vec![name.clone()];
@@ -102,7 +102,7 @@ impl Data {
             config.inputs = Some(inputs.cloned().collect());
         }
         if config.gaps != Gaps::Allow {
-            // Steps have the length that was learnt, wherever gaps are.
+            // Steps have the length that was learnt, whatever the gaps.
             let learnt = trained.time_step() / 3600.0;
             config.lead_hours = config.lead_hours.or(Some(learnt));
             config.gaps = Gaps::Allow;
@@ -123,7 +123,7 @@ impl Data {
     fn of(config: DataConfig, dataset: &FieldDataset, time_step: f64) -> Result<Self> {
         let metadata = dataset.metadata();
         if config.anomalies {
-            // Those of inputs are from the climatology of targets.
+            // Inputs take their climatology from the targets, so every input must be a target.
             dataset.channels().feedback()?;
         }
         let changes = |name: &String| {
@@ -147,18 +147,18 @@ impl Data {
         })
     }
 
-    /// The length of a step in seconds, if it has one; else it leads to the next field.
+    /// Returns the length of a step in seconds; `None` if a step leads to the next field.
     pub(super) fn lead(&self) -> Option<f64> {
         self.config.lead_hours.map(|hours| hours * 3600.0)
     }
 
-    /// The number of samples of the training period, with targets of a number of steps.
+    /// Returns the number of samples of the training period with targets of this number of steps.
     pub(super) fn samples(&self, steps: usize) -> Result<usize> {
         let config = dataset(&self.config, &self.config.train, Samples::Steps(steps));
         Ok(FieldDataset::open(&self.config.files, &config)?.len())
     }
 
-    /// The samples of a period, normalised.
+    /// Opens the samples of a period, normalised.
     pub(super) fn dataset(
         &self,
         period: &Period,
@@ -169,7 +169,8 @@ impl Data {
         FieldDataset::open(&self.config.files, &config)?.with_statistics(statistics)
     }
 
-    /// The times of a dataset of [states](Samples::States). Where gaps are skipped, no step leads across one.
+    /// Returns the times of a dataset of [states](Samples::States). Where gaps are skipped, no step
+    /// leads across one.
     pub(super) fn timeline(&self, dataset: &FieldDataset) -> Timeline {
         let even = (self.config.gaps == Gaps::Skip).then_some(self.time_step);
         let state = |sample| (dataset.series(sample), dataset.time(sample));
@@ -177,7 +178,7 @@ impl Data {
         Timeline::new(states, self.lead().or(even), self.time_step, self.calendar)
     }
 
-    /// The files of the training period, with the channels of the samples.
+    /// Opens the files of the training period, with the channels of the samples.
     pub(super) fn training_files(&self) -> Result<Vec<Box<dyn Fields>>> {
         let open = open(&self.config, &self.config.train);
         let names = self.files.iter().map(|channel| channel.name.clone());
@@ -189,7 +190,7 @@ impl Data {
         })
     }
 
-    /// The files.
+    /// Returns the paths of the files.
     pub(super) fn paths(&self) -> &[PathBuf] {
         &self.config.files
     }
@@ -208,7 +209,8 @@ impl Data {
         Ok(builder.finish()?)
     }
 
-    /// Means and standard deviations of the targets, and the latter by those of increments.
+    /// Returns the mean of each target, its standard deviation, and the ratio of the latter to the
+    /// standard deviation of its increments.
     pub(super) fn scales(&self, statistics: &Statistics) -> Result<[Vec<f64>; 3]> {
         let names = statistics.metadata().channels();
         let place = |target: &String| {
@@ -225,13 +227,13 @@ impl Data {
             .iter()
             .map(place)
             .collect::<Result<_>>()?;
-        let of = |values: &[f64]| {
+        let select = |values: &[f64]| {
             places
                 .iter()
                 .map(|place| values[*place])
                 .collect::<Vec<f64>>()
         };
-        let (means, stds) = (of(statistics.means()), of(statistics.stds()));
+        let (means, stds) = (select(statistics.means()), select(statistics.stds()));
         let ratio = |(std, increment): (&f64, f64)| {
             if increment > 0.0 {
                 std / increment
@@ -239,7 +241,7 @@ impl Data {
                 1.0
             }
         };
-        let increments = of(statistics.increment_stds());
+        let increments = select(statistics.increment_stds());
         let ratios = stds.iter().zip(increments).map(ratio).collect();
         Ok([means, stds, ratios])
     }
@@ -253,11 +255,11 @@ fn open(config: &DataConfig, period: &Period) -> OpenConfig {
         .with_period(Some(period.clone()))
 }
 
-/// The inputs and forcings that change their sign across a pole: those that the configuration names, or else the
-/// eastward and northward components that the files have.
+/// Returns the inputs and forcings that change sign across a pole: those that the configuration
+/// names, or else the eastward and northward components of the files.
 ///
 /// # Errors
-/// A name of no input and no forcing.
+/// A name that is neither an input nor a forcing.
 fn odd(config: &DataConfig, dataset: &FieldDataset) -> Result<Vec<String>> {
     let channels = dataset.channels();
     let all = || channels.inputs.iter().chain(&channels.forcings);
@@ -282,21 +284,22 @@ fn odd(config: &DataConfig, dataset: &FieldDataset) -> Result<Vec<String>> {
     Ok(all().filter(is_chosen).cloned().collect())
 }
 
-/// Whether a name, without a level for all, is that of a channel.
+/// Returns whether `chosen` is the channel `name`, or its variable, which stands for all levels.
 fn stands_for(chosen: &str, name: &str) -> bool {
     name == chosen || Channel::new(name.into()).variable() == chosen
 }
 
-/// Whether a channel is an eastward or northward component, by its standard name, or else by usual names.
+/// Returns whether a channel is an eastward or northward component, by its standard name or else by
+/// usual names.
 fn is_component(channel: &Channel) -> bool {
-    // Converters of GRIB write "unknown" for winds at ten metres.
+    // GRIB converters write "unknown" for winds at ten metres.
     let standard_name = channel.standard_name.as_deref().unwrap_or("unknown");
     if !["", "unknown"].contains(&standard_name) {
         return standard_name.contains("eastward") || standard_name.contains("northward");
     }
     const NAMES: [&str; 6] = ["ua", "va", "uas", "vas", "uwnd", "vwnd"];
     let name = channel.variable().to_lowercase();
-    // u, v, u10, v10, u100m, 10u and such.
+    // Matches u, v, u10, v10, u100m, 10u and the like.
     let digits = name
         .strip_prefix(['u', 'v'])
         .map(|rest| rest.trim_end_matches('m'))
@@ -363,7 +366,7 @@ mod tests {
         for name in ["t2m", "uv", "vo@500", "vimd", "ua_mean", "wind_speed"] {
             assert!(!is_odd(name, None), "{name}");
         }
-        // A standard name counts more than a usual name.
+        // A standard name takes precedence over a usual name.
         assert!(!is_odd("u", Some("wind_speed")));
     }
 }

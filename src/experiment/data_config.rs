@@ -9,7 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::climatology::Cycle;
 
-/// Files, channels by role, times, and the periods for training, validation and test.
+/// Data of an experiment: files, channels by role, time steps, and the periods for training,
+/// validation and test.
 ///
 /// See [`ExperimentConfig`](super::ExperimentConfig) for an example.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,55 +18,58 @@ use super::climatology::Cycle;
 pub struct DataConfig {
     /// Zarr stores, NetCDF files or field files.
     pub files: Vec<PathBuf>,
-    /// Whether all files are one time axis; else each is a trajectory of its own.
+    /// Whether all files form one time axis; otherwise each is a separate trajectory.
     #[serde(default)]
     pub joined: bool,
-    /// Units of times, such as `hours since 1940-01-01`, in place of those of the files.
+    /// Time units, such as `hours since 1940-01-01`, in place of those of the files.
     pub time_units: Option<String>,
-    /// Inputs by name, such as `t2m`, `z@500`. Default all channels that are not forcings.
+    /// Input channels, such as `t2m` and `z@500`. Default all channels that are not forcings.
     pub inputs: Option<Vec<String>>,
-    /// Targets by name. Default the inputs.
+    /// Target channels. Default the inputs.
     pub targets: Option<Vec<String>>,
-    /// Channels that are given at each step, of the files, the constants, or computed.
+    /// Channels known at every step: from the files or the constants, or computed.
     #[serde(default)]
     pub forcings: Vec<String>,
-    /// A file of fields that are the same at all times.
+    /// File of fields that do not change in time.
     pub constants: Option<PathBuf>,
-    /// Constants whose missing values are their mean. Those of others are an error.
+    /// Constants whose missing values are filled with their mean. Missing values of other constants
+    /// are an error.
     #[serde(default)]
     pub constants_missing: Vec<String>,
-    /// Inputs and forcings that change their sign across a pole, such as `["u10", "v10", "u"]`, of all levels.
-    /// Default those that the files' standard names, or usual names, tell to be eastward or northward
-    /// components.
+    /// Inputs and forcings that change sign across a pole, such as `["u10", "v10", "u"]`; a
+    /// variable stands for all its levels. Default the eastward and northward components,
+    /// recognized by the standard names in the files or by usual names.
     pub odd: Option<Vec<String>>,
-    /// Times of an input.
+    /// Number of times in an input.
     #[serde(default = "one")]
     pub history: usize,
-    /// Hours of a step. Default the step to the next time of the files, however long.
+    /// Hours of a step. By default a step leads to the next time of the files, however far away.
     pub lead_hours: Option<f64>,
-    /// Uneven time steps: `reject` (an error), `skip` samples that span one, or `allow`.
+    /// Handling of uneven time steps: `reject` (an error), `skip` samples that span one, or
+    /// `allow`.
     #[serde(default = "reject_gaps", with = "GapsName")]
     pub gaps: Gaps,
-    /// Missing values: `reject` (an error), or `fill` them by the mean and leave them out of losses and
-    /// scores.
+    /// Handling of missing values: `reject` (an error), or `fill` them with the mean and leave them
+    /// out of losses and scores.
     #[serde(default = "reject_missing", with = "MissingName")]
     pub missing: Missing,
-    /// The times of a year that have a climatology of their own. Default by `month` if the training period
-    /// is a year or longer, else one `mean`.
+    /// Resolution of the climatology over the year. Default `month` if the training period is a
+    /// year or longer, otherwise `mean`.
     pub climatology: Option<Cycle>,
-    /// Hours of the day, UTC, that share a mean of the climatology, such as 6; a divisor of 24. Default all.
+    /// Hours of the day, UTC, that share a mean of the climatology; a divisor of 24, such as 6.
+    /// Default 24.
     pub climatology_hours: Option<usize>,
-    /// Whether the model sees differences from the climatology, and predicts them.
+    /// Whether the model sees and predicts differences from the climatology.
     #[serde(default)]
     pub anomalies: bool,
-    /// The period for training, of statistics and climatology. Default all times, if there is no other
-    /// period. Periods do not overlap.
+    /// Period for training, statistics and climatology. Default all times, if there is no other
+    /// period. Periods must not overlap.
     #[serde(default, deserialize_with = "period")]
     pub train: Period,
-    /// The period for validation after each epoch. Default none.
+    /// Period for the validation after each epoch. Default none.
     #[serde(default, deserialize_with = "period")]
     pub validation: Option<Period>,
-    /// The period for scores. Default none.
+    /// Period for forecasts and scores. Default none.
     #[serde(default, deserialize_with = "period")]
     pub test: Option<Period>,
 }
@@ -111,12 +115,12 @@ impl DataConfig {
         ])
     }
 
-    /// Parts of a day that have means of their own in the climatology.
+    /// Returns the number of parts of a day with separate means in the climatology.
     pub(super) fn parts_of_day(&self) -> usize {
         self.climatology_hours.map_or(1, |hours| 24 / hours)
     }
 
-    /// Refuses periods that have dates in common.
+    /// Rejects periods that have dates in common.
     pub(super) fn check_periods(&self, calendar: Calendar) -> Result<()> {
         let periods = [
             ("data.train", Some(&self.train)),
@@ -143,17 +147,17 @@ impl DataConfig {
     }
 }
 
-/// Whether a number is above zero.
+/// Returns whether a number is positive and finite.
 pub(super) fn positive(value: f64) -> bool {
     value > 0.0 && value.is_finite()
 }
 
-/// Whether a number is a standard deviation.
+/// Returns whether a number is a standard deviation: finite and not negative.
 pub(super) fn deviation(value: f64) -> bool {
     value >= 0.0 && value.is_finite()
 }
 
-/// The first error of some, each with whether it holds.
+/// Returns the message of the first check that holds as an error.
 pub(super) fn refuse(checks: &[(bool, &str)]) -> Result<()> {
     match checks.iter().find(|(wrong, _)| *wrong) {
         Some((_, message)) => Err(Error::other(*message)),
@@ -161,7 +165,7 @@ pub(super) fn refuse(checks: &[(bool, &str)]) -> Result<()> {
     }
 }
 
-/// A period whose dates are texts, or dates of TOML.
+/// Deserializes a period whose dates are strings or TOML dates.
 fn period<'de, D: Deserializer<'de>, P: From<Period>>(deserializer: D) -> Result<P, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default, deny_unknown_fields)]

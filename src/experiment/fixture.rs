@@ -1,4 +1,4 @@
-//! A small experiment for tests.
+//! Small experiment for tests.
 
 use std::f64::consts::TAU;
 use std::path::Path;
@@ -11,13 +11,14 @@ use super::config::ExperimentConfig;
 /// Rows and columns of the fields.
 const ROWS: usize = 5;
 const COLUMNS: usize = 8;
-/// Times, of steps of six hours.
+/// Number of times, six hours apart.
 pub(super) const TIMES: usize = 12;
 
 /// Channel, row and column of a cell.
 pub(super) type Cell = (usize, usize, usize);
 
-/// Writes the file of a folder, with the channels `sst` and `t2m`, by the value of each time and cell.
+/// Writes a data file into a folder, with the channels `sst` and `t2m` and the given value at each
+/// time and cell.
 pub(super) fn write_fields(folder: &Path, value: impl Fn(usize, Cell) -> f32) {
     let grid = Grid::cell_centered(ROWS, COLUMNS).unwrap();
     let (path, config) = (folder.join("data.h5"), WriterConfig::new());
@@ -30,18 +31,19 @@ pub(super) fn write_fields(folder: &Path, value: impl Fn(usize, Cell) -> f32) {
     writer.finish().unwrap();
 }
 
-/// The value of a wave that moves east.
+/// Returns the value of an eastward-moving wave at a time and cell.
 pub(super) fn wave(time: usize, (channel, row, column): Cell) -> f32 {
     let angle = TAU * (column as f64 / COLUMNS as f64 - time as f64 / 7.0);
     (280.0 + 10.0 * (angle + (channel + row) as f64).cos()) as f32
 }
 
-/// Writes the file of a folder, of waves.
+/// Writes a data file of eastward-moving waves into a folder.
 pub(super) fn write_waves(folder: &Path) {
     write_fields(folder, wave);
 }
 
-/// The configuration of an experiment in a folder, with other lines of its data, and other tables.
+/// Returns the configuration of an experiment in a folder, with additional lines in `[data]` and
+/// additional tables.
 pub(super) fn config_in(folder: &Path, data: &str, tables: &str) -> ExperimentConfig {
     let folder = folder.display();
     let text = format!(

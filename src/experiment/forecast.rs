@@ -15,35 +15,39 @@ use super::config::ForecastConfig;
 use super::network::FieldModel;
 use super::setup::{Experiment, Files, States, missing};
 
-/// The file in a folder of forecasts that says what they are made with.
+/// File in a folder of forecasts that records their configuration and checkpoint.
 const NOTE: &str = "forecasts.json";
 
 /// One step of a forecast.
 pub(super) struct Step {
-    /// Its number, from 1.
+    /// Number of the step, from 1.
     pub(super) number: usize,
-    /// Its time, in seconds since 1970-01-01 UTC.
+    /// Time of the step, in seconds since 1970-01-01 UTC.
     pub(super) time: f64,
-    /// The state of the data at that time.
+    /// State of the data at that time.
     pub(super) state: Option<usize>,
-    /// The targets in their units, `[members, targets, lat, lon]`; NaN where the start has no value.
+    /// Targets in their units, `[members, targets, lat, lon]`; NaN where the start has no value.
     pub(super) fields: ShardTensor<4>,
 }
 
 impl Experiment {
-    /// Forecasts from a date, or from each state of the test period or of [other files](Self::of_files), and writes
-    /// a Zarr store for each. Returns the paths that were written.
+    /// Makes forecasts from a date, or from each state of the test period or of
+    /// [other files](Self::of_files), and writes a Zarr store for each. Returns the paths that were
+    /// written.
     ///
-    /// From a date the output is `path`, with `.nc` at its end a NetCDF file; else `path` is the folder of outputs, each
-    /// named by its date. Those that are there are whole, and left as they are unless `existing` replaces them: a run that
-    /// was interrupted goes on.
-    /// Beyond the end of the data, forcings are computed channels, constants, channels without a time, and masks, which are those
-    /// of the first state.
+    /// From a date, the output is `path`, a NetCDF file if it ends in `.nc`. Otherwise `path` is
+    /// the folder of the outputs, each named by its date. Existing outputs are complete, and are
+    /// kept unless `existing` replaces them, so that an interrupted run can go on.
+    ///
+    /// Beyond the end of the data, the forcings available are computed channels, constants,
+    /// channels without a time, and masks, which are those of the first state. Without a date,
+    /// states whose forecasts need others there are left out.
     ///
     /// # Errors
-    /// A date without a state; an experiment without a test period; from a date, an output that is there already; a
-    /// folder of forecasts of another configuration or, if [`trained`](Self::trained) loaded the model, another
-    /// checkpoint, or, if `existing` replaces them, with some that are not among those to be written; forcings that end before the forecast; a failure of files or
+    /// A date without a state; an experiment without a test period; from a date, an output that
+    /// exists and is not to be replaced, or forcings that end before the forecast; a folder with
+    /// forecasts of another configuration or, if [`trained`](Self::trained) loaded the model, of
+    /// another checkpoint, unless `existing` replaces them all; a failure of files or
     /// communication.
     pub fn forecast(
         &self,
@@ -66,7 +70,7 @@ impl Experiment {
                 let dates: Vec<String> = (0..states.loader.samples())
                     .map(|start| date(&start))
                     .collect();
-                // Runs that overlap have states of one date.
+                // Runs that overlap have several states of one date.
                 let mut named: HashMap<String, usize> = HashMap::new();
                 for date in &dates {
                     *named.entry(file_name(date, None)).or_default() += 1;
@@ -76,7 +80,7 @@ impl Experiment {
                     let series = (!is_alone).then_some(states.timeline.states[start].0);
                     (start, path.join(file_name(date, series)))
                 });
-                // Forcings of the files end with them.
+                // Forcings that are read from the files end with them.
                 let reaches = |start: usize| {
                     let mut steps = 1..config.steps;
                     !self.data.forcings_change
@@ -95,12 +99,12 @@ impl Experiment {
                 let is_left = |(_, path): &(usize, PathBuf)| {
                     u8::from(existing == Existing::Replace || !path.exists())
                 };
-                // What one rank sees: a file system may show the others another state.
-                let own = self
+                // Rank 0 decides, because a file system may show other ranks another state.
+                let flags = self
                     .world
                     .is_root()
                     .then(|| all.iter().map(is_left).collect());
-                let left = self.world.broadcast_bytes(0, own)?;
+                let left = self.world.broadcast_bytes(0, flags)?;
                 let left = all.into_iter().zip(left).filter(|(_, left)| *left == 1);
                 left.map(|(start, _)| start).collect()
             }
@@ -116,21 +120,22 @@ impl Experiment {
         Ok(starts.into_iter().map(|(_, path)| path).collect())
     }
 
-    /// What the forecasts of a folder are made with, as its note has it.
+    /// Returns the note for a folder of forecasts: all that they depend on.
     fn note(&self, model: &FieldModel, config: &ForecastConfig) -> Result<Vec<u8>> {
         let others = (self.files == Files::Others).then(|| self.data.paths());
-        let own = (
+        let note = (
             &self.config.folder,
             self.config.seed,
             config,
             model.checkpoint,
             others,
         );
-        serde_json::to_vec(&own).map_err(Error::other)
+        serde_json::to_vec(&note).map_err(Error::other)
     }
 
-    /// Checks the note of a folder of forecasts, and writes one. While forecasts are replaced it is empty, so that
-    /// none of another configuration or checkpoint is taken for one of this.
+    /// Checks the note of a folder of forecasts, and writes the new one. While forecasts are
+    /// replaced the note is empty, so that remaining ones of another configuration or checkpoint
+    /// are not mistaken for new ones.
     fn begin(
         &self,
         folder: &Path,
@@ -213,7 +218,7 @@ impl Experiment {
         writer.finish()
     }
 
-    /// The period of scores: all times of other files.
+    /// Returns the period of forecasts and scores: the test period, or all times of other files.
     pub(super) fn scored(&self) -> Result<Period> {
         if self.files == Files::Others {
             return Ok(Period::default());
@@ -223,7 +228,7 @@ impl Experiment {
         })
     }
 
-    /// The state of a date.
+    /// Returns the state at a date.
     fn start(&self, states: &States, date: &str) -> Result<usize> {
         let time = parse_time(date, self.data.calendar)?;
         let found = states.timeline.find(time);
@@ -239,7 +244,8 @@ impl Experiment {
         })
     }
 
-    /// Calls a function with each step of a forecast from a state, a batch of one, and holds one step in memory.
+    /// Calls a function with each step of a forecast from a state, which is a batch of one. Holds
+    /// one step in memory.
     pub(super) fn steps(
         &self,
         model: &FieldModel,
@@ -254,7 +260,7 @@ impl Experiment {
         let mut x = batch.input.inner();
         let present = batch.input_mask.map(ShardTensor::inner);
         let mask = present.as_ref().map(|present| self.of_targets(present));
-        // Where the start has no value, such as on land, neither has the forecast.
+        // Where the start has no value, such as on land, the forecast has none either.
         let gaps = mask.clone().map(missing);
         if config.members > 1 {
             let key = RandomKey::new(self.config.seed, ("forecast", begin.to_bits()));
@@ -271,7 +277,7 @@ impl Experiment {
         let mut time = begin;
         for number in 1..=config.steps {
             let given = match loader.forcing(start, time)? {
-                // The same for all members.
+                // The forcing is the same for all members.
                 Some(forcing) => {
                     let zero = x.clone().narrow(1, 0, 1) * 0.0;
                     ShardTensor::cat(vec![x.clone(), zero + forcing.inner()], 1)
@@ -303,7 +309,7 @@ impl Experiment {
     }
 }
 
-/// The names of the Zarr stores of a folder that are not among some outputs, in order.
+/// Returns the sorted names of the Zarr stores in a folder that are not among `outputs`.
 fn stores_beside(folder: &Path, outputs: &[&PathBuf]) -> Result<Vec<String>> {
     let failed = |error| Error::other(format!("{}: {error}", folder.display()));
     let mut names = Vec::new();
@@ -328,7 +334,8 @@ fn stores_beside(folder: &Path, outputs: &[&PathBuf]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The name of the output of a date such as `2018-01-01 06:00:00`, and of a series if several have this date.
+/// Returns the name of the output for a date such as `2018-01-01 06:00:00`, and for a series if
+/// several have this date.
 fn file_name(date: &str, series: Option<usize>) -> String {
     let date = date.strip_suffix(":00").unwrap_or(date);
     let date = date.replace(' ', "T").replace(':', "");

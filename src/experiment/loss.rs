@@ -1,4 +1,4 @@
-//! The loss of a batch.
+//! Loss of a batch.
 
 use halocline_core::{Distribution, RandomKey, Result, ShardTensor};
 use halocline_io::Batch;
@@ -11,7 +11,8 @@ use super::network::FieldModel;
 use super::setup::{Experiment, like_batch_of};
 
 impl Experiment {
-    /// The loss of a batch, weighted by area, of errors in standard deviations of the increments of a step.
+    /// Returns the area-weighted loss of a batch, of errors in standard deviations of the
+    /// increments of a step.
     pub(super) fn loss(
         &self,
         model: &FieldModel,
@@ -30,7 +31,7 @@ impl Experiment {
             let noise = ShardTensor::random(x.dims(), normal, key, x.mesh(), x.layout())?;
             x = x + noise;
         }
-        // Members lie beside each other in the batch, and as those of the input.
+        // Members are concatenated along the batch, with the layout of the input.
         let batch_of_members = x.clone();
         let copies = |field: ShardTensor<4>| match members {
             1 => Ok(field),
@@ -58,7 +59,8 @@ impl Experiment {
             )
         });
         let target = ShardTensor::cat(targets.collect::<Result<Vec<_>>>()?, 1);
-        // A target without a value at the start does not count, and is no input of the next steps, as in forecasts.
+        // A target without a value at the start does not count, and is filled in the input of the
+        // next steps, as in forecasts.
         let known = present.map(|present| self.of_targets(&present));
         let counts = match (batch.mask, &known) {
             (Some(mask), Some(known)) => {
@@ -86,8 +88,9 @@ impl Experiment {
         self.distance(y, target, counts)
     }
 
-    /// The mask of the targets at the start, by that of the inputs: that of their newest time. A target that is no input
-    /// is one everywhere: no forecast needs its value there.
+    /// Returns the mask of the targets at the start: the mask of the inputs at their newest time.
+    /// For a target that is not an input it is one everywhere, because no forecast needs its value
+    /// there.
     pub(super) fn of_targets(&self, present: &ShardTensor<4>) -> ShardTensor<4> {
         let (channels, count) = (&self.data.channels, present.dims()[1]);
         let inputs = &channels.inputs;
@@ -100,7 +103,7 @@ impl Experiment {
         ShardTensor::cat(vec![present.clone(), ones], 1).index_select(1, &places)
     }
 
-    /// The loss of predictions `[members · batch, steps · targets, lat, lon]`.
+    /// Returns the loss of predictions `[members · batch, steps · targets, lat, lon]`.
     fn distance(
         &self,
         y: ShardTensor<4>,
@@ -152,7 +155,7 @@ mod tests {
     use super::*;
     use crate::experiment::fixture::{config_in, wave, write_fields};
 
-    /// Ice moves: a third of the cells has no value at each time.
+    /// Moving ice: at each time a third of the cells has no value.
     #[test]
     fn targets_without_a_value_at_the_start_do_not_count() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
-//! Experiments: from a file that names data, a model and a mesh to a trained model, its forecasts, and
-//! their scores beside persistence and climatology. The program `halocline` runs them; a program of your
-//! own does the same by these types.
+//! Experiments: a TOML file names data, a model and a mesh, and an [`Experiment`] trains the model,
+//! makes forecasts, and scores them against persistence and climatology. The program `halocline`
+//! runs experiments; a program of your own does the same with these types.
 //!
 //! # Example
 //! ```no_run

@@ -1,10 +1,10 @@
-//! Names near an unknown one, for messages.
+//! Suggestions for unknown names, for error messages.
 
-/// The most names that an error proposes.
+/// Largest number of names that an error suggests.
 const PROPOSED: usize = 3;
 
-/// The known keys that are nearest to an unknown one, of a message such as "unknown field `a`, expected
-/// one of `b`, `c`".
+/// Returns the known keys nearest to the unknown one in a message such as "unknown field `a`,
+/// expected one of `b`, `c`".
 pub(super) fn near(message: &str) -> Option<String> {
     let names: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let [unknown, known @ ..] = &names[..] else {
@@ -16,7 +16,7 @@ pub(super) fn near(message: &str) -> Option<String> {
     Some(nearest(unknown, known))
 }
 
-/// The names that are nearest to another one.
+/// Returns the known names nearest to an unknown one, separated by commas.
 pub(super) fn nearest(unknown: &str, known: &[&str]) -> String {
     let mut known: Vec<(f64, &str)> = known
         .iter()

@@ -1,4 +1,4 @@
-//! The models that a configuration may name, behind one type.
+//! Models that a configuration can name, behind one type.
 
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
@@ -14,8 +14,7 @@ use halocline_ops::prelude::*;
 use halocline_ops::{Sht, SphereGrid};
 use serde::{Deserialize, Serialize};
 
-/// The model of a configuration, by its kind, with its sizes. Channels, boundaries and the sphere come
-/// from the data.
+/// Kind and sizes of a model. Channels, boundaries and the spherical grid follow from the data.
 ///
 /// # Example
 /// ```
@@ -40,15 +39,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum ModelConfig {
-    /// A residual convolutional network, whose targets are its inputs.
+    /// Residual convolutional network. Its targets must be its inputs.
     Cnn {
         /// Channels of hidden fields.
         #[serde(default = "cnn::width")]
         width: usize,
-        /// Residual blocks.
+        /// Number of residual blocks.
         #[serde(default = "cnn::blocks")]
         blocks: usize,
-        /// Cells of the kernels, in both dims.
+        /// Kernel size in cells, in both dims.
         #[serde(default = "cnn::kernel")]
         kernel: usize,
     },
@@ -57,60 +56,60 @@ pub enum ModelConfig {
         /// Channels of the finest hidden fields.
         #[serde(default = "unet::width")]
         width: usize,
-        /// The number of times that the field is halved.
+        /// Number of times the field is halved.
         #[serde(default = "unet::levels")]
         levels: usize,
     },
-    /// Neighborhood attention between patches. Its targets are its inputs.
+    /// Neighborhood attention between patches. Its targets must be its inputs.
     Transformer {
-        /// Channels of a patch.
+        /// Channels per patch.
         #[serde(default = "transformer::d_model")]
         d_model: usize,
-        /// Heads of attention.
+        /// Attention heads.
         #[serde(default = "transformer::heads")]
         heads: usize,
-        /// Blocks.
+        /// Number of blocks.
         #[serde(default = "transformer::blocks")]
         blocks: usize,
-        /// Blocks in the middle whose attention reaches all patches.
+        /// Number of blocks in the middle that attend to all patches.
         #[serde(default)]
         dense_blocks: usize,
-        /// Learned tokens of each block, that every patch attends to besides.
+        /// Learned tokens per block, to which every patch attends as well.
         #[serde(default)]
         tokens: usize,
-        /// Cells of a patch, in both dims.
+        /// Cells per patch, in both dims.
         #[serde(default = "transformer::patch")]
         patch: [usize; 2],
-        /// Patches that one attends to, in both dims.
+        /// Patches that a patch attends to, in both dims.
         #[serde(default = "transformer::kernel")]
         kernel: [usize; 2],
-        /// Whether the backward pass computes blocks again, which takes less memory and more time.
+        /// Whether the backward pass recomputes blocks: less memory, more time.
         #[serde(default)]
         recompute: bool,
     },
     /// Fourier neural operator, periodic in both dims.
     Fno {
-        /// Fourier modes that are kept, in both dims.
+        /// Number of Fourier modes kept, in both dims.
         modes: [usize; 2],
         /// Channels of hidden fields.
         #[serde(default = "fno::width")]
         width: usize,
-        /// Spectral convolutions.
+        /// Number of spectral convolutions.
         #[serde(default = "fno::blocks")]
         blocks: usize,
     },
-    /// Spherical Fourier neural operator, on equiangular grids with poles and Gaussian ones.
+    /// Spherical Fourier neural operator, on equiangular grids with poles and on Gaussian grids.
     Sfno {
         /// Channels of hidden fields.
         #[serde(default = "fno::width")]
         width: usize,
-        /// Blocks.
+        /// Number of blocks.
         #[serde(default = "fno::blocks")]
         blocks: usize,
     },
 }
 
-/// Declares modules of functions that return constants, for serde.
+/// Declares modules of functions that return default values, for serde.
 macro_rules! defaults {
     ($($kind:ident { $($name:ident: $type:ty = $value:expr,)* })*) => {
         $(mod $kind {
@@ -131,20 +130,21 @@ defaults! {
     fno { width: usize = 32, blocks: usize = 4, }
 }
 
-/// A model of a [configuration](ModelConfig), which adds an increment to the newest state, less a
-/// learned part of it: of anomalies, their damping.
+/// Model built from a [`ModelConfig`]. Adds an increment to the newest state and subtracts a
+/// learned fraction of that state, which damps anomalies.
 ///
 /// # Shapes
 /// `[batch, history · inputs + forcings, lat, lon]` → `[batch, targets, lat, lon]`.
 #[derive(Module, Debug)]
 pub struct FieldModel {
     network: Network,
-    /// The part of each target's state that is lost in a step, which begins at zero.
+    /// Fraction of each target's state that is lost in a step; initially zero.
     damping: Param<Tensor<4>>,
-    /// The place of each target in an input, or one after the last channel.
+    /// Index of each target among the channels of an input; for a target that is not an input, one
+    /// past the last channel.
     #[module(skip)]
     places: Vec<usize>,
-    /// The fingerprint of the checkpoint that it was loaded from.
+    /// Fingerprint of the checkpoint that the model was loaded from.
     #[module(skip)]
     pub(super) checkpoint: Option<u32>,
 }
@@ -162,26 +162,27 @@ enum Network {
     Sfno(Sfno),
 }
 
-/// The scale of increments, small so that the untrained model is close to persistence. `SurrogateCnn` and
-/// `FieldTransformer` have their own.
+/// Scale of increments, small so that the untrained model is close to persistence. `SurrogateCnn`
+/// and `FieldTransformer` apply their own.
 const INCREMENT: f64 = 0.1;
 
 impl ModelConfig {
-    /// Handling of received halos in steps that are computed again. Dense blocks receive the keys and values of all
-    /// ranks, which would not fit in memory.
+    /// Returns the handling of received halos in recomputed steps. Dense blocks receive the keys
+    /// and values of all ranks, which would not fit in memory if they were kept.
     pub(super) fn halos(&self) -> Halos {
         match self {
-            Self::Transformer { dense_blocks, .. } if *dense_blocks > 0 => Halos::SendAgain,
+            Self::Transformer { dense_blocks, .. } if *dense_blocks > 0 => Halos::Resend,
             _ => Halos::Keep,
         }
     }
 
-    /// Makes the model for channels and a number of times in an input, on a grid. The inputs and forcings `odd`
-    /// change their sign across a pole, which counts in the first layer of `cnn` and `unet`.
+    /// Initializes the model for these channels, `history` times per input, and this grid. The
+    /// inputs and forcings in `odd` change sign across a pole, which matters in the first layer of
+    /// `cnn` and `unet`.
     ///
     /// # Errors
-    /// Targets that are not the inputs, for models which need that; sizes that do not fit; a grid without
-    /// spherical harmonics.
+    /// Targets that are not the inputs, for kinds that require it; sizes that do not fit; for
+    /// `sfno`, a grid without spherical harmonics.
     pub fn init(
         &self,
         channels: &Channels,
@@ -191,7 +192,7 @@ impl ModelConfig {
         device: &Device,
     ) -> Result<FieldModel> {
         let (inputs, forcings) = (channels.inputs.len(), channels.forcings.len());
-        let (from, to) = (history * inputs + forcings, channels.targets.len());
+        let (channels_in, channels_out) = (history * inputs + forcings, channels.targets.len());
         let (boundary, [rows, columns]) = (grid.boundary(), grid.shape());
         let times = std::iter::repeat_n(&channels.inputs, history).flatten();
         let names = times.chain(&channels.forcings).enumerate();
@@ -216,7 +217,8 @@ impl ModelConfig {
                 blocks,
                 kernel,
             } => {
-                // Cells beyond a pole are those of rows on the other side.
+                // Cells beyond a pole come from rows on its other side, whose number limits the
+                // kernel.
                 let most = match boundary[0] {
                     Boundary::PoleRow => 2 * rows - 1,
                     Boundary::PoleEdge => 2 * rows + 1,
@@ -243,7 +245,7 @@ impl ModelConfig {
                 Network::Cnn(config.init(device))
             }
             Self::Unet { width, levels } => {
-                // A level halves two cells and more.
+                // A level needs at least two cells to halve.
                 let least = rows.min(columns);
                 let most = least.saturating_sub(1).checked_ilog2();
                 let most = most.map_or(0, |log| log as usize + 1);
@@ -252,7 +254,7 @@ impl ModelConfig {
                         "model.levels: {levels} on a grid of {rows} x {columns}; expected at most {most}"
                     )));
                 }
-                let config = UNetConfig::new(from, to)
+                let config = UNetConfig::new(channels_in, channels_out)
                     .with_width(width)
                     .with_levels(levels)
                     .with_boundary(boundary)
@@ -294,13 +296,13 @@ impl ModelConfig {
                         columns / 2 + 1
                     )));
                 }
-                let config = FnoConfig::new(from, to, modes)
+                let config = FnoConfig::new(channels_in, channels_out, modes)
                     .with_width(width)
                     .with_blocks(blocks);
                 Network::Fno(config.init(device))
             }
             Self::Sfno { width, blocks } => {
-                let config = SfnoConfig::new(from, to)
+                let config = SfnoConfig::new(channels_in, channels_out)
                     .with_width(width)
                     .with_blocks(blocks);
                 Network::Sfno(config.init(&harmonics(grid)?, device))
@@ -311,16 +313,16 @@ impl ModelConfig {
         let places = channels
             .targets
             .iter()
-            .map(|target| place(target).map_or(from, |place| newest + place));
+            .map(|target| place(target).map_or(channels_in, |place| newest + place));
         Ok(FieldModel {
             network,
-            damping: Initializer::Zeros.init([1, to, 1, 1], device),
+            damping: Initializer::Zeros.init([1, channels_out, 1, 1], device),
             places: places.collect(),
             checkpoint: None,
         })
     }
 
-    /// Plans of tensor parallelism over a mesh axis, for the kinds that have one.
+    /// Returns the plan of tensor parallelism over a mesh axis, for kinds that have one.
     pub fn tensor_parallel(&self, axis: &str) -> Option<Plan> {
         let within = |plan: Plan| Plan {
             layer: plan
@@ -382,7 +384,7 @@ impl ModelConfig {
     }
 }
 
-/// The number of channels that are inputs and targets.
+/// Returns the number of inputs, which must also be the targets.
 fn same(channels: &Channels) -> Result<usize> {
     let Channels {
         inputs, targets, ..
@@ -397,14 +399,14 @@ fn same(channels: &Channels) -> Result<usize> {
     }
 }
 
-/// Whether longitudes go around the globe.
+/// Returns whether longitudes go around the globe.
 fn around(grid: &Grid) -> bool {
     grid.boundary()[1] == Boundary::Periodic
 }
 
-/// The values beyond the ends of a grid that is halved, a number of times: across the poles only if each
-/// level has opposite meridians. Two rows are one then, so that no row is a pole, but for a last row that is halved
-/// alone.
+/// Returns the boundaries of a grid that is halved `levels` times. Cells beyond a pole are those
+/// across it only if every level has opposite meridians. Halving merges two rows into one, so no
+/// row lies on a pole, except a last row that is halved alone.
 fn halved(grid: &Grid, levels: usize) -> [Boundary; 2] {
     let [lat, lon] = grid.boundary();
     let has_opposite = grid.shape()[1].trailing_zeros() as usize > levels;
@@ -414,7 +416,7 @@ fn halved(grid: &Grid, levels: usize) -> [Boundary; 2] {
     }
 }
 
-/// The spherical harmonics of a grid, with its rows in either order.
+/// Returns the spherical harmonic transform of a grid with rows in either order.
 fn harmonics(grid: &Grid) -> Result<Sht> {
     let sines: Vec<f64> = grid
         .lat()
@@ -434,7 +436,7 @@ fn harmonics(grid: &Grid) -> Result<Sht> {
     for kind in grids.into_iter().filter(|_| around(grid)) {
         let sht = Sht::new(grid.shape(), kind)?;
         let mut pairs = sht.cosines().iter().zip(&sines);
-        // To a hundredth of the distance of rows.
+        // A hundredth of the distance between rows.
         let near = 0.01 * std::f64::consts::PI / sines.len() as f64;
         if pairs.all(|(cosine, sine)| (cosine.acos() - (sign * sine).acos()).abs() < near) {
             return Ok(sht);
@@ -452,17 +454,18 @@ impl<X: Field<4>> Layer<X> for FieldModel {
     fn forward(&self, x: X) -> X {
         let channels = x.dims()[1];
         let state = if self.places.contains(&channels) {
-            // A target that is no input begins at its mean.
+            // A target that is not an input starts from its mean, which is zero.
             X::cat(vec![x.clone(), x.clone().narrow(1, 0, 1) * 0.0], 1)
         } else {
             x.clone()
         };
         let state = state.index_select(1, &self.places); // [batch, targets, lat, lon]
-        // Networks compute in the number type of the parameters; increments are added in that of the state.
+        // Networks compute in the number type of the parameters; increments are added in that of
+        // the state.
         let types = [x.dtype(), self.damping.base().dtype()];
-        let [own, computed] = types.map(FloatDType::from);
-        let lost = state.clone() * state.beside(&self.damping).cast(own);
-        let add = |increment: X| state.clone() + increment.cast(own) * INCREMENT;
+        let [dtype, computed] = types.map(FloatDType::from);
+        let lost = state.clone() * state.place_operand(&self.damping).cast(dtype);
+        let add = |increment: X| state.clone() + increment.cast(dtype) * INCREMENT;
         let next = match &self.network {
             Network::Cnn(model) => model.forward(x),
             Network::Transformer(model) => model.forward(x),

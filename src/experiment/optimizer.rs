@@ -1,4 +1,4 @@
-//! Optimizers and learning rates.
+//! Optimizers and learning-rate schedules.
 
 use std::f64::consts::PI;
 
@@ -11,7 +11,7 @@ use halocline_core::{Error, Result};
 use halocline_ops::optim::FusedAdamWConfig;
 use serde::{Deserialize, Serialize};
 
-/// The optimizer and the course of its learning rate over all steps of training.
+/// Optimizer, and schedule of its learning rate over all steps of training.
 ///
 /// # Example
 /// ```
@@ -25,17 +25,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
-    /// Its kind.
+    /// Kind of the optimizer.
     pub kind: OptimizerKind,
-    /// The highest learning rate.
+    /// Highest learning rate.
     pub learning_rate: f64,
-    /// The learning rate after the warm-up.
+    /// Learning rate after the warm-up.
     pub schedule: Schedule,
-    /// Optimizer steps over which the learning rate rises from a hundredth.
+    /// Optimizer steps over which the learning rate rises from a hundredth of its value.
     pub warmup: usize,
-    /// Decay of parameters per step, times the learning rate; of `adam` and `sgd` a part of the gradient.
+    /// Weight decay: for `adamw` a decay of the parameters per step, times the learning rate; for
+    /// `adam` and `sgd` a term of the gradient.
     pub weight_decay: f32,
-    /// The momentum of `sgd`. Default none.
+    /// Momentum of `sgd`. Default none.
     pub momentum: f64,
 }
 
@@ -54,7 +55,7 @@ pub enum OptimizerKind {
     Sgd,
 }
 
-/// Course of a learning rate after its warm-up.
+/// Schedule of a learning rate after its warm-up.
 ///
 /// See [`OptimizerConfig`] for an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,12 +63,12 @@ pub enum OptimizerKind {
 pub enum Schedule {
     /// Constant.
     Constant,
-    /// Half a wave of a cosine over all steps, down to a hundredth.
+    /// Half a cosine wave over all steps, down to a hundredth.
     #[default]
     Cosine,
 }
 
-/// The part of the learning rate at the beginning of a warm-up and at the end of a schedule.
+/// Fraction of the learning rate at the start of a warm-up and at the end of a schedule.
 const LOWEST: f64 = 0.01;
 
 impl Default for OptimizerConfig {
@@ -109,7 +110,7 @@ impl OptimizerConfig {
         Ok(())
     }
 
-    /// The optimizer.
+    /// Initializes the optimizer.
     pub fn init(&self) -> ModuleOptimizer {
         let decay = (self.weight_decay > 0.0).then(|| WeightDecayConfig::new(self.weight_decay));
         match self.kind {
@@ -131,10 +132,10 @@ impl OptimizerConfig {
         }
     }
 
-    /// The learning rates of a number of steps.
+    /// Returns the learning-rate schedule for this number of steps.
     ///
     /// # Errors
-    /// A configuration with values out of range.
+    /// Values out of range.
     pub fn schedule(&self, steps: usize) -> Result<ModuleLrScheduler> {
         self.check()?;
         let config = self.clone();
@@ -146,7 +147,7 @@ impl OptimizerConfig {
         .into())
     }
 
-    /// The learning rate of a step, from 0, of a number of steps.
+    /// Returns the learning rate of a step, counted from 0, out of `steps` steps.
     fn rate(&self, step: u64, steps: usize) -> f64 {
         let lowest = self.learning_rate * LOWEST;
         let after = match self.schedule {
@@ -164,7 +165,8 @@ impl OptimizerConfig {
     }
 }
 
-/// The learning rates of a configuration. All that is saved of them is how many were taken: the configuration may change.
+/// Learning-rate schedule of a configuration. Only the number of steps taken is saved, because the
+/// configuration may change.
 #[derive(Clone, Debug)]
 struct Rates {
     config: OptimizerConfig,
@@ -172,7 +174,7 @@ struct Rates {
     taken: u64,
 }
 
-/// The name of that number in its record.
+/// Name of the number of steps taken, in a record.
 const TAKEN: &str = "taken";
 
 impl LrScheduler for Rates {

@@ -1,4 +1,4 @@
-//! Memory, traffic and time of an experiment on a mesh, before it runs.
+//! Estimates of memory, traffic and time of an experiment on a mesh, before it runs.
 
 use std::fmt;
 use std::time::Instant;
@@ -9,7 +9,9 @@ use halocline_core::{
     DryMesh, Error, MeshShape, PlannedMessages, Result, Shard, ShardTensor, Traffic, World,
 };
 use halocline_io::amplification;
-use halocline_models::parallel::{Machine, Plan, Priced, Workload, parallelize_module, resolve};
+use halocline_models::parallel::{
+    Machine, Plan, PricedPlan, Workload, parallelize_module, resolve,
+};
 use halocline_models::rollout;
 use halocline_ops::backward;
 use halocline_ops::prelude::*;
@@ -21,8 +23,8 @@ use super::optimizer::OptimizerKind;
 use super::setup::placements;
 use crate::trainer::precision::rounded;
 
-/// Memory, traffic and time of the first rank in an optimizer step, and of the whole training. Prints as a
-/// list.
+/// Estimated memory, traffic and time of the first rank for a batch, and time of the whole
+/// training. Its `Display` form is a list.
 ///
 /// # Example
 /// ```no_run
@@ -42,30 +44,32 @@ use crate::trainer::precision::rounded;
 pub struct Outlook {
     /// Axes of the mesh, with their sizes.
     pub mesh: Vec<(String, usize)>,
-    /// Parameters of the model.
+    /// Number of parameters of the model.
     pub parameters: usize,
-    /// Bytes of the rank's parameters, their average, gradients and optimizer states.
+    /// Bytes of the rank's parameters, gradients and optimizer states, and of the average and
+    /// half-precision copy of the parameters where training uses them.
     pub held: usize,
-    /// Bytes by which the memory of this process grew in a step: activations, gradients, messages. `None`
-    /// where the system does not tell.
+    /// Peak growth of this process's memory in a batch, in bytes: activations, gradients, messages.
+    /// `None` where the system does not report it.
     pub grown: Option<usize>,
-    /// Seconds in which this machine computed the rank's share of a batch, forward and backward.
+    /// Seconds that this machine took for the rank's share of a batch, forward and backward.
     pub compute: f64,
     /// Messages of the rank in a batch.
     pub messages: PlannedMessages,
-    /// Seconds of these messages, by the latency and bandwidth of the network.
+    /// Seconds for these messages, by the latency and bandwidth of the network.
     pub communication: f64,
-    /// Bytes that the rank needs of the files for a batch, and those that it decodes per byte needed.
+    /// Bytes that the rank needs from the files for a batch, and bytes decoded per byte needed.
     pub read: (usize, f64),
-    /// Batches of an epoch, and epochs.
+    /// Batches per epoch, and number of epochs.
     pub batches: (usize, usize),
-    /// The fastest plans for the parameters by the cost model, if the mesh has the axis `tensor` or `data`.
-    pub plans: Vec<Priced>,
+    /// Fastest plans for the parameters by the cost model, if the mesh has an axis `tensor` or
+    /// `data`.
+    pub plans: Vec<PricedPlan>,
 }
 
 impl Outlook {
-    /// Computes the first rank's share of a batch of zeros, without the other ranks and without messages, with
-    /// as many autoregressive steps as training ends with.
+    /// Computes the first rank's share of a batch of zeros, without the other ranks and without
+    /// messages, with the number of autoregressive steps at the end of training.
     ///
     /// # Errors
     /// Data that cannot be read; a model, plan or mesh that does not fit.
@@ -95,7 +99,7 @@ impl Outlook {
         };
         dry.take();
 
-        // The most memory is counted anew from here on, where the system permits.
+        // Resets the peak memory, where the system permits.
         let counted = std::fs::write("/proc/self/clear_refs", "5").is_ok();
         let before = memory("VmRSS:");
         step(config, &data, &dry, &model)?;
@@ -104,7 +108,7 @@ impl Outlook {
             .filter(|_| counted)
             .zip(before)
             .map(|(after, before)| after.saturating_sub(before));
-        // Kernels and plans are ready now.
+        // Kernels and plans are cached by now, so this step is timed.
         let start = Instant::now();
         step(config, &data, &dry, &model)?;
         let compute = start.elapsed().as_secs_f64();
@@ -124,7 +128,7 @@ impl Outlook {
             .map(|parameter| parameter.elements_held(0));
         let averages = usize::from(config.training.ema.is_some());
         let elements = held.sum::<usize>();
-        // And a copy of the model in half precision.
+        // Plus a copy of the model in half precision.
         let copies = half.map_or(0, |_| elements * BYTES / 2);
         let held = elements * BYTES * (2 + states + averages) + copies;
         let samples = data.samples(config.training.most_steps())?;
@@ -145,17 +149,17 @@ impl Outlook {
         })
     }
 
-    /// Seconds of all batches of all epochs.
+    /// Returns the seconds for all batches of all epochs.
     pub fn seconds(&self) -> f64 {
         let (batches, epochs) = self.batches;
         (self.compute + self.communication) * (batches * epochs) as f64
     }
 }
 
-/// Bytes of a number.
+/// Bytes per number.
 const BYTES: usize = 4;
 
-/// Steps of training at its end.
+/// Returns the number of autoregressive steps at the end of training.
 fn steps(config: &ExperimentConfig) -> usize {
     config.training.steps(usize::MAX)
 }
@@ -205,7 +209,7 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
     })?
 }
 
-/// Bytes of a batch of a rank, and the read amplification.
+/// Returns the bytes that a rank needs from the files for a batch, and the read amplification.
 fn read(config: &ExperimentConfig, data: &Data, dry: &DryMesh) -> Result<(usize, f64)> {
     let size = |axis: &str| {
         let mut axes = dry
@@ -235,13 +239,13 @@ fn read(config: &ExperimentConfig, data: &Data, dry: &DryMesh) -> Result<(usize,
     Ok((samples * fields * cells * BYTES, amplification))
 }
 
-/// The fastest plans by the cost model.
+/// Returns the fastest plans by the cost model.
 fn plans(
     config: &ExperimentConfig,
     data: &Data,
     model: &FieldModel,
     (dry, machine, states): (&DryMesh, &Machine, usize),
-) -> Result<Vec<Priced>> {
+) -> Result<Vec<PricedPlan>> {
     let mesh = dry.mesh().shape();
     let has = |axis: &str| mesh.names().iter().any(|name| name == axis);
     if !has("tensor") && !has("data") {
@@ -280,8 +284,9 @@ fn plans(
     Ok(found)
 }
 
-/// A number of bytes that the system tells of this process: `VmRSS:` now, or `VmHWM:` at most.
-fn memory(name: &str) -> Option<usize> {
+/// Returns the memory of this process in bytes, as the system reports it: `VmRSS:` now, or `VmHWM:`
+/// at its peak.
+pub(super) fn memory(name: &str) -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: usize = line.split_whitespace().next()?.parse().ok()?;

@@ -1,22 +1,24 @@
-//! The time that epochs take.
+//! Duration of epochs.
 
-/// The longest times of the epochs of a run, in seconds.
+/// Longest durations among the epochs of a run, in seconds.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// Of the batches of an epoch, for each autoregressive step.
+    /// Duration of an epoch's batches, per autoregressive step.
     step: f64,
-    /// Of saving and validation.
+    /// Duration of saving and validation.
     rest: f64,
 }
 
 impl Pace {
-    /// Adds an epoch of a number of autoregressive steps, by the seconds of its batches and those after them.
+    /// Adds an epoch with this number of autoregressive steps: the seconds of its batches, and of
+    /// the rest.
     pub(super) fn add(&mut self, steps: usize, batches: f64, rest: f64) {
         self.step = self.step.max(batches / steps as f64);
         self.rest = self.rest.max(rest);
     }
 
-    /// The seconds that an epoch of a number of autoregressive steps will take: none before the first was added.
+    /// Estimates the seconds of an epoch with this number of autoregressive steps; zero before the
+    /// first was added.
     pub(super) fn epoch(&self, steps: usize) -> f64 {
         self.step * steps as f64 + self.rest
     }

@@ -1,4 +1,4 @@
-//! Packages of trained models: a folder with all that forecasts from other files need.
+//! Packages of trained models: folders with everything that forecasts from other files need.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use super::record::{self, CHECKPOINTS};
 use super::setup::{CLIMATOLOGY, CheckpointChoice, Experiment, STATISTICS};
 use crate::trainer::MODEL;
 
-/// The folder of the file of constants in a package.
+/// Name of the folder of the constants file in a package.
 const CONSTANTS: &str = "constants";
 
 impl Experiment {
@@ -54,7 +54,7 @@ impl Experiment {
         } else {
             Ok(())
         };
-        // The others do not write into a folder that is not there.
+        // The other ranks must not write into a folder that does not exist.
         let told = copied
             .as_ref()
             .err()
@@ -71,7 +71,7 @@ impl Experiment {
         snapshot.module(MODEL, &model)?;
         checkpoints.save(0, snapshot, None)?;
         checkpoints.wait()?;
-        // Last, so that a package that is not whole cannot be loaded.
+        // Written last, so that an incomplete package cannot be loaded.
         if self.world.is_root() {
             config.folder = path.into();
             record::save_copy(&config)?;
@@ -81,18 +81,15 @@ impl Experiment {
 
     /// Copies the files of the folder that belong to a package, and the constants.
     fn copy_files(&self, path: &Path, constants: Option<&Path>) -> Result<()> {
-        let failed = |error| Error::other(format!("{}: {error}", path.display()));
         if path.exists() {
-            return Err(failed(std::io::Error::other(
-                "it is there already; choose another path",
-            )));
+            let message = format!("{}: it exists; choose another path", path.display());
+            return Err(Error::other(message));
         }
-        std::fs::create_dir_all(path).map_err(failed)?;
         for name in [STATISTICS, CLIMATOLOGY, record::FILES] {
-            copy(&self.config.folder.join(name), &path.join(name)).map_err(failed)?;
+            copy(&self.config.folder.join(name), &path.join(name))?;
         }
         match constants {
-            Some(constants) => copy(constants, &path.join(constants_in(constants))).map_err(failed),
+            Some(constants) => copy(constants, &path.join(constants_in(constants))),
             None => Ok(()),
         }
     }
@@ -102,7 +99,7 @@ impl ExperimentConfig {
     /// Reads the configuration of a [package](Experiment::package), whose folder may have moved.
     ///
     /// # Errors
-    /// A folder that is no package; those of [`load`](Self::load).
+    /// A folder that is not a package; the errors of [`load`](Self::load).
     pub fn load_package(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut config = Self::load(path.join(record::COPY))?;
@@ -112,24 +109,26 @@ impl ExperimentConfig {
     }
 }
 
-/// The place of the constants within a package.
+/// Returns the path of the constants within a package.
 fn constants_in(constants: &Path) -> PathBuf {
     Path::new(CONSTANTS).join(constants.file_name().unwrap_or_default())
 }
 
-/// Copies a file, or a folder with all that is in it. What is not there is left out.
-fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
-    if from.is_dir() {
-        std::fs::create_dir_all(to)?;
-        for entry in std::fs::read_dir(from)? {
-            let entry = entry?;
-            copy(&entry.path(), &to.join(entry.file_name()))?;
+/// Copies a file, or a folder with its content.
+///
+/// # Errors
+/// A source that is missing or cannot be read; a target that cannot be written.
+fn copy(source: &Path, target: &Path) -> Result<()> {
+    let failed = |error| Error::other(format!("{}: {error}", source.display()));
+    if source.is_dir() {
+        std::fs::create_dir_all(target).map_err(failed)?;
+        for entry in std::fs::read_dir(source).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            copy(&entry.path(), &target.join(entry.file_name()))?;
         }
         return Ok(());
     }
-    if from.exists() {
-        std::fs::create_dir_all(to.parent().unwrap_or(Path::new("")))?;
-        std::fs::copy(from, to)?;
-    }
-    Ok(())
+    let folder = target.parent().unwrap_or(Path::new(""));
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    std::fs::copy(source, target).map_err(failed).map(drop)
 }

@@ -14,21 +14,24 @@ use super::score::{Report, Row};
 use super::setup::{Experiment, States, missing};
 use crate::plot::{Chart, Map, animate, save_charts, save_maps};
 
-/// The most channels that have pictures.
+/// Largest number of channels that have pictures.
 const MOST: usize = 6;
-/// How long an animation shows a step.
+/// Time for which an animation shows a step.
 const DELAY: Duration = Duration::from_millis(500);
 
-/// A step of the forecast that is drawn: its lead in hours, and forecast and truth `[channel, lat, lon]`.
+/// Step of the forecast that is drawn: lead in hours, and forecast and truth `[channel, lat, lon]`.
 type Frame = (f64, [Array3<f32>; 2]);
 
 impl Experiment {
-    /// Draws, for the first six channels, scores over lead beside persistence and climatology with the spectrum at
-    /// the last lead (`t2m.png`), maps of forecast, truth and difference at the last step of the first forecast
-    /// (`t2m_map.png`), and all its steps as an animation (`t2m.gif`), in a folder. Returns the paths, on rank 0.
+    /// Draws pictures of the first six channels into a folder: scores over lead, compared with
+    /// persistence and climatology, and the spectrum at the last lead (`t2m.png`); maps of
+    /// forecast, truth and difference at the last step of the first forecast (`t2m_map.png`); and
+    /// all its steps as an animation (`t2m.gif`). Returns the paths on rank 0, and none on the
+    /// others.
     ///
     /// # Errors
-    /// An experiment without a test period; a folder that cannot be written; a failure of communication.
+    /// An experiment without a test period; a folder that cannot be written; a failure of
+    /// communication.
     ///
     /// # Example
     /// ```no_run
@@ -84,7 +87,7 @@ impl Experiment {
         Ok(drawn)
     }
 
-    /// The steps of a forecast that have a truth, on rank 0.
+    /// Returns the steps of a forecast that have a truth, on rank 0.
     fn frames(
         &self,
         model: &FieldModel,
@@ -115,7 +118,7 @@ impl Experiment {
         Ok(frames)
     }
 
-    /// The values of a field `[1, channels, lat, lon]`, on rank 0.
+    /// Gathers the values of a field `[1, channels, lat, lon]` on rank 0.
     fn whole(&self, field: ShardTensor<4>) -> Result<Option<Array3<f32>>> {
         let Some(whole) = field.gather_tensor(0)? else {
             return Ok(None);
@@ -127,7 +130,7 @@ impl Experiment {
         Ok(Some(values.index_axis_move(Axis(0), 0)))
     }
 
-    /// Maps of forecast, truth and difference.
+    /// Returns maps of forecast, truth and difference.
     fn maps(&self, channel: usize, (lead, fields): &Frame) -> Result<Vec<Map>> {
         let (grid, described) = (&self.data.grid, &self.data.described[channel]);
         let unit = described.units.as_deref().unwrap_or("");
@@ -137,7 +140,7 @@ impl Experiment {
         let [forecast, truth]: [Array2<f32>; 2] = fields;
         let title = |what: &str| format!("{}, {what} after {lead:.1} h", described.name);
         let difference = Map::difference(&title("forecast less truth"), grid, &forecast, &truth)?;
-        // Both have the colours of the truth.
+        // Both use the colour range of the truth.
         let values = truth.iter().filter(|value| value.is_finite());
         let (low, high) = values.fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), value| {
             (low.min(*value), high.max(*value))
@@ -161,7 +164,8 @@ impl Experiment {
 }
 
 impl Report {
-    /// Charts of a channel: RMSE and ACC over lead, CRPS and spread of ensembles, and the spectrum at the last lead.
+    /// Returns the charts of a channel: RMSE and ACC over lead, CRPS and spread of ensembles, and
+    /// the spectrum at the last lead.
     fn charts(&self, channel: &str) -> Vec<Chart> {
         let rows: Vec<_> = self
             .first_region()
@@ -195,13 +199,13 @@ impl Report {
         let last = powers.clone().map(|power| power.lead).fold(0.0, f64::max);
         let powers: Vec<_> = powers.filter(|power| power.lead == last).collect();
         if !powers.is_empty() {
-            let of = |value: fn(&Power) -> f64| {
+            let values = |value: fn(&Power) -> f64| {
                 powers.iter().map(|power| value(power)).collect::<Vec<_>>()
             };
             let title = format!("{channel} after {last:.1} h");
             let spectra = Chart::spectra(&title, "the square of the unit")
-                .with_spectrum("forecast", &of(|power| power.forecast))
-                .with_spectrum("truth", &of(|power| power.truth));
+                .with_spectrum("forecast", &values(|power| power.forecast))
+                .with_spectrum("truth", &values(|power| power.truth));
             charts.push(spectra);
         }
         charts

@@ -1,4 +1,4 @@
-//! What an experiment was made of, in its folder: the configuration, and a summary of the files.
+//! Record of an experiment in its folder: the configuration, and a summary of the files.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,25 +12,26 @@ use serde::{Deserialize, Serialize};
 use super::config::ExperimentConfig;
 use super::data::Data;
 
-/// The name of the copy of the configuration in the folder.
+/// Name of the copy of the configuration in the folder.
 pub(super) const COPY: &str = "experiment.toml";
-/// The name of the summary of the files.
+/// Name of the summary of the files.
 pub(super) const FILES: &str = "files.json";
-/// The name of the file that a job locks while it computes statistics.
+/// Name of the file that a job locks while it computes statistics.
 const LOCK: &str = ".statistics.lock";
-/// The name of the folder of checkpoints.
+/// Name of the folder of checkpoints.
 pub(super) const CHECKPOINTS: &str = "checkpoints";
 
-/// Paths in the folder that training and scoring write: with one of them, the folder belongs to its configuration.
+/// Paths in the folder that training and scoring write: once one exists, the folder belongs to its
+/// configuration.
 const MADE: [&str; 3] = ["statistics/data.json", "climatology", CHECKPOINTS];
 
-/// By what the files of an experiment are known.
+/// Identity of the files of an experiment.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Record {
     files: Vec<Summary>,
-    /// The units of each channel.
+    /// Units of each channel.
     units: Vec<(String, Option<String>)>,
-    /// The inputs and forcings that change their sign across a pole.
+    /// Inputs and forcings that change sign across a pole.
     odd: Vec<String>,
 }
 
@@ -50,7 +51,7 @@ impl Record {
         })
     }
 
-    /// Reads that of a folder, if there is one.
+    /// Reads the record of a folder, if there is one.
     fn load(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(FILES);
         if !path.exists() {
@@ -61,7 +62,7 @@ impl Record {
         Ok(Some(record))
     }
 
-    /// Refuses files that are not those of this record of a folder.
+    /// Rejects files that differ from those of this record.
     fn check(&self, found: &Self, folder: &Path) -> Result<()> {
         if self == found {
             return Ok(());
@@ -81,14 +82,14 @@ impl Record {
     }
 }
 
-/// By what a file of the training period, or several that are joined, is known.
+/// Identity of a file of the training period, or of several joined ones.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Summary {
     bytes: u64,
-    /// Of parts of the bytes.
+    /// Checksum of parts of the bytes.
     checksum: u32,
     times: usize,
-    /// The first and the last time, by the calendar of the files.
+    /// First and last time, in the calendar of the files.
     dates: Option<[String; 2]>,
 }
 
@@ -132,10 +133,10 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Locks a folder for the job that computes its statistics, until the file is dropped.
+/// Locks a folder for the job that computes its statistics, until the returned file is dropped.
 ///
 /// # Errors
-/// Another job that computes them; a folder that cannot be written.
+/// A lock that another job holds; a folder that cannot be written.
 pub(super) fn lock(folder: &Path) -> Result<File> {
     std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
     let path = folder.join(LOCK);
@@ -146,16 +147,16 @@ pub(super) fn lock(folder: &Path) -> Result<File> {
              another folder",
             folder.display()
         ))),
-        // File systems without locks are taken as they are.
+        // File systems without locks are accepted.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
     }
 }
 
-/// Writes the configuration and the summary into the folder, or compares them with those that are there if something
-/// was made of them.
+/// Writes the configuration and the summary into the folder. If training or scoring has already
+/// written there, compares them with the existing ones.
 ///
 /// # Errors
-/// Other data, another model; files that have changed.
+/// Other data; another model; files that have changed.
 pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
     let folder = &config.folder;
     let made = MADE.iter().any(|made| folder.join(made).exists());
@@ -181,7 +182,7 @@ pub(super) fn save_copy(config: &ExperimentConfig) -> Result<()> {
     write(&config.folder.join(COPY), config.to_toml().as_bytes())
 }
 
-/// Refuses files of training that have changed since the folder was made of them.
+/// Rejects files of training that have changed since the folder was written.
 pub(super) fn check_training_files(config: &ExperimentConfig, data: &Data) -> Result<()> {
     match Record::load(&config.folder)? {
         Some(before) => before.check(&Record::of(config, data)?, &config.folder),
@@ -193,7 +194,7 @@ impl ExperimentConfig {
     /// Requires a checkpoint in the folder.
     ///
     /// # Errors
-    /// None that is there.
+    /// No checkpoint in the folder.
     ///
     /// # Example
     /// ```
@@ -218,20 +219,20 @@ impl ExperimentConfig {
     }
 }
 
-/// The error of a folder without a checkpoint.
+/// Returns the error for a folder without a checkpoint.
 pub(super) fn untrained(folder: &Path) -> Error {
     Error::other(format!("{}: no checkpoint; train first", folder.display()))
 }
 
-/// Whether a folder has a checkpoint.
+/// Returns whether a folder has a checkpoint.
 fn has_checkpoint(folder: &Path) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());
     names.any(|name| name.to_string_lossy().starts_with("step_"))
 }
 
-/// Refuses files whose units are not those of training, and other constants. Takes from training which channels change their
-/// sign across a pole: the files may not tell.
+/// Rejects files whose units are not those of training, and other constants. Takes the channels
+/// that change sign across a pole from the record of training, because the files may not say.
 pub(super) fn compare_files(config: &ExperimentConfig, data: &mut Data) -> Result<()> {
     let Some(record) = Record::load(&config.folder)? else {
         return Ok(());
@@ -265,12 +266,12 @@ pub(super) fn compare_files(config: &ExperimentConfig, data: &mut Data) -> Resul
     Ok(())
 }
 
-/// Compares what a model depends on with the copy of an earlier configuration. Other periods may be scored, files may have
-/// moved, and until there is a checkpoint the model may be another one. So may the climatology, if the model does not
-/// see it.
+/// Compares the keys that a model depends on with the copy of an earlier configuration. The periods
+/// for validation and test may differ, files may have moved, and the model may differ until there
+/// is a checkpoint. The climatology may differ if the model does not see it.
 ///
 /// # Errors
-/// No copy; other data, another model.
+/// No copy; other data; another model.
 pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
     let copy = config.folder.join(COPY);
     if !copy.exists() {
@@ -304,7 +305,7 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
     Ok(())
 }
 
-/// The keys of a table that have other values in another one.
+/// Returns the keys whose values differ between two tables.
 fn other_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<String> {
     let table = |table: Result<toml::Table, toml::ser::Error>| table.unwrap_or_default();
     let (one, other) = (
@@ -374,7 +375,7 @@ mod tests {
             });
             opened.map_err(|error| error.to_string())
         };
-        // One that does not fit leaves nothing.
+        // A model that does not fit leaves nothing behind.
         let error = open(&other).unwrap_err();
         assert!(error.contains("model.levels: 9"), "{error}");
         assert!(!other.folder.exists());

@@ -1,4 +1,4 @@
-//! Scores of forecasts, beside those of persistence and climatology.
+//! Scores of forecasts, compared with persistence and climatology.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,41 +14,43 @@ use super::network::FieldModel;
 use super::setup::{Experiment, States};
 use crate::trainer::signals::is_interrupted;
 
-/// Scores of a channel for a lead in a region.
+/// Scores of a channel at a lead in a region.
 ///
 /// See [`Experiment::score`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The scores of the model's forecasts; of an ensemble, RMSE, bias and ACC are those of its mean.
+    /// Scores of the model's forecasts; RMSE, bias and ACC of an ensemble are those of its mean.
     #[serde(flatten)]
     pub score: Score,
-    /// The units of RMSE, bias and CRPS.
+    /// Units of RMSE, bias and CRPS.
     pub units: Option<String>,
-    /// The RMSE of the state at the start of each forecast.
+    /// RMSE of persistence: the state at the start of each forecast.
     pub rmse_persistence: f64,
-    /// The RMSE of the climatology of the training period.
+    /// RMSE of the climatology of the training period.
     pub rmse_climatology: f64,
 }
 
-/// Scores by channel, lead and region. Prints as a table of the globe, or the first region.
+/// Scores by channel, lead and region. The `Display` form is a table for the globe, or else the
+/// first region.
 ///
 /// See [`Experiment::score`].
 #[derive(Clone, Debug)]
 pub struct Report {
     /// All scores.
     pub rows: Vec<Row>,
-    /// Power of forecasts, of the first member of ensembles, and of their truth, by wavenumber; none on grids that do
-    /// not go around the globe, and where values are missing.
+    /// Power of forecasts (of ensembles, that of the first member) and of their truth, by
+    /// wavenumber; none on grids that do not go around the globe, and where values are missing.
     pub spectra: Vec<Power>,
 }
 
 impl Experiment {
-    /// Scores forecasts from all states of the test period, or of [other files](Self::of_files), beside persistence
-    /// and climatology. Each lead has the mean over the forecasts whose time is in the period.
+    /// Scores forecasts from all states of the test period, or of [other files](Self::of_files),
+    /// and persistence and climatology with them. The scores of a lead are means over the forecasts
+    /// whose valid time is in the period.
     ///
     /// # Errors
-    /// An experiment without a test period, or one that no forecast ends in; data that cannot be read; a
-    /// failure of communication.
+    /// An experiment without a test period, or with one that no forecast reaches; data that cannot
+    /// be read; an interruption by a signal; a failure of communication.
     pub fn score(&self, model: &FieldModel, config: &ForecastConfig) -> Result<Report> {
         config.check()?;
         let grid = &self.data.grid;
@@ -71,7 +73,7 @@ impl Experiment {
         })
     }
 
-    /// Those of the standard regions that the grid has.
+    /// Returns the standard regions that contain rows of the grid.
     fn regions(&self) -> Vec<Region> {
         Region::standard()
             .into_iter()
@@ -79,8 +81,8 @@ impl Experiment {
             .collect()
     }
 
-    /// The forecast up to the last step that has a truth, if one has. Where forcings of the files change, there are none beyond
-    /// a time without a state.
+    /// Shortens a forecast to the last step that has a truth; `None` if no step has one. Forcings
+    /// that change in the files end at the first time without a state, and the forecast with them.
     pub(super) fn with_truth(
         &self,
         config: &ForecastConfig,
@@ -99,7 +101,7 @@ impl Experiment {
         })
     }
 
-    /// Requires a state that a forecast of so many steps from another one reaches.
+    /// Requires a state that a forecast of up to `steps` steps from another state reaches.
     pub(super) fn check_truth(states: &States, steps: usize) -> Result<()> {
         if (1..=steps).any(|steps| states.timeline.hours(steps).is_some()) {
             Ok(())
@@ -110,13 +112,14 @@ impl Experiment {
         }
     }
 
-    /// A state in units, and the mask of its values.
+    /// Returns a state in its units, and the mask of its values.
     fn truth(&self, state: &Batch) -> (ShardTensor<4>, Option<ShardTensor<4>>) {
         let field = self.in_units(state.target.clone().inner());
         (field, state.mask.clone().map(ShardTensor::inner))
     }
 
-    /// Scores forecasts from some states unless a signal interrupts it, and adds their spectra to given ones.
+    /// Scores forecasts from these states, and adds their spectra to `spectra`. Returns `None` if a
+    /// signal interrupts it.
     pub(super) fn score_states(
         &self,
         model: &FieldModel,
@@ -161,7 +164,7 @@ impl Experiment {
                     let masks = mask.clone().zip(other.clone());
                     masks.map(|(mask, other)| mask * other)
                 };
-                // Where both the start and the truth have a value.
+                // One where both the start and the truth have a value.
                 let mask = both(&mask, &first);
                 let normal = self.in_units(self.normal_at(&[step.time], &truth)?);
                 if let (Some(spectra), None) = (&mut spectra, &mask) {
@@ -182,7 +185,7 @@ impl Experiment {
                     Some(normal.clone()),
                     mask.clone(),
                 )?;
-                // A target that is no input may have none at the start, and a forecast nevertheless.
+                // A target that is not an input may have a forecast without a value at the start.
                 let persists = both(&mask, &begun);
                 persistence.add(lead, begin.clone(), truth.clone(), None, persists)?;
                 climatology.add(lead, normal, truth, None, mask)
@@ -218,16 +221,17 @@ impl Experiment {
     }
 }
 
-/// States that forecasts begin with or are compared with, kept for the forecasts that begin next.
+/// Cache of states that forecasts start from or are compared with, for the next forecasts.
 #[derive(Default)]
 struct Kept {
-    /// With the bytes of each.
+    /// States by index, with their bytes.
     states: BTreeMap<usize, (Batch, usize)>,
-    /// Bytes of the largest shards that are kept, the same on all ranks, which load states together.
+    /// Bytes of all states. Each field counts by its largest shard, so that the number is the same
+    /// on all ranks, which load states together.
     bytes: usize,
 }
 
-/// The most bytes of states that a rank keeps.
+/// Largest number of bytes of states that a rank keeps.
 const MOST: usize = 512 << 20;
 
 impl Kept {
@@ -236,7 +240,7 @@ impl Kept {
             return Ok(batch.clone());
         }
         let mut batch = states.loader.load(&[state])?;
-        // Those of each step are read by their time.
+        // The forcings of each step are read by their time.
         batch.forcing = None;
         let channels = states.loader.channels();
         let is_same =
@@ -264,7 +268,7 @@ impl Kept {
     }
 }
 
-/// The bytes of the largest shard of a field.
+/// Returns the bytes of the largest shard of a field.
 fn bytes(field: &ShardTensor<4>) -> usize {
     let extents = field.layout().all_extents().iter();
     let cells = extents.map(|parts| parts.iter().copied().max().unwrap_or(0));
@@ -272,10 +276,10 @@ fn bytes(field: &ShardTensor<4>) -> usize {
 }
 
 impl Report {
-    /// The mean over channels and leads of the error in the first region, in standard deviations. Where all values
-    /// of a channel are missing, it has no error.
+    /// Returns the RMSE in the first region in standard deviations, averaged over channels and
+    /// leads. Channels without any value are left out.
     pub(super) fn mean_error(&self, stds: &[f64]) -> f64 {
-        // Channels come in their order for each lead.
+        // Rows list all channels in order, for each lead.
         let rows = self.first_region().zip(stds.iter().cycle());
         let errors: Vec<f64> = rows
             .filter(|(row, _)| row.score.scores.forecasts > 0)
@@ -284,7 +288,7 @@ impl Report {
         errors.iter().sum::<f64>() / errors.len() as f64
     }
 
-    /// The RMSE of some channels at the first lead.
+    /// Formats the RMSE of up to three channels at the first lead.
     pub(super) fn line(&self, channels: &[Channel]) -> String {
         let rows = self.first_region().take(channels.len().min(3));
         let texts = rows.map(|row| {
@@ -365,7 +369,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// A number of four digits, or more before the point.
+/// Formats a number with four digits, or more before the point; with an exponent if it is very
+/// small or large.
 fn number(value: f64) -> String {
     let digits = match value.abs() {
         0.0 => 3,
@@ -441,7 +446,7 @@ mod tests {
             report(rows).mean_error(&[1.0, 2.0]),
             (1.0 + 3.0 + 4.0) / 3.0
         );
-        // A forecast that has diverged has one.
+        // The error of a forecast that has diverged is kept, as NaN.
         let rows = vec![row(2, 1.0), row(2, f64::NAN)];
         assert!(report(rows).mean_error(&[1.0, 2.0]).is_nan());
     }

@@ -1,4 +1,4 @@
-//! An experiment on one rank: mesh, data, model, units.
+//! Experiment on one rank: mesh, data, model, units.
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
@@ -24,10 +24,10 @@ use super::record::{
 use super::timeline::Timeline;
 use crate::trainer::validated_name;
 
-/// Experiment on one rank. All ranks make and use it together.
+/// Experiment on one rank. All ranks create it and call its methods together.
 ///
-/// Its folder holds `experiment.toml`, a summary of the files, the `statistics` and the `climatology` of the training period, the
-/// `checkpoints`, and the scores of validations.
+/// Its folder holds `experiment.toml`, a summary of the files, the `statistics` and the
+/// `climatology` of the training period, the `checkpoints`, and the scores of validations.
 ///
 /// The [module](super) has an example.
 #[derive(Debug)]
@@ -38,19 +38,20 @@ pub struct Experiment {
     pub(super) data: Data,
     pub(super) files: Files,
     statistics: Statistics,
-    /// Means, standard deviations, and the latter by those of increments, of the targets.
+    /// Mean of each target, its standard deviation, and the ratio of the latter to the standard
+    /// deviation of its increments.
     pub(super) scales: [Vec<f64>; 3],
     climatology: OnceCell<Climatology>,
-    /// When it was opened.
+    /// Time at which it was opened.
     pub(super) begin: Instant,
 }
 
 /// The files that an experiment reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Files {
-    /// Those of its configuration.
+    /// The files of its configuration.
     Trained,
-    /// Others, all of whose states are forecast and scored.
+    /// Other files, all of whose states are forecast and scored.
     Others,
 }
 
@@ -66,22 +67,22 @@ pub(super) struct States {
 /// The [module](super) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckpointChoice {
-    /// That with the best validation, or else the last.
+    /// The checkpoint with the best validation, or else the last.
     Best,
-    /// The last.
+    /// The last checkpoint.
     Last,
 }
 
-/// The folder of statistics.
+/// Name of the folder of statistics.
 pub(super) const STATISTICS: &str = "statistics";
-/// The folder of the climatology.
+/// Name of the folder of the climatology.
 pub(super) const CLIMATOLOGY: &str = "climatology";
-/// A year, in seconds.
+/// Seconds per year.
 const YEAR: f64 = 365.0 * 86400.0;
 
 impl ExperimentConfig {
-    /// A launcher with the seed of the experiment, and with the ranks of its mesh, or else a number of
-    /// them, unless the environment gives them.
+    /// Returns a launcher with the seed of the experiment and the ranks of its mesh, or `ranks`
+    /// ranks if it has none. Ranks that the environment sets take precedence.
     pub fn launcher(&self, ranks: usize) -> Launcher {
         let ranks = if self.mesh.is_empty() {
             ranks
@@ -91,12 +92,12 @@ impl ExperimentConfig {
         let launcher = Launcher::from_env().ranks(ranks).seed(self.seed);
         match std::env::var_os("HALOCLINE_TIMEOUT") {
             Some(_) => launcher,
-            // The others wait while rank 0 computes statistics.
+            // The other ranks wait while rank 0 computes statistics.
             None => launcher.timeout(Duration::from_secs(3600)),
         }
     }
 
-    /// Names and sizes of the mesh's axes on a number of ranks.
+    /// Returns names and sizes of the mesh's axes on this number of ranks.
     pub(super) fn axes(&self, ranks: usize) -> Vec<(&str, usize)> {
         if !self.mesh.is_empty() {
             return self
@@ -110,7 +111,7 @@ impl ExperimentConfig {
         vec![("lat", lat), ("lon", ranks / lat)]
     }
 
-    /// Makes the model for the channels and the grid of some data.
+    /// Initializes the model for the channels and the grid of `data`.
     pub(super) fn model_on(&self, data: &Data, device: &Device) -> Result<FieldModel> {
         let history = self.data.history;
         let model = &self.model;
@@ -118,8 +119,9 @@ impl ExperimentConfig {
     }
 }
 
-/// Placements of fields `[batch, channels, lat, lon]` on axes by their names. On the axis of data, samples that are read
-/// one by one are whole, and so is a batch on one rank, to which members may be added.
+/// Returns the placements of fields `[batch, channels, lat, lon]` by the names of the axes. On the
+/// axis `data`, samples that are read one by one are replicated; so is a batch if the axis has one
+/// rank, because members may be added to it.
 pub(super) fn placements(mesh: &MeshShape, samples: Samples) -> Vec<Placement> {
     let of_axis = |(name, size): (&String, &usize)| match (&name[..], samples) {
         ("data", Samples::Steps(_)) if *size > 1 => Shard(0),
@@ -131,13 +133,14 @@ pub(super) fn placements(mesh: &MeshShape, samples: Samples) -> Vec<Placement> {
 }
 
 impl Experiment {
-    /// Opens the data, and loads the statistics of the training period, or computes them.
+    /// Opens the data, and loads or computes the statistics of the training period.
     ///
     /// # Errors
-    /// A configuration with values out of range; a mesh of another number of ranks; data that cannot be read, or do not have
-    /// the channels; a model that does not fit, if there are no statistics yet; a folder that holds an experiment with
-    /// other data or another model, whose files have changed since, or whose statistics another job computes; periods
-    /// that overlap; a failure of communication.
+    /// A configuration with values out of range; a mesh of another number of ranks; data that
+    /// cannot be read, or lack a channel; a model that does not fit, if there are no statistics
+    /// yet; a folder that holds an experiment with other data or another model, whose files have
+    /// changed since, or whose statistics another job is computing; periods that overlap; a failure
+    /// of communication.
     pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
         let begin = Instant::now();
         config.check_run()?;
@@ -148,13 +151,13 @@ impl Experiment {
             let _lock = if is_computed() {
                 None
             } else {
-                // Told before the data are read.
+                // Fails before the data are read.
                 config.model_on(&data, &world.device().clone().inner())?;
                 Some(lock(&config.folder)?)
             };
             record(config, &data)?;
             if !is_computed() {
-                // The other ranks wait.
+                // The other ranks wait, so that their threads are free.
                 with_all_threads(|| data.statistics())?.save(&folder)?;
             }
         }
@@ -167,12 +170,13 @@ impl Experiment {
         })
     }
 
-    /// Opens files that a trained experiment did not have, such as those of another year, for forecasts from their
-    /// states and scores of them. They may have a single time.
+    /// Opens a trained experiment on other files, such as those of another year, to forecast from
+    /// their states and to score the forecasts. The files may have a single time.
     ///
     /// # Errors
-    /// An experiment that was not trained, or with other data or another model; files without one of the channels, on
-    /// another grid, in other units, or that cannot be read; those of [`new`](Self::new).
+    /// An experiment that was not trained, or with other data or another model; files that cannot
+    /// be read, lack a channel, or have another grid or other units; the errors of
+    /// [`new`](Self::new).
     ///
     /// # Example
     /// ```no_run
@@ -203,7 +207,8 @@ impl Experiment {
         statistics: Statistics,
         files: Files,
     ) -> Result<Self> {
-        // Beyond a pole a component is seen with the other sign, normalised as it is.
+        // Components change sign beyond a pole after they are normalised, so their means are not
+        // subtracted.
         let statistics = if data.grid.boundary()[0].is_pole() {
             statistics.without_means(&data.odd)
         } else {
@@ -222,23 +227,23 @@ impl Experiment {
         })
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &DeviceMesh {
         &self.mesh
     }
 
-    /// The axis of the mesh along which members of ensembles are shards.
+    /// Returns the mesh axis over which members of ensembles are sharded.
     pub(super) fn member_axis(&self) -> Option<&str> {
         let mut names = self.mesh.shape().names().iter();
         names.find(|name| *name == "member").map(|name| &name[..])
     }
 
-    /// The folder of checkpoints.
+    /// Returns the folder of checkpoints.
     pub(super) fn checkpoints(&self) -> PathBuf {
         self.config.folder.join(CHECKPOINTS)
     }
 
-    /// Makes the model with its first parameters, sharded by the plan.
+    /// Initializes the model, with its parameters sharded by the plan.
     ///
     /// # Errors
     /// A model or plan that does not fit; a failure of communication.
@@ -250,13 +255,13 @@ impl Experiment {
         })
     }
 
-    /// Loads a trained model, the averaged one if there is one, for forecasts.
+    /// Loads a trained model for forecasts, with the averaged parameters if there are any.
     ///
     /// # Errors
     /// No checkpoint; one that cannot be loaded; a failure of communication.
     pub fn trained(&self, kept: CheckpointChoice) -> Result<FieldModel> {
         let folder = self.checkpoints();
-        // Not as a writer: another job may train on.
+        // Not opened as a writer, because another job may still be training.
         let best = match kept {
             CheckpointChoice::Best => Checkpoint::best(&self.world, &folder)?,
             CheckpointChoice::Last => None,
@@ -274,7 +279,7 @@ impl Experiment {
         Ok(model)
     }
 
-    /// Batches of the training period, with targets of a number of steps.
+    /// Returns a loader of the training period, with targets of this number of steps.
     pub(super) fn batches(&self, steps: usize) -> Result<FieldLoader> {
         let seed = self.config.seed;
         let config =
@@ -284,7 +289,7 @@ impl Experiment {
         Ok(states.loader)
     }
 
-    /// The states of a period.
+    /// Opens the states of a period.
     pub(super) fn states(&self, period: &Period) -> Result<States> {
         self.loader(&self.data, period, Samples::States, &LoaderConfig::new(1))
     }
@@ -308,7 +313,7 @@ impl Experiment {
         Ok(States { loader, timeline })
     }
 
-    /// The climatology, which is computed at the first call of all.
+    /// Returns the climatology, which is computed if the folder does not hold it yet.
     pub(super) fn climatology(&self) -> Result<&Climatology> {
         if let Some(climatology) = self.climatology.get() {
             return Ok(climatology);
@@ -335,14 +340,14 @@ impl Experiment {
         Ok(self.climatology.get_or_init(|| climatology))
     }
 
-    /// Computes the climatology of the files of training.
+    /// Computes the climatology of the training period.
     fn compute_climatology(&self, data: &Data) -> Result<Climatology> {
         let config = &self.config.data;
         let cycle = match config.climatology {
             Some(cycle) => cycle,
             None => {
                 let files = data.training_files()?;
-                // Of all files together: each may be a month of it, or a run of some days.
+                // Over all files together, because each may be a month, or a run of some days.
                 let times = || files.iter().flat_map(|fields| fields.times()).copied();
                 let last = times().fold(f64::NEG_INFINITY, f64::max);
                 let first = times().fold(f64::INFINITY, f64::min);
@@ -364,7 +369,8 @@ impl Experiment {
         Climatology::compute(&self.world, &folder, times, &states.loader)
     }
 
-    /// The climatology of some times beside a field, `[times, targets, lat, lon]` of normalised values.
+    /// Returns the climatology at these times as normalised values `[times, targets, lat, lon]`. If
+    /// `beside` has a batch entry for each time, the result is sharded like it.
     pub(super) fn normal_at(
         &self,
         times: &[f64],
@@ -379,7 +385,8 @@ impl Experiment {
         }
     }
 
-    /// Normalised targets of some times, as differences from the climatology if the model sees those.
+    /// Returns normalised targets at these times, as differences from the climatology if the model
+    /// sees those.
     pub(super) fn seen(&self, x: ShardTensor<4>, times: &[f64]) -> Result<ShardTensor<4>> {
         if self.config.data.anomalies {
             Ok(x.clone() - self.normal_at(times, &x)?)
@@ -388,7 +395,7 @@ impl Experiment {
         }
     }
 
-    /// Normalised inputs of some times, as the model sees them.
+    /// Returns normalised inputs at these times, as the model sees them.
     pub(super) fn seen_inputs(&self, x: ShardTensor<4>, times: &[f64]) -> Result<ShardTensor<4>> {
         if self.config.data.anomalies {
             let places = self.data.channels.feedback()?;
@@ -398,7 +405,8 @@ impl Experiment {
         }
     }
 
-    /// Predictions at some times with the value that fills inputs, the mean of a channel, where a mask is zero.
+    /// Returns predictions at these times with the value that fills inputs, the mean of the
+    /// channel, where the mask is zero.
     pub(super) fn filled(
         &self,
         y: ShardTensor<4>,
@@ -413,7 +421,7 @@ impl Experiment {
         }
     }
 
-    /// Targets of a time in their units, from what the model predicts.
+    /// Converts predictions of the model for a time to targets in their units.
     pub(super) fn predicted(&self, x: ShardTensor<4>, time: f64) -> Result<ShardTensor<4>> {
         let x = if self.config.data.anomalies {
             x.clone() + self.normal_at(&[time], &x)?
@@ -423,7 +431,7 @@ impl Experiment {
         Ok(self.in_units(x))
     }
 
-    /// Targets in their units, from normalised ones.
+    /// Converts normalised targets to their units.
     pub(super) fn in_units(&self, x: ShardTensor<4>) -> ShardTensor<4> {
         let [means, stds, _] = &self.scales;
         let (means, stds) = (x.profile(1, means), x.profile(1, stds));
@@ -431,7 +439,7 @@ impl Experiment {
     }
 }
 
-/// A field with the placements of another one, and its parts of the batch.
+/// Redistributes a field to the placements and batch extents of another one.
 pub(super) fn like_batch_of(
     field: ShardTensor<4>,
     other: &ShardTensor<4>,
@@ -442,7 +450,7 @@ pub(super) fn like_batch_of(
     field.try_redistribute(&layout)
 }
 
-/// Zero where a mask is one, and NaN elsewhere.
+/// Returns zero where a mask is one, and NaN elsewhere.
 pub(super) fn missing(mask: ShardTensor<4>) -> ShardTensor<4> {
     let zero = mask.clone() * 0.0;
     zero.clone()

@@ -1,24 +1,25 @@
-//! The times to which the steps of a forecast lead.
+//! Times that the steps of a forecast lead to.
 
 use halocline_io::Calendar;
 
-/// The present of every state of a loader, by its time axis, and the length of a step.
+/// Time and time axis of every state of a loader, and the length of a step.
 #[derive(Debug)]
 pub(super) struct Timeline {
-    /// The number of the time axis, and the time in seconds, of each state. Both rise.
+    /// Index of the time axis, and time in seconds, of each state. Both rise.
     pub(super) states: Vec<(usize, f64)>,
-    /// The length of a step, if it is the same everywhere, in seconds. Else a step leads to the next state.
+    /// Length of a step in seconds, if it is the same everywhere; otherwise a step leads to the
+    /// next state.
     pub(super) lead: Option<f64>,
-    /// The usual time between two states, in seconds.
+    /// Usual time between two states, in seconds.
     step: f64,
     calendar: Calendar,
-    /// Whether steps beyond the last state are months.
+    /// Whether steps beyond the last state are calendar months.
     is_monthly: bool,
 }
 
-/// The largest difference of times that are the same, in steps.
+/// Largest difference between equal times, in steps.
 const TOLERANCE: f64 = 1e-3;
-/// A day, in seconds.
+/// Seconds per day.
 const DAY: f64 = 86400.0;
 
 impl Timeline {
@@ -46,8 +47,9 @@ impl Timeline {
         }
     }
 
-    /// The time so many steps after a state, and the state of that time if there is one. Beyond the last
-    /// state, steps have the usual length, or are months if those between the states are.
+    /// Returns the time `steps` steps after a state, and the state at that time if there is one.
+    /// Beyond the last state, steps have the usual length, or are months if the steps between the
+    /// states are.
     pub(super) fn ahead(&self, start: usize, steps: usize) -> (f64, Option<usize>) {
         let (series, time) = self.states[start];
         let axis = &self.states[start..];
@@ -74,9 +76,10 @@ impl Timeline {
         }
     }
 
-    /// The time so many months after the last of some states, of the latest day of a month in the year before.
+    /// Returns the time `months` months after the last state. Its day of the month is the latest
+    /// among the states of the preceding year.
     fn months_beyond(&self, states: &[(usize, f64)], months: usize) -> Option<f64> {
-        let of = |time: f64| {
+        let date = |time: f64| {
             let (year, month, day) = self.calendar.day(time)?;
             Some((day, 12 * year + month))
         };
@@ -86,19 +89,20 @@ impl Timeline {
             .rev()
             .take(12)
             .filter(|(other, _)| *other == series);
-        let latest = year.map(|(_, time)| *time).max_by_key(|time| of(*time))?;
-        let before = usize::try_from(of(last)?.1 - of(latest)?.1).ok()?;
+        let latest = year.map(|(_, time)| *time).max_by_key(|time| date(*time))?;
+        let before = usize::try_from(date(last)?.1 - date(latest)?.1).ok()?;
         self.calendar.months_after(latest, before + months)
     }
 
-    /// The state of a time, the first of several.
+    /// Returns the state at a time, the first if there are several.
     pub(super) fn find(&self, time: f64) -> Option<usize> {
         self.states
             .iter()
             .position(|(_, other)| (other - time).abs() < TOLERANCE * self.step)
     }
 
-    /// The hours of a number of steps: the mean over the states that have a state so far ahead.
+    /// Returns the hours of this number of steps: the mean over the states from which they lead to
+    /// another state, or `None` if there are none.
     pub(super) fn hours(&self, steps: usize) -> Option<f64> {
         let reached = (0..self.states.len()).filter_map(|start| {
             let (time, state) = self.ahead(start, steps);
@@ -132,7 +136,7 @@ mod tests {
         };
         assert_eq!(ahead(0, 0), (0.0, Some(0)));
         assert_eq!(ahead(0, 2), (15.0, Some(2)));
-        // The next state is of another time axis.
+        // The next state belongs to another time axis.
         assert_eq!(ahead(2, 1), (22.0, None));
         assert_eq!(ahead(3, 3), (21.0, None));
         assert_eq!(timeline(None).hours(1), Some(22.0 / 3.0));
@@ -156,15 +160,15 @@ mod tests {
         assert_eq!(ahead(&first, 1), "2023-10-01");
         assert_eq!(ahead(&first, 5), "2024-02-01");
         assert_eq!(ahead(&first[..1], 3), "2023-10-01");
-        // Of each month the last day, or the 28th.
+        // The last day of each month, or the 28th.
         assert_eq!(ahead(&["2023-01-31", "2023-02-28"], 1), "2023-03-31");
         assert_eq!(ahead(&["2023-01-28", "2023-02-28"], 1), "2023-03-28");
-        // Its middle, which is on several days.
+        // The middle of each month, which falls on different days.
         assert_eq!(
             ahead(&["2023-01-16", "2023-02-15", "2023-03-16"], 2),
             "2023-05-16"
         );
-        // Steps of 31 days are that.
+        // Steps of 31 days stay 31 days.
         assert_eq!(
             ahead(&["2023-01-01", "2023-02-01", "2023-03-04"], 1),
             "2023-04-04"

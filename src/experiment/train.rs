@@ -9,19 +9,23 @@ use halocline_io::{Progress, save_json};
 
 use super::network::FieldModel;
 use super::optimizer::OptimizerKind;
+use super::outlook::memory;
 use super::pace::Pace;
 use super::record::save_copy;
 use super::setup::{Experiment, Files, States};
 use crate::trainer::{Ended, Trainer, clip_grad_norm};
 
 impl Experiment {
-    /// Trains the model from the newest checkpoint on, or from the start, and prints a line for each epoch on
-    /// rank 0. It ends after the epochs, at the time limit, when validation does not get better, or
-    /// [interrupted](Ended::Interrupted) by a signal; each time all is saved. A run that has ended stays as it is.
+    /// Trains the model from the newest checkpoint on, or from the start, and prints a line for
+    /// each epoch on rank 0. Training ends after the last epoch, at the time limit, when validation
+    /// stops improving, or when [interrupted](Ended::Interrupted) by a signal; its state is saved
+    /// in every case. A run that has ended is left unchanged.
     ///
     /// # Errors
-    /// Data that cannot be read; targets that are no inputs where several steps are trained; another kind of optimizer than
-    /// that of the steps before; those of [`Trainer`].
+    /// An experiment of [other files](Self::of_files); data that cannot be read; inputs that are
+    /// not targets, where training or validation takes several steps; another kind of optimizer
+    /// than in earlier steps; another definition of validation than in earlier epochs; other
+    /// batches than those of an interrupted epoch; the errors of [`Trainer`].
     pub fn train(&self) -> Result<Ended> {
         if self.files == Files::Others {
             return Err(Error::other(
@@ -38,7 +42,7 @@ impl Experiment {
             .as_ref()
             .map(|period| self.states(period));
         let validation = validation.transpose()?;
-        // What would only be told after hours.
+        // Errors that would otherwise surface only after hours.
         let forecast = &self.config.forecast;
         if most > 1 || (validation.is_some() && forecast.steps > 1) {
             self.data.channels.feedback()?;
@@ -59,7 +63,8 @@ impl Experiment {
         let batches = data.batches();
         let trainer = self.trainer(batches)?;
         if validation.is_some() || self.config.data.anomalies {
-            // Before signals are watched: nothing would look for them.
+            // Before signals are watched, because computing the climatology does not check for
+            // them.
             self.climatology()?;
         }
         let mut trainer = trainer.resume_or_start(self.checkpoints())?;
@@ -78,7 +83,8 @@ impl Experiment {
                 training.epochs
             ));
         }
-        // Nothing is noted and saved: by another configuration the last checkpoint could lose its average.
+        // Nothing is noted or saved: with another configuration the last checkpoint could lose its
+        // average.
         let is_begun = trainer.step() > 0;
         if is_begun && (is_done || stop) && unvalidated.is_none() {
             self.say_patience(stop);
@@ -93,7 +99,7 @@ impl Experiment {
         }
         let (mut pace, mut is_first, mut has_changed) = (Pace::default(), true, !is_begun);
         if let Some(states) = unvalidated {
-            // Of an epoch that ended, and whose validation was interrupted.
+            // The last epoch is complete, but its validation was interrupted.
             let Some((line, stopped)) = self.validate(&mut trainer, states)? else {
                 return self.interrupted(trainer);
             };
@@ -153,14 +159,15 @@ impl Experiment {
             if root && is_first {
                 let parameters = trainer.model().num_params();
                 let step = 1e3 * seconds / (count - first).max(1) as f64;
-                let memory =
-                    peak_memory().map_or(String::new(), |mib| format!(", {mib} MiB at most"));
+                let memory = memory("VmHWM:").map_or(String::new(), |bytes| {
+                    format!(", {} MiB at most", bytes >> 20)
+                });
                 say(&format!(
                     "{parameters} parameters on a rank, {step:.0} ms per batch{memory}"
                 ));
             }
             is_first = false;
-            // The rest of an epoch that was interrupted tells how long a whole one takes.
+            // Extrapolated to a whole epoch if only the rest of an interrupted one was trained.
             let whole = count as f64 / (count - first).max(1) as f64;
             let rest = start.elapsed().as_secs_f64() - seconds;
             pace.add(steps, whole * seconds, rest);
@@ -175,7 +182,7 @@ impl Experiment {
         Ok(Ended::Completed)
     }
 
-    /// Says, on rank 0, that validation does not get better, if it ended training.
+    /// Prints on rank 0 that validation stopped improving, if that ended training.
     fn say_patience(&self, stop: bool) {
         if self.world.is_root() && stop {
             let patience = self.config.training.patience.unwrap_or(0);
@@ -183,7 +190,7 @@ impl Experiment {
         }
     }
 
-    /// A trainer at its beginning, for epochs of a number of batches.
+    /// Creates a trainer at the start of a run, for epochs of this number of batches.
     fn trainer(&self, batches: usize) -> Result<Trainer<FieldModel>> {
         let (training, optimizer) = (&self.config.training, &self.config.optimizer);
         let steps = training.epochs * batches.div_ceil(training.accumulation);
@@ -208,10 +215,11 @@ impl Experiment {
         Ok(trainer)
     }
 
-    /// Sets the learning rates of all steps, for epochs of a number of batches.
+    /// Adjusts the learning-rate schedule to epochs of this number of batches, if earlier ones had
+    /// another number of steps.
     fn schedule(&self, trainer: &mut Trainer<FieldModel>, batches: usize) -> Result<()> {
         let (training, optimizer) = (&self.config.training, &self.config.optimizer);
-        // Steps of an epoch that ended with another batch or accumulation are those that were taken.
+        // Epochs with another batch size or accumulation count with the steps that they took.
         const NOTE: &str = "schedule.steps";
         let now = batches.div_ceil(training.accumulation) as i64;
         let noted: Option<[i64; 2]> = trainer.noted(NOTE)?;
@@ -233,10 +241,11 @@ impl Experiment {
         Ok(())
     }
 
-    /// Notes the kind of the optimizer and whether it has a momentum, by which steps go on from its states.
+    /// Notes the kind of the optimizer and whether it has a momentum, on which its saved states
+    /// depend.
     ///
     /// # Errors
-    /// Others than those of the steps before.
+    /// Another kind than in earlier steps.
     fn check_optimizer(&self, trainer: &mut Trainer<FieldModel>) -> Result<()> {
         const NOTE: &str = "optimizer.kind";
         let optimizer = &self.config.optimizer;
@@ -260,10 +269,11 @@ impl Experiment {
         }
     }
 
-    /// Notes what validations score, so that the best one and patience compare scores of one kind.
+    /// Notes the definition of validation, so that the best score and patience compare scores of
+    /// one kind.
     ///
     /// # Errors
-    /// Others than those of the epochs before.
+    /// Another definition than in earlier epochs.
     fn check_validation(&self, trainer: &mut Trainer<FieldModel>) -> Result<()> {
         const NOTE: &str = "validation.of";
         let definition = (&self.config.data.validation, &self.config.forecast);
@@ -282,9 +292,9 @@ impl Experiment {
         }
     }
 
-    /// Scores forecasts from the states of the validation period, and saves the run with the mean over
-    /// targets and leads of the error in standard deviations. What is to be said of it, and whether training ends; `None` if
-    /// a signal interrupted it.
+    /// Scores forecasts from the states of the validation period, and saves the run with the error
+    /// in standard deviations, averaged over targets and leads. Returns the text to print and
+    /// whether training ends; `None` if a signal interrupted the validation.
     fn validate(
         &self,
         trainer: &mut Trainer<FieldModel>,
@@ -313,7 +323,7 @@ impl Experiment {
         Ok(Some((line, validated.stop)))
     }
 
-    /// Saves a run that a signal has ended.
+    /// Saves a run that was ended by a signal.
     fn interrupted(&self, mut trainer: Trainer<FieldModel>) -> Result<Ended> {
         trainer.finish()?;
         if self.world.is_root() {
@@ -322,38 +332,30 @@ impl Experiment {
         Ok(Ended::Interrupted)
     }
 
-    /// What rank 0 says.
+    /// Returns the decision of rank 0 on all ranks.
     fn agreed(&self, says: bool) -> Result<bool> {
-        let own = self.world.is_root().then(|| vec![u8::from(says)]);
-        Ok(self.world.broadcast_bytes(0, own)? == [1])
+        let flag = self.world.is_root().then(|| vec![u8::from(says)]);
+        Ok(self.world.broadcast_bytes(0, flag)? == [1])
     }
 }
 
-/// Prints a line. A reader that has ended, such as `head`, does not end the training.
+/// Prints a line. A closed pipe, as after `head`, does not end training.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// Whether the last epoch has ended without a validation.
+/// Returns whether the last epoch is complete but was not validated.
 fn is_unvalidated(trainer: &Trainer<FieldModel>) -> Result<bool> {
     let validations = trainer.validations()?;
     let last = validations.last().map(|(step, _)| *step);
     Ok(trainer.epoch() > 0 && trainer.batch() == 0 && last != Some(trainer.step()))
 }
 
-/// The most memory that this process, with all its ranks that are threads, has had so far, in MiB, where the system tells.
-fn peak_memory() -> Option<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let mut lines = status.lines();
-    let line = lines.find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: usize = line.split_whitespace().next()?.parse().ok()?;
-    Some(kib / 1024)
-}
-
-/// Notes the samples of a batch and of an epoch, by which an interrupted epoch knows its batches.
+/// Notes the number of samples in a batch and in an epoch, which determine the batches of an
+/// interrupted epoch.
 ///
 /// # Errors
-/// Others than those of the epoch that was interrupted.
+/// Other numbers than those of the interrupted epoch.
 fn check_order(trainer: &mut Trainer<FieldModel>, order: [usize; 2]) -> Result<()> {
     const NOTE: &str = "training.batch";
     let before: Option<[usize; 2]> = trainer.noted(NOTE)?;

@@ -8,24 +8,24 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
 use halocline_io::{Batch, FieldLoader};
 
-/// Batches of a [`FieldLoader`] as burn's [`DataLoader`]: each iteration is its next epoch.
-/// [`LaunchOn`](super::LaunchOn) has an example.
+/// Adapter of a [`FieldLoader`] to burn's [`DataLoader`]: each iteration is the loader's next
+/// epoch. [`LaunchOn`](super::LaunchOn) has an example.
 #[derive(Debug)]
 pub struct FieldBatches {
     loader: FieldLoader,
-    /// The epoch of the next iteration.
+    /// Epoch of the next iteration.
     epoch: AtomicUsize,
 }
 
 impl FieldBatches {
-    /// Batches from epoch 0 on.
+    /// Makes batches from epoch 0 on.
     pub fn new(loader: FieldLoader) -> Arc<Self> {
         Self::from_epoch(loader, 0)
     }
 
-    /// Batches from an epoch on, for a training that resumes: with the epoch that
-    /// [`SupervisedTraining::checkpoint`](burn_train::SupervisedTraining::checkpoint) is given,
-    /// which is the number of epochs that were trained.
+    /// Makes batches from a later epoch on, to resume training. Pass the epoch given to
+    /// [`SupervisedTraining::checkpoint`](burn_train::SupervisedTraining::checkpoint), which is the
+    /// number of epochs already trained.
     pub fn from_epoch(loader: FieldLoader, epoch: usize) -> Arc<Self> {
         Arc::new(Self {
             loader,
@@ -34,7 +34,7 @@ impl FieldBatches {
     }
 }
 
-/// Panics: the batches of a mesh are on its devices, in shares that its placements give.
+/// Panics, as batches are already on the mesh's devices, split by its placements.
 fn fixed(method: &str) -> ! {
     panic!(
         "FieldBatches::{method}: the batches of a FieldLoader are fixed to its mesh; train by launch_on"

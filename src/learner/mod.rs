@@ -1,8 +1,8 @@
-//! Training by burn's [`Learner`] on a mesh: its metrics, dashboard, checkpoints and early
-//! stopping, with the steps of all ranks.
+//! Training with burn's [`Learner`] on a mesh: burn's metrics, dashboard, checkpoints and early
+//! stopping, with every step taken by all ranks.
 //!
-//! Feature `learner`. A [`Trainer`](crate::Trainer) does what it does not: it saves in the middle of an epoch, saves
-//! sharded parameters, and ends at values that are not finite.
+//! Requires the feature `learner`. A [`Trainer`](crate::Trainer) also saves in the middle of an
+//! epoch, saves sharded parameters, and stops at values that are not finite.
 
 mod batches;
 mod strategy;
@@ -30,30 +30,28 @@ pub use batches::FieldBatches;
 
 /// Launch of burn's [`SupervisedTraining`] on all ranks.
 pub trait LaunchOn<M: LearnerModel> {
-    /// Trains on all ranks, which call this together with the same settings, as
-    /// `training.launch(Learner::new(model, optimizer, schedule))` does on one device.
+    /// Trains on all ranks, like `training.launch(Learner::new(model, optimizer, schedule))` on one
+    /// device. All ranks must call this together with the same settings.
     ///
     /// Every rank takes every step, with its shards of the batches. Rank 0 alone processes events:
-    /// it renders, computes metrics, writes logs and checkpoints, and asks the strategies for
-    /// checkpoints and early stopping. So the outputs of steps, which metrics read, must be whole
-    /// on rank 0, as those of [`train_output`] are. A stop, of whichever rank by its
-    /// [`Interrupter`](burn_train::Interrupter), or by early stopping, ends all ranks after the
-    /// same step.
+    /// it renders, computes metrics, writes logs and checkpoints, and runs the strategies for
+    /// checkpoints and early stopping. The outputs of steps, which metrics read, must therefore be
+    /// whole on rank 0, as those of [`train_output`] are. Early stopping, or a stop by the
+    /// [`Interrupter`](burn_train::Interrupter) of any rank, ends all ranks after the same step.
     ///
-    /// Two settings of `training` differ from burn's on one device: accumulated gradients are
-    /// summed, as there, while a [`Trainer`](crate::Trainer) takes their mean;
-    /// `gradient_checkpointing` has no effect, and
-    /// [`ShardTensor::recompute`](halocline_core::ShardTensor::recompute) is for what it does.
+    /// Accumulated gradients are summed, as by burn on one device, while a
+    /// [`Trainer`](crate::Trainer) averages them. `gradient_checkpointing` has no effect; use
+    /// [`ShardTensor::recompute`](halocline_core::ShardTensor::recompute) instead.
     /// `checkpoint(epoch)` reads burn's files on every rank.
     ///
     /// # Errors
-    /// On all ranks: batches that cannot be read, or metrics or checkpoints that fail, on any of
-    /// them; other numbers of batches on other ranks; a model whose parameters differ between
-    /// ranks; burn's checkpoints of sharded parameters, or an optimizer that does not work on
-    /// shards; a failure of communication.
+    /// Returned on all ranks: batches cannot be read, or metrics or checkpoints fail, on any rank;
+    /// ranks have different numbers of batches; the model's parameters differ between ranks; burn's
+    /// checkpoints are used with sharded parameters; the optimizer does not work on shards;
+    /// communication fails.
     ///
     /// # Panics
-    /// Panics where burn does: a checkpoint that cannot be loaded.
+    /// Panics where burn does: if a checkpoint cannot be loaded.
     ///
     /// # Example
     /// ```
@@ -146,7 +144,7 @@ impl<M: LearnerModel> LaunchOn<M> for SupervisedTraining<M> {
         let training = if world.is_root() {
             training
         } else {
-            // No events reach these: no terminal, no files.
+            // These ranks receive no events: no terminal, no files.
             training
                 .renderer(Box::new(CliMetricsRenderer::new()))
                 .with_metric_logger(InMemoryMetricLogger::new())
@@ -158,19 +156,19 @@ impl<M: LearnerModel> LaunchOn<M> for SupervisedTraining<M> {
     }
 }
 
-/// Loss of a step, whole on every rank: an output of steps for burn's
+/// Loss of a step, whole on every rank, as a step output for burn's
 /// [`LossMetric`](burn_train::metric::LossMetric). [`LaunchOn`] has an example.
 ///
-/// Outputs with more than the loss are types of the program that hold whole tensors, such as
-/// [`full_tensor`](halocline_core::ShardTensor::full_tensor) gives.
+/// For outputs with more than the loss, define a type that holds whole tensors, such as those from
+/// [`full_tensor`](halocline_core::ShardTensor::full_tensor).
 #[derive(Clone, Debug)]
 pub struct StepLoss {
-    /// The loss, `[1]`, outside the graph.
+    /// Loss, `[1]`, detached from the graph.
     pub loss: Tensor<1>,
 }
 
 impl StepLoss {
-    /// Takes the value of a loss of shape `[1]`; a partial one is resolved, on all ranks together.
+    /// Takes the value of a loss of shape `[1]`. A partial loss is resolved, on all ranks together.
     pub fn new<X: Field<1>>(loss: X) -> Self {
         let loss = loss.into_shard().resolve().local().clone();
         Self {
@@ -192,7 +190,7 @@ impl ItemLazy for StepLoss {
     }
 }
 
-/// Computes the gradients of a loss of shape `[1]`: the result of a
+/// Computes the gradients of a loss of shape `[1]`, as the result of a
 /// [`TrainStep`](burn_train::TrainStep) on a mesh. A partial loss is resolved. [`LaunchOn`] has an
 /// example.
 pub fn train_output<M: Module, X: Field<1>>(model: &M, loss: X) -> TrainOutput<StepLoss> {

@@ -1,4 +1,4 @@
-//! The loop of epochs and steps of all ranks, in step.
+//! Loop over epochs and steps, synchronized across ranks.
 
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ use halocline_core::{
 type TrainItem<M> = <M as TrainStep>::Output;
 type ValidItem<M> = <M as InferenceStep>::Output;
 
-/// Training strategy of burn's learner in which all ranks take each step, and rank 0 processes
+/// Training strategy for burn's learner in which all ranks take each step, and rank 0 processes
 /// events.
 pub(super) struct MeshStrategy {
     world: World,
@@ -28,32 +28,33 @@ pub(super) struct MeshStrategy {
     failure: Mutex<Option<Error>>,
 }
 
-/// A rank's way on.
+/// Next action proposed by a rank.
 #[derive(Clone, Debug, PartialEq)]
 enum Next {
-    /// With a step.
+    /// Take a step.
     Step,
-    /// With what follows the last step.
+    /// Continue after the last step.
     End,
-    /// With the end of training, of all ranks: early stopping.
+    /// End training on all ranks: early stopping.
     Done,
-    /// With the end of training, by an interruption.
+    /// End training: interruption.
     Stop,
-    /// Not at all.
+    /// End training: failure.
     Fail(String),
 }
 
-/// What all ranks do next.
+/// Next action of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Agreed {
     Step,
     End,
     Done,
-    /// One of them, by its position, asked for it.
+    /// The rank at this position asked to stop.
     Stop(usize),
-    /// One of them, by its position, failed.
+    /// The rank at this position failed.
     Fail(usize),
-    /// Two of them, by their positions: one has a step, one is at the end.
+    /// The ranks at these two positions disagree: the first has another step, the second is at the
+    /// end.
     Differ(usize, usize),
 }
 
@@ -75,7 +76,7 @@ impl Next {
     }
 }
 
-/// The rule: the largest code counts for all ranks, except that they must take equal steps.
+/// Combines proposals: the largest code wins, except that ranks must take equal numbers of steps.
 fn agreed(codes: &[f64]) -> Agreed {
     let first = |code: f64| codes.iter().position(|found| *found == code);
     if let Some(position) = first(FAIL) {
@@ -102,12 +103,12 @@ impl MeshStrategy {
         })
     }
 
-    /// The failure that ended training, the same on all ranks.
+    /// Returns the failure that ended training, the same on all ranks.
     pub(super) fn failure(&self) -> MutexGuard<'_, Option<Error>> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Agrees with the other ranks on what comes next. A stop of one is a stop of all.
+    /// Agrees with the other ranks on the next action. A stop on one rank stops all.
     fn agree(&self, next: Next, interrupter: &Interrupter) -> Result<Agreed> {
         let next = match (next, interrupter.error()) {
             (Next::Fail(cause), _) => Next::Fail(cause),
@@ -126,11 +127,11 @@ impl MeshStrategy {
             }
             Agreed::Fail(position) => {
                 let rank = ranks[position];
-                let own = match next {
+                let sent = match next {
                     Next::Fail(cause) if rank == self.world.rank() => Some(cause.into()),
                     _ => None,
                 };
-                let cause = self.mesh.broadcast_bytes("learner", rank, own)?;
+                let cause = self.mesh.broadcast_bytes("learner", rank, sent)?;
                 let cause = String::from_utf8_lossy(&cause).into_owned();
                 return Err(Error::Rank { rank, cause });
             }
@@ -145,7 +146,8 @@ impl MeshStrategy {
         Ok(agreed)
     }
 
-    /// The next batch of all ranks, with the progress after it, or what comes in its place.
+    /// Returns the next batch on all ranks with the progress after it, or the action to take
+    /// instead.
     fn next<I>(
         &self,
         batches: &mut dyn DataLoaderIterator<I>,
@@ -163,7 +165,7 @@ impl MeshStrategy {
         })
     }
 
-    /// Trains on the batches of an epoch; returns what ended it.
+    /// Trains on the batches of an epoch; returns the action that ended it.
     fn train_epoch<M: LearnerModel>(
         &self,
         learner: &mut Learner<M>,
@@ -179,7 +181,7 @@ impl MeshStrategy {
                 Ok(next) => next,
                 Err(end) => return Ok(end),
             };
-            // The random numbers of layers are those of a `Trainer`, which counts epochs from 0.
+            // Layers draw the same random numbers as under a `Trainer`, which counts epochs from 0.
             let key = ("layers", epoch - 1, iteration);
             LayerKeys::new(RandomKey::new(self.world.seed(), key)).install();
             iteration += 1;
@@ -200,7 +202,7 @@ impl MeshStrategy {
         }
     }
 
-    /// Validates on all batches; returns what ended it.
+    /// Validates on all batches; returns the action that ended it.
     fn validate<M: LearnerModel>(
         &self,
         learner: &Learner<M>,
@@ -259,7 +261,7 @@ impl MeshStrategy {
             if end != Agreed::End {
                 break;
             }
-            // What metrics found is complete before strategies read it.
+            // Metrics must be complete before strategies read them.
             events.flush();
             let mut next = Next::Step;
             if self.world.is_root() {
@@ -279,7 +281,7 @@ impl MeshStrategy {
     }
 }
 
-/// What the loop of epochs takes of burn's components.
+/// Components of burn's training that the epoch loop uses.
 struct Settings<M: LearnerModel> {
     epochs: RangeInclusive<usize>,
     accumulation: usize,
@@ -348,7 +350,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for MeshStrategy {
         let summary = summary.and_then(|summary| summary.init().ok());
         events.train(LearnerEvent::End(summary));
         events.flush();
-        // The last errors of rank 0, those of metrics and checkpoints.
+        // Last errors of rank 0, from metrics and checkpoints.
         if self.failure().is_none() {
             *self.failure() = self.agree(Next::End, &events.interrupter).err();
         }

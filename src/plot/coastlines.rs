@@ -1,11 +1,12 @@
-//! Coastlines, and the parts of them on a map.
+//! Coastlines, clipped to a map.
 
 use std::sync::OnceLock;
 
-/// Place in degrees east and north.
+/// Position in degrees east and north.
 type Place = (f64, f64);
 
-/// The coastlines of the world. A line that crosses the longitude of 180 degrees goes on beyond it.
+/// Returns the coastlines of the world. A line that crosses 180 degrees of longitude continues
+/// beyond it.
 fn world() -> &'static [Vec<Place>] {
     static WORLD: OnceLock<Vec<Vec<Place>>> = OnceLock::new();
     WORLD.get_or_init(|| {
@@ -14,17 +15,18 @@ fn world() -> &'static [Vec<Place>] {
             let numbers = row.split(' ').map(|number| number.parse::<f64>());
             let degrees: Vec<f64> = numbers.map(|n| n.expect("a number") / 100.0).collect();
             let places = degrees.as_chunks().0.iter();
-            let on = |last: &mut f64, [x, y]: &[f64; 2]| {
+            let unwrapped = |last: &mut f64, [x, y]: &[f64; 2]| {
                 *last += (x - *last + 180.0).rem_euclid(360.0) - 180.0;
                 Some((*last, *y))
             };
-            places.scan(degrees[0], on).collect()
+            places.scan(degrees[0], unwrapped).collect()
         });
         lines.collect()
     })
 }
 
-/// The coastlines on a map of longitudes, which may go beyond 360 degrees, and latitudes.
+/// Returns the coastlines on a map of the given latitudes and longitudes, which may exceed 360
+/// degrees.
 pub(super) fn within(lon: [f64; 2], lat: [f64; 2]) -> Vec<Vec<Place>> {
     let turns =
         ((lon[0] - 540.0) / 360.0).floor() as i32..=((lon[1] + 540.0) / 360.0).ceil() as i32;
@@ -39,7 +41,7 @@ pub(super) fn within(lon: [f64; 2], lat: [f64; 2]) -> Vec<Vec<Place>> {
         .collect()
 }
 
-/// The parts of a line in a box.
+/// Clips a line to a box, into parts.
 fn clipped(line: &[Place], lon: [f64; 2], lat: [f64; 2]) -> Vec<Vec<Place>> {
     let mut parts: Vec<Vec<Place>> = Vec::new();
     for pair in line.windows(2) {
@@ -54,7 +56,7 @@ fn clipped(line: &[Place], lon: [f64; 2], lat: [f64; 2]) -> Vec<Vec<Place>> {
     parts
 }
 
-/// The part of a segment in a box (Liang and Barsky).
+/// Clips a segment to a box (Liang and Barsky).
 fn segment(from: Place, to: Place, lon: [f64; 2], lat: [f64; 2]) -> Option<(Place, Place)> {
     let (dx, dy) = (to.0 - from.0, to.1 - from.1);
     let (mut first, mut last) = (0.0_f64, 1.0_f64);
@@ -69,12 +71,12 @@ fn segment(from: Place, to: Place, lon: [f64; 2], lat: [f64; 2]) -> Option<(Plac
         first = first.max(near.min(far));
         last = last.min(near.max(far));
     }
-    let at = |part: f64| match part {
+    let point = |part: f64| match part {
         0.0 => from,
         1.0 => to,
         _ => (from.0 + part * dx, from.1 + part * dy),
     };
-    (first < last).then(|| (at(first), at(last)))
+    (first < last).then(|| (point(first), point(last)))
 }
 
 #[cfg(test)]
@@ -86,8 +88,8 @@ mod tests {
         let places = || world().iter().flatten();
         assert_eq!(world().len(), 128);
         assert!(places().all(|(x, y)| x.abs() < 360.0 && y.abs() <= 90.0));
-        // Cape Agulhas, the southern end of Africa, and a cell of the Sahara without a coast.
-        let near = |x: f64, y: f64| places().any(|at| (at.0 - x).hypot(at.1 - y) < 1.5);
+        // Cape Agulhas, the southern tip of Africa, and a cell of the Sahara far from any coast.
+        let near = |x: f64, y: f64| places().any(|place| (place.0 - x).hypot(place.1 - y) < 1.5);
         assert!(near(20.0, -34.8));
         assert!(!near(5.0, 22.0));
     }
@@ -124,7 +126,7 @@ mod tests {
             );
         }
         assert!(within([0.0, 20.0], [20.0, 24.0]).is_empty());
-        // No line goes around the world where it crosses a meridian.
+        // No line circles the world where it crosses a meridian.
         let steps = world().iter().flat_map(|line| line.windows(2));
         assert!(
             steps

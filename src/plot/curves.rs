@@ -20,13 +20,13 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(130, 60, 160),
 ];
 
-/// A named line of a [`Chart`].
+/// Named line of a [`Chart`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    /// The name in the legend.
+    /// Name in the legend.
     pub name: String,
-    /// The points, in order. Those that are not finite, or not positive on logarithmic axes, are left
-    /// out.
+    /// Points, in order. Points that are not finite, or not positive on logarithmic axes, are not
+    /// drawn.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -42,7 +42,7 @@ pub struct Curve {
 /// let errors = Chart::new("t2m", "lead time in hours", "RMSE in K")
 ///     .with_curve("model", leads)
 ///     .with_curve("persistence", leads.map(|(lead, rmse)| (lead, 1.5 * rmse)));
-/// // Of `power_spectrum`, from the mean (wavenumber 0) on.
+/// // From `power_spectrum`, starting with the mean (wavenumber 0).
 /// let spectra = Chart::spectra("t2m after 18 h", "K²")
 ///     .with_spectrum("model", &[80.0, 9.0, 2.0, 0.1])
 ///     .with_spectrum("truth", &[80.0, 9.5, 2.5, 0.4]);
@@ -59,8 +59,8 @@ pub struct Chart {
 }
 
 impl Chart {
-    /// A chart with descriptions of its axes. The vertical one begins at zero, unless values are
-    /// below.
+    /// Makes a chart with axis labels. The vertical axis starts at zero, unless there are negative
+    /// values.
     pub fn new(title: &str, x: &str, y: &str) -> Self {
         Self {
             title: title.into(),
@@ -71,7 +71,7 @@ impl Chart {
         }
     }
 
-    /// A chart of power against wavenumber, on logarithmic axes.
+    /// Makes a chart of power against wavenumber, on logarithmic axes.
     pub fn spectra(title: &str, unit: &str) -> Self {
         Self {
             is_logarithmic: true,
@@ -89,7 +89,7 @@ impl Chart {
         self
     }
 
-    /// Adds a spectrum: the power of each wavenumber from 0 on, as of
+    /// Adds a spectrum: the power at each wavenumber from 0, such as that from
     /// [`power_spectrum`](halocline_ops::spectral::power_spectrum).
     #[must_use]
     pub fn with_spectrum(self, name: &str, power: &[f64]) -> Self {
@@ -97,7 +97,7 @@ impl Chart {
         self.with_curve(name, points.map(|(wave, power)| (wave as f64, *power)))
     }
 
-    /// The points that are drawn.
+    /// Returns the points to draw.
     fn drawn(&self, curve: &Curve) -> Vec<(f64, f64)> {
         let is_drawn = |value: f64| value.is_finite() && (!self.is_logarithmic || value > 0.0);
         let points = curve.points.iter().copied();
@@ -111,7 +111,8 @@ impl Chart {
         let [left, right] = span(points.iter().map(|point| point.0));
         let [low, high] = span(points.iter().map(|point| point.1));
         if self.is_logarithmic {
-            // One spectrum of one value spans no more than itself.
+            // Logarithmic axes need positive bounds, which `span` may not return for a single
+            // value.
             let (x, y) = (left.max(0.5)..right, low.max(high * 1e-12)..high * 3.0);
             return self.draw_on(area, x.log_scale(), y.log_scale());
         }
@@ -158,10 +159,10 @@ impl Chart {
     }
 }
 
-/// Writes a PNG of charts beside each other.
+/// Writes charts side by side to a PNG file.
 ///
 /// # Errors
-/// No charts; a file that cannot be written.
+/// There are no charts; the file cannot be written.
 pub fn save_charts(path: impl AsRef<Path>, charts: &[Chart]) -> Result<()> {
     load_font()?;
     let count = charts.len();

@@ -1,4 +1,4 @@
-//! Maps of fields, alone, beside each other, and animated.
+//! Maps of fields: single, stacked, and animated.
 
 use std::path::Path;
 use std::time::Duration;
@@ -44,19 +44,19 @@ pub struct Map {
     title: String,
     unit: String,
     field: Array2<f32>,
-    /// The bounds of columns from west to east and of rows in their order, in degrees.
+    /// Bounds of columns from west to east, and of rows in order, in degrees.
     edges: [Vec<f64>; 2],
     range: Option<[f64; 2]>,
-    /// Whether colours lie on both sides of zero.
+    /// Whether the colours diverge around zero.
     is_difference: bool,
     has_coastlines: bool,
 }
 
 impl Map {
-    /// A map of a field `[lat, lon]`. Values that are NaN are grey.
+    /// Makes a map of a field `[lat, lon]`. NaN is drawn in grey.
     ///
     /// # Errors
-    /// A field of another shape than the grid.
+    /// The shapes of the field and the grid differ.
     pub fn new(title: &str, grid: &Grid, field: Array2<f32>) -> Result<Self> {
         let (rows, columns) = field.dim();
         if [rows, columns] != grid.shape() {
@@ -75,10 +75,10 @@ impl Map {
         })
     }
 
-    /// A map of `field − reference`, blue below zero and red above.
+    /// Makes a map of `field − reference`, blue below zero and red above.
     ///
     /// # Errors
-    /// Fields of another shape than the grid.
+    /// The shapes of a field and the grid differ.
     pub fn difference(
         title: &str,
         grid: &Grid,
@@ -101,8 +101,8 @@ impl Map {
         self
     }
 
-    /// Sets the values of the outermost colours. Default: the least and the largest value; of a
-    /// difference, the largest on both sides of zero.
+    /// Sets the values at the ends of the colour scale. Default: the smallest and the largest
+    /// value; for a difference, the largest absolute value with both signs.
     ///
     /// # Panics
     /// Panics if `low` is not below `high`.
@@ -113,7 +113,7 @@ impl Map {
         self
     }
 
-    /// Leaves out the coastlines, as of another planet.
+    /// Leaves out the coastlines, for other planets.
     #[must_use]
     pub fn without_coastlines(mut self) -> Self {
         self.has_coastlines = false;
@@ -158,7 +158,7 @@ impl Map {
             .build_cartesian_2d(west..east, south..north)
             .map_err(failed)?;
 
-        // The colour of each pixel is that of its cell.
+        // Each pixel has the colour of its cell.
         let (across, down) = chart.plotting_area().get_pixel_range();
         let place = |pixel: i32, pixels: &std::ops::Range<i32>| {
             (f64::from(pixel - pixels.start) + 0.5) / f64::from(pixels.end - pixels.start)
@@ -222,10 +222,10 @@ impl Map {
     }
 }
 
-/// Writes a PNG of maps, one below the other.
+/// Writes maps to a PNG file, one below the other.
 ///
 /// # Errors
-/// No maps; a file that cannot be written.
+/// There are no maps; the file cannot be written.
 pub fn save_maps(path: impl AsRef<Path>, maps: &[Map]) -> Result<()> {
     load_font()?;
     let size = size(maps)?;
@@ -235,11 +235,12 @@ pub fn save_maps(path: impl AsRef<Path>, maps: &[Map]) -> Result<()> {
     })
 }
 
-/// Writes an animated GIF that repeats its frames, each of as many maps one below the other, for
-/// `delay` each. Colours that no [range](Map::with_range) fixes are the same in all frames.
+/// Writes an endlessly looping animated GIF that shows each frame for `delay`. All frames must have
+/// the same number of maps, drawn one below the other. Unless a [range](Map::with_range) is set,
+/// the colour scale is shared by all frames.
 ///
 /// # Errors
-/// No frames, or other numbers of maps in them; a file that cannot be written.
+/// There are no frames; they have different numbers of maps; the file cannot be written.
 pub fn animate(path: impl AsRef<Path>, frames: &[Vec<Map>], delay: Duration) -> Result<()> {
     load_font()?;
     let first = frames.first().map_or(&[][..], |maps| maps);
@@ -283,7 +284,7 @@ fn draw_all(area: &Area<'_>, maps: &[Map]) -> Result<()> {
     area.present().map_err(failed)
 }
 
-/// The range of the values of maps; of differences, on both sides of zero.
+/// Returns the range of the values of maps; symmetric around zero for differences.
 fn range_of(maps: &[&Map]) -> [f64; 2] {
     let values = maps.iter().flat_map(|map| map.field.iter());
     let [low, high] = span(values.map(|value| f64::from(*value)));
@@ -294,7 +295,7 @@ fn range_of(maps: &[&Map]) -> [f64; 2] {
     [low, high]
 }
 
-/// From blue by white to red, for −1 to 1.
+/// Maps −1 to 1 to a colour from blue through white to red.
 fn diverging(value: f64) -> RGBColor {
     let end = if value < 0.0 {
         [33.0, 102.0, 172.0]
@@ -305,21 +306,21 @@ fn diverging(value: f64) -> RGBColor {
     RGBColor(red, green, blue)
 }
 
-/// The cell between two bounds, which rise or fall.
+/// Returns the cell between two bounds; bounds rise or fall.
 fn cell(edges: &[f64], at: f64) -> usize {
     let rises = edges[0] < edges[edges.len() - 1];
     let before = edges.partition_point(|edge| if rises { *edge <= at } else { *edge >= at });
     before.clamp(1, edges.len() - 1) - 1
 }
 
-/// The bounds of columns, beyond 360 degrees where columns cross the prime meridian.
+/// Returns the bounds of columns, beyond 360 degrees where columns cross the prime meridian.
 fn columns_of(lon: &[f64]) -> Vec<f64> {
     let eastward = |lon: &f64, first: f64| lon + if *lon < first { 360.0 } else { 0.0 };
-    let lon: Vec<f64> = lon.iter().map(|at| eastward(at, lon[0])).collect();
+    let lon: Vec<f64> = lon.iter().map(|centre| eastward(centre, lon[0])).collect();
     edges(&lon, 360.0)
 }
 
-/// The bounds of rows, none beyond a pole.
+/// Returns the bounds of rows, none of them beyond a pole.
 fn rows_of(lat: &[f64]) -> Vec<f64> {
     let edges = edges(lat, 180.0);
     edges
@@ -328,7 +329,8 @@ fn rows_of(lat: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// Bounds half-way between cells, and as far beyond the outermost; of a single cell, `width` apart.
+/// Returns bounds half-way between cells, and as far beyond the outermost; `width` apart for a
+/// single cell.
 fn edges(centres: &[f64], width: f64) -> Vec<f64> {
     let last = centres.len() - 1;
     let step = |cell: usize| match last {
@@ -365,7 +367,7 @@ mod tests {
         }
     }
 
-    /// The colours of a picture, by pixel.
+    /// Returns the colours of a picture, by pixel.
     fn colours(map: &Map) -> Vec<[u8; 3]> {
         load_font().unwrap();
         let mut pixels = vec![0; 3 * (SIZE.0 * SIZE.1) as usize];
@@ -416,9 +418,9 @@ mod tests {
             blue.0 + 300 < grey.0 && blue.1 + 120 < grey.1,
             "{blue:?} {grey:?}"
         );
-        // Coastlines, and the legend with its two ends.
+        // Coastlines, and the legend with both ends.
         assert!(places([0, 0, 0], 100..map_width - 100).len() > 1_000);
-        let RGBColor(red, green, blue) = diverging(0.99); // of its last band
+        let RGBColor(red, green, blue) = diverging(0.99); // its last band
         assert!(!places([red, green, blue], map_width..SIZE.0 as usize).is_empty());
     }
 
@@ -434,7 +436,7 @@ mod tests {
         animate(&path, &[vec![low.clone()], vec![high.clone()]], second).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         assert!(bytes.starts_with(b"GIF89a"));
-        // A graphic control extension of each frame, with a delay of 100 hundredths of a second.
+        // A graphic control extension per frame, with a delay of 100 hundredths of a second.
         let frames = bytes
             .windows(6)
             .filter(|bytes| bytes.starts_with(&[0x21, 0xf9, 4]));

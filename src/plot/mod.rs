@@ -1,8 +1,8 @@
-//! Pictures of fields and scores: maps with coastlines, their differences, animations, and curves.
+//! Plots of fields and scores: maps with coastlines, difference maps, animations, and curves.
 //!
-//! Feature `plot`, on by default. All functions take plain arrays, such as rank 0 has of a field from
-//! [`gather_tensor`](halocline_core::ShardTensor::gather_tensor), and write PNG and GIF files without libraries or fonts
-//! of the system.
+//! Feature `plot`, on by default. All functions take plain arrays, such as those that rank 0
+//! obtains from [`gather_tensor`](halocline_core::ShardTensor::gather_tensor), and write PNG and
+//! GIF files without system libraries or fonts.
 
 mod coastlines;
 mod curves;
@@ -16,7 +16,7 @@ use plotters::style::{FontStyle, register_font};
 pub use curves::{Chart, Curve, save_charts};
 pub use map::{Map, animate, save_maps};
 
-/// Part of a picture.
+/// Drawing area of a picture.
 type Area<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
 
 const FONT: &str = "sans-serif";
@@ -25,14 +25,15 @@ fn failed(error: impl std::fmt::Display) -> Error {
     Error::other(format!("picture: {error}"))
 }
 
-/// Registers the font that the program carries: a machine may have none.
+/// Registers the embedded font, as the machine may have none.
 fn load_font() -> Result<()> {
     let font = epaint_default_fonts::UBUNTU_LIGHT;
     let registered = register_font(FONT, FontStyle::Normal, font);
     registered.map_err(|_| failed("the font cannot be read"))
 }
 
-/// The range of the finite values, which is never empty: a forecast may have diverged.
+/// Returns the range of the finite values. It is never empty, even for a forecast that has
+/// diverged.
 fn span(values: impl Iterator<Item = f64>) -> [f64; 2] {
     let finite = values.filter(|value| value.is_finite());
     let (low, high) = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
@@ -45,7 +46,7 @@ fn span(values: impl Iterator<Item = f64>) -> [f64; 2] {
     }
 }
 
-/// A number of an axis that spans `range`, with the digits that tell its ticks apart.
+/// Formats an axis label for an axis that spans `range`, with enough digits to distinguish ticks.
 fn label(value: f64, [low, high]: [f64; 2]) -> String {
     let magnitude = (high - low).abs().log10().floor();
     match magnitude {

@@ -1,4 +1,4 @@
-//! Clipping of gradients by their norm.
+//! Gradient clipping by norm.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,16 +10,17 @@ use halocline_core::{
 };
 use halocline_ops::ReduceField;
 
-/// Scales the gradients of a model so that their norm, over all parameters, is at most `max_norm`, and
-/// returns them with the norm before. Each cell of a sharded parameter counts once; its ranks' sums
-/// travel.
+/// Scales the gradients of a model so that their norm, over all parameters, is at most `max_norm`.
+/// Returns them with the norm before scaling. Each element of a sharded parameter counts once; only
+/// sums are communicated.
 ///
-/// Parameters that every rank holds are scaled alike on all of them: on CPUs their sums of squares have the
-/// same bits with any number of threads, and beside sharded parameters they are those of the mesh's first
-/// rank.
+/// Replicated parameters are scaled by the same factor on all ranks: on CPUs, sums of squares have
+/// the same bits for any number of threads, and if the model also has sharded parameters, all ranks
+/// use the sum of the mesh's first rank.
 ///
 /// # Errors
-/// A `max_norm` below 0 or NaN; parameters that are sharded over meshes of other ranks, whose norms would differ; a failure of communication.
+/// `max_norm` is negative or NaN; parameters are sharded over meshes with different ranks, whose
+/// norms would differ; communication fails.
 ///
 /// # Example
 /// ```
@@ -44,7 +45,7 @@ pub fn clip_grad_norm<M: Module>(
     max_norm: f64,
 ) -> Result<(GradientsParams, f64)> {
     let shards = param_shards(model);
-    // All ranks sum over the meshes of their shards, also where none has a gradient.
+    // All ranks sum over the meshes of their shards, even if none has a gradient.
     let mut meshes: Vec<(DeviceMesh, f64)> = Vec::new();
     for shard in shards.values() {
         if meshes
@@ -84,13 +85,13 @@ pub fn clip_grad_norm<M: Module>(
         let numbers = [*part, squares.whole];
         let parts = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &numbers)?;
         if index == 0 {
-            // Devices of other kinds may round the sum of whole parameters in another way.
+            // Devices of other kinds may round the sum of replicated parameters differently.
             sum = parts[0][1];
         }
         sum += parts.iter().map(|numbers| numbers[0]).sum::<f64>();
     }
     let norm = sum.sqrt();
-    // As PyTorch has it: a gradient of zero is not divided by its norm.
+    // As in PyTorch, so that a zero gradient is not divided by its norm.
     let factor = max_norm / (norm + 1e-6);
     if factor >= 1.0 {
         return Ok((gradients, norm));
@@ -98,16 +99,16 @@ pub fn clip_grad_norm<M: Module>(
     Ok((scaled(model, gradients, factor), norm))
 }
 
-/// Sums of squares.
+/// Visitor that adds up sums of squares.
 struct Squares<'a> {
     gradients: &'a GradientsParams,
     shards: BTreeMap<String, ParamShard>,
     path: Vec<String>,
-    /// Parameters that are counted: one may be in two places.
+    /// Parameters already counted, as one may occur in two places.
     seen: HashSet<ParamId>,
-    /// Of parameters that every rank holds.
+    /// Sum over replicated parameters.
     whole: f64,
-    /// This rank's part of the sum of the parameters that are sharded over a mesh.
+    /// This rank's part of the sum over parameters sharded over each mesh.
     sharded: Vec<(DeviceMesh, f64)>,
 }
 
@@ -134,7 +135,7 @@ impl ModuleVisitor for Squares<'_> {
         let mut sum = sum_of_squares(gradient.clone());
         if sum.is_infinite() {
             let largest = gradient.clone().abs().max().into_scalar::<f64>();
-            // Squares that are too large for the number type.
+            // The squares overflow the dtype.
             if largest.is_finite() {
                 let part = sum_of_squares(gradient / largest);
                 sum = part * largest * largest;
@@ -154,13 +155,13 @@ impl ModuleVisitor for Squares<'_> {
     }
 }
 
-/// The sum of squares, on CPUs with the same bits for any number of threads, unlike burn's sum: ranks
-/// compute it each for itself of parameters that must stay equal.
+/// Computes the sum of squares. Unlike burn's sum, it has the same bits on CPUs for any number of
+/// threads, as ranks compute it separately for parameters that must stay equal.
 fn sum_of_squares<const D: usize>(x: Tensor<D>) -> f64 {
     ReduceField::sum(x.square()).into_scalar::<f64>()
 }
 
-/// Multiplies the gradients of a model; those of other parameters stay.
+/// Multiplies the gradients of a model by a factor; gradients of other parameters are kept.
 pub(super) fn scaled<M: Module>(
     model: &M,
     gradients: GradientsParams,
@@ -169,7 +170,7 @@ pub(super) fn scaled<M: Module>(
     Scale::of(model, gradients, factor, false)
 }
 
-/// Casts the gradients of a model to the number types of its parameters, and multiplies them.
+/// Casts the gradients of a model to the dtypes of its parameters, and multiplies them by a factor.
 pub(super) fn widened<M: Module>(
     model: &M,
     gradients: GradientsParams,
@@ -182,7 +183,7 @@ struct Scale {
     gradients: GradientsParams,
     factor: f64,
     widens: bool,
-    /// Parameters whose gradients are done: one may be in two places.
+    /// Parameters whose gradients are done, as one may occur in two places.
     seen: HashSet<ParamId>,
 }
 
@@ -227,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// Replicas that are scaled by other factors would drift apart.
+    /// Replicas scaled by different factors would drift apart.
     #[test]
     fn norms_of_large_gradients_have_the_same_bits_with_any_number_of_threads() {
         let device = Device::flex();

@@ -12,7 +12,7 @@ const NAME: &str = "ema";
 /// Name of the trained model in a checkpoint.
 pub(crate) const MODEL: &str = "model";
 
-/// Ema of a model's parameters over steps.
+/// Exponential moving average of a model's parameters over steps.
 #[derive(Debug)]
 pub(super) struct Ema<M> {
     decay: f64,
@@ -20,13 +20,14 @@ pub(super) struct Ema<M> {
 }
 
 impl<M: Module> Trainer<M> {
-    /// Keeps an exponential moving average of the parameters, which begins with those of the model and
-    /// after each step becomes `decay · average + (1 − decay) · parameter`. It is saved with the run.
-    /// For validation and forecasts it is often better than the parameters themselves.
+    /// Keeps an exponential moving average (EMA) of the parameters: it starts from those of the
+    /// model, and after each step becomes `decay · average + (1 − decay) · parameter`. It is saved
+    /// with the run, and often does better than the parameters themselves in validation and
+    /// forecasts.
     ///
     /// # Panics
     /// Panics if `decay` is not between 0 and 1, or after
-    /// [`resume_or_start`](Self::resume_or_start), which loads it.
+    /// [`resume_or_start`](Self::resume_or_start), which loads the average.
     #[must_use]
     pub fn with_ema(mut self, decay: f64) -> Self {
         assert!(
@@ -39,8 +40,8 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// The model with averaged parameters, for inference, of a run [with an
-    /// average](Self::with_ema). Of sharded parameters it has the same shards.
+    /// Returns the model with averaged parameters, for inference, if the run [has an
+    /// average](Self::with_ema). Sharded parameters have the same shards.
     pub fn ema_model(&self) -> Option<&M> {
         self.ema.as_ref().map(|average| &average.model)
     }
@@ -67,7 +68,7 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
-    /// Loads the average. Of a run that had none, it begins with the parameters of `model`.
+    /// Loads the average; if the checkpoint has none, it starts from the parameters of `model`.
     pub(super) fn restore_ema(
         &mut self,
         world: &World,
@@ -87,7 +88,7 @@ impl<M: Module> Trainer<M> {
     }
 }
 
-/// The name of the model that validations of a checkpoint's run scored: its average, if it has one.
+/// Returns the checkpoint's name for the validated model: the average, if the run has one.
 pub(crate) fn validated_name(checkpoint: &Checkpoint) -> &'static str {
     if has_ema(checkpoint) { NAME } else { MODEL }
 }
@@ -97,7 +98,7 @@ fn has_ema(checkpoint: &Checkpoint) -> bool {
     checkpoint.names().any(|name| name.starts_with(&prefix))
 }
 
-/// Parameters by their places in the model: those that are tied have one number.
+/// Parameters indexed by their position in the model, where tied parameters share an id.
 #[derive(Default)]
 struct Values {
     values: GradientsParams,
@@ -124,7 +125,7 @@ impl ModuleMapper for Mean {
         let value = self.values.values.remove::<D>(ParamId::from(self.next));
         let value = value.expect("the average has the parameters of the model");
         self.next += 1;
-        // A value that stays the same is its own average, however `decay` is rounded.
+        // A constant value is exactly its own average, however `decay` is rounded.
         let average = average.clone() + (value - average) * (1.0 - self.decay);
         Param::from_mapped_value(id, average, mapper)
     }

@@ -1,4 +1,4 @@
-//! Gradients of a step: their mean, and whether they are finite.
+//! Gradients of a step: their mean, and a check that they are finite.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -7,7 +7,7 @@ use halocline_core::{Operation, Result, Traffic, ops, param_shards};
 
 use super::clip::scaled;
 
-/// Mean of the gradients of some batches, from their sum.
+/// Computes the mean of the gradients of several batches from their sum.
 pub(super) fn mean<M: Module>(sum: GradientsParams, batches: usize, model: &M) -> GradientsParams {
     if batches == 1 {
         return sum;
@@ -19,8 +19,8 @@ pub(super) fn mean<M: Module>(sum: GradientsParams, batches: usize, model: &M) -
 /// finite.
 ///
 /// `losses` are those of the batches from `first_batch` on. A sum is finite only if all its terms
-/// are, so that one read from the device suffices for finite tensors. The tensors themselves are
-/// read only if a sum is not finite.
+/// are, so for finite tensors one read from the device suffices. The tensors themselves are read
+/// only if a sum is not finite.
 pub(super) fn non_finite<M: Module>(
     losses: &[Tensor<1>],
     first_batch: usize,
@@ -60,25 +60,25 @@ pub(super) fn non_finite<M: Module>(
     ))
 }
 
-/// What any rank found, if ranks hold shards of the model and so see different gradients. All ranks
-/// then do the same.
+/// Returns the findings of any rank, as ranks that hold shards of the model see different
+/// gradients. All ranks then react alike.
 pub(super) fn agree<M: Module>(found: Option<String>, model: &M) -> Result<Option<String>> {
     let shards = param_shards(model);
     let Some(shard) = shards.values().next() else {
         return Ok(found);
     };
-    let (mesh, own) = (shard.mesh(), f64::from(u8::from(found.is_some())));
+    let (mesh, flag) = (shard.mesh(), f64::from(u8::from(found.is_some())));
     let operation = Operation::new("non_finite", Traffic::Control, None);
     let ranks = mesh.shape().ranks();
-    let all = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &[own])?;
+    let all = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &[flag])?;
     let Some(finder) = all.iter().position(|found| found[0] > 0.0) else {
         return Ok(None);
     };
-    // All ranks say what the first that found something says.
+    // All ranks report the finding of the first rank that has one.
     let rank = ranks[finder];
     let text = found.map(|found| format!("{found} (in the shards of rank {rank})").into_bytes());
-    let own = text.filter(|_| mesh.comm().rank() == rank);
-    let text = mesh.broadcast_bytes("non_finite", rank, own)?;
+    let sent = text.filter(|_| mesh.comm().rank() == rank);
+    let text = mesh.broadcast_bytes("non_finite", rank, sent)?;
     Ok(Some(String::from_utf8_lossy(&text).into_owned()))
 }
 
@@ -102,9 +102,9 @@ impl ModuleVisitor for Sums<'_> {
     }
 }
 
-/// Visitor that finds the first parameter, or gradient of one, with an element that is not finite.
+/// Visitor that finds the first parameter or gradient with an element that is not finite.
 struct First<'a> {
-    /// The gradients to search; the parameters if `None`.
+    /// Gradients to search; the parameters if `None`.
     gradients: Option<&'a GradientsParams>,
     path: Vec<String>,
     found: Option<String>,
@@ -143,7 +143,7 @@ impl ModuleVisitor for First<'_> {
     }
 }
 
-/// The index and value of the first element that is not finite.
+/// Returns the index and value of the first element that is not finite.
 fn first_in(data: &TensorData) -> Option<(Vec<usize>, f64)> {
     let mut values = data.iter::<f64>().enumerate();
     let (position, value) = values.find(|(_, value)| !value.is_finite())?;

@@ -1,4 +1,4 @@
-//! Training that survives failures: steps, checkpoints, and resuming from the last one.
+//! Fault-tolerant training: steps, checkpoints, and resuming from the last checkpoint.
 
 mod clip;
 mod ema;
@@ -40,9 +40,9 @@ pub use validation::Validation;
 /// Training run: model, optimizer, progress and checkpoints. All ranks use it together.
 ///
 /// With [`resume_or_start`](Self::resume_or_start), a program that is killed at any moment and
-/// started again has the result of one that was not killed: on the same mesh bit for bit, if
-/// batches and loss depend only on the seed, the [`epoch`](Self::epoch) and the
-/// [`batch`](Self::batch). This includes random numbers.
+/// restarted produces the result of an uninterrupted one: on the same mesh bit for bit, if batches
+/// and loss depend only on the seed, the [`epoch`](Self::epoch) and the [`batch`](Self::batch).
+/// This includes random numbers.
 ///
 /// # Example
 /// ```
@@ -62,7 +62,7 @@ pub use validation::Validation;
 ///         .with_save_every(2)
 ///         .resume_or_start(folder)?;
 ///     while trainer.epoch() < 3 {
-///         // Batches of this epoch that were not trained on yet; of data, `FieldLoader::epoch_from`.
+///         // Batches of this epoch not yet trained on; with data, `FieldLoader::epoch_from`.
 ///         let (epoch, batches) = (trainer.epoch(), trainer.batch()..4);
 ///         let ended = trainer.train_epoch(batches, |model, batch| {
 ///             let normal = Distribution::Normal(0.0, 1.0);
@@ -71,7 +71,7 @@ pub use validation::Validation;
 ///             Ok(x.apply(model).abs().mean())
 ///         })?;
 ///         if ended == Ended::Interrupted {
-///             break; // by Ctrl-C or the queue: all is saved
+///             break; // by Ctrl-C or the queue: everything is saved
 ///         }
 ///     }
 ///     trainer.finish()?;
@@ -80,19 +80,19 @@ pub use validation::Validation;
 /// })
 /// # };
 /// # run()?;
-/// # run()?; // finds that all is done
+/// # run()?; // finds the run complete
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Trainer<M: Module> {
     world: World,
     mesh: DeviceMesh,
-    /// `None` while a step computes the next one.
+    /// `None` while a step computes the next model.
     model: Option<M>,
     optimizer: Optimizer,
     progress: Progress,
     losses: Vec<f64>,
-    /// Losses that have not been read from the device.
+    /// Losses not yet read from the device.
     recent: Vec<Tensor<1>>,
     notes: BTreeMap<String, Value>,
     accumulate: usize,
@@ -106,13 +106,13 @@ pub struct Trainer<M: Module> {
     save_every: u64,
     keep: CheckpointConfig,
     checkpoints: Option<Checkpoints>,
-    /// The progress in the newest checkpoint, if nothing in it has changed since.
+    /// Progress in the newest checkpoint, if unchanged since.
     saved: Option<Progress>,
-    /// The step that was saved last, and its metric.
+    /// Last saved step, and its metric.
     metric: (u64, Option<f64>),
 }
 
-/// The optimizer and its learning-rate schedule.
+/// Optimizer and its learning-rate schedule.
 #[derive(Clone)]
 struct Optimizer {
     optimizer: ModuleOptimizer,
@@ -132,26 +132,27 @@ struct Progress {
     step: u64,
     epoch: usize,
     batch: usize,
-    /// The factor of losses.
+    /// Loss scale.
     #[serde(default)]
     scale: Option<LossScale>,
     #[serde(default)]
     validated: Validated,
 }
 
-/// The end of an epoch; [`Trainer`] has an example.
+/// End of an epoch; [`Trainer`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "after an interruption a program should end"]
 pub enum Ended {
-    /// All its batches were used.
+    /// All batches of the epoch were used.
     Completed,
-    /// A signal to rank 0 (SIGINT, that is Ctrl-C, or SIGTERM) ended it after a step; the state is
-    /// saved.
+    /// A signal to rank 0 (SIGINT, i.e. Ctrl-C, or SIGTERM) ended the epoch after a step; the state
+    /// is saved.
     Interrupted,
 }
 
 impl<M: Module> Trainer<M> {
-    /// Creates a run at its beginning. A constant learning rate is `ModuleLrScheduler::new(1e-3)`.
+    /// Creates a run at its start. For a constant learning rate, use
+    /// `ModuleLrScheduler::new(1e-3)`.
     pub fn new(
         world: &World,
         model: M,
@@ -201,7 +202,7 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Sets which checkpoints are kept. Default the last three. The best of those with a metric is always kept, too.
+    /// Sets which checkpoints to keep; default the last three. The best by metric is always kept.
     ///
     /// # Panics
     /// Panics after [`resume_or_start`](Self::resume_or_start), which opens the folder.
@@ -213,11 +214,11 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Sets the number of batches per step, which uses the mean of their gradients; the rest of an
-    /// epoch has a step of its own. Default 1.
+    /// Sets the number of batches per step, which uses the mean of their gradients; remaining
+    /// batches of an epoch form a step of their own. Default 1.
     ///
     /// # Panics
-    /// Panics if it is 0.
+    /// Panics if `batches` is 0.
     #[must_use]
     pub fn with_accumulation(mut self, batches: usize) -> Self {
         assert!(
@@ -230,8 +231,8 @@ impl<M: Module> Trainer<M> {
 
     /// Sets the reaction to a loss or a gradient that is not finite. Default [`NonFinite::Stop`].
     ///
-    /// Except with [`NonFinite::Allow`], every step reads one number of each loss and each gradient
-    /// from the device, before the optimizer's step.
+    /// Except with [`NonFinite::Allow`] and no [`LossScale`], every step reads one number per loss
+    /// and gradient from the device before the optimizer's step.
     #[must_use]
     pub fn with_non_finite(mut self, non_finite: NonFinite) -> Self {
         self.non_finite = non_finite;
@@ -239,14 +240,14 @@ impl<M: Module> Trainer<M> {
     }
 
     /// Sets a function of the model and the gradients of every step (the mean over its batches,
-    /// complete on every rank), which returns the gradients for the optimizer. It must return the
+    /// complete on every rank) that returns the gradients for the optimizer. The result must be the
     /// same on all ranks, or shards of the same for sharded parameters.
     ///
-    /// Gradients are [checked](NonFinite) before and after it.
+    /// Gradients are [checked](NonFinite) before and after the call.
     ///
     /// # Example
-    /// Clipping by the norm of the whole model's gradient; burn's `GradientClipping::Norm` takes
-    /// the norm of each tensor.
+    /// Clips by the norm of the whole model's gradient; burn's `GradientClipping::Norm` uses the
+    /// norm of each tensor.
     /// ```
     /// use halocline::prelude::*;
     /// use halocline::{Trainer, clip_grad_norm};
@@ -264,16 +265,16 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Resumes from the newest checkpoint in a folder that can be loaded, or from the start if
-    /// there is none, and saves there from now on.
+    /// Resumes from the newest loadable checkpoint in a folder, or starts from scratch if the
+    /// folder has none. Later checkpoints are saved there.
     ///
     /// From now on, a first SIGINT (Ctrl-C) or SIGTERM [ends an epoch](Ended::Interrupted) after
-    /// the step in progress, and another one, more than a second later, ends the process at once.
+    /// the step in progress; another one, more than a second later, ends the process at once.
     ///
     /// # Errors
-    /// On all ranks: a folder that cannot be created or read; checkpoints of which none can be
-    /// loaded, because they are damaged, or of another model, optimizer, schedule or seed; a
-    /// failure of communication.
+    /// Returned on all ranks: the folder cannot be created or read; none of its checkpoints can be
+    /// loaded, because they are damaged, or of another model, optimizer, schedule or seed;
+    /// communication fails.
     pub fn resume_or_start(mut self, folder: impl AsRef<Path>) -> Result<Self> {
         signals::watch();
         let mut checkpoints = Checkpoints::open(&self.world, folder, &self.keep)?;
@@ -282,13 +283,13 @@ impl<M: Module> Trainer<M> {
         Ok(self)
     }
 
-    /// Takes another schedule, of the same kind, at the step that this one has reached.
+    /// Replaces the schedule by one of the same kind, at the step reached so far.
     pub(crate) fn reschedule(&mut self, schedule: ModuleLrScheduler) {
         let reached = self.optimizer.schedule.to_record();
         self.optimizer.schedule = schedule.load_record(reached);
     }
 
-    /// Panics if the folder has been opened, from which the run is loaded.
+    /// Panics if the folder has been opened, as the run is loaded from it.
     fn require_no_folder(&self, method: &str) {
         assert!(
             self.checkpoints.is_none(),
@@ -331,29 +332,29 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &M {
         self.model
             .as_ref()
             .expect("a step gives it back, or the program ends")
     }
 
-    /// The current epoch, from 0.
+    /// Returns the current epoch, from 0.
     pub fn epoch(&self) -> usize {
         self.progress.epoch
     }
 
-    /// The number of batches of this epoch that were used.
+    /// Returns the number of batches used in this epoch.
     pub fn batch(&self) -> usize {
         self.progress.batch
     }
 
-    /// The number of steps taken, over all epochs.
+    /// Returns the number of steps taken, over all epochs.
     pub fn step(&self) -> u64 {
         self.progress.step
     }
 
-    /// The losses of all batches so far, including those before a resume.
+    /// Returns the losses of all batches so far, including those before a resume.
     pub fn losses(&mut self) -> &[f64] {
         for loss in self.recent.drain(..) {
             self.losses.push(loss.into_scalar());
@@ -361,12 +362,11 @@ impl<M: Module> Trainer<M> {
         &self.losses
     }
 
-    /// Stores a value, the same on all ranks, with the run: it is saved, and present after a
-    /// resume. NaN and infinities, which JSON lacks, become `null`, which an `Option` reads as
-    /// `None`.
+    /// Stores a value with the run, the same on all ranks: it is saved, and restored by a resume.
+    /// NaN and infinities, which JSON lacks, become `null`, which an `Option` reads as `None`.
     ///
     /// # Errors
-    /// A value that JSON cannot hold, such as a map whose keys are not strings.
+    /// JSON cannot represent the value, such as a map whose keys are not strings.
     pub fn note(&mut self, name: &str, value: &impl Serialize) -> Result<()> {
         let value = serde_json::to_value(value).map_err(Error::other)?;
         self.notes.insert(name.into(), value);
@@ -374,10 +374,10 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
-    /// Reads a value that was [stored](Self::note).
+    /// Reads a [stored](Self::note) value.
     ///
     /// # Errors
-    /// A value of another form.
+    /// The value has another form.
     pub fn noted<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         self.notes
             .get(name)
@@ -387,18 +387,18 @@ impl<M: Module> Trainer<M> {
             .map_err(|error| Error::other(format!("note {name:?}: {error}")))
     }
 
-    /// The newest step whose checkpoint is on the disk, known on rank 0 only.
-    pub fn committed(&self) -> Option<u64> {
+    /// Returns the newest step whose checkpoint is on disk; known on rank 0 only.
+    pub fn last_committed_step(&self) -> Option<u64> {
         self.checkpoints.as_ref()?.committed()
     }
 
     /// Trains on the batches of an epoch: computes the loss and the gradients of each, and takes
-    /// the optimizer's steps. The next epoch begins then. A partial `loss` is resolved.
+    /// the optimizer's steps, then moves on to the next epoch. A partial `loss` is resolved.
     ///
     /// # Errors
-    /// Those of `batches` and `loss`; a loss or a gradient that is [not finite](NonFinite); a model
-    /// whose parameters differ between ranks, compared before the first step of a run and at every
-    /// save; a failure to save or of communication.
+    /// `batches` or `loss` fails; a loss or a gradient is [not finite](NonFinite); the model's
+    /// parameters differ between ranks (compared before the first step of a run and at every save);
+    /// saving or communication fails.
     pub fn train_epoch<B, X: Field<1>>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
@@ -436,7 +436,7 @@ impl<M: Module> Trainer<M> {
         }
         if !pending.is_empty() {
             self.update(gradients.grads(), &mut pending, statistics)?;
-            // Before the epoch ends: the program then validates it, after a restart too.
+            // Before the epoch ends, so that the program validates it, even after a restart.
             if self.is_interrupted()? {
                 self.finish()?;
                 return Ok(Ended::Interrupted);
@@ -450,8 +450,8 @@ impl<M: Module> Trainer<M> {
     /// Saves the run in the background. A lower `metric` is better.
     ///
     /// # Errors
-    /// On all ranks: a run without a folder; a model whose parameters differ between ranks; a
-    /// failure of the save before this one, or of communication.
+    /// Returned on all ranks: the run has no folder; the model's parameters differ between ranks;
+    /// the previous save, or communication, fails.
     pub fn save(&mut self, metric: Option<f64>) -> Result<()> {
         self.world.check_replicas(self.model())?;
         self.losses();
@@ -476,10 +476,10 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
-    /// Saves the run if it changed since the last save, and waits until it is on the disk.
+    /// Saves the run if it changed since the last save, and waits until it is on disk.
     ///
     /// # Errors
-    /// On all ranks: a failure to save, or of communication.
+    /// Returned on all ranks: saving or communication fails.
     pub fn finish(&mut self) -> Result<()> {
         if self.checkpoints.is_some() && self.saved != Some(self.progress) {
             let (step, metric) = self.metric;
@@ -493,7 +493,7 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
-    /// Whether a signal has asked rank 0 to end; the same on all ranks.
+    /// Whether a signal has asked rank 0 to stop; the same on all ranks.
     fn is_interrupted(&self) -> Result<bool> {
         Ok(self.checkpoints.is_some() && is_interrupted(&self.mesh)?)
     }

@@ -1,4 +1,5 @@
-//! Training in half precision, with parameters and optimizer states in f32.
+//! Mixed-precision training: half-precision computation, with parameters and optimizer states in
+//! f32.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::GradientsParams;
@@ -9,11 +10,12 @@ use serde::{Deserialize, Serialize};
 use super::Trainer;
 use super::clip::widened;
 
-/// The smallest factor of a loss.
+/// Smallest loss scale.
 const LEAST: f64 = 1.0;
 
-/// Factor of losses in f16, whose gradients would otherwise be rounded to zero. It is halved when a
-/// gradient is not finite, in a step that is left out, and doubled after many steps without one.
+/// Scale for losses in f16, whose gradients would otherwise underflow. The factor is halved when a
+/// gradient is not finite, and that step is skipped; it is doubled after many steps with finite
+/// gradients.
 ///
 /// # Example
 /// ```
@@ -28,16 +30,16 @@ const LEAST: f64 = 1.0;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
-    /// The factor.
+    /// Factor that multiplies the loss.
     pub factor: f64,
     /// Number of steps with finite gradients after which the factor is doubled.
     pub growth_interval: u64,
-    /// Steps with finite gradients since the factor changed.
+    /// Steps with finite gradients since the last change of the factor.
     steps: u64,
 }
 
 impl LossScale {
-    /// A factor at the beginning, and the number of steps after which it is doubled.
+    /// Makes a scale with an initial factor, and the number of steps after which it is doubled.
     pub fn new(factor: f64, growth_interval: u64) -> Self {
         Self {
             factor,
@@ -64,18 +66,18 @@ impl LossScale {
     }
 }
 
-/// PyTorch's defaults.
+/// Same as PyTorch's defaults.
 impl Default for LossScale {
     fn default() -> Self {
         Self::new(65536.0, 2000)
     }
 }
 
-/// The number type in which losses are computed.
+/// Dtype in which losses are computed.
 #[derive(Debug)]
 pub(super) struct Precision<M> {
     dtype: Option<FloatDType>,
-    /// The model in that type, until the next step.
+    /// Model in that dtype, until the next step.
     model: Option<M>,
 }
 
@@ -89,10 +91,11 @@ impl<M> Default for Precision<M> {
 }
 
 impl<M: Module> Trainer<M> {
-    /// Computes losses and their gradients with parameters rounded to another number type, `BF16` or
-    /// `F16`, while those of the [model](Self::model), the sums of gradients over batches and the
-    /// optimizer's states keep theirs. The function of the loss is given the rounded model, and
-    /// casts its input; losses are best computed in f32. With `F16` losses are [scaled](LossScale).
+    /// Computes losses and their gradients with parameters rounded to another dtype, `BF16` or
+    /// `F16`. The parameters of the [model](Self::model), the sums of gradients over batches and
+    /// the optimizer's states keep their dtype. The loss function receives the rounded model, and
+    /// casts its input; losses are best computed in f32. With `F16`, losses are
+    /// [scaled](LossScale).
     ///
     /// # Example
     /// ```
@@ -112,7 +115,7 @@ impl<M: Module> Trainer<M> {
     /// ```
     ///
     /// # Panics
-    /// Panics after [`resume_or_start`](Self::resume_or_start), which loads how losses are scaled.
+    /// Panics after [`resume_or_start`](Self::resume_or_start), which loads the loss scale.
     #[must_use]
     pub fn with_precision(mut self, dtype: FloatDType) -> Self {
         self.require_no_folder("with_precision");
@@ -121,10 +124,11 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Sets how losses are scaled, after [`with_precision`](Self::with_precision).
+    /// Sets the loss scale. Call it after [`with_precision`](Self::with_precision), which resets
+    /// it.
     ///
     /// # Panics
-    /// Panics after [`resume_or_start`](Self::resume_or_start), which loads it.
+    /// Panics after [`resume_or_start`](Self::resume_or_start), which loads the loss scale.
     #[must_use]
     pub fn with_loss_scale(mut self, scale: LossScale) -> Self {
         self.require_no_folder("with_loss_scale");
@@ -132,19 +136,19 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// How losses are scaled at present.
+    /// Returns the current loss scale.
     pub fn loss_scale(&self) -> Option<LossScale> {
         self.progress.scale
     }
 
-    /// Rounds the model, if losses are computed with a rounded one that is not there.
+    /// Rounds the model, if losses are computed with a rounded model that does not exist yet.
     pub(super) fn round(&mut self) {
         if let (Some(dtype), None) = (self.precision.dtype, &self.precision.model) {
             self.precision.model = Some(rounded(self.model().clone(), dtype));
         }
     }
 
-    /// The model with which losses are computed, after [`round`](Self::round).
+    /// Returns the model that computes losses, after [`round`](Self::round).
     pub(super) fn computing(&self) -> &M {
         match self.precision.dtype {
             None => self.model(),
@@ -152,12 +156,12 @@ impl<M: Module> Trainer<M> {
         }
     }
 
-    /// Forgets the rounded model: the parameters are about to change.
+    /// Drops the rounded model, as the parameters are about to change.
     pub(super) fn forget_rounded(&mut self) {
         self.precision.model = None;
     }
 
-    /// Multiplies a loss before its backward pass.
+    /// Scales a loss before its backward pass.
     pub(super) fn scaled(&self, loss: ShardTensor<1>) -> ShardTensor<1> {
         match self.progress.scale {
             None => loss,
@@ -165,7 +169,7 @@ impl<M: Module> Trainer<M> {
         }
     }
 
-    /// Gradients of the model's parameters from those of the rounded ones.
+    /// Converts gradients of the rounded parameters to gradients of the model's.
     pub(super) fn unscaled(&self, gradients: GradientsParams) -> GradientsParams {
         if self.precision.dtype.is_none() && self.progress.scale.is_none() {
             return gradients;
@@ -175,8 +179,8 @@ impl<M: Module> Trainer<M> {
         widened(self.model(), gradients, factor)
     }
 
-    /// Whether a step with gradients that are not finite is left out with a smaller factor of
-    /// losses.
+    /// Whether a step with gradients that are not finite is skipped, with a smaller loss scale from
+    /// then on.
     pub(super) fn scales_down(&mut self) -> bool {
         let scale = self.progress.scale.as_mut();
         scale.is_some_and(LossScale::failed)
@@ -190,12 +194,12 @@ impl<M: Module> Trainer<M> {
     }
 }
 
-/// A module with its parameters of floats in another number type, as leaves of their own. Running statistics, which both
-/// modules share, keep theirs.
+/// Casts the float parameters of a module to another dtype, as new leaves. Running statistics,
+/// which both modules share, keep theirs.
 pub(crate) fn rounded<M: Module>(module: M, dtype: FloatDType) -> M {
     struct Round {
         dtype: FloatDType,
-        /// Whether the field that was entered last is a running statistic.
+        /// Whether the last entered field is a running statistic.
         running: bool,
     }
 

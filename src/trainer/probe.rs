@@ -1,4 +1,5 @@
-//! Optimizers that work element by element, as shards need it, on parameters that are in one place.
+//! Check that optimizers are elementwise, as shards require, and that parameters occur in one
+//! place.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,13 +8,15 @@ use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Device, Tensor, TensorData};
 use halocline_core::{Error, ParamShard, Result, param_shards};
 
-/// Requires that an optimizer works element by element on the sharded parameters of a model: that a
-/// step on shards is that on the whole. It is asked, by steps on small tensors and on their halves. A parameter that is
-/// trained must be in one place, because an optimizer steps in the first alone.
+/// Checks that an optimizer works element by element on the sharded parameters of a model, so that
+/// a step on shards equals a step on the whole. The check compares steps on small tensors with
+/// steps on their halves. A trained parameter must occur in one place only, as an optimizer steps
+/// only its first occurrence.
 ///
 /// # Errors
-/// A parameter in two places; the first parameter on which the optimizer does not work so, such as one of Muon, LAMB or Adafactor, or of an optimizer
-/// that clips by norm, which [`clip_grad_norm`](crate::clip_grad_norm) does for all parameters.
+/// A parameter occurs in two places; the optimizer is not elementwise for a parameter (the error
+/// names the first), such as Muon, LAMB, Adafactor, or an optimizer that clips by norm.
+/// [`clip_grad_norm`](crate::clip_grad_norm) clips over all parameters instead.
 ///
 /// # Example
 /// ```
@@ -65,7 +68,7 @@ struct Check<'a> {
     shards: BTreeMap<String, ParamShard>,
     path: Vec<String>,
     seen: HashMap<ParamId, String>,
-    /// The first parameter in two places.
+    /// First parameter in two places.
     tied: Option<[String; 2]>,
     refused: Option<String>,
 }
@@ -97,7 +100,7 @@ impl ModuleVisitor for Check<'_> {
     }
 }
 
-/// Whether two steps on a tensor are those on its halves along a dim.
+/// Whether two steps on a tensor equal those on its halves along a dim.
 fn is_elementwise<const D: usize>(
     optimizer: &ModuleOptimizer,
     path: &[String],
@@ -122,7 +125,8 @@ fn is_elementwise<const D: usize>(
             path: path.to_vec(),
             param: Param::initialized(id, cut(whole(1)).detach().require_grad()),
         };
-        // Large ones, and halves of different sizes, so that a norm shows, also in signs of momenta.
+        // Large values, and halves of different magnitudes, so that a norm shows, even in the signs
+        // of momenta.
         for (step, sizes) in [(2, [1e6, 1.0]), (3, [1e-3, 1e6]), (4, [1.0, 1e-3])] {
             let mut gradients = GradientsParams::new();
             let scaled = [0, 1].map(|half| whole(step).narrow(dim, 2 * half, 2) * sizes[half]);
@@ -135,7 +139,7 @@ fn is_elementwise<const D: usize>(
     halves.into_data() == run(None).into_data()
 }
 
-/// One parameter under the path and number of the real one, by which optimizers have groups.
+/// Parameter with the path and the id of the real one, by which optimizers form groups.
 #[derive(Clone, Debug)]
 struct Probe<const D: usize> {
     path: Vec<String>,

@@ -6,11 +6,11 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 use halocline_core::is_running_state;
 
-/// The running statistics of a model at one time.
+/// Running statistics of a model at one time.
 #[derive(Debug, Default)]
 pub(super) struct RunningStatistics {
     values: HashMap<ParamId, Tensor<1>>,
-    /// Whether the field that was entered last is one.
+    /// Whether the last entered field is a running statistic.
     is_running: bool,
 }
 
@@ -22,14 +22,14 @@ impl RunningStatistics {
         statistics
     }
 
-    /// Gives the statistics back to a model, which shares them with its clones.
+    /// Restores the statistics of a model, which shares them with its clones.
     pub(super) fn put_back<M: Module>(mut self, model: &M) {
         take_in(model);
         model.clone().map(&mut self);
     }
 }
 
-/// Takes in the updates that burn's own layers keep beside their statistics.
+/// Merges the updates that burn's own layers keep next to their statistics.
 fn take_in<M: Module>(model: &M) {
     drop(model.valid());
 }
@@ -41,7 +41,7 @@ impl ModuleVisitor for RunningStatistics {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.is_running {
-            // Of any number of dims: nothing is computed.
+            // Any number of dims, as nothing is computed.
             let value = Tensor::from_dispatch(param.val().into_dispatch());
             self.values.insert(param.id, value);
         }

@@ -1,4 +1,4 @@
-//! Signals that ask a run to end.
+//! Signals that ask a run to stop.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,14 +9,15 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
-/// The time after a signal in which others are taken for the same: a sender such as `timeout` signals
-/// a process, and then its group.
+/// Time after a signal within which others count as the same one: a sender such as `timeout`
+/// signals a process, and then its group.
 const SAME: Duration = Duration::from_secs(1);
 
-/// Set by a signal, once they are watched.
+/// Flag set by a signal, once signals are watched.
 static REQUESTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Whether a signal has asked the first rank to end, since signals are [watched](watch); the same on all ranks.
+/// Whether a signal has asked the first rank to stop, since signals are [watched](watch); the same
+/// on all ranks.
 pub(crate) fn is_interrupted(mesh: &DeviceMesh) -> Result<bool> {
     let requested = REQUESTED.get();
     let flag = requested.is_some_and(|requested| requested.load(Ordering::Relaxed));
@@ -25,7 +26,8 @@ pub(crate) fn is_interrupted(mesh: &DeviceMesh) -> Result<bool> {
     Ok(flag == [1])
 }
 
-/// From now on, a signal that asks this process to end is noted, and the next one ends it.
+/// Watches signals from now on: the first SIGINT or SIGTERM is recorded, and a later one ends the
+/// process.
 pub(super) fn watch() {
     REQUESTED.get_or_init(|| {
         let requested = Arc::new(AtomicBool::new(false));
@@ -43,7 +45,7 @@ pub(super) fn watch() {
     });
 }
 
-/// Ends the process at a signal that is another than the first.
+/// Ends the process at a signal distinct from the first.
 fn end_at_another(mut signals: Signals) {
     let mut first: Option<Instant> = None;
     for signal in signals.forever() {

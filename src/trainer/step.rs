@@ -1,4 +1,4 @@
-//! Optimizer steps, and their omission or failure when a value is not finite.
+//! Optimizer steps, which are skipped or fail when a value is not finite.
 
 use std::fmt;
 
@@ -12,8 +12,8 @@ use super::{Optimizer, Progress, Trainer, gradients};
 
 /// Reaction of a [`Trainer`] to a loss or a gradient that is NaN or infinite.
 ///
-/// Losses, and gradients of whole parameters, are the same on all ranks. Where ranks hold shards of
-/// parameters, they tell each other in every step whether a value was found, and react alike.
+/// Losses, and gradients of whole parameters, are the same on all ranks. If ranks hold shards of
+/// parameters, they exchange in every step whether they found such a value, and react alike.
 ///
 /// # Example
 /// ```
@@ -30,17 +30,17 @@ pub enum NonFinite {
     /// is unchanged.
     #[default]
     Stop,
-    /// Leaves out the step: its batches change neither the model nor the optimizer and its
-    /// schedule, and do not count as a step. Their losses are kept, and rank 0 writes a line to
-    /// stderr.
+    /// Skips the step: its batches change neither the model nor the optimizer and its schedule, and
+    /// do not count as a step. Their losses are kept, and rank 0 writes a line to stderr.
     Skip,
-    /// Takes the step. Nothing is checked.
+    /// Takes the step. Nothing is checked, unless a [`LossScale`](crate::LossScale) has to adapt,
+    /// which skips the step.
     Allow,
 }
 
 type Hook<M> = dyn FnMut(&M, GradientsParams) -> Result<GradientsParams> + Send;
 
-/// The user's function of the gradients, called before the optimizer's step.
+/// User function of the gradients, called before the optimizer's step.
 pub(super) struct GradientHook<M>(pub(super) Box<Hook<M>>);
 
 impl<M> fmt::Debug for GradientHook<M> {
@@ -50,7 +50,8 @@ impl<M> fmt::Debug for GradientHook<M> {
 }
 
 impl<M: Module> Trainer<M> {
-    /// Takes a step with the gradients of the batches that have these losses. The running statistics are those before them.
+    /// Takes a step with the gradients of the batches that have these losses. `statistics` are the
+    /// running statistics from before those batches.
     pub(super) fn update(
         &mut self,
         gradients: GradientsParams,
@@ -83,13 +84,13 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
-    /// The running statistics, if the next step may be left out.
+    /// Returns the running statistics, if the next step may be skipped.
     pub(super) fn running_statistics(&self) -> Option<RunningStatistics> {
         let may_be = self.non_finite == NonFinite::Skip || self.progress.scale.is_some();
         may_be.then(|| RunningStatistics::of(self.model()))
     }
 
-    /// Returns the gradients for the optimizer, or `None` if the step is left out.
+    /// Returns the gradients for the optimizer, or `None` if the step is skipped.
     fn acceptable(
         &mut self,
         gradients: GradientsParams,

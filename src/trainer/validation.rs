@@ -1,4 +1,4 @@
-//! Validation: a score during training, the best checkpoint, and when to stop.
+//! Validation: scores during training, the best checkpoint, and early stopping.
 
 use burn::module::Module;
 use halocline_core::{Error, Result};
@@ -12,26 +12,26 @@ const NOTE: &str = "validations";
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use = "it says when to stop"]
 pub struct Validation {
-    /// The score, the same on all ranks.
+    /// Score, the same on all ranks.
     pub score: f64,
-    /// Whether it is the lowest so far. NaN and infinities never are.
+    /// Whether the score is the lowest so far. NaN and infinities never are.
     pub is_best: bool,
-    /// Whether as many validations as the [patience](Trainer::with_patience) have brought nothing
-    /// better, so that a program should end training.
+    /// Whether the program should stop training, as the last [`patience`](Trainer::with_patience)
+    /// validations brought no better score.
     pub stop: bool,
 }
 
 /// State of validation, saved with the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Validated {
-    /// The lowest score.
+    /// Lowest score.
     best: Option<f64>,
-    /// The validations since.
+    /// Number of validations since.
     since: usize,
 }
 
 impl Validated {
-    /// Takes a score; returns whether it is the best.
+    /// Records a score; returns whether it is the best.
     fn take(&mut self, score: f64) -> bool {
         let is_best = score.is_finite() && self.best.is_none_or(|best| score < best);
         if is_best {
@@ -44,10 +44,10 @@ impl Validated {
 
 impl<M: Module> Trainer<M> {
     /// Sets the number of validations without a better score after which
-    /// [`validate`](Self::validate) says to stop. Default: never.
+    /// [`validate`](Self::validate) recommends to stop. Default: never.
     ///
     /// # Panics
-    /// Panics if it is 0.
+    /// Panics if `validations` is 0.
     #[must_use]
     pub fn with_patience(mut self, validations: usize) -> Self {
         assert!(
@@ -58,14 +58,14 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Validates the model, without gradients: the [averaged](Self::with_ema) one, if there is
-    /// one. `score` computes the score of it on validation data; lower is better. The run is saved
-    /// with it, if it has a folder, which keeps the best checkpoint and the newest ones
-    /// ([`with_checkpoints`](Self::with_checkpoints)). All ranks call this together; the score of
-    /// rank 0 counts.
+    /// Validates the model, without gradients; if the run has an [average](Self::with_ema),
+    /// validates the averaged model. `score` computes its score on validation data; lower is
+    /// better. If the run has a folder, it is saved with the score, and the folder keeps the best
+    /// checkpoint and the newest ones ([`with_checkpoints`](Self::with_checkpoints)). All ranks
+    /// must call this together; the score of rank 0 counts.
     ///
     /// # Errors
-    /// Those of `score`; a failure to save or of communication.
+    /// `score` fails; saving or communication fails.
     ///
     /// # Example
     /// ```
@@ -124,33 +124,34 @@ impl<M: Module> Trainer<M> {
         })
     }
 
-    /// Whether the newest [validations](Self::validate), as many as the
-    /// [patience](Self::with_patience), have brought nothing better, before a resume too.
+    /// Whether the last [validations](Self::validate), as many as the
+    /// [patience](Self::with_patience), brought no better score; includes those before a resume.
     pub fn is_out_of_patience(&self) -> bool {
         let since = self.progress.validated.since;
         self.patience.is_some_and(|patience| since >= patience)
     }
 
-    /// The lowest score of a [validation](Self::validate) so far, before a resume too.
+    /// Returns the lowest score of a [validation](Self::validate) so far, including those before a
+    /// resume.
     pub fn best_score(&self) -> Option<f64> {
         self.progress.validated.best
     }
 
-    /// Step and score of every validation so far, before a resume too; `None` for a score that was
-    /// not finite.
+    /// Returns the step and the score of every validation so far, including those before a resume;
+    /// `None` for a score that was not finite.
     ///
     /// # Errors
-    /// A note of this name that the program has stored.
+    /// The program has stored a note under the same name.
     pub fn validations(&self) -> Result<Vec<(u64, Option<f64>)>> {
         Ok(self.noted(NOTE)?.unwrap_or_default())
     }
 
-    /// The validated model of the best checkpoint: the averaged one, if there is one. `None` of a
-    /// run without a folder or a checkpoint with a score.
+    /// Returns the validated model of the best checkpoint: the averaged one, if the run has an
+    /// average. `None` if the run has no folder, or no checkpoint with a score.
     ///
     /// # Errors
-    /// On all ranks: a checkpoint that cannot be loaded; a failure of the last save, or of
-    /// communication.
+    /// Returned on all ranks: the checkpoint cannot be loaded; the last save, or communication,
+    /// fails.
     pub fn best_model(&mut self) -> Result<Option<M>> {
         let Some(checkpoints) = &mut self.checkpoints else {
             return Ok(None);
@@ -159,7 +160,7 @@ impl<M: Module> Trainer<M> {
             return Ok(None);
         };
         let name = validated_name(&checkpoint);
-        // A clone would share its running statistics with the model that trains.
+        // A clone would share its running statistics with the model in training.
         checkpoint
             .module(&self.world, name, self.model().valid())
             .map(Some)

@@ -27,7 +27,7 @@ fn steps_do_not_lead_across_gaps_that_are_skipped() {
     succeed(folder.path(), &["train"]);
     succeed(folder.path(), &["score"]);
     let found = scores(folder.path());
-    // Of the states from 36 to 47 but 42, all whose next state is a step ahead.
+    // All states from 36 to 47 but 42 whose next state is one step ahead.
     assert_eq!(score(&found, "t2m", 6.0, "forecasts"), 9.0);
     let from = ["forecast", "--from", "2018-01-11T06", "--output", "a.zarr"];
     succeed(folder.path(), &from);
@@ -56,7 +56,7 @@ fn forecasts_have_the_calendar_of_their_data() {
     assert_eq!(forecast.calendar(), Calendar::NoLeap);
     assert_eq!(forecast.times()[0], start + 9.25 * 86400.0);
     assert_eq!(forecast.describe(0).units.as_deref(), Some("K"));
-    // Another file has its temperatures in other units.
+    // Another file has temperatures in other units.
     let other = [
         &["forecast", "--from", "2018-01-10", "--output", "b.zarr"][..],
         &["--files", "other.nc"],
@@ -69,7 +69,8 @@ fn forecasts_have_the_calendar_of_their_data() {
     );
 }
 
-/// Writes a file of a model without leap years, with these units of temperature. Returns the seconds of its start.
+/// Writes a file of a model without leap years, with these units of temperature. Returns its start
+/// in seconds.
 fn write_model(path: &Path, units: &str) -> f64 {
     let start = parse_time("2018-01-01", Calendar::NoLeap).unwrap();
     let written = Launcher::local(1).run(|world| {
@@ -162,7 +163,8 @@ fn members_that_would_be_the_same_are_refused() {
     assert!(!folder.path().join("a").exists());
 }
 
-/// The first training tells of missing values; the configuration that says what they are is not another experiment.
+/// The first training reports missing values; a configuration that handles them is not another
+/// experiment.
 #[test]
 fn a_first_training_that_failed_may_be_mended() {
     let folder = prepared(CONFIG);
@@ -175,7 +177,7 @@ fn a_first_training_that_failed_may_be_mended() {
     let filled = CONFIG.replace("lead_hours = 6.0", "lead_hours = 6.0\nmissing = \"fill\"");
     write(folder.path(), &filled, 1);
     succeed(folder.path(), &["train"]);
-    // Without statistics there still is what was made of them.
+    // Without the statistics, the results that were made with them remain.
     std::fs::remove_dir_all(folder.path().join("run/statistics")).unwrap();
     write(folder.path(), CONFIG, 1);
     assert!(fail(folder.path(), &["train"]).contains("has another [data]"));
@@ -238,7 +240,7 @@ fn an_epoch_that_was_interrupted_goes_on_with_its_batches() {
     succeed(folder.path(), &["train"]);
 }
 
-/// Differences of an input from the climatology are those of a target.
+/// Inputs take their climatology from the targets.
 #[test]
 fn anomalies_of_inputs_that_are_no_targets_are_refused_at_once() {
     let config = CONFIG

@@ -12,12 +12,12 @@ use super::{
 
 const FROM: [&str; 3] = ["forecast", "--from", "2018-01-10"];
 
-/// A folder with a model that was trained for an epoch.
+/// Returns a folder with a model trained for one epoch.
 fn trained(config: &str) -> tempfile::TempDir {
     trained_with(config, |_| ())
 }
 
-/// A folder with further files, and a model that was trained for an epoch.
+/// Returns a folder with further files, and a model trained for one epoch.
 pub(super) fn trained_with(config: &str, prepare: impl Fn(&Path)) -> tempfile::TempDir {
     let folder = prepared(config);
     prepare(folder.path());
@@ -32,7 +32,7 @@ fn other_files_are_forecast_and_scored() {
     let path = folder.path();
     succeed(path, &["score"]);
     let before = scores(path);
-    // The same fields in another file, with those of training gone.
+    // The same fields in another file, with the file of training gone.
     std::fs::rename(path.join("2018.h5"), path.join("other.h5")).unwrap();
     let from = |output| [&FROM[..], &["--output", output]].concat();
     assert!(fail(path, &from("a.zarr")).contains("2018.h5"));
@@ -41,7 +41,7 @@ fn other_files_are_forecast_and_scored() {
         &[&from("a.zarr")[..], &["--files", "other.h5"]].concat(),
     );
     let first = values(&path.join("a.zarr"));
-    // A file with one state, which is all that a forecast needs.
+    // A file with one state, which is enough for a forecast.
     let one = ["--steps", "1"];
     succeed(
         path,
@@ -66,7 +66,7 @@ fn other_files_are_forecast_and_scored() {
             "{found} for {expected}"
         );
     }
-    // All states of other files count, and those of two years are no trajectory.
+    // All states of other files count.
     write_fields(&path.join("far.h5"), |time, _| (time < 10).then_some(time));
     succeed(path, &["score", "--files", "far.h5"]);
     let of_far = scores_in(path, "scores-far.json");
@@ -75,14 +75,15 @@ fn other_files_are_forecast_and_scored() {
     let test = |row: &serde_json::Value| row["rmse_climatology"].as_f64().unwrap();
     assert!(before.iter().all(|row| test(row) > 0.0));
     std::fs::rename(path.join("other.h5"), path.join("2018.h5")).unwrap();
-    // Files that have moved are the same.
+    // Files that have moved count as the same.
     std::fs::rename(path.join("2018.h5"), path.join("moved.h5")).unwrap();
     write(path, &CONFIG.replace("2018.h5", "moved.h5"), 1);
     succeed(path, &["score"]);
     assert_eq!(scores(path), before);
 }
 
-/// Waves that are around the globe in a day have the same field at each hour, which is their climatology.
+/// Waves that go around the globe in a day have the same field at each hour, which is their
+/// climatology.
 #[test]
 fn hours_of_the_day_have_a_climatology_of_their_own() {
     let of_day = CONFIG.replace(
@@ -100,7 +101,7 @@ fn hours_of_the_day_have_a_climatology_of_their_own() {
             score(&scores(path), "t2m", 6.0, "rmse_climatology")
         };
         let first = error();
-        // The model does not see it, so that it may be another one.
+        // The model does not see the climatology, so it may change.
         write(path, &of_day, 1);
         assert!(error() < 1e-3);
         first
@@ -170,7 +171,7 @@ fn other_files_may_have_another_order_of_levels() {
     assert_eq!(forecast("b.zarr", &["--files", "other.h5"]), expected);
 }
 
-/// Writes a field for each name, whose values are those of the name and the time.
+/// Writes a field for each name, with values that depend on the name and the time.
 fn write_levels(path: &Path, names: [&str; 3]) {
     use halocline::io::{FieldWriter, Grid, WriterConfig, ndarray::Array3};
     let grid = Grid::cell_centered(super::ROWS, super::COLUMNS).unwrap();
@@ -210,7 +211,7 @@ fn land_is_filled_in_each_step_as_in_the_first() {
     succeed(path, &["train"]);
     let from = |output| [&FROM[..], &["--output", output]].concat();
     succeed(path, &from("a.zarr"));
-    // A forecast from the first step of another one, with its land missing.
+    // A forecast from the first step of another one, in which land is missing.
     succeed(path, &[&from("one.zarr")[..], &["--steps", "1"]].concat());
     let next = [
         "forecast",
@@ -247,7 +248,7 @@ fn a_run_of_many_states_goes_on() {
         metadata.modified().unwrap()
     };
     let first = written("00");
-    // Killed in the second one: it has no name yet.
+    // As if killed during the second one, which does not have its name yet.
     std::fs::rename(
         output("06"),
         path.join("forecasts/.halocline-2018-01-10T0600.zarr.partial"),
@@ -258,23 +259,23 @@ fn a_run_of_many_states_goes_on() {
     assert!(out.contains("2018-01-10T0600.zarr"), "{out}");
     assert_eq!(open(output("06")).unwrap().times().len(), 3);
     assert_eq!(written("00"), first);
-    // Others are not taken for those of another configuration.
+    // Forecasts of another configuration are not mistaken for those of this one.
     let two = [&arguments[..], &["--steps", "2"]].concat();
     assert!(fail(path, &two).contains("another configuration"));
     let out = succeed(path, &[&two[..], &["--replace"]].concat());
     assert_eq!(out.lines().count(), 12, "{out}");
     assert_eq!(open(output("00")).unwrap().times().len(), 2);
-    // Some of which may be of either.
+    // Without a note, some may be of either configuration.
     std::fs::write(path.join("forecasts/forecasts.json"), "").unwrap();
     assert!(fail(path, &two).contains("not all replaced; choose another folder, or --replace"));
-    // Nor for those of another checkpoint.
+    // Nor are those of another checkpoint.
     let last = [&two[..], &["--checkpoint", "last"]].concat();
     succeed(path, &[&last[..], &["--replace"]].concat());
     assert_eq!(succeed(path, &last), "");
     write(path, CONFIG, 2);
     succeed(path, &["train"]);
     assert!(fail(path, &last).contains("another configuration or checkpoint"));
-    // Those that would stay are not those of the others.
+    // Old forecasts may not remain among replaced ones.
     let short = CONFIG.replace(
         "test = { from = \"2018-01-10\"",
         "test = { from = \"2018-01-11\"",

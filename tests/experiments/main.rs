@@ -1,4 +1,5 @@
-//! Experiments through the program `halocline`: trained, resumed, scored and forecast on any number of ranks.
+//! Experiments through the program `halocline`: trained, resumed, scored and forecast on any number
+//! of ranks.
 
 mod data;
 mod forecasts;
@@ -16,9 +17,9 @@ use serde_json::Value;
 
 const ROWS: usize = 10;
 const COLUMNS: usize = 18;
-/// Times, of steps of six hours.
+/// Number of times, six hours apart.
 const TIMES: usize = 48;
-/// The first of the test period.
+/// Index of the first time of the test period.
 const TEST: usize = 36;
 
 const CONFIG: &str = r#"
@@ -64,7 +65,7 @@ fn halocline(folder: &Path, arguments: &[&str]) -> Output {
     command.env("BURN_DEVICE", "flex").output().unwrap()
 }
 
-/// The standard output of a run that must succeed.
+/// Returns the standard output of a run that must succeed.
 fn succeed(folder: &Path, arguments: &[&str]) -> String {
     let output = halocline(folder, arguments);
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
@@ -72,7 +73,7 @@ fn succeed(folder: &Path, arguments: &[&str]) -> String {
     out.into_owned()
 }
 
-/// A folder with data, waves that move east, and a configuration.
+/// Returns a folder with data, which are waves that move east, and a configuration.
 fn prepared(config: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     write_fields(&folder.path().join("2018.h5"), |time, _| Some(time));
@@ -80,8 +81,8 @@ fn prepared(config: &str) -> tempfile::TempDir {
     folder
 }
 
-/// Writes waves that move east, in a file of the times for which `phase` gives one; those of cells without one are
-/// missing.
+/// Writes a file of waves that move east. Cells for which `phase` returns `None` are missing, and
+/// so are times without a cell.
 fn write_fields(path: &Path, phase: impl Fn(usize, [usize; 2]) -> Option<usize>) {
     let grid = Grid::cell_centered(ROWS, COLUMNS).unwrap();
     let config = WriterConfig::new();
@@ -102,13 +103,13 @@ fn write_fields(path: &Path, phase: impl Fn(usize, [usize; 2]) -> Option<usize>)
     writer.finish().unwrap();
 }
 
-/// The seconds of a time.
+/// Returns a time in seconds.
 fn seconds(time: usize) -> f64 {
     let start = parse_time("2018-01-01", Default::default()).unwrap();
     start + 6.0 * 3600.0 * time as f64
 }
 
-/// The standard error of a run that must fail.
+/// Returns the standard error of a run that must fail.
 fn fail(folder: &Path, arguments: &[&str]) -> String {
     let output = halocline(folder, arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}");
@@ -134,7 +135,7 @@ fn scores_in(folder: &Path, name: &str) -> Vec<Value> {
     serde_json::from_str::<Vec<Value>>(&text).unwrap()
 }
 
-/// A number of the scores of a channel on the globe, for a lead in hours.
+/// Returns the named score of a channel on the globe, at a lead in hours.
 fn score(scores: &[Value], channel: &str, lead: f64, name: &str) -> f64 {
     let found = scores
         .iter()
@@ -147,7 +148,7 @@ fn values(path: &Path) -> Array4<f32> {
     fields.read(fields.shape().map(|size| 0..size)).unwrap()
 }
 
-/// The root of the mean square of fields of a channel, weighted by area.
+/// Returns the area-weighted root mean square of fields of a channel.
 fn rmse(errors: &[Array3<f32>], channel: usize) -> f64 {
     let weights = Grid::cell_centered(ROWS, COLUMNS)
         .unwrap()
@@ -176,7 +177,7 @@ fn runs_are_resumed_scored_and_forecast_on_any_ranks() {
             "{out}"
         );
         assert!(out.contains("(the best)") && out.contains("t2m"), "{out}");
-        // Stopped after two epochs, and continued.
+        // Stopped after two epochs, and resumed.
         write(resumed.path(), CONFIG, 2);
         let out = train(resumed.path());
         assert!(
@@ -293,7 +294,7 @@ fn forecasts_have_the_scores(folder: &Path, ranks: &[&str], found: &[Value]) {
             }
         }
     }
-    // Again nothing is overwritten.
+    // A second run overwrites nothing.
     assert_eq!(succeed(folder, &arguments), "");
     // Beyond the end of the data.
     let from = [
@@ -372,7 +373,7 @@ fn plans_are_priced_before_they_run() {
         "operations of exchange",
         "operations of reduce",
         "read amplification",
-        // Of samples with targets of four steps.
+        // Batches of samples with targets of four steps.
         "4 epochs of 12 batches",
         "plan 1 by the cost model",
     ] {

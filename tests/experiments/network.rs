@@ -8,7 +8,8 @@ use halocline::prelude::*;
 const ROWS: usize = 9;
 const COLUMNS: usize = 12;
 
-/// The prediction, by row, of a model of a temperature and a wind, of the same parameters each time.
+/// Returns the prediction, by row, of a model of a temperature and a wind, with the same parameters
+/// each time.
 fn predict(config: &ModelConfig, grid: &Grid, odd: &[&str]) -> Vec<Vec<f32>> {
     let names: Vec<String> = ["t2m", "u10"].map(String::from).into();
     let channels = Channels {

@@ -32,7 +32,7 @@ fn a_package_needs_neither_the_folder_nor_the_files_of_training() {
     );
     succeed(path, &["package", "--output", "model"]);
     let again = fail(path, &["package", "--output", "model"]);
-    assert!(again.contains("it is there already"), "{again}");
+    assert!(again.contains("it exists"), "{again}");
 
     let elsewhere = tempfile::tempdir().unwrap();
     for name in ["model", "new.h5"] {

@@ -1,21 +1,21 @@
-//! Losses of training.
+//! Losses, precision, validation and resumption of training.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::{CONFIG, TEST, TIMES, fail, prepared, score, scores, succeed, write};
 
-/// The losses that a training prints, by epoch.
+/// Returns the losses that training prints, by epoch.
 fn losses(training: &str) -> (tempfile::TempDir, Vec<f64>) {
     losses_on("", training)
 }
 
-/// Those of a training on a mesh, or on one rank.
+/// Returns the losses of training on a mesh, or on one rank.
 fn losses_on(mesh: &str, training: &str) -> (tempfile::TempDir, Vec<f64>) {
     losses_of("kind = \"cnn\"\nwidth = 6\nblocks = 1", mesh, training)
 }
 
-/// Those of a model.
+/// Returns the losses of training a model.
 fn losses_of(model: &str, mesh: &str, training: &str) -> (tempfile::TempDir, Vec<f64>) {
     let config = CONFIG
         .replace("kind = \"cnn\"\nwidth = 6\nblocks = 1", model)
@@ -49,13 +49,13 @@ fn losses_are_named_in_the_configuration() {
         assert!(losses[1] < losses[0] && losses[1] > 0.0, "{losses:?}");
         assert_ne!(*losses, squared);
     }
-    // Members that are shards of an axis have the losses of members on one rank.
+    // Members sharded over an axis have the losses of members on one rank.
     let training = "noise = 0.1\nloss = \"crps\"\nmembers = 3";
     let (_, sharded) = losses_on("[mesh]\ndata = 1\nlat = 2\nmember = 2", training);
     for (one, other) in sharded.iter().zip(&crps) {
         assert!((one - other).abs() < 2e-4, "{sharded:?} for {crps:?}");
     }
-    // Amplitudes add to the squares.
+    // The spectral loss adds amplitudes to the squared error.
     assert!(spectral[0] > squared[0]);
     let without = cfg!(feature = "plot").then_some("--no-pictures");
     let arguments: Vec<&str> = ["score"].into_iter().chain(without).collect();
@@ -64,7 +64,7 @@ fn losses_are_named_in_the_configuration() {
     assert!(!ensemble.path().join("run/pictures").exists());
 }
 
-/// Increments of half precision are added to states in f32.
+/// Increments in half precision are added to states in f32.
 #[test]
 fn half_precision_follows_f32() {
     let kinds = [
@@ -85,7 +85,7 @@ fn half_precision_follows_f32() {
                 "{kind}: {bf16:?} for {single:?}"
             );
         }
-        // Steps are left out while the factor of losses is too large.
+        // Steps are skipped while the loss scale is too large.
         assert!(
             f16[2] < f16[0] && f16[2] < 1.5 * single[2],
             "{kind}: {f16:?} for {single:?}"
@@ -93,7 +93,7 @@ fn half_precision_follows_f32() {
     }
 }
 
-/// Forecasts that are scored end with the data, as do forcings that have no formula.
+/// Scored forecasts end with the data, and so do forcings without a formula.
 #[test]
 fn forcings_may_be_fields_of_the_files() {
     let inputs = CONFIG.replace(r#"inputs = ["t2m", "z@500"]"#, r#"inputs = ["t2m"]"#);
@@ -107,12 +107,13 @@ fn forcings_may_be_fields_of_the_files() {
     let arguments: Vec<&str> = ["score"].into_iter().chain(without).collect();
     succeed(folder.path(), &arguments);
     assert!(score(&scores(folder.path()), "t2m", 18.0, "rmse").is_finite());
-    // The last two states have no forcings for the third step.
+    // The last two states lack forcings for the third step.
     let out = succeed(folder.path(), &["forecast", "--output", "forecasts"]);
     assert_eq!(out.lines().count(), TIMES - TEST - 2, "{out}");
 }
 
-/// The steps and members that validations score stay while epochs are left, because patience compares the scores.
+/// Steps and members of validation must not change while epochs are left, because patience compares
+/// the scores.
 #[test]
 fn validations_of_another_kind_are_refused() {
     let folder = prepared(CONFIG);
@@ -126,13 +127,13 @@ fn validations_of_another_kind_are_refused() {
     let before = std::fs::read_to_string(&copy).unwrap();
     let found = fail(folder.path(), &["train"]);
     assert!(found.contains("halocline score"), "{found}");
-    // The copy is that of the last training.
+    // The copy is still that of the last training.
     assert_eq!(std::fs::read_to_string(&copy).unwrap(), before);
     write(folder.path(), CONFIG, 2);
     succeed(folder.path(), &["train"]);
 }
 
-/// A signal comes before all forecasts of the validation are made.
+/// A signal arrives before all forecasts of the validation are made.
 #[test]
 fn an_epoch_whose_validation_was_interrupted_is_validated_first() {
     let ensemble = "steps = 3\nmembers = 300\nnoise = 0.1\n";

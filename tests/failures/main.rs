@@ -1,6 +1,7 @@
-//! What becomes of a job in which a rank fails: on threads, under MPI, and over TCP.
+//! Jobs in which a rank fails: on threads, under MPI, and over TCP.
 //!
-//! Each job is this binary again, whose `rank_program` fails on the last rank while the others are in an operation.
+//! Each job starts this binary again, whose `rank_program` fails on the last rank while the others
+//! are in an operation.
 #![cfg(feature = "mpi")]
 
 #[allow(
@@ -15,7 +16,7 @@ use std::os::unix::process::ExitStatusExt;
 
 use job::{CASE, Job, connected, job, threads};
 
-/// Operations in which the others are.
+/// Operations that the other ranks are in.
 const MOMENTS: [(&str, &str); 5] = [
     ("exchange", "with_halo"),
     ("reduction", "resolve"),
@@ -31,7 +32,7 @@ fn briefly(run: impl Fn(&[(&str, &str)]) -> Job, seconds: &str) -> Job {
     run(&[("HALOCLINE_TIMEOUT", seconds), ("FOLDER", path)])
 }
 
-/// One rank of a job; does nothing when it is run as a test.
+/// Runs as one rank of a job; does nothing as a test.
 #[test]
 fn rank_program() {
     if let Ok(case) = std::env::var(CASE) {
@@ -39,7 +40,8 @@ fn rank_program() {
     }
 }
 
-/// Runs a failure in every operation; all ranks must end soon, and say this, and in which operation they were.
+/// Runs a failure in every operation. All ranks must end soon, and report the causes and the
+/// operation they were in.
 fn ends(
     run: impl Fn(&str) -> Job,
     failure: &str,
@@ -58,7 +60,8 @@ fn ends(
     MOMENTS.map(end).into()
 }
 
-/// Runs a job in which ranks tell of an error of rank 0 before it does; it is the one that is named.
+/// Runs a job in which ranks report an error of rank 0 before it does; rank 0 must be the one
+/// named.
 fn names_the_origin(run: impl Fn(&str) -> Job) {
     let job = run("told");
     job.expect_failure(&["rank 0 failed: no such file"]);
@@ -186,12 +189,12 @@ mod tcp {
         names_the_origin(run);
     }
 
-    /// Three streams of the process, eleven peers, and one to listen at.
+    /// Descriptors: three standard streams, eleven peers, and one listener.
     #[test]
     fn a_peer_takes_one_descriptor() {
         let many = |case| briefly(|set| connected(12, case, set), "20");
         many("descriptors 20:20").expect_success();
-        // The limit is raised as far as the system permits.
+        // The soft limit is raised as far as the system permits.
         many("descriptors 8:20").expect_success();
         let few = |case| briefly(|set| connected(12, case, set), "1");
         few("descriptors 8:8").expect_failure(&["Too many open files", "ulimit -n"]);
@@ -243,7 +246,7 @@ mod tcp {
     }
 }
 
-/// A disk that takes no more: here a limit on the size of files.
+/// A full disk, simulated by a limit on the size of files.
 #[test]
 fn a_full_disk_is_an_error_on_all_ranks() {
     let causes = ["File too large", "rank_0000"];
@@ -252,7 +255,7 @@ fn a_full_disk_is_an_error_on_all_ranks() {
     briefly(|set| connected(3, "disk", set), "5").expect_failure(&causes);
 }
 
-/// Ctrl-C: a checkpoint of the step that was reached, and an end in order.
+/// Ctrl-C saves a checkpoint of the step that was reached, and ends in order.
 #[test]
 fn an_interruption_saves_and_ends_in_order() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -268,13 +271,13 @@ fn an_interruption_saves_and_ends_in_order() {
         let path = path.to_str().expect("a path of plain letters");
         let interrupted = run(&[("FOLDER", path)]);
         interrupted.expect_success();
-        // The program asks to be ended in its seventh step.
+        // The program interrupts itself in the seventh step.
         let step = std::path::Path::new(path).join("step_000000007");
         assert!(halocline::io::Checkpoint::open(step).is_ok(), "{engine}");
     }
 }
 
-/// `examples/supervise.sh`: a job on two "hosts", one of which is gone when a rank has been killed.
+/// `examples/supervise.sh` runs a job on two "hosts", one of which is gone after a rank was killed.
 #[test]
 fn a_supervised_job_goes_on_with_fewer_ranks() {
     let folder = tempfile::tempdir().expect("a folder");

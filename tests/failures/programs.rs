@@ -1,4 +1,4 @@
-//! What the ranks of a job run.
+//! Programs that the ranks of a job run.
 
 use std::process::Command;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use halocline::{Ended, Trainer};
 
 const RANKS: usize = 3;
 
-/// Runs the program of that name as one rank, or all of them.
+/// Runs the program of that name as one rank, or as all of them.
 pub(crate) fn run(case: &str) {
     let (moment, failure) = case.split_once(' ').unwrap_or((case, ""));
     if moment == "start-up" && is_last_process() {
@@ -38,13 +38,13 @@ pub(crate) fn run(case: &str) {
     result.expect("the job succeeds");
 }
 
-/// Whether this process will be the last rank: MPI or the test has told it by then.
+/// Returns whether this process will be the last rank, which MPI or the test has already set.
 fn is_last_process() -> bool {
     let rank = ["OMPI_COMM_WORLD_RANK", "RANK"].map(|name| std::env::var(name).ok());
     rank.into_iter().flatten().next() == Some((RANKS - 1).to_string())
 }
 
-/// All ranks meet. Then the last one fails, while the others are in an operation.
+/// Fails on the last rank, after a barrier, while the others are in an operation.
 fn fail_in(world: &World, moment: &str, failure: &str) -> Result<()> {
     let mesh = world.mesh([("lat", RANKS)])?;
     let x = ShardTensor::<2>::ones([9, 4], &mesh, &[Shard(0)])?;
@@ -54,7 +54,8 @@ fn fail_in(world: &World, moment: &str, failure: &str) -> Result<()> {
         LinearConfig::new(4, 6).init(device)
     })?;
     world.barrier()?;
-    // The last rank goes on when the others have passed the barrier: what it sent there is not lost with it.
+    // The last rank continues once the others have passed the barrier, so that its messages there
+    // are not lost with it.
     for source in 0..RANKS - 1 {
         world.broadcast_bytes(source, (world.rank() == source).then(Vec::new))?;
     }
@@ -66,7 +67,7 @@ fn fail_in(world: &World, moment: &str, failure: &str) -> Result<()> {
         "reduction" => drop(x.sum().resolve()),
         "gather" => drop(x.apply(&stored)),
         "scatter" => {
-            // From the rank that fails.
+            // Scattered from the rank that fails.
             let whole = (world.rank() + 1 == world.size())
                 .then(|| Tensor::<2>::ones([9, 4], world.device()));
             drop(scatter_tensor(whole, RANKS - 1, &mesh, &[Shard(0)])?);
@@ -83,7 +84,7 @@ fn fail_in(world: &World, moment: &str, failure: &str) -> Result<()> {
     world.barrier()
 }
 
-/// Where checkpoints go: the test removes it.
+/// Returns the folder of checkpoints, which the test removes.
 fn folder() -> Result<String> {
     std::env::var("FOLDER").map_err(Error::other)
 }
@@ -115,12 +116,13 @@ fn signal(name: &str) -> Result<()> {
     Command::new("sh")
         .args(["-c", &format!("kill -{name} {}", std::process::id())])
         .status()?;
-    // It takes its time to arrive.
+    // A signal takes some time to arrive.
     std::thread::sleep(Duration::from_millis(200));
     Ok(())
 }
 
-/// The last rank is stopped. The first one leaves when it has sent it more than a connection holds, the second waits for it.
+/// Stops the last rank. The first rank ends after sending it more than a connection buffers; the
+/// second waits for it.
 fn leaving(world: World) -> Result<()> {
     world.barrier()?;
     if world.rank() + 1 == world.size() {
@@ -139,7 +141,7 @@ fn leaving(world: World) -> Result<()> {
     in_flight.finish().map(drop)
 }
 
-/// The last rank sums first and exchanges then.
+/// Sums before exchanging on the last rank, and after it on the others.
 fn order(world: World) -> Result<()> {
     let mesh = world.mesh([("lat", RANKS)])?;
     let x = ShardTensor::<2>::ones([9, 4], &mesh, &[Shard(0)])?;
@@ -158,7 +160,7 @@ fn order(world: World) -> Result<()> {
     }
 }
 
-/// Sets a limit of this process.
+/// Sets a resource limit of this process.
 fn limit(limit: &str) -> Result<()> {
     let pid = std::process::id();
     let limited = Command::new("prlimit")
@@ -168,7 +170,7 @@ fn limit(limit: &str) -> Result<()> {
     Ok(())
 }
 
-/// Rank 0 fails, and says so after the others, which have been told.
+/// Fails on rank 0, which reports its error later than the others, which have received it.
 fn told(world: World) -> Result<()> {
     world.barrier()?;
     let cause = "no such file".to_string();
@@ -179,9 +181,9 @@ fn told(world: World) -> Result<()> {
     Err(Error::Rank { rank: 0, cause })
 }
 
-/// Saves where files may have no more than a kilobyte.
+/// Saves with a limit of one kilobyte on the size of files.
 fn disk(world: World) -> Result<()> {
-    // Without the signal that comes with it, as where a disk is full.
+    // Catches the signal of the limit, so that it is an error as on a full disk.
     let signals =
         signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
     signals?;
@@ -194,7 +196,7 @@ fn disk(world: World) -> Result<()> {
     checkpoints.wait()
 }
 
-/// Trains until this process gets SIGINT, in the seventh step.
+/// Trains until this process receives SIGINT, in the seventh step.
 fn interrupt(world: World) -> Result<()> {
     let (mesh, mut trainer) = training(&world)?;
     let ended = trainer.train_epoch(1.., |model, step| {
@@ -209,7 +211,7 @@ fn interrupt(world: World) -> Result<()> {
     Ok(())
 }
 
-/// A run that saves every fifth step.
+/// Starts or resumes a run that saves every fifth step.
 fn training(world: &World) -> Result<(DeviceMesh, Trainer<Conv2d>)> {
     let mesh = world.mesh([("lat", world.size())])?;
     let model = world.init(|device| Conv2dConfig::new([1, 1], [3, 3]).init(device))?;
@@ -218,7 +220,7 @@ fn training(world: &World) -> Result<(DeviceMesh, Trainer<Conv2d>)> {
     Ok((mesh, trainer.resume_or_start(folder()?)?))
 }
 
-/// Trains; where there are three ranks, the last one is killed when there is a checkpoint, and its host is gone.
+/// Trains. On three ranks, the last one is killed once there is a checkpoint, and its host is gone.
 fn supervised(world: World) -> Result<()> {
     let (mesh, mut trainer) = training(&world)?;
     let ended = trainer.train_epoch(trainer.batch()..12, |model, batch| {

@@ -1,31 +1,31 @@
-//! Jobs of ranks, and what a test expects of them.
+//! Jobs of ranks, and the expectations of tests.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// The variable that says what a rank runs.
+/// Environment variable with the case that a rank runs.
 pub(crate) const CASE: &str = "HALOCLINE_MPI_CASE";
-/// The variable that says how many ranks there are.
+/// Environment variable with the number of ranks.
 pub(crate) const RANKS: &str = "HALOCLINE_MPI_RANKS";
 
-/// What a rank says that went on after the job should have ended.
+/// Output of a rank that continues after the job should have ended.
 pub(crate) const NOT_ENDED: &str = "the job was not ended";
 
-/// What became of a job.
+/// Outcome of a job.
 pub(crate) struct Job {
-    /// Those of its processes that this one has started.
+    /// Exit statuses of the processes that this one started.
     ends: Vec<ExitStatus>,
     output: String,
     took: Duration,
-    /// Whether a failure ends the processes; else it is the result of their launcher.
+    /// Whether a failure aborts the processes; otherwise their launcher returns it.
     aborts: bool,
 }
 
-/// Runs a case on so many ranks, with variables of the environment.
+/// Runs a case under `mpirun` on this number of ranks, with environment variables.
 pub(crate) fn job(ranks: usize, case: &str, variables: &[(&str, &str)]) -> Job {
-    /// A job uses all cores.
+    /// Serializes jobs, because each uses all cores.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
 
@@ -58,7 +58,7 @@ pub(crate) fn job(ranks: usize, case: &str, variables: &[(&str, &str)]) -> Job {
     }
 }
 
-/// Runs a case on so many processes that find each other by an address.
+/// Runs a case on this number of processes, which find each other by an address.
 pub(crate) fn connected(ranks: usize, case: &str, variables: &[(&str, &str)]) -> Job {
     let start = Instant::now();
     let free = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|free| free.local_addr());
@@ -85,7 +85,7 @@ pub(crate) fn connected(ranks: usize, case: &str, variables: &[(&str, &str)]) ->
             })
         };
         let outputs: Vec<_> = processes.iter_mut().map(read).collect();
-        // A process that is stopped ends when its launcher kills it.
+        // A stopped process ends only when it is killed.
         while processes
             .iter_mut()
             .any(|process| process.try_wait().expect("a child").is_none() && !is_stopped(process))
@@ -108,7 +108,7 @@ pub(crate) fn connected(ranks: usize, case: &str, variables: &[(&str, &str)]) ->
     }
 }
 
-/// Runs a case in one process, whose threads are the ranks.
+/// Runs a case in one process, with threads as ranks.
 pub(crate) fn threads(case: &str, variables: &[(&str, &str)]) -> Job {
     let start = Instant::now();
     let output = program(case, variables)
@@ -122,7 +122,7 @@ pub(crate) fn threads(case: &str, variables: &[(&str, &str)]) -> Job {
     }
 }
 
-/// This binary as the program of a rank.
+/// Returns a command that runs this binary as a rank.
 fn program(case: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
     command
@@ -152,7 +152,7 @@ impl Job {
         self.ends.iter().all(ExitStatus::success)
     }
 
-    /// All processes ended in this way.
+    /// Asserts that all processes ended in this way.
     pub(crate) fn expect_end(&self, end: impl Fn(&ExitStatus) -> bool) {
         assert!(
             self.ends.iter().all(end),
@@ -162,17 +162,17 @@ impl Job {
         );
     }
 
-    /// No rank said this.
+    /// Asserts that no rank printed this text.
     pub(crate) fn expect_without(&self, text: &str) {
         assert!(!self.output.contains(text), "{text:?} in\n{}", self.output);
     }
 
-    /// All ranks ended without an error.
+    /// Asserts that all ranks ended without an error.
     pub(crate) fn expect_success(&self) {
         assert!(self.succeeded(), "{}", self.output);
     }
 
-    /// The engine ended the job, soon, and said why.
+    /// Asserts that the engine ended the job within seconds and printed the causes.
     pub(crate) fn expect_failure(&self, causes: &[&str]) {
         assert!(!self.succeeded(), "{}", self.output);
         assert!(

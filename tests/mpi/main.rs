@@ -1,4 +1,5 @@
-//! The MPI engine, as processes: each test starts this binary again under `mpirun`, where `rank_program` runs.
+//! The MPI engine with processes: each test starts this binary again under `mpirun`, where it runs
+//! `rank_program`.
 #![cfg(feature = "mpi")]
 
 #[allow(
@@ -12,7 +13,7 @@ mod trainer;
 
 use job::{connected, job, threads};
 
-/// One rank of a job; does nothing when it is run as a test.
+/// Runs as one rank of a job; does nothing as a test.
 #[test]
 fn rank_program() {
     if let Ok(case) = std::env::var(job::CASE) {
@@ -62,7 +63,7 @@ fn models_sharded_by_a_plan_have_the_bits_of_local_ranks() {
     job(4, "parallel", &[]).expect_success();
 }
 
-/// Also with halos that travel while queries are computed.
+/// With and without halos that travel while queries are computed.
 #[test]
 fn attention_has_the_bits_of_local_ranks() {
     for overlap in ["1", "0"] {
@@ -87,7 +88,8 @@ fn many_batches_may_be_in_flight() {
 
 #[test]
 fn a_send_does_not_wait_for_its_receiver_nor_hold_it_up() {
-    // Without it, messages travel in pieces, and each piece takes a call into MPI on both sides.
+    // Without single copy, messages travel in pieces, and each piece takes a call into MPI on both
+    // sides.
     let no_single_copy = [("OMPI_MCA_btl_vader_single_copy_mechanism", "none")];
     job(2, "sends_do_not_wait", &[]).expect_success();
     job(2, "sends_do_not_wait", &no_single_copy).expect_success();
@@ -114,7 +116,7 @@ fn communication_and_a_second_job_after_the_end_are_errors() {
     (1..=2).for_each(|ranks| job(ranks, "after_the_end", &[]).expect_success());
 }
 
-/// As under the `mpirun` of another MPI library, where each process would do the whole job.
+/// As under the `mpirun` of another MPI library, where each process would run the whole job.
 #[test]
 fn a_process_that_mpi_sees_alone_in_a_job_of_several_is_an_error() {
     let cause = "2 tasks were started, but MPI sees each of them alone";
@@ -176,7 +178,7 @@ fn a_silent_rank_is_a_timeout_that_names_it() {
     job(2, "timeout", &[]).expect_failure(&causes);
 }
 
-/// What holds of MPI holds of processes that find each other by an address.
+/// The same with processes that find each other by an address.
 mod by_address {
     use super::*;
 
@@ -224,7 +226,7 @@ mod by_address {
         let unchecked = [("HALOCLINE_CHECK", "0")];
         let causes = ["ranks diverged", "is in with_halo", "is in redistribute"];
         connected(2, "diverged", &unchecked).expect_failure(&causes);
-        // 12 or 16 bytes: whichever rank notices first ends the job.
+        // 12 or 16 bytes: the rank that notices first ends the job.
         connected(2, "other_shape", &[]).expect_failure(&["ranks diverged", "(sending 1"]);
     }
 }

@@ -12,7 +12,7 @@ use halocline_core::{
 
 use crate::job::{NOT_ENDED, RANKS};
 
-/// What a rank has computed, to be compared bit for bit.
+/// Results of a rank, for comparison bit for bit.
 type Found = Vec<TensorData>;
 
 /// Runs the program of that name as one rank.
@@ -49,7 +49,8 @@ pub(crate) fn run(case: &str) {
     }
 }
 
-/// Runs a program on this job's processes, and on as many threads of each, which must find the same bits.
+/// Runs a program on this job's processes, and on as many threads in each, which must compute the
+/// same bits.
 fn agrees_with_local(program: fn(World) -> Result<Found>) {
     succeed(move |world| {
         let sent = world.comm_stats();
@@ -91,7 +92,7 @@ fn succeed(program: impl Fn(World) -> Result<()> + Send + Sync) {
     result.expect("the job succeeds");
 }
 
-/// All ranks meet, then the last one does what fails while the others wait for it.
+/// Fails on the last rank, after a barrier, while the others wait for it.
 fn fail_on_last(failure: fn() -> Result<()>) {
     let result = Launcher::from_env().run(|world| {
         world.barrier()?;

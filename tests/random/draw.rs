@@ -1,4 +1,4 @@
-//! Random choices, all of which follow from one number.
+//! Random choices, all determined by one number.
 
 use std::ops::RangeInclusive;
 
@@ -7,10 +7,10 @@ use halocline::ops::golden::{Arguments, Golden};
 use halocline::ops::testing::{Sharding, extents_between};
 use halocline::prelude::*;
 
-/// The most ranks of a case.
+/// Largest number of ranks of a case.
 const RANKS: usize = 6;
 
-/// A generator of choices.
+/// Generator of choices.
 pub(crate) struct Draw {
     key: [u32; 2],
     count: u32,
@@ -42,7 +42,7 @@ impl Draw {
         (0..count).map(|_| self.within(range.clone())).collect()
     }
 
-    /// Some of the numbers below `count`, in their order; at least one.
+    /// Draws at least one of the numbers below `count`, in ascending order.
     pub(crate) fn some(&mut self, count: usize) -> Vec<usize> {
         let certain = self.within(0..=count - 1);
         (0..count)
@@ -50,14 +50,15 @@ impl Draw {
             .collect()
     }
 
-    /// The numbers below `count` in any order.
+    /// Draws a permutation of the numbers below `count`.
     pub(crate) fn order(&mut self, count: usize) -> Vec<usize> {
         let mut left: Vec<usize> = (0..count).collect();
         let taken = (0..count).map(|_| left.remove(self.within(0..=left.len() - 1)));
         taken.collect()
     }
 
-    /// A mesh of one to three axes, placements that the operator permits, and extents: even, or any, empty ones too.
+    /// Draws a mesh of one to three axes, placements that the operator permits, and extents: even
+    /// ones, or any, including empty ones.
     pub(crate) fn sharding(&mut self, golden: &Golden, arguments: &Arguments) -> Sharding {
         let (shape, dims) = golden.sharded.of(arguments);
         let mut axes = Vec::new();

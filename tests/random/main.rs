@@ -1,8 +1,10 @@
-//! Random combinations of operator, options, extents, mesh and placements, against one device.
+//! Random combinations of operator, options, extents, mesh and placements, compared with one
+//! device.
 //!
-//! A case follows from its number: `HALOCLINE_CASE=17 cargo test --test random` runs the one that a failure names, and
-//! `HALOCLINE_CASES=2000` that many. With `HALOCLINE_WRITE_CASES=FOLDER` they become golden cases without results, which
-//! `tests/golden/generate.py fill FOLDER` adds; the example `golden` runs them then.
+//! A case follows from its number: `HALOCLINE_CASE=17 cargo test --test random` runs the one that a
+//! failure names, and `HALOCLINE_CASES=2000` that many. `HALOCLINE_WRITE_CASES=FOLDER` writes them
+//! as golden cases without results; `tests/golden/generate.py fill FOLDER` adds the results, and
+//! the example `golden` runs them.
 
 mod bytes;
 mod cases;
@@ -24,7 +26,7 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use cases::{Case, draw_case};
 use draw::Draw;
 
-/// What an operator gives on one rank: the result, and gradients by name.
+/// Output of an operator on one rank: the result, and gradients by name.
 type Found = (TensorData, NamedGradients);
 
 #[test]
@@ -149,7 +151,7 @@ fn compare(
     }
 }
 
-/// Writes a case in the format of golden cases, without what is expected.
+/// Writes a case in the format of golden cases, without expected results.
 fn write(folder: &Path, operator: &str, number: u64, case: &Case) {
     let arguments = &case.arguments;
     let inputs = arguments.inputs.iter().map(|(name, data)| (name, data));

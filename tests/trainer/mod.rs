@@ -1,4 +1,4 @@
-//! Training of the demo's model on a small field, for tests on all engines.
+//! Training of the demo model on a small field, for tests on all engines.
 
 use burn::optim::{AdamWConfig, GradientsParams};
 use halocline::core::CommStats;
@@ -19,7 +19,8 @@ pub(crate) fn sample<const D: usize>(
     ShardTensor::random(shape, normal, RandomKey::new(3, name), mesh, placements)
 }
 
-/// Trains the demo's model and returns the loss of every step, and what rank 0 sent in the last one.
+/// Trains the demo model and returns the loss of every step, and the traffic of rank 0 in the last
+/// one.
 pub(crate) fn train(
     world: &World,
     mesh: &DeviceMesh,

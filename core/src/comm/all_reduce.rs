@@ -1,7 +1,6 @@
-//! Reductions over a group of ranks, which may be started and finished apart.
+//! Reductions over a group of ranks, which may be started and finished separately.
 //!
-//! Every rank combines in the order of the group, so that all ranks and all engines get the same
-//! bits.
+//! Every rank combines values in group order, so that all ranks and all engines get the same bits.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -20,15 +19,15 @@ use crate::dispatch::{cast, combined, cut, widened};
 use crate::layout::ReduceOp;
 use crate::{IndexBox, Result};
 
-/// Above this many elements a reduction is split over the ranks; below it every rank combines all
-/// contributions.
+/// Above this number of elements, a reduction is divided between the ranks; up to it, every rank
+/// combines all contributions.
 const SPLIT_REDUCTION_ABOVE: usize = 1 << 14;
-/// The elements of a share that are combined at a time.
+/// Number of elements of a share that are combined at a time.
 const PIECE: usize = 1 << 17;
-/// The pieces of a reduction that travel at a time.
+/// Number of pieces of a reduction in flight at a time.
 const AHEAD: usize = 8;
 
-/// Reduces all ranks' flat tensors; every rank receives the result.
+/// Reduces the flat tensors of all ranks; every rank receives the result.
 pub(crate) fn all_reduce(
     comm: &Arc<dyn Communicator>,
     group: &Arc<[usize]>,
@@ -42,21 +41,21 @@ pub(crate) fn all_reduce(
     start(comm, group, operation, op, tensor)?.finish()
 }
 
-/// Reduction of all ranks' tensors in flight.
+/// Reduction of the tensors of all ranks, in flight.
 #[derive(Debug)]
 #[must_use = "a reduction on its way must be finished"]
 pub(crate) struct PendingReduction {
     comm: Arc<dyn Communicator>,
     group: Arc<[usize]>,
-    /// The places in the group of this rank's row, which combines first.
+    /// The range in the group of this rank's row, which combines first.
     row: Range<usize>,
     operation: Operation,
     op: ReduceOp,
     contribution: DispatchTensor,
-    /// The type of the result.
+    /// The element type of the result.
     dtype: DType,
     elements: usize,
-    /// This rank's place in its row.
+    /// This rank's index in its row.
     place: usize,
     /// Whether each rank combines a share.
     split: bool,
@@ -70,11 +69,11 @@ pub(crate) struct PendingReduction {
     started: usize,
 }
 
-/// The largest group that combines at once; larger ones combine in rows and columns.
+/// Largest group that combines in one step; larger groups combine in rows and columns.
 const COMBINE_AT_ONCE: usize = 16;
 
-/// The number of ranks in a row of a group: the smallest divisor that is not below the root, so
-/// that no column is longer.
+/// The number of ranks in a row of a group: the smallest divisor that is not below the square root,
+/// so that no column is longer than a row.
 fn row_length(ranks: usize) -> usize {
     if ranks <= COMBINE_AT_ONCE {
         return ranks;
@@ -86,14 +85,15 @@ fn row_length(ranks: usize) -> usize {
         .unwrap_or(ranks)
 }
 
-/// Starts to reduce all ranks' flat tensors. Small ones go to every rank; of large ones each rank
-/// combines a share, then all ranks collect the shares, so that an element travels twice, whatever
-/// the group's size. Shares travel in pieces, which are combined and collected while they are in
-/// the processor's cache.
+/// Starts to reduce the flat tensors of all ranks. Small tensors go to every rank. Of large ones
+/// each rank combines a share, then all ranks collect the shares, so that an element travels twice,
+/// regardless of the group's size. Shares travel in pieces, which are combined and collected while
+/// they are in the processor's cache.
 ///
-/// Many ranks are arranged in rows and columns: rows combine, then columns combine the results of
-/// rows, so that the number of messages grows with the root of the number of ranks, except for a
-/// prime number, which has one row only. The order of combination depends on that number alone.
+/// Large groups are arranged in rows and columns: rows combine first, then columns combine the
+/// results of the rows, so that the number of messages per rank grows with the square root of the
+/// number of ranks, except for prime numbers, which form a single row. The order of combination
+/// depends only on the number of ranks.
 pub(crate) fn start(
     comm: &Arc<dyn Communicator>,
     group: &Arc<[usize]>,
@@ -107,7 +107,7 @@ pub(crate) fn start(
     let (first, across) = (place / length * length, place % length);
     let elements = tensor.shape()[0];
     let dtype = tensor.dtype();
-    // Sums of rows are not rounded before columns add them.
+    // Sums of rows must not be rounded before columns add them.
     let tensor = if op == ReduceOp::Sum && length < group.len() {
         widened(tensor)
     } else {
@@ -143,13 +143,13 @@ pub(crate) fn start(
 }
 
 impl PendingReduction {
-    /// The elements of a piece of the share that the rank at a place of the row combines.
+    /// The elements of a piece of the share that is combined by the rank at a place of the row.
     fn piece(&self, place: usize, index: usize) -> Range<usize> {
         if !self.split {
             return 0..self.elements;
         }
-        // Bounds are computed alike on all ranks, and shares and pieces cover all elements, also if
-        // they do not divide.
+        // Bounds are computed identically on all ranks; shares and pieces cover all elements even
+        // if they do not divide evenly.
         let share = |place: usize| place * self.elements / self.row.len();
         let (start, length) = (share(place), share(place + 1) - share(place));
         let bound = |index: usize| start + index * length / self.pieces;
@@ -190,8 +190,8 @@ impl PendingReduction {
         Ok(())
     }
 
-    /// Lets more pieces travel while the ranks compute. All ranks call this at the same point of
-    /// their programs, because messages between two ranks are matched by their order.
+    /// Lets more pieces travel while the ranks compute. All ranks must call this at the same point
+    /// of their programs, because messages between two ranks are matched by their order.
     pub(crate) fn in_background(&mut self) -> Result<()> {
         while self.started < self.pieces.min(AHEAD) {
             self.start_piece()?;
@@ -201,7 +201,7 @@ impl PendingReduction {
     }
 
     /// Starts the next piece, and waits for the contributions of the other ranks of the row to the
-    /// first one in flight.
+    /// first piece in flight.
     fn arrive(&mut self) -> Result<Vec<Payload>> {
         let in_flight = self.in_flight.pop_front();
         self.start_piece()?;
@@ -211,8 +211,7 @@ impl PendingReduction {
     /// Writes the reduction of a piece over the row to a part of `room`.
     fn combine(&self, index: usize, received: &[Payload], room: &Room, target: Range<usize>) {
         let share = self.piece(self.place, index);
-        // In the order of the row, with this rank's contribution in its place among the received
-        // ones.
+        // In row order, with this rank's contribution at its index among the received ones.
         let value = |place: usize| match place.cmp(&self.place) {
             Ordering::Less => received_cells(&received[place]),
             Ordering::Equal => host::cells(&self.contribution, share.clone()),
@@ -233,7 +232,7 @@ impl PendingReduction {
         }
     }
 
-    /// Waits for the result, in the type that travels.
+    /// Waits for the result, in the element type that travels.
     fn reduced(mut self) -> Result<DispatchTensor> {
         if self.pieces == 0 {
             return Ok(self.contribution);
@@ -261,14 +260,14 @@ impl PendingReduction {
             if !self.split {
                 break;
             }
-            // The combined piece is sent from the result itself, and those of other ranks are
+            // The combined piece is sent directly from the result, and those of other ranks are
             // received into it.
             let part = room.part(piece);
             let send = |_| payload(part.clone());
             let expected = |place| Expected::Place(room.place(self.piece(place, index)));
             let (comm, row, operation) = (&self.comm, self.row(), &self.operation);
             collected.push_back(start_all(comm, row, operation, send, expected)?);
-            // A bound on messages in flight.
+            // Bounds the number of messages in flight.
             if collected.len() == AHEAD
                 && let Some(first) = collected.pop_front()
             {
@@ -287,7 +286,7 @@ impl PendingReduction {
         all_reduce(&self.comm, &column, &self.operation, self.op, of_row)
     }
 
-    /// Waits for the result if another device, or burn, combines.
+    /// Waits for the result if values are combined by burn, possibly on another device.
     fn finish_on_device(mut self) -> Result<DispatchTensor> {
         let mut received = self.arrive()?.into_iter();
         let contribution = || self.cut(self.piece(self.place, 0));
@@ -311,13 +310,13 @@ impl PendingReduction {
     }
 }
 
-/// Combines flat tensors of one size, in their order.
+/// Combines flat tensors of the same size, in order.
 pub(crate) fn combination(op: ReduceOp, tensors: Vec<DispatchTensor>) -> DispatchTensor {
     if tensors.iter().all(host::holds) {
         return host::combination(op, tensors);
     }
     let dtype = tensors.first().map(TensorMetadata::dtype);
-    // A sum of many numbers of half precision is rounded once.
+    // A sum of several half-precision numbers is rounded once.
     let widen = op == ReduceOp::Sum && tensors.len() > 2;
     let combined = tensors
         .into_iter()
@@ -330,7 +329,7 @@ pub(crate) fn combination(op: ReduceOp, tensors: Vec<DispatchTensor>) -> Dispatc
     }
 }
 
-/// The bytes of a tensor of the CPU that has been received.
+/// The bytes of a received CPU tensor.
 fn received_cells(payload: &Payload) -> &[u8] {
     match payload {
         Payload::Tensors(tensors) => host::cells(&tensors[0], 0..tensors[0].shape()[0]),
@@ -355,7 +354,7 @@ mod tests {
     #[test]
     fn sums_of_half_precision_are_rounded_once() {
         let device = Device::flex();
-        // Beside 256, of which bf16 has eight bits, each 1 alone is lost.
+        // Added to 256, which bf16 stores with eight bits, a single 1 is lost.
         let values = [256.0, 1.0, 1.0].map(|value| {
             let value = Tensor::<1>::from_data(TensorData::from([value]), (&device, DType::BF16));
             value.into_dispatch()
@@ -367,7 +366,8 @@ mod tests {
 
     #[test]
     fn sums_of_rows_are_not_rounded_to_half_precision() {
-        // Five ranks are a row. The first two rows are beyond f16, their sum is not.
+        // Five ranks form a row. The sums of the first two rows overflow f16, but the total does
+        // not.
         let ranks = 20;
         let sums = Launcher::local(ranks).collect(|world| {
             let value = match world.rank() {
@@ -392,7 +392,7 @@ mod tests {
         }
     }
 
-    /// The values that a rank adds: of all magnitudes, so that the order of additions shows.
+    /// The values that a rank contributes, of all magnitudes, so that the order of additions shows.
     fn values(rank: usize, elements: usize) -> Tensor<1> {
         let value = |i: usize| {
             let bits = (rank * 7919 + i * 104_729) % 1009;
@@ -419,7 +419,7 @@ mod tests {
                 let [mut early, mut late] = [start()?, start()?];
                 early.in_background()?;
                 late.in_background()?;
-                // In another order than they were started in, by all ranks alike.
+                // Finished in another order than they were started in, the same on all ranks.
                 let sums = [late.finish()?, early.finish()?, start()?.finish()?];
                 let [first, second, third] =
                     sums.map(|sum| Tensor::<1>::from_dispatch(sum).into_data());

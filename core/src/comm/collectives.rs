@@ -10,7 +10,7 @@ use super::{Batch, Communicator, Expected, InFlight, Operation, Payload, Traffic
 use crate::dispatch::joined;
 use crate::{Error, Result};
 
-/// Starts to send one payload to every other rank of the group.
+/// Starts to send a payload to each other rank of the group.
 pub(super) fn start_all(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -31,7 +31,7 @@ pub(super) fn start_all(
     })
 }
 
-/// Sends one payload to every other rank of the group, and returns their payloads, by place in the
+/// Sends a payload to each other rank of the group, and returns their payloads, by index in the
 /// group.
 pub(crate) fn exchange_all(
     comm: &Arc<dyn Communicator>,
@@ -48,7 +48,7 @@ pub(crate) fn exchange_all(
         .collect())
 }
 
-/// Gathers every rank's bytes, by place in the group.
+/// Gathers every rank's bytes, by index in the group.
 pub(crate) fn all_gather_bytes(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -66,11 +66,11 @@ pub(crate) fn all_gather_bytes(
         .collect())
 }
 
-/// Sends a payload of `source` to the other ranks of the group, which return it; the source returns
-/// `None`.
+/// Sends a payload from `source` to the other ranks of the group, which return it; the source
+/// returns `None`.
 ///
 /// # Errors
-/// On all ranks: a source that is not in the group; a failure of communication.
+/// On all ranks: the source is not in the group; communication fails.
 pub(crate) fn broadcast(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -97,7 +97,7 @@ pub(crate) fn broadcast(
     Ok(received.into_iter().next())
 }
 
-/// Sends bytes of `source` to the ranks of the group; every rank returns them.
+/// Sends bytes from `source` to all ranks of the group; every rank returns them.
 pub(crate) fn broadcast_bytes(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -119,10 +119,10 @@ pub(crate) fn barrier(comm: &Arc<dyn Communicator>, group: &[usize]) -> Result<(
     all_gather_bytes(comm, group, &operation, &[]).map(|_| ())
 }
 
-/// Name of the operation by which ranks [`agree`] to a gather of a parameter.
+/// Name of the operation in which ranks [`agree`] to the gather of a parameter.
 pub(super) const AGREEMENT_TO_GATHER: &str = "agreement to gather";
 
-/// Checks that all ranks of the group are about to run the same operation, if checks are on.
+/// Checks that all ranks of the group are about to run the same operation, if checks are enabled.
 pub(crate) fn agree(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -138,7 +138,7 @@ pub(crate) fn agree(
     let check = Operation::new(name, Traffic::Control, None);
     let text = format!("{operation:#}");
     let texts = all_gather_bytes(comm, group, &check, text.as_bytes()).map_err(|e| match e {
-        // Errors name the operation, not the check of it.
+        // Errors name the operation, not the check.
         Error::Timeout {
             rank,
             peer,

@@ -29,7 +29,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counts one message of an operation, and of the [module](crate::module_scope) that this
+    /// Counts one message of an operation, also for the [module](crate::module_scope()) that this
     /// thread computes. Messages of several tensors, such as buckets of gradients, belong to no
     /// module.
     pub fn count(&self, operation: &Operation, bytes: usize) {
@@ -49,7 +49,7 @@ impl Counters {
         }
     }
 
-    /// The counts so far by module.
+    /// Returns the counts so far, by module.
     pub fn by_module(&self) -> ModuleStats {
         let modules = self
             .by_module
@@ -58,7 +58,7 @@ impl Counters {
         ModuleStats(modules.clone())
     }
 
-    /// The counts so far.
+    /// Returns the counts so far.
     pub fn snapshot(&self) -> CommStats {
         let read = |(messages, bytes): &(AtomicU64, AtomicU64)| Count {
             messages: messages.load(Ordering::Relaxed),
@@ -72,12 +72,12 @@ impl Counters {
     }
 }
 
-/// Messages and bytes of one kind; [`CommStats`] has an example.
+/// Number of messages and bytes of one kind; see the example of [`CommStats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// The number of messages sent.
     pub messages: u64,
-    /// Their bytes.
+    /// The number of bytes sent.
     pub bytes: u64,
 }
 
@@ -145,18 +145,18 @@ impl fmt::Display for CommStats {
     }
 }
 
-/// Counts of the messages and bytes that a rank has sent, by module of the model; prints as a
-/// table. [`module_scope`](crate::module_scope()) has an example.
+/// Counts of the messages and bytes that a rank has sent, by module of the model. Prints as a
+/// table. See the example of [`module_scope`](crate::module_scope()).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModuleStats(BTreeMap<Arc<str>, CommStats>);
 
 impl ModuleStats {
-    /// The counts of a module by its path, without those of the modules in it.
+    /// The counts of a module by its path, without those of the modules inside it.
     pub fn of(&self, path: &str) -> Option<CommStats> {
         self.0.get(path).copied()
     }
 
-    /// Paths of modules with their counts, in the order of the paths.
+    /// Iterates over modules as paths and counts, in path order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, CommStats)> {
         self.0.iter().map(|(path, stats)| (&**path, *stats))
     }

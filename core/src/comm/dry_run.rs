@@ -1,4 +1,4 @@
-//! Communicator that records messages and sends none.
+//! Communicator that records messages instead of sending them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,21 +9,22 @@ use super::{
 use crate::Result;
 use crate::dispatch::blank_of;
 
-/// The messages of one operation; [`PlannedMessages`] has an example.
+/// Messages of one operation; see the example of [`PlannedMessages`].
 #[derive(Clone, Debug)]
 pub struct PlannedOperation {
     /// The operation, with its layout.
     pub operation: Operation,
-    /// The bytes for each rank of the world that receives some.
+    /// The receiving ranks of the world, each with the number of bytes sent to it.
     pub sends: Vec<(usize, usize)>,
-    /// The bytes from each rank of the world that sends some; metadata counts as zero.
+    /// The sending ranks of the world, each with the number of bytes received from it; metadata
+    /// counts as zero.
     pub receives: Vec<(usize, usize)>,
     /// The boxes, if the operation exchanges boxes of cells.
     pub boxes: Option<String>,
 }
 
-/// Communication of one rank in a program, as [`ShardTensor::dry_run`](crate::ShardTensor::dry_run)
-/// records it. Prints as a list.
+/// Communication of one rank in a program, as recorded by
+/// [`ShardTensor::dry_run`](crate::ShardTensor::dry_run). Prints as a list.
 ///
 /// # Example
 /// ```
@@ -42,7 +43,7 @@ pub struct PlannedOperation {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct PlannedMessages {
-    /// The operations that send or receive, in their order.
+    /// The operations that send or receive, in order.
     pub operations: Vec<PlannedOperation>,
 }
 
@@ -52,19 +53,19 @@ impl PlannedMessages {
         self.operations.is_empty()
     }
 
-    /// The bytes that this rank sends.
+    /// The number of bytes that this rank sends.
     pub fn bytes_sent(&self) -> usize {
         let sends = self.operations.iter().flat_map(|planned| &planned.sends);
         sends.map(|(_, bytes)| bytes).sum()
     }
 
-    /// The bytes that this rank receives.
+    /// The number of bytes that this rank receives.
     pub fn bytes_received(&self) -> usize {
         let receives = self.operations.iter().flat_map(|planned| &planned.receives);
         receives.map(|(_, bytes)| bytes).sum()
     }
 
-    /// The bytes that this rank sends for one kind of traffic.
+    /// The number of bytes that this rank sends for one kind of traffic.
     pub fn bytes_sent_for(&self, traffic: Traffic) -> usize {
         let operations = self.operations.iter();
         operations
@@ -76,7 +77,7 @@ impl PlannedMessages {
 }
 
 impl fmt::Display for PlannedMessages {
-    /// Every operation with its boxes or messages, and the totals.
+    /// Prints every operation with its boxes or messages, and the totals.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for planned in &self.operations {
             writeln!(f, "{}", planned.operation)?;
@@ -96,8 +97,8 @@ impl fmt::Display for PlannedMessages {
     }
 }
 
-/// Engine that records the messages of one rank. It returns zeros for cells of other ranks, and
-/// this rank's own metadata.
+/// Engine that records the messages of one rank. A receive returns zeros for cells of other ranks,
+/// and this rank's own metadata.
 #[derive(Debug)]
 pub(crate) struct DryRun {
     rank: usize,
@@ -113,7 +114,7 @@ impl DryRun {
         Self::new(engine.rank(), engine.size(), *engine.settings())
     }
 
-    /// Makes a dry run for a rank of a world of some size.
+    /// Makes a dry run for a rank of a world of the given size.
     pub(crate) fn new(rank: usize, size: usize, settings: Settings) -> Self {
         Self {
             rank,
@@ -128,7 +129,7 @@ impl DryRun {
         }
     }
 
-    /// Takes the messages recorded so far.
+    /// Returns the messages recorded so far, and clears the record.
     pub(crate) fn take(&self) -> PlannedMessages {
         std::mem::take(&mut self.planned())
     }

@@ -2,11 +2,11 @@
 
 use crate::{Error, Result};
 
-/// The variable that lets processes share GPUs.
+/// Environment variable that lets processes share GPUs.
 pub(crate) const SHARE: &str = "HALOCLINE_SHARE_GPUS";
 
-/// The number of this process among those of its host, from its launcher: `torchrun`, Open MPI,
-/// MPICH and Intel MPI, Slurm.
+/// The number of this process among those of its host, as set by its launcher: `torchrun`, Open
+/// MPI, MPICH and Intel MPI, Slurm.
 pub(crate) fn local_rank(get: impl Fn(&str) -> Option<String>) -> Option<usize> {
     let launchers = [
         "LOCAL_RANK",
@@ -21,7 +21,7 @@ pub(crate) fn local_rank(get: impl Fn(&str) -> Option<String>) -> Option<usize> 
 /// Chooses the GPU for the process with this local rank.
 ///
 /// # Errors
-/// No GPU; more processes than GPUs, unless they may share.
+/// There is no GPU, or there are more processes than GPUs and they may not share.
 pub(crate) fn choose(local_rank: usize, gpus: usize, share: bool) -> Result<usize> {
     if gpus == 0 {
         return Err(Error::Engine(
@@ -37,10 +37,10 @@ pub(crate) fn choose(local_rank: usize, gpus: usize, share: bool) -> Result<usiz
     Ok(local_rank % gpus)
 }
 
-/// The default device of this process: burn's default, or in a job its own GPU.
+/// The default device of this process: burn's default or, in a job, its own GPU.
 ///
 /// # Errors
-/// Those of [`choose`].
+/// The errors of [`choose`].
 #[cfg(feature = "cuda")]
 pub(crate) fn device(in_job: bool) -> Result<burn::tensor::Device> {
     use burn::tensor::{Device, DeviceType};
@@ -51,8 +51,8 @@ pub(crate) fn device(in_job: bool) -> Result<burn::tensor::Device> {
     // Zero without a driver.
     let gpus = Device::enumerate(DeviceType::Cuda).into_iter().count();
     let share = may_share();
-    // One visible GPU, as by `srun --gpus-per-task=1`: assumed to be this process's own; the start
-    // of NCCL verifies it.
+    // A single visible GPU, as with `srun --gpus-per-task=1`, is assumed to be this process's own;
+    // NCCL verifies this when it starts.
     let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let is_shown_one = gpus == 1 && !visible.is_empty() && !visible.contains(',');
     if !in_job || is_shown_one {

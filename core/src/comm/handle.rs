@@ -1,10 +1,10 @@
-//! Tensors of a GPU that are handed from one thread of this process to another.
+//! Tensors on a GPU that are handed from one thread of this process to another.
 //!
 //! A fused tensor belongs to the operations of its thread, which do not include the later
-//! operations of other threads. So its memory is handed over, once all kernels that compute it have
-//! been submitted to the device. The device has one stream for all threads, so that it runs kernels
-//! in the order of submission, and memory with several handles is not updated in place. Nothing is
-//! copied, and no thread waits for the device.
+//! operations of other threads. Therefore its memory is handed over, once all kernels that compute
+//! it have been submitted to the device. All threads share one stream of the device, so that it
+//! runs kernels in the order of submission, and memory with several handles is not updated in
+//! place. Nothing is copied, and no thread waits for the device.
 
 use std::sync::OnceLock;
 
@@ -16,14 +16,14 @@ use crate::cube::Memory;
 
 /// Makes devices use one stream for all threads of this process; returns whether they do.
 ///
-/// By default CubeCL has a stream for each thread. One thread may then write to memory that another
-/// has released before the other's kernels have read it: wrong sums, seen on wgpu.
+/// By default, CubeCL has one stream per thread. One thread may then write to memory that another
+/// has released before the other's kernels have read it; on wgpu this has produced wrong sums.
 pub(crate) fn one_stream() -> bool {
     static ONE: OnceLock<bool> = OnceLock::new();
     *ONE.get_or_init(|| {
         let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
         config.streaming.max_streams = 1;
-        // Fails if the program has used a GPU before.
+        // Fails if the program has already used a GPU.
         CubeClRuntimeConfig::try_set(config)
             || CubeClRuntimeConfig::get().streaming.max_streams == 1
     })
@@ -31,9 +31,9 @@ pub(crate) fn one_stream() -> bool {
 
 /// Tensor in flight.
 pub(super) enum Handle {
-    /// With its memory.
+    /// A tensor with its memory.
     Memory(Memory),
-    /// Without elements.
+    /// A tensor without elements.
     Empty(DispatchTensor),
 }
 
@@ -65,7 +65,7 @@ impl Handle {
         }
     }
 
-    /// The tensor, as one of the calling thread.
+    /// Makes the tensor, owned by the calling thread.
     pub(super) fn into_tensor(self) -> DispatchTensor {
         match self {
             Self::Empty(tensor) => tensor,

@@ -1,4 +1,4 @@
-//! Reductions of tensors on the CPU, in one pass and in memory of the pool.
+//! Reductions of CPU tensors, in one pass and in memory of the pool.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -17,11 +17,12 @@ use crate::dispatch::{here, of_cpu};
 use crate::layout::ReduceOp;
 use crate::memory::Block;
 
-/// The elements of a result that are combined at a time: they stay in the first-level cache.
+/// Number of elements of a result that are combined at a time, so that they stay in the first-level
+/// cache.
 const STRETCH: usize = 2048;
 
-/// Numbers that are combined and concatenated here: all except floats of 16 bits, with which the
-/// CPU does not calculate.
+/// Numbers that this module combines and concatenates: all except 16-bit floats, with which the CPU
+/// does not calculate.
 trait Number: bytemuck::Pod + PartialOrd {
     fn sum(self, other: Self) -> Self;
 
@@ -46,7 +47,7 @@ macro_rules! number_types {
             }
         })*
 
-        /// How to combine numbers of a type.
+        /// Returns the function that combines numbers of a type.
         fn combine_of(dtype: DType) -> Option<Combine> {
             match dtype {
                 $(DType::$dtype => Some(combine::<$number>),)*
@@ -69,17 +70,17 @@ number_types! {
     u8: U8, u8::wrapping_add, u8::wrapping_mul, |_| false;
 }
 
-/// The tensor, if it holds numbers on the CPU that are combined and concatenated here.
+/// Returns the tensor if it holds numbers on the CPU that this module combines and concatenates.
 fn numbers(tensor: &DispatchTensor) -> Option<&FlexTensor> {
     here(tensor).filter(|tensor| combine_of(tensor.dtype()).is_some())
 }
 
-/// Whether a tensor holds numbers on the CPU that are combined and concatenated here.
+/// Whether a tensor holds numbers on the CPU that this module combines and concatenates.
 pub(super) fn holds(tensor: &DispatchTensor) -> bool {
     numbers(tensor).is_some()
 }
 
-/// The tensor, contiguous if it is one that is combined here.
+/// Returns the tensor, made contiguous if this module combines it.
 pub(super) fn in_one_piece(tensor: DispatchTensor) -> DispatchTensor {
     if holds(&tensor) {
         in_order(tensor)
@@ -88,22 +89,22 @@ pub(super) fn in_one_piece(tensor: DispatchTensor) -> DispatchTensor {
     }
 }
 
-/// The bytes of some elements of a contiguous tensor of numbers on the CPU.
+/// The bytes of a range of elements of a contiguous tensor of numbers on the CPU.
 pub(super) fn cells(tensor: &DispatchTensor, elements: Range<usize>) -> &[u8] {
     let size = tensor.dtype().size();
     let tensor = numbers(tensor).expect("a tensor of the CPU");
     &bytes(tensor)[elements.start * size..elements.end * size]
 }
 
-/// Tensor on the CPU that is made of parts: some are computed here, others received into their
+/// CPU tensor under construction: some parts are computed here, others are received into their
 /// place.
 ///
-/// Several threads write and read parts at the same time. So no reference covers the whole memory
-/// before [`into_tensor`](Self::into_tensor): a [`Place`] is an address, and a [`Part`] gives
-/// references to its own bytes only.
+/// Several threads write and read parts at the same time. Therefore no reference covers the whole
+/// memory before [`into_tensor`](Self::into_tensor): a [`Place`] is an address, and a [`Part`]
+/// yields references only to its own bytes.
 #[derive(Debug)]
 pub(super) struct Room {
-    /// Keeps the memory; not dereferenced before all parts are written.
+    /// Keeps the memory alive; not dereferenced before all parts are written.
     memory: Arc<Bytes>,
     start: NonNull<u8>,
     elements: usize,
@@ -113,7 +114,7 @@ pub(super) struct Room {
 /// Part of a tensor that its owner writes once, while other threads read and write other parts.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     _memory: Arc<Bytes>,
     start: NonNull<u8>,
     bytes: usize,
@@ -121,7 +122,7 @@ pub struct Place {
 
 // SAFETY: a place is written by one thread at a time, and nothing else uses its bytes until then.
 unsafe impl Send for Place {}
-// SAFETY: as above; a shared place gives only its address.
+// SAFETY: as above; a shared place exposes only its address.
 unsafe impl Sync for Place {}
 
 impl Place {
@@ -136,7 +137,7 @@ impl Place {
         self.start
     }
 
-    /// A copy of what was written.
+    /// Returns a copy of the written bytes.
     pub(super) fn read(&self) -> Vec<u8> {
         // SAFETY: the place has this many bytes, and its owner has written them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }.to_vec()
@@ -157,14 +158,14 @@ impl Place {
     }
 }
 
-/// Bytes of a part that has been written, as memory of a separate tensor.
+/// Bytes of a part that has been written, as the memory of a separate tensor.
 struct Part {
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     _memory: Arc<Bytes>,
     start: NonNull<u8>,
     bytes: usize,
     align: usize,
-    /// A copy of the part for writes: other tensors share the part itself.
+    /// A copy of the part for writes, because other tensors share the part itself.
     copy: Option<Block>,
 }
 
@@ -190,7 +191,7 @@ impl AllocationController for Part {
             self.copy = Some(Block::copy_of(bytes));
         }
         let copy = self.copy.as_mut().expect("it has been made");
-        // SAFETY: the caller writes initialised bytes only.
+        // SAFETY: the caller writes only initialised bytes.
         unsafe { copy.memory_mut(policy) }
     }
 
@@ -198,7 +199,8 @@ impl AllocationController for Part {
         if let Some(copy) = &self.copy {
             return copy.memory(policy);
         }
-        // SAFETY: the part has been written, its memory is kept, and nothing writes to it any more.
+        // SAFETY: the part has been written, its memory is kept alive, and nothing writes to it any
+        // more.
         Ok(unsafe { std::slice::from_raw_parts(self.start.cast().as_ptr(), self.bytes) })
     }
 }
@@ -216,7 +218,7 @@ impl Room {
         }
     }
 
-    /// A part of the tensor, to be written.
+    /// Returns a part of the tensor, to be written.
     pub(super) fn place(&self, elements: Range<usize>) -> Place {
         assert!(elements.start <= elements.end && elements.end <= self.elements);
         let size = self.dtype.size();
@@ -228,7 +230,7 @@ impl Room {
         }
     }
 
-    /// A part of the tensor that has been written and will not be written again.
+    /// Returns a part of the tensor that has been written and will not be written again.
     pub(super) fn part(&self, elements: Range<usize>) -> DispatchTensor {
         let place = self.place(elements);
         let bytes = place.bytes;
@@ -239,32 +241,32 @@ impl Room {
             align: self.dtype.size(),
             copy: None,
         };
-        // SAFETY: the part has this many bytes, and they are initialised: those of a `Block` are
-        // before they are written.
+        // SAFETY: the part has this many bytes, and they are initialised, as all bytes of a `Block`
+        // are even before they are written.
         self.tensor(unsafe { Bytes::from_controller(Box::new(part), bytes) }.into())
     }
 
-    /// A tensor of this element type on some memory.
+    /// Makes a tensor of this element type on some memory.
     fn tensor(&self, memory: Arc<Bytes>) -> DispatchTensor {
         let elements = memory.len() / self.dtype.size();
         let layout = Layout::contiguous(Shape::from([elements]));
         of_cpu(FlexTensor::from_arc(memory, layout, self.dtype))
     }
 
-    /// Writes the combination of values, in their order, to a part: the bits of combining one value
-    /// after the other.
+    /// Writes the combination of values, in order, to a part: the same bits as combining one value
+    /// after another.
     pub(super) fn combine(&self, op: ReduceOp, elements: Range<usize>, values: &[&[u8]]) {
         let combine = combine_of(self.dtype).expect("a type that is combined here");
         combine(op, &self.place(elements), values);
     }
 
-    /// The tensor, when every part has been written.
+    /// Returns the tensor, once every part has been written.
     pub(super) fn into_tensor(self) -> DispatchTensor {
         self.tensor(self.memory.clone())
     }
 }
 
-/// Combines flat tensors of numbers on the CPU, of one size, in their order.
+/// Combines flat tensors of numbers on the CPU, all of the same size, in order.
 pub(super) fn combination(op: ReduceOp, tensors: Vec<DispatchTensor>) -> DispatchTensor {
     let (elements, dtype) = (tensors[0].shape().num_elements(), tensors[0].dtype());
     let tensors: Vec<DispatchTensor> = tensors.into_iter().map(in_one_piece).collect();
@@ -304,7 +306,7 @@ fn combine<E: Number>(op: ReduceOp, place: &Place, values: &[&[u8]]) {
     }
 }
 
-/// Makes a function that returns the better of two values. NaN is never lost.
+/// Makes a function that returns the better of two values. NaN always propagates.
 fn extremum<E: Number>(is_better: impl Fn(&E, &E) -> bool) -> impl Fn(E, E) -> E {
     move |first, second| {
         if is_better(&first, &second) || second.is_nan() {
@@ -315,7 +317,7 @@ fn extremum<E: Number>(is_better: impl Fn(&E, &E) -> bool) -> impl Fn(E, E) -> E
     }
 }
 
-/// Some elements of a value.
+/// Returns a range of elements of a value.
 fn part<'a, E: Number>(value: &'a [u8], cells: &Range<usize>) -> &'a [E] {
     &bytemuck::cast_slice(value)[cells.clone()]
 }
@@ -324,7 +326,8 @@ fn fold<E: Number>(place: &Place, values: &[&[u8]], combine: impl Fn(E, E) -> E)
     // SAFETY: nothing else uses the place, and its bytes are initialised.
     let results = unsafe { std::slice::from_raw_parts_mut(place.start.as_ptr(), place.bytes) };
     let results: &mut [E] = bytemuck::cast_slice_mut(results);
-    // Stretches outside, values inside: the results stay in cache and reach memory once.
+    // The outer loop is over stretches, the inner one over values: the results stay in cache and
+    // reach memory once.
     for (stretch, results) in results.chunks_mut(STRETCH).enumerate() {
         let cells = stretch * STRETCH..stretch * STRETCH + results.len();
         let (first, rest) = values.split_first().expect("a value");
@@ -386,7 +389,7 @@ mod tests {
             scope.spawn(move || place.write(&written));
             assert_eq!(cells(&part, 0..3), bytes(1.0, 3));
         });
-        // Whoever writes to a part gets a copy of it.
+        // A write to a part goes to a copy of it.
         let of = |tensor| Tensor::<1>::from_dispatch(tensor);
         let mut sole = numbers(&part).unwrap().clone();
         drop(part);

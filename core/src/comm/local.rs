@@ -1,4 +1,4 @@
-//! The embedded engine: ranks are threads of one process, and a message hands over tensor handles.
+//! Embedded engine: ranks are threads of one process, and messages hand over tensor handles.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,24 +16,24 @@ use crate::cells::copied;
 use crate::dispatch::here;
 use crate::{Error, Result};
 
-/// The polls of a waiting rank before it sleeps: a message that is about to arrive then costs no
-/// wake-up.
+/// Number of polls of a waiting rank before it sleeps, so that a message that is about to arrive
+/// costs no wake-up.
 const LOOKS_BEFORE_SLEEP: usize = 64;
 
-/// Connection of the ranks of one process.
+/// Connection between the ranks of one process.
 pub(crate) struct Hub {
     mailboxes: Vec<Mailbox>,
     finished: Vec<AtomicBool>,
     failure: Mutex<Option<(usize, String)>>,
     failed: AtomicBool,
-    /// The time of the last progress of a long message from, or to, each rank, in milliseconds since
+    /// The time of the last progress of a long message from or to each rank, in milliseconds since
     /// the hub was made.
     progress: Vec<AtomicU64>,
     made: Instant,
 }
 
 impl Hub {
-    /// A hub for `size` ranks.
+    /// Makes a hub for `size` ranks.
     pub(crate) fn new(size: usize) -> Arc<Self> {
         let mailbox = || Mailbox {
             queues: Mutex::new((0..size).map(|_| Queue::default()).collect()),
@@ -49,7 +49,7 @@ impl Hub {
         })
     }
 
-    /// The communicator of one rank.
+    /// Makes the communicator of one rank.
     pub(crate) fn communicator(self: &Arc<Self>, rank: usize, settings: Settings) -> Local {
         Local {
             hub: self.clone(),
@@ -59,13 +59,15 @@ impl Hub {
         }
     }
 
-    /// Records that a part of a message of a rank has arrived, or that one for it has left.
+    /// Records that a part of a message from a rank has arrived, or that a part of a message to it
+    /// has left.
     pub(super) fn record_progress(&self, rank: usize) {
         let now = self.made.elapsed().as_millis() as u64;
         self.progress[rank].store(now, Ordering::Relaxed);
     }
 
-    /// The time for which nothing has arrived from a rank nor left for it, at most the time since `start`.
+    /// The time since anything last arrived from a rank or left for it, at most the time since
+    /// `start`.
     fn silent(&self, rank: usize, start: Instant) -> Duration {
         let progress = Duration::from_millis(self.progress[rank].load(Ordering::Relaxed));
         start
@@ -80,7 +82,7 @@ impl Hub {
         mailbox.arrived.notify_all();
     }
 
-    /// Records that a rank cannot continue and wakes all others. The first failure is kept.
+    /// Records that a rank cannot continue, and wakes all others. Only the first failure is kept.
     pub(crate) fn fail(&self, rank: usize, cause: &str) {
         lock(&self.failure).get_or_insert_with(|| (rank, cause.to_string()));
         self.failed.store(true, Ordering::Release);
@@ -117,7 +119,8 @@ impl Hub {
 
     fn wake_all(&self) {
         for mailbox in &self.mailboxes {
-            // Under the lock, so that a waiter that has just read the state is asleep, and wakes.
+            // Under the lock, so that a waiter that has just read the state is already asleep, and
+            // wakes.
             let _queues = lock(&mailbox.queues);
             mailbox.arrived.notify_all();
         }
@@ -152,7 +155,7 @@ impl Local {
         lock(&self.hub.mailboxes[self.rank].queues)[peer].take(ticket)
     }
 
-    /// The error if no further message can arrive from `peer`.
+    /// Returns an error if no further message can arrive from `peer`.
     fn ended(&self, operation: &Operation, peer: usize) -> Option<Error> {
         let ended = |peer, cause| Error::PeerEnded {
             rank: self.rank,
@@ -185,7 +188,8 @@ impl Local {
         let start = Instant::now();
         let mut queues = lock(&mailbox.queues);
         loop {
-            // First the state, then the queue: a rank's last message arrives before its end.
+            // Reads the state before the queue, because a rank's last message arrives before its
+            // end.
             let ended = self.ended(operation, peer);
             if let Some(message) = queues[peer].take(ticket) {
                 return Ok(message);
@@ -260,7 +264,7 @@ impl Local {
     }
 }
 
-/// Messages that a batch has requested and not received, with their senders.
+/// Messages that a batch has requested but not received, with their senders.
 struct Receipt {
     local: Arc<Local>,
     tickets: VecDeque<(usize, Ticket)>,
@@ -287,10 +291,10 @@ impl std::fmt::Display for Payload {
     }
 }
 
-/// Makes content that may be handed to another thread.
+/// Converts a payload to content that may be handed to another thread.
 ///
-/// On the CPU thin slices are copied: a message must not keep a whole field alive for its edge, nor
-/// prevent its sender from updating the field in place.
+/// On the CPU, thin slices are copied: a message must not keep a whole field alive for its edge,
+/// nor prevent its sender from updating the field in place.
 fn content(payload: Payload) -> Content {
     let tensors = match payload {
         Payload::Tensors(tensors) => tensors,
@@ -357,7 +361,7 @@ impl Communicator for Local {
         self.hub.failure()
     }
 
-    /// A message hands over handles.
+    /// Returns `false`, because messages only hand over handles.
     fn takes_time(&self) -> bool {
         false
     }

@@ -16,20 +16,20 @@ pub(super) struct Message {
 
 /// Operation that a message belongs to.
 pub(super) enum Sender {
-    /// Of a rank of this process.
+    /// Operation of a rank of this process.
     Here(Operation),
-    /// Of another process: fingerprint and name of the operation.
+    /// Operation of another process: fingerprint and name.
     Elsewhere(u64, String),
 }
 
 /// Content of a message.
 pub(super) enum Content {
-    /// Handles.
+    /// A payload handed over as handles.
     Handed(Payload),
     /// Handles of tensors on a GPU.
     #[cfg(feature = "cube")]
     OnGpu(Vec<Handle>),
-    /// The bytes of tensors: a block and the number of its first bytes that are used.
+    /// The bytes of tensors: a block and the number of its leading bytes that are used.
     AnyDims(Block, usize),
 }
 
@@ -66,10 +66,10 @@ impl std::fmt::Display for Content {
 }
 
 impl Content {
-    /// The payload, if it is of the expected form.
+    /// Returns the payload, if it has the expected form.
     ///
     /// # Errors
-    /// A description of content of another form.
+    /// A description of the content, if it has another form.
     pub(super) fn into_payload(self, expected: &Expected) -> Result<Payload, String> {
         match self {
             #[cfg(feature = "cube")]
@@ -96,14 +96,14 @@ impl Content {
     }
 }
 
-/// Messages for one rank, a queue per sender.
+/// Messages for one rank, one queue per sender.
 #[derive(Default)]
 pub(super) struct Mailbox {
     pub(super) queues: Mutex<Vec<Queue>>,
     pub(super) arrived: Condvar,
 }
 
-/// The number of a message between two ranks.
+/// Sequence number of a message between two ranks.
 pub(super) type Ticket = usize;
 
 /// Messages of one sender, in order; the receiver may take them in another order.

@@ -10,7 +10,7 @@ use super::host::Place;
 use super::operation::Operation;
 use crate::Result;
 
-/// Content of a message; [`Communicator`](super::Communicator) has an example.
+/// Content of a message; see the example of [`Communicator`](super::Communicator).
 #[derive(Clone, Debug)]
 pub enum Payload {
     /// Pieces of a field.
@@ -19,26 +19,27 @@ pub enum Payload {
     Bytes(Vec<u8>),
 }
 
-/// Form of an expected message; [`Communicator`](super::Communicator) has an example.
+/// Form of an expected message; see the example of [`Communicator`](super::Communicator).
 #[derive(Clone, Debug)]
 pub enum Expected {
     /// Tensors of these shapes.
     Tensors {
-        /// Their shapes.
+        /// The shapes.
         shapes: Vec<Shape>,
-        /// Their element type.
+        /// The element type.
         dtype: DType,
         /// The device of the received tensors.
         device: DispatchDevice,
     },
-    /// A tensor that is written to its place in a larger one; the payload is then without tensors.
+    /// A tensor that is written to its place in a larger one; the returned payload then has no
+    /// tensors.
     Place(Place),
     /// Metadata of any length.
     Bytes,
 }
 
 impl Expected {
-    /// The size of the message in bytes; `None` if it may have any.
+    /// The size of the message in bytes; `None` if it may have any size.
     pub(crate) fn bytes(&self) -> Option<usize> {
         match self {
             Self::Bytes => None,
@@ -50,7 +51,7 @@ impl Expected {
         }
     }
 
-    /// Whether a payload is of the expected form.
+    /// Whether a payload has the expected form.
     pub(crate) fn accepts(&self, payload: &Payload) -> bool {
         use burn::backend::TensorMetadata;
         match (self, payload) {
@@ -80,8 +81,8 @@ impl fmt::Display for Expected {
     }
 }
 
-/// Messages that one rank sends and receives in one operation;
-/// [`Communicator`](super::Communicator) has an example.
+/// Messages that one rank sends and receives in one operation; see the example of
+/// [`Communicator`](super::Communicator).
 #[derive(Debug)]
 pub struct Batch {
     /// The operation.
@@ -92,8 +93,8 @@ pub struct Batch {
     pub receives: Vec<(usize, Expected)>,
 }
 
-/// A batch in flight; [`finish`](InFlight::finish) waits for its messages. Batches may be finished
-/// in any order. [`Communicator`](super::Communicator) has an example.
+/// Batch in flight; [`finish`](InFlight::finish) waits for its messages. Batches may be finished in
+/// any order. See the example of [`Communicator`](super::Communicator).
 #[must_use = "what a batch receives is lost if it is not finished"]
 pub struct InFlight(Box<dyn Pending>);
 
@@ -102,10 +103,10 @@ pub trait Pending {
     /// Waits for the messages and returns them in the order of [`Batch::receives`].
     ///
     /// # Errors
-    /// Those of [`InFlight::finish`].
+    /// The errors of [`InFlight::finish`].
     fn finish(self: Box<Self>) -> Result<Vec<Payload>>;
 
-    /// Lets the messages progress while the rank computes, on engines that need a request for it.
+    /// Lets the messages progress while the rank computes, on engines that must be asked to.
     fn in_background(&self) {}
 }
 
@@ -121,7 +122,7 @@ impl InFlight {
         Self(Box::new(pending))
     }
 
-    /// Lets the messages progress while the rank computes, on engines that need a request for it.
+    /// Lets the messages progress while the rank computes, on engines that must be asked to.
     ///
     /// For operators that have work to do before they [`finish`](Self::finish).
     pub fn in_background(&self) {
@@ -129,7 +130,7 @@ impl InFlight {
     }
 
     /// Adds a callback that runs when all messages have arrived, with the time at which the rank
-    /// began to wait.
+    /// started to wait.
     pub(crate) fn then(self, callback: impl FnOnce(Instant) + 'static) -> Self {
         struct Then<F>(InFlight, F);
 
@@ -153,8 +154,8 @@ impl InFlight {
     /// Waits for the messages and returns them in the order of [`Batch::receives`].
     ///
     /// # Errors
-    /// A message that did not arrive within the timeout, belongs to another operation or has
-    /// another shape; a rank that has ended.
+    /// A message does not arrive within the timeout, belongs to another operation or has another
+    /// shape; a rank has ended.
     pub fn finish(self) -> Result<Vec<Payload>> {
         self.0.finish()
     }

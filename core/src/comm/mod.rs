@@ -1,8 +1,8 @@
-//! Communication between ranks: one trait, and an engine for each kind of connection.
+//! Communication between ranks: one trait, and one engine per kind of connection.
 //!
 //! An engine moves batches of messages between pairs of ranks, in order. Collective operations are
-//! built on it in `collectives` and `all_reduce`, once for all engines, so that a reduction gives
-//! the same bits on all of them.
+//! built on this in `collectives` and `all_reduce`, once for all engines, so that a reduction
+//! returns the same bits on all of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(crate) mod tcp;
 mod watch;
 mod wire;
 
-/// Runs a call that waits for other processes without a time limit: if one of them is missing, this
+/// Runs a call that waits for other processes without a time limit. If one of them is missing, this
 /// process ends after the timeout.
 #[cfg(any(feature = "mpi", feature = "cuda"))]
 fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) -> T {
@@ -62,11 +62,11 @@ fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) ->
     value
 }
 
-/// Connection of one rank to the others.
+/// Connection of one rank to the others: the interface of an engine.
 ///
 /// Messages between two ranks keep their order. A send never waits for its receiver. A rank may
-/// send itself messages that the same batch receives. Ranks start their batches in one order, so one
-/// thread of a rank starts batches at a time.
+/// send itself messages that the same batch receives. All ranks must start their batches in the
+/// same order, so only one thread of a rank may start batches at a time.
 ///
 /// # Example
 /// ```
@@ -94,13 +94,14 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// The number of ranks.
     fn size(&self) -> usize;
 
-    /// Whether this engine stands in for the one of a job, to record what a program sends: an elementwise result of tensors on both
-    /// has this one.
+    /// Whether this engine stands in for the engine of a job, to record the messages of a program.
+    /// An elementwise result of tensors on both engines has this one.
     fn stands_in(&self) -> bool {
         false
     }
 
-    /// Whether nothing travels by this engine. One that [stands in](Self::stands_in) may send what it records.
+    /// Whether this engine sends nothing. An engine that [stands in](Self::stands_in) may still
+    /// send what it records.
     fn is_dry(&self) -> bool {
         false
     }
@@ -108,31 +109,31 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// Posts the sends of a batch and returns before its messages have arrived.
     ///
     /// # Errors
-    /// A rank that has ended.
+    /// Another rank has ended.
     fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight>;
 
-    /// Notifies the other ranks that this one ends, with the rank that failed first, which may be
-    /// another, and the cause.
+    /// Notifies the other ranks that this one ends, with the cause and the rank that failed first,
+    /// which may be another one.
     fn fail(&self, rank: usize, cause: &str);
 
-    /// The rank that failed first, and the cause, as far as recorded; an engine whose failures end
-    /// the process records none.
+    /// The rank that failed first, and the cause, if recorded. An engine whose failures end the
+    /// process records none.
     fn failure(&self) -> Option<(usize, String)> {
         None
     }
 
-    /// Whether messages take time, during which a rank can compute.
+    /// Whether messages take time in which a rank can compute.
     fn takes_time(&self) -> bool {
         true
     }
 
-    /// The settings of this rank's communication.
+    /// The communication settings of this rank.
     fn settings(&self) -> &Settings;
 
-    /// Counters of messages and bytes that this rank has sent.
+    /// Counters of the messages and bytes that this rank has sent.
     fn counters(&self) -> &Counters;
 
-    /// Describes the boxes of the batch that was started last, to an engine that records plans.
+    /// Describes the boxes of the batch started last, for engines that record plans.
     fn describe_boxes(&self, boxes: &dyn fmt::Display) {
         let _ = boxes;
     }

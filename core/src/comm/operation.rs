@@ -1,4 +1,4 @@
-//! Operations to which messages belong, by which ranks detect that they diverge.
+//! Operations to which messages belong; they let ranks detect divergence.
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -9,7 +9,7 @@ use foldhash::fast::FixedState;
 
 use crate::layout::{Layout, ReduceOp};
 
-/// Purpose of a communication, by which it is counted; [`Operation`] has an example.
+/// Purpose of a communication, by which it is counted; see the example of [`Operation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Traffic {
     /// Halos and other boxes that an operator needs.
@@ -20,7 +20,7 @@ pub enum Traffic {
     Reduce,
     /// A field or parameters sent out from one rank, or collected on one.
     Scatter,
-    /// Parameters that are stored in shards, gathered for use, and their gradients.
+    /// Parameters stored in shards, gathered for use, and their gradients.
     Gather,
     /// Checks and metadata.
     Control,
@@ -54,15 +54,15 @@ pub struct Operation {
     backward: bool,
     traffic: Traffic,
     layout: Option<Layout>,
-    /// The layout before it, of a change of layout.
+    /// The previous layout, for a change of layout.
     before: Option<Layout>,
-    /// The type of the numbers of which boxes travel.
+    /// The element type of the boxes that travel.
     dtype: Option<DType>,
     /// The reduction, and the number and type of the reduced elements.
     elements: Option<(ReduceOp, usize, DType)>,
-    /// The shapes of its tensors, if there are several.
+    /// The shapes of the tensors, if there are several.
     parts: Option<Arc<[Shape]>>,
-    /// A hash of the arguments of its [plan](crate::ExchangePlan); zero without.
+    /// A hash of the arguments of the [plan](crate::ExchangePlan); zero if there are none.
     arguments: u64,
 }
 
@@ -82,7 +82,7 @@ impl Operation {
         }
     }
 
-    /// The operation by another name.
+    /// Returns the operation with another name.
     #[must_use]
     pub(crate) fn named(&self, name: &'static str) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl Operation {
         }
     }
 
-    /// The operation as a change from a layout.
+    /// Returns the operation as a change from another layout.
     #[must_use]
     pub(crate) fn leaving(self, before: &Layout) -> Self {
         Self {
@@ -100,7 +100,7 @@ impl Operation {
         }
     }
 
-    /// The operation on boxes of numbers of a type.
+    /// Returns the operation on boxes with this element type.
     #[must_use]
     pub(crate) fn of_type(&self, dtype: DType) -> Self {
         Self {
@@ -109,7 +109,7 @@ impl Operation {
         }
     }
 
-    /// The operation as a reduction of a number of elements of a type.
+    /// Returns the operation as a reduction of a number of elements of a type.
     #[must_use]
     pub(crate) fn of(&self, op: ReduceOp, elements: usize, dtype: DType) -> Self {
         Self {
@@ -118,7 +118,7 @@ impl Operation {
         }
     }
 
-    /// The operation on tensors of these shapes, one after the other.
+    /// Returns the operation on several tensors, with these shapes.
     #[must_use]
     pub(crate) fn of_parts(self, shapes: impl Iterator<Item = Shape>) -> Self {
         Self {
@@ -127,13 +127,14 @@ impl Operation {
         }
     }
 
-    /// The operation by a plan of arguments with this hash.
+    /// Returns the operation with a plan whose arguments have this hash.
     #[must_use]
     pub(crate) fn of_arguments(self, arguments: u64) -> Self {
         Self { arguments, ..self }
     }
 
-    /// The same operation in the backward pass; of one that is in it, in the forward pass.
+    /// Returns the same operation in the backward pass; for an operation in the backward pass, that
+    /// in the forward pass.
     pub fn backward(&self) -> Self {
         Self {
             backward: !self.backward,
@@ -151,24 +152,24 @@ impl Operation {
         self.traffic
     }
 
-    /// Whether it is on several tensors.
+    /// Whether the operation is on several tensors.
     pub(crate) fn has_parts(&self) -> bool {
         self.parts.is_some()
     }
 
-    /// Whether it belongs to the backward pass.
+    /// Whether the operation belongs to the backward pass.
     pub fn is_backward(&self) -> bool {
         self.backward
     }
 
-    /// The layout of its field, if it has one.
+    /// The layout of the field, if there is one.
     pub fn layout(&self) -> Option<&Layout> {
         self.layout.as_ref()
     }
 
     /// A hash by which two ranks detect that they are in different operations.
     pub fn fingerprint(&self) -> u64 {
-        // A fast hash: every message needs one.
+        // A fast hash, because every message needs one.
         let identity = (
             self.name,
             self.backward,
@@ -182,7 +183,7 @@ impl Operation {
 }
 
 impl fmt::Display for Operation {
-    /// Prints name, pass, layouts and number types; with `#` also the hash of its arguments.
+    /// Prints name, pass, layouts and element types; with `#` also the hash of the arguments.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)?;
         if self.backward {
@@ -216,7 +217,8 @@ mod tests {
     use super::*;
     use crate::{MeshShape, Shard};
 
-    /// Boxes of one size hold other cells where layouts differ, and other numbers where types do.
+    /// Boxes of the same size hold other cells if layouts differ, and other numbers if element
+    /// types differ.
     #[test]
     fn layouts_before_and_types_of_numbers_tell_operations_apart() {
         let mesh = Arc::new(MeshShape::new(&[("x", 2)], vec![0, 1]).unwrap());

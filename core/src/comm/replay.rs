@@ -1,4 +1,4 @@
-//! Communicator that records received messages and repeats them without communication.
+//! Communicator that records received messages and replays them without communication.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,8 +10,8 @@ use super::{
 };
 use crate::Result;
 
-/// An engine that records the batches of a program; then repeats them to the same program, once, without a message; and
-/// then passes batches on. Gathers of parameters pass at all times.
+/// Engine that first records the batches of a program, then replays them once to the same program
+/// without any message, and finally passes batches on. Gathers of parameters are always passed on.
 #[derive(Debug)]
 pub(crate) struct Replay {
     engine: Arc<dyn Communicator>,
@@ -20,7 +20,7 @@ pub(crate) struct Replay {
 
 #[derive(Debug)]
 enum State {
-    /// Messages received by each batch, in the order in which batches started; `None` for one in flight.
+    /// Messages received by each batch, in start order; `None` for a batch in flight.
     Recording(Vec<Option<Vec<Received>>>),
     Repeating(VecDeque<Vec<Received>>),
     Passing,
@@ -46,7 +46,7 @@ impl Replay {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Ends the record, and repeats it from here on.
+    /// Ends the recording, and starts the replay.
     pub(crate) fn repeat(&self) {
         let mut state = self.state();
         if let State::Recording(record) = &mut *state {
@@ -57,7 +57,7 @@ impl Replay {
         }
     }
 
-    /// Passes batches on from here on: those of a backward pass.
+    /// Ends the replay, and passes on later batches, which are those of a backward pass.
     pub(crate) fn pass_on(&self) {
         let before = std::mem::replace(&mut *self.state(), State::Passing);
         let repeated = match before {
@@ -71,7 +71,7 @@ impl Replay {
     }
 }
 
-/// A batch whose messages are recorded when they have come.
+/// Batch whose messages are recorded on arrival.
 struct Recorded {
     in_flight: InFlight,
     expected: Vec<Expected>,
@@ -123,8 +123,8 @@ impl Communicator for Replay {
             Pass,
         }
 
-        // Parameters are gathered again: keeping them would undo that they are stored in shards. Ranks agree to a gather
-        // where it starts, which may be before the block.
+        // Parameters are gathered again, because keeping them would defeat storing them in shards.
+        // Ranks agree to a gather where it starts, which may be before the block.
         let operation = &batch.operation;
         if operation.traffic() == Traffic::Gather || operation.name() == AGREEMENT_TO_GATHER {
             return self.engine.clone().start(batch);

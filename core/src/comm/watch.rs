@@ -1,19 +1,18 @@
-//! Watchdog for work that waits for other ranks without a timeout, as work of a device does.
+//! Watchdog for work that waits for other ranks without a timeout, as device work does.
 
 use std::time::{Duration, Instant};
 
 use super::Operation;
 
-/// Test whether an event has happened.
+/// Predicate that tests whether an event has happened.
 pub(super) type Signal = Box<dyn Fn() -> bool + Send>;
 
-/// Work that begins when this rank is ready for it, and ends when other ranks have done their part
-/// of it.
+/// Work that starts when this rank is ready for it, and ends when other ranks have done their part.
 struct Work {
     operation: Operation,
     begun: Signal,
     ended: Signal,
-    /// The time of the first poll after it had begun.
+    /// The time of the first poll after the start.
     since: Option<Instant>,
 }
 
@@ -32,12 +31,12 @@ impl Watch {
         });
     }
 
-    /// Whether some work had not ended at the last poll.
+    /// Whether any work had not ended at the last poll.
     pub(super) fn is_waiting(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Polls all work, and returns the operation of one that has waited for other ranks for
+    /// Polls all work, and returns the operation of an item that has waited for other ranks for
     /// `timeout` or longer.
     pub(super) fn overdue(&mut self, timeout: Duration) -> Option<&Operation> {
         self.0.retain(|work| !(work.ended)());
@@ -78,7 +77,7 @@ mod tests {
             let timeout = Duration::from_secs(seconds);
             watch.overdue(timeout).map(Operation::name)
         };
-        // However long this rank takes to begin.
+        // Not overdue before the start, however long this rank takes.
         assert_eq!(overdue(0), None);
         begin.store(true, Ordering::Relaxed);
         assert_eq!(overdue(60), None);

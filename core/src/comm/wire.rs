@@ -1,6 +1,6 @@
 //! Payloads as bytes, for engines whose ranks do not share memory.
 //!
-//! All ranks have one architecture: numbers are in its byte order.
+//! All ranks have the same architecture, so numbers are sent in its byte order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,18 +14,19 @@ use super::{Expected, Payload};
 use crate::dispatch::{from_host, here, of_cpu, to_host};
 use crate::memory::Block;
 
-/// Memory of a message that is sent.
+/// Memory of an outgoing message.
 pub(super) enum Outgoing {
-    /// The first bytes of a block.
+    /// A block and the number of its leading bytes that are sent.
     Block(Block, usize),
-    /// Bytes from one on.
+    /// Bytes, and the offset of the first one that is sent.
     Bytes(Vec<u8>, usize),
-    /// A part of a tensor's bytes, which stay unchanged as long as there is a second handle.
+    /// A part of a tensor's bytes, which stay unchanged as long as this second handle exists.
     Tensor(Arc<Bytes>, Range<usize>),
 }
 
 impl Outgoing {
-    /// The bytes of a payload: those of its tensor, if it is one contiguous tensor, else a copy.
+    /// Returns the bytes of a payload: those of its tensor if it is one contiguous tensor, else a
+    /// copy.
     pub(super) fn of(mut payload: Payload) -> Self {
         bring(&mut payload);
         let tensors = match payload {
@@ -60,11 +61,11 @@ impl Outgoing {
     }
 }
 
-/// The range of a tensor's bytes in its memory, if it is contiguous.
+/// The byte range of a tensor in its memory, if it is contiguous.
 fn place(tensor: &FlexTensor) -> Option<Range<usize>> {
     let (layout, size) = (tensor.layout(), tensor.dtype().size());
     let elements = layout.num_elements();
-    // An empty view may begin anywhere.
+    // An empty view may start anywhere.
     let start = if elements > 0 {
         layout.start_offset()
     } else {
@@ -94,8 +95,7 @@ pub(super) fn bring(payload: &mut Payload) {
 fn write_cells(tensor: &FlexTensor, target: &mut [u8]) {
     let (layout, size) = (tensor.layout(), tensor.dtype().size());
     let (shape, strides) = (&layout.shape()[..], layout.strides());
-    // The last dims that are contiguous are copied as one run; the others are counted as by an
-    // odometer.
+    // Trailing contiguous dims are copied as one run; the others are iterated like an odometer.
     let (mut outer, mut run) = (shape.len(), 1);
     while outer > 0 && (strides[outer - 1] == run as isize || shape[outer - 1] == 1) {
         outer -= 1;
@@ -119,8 +119,8 @@ fn write_cells(tensor: &FlexTensor, target: &mut [u8]) {
 }
 
 impl Expected {
-    /// Makes a payload of the expected form from the first `length` bytes of a block, which must
-    /// have its size.
+    /// Makes a payload of the expected form from the first `length` bytes of a block. `length` must
+    /// be the expected size.
     pub(super) fn unpack(&self, block: Block, length: usize) -> Payload {
         let Self::Tensors {
             shapes,

@@ -1,15 +1,15 @@
-//! Comparison of the settings of a job's processes, each of which reads an environment of its own.
+//! Comparison of the settings of a job's processes, each of which reads its own environment.
 
 use std::sync::Arc;
 
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::{Error, Result};
 
-/// Checks that all processes of a job have the same settings, given by name: these decide which messages are sent, and in which
-/// order.
+/// Checks that all processes of a job have the same settings, given by name, because settings
+/// determine which messages are sent, and in which order.
 ///
 /// # Errors
-/// The first setting that differs, with two ranks and their values; a failure of communication.
+/// Returns the first setting that differs, with two ranks and their values; communication fails.
 pub(super) fn require_same_settings(
     comm: &Arc<dyn Communicator>,
     settings: &[(&str, String)],

@@ -1,4 +1,4 @@
-//! Starting a program on ranks.
+//! Launching a program on ranks.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ mod agreement;
 mod panics;
 mod ranks;
 
-/// Engine by which ranks are started and connected.
+/// Engine that starts and connects ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     Local,
@@ -29,12 +29,14 @@ enum Engine {
 }
 
 impl Engine {
-    /// The engine that the environment selects.
+    /// Returns the engine that the environment selects.
     ///
-    /// MPI's launchers set `OMPI_COMM_WORLD_SIZE` (Open MPI), `MPI_LOCALRANKID` (`mpirun` of MPICH
-    /// and Intel MPI), `PMI_SIZE` (these, and `srun --mpi=pmi2`), `PMIX_RANK` (`srun --mpi=pmix` and
-    /// others), or `SLURM_STEP_NUM_TASKS` (`srun`; counts if greater than one, because an interactive
-    /// shell has it too). An explicit address takes precedence over `srun`, not over `mpirun`.
+    /// MPI launchers set `OMPI_COMM_WORLD_SIZE` (Open MPI), `MPI_LOCALRANKID` (`mpirun` of MPICH
+    /// and Intel MPI), `PMI_SIZE` (these, and `srun --mpi=pmi2`), `PMIX_RANK` (`srun --mpi=pmix`
+    /// and others), or `SLURM_STEP_NUM_TASKS` (`srun`; counts only if greater than one, because
+    /// interactive shells set it too). `RANK` with `MASTER_ADDR` takes precedence over all of
+    /// these; `MASTER_ADDR` with `SLURM_PROCID` takes precedence over `srun`, but not over
+    /// `mpirun`.
     fn of(get: impl Fn(&str) -> Option<String>) -> Self {
         let is_set = |name: &&str| get(name).is_some();
         let all = |names: &[&str]| names.iter().all(is_set);
@@ -54,7 +56,7 @@ impl Engine {
         } else if in_mpi_job {
             Self::Mpi
         } else if ["RANK", "MASTER_ADDR", "WORLD_SIZE"].iter().any(is_set) {
-            // Its error names the missing variables.
+            // The error of this engine names the missing variables.
             Self::Tcp
         } else {
             Self::Local
@@ -62,7 +64,7 @@ impl Engine {
     }
 }
 
-/// Starts a program on ranks: threads of this process, or the processes of a job.
+/// Launches a program on ranks: threads of this process, or the processes of a job.
 ///
 /// # Example
 /// ```
@@ -87,7 +89,7 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Makes a launcher of ranks that are threads of this process.
+    /// Makes a launcher whose ranks are threads of this process.
     pub fn local(ranks: usize) -> Self {
         Self {
             engine: Engine::Local,
@@ -100,17 +102,17 @@ impl Launcher {
     }
 
     /// Makes a launcher with the engine that the environment selects: MPI under `mpirun` or `srun`;
-    /// connections between processes where a launcher has set `RANK`, `WORLD_SIZE`, `MASTER_ADDR`
-    /// and `MASTER_PORT`, as PyTorch's does; else threads.
+    /// TCP connections between processes if a launcher such as PyTorch's has set `RANK`,
+    /// `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; otherwise threads.
     ///
-    /// `RANK` and `WORLD_SIZE` may be Slurm's `SLURM_PROCID` and `SLURM_NTASKS`. Unless all
+    /// Slurm's `SLURM_PROCID` and `SLURM_NTASKS` may replace `RANK` and `WORLD_SIZE`. Unless all
     /// processes are on one host, with `MASTER_ADDR=localhost`, they need a common
-    /// `HALOCLINE_SECRET`: a random text, without which no process joins.
+    /// `HALOCLINE_SECRET`: a random text, without which no process can join.
     ///
     /// `HALOCLINE_TIMEOUT` (seconds), `HALOCLINE_CHECK`, `HALOCLINE_OVERLAP` and
     /// `HALOCLINE_BUCKETS` (`0` or `1`) set [`timeout`](Self::timeout), [`check`](Self::check),
     /// [`overlap`](Self::overlap) and [`buckets`](Self::buckets); `HALOCLINE_LOG=comm` prints a
-    /// line for every communication on stderr, `HALOCLINE_TRACE` names a file for a
+    /// line to stderr for every communication; `HALOCLINE_TRACE` names a file for a
     /// [`trace`](Self::trace).
     ///
     /// # Panics
@@ -155,20 +157,20 @@ impl Launcher {
         launcher
     }
 
-    /// Whether the ranks are processes of a job, and not threads of this process.
+    /// Whether the ranks are processes of a job rather than threads of this process.
     pub fn is_job(&self) -> bool {
         self.engine != Engine::Local
     }
 
-    /// Sets the number of ranks, unless the environment gives it: a job has the ranks that it was
-    /// started with.
+    /// Sets the number of ranks, unless the environment determines it: a job has the ranks with
+    /// which it was started.
     #[must_use]
     pub fn ranks(mut self, ranks: usize) -> Self {
         self.ranks = ranks;
         self
     }
 
-    /// Sets the time that a rank waits for a message. Default 60 s.
+    /// Sets the time to wait for a message. Default 60 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         // A deadline, the time now plus the timeout, must not overflow.
@@ -177,8 +179,8 @@ impl Launcher {
         self
     }
 
-    /// Sets whether ranks compare operation and layout before each communication. Default in debug
-    /// builds.
+    /// Sets whether ranks compare operation and layout before each communication. Default: in debug
+    /// builds only.
     #[must_use]
     pub fn check(mut self, check: bool) -> Self {
         self.settings.check = check;
@@ -193,34 +195,34 @@ impl Launcher {
     }
 
     /// Sets whether [`backward`](crate::ShardTensor::backward) sums gradients of parameters in
-    /// buckets of many, while it continues. Default yes; the gradients are the same.
+    /// buckets of several, while it continues. Default: yes; the gradients are the same either way.
     #[must_use]
     pub fn buckets(mut self, buckets: bool) -> Self {
         self.settings.buckets = buckets;
         self
     }
 
-    /// Writes a timeline of all ranks' operators and communications, in Chrome's trace format, when
-    /// the program has ended. The file is created at the start. At the end rank 0 waits for the
-    /// events of the others, for each at most the timeout.
+    /// Writes a timeline of the operators and communications of all ranks, in Chrome's trace
+    /// format, when the program has ended. The file is created at the start. At the end, rank 0
+    /// waits for the events of each other rank, at most for the timeout.
     #[must_use]
     pub fn trace(mut self, file: impl Into<PathBuf>) -> Self {
         self.trace = Some(file.into());
         self
     }
 
-    /// Sets the seed from which modules are initialised. Default 0. All processes of a job need the
-    /// same.
+    /// Sets the seed from which modules are initialised. Default 0. All processes of a job must use
+    /// the same seed.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Sets the device of the ranks. Default burn's default device; with the feature `cuda` each
-    /// process of a job takes the GPU with its number on its host. On a device with gradient
-    /// checkpointing (`Device::default().autodiff() .gradient_checkpointing()`) elementwise
-    /// operators are computed again in the backward pass, which takes time and saves memory;
+    /// Sets the device of the ranks. Default: burn's default device; with the feature `cuda`, each
+    /// process of a job takes the GPU with its local number on the host. On a device with gradient
+    /// checkpointing (`Device::default().autodiff().gradient_checkpointing()`), elementwise
+    /// operators are recomputed in the backward pass, which takes time and saves memory;
     /// communication is never repeated.
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
@@ -231,20 +233,20 @@ impl Launcher {
     /// Runs a program on every rank and waits for all of them.
     ///
     /// # Errors
-    /// The error, or the panic, of the rank that failed first. Other ranks stop at their next
-    /// communication; ranks that have not stopped within three seconds end with the process. Also:
-    /// no rank; a timeout of 0; no GPU, or one that the program has used in several streams before the first `Launcher`;
-    /// processes of a job with other versions, seeds, or settings of [`check`](Self::check),
-    /// [`overlap`](Self::overlap), [`buckets`](Self::buckets) or [`trace`](Self::trace).
+    /// The error or panic of the rank that failed first. Other ranks stop at their next
+    /// communication; if a rank has not stopped within three seconds, the process ends. Also: no
+    /// ranks; a timeout of 0; no GPU, or one that the program has used in several streams before
+    /// the first `Launcher`; processes of a job with different versions, seeds, or settings of
+    /// [`check`](Self::check), [`overlap`](Self::overlap), [`buckets`](Self::buckets) or
+    /// [`trace`](Self::trace).
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
         self.collect(program).map(|_| ())
     }
 
-    /// Runs a program as [`run`](Self::run) does, and returns the results of the ranks of this
-    /// process, in order.
+    /// Like [`run`](Self::run), and returns the results of the ranks of this process, in order.
     ///
     /// # Errors
-    /// Those of [`run`](Self::run).
+    /// The errors of [`run`](Self::run).
     pub fn collect<T: Send>(
         self,
         program: impl Fn(World) -> Result<T> + Send + Sync,
@@ -256,7 +258,7 @@ impl Launcher {
             let message = "a timeout of 0 s; expected a longer one";
             return Err(Error::Engine(message.into()));
         }
-        // Called after a rank is connected, so that its failure reaches the others.
+        // Called after a rank is connected, so that a failure reaches the others.
         let device = || {
             let device = match &self.device {
                 Some(device) => device.clone(),
@@ -315,7 +317,7 @@ impl Launcher {
             #[cfg(feature = "mpi")]
             Engine::Mpi => {
                 let comm = crate::comm::mpi::Mpi::start(self.settings)?;
-                // After a failure MPI ends all ranks, this one included.
+                // After a failure, MPI ends all ranks, including this one.
                 let shut_down = || comm.shut_down();
                 run_process(comm.clone(), &shared, device, world, program, shut_down)
             }
@@ -347,7 +349,7 @@ impl Launcher {
     }
 }
 
-/// The engine for a device: with NCCL above it if cells travel between GPUs.
+/// Returns the engine for a device: with NCCL on top if cells travel between GPUs.
 fn between_gpus(comm: Arc<dyn Communicator>, device: &Device) -> Result<Arc<dyn Communicator>> {
     #[cfg(feature = "cuda")]
     return crate::comm::nccl::over(comm, device);
@@ -403,7 +405,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(200));
                 return Err(Error::other("no such file"));
             }
-            // The result of a rank that was notified of another's error.
+            // The result of a rank that was notified of another rank's error.
             Err(Error::Rank {
                 rank: 2,
                 cause: "no such file".into(),
@@ -415,24 +417,24 @@ mod tests {
 
     #[test]
     fn the_environment_chooses_the_engine() {
-        let of = |set: &[&str]| Engine::of(|name| set.contains(&name).then(|| "2".to_string()));
-        assert_eq!(of(&[]), Engine::Local);
-        assert_eq!(of(&["OMPI_COMM_WORLD_SIZE", "MASTER_ADDR"]), Engine::Mpi);
-        assert_eq!(of(&["SLURM_STEP_NUM_TASKS", "SLURM_PROCID"]), Engine::Mpi);
+        let kind = |set: &[&str]| Engine::of(|name| set.contains(&name).then(|| "2".to_string()));
+        assert_eq!(kind(&[]), Engine::Local);
+        assert_eq!(kind(&["OMPI_COMM_WORLD_SIZE", "MASTER_ADDR"]), Engine::Mpi);
+        assert_eq!(kind(&["SLURM_STEP_NUM_TASKS", "SLURM_PROCID"]), Engine::Mpi);
         let slurm = [
             "SLURM_STEP_NUM_TASKS",
             "SLURM_PROCID",
             "PMIX_RANK",
             "MASTER_ADDR",
         ];
-        assert_eq!(of(&slurm), Engine::Tcp);
-        // By `mpirun` of MPICH within a job of Slurm.
+        assert_eq!(kind(&slurm), Engine::Tcp);
+        // Started by `mpirun` of MPICH within a Slurm job.
         let mpirun = ["PMI_SIZE", "MPI_LOCALRANKID", "SLURM_PROCID", "MASTER_ADDR"];
-        assert_eq!(of(&mpirun), Engine::Mpi);
+        assert_eq!(kind(&mpirun), Engine::Mpi);
         let torchrun = ["RANK", "MASTER_ADDR", "SLURM_STEP_NUM_TASKS"];
-        assert_eq!(of(&torchrun), Engine::Tcp);
-        assert_eq!(of(&["RANK"]), Engine::Tcp);
-        assert_eq!(of(&["WORLD_SIZE"]), Engine::Tcp);
+        assert_eq!(kind(&torchrun), Engine::Tcp);
+        assert_eq!(kind(&["RANK"]), Engine::Tcp);
+        assert_eq!(kind(&["WORLD_SIZE"]), Engine::Tcp);
     }
 
     #[test]

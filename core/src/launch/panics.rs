@@ -1,28 +1,28 @@
-//! Messages of panics of local ranks: a mistake of the program panics on all of them at once.
+//! Panic messages of local ranks: a programming mistake panics on all of them at once.
 
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;
 use std::sync::{Arc, Mutex, Once};
 
-/// Place in the source: file, line and column.
+/// Source location: file, line and column.
 type Place = (String, u32, u32);
 
-/// The first panic of a job's ranks: the rank, the place and the message.
+/// The first panic among a job's ranks: rank, location and message.
 #[derive(Clone, Default)]
 pub(super) struct Panics(Arc<Mutex<Option<(usize, Place, String)>>>);
 
 thread_local! {
-    /// The rank of this thread, and the panics of its job.
+    /// The rank of this thread, and the panic record of its job.
     static RANK: RefCell<Option<(usize, Panics)>> = const { RefCell::new(None) };
 }
 
 impl Panics {
-    /// Makes the record of a new job. The first panic is printed as usual, with a backtrace if one
-    /// is requested; those of other ranks at the same place have one line each, with the message if
-    /// it is another.
+    /// Makes the record of a new job. The first panic is printed as usual, with a backtrace if
+    /// requested; panics of other ranks at the same location are printed as one line each, with the
+    /// message if it differs.
     pub(super) fn of_job() -> Self {
         static HOOK: Once = Once::new();
-        // A thread that panics cannot set a hook.
+        // A panicking thread cannot set a hook.
         if !std::thread::panicking() {
             HOOK.call_once(|| {
                 let usual = std::panic::take_hook();
@@ -35,13 +35,13 @@ impl Panics {
         Self::default()
     }
 
-    /// Makes this thread one of the job's ranks.
+    /// Makes this thread a rank of the job.
     pub(super) fn of_rank(self, rank: usize) {
         RANK.set(Some((rank, self)));
     }
 }
 
-/// The line for a panic at a place where another rank has panicked first.
+/// Returns the line for a panic at the location of another rank's earlier panic.
 fn repeated(panic: &PanicHookInfo<'_>) -> Option<String> {
     let place = panic.location()?;
     let place = (place.file().to_string(), place.line(), place.column());
@@ -60,6 +60,6 @@ fn repeated(panic: &PanicHookInfo<'_>) -> Option<String> {
             }
         })
     });
-    // At the end of a thread its rank is dropped before other values, whose drop may panic.
+    // At the end of a thread, its rank is dropped before other values whose drop may panic.
     first.ok().flatten()
 }

@@ -1,4 +1,4 @@
-//! Runs of a program on the ranks of a job, and the end of the job when a rank fails.
+//! Execution of a program on the ranks of a job, and the end of the job when a rank fails.
 
 use std::any::Any;
 use std::fmt;
@@ -19,13 +19,14 @@ use crate::settings::GRACE;
 use crate::world::World;
 use crate::{Error, LayerKeys, RandomKey, Result};
 
-/// Runs the program of a rank, whose layers draw random numbers of the job's seed.
+/// Runs the program of a rank; layers draw random numbers derived from the job's seed.
 fn run_program<T>(world: World, program: &impl Fn(World) -> Result<T>) -> Result<T> {
     LayerKeys::new(RandomKey::new(world.seed(), "layers")).install();
     program(world)
 }
 
-/// Runs the program of a rank that is a process of a job, if all processes have the same `settings`.
+/// Runs the program of a rank that is a process of a job, provided that all processes have the same
+/// `settings`.
 pub(super) fn run_process<T>(
     comm: Arc<dyn Communicator>,
     settings: &[(&str, String)],
@@ -60,7 +61,7 @@ pub(super) fn run_process<T>(
     })
 }
 
-/// Cause of the early end of a rank's program.
+/// Cause of the premature end of a rank's program.
 enum Failure {
     Error(Error),
     Panic(String),
@@ -76,8 +77,8 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    /// The rank that failed first, and its cause: `this_rank`, unless the error is that of another
-    /// rank.
+    /// The rank that failed first, with the cause: `this_rank`, unless the error reports the
+    /// failure of another rank.
     fn origin(&self, this_rank: usize) -> (usize, String) {
         match self {
             Self::Error(Error::Rank { rank, cause }) => (*rank, cause.clone()),
@@ -102,7 +103,7 @@ fn message_of(payload: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "with a payload that is not a message".into())
 }
 
-/// Runs the program of all ranks of a job that are threads.
+/// Runs the program on all ranks of a job whose ranks are threads.
 pub(super) fn run_threads<T: Send>(
     ranks: usize,
     settings: Settings,
@@ -163,11 +164,12 @@ pub(super) fn run_threads<T: Send>(
         .collect()
 }
 
-/// Runs the program of a rank with its share of the process's threads, in a pool of its own. From a pool of all ranks it
-/// would wait for threads that must be woken while its own thread is idle.
+/// Runs the program of a rank with its share of the process's threads, in a separate pool. In a
+/// pool shared by all ranks, a rank would wait for threads that must be woken while its own thread
+/// is idle.
 ///
 /// # Errors
-/// Threads that cannot be started.
+/// A thread cannot be started.
 fn with_share_of_threads<T: Send>(
     rank: usize,
     ranks: usize,
@@ -190,12 +192,13 @@ fn with_share_of_threads<T: Send>(
         Ok(pool) => pool.install(program),
         Err(error) => Err(Failure::Error(io::Error::other(error).into())),
     };
-    // With what is dropped at their end.
+    // Joined, so that thread-local values are dropped as well.
     running.into_iter().for_each(|thread| drop(thread.join()));
     result
 }
 
-/// Runs what other ranks wait for with all threads of the process, of which a local rank has a share.
+/// Runs `work`, for which the other ranks wait, with all threads of the process rather than a local
+/// rank's share.
 ///
 /// # Panics
 /// Panics where `work` does.
@@ -207,13 +210,13 @@ fn with_share_of_threads<T: Send>(
 /// assert_eq!(with_all_threads(|| 6 * 7), 42);
 /// ```
 pub fn with_all_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    // A thread of no pool uses the process's.
+    // A thread outside any pool uses the pool of the process.
     let done = std::thread::scope(|scope| scope.spawn(work).join());
     done.unwrap_or_else(|payload| resume_unwind(payload))
 }
 
-/// Waits until all ranks have ended. Threads cannot be stopped from outside, so ranks that continue
-/// for too long after a failure end with the process.
+/// Waits until all ranks have ended. Threads cannot be stopped from outside, so if ranks continue
+/// for too long after a failure, the process ends.
 fn wait_for_ranks(hub: &Hub, ranks: usize, ends: &mpsc::Receiver<()>) {
     let mut failed_at = None;
     let mut running = ranks;
@@ -240,7 +243,7 @@ fn wait_for_ranks(hub: &Hub, ranks: usize, ends: &mpsc::Receiver<()>) {
 mod tests {
     use super::*;
 
-    /// Runs processes of a job with these settings, and returns the errors.
+    /// Runs the processes of a job with these settings, and returns their errors.
     fn errors(settings: [[(&str, String); 2]; 3]) -> Vec<Option<String>> {
         let hub = Hub::new(settings.len());
         let run = |rank: usize| {

@@ -222,7 +222,7 @@ impl ParamShard {
         // The fan-out is applied to the leaf, so that its gradient joins a bucket, and to the
         // shard, so that less travels.
         Error::catch(|| {
-            let local = ops::fan_out_beside(base, x.local(), x.mesh(), &fans, NAME);
+            let local = ops::fan_out_with(base, x.local(), x.mesh(), &fans, NAME);
             let layout = self.layout.fanned_out(&fans);
             let shard = ShardTensor::from_parts(local, layout, x.mesh().clone());
             self.gathered(shard, varies, Some(x.local().clone().into_dispatch()))
@@ -255,22 +255,22 @@ impl ParamShard {
         other: Option<DispatchTensor>,
     ) -> ShardTensor<D> {
         let (local, from, mesh) = shard.into_parts();
-        let to = from.gathered(axes, if parts { Fan } else { Replicate });
+        let target = from.gathered(axes, if parts { Fan } else { Replicate });
         let shard = local.into_dispatch();
         let gather = Gathering {
-            exchange: exchange::gathering(&mesh, &from, &to, parts),
+            exchange: exchange::gathering(&mesh, &from, &target, parts),
             again: self.gather == Gather::Again,
             leaf: Leaf::of(&shard, &mesh.shape().ranks().into()),
             step: Step {
                 path: self.path.clone(),
                 again: false,
                 from,
-                to: to.clone(),
+                to: target.clone(),
             },
         };
         let other = other.filter(|_| gather.leaf.is_some());
         let local = Tensor::from_dispatch(apply_beside(gather, shard, other));
-        ShardTensor::from_parts(local, to, mesh)
+        ShardTensor::from_parts(local, target, mesh)
     }
 
     /// The error for the use of a parameter whose shards on `axis` layers compute with.

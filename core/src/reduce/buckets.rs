@@ -1,15 +1,17 @@
 //! Gradients of replicated parameters, summed many at a time.
 //!
-//! A backward pass gives the gradients of parameters one by one, most of them small. While
-//! [`ShardTensor::backward`](crate::ShardTensor::backward) runs they are put into buckets. The sum
-//! of a bucket over the ranks starts when it is full and travels while the pass continues; the rest
-//! is summed at its end. Each element is added in the order of ranks, as without buckets: the bits
-//! are the same, except for a parameter with several uses, which may be added in another order.
+//! A backward pass produces the gradients of parameters one by one, most of them small. While
+//! [`ShardTensor::backward`](crate::ShardTensor::backward) runs, they are put into buckets. The sum
+//! of a bucket over the ranks starts when the bucket is full and travels while the pass continues;
+//! the rest is summed at the end. Each element is summed in rank order, as without buckets, so the
+//! result is bit-identical, except for a parameter with several uses, whose gradients may be added
+//! in another order.
 //!
-//! The order of a backward pass is the same on all ranks. So their buckets fill with the same
-//! parameters and start at the same points, without a message, as long as all ranks of a group
-//! remember and forget the same uses. Ranks of two groups may hold shards of different sizes: what is done with a bucket depends
-//! on those of its group alone, and at the end groups follow each other in the order of their ranks.
+//! The order of a backward pass is the same on all ranks. Their buckets therefore fill with the
+//! same parameters and start at the same points, without any message, as long as all ranks of a
+//! group record and forget the same uses. Ranks of different groups may hold shards of different
+//! sizes: the handling of a bucket depends only on the buckets of its group, and at the end groups
+//! follow each other in the order of their ranks.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -28,13 +30,13 @@ use crate::exchange::{Exchange, travels};
 use crate::layout::ReduceOp;
 use crate::{IndexBox, OrRaise, Result};
 
-/// The bytes of a full bucket.
+/// Size of a full bucket in bytes.
 const FULL: usize = 4 << 20;
-/// The most buckets of a group that travel at a time.
+/// Maximum number of buckets of a group in flight.
 const TRAVELLING: usize = 4;
-/// The most gradients of gathered parameters that travel at a time: each is of the size of its layer.
+/// Maximum number of gradients of gathered parameters in flight; each has the size of its layer.
 const SCATTERING: usize = 2;
-/// The most uses of parameters that are remembered, for each group of ranks.
+/// Maximum number of uses of parameters recorded for each group of ranks.
 const MOST_USES: usize = 1 << 14;
 
 /// The key of the next use of a parameter.
@@ -45,34 +47,34 @@ type LeavesByGroup = HashMap<Arc<[usize]>, Leaves>;
 
 thread_local! {
     static LEAVES: RefCell<LeavesByGroup> = RefCell::default();
-    /// The buckets of the backward pass that this rank is in.
+    /// The buckets of the current backward pass of this rank.
     static BUCKETS: RefCell<Option<Buckets>> = const { RefCell::new(None) };
 }
 
-/// Use of a parameter in a graph.
+/// Use of a parameter in an autodiff graph.
 #[derive(Debug)]
 pub(crate) struct Leaf {
     key: u64,
     group: Arc<[usize]>,
 }
 
-/// Uses of parameters, equal on all ranks of one group.
+/// Uses of parameters, equal on all ranks of a group.
 ///
 /// They keep abandoned graphs alive, so they are forgotten at the end of a pass, and after many
-/// uses: a gradient whose parameter is forgotten is summed by itself. All ranks of the group must
-/// forget together, so a pass forgets the groups whose ranks are all in it and leaves the others
-/// unchanged.
+/// uses: the gradient of a forgotten parameter is summed by itself. All ranks of the group must
+/// forget at the same point, so a pass forgets the groups whose ranks all take part in it and
+/// leaves the others unchanged.
 #[derive(Default)]
 struct Leaves {
-    /// Parameters whose gradient may be put into a bucket; they receive its sum.
+    /// Parameters whose gradient may be put into a bucket; they receive the sum.
     tensors: HashMap<u64, DispatchTensor>,
-    /// The number of uses since parameters were forgotten. The number remembered would differ
-    /// between ranks, which drop graphs at different times.
+    /// The number of uses since parameters were last forgotten. The number of recorded parameters
+    /// would differ between ranks, which drop graphs at different times.
     uses: usize,
 }
 
 impl Leaf {
-    /// Remembers the parameter `tensor`, whose gradients a group sums; `None` for a computed
+    /// Records the parameter `tensor`, whose gradients a group sums; returns `None` for a computed
     /// tensor.
     pub(crate) fn of(tensor: &DispatchTensor, group: &Arc<[usize]>) -> Option<Arc<Self>> {
         let is_float = kind_of(tensor.dtype()) == Kind::Float;
@@ -93,7 +95,7 @@ impl Leaf {
         Some(Arc::new(Self { key, group }))
     }
 
-    /// Takes the parameter, if it is not forgotten.
+    /// Takes the parameter, unless it has been forgotten.
     fn take(&self) -> Option<DispatchTensor> {
         // At the end of a thread its leaves are dropped before its graphs.
         let leaf = LEAVES.try_with(|leaves| {
@@ -104,8 +106,8 @@ impl Leaf {
     }
 }
 
-/// Forgets the parameters of some groups. They are dropped after the borrow: a graph that is
-/// dropped with one borrows again.
+/// Forgets the parameters of some groups. They are dropped after the borrow, because dropping a
+/// parameter may drop a graph, which borrows again.
 fn forget(which: impl Fn(&Arc<[usize]>) -> bool) {
     let forgotten: Vec<_> = LEAVES.with_borrow_mut(|leaves| {
         let forgotten = leaves.extract_if(|group, _| which(group));
@@ -139,7 +141,7 @@ struct Buckets {
     /// The groups that sum.
     groups: HashSet<Arc<[usize]>>,
     open: Vec<Bucket>,
-    /// Those in flight, by group.
+    /// Buckets in flight, by group.
     travelling: BTreeMap<Arc<[usize]>, VecDeque<(Owners, PendingReduction)>>,
     summed: Vec<(Owners, DispatchTensor)>,
     scattering: VecDeque<Scattering>,
@@ -147,7 +149,7 @@ struct Buckets {
     scattered: Vec<(DispatchTensor, DispatchTensor)>,
 }
 
-/// A gradient of a gathered parameter, of which each rank receives the parts of its shard.
+/// Gradient of a gathered parameter in flight; each rank receives the parts of its shard.
 #[derive(Debug)]
 struct Scattering {
     leaf: DispatchTensor,
@@ -163,8 +165,8 @@ impl Scattering {
     }
 }
 
-/// Puts the gradient of a parameter into a bucket; returns it if the parameter is forgotten, or
-/// outside a pass.
+/// Puts the gradient of a parameter into a bucket; returns it if the parameter has been forgotten,
+/// or outside a pass.
 pub(super) fn put(
     leaf: &Leaf,
     comm: &Arc<dyn Communicator>,
@@ -179,9 +181,9 @@ pub(super) fn put(
     })
 }
 
-/// Starts the exchange that adds up and scatters the gradient of a gathered parameter, which travels while
-/// the pass continues; returns the gradient if the parameter is forgotten, outside a pass, or where
-/// messages take no time.
+/// Starts the exchange that sums and scatters the gradient of a gathered parameter, which travels
+/// while the pass continues; returns the gradient if the parameter has been forgotten, outside a
+/// pass, or if messages may not travel while ranks compute.
 pub(crate) fn scatter(
     leaf: &Leaf,
     exchange: &Exchange,
@@ -200,7 +202,8 @@ pub(crate) fn scatter(
     })
 }
 
-/// Runs a program whose uses of parameters, and passes, are no part of those around it.
+/// Runs a function whose uses of parameters, and backward passes, are separate from the surrounding
+/// ones.
 pub(crate) fn aside<T>(program: impl FnOnce() -> T) -> T {
     struct Restore(LeavesByGroup, Option<Buckets>);
 
@@ -215,10 +218,10 @@ pub(crate) fn aside<T>(program: impl FnOnce() -> T) -> T {
     program()
 }
 
-/// Runs a backward pass of these ranks, with buckets unless it is one rank only.
+/// Runs a backward pass of these ranks, with buckets if there is more than one rank.
 pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> Gradients {
-    /// Restores the buckets of an outer pass, also if this pass panics. Parameters are forgotten at the end of the outer
-    /// pass, which still needs them.
+    /// Restores the buckets of an outer pass, also if this pass panics. Parameters are forgotten
+    /// only at the end of the outer pass, which still needs them.
     struct Restore<'a>(Option<Buckets>, &'a [usize]);
 
     impl Drop for Restore<'_> {
@@ -232,7 +235,7 @@ pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> 
         }
     }
 
-    // A pass within a step of another one has buckets of its own.
+    // A pass within a step of another pass has its own buckets.
     let buckets = (ranks.len() > 1).then(Buckets::default);
     let restore = Restore(BUCKETS.replace(buckets), ranks);
     let inner = restore.0.is_some();
@@ -378,7 +381,7 @@ fn hand_out(owners: Owners, sum: &DispatchTensor, gradients: &mut Gradients) {
 
 /// Adds a part to the gradient of a parameter.
 fn add(leaf: DispatchTensor, part: DispatchTensor, gradients: &mut Gradients) {
-    // `Tensor<1>` only carries the data.
+    // `Tensor<1>` merely carries the data.
     let leaf = Tensor::<1>::from_dispatch(leaf);
     let part = match leaf.grad(gradients) {
         Some(gradient) => Dispatch::float_add(gradient.into_dispatch(), part),

@@ -22,7 +22,7 @@ pub(crate) struct Reduce {
     pub operation: Operation,
     /// The communicator.
     pub comm: Arc<dyn Communicator>,
-    /// The ranks of the world that take part, the same on each of them.
+    /// The participating ranks of the world, the same on each of them.
     pub group: Arc<[usize]>,
     /// Whether values or gradients are reduced.
     pub pass: Pass,
@@ -33,8 +33,8 @@ pub(crate) struct Reduce {
 /// Pass in which a [`Reduce`] communicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
-    /// Values are reduced. The gradient, equal on all ranks, passes to the terms of a sum
-    /// unchanged; to other contributions as in [`ReduceScatter`].
+    /// Values are reduced. The gradient, equal on all ranks, passes unchanged to the terms of a
+    /// sum; for other reductions, see [`ReduceScatter`].
     Forward(ReduceOp),
     /// Values pass unchanged; gradients are summed (`fan_out`).
     Backward,
@@ -87,9 +87,9 @@ impl Reduce {
         Ok(reshaped(result, shape))
     }
 
-    /// The gradient of this rank's contribution. Each rank computes the gradients of a share of the
-    /// elements, of which it receives all contributions, so that no rank holds those of all
-    /// elements.
+    /// Computes the gradient of this rank's contribution. Each rank computes the gradients for a
+    /// share of the elements, for which it receives all contributions, so that no rank holds the
+    /// contributions to all elements.
     fn gradient(
         &self,
         op: ReduceOp,

@@ -13,22 +13,22 @@ use crate::layout::ReduceOp;
 use crate::operator::{BackwardPass, Operator, one};
 use crate::{IndexBox, Result};
 
-/// Reduce-scatter: each rank of a group receives the reduction of a box of the ranks' tensors,
-/// which have one shape.
+/// Reduce-scatter: each rank of a group receives the reduction of one box of the ranks' tensors,
+/// which all have the same shape.
 ///
-/// A rank receives all contributions to its box, from which it computes the gradient of each and
-/// sends it back.
+/// A rank receives all contributions to its box; from these it later computes the gradient of each,
+/// which it sends back.
 #[derive(Clone, Debug)]
 pub(crate) struct ReduceScatter {
     /// The operation, for messages and errors.
     pub operation: Operation,
     /// The communicator.
     pub comm: Arc<dyn Communicator>,
-    /// The ranks of the world that take part, in the order in which they are combined.
+    /// The participating ranks of the world, in the order in which they are combined.
     pub group: Arc<[usize]>,
     /// The operation that combines values.
     pub op: ReduceOp,
-    /// The box of each rank, by place in the group. Together they cover the tensor.
+    /// The box of each rank, by index in the group. Together the boxes cover the tensor.
     pub boxes: Vec<IndexBox>,
 }
 
@@ -45,8 +45,8 @@ impl ReduceScatter {
     }
 
     /// Sends flat tensors to the ranks of the group and returns those that this one receives, by
-    /// place. `sent` and `received` give the numbers of elements by place; a tensor without
-    /// elements is not made.
+    /// index in the group. `sent` and `received` return the numbers of elements by index; a tensor
+    /// without elements is not made.
     fn exchange(
         &self,
         operation: &Operation,
@@ -75,7 +75,8 @@ impl ReduceScatter {
 }
 
 impl Operator for ReduceScatter {
-    /// The contributions to this rank's box, flat, by place; none if it is empty.
+    /// The contributions to this rank's box, flat, by index in the group; empty if the box is
+    /// empty.
     type Saved = Vec<DispatchTensor>;
 
     fn keeps(&self, _: usize) -> bool {
@@ -108,7 +109,7 @@ impl Operator for ReduceScatter {
             0 => Vec::new(),
             _ => gradients(self.op, pass.saved, flattened(cotangent.clone())),
         };
-        // It may be a part of a backward pass itself.
+        // The reduce-scatter may itself be part of a backward pass.
         let operation = if self.operation.is_backward() {
             self.operation.clone()
         } else {
@@ -137,8 +138,9 @@ impl ReduceScatter {
     }
 }
 
-/// The gradients of contributions, all flat: for an extremum the cotangent to the first
-/// contribution that holds it, for a product the cotangent times the other contributions.
+/// Computes the gradients of flat contributions: for an extremum, the cotangent goes to the first
+/// contribution that attains it; for a product, each gradient is the cotangent times the other
+/// contributions.
 fn gradients(
     op: ReduceOp,
     contributions: &[DispatchTensor],
@@ -156,7 +158,8 @@ fn gradients(
         ReduceOp::Max | ReduceOp::Min => {
             let extremum = Tensor::<1>::from_dispatch(combination(op, contributions.to_vec()));
             let mut held: Option<Tensor<1, Bool>> = None;
-            // NaN is the extremum where it occurs. `held` marks cells that an earlier rank holds.
+            // NaN is the extremum where it occurs. `held` marks cells that an earlier rank already
+            // holds.
             let gradient = |value: Tensor<1>| {
                 let holds = value
                     .clone()
@@ -176,8 +179,8 @@ fn gradients(
             tensors().map(gradient).collect()
         }
         ReduceOp::Product => {
-            // The products of earlier factors times those of later ones: no division, so zeros are
-            // exact.
+            // Products of the earlier factors times products of the later ones: no division, so
+            // zeros are exact.
             let mut earlier = cotangent;
             let mut gradients: Vec<Tensor<1>> = tensors()
                 .map(|value| {

@@ -1,4 +1,4 @@
-//! Elementwise arithmetic and comparison, with broadcasting over replicated operands.
+//! Elementwise arithmetic and comparison, with broadcasting.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -8,7 +8,7 @@ use burn::tensor::{Bool, ElementConversion, Float, Int, Tensor};
 use super::ShardTensor;
 use super::binary::Binary;
 use crate::layout::{Layout, Partial, Placement, ReduceOp};
-use crate::ops::{fan_out, fan_out_beside};
+use crate::ops::{fan_out, fan_out_with};
 use crate::pairing::{Linearity, Pairing, Role, Term};
 use crate::replicas::require_replicas;
 use crate::{Error, OrRaise, Result};
@@ -57,7 +57,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Self::from_parts(f(lhs, rhs), layout.0, layout.1)
     }
 
-    /// The operands as they meet, each one's gradient summed `beside` the other's if every operand gets one.
+    /// Returns the paired operands. With `beside`, the gradient of each is summed at this operator,
+    /// for operators that give every operand a gradient.
     #[allow(clippy::type_complexity, reason = "three values that only meet here")]
     pub(super) fn paired(
         self,
@@ -76,19 +77,20 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         }
         let pairing = pair(operator, [&self.layout, &other.layout], linearity)?;
         let [lhs, rhs] = [&self.local, &other.local];
-        let of = |operand, tensor: &Tensor<D, K>, other| {
+        let fanned = |operand, tensor: &Tensor<D, K>, other| {
             let (axes, tensor) = (pairing.fan_out(operand), tensor.clone());
             if beside {
-                fan_out_beside(tensor, other, &mesh, axes, operator)
+                fan_out_with(tensor, other, &mesh, axes, operator)
             } else {
                 fan_out(tensor, &mesh, axes, operator)
             }
         };
-        let (lhs, rhs) = (of(0, lhs, rhs), of(1, rhs, lhs));
+        let (lhs, rhs) = (fanned(0, lhs, rhs), fanned(1, rhs, lhs));
         Ok(((pairing.layout(&self.layout), mesh), lhs, rhs))
     }
 
-    /// [`binary`](Self::binary), by a kernel of pairs of floats where all ranks hold cells of both at the same places.
+    /// Like [`binary`](Self::binary), by a kernel on pairs of floats if both operands have the same
+    /// layout.
     #[track_caller]
     fn arithmetic(
         self,
@@ -106,11 +108,12 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         })
     }
 
-    /// Makes a replicated tensor on this one's mesh from a tensor that all ranks hold alike. With
-    /// checks on ([`Settings::check`](crate::Settings::check)) ranks compare a hash of it.
+    /// Makes a replicated tensor on this tensor's mesh from a tensor that is equal on all ranks.
+    /// With checks enabled ([`Settings::check`](crate::Settings::check)), the ranks compare a hash
+    /// of it.
     ///
     /// # Panics
-    /// With checks on, panics if a rank holds another tensor.
+    /// With checks enabled, panics if a rank holds another tensor.
     ///
     /// # Example
     /// ```
@@ -121,7 +124,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
     ///     let scale = Tensor::<2>::full([1, 3], 2.0, world.device());
-    ///     let scale = x.replicate_beside(scale);
+    ///     let scale = x.replicate_operand(scale);
     ///     assert_eq!(scale.placements(), [Replicate]);
     ///     assert_eq!((x * scale).placements(), [Shard(0)]);
     ///     Ok(())
@@ -129,14 +132,15 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     #[track_caller]
-    pub fn replicate_beside<const E: usize, L: Basic>(
+    pub fn replicate_operand<const E: usize, L: Basic>(
         &self,
         tensor: Tensor<E, L>,
     ) -> ShardTensor<E, L> {
-        self.replicate_for("replicate_beside", tensor)
+        self.replicate_for("replicate_operand", tensor)
     }
 
-    /// [`replicate_beside`](Self::replicate_beside) as part of an operator, which errors name.
+    /// Like [`replicate_operand`](Self::replicate_operand), as part of an operator, which errors
+    /// name.
     #[track_caller]
     fn replicate_for<const E: usize, L: Basic>(
         &self,
@@ -172,7 +176,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         ShardTensor::from_parts(f(lhs, rhs), layout, mesh)
     }
 
-    /// Takes `value` where the mask is true. The mask must have this tensor's layout.
+    /// Replaces elements by those of `value` where the mask is true. The mask must have this
+    /// tensor's layout.
     ///
     /// # Panics
     /// Panics if the mask's layout differs, or if the layouts of the tensors cannot be paired.
@@ -231,8 +236,8 @@ impl<const D: usize, K: Ordered> ShardTensor<D, K> {
         self.map_elements("greater_elem", |local| local.greater_elem(value))
     }
 
-    /// True where an element is lower than `value`; [`greater_elem`](Self::greater_elem) has an
-    /// example.
+    /// True where an element is lower than `value`; see the example of
+    /// [`greater_elem`](Self::greater_elem).
     ///
     /// # Panics
     /// Panics if the tensor holds partial values.
@@ -244,7 +249,7 @@ impl<const D: usize, K: Ordered> ShardTensor<D, K> {
 
 macro_rules! comparison {
     ($kind:ident; $($(#[$doc:meta])* $name:ident;)*) => {
-        /// Comparisons, which broadcast dims of one cell.
+        /// Comparisons, with broadcasting of dims of one cell.
         ///
         /// # Example
         /// ```
@@ -308,7 +313,8 @@ macro_rules! operator {
         impl<const D: usize, K: Numeric> $trait<Tensor<D, K>> for ShardTensor<D, K> {
             type Output = Self;
 
-            /// With a tensor that all ranks hold alike; its gradient is complete on each of them.
+            /// Computes with a tensor that is equal on all ranks; its gradient is complete on each
+            /// of them.
             #[track_caller]
             fn $method(self, other: Tensor<D, K>) -> Self {
                 let other = self.replicate_for(stringify!($method), other);
@@ -332,7 +338,7 @@ operator!(Sub, sub, Linearity::Additive, Some(Binary::Difference), f64 of Float 
 operator!(Mul, mul, Linearity::Multiplicative, Some(Binary::Product), f64 of Float by map_scaling, i64 of Int by map_scaling);
 operator!(Div, div, of_quotient::<K>(), None, f64 of Float by map_scaling, i64 of Int by map_elements);
 
-/// Linearity of a quotient: quotients of integers are rounded, so they do not add up to the
+/// Linearity of a quotient. Quotients of integers are rounded, so they do not add up to the
 /// quotient of a sum.
 fn of_quotient<K: Basic>() -> Linearity {
     match K::KIND {
@@ -350,7 +356,7 @@ impl<const D: usize, K: Numeric> Neg for ShardTensor<D, K> {
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// Applies a scaling, which partial sums permit and other partial values do not.
+    /// Applies a scaling, which permits partial sums but no other partial values.
     #[track_caller]
     fn map_scaling(self, operator: &str, f: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>) -> Self {
         let sums =

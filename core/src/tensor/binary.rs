@@ -1,4 +1,5 @@
-//! Sums, differences and products of tensors of one shape: on the CPU by all threads, in memory that is used again.
+//! Sums, differences and products of tensors of the same shape, computed on the CPU by all threads
+//! in reused memory.
 
 use std::ops::{Add, Mul, Sub};
 
@@ -14,10 +15,10 @@ use crate::operator::{BackwardPass, Operator, Recompute, apply, is_tracked};
 use crate::ops::in_order;
 use crate::{Result, tasks};
 
-/// Elements of a task.
+/// Number of elements per task.
 const TASK: usize = 1 << 14;
 
-/// An operator on pairs of elements.
+/// Arithmetic operator on pairs of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Binary {
     Sum,
@@ -25,11 +26,11 @@ pub(super) enum Binary {
     Product,
 }
 
-/// A node of pairs of elements.
+/// Node of the autodiff graph for an operator on pairs of elements.
 #[derive(Clone, Copy, Debug)]
 struct Pairs {
     binary: Binary,
-    /// The operands that the gradient of the other one reads.
+    /// Whether each operand is read by the gradient of the other.
     keeps: [bool; 2],
 }
 
@@ -58,7 +59,7 @@ impl Operator for Pairs {
                 .map(|(other, wanted)| wanted.then(|| pass.take_input(other))),
             _ => [None, None],
         };
-        // The last gradient may take the cotangent's memory.
+        // The last gradient may reuse the cotangent's memory.
         let (of_first, of_second) = if second {
             (first.then(|| pass.cotangent.clone()), Some(pass.cotangent))
         } else {
@@ -79,7 +80,7 @@ impl Operator for Pairs {
 }
 
 impl Binary {
-    /// The operator as one node of the graph, on tensors of one shape.
+    /// Applies the operator to tensors of the same shape, as one node of the graph.
     pub(super) fn of<const D: usize, K: Basic>(
         self,
         lhs: Tensor<D, K>,
@@ -122,7 +123,8 @@ impl Binary {
     }
 }
 
-/// A function of all pairs of elements: in the memory of one of the tensors, if nothing else uses that.
+/// Applies a function to all pairs of elements, in the memory of one of the tensors if nothing else
+/// uses it.
 fn combined<E: Element + bytemuck::Pod>(
     mut lhs: FlexTensor,
     mut rhs: FlexTensor,
@@ -156,7 +158,7 @@ fn combined<E: Element + bytemuck::Pod>(
     FlexTensor::new(block.into_bytes(bytes), layout, E::dtype())
 }
 
-/// Replaces elements by a function of them and others.
+/// Replaces elements by a function of them and of other elements.
 fn replace<E: Copy + Send + Sync>(
     elements: &mut [E],
     others: &[E],
@@ -179,7 +181,7 @@ mod tests {
 
     type Of<T> = fn(T, T) -> T;
 
-    /// The operators of ours and of burn's tensors.
+    /// The operators on our tensors or on burn's.
     fn of<T: Add<Output = T> + Sub<Output = T> + Mul<Output = T>>() -> [Of<T>; 3] {
         [T::add, T::sub, T::mul]
     }
@@ -188,7 +190,7 @@ mod tests {
         f(ShardTensor::solo(x), ShardTensor::solo(y)).into_local()
     }
 
-    /// Views, one tensor twice, several tasks, half precision and checkpointing.
+    /// Covers views, the same tensor twice, several tasks, half precision and checkpointing.
     #[test]
     fn results_and_gradients_are_those_of_burn() {
         let plain = Device::flex();
@@ -220,7 +222,8 @@ mod tests {
         }
     }
 
-    /// A sharded dim of one cell meets a replicated one: ranks without the cell have no pairs.
+    /// A sharded dim of one cell is paired with a replicated one: ranks without the cell have no
+    /// pairs.
     #[test]
     fn shapes_may_be_alike_and_shards_not() {
         Launcher::local(2)

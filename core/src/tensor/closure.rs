@@ -1,4 +1,4 @@
-//! Elementwise closures of the user, and checks that they are elementwise.
+//! User-supplied elementwise closures, and checks that they are elementwise.
 
 use std::any::{Any, type_name};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,23 +11,24 @@ use crate::comm::{Operation, Traffic};
 use crate::ops::all_gather_numbers;
 use crate::{DeviceMesh, Error, Linearity, OrRaise, RandomKey, Result};
 
-/// The value of the single cell that closures run on.
+/// The value of the single cell on which closures are tested.
 const CELL: f32 = 1.5;
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Applies an elementwise closure to every shard.
     ///
-    /// The closure's value for a cell must depend on the value of that cell alone, and the closure
+    /// The closure's result for a cell must depend only on the value of that cell, and the closure
     /// must be the same on all ranks. It may run more than once. A closure that captures values
-    /// also runs on a single cell, without gradients. With checks on
-    /// ([`Settings::check`](crate::Settings::check)) its values are compared with those of the same
-    /// cells in another order and shape, and that of the single cell between all ranks.
+    /// also runs on a single cell, without gradients. With checks enabled
+    /// ([`Settings::check`](crate::Settings::check)), its results are compared with those for the
+    /// same cells in another order and shape, and its result for the single cell is compared
+    /// between all ranks.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values, if `f` changes the shape, or if it captures a
-    /// tensor with gradients, which would be this rank's part of them only: make that tensor an
-    /// operand, `x * x.replicate_beside(parameter)`. With checks on, also if the value of `f` for a
-    /// cell depends on other cells, on the position of the cell, or on the rank.
+    /// tensor with gradients, which would only be this rank's part of them: make that tensor an
+    /// operand, `x * x.replicate_operand(parameter)`. With checks enabled, also panics if the result
+    /// for a cell depends on other cells, on the position of the cell, or on the rank.
     ///
     /// # Example
     /// ```
@@ -60,8 +61,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 }
 
 impl<const D: usize> ShardTensor<D> {
-    /// Applies an elementwise closure to two tensors, as [`map_local`](Self::map_local) does to
-    /// one.
+    /// Applies an elementwise closure to two tensors; the closure must meet the requirements of
+    /// [`map_local`](Self::map_local).
     ///
     /// # Panics
     /// Panics if the layouts cannot be paired, and where [`map_local`](Self::map_local) does.
@@ -89,7 +90,8 @@ impl<const D: usize> ShardTensor<D> {
         f: impl Fn(Tensor<D>, Tensor<D>) -> Tensor<D>,
     ) -> Self {
         let closure = Closure::new(operator, &f);
-        // A closure may give an operand no gradient, so none waits for that of the other.
+        // A closure need not give every operand a gradient, so the sum of one gradient must not
+        // wait for the other.
         let paired = self.paired(other, operator, Linearity::None, false);
         let ((layout, mesh), lhs, rhs) = paired.or_raise();
         let local = closure.apply([lhs, rhs], |[lhs, rhs]| f(lhs, rhs), &mesh);
@@ -97,7 +99,7 @@ impl<const D: usize> ShardTensor<D> {
     }
 }
 
-/// User's closure that must be elementwise, with its name for errors.
+/// User-supplied closure that must be elementwise, with its name for error messages.
 struct Closure {
     operator: &'static str,
     name: &'static str,
@@ -113,7 +115,7 @@ impl Closure {
         }
     }
 
-    /// The closure's value on the shards of its operands.
+    /// Returns the closure's result on the shards of its operands.
     fn apply<const D: usize, const N: usize, K: Basic, L: Basic + 'static>(
         &self,
         operands: [Tensor<D, K>; N],
@@ -149,8 +151,8 @@ impl Closure {
         Ok(result)
     }
 
-    /// Refuses captured tensors with gradients: without them, cells without gradients have a result
-    /// without gradients.
+    /// Refuses captured tensors with gradients, which show as a tracked result for cells without
+    /// gradients.
     fn refuse_captured_leaves<const D: usize, L: Basic + 'static>(
         &self,
         of_cell: &Tensor<D, L>,
@@ -159,13 +161,13 @@ impl Closure {
         match result.downcast_ref::<Tensor<D>>() {
             Some(result) if result.is_tracked() => Err(self.error(
                 "captures a tensor with gradients, which would be this rank's part of them only; make it an operand \
-                 instead: x * x.replicate_beside(parameter)",
+                 instead: x * x.replicate_operand(parameter)",
             )),
             _ => Ok(()),
         }
     }
 
-    /// Compares the value for a single cell between all ranks of the mesh.
+    /// Compares the result for a single cell between all ranks of the mesh.
     fn compare_with_other_ranks<const D: usize, L: Basic>(
         &self,
         of_cell: &Tensor<D, L>,
@@ -191,7 +193,7 @@ impl Closure {
         Ok(())
     }
 
-    /// Compares the result with that of the same cells in another order and shape, in two parts,
+    /// Compares the result with that for the same cells in another order and shape, in two parts,
     /// each with zeros between its cells: no cell keeps its position or its neighbours, and no part
     /// has the sum or maximum of all cells.
     fn compare_with_other_cells<const D: usize, const N: usize, K: Basic, L: Basic>(
@@ -208,7 +210,7 @@ impl Closure {
             .each_ref()
             .map(|x| values(&x.clone().expand(result.dims())));
         let is_float = operands.iter().all(|x| x.dtype().is_float());
-        // Larger integers are not compared: numbers pass through f64.
+        // Larger integers are not compared, because values pass through f64.
         let mut all = inputs.iter().chain([&expected]).flatten();
         if !is_float && all.any(|value| value.abs() > 2_f64.powi(53)) {
             return Ok(());
@@ -217,8 +219,8 @@ impl Closure {
         let order = RandomKey::new(0, "closure").permutation(expected.len());
         for cells in order.chunks(order.len().div_ceil(2)) {
             let shape = other_shape(result.dims(), cells.len() + cells.len().div_ceil(4));
-            // One place in five is a zero, or of integers, which it may divide, the first cell; cells repeat until the shape is
-            // full.
+            // One place in five is a zero or, for integers, by which the closure may divide, the
+            // first cell; cells repeat until the shape is full.
             let first = cells[0];
             let mut cells = cells.iter().copied().cycle();
             let arranged: Vec<Option<usize>> = (0..shape.iter().product())
@@ -255,7 +257,7 @@ impl Closure {
         Ok(())
     }
 
-    /// Runs the closure on cells on which it may panic unless it is elementwise.
+    /// Runs the closure on cells for which it may panic unless it is elementwise.
     fn run_on<T>(&self, cells: &str, f: impl FnOnce() -> T) -> Result<T> {
         catch_unwind(AssertUnwindSafe(f)).map_err(|payload| match payload.downcast::<Error>() {
             Ok(error) => *error,
@@ -271,14 +273,14 @@ impl Closure {
     }
 }
 
-/// The common size of a dim of operands, some of which may have one cell in it.
+/// The broadcast size of a dim of operands, some of which may have one cell in it.
 fn broadcast<const D: usize, K: Basic>(operands: &[Tensor<D, K>], dim: usize) -> usize {
     let mut sizes = operands.iter().map(|x| x.dims()[dim]);
     let first = sizes.next().unwrap_or(1);
     sizes.fold(first, |size, other| if size == 1 { other } else { size })
 }
 
-/// A shape of at least `cells` cells that differs from `shape` in every dim.
+/// Returns a shape of at least `cells` cells that differs from `shape` in every dim.
 fn other_shape<const D: usize>(shape: [usize; D], cells: usize) -> [usize; D] {
     let mut other = shape.map(|size| 4 + usize::from(size == 4));
     let rows: usize = other[..D - 1].iter().product();

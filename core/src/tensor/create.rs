@@ -17,7 +17,7 @@ use crate::replicas::require_replicas;
 use crate::rng;
 use crate::{Error, IndexBox, Result};
 
-/// The types of elements that can be scattered.
+/// The element types that can be scattered.
 const TYPES: [DType; 15] = [
     DType::F32,
     DType::F64,
@@ -36,15 +36,15 @@ const TYPES: [DType; 15] = [
     DType::Bool(BoolStore::U32),
 ];
 
-/// Scatters a tensor that one rank of the world holds to the ranks of a mesh, each of which
-/// receives its shard only.
+/// Scatters a tensor held by one rank of the world to the ranks of a mesh, each of which receives
+/// only its shard.
 ///
-/// The source passes `Some`, all others `None`. The result is a leaf: call
-/// [`require_grad`](ShardTensor::require_grad) on it for its gradient. Elements keep their type.
+/// The source passes `Some`, all other ranks `None`. The result is a leaf; call
+/// [`require_grad`](ShardTensor::require_grad) on it to get its gradient. The element type is kept.
 ///
 /// # Errors
-/// A layout that does not fit; a source that is not in the mesh, or passed `None` or a tensor of
-/// another kind; a failure of communication.
+/// The layout does not fit; the source is not in the mesh, passed `None`, or passed a tensor of
+/// another kind; communication fails.
 ///
 /// # Example
 /// ```
@@ -135,8 +135,8 @@ pub fn scatter_tensor<const D: usize, K: kind::Autodiff>(
     Ok(ShardTensor::from_parts(local, layout, mesh.clone()))
 }
 
-/// Gives a tensor without gradients the autodiff setting of a device, with its strategy of gradient
-/// checkpointing: burn refuses operands of different strategies.
+/// Moves a tensor without gradients to the autodiff setting of a device, including its gradient
+/// checkpointing strategy, because burn refuses operands with different strategies.
 pub(crate) fn on_device<const D: usize, K: kind::Autodiff>(
     tensor: Tensor<D, K>,
     device: &Device,
@@ -150,11 +150,12 @@ pub(crate) fn on_device<const D: usize, K: kind::Autodiff>(
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// Shards a tensor that all ranks hold alike: each rank keeps its box. Nothing is communicated
-    /// except, with checks on ([`Settings::check`](crate::Settings::check)), a hash of the tensor.
+    /// Shards a tensor that is equal on all ranks: each rank keeps its box. Nothing is communicated
+    /// except, with checks enabled ([`Settings::check`](crate::Settings::check)), a hash of the
+    /// tensor.
     ///
     /// # Errors
-    /// A layout that does not fit the tensor, or has partial values. With checks on,
+    /// The layout does not fit the tensor, or has partial values. With checks enabled,
     /// [`Error::Replicas`] if a rank holds another tensor.
     ///
     /// # Example
@@ -181,10 +182,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Self::from_parts(tensor, whole, mesh.clone()).try_redistribute(to)
     }
 
-    /// A tensor of zeros, of which every rank allocates its shard only.
+    /// Makes a tensor of zeros; each rank allocates only its shard.
     ///
     /// # Errors
-    /// A layout that does not fit the shape, or has partial values.
+    /// The layout does not fit the shape, or has partial values.
     ///
     /// # Example
     /// ```
@@ -206,20 +207,20 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         })
     }
 
-    /// A tensor of ones, as [`zeros`](Self::zeros).
+    /// Makes a tensor of ones; see [`zeros`](Self::zeros).
     ///
     /// # Errors
-    /// A layout that does not fit the shape, or has partial values.
+    /// The layout does not fit the shape, or has partial values.
     pub fn ones(shape: [usize; D], mesh: &DeviceMesh, to: impl IntoLayout) -> Result<Self> {
         Self::create(shape, mesh, to, |cells| {
             Tensor::ones(cells.shape(), mesh.device())
         })
     }
 
-    /// A tensor whose elements are all `value`.
+    /// Makes a tensor whose elements are all `value`.
     ///
     /// # Errors
-    /// A layout that does not fit the shape, or has partial values.
+    /// The layout does not fit the shape, or has partial values.
     ///
     /// # Example
     /// ```
@@ -264,11 +265,12 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 }
 
 impl<const D: usize> ShardTensor<D> {
-    /// A tensor of random values that depend on seed, stream and global index alone: the same field
-    /// on any mesh, bit for bit.
+    /// Makes a tensor of random values that depend only on seed, stream and global index: the same
+    /// field on any mesh, bit for bit.
     ///
     /// # Errors
-    /// A layout that does not fit the shape, or has partial values; a distribution with impossible parameters.
+    /// The layout does not fit the shape, or has partial values; the distribution has invalid
+    /// parameters.
     ///
     /// # Example
     /// ```
@@ -343,7 +345,7 @@ mod tests {
         let errors = [
             run(&|_, mesh, own| ShardTensor::distribute(own, mesh, &[Replicate]).map(|_| ())),
             run(&|_, mesh, own| ShardTensor::distribute(own, mesh, &[Shard(1)]).map(|_| ())),
-            run(&|_, mesh, own| x(mesh).map(|x| drop(x.replicate_beside(own)))),
+            run(&|_, mesh, own| x(mesh).map(|x| drop(x.replicate_operand(own)))),
             run(&|_, mesh, own| x(mesh).map(|x| drop(x * own.narrow(0, 0, 1)))),
             run(&|world, mesh, own| {
                 let own = own.narrow(0, 0, 1 + world.rank() / 2);
@@ -353,7 +355,7 @@ mod tests {
         let operators = [
             "distribute",
             "distribute",
-            "replicate_beside",
+            "replicate_operand",
             "mul",
             "distribute",
         ];

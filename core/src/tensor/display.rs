@@ -7,7 +7,8 @@ use burn::tensor::kind::Basic;
 use super::ShardTensor;
 
 impl<const D: usize, K: Basic> fmt::Display for ShardTensor<D, K> {
-    /// Global shape, a line per axis with its placement and extents, and this rank's box.
+    /// Prints the global shape, one line per axis with its placement and extents, and this rank's
+    /// box.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shape = self.layout.mesh();
         writeln!(f, "ShardTensor {:?}", self.layout.shape())?;

@@ -1,4 +1,4 @@
-//! Dry runs: the communication of a program without messages.
+//! Dry runs: records of the communication of a program, without sending messages.
 
 use std::sync::Arc;
 
@@ -9,14 +9,15 @@ use crate::comm::dry_run::DryRun;
 use crate::{Error, LayerKeys, Result, reduce};
 
 impl<const D: usize> ShardTensor<D> {
-    /// Records the communication of this rank in a program on this tensor: the program runs with
-    /// zeros for the cells of other ranks, and sends nothing. Keys of [`LayerKeys`] that its layers
-    /// draw do not count, running statistics stay, and uses of parameters are no part of a pass around it, so that one rank alone may
-    /// run it, also with a backward pass. But the first operand of `cat` and of products, and a parameter in stored shards that is
-    /// taken by `val()`, must not be on the real mesh: it would send.
+    /// Records the communication of this rank in a program applied to this tensor: the program runs
+    /// with zeros for the cells of other ranks, and nothing is sent. [`LayerKeys`] and running
+    /// statistics are left unchanged, and uses of parameters do not join a surrounding backward
+    /// pass, so a single rank may run it, also with a backward pass. However, the first operand of
+    /// `cat` and of matrix products must not be on the real mesh, and a parameter in stored shards
+    /// must not be read by `val()`: either would send messages.
     ///
     /// # Errors
-    /// Those of the program.
+    /// The errors of the program.
     ///
     /// # Example
     /// ```

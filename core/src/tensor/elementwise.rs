@@ -4,8 +4,8 @@ use burn::tensor::activation;
 
 use super::ShardTensor;
 
-/// Calls a macro with the elementwise functions of sharded tensors: documentation, name, arguments
-/// and value on one shard of each. `Field` takes its methods from the same list.
+/// Calls a macro with the list of elementwise functions of sharded tensors: documentation, name,
+/// arguments, and value on one shard. The methods of `Field` come from the same list.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! elementwise {
@@ -13,7 +13,7 @@ macro_rules! elementwise {
         $define! {
             /// The absolute value of every element.
             abs() = |x| x.abs();
-            /// The sign of every element: −1, 0 or 1. Its gradient is zero.
+            /// The sign of every element: −1, 0 or 1. The gradient is zero.
             sign() = |x| x.sign();
             /// The square of every element.
             square() = |x| x.square();
@@ -21,15 +21,15 @@ macro_rules! elementwise {
             sqrt() = |x| x.sqrt();
             /// The reciprocal of every element.
             recip() = |x| x.recip();
-            /// Every element to a power.
+            /// Raises every element to a power.
             powf_scalar(exponent: f64) = |x| x.powf_scalar(exponent);
-            /// Every element to an integer power.
+            /// Raises every element to an integer power.
             powi_scalar(exponent: i32) = |x| x.powi_scalar(exponent);
             /// The exponential of every element.
             exp() = |x| x.exp();
             /// The natural logarithm of every element.
             log() = |x| x.log();
-            /// The natural logarithm of one plus every element, exact also for small elements.
+            /// The natural logarithm of one plus every element, accurate also for small elements.
             log1p() = |x| x.log1p();
             /// The error function of every element.
             erf() = |x| x.erf();
@@ -57,13 +57,13 @@ macro_rules! elementwise {
             acosh() = |x| x.acosh();
             /// The inverse hyperbolic tangent of every element.
             atanh() = |x| x.atanh();
-            /// The largest integer that is not above every element. Its gradient is zero.
+            /// Rounds every element down to an integer. The gradient is zero.
             floor() = |x| x.floor();
-            /// The smallest integer that is not below every element. Its gradient is zero.
+            /// Rounds every element up to an integer. The gradient is zero.
             ceil() = |x| x.ceil();
-            /// The nearest integer to every element, ties to the even one. Its gradient is zero.
+            /// Rounds every element to the nearest integer, ties to even. The gradient is zero.
             round() = |x| x.round();
-            /// Every element without its fraction. Its gradient is zero.
+            /// Rounds every element towards zero to an integer. The gradient is zero.
             trunc() = |x| x.trunc();
             /// Limits every element to a range.
             clamp(low: f64, high: f64) = |x| x.clamp(low, high);
@@ -71,13 +71,13 @@ macro_rules! elementwise {
             clamp_min(low: f64) = |x| x.clamp_min(low);
             /// Lowers every element to at most `high`.
             clamp_max(high: f64) = |x| x.clamp_max(high);
-            /// Every element in another number type. The gradient has the type of this tensor.
+            /// Casts every element to another float type. The gradient has the type of this tensor.
             cast(dtype: burn::tensor::FloatDType) = |x| x.cast(dtype);
             /// The logistic function.
             sigmoid() = |x| activation::sigmoid(x);
             /// `ln(1 + exp(β · x)) / β`, a smooth rectified linear unit.
             softplus(beta: f64) = |x| activation::softplus(x, beta);
-            /// The leaky rectified linear unit, which scales negative elements.
+            /// The leaky rectified linear unit, which scales negative elements by `negative_slope`.
             leaky_relu(negative_slope: f64) = |x| activation::leaky_relu(x, negative_slope);
             /// The Gaussian error linear unit, approximated by the hyperbolic tangent.
             gelu_approximate() = |x| activation::gelu_approximate(x);
@@ -87,7 +87,7 @@ macro_rules! elementwise {
 
 macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) = $f:expr;)*) => {
-        /// Elementwise functions, as burn has them for tensors.
+        /// Elementwise functions, as for burn's tensors.
         ///
         /// # Example
         /// ```
@@ -125,7 +125,7 @@ mod tests {
     use crate::{Launcher, Shard};
     use burn::tensor::{DType, FloatDType, TensorData};
 
-    /// A number type of one's choice, and back, with a gradient of the type of the tensor.
+    /// A cast to a chosen float type and back, with a gradient of the tensor's type.
     #[test]
     fn casts_have_gradients() {
         Launcher::local(2)

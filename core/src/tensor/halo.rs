@@ -1,4 +1,4 @@
-//! Shards with halos: for stencils written by hand, and for every stencil operator.
+//! Shards with halos, for hand-written stencils and for every stencil operator.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::ops;
 use crate::region::{Boundary, Sides, check_poles};
 use crate::{Error, Result};
 
-/// Halo of a shard in one dim; [`ShardTensor::with_halo`] has an example.
+/// Halo of a shard in one dim; see the example of [`ShardTensor::with_halo`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Halo {
     /// The dim.
@@ -22,7 +22,7 @@ pub struct Halo {
     pub low: usize,
     /// The number of cells after it.
     pub high: usize,
-    /// The values beyond the low and the high end of the field.
+    /// The boundaries at the low and the high end of the field.
     pub boundary: [Boundary; 2],
 }
 
@@ -39,18 +39,19 @@ impl Halo {
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// This rank's shard with its halo, corners included.
+    /// Returns this rank's shard with its halo, corners included.
     ///
     /// # Shapes
-    /// Local: the shard's shape, grown by `low + high` in each of the given dims, sharded or not.
+    /// Local: the shard's shape, extended by `low + high` in each of the given dims, sharded or
+    /// not.
     ///
     /// # Adjoint
-    /// The gradients of halo cells are added to the cells that they are copies of, on the rank that
-    /// owns them.
+    /// The gradients of halo cells are added to the cells that they copy, on the ranks that own
+    /// these.
     ///
     /// # Errors
-    /// Partial values; a dim that the tensor does not have, or that is given twice; poles of a field
-    /// that has no [opposite meridians](crate::check_poles); a failure of communication.
+    /// Partial values; a dim that the tensor does not have, or that is given twice; poles of a
+    /// field that has no [opposite meridians](crate::check_poles); failures of communication.
     ///
     /// # Example
     /// ```
@@ -72,10 +73,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.with_halo_for("with_halo", halos)
     }
 
-    /// [`with_halo`](Self::with_halo) as part of an operator, which errors name.
+    /// Like [`with_halo`](Self::with_halo), as part of an operator, which errors name.
     ///
     /// # Errors
-    /// Those of [`with_halo`](Self::with_halo).
+    /// The errors of [`with_halo`](Self::with_halo).
     pub fn with_halo_for(&self, operator: &'static str, halos: &[Halo]) -> Result<Tensor<D, K>> {
         for (i, halo) in halos.iter().enumerate() {
             if halo.dim >= D || halos[..i].iter().any(|other| other.dim == halo.dim) {
@@ -105,13 +106,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         })
     }
 
-    /// Assembles on every rank the cells that `need_of` gives for its position.
+    /// Assembles on every rank the cells that `need_of` returns for its position.
     ///
     /// `need_of` must be the same function on all ranks. `key` is everything that it depends on
-    /// besides the layout, and equal on all ranks: the plan is made once per key.
+    /// besides the layout, and is equal on all ranks: the plan is made once per key.
     ///
     /// # Errors
-    /// Partial values; another key on another rank; a failure of communication.
+    /// Partial values; different keys on different ranks; failures of communication.
     ///
     /// # Example
     /// ```
@@ -150,11 +151,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.run_plan(operator, &plan)
     }
 
-    /// Runs a plan that was made for this tensor's layout; [`assemble`](Self::assemble) has an
-    /// example.
+    /// Runs a plan that was made for this tensor's layout; see the example of
+    /// [`assemble`](Self::assemble).
     ///
     /// # Errors
-    /// A failure of communication.
+    /// Communication fails.
     pub fn run_plan(
         &self,
         operator: &'static str,

@@ -1,4 +1,4 @@
-//! Conversion between local and sharded tensors, and the meaning of a local tensor's gradient.
+//! Conversion between local and sharded tensors, and the meaning of local gradients.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
@@ -12,19 +12,20 @@ use crate::operator::{BackwardPass, Operator, apply, one};
 use crate::ops::fan_out;
 use crate::{Error, OrRaise, Result};
 
-/// Meaning of the gradient of a local tensor that enters or leaves the sharded world with the same
-/// values on several ranks: replicated, or fanned out.
+/// Meaning of the gradient of a local tensor that is converted to or from a sharded tensor and has
+/// the same values on several ranks, that is, [`Replicate`] or [`Fan`].
 ///
-/// Within it the gradient is complete and equal on all ranks. Outside both cases below occur, so
-/// the program states which one holds. Neither changes the gradient of sharded dims, of which each
-/// rank has that of its own cells, nor that of partial values, of which each rank has that of its
-/// own contribution. Integers and booleans have none. [`from_local`](ShardTensor::from_local) has
-/// an example.
+/// The gradient of a replicated sharded tensor is complete and equal on all ranks. For local
+/// tensors both cases below occur, so the program states which one applies. The choice affects
+/// neither sharded dims, where each rank has the gradient of its own cells, nor partial values,
+/// where each rank has the gradient of its own contribution. Integers and booleans have no
+/// gradients. See the example of [`from_local_with`](ShardTensor::from_local_with).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalGradient {
-    /// All ranks compute the same outside, so each of them has the complete gradient.
+    /// All ranks compute the same with the local tensor, so each has the complete gradient.
     Replicated,
-    /// Each rank computes its own part outside, and the gradient is the sum over the ranks.
+    /// Each rank computes its own part with the local tensor, and the gradient is the sum over the
+    /// ranks.
     Partial,
 }
 
@@ -32,15 +33,16 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Makes a sharded tensor from this rank's local tensor and a layout.
     ///
     /// # Shapes
-    /// Local: that of this rank's shard.
+    /// Local: the shape of this rank's shard.
     ///
     /// # Adjoint
-    /// Every rank gets the complete gradient of a replicated tensor, and of one that fans out the
-    /// sum over its ranks. [`from_local_with`](Self::from_local_with) gives another choice.
+    /// Every rank receives the complete gradient of a replicated tensor and, on axes with `Fan`,
+    /// the sum of the ranks' gradients. [`from_local_with`](Self::from_local_with) offers another
+    /// choice.
     ///
     /// # Errors
-    /// A local tensor whose shape is not that of this rank's shard, or a layout of another mesh; a
-    /// sum of booleans.
+    /// The local shape is not that of this rank's shard, or the layout belongs to another mesh;
+    /// partial sums of booleans; partial values of two different reductions.
     ///
     /// # Example
     /// ```
@@ -61,16 +63,16 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Self::from_local_with(local, layout, mesh, LocalGradient::Replicated)
     }
 
-    /// Makes a sharded tensor as [`from_local`](Self::from_local) does, with a choice of the
-    /// gradients that ranks get.
+    /// Like [`from_local`](Self::from_local), with a choice of the gradients that the ranks
+    /// receive.
     ///
     /// # Adjoint
-    /// With [`LocalGradient::Partial`] the first rank along the axes on which the tensor is
-    /// replicated gets the gradient, and the others get zeros, so that the program may sum it over
-    /// the ranks.
+    /// With [`LocalGradient::Partial`], the first rank along the axes on which the tensor is
+    /// replicated receives the gradient, and the others receive zeros, so that the program may sum
+    /// it over the ranks.
     ///
     /// # Errors
-    /// Those of [`from_local`](Self::from_local).
+    /// The errors of [`from_local`](Self::from_local).
     ///
     /// # Example
     /// ```
@@ -129,7 +131,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             )));
         }
         let local = match gradient {
-            // Of values that fan out, the parts of the gradient are added.
+            // On axes with `Fan`, the parts of the gradient are added.
             LocalGradient::Replicated => {
                 let axes = layout.axes_where(|placement| placement == Fan);
                 Error::catch(|| fan_out(local, mesh, &axes, "from_local"))?
@@ -146,8 +148,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Returns this rank's shard as a local tensor.
     ///
     /// # Adjoint
-    /// The first rank along the axes on which the tensor fans out gets the gradient, as its part,
-    /// and the others get zeros. [`to_local_with`](Self::to_local_with) gives another choice.
+    /// The first rank along the axes with `Fan` receives the gradient as its part, and the others
+    /// receive zeros. [`to_local_with`](Self::to_local_with) offers another choice.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values; [`resolve`](Self::resolve) it first.
@@ -170,11 +172,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.to_local_with(LocalGradient::Replicated)
     }
 
-    /// Returns this rank's shard as [`to_local`](Self::to_local) does, with a choice of what the
-    /// ranks' gradients are.
+    /// Like [`to_local`](Self::to_local), with a choice of the meaning of the ranks' gradients.
     ///
     /// # Adjoint
-    /// With [`LocalGradient::Partial`] the sum of the ranks' gradients over the axes on which the
+    /// With [`LocalGradient::Partial`], the ranks' gradients are summed over the axes on which the
     /// tensor is replicated.
     ///
     /// # Panics
@@ -205,7 +206,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                 let group = self.mesh.ranks_along(&axes);
                 match group.len() {
                     1 => self.local.clone(),
-                    // Of the whole gradient on every rank one is the sum of the parts.
+                    // Every rank has the whole gradient; kept on one rank only, it is the sum of
+                    // the parts.
                     _ => kept_by_one(self.local.clone(), group[0] == self.mesh.comm().rank()),
                 }
             }
@@ -221,7 +223,7 @@ fn kept_by_one<const D: usize, K: Basic>(local: Tensor<D, K>, keeps: bool) -> Te
     Tensor::from_dispatch(apply(KeptByOne { keeps }, [local.into_dispatch()]))
 }
 
-/// Identity whose gradient one of several ranks keeps; the others get zeros.
+/// Identity whose gradient is kept by one of several ranks; the others get zeros.
 #[derive(Debug)]
 struct KeptByOne {
     keeps: bool,

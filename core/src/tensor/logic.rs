@@ -1,10 +1,10 @@
-//! Logic of booleans, and conversion of booleans and integers to other kinds.
+//! Logical operators on booleans, and conversion of booleans and integers to other kinds.
 
 use burn::tensor::{Bool, Int};
 
 use super::ShardTensor;
 
-/// Logic, and conversion to numbers.
+/// Logical operators, and conversion to numbers.
 ///
 /// # Example
 /// ```
@@ -24,7 +24,7 @@ use super::ShardTensor;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 impl<const D: usize> ShardTensor<D, Bool> {
-    /// Integers: one where true, zero elsewhere.
+    /// Converts to integers: one where true, zero elsewhere.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values.
@@ -33,7 +33,7 @@ impl<const D: usize> ShardTensor<D, Bool> {
         self.map_elements("int", |local| local.int())
     }
 
-    /// Floats: one where true, zero elsewhere.
+    /// Converts to floats: one where true, zero elsewhere.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values.
@@ -74,7 +74,7 @@ impl<const D: usize> ShardTensor<D, Bool> {
 }
 
 impl<const D: usize> ShardTensor<D, Int> {
-    /// Integers as floats.
+    /// Converts to floats.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values.

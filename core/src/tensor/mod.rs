@@ -28,16 +28,16 @@ pub use halo::Halo;
 pub use local::LocalGradient;
 pub use recompute::{Halos, is_recomputing};
 
-/// A tensor of `D` dims whose cells lie on the ranks of a mesh.
+/// Tensor of `D` dims whose cells are distributed over the ranks of a mesh.
 ///
-/// It consists of this rank's local tensor and the [`Layout`], which gives the cells of every rank.
-/// Operators give the result of one device on the whole tensor; they communicate as planned and
-/// never gather.
+/// It consists of this rank's local tensor and the [`Layout`], which determines the cells of every
+/// rank. Operators compute the single-device result; they communicate as planned and never gather.
 ///
 /// # Gradients
-/// A gradient has the layout of its tensor. On axes with [`Replicate`] all ranks hold the same full
-/// gradient, on axes with [`Partial`] as well: the gradient of a sum is the gradient of each of its
-/// terms.
+/// A gradient has the layout of its tensor, except on axes with [`Partial`] or [`Fan`]. On axes
+/// with [`Replicate`], all ranks hold the same complete gradient. On axes with `Partial`, they do
+/// too, because the gradient of a sum is the gradient of each of its terms. On axes with `Fan`, the
+/// gradient is a partial sum.
 ///
 /// # Example
 /// ```
@@ -64,12 +64,13 @@ pub struct ShardTensor<const D: usize, K: Basic = Float> {
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// Joins a local tensor, its layout and its mesh, as operators do;
-    /// [`from_local`](Self::from_local) checks that they match.
+    /// Makes a sharded tensor of a local tensor, its layout and its mesh, as operators do;
+    /// [`from_local`](Self::from_local) also checks that they match.
     ///
     /// # Panics
-    /// Panics on GPUs where some rank holds no cells, unless `BURN_FUSION_MAX_EXPLORATIONS` is 0: burn's fusion loses operators
-    /// there. In debug builds, panics if the local shape is not that of this rank's shard.
+    /// Panics on GPUs if some rank holds no cells, unless `BURN_FUSION_MAX_EXPLORATIONS` is 0,
+    /// because burn's fusion loses operators in that case. In debug builds, panics if the local
+    /// shape is not that of this rank's shard.
     pub fn from_parts(local: Tensor<D, K>, layout: Layout, mesh: DeviceMesh) -> Self {
         debug_assert_eq!(
             local.dims().to_vec(),
@@ -85,7 +86,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         }
     }
 
-    /// Makes a tensor of one rank, on which every operator is the single-device operator.
+    /// Makes a tensor on a mesh of one rank, where every operator is the single-device operator.
     ///
     /// # Example
     /// ```
@@ -107,13 +108,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         }
     }
 
-    /// Takes the tensor apart: local tensor, layout and mesh.
+    /// Splits the tensor into local tensor, layout and mesh.
     pub fn into_parts(self) -> (Tensor<D, K>, Layout, DeviceMesh) {
         (self.local, self.layout, self.mesh)
     }
 
-    /// Returns this rank's local tensor, as [`local`](Self::local) has it, without a rule for its
-    /// gradient: [`to_local`](Self::to_local) is for leaving the sharded world.
+    /// Returns this rank's local tensor, like [`local`](Self::local), without a rule for its
+    /// gradient; to continue with ordinary tensors, use [`to_local`](Self::to_local).
     ///
     /// # Example
     /// ```
@@ -127,8 +128,9 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.local
     }
 
-    /// This rank's shard, or of a partial value this rank's part, which is no value yet: [`resolve`](Self::resolve) it first,
-    /// or take [`to_local`](Self::to_local), which refuses parts.
+    /// This rank's shard; for partial values this rank's contribution, which is not a value yet:
+    /// [`resolve`](Self::resolve) it first, or use [`to_local`](Self::to_local), which refuses
+    /// partial values.
     pub fn local(&self) -> &Tensor<D, K> {
         &self.local
     }
@@ -164,7 +166,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.local.device()
     }
 
-    /// Applies an elementwise function of this library, which needs no check; errors name the
+    /// Applies an elementwise function of this library, which needs no check. Errors name the
     /// operator.
     #[track_caller]
     pub(crate) fn map_elements<L: Basic>(
@@ -176,7 +178,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.map_linear(f)
     }
 
-    /// [`map_elements`](Self::map_elements) for a linear function, which partial values permit.
+    /// Like [`map_elements`](Self::map_elements), for a linear function, which permits partial
+    /// values.
     pub(crate) fn map_linear<L: Basic>(
         self,
         f: impl FnOnce(Tensor<D, K>) -> Tensor<D, L>,
@@ -206,7 +209,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Requires that a dim is not sharded.
     ///
     /// # Errors
-    /// [`Error::Placement`] with the axis, and a redistribution as remedy.
+    /// [`Error::Placement`] with the axis, and a redistribution as the remedy.
     ///
     /// # Example
     /// ```
@@ -232,14 +235,14 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// The ranks of the world, by mesh position.
+    /// The world ranks of the mesh, by position.
     pub fn ranks(&self) -> Arc<[usize]> {
         self.mesh.shape().ranks().into()
     }
 }
 
 impl<const D: usize, K: kind::Autodiff> ShardTensor<D, K> {
-    /// The same values without autodiff, for inference.
+    /// Returns the same values without autodiff, for inference.
     #[must_use]
     pub fn inner(self) -> Self {
         self.map_linear(Tensor::inner)
@@ -247,7 +250,8 @@ impl<const D: usize, K: kind::Autodiff> ShardTensor<D, K> {
 }
 
 impl<const D: usize> ShardTensor<D> {
-    /// Marks the tensor as one whose gradient is kept; [`backward`](Self::backward) has an example.
+    /// Marks the tensor as one whose gradient is kept; see the example of
+    /// [`backward`](Self::backward).
     #[must_use]
     pub fn require_grad(self) -> Self {
         let device = self.mesh.device().clone().autodiff();
@@ -260,12 +264,13 @@ impl<const D: usize> ShardTensor<D> {
         })
     }
 
-    /// The gradient of this tensor, in its layout; `None` without one. That of a partial sum is
-    /// replicated, and that of values that fan out is a partial sum. [`backward`](Self::backward)
-    /// has an example.
+    /// Returns the gradient of this tensor, in its layout; `None` if it has none. The gradient of a
+    /// partial sum is replicated, and that of a tensor with `Fan` is a partial sum. See the example
+    /// of [`backward`](Self::backward).
     ///
     /// # Panics
-    /// Panics for other partial values: each rank has the gradient of its own, which `local().grad(..)` gives.
+    /// Panics for other partial values: each rank has the gradient of its own contribution,
+    /// available by `local().grad(..)`.
     #[track_caller]
     pub fn grad(&self, gradients: &Gradients) -> Option<Self> {
         if let Some((axis, op)) = self.layout.partial_axis()
@@ -289,13 +294,14 @@ impl<const D: usize> ShardTensor<D> {
         Some(Self::from_parts(local, layout, self.mesh.clone()))
     }
 
-    /// Computes gradients by backpropagating from this tensor. All ranks call it together.
+    /// Computes gradients by backpropagation from this tensor. Collective: all ranks call it
+    /// together.
     ///
-    /// Gradients of replicated parameters are complete and equal on all ranks afterwards.
+    /// Afterwards, the gradients of replicated parameters are complete and equal on all ranks.
     ///
     /// # Panics
-    /// Panics if the tensor is sharded, fans out or is partial by another reduction than a sum;
-    /// [raises](Error::raise) a failure of communication.
+    /// Panics if the tensor is sharded, has the placement `Fan`, or is partial by a reduction other
+    /// than a sum; [raises](Error::raise) a failure of communication.
     ///
     /// # Example
     /// ```
@@ -341,7 +347,7 @@ impl<const D: usize> ShardTensor<D> {
         crate::reduce::collect(self.mesh.shape().ranks(), || self.local.backward())
     }
 
-    /// The same values, detached from the autodiff graph.
+    /// Returns the same values, detached from the autodiff graph.
     ///
     /// # Example
     /// ```

@@ -1,4 +1,5 @@
-//! Blocks of a model that are computed again in the backward pass, instead of keeping what they computed.
+//! Blocks of a model that the backward pass recomputes, instead of keeping their intermediate
+//! results.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -14,28 +15,30 @@ use crate::comm::Replay;
 use crate::operator::{BackwardPass, Operator, apply};
 use crate::{DeviceMesh, Error, LayerKeys, Layout, Result, reduce};
 
-/// Handling of halos, and of all else that a block receives from other ranks, until the backward pass
-/// computes the block again.
+/// Handling of halos, and of everything else that a block receives from other ranks, until the
+/// backward pass recomputes the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Halos {
-    /// They are kept: nothing is sent twice in the forward direction. For halos that are small beside the block's input.
+    /// They are kept, and nothing is sent twice in the forward direction. For blocks whose halos
+    /// are small compared with their input.
     Keep,
-    /// They are sent again: nothing is kept but the block's input. For blocks that receive much, as dense attention does on a
-    /// ring: the keys and values of all ranks.
-    SendAgain,
+    /// They are sent again, and only the block's input is kept. For blocks that receive much: dense
+    /// attention on a ring receives the keys and values of all ranks.
+    Resend,
 }
 
 thread_local! {
     static RECOMPUTES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this rank computes a block again, in the backward pass of [`recompute`](ShardTensor::recompute), or tries a program in
-/// a [dry run](ShardTensor::dry_run): then a layer leaves state of its own, such as running statistics, as it is.
+/// Whether this rank is recomputing a block, in the backward pass of
+/// [`recompute`](ShardTensor::recompute), or is in a [dry run](ShardTensor::dry_run). A layer must
+/// then leave its own state, such as running statistics, unchanged.
 pub fn is_recomputing() -> bool {
     RECOMPUTES.get()
 }
 
-/// Says that a program changes no state of layers.
+/// Runs a function in which layers leave their state unchanged.
 pub(super) fn recomputing<T>(program: impl FnOnce() -> T) -> T {
     struct Restore(bool);
 
@@ -50,18 +53,22 @@ pub(super) fn recomputing<T>(program: impl FnOnce() -> T) -> T {
 }
 
 impl<const D: usize> ShardTensor<D> {
-    /// Applies a block of a model and keeps only its input: the backward pass computes the block again, and then its
-    /// gradients. Memory falls to that of one block, and time grows by that of a forward pass.
+    /// Applies a block of a model and keeps only its input: the backward pass recomputes the block,
+    /// and then computes its gradients. Memory falls to that of one block, and time grows by that
+    /// of a forward pass.
     ///
-    /// Results and gradients have the bits of the block itself. What the block receives from other ranks is kept or sent again, as
-    /// `halos` says; parameters that are stored in shards are always gathered again. Random numbers of [`LayerKeys`] are drawn
-    /// alike, and batch norms count a batch once. Parameters of `module` receive gradients, of zero where the block does not use one; a
-    /// module of your own that changes itself in a forward pass does so twice, unless it asks [`is_recomputing`]. Tensors that the closure
-    /// captures must have none: pass one by [`recompute_with`](Self::recompute_with).
+    /// Results and gradients are bit-identical to those of the block itself. Data that the block
+    /// receives from other ranks is kept or sent again, depending on `halos`; parameters stored in
+    /// shards are always gathered again. Layers draw the same [`LayerKeys`] again, and batch norms
+    /// count a batch once. All parameters of `module` receive gradients, zero where the block does
+    /// not use them. A custom module that changes its state in the forward pass does so twice,
+    /// unless it checks [`is_recomputing`]. Tensors captured by the closure must not have
+    /// gradients; pass such a tensor by [`recompute_with`](Self::recompute_with).
     ///
     /// # Panics
-    /// Panics if the block captures a tensor with gradients, if operands lie on two meshes, if its messages depend on anything but its operands, or for
-    /// parameters with gradients of several number types; [raises](Error::raise) the errors of the block.
+    /// Panics if the block captures a tensor with gradients, if the operands are on different
+    /// meshes, if the block's messages depend on anything but its operands, or if parameters with
+    /// gradients have different element types; [raises](Error::raise) the errors of the block.
     ///
     /// # Example
     /// ```
@@ -96,10 +103,11 @@ impl<const D: usize> ShardTensor<D> {
         self.recompute_with(nothing, module, halos, move |module, x, _| block(module, x))
     }
 
-    /// [`recompute`](Self::recompute) of a block with a second operand, which receives its gradient, too.
+    /// Like [`recompute`](Self::recompute), for a block with a second operand, which also receives
+    /// its gradient.
     ///
     /// # Panics
-    /// As [`recompute`](Self::recompute).
+    /// Panics where [`recompute`](Self::recompute) does.
     #[must_use]
     pub fn recompute_with<const E: usize, M: Module + 'static>(
         self,
@@ -120,7 +128,7 @@ impl<const D: usize> ShardTensor<D> {
         let parameters = flat(module, &self);
         let replay = match halos {
             Halos::Keep => Some(Arc::new(Replay::of(self.mesh.comm().clone()))),
-            Halos::SendAgain => None,
+            Halos::Resend => None,
         };
         let mesh = match &replay {
             None => self.mesh.clone(),
@@ -148,16 +156,17 @@ impl<const D: usize> ShardTensor<D> {
     }
 }
 
-/// Operator that applies a block to two operands and the block's parameters, one after another.
+/// Operator that applies a block to two operands and the block's parameters, which are concatenated
+/// into one tensor.
 struct Block<M, F, const D: usize, const E: usize> {
     module: Mutex<M>,
     block: F,
     layouts: (Layout, Layout),
-    /// With the engine `replay`, if there is one.
+    /// The mesh of the block, with the engine `replay` if there is one.
     mesh: DeviceMesh,
-    /// Keeps what is received; `None` if it is sent again.
+    /// Record of the received messages; `None` if they are sent again.
     replay: Option<Arc<Replay>>,
-    /// The random numbers of its layers.
+    /// The keys of the random numbers drawn by its layers.
     keys: LayerKeys,
     /// The [current](DeviceMesh::current) mesh of the forward pass.
     current: Option<DeviceMesh>,
@@ -176,7 +185,8 @@ where
     M: Module,
     F: Fn(&M, ShardTensor<D>, ShardTensor<E>) -> ShardTensor<D>,
 {
-    /// Applies the block. Parameters that have gradients are leaves of a graph of this run if `leaves` says so.
+    /// Applies the block. With `leaves`, parameters that have gradients become leaves of the graph
+    /// of this run.
     fn run(&self, x: &Tensor<D>, other: &Tensor<E>, leaves: bool) -> (ShardTensor<D>, M) {
         let module = self.module.lock().unwrap_or_else(|e| e.into_inner());
         let module = module.clone().map(&mut Detached { leaves });
@@ -204,14 +214,14 @@ where
         Some(["block", "block (again, and backward)"])
     }
 
-    /// Not the parameters, which the module has.
+    /// Keeps the operands, but not the parameters, which the module holds.
     fn keeps(&self, input: usize) -> bool {
         input < 2
     }
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
         let [x, other, _]: [_; 3] = inputs.try_into().expect("three inputs");
-        // On a device with autodiff, so that layers know that this is training; nothing is tracked.
+        // On a device with autodiff, so that layers detect training; nothing is tracked.
         let device = self.mesh.device().clone().autodiff();
         let x = on_device(Tensor::<D>::from_dispatch(x), &device);
         let other = on_device(Tensor::<E>::from_dispatch(other), &device);
@@ -262,14 +272,14 @@ where
     }
 }
 
-/// The gradient of an operand, zero where the block does not use it.
+/// Returns the gradient of an operand, zero if the block does not use it.
 fn gradient<const D: usize>(operand: &Tensor<D>, gradients: &Gradients) -> DispatchTensor {
     let gradient = operand.grad(gradients);
     let gradient = gradient.unwrap_or_else(|| operand.clone().inner().zeros_like());
     gradient.into_dispatch()
 }
 
-/// All parameters with gradients one after another; a zero beside `x` if there are none.
+/// Concatenates all parameters with gradients; returns a single zero if there are none.
 fn flat<M: Module, const D: usize>(module: &M, x: &ShardTensor<D>) -> Tensor<1> {
     let mut flatten = Flatten {
         gradients: None,
@@ -289,8 +299,8 @@ fn flat<M: Module, const D: usize>(module: &M, x: &ShardTensor<D>) -> Tensor<1> 
     }
 }
 
-/// Collects parameters that have gradients, or their gradients, each as one dim. Running statistics and frozen
-/// parameters may be of another number type.
+/// Collects parameters that have gradients, or their gradients, each flattened. Running statistics
+/// and frozen parameters may have other element types.
 struct Flatten<'a> {
     gradients: Option<&'a Gradients>,
     parts: Vec<Tensor<1>>,
@@ -320,7 +330,8 @@ impl ModuleVisitor for Tracked {
     }
 }
 
-/// Takes parameters out of their graph. Those with gradients become leaves of another one if `leaves` says so.
+/// Detaches parameters from their graph. With `leaves`, those with gradients become leaves of
+/// another one.
 struct Detached {
     leaves: bool,
 }
@@ -352,7 +363,7 @@ mod tests {
         linear: Linear,
     }
 
-    /// Halos, a parameter, and a sum over ranks in the forward pass.
+    /// Block with halos, a parameter, and a sum over ranks in the forward pass.
     fn block(model: &Model, x: ShardTensor<2>) -> ShardTensor<2> {
         let halo = Halo::new(0, 1, Boundary::Periodic);
         let rows = x.dims()[0];
@@ -427,10 +438,10 @@ mod tests {
         }
     }
 
-    /// Halos twice in the forward direction, once in each of the two runs, and their gradients once.
+    /// Halos travel twice in the forward direction, once per run, and their gradients once.
     #[test]
     fn halos_that_are_sent_again_give_the_same_bits() {
-        let again = run(3, Some(Halos::SendAgain)).into_iter();
+        let again = run(3, Some(Halos::Resend)).into_iter();
         for (again, kept) in again.zip(run(3, None)) {
             for (again, kept) in again.0.iter().zip(&kept.0) {
                 again.assert_eq(kept, true);

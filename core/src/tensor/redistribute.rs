@@ -17,8 +17,8 @@ use crate::{Error, IndexBox, OrRaise, Result};
 const NAME: &str = "redistribute";
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// The same values in another layout. Given placements, the shards of dims that change are as
-    /// even as possible.
+    /// Returns the same values in another layout. Given placements, dims whose sharding changes are
+    /// divided as evenly as possible.
     ///
     /// | from → to | forward | backward |
     /// |---|---|---|
@@ -27,18 +27,19 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// | `Shard(i)` → `Shard(j)` | all-to-all | all-to-all |
     /// | `Partial(Sum)` → `Replicate` | all-reduce | identity |
     /// | `Partial(Sum)` → `Shard` | reduce-scatter | all-gather |
-    /// | `Partial(Max)`, `Min`, `Product` → `Replicate` | all-reduce | two all-to-all, of a share of the values each |
+    /// | `Partial(Max)`, `Min`, `Product` → `Replicate` | all-reduce | two all-to-alls, each on a share of the values |
     /// | `Partial(Max)`, `Min`, `Product` → `Shard` | reduce-scatter | all-to-all |
     /// | `Replicate` → `Fan` | – | all-reduce |
     /// | `Shard` → `Fan` | all-gather | reduce-scatter |
-    /// | `Partial` → `Fan` | all-reduce | all-reduce, before that of the row above |
+    /// | `Partial` → `Fan` | all-reduce | all-reduce, then the backward pass of `Partial` → `Replicate` |
     /// | `Fan` → `Shard` | local slice | – |
     ///
-    /// Values that fan out become replicated only if they have no gradients: that of a replicated
-    /// tensor is whole on every rank, and would be added once a rank.
+    /// `Fan` can become `Replicate` only for tensors without gradients: the gradient of a
+    /// replicated tensor is complete on every rank, and the sum of the ranks' parts would count it
+    /// once per rank.
     ///
-    /// Every operator gives a replicated result the same gradient on all ranks; where a tensor
-    /// leaves the sharded world, [`LocalGradient`] states which of two meanings its gradient has.
+    /// Every operator passes the same gradient to all replicas of its result; where a tensor is
+    /// converted to a local one, [`LocalGradient`] states which of two meanings its gradient has.
     /// Partial values have the gradient of [`resolve`](Self::resolve). Integers and booleans have
     /// no backward pass.
     ///
@@ -54,12 +55,12 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///     let rows = ShardTensor::<2>::ones([4, 6], &mesh, &[Shard(0)])?;
     ///     let columns = rows.redistribute(&[Shard(1)]);
     ///     assert_eq!(columns.local_dims(), [4, 3]);
-    ///     // Every rank uses all rows of x for its columns of y, and finds its part of the
+    ///     // Every rank uses all rows of x for its columns of y, and computes its part of the
     ///     // gradient of x.
     ///     let x = ShardTensor::<2>::ones([4, 1], &mesh, &[Shard(0)])?.require_grad();
     ///     let y = x.clone().redistribute(&[Fan]) * columns;
     ///     assert_eq!(y.placements(), [Shard(1)]);
-    ///     // Every element of y is added once.
+    ///     // Every element of y is added exactly once.
     ///     let part = y.into_local().sum();
     ///     let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
     ///     let loss = ShardTensor::from_parts(part, layout, mesh);
@@ -74,11 +75,12 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.try_redistribute(to).or_raise()
     }
 
-    /// [`redistribute`](Self::redistribute), with an error instead of a panic.
+    /// Like [`redistribute`](Self::redistribute), with an error instead of a panic.
     ///
     /// # Errors
-    /// A layout that does not fit the tensor, has partial values that it does not have, or replicates
-    /// values that fan out and have gradients; a failure of communication.
+    /// The layout does not fit the tensor, asks for partial values that the tensor does not have,
+    /// or asks for `Replicate` on an axis with `Fan` of a tensor with gradients; communication
+    /// fails.
     ///
     /// # Example
     /// ```
@@ -101,9 +103,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             for axis in tensor.layout.axes_where(|placement| placement == Fan) {
                 tensor = match layout.placements()[axis] {
                     Fan => tensor,
-                    // Each rank has the whole gradient of its cells: zeros elsewhere make a part.
+                    // Each rank has the whole gradient of its cells; with zeros elsewhere it is a
+                    // part.
                     Shard(dim) => tensor.exchange_to(axis, Shard(dim), layout),
-                    // Without gradients both are the same.
+                    // Without gradients the two are equal.
                     _ => tensor.with_placement(axis, Replicate),
                 };
             }
@@ -120,7 +123,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             if fans.iter().all(|axis| tensor.placements()[*axis] == Fan) {
                 return tensor.move_to(layout);
             }
-            // What fans out comes last: until then gradients are whole.
+            // The fan-out comes last, so that gradients are whole until then.
             let fans = fans.into_iter();
             let fans: Vec<_> = fans
                 .filter(|axis| tensor.placements()[*axis] != Fan)
@@ -135,15 +138,16 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             for axis in sharded {
                 tensor = tensor.exchange_to(axis, Fan, layout);
             }
-            // One sum over all axes, which the gradient of a parameter may share with others.
+            // A single sum over all axes, which the gradient of a parameter may share with others.
             tensor.fan_out(&replicated).move_to(layout)
         })
     }
 
-    /// The same values, which fan out over the axes chosen on which they are replicated.
+    /// Returns the same values with `Fan` on the axes that `chosen` selects among those with
+    /// `Replicate`.
     ///
     /// # Errors
-    /// Those of [`try_redistribute`](Self::try_redistribute).
+    /// The errors of [`try_redistribute`](Self::try_redistribute).
     ///
     /// # Example
     /// ```
@@ -167,7 +171,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.try_redistribute(&placements)
     }
 
-    /// Whether the autodiff graph has a node of the tensor.
+    /// Whether the autodiff graph has a node for the tensor.
     fn is_tracked(&self) -> bool {
         is_tracked(&self.local.clone().into_dispatch())
     }
@@ -193,13 +197,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Ok(())
     }
 
-    /// Reduces partial values: an all-reduce over each axis that holds them, in the order of ranks.
+    /// Reduces partial values: an all-reduce over each axis that holds them, in rank order.
     ///
     /// # Adjoint
     /// A sum passes its gradient to each term: the identity. A maximum or minimum passes it to the
-    /// first rank in the order of the mesh that holds it. A product passes it to each factor, times
-    /// the other factors, also where some are zero. For the last two each rank receives all values
-    /// of a share of the elements; none receives those of all.
+    /// first rank, in mesh order, that attains it. A product passes it to each factor, times the
+    /// other factors, also where some are zero. For the latter two, each rank receives all
+    /// contributions to a share of the elements; no rank receives those to all elements.
     ///
     /// # Panics
     /// [Raises](Error::raise) a failure of communication.
@@ -227,8 +231,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     }
 
     /// The axes with partial values, in the order in which they are resolved. Without sums the last
-    /// axis comes first, so that of several ranks that hold an extremum the first in the order of
-    /// the mesh receives the gradient.
+    /// axis comes first, so that if several ranks hold an extremum, the first in mesh order
+    /// receives the gradient.
     fn partial_axes(&self) -> Vec<(usize, ReduceOp)> {
         let placements = self.placements().iter().enumerate();
         let mut axes: Vec<_> = placements
@@ -314,14 +318,15 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Self { layout, ..self }
     }
 
-    /// `Shard` → `Fan` or `Fan` → `Shard` on one axis. The adjoint adds the gradients that ranks
-    /// find of a cell.
+    /// `Shard` → `Fan` or `Fan` → `Shard` on one axis. The adjoint adds the gradients of a cell
+    /// from all ranks.
     fn exchange_to(self, axis: usize, placement: Placement, target: &Layout) -> Self {
         let mut placements = self.placements().to_vec();
         placements[axis] = placement;
         let even = (&placements).into_layout(&self.layout);
         let mut layout = even.or_raise();
-        // A dim that has its last parts now is not moved again.
+        // A dim that already has its final axes takes its final extents, so that it is not moved
+        // again.
         for dim in 0..D {
             if layout.axes_of(dim) == target.axes_of(dim) {
                 let last = layout.with_extents(dim, target.extents(dim));
@@ -333,13 +338,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Self::from_parts(local, layout, self.mesh)
     }
 
-    /// One exchange to a layout with the same partial axes, and the same that fan out.
+    /// Moves to a layout with the same axes of `Partial` and `Fan` by a single exchange.
     fn move_to(self, layout: &Layout) -> Self {
         if self.layout == *layout {
             return self;
         }
         // The backward pass is an exchange back, not the adjoint of this one: the gradient is equal
-        // on all replicas, and the adjoint would add it over them.
+        // on all replicas, and the adjoint would sum it over them.
         let forward = |plan| Move {
             plan,
             direction: Direction::Forward,
@@ -369,9 +374,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         plan.expect("making this plan cannot fail")
     }
 
-    /// The whole tensor on every rank: a gather, for small tensors and for tests.
+    /// Returns the whole tensor on every rank: a gather, for small tensors and for tests.
     ///
-    /// Integers and booleans have no gradient; `gradient` has no effect on them.
+    /// The gradient of the result must be complete on every rank;
+    /// [`full_tensor_with`](Self::full_tensor_with) offers another choice. Integers and booleans
+    /// have no gradient.
     ///
     /// # Panics
     /// [Raises](Error::raise) a failure of communication.
@@ -394,8 +401,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.full_tensor_with(LocalGradient::Replicated)
     }
 
-    /// Returns the whole tensor as [`full_tensor`](Self::full_tensor) does, with a choice of what
-    /// the ranks' gradients are; [`to_local_with`](Self::to_local_with) has an example.
+    /// Like [`full_tensor`](Self::full_tensor), with a choice of the meaning of the ranks'
+    /// gradients; see the example of [`to_local_with`](Self::to_local_with).
     ///
     /// # Panics
     /// [Raises](Error::raise) a failure of communication.
@@ -415,8 +422,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         let whole = whole.or_raise();
         let all_sharded = resolved.placements().iter().all(|p| p.varies());
         if gradient == LocalGradient::Partial && all_sharded {
-            // From shards to replicas on every axis: the exchange's adjoint is the reduce-scatter
-            // that sums the gradients.
+            // From shards to replicas on every axis: the adjoint of the exchange is the
+            // reduce-scatter that sums the gradients.
             let plan = resolved.plan(&resolved.layout, &whole);
             let operation = resolved.operation(&whole);
             return ops::exchange(resolved.local, &resolved.mesh, plan, operation);
@@ -427,11 +434,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 }
 
 impl<const D: usize, K: kind::Autodiff> ShardTensor<D, K> {
-    /// The whole tensor, without autodiff, on rank `root` of the world; `None` on the others: for
-    /// writing files.
+    /// Returns the whole tensor, without autodiff, on rank `root` of the world, and `None` on the
+    /// others, for example to write files.
     ///
     /// # Errors
-    /// A root that is not in the mesh; a failure of communication.
+    /// The root is not in the mesh; communication fails.
     ///
     /// # Example
     /// ```

@@ -37,8 +37,8 @@ pub(crate) struct Plan {
     pub(crate) calendar: Calendar,
     /// Name of the time axis.
     pub(crate) time: String,
-    /// Whether fields without a time dim are valid at all times. False if the file has a single
-    /// time, which then is the time of its fields.
+    /// Whether fields without a time dim are valid at all times. False if the file has no time axis
+    /// but a single time coordinate, which then is the time of its fields.
     pub(crate) are_static: bool,
     pub(crate) fields: Vec<Field>,
     pub(crate) channels: Vec<Channel>,

@@ -152,7 +152,8 @@ impl Checkpoint {
     /// metric. Another job may write to the folder meanwhile.
     ///
     /// # Errors
-    /// On all ranks: a folder or a checkpoint that exists but cannot be read; a failure of communication.
+    /// On all ranks: a folder or a checkpoint that exists but cannot be read; a failure of
+    /// communication.
     ///
     /// # Example
     /// ```

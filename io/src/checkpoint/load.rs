@@ -133,7 +133,7 @@ impl Checkpoint {
         self.index.ranks
     }
 
-    /// Metric passed to the save, if any.
+    /// Metric of the save, if it had a finite one.
     pub fn metric(&self) -> Option<f64> {
         self.index.metric
     }
@@ -233,7 +233,7 @@ impl Checkpoint {
     /// Loads a whole tensor on all ranks like [`tensor`](Self::tensor), into host memory.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor).
+    /// Errors of [`tensor`](Self::tensor).
     pub fn tensor_data(&self, world: &World, name: &str) -> halocline_core::Result<TensorData> {
         let names = vec![(name.to_string(), String::new())];
         Ok(self.fetch_whole(world, names)?.remove(0).1)
@@ -242,7 +242,7 @@ impl Checkpoint {
     /// Loads a sharded tensor. Each rank receives its shard, whatever mesh saved the tensor.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor); placements that do not fit or are `Partial`.
+    /// Errors of [`tensor`](Self::tensor); placements that do not fit or are `Partial`.
     pub fn sharded<const D: usize, K: Basic>(
         &self,
         name: &str,
@@ -256,7 +256,7 @@ impl Checkpoint {
     /// Loads a sharded tensor like [`sharded`](Self::sharded), in an explicit layout.
     ///
     /// # Errors
-    /// Those of [`sharded`](Self::sharded); a layout with another shape or other ranks.
+    /// Errors of [`sharded`](Self::sharded); a layout with another shape or other ranks.
     pub fn sharded_to<const D: usize, K: Basic>(
         &self,
         name: &str,

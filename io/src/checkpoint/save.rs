@@ -129,9 +129,9 @@ impl Checkpoints {
     }
 
     /// Saves a state in the background. Returns when the previous save is on disk. A lower `metric`
-    /// is better; it decides which checkpoints are kept and which is [`best`](Self::best). Call
-    /// [`wait`](Self::wait) after the last save: on drop, a save that takes more than a quarter of
-    /// the timeout is abandoned.
+    /// is better; it decides which checkpoints are kept and which is [`best`](Self::best). NaN and
+    /// infinities count as no metric. Call [`wait`](Self::wait) after the last save: on drop, a
+    /// save that takes more than a quarter of the timeout is abandoned.
     ///
     /// # Errors
     /// On all ranks: ranks that save different tensors or steps; a rank that could not write the
@@ -289,7 +289,7 @@ impl Checkpoints {
     /// precedence over others.
     ///
     /// # Errors
-    /// Those of [`latest`](Self::latest).
+    /// Errors of [`latest`](Self::latest).
     pub fn best(&mut self) -> halocline_core::Result<Option<Checkpoint>> {
         self.wait()?;
         first_of(&self.mesh, &self.folder, || {

@@ -17,8 +17,8 @@ use crate::{Error, Result};
 /// State of a program at one moment, to be [saved](super::Checkpoints::save) as a checkpoint.
 ///
 /// All ranks add the same names in the same order. Each rank copies to host memory only the cells
-/// that it will write: its shard of a sharded tensor, or a share of a replicated one. The program
-/// may continue as soon as they are copied.
+/// that it will write; ranks that hold the same cells divide them. The program may continue as soon
+/// as they are copied.
 ///
 /// A state with NaN or infinite values is saved, but never replaces a finite one (see
 /// [`CheckpointConfig`](super::CheckpointConfig)). Tensors added by [`data`](Self::data) are
@@ -102,7 +102,7 @@ impl Snapshot {
     /// Adds a sharded tensor, whose mesh must contain all ranks.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor); a `Partial` tensor; a mesh of fewer ranks.
+    /// Errors of [`tensor`](Self::tensor); a `Partial` tensor; a mesh of fewer ranks.
     pub fn sharded<const D: usize, K: Basic>(
         &mut self,
         name: &str,
@@ -140,7 +140,7 @@ impl Snapshot {
     /// Adds data that is equal on all ranks and may contain NaN or infinities.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor).
+    /// Errors of [`tensor`](Self::tensor).
     pub fn data(&mut self, name: &str, data: &TensorData) -> Result<()> {
         self.add_data((name, Role::Record), data)
     }
@@ -171,7 +171,7 @@ impl Snapshot {
     /// equal on all ranks or sharded ([`ParamShard`]), in which case each rank adds its shards.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor) and [`sharded`](Self::sharded).
+    /// Errors of [`tensor`](Self::tensor) and [`sharded`](Self::sharded).
     pub fn module<M: Module>(&mut self, name: &str, module: &M) -> Result<()> {
         // Makes burn's layers merge the pending update of their running statistics.
         drop(module.valid());

@@ -37,7 +37,7 @@ impl Snapshot {
     /// The states of a sharded parameter are sharded like the parameter.
     ///
     /// # Errors
-    /// Those of [`module`](Self::module); a state whose type is not the default of the device, to
+    /// Errors of [`module`](Self::module); a state whose type is not the default of the device, to
     /// which burn would convert it on loading; a state of a divided parameter that differs from its
     /// shard in shape.
     pub fn optimizer<M: Module>(
@@ -100,7 +100,7 @@ impl Snapshot {
     /// Adds the state of a learning-rate schedule.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor).
+    /// Errors of [`tensor`](Self::tensor).
     pub fn schedule(&mut self, name: &str, schedule: &ModuleLrScheduler) -> Result<()> {
         let bytes = schedule
             .to_record()

@@ -13,8 +13,8 @@ use crate::{
     Series, Statistics, Traffic,
 };
 
-/// Samples from files or stores of any format. Each is a trajectory, such as a year or a model run:
-/// no sample spans two, unless they are [joined](Series::Joined).
+/// Dataset of samples from files or stores of any format. Each file or store is a trajectory, such
+/// as a year or a model run; no sample spans two of them unless they are [joined](Series::Joined).
 ///
 /// # Example
 /// ```
@@ -31,7 +31,7 @@ use crate::{
 /// use halocline_io::{DatasetConfig, FieldDataset, Statistics};
 ///
 /// let config = DatasetConfig::new().with_history(2).with_lead(1);
-/// let dataset = FieldDataset::open(&[&path], &config)?; // 5 times, of values 0 to 4
+/// let dataset = FieldDataset::open(&[&path], &config)?; // 5 times, with values 0 to 4
 /// assert_eq!(dataset.len(), 3);
 /// assert_eq!(dataset.input_shape(), [4, 4, 8]); // u10m, v10m, u10m, v10m
 /// assert_eq!(dataset.target_shape(), [2, 4, 8]);
@@ -54,9 +54,9 @@ pub struct FieldDataset {
     channels: Channels,
     origins: Origins,
     constants: Option<Constants>,
-    /// The file of every sample, and its times in that file.
+    /// The file of each sample, and its times in that file.
     samples: Vec<(usize, SampleTimes)>,
-    /// Mean and standard deviation of every channel, if values are normalised.
+    /// Mean and standard deviation of each channel, if values are normalised.
     scale: Option<Vec<(f64, f64)>>,
 }
 
@@ -64,10 +64,12 @@ impl FieldDataset {
     /// Opens files or stores that have the same channels, grid and time step.
     ///
     /// # Errors
-    /// Those of [`OpenConfig::open`](crate::OpenConfig::open), and of [`OpenConfig::open_joined`](crate::OpenConfig::open_joined) if they are joined; files
-    /// that differ in these, in units or in their calendar, or whose times are not evenly spaced, unless [gaps](crate::Gaps) are
-    /// permitted; channels that are not there or chosen twice; constants on another grid, or with missing values; a history of zero; no steps; a
-    /// negative lead; files too short for any sample.
+    /// Errors of [`OpenConfig::open`](crate::OpenConfig::open), or of
+    /// [`OpenConfig::open_joined`](crate::OpenConfig::open_joined) if files are joined; files that
+    /// differ in channels, grid, time step, units or calendar; times that are not evenly spaced,
+    /// unless [gaps](crate::Gaps) are permitted; channels that do not exist or are chosen twice;
+    /// constants on another grid, or with missing values that are not permitted; a history or
+    /// number of steps of zero; a negative lead; files too short for any sample.
     pub fn open(paths: &[impl AsRef<Path>], config: &DatasetConfig) -> Result<Self> {
         if config.history == 0 {
             return Err(Error::argument("history", 0, "at least 1 time"));
@@ -148,11 +150,10 @@ impl FieldDataset {
         Ok(dataset)
     }
 
-    /// Normalises values: subtracts the mean of their channel and divides by its standard
-    /// deviation.
+    /// Normalises values: subtracts the mean of the channel and divides by its standard deviation.
     ///
     /// # Errors
-    /// Statistics without one of the channels, and a channel that does not vary.
+    /// Statistics that lack a channel; a channel that does not vary.
     pub fn with_statistics(mut self, statistics: &Statistics) -> Result<Self> {
         let (channels, others) = (self.metadata.channels(), statistics.metadata().channels());
         let places = channels
@@ -184,22 +185,23 @@ impl FieldDataset {
         Ok(self)
     }
 
-    /// The number of samples.
+    /// Returns the number of samples.
     pub fn len(&self) -> usize {
         self.samples.len()
     }
 
-    /// Whether there is no sample.
+    /// Returns `true` if there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Channels, grid and time step.
+    /// Returns channels, grid and time step.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// Units, names and levels of the targets, as the first file has them: for the output of forecasts.
+    /// Returns units, names and levels of the targets, as in the first file, for example for the
+    /// output of forecasts.
     pub fn describe(&self) -> Vec<Channel> {
         let targets = self.channels.targets.iter();
         let described = targets.map(|name| self.describe_channel(name));
@@ -207,14 +209,15 @@ impl FieldDataset {
         described.expect("targets are channels of the files")
     }
 
-    /// Units, names and level of a channel of the files, as the first file has them, if there is one of that name.
+    /// Returns units, names and level of a channel of the files, as in the first file, or `None` if
+    /// there is no channel of that name.
     pub fn describe_channel(&self, name: &str) -> Option<Channel> {
         let mut channels = self.metadata.channels().iter();
         let place = channels.position(|channel| channel == name)?;
         Some(self.files[0].describe(place))
     }
 
-    /// The names of inputs, forcings and targets.
+    /// Returns the names of inputs, forcings and targets.
     ///
     /// # Example
     /// ```
@@ -231,7 +234,7 @@ impl FieldDataset {
     /// # writer.finish()?;
     /// use halocline_io::{DatasetConfig, FieldDataset};
     ///
-    /// // A file with t2m, sst and lsm: two steps of t2m and sst, with the land and the sun given.
+    /// // A file with t2m, sst and lsm: two steps of t2m and sst, forced by land and sun.
     /// let config = DatasetConfig::new()
     ///     .with_steps(2)
     ///     .with_forcings(vec!["lsm".into(), "cos_solar_zenith_angle".into()]);
@@ -239,7 +242,7 @@ impl FieldDataset {
     /// let channels = dataset.channels();
     /// assert_eq!(channels.inputs, ["t2m", "sst"]);
     /// assert_eq!(channels.targets, ["t2m", "sst"]);
-    /// assert_eq!(channels.feedback()?, [0, 1]); // where a prediction has the next inputs
+    /// assert_eq!(channels.feedback()?, [0, 1]); // positions of the next inputs in a prediction
     /// let sample = dataset.sample(0)?;
     /// assert_eq!(sample.forcing.dim(), (4, 4, 8)); // of two steps
     /// assert_eq!(sample.target[[2, 0, 0]], 2.0); // t2m after two steps
@@ -249,27 +252,27 @@ impl FieldDataset {
         &self.channels
     }
 
-    /// The number of times in an input.
+    /// Returns the number of times in an input.
     pub(crate) fn history(&self) -> usize {
         self.config.history
     }
 
-    /// The number of targets in a sample.
+    /// Returns the number of targets in a sample.
     pub fn steps(&self) -> usize {
         self.config.steps
     }
 
-    /// The shape of an input, [history · inputs, lat, lon].
+    /// Returns the shape of an input, [history · inputs, lat, lon].
     pub fn input_shape(&self) -> [usize; 3] {
         self.shape(self.config.history * self.channels.inputs.len())
     }
 
-    /// The shape of the forcings, [steps · forcings, lat, lon].
+    /// Returns the shape of the forcings, [steps · forcings, lat, lon].
     pub fn forcing_shape(&self) -> [usize; 3] {
         self.shape(self.config.steps * self.channels.forcings.len())
     }
 
-    /// The shape of the targets, [steps · targets, lat, lon].
+    /// Returns the shape of the targets, [steps · targets, lat, lon].
     pub fn target_shape(&self) -> [usize; 3] {
         self.shape(self.config.steps * self.channels.targets.len())
     }
@@ -279,7 +282,8 @@ impl FieldDataset {
         [channels, rows, columns]
     }
 
-    /// Time of a sample's present, the last time of its input, in seconds since 1970-01-01 UTC.
+    /// Returns the time of a sample's present, the last time of its input, in seconds since
+    /// 1970-01-01 UTC.
     ///
     /// # Panics
     /// Panics if there is no such sample.
@@ -288,7 +292,7 @@ impl FieldDataset {
         file.times()[times.present()]
     }
 
-    /// Time from a sample's present to its first target, in hours.
+    /// Returns the time from a sample's present to its first target, in hours.
     ///
     /// # Panics
     /// Panics if there is no such sample.
@@ -296,7 +300,7 @@ impl FieldDataset {
         self.leads(sample)[0]
     }
 
-    /// Time from a sample's present to each of its targets, in hours.
+    /// Returns the time from a sample's present to each of its targets, in hours.
     ///
     /// # Panics
     /// Panics if there is no such sample.
@@ -307,7 +311,7 @@ impl FieldDataset {
         leads.map(|seconds| seconds / 3600.0).collect()
     }
 
-    /// The number of the time axis of a sample: that of its file, or zero if they are
+    /// Returns the index of a sample's time axis: that of its file, or zero if files are
     /// [joined](Series::Joined).
     ///
     /// # Panics
@@ -316,18 +320,19 @@ impl FieldDataset {
         self.samples[sample].0
     }
 
-    /// The calendar of the times.
+    /// Returns the calendar of the times.
     pub fn calendar(&self) -> Calendar {
         self.files[0].calendar()
     }
 
-    /// Finds the first sample with this present, in seconds since 1970-01-01 UTC, to the nearest
-    /// millisecond.
+    /// Finds the first sample whose present is `time`, in seconds since 1970-01-01 UTC, to the
+    /// nearest millisecond.
     pub fn find(&self, time: f64) -> Option<usize> {
         (0..self.len()).find(|&sample| (self.time(sample) - time).abs() <= 5e-4)
     }
 
-    /// Bytes that reading samples has taken so far on this rank, and its read amplification.
+    /// Returns the bytes that reading samples has taken so far on this rank, from which the read
+    /// amplification follows.
     pub fn traffic(&self) -> Traffic {
         let traffic = self.files.iter().map(|file| file.traffic());
         traffic.fold(Traffic::default(), |sum, file| sum + file)
@@ -336,7 +341,8 @@ impl FieldDataset {
     /// Reads a sample.
     ///
     /// # Errors
-    /// A file that cannot be read, and missing values if they are [rejected](Missing::Reject).
+    /// A file that cannot be read; missing values, if they are [rejected](Missing::Reject), or
+    /// [filled](Missing::Fill) without statistics.
     ///
     /// # Panics
     /// Panics if there is no such sample.
@@ -418,7 +424,7 @@ impl FieldDataset {
     /// Whether missing values are filled.
     ///
     /// # Errors
-    /// They are to be, and there are no statistics to fill them with.
+    /// They are configured to be, but there are no statistics to fill them with.
     pub(crate) fn fills(&self) -> Result<bool> {
         let fills = self.config.open.missing == Missing::Fill;
         if fills && self.scale.is_none() {
@@ -428,7 +434,7 @@ impl FieldDataset {
         Ok(fills)
     }
 
-    /// The file of a sample, and its times in that file.
+    /// Returns the file of a sample, and its times in that file.
     fn times_of(&self, sample: usize) -> (&dyn Fields, &SampleTimes) {
         assert!(sample < self.len(), "sample {sample} of {}", self.len());
         let (file, times) = &self.samples[sample];

@@ -11,16 +11,16 @@ use crate::sample::{Part, normalize};
 use crate::samples::SampleTimes;
 use crate::{Error, Fields, Result, times};
 
-/// Where values are read from: the number of a time in its file, and the source.
+/// Location of values: the index of a time in its file, and the source.
 type Place = (usize, Origin);
 
-/// A normalised value, or the mean in place of a missing one.
+/// Returns a normalised value, or zero, the mean, in place of a missing one.
 pub(super) fn filled(value: f32) -> f32 {
     if value.is_nan() { 0.0 } else { value }
 }
 
 impl FieldDataset {
-    /// The time and the source of every channel of a part of a sample.
+    /// Returns the time and the source of each channel of a part of a sample.
     fn sources(&self, part: Part, times: &SampleTimes) -> Vec<(usize, Origin)> {
         let Origins {
             inputs,
@@ -37,7 +37,8 @@ impl FieldDataset {
         times.into_iter().flat_map(at).collect()
     }
 
-    /// Reads a box of a part of a sample. Missing values of forcings are filled, others are NaN.
+    /// Reads a box of a part of a sample. Missing values of forcings are filled if configured;
+    /// others are NaN.
     pub(crate) fn read(
         &self,
         sample: usize,
@@ -51,12 +52,12 @@ impl FieldDataset {
         self.read_sources(file, sources, time, fills, cells)
     }
 
-    /// Reads a box of the forcings of one step, from a time on the axis of a sample or beyond its end, where masks are those of
-    /// the sample's present.
+    /// Reads a box of the forcings of one step, at a time on the axis of a sample or beyond its
+    /// end. Beyond it, masks are those at the sample's present.
     ///
     /// # Errors
-    /// A file that cannot be read; a time without fields, if a forcing is a channel of the files that
-    /// changes with time.
+    /// A file that cannot be read; a time without fields, if a forcing is a time-dependent channel
+    /// of the files.
     pub(crate) fn forcing_at(
         &self,
         sample: usize,
@@ -84,7 +85,7 @@ impl FieldDataset {
         let sources: Vec<Place> = origins[cells[0].clone()]
             .iter()
             .map(|origin| match origin {
-                // What has no value at the start has none in the forecast.
+                // Cells without values at the start have none in the forecast either.
                 Origin::Mask(_) => (found.unwrap_or(sampled.present()), *origin),
                 _ => (found.unwrap_or(0), *origin),
             })
@@ -92,7 +93,7 @@ impl FieldDataset {
         self.read_sources(file, &sources, |_| seconds, self.fills()?, cells)
     }
 
-    /// Reads a box of sources. `time` gives the seconds of a time by its number.
+    /// Reads a box of sources. `time` maps the index of a time to seconds.
     fn read_sources(
         &self,
         file: &dyn Fields,
@@ -105,7 +106,7 @@ impl FieldDataset {
             let cells = [index..index + 1, channels, rows.clone(), columns.clone()];
             Ok::<_, Error>(file.read(cells)?.index_axis_move(Axis(0), 0))
         };
-        // As in most samples, the channels lie side by side: there is nothing to put together.
+        // The common case: all channels are adjacent in the file, so one read suffices.
         if let [(index, Origin::Channel(channel)), ..] = *sources
             && sources.chunk_by(follows).count() == 1
             && self.scale.is_none()
@@ -115,7 +116,7 @@ impl FieldDataset {
         }
         let mut values = Array3::zeros((sources.len(), rows.len(), columns.len()));
         let mut place = 0;
-        // Neighbours in the file are read together.
+        // Channels that are adjacent in the file are read together.
         for run in sources.chunk_by(follows) {
             let places = place..place + run.len();
             place = places.end;

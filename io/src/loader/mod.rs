@@ -19,40 +19,40 @@ use crate::{
     Channels, Error, FieldDataset, LastBatch, LoaderConfig, Order, Result, Source, Traffic,
 };
 
-/// The name of communication for batches in errors.
+/// Name of batch communication in errors.
 const OPERATION: &str = "field_loader";
 
-/// The inputs and targets of some samples, sharded.
+/// Sharded inputs, forcings and targets of a batch of samples.
 ///
 /// See [`FieldLoader`] for an example.
 #[derive(Clone)]
 pub struct Batch {
     /// Inputs, [batch, history · inputs, lat, lon].
     pub input: ShardTensor<4>,
-    /// Forcings at the time from which each step starts, [batch, steps · forcings, lat, lon]; `None`
-    /// of a dataset without.
+    /// Forcings at the start of each step, [batch, steps · forcings, lat, lon]; `None` if the
+    /// dataset has no forcings.
     pub forcing: Option<ShardTensor<4>>,
     /// Targets, [batch, steps · targets, lat, lon].
     pub target: ShardTensor<4>,
-    /// One where the targets have values and zero where these are filled, in the shape of the
-    /// targets; `None` unless missing values are [filled](crate::Missing::Fill).
+    /// Mask of the targets, in their shape: one where they have values, zero where values were
+    /// filled. `None` unless missing values are [filled](crate::Missing::Fill).
     pub mask: Option<ShardTensor<4>>,
-    /// That of the inputs, in their shape.
+    /// Mask of the inputs, like [`mask`](Self::mask).
     pub input_mask: Option<ShardTensor<4>>,
     /// Indices of the samples in the dataset.
     pub samples: Vec<usize>,
-    /// Time of the present of every sample, in seconds since 1970-01-01 UTC.
+    /// Time of the present of each sample, in seconds since 1970-01-01 UTC.
     pub times: Vec<f64>,
-    /// Time from the present to each target of every sample, in hours.
+    /// Time from the present to each target of each sample, in hours.
     pub leads: Vec<Vec<f64>>,
 }
 
-/// Loader of batches onto a mesh. All ranks of the mesh create and use it together.
+/// Loader of batches onto a mesh. All ranks of the mesh create and use it collectively.
 ///
-/// Both [sources](Source) give the same batches, bit for bit. Ranks that each read a part of a
-/// field compare the data that they opened, so that a field is not assembled from different
-/// samples: history, lead, channels, grid, statistics, and of every file, in order, its times, its
-/// size and a checksum of 16 blocks of 4 KiB.
+/// Both [sources](Source) yield bitwise identical batches. Ranks that each read a part of a field
+/// check that they opened the same data, so that no field is assembled from different samples. They
+/// compare the settings of the dataset, channels, grid, statistics, and the times, size and
+/// checksum of each file (of 16 blocks of 4 KiB, if it is large).
 ///
 /// # Example
 /// ```
@@ -85,7 +85,7 @@ pub struct Batch {
 ///         assert_eq!(batch.times[0], batch.samples[0] as f64 * 21600.0);
 ///         assert_eq!(batch.leads, [[6.0], [6.0]]); // hours
 ///     }
-///     assert_eq!(loader.epoch_from(1, 1).len(), 1); // to resume in epoch 1 after a batch
+///     assert_eq!(loader.epoch_from(1, 1).len(), 1); // resumes epoch 1 after one batch
 ///     Ok(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -96,14 +96,14 @@ pub struct FieldLoader {
     placements: Vec<Placement>,
     config: LoaderConfig,
     summary: Summary,
-    /// The number of targets that batches have.
+    /// Number of targets per sample in a batch.
     steps: usize,
-    /// The dataset, on the ranks that read.
+    /// Dataset, on the ranks that read.
     dataset: Option<Arc<FieldDataset>>,
 }
 
 impl FieldLoader {
-    /// Creates a loader onto `mesh`. `open` is called on the ranks that read, according to the
+    /// Creates a loader onto `mesh`. Calls `open` on the ranks that read, which depend on the
     /// [source](Source).
     ///
     /// # Placement
@@ -112,9 +112,10 @@ impl FieldLoader {
     /// not be even.
     ///
     /// # Errors
-    /// Placements or extents that do not fit; a batch size of zero, or too large for a single batch; on all
-    /// ranks, an error of `open` on any of them, ranks with other settings (but for `prefetch`)
-    /// than the first, and ranks that opened other data; a failure of communication.
+    /// Placements or extents that do not fit; a batch size of zero, or larger than the dataset if
+    /// the last batch is dropped; on all ranks, an error of `open` on any of them, ranks whose
+    /// settings (except `prefetch`) or data differ from those of the first rank; a failure of
+    /// communication.
     pub fn new(
         mesh: &DeviceMesh,
         placements: &[Placement],
@@ -156,7 +157,7 @@ impl FieldLoader {
         Ok(loader)
     }
 
-    /// Opens the dataset on the ranks that read, and sends its sizes and times to the others.
+    /// Opens the dataset on the ranks that read, and sends its summary to all ranks.
     fn open(&mut self, open: impl FnOnce() -> Result<FieldDataset>) -> halocline_core::Result<()> {
         let opened = if self.reads() {
             open().and_then(|dataset| dataset.fills().map(|_| Some(dataset)))
@@ -164,7 +165,7 @@ impl FieldLoader {
             Ok(None)
         };
         let dataset = agree(&self.mesh, OPERATION, self.fallible(), opened)?;
-        // A single rank that reads needs no comparison.
+        // With a single reader there is nothing to compare.
         let compares = self.config.source == Source::PerRank && self.mesh.size() > 1;
         let properties = match &dataset {
             Some(dataset) if compares => dataset.properties(),
@@ -195,28 +196,28 @@ impl FieldLoader {
         Ok(())
     }
 
-    /// The number of samples in the dataset.
+    /// Returns the number of samples in the dataset.
     pub fn samples(&self) -> usize {
         self.summary.samples.len()
     }
 
-    /// The names of inputs, forcings and targets.
+    /// Returns the names of inputs, forcings and targets.
     pub fn channels(&self) -> &Channels {
         &self.summary.channels
     }
 
-    /// The number of targets of every sample in a batch.
+    /// Returns the number of targets of each sample in a batch.
     pub fn steps(&self) -> usize {
         self.steps
     }
 
-    /// Sets the number of targets that the next epochs read of every sample, at most those of the
-    /// [dataset](crate::DatasetConfig::steps), of which it is by default: a curriculum such as
-    /// `loader.set_steps(1 + trainer.epoch() / 5)?`. The samples stay the same.
+    /// Sets the number of targets per sample in the epochs that follow, for a curriculum such as
+    /// `loader.set_steps(1 + trainer.epoch() / 5)?`. At most, and by default, the [number in the
+    /// dataset](crate::DatasetConfig::steps). The samples stay the same.
     ///
     /// # Errors
-    /// No steps, or more than the dataset has. Ranks that set other numbers see an error with the
-    /// next batch.
+    /// Zero steps, or more than the dataset has. If ranks set different numbers, the next batch is
+    /// an error.
     pub fn set_steps(&mut self, steps: usize) -> Result<()> {
         let most = self.summary.steps;
         if !(1..=most).contains(&steps) {
@@ -227,14 +228,14 @@ impl FieldLoader {
         Ok(())
     }
 
-    /// Bytes that reading has taken so far on this rank, and its read amplification; zero on ranks
-    /// that do not read.
+    /// Returns the bytes that reading has taken so far on this rank, from which the read
+    /// amplification follows; zero on ranks that do not read.
     pub fn traffic(&self) -> Traffic {
         let dataset = self.dataset.as_ref();
         dataset.map_or_else(Traffic::default, |dataset| dataset.traffic())
     }
 
-    /// The number of batches in an epoch.
+    /// Returns the number of batches in an epoch.
     pub fn batches(&self) -> usize {
         match self.config.last_batch {
             LastBatch::Drop => self.samples() / self.config.batch_size,
@@ -242,15 +243,16 @@ impl FieldLoader {
         }
     }
 
-    /// Iterates over the batches of an epoch, on all ranks together.
+    /// Iterates over the batches of an epoch, collectively on all ranks.
     ///
-    /// Reading begins at once, in the background. An error on one rank is the last item on all
-    /// ranks. A rank that iterates over another epoch than the first rank is an error too.
+    /// Reading starts immediately, in the background. An error on one rank ends the iteration on
+    /// all ranks, as the last item. Ranks that iterate over different epochs cause an error too.
     pub fn epoch(&self, epoch: usize) -> Epoch<'_> {
         self.epoch_from(epoch, 0)
     }
 
-    /// [`epoch`](Self::epoch) without its `first` batches, which are not read: to resume training.
+    /// Iterates over an [`epoch`](Self::epoch) without its first `first` batches, which are not
+    /// read; used to resume training.
     pub fn epoch_from(&self, epoch: usize, first: usize) -> Epoch<'_> {
         let mut batches = self.order(epoch);
         batches.drain(..first.min(batches.len()));
@@ -268,7 +270,7 @@ impl FieldLoader {
         }
     }
 
-    /// The samples of every batch of an epoch.
+    /// Returns the samples of each batch of an epoch.
     fn order(&self, epoch: usize) -> Vec<Vec<usize>> {
         let order = match self.config.order {
             Order::Sequential => (0..self.samples()).collect(),
@@ -295,7 +297,7 @@ impl FieldLoader {
         }
     }
 
-    /// The layouts of the parts of a batch.
+    /// Returns the layouts of the parts of a batch.
     fn layouts(&self, batch: usize) -> [Layout; 3] {
         let Channels {
             inputs,
@@ -314,7 +316,7 @@ impl FieldLoader {
         })
     }
 
-    /// The layout of fields `[batch, channel, lat, lon]`.
+    /// Returns the layout of fields `[batch, channel, lat, lon]`.
     fn layout(&self, shape: [usize; 4]) -> halocline_core::Result<Layout> {
         let layout = Layout::new(self.mesh.shape(), &shape, &self.placements)?;
         match &self.config.extents {
@@ -323,7 +325,7 @@ impl FieldLoader {
         }
     }
 
-    /// The cells of every part that this rank reads.
+    /// Returns the cells of each part that this rank reads.
     fn boxes(&self, batch: usize) -> [IndexBox; 3] {
         self.layouts(batch).map(|layout| match self.config.source {
             Source::Scatter => IndexBox::whole(layout.shape()),
@@ -331,7 +333,7 @@ impl FieldLoader {
         })
     }
 
-    /// Creates the batch from the data that this rank has read.
+    /// Creates a batch from the data that this rank has read.
     fn batch(&self, samples: Vec<usize>, read: Option<HostBatch>) -> halocline_core::Result<Batch> {
         let [input_layout, forcing_layout, target_layout] = self.layouts(samples.len());
         let [input, forcing, target] = match read {
@@ -360,7 +362,7 @@ impl FieldLoader {
         })
     }
 
-    /// A field with zeros in place of NaN, and the mask of the others, if missing values are filled.
+    /// Replaces NaN by zero and returns the mask of valid cells, if missing values are filled.
     fn filled(&self, field: ShardTensor<4>) -> (ShardTensor<4>, Option<ShardTensor<4>>) {
         if !self.summary.fills {
             return (field, None);
@@ -394,7 +396,7 @@ impl FieldLoader {
 /// Properties of the dataset that all ranks need.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Summary {
-    /// Time in seconds and leads in hours of every sample.
+    /// Time in seconds and leads in hours of each sample.
     samples: Vec<(f64, Vec<f64>)>,
     channels: Channels,
     history: usize,

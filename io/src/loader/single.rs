@@ -1,4 +1,4 @@
-//! Batches of chosen samples, and forcings at any time: for forecasts.
+//! Batches of chosen samples, and forcings at any time, for forecasts.
 
 use burn::tensor::TensorData;
 use halocline_core::{IndexBox, ShardTensor};
@@ -9,11 +9,11 @@ use crate::read_ahead::read_batch;
 use crate::{Error, Source};
 
 impl FieldLoader {
-    /// Reads a batch of some samples, on all ranks together.
+    /// Reads a batch of chosen samples, collectively on all ranks.
     ///
     /// # Errors
-    /// On all ranks: a sample that there is not; a file that cannot be read; ranks that read other
-    /// samples; a failure of communication.
+    /// On all ranks: no samples, or a sample that does not exist; a file that cannot be read; ranks
+    /// that request different samples; a failure of communication.
     ///
     /// # Example
     /// ```
@@ -38,7 +38,7 @@ impl FieldLoader {
     ///     })?;
     ///     let batch = loader.load(&[2])?;
     ///     assert_eq!(batch.times, [2.0 * 21600.0]);
-    ///     // The sun a year later.
+    ///     // Position of the sun a year later.
     ///     let sun = loader.forcing(2, batch.times[0] + 365.0 * 86400.0)?;
     ///     assert_eq!(sun.map(|sun| sun.dims()), Some([1, 1, 5, 8]));
     ///     Ok(())
@@ -63,13 +63,18 @@ impl FieldLoader {
         self.batch(samples.to_vec(), read)
     }
 
-    /// Reads the forcings of one step, `[1, forcings, lat, lon]`, on the time axis of a sample from a
-    /// time in seconds since 1970-01-01 UTC; `None` of a dataset without. Beyond the end of the files
-    /// there are computed channels, constants, and channels without a time.
+    /// Reads the forcings of the step that starts at `time`, in seconds since 1970-01-01 UTC, on
+    /// the time axis of a sample. Returns `[1, forcings, lat, lon]`, or `None` if the dataset has
+    /// no forcings. Beyond the end of the files only computed channels, constants, masks and
+    /// channels without a time are available.
     ///
     /// # Errors
-    /// On all ranks: a time without fields, if a forcing is another channel; those of
-    /// [`load`](Self::load).
+    /// On all ranks: a time without fields, if a forcing is a channel of the files that changes
+    /// with time; a file that cannot be read; ranks that request different times; a failure of
+    /// communication.
+    ///
+    /// # Panics
+    /// Panics on the ranks that read if there is no such sample.
     pub fn forcing(
         &self,
         sample: usize,

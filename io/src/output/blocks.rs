@@ -1,17 +1,17 @@
-//! The blocks in which fields are converted: pure.
+//! Division of fields into the blocks of a conversion, by pure functions.
 
 use std::ops::Range;
 
 use crate::{Channel, Error, Result};
 
-/// A box of [time, channel, lat, lon] that is read and written at once.
+/// Box of [time, channel, lat, lon] that is read and written at once.
 pub(crate) type Block = [Range<usize>; 4];
 
-/// The blocks of fields of a shape, in order: whole chunks of the output, whole chunks of the source
-/// where there is memory for them, and of at most `cells` cells.
+/// Divides fields of a shape into blocks, in order. A block has at most `cells` cells and consists
+/// of whole chunks of the output and, if memory suffices, of whole chunks of the source.
 ///
 /// # Errors
-/// A chunk of the output that has more cells.
+/// A chunk of the output with more than `cells` cells.
 pub(crate) fn blocks(
     [times, channels, rows, columns]: [usize; 4],
     describe: impl Fn(usize) -> Channel,
@@ -57,7 +57,8 @@ pub(crate) fn blocks(
     Ok(blocks)
 }
 
-/// The extents of blocks: multiples of `unit`, or the whole dim, of at most `cells` cells together.
+/// Returns the extents of blocks: multiples of `unit`, or the whole dim, with at most `cells` cells
+/// per block.
 fn extents(
     shape: [usize; 4],
     source: [usize; 4],
@@ -81,7 +82,7 @@ fn extents(
         let product = |volume: usize, extent: &usize| volume.saturating_mul(*extent);
         extents.iter().fold(1, product)
     };
-    // What fits into memory beside the other dims.
+    // Extent along a dim that fits into memory, given the other extents.
     let room = |extents: &[usize; 4], dim: usize| {
         let mut others = *extents;
         others[dim] = 1;
@@ -95,7 +96,7 @@ fn extents(
     if volume(&extents) > cells {
         return None;
     }
-    // Larger pieces of files without chunks are read in fewer calls.
+    // Larger blocks need fewer read calls if the source has no chunks.
     for dim in [3, 2, 1] {
         let room = room(&extents, dim);
         if room >= unit[dim] {
@@ -121,7 +122,7 @@ mod tests {
             extents(shape, state, unit, 3 << 20),
             Some([1, 3, 721, 1440])
         );
-        // Many times in a chunk of the source.
+        // A chunk of the source that holds many times.
         let series = [100, 1, 10, 10];
         assert_eq!(
             extents(shape, series, unit, 40 << 20),
@@ -132,7 +133,7 @@ mod tests {
             Some([1, 1, 361, 480])
         );
         assert_eq!(extents(shape, series, unit, 100_000), None);
-        // Without chunks, what fits.
+        // Without chunks, as much as fits.
         assert_eq!(
             extents(shape, [1; 4], unit, 3 << 20),
             Some([1, 3, 721, 1440])

@@ -1,16 +1,17 @@
-//! Chunks of a mesh: whole chunks for every rank, so that no two ranks write one.
+//! Chunks that fit a mesh: every rank holds whole chunks, so that no two ranks write the same one.
 
-/// Largest extent of a chunk that is chosen here: 1 MiB of f32 in two dims.
+/// Largest extent chosen for a chunk: 1 MiB of f32 in two dims.
 const MOST: usize = 512;
 
-/// The extent of chunks along a dim of which ranks hold `extents`: that of the largest shard, in equal
-/// parts of at most [`MOST`].
+/// Returns the extent of chunks along a dim of which ranks hold `extents`: the largest extent,
+/// divided into equal parts of at most [`MOST`].
 pub(crate) fn extent(extents: &[usize]) -> usize {
     let largest = extents.iter().copied().max().unwrap_or(0).max(1);
     largest.div_ceil(largest.div_ceil(MOST))
 }
 
-/// The extents nearest to `extents` whose ends are ends of chunks. A rank may get none.
+/// Returns the extents nearest to `extents` that end at chunk boundaries. A rank may get an extent
+/// of zero.
 pub(crate) fn aligned(extents: &[usize], chunk: usize) -> Vec<usize> {
     let size: usize = extents.iter().sum();
     let mut end = 0;
@@ -40,7 +41,7 @@ mod tests {
         );
         assert_eq!((extent(&[720, 720]), extent(&[1440])), (360, 480));
         assert_eq!(aligned(&[720, 720], 360), [720, 720]);
-        // One row moves.
+        // One row moves to another rank.
         assert_eq!(aligned(&[241, 240, 240], 241), [241, 241, 239]);
         assert_eq!(aligned(&[3, 2, 2], 3), [3, 3, 1]);
         assert_eq!(aligned(&[10, 700], extent(&[10, 700])), [0, 710]);

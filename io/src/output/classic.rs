@@ -1,8 +1,9 @@
-//! NetCDF files of the classic format, in which every rank writes its cells at their places.
+//! NetCDF files in the classic format, into which every rank writes its own cells.
 //!
-//! The format is a header, the variables without a time, and then one record for each time, which holds
-//! the variables in their order (NetCDF User's Guide, appendix "File Format Specifications"). All
-//! numbers are big-endian. Offsets follow from the header alone, so that ranks need no messages.
+//! The format consists of a header, the variables without a time dim, and one record per time with
+//! the remaining variables in order (NetCDF User's Guide, appendix "File Format Specifications").
+//! All numbers are big-endian. Offsets follow from the header alone, so that ranks need not
+//! communicate.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -22,10 +23,10 @@ const ATTRIBUTE: u64 = 12;
 const CHAR: u32 = 2;
 const FLOAT: u32 = 5;
 const DOUBLE: u32 = 6;
-/// From this size on, a variable needs the sizes of CDF-5.
+/// Size from which on a variable needs the 64-bit sizes of CDF-5.
 const LARGE: u64 = 1 << 32;
 
-/// A NetCDF file that ranks write together.
+/// NetCDF file that ranks write together.
 #[derive(Debug)]
 pub(crate) struct ClassicOutput {
     path: PathBuf,
@@ -33,14 +34,14 @@ pub(crate) struct ClassicOutput {
     layout: FileLayout,
 }
 
-/// A variable of the file.
+/// Variable of the file.
 #[derive(Debug)]
 struct Entry {
     name: String,
     dims: Vec<String>,
     attributes: Attributes,
     kind: u32,
-    /// Bytes, at one time if it has a time.
+    /// Size in bytes, per time if the variable has a time dim.
     bytes: u64,
     begin: u64,
 }
@@ -51,14 +52,14 @@ impl Entry {
     }
 }
 
-/// The places of all variables.
+/// Positions of all variables in the file.
 #[derive(Debug)]
 struct FileLayout {
     entries: Vec<Entry>,
     dims: Vec<(String, u64)>,
-    /// Whether counts and sizes have 8 bytes.
+    /// Whether counts and sizes have 8 bytes (CDF-5).
     wide: bool,
-    /// Bytes of a record.
+    /// Size of a record in bytes.
     record: u64,
 }
 
@@ -113,9 +114,9 @@ impl FileLayout {
         layout
     }
 
-    /// Gives every variable its place.
+    /// Assigns a position to every variable.
     fn place(&mut self) {
-        // Begins have the same width whatever their value.
+        // Offsets have a fixed width, so the header's length does not depend on them.
         let mut end = self.header(0).len() as u64;
         self.record = 0;
         for entry in self.entries.iter_mut().filter(|entry| !entry.has_time()) {
@@ -129,7 +130,7 @@ impl FileLayout {
         }
     }
 
-    /// The header of a file with so many times.
+    /// Encodes the header of a file with `times` times.
     fn header(&self, times: u64) -> Vec<u8> {
         let mut header = vec![b'C', b'D', b'F', if self.wide { 5 } else { 2 }];
         let put = |bytes: &mut Vec<u8>, number: u64| {
@@ -139,7 +140,7 @@ impl FileLayout {
                 bytes.extend((number as u32).to_be_bytes())
             }
         };
-        // Of tags and types, the width does not change.
+        // The width of tags and types is fixed.
         let tag = |bytes: &mut Vec<u8>, number: u64| bytes.extend((number as u32).to_be_bytes());
         let text = |bytes: &mut Vec<u8>, text: &str| {
             put(bytes, text.len() as u64);
@@ -207,10 +208,10 @@ impl ClassicOutput {
         Ok(output)
     }
 
-    /// Writes a box of a level of a member of a variable.
+    /// Writes a box of one level and one ensemble member of a variable.
     ///
     /// # Shapes
-    /// [times, lat, lon] of the ranges.
+    /// `values` is [times, lat, lon], with the lengths of the ranges.
     pub(crate) fn write(
         &self,
         schema: &Schema,
@@ -245,7 +246,7 @@ impl ClassicOutput {
         Ok(())
     }
 
-    /// Writes the coordinates and the number of times, and waits until all is on the disk.
+    /// Writes the coordinates and the number of times, and waits until everything is on disk.
     pub(crate) fn finish(&self, schema: &Schema, times: &Times<'_>) -> Result<()> {
         for coordinate in schema.fixed().into_iter().chain(times.coordinates(schema)) {
             let entry = self.entry(&coordinate.name);
@@ -320,7 +321,7 @@ mod tests {
                 end += entry.bytes;
             }
         }
-        // 4 GiB of z at a time.
+        // Sizes just below and above 4 GiB of z per time.
         assert!(!FileLayout::new(&schema(20_000, 26_843), &TIMES).wide);
         assert!(FileLayout::new(&schema(20_000, 26_844), &TIMES).wide);
     }
@@ -337,7 +338,7 @@ mod tests {
             |(time, row, column): (usize, usize, usize)| (100 * time + 10 * row + column) as f32;
         for (channel, place) in schema.places.iter().enumerate() {
             let values = Array3::from_shape_fn((2, 5, 3), value) + 1000.0 * channel as f32;
-            // Columns of one rank, then of another.
+            // The columns of one rank, then those of another.
             for columns in [0..2, 2..3] {
                 let part = values.slice(ndarray::s![.., .., columns.clone()]);
                 output

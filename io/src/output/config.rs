@@ -7,12 +7,12 @@ use crate::{Error, Existing, Result};
 /// See [`OutputConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum OutputFormat {
-    /// Zarr version 3, a folder with a file for each chunk.
+    /// Zarr version 3, a folder with one file per chunk.
     Zarr3,
     /// Zarr version 2.
     Zarr2,
-    /// NetCDF-3 with 64-bit offsets, one file without compression; CDF-5 where a variable has 4 GiB
-    /// at one time or more.
+    /// NetCDF-3 with 64-bit offsets, a single uncompressed file. CDF-5 if a variable has 4 GiB or
+    /// more per time.
     NetCdf3,
 }
 
@@ -21,11 +21,11 @@ pub enum OutputFormat {
 /// See [`OutputConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// None.
+    /// No compression.
     None,
-    /// Zstandard by Blosc, of bytes sorted by their significance.
+    /// Zstandard by Blosc, after byte shuffling.
     Zstd {
-        /// The level, from 1 to 9.
+        /// Compression level, from 1 to 9.
         level: u8,
     },
 }
@@ -44,24 +44,24 @@ pub enum Compression {
 /// ```
 #[derive(Config, Debug)]
 pub struct OutputConfig {
-    /// The format.
+    /// Format of the output.
     #[config(default = "OutputFormat::Zarr3")]
     pub format: OutputFormat,
-    /// The compression of Zarr stores.
+    /// Compression of Zarr stores.
     #[config(default = "Compression::Zstd { level: 3 }")]
     pub compression: Compression,
-    /// Extents of a chunk along [time, lat, lon]; it holds one level of a variable. Default one
-    /// time, and the cells of a rank, or equal parts of them of at most 512 × 512 cells. NetCDF-3
-    /// files have none.
+    /// Extents of a chunk along [time, lat, lon]. A chunk holds one level of a variable. Default
+    /// one time and the cells of a rank, divided into equal parts of at most 512 × 512 cells.
+    /// NetCDF-3 files have no chunks.
     pub chunk: Option<[usize; 3]>,
-    /// Handling of a file or store of the same name.
+    /// Handling of an existing file or store of the same name.
     #[config(default = "Existing::Reject")]
     pub existing: Existing,
 }
 
 impl OutputConfig {
     /// # Errors
-    /// A chunk or compression out of range; a chunk of a NetCDF file.
+    /// A chunk or compression level out of range; a chunk for a NetCDF file.
     pub(crate) fn check(&self) -> Result<()> {
         if let Compression::Zstd { level } = self.compression
             && !(1..=9).contains(&level)

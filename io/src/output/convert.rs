@@ -16,12 +16,13 @@ use crate::alike::checksum;
 use crate::staged_folder::StagedFolder;
 use crate::{Channel, Error, Fields, Result};
 
-/// Time between two entries of the journal.
+/// Minimum time between two entries of the journal.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Copies of a value in memory: decoded and read, of two blocks, and being encoded.
+/// Copies of a value that are in memory at once: decoded and assembled, in two blocks, and during
+/// encoding.
 const COPIES: usize = 6;
 
-/// Configuration of a conversion: the output, the ranks that will read it, and the memory to use.
+/// Configuration of a conversion: the output, the mesh that will read it, and the memory to use.
 ///
 /// See [`convert`] for an example.
 #[derive(Config, Debug)]
@@ -29,42 +30,45 @@ pub struct ConvertConfig {
     /// Format, compression and chunks.
     #[config(default = "OutputConfig::new()")]
     pub output: OutputConfig,
-    /// Numbers of ranks along [lat, lon] whose shards the chunks fit, unless the output names chunks.
+    /// Numbers of ranks along [lat, lon] whose shards the chunks fit, unless the output configures
+    /// chunks.
     #[config(default = "[1, 1]")]
     pub ranks: [usize; 2],
-    /// Bytes of memory for values.
+    /// Memory for values, in bytes.
     #[config(default = "256 << 20")]
     pub memory: usize,
 }
 
-/// State of a conversion.
+/// Progress of a conversion.
 ///
 /// See [`convert`] for an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Conversion {
-    /// Blocks that are converted.
+    /// Number of blocks converted so far.
     pub done: usize,
-    /// All blocks.
+    /// Total number of blocks.
     pub blocks: usize,
-    /// Blocks that an earlier run had converted.
+    /// Number of blocks that an earlier run had converted.
     pub resumed: usize,
     /// Bytes of values written by this run, before compression.
     pub bytes: u64,
 }
 
-/// Converts fields of any format into a Zarr store, or a NetCDF file: with the chunks of a mesh, in
-/// bounded memory.
+/// Converts fields of any format into a Zarr store or a NetCDF file, chunked for a mesh, in bounded
+/// memory.
 ///
-/// The output appears under its name when it is complete. A conversion that was killed goes on where it was when it is called again with the same source and configuration; another one begins
-/// anew. Several files are one source by [`OpenConfig::open_joined`](crate::OpenConfig::open_joined).
-/// Missing values are errors, or written as NaN, as chosen when the source was opened. A chunk of the source is decoded whole,
-/// and `HALOCLINE_CHUNK_CACHE` megabytes of them are kept besides. A store lists the levels of a variable together: channels
-/// may come in another order than in the source.
+/// The output appears under its name when it is complete. A conversion that was interrupted resumes
+/// where it stopped if called again with the same source and configuration, and starts over
+/// otherwise. [`OpenConfig::open_joined`](crate::OpenConfig::open_joined) makes one source of
+/// several files. Missing values are errors or are written as NaN, as configured when the source
+/// was opened. Chunks of the source are decoded whole, and up to `HALOCLINE_CHUNK_CACHE` MiB of
+/// them are kept in addition to the configured memory. The levels of a variable are stored
+/// together, so channels may be in another order than in the source.
 ///
 /// # Errors
-/// A configuration out of range, or too little memory for a chunk; channels that an output cannot
-/// have; a path that is taken; a source that cannot be read; a full disk.
+/// A configuration out of range, or too little memory for a chunk; channels that the output cannot
+/// represent; a path that is taken; a source that cannot be read; a full disk.
 ///
 /// # Example
 /// ```
@@ -81,7 +85,7 @@ pub struct Conversion {
 /// # writer.finish()?;
 /// use halocline_io::{ConvertConfig, Fields, convert, open};
 ///
-/// let half = [0..1, 0..1, 0..3, 0..8]; // what one of two ranks reads
+/// let half = [0..1, 0..1, 0..3, 0..8]; // the box of one of two ranks
 /// let source = open(&path)?; // whose chunks are whole fields
 /// source.read(half.clone())?;
 /// assert_eq!(source.traffic().amplification(), 2.0);
@@ -144,7 +148,7 @@ pub fn convert(
     let mut recorded: Option<Instant> = None;
     let left = &blocks[resumed..];
     std::thread::scope(|scope| {
-        // A block is read while the one before is compressed.
+        // Each block is read while the previous one is compressed.
         let (sender, read) = sync_channel(0);
         scope.spawn(move || {
             for block in left {
@@ -173,7 +177,7 @@ pub fn convert(
     Ok(state)
 }
 
-/// Writes the values of a block. Returns their bytes.
+/// Writes the values of a block and returns their size in bytes.
 fn write(
     schema: &Schema,
     target: &Target,
@@ -188,20 +192,20 @@ fn write(
     Ok((values.len() * size_of::<f32>()) as u64)
 }
 
-/// The chunks of the output, along [time, lat, lon].
+/// Returns the extents of chunks of the output along [time, lat, lon].
 fn chunk([_, _, rows, columns]: [usize; 4], config: &ConvertConfig) -> Result<[usize; 3]> {
     if config.ranks.contains(&0) {
         let got = format!("{:?}", config.ranks);
         return Err(Error::argument("ranks", got, "at least one along each dim"));
     }
-    // The first rank has the most cells.
+    // The first rank has the largest shard.
     let extent = |size: usize, ranks: usize| extent(&[size.div_ceil(ranks)]);
     let [lat, lon] = config.ranks;
     let chosen = [1, extent(rows, lat), extent(columns, lon)];
     Ok(config.output.chunk.unwrap_or(chosen))
 }
 
-/// All that the content of an output depends on.
+/// Describes everything that the output depends on, to recognise an interrupted conversion.
 fn plan(source: &impl Fields, chunk: [usize; 3], config: &ConvertConfig) -> Result<String> {
     let coordinates = source.grid().lat().iter().chain(source.grid().lon());
     Ok(format!(

@@ -12,19 +12,20 @@ use crate::agreement::{Fallible, agree, agree_at};
 use crate::staged_folder::StagedFolder;
 use crate::{Calendar, Channel, Error, Grid, Result};
 
-/// The name of communication for outputs in errors.
+/// Name of output communication in errors.
 const OPERATION: &str = "forecast_writer";
 
-/// Writer of a forecast, to which every rank writes its own cells: a Zarr store, or a NetCDF file.
+/// Writer of a forecast as a Zarr store or a NetCDF file, into which every rank writes its own
+/// cells.
 ///
-/// All ranks of a mesh create and use it together. The forecast has the coordinates of the CF
+/// All ranks of a mesh create and use it collectively. The forecast has coordinates by the CF
 /// conventions: times with leads and the start of the forecast, latitude, longitude, levels of
-/// channels such as `z@500`, and members of an ensemble. Chunks are those of the ranks, and no two
-/// ranks write one: where shards are no whole chunks, the cells between them move first. Metadata are
-/// consolidated, and written at last.
+/// channels such as `z@500`, and members of an ensemble. Chunks fit the shards, and no two ranks
+/// write the same chunk: where shards do not consist of whole chunks, cells are first moved between
+/// ranks. Metadata are consolidated and written last.
 ///
-/// The forecast gets its name when it is [finished](Self::finish). A writer that fails, is killed or
-/// is dropped before leaves nothing under it.
+/// The forecast has a temporary name until it is [finished](Self::finish). A writer that fails, is
+/// killed or is dropped before that leaves nothing under the final name.
 ///
 /// # Example
 /// ```
@@ -58,23 +59,23 @@ pub struct ForecastWriter {
     schema: Schema,
     config: OutputConfig,
     start: f64,
-    /// Where the forecast is written.
+    /// Staged folder that the forecast is written to.
     folder: PathBuf,
-    /// That folder, on the first rank.
+    /// Owner of that folder, on the first rank.
     staged: Option<StagedFolder>,
-    /// What is written to from the first time on, and the extents of its chunks.
+    /// Output with the extents of its chunks, opened when the first time is appended.
     target: Option<(Target, [usize; 3])>,
     seconds: Vec<f64>,
 }
 
 impl ForecastWriter {
-    /// Begins a forecast from `start`, in seconds since 1970-01-01 of its
+    /// Creates a forecast that starts at `start`, in seconds since 1970-01-01 of its
     /// [calendar](Self::with_calendar), on all ranks of the mesh.
     ///
     /// # Errors
-    /// On all ranks: no channels, one named twice or by a name that files cannot have; a chunk of
-    /// several times, or out of range; ranks that begin different forecasts; a path that is taken, or
-    /// cannot be written by all ranks; a failure of communication.
+    /// On all ranks: no channels, or a name that is repeated or that files cannot represent; a
+    /// chunk of several times, or out of range; ranks that create different forecasts; a path that
+    /// is taken, or that some rank cannot write; a failure of communication.
     pub fn create(
         mesh: &DeviceMesh,
         path: impl AsRef<Path>,
@@ -121,8 +122,8 @@ impl ForecastWriter {
         Ok(writer)
     }
 
-    /// Sets the calendar of the times, such as that of the states that the forecast began from.
-    /// Default [`Calendar::Gregorian`].
+    /// Sets the calendar of the times, which should be that of the initial states. Default
+    /// [`Calendar::Gregorian`].
     ///
     /// # Panics
     /// Panics after [`append`](Self::append).
@@ -135,18 +136,18 @@ impl ForecastWriter {
         self
     }
 
-    /// Appends the fields of a lead time in hours.
+    /// Appends the fields at a lead time in hours.
     ///
     /// # Shapes
-    /// [member, channel, lat, lon] as given to [`create`](Self::create). More than one member make a
-    /// dim `realization`. Channels that are static are written once.
+    /// [member, channel, lat, lon], as given to [`create`](Self::create). If there is more than one
+    /// member, the output has a dim `realization`. Static channels are written once.
     ///
     /// # Placement
-    /// Any without partial values. Replicas are written by one rank.
+    /// Any except `Partial`. One rank writes each set of replicas.
     ///
     /// # Errors
-    /// On all ranks: a field of another shape or mesh; partial values; a lead that is not after the
-    /// last one; a full disk; a failure of communication.
+    /// On all ranks: a field of another shape or mesh; `Partial` values; a lead that is not after
+    /// the previous one; a full disk; a failure of communication.
     pub fn append(&mut self, lead: f64, field: &ShardTensor<4>) -> halocline_core::Result<()> {
         let layout = field.layout();
         layout.require_resolved("ForecastWriter::append")?;
@@ -192,7 +193,7 @@ impl ForecastWriter {
         agree(&self.mesh, OPERATION, Fallible::All, written)
     }
 
-    /// Opens the output on all ranks, when the first field gives the extents.
+    /// Opens the output on all ranks, once the extents are known from the first field.
     fn open(&mut self, layout: &Layout) -> halocline_core::Result<()> {
         self.schema.members = layout.shape()[0];
         let chosen = || [1, extent(layout.extents(2)), extent(layout.extents(3))];
@@ -255,17 +256,17 @@ impl ForecastWriter {
         })
     }
 
-    /// Completes the forecast and gives it its name.
+    /// Completes the forecast and renames it to its final name.
     ///
     /// # Errors
-    /// On all ranks: a forecast without times; a full disk; a name that cannot be given; a failure of
-    /// communication.
+    /// On all ranks: a forecast without times; a full disk; a failure to rename the output; a
+    /// failure of communication.
     pub fn finish(mut self) -> halocline_core::Result<()> {
         let Some((target, _)) = self.target.take() else {
             let expected = "at least one append() before finish()";
             return Err(Error::argument("forecast", "no time", expected).into());
         };
-        // The output is whole when the first rank says so: what others wrote is on the disk then.
+        // All cells must be on disk before the first rank completes the output.
         agree(&self.mesh, OPERATION, Fallible::All, target.sync())?;
         let finished = match self.staged.take() {
             None => Ok(()),
@@ -328,7 +329,7 @@ fn check(grid: &Grid, channels: &[Channel], start: f64, config: &OutputConfig) -
     Schema::new(grid, Calendar::Gregorian, channels)
 }
 
-/// Whether a position writes its box: of those with the same box, the first.
+/// Whether a position writes its box, as the first of the positions that hold the same box.
 fn is_writer(layout: &Layout, position: usize) -> bool {
     let coords = layout.mesh().coords(position);
     let whole = layout.axes_where(|placement| !matches!(placement, Shard(_)));

@@ -1,4 +1,4 @@
-//! The blocks of a conversion that are on the disk, by which it is resumed.
+//! Journal of a conversion, from which it is resumed: the number of blocks that are on disk.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -10,10 +10,10 @@ use crate::staged_folder::StagedFolder;
 use crate::{Error, Result, durable};
 
 const NAME: &str = ".journal";
-/// Largest size of a journal, in bytes.
+/// Maximum size of a journal, in bytes.
 const MOST: u64 = 1 << 24;
 
-/// A record in a staged folder: what is converted, and how many of its blocks are on the disk.
+/// Journal in a staged folder: what is converted, and how many of the blocks are on disk.
 #[derive(Debug)]
 pub(crate) struct Journal {
     path: PathBuf,
@@ -24,7 +24,7 @@ pub(crate) struct Journal {
 struct Entry {
     plan: String,
     done: usize,
-    /// Checksum of the other two.
+    /// Checksum of the other fields.
     crc32: u32,
 }
 
@@ -36,8 +36,8 @@ impl Entry {
 }
 
 impl Journal {
-    /// Reads the journal of an earlier run of the same plan of so many blocks. Without one, the folder
-    /// is emptied.
+    /// Reads the journal of an earlier run of the same plan, which has `blocks` blocks. Without
+    /// one, empties the folder.
     pub(crate) fn open(folder: &StagedFolder, plan: String, blocks: usize) -> Result<Self> {
         let path = folder.path().join(NAME);
         let is_intact = |entry: &Entry| {
@@ -57,7 +57,7 @@ impl Journal {
         self.entry.done
     }
 
-    /// Records that blocks are on the disk, which they and their names must be.
+    /// Records that `done` blocks are on disk. Their files and names must be synced before.
     pub(crate) fn record(&mut self, done: usize) -> Result<()> {
         self.entry = Entry::new(std::mem::take(&mut self.entry.plan), done);
         let new = self.path.with_extension("new");
@@ -80,7 +80,7 @@ impl Journal {
     }
 }
 
-/// The entry of a journal. One that cannot be read is as good as none.
+/// Reads the entry of a journal. An unreadable journal counts as none.
 fn read(path: &Path) -> Option<Entry> {
     let mut bytes = Vec::new();
     let file = File::open(path).ok()?;

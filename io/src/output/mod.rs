@@ -1,4 +1,4 @@
-//! Outputs: forecasts written by all ranks, and conversion of what can be read.
+//! Outputs: forecasts written by all ranks, conversion of fields, and tables of scores.
 
 mod blocks;
 mod chunking;

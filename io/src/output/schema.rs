@@ -1,4 +1,5 @@
-//! The variables and coordinates of an output by the CF conventions, from its channels and grid.
+//! Variables and coordinates of an output by the CF conventions, derived from its channels and
+//! grid.
 
 use crate::{Calendar, Channel, Error, Grid, Result};
 
@@ -9,13 +10,13 @@ pub(crate) const MEMBER: &str = "realization";
 pub(crate) const LEAD: &str = "lead_time";
 pub(crate) const START: &str = "forecast_reference_time";
 const LEVEL: &str = "level";
-/// Names of coordinates, which no variable may have.
+/// Names reserved for coordinates.
 const TAKEN: [&str; 6] = [TIME, LATITUDE, LONGITUDE, MEMBER, LEAD, START];
 
 /// Text attributes of a variable, by name.
 pub(crate) type Attributes = Vec<(&'static str, String)>;
 
-/// A coordinate: a variable that gives the numbers along a dim, or a scalar without one.
+/// Coordinate: a variable with the values along a dim, or a scalar without a dim.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Coordinate {
     pub(crate) name: String,
@@ -24,29 +25,29 @@ pub(crate) struct Coordinate {
     pub(crate) attributes: Attributes,
 }
 
-/// A variable of channels that differ by their level only.
+/// Variable made of channels that differ only in level.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Output {
     pub(crate) name: String,
     pub(crate) is_static: bool,
-    /// The index of its coordinate of levels in [`Schema::levels`].
+    /// Index of its level coordinate in [`Schema::levels`].
     pub(crate) levels: Option<usize>,
     pub(crate) attributes: Attributes,
 }
 
-/// A place of a channel: its variable, and the index of its level there.
+/// Location of a channel: index of its variable, and index of its level there.
 pub(crate) type Place = (usize, usize);
 
-/// The variables of an output, without values.
+/// Variables of an output, without values.
 #[derive(Clone, Debug)]
 pub(crate) struct Schema {
     pub(crate) grid: Grid,
     pub(crate) calendar: Calendar,
-    /// The number of members of an ensemble; a dim of its own if it is more than one.
+    /// Number of ensemble members; more than one get a dim of their own.
     pub(crate) members: usize,
     pub(crate) variables: Vec<Output>,
     pub(crate) levels: Vec<Coordinate>,
-    /// The place of every channel.
+    /// Location of each channel.
     pub(crate) places: Vec<Place>,
 }
 
@@ -54,7 +55,7 @@ impl Schema {
     /// Groups channels into variables, and their levels into coordinates.
     ///
     /// # Errors
-    /// No channel; one named twice, or by a name that a file cannot have.
+    /// No channel; a name that is repeated or that a file cannot represent.
     pub(crate) fn new(grid: &Grid, calendar: Calendar, channels: &[Channel]) -> Result<Self> {
         let refused = |name: &str, expected: &str| {
             Err(Error::argument("channels", format!("{name:?}"), expected))
@@ -70,7 +71,7 @@ impl Schema {
             levels: Vec::new(),
             places: Vec::new(),
         };
-        // The first channel and the levels of every variable.
+        // First channel and levels of each variable.
         let mut groups: Vec<(&Channel, Vec<f64>)> = Vec::new();
         for channel in channels {
             let name = channel.variable();
@@ -118,7 +119,8 @@ impl Schema {
         Ok(schema)
     }
 
-    /// The index of the coordinate of these levels, as a channel describes it. Variables with the same one share it.
+    /// Returns the index of the coordinate with these levels and the level attributes of a channel,
+    /// creating it if needed. Variables with equal levels share a coordinate.
     fn level(&mut self, values: Vec<f64>, channel: &Channel) -> usize {
         let text = [
             ("standard_name", &channel.level_standard_name),
@@ -146,7 +148,7 @@ impl Schema {
         self.levels.len() - 1
     }
 
-    /// The names of the dims of a variable.
+    /// Returns the names of the dims of a variable.
     pub(crate) fn dims(&self, variable: usize) -> Vec<&str> {
         let output = &self.variables[variable];
         let time = (!output.is_static).then_some(TIME);
@@ -156,7 +158,7 @@ impl Schema {
         leading.chain([LATITUDE, LONGITUDE]).collect()
     }
 
-    /// The sizes of the dims of a variable, with so many times.
+    /// Returns the shape of a variable with `times` times.
     pub(crate) fn shape(&self, variable: usize, times: usize) -> Vec<usize> {
         let [rows, columns] = self.grid.shape();
         let dims = self.dims(variable).into_iter();
@@ -170,13 +172,13 @@ impl Schema {
         .collect()
     }
 
-    /// The number of levels of a variable, one without levels.
+    /// Returns the number of levels of a variable, one if it has no levels.
     pub(crate) fn level_count(&self, variable: usize) -> usize {
         let levels = self.variables[variable].levels;
         levels.map_or(1, |levels| self.levels[levels].values.len())
     }
 
-    /// The coordinates that do not grow with time.
+    /// Returns the coordinates that do not grow with time.
     pub(crate) fn fixed(&self) -> Vec<Coordinate> {
         let along = |name: &str, values: &[f64], units: &str, axis: &str| Coordinate {
             name: name.into(),
@@ -203,8 +205,8 @@ impl Schema {
     }
 }
 
-/// Longitudes that rise: where columns cross the prime meridian, those before it are negative, or those
-/// after it exceed 360 if the first is in the eastern hemisphere.
+/// Returns increasing longitudes. If columns cross the prime meridian, those before it become
+/// negative or, if the first column is in the eastern hemisphere, those after it exceed 360.
 fn eastward(lon: &[f64]) -> Vec<f64> {
     let crossing = lon.windows(2).position(|pair| pair[1] < pair[0]);
     let western = crossing.map_or(lon.len(), |last| last + 1);
@@ -217,7 +219,7 @@ fn eastward(lon: &[f64]) -> Vec<f64> {
     lon.iter().enumerate().map(turn).collect()
 }
 
-/// Whether files of all formats can have a variable of this name.
+/// Whether a variable may have this name in files of all formats.
 fn is_usable(name: &str) -> bool {
     let starts = name.starts_with(|first: char| first.is_alphanumeric());
     let fits = |letter: char| letter.is_alphanumeric() || "_-+.@".contains(letter);
@@ -230,16 +232,16 @@ fn is_usable(name: &str) -> bool {
     starts && name.chars().all(fits) && !TAKEN.contains(&name) && !is_level && name != "zarr.json"
 }
 
-/// The time axis of an output.
+/// Time axis of an output.
 pub(crate) struct Times<'a> {
     /// Seconds since 1970-01-01 of the calendar.
     pub(crate) seconds: &'a [f64],
-    /// The start of a forecast, from which leads are counted.
+    /// Start of the forecast, from which leads are counted.
     pub(crate) start: Option<f64>,
 }
 
 impl Times<'_> {
-    /// The coordinates of time, unless there are none but static variables.
+    /// Returns the coordinates of time, or none if all variables are static.
     pub(crate) fn coordinates(&self, schema: &Schema) -> Vec<Coordinate> {
         if self.start.is_none() && schema.variables.iter().all(|output| output.is_static) {
             return Vec::new();

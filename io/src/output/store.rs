@@ -1,4 +1,4 @@
-//! Zarr stores, written by chunks.
+//! Zarr stores, written chunk by chunk.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,10 +19,11 @@ use super::config::{Compression, OutputConfig, OutputFormat};
 use super::schema::{Attributes, Coordinate, LEAD, START, Schema, TIME, Times};
 use crate::{Error, Result, durable, zarr};
 
-/// More times than any output has: while chunks are written, their number is not known.
+/// More times than any output has. Used while chunks are written, when the number of times is not
+/// known.
 const ENDLESS: usize = 1 << 40;
 
-/// A Zarr store whose chunks are written, by any number of ranks, before its metadata.
+/// Zarr store whose chunks are written by any number of ranks, before its metadata.
 #[derive(Debug)]
 pub(crate) struct ZarrOutput {
     files: Arc<Files>,
@@ -34,7 +35,7 @@ pub(crate) struct ZarrOutput {
 }
 
 impl ZarrOutput {
-    /// Writes into a folder that exists.
+    /// Creates an output in an existing folder.
     pub(crate) fn new(
         root: &Path,
         schema: &Schema,
@@ -60,11 +61,12 @@ impl ZarrOutput {
         Ok(output)
     }
 
-    /// Writes whole chunks of a level of a member of a variable. The last chunk of a dim may go beyond
-    /// its end.
+    /// Writes whole chunks of one level and one ensemble member of a variable. The last chunk of a
+    /// dim may exceed it.
     ///
     /// # Shapes
-    /// [times, lat, lon] of the ranges, which begin where chunks do.
+    /// `values` is [times, lat, lon], with the lengths of the ranges, which start at chunk
+    /// boundaries.
     pub(crate) fn write(
         &self,
         schema: &Schema,
@@ -85,7 +87,7 @@ impl ZarrOutput {
         });
         let chunks: Vec<[usize; 3]> = chunks.collect();
         chunks.into_par_iter().try_for_each(|chunk| {
-            // A static field has no time, which is the first dim.
+            // A static field lacks the first dim, time.
             let extents = if output.is_static {
                 [1, self.chunk[1], self.chunk[2]]
             } else {
@@ -118,7 +120,7 @@ impl ZarrOutput {
         })
     }
 
-    /// Writes the coordinates and, at last, the metadata, and waits until they are on the disk.
+    /// Writes the coordinates and then the metadata, and waits until they are on disk.
     pub(crate) fn finish(&self, schema: &Schema, times: &Times<'_>) -> Result<()> {
         let count = times.seconds.len();
         let mut members: Vec<(String, Value)> = Vec::new();
@@ -146,13 +148,13 @@ impl ZarrOutput {
         self.sync()
     }
 
-    /// Waits until the files that this rank has written, and their names, are on the disk.
+    /// Waits until the files that this rank has written, and their names, are on disk.
     pub(crate) fn sync(&self) -> Result<()> {
         let written = std::mem::take(&mut *self.files.written());
         written
             .par_iter()
             .try_for_each(|path| durable::sync_file(path))?;
-        // Their folders may be new, too.
+        // Their folders may be new too.
         let folders = written.iter().flat_map(|path| path.ancestors().skip(1));
         let folders = folders.filter(|folder| folder.starts_with(&self.files.root));
         let folders: BTreeSet<&Path> = folders.collect();
@@ -206,7 +208,8 @@ impl ZarrOutput {
             .map_err(|error| Error::io(&path, error))
     }
 
-    /// The metadata of a variable. Those of version 2 have the attributes of the array beside them.
+    /// Returns the metadata of a variable, which include its attributes; in version 2 these are
+    /// split off later.
     fn metadata(&self, schema: &Schema, variable: usize, times: usize, leads: bool) -> Value {
         let output = &schema.variables[variable];
         let dims = schema.dims(variable);
@@ -235,7 +238,7 @@ impl ZarrOutput {
         self.described(&shape, &chunk, &dims, 8, object(&coordinate.attributes))
     }
 
-    /// The metadata of an array of floats of `width` bytes.
+    /// Returns the metadata of an array of floats of `width` bytes.
     fn described(
         &self,
         shape: &[usize],
@@ -271,7 +274,7 @@ impl ZarrOutput {
                 "cname": "zstd", "clevel": level, "shuffle": "shuffle", "typesize": width, "blocksize": 0,
             }}));
         }
-        // A damaged chunk is an error of reading.
+        // The checksum turns a damaged chunk into a read error.
         codecs.push(json!({ "name": "crc32c" }));
         json!({
             "zarr_format": 3,
@@ -314,11 +317,11 @@ fn object(attributes: &Attributes) -> Map<String, Value> {
         .collect()
 }
 
-/// A folder that files are written to.
+/// Folder that files are written to.
 #[derive(Debug)]
 struct Files {
     root: PathBuf,
-    /// Files that may not be on the disk yet.
+    /// Files that may not be on disk yet.
     written: Mutex<Vec<PathBuf>>,
 }
 
@@ -392,7 +395,7 @@ mod tests {
         let names = ["", "t2m", "t2m/c", "t2m/c/4", "t2m/c/4/0"];
         let synced: Vec<PathBuf> = durable::tests::SYNCED.take();
         assert_eq!(synced, names.map(|name| folder.path().join(name)));
-        // Once.
+        // Each file is synced once.
         output.sync().unwrap();
         assert_eq!(durable::tests::SYNCED.take(), Vec::<PathBuf>::new());
     }

@@ -1,4 +1,4 @@
-//! Labelled arrays, such as scores, as a Zarr store.
+//! Labelled arrays, such as scores, written as a Zarr store.
 
 use std::fs;
 use std::path::Path;
@@ -11,12 +11,12 @@ use crate::agreement::{Fallible, agree};
 use crate::staged_folder::StagedFolder;
 use crate::{Error, Existing, Result, durable};
 
-/// Records with labels, such as scores by channel, lead and region, as arrays with a dim for each
-/// label.
+/// Table of records with labels, such as scores by channel, lead and region, stored as arrays with
+/// one dim per label.
 ///
-/// A record is a struct. The named fields are its labels, texts or numbers; every other field that
-/// is a number is an array, or `null`, which becomes NaN as places without a record do. Dims have their labels in
-/// the order in which these appear.
+/// A record is a struct. The fields named as labels hold text or numbers; every other field that is
+/// a number or `null` becomes an array. `null` and missing records become NaN. The labels along a
+/// dim are in the order of their first appearance.
 ///
 /// # Example
 /// ```
@@ -44,7 +44,7 @@ use crate::{Error, Existing, Result, durable};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     dims: Vec<Dim>,
-    /// Names and values, in the order of the dims.
+    /// Names and values, in row-major order of the dims.
     arrays: Vec<(String, Vec<f64>)>,
 }
 
@@ -56,11 +56,12 @@ struct Dim {
 }
 
 impl Table {
-    /// Arranges records by the fields that are their labels.
+    /// Arranges records by the fields named in `labels`.
     ///
     /// # Errors
-    /// No records; one that is no struct, lacks a label or has one that is neither text nor number;
-    /// two with the same labels; numbers beside texts in one dim.
+    /// No records or labels; a record that is not a struct, lacks a label, or has a label that is
+    /// neither text nor a number; two records with the same labels; labels along a dim that mix
+    /// text and numbers.
     pub fn new(records: &[impl Serialize], labels: &[&str]) -> Result<Self> {
         let refused = |found: String, expected: &str| Error::argument("records", found, expected);
         if records.is_empty() || labels.is_empty() {
@@ -109,7 +110,7 @@ impl Table {
         Ok(Self { dims, arrays })
     }
 
-    /// Sets the unit of a label, such as "hours" of a lead, which xarray decodes to a duration.
+    /// Sets the unit of a label, such as "hours" for a lead, which xarray decodes to a duration.
     ///
     /// # Panics
     /// Panics if there is no such label.
@@ -121,18 +122,19 @@ impl Table {
         self
     }
 
-    /// The values of an array, in the order of its dims.
+    /// Returns the values of an array in row-major order of the dims, or `None` if there is no such
+    /// array.
     pub fn array(&self, name: &str) -> Option<&[f64]> {
         let found = self.arrays.iter().find(|(known, _)| known == name);
         found.map(|(_, values)| &values[..])
     }
 
-    /// Writes a Zarr store (version 2, consolidated), on rank 0. All ranks call this together. The
-    /// store has its name when it is whole; one that is there is replaced.
+    /// Writes a Zarr store (version 2, consolidated) on rank 0. All ranks must call this together.
+    /// The store appears under its name only when it is complete; an existing store is replaced.
     ///
     /// # Errors
-    /// On all ranks: a path that cannot be written, or is taken by what is no store; a failure of
-    /// communication.
+    /// On all ranks: a path that cannot be written, or is taken by something other than a store; a
+    /// failure of communication.
     pub fn save(&self, world: &World, path: impl AsRef<Path>) -> halocline_core::Result<()> {
         let mesh = world.mesh([("rank", world.size())])?;
         let written = if world.is_root() {
@@ -214,7 +216,7 @@ impl Dim {
         })
     }
 
-    /// The type of the labels in NumPy's notation, and their bytes.
+    /// Returns the type of the labels in NumPy's notation, and their bytes.
     fn encode(&self) -> (String, Vec<u8>) {
         let text = |label: &Value| {
             label
@@ -236,7 +238,7 @@ impl Dim {
     }
 }
 
-/// Writes an array of one chunk, and adds its metadata to `files`.
+/// Writes an array as a single chunk, and adds its metadata to `files`.
 fn write_array(
     root: &Path,
     files: &mut Map<String, Value>,

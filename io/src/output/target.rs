@@ -1,4 +1,4 @@
-//! An output of any format, under its temporary name.
+//! Output of any format, under its temporary name.
 
 use std::ops::Range;
 use std::path::Path;
@@ -12,10 +12,10 @@ use super::store::ZarrOutput;
 use crate::Result;
 use crate::staged_folder::StagedFolder;
 
-/// The name of a NetCDF file in its staged folder.
+/// Name of a NetCDF file in its staged folder.
 const FILE: &str = "output.nc";
 
-/// The file or store that a rank writes to.
+/// File or store that a rank writes to.
 #[derive(Debug)]
 pub(crate) enum Target {
     Zarr(ZarrOutput),
@@ -23,7 +23,7 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// Begins an output in a staged folder, or, on the other ranks, joins it.
+    /// Creates an output in a staged folder or, on ranks that do not create it, opens it.
     pub(crate) fn open(
         folder: &Path,
         creates: bool,
@@ -43,10 +43,11 @@ impl Target {
         })
     }
 
-    /// Writes a box of a level of a member of a variable; whole chunks of a store.
+    /// Writes a box of one level and one ensemble member of a variable; in a store, the box must
+    /// consist of whole chunks.
     ///
     /// # Shapes
-    /// [times, lat, lon] of the ranges.
+    /// `values` is [times, lat, lon], with the lengths of the ranges.
     pub(crate) fn write(
         &self,
         schema: &Schema,
@@ -61,7 +62,7 @@ impl Target {
         }
     }
 
-    /// Writes what one rank writes at last: coordinates and metadata.
+    /// Writes coordinates and metadata; called last, on one rank.
     pub(crate) fn finish(&self, schema: &Schema, times: &Times<'_>) -> Result<()> {
         match self {
             Self::Zarr(output) => output.finish(schema, times),
@@ -69,7 +70,7 @@ impl Target {
         }
     }
 
-    /// Waits until what this rank has written is on the disk.
+    /// Waits until everything that this rank has written is on disk.
     pub(crate) fn sync(&self) -> Result<()> {
         match self {
             Self::Zarr(output) => output.sync(),
@@ -77,7 +78,7 @@ impl Target {
         }
     }
 
-    /// Gives the output its name.
+    /// Renames the output to its final name.
     pub(crate) fn commit(self, folder: StagedFolder) -> Result<()> {
         let file = matches!(self, Self::Classic(_)).then_some(FILE);
         drop(self);

@@ -1,4 +1,4 @@
-//! A folder as a store of zarrs.
+//! A folder as storage for zarrs.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -11,24 +11,24 @@ use zarrs::storage::{Bytes, MaybeBytesIterator, ReadableStorageTraits, StorageEr
 
 use crate::compressed::{limit, zstandard_bound};
 
-/// A folder as a store, which counts the bytes that are read.
+/// Folder that serves as storage and counts the bytes read.
 #[derive(Debug)]
 pub(super) struct Folder {
     pub root: PathBuf,
-    /// Bytes of the largest decoded chunk of all arrays.
+    /// Decoded bytes of the largest chunk of all arrays.
     pub largest: AtomicU64,
     pub fetched: AtomicU64,
 }
 
 impl Folder {
-    /// Opens the file of a key, if there is one, with its size.
+    /// Opens the file of a key, if it exists, and returns it with its size.
     fn open(&self, key: &StoreKey) -> Result<Option<(File, u64)>, StorageError> {
         let path = self.root.join(key.as_str());
         let found = match path.metadata() {
             Ok(found) if found.is_file() => found,
             Ok(_) => return Ok(None),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            // A name below a file.
+            // A path component is a file.
             Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => return Ok(None),
             Err(error) => return Err(Arc::new(error).into()),
         };
@@ -51,7 +51,7 @@ impl ReadableStorageTraits for Folder {
                 let cause = format!("bytes {range} of a file of {size}");
                 StorageError::from(Arc::new(std::io::Error::other(cause)))
             };
-            // Memory is taken by the size of the file, not by that which an index in it gives.
+            // Memory is bounded by the size of the file, whatever an index in it says.
             let (start, length) = match range {
                 ByteRange::FromStart(start, None) => (start, size.checked_sub(start)),
                 ByteRange::FromStart(start, Some(length)) => (start, Some(length)),
@@ -65,7 +65,7 @@ impl ReadableStorageTraits for Folder {
             file.seek(SeekFrom::Start(start)).map_err(Arc::new)?;
             file.read_exact(&mut bytes).map_err(Arc::new)?;
             self.fetched.fetch_add(length, Ordering::Relaxed);
-            // The decoders take the memory that compressed data claims, before they look at it.
+            // Decoders allocate the size that compressed data claims before they look at the data.
             let most = limit(self.largest.load(Ordering::Relaxed));
             if claim(&bytes).is_some_and(|claim| claim > most) {
                 let cause = "compressed data that claims more bytes than a chunk has";
@@ -86,16 +86,15 @@ impl ReadableStorageTraits for Folder {
     }
 }
 
-/// The number of bytes that compressed data claims to have when it is decoded, if it is Zstandard
-/// or Blosc.
+/// Returns the decoded size that compressed data claims, if it is Zstandard or Blosc.
 fn claim(bytes: &[u8]) -> Option<u64> {
     match *bytes {
-        // A frame, or one to be skipped before it.
+        // Zstandard frame, or a skippable frame before it.
         [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
             Some(zstandard_bound(bytes).unwrap_or(u64::MAX))
         }
-        // Version, flags and sizes: decoded, of a block, and of these bytes.
-        // A checksum may follow.
+        // Blosc header: version, flags, then decoded size, block size and compressed size. A
+        // checksum may follow the data.
         [2, _, _, _, a, b, c, d, _, _, _, _, e, f, g, h, ..]
             if (bytes.len() - 4..=bytes.len())
                 .contains(&(u32::from_le_bytes([e, f, g, h]) as usize)) =>

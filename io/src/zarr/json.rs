@@ -1,4 +1,4 @@
-//! Metadata of Zarr in JSON.
+//! JSON metadata of Zarr.
 
 use std::path::Path;
 
@@ -7,15 +7,15 @@ use serde_json::Value;
 use crate::attributes::Numbers;
 use crate::cf::variable::Attribute;
 
-/// Largest size of a file of metadata, in bytes.
+/// Maximum size of a metadata file, in bytes.
 const MAX_METADATA: u64 = 1 << 24;
 
-/// The text of an error.
+/// Converts an error to text.
 pub(super) fn text(error: impl ToString) -> String {
     error.to_string()
 }
 
-/// Reads a file of metadata, if there is one.
+/// Reads a metadata file, if it exists.
 pub(super) fn json(path: &Path) -> Result<Option<Value>, String> {
     let Ok(found) = path.metadata() else {
         return Ok(None);
@@ -36,7 +36,8 @@ pub(super) fn json(path: &Path) -> Result<Option<Value>, String> {
     }
 }
 
-/// JSON of a text in which numbers that it has not, `NaN` and `Infinity` as Python writes them, are texts.
+/// Converts Python's dialect of JSON to JSON by quoting the numbers that JSON lacks, `NaN` and
+/// `Infinity`.
 fn quoted(json: &[u8]) -> Vec<u8> {
     let (mut quoted, mut rest, mut in_text) = (Vec::with_capacity(json.len()), json, false);
     while let Some(&byte) = rest.first() {
@@ -49,7 +50,7 @@ fn quoted(json: &[u8]) -> Vec<u8> {
                 quoted.extend([b"\"", word, b"\""].concat());
                 word.len()
             }
-            // What is escaped does not end a text.
+            // An escaped quote does not end a string.
             (None, b'\\') if in_text => {
                 quoted.extend(&rest[..rest.len().min(2)]);
                 2
@@ -65,13 +66,13 @@ fn quoted(json: &[u8]) -> Vec<u8> {
     quoted
 }
 
-/// The value of an attribute in JSON.
+/// Converts the JSON value of an attribute.
 pub(super) fn attribute(name: &str, value: &Value) -> Attribute {
     let number = |value: &Value| match value {
         Value::String(text) if text == "NaN" => Some(f64::NAN),
         Value::String(text) if text == "Infinity" => Some(f64::INFINITY),
         Value::String(text) if text == "-Infinity" => Some(f64::NEG_INFINITY),
-        // xarray's form of a float in version 3.
+        // Encoding of floats that xarray uses in version 3.
         Value::String(text) if name == "_FillValue" => base64_number(text),
         other => other.as_f64(),
     };
@@ -90,7 +91,7 @@ pub(super) fn attribute(name: &str, value: &Value) -> Attribute {
     }
 }
 
-/// A number as the Base64 of its eight bytes.
+/// Decodes a number from the Base64 encoding of its eight bytes.
 fn base64_number(text: &str) -> Option<f64> {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let digits = text.strip_suffix('=').filter(|digits| digits.len() == 11)?;
@@ -99,7 +100,7 @@ fn base64_number(text: &str) -> Option<f64> {
         let value = DIGITS.iter().position(|&other| other == digit)?;
         bits = (bits << 6) | value as u128;
     }
-    // 66 bits, of which the last two fill the digit.
+    // 66 bits, of which the last two are padding.
     Some(f64::from_bits(((bits >> 2) as u64).swap_bytes()))
 }
 
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn fill_values_may_be_base64() {
-        // base64.b64encode(struct.pack("<d", value)) of Python.
+        // Encoded by base64.b64encode(struct.pack("<d", value)) in Python.
         assert!(base64_number("AAAAAAAA+H8=").unwrap().is_nan());
         assert_eq!(base64_number("mpmZmZn5WMA="), Some(-99.9));
         assert_eq!(base64_number("AAAA"), None);

@@ -1,4 +1,4 @@
-//! Zarr stores in a folder, versions 2 and 3.
+//! Zarr stores in folders, versions 2 and 3.
 
 mod folder;
 mod json;
@@ -21,22 +21,23 @@ use crate::{Error, Result};
 use folder::Folder;
 use json::{attribute, json, text};
 
-/// Largest size of a decoded chunk, in bytes.
+/// Maximum size of a decoded chunk, in bytes.
 const MAX_CHUNK: u64 = 1 << 31;
-/// Largest size of a decoded shard, in bytes.
+/// Maximum size of a decoded shard, in bytes.
 const MAX_SHARD: u64 = 1 << 40;
-/// Largest number of chunks in a shard. Bytes times chunks, which zarrs multiplies, fit in u64.
+/// Maximum number of chunks in a shard. Chosen so that bytes times chunks, which zarrs multiplies,
+/// fit in u64.
 const MAX_CHUNKS: u64 = 1 << 22;
-/// Files that say that a folder is a Zarr group.
+/// Files that identify a folder as a Zarr group.
 const GROUPS: [&str; 4] = ["zarr.json", ".zgroup", ".zmetadata", ".zattrs"];
 
-/// Attribute of a group that lists variables in their order.
+/// Attribute of a group that lists its variables in order.
 pub(crate) const ORDER: &str = "halocline_variables";
 
-/// A Zarr group in a folder.
+/// Zarr group in a folder.
 ///
-/// The members are found by listing the folder, with or without consolidated metadata, which may be
-/// older than they are.
+/// Members are found by listing the folder. Consolidated metadata are not used, because they may be
+/// out of date.
 #[derive(Debug)]
 pub(crate) struct ZarrStore {
     folder: Arc<Folder>,
@@ -62,7 +63,7 @@ impl ZarrStore {
             let entry = entry.map_err(|e| Error::io(path, e))?;
             names.extend(entry.file_name().into_string());
         }
-        // Folders are listed in any order.
+        // The order in which a folder is listed is arbitrary.
         let order = order(path);
         let place = |name: &String| order.iter().position(|listed| listed == name);
         names.sort_by_cached_key(|name| (place(name).unwrap_or(usize::MAX), name.clone()));
@@ -83,7 +84,8 @@ impl ZarrStore {
                     store.variables.push(variable);
                 }
                 Ok(None) => {}
-                // Texts are no field, and no coordinate but of a time, which is told.
+                // Text arrays are never fields. Only as times could they be coordinates, in which
+                // case they are reported.
                 Err(_) if store.is_text(&name) && !is_time(&name) => {}
                 Err(cause) => store.unreadable.push((name, cause)),
             }
@@ -117,8 +119,8 @@ impl ZarrStore {
             .iter()
             .map(|(name, value)| (name.clone(), attribute(name, value)))
             .collect();
-        // In version 2, what chunks that are absent hold stands for missing values, as in xarray.
-        // Of a coordinate it does not: libraries write zero, which is a value.
+        // In version 2, the fill value of absent chunks marks missing values, as in xarray. For 1-D
+        // coordinates it does not: libraries write zero, which is a valid value.
         let has_fill = attributes.iter().any(|(name, _)| name == "_FillValue");
         if let Some(fill) = metadata.get("fill_value")
             && metadata.get("zarr_format") == Some(&Value::from(2))
@@ -133,7 +135,7 @@ impl ZarrStore {
         if !grid.is_null() && grid != "regular" {
             return Err(format!("a chunk grid that is {grid}, expected \"regular\""));
         }
-        // zarrs multiplies the numbers of chunks on all levels with the bytes of a shard.
+        // zarrs multiplies the numbers of chunks on all levels by the bytes of a shard.
         let codecs = metadata["codecs"].to_string();
         if codecs.matches("sharding_indexed").count() > 1 {
             return Err("shards in shards, expected one level".into());
@@ -150,7 +152,7 @@ impl ZarrStore {
                 "shards of {whole:?} with chunks of {part:?}, expected at most {MAX_CHUNKS} chunks in a shard"
             ));
         }
-        // What is compressed is decoded as a whole.
+        // The smallest unit that is decoded as a whole.
         let chunk = match array.effective_subchunk_shape() {
             Some(part) if array.is_exclusively_sharded() => extents_of(&part),
             _ => whole,
@@ -170,7 +172,7 @@ impl ZarrStore {
         Ok(Some((array, variable)))
     }
 
-    /// Whether a member is an array of texts.
+    /// Whether a member is an array of strings.
     fn is_text(&self, name: &str) -> bool {
         let Ok(Some(metadata)) = self.metadata(name) else {
             return false;
@@ -180,7 +182,8 @@ impl ZarrStore {
         is_text.iter().any(|text| elements.contains(text))
     }
 
-    /// Opens an array by metadata that Python may have written, which has numbers that JSON has not.
+    /// Opens an array by its metadata, in which numbers that JSON lacks, as Python writes them, are
+    /// already quoted.
     fn array(&self, name: &str, metadata: &Value) -> Result<Array<Folder>, String> {
         let mut metadata = metadata.clone();
         if metadata.get("zarr_format") == Some(&Value::from(2))
@@ -192,7 +195,7 @@ impl ZarrStore {
         Array::new_with_metadata(self.folder.clone(), &format!("/{name}"), metadata).map_err(text)
     }
 
-    /// The metadata of a member, if it is an array.
+    /// Reads the metadata of a member, if it is an array.
     fn metadata(&self, name: &str) -> Result<Option<Value>, String> {
         for file in ["zarr.json", ".zarray"] {
             let path = self.folder.root.join(name).join(file);
@@ -205,7 +208,7 @@ impl ZarrStore {
         Ok(None)
     }
 
-    /// Reads a box of an array of elements of one type.
+    /// Reads a box of an array with elements of type `T`.
     fn elements<T: ElementOwned>(
         &self,
         variable: usize,
@@ -221,7 +224,7 @@ impl ZarrStore {
     }
 }
 
-/// Reads a box as f64, from the first type of the list that the array has.
+/// Reads a box as f64, by the first listed type that matches the array.
 macro_rules! read_as_double {
     ($store:ident, $variable:ident, $cells:ident, $($element:ty),*) => {{
         let data_type = $store.arrays[$variable].data_type();
@@ -276,7 +279,7 @@ impl Container for ZarrStore {
         self.folder.fetched.load(Ordering::Relaxed)
     }
 
-    /// Checksum of the metadata, and of some chunks of every array, from the first to the last.
+    /// Computes a checksum of the metadata and of up to 16 evenly spaced chunks of each array.
     fn fingerprint(&self) -> Result<(u64, u32)> {
         let mut size = 0;
         let mut hasher = crc32fast::Hasher::new();
@@ -299,10 +302,12 @@ impl Container for ZarrStore {
     }
 }
 
-/// Up to sixteen chunks of a grid, from the first to the last.
+/// Iterates over up to 16 evenly spaced chunks of a grid, from the first to the last.
 fn some_chunks(grid: &[u64]) -> impl Iterator<Item = Vec<u64>> {
     const COUNT: u64 = 16;
-    let all = grid.iter().product::<u64>();
+    let all = grid
+        .iter()
+        .fold(1_u64, |all, extent| all.saturating_mul(*extent));
     let count = all.min(COUNT);
     (0..count).map(move |number| {
         let mut rest = u128::from(all - 1) * u128::from(number) / u128::from(count.max(2) - 1);
@@ -317,7 +322,7 @@ fn some_chunks(grid: &[u64]) -> impl Iterator<Item = Vec<u64>> {
     })
 }
 
-/// The variables that a group lists, if it does.
+/// Returns the variables that a group lists in [`ORDER`], if any.
 fn order(group: &Path) -> Vec<String> {
     let attributes = |file: &str| json(&group.join(file)).ok().flatten();
     let listed = attributes("zarr.json").map(|metadata| metadata["attributes"][ORDER].clone());
@@ -325,16 +330,16 @@ fn order(group: &Path) -> Vec<String> {
     serde_json::from_value(listed.unwrap_or_default()).unwrap_or_default()
 }
 
-/// The name of the type of an array's elements.
+/// Returns the name of an array's element type.
 fn dtype(metadata: &Value) -> String {
     let name = ["data_type", "dtype"].map(|key| metadata.get(key).map(Value::to_string));
     name.into_iter().flatten().collect()
 }
 
-/// The kind of the elements of an array, and the bytes of each.
+/// Returns the kind and the size in bytes of the elements of an array.
 fn kind(array: &Array<Folder>, metadata: &Value) -> (Kind, usize) {
     let data_type = array.data_type();
-    // Dates have the elements of integers.
+    // Dates are stored as integers.
     let name = dtype(metadata);
     let dates = ["datetime64", "timedelta64", "M8", "m8"];
     if dates.iter().any(|date| name.contains(date)) {
@@ -366,7 +371,7 @@ fn shaped<T>(values: Vec<T>, cells: &[Range<usize>]) -> Result<ArrayD<T>, String
     ArrayD::from_shape_vec(extents, values).map_err(text)
 }
 
-/// The number of bytes of a chunk whose elements have `width` bytes, if it is at most `most`.
+/// Returns the size of a chunk whose elements have `width` bytes, if it is at most `most` bytes.
 fn bytes_of(shape: &[u64], width: usize, most: u64) -> Result<u64, String> {
     let bytes = shape
         .iter()

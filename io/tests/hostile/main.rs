@@ -1,8 +1,8 @@
-//! Damaged and malicious files: reading them gives a typed error or a value, never a panic, a hang,
-//! or more memory than the file accounts for.
+//! Damaged and malicious files: reading them returns a typed error or a value, and never panics,
+//! hangs, or takes more memory than the size of the file justifies.
 //!
-//! `HALOCLINE_FUZZ` sets the number of mutated files for each reader: few by default, 100 000 in
-//! `make fuzz`.
+//! `HALOCLINE_FUZZ` sets the number of mutated files per reader: few by default, 100 000 in `make
+//! fuzz`.
 
 mod memory;
 mod mutation;
@@ -24,14 +24,14 @@ use halocline_io::{
 use mutation::Mutations;
 use ndarray::Array3;
 
-/// Longest time for any input.
+/// Time limit for any input.
 const SLOW: Duration = Duration::from_secs(2);
-/// Memory that any reader may take, and that per byte of the file: numbers and names take more
-/// space than their text.
+/// Memory that a reader may take: a constant, and bytes per byte of the file, since numbers and
+/// names take more space than their text.
 const MEMORY: [usize; 2] = [1 << 20, 64];
 
-/// Reads mutations of a file, each of which must give a value or an error. `seal` renews the
-/// checksums of a mutation, which would reveal it.
+/// Reads mutations of a file, each of which must return a value or an error. `seal` renews
+/// checksums, which would otherwise reveal the mutation.
 fn survive(path: &Path, seal: impl Fn(&mut Vec<u8>), read: impl Fn() -> Result<(), String>) {
     let count = std::env::var("HALOCLINE_FUZZ").ok();
     let count = count.and_then(|count| count.parse().ok()).unwrap_or(300);
@@ -67,7 +67,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// A folder with a checkpoint of step 1 by two ranks.
+/// Creates a folder with a checkpoint of step 1, saved by two ranks.
 fn checkpoint() -> (tempfile::TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let saved = Launcher::local(2).run(|world| {
@@ -90,7 +90,7 @@ fn checkpoint() -> (tempfile::TempDir, std::path::PathBuf) {
     (folder, path)
 }
 
-/// Reads all of a checkpoint, with and without ranks.
+/// Reads a whole checkpoint, with and without ranks.
 fn read_checkpoint(path: &Path) -> Result<(), String> {
     let checkpoint = Checkpoint::open(path).map_err(text)?;
     for name in checkpoint.names() {
@@ -104,7 +104,7 @@ fn read_checkpoint(path: &Path) -> Result<(), String> {
         checkpoint.optimizer(&world, "optimizer", optimizer, &model)?;
         checkpoint.tensor::<1, Float>(&world, "losses").map(drop)
     });
-    // A panic in the program of a rank is an error too, but not a valid result here.
+    // A panic in a rank's program is reported as an error too, but must not pass here.
     let error = loaded.map_err(text);
     assert!(
         !matches!(&error, Err(error) if error.contains("panicked")),
@@ -126,7 +126,7 @@ fn indexes_of_checkpoints() {
     survive(&path.join("index.json"), seal, || read_checkpoint(&path));
 }
 
-/// Cases that random mutations hardly reach.
+/// Hostile indexes that random mutations hardly reach.
 #[test]
 fn indexes_that_were_made_to_do_harm() {
     let (_folder, path) = checkpoint();
@@ -228,7 +228,7 @@ fn state_dicts_of_pytorch() {
     );
 }
 
-/// A folder with a field file, its metadata and its statistics.
+/// Creates a folder with a field file, its metadata and its statistics.
 fn fields() -> (tempfile::TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("2018.h5");
@@ -265,7 +265,7 @@ fn statistics() {
     survive(&folder.path().join("global_stds.npy"), |_| (), read);
 }
 
-/// A header that made the library panic: no cells, with extents whose product overflows.
+/// A header that made the library panic: no cells, but extents whose product overflows.
 #[test]
 fn statistics_without_cells() {
     let (folder, _) = fields();

@@ -1,4 +1,4 @@
-//! Peak memory of a call.
+//! Measurement of the peak memory of a call.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -21,7 +21,7 @@ fn count(bytes: isize) {
     });
 }
 
-// SAFETY: all calls go to the system's allocator, with their arguments.
+// SAFETY: all calls are forwarded to the system allocator with their arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Returns the result of a call, and the peak of the bytes allocated by this thread.
+/// Returns the result of a call and the peak number of bytes that this thread had allocated.
 pub(crate) fn taken<T>(call: impl FnOnce() -> T) -> (T, usize) {
     let before = USED.get();
     MOST.set(before);

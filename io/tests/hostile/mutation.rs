@@ -2,7 +2,7 @@
 
 use halocline_core::RandomKey;
 
-/// Byte sequences that readers may handle wrongly.
+/// Byte sequences that readers are prone to mishandle.
 const WORDS: [&[u8]; 16] = [
     b"18446744073709551615",
     b"9223372036854775808",
@@ -60,7 +60,7 @@ impl Iterator for Mutations<'_> {
                     bytes.splice(to..to, copy);
                 }
                 word => {
-                    // In place of a number, if there is one: shapes, sizes, offsets.
+                    // Overwrites a number, if there is one: a shape, a size or an offset.
                     let word_bytes = WORDS[below(WORDS.len())];
                     let digits = |byte: &u8| byte.is_ascii_digit();
                     let first = bytes[at..]

@@ -1,4 +1,4 @@
-//! What the writer of stores has written, and the record by which it goes on.
+//! Damaged output of the store writer, and damaged journals of conversions.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -19,7 +19,7 @@ fn bits(fields: &dyn Fields) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// A store with chunks for 2 × 2 ranks.
+/// Converts a store to chunks for 2 × 2 ranks.
 fn converted() -> (tempfile::TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("converted.zarr");
@@ -31,7 +31,7 @@ fn converted() -> (tempfile::TempDir, std::path::PathBuf) {
 #[test]
 fn blosc_with_a_checksum() {
     let (_folder, path) = converted();
-    // The checksum of version 3, in the last four bytes, reveals what is not sealed.
+    // The checksum of version 3 is in the last four bytes and must be renewed.
     let seal = |bytes: &mut Vec<u8>| {
         if let Some(end) = bytes.len().checked_sub(4) {
             let sum = crc32c(&bytes[..end]).to_le_bytes();
@@ -52,7 +52,7 @@ fn metadata_of_a_written_store() {
     survive(&path.join("z/zarr.json"), |_| (), || read(&path));
 }
 
-/// The list of variables gives an order, and nothing else.
+/// The list of variables only determines their order.
 #[test]
 fn a_list_of_variables_hides_none() {
     let (_folder, path) = converted();
@@ -70,7 +70,7 @@ fn a_list_of_variables_hides_none() {
     }
 }
 
-/// A conversion with a damaged record begins anew or goes on, and has the right values.
+/// A conversion with a damaged journal starts over or resumes, and writes the right values.
 #[test]
 fn records_of_conversions() {
     let source = source();
@@ -86,14 +86,15 @@ fn records_of_conversions() {
     let partial = folder.path().join(".halocline-converted.zarr.partial");
     let original = std::fs::read(partial.join(".journal")).unwrap();
     let expected = bits(&source);
-    // Each converts a store, with some forty milliseconds of file operations.
+    // Each run converts a store, with about 40 ms of file operations.
     for (seed, mutation) in Mutations::of(&original).take(count() / 30) {
         std::fs::create_dir_all(&partial).unwrap();
         std::fs::write(partial.join(".journal"), mutation).unwrap();
         let done = convert(&source, &path, &config, |_| ()).unwrap();
         let channels = source.channels().to_vec();
         let config = OpenConfig::new().with_channels(Some(channels));
-        // Those of the first blocks are not there, so that a record must not be believed.
+        // The files of the first blocks are missing, so the values are right only if the journal
+        // was not trusted.
         if done.resumed == 0 {
             assert_eq!(
                 bits(&config.open(&path).unwrap()),

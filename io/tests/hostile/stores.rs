@@ -1,4 +1,4 @@
-//! Zarr stores and NetCDF files, of which one file is mutated at a time.
+//! Zarr stores and NetCDF files, with one file mutated at a time.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use halocline_io::{Fields, Gaps, Missing, OpenConfig, open};
 
 use crate::{memory, survive, text};
 
-/// A copy of a store or file of the tests of formats.
+/// Copies a store or file of the format tests.
 fn copy(name: &str) -> (tempfile::TempDir, PathBuf) {
     fn copy_all(from: &Path, to: &Path) {
         if !from.is_dir() {
@@ -28,7 +28,7 @@ fn copy(name: &str) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// The fields of a store of the tests of formats.
+/// Opens the fields of a store of the format tests.
 pub(crate) fn source() -> Box<dyn Fields> {
     let stores = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/io/stores");
     open(stores.join("v2.zarr")).unwrap()
@@ -45,7 +45,7 @@ pub(crate) fn read(path: &Path) -> Result<(), String> {
     fields.fingerprint().map(|_| ()).map_err(text)
 }
 
-/// A test for each file of a store that is mutated.
+/// Defines a test for each mutated file of a store.
 macro_rules! mutations {
     ($($test:ident: $store:literal, $file:literal;)*) => {
         $(#[test]
@@ -84,11 +84,11 @@ fn netcdf_4() {
     survive(&path, |_| (), || read(&path));
 }
 
-/// Sizes that random mutations hardly reach.
+/// Hostile sizes that random mutations hardly reach.
 #[test]
 fn stores_that_were_made_to_do_harm() {
     let claims = [
-        // Nothing but fill values, in a coordinate and in a field.
+        // Only fill values, in a coordinate and in a field.
         (
             "time/.zarray",
             "\"shape\": [\n    4",

@@ -1,4 +1,4 @@
-//! Ranks whose loaders have other data or settings, or that iterate over other batches.
+//! Ranks whose loaders differ in data or settings, or that iterate over different batches.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use halocline_io::{
 use crate::loader::open;
 use crate::{numbered, numbered_file, write};
 
-/// The errors of ranks whose loaders differ from that of the first rank.
+/// Returns the errors of ranks whose loaders differ from that of the first rank.
 fn messages_of<D>(
     ranks: usize,
     config: impl Fn(usize) -> LoaderConfig + Sync,
@@ -24,7 +24,7 @@ where
         let mesh = world.mesh([("lat", ranks)])?;
         let rank = world.rank();
         let loader = FieldLoader::new(&mesh, &[Shard(2)], &config(rank), || open(rank));
-        // The ranks still communicate in step.
+        // The ranks are still in step.
         world.barrier()?;
         Ok(loader
             .err()
@@ -34,7 +34,8 @@ where
     messages.unwrap()
 }
 
-/// The message of a rank that differs, which is that of all ranks; empty if none differs.
+/// Returns the message of a rank that differs, which must be the same on all ranks; empty if none
+/// differs.
 fn message_of_rank(rank: usize, messages: &[String]) -> &str {
     let own = &messages[rank];
     let repeated = match own.as_str() {
@@ -51,7 +52,7 @@ fn message_of_rank(rank: usize, messages: &[String]) -> &str {
 fn ranks_that_open_other_data_say_so() {
     let folder = tempfile::tempdir().unwrap();
     let shape = [5, 1, 4, 3];
-    // Trajectories: files of one size with the same times.
+    // Trajectories: files of equal size with the same times.
     let [a, b, longer] =
         [("a.h5", 0.0, 5), ("b.h5", 7.0, 5), ("longer.h5", 0.0, 6)].map(|(name, value, times)| {
             let path = folder.path().join(name);
@@ -84,7 +85,7 @@ fn ranks_that_open_other_data_say_so() {
         });
         message_of_rank(1, &messages).to_string()
     };
-    // The sum of history and lead, and so the number of samples, is the same.
+    // The sum of history and lead, and thus the number of samples, is the same.
     assert_eq!(
         of_second(&|| open(&[&a], 1, 2)),
         "history: got 1, expected 2, as on the first rank"
@@ -103,7 +104,7 @@ fn ranks_that_open_other_data_say_so() {
             && scaled.ends_with("expected none, as on the first rank"),
         "{scaled}"
     );
-    // A copy is the same data, whatever its name.
+    // A copy counts as the same data, whatever its name.
     let copy = folder.path().join("copy.h5");
     std::fs::copy(&a, &copy).unwrap();
     assert_eq!(of_second(&|| open(&[&copy], 2, 1)), "");
@@ -183,7 +184,7 @@ fn ranks_in_other_epochs_or_batches_say_so() {
         messages[0].contains("got epoch 0, 2 batches before"),
         "{messages:?}"
     );
-    // If rank 0 reads, the other rank finds the difference, and its error ends the job.
+    // If only rank 0 reads, the other rank detects the difference, and its error ends the job.
     let run = |source| {
         Launcher::local(2).run(|world| {
             let mesh = world.mesh([("lat", 2)])?;

@@ -1,4 +1,4 @@
-//! Attributes of the CF conventions, written as by h5py, netCDF and xarray.
+//! Attributes of the CF conventions, as written by h5py, netCDF and xarray.
 
 use std::path::Path;
 
@@ -10,16 +10,16 @@ use ndarray::{Array4, ArrayView4};
 use crate::{STEP, edit, numbered, numbered_file, write};
 
 const SHAPE: [usize; 4] = [3, 2, 4, 5];
-/// The index of the missing value in the files.
+/// Index of the missing value in the files.
 const AT: [usize; 4] = [1, 1, 2, 3];
 
-/// Gives a dataset an attribute of one value.
+/// Adds a scalar attribute to a dataset.
 fn scalar<T: H5Type>(dataset: &Dataset, name: &str, value: T) {
     let attribute = dataset.new_attr::<T>().create(name).unwrap();
     attribute.write_scalar(&value).unwrap();
 }
 
-/// Gives a dataset an attribute that is an array, as netCDF does.
+/// Adds an array attribute to a dataset, as netCDF does.
 fn array<T: H5Type, const N: usize>(dataset: &Dataset, name: &str, values: [T; N]) {
     let attribute = dataset.new_attr_builder().with_data(&values);
     attribute.create(name).unwrap();
@@ -29,7 +29,7 @@ fn text(dataset: &Dataset, name: &str, value: &str) {
     scalar::<VarLenUnicode>(dataset, name, value.parse().unwrap());
 }
 
-/// Replaces a dataset by numbers of another type.
+/// Replaces a dataset with numbers of another type.
 fn replace<'a, T: H5Type>(
     file: &File,
     name: &str,
@@ -61,7 +61,7 @@ fn message(path: &Path) -> String {
     error.replace(&format!("{}: ", path.display()), "")
 }
 
-/// Checks that a cell with this number is missing according to the attributes.
+/// Checks that a cell with this number is treated as missing because of the attributes.
 fn check_missing(what: &str, number: f32, change: impl FnOnce(&File)) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("2018.h5");
@@ -80,7 +80,7 @@ fn check_missing(what: &str, number: f32, change: impl FnOnce(&File)) {
         }
     }
     let strict = FieldFile::open(&path).unwrap();
-    // A box of cells counts from its own beginning.
+    // The index in the error is global, also for a box of cells.
     let error = strict
         .read([1..2, 1..2, 1..4, 1..5])
         .unwrap_err()
@@ -110,7 +110,7 @@ fn fill_values_count_as_missing() {
     check_missing("array", 1e20, |file| {
         array(&fields(file), "_FillValue", [1e20_f32])
     });
-    // 1e20 has other bits in f32 and in f64.
+    // 1e20 differs in f32 and f64.
     check_missing("f64", 1e20, |file| {
         array(&fields(file), "_FillValue", [1e20_f64])
     });
@@ -141,7 +141,7 @@ fn packed_values_are_unpacked_in_double_precision() {
     let stored = Array4::from_shape_fn(SHAPE, |(t, c, i, j)| {
         (t * 9000 + c * 100 + i * 10 + j) as i16
     });
-    // f32 cannot resolve 0.01 beside the mean of a geopotential.
+    // f32 cannot resolve 0.01 next to the mean of geopotential.
     let (factor, offset) = (0.012_345_678_901, 54_321.0);
     let unpacked = stored.mapv(|stored| (f64::from(stored) * factor + offset) as f32);
     edit(&path, |file| {
@@ -313,7 +313,7 @@ fn times_of_models_count_in_their_calendar() {
         );
         assert_eq!(file.time_step().unwrap(), 86400.0, "{calendar}");
     };
-    // Dates of cftime.num2date.
+    // Dates computed by cftime.num2date.
     let days = [58.0, 59.0, 60.0];
     check(
         "noleap",

@@ -1,4 +1,4 @@
-//! A folder of checkpoints: which are kept, and what a crash leaves.
+//! Folders of checkpoints: retention, and recovery from crashes.
 
 mod errors;
 mod finite;
@@ -21,7 +21,7 @@ use crate::listing;
 
 const SHAPE: [usize; 4] = [2, 3, 13, 18];
 
-/// A mesh by the sizes of its two axes, and the placements on them.
+/// Sizes of the two axes of a mesh, and the placements on them.
 type Case = ([usize; 2], [Placement; 2]);
 
 const CASES: [Case; 6] = [
@@ -43,7 +43,7 @@ fn field(world: &World, case: &Case) -> Result<ShardTensor<4>> {
     ShardTensor::random(SHAPE, normal, key, &mesh(world, case.0)?, &case.1)
 }
 
-/// A replicated tensor of 5 MB: large enough to be divided between ranks.
+/// Creates a replicated tensor of 5 MB, large enough to be divided among ranks.
 fn large(world: &World) -> Tensor<2> {
     let values: Vec<f32> = (0..1300 * 1000).map(|i| (i % 7919) as f32).collect();
     let data = TensorData::new(values, [1300, 1000]);
@@ -74,7 +74,7 @@ fn same<const D: usize, K: burn::tensor::kind::Basic>(found: Tensor<D, K>, expec
     found.into_data().assert_eq(&expected.into_data(), true);
 }
 
-/// Saves a number at every step, and lists the steps in the folder then.
+/// Saves a number at each step, and lists the steps in the folder afterwards.
 fn steps(folder: &Path, config: &CheckpointConfig, metrics: &[Option<f64>]) -> Vec<String> {
     let saved = Launcher::local(2).run(|world| {
         let mut checkpoints = Checkpoints::open(&world, folder, config)?;
@@ -139,7 +139,7 @@ fn a_crash_between_any_two_steps_of_a_save_leaves_what_was_there() {
     assert_eq!(latest(path), None);
     steps(path, &CheckpointConfig::new(), &[None, None]);
     let second = path.join("step_000000002");
-    // Files without an index: never finished.
+    // Files without an index: the save was never finished.
     let partial = path.join(".step_000000003.0123456789abcdef");
     fs::create_dir(&partial).unwrap();
     fs::copy(
@@ -147,18 +147,17 @@ fn a_crash_between_any_two_steps_of_a_save_leaves_what_was_there() {
         partial.join("rank_00000.safetensors"),
     )
     .unwrap();
-    // A removal that stopped half-way.
+    // A removal that was interrupted.
     let removed = path.join(".step_000000000.removed");
     fs::create_dir(&removed).unwrap();
     fs::copy(second.join("index.json"), removed.join("index.json")).unwrap();
     assert_eq!(latest(path), Some(2));
     assert!(!partial.exists() && !removed.exists());
-    // A folder that lacks only its name.
+    // A folder that lacks only its final name.
     fs::rename(&second, path.join(".step_000000002.0123456789abcdef")).unwrap();
     assert_eq!(latest(path), Some(2));
     assert!(second.exists());
-    // A file that is missing, and one that is too short: a damaged checkpoint is renamed, and
-    // stays.
+    // A missing file, and one that is too short: a damaged checkpoint is renamed and kept.
     let put_back = || {
         let damaged = |entry: &String| entry.starts_with("damaged_step_000000002");
         let damaged = listing(path)
@@ -177,12 +176,12 @@ fn a_crash_between_any_two_steps_of_a_save_leaves_what_was_there() {
     put_back();
     fs::write(&file, &bytes).unwrap();
     assert_eq!(latest(path), Some(2));
-    // A name that is not that of its step.
+    // A name that does not match the step.
     fs::rename(&second, path.join("step_000000007")).unwrap();
     assert_eq!(latest(path), Some(1));
     fs::rename(path.join("damaged_step_000000007"), &second).unwrap();
-    // The same step again, stopped after the old one had lost its name and before the new one got
-    // it.
+    // The same step again, stopped after the old checkpoint was moved aside and before the new one
+    // was renamed.
     let again = path.join(".step_000000002.0123456789abcdef.1");
     let copied = std::process::Command::new("cp")
         .arg("-r")
@@ -194,7 +193,7 @@ fn a_crash_between_any_two_steps_of_a_save_leaves_what_was_there() {
     let index = second.join("index.json");
     fs::write(&index, &fs::read(&index).unwrap()[..100]).unwrap();
     assert_eq!(latest(path), Some(1));
-    // None left: training must not start anew as if there had been no checkpoint.
+    // None is left: training must not start over as if there had been no checkpoint.
     fs::write(path.join("step_000000001/index.json"), "{}").unwrap();
     let none = Launcher::local(2).run(|world| {
         let open = Checkpoints::open(&world, path, &CheckpointConfig::new());
@@ -253,7 +252,7 @@ fn what_was_saved_after_going_back_stays() {
         })?;
         assert_eq!(loaded, Some("loaded"));
         assert_eq!(checkpoints.latest()?.expect("saved").step(), 2);
-        // A checkpoint that may be valid stays.
+        // A checkpoint that may be valid is kept.
         let denied = checkpoints.resume(|checkpoint| -> halocline_core::Result<()> {
             let path = folder.path().join(format!("{}", checkpoint.step()));
             let source = std::io::ErrorKind::PermissionDenied.into();

@@ -37,7 +37,7 @@ fn zstandard_with_a_checksum_is_read() {
         let array = Array::new_with_metadata(store.clone(), "/t2m", metadata).unwrap();
         for time in 0..2 {
             let chunk = [time, 0, 0];
-            // [time, lat, lon] of the chunk, which has a row more than the field.
+            // [time, lat, lon] of the chunk, which has one row more than the field.
             let values: Vec<f32> = (0..2 * 6 * 8).map(|cell| cell as f32).collect();
             array.store_chunk(&chunk, values).unwrap();
             let key = array.chunk_key(&chunk);
@@ -54,7 +54,7 @@ fn zstandard_with_a_checksum_is_read() {
     }
 }
 
-/// Writes a field [5, 8] in one chunk of the filter deflate, which compresses nothing.
+/// Writes a field [5, 8] in one chunk with the deflate filter, uncompressed.
 fn write_deflated(path: &Path, field: &Array2<f32>) {
     let file = FileBuilder::new()
         .with_fapl(|access| access.libver_earliest())
@@ -76,19 +76,19 @@ fn write_deflated(path: &Path, field: &Array2<f32>) {
     file.close().unwrap();
 }
 
-/// Gives the field another filter by its number, and its chunk these data.
+/// Replaces the filter ID of the field and the data of its chunk.
 fn set_filter(path: &Path, number: u16, mut data: Vec<u8>) {
     let chunk = File::open(path).unwrap().dataset("t2m").unwrap();
     let chunk = chunk.chunk_info(0).unwrap();
     let [start, size] = [chunk.addr, chunk.size].map(|bytes| bytes as usize);
-    // Zstandard skips a frame of this kind.
+    // Zstandard skips frames of this kind.
     let rest = size - data.len() - 8;
     data.extend(0x184d_2a50_u32.to_le_bytes());
     data.extend((rest as u32).to_le_bytes());
     data.resize(size, 0);
     let mut bytes = std::fs::read(path).unwrap();
     bytes[start..start + size].copy_from_slice(&data);
-    // The number is eight bytes before the name.
+    // The ID is eight bytes before the name.
     let name = bytes.windows(8).position(|text| text == b"deflate\0");
     let place = name.unwrap() - 8;
     assert_eq!(bytes[place..place + 2], 1_u16.to_le_bytes());

@@ -23,7 +23,7 @@ fn bits(fields: &dyn Fields) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The same fields, with the channels of a source in the order of the source.
+/// Opens fields with the channels of a source, in the order of the source.
 fn reopened(path: &std::path::Path, source: &dyn Fields) -> Box<dyn Fields> {
     let channels = source.channels().to_vec();
     lenient().with_channels(Some(channels)).open(path).unwrap()
@@ -98,7 +98,7 @@ fn an_interrupted_conversion_goes_on() {
     let source = lenient().open(store("v2.zarr")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("converted.zarr");
-    let config = ConvertConfig::new().with_memory(40 * 24); // a field at a time
+    let config = ConvertConfig::new().with_memory(40 * 24); // one field at a time
     let interrupt = |at: usize, config: &ConvertConfig| {
         let run = || {
             convert(&source, &path, config, |state| {
@@ -117,7 +117,7 @@ fn an_interrupted_conversion_goes_on() {
     assert!(done.resumed >= 1 && done.done == done.blocks, "{done:?}");
     assert_eq!(bits(&*reopened(&path, &*source)), bits(&*source));
 
-    // Another configuration begins anew, and replaces what is there at its end only.
+    // Another configuration starts over, and replaces the existing output only at its end.
     let output = OutputConfig::new().with_existing(Existing::Replace);
     let other = config.clone().with_output(output.clone());
     let stop = || {
@@ -213,13 +213,13 @@ fn fields_without_a_time_are_written_without_one() {
         let config = ConvertConfig::new().with_output(output);
         convert(&source, &path, &config, |_| ()).unwrap();
         let found = lenient().open(&path).unwrap();
-        // A coordinate of one time would be that of the field.
+        // A coordinate with one time would be taken for the time of the field.
         assert!(found.describe(0).is_static, "{format:?}");
         assert_eq!(bits(&*found), bits(&*source), "{format:?}");
     }
 }
 
-/// A conversion that stops after some blocks.
+/// Runs a conversion that stops after some blocks.
 fn stop(source: &impl Fields, path: &std::path::Path, config: &ConvertConfig) {
     let stop = || {
         convert(source, path, config, |state| {
@@ -286,7 +286,7 @@ fn mistakes_are_errors() {
     std::fs::write(&path, "mine").unwrap();
     assert!(error(&ConvertConfig::new()).contains("it is there already"));
     assert_eq!(listing(folder.path()), ["converted.zarr"]);
-    // Missing values are an error if the source says so.
+    // Missing values are an error if the source rejects them.
     let strict = OpenConfig::of_channels(&["t2m"])
         .open(store("packed.nc"))
         .unwrap();

@@ -1,4 +1,4 @@
-//! Files whose coordinates or metadata are unusual, as real ones are.
+//! Files with unusual coordinates or metadata, as they occur in practice.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ use crate::forecasts::bare;
 use crate::formats::{copy, replace, store};
 use crate::{STEP, grid};
 
-/// Gives an array of version 2 one more attribute.
+/// Adds an attribute to an array of version 2.
 pub(crate) fn attribute(array: &Path, text: &str) {
     replace(&array.join(".zattrs"), "{\n", &format!("{{\n{text},\n"));
 }
 
-/// Writes an array of version 2 without compression.
+/// Writes an uncompressed array of version 2.
 pub(crate) fn array(folder: &Path, dtype: &str, shape: &[usize], dims: &[&str], bytes: &[u8]) {
     std::fs::create_dir(folder).unwrap();
     let metadata = serde_json::json!({
@@ -30,7 +30,8 @@ pub(crate) fn array(folder: &Path, dtype: &str, shape: &[usize], dims: &[&str], 
     std::fs::write(folder.join(chunk), bytes).unwrap();
 }
 
-/// As cfgrib has them: `time` is when the forecast began, and the time itself lies beside it.
+/// The layout of cfgrib: `time` is the initial time of the forecast, and the valid time shares its
+/// dim.
 #[test]
 fn times_may_lie_beside_the_beginning_of_forecasts() {
     let (_folder, path) = copy("v2.zarr");
@@ -39,7 +40,7 @@ fn times_may_lie_beside_the_beginning_of_forecasts() {
         &path.join("time"),
         "\"standard_name\": \"forecast_reference_time\"",
     );
-    // What is left has no time.
+    // The remaining channel has no time dim.
     assert_eq!(open(&path).unwrap().channels(), ["orography"]);
     let error = OpenConfig::of_channels(&["t2m"])
         .open(&path)
@@ -63,8 +64,8 @@ fn times_may_lie_beside_the_beginning_of_forecasts() {
     assert!(fields.channels().contains(&"t2m".to_string()));
 }
 
-/// As MOM6 has them, latitudes of rows are nominal, and those of cells lie beside them; as GEOS has them, those of
-/// cells differ by the face of a cubed sphere.
+/// In files of MOM6, the latitudes of rows are nominal, next to those of the cells; in files of
+/// GEOS, those of the cells differ between the faces of a cubed sphere.
 #[test]
 fn nominal_latitudes_of_a_curvilinear_grid_are_refused() {
     for (faces, bend, is_curved) in [
@@ -84,7 +85,7 @@ fn nominal_latitudes_of_a_curvilinear_grid_are_refused() {
             error.contains("on latitude, which is a \"h point Nominal latitude\""),
             "{error}"
         );
-        // Of the last face.
+        // Coordinates of the last face.
         let cells = (0..8 * faces).flat_map(|column| {
             let bend = if column == 8 * faces - 5 { bend } else { 0.0 };
             lat.iter().map(move |lat| lat + bend)
@@ -109,7 +110,7 @@ fn nominal_latitudes_of_a_curvilinear_grid_are_refused() {
     }
 }
 
-/// Indices along the dims, and degrees beside them.
+/// Dims with indices, and degrees along the same dims.
 #[test]
 fn degrees_may_lie_beside_indices() {
     let (_folder, path) = bare();
@@ -151,7 +152,7 @@ fn levels_that_repeat_and_those_of_a_profile_are_numbered() {
     std::fs::remove_dir_all(&level).unwrap();
     write("level", "hPa", [500, 500]);
     check();
-    // A temperature on levels without a coordinate is no time.
+    // A temperature called `t` on levels without a coordinate is not a time.
     std::fs::remove_dir_all(&level).unwrap();
     write("t", "K", [200, 250]);
     check();
@@ -177,7 +178,7 @@ fn the_groups_of_a_file_without_fields_outside_of_them_are_named() {
     }
 }
 
-/// Texts such as `expver` of ERA5, booleans, and NaN as Python writes it.
+/// Strings such as `expver` in ERA5, booleans, and NaN as Python writes it.
 #[test]
 fn members_and_attributes_of_other_kinds_leave_fields_readable() {
     let (_folder, path) = copy("v2.zarr");
@@ -235,7 +236,7 @@ fn numbers_of_half_precision_are_read() {
     );
     let fields = OpenConfig::of_channels(&["depth"]).open(&path).unwrap();
     let read = fields.read([0..1, 0..1, 0..5, 0..8]).unwrap();
-    // By latitude and longitude.
+    // Ordered by latitude and longitude.
     let mut turned = read.iter().enumerate();
     assert!(turned.all(|(cell, value)| *value == 0.25 * (cell % 8 * 5 + cell / 8) as f32));
 }
@@ -260,7 +261,7 @@ fn a_field_without_a_time_has_those_of_its_file() {
     assert!(chosen.describe(0).is_static);
 }
 
-/// The second year has no file of the surface.
+/// The second year has no surface file.
 #[test]
 fn a_chosen_channel_without_a_time_in_the_period_is_told() {
     let folder = tempfile::tempdir().unwrap();

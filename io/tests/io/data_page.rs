@@ -1,11 +1,11 @@
-//! The Python programs of docs/data.md.
+//! Runs the Python programs in docs/data.md.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use halocline_io::FieldFile;
 
-/// The Python with h5py that `make test` installs, or the system's if it has h5py.
+/// Finds a Python with h5py: the one that `make test` installs, or the system's.
 fn python() -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?;
     let candidates = [target.join("python/bin/python"), "python3".into()];

@@ -100,7 +100,7 @@ fn time_steps_must_be_even() {
             path.display()
         )
     );
-    // That is a way out.
+    // The remedy that the message suggests works.
     let parts = ["1.h5", "2.h5"].map(|name| folder.path().join(name));
     for (path, hours) in parts.iter().zip([[0.0, 6.0, 12.0], [24.0, 30.0, 36.0]]) {
         let mut writer =

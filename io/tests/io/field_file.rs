@@ -108,7 +108,7 @@ fn names_of_fixed_length_are_read() {
     assert_eq!(FieldFile::open(&path).unwrap().channels(), ["u10m", "t2m"]);
 }
 
-/// The message of opening a file after a change, without its path.
+/// Returns the error message of opening a file after a change, without the path.
 fn message_after(change: impl FnOnce(&hdf5_metno::File)) -> String {
     let (_folder, path) = numbered_file([3, 2, 4, 5]);
     edit(&path, change);
@@ -257,7 +257,7 @@ fn values_of_other_files_are_refused() {
         }),
         Ok("a virtual dataset".into())
     );
-    // The coordinates too.
+    // The same for coordinates.
     let message = message_after(|file| {
         file.unlink("timestamp").unwrap();
         file.link_external(other, "timestamp", "timestamp").unwrap();
@@ -300,7 +300,7 @@ fn longitudes_may_be_from_the_west_and_go_with_those_from_the_east() {
     );
     let dataset = FieldDataset::open(&[&path, &other], &DatasetConfig::new()).unwrap();
     assert_eq!(dataset.metadata().grid().lon(), east);
-    // What is read is written, and read again.
+    // Round trip: the values that were read are written, and read again.
     let copy = path.with_file_name("copy.h5");
     let mut writer = FieldWriter::create(&copy, file.grid(), &["a"], &WriterConfig::new()).unwrap();
     writer.append(0.0, Array3::zeros((1, 4, 5)).view()).unwrap();
@@ -312,7 +312,7 @@ fn longitudes_may_be_from_the_west_and_go_with_those_from_the_east() {
 fn a_damaged_chunk_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("2018.h5");
-    // Noise, so that the chunks are most of the file.
+    // Noise does not compress, so the chunks make up most of the file.
     let noise = Array4::from_shape_fn((1, 1, 61, 90), |(_, _, i, j)| {
         ((i * 7919 + j * 104_729) as f32).sin()
     });

@@ -1,4 +1,4 @@
-//! Forecasts that all ranks write.
+//! Forecasts written by all ranks.
 
 use std::path::Path;
 
@@ -36,8 +36,8 @@ pub(crate) fn channels() -> Vec<Channel> {
     names.map(describe).collect()
 }
 
-/// Values of [member, channel, lat, lon] that encode their index; the static channel is the same at all
-/// times.
+/// Creates values [member, channel, lat, lon] that encode their index; the static channel is the
+/// same at all times.
 pub(crate) fn values(shape: [usize; 4], time: usize) -> Array4<f32> {
     Array4::from_shape_fn(shape, |(member, channel, row, column)| {
         let time = if channel == 3 { 0 } else { time };
@@ -45,7 +45,7 @@ pub(crate) fn values(shape: [usize; 4], time: usize) -> Array4<f32> {
     })
 }
 
-/// The shard of a rank.
+/// Returns the shard of a rank.
 fn shard(mesh: &DeviceMesh, layout: &Layout, time: usize) -> Result<ShardTensor<4>> {
     let shape: [usize; 4] = layout.shape().try_into().unwrap();
     let cells = layout.local_box(mesh.position());
@@ -57,7 +57,7 @@ fn shard(mesh: &DeviceMesh, layout: &Layout, time: usize) -> Result<ShardTensor<
     ShardTensor::from_local(local, layout, mesh)
 }
 
-/// A mesh by the sizes of its two axes, the placements on them, and extents of rows and columns.
+/// Sizes of the two axes of a mesh, the placements on them, and extents of rows and columns.
 type Case = ([usize; 2], [Placement; 2], [Option<Vec<usize>>; 2]);
 
 fn cases() -> Vec<Case> {
@@ -102,7 +102,7 @@ pub(crate) fn write(path: &Path, case: &Case, members: usize, config: &OutputCon
     })
 }
 
-/// Writes one state with a static channel of this value.
+/// Writes a single state with a static channel of this value.
 fn write_state(path: &Path, time: usize, value: f64) {
     let result = Launcher::local(1).run(|world| {
         let (mesh, grid) = (world.mesh([("x", 1)])?, Grid::with_poles(7, 5)?);
@@ -117,7 +117,8 @@ fn write_state(path: &Path, time: usize, value: f64) {
     result.unwrap();
 }
 
-/// A static channel is one beyond the times of a file that has one state, and of parts that have the same cells.
+/// Channels without a time dim are static in a file with a single state, and in joined parts if
+/// their values are equal.
 #[test]
 fn static_channels_of_one_state_and_of_parts_are_static() {
     let folder = tempfile::tempdir().unwrap();
@@ -180,7 +181,7 @@ fn chunks_are_those_of_the_ranks() {
     assert_eq!(amplification(&fields, [2, 1]), 1.0);
     let chunks = listing(&path.join("t2m/c/1"));
     assert_eq!(chunks.len(), 2);
-    // Chunks of other extents move the cells between ranks.
+    // Chunks of other extents require cells to be moved between ranks.
     let config = OutputConfig::new()
         .with_chunk(Some([1, 3, 2]))
         .with_compression(Compression::None)
@@ -213,7 +214,7 @@ fn members_are_a_dim() {
         let path = folder.path().join("forecast");
         let case = ([2, 2], [Shard(0), Shard(2)], [None, None]);
         write(&path, &case, 3, &OutputConfig::new().with_format(format)).unwrap();
-        // A member is like a level.
+        // Members are read like levels.
         let config = OpenConfig::of_channels(&["t2m"]).with_gaps(halocline_io::Gaps::Allow);
         let fields = config.open(&path).unwrap();
         assert_eq!(fields.channels(), ["t2m@0", "t2m@1", "t2m@2"]);
@@ -226,10 +227,10 @@ fn members_are_a_dim() {
     }
 }
 
-/// What a rank does with its writer.
+/// Program of a rank with its writer.
 type Program<'a> = &'a (dyn Fn(&DeviceMesh, ForecastWriter) -> Result<()> + Sync);
 
-/// Runs a program with a writer of two ranks, and returns the error of every rank.
+/// Runs a program with a writer on two ranks, and returns the error of each rank.
 fn errors(
     path: &Path,
     config: &OutputConfig,
@@ -287,7 +288,7 @@ fn mistakes_are_errors_on_all_ranks_and_leave_nothing() {
         }
         assert_eq!(listing(folder.path()), Vec::<String>::new(), "{text}");
     }
-    // Dropped before its end.
+    // A writer that is dropped before it is finished.
     let dropped = errors(&path, &config, |mesh, mut writer| {
         writer.append(6.0, &field(mesh, [1, 4, 7, 5])?)
     });
@@ -306,7 +307,7 @@ fn mistakes_are_errors_on_all_ranks_and_leave_nothing() {
     for error in errors(&path, &chunk, finish) {
         assert!(error.contains("one time in a chunk"), "{error}");
     }
-    // A folder that is no store is not replaced.
+    // A folder that is not a store is not replaced.
     std::fs::create_dir(folder.path().join("mine")).unwrap();
     let replace = config.with_existing(Existing::Replace);
     for error in errors(&folder.path().join("mine"), &replace, finish) {
@@ -350,7 +351,7 @@ fn forecasts_of_every_calendar_are_read_back() {
     }
 }
 
-/// Writes two leads of ones on two ranks.
+/// Writes fields of ones at two leads, on two ranks.
 pub(crate) fn write_with(path: &Path, calendar: Calendar, format: OutputFormat) -> Result<()> {
     Launcher::local(2).run(|world| {
         let mesh = world.mesh([("lat", 2)])?;

@@ -1,4 +1,4 @@
-//! Files of forecasts as data centres give them, and files of one time.
+//! Forecast files as provided by data centres, and files with a single time.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ const HOUR: f64 = 3600.0;
 const DIMS: [&str; 2] = ["forecast_reference_time", "forecast_period"];
 const UNITS: &str = "\"units\": \"hours since 2018-01-01\"";
 
-/// A store with a grid of 5 rows and 8 columns, and nothing else.
+/// Creates a store that contains only a grid of 5 rows and 8 columns.
 pub(crate) fn bare() -> (tempfile::TempDir, PathBuf) {
     let (folder, path) = copy("v2.zarr");
     for name in ["t2m", "z", "orography", "station", "level", "time"] {
@@ -22,7 +22,7 @@ pub(crate) fn bare() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Adds whole numbers along dims.
+/// Adds a variable of integers along dims.
 fn numbers(path: &Path, name: &str, dims: &[&str], shape: &[usize], values: &[i64]) {
     let bytes: Vec<u8> = values
         .iter()
@@ -31,7 +31,7 @@ fn numbers(path: &Path, name: &str, dims: &[&str], shape: &[usize], values: &[i6
     array(&path.join(name), "<i8", shape, dims, &bytes);
 }
 
-/// Adds a field of zeros along dims and on the grid.
+/// Adds a field of zeros on the grid, with further leading dims.
 fn field(path: &Path, dims: &[&str], shape: &[usize]) {
     let dims = [dims, &["longitude", "latitude"]].concat();
     let shape = [shape, &[8, 5]].concat();
@@ -39,7 +39,7 @@ fn field(path: &Path, dims: &[&str], shape: &[usize]) {
     array(&path.join("t2m"), "<f4", &shape, &dims, &bytes);
 }
 
-/// A store as the Copernicus stores give them: beginnings 12 h apart, and steps of 3 h.
+/// Creates a store as provided by Copernicus: initial times 12 h apart, and steps of 3 h.
 fn forecasts(starts: usize, steps: usize) -> (tempfile::TempDir, PathBuf) {
     let (folder, path) = bare();
     let starting: Vec<i64> = (0..starts as i64).map(|start| 12 * start).collect();
@@ -81,7 +81,7 @@ fn forecasts_with_one_beginning_or_one_step_have_the_times_of_their_fields() {
         assert_eq!(fields.channels(), ["t2m"]);
         let values = fields.read(fields.shape().map(|size| 0..size)).unwrap();
         assert_eq!(values.dim(), (times.len(), 1, 5, 8));
-        // Without them, nothing has the times.
+        // Without them, no coordinate holds the valid times.
         std::fs::remove_dir_all(path.join("valid_time")).unwrap();
         let error = refusal(&path);
         let told = "is the beginning or the step of forecasts";
@@ -93,7 +93,7 @@ fn forecasts_with_one_beginning_or_one_step_have_the_times_of_their_fields() {
     assert!(error.contains(told), "{error}");
 }
 
-/// As WeatherBench and NCAR have them: the beginning is called `time`.
+/// The layout of WeatherBench and NCAR, in which the initial time is called `time`.
 #[test]
 fn steps_beside_a_time_are_no_levels() {
     for (step, units) in [("prediction_timedelta", "hours"), ("forecast_hour0", "h")] {
@@ -125,7 +125,7 @@ fn the_beginning_of_a_forecast_alone_is_no_time() {
 fn of_several_single_times_the_one_with_the_name_of_a_time_counts() {
     let (_folder, path) = bare();
     field(&path, &[], &[]);
-    // Digits of a date are no time.
+    // A date as digits is not a time.
     numbers(&path, "date", &["date"], &[1], &[20_180_101]);
     assert_eq!(open(&path).unwrap().times(), [0.0]);
     numbers(&path, "reftime", &["reftime"], &[1], &[0]);

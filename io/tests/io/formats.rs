@@ -1,4 +1,4 @@
-//! Zarr stores and NetCDF files, which `stores/make.py` has written.
+//! Zarr stores and NetCDF files, written by `stores/make.py`.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ fn lenient() -> OpenConfig {
         .with_gaps(Gaps::Allow)
 }
 
-/// The values of all channels of a store, from their indices.
+/// Computes the expected values of all channels of a store from their indices.
 fn expected(fields: &dyn Fields) -> Array4<f32> {
     let (lat, lon) = (fields.grid().lat(), fields.grid().lon());
     let all = ["t2m", "z@850", "z@500", "orography"];
@@ -184,7 +184,7 @@ fn missing_values_are_an_error_unless_allowed() {
 fn reads_are_counted_in_chunks() {
     let traffic = |name: &str, channel: &str, cells: [std::ops::Range<usize>; 2]| {
         let config = OpenConfig::of_channels(&[channel]).with_gaps(Gaps::Allow);
-        // What other tests have decoded of the store itself is not counted.
+        // Uses a copy, because chunks decoded by other tests are not counted.
         let (_folder, path) = copy(name);
         let fields = config.open(path).unwrap();
         assert_eq!(fields.traffic().fetched, 0);
@@ -202,13 +202,13 @@ fn reads_are_counted_in_chunks() {
         more.fetched > fits.fetched && fits.fetched > 0,
         "{fits} {more}"
     );
-    // A time in a chunk, whichever part of it is needed.
+    // A chunk holds a whole time, whichever part of it is needed.
     let quarter = traffic("v2.zarr", "t2m", [0..5, 0..2]);
     assert_eq!(quarter.amplification(), 4.0);
-    // Deflated chunks of 3 rows of 2 bytes a value.
+    // Deflated chunks of 3 rows, with 2 bytes per value.
     let packed = traffic("packed.nc", "t2m", [0..1, 0..8]);
     assert_eq!((packed.decoded, packed.needed), (3 * 8 * 2, 8 * 2));
-    // Without chunks, rows are read.
+    // Without chunks, only the rows are read.
     let classic = traffic("classic.nc", "t2m", [1..3, 0..8]);
     assert_eq!(
         (classic.fetched, classic.decoded, classic.needed),
@@ -262,7 +262,7 @@ fn a_gap_is_an_error_or_a_choice() {
         message(5.0)
     );
     assert!(message(-6.0).starts_with("lead_hours: got -6"));
-    // Increments over the gap are left out too: those of t2m are 1000 K.
+    // Increments over the gap, which are 1000 K for t2m, are left out too.
     let config = OpenConfig::of_channels(&["t2m"]).with_gaps(Gaps::Skip);
     let statistics = Statistics::compute(&[config.open(&path).unwrap()], 1).unwrap();
     assert_eq!(statistics.increment_means(), [1000.0]);
@@ -272,7 +272,7 @@ fn a_gap_is_an_error_or_a_choice() {
 #[test]
 fn files_of_any_format_make_one_time_axis() {
     let folder = tempfile::tempdir().unwrap();
-    // Six hours each, on the grid of the stores, of which the first channel is called z0.
+    // Files at six-hour intervals, on the grid of the stores; the first channel is called z0.
     let paths = ["1.h5", "2.h5"].map(|name| folder.path().join(name));
     let config = WriterConfig::new();
     write(&paths[0], &numbered([2, 1, 5, 8], 0.0), &config);
@@ -284,7 +284,7 @@ fn files_of_any_format_make_one_time_axis() {
             .unwrap();
     }
     writer.finish().unwrap();
-    // In any order.
+    // The order of paths does not matter.
     let [first, second] = &paths;
     let joined = OpenConfig::new().open_joined(&[second, first]).unwrap();
     assert_eq!(
@@ -367,7 +367,7 @@ fn ranks_that_read_their_boxes_have_the_batches_of_one_reader() {
     }
 }
 
-/// A copy of a store in a folder of its own.
+/// Copies a store into a folder of its own.
 pub(crate) fn copy(name: &str) -> (tempfile::TempDir, PathBuf) {
     fn copy_folder(from: &Path, to: &Path) {
         std::fs::create_dir(to).unwrap();
@@ -391,7 +391,7 @@ pub(crate) fn copy(name: &str) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Replaces a text in a file of a store.
+/// Replaces text in a file of a store.
 pub(crate) fn replace(path: &Path, from: &str, to: &str) {
     let text = std::fs::read_to_string(path).unwrap();
     assert!(text.contains(from), "{text}");
@@ -478,7 +478,7 @@ fn stores_that_are_not_understood_are_refused() {
     replace(&path.join("t2m/.zarray"), "<f4", "<f5");
     let fields = OpenConfig::of_channels(&["z@500"]).open(&path).unwrap();
     assert_eq!(whole(&*fields), expected(&*fields));
-    // Units by choice; a chunk that is absent holds the fill value, which is missing.
+    // Units set by the configuration; an absent chunk has the fill value, which is missing.
     replace(&path.join("time/.zattrs"), "\"units\"", "\"unit\"");
     std::fs::remove_file(path.join("z/0.1.0.0")).unwrap();
     let config =

@@ -9,12 +9,12 @@ use proptest::prelude::*;
 
 use crate::{numbered, numbered_file, write};
 
-/// Opens with a history of two, so that inputs have more channels than targets.
+/// Opens a dataset with a history of two, so that inputs have more channels than targets.
 pub(crate) fn open(path: &Path) -> halocline_io::Result<FieldDataset> {
     FieldDataset::open(&[path], &DatasetConfig::new().with_history(2))
 }
 
-/// One rank's part of an epoch: the samples, local shapes and bits of every batch.
+/// Part of an epoch on one rank: samples, local shapes and bits of each batch.
 type Part = Vec<(Vec<usize>, [[usize; 4]; 2], Vec<u32>)>;
 
 fn part_of_epoch(loader: &FieldLoader, epoch: usize) -> Result<Part> {
@@ -39,10 +39,10 @@ fn part_of_epoch(loader: &FieldLoader, epoch: usize) -> Result<Part> {
         .collect()
 }
 
-/// A mesh by the sizes of its two axes, and the placements on them.
+/// Sizes of the two axes of a mesh, and the placements on them.
 type Case = ([usize; 2], [Placement; 2]);
 
-/// Every rank's part of an epoch.
+/// Returns the part of an epoch on each rank.
 fn parts(path: &Path, case: &Case, config: &LoaderConfig, epoch: usize) -> Result<Vec<Part>> {
     let (sizes, placements) = case;
     Launcher::local(sizes[0] * sizes[1]).collect(|world| {
@@ -61,7 +61,7 @@ const CASES: [Case; 7] = [
     ([2, 2], [Shard(0), Shard(2)]),
     ([2, 2], [Shard(2), Shard(2)]),
     ([1, 3], [Replicate, Shard(1)]),
-    // More ranks than rows: some hold nothing.
+    // More ranks than rows: some hold no cells.
     ([4, 1], [Shard(2), Replicate]),
 ];
 
@@ -235,7 +235,7 @@ fn only_the_ranks_that_read_open_files() {
     }
 }
 
-/// A file whose fields have a NaN in the last row at time 3.
+/// Creates a file whose fields have a NaN in the last row at time 3.
 fn file_with_nan() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("2018.h5");
@@ -248,7 +248,7 @@ fn file_with_nan() -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn an_error_while_reading_is_the_error_of_all_ranks() {
     let (_folder, path) = file_with_nan();
-    // Under PerRank, the second rank alone reads the last rows.
+    // With PerRank, only the second rank reads the last rows.
     for (source, reader) in [(Source::Scatter, 0), (Source::PerRank, 1)] {
         let messages = Launcher::local(2)
             .collect(|world| {
@@ -259,7 +259,7 @@ fn an_error_while_reading_is_the_error_of_all_ranks() {
                 assert!(epoch.next().unwrap().is_ok());
                 let error = epoch.next().unwrap().err().unwrap().to_string();
                 assert!(epoch.next().is_none(), "an error ends the epoch");
-                // The ranks still communicate in step.
+                // The ranks are still in step.
                 world.barrier()?;
                 Ok(error)
             })

@@ -1,4 +1,4 @@
-//! Files, statistics, datasets, loaders and checkpoints, by their public interface.
+//! Files, statistics, datasets, loaders and checkpoints, tested through the public interface.
 
 mod alike;
 mod cf;
@@ -29,7 +29,7 @@ use ndarray::{Array3, Array4};
 /// Seconds between the fields of the files.
 const STEP: f64 = 21600.0;
 
-/// Values that encode their index.
+/// Creates values that encode their index.
 fn numbered(shape: [usize; 4], first: f32) -> Array4<f32> {
     Array4::from_shape_fn(shape, |(t, c, i, j)| {
         first + (t * 1000 + c * 100 + i * 10 + j) as f32
@@ -44,7 +44,7 @@ fn grid(rows: usize, columns: usize) -> Grid {
     Grid::with_poles(rows, columns).unwrap()
 }
 
-/// Writes [time, channel, lat, lon].
+/// Writes fields [time, channel, lat, lon] to a file.
 fn write(path: &Path, fields: &Array4<f32>, config: &WriterConfig) {
     let (_, channels, rows, columns) = fields.dim();
     let mut writer =
@@ -55,7 +55,7 @@ fn write(path: &Path, fields: &Array4<f32>, config: &WriterConfig) {
     writer.finish().unwrap();
 }
 
-/// A folder with one file of numbered values.
+/// Creates a folder with one file of numbered values.
 fn numbered_file(shape: [usize; 4]) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("2018.h5");
@@ -63,7 +63,7 @@ fn numbered_file(shape: [usize; 4]) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// The names of the files in a folder, hidden ones too.
+/// Lists the names of the files in a folder, including hidden ones.
 fn listing(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap();
     entries
@@ -71,14 +71,14 @@ fn listing(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Changes a file by HDF5 itself.
+/// Edits a file with HDF5.
 fn edit(path: &Path, change: impl FnOnce(&hdf5_metno::File)) {
     let file = hdf5_metno::File::open_rw(path).unwrap();
     change(&file);
     file.close().unwrap();
 }
 
-/// A field of zeros to write where the values do not matter.
+/// Creates a field of zeros, for tests in which values do not matter.
 fn zeros(shape: [usize; 3]) -> Array3<f32> {
     Array3::zeros(shape)
 }

@@ -1,4 +1,4 @@
-//! Files with other channels of the same times, such as the surface and pressure levels.
+//! Files with different channels at the same times, such as surface and pressure levels.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use ndarray::{Array3, s};
 
 use crate::STEP;
 
-/// Writes channels, whose values are `value` and the number of the time, at some times.
+/// Writes channels at some times. Values are the sum of `value` and the index of the time.
 fn write(path: &Path, names: &[&str], times: std::ops::Range<usize>, value: f32) {
     let config = WriterConfig::new();
     let mut writer = FieldWriter::create(path, &crate::grid(3, 4), names, &config).unwrap();
@@ -22,7 +22,7 @@ fn write(path: &Path, names: &[&str], times: std::ops::Range<usize>, value: f32)
     writer.finish().unwrap();
 }
 
-/// A folder with two years of the surface and of levels.
+/// Creates a folder with two years of surface files and level files.
 fn years() -> (tempfile::TempDir, [PathBuf; 4]) {
     let folder = tempfile::tempdir().unwrap();
     let paths = ["surface1", "surface2", "levels2", "levels1"].map(|name| folder.path().join(name));
@@ -43,7 +43,7 @@ fn files_of_other_channels_are_one() {
     let found: Vec<f32> = values.iter().copied().collect();
     assert_eq!(found, [10.03, 100.03, 10.04, 100.04]);
     assert_eq!(joined.describe(3).name, "z@500");
-    // Chosen ones, in their order.
+    // Chosen channels, in the chosen order.
     let chosen = OpenConfig::of_channels(&["z", "t2m"]).open_joined(&paths);
     let chosen = chosen.unwrap();
     assert_eq!(chosen.channels(), ["z@850", "z@500", "t2m"]);
@@ -95,7 +95,7 @@ fn what_does_not_belong_together_is_told() {
     }
     let [_, each] = message(&[surface, &paths[1], levels], &new);
     assert!(each.starts_with("files: got 1 with"), "{each}");
-    // A channel of no file, and a file of no channel.
+    // A channel that is in no file, and a file without any chosen channel.
     for (chosen, part) in [
         (&["t2m", "z@500", "sst"][..], "sst"),
         (&["t2m", "msl"], "levels1"),

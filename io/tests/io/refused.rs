@@ -1,4 +1,4 @@
-//! Data that would be read as something else than they are, and are refused.
+//! Data that would be misread, and is therefore refused.
 
 use halocline_io::{
     DatasetConfig, FieldDataset, FieldWriter, Gaps, Missing, OpenConfig, Progress, Series,
@@ -35,7 +35,7 @@ fn files_with_other_units_of_a_channel_are_refused() {
         let told = "units: found degC of t2m, expected K";
         assert!(found.contains(told), "{found}");
     }
-    // Units that one file does not tell may be any.
+    // Units that are missing in one file match any.
     units("\"units\"", "\"unit\"");
     for found in message() {
         let told = "units: found none of t2m, expected K";
@@ -109,14 +109,14 @@ fn constants_with_missing_values_are_chosen_by_name() {
         FieldDataset::open(&[store("v2.zarr")], &config)
     };
     assert!(dataset("orography", &[]).is_ok());
-    // A value of the field is what absent chunks hold.
+    // The fill value of absent chunks is a value of the field.
     replace(&mask.join("orography/.zarray"), "\"NaN\"", "300.0");
     let found = dataset("orography", &[]).unwrap_err().to_string();
     for part in ["orography", "missing value", "constants_missing"] {
         assert!(found.contains(part), "{part} in {found}");
     }
     assert!(dataset("orography", &["orography"]).is_ok());
-    // What is not used does not matter, and an unknown name does.
+    // Problems in unused constants do not matter, but an unknown name does.
     assert!(dataset("sin_latitude", &[]).is_ok());
     let found = dataset("orography", &["oro"]).unwrap_err().to_string();
     assert!(found.starts_with("constants_missing: got oro"), "{found}");

@@ -49,7 +49,7 @@ fn samples_have_the_channels_of_their_roles() {
     for (step, time) in [2, 3].into_iter().enumerate() {
         let part = |place: usize| sample.forcing.slice(s![3 * step + place, .., ..]);
         assert_eq!(part(0), field(time, 2));
-        // Six hours a step, and four columns.
+        // Steps of six hours, and four columns.
         let angle = |column: usize| std::f64::consts::TAU * (time + column) as f64 / 4.0;
         for ((_, column), value) in part(1).indexed_iter() {
             assert!((f64::from(*value) - angle(column).cos()).abs() < 1e-6);
@@ -92,7 +92,7 @@ fn channels_of_no_file_are_told_with_those_that_there_are() {
     );
 }
 
-/// Channels with holes: land in `z1`, and a value in `z0` that is missing once.
+/// Creates channels with missing values: land in `z1`, and one missing value in `z0`.
 fn holed(folder: &Path) -> (PathBuf, Array4<f32>) {
     let mut fields = numbered([6, 4, 3, 4], 0.0);
     fields.slice_mut(s![.., 1, 0, 1..3]).fill(f32::NAN);
@@ -143,7 +143,7 @@ fn missing_values_are_filled_on_any_mesh_and_masked() {
     };
     let one = load(1, &[Shard(2)], Source::PerRank, 2);
     let [input, forcing, target, mask, of_input] = &one[0];
-    // Of two samples of two times: land in z1.
+    // Two samples of two times: land in z1.
     let filled = input.iter().zip(of_input).filter(|(_, mask)| **mask == 0.0);
     assert!(filled.clone().all(|(value, _)| *value == 0.0));
     assert_eq!(filled.count(), 2 * 2 * 2);
@@ -243,7 +243,8 @@ fn constants_are_forcings_normalised_over_their_grid() {
     assert_eq!(dataset.channels().targets, ["z1"]);
     for sample in 0..dataset.len() {
         let oro = dataset.sample(sample).unwrap().forcing;
-        // Pole, equator, pole: their mean is that of the equator, to which missing values are set.
+        // Pole, equator, pole: missing values are set to the mean, which is the value at the
+        // equator.
         assert!(oro.slice(s![0, 1, ..]).iter().all(|value| *value == 0.0));
         let (north, south) = (oro[[0, 0, 0]], oro[[0, 2, 0]]);
         assert!(north < -0.9 && (north + south).abs() < 1e-6);

@@ -1,4 +1,4 @@
-//! Chunks that ranks of one process share.
+//! Chunks shared by the ranks of one process.
 
 use halocline_core::{Launcher, Shard};
 use halocline_io::{
@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use crate::numbered_file;
 
-/// A store of one chunk for each time of each channel.
+/// Creates a store with one chunk per time and channel.
 fn one_chunk_a_state() -> (tempfile::TempDir, std::path::PathBuf) {
     let (folder, source) = numbered_file([9, 3, 7, 10]);
     let path = folder.path().join("states.zarr");
@@ -25,7 +25,7 @@ fn local_ranks_decode_a_chunk_once() {
         let config = LoaderConfig::new(2)
             .with_source(Source::PerRank)
             .with_order(Order::Shuffled { seed: 3 });
-        // One sample of one channel after another reads each field twice: as input and as target.
+        // Over an epoch, each field is read twice, as input and as target.
         let traffic = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh([("lat", ranks)])?;
             let loader = FieldLoader::new(&mesh, &[Shard(2)], &config, || {
@@ -45,12 +45,12 @@ fn local_ranks_decode_a_chunk_once() {
         assert_eq!(total.needed, 8 * 2 * 3 * 7 * 10 * 4);
         let all = 9 * 3 * 7 * 10 * 4;
         if ranks == 1 {
-            // A box of whole chunks is not kept.
+            // A box of whole chunks is not cached.
             assert_eq!(total.decoded, total.needed);
         } else if ranks == 2 {
             assert_eq!(total.decoded, all, "{total}");
         } else {
-            // They are still there.
+            // The chunks are still cached.
             assert_eq!(total.decoded, 0, "{total}");
         }
     }

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use crate::{STEP, grid, listing, numbered, numbered_file, write};
 
-/// Area-weighted mean and standard deviation of a channel, in two passes over all cells of all
-/// fields.
+/// Computes the area-weighted mean and standard deviation of a channel, in two passes over all
+/// cells of all fields.
 fn direct(fields: &[Array4<f64>], channel: usize) -> (f64, f64) {
     let rows = fields[0].dim().2;
     let weights = grid(rows, 1).latitude_weights();
@@ -29,7 +29,7 @@ fn direct(fields: &[Array4<f64>], channel: usize) -> (f64, f64) {
     (mean, (square / total).sqrt())
 }
 
-/// The differences of fields `lead` times apart.
+/// Computes the differences of fields `lead` times apart.
 fn increments(fields: &Array4<f64>, lead: usize) -> Array4<f64> {
     let (times, channels, rows, columns) = fields.dim();
     Array4::from_shape_fn(
@@ -59,7 +59,7 @@ proptest! {
             Array4::from_shape_fn((times, 2, rows, columns), |(t, c, i, j)| {
                 let index = (((file * 7 + t) * 2 + c) * 11 + i) * 13 + j;
                 let noise = ((index as u32 + 1).wrapping_mul(2_654_435_761 + 2 * seed) >> 8) as f32 / 1e7;
-                // A geopotential has a small variance and a large mean.
+                // Like geopotential, with a small variance and a large mean.
                 noise + if c == 0 { 5e4 } else { 0.0 }
             })
         }).collect();
@@ -79,7 +79,7 @@ proptest! {
             close(found.increment_means(), mean, channel);
             close(found.increment_stds(), std, channel);
         }
-        // Accumulated apart and merged, as on two ranks.
+        // Accumulated separately and merged, as on two ranks.
         let parts: Vec<StatisticsBuilder> = files.iter().map(|file| {
             let mut part = StatisticsBuilder::new(lead).unwrap();
             part.add(file, &Progress::hidden()).unwrap();
@@ -99,7 +99,7 @@ proptest! {
 fn increments_of_a_lead_in_hours_are_those_between_times() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("2018.h5");
-    // The values are the hours.
+    // The values are equal to the hours.
     let increments = |hours: &[f64], gaps, lead| {
         let config = WriterConfig::new();
         let mut writer = FieldWriter::create(&path, &grid(3, 4), &["t2m"], &config).unwrap();
@@ -114,7 +114,7 @@ fn increments_of_a_lead_in_hours_are_those_between_times() {
         let found = builder.finish().unwrap();
         (found.increment_means()[0], found.increment_stds()[0])
     };
-    // Every twelve hours at first, and every six later.
+    // Every twelve hours at first, every six hours later.
     let finer = [0.0, 12.0, 24.0, 30.0, 36.0, 42.0, 48.0];
     assert_eq!(increments(&finer, Gaps::Allow, 12.0), (12.0, 0.0));
     // Three times of each day.

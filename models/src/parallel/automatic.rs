@@ -20,7 +20,7 @@ const AT_LEAST: usize = 1 << 14;
 
 /// Plan with its price; [`Plan::automatic`] has an example.
 #[derive(Clone, Debug)]
-pub struct Priced {
+pub struct PricedPlan {
     /// Plan.
     pub plan: Plan,
     /// Time and memory of a training step with the plan.
@@ -67,7 +67,7 @@ impl Plan {
         parts: &[Self],
         workload: &Workload,
         machine: &Machine,
-    ) -> Result<Priced> {
+    ) -> Result<PricedPlan> {
         let found = Self::candidates(module, mesh, parts, workload, machine)?;
         let least = found
             .iter()
@@ -96,7 +96,7 @@ impl Plan {
         parts: &[Self],
         workload: &Workload,
         machine: &Machine,
-    ) -> Result<Vec<Priced>> {
+    ) -> Result<Vec<PricedPlan>> {
         if parts.len() > MOST_PARTS {
             return Err(Error::Plan(format!(
                 "{} parts to combine; expected at most {MOST_PARTS}",
@@ -119,7 +119,7 @@ impl Plan {
             }
             let combined = numbers
                 .iter()
-                .fold(Self::default(), |plan, part| plan.and(&parts[*part]));
+                .fold(Self::default(), |plan, part| plan.merge(&parts[*part]));
             for stores in storages(mesh, workload) {
                 let plan = Self {
                     store: [&combined.store[..], &stores].concat(),
@@ -131,7 +131,7 @@ impl Plan {
                     resolved => resolved?,
                 };
                 let price = resolved.price(workload, machine)?;
-                found.push(Priced { plan, price });
+                found.push(PricedPlan { plan, price });
             }
         }
         found.sort_by(|a, b| a.price.seconds().total_cmp(&b.price.seconds()));
@@ -140,7 +140,7 @@ impl Plan {
 
     /// Adds the entries of another plan, which should match other layers.
     #[must_use]
-    pub fn and(mut self, other: &Self) -> Self {
+    pub fn merge(mut self, other: &Self) -> Self {
         self.layer.extend_from_slice(&other.layer);
         self.store.extend_from_slice(&other.store);
         self.kind.extend(other.kind.clone());

@@ -66,10 +66,10 @@ mod tests;
 mod zoo;
 
 pub use apply::{build, distribute_module, parallelize_module};
-pub use automatic::{Priced, linear_pairs};
+pub use automatic::{PricedPlan, linear_pairs};
 pub use machine::{Link, Machine};
 pub use plan::{Entry, Plan, Store};
 pub use price::{Price, Workload};
 pub use resolve::{ResolvedParam, ResolvedPlan, resolve};
-pub use style::{Axes, Placed, Split, Style};
+pub use style::{Axes, LayerSharding, Split, Style};
 pub use zoo::{sequence_parallel, transformer_encoder};

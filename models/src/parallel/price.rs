@@ -141,7 +141,7 @@ impl ResolvedPlan {
     /// use halocline_core::MeshShape;
     /// use halocline_models::parallel::{Link, Machine, Plan, Store, Workload, resolve};
     ///
-    /// let model = LinearConfig::new(1 << 20, 1 << 20).init(&Default::default()); // 4 TiB, not allocated
+    /// let model = LinearConfig::new(1 << 20, 1 << 20).init(&Default::default()); // lazy 4 TiB
     /// let mesh = MeshShape::new(&[("data", 1024)], (0..1024).collect())?;
     /// let plan = Plan::default().with_store(Store::new("**", "data"));
     /// let machine = Machine::new(1e14, Link { latency: 5e-6, bandwidth: 1e10 });

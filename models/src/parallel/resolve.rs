@@ -12,7 +12,7 @@ use halocline_core::{
 use super::pattern::Pattern;
 use super::plan::{Entry, Plan, Store};
 use super::sites::{Site, Sites};
-use super::style::{Axes, Placed, Style, is_spectral};
+use super::style::{Axes, LayerSharding, Style, is_spectral};
 
 /// Layout of one parameter under a plan; [`resolve`](fn@resolve) has an example.
 #[derive(Clone, Debug)]
@@ -131,7 +131,7 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         mesh,
         sites: &sites,
     };
-    let mut styles: BTreeMap<&str, (&Entry, Placed)> = BTreeMap::new();
+    let mut styles: BTreeMap<&str, (&Entry, LayerSharding)> = BTreeMap::new();
     for entry in &plan.layer {
         let pattern = Pattern::new(&entry.path)?;
         for site in resolver.matched(&pattern)? {
@@ -317,7 +317,13 @@ impl<'a> Resolver<'a> {
     }
 
     /// Computes the layout of a parameter.
-    fn layout(&self, site: &Site, name: &str, shape: &[usize], placed: &Placed) -> Result<Layout> {
+    fn layout(
+        &self,
+        site: &Site,
+        name: &str,
+        shape: &[usize],
+        placed: &LayerSharding,
+    ) -> Result<Layout> {
         let path = site.path_of(name);
         let mut placements = vec![Replicate; self.mesh.sizes().len()];
         let axes = placed.parameters.get(name);

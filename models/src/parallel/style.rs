@@ -56,7 +56,7 @@ pub enum Style {
     },
     /// Placements of named parameters, of the input and of the result, which the other styles
     /// reduce to.
-    Placed(Placed),
+    Placed(LayerSharding),
 }
 
 /// Split of a layer's features over an axis.
@@ -123,12 +123,12 @@ impl Split {
 /// Columns of a table, in a style for any kind of layer:
 /// ```
 /// use halocline_core::PlanPlacement;
-/// use halocline_models::parallel::{Axes, Placed, Plan, Style};
+/// use halocline_models::parallel::{Axes, LayerSharding, Plan, Style};
 ///
 /// let columns = Axes::from([("tensor".into(), PlanPlacement::Shard(1))]);
-/// let placed = Placed {
+/// let placed = LayerSharding {
 ///     parameters: [("table".into(), columns)].into(),
-///     ..Placed::default()
+///     ..LayerSharding::default()
 /// };
 /// let plan = Plan::default().with_layer("positions", Style::Placed(placed));
 /// assert_eq!(Plan::from_toml(&plan.to_toml())?, plan);
@@ -136,7 +136,7 @@ impl Split {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Placed {
+pub struct LayerSharding {
     /// Placements of parameters, by their names in the layer. Others stay whole.
     #[serde(default)]
     pub parameters: BTreeMap<String, Axes>,
@@ -239,7 +239,7 @@ impl Style {
     ///
     /// # Errors
     /// The style does not support the kind.
-    pub(super) fn placed(&self, kind: &str, path: &str) -> Result<Placed> {
+    pub(super) fn placed(&self, kind: &str, path: &str) -> Result<LayerSharding> {
         let along = |axis: &str, along| Axes::from([(axis.to_string(), along)]);
         Ok(match self {
             Self::Colwise(Split {
@@ -250,7 +250,7 @@ impl Style {
             }) => {
                 let features = Features::of(kind, path, "colwise")?;
                 let fan = (features.takes_gradient).then_some(PlanPlacement::Fan);
-                Placed {
+                LayerSharding {
                     parameters: features.sharded(axis, features.columns),
                     unit: *unit,
                     input: input
@@ -268,7 +268,7 @@ impl Style {
             }) => {
                 let features = Features::of(kind, path, "rowwise")?;
                 let sharded = features.takes_gradient.then_some(features.dim);
-                Placed {
+                LayerSharding {
                     parameters: features.sharded(axis, features.rows),
                     unit: *unit,
                     input: input
@@ -278,23 +278,23 @@ impl Style {
                     output: along(axis, output.unwrap_or(PlanPlacement::Replicate)),
                 }
             }
-            Self::SequenceParallel { axis, dim, output } => Placed {
+            Self::SequenceParallel { axis, dim, output } => LayerSharding {
                 input: along(axis, PlanPlacement::Shard(*dim)),
                 output: output.map(|output| along(axis, output)).unwrap_or_default(),
-                ..Placed::default()
+                ..LayerSharding::default()
             },
-            Self::PrepareInput(input) => Placed {
+            Self::PrepareInput(input) => LayerSharding {
                 input: input.clone(),
-                ..Placed::default()
+                ..LayerSharding::default()
             },
-            Self::PrepareOutput(output) => Placed {
+            Self::PrepareOutput(output) => LayerSharding {
                 output: output.clone(),
-                ..Placed::default()
+                ..LayerSharding::default()
             },
-            Self::PrepareInputOutput { input, output } => Placed {
+            Self::PrepareInputOutput { input, output } => LayerSharding {
                 input: input.clone(),
                 output: output.clone(),
-                ..Placed::default()
+                ..LayerSharding::default()
             },
             Self::Placed(placed) => placed.clone(),
         })
@@ -302,7 +302,7 @@ impl Style {
 }
 
 /// Whole parameters; input and result unchanged.
-impl Default for Placed {
+impl Default for LayerSharding {
     fn default() -> Self {
         Self {
             parameters: BTreeMap::new(),

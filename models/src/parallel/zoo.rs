@@ -19,7 +19,7 @@ use super::style::Style;
 /// let config = TransformerEncoderConfig::new(24, 48, 4, 2);
 /// let [attention, feed_forward] = transformer_encoder(&config, "", "tensor");
 /// let mesh = MeshShape::new(&[("tensor", 2)], vec![0, 1])?;
-/// let plan = attention.and(&feed_forward);
+/// let plan = attention.merge(&feed_forward);
 /// println!("{}", resolve(&config.init(&Default::default()), &mesh.into(), &plan)?);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -43,7 +43,7 @@ pub fn sequence_parallel(config: &TransformerEncoderConfig, path: &str, axis: &s
     let [attention, feed_forward] = styles(config, path, axis, Some(PlanPlacement::Shard(1)));
     let norms = within(path, "layers.*.norm_*");
     attention
-        .and(&feed_forward)
+        .merge(&feed_forward)
         .with_layer(&norms, Style::sequence_parallel(axis))
 }
 

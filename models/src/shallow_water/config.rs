@@ -49,7 +49,7 @@ pub enum Dynamics {
 /// Shape of the ground.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Topography {
-    /// The cone of Williamson's case 5: 2000 m high, 20° in radius, at 30° N 270° E.
+    /// Cone of Williamson's case 5: 2000 m high, 20° in radius, at 30° N 270° E.
     Mountain,
 }
 

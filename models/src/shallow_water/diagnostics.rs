@@ -185,7 +185,7 @@ impl ShallowWater {
     ///
     /// # Errors
     /// Same as [`mass`](Self::mass).
-    pub fn at_centres(&self, state: &ShardTensor<4>) -> Result<ShardTensor<4>> {
+    pub fn to_centers(&self, state: &ShardTensor<4>) -> Result<ShardTensor<4>> {
         self.check_state(state)?;
         let haloed = with_halo(&state.clone().inner(), 1)?;
         let [_, _, high, wide] = haloed.dims();

@@ -10,7 +10,7 @@ fn alone<T: Send>(program: impl Fn(World) -> Result<T> + Send + Sync) -> T {
     Launcher::local(1).collect(program).unwrap().remove(0)
 }
 
-/// A model in f64 on one rank.
+/// Makes a model in f64 on one rank.
 fn model(world: &World, rows: usize, config: Config) -> Result<ShallowWater> {
     let mesh = world.mesh([("lat", 1)])?;
     let config = Config {
@@ -25,7 +25,7 @@ fn model(world: &World, rows: usize, config: Config) -> Result<ShallowWater> {
     )
 }
 
-/// The depth error of a case that ends as it began.
+/// Depth error of a case whose end state equals its initial state.
 fn error_of(case: Case, rows: usize, days: f64) -> f64 {
     alone(|world| {
         let model = model(&world, rows, case.config())?;
@@ -35,7 +35,8 @@ fn error_of(case: Case, rows: usize, days: f64) -> f64 {
     })
 }
 
-/// The largest depth error of a steady case in five days; it swings on the way to the scheme's own balance.
+/// Largest depth error of a steady case in five days; it oscillates while the flow adjusts to the
+/// scheme's own balance.
 fn largest_error(case: Case, rows: usize) -> f64 {
     alone(|world| {
         let model = model(&world, rows, case.config())?;
@@ -50,7 +51,7 @@ fn largest_error(case: Case, rows: usize) -> f64 {
     })
 }
 
-/// The relative change of a sum.
+/// Relative change of a sum.
 fn change(end: Vec<f64>, start: Vec<f64>) -> f64 {
     let changes = end
         .iter()
@@ -59,7 +60,7 @@ fn change(end: Vec<f64>, start: Vec<f64>) -> f64 {
     worst(changes)
 }
 
-/// The largest number, or NaN if there is one, which `f64::max` ignores.
+/// Largest number, or NaN if there is one, which `f64::max` ignores.
 fn worst(numbers: impl Iterator<Item = f64>) -> f64 {
     numbers.fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
 }
@@ -87,7 +88,7 @@ fn williamson_2_converges_at_second_order() {
 
 #[test]
 fn williamson_1_returns_to_where_it_began() {
-    // A bell of 14 cells in width after one revolution, along the equator and over both poles.
+    // A bell 14 cells wide after one revolution, along the equator and over both poles.
     for (angle, bound) in [(0.0, 0.13), (FRAC_PI_2, 0.16)] {
         let error = error_of(Case::CosineBell(angle), 64, 12.0);
         assert!(error < bound, "angle {angle}: {error}");
@@ -125,7 +126,7 @@ fn mass_is_conserved_to_round_off() {
 
 #[test]
 fn energy_is_conserved_but_for_the_error_in_time() {
-    // The error of the scheme in time goes with the fifth power of the step; one in space would not.
+    // The time-stepping error scales with the fifth power of the step; an error in space would not.
     alone(|world| {
         let planet = Planet {
             tilt: 0.5,
@@ -252,20 +253,20 @@ fn vorticity_and_diffusion_of_a_turning_body_are_the_known_ones() {
                 );
             }
         }
-        let centred = inviscid.at_centres(&state)?;
+        let centred = inviscid.to_centers(&state)?;
         let wind = row(centred.local().clone(), 1, 10) / row(state.local().clone(), 1, 10);
         assert!((wind - 1.0).abs() < 1e-2, "{wind}");
         Ok(())
     });
 }
 
-/// The northward wind of this flow is the same at all latitudes.
+/// This flow has the same northward wind at all latitudes.
 #[test]
 fn wind_across_the_poles_is_that_of_their_open_faces() {
     alone(|world| {
         let case = Case::SteadyFlow(FRAC_PI_2);
         let model = model(&world, 16, case.config())?;
-        let centred = model.at_centres(&model.initial(case)?)?;
+        let centred = model.to_centers(&model.initial(case)?)?;
         let north = centred.local().clone().narrow(1, 2, 1);
         let largest = |row: usize| {
             north
@@ -298,7 +299,7 @@ fn a_run_of_a_state_that_blew_up_ends_with_an_error() {
     });
 }
 
-/// Three steps of random states on a mesh, and their diagnostics.
+/// Runs three steps of random states on a mesh, and computes their diagnostics.
 fn run_on(
     axes: &[(&str, usize)],
     placements: &[Placement],
@@ -326,7 +327,7 @@ fn run_on(
                 model.potential_enstrophy(&state)?,
                 model.depth_error(&state, &model.initial(Case::Mountain)?)?,
             ];
-            let centred = values(&model.at_centres(&state)?);
+            let centred = values(&model.to_centers(&state)?);
             Ok(([values(&state), centred].concat(), sums))
         })
         .unwrap();
@@ -338,7 +339,7 @@ fn run_on(
     first
 }
 
-/// The largest difference between a run on one rank and one on a mesh, relative to the largest value.
+/// Largest difference between a run on one rank and one on a mesh, relative to the largest value.
 fn difference(
     axes: &[(&str, usize)],
     placements: &[Placement],
@@ -413,7 +414,7 @@ fn every_mesh_filters_alike_to_round_off() {
 
 #[test]
 fn advection_is_the_same_on_every_mesh() {
-    // Its halo of two cells is wider than a shard.
+    // The halo of two cells is wider than a shard.
     let config = Config {
         filter: PolarFilter::Off,
         ..Case::CosineBell(0.5).config()

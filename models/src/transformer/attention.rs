@@ -124,7 +124,7 @@ macro_rules! neighborhood_attention {
         impl $module {
             /// Computes attention from every cell to all cells, and to the tokens if there are any,
             /// with the same parameters.
-            pub fn forward_to_all<X: Field<$d>>(&self, x: X) -> X {
+            pub fn forward_dense<X: Field<$d>>(&self, x: X) -> X {
                 let options = AttentionOptions::default();
                 self.attend(x, |[q, k, v]| match self.tokens_beside(&q) {
                     Some(tokens) => q.cell_attention_with_tokens(k, v, tokens, &options),
@@ -135,7 +135,7 @@ macro_rules! neighborhood_attention {
             /// Returns the keys and values of the tokens, on the mesh of a field.
             fn tokens_beside<X: Field<$e>>(&self, field: &X) -> Option<[WithDims<X, 4>; 2]> {
                 let tokens = self.tokens.first_chunk()?;
-                Some(tokens.each_ref().map(|tokens| field.beside(tokens)))
+                Some(tokens.each_ref().map(|tokens| field.place_operand(tokens)))
             }
 
             fn attend<X: Field<$d>>(
@@ -155,7 +155,7 @@ macro_rules! neighborhood_attention {
                     q = columns.unflatten::<$e>($d - 1, &[heads, width]);
                 }
                 if let Some(rotary) = &self.rotary {
-                    (q, k) = (rotary.rotated(q), rotary.rotated(k));
+                    (q, k) = (rotary.rotate(q), rotary.rotate(k));
                 }
                 let y = attention([q, k, v]);
                 y.flatten::<$d>($d - 1, $d).apply(&self.output)

@@ -15,10 +15,10 @@ pub struct ConditionEmbeddingConfig {
     pub d_model: usize,
     /// Number of frequencies; each contributes a sine and a cosine per scalar.
     #[config(default = "16")]
-    pub waves: usize,
+    pub frequencies: usize,
     /// Longest period; values are distinguishable up to it.
     #[config(default = "1000.0")]
-    pub longest: f64,
+    pub max_period: f64,
 }
 
 /// Embedding of a few scalars per sample, such as the lead time in hours: their sines and cosines,
@@ -42,19 +42,19 @@ pub struct ConditionEmbeddingConfig {
 pub struct ConditionEmbedding {
     pub(super) first: Linear,
     second: Linear,
-    waves: usize,
-    longest: f64,
+    frequencies: usize,
+    max_period: f64,
 }
 
 impl ConditionEmbeddingConfig {
     /// Initializes the layer.
     pub fn init(&self, device: &Device) -> ConditionEmbedding {
-        let inputs = 2 * self.waves * self.numbers;
+        let inputs = 2 * self.frequencies * self.numbers;
         ConditionEmbedding {
             first: LinearConfig::new(inputs, self.d_model).init(device),
             second: LinearConfig::new(self.d_model, self.d_model).init(device),
-            waves: self.waves,
-            longest: self.longest,
+            frequencies: self.frequencies,
+            max_period: self.max_period,
         }
     }
 }
@@ -64,10 +64,10 @@ impl<X: Field<2>> Layer<X> for ConditionEmbedding {
 
     fn forward(&self, x: X) -> X {
         let angle = |wave: usize| {
-            let share = wave as f64 / self.waves as f64;
-            std::f64::consts::TAU / self.longest.powf(1.0 - share)
+            let share = wave as f64 / self.frequencies as f64;
+            std::f64::consts::TAU / self.max_period.powf(1.0 - share)
         };
-        let waves = (0..self.waves).flat_map(|wave| {
+        let waves = (0..self.frequencies).flat_map(|wave| {
             let angles = x.clone() * angle(wave);
             [angles.clone().sin(), angles.cos()]
         });

@@ -15,7 +15,7 @@ use burn::tensor::{Device, Tensor};
 use halocline_core::{Boundary, Halos, PlanPlacement};
 use halocline_ops::prelude::*;
 
-use crate::parallel::{Axes, Placed, Plan, Style};
+use crate::parallel::{Axes, LayerSharding, Plan, Style};
 use crate::precision::{computed, stepped};
 
 pub use attention::{
@@ -254,9 +254,9 @@ impl FieldTransformerConfig {
         if self.tokens == 0 {
             return plan;
         }
-        let tokens = Placed {
+        let tokens = LayerSharding {
             parameters: ["0", "1"].map(|name| (name.to_string(), tokens())).into(),
-            ..Placed::default()
+            ..LayerSharding::default()
         };
         plan.with_layer("blocks.*.attention.tokens", Style::Placed(tokens))
     }
@@ -266,7 +266,7 @@ impl Block {
     fn forward<X: Field<4>>(&self, x: X, condition: Option<&WithDims<X, 2>>) -> X {
         let x = self.half(0, x, condition, |x| {
             if self.dense {
-                self.attention.forward_to_all(x)
+                self.attention.forward_dense(x)
             } else {
                 self.attention.forward(x)
             }
@@ -280,7 +280,7 @@ impl Block {
     /// of all ranks, which would not fit in memory.
     fn halos(&self) -> Halos {
         if self.dense {
-            Halos::SendAgain
+            Halos::Resend
         } else {
             Halos::Keep
         }
@@ -322,10 +322,10 @@ impl FieldTransformer {
     /// let embedding = ConditionEmbeddingConfig::new(1, 6).init(&device);
     /// let x = Tensor::<4>::ones([2, 1, 8, 12], &device);
     /// let hours = Tensor::<2>::from_floats([[6.0], [12.0]], &device);
-    /// let y = model.forward_with(x, hours.apply(&embedding));
+    /// let y = model.forward_conditioned(x, hours.apply(&embedding));
     /// assert_eq!(y.dims(), [2, 1, 8, 12]);
     /// ```
-    pub fn forward_with<X: Field<4>>(&self, x: X, condition: WithDims<X, 2>) -> X {
+    pub fn forward_conditioned<X: Field<4>>(&self, x: X, condition: WithDims<X, 2>) -> X {
         let modulated = self
             .blocks
             .iter()
@@ -369,7 +369,7 @@ impl<X: Field<4>> Layer<X> for FieldTransformer {
         let plain = self.blocks.iter().all(|block| block.modulations.is_empty());
         assert!(
             plain,
-            "FieldTransformer: configured with a condition; call forward_with"
+            "FieldTransformer: configured with a condition; call forward_conditioned"
         );
         self.forecast(x, None)
     }

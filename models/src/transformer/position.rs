@@ -57,7 +57,7 @@ impl<X: Field<4>> Layer<X> for LearnedPosition2d {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let vectors = x.distribute_beside(&self.vectors);
+        let vectors = x.distribute_operand(&self.vectors);
         x + vectors
     }
 }

@@ -27,7 +27,7 @@ impl Rotary {
     ///
     /// // [batch, cells, heads, width]
     /// let x = Tensor::<4>::ones([1, 6, 1, 4], &Default::default());
-    /// let y = Rotary::new(100.0, &[true]).rotated(x);
+    /// let y = Rotary::new(100.0, &[true]).rotate(x);
     /// let length = y.square().sum_dim(3).into_data(); // a rotation
     /// assert!(length.iter::<f32>().all(|length| (length - 4.0).abs() < 1e-5));
     /// ```
@@ -59,7 +59,7 @@ impl Rotary {
     /// Panics if the number of spatial dims differs, or the width is not a multiple of twice that
     /// number.
     #[must_use]
-    pub fn rotated<const D: usize, X: Field<D>>(&self, x: X) -> X {
+    pub fn rotate<const D: usize, X: Field<D>>(&self, x: X) -> X {
         let (shape, spatial) = (x.dims(), self.periodic.len());
         let width = shape[D - 1];
         assert!(
@@ -77,5 +77,5 @@ impl Rotary {
 pub(super) fn constant<const D: usize, X: Field<D>>(x: &X, values: TensorData) -> X {
     let shard = x.clone().into_shard();
     let options = (&shard.device().inner(), shard.local().dtype());
-    x.distribute_beside(Tensor::from_data(values, options))
+    x.distribute_operand(Tensor::from_data(values, options))
 }

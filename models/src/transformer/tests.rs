@@ -5,7 +5,8 @@ use halocline_ops::testing::{compare, random};
 
 use super::*;
 
-/// A model whose modulations do something: new ones close the gate of every block, and let no gradient through.
+/// Makes a model whose modulations have an effect: new ones close the gate of every block, and let
+/// no gradient through.
 fn modulated(mut model: FieldTransformer) -> FieldTransformer {
     let modulations = model
         .blocks
@@ -19,7 +20,8 @@ fn modulated(mut model: FieldTransformer) -> FieldTransformer {
     model
 }
 
-/// The forecast and the gradients of the input and of some parameters, of a model in which everything is switched on.
+/// Returns the forecast and the gradients of the input and of some parameters, for a model with
+/// every option enabled.
 fn run(
     ranks: [usize; 2],
     placements: [Placement; 2],
@@ -39,14 +41,14 @@ fn run(
             let x = shard("x")?.require_grad();
             let y = if config.condition > 0 {
                 let hours = Tensor::<2>::from_floats([[6.0], [12.0]], world.device());
-                // As the cells' samples are sharded.
+                // Sharded like the samples of the cells.
                 let of_batch = |placement: &Placement| match placement {
                     Shard(0) => Shard(0),
                     _ => halocline_core::Replicate,
                 };
                 let of_batch: Vec<Placement> = placements.iter().map(of_batch).collect();
                 let hours = ShardTensor::distribute(hours, &mesh, &of_batch)?;
-                model.forward_with(x.clone(), hours.apply(&embedding))
+                model.forward_conditioned(x.clone(), hours.apply(&embedding))
             } else {
                 x.clone().apply(&model)
             };
@@ -61,7 +63,7 @@ fn run(
                 let of_condition = embedding.first.weight.val().grad(&gradients);
                 found.push(of_condition.expect("a gradient").into_data());
             }
-            // The first attends to all patches.
+            // The first block attends to all patches.
             for block in &model.blocks {
                 let mut parameters =
                     vec![&block.attention.query_key_value.weight, &block.inner.weight];
@@ -117,7 +119,8 @@ fn a_forecast_on_shards_is_that_of_one_device() {
     }
 }
 
-/// All but the gradient of a condition, which is a sum over blocks: it is added up in another order.
+/// Everything except the gradient of a condition, which is a sum over blocks and is added in
+/// another order.
 #[test]
 fn blocks_computed_again_have_the_same_bits() {
     for config in [config(), config().with_condition(6)] {
@@ -140,7 +143,8 @@ fn blocks_computed_again_have_the_same_bits() {
     }
 }
 
-/// Bytes that a model's forward pass plans to send, sends, and sends in all with the backward pass, backward sends left out.
+/// Returns the bytes that a model's forward pass plans to send, those that it sends, and those sent
+/// in total with the backward pass, except by backward operators.
 fn traffic(config: &FieldTransformerConfig) -> Vec<[u64; 3]> {
     let found = Launcher::local(3).check(false).collect(|world| {
         let mesh = world.mesh([("lat", 3)])?;
@@ -158,14 +162,15 @@ fn traffic(config: &FieldTransformerConfig) -> Vec<[u64; 3]> {
         };
         let y = x.clone().apply(&model);
         let forward = sent();
-        // Without a sum over ranks.
+        // Avoids a sum over ranks.
         y.into_local().sum().backward();
         Ok([plan.bytes_sent() as u64, forward, sent()])
     });
     found.unwrap()
 }
 
-/// Blocks of neighborhood attention keep their halos; what a ring brings to dense ones is not kept, and travels once more.
+/// Blocks of neighborhood attention keep their halos; dense ones do not keep what the ring
+/// delivers, and receive it again.
 #[test]
 fn a_plan_lists_what_is_sent_and_dense_blocks_send_again() {
     let near = config().with_dense_blocks(0).with_tokens(0);
@@ -182,13 +187,13 @@ fn a_plan_lists_what_is_sent_and_dense_blocks_send_again() {
     let patches: [u64; 3] = [3 * 8, 2 * 8, 2 * 8]; // of 2 × 3 cells
     let again = traffic(&dense.with_recompute(true)).into_iter();
     for (rank, [_, forward, in_all]) in again.enumerate() {
-        // A block of one's own, and that of the rank before: keys and values of 16 channels.
+        // A rank's own block, and that of the rank before: keys and values of 16 channels.
         let others = patches[rank] + patches[(rank + 2) % 3];
         assert_eq!(in_all - forward, others * 2 * 16 * 4, "rank {rank}");
     }
 }
 
-/// The sizes that the configuration's documentation names, 1 M and 1 B.
+/// Sizes named in the documentation of the configuration, 1 M and 1 B.
 #[test]
 fn parameters_are_as_many_as_documented() {
     let sized = |d_model, blocks| {

@@ -8,7 +8,7 @@ use super::ActivationField;
 use crate::field::Field;
 use crate::layers::{displayed, layers};
 use crate::operand::Operand;
-use crate::rearrange::{RearrangeField, distribute_beside, reshape};
+use crate::rearrange::{RearrangeField, distribute_operand, reshape};
 
 /// Leaky rectified linear unit with learned slopes for negative values: one slope, or one per
 /// channel (dim 1).
@@ -54,8 +54,8 @@ pub fn prelu<const D: usize>(
         let message = format!("slopes of {dtype:?} for a tensor of {expected:?}");
         return Err(Error::operator(NAME, message));
     }
-    let slopes: ShardTensor<D> = reshape(slopes.beside(&x)?, shape)?;
-    let slopes = distribute_beside(&x, slopes)?;
+    let slopes: ShardTensor<D> = reshape(slopes.place_on(&x)?, shape)?;
+    let slopes = distribute_operand(&x, slopes)?;
     // At zero, where the rectifier has no gradient, the other term contributes the slope.
     Error::catch(|| x.clone().relu() + x.clamp_max(0.0) * slopes)
 }

@@ -11,13 +11,13 @@ use crate::field::{Field, run};
 use crate::kernel::flex::{self, with_float};
 use crate::kernel::simd::Isa;
 use crate::operand::{Operand, part_beside};
-use crate::rearrange::distribute_beside;
+use crate::rearrange::distribute_operand;
 use kernel::Rows;
 
 /// Adds a scaled field, `x + y · scale`, as in residual connections with one factor per channel.
 ///
 /// `scale` has the shape of the fields, or size one in some dims; it is sharded like `y`
-/// ([`distribute_beside`]). On CPUs this is one pass if both fields have the same layout, and if
+/// ([`distribute_operand`]). On CPUs this is one pass if both fields have the same layout, and if
 /// the dims in which `scale` has several cells are adjacent and followed by rows of at least 16
 /// cells, as in `[1, channels, 1, 1]`. Otherwise it is a product and a sum.
 ///
@@ -48,7 +48,7 @@ pub fn addcmul<const D: usize>(
     const NAME: &str = "addcmul";
     x.require_resolved(NAME)?;
     y.require_resolved(NAME)?;
-    let scale = distribute_beside(&y, scale)?;
+    let scale = distribute_operand(&y, scale)?;
     let dtypes = [&x, &y, &scale].map(|tensor| tensor.local().dtype());
     if x.dims() != y.dims() || dtypes != [dtypes[0]; 3] {
         let told = |x: &ShardTensor<D>| format!("{:?} of {:?}", x.dims(), x.local().dtype());

@@ -1,4 +1,5 @@
-//! Results of attention beside the logarithms of their sums of exponentials, by which results over parts of the keys merge.
+//! Attention results with their log-sum-exps, by which results over parts of the keys can be
+//! merged.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -13,14 +14,14 @@ use crate::kernel::flex::{self, Float};
 use crate::precision::cast_shard;
 use crate::rearrange::narrow;
 
-/// The result of attention, and the logarithm of the sum of its exponentials.
+/// Result of attention, with the logarithm of the sum of exponentials (log-sum-exp).
 ///
 /// # Example
-/// Attention to all keys from that to two halves of them:
+/// Attention to all keys, from attention to two halves of them:
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_core::{Distribution, RandomKey, ShardTensor};
-/// use halocline_ops::attention::{Attended, scaled_dot_product_attention_with_lse};
+/// use halocline_ops::attention::{AttentionOutput, scaled_dot_product_attention_with_lse};
 /// use halocline_ops::prelude::*;
 ///
 /// let normal = burn::tensor::Distribution::Normal(0.0, 1.0);
@@ -31,32 +32,33 @@ use crate::rearrange::narrow;
 ///     let half = |x: &Tensor<4>| x.clone().narrow(1, start, 5);
 ///     q.clone().scaled_dot_product_attention_with_lse(half(&k), half(&v), &options)
 /// };
-/// let merged = Attended::merge(vec![part(0), part(5)]).output;
+/// let merged = AttentionOutput::merge(vec![part(0), part(5)]).output;
 /// let whole = q.clone().scaled_dot_product_attention(k.clone(), v.clone(), &options);
 /// assert!((merged - whole).abs().max().into_scalar::<f32>() < 1e-6);
 /// ```
 #[derive(Clone, Debug)]
-pub struct Attended<X> {
-    /// The result, `[.., heads, value_width]`.
+pub struct AttentionOutput<X> {
+    /// Result, `[.., heads, value_width]`.
     pub output: X,
-    /// The logarithm of the sum of exponentials of the scores of every query and head, `[.., heads, 1]`, in f32 at least;
-    /// about −1e30 for a query without keys.
+    /// Logarithm of the sum of exponentials of the scores of every query and head,
+    /// `[.., heads, 1]`, in at least f32; about −1e30 for a query without keys.
     pub lse: X,
 }
 
-impl<X> Attended<X> {
-    /// The same with other tensors.
-    pub(super) fn map<Y>(self, f: impl Fn(X) -> Y) -> Attended<Y> {
-        Attended {
+impl<X> AttentionOutput<X> {
+    /// Applies a function to both tensors.
+    pub(super) fn map<Y>(self, f: impl Fn(X) -> Y) -> AttentionOutput<Y> {
+        AttentionOutput {
             output: f(self.output),
             lse: f(self.lse),
         }
     }
 
-    /// Merges results of the same queries over parts of the keys: that over all of them. Gradients flow to all parts.
+    /// Merges results of the same queries over parts of the keys into the result over all keys.
+    /// Gradients flow to all parts.
     ///
     /// # Panics
-    /// Panics without parts, and for tensors that lie differently.
+    /// Panics if there are no parts, or if their tensors have different layouts.
     #[must_use]
     pub fn merge<const D: usize>(parts: Vec<Self>) -> Self
     where
@@ -70,9 +72,11 @@ impl<X> Attended<X> {
     }
 }
 
-fn merged<const D: usize>(parts: Vec<Attended<ShardTensor<D>>>) -> Attended<ShardTensor<D>> {
+fn merged<const D: usize>(
+    parts: Vec<AttentionOutput<ShardTensor<D>>>,
+) -> AttentionOutput<ShardTensor<D>> {
     let numbers = parts.iter().map(|part| part.lse.clone().detach());
-    // Any number near the largest serves: it cancels.
+    // Any number near the largest will do: it cancels.
     let most = numbers.reduce(|one, other| {
         let larger = other.clone().greater(one.clone());
         one.mask_where(larger, other)
@@ -81,7 +85,7 @@ fn merged<const D: usize>(parts: Vec<Attended<ShardTensor<D>>>) -> Attended<Shar
     let dtype = parts[0].output.local().dtype();
     let wide = most.local().dtype();
     let mut sums = None;
-    for Attended { output, lse } in parts {
+    for AttentionOutput { output, lse } in parts {
         let weight = (lse - most.clone()).exp();
         let weighted = cast_shard(output, wide) * weight.clone();
         sums = Some(match sums {
@@ -90,20 +94,21 @@ fn merged<const D: usize>(parts: Vec<Attended<ShardTensor<D>>>) -> Attended<Shar
         });
     }
     let (output, sum) = sums.expect("parts to merge");
-    Attended {
+    AttentionOutput {
         output: cast_shard(output / sum.clone(), dtype),
         lse: sum.log() + most,
     }
 }
 
-/// Output and logarithms beside each other, as one result of an operator.
+/// Concatenates output and logarithms into one result of an operator.
 pub(super) fn packed<E: Float>(output: DispatchTensor, lse: &DispatchTensor) -> DispatchTensor {
     let dims = output.shape().len();
     let output = flex::in_dtype(output, E::dtype());
     Dispatch::float_cat(vec![output, lse.clone()], dims - 1)
 }
 
-/// Splits the gradient of a result into that of the output and, if the result has them, that of the logarithms.
+/// Splits the gradient of a result into those of the output and, if the result has them, of the
+/// logarithms.
 pub(super) fn unpacked(
     cotangent: DispatchTensor,
     with_lse: bool,
@@ -122,7 +127,8 @@ pub(super) fn unpacked(
     (columns(0..width), Some(columns(width..width + 1)))
 }
 
-/// The products of output and cotangent, row by row, less the gradients of logarithms, which count for scores as these do.
+/// Products of output and cotangent, row by row, less the gradients of the logarithms, which enter
+/// the gradients of scores in the same way.
 pub(super) fn products<E: Float>(
     output: &[E],
     cotangent: &[E],
@@ -139,16 +145,16 @@ pub(super) fn products<E: Float>(
     Ok(products)
 }
 
-/// Takes apart what [`packed`] put together; `layout` is that of the output.
+/// Splits the result of [`packed`]; `layout` is that of the output.
 pub(super) fn attended<const D: usize>(
     both: Tensor<D>,
     layout: &Layout,
     mesh: &DeviceMesh,
     dtype: DType,
-) -> Result<Attended<ShardTensor<D>>> {
+) -> Result<AttentionOutput<ShardTensor<D>>> {
     let width = layout.shape()[D - 1];
     let both = ShardTensor::from_parts(both, with_width(layout, width + 1), mesh.clone());
-    Ok(Attended {
+    Ok(AttentionOutput {
         output: cast_shard(narrow(both.clone(), D - 1, 0, width)?, dtype),
         lse: narrow(both, D - 1, width, 1)?,
     })

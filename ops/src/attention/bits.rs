@@ -1,5 +1,5 @@
-//! Results and gradients that have the same bits: of one rank and of a plain tensor, with and without overlap, on any number of
-//! threads.
+//! Results and gradients have the same bits on one rank and for a plain tensor, with and without
+//! overlap, and on any number of threads.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Launcher, Overlap, Placement, Shard};
@@ -59,7 +59,7 @@ fn inputs<const D: usize>(shape: [usize; D]) -> Vec<Tensor<D>> {
     names.map(|name| random(shape, name, 0)).collect()
 }
 
-/// The result and all gradients on ranks.
+/// Result and all gradients on ranks.
 fn on_ranks<const D: usize>(
     launcher: Launcher,
     operator: &impl Operator<D, D>,
@@ -127,7 +127,7 @@ fn halos_that_travel_meanwhile_change_no_bit() {
     same(&Cells, [1, 6, 8, 2, 4]);
 }
 
-/// Sizes above those for which one thread is enough.
+/// Sizes above those that run on one thread.
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     fn same<const D: usize>(operator: &impl Operator<D, D>, shape: [usize; D]) {
@@ -143,7 +143,8 @@ fn any_number_of_threads_gives_the_same_bits() {
     for causal in [false, true] {
         let options = AttentionOptions::default().with_causal(causal);
         same(&Dense(options.clone()), [2, 331, 4, 16]);
-        // A width for which matrices multiply, where the processor has them; several groups of targets in a task.
+        // A width at which matrices are used, on processors that have them; several groups of
+        // targets in a task.
         same(&Dense(options), [2, 331, 8, 34]);
     }
 }

@@ -1,8 +1,8 @@
-//! Dense attention of the cells of a field.
+//! Dense attention among the cells of a field.
 
 use halocline_core::{DeviceMesh, Error, Layout, Placement, Result, Shard, ShardTensor};
 
-use super::attended::Attended;
+use super::attended::AttentionOutput;
 use super::dense::{
     self, AttentionOptions, scaled_dot_product_attention, scaled_dot_product_attention_with_lse,
 };
@@ -11,15 +11,18 @@ use super::widths::with_width;
 use crate::operand::fan_out_alike;
 use crate::reshape;
 
-/// Attention of every cell of a field to all its cells: `[batch, *spatial, heads, width]`, with one to three spatial dims.
+/// Attention of every cell of a field to all its cells: `[batch, *spatial, heads, width]`, with one
+/// to three spatial dims.
 ///
-/// Cells become tokens in the order in which ranks hold them, so that a field sharded in several dims needs no
-/// redistribution; the result does not depend on the order. Placement and communication are those of
-/// [`scaled_dot_product_attention`] with tokens sharded over all axes on which a spatial dim is.
+/// Cells become tokens in the order in which ranks hold them, so that a field sharded in several
+/// dims needs no redistribution; the result does not depend on the order. Placement and
+/// communication are those of [`scaled_dot_product_attention`] with tokens sharded over all axes on
+/// which a spatial dim is.
 ///
 /// # Errors
-/// Those of [`scaled_dot_product_attention`]; causal order, a bias or dropout, which would depend on the order; spatial dims
-/// of queries, keys and values that lie differently.
+/// The errors of [`scaled_dot_product_attention`]; causal order, a bias, key padding or dropout,
+/// which would depend on the order; queries, keys and values with different layouts of their
+/// spatial dims.
 ///
 /// # Example
 /// ```
@@ -48,13 +51,14 @@ pub fn cell_attention<const D: usize>(
     Ok(cells(y, &layout, &mesh))
 }
 
-/// Attention of every cell of a field to all its cells, and to further tokens: one softmax over both.
+/// Attention of every cell of a field to all its cells and to further tokens, with one softmax over
+/// both.
 ///
-/// `keys` and `values` of these tokens are those of
+/// The `keys` and `values` of these tokens are as in
 /// [`neighborhood_attention_with_tokens`](super::neighborhood_attention_with_tokens).
 ///
 /// # Errors
-/// Those of [`cell_attention`]; tokens that do not fit.
+/// The errors of [`cell_attention`]; tokens that do not fit.
 ///
 /// # Example
 /// ```
@@ -85,14 +89,14 @@ pub fn cell_attention_with_tokens<const D: usize>(
     dense::check(&queries, &keys, &values)?;
     let global = tokens::attention(NAME, q.clone(), [&k, &v], tokens, options.scale)?;
     let all = with_lse([q, k, v], options)?;
-    Ok(Attended::merge(vec![all, global]).output)
+    Ok(AttentionOutput::merge(vec![all, global]).output)
 }
 
-/// [`cell_attention`], and the logarithms of its sums of exponentials.
+/// [`cell_attention`] with its log-sum-exps.
 pub(super) fn with_lse<const D: usize>(
     [q, k, v]: [ShardTensor<D>; 3],
     options: &AttentionOptions,
-) -> Result<Attended<ShardTensor<D>>> {
+) -> Result<AttentionOutput<ShardTensor<D>>> {
     let (layout, mesh) = (q.layout().clone(), q.mesh().clone());
     let all = scaled_dot_product_attention_with_lse(flat(q), flat(k), flat(v), options)?;
     Ok(all.map(|y| cells(y, &layout, &mesh)))
@@ -133,14 +137,14 @@ fn check<const D: usize>(
     Ok(())
 }
 
-/// The cells of a field of this layout, but for the width.
+/// Reshapes tokens to the cells of a field of this layout, except for its width.
 fn cells<const D: usize>(y: ShardTensor<4>, layout: &Layout, mesh: &DeviceMesh) -> ShardTensor<D> {
     let layout = with_width(layout, y.dims()[3]);
     let local = reshape(y.into_local(), layout.local_shape(mesh.position()));
     ShardTensor::from_parts(local, layout, mesh.clone())
 }
 
-/// Cells as tokens, in the order in which ranks hold them.
+/// Flattens cells to tokens, in the order in which ranks hold them.
 fn flat<const D: usize>(x: ShardTensor<D>) -> ShardTensor<4> {
     let (local, layout, mesh) = x.into_parts();
     let cells = |shape: &[usize]| -> usize { shape[1..D - 2].iter().product() };

@@ -1,23 +1,24 @@
-//! Softmax of scores by burn's operators, for both attentions.
+//! Softmax of scores with burn's operators, for dense and neighborhood attention.
 
 use burn::tensor::{DType, Tensor};
 
 use super::engine::dense::LOWEST;
 use crate::precision::{cast, widened};
 
-/// Weights from scores along a dim, and the logarithms of the sums of exponentials.
+/// Computes weights from scores along a dim, and the logarithms of the sums of exponentials.
 pub(super) fn weights<const D: usize>(scores: Tensor<D>, dim: usize) -> [Tensor<D>; 2] {
     let scores = widened(scores);
     let most = scores.clone().detach().max_dim(dim).clamp_min(LOWEST);
     let exponentials = (scores - most.clone()).exp();
     let sum = exponentials.clone().sum_dim(dim);
-    // Without keys the sum is zero: weights are, too, and the logarithm is the lowest number.
+    // Without keys the sum is zero: the weights are zero, too, and the logarithm is the lowest
+    // number.
     let none = sum.clone().equal_elem(0.0);
     let sum = sum.mask_fill(none, 1.0);
     [exponentials / sum.clone(), sum.log() + most]
 }
 
-/// The result: in the number type of the operands, or beside the logarithms.
+/// Returns the result in the number type of the operands, or together with the logarithms.
 pub(super) fn result<const D: usize>(
     output: Tensor<D>,
     lse: Tensor<D>,

@@ -1,4 +1,4 @@
-//! Attention in the registry.
+//! Registry entries of attention.
 
 use super::dense::{AttentionOptions, scaled_dot_product_attention};
 use super::neighborhood::{NeighborhoodOptions, neighborhood_attention};
@@ -25,10 +25,11 @@ fn neighborhood<const N: usize, const D: usize>(case: &Case<'_>) -> Result<Box<d
     output(neighborhood_attention(q, k, v, &options))
 }
 
-/// What travels, forward and backward.
+/// Data sent in the forward and in the backward pass.
 const TRAVELS: [&str; 2] = ["halos of keys and values", "gradients of halos"];
 
-/// Dense attention of `[batch, heads, tokens, width]`, whose shards become those of `[batch, tokens, heads, width]`.
+/// Dense attention of `[batch, heads, tokens, width]`, whose shards become those of
+/// `[batch, tokens, heads, width]`.
 fn dense(case: &Case<'_>) -> Result<Box<dyn Output>> {
     let inputs = [case.input::<4>(0)?, case.input(1)?, case.input(2)?];
     let swapped = |x| permute(x, [0, 2, 1, 3]);

@@ -1,4 +1,4 @@
-//! Identities between attentions, on random shapes and meshes.
+//! Identities between kinds of attention, on random shapes and meshes.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{DeviceMesh, Launcher, Layout, Placement, Result, Shard, ShardTensor};
@@ -8,7 +8,7 @@ use super::*;
 use crate::prelude::*;
 use crate::testing::{difference, extents_between, normal};
 
-/// Where the cuts between ranks are, in thousandths of a dim: any extents, empty ones too.
+/// Cuts between ranks, in thousandths of a dim: any extents, including empty ones.
 type Cuts = Vec<usize>;
 
 fn cuts() -> impl Strategy<Value = Cuts> {
@@ -19,7 +19,7 @@ fn extents(cuts: &Cuts, size: usize) -> Vec<usize> {
     extents_between(cuts.iter().map(|cut| cut * size / 1000).collect(), size)
 }
 
-/// A field that all ranks hold alike, cut along dim 1.
+/// Cuts a field that is the same on all ranks along dim 1.
 fn cut<const D: usize>(
     whole: &Tensor<D>,
     mesh: &DeviceMesh,
@@ -39,7 +39,8 @@ fn fields<const D: usize>(shape: [usize; D]) -> [Tensor<D>; 3] {
     ["q", "k", "v"].map(|name| field(shape, name))
 }
 
-/// A program of queries, keys and values on ranks that hold parts of dim 1: the whole result.
+/// Runs a program of queries, keys and values on ranks that hold parts of dim 1, and returns the
+/// whole result.
 fn on_ranks<const D: usize>(
     fields: &[Tensor<D>; 3],
     cuts: &Cuts,
@@ -63,7 +64,7 @@ fn assert_same(found: &TensorData, expected: &Tensor<4>) {
     assert!(off < 5e-6, "{off:e}");
 }
 
-/// Options of a dim of a field, whose length they fit, from random numbers.
+/// Options for a dim whose length they fit, from random numbers.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     length: usize,
@@ -101,7 +102,8 @@ fn options<const N: usize>(windows: [Window; N]) -> NeighborhoodOptions<N> {
         .with_periodic(windows.map(|window| window.periodic))
 }
 
-/// Attention of fields whose dims 1 and 2 are cut over the two axes of a mesh: the whole results, and the logarithms.
+/// Attention of fields whose dims 1 and 2 are cut over the two axes of a mesh: the whole results,
+/// and the logarithms.
 fn on_planes<const D: usize, const N: usize>(
     fields: &[Tensor<D>; 3],
     cuts: [&Cuts; 2],
@@ -145,7 +147,7 @@ proptest! {
         assert_same(&on_ranks(&fields, &cuts, near(NeighborhoodOptions::new([length]))), &dense);
     }
 
-    /// A dilated window is a window of every so many cells.
+    /// A dilated window is a window over every `dilation`-th cell.
     #[test]
     fn dilation_is_attention_of_strided_subsequences(
         kernel in 2..6_usize, dilation in 1..4_usize, more in 0..5_usize, stride in 1..3_usize,
@@ -211,7 +213,8 @@ proptest! {
         }
     }
 
-    /// With any options in any dims, the result of ranks is that of one, with the logarithms, and constant values stay.
+    /// With any options in any dims, ranks have the result and logarithms of one rank, and constant
+    /// values stay constant.
     #[test]
     fn ranks_agree_with_one_and_constants_stay(
         windows in [window(), window()], depth in prop::option::of(window()), cuts in [cuts(), cuts()],
@@ -246,7 +249,7 @@ proptest! {
         }
     }
 
-    /// Parts of the keys, of which some may be none, and the queries of any ranks.
+    /// Parts of the keys, some of which may be empty, and the queries of any ranks.
     #[test]
     fn parts_of_the_keys_merge_to_all_of_them(
         queries in 1..20_usize, keys in 1..30_usize, parts in cuts(), cuts in cuts(), scale in 0.1..20.0_f64,
@@ -268,13 +271,13 @@ proptest! {
                 merged.push(scaled_dot_product_attention_with_lse(q, k, v, &options)?);
                 start += part;
             }
-            let merged = Attended::merge(merged).output;
+            let merged = AttentionOutput::merge(merged).output;
             Ok(merged.full_tensor().into_data())
         });
         assert_same(&found.unwrap()[0], &y);
     }
 
-    /// Tokens of all queries beside the window: as one softmax over both, with the gradients of that.
+    /// Tokens of all queries next to the window: as one softmax over both, with its gradients.
     #[test]
     fn tokens_are_keys_of_every_query(
         kernel in 2..6_usize, more in 0..5_usize, tokens in 1..5_usize, cuts in cuts(),
@@ -284,7 +287,7 @@ proptest! {
         let of_tokens = ["tk", "tv"].map(|name| field::<4>([2, tokens, 2, 4], name));
         let options = NeighborhoodOptions::new([length]);
         let leaf = |x: &Tensor<4>| x.clone().autodiff().detach().require_grad();
-        // A window of the whole length, so that dense attention to both is the truth.
+        // A window of the whole length, so that dense attention to both is the reference.
         let [q, k, v] = of_field.each_ref().map(leaf);
         let [tk, tv] = of_tokens.each_ref().map(leaf);
         let both = |x: &Tensor<4>, y: &Tensor<4>| Tensor::cat(vec![x.clone(), y.clone()], 1);
@@ -315,7 +318,7 @@ proptest! {
     }
 }
 
-/// Attention to all cells of a field and to tokens, as one softmax over both, with the gradients of that.
+/// Attention to all cells of a field and to tokens: as one softmax over both, with its gradients.
 #[test]
 fn tokens_are_keys_of_every_cell() {
     let of_field = fields([2, 3, 5, 2, 4]);
@@ -373,7 +376,8 @@ fn tokens_are_keys_of_every_cell() {
     }
 }
 
-/// Learned tokens of one sample, beside samples on more ranks than there are: one has none.
+/// Learned tokens of one sample, with samples on more ranks than there are samples: one rank has
+/// none.
 #[test]
 fn tokens_of_one_sample_serve_all_samples() {
     let [q, k, v] = fields([3, 6, 2, 4]);

@@ -14,15 +14,18 @@ use crate::matmul::activation_of;
 use crate::norm::layer_norm_of;
 use crate::rearrange::RearrangeField;
 
-/// Multi-head attention by burn's module: queries `[batch, queries, d_model]` to keys and values `[batch, keys, d_model]`.
+/// Multi-head attention with burn's module: queries `[batch, queries, d_model]` to keys and values
+/// `[batch, keys, d_model]`.
 ///
-/// As burn's `forward`, with causal order, bias and key padding from `options`; scale and dropout are the module's. Its
-/// weights are not returned. A `quiet_softmax` counts one key more, with a score and value of zero. Keys of padding count
-/// nothing, whatever the module's `min_float`; a query without other keys attends to nothing, where burn gives it the mean of
-/// all values.
+/// Like burn's `forward`, with causal order, bias and key padding from `options`; scale and dropout
+/// are those of the module. The attention weights are not returned. A `quiet_softmax` counts one
+/// additional key with a score and value of zero. Padding keys count nothing, whatever the module's
+/// `min_float`; a query without other keys attends to nothing, where burn returns the mean of all
+/// values.
 ///
 /// # Panics
-/// Panics where [`scaled_dot_product_attention`](super::scaled_dot_product_attention) returns an error.
+/// Panics where [`scaled_dot_product_attention`](super::scaled_dot_product_attention) returns an
+/// error.
 ///
 /// # Example
 /// ```
@@ -51,7 +54,7 @@ pub fn multi_head_attention<X: Field<3>>(
             .unflatten::<4>(2, &[module.n_heads, module.d_k])
     };
     let q = heads(query, &module.query);
-    // As in burn, training is told by the device of the weights.
+    // As in burn, the device of the weights decides whether this is training.
     let device = q.clone().into_shard().device();
     let options = AttentionOptions {
         scale: Some(1.0 / (module.d_k as f64).sqrt()),
@@ -61,7 +64,7 @@ pub fn multi_head_attention<X: Field<3>>(
     let (k, v) = (heads(key, &module.key), heads(value, &module.value));
     let context = if module.quiet_softmax {
         let attended = q.scaled_dot_product_attention_with_lse(k, v, &options);
-        // The share of the keys beside one with a score of zero.
+        // Share of the keys next to an additional one with a score of zero.
         let dtype = attended.output.clone().into_shard().local().dtype();
         attended.output * attended.lse.sigmoid().cast(dtype.into())
     } else {
@@ -70,8 +73,8 @@ pub fn multi_head_attention<X: Field<3>>(
     context.flatten::<3>(2, 3).apply(&module.output)
 }
 
-/// Attention of tokens to each other. They take the placements of the layer of queries once, for all
-/// three layers.
+/// Attention of tokens to each other. They are redistributed to the placements of the query layer
+/// once, for all three layers.
 #[track_caller]
 fn self_attention<X: Field<3>>(module: &MultiHeadAttention, x: X, options: AttentionOptions) -> X {
     let x = run(x, |x| enter(&module.query.weight, x));
@@ -97,10 +100,11 @@ fn feed_forward<const D: usize, X: Field<D>>(module: &PositionWiseFeedForward, x
     dropout_of(&module.dropout, x).apply(&module.linear_outer)
 }
 
-/// A transformer by burn's module, with causal order, bias and key padding from `options`, on `[batch, tokens, d_model]`.
+/// Transformer with burn's module, with causal order, bias and key padding from `options`, on
+/// `[batch, tokens, d_model]`.
 ///
 /// # Panics
-/// Panics where one of its operators does.
+/// Panics where one of its operators panics.
 ///
 /// # Example
 /// ```
@@ -135,7 +139,7 @@ fn encoder_layer<X: Field<3>>(
     x: X,
     options: &AttentionOptions,
 ) -> X {
-    // As burn has it, `norm_2` comes first in a layer that normalizes first.
+    // In burn, `norm_2` comes first in a layer that normalizes first.
     let normalized = if module.norm_first {
         layer_norm_of(&module.norm_2, x.clone())
     } else {
@@ -217,7 +221,7 @@ mod tests {
         let burns = mha
             .forward(MhaInput::self_attn(x.clone()).mask_pad(padding.clone()))
             .context;
-        // Whole in keys, and sharded as they are.
+        // Whole in keys, and sharded like the keys.
         for of_keys in [Replicate, Shard(1)] {
             let found = Launcher::local(4).collect(|world| {
                 let mesh = world.mesh([("batch", 2), ("tokens", 2)])?;
@@ -236,8 +240,8 @@ mod tests {
         }
     }
 
-    /// Tokens on several ranks: the same result, gradients, and weights that dropout takes away, also after one of the ranks
-    /// has printed a plan.
+    /// Tokens on several ranks: the same result, gradients and dropped weights, even after one of
+    /// the ranks has printed a plan.
     #[test]
     fn a_transformer_on_shards_is_that_of_one_device() {
         let run = |ranks: usize| {

@@ -1,4 +1,4 @@
-//! Which messages attention sends: none for bad input, and those that a plan lists.
+//! Messages that attention sends: none for bad input, and those that a plan lists.
 
 use burn::nn::attention::MultiHeadAttentionConfig;
 use halocline_core::{
@@ -10,7 +10,8 @@ use serde_json::Value;
 use super::*;
 use crate::prelude::*;
 
-/// Checks that a program fails on both of two ranks with a message that has these parts, and that nothing is sent before.
+/// Checks that a program fails on both of two ranks with a message that contains these parts,
+/// before anything is sent.
 fn refused(parts: &[&str], program: impl Fn(&DeviceMesh) -> Result<()> + Send + Sync) {
     let messages = Launcher::local(2).collect(|world| {
         let mesh = world.mesh([("x", 2)])?;
@@ -82,7 +83,7 @@ fn bad_neighborhoods_are_refused_before_anything_is_sent() {
         &["keys [1, 12, 4, 8]", "values [1, 10, 4, 8]"],
         near([SHAPE, SHAPE, ten], three),
     );
-    // The same sizes, and other extents.
+    // The same sizes, but different extents.
     refused(&["values", "[4, 8]", "[6, 6]"], |mesh| {
         let field = || ones(mesh, SHAPE, Shard(1));
         let uneven = field()?.layout().with_extents(1, &[4, 8])?;
@@ -139,7 +140,8 @@ fn bad_dense_attention_is_refused_before_anything_is_sent() {
     });
 }
 
-/// A plan lists the messages of keys and values that come: 5 tokens with 2 × 8 numbers, and nothing for later tokens.
+/// A plan lists the messages of keys and values that are received: 5 tokens with 2 × 8 numbers, and
+/// nothing for later tokens.
 #[test]
 fn the_plan_of_attention_lists_its_ring() {
     let planned = Launcher::local(2).collect(|world| {
@@ -165,7 +167,8 @@ fn the_plan_of_attention_lists_its_ring() {
     assert_eq!(planned.unwrap(), [[both, [block, 0]], [both, [0, block]]]);
 }
 
-/// Bytes that each of three ranks sends forward and backward, if gradients of these operands are wanted.
+/// Bytes that each of three ranks sends in the forward and backward pass, if gradients of these
+/// operands are requested.
 fn sent(wanted: [bool; 3], options: AttentionOptions) -> Vec<[u64; 2]> {
     let found = Launcher::local(3).check(false).collect(|world| {
         let mesh = world.mesh([("tokens", 3)])?;
@@ -206,26 +209,28 @@ fn gradients_that_nobody_wants_are_not_sent() {
         ([true, false, true], value),
         ([true; 3], key + value),
     ] {
-        // Those of a part go behind it to the two ranks after its owner, and from the last of them to the owner.
+        // Gradients of a part follow it to the two ranks after its owner, and go from the last of
+        // them to the owner.
         let expected = [[blocks, blocks + 3 * gradients]; 3];
         assert_eq!(sent(wanted, options()), expected, "{wanted:?}");
     }
 }
 
-/// A part goes to later ranks only, and its gradients from the last of them to the owner.
+/// A part is sent to later ranks only, and its gradients from the last of them to the owner.
 #[test]
 fn causal_parts_go_to_later_ranks_only() {
     let part = 2 * (2 + 6) * 4;
     let found = sent([true; 3], AttentionOptions::default().with_causal(true));
-    // Parts 0; 0 and 1; none.
+    // Part 0; parts 0 and 1; none.
     let forward = [part, 2 * part, 0];
-    // Behind them, and from the last rank those of parts 0 and 1 to their owners.
+    // Gradients follow the parts, and those of parts 0 and 1 go from the last rank to their owners.
     let backward = [part + part, 2 * part + 2 * part, 2 * part];
     let expected = [0, 1, 2].map(|rank: usize| [forward[rank], backward[rank]]);
     assert_eq!(found, expected);
 }
 
-/// Bytes that each of three ranks receives forward and backward, of a program of queries, keys and values.
+/// Bytes that each of three ranks receives in the forward and backward pass of a program of
+/// queries, keys and values.
 fn received<const D: usize>(
     shapes: [[usize; D]; 3],
     [queries, keys]: [Placement; 2],
@@ -258,7 +263,7 @@ fn received<const D: usize>(
     found.unwrap()
 }
 
-/// The table of `docs/attention.md`. All ranks send what they receive.
+/// The table in `docs/attention.md`. All ranks send as much as they receive.
 #[test]
 fn bytes_are_those_of_the_documentation() {
     let (heads, widths) = (2, [4, 3]);
@@ -273,7 +278,8 @@ fn bytes_are_those_of_the_documentation() {
             tokens(count, widths[1]),
         ]
     };
-    // Gradients of replicated keys and values, of less than 16,384 numbers: those of the two other ranks.
+    // Gradients of replicated keys and values, of less than 16,384 numbers: those of the two other
+    // ranks.
     let sum = 2 * both * 5;
     let cells_sharded = [Shard(1), Shard(1)];
     let replicated = [Shard(1), Replicate];
@@ -306,14 +312,14 @@ fn bytes_are_those_of_the_documentation() {
     assert_eq!(received(of_tokens(9), heads_sharded, near), [[0; 2]; 3]);
 }
 
-/// An event of a timeline: when it began and ended, in microseconds.
+/// An event of a timeline: start and end, in microseconds.
 struct Event {
     name: String,
     rank: u64,
     time: [f64; 2],
 }
 
-/// Communications of a program on three ranks, and stretches of work.
+/// Timeline of a program on three ranks: communications, and periods of work.
 fn timeline(
     name: &str,
     program: impl Fn(&DeviceMesh) -> Result<()> + Send + Sync,
@@ -341,7 +347,8 @@ fn timeline(
     })
 }
 
-/// Checks that during so many communications of a name, on every rank, work of another name is done.
+/// Checks that, on every rank, work named `during` is done during `count` communications named
+/// `name`.
 fn assert_meanwhile([sent, work]: &[Vec<Event>; 2], name: &str, count: usize, during: &str) {
     for rank in 0..3 {
         let named = |event: &&Event, name: &str| event.rank == rank && event.name == name;
@@ -388,7 +395,8 @@ fn a_block_is_computed_with_while_the_next_one_travels() {
     });
     let (name, work) = ("scaled_dot_product_attention", "attention to a block");
     assert_meanwhile(&events, name, 2, work);
-    // Two blocks, and the gradients of the first two; those of the last one go to their owner when all is computed.
+    // Two blocks, and the gradients of the first two; those of the last one are sent to their owner
+    // when everything is computed.
     let backward = |name: &str| format!("{name} (backward)");
     assert_meanwhile(&events, &backward(name), 4, &backward(work));
 }

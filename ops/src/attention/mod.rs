@@ -1,7 +1,8 @@
-//! Attention: a query's mean of values, weighted by the products of the query with their keys.
+//! Attention: for each query, the mean of values weighted by the softmax of the products of the
+//! query with their keys.
 //!
-//! [`neighborhood_attention`] for fields, where a query attends to the keys around it;
-//! [`scaled_dot_product_attention`] for tokens, where it attends to all of them.
+//! [`neighborhood_attention`] is for fields, where a query attends to the keys around it;
+//! [`scaled_dot_product_attention`] is for tokens, where it attends to all of them.
 
 mod attended;
 #[cfg(test)]
@@ -23,7 +24,7 @@ pub mod rotary;
 mod tokens;
 mod widths;
 
-pub use attended::Attended;
+pub use attended::AttentionOutput;
 pub use cells::{cell_attention, cell_attention_with_tokens};
 pub use dense::{
     AttentionOptions, causal_extents, scaled_dot_product_attention,
@@ -91,7 +92,8 @@ pub trait AttentionField<const D: usize>: Field<D> {
         run(self, |q| cell_attention(q, keys, values, options))
     }
 
-    /// Attention of every cell to all cells, and to tokens, keys and values. See [`cell_attention_with_tokens`].
+    /// Attention of every cell to all cells, and to tokens (keys and values). See
+    /// [`cell_attention_with_tokens`].
     ///
     /// # Panics
     /// Panics where [`cell_attention_with_tokens`] returns an error.
@@ -123,7 +125,7 @@ pub trait AttentionField<const D: usize>: Field<D> {
         })
     }
 
-    /// Neighborhood attention with the logarithms of its sums of exponentials. See [`Attended`].
+    /// Neighborhood attention with its log-sum-exps. See [`AttentionOutput`].
     ///
     /// # Panics
     /// Panics where [`neighborhood_attention_with_lse`] returns an error.
@@ -145,14 +147,14 @@ pub trait AttentionField<const D: usize>: Field<D> {
         keys: Self,
         values: Self,
         options: &NeighborhoodOptions<N>,
-    ) -> Attended<Self> {
+    ) -> AttentionOutput<Self> {
         let [q, k, v] = [self, keys, values].map(Self::into_shard);
         let found = neighborhood_attention_with_lse(q, k, v, options);
         found.or_raise().map(Self::from_shard)
     }
 
-    /// Neighborhood attention to a field and to tokens, keys and values, that all queries reach. See
-    /// [`neighborhood_attention_with_tokens`].
+    /// Neighborhood attention to a field, and to tokens (keys and values) that all queries reach.
+    /// See [`neighborhood_attention_with_tokens`].
     ///
     /// # Panics
     /// Panics where [`neighborhood_attention_with_tokens`] returns an error.
@@ -219,7 +221,7 @@ pub trait DenseAttentionField: Field<4> {
         })
     }
 
-    /// Dense attention with the logarithms of its sums of exponentials. See [`Attended`].
+    /// Dense attention with its log-sum-exps. See [`AttentionOutput`].
     ///
     /// # Panics
     /// Panics where [`scaled_dot_product_attention_with_lse`] returns an error.
@@ -241,7 +243,7 @@ pub trait DenseAttentionField: Field<4> {
         keys: Self,
         values: Self,
         options: &AttentionOptions,
-    ) -> Attended<Self> {
+    ) -> AttentionOutput<Self> {
         let [q, k, v] = [self, keys, values].map(Self::into_shard);
         let found = scaled_dot_product_attention_with_lse(q, k, v, options);
         found.or_raise().map(Self::from_shard)

@@ -1,7 +1,9 @@
-//! Rotary position embedding: pairs of elements of queries and keys, rotated by angles that grow with the place of their cell.
+//! Rotary position embedding: pairs of elements of queries and keys, rotated by angles that grow
+//! with the position of their cell.
 //!
-//! The elements of a head are divided among the spatial dims. Of the part of a dim, elements `i` and `i + n` of `2n` are the pair
-//! that is rotated by `angles[dim][i]` times the global index of the cell in that dim.
+//! The elements of a head are divided among the spatial dims. In the part of a dim, which has `2n`
+//! elements, elements `i` and `i + n` form a pair that is rotated by `angles[dim][i]` times the
+//! global index of the cell in that dim.
 //!
 //! # Placement
 //! All dims but the elements of a head may be sharded; values must be resolved. Nothing is sent.
@@ -24,15 +26,15 @@ use crate::kernel::lines::{slice, vectors};
 use crate::kernel::simd::{Element, Isa};
 
 const NAME: &str = "rotary";
-/// Elements of a task.
+/// Number of elements of a task.
 const TASK: usize = 1 << 14;
 
-/// Rotates queries or keys `[batch, *spatial, heads, width]` by angles, in radians per cell, for each spatial dim. See the
-/// [module](self).
+/// Rotates queries or keys `[batch, *spatial, heads, width]` by angles, in radians per cell, for
+/// each spatial dim. See the [module](self).
 ///
 /// # Errors
-/// Angles of another number of dims than the field has, or of more than three, or not half as many as there are elements for a
-/// dim; a sharded width; partial values.
+/// A number of angle lists other than that of the field's spatial dims, or more than three; lists
+/// that do not have one angle for every two elements of a dim; a sharded width; partial values.
 ///
 /// # Example
 /// ```
@@ -77,12 +79,12 @@ pub fn rotary<const D: usize>(x: ShardTensor<D>, angles: &[Vec<f64>]) -> Result<
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// The rotations of the cells of a shard.
+/// Rotations of the cells of a shard.
 #[derive(Clone, Debug)]
 struct Turns {
     /// Cosine and sine of every pair of every cell, for each spatial dim.
     of_dims: Vec<Vec<[f64; 2]>>,
-    /// The pairs of a dim.
+    /// Number of pairs of a dim.
     pairs: usize,
 }
 
@@ -90,7 +92,7 @@ impl Turns {
     fn new(angles: &[Vec<f64>], cells: &IndexBox) -> Self {
         let of_dim = |(dim, angles): (usize, &Vec<f64>)| {
             let cells = cells.ranges()[dim + 1].clone();
-            // An empty shard may be given one cell.
+            // An empty shard may have been padded with one cell.
             let cells = cells.start..cells.end.max(cells.start + 1);
             let turn = |cell: usize, angle: &f64| {
                 let (sin, cos) = (cell as f64 * angle).sin_cos();
@@ -187,24 +189,26 @@ fn kernel<E: Float>(turns: &Turns, x: &FlexTensor, sign: f64) -> Result<Buffer<E
         });
     };
     let together = (TASK / of_cell.max(1)).max(1);
-    // SAFETY: the tasks write all cells.
+    // SAFETY: together, the tasks write all cells.
     Ok(unsafe {
         Buffer::filled(count * of_cell, |y| {
             tasks::for_each(count, together, |cell| {
-                // SAFETY: the cell of this task alone, every element of which is written and none read.
+                // SAFETY: the cell belongs to this task, which writes every element of it and reads
+                // none.
                 run(slice(y, cell * of_cell..(cell + 1) * of_cell), cell);
             });
         })
     })
 }
 
-/// Rotates the pairs of a cell, of which one half of a dim's elements holds the first and the other the second.
+/// Rotates the pairs of a cell: one half of a dim's elements holds the first of each pair, the
+/// other half the second.
 struct Cell<'a, E, T> {
     /// Cosines and sines of the pairs, for each spatial dim.
     turns: T,
     pairs: usize,
     x: &'a [E],
-    /// The place of the first head, and the distance to the next.
+    /// Position of the first head, and the distance to the next.
     from: isize,
     head: isize,
     width: usize,
@@ -246,7 +250,7 @@ impl<'a, E: Element, T: Iterator<Item = [&'a [E]; 2]>> WithSimd for Cell<'a, E, 
     }
 }
 
-/// The rotation by burn's operators, for devices without our kernels.
+/// Rotates with burn's operators, on devices without our kernels.
 fn composed<const D: usize>(x: Tensor<D>, turns: &Turns) -> Tensor<D> {
     let (pairs, device) = (turns.pairs, x.device());
     let parts = turns.of_dims.iter().enumerate().map(|(dim, turns)| {
@@ -307,7 +311,7 @@ mod tests {
             let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();
             [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
         };
-        // Heads that lie apart, and elements of a head that do.
+        // Heads, and elements of a head, that are not adjacent.
         let views: [([usize; 5], View); 3] = [
             ([2, 3, 4, 2, 8], |x| x),
             ([2, 3, 4, 2, 24], |x| x.narrow(4, 8, 8)),
@@ -320,7 +324,7 @@ mod tests {
                 assert!(difference(ours, burns) < 1e-5, "{shape:?}");
             }
         }
-        // A shard without cells, which has been given one.
+        // A shard without cells, which has been padded with one.
         let empty = IndexBox::new(vec![0..2, 3..3, 0..4, 0..2, 0..8]);
         let x = random::<5>([2, 1, 4, 2, 8], "x", 0);
         assert_eq!(

@@ -1,22 +1,24 @@
-//! Attention of a field's queries to tokens that all of them reach, for both attentions of fields.
+//! Attention of a field's queries to tokens that all of them reach, for cell and neighborhood
+//! attention.
 
 use burn::tensor::Tensor;
 use halocline_core::{Error, Fan, IndexBox, Placement, Replicate, Result, Shard, ShardTensor};
 
-use super::attended::{Attended, attended};
+use super::attended::{AttentionOutput, attended};
 use super::dense::{self, Scores};
 use super::widths::with_width;
 use crate::driver::empty::keep;
 use crate::reshape;
 
-/// Attention of the queries of a field to keys and values of tokens, which lie as the heads and samples of the field's keys.
+/// Attention of the queries of a field to the keys and values of tokens, whose heads and samples
+/// are placed like those of the field's keys.
 pub(super) fn attention<const D: usize>(
     operator: &'static str,
     q: ShardTensor<D>,
     [k, v]: [&ShardTensor<D>; 2],
     [keys, values]: [ShardTensor<4>; 2],
     scale: Option<f64>,
-) -> Result<Attended<ShardTensor<D>>> {
+) -> Result<AttentionOutput<ShardTensor<D>>> {
     let (heads, width) = (D - 2, D - 1);
     let [batch, tokens, key_heads, key_width] = keys.dims();
     let value_width = v.dims()[width];

@@ -2,7 +2,7 @@
 
 use halocline_core::Layout;
 
-/// The layout of a tensor with another width, which is whole.
+/// Layout of a tensor with another width, which is whole.
 pub(super) fn with_width(layout: &Layout, width: usize) -> Layout {
     let mut extents = layout.all_extents().to_vec();
     *extents.last_mut().expect("a width") = vec![width];

@@ -26,17 +26,17 @@ macro_rules! by_dims {
     };
 }
 
-/// The options of a convolution over the last `N` of three dims.
+/// Converts a convolution's options to those of burn, for the last `N` of three dims.
 fn options<const N: usize>(conv: &Conv) -> ConvOptions<N> {
     let last = |dims: [usize; 3]| std::array::from_fn(|dim| dims[3 - N + dim]);
     ConvOptions::new(last(conv.stride), [0; N], last(conv.dilation), conv.groups)
 }
 
-/// Computes the result; also returns the received boxes.
+/// Computes the result and also returns the received boxes.
 ///
-/// While boxes travel, all results are computed, with arbitrary values in the missing cells; then
-/// the results that depend on these are computed again and pasted over. Results of parts alone
-/// would have to be joined, which copies all.
+/// While boxes are in flight, all results are computed, with arbitrary values in the missing cells;
+/// the results that depend on these are then computed again and pasted over. Computing only parts
+/// of the results would require joining them, which copies everything.
 pub(super) fn forward(
     run: &ConvRun,
     inputs: Vec<DispatchTensor>,
@@ -79,8 +79,8 @@ pub(super) fn forward(
     Ok((all.expect("at least one stage"), received))
 }
 
-/// Computes the gradients of input, weight and bias that are wanted. Gradients of halos travel
-/// while that of the weights is computed.
+/// Computes the requested gradients of input, weight and bias. Gradients of halos are in flight
+/// while the gradient of the weights is computed.
 pub(super) fn backward(
     run: &ConvRun,
     mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
@@ -113,7 +113,7 @@ pub(super) fn backward(
         if gradient.shape() == whole.shape() {
             return gradient;
         }
-        // Cells after the last window are in no window: their gradient is zero.
+        // Cells after the last window are in no window, so their gradient is zero.
         let used = IndexBox::whole(&gradient.shape());
         paste(blank(&whole, &whole.shape(), Some(0.0)), &used, gradient)
     });
@@ -147,7 +147,7 @@ pub(super) fn backward(
     Ok(gradients)
 }
 
-/// One tensor of those whose channels follow each other.
+/// Concatenates tensors along channels.
 fn joined(fields: &[DispatchTensor]) -> DispatchTensor {
     match fields {
         [field] => field.clone(),
@@ -155,7 +155,7 @@ fn joined(fields: &[DispatchTensor]) -> DispatchTensor {
     }
 }
 
-/// The box of a field with this shape that the windows of some results reach.
+/// Box of a field of this shape that the windows of some results reach.
 fn used(run: &ConvRun, results: &IndexBox, field: &[usize]) -> IndexBox {
     let mut cells = IndexBox::whole(field).ranges().to_vec();
     let missing = 5 - cells.len();
@@ -179,14 +179,14 @@ fn cut_used(run: &ConvRun, results: &IndexBox, field: &DispatchTensor) -> Dispat
     cut(field, &cells)
 }
 
-/// The gradient of the bias: the sum of each channel of the cotangent.
+/// Gradient of the bias: the sum of each channel of the cotangent.
 pub(super) fn sum_of_channels(cotangent: DispatchTensor, shape: &[usize]) -> DispatchTensor {
     let [batch, channels] = [shape[0], shape[1]];
     if shape.contains(&0) {
         return blank(&cotangent, &[channels], Some(0.0));
     }
     let cells = shape[2..].iter().product();
-    // Rounded once: a sample's sum may be beyond the sum of all.
+    // Rounded once: the sum of one sample may exceed the total.
     let dtype = cotangent.dtype();
     let cotangent = in_dtype(cotangent, wider(dtype));
     let flat = Dispatch::float_reshape(cotangent, Shape::from([batch, channels, cells]));

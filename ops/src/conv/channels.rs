@@ -2,7 +2,7 @@
 
 use burn::module::Param;
 use burn::tensor::Tensor;
-use halocline_core::ops::{fan_out, fan_out_beside};
+use halocline_core::ops::{fan_out, fan_out_with};
 use halocline_core::{
     Error, Fan, Layout, Linearity, Pairing, ParamShard, Placement, Result, Role, Shard,
     ShardTensor, Term,
@@ -13,27 +13,27 @@ use crate::layer_placements::{enter, leave, leave_with_bias, with_extents_of};
 use crate::operand::Operand;
 use crate::rearrange::cat;
 
-/// What a convolution does with channels.
+/// Layout of the channels of a convolution's result.
 #[derive(Debug)]
 pub(super) struct Channels {
-    /// Of the result.
+    /// Placements of the result.
     pub placements: Vec<Placement>,
-    /// Of the result's channels.
+    /// Extents of the result's channels.
     pub extents: Vec<usize>,
     pub pairing: Pairing,
 }
 
-/// The channels of the first two dims of a weight.
+/// Order of the channels in the first two dims of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weight {
-    /// Outputs, and the inputs of a group.
+    /// Outputs, then the inputs of a group.
     Direct,
-    /// Inputs, and the outputs of a group.
+    /// Inputs, then the outputs of a group.
     Transposed,
 }
 
-/// Convolves with weights that are sharded in channels: output channels give a result that is sharded
-/// in them, input channels one that is partial, and groups stay where they are.
+/// Convolves with weights that are sharded in channels: sharded output channels yield a result that
+/// is sharded in them, sharded input channels a partial result, and groups stay on their ranks.
 ///
 /// # Errors
 /// A combination of placements without a rule; a rank without channels.
@@ -68,10 +68,11 @@ pub(super) fn conv<const D: usize, const N: usize>(
     )
 }
 
-/// The parameters of a convolution beside `x`, and what becomes of channels.
+/// Prepares the parameters of a convolution of `x`, and the layout of the result's channels.
 ///
 /// # Errors
-/// Parameters of another number type; a combination of placements without a rule; a rank without channels.
+/// Parameters of another number type; a combination of placements without a rule; a rank without
+/// channels.
 pub(super) fn parameters<const D: usize>(
     operator: &'static str,
     x: &ShardTensor<D>,
@@ -86,8 +87,8 @@ pub(super) fn parameters<const D: usize>(
         let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
         return Err(Error::operator(operator, message));
     }
-    let weight = weight.beside(x)?;
-    let bias = bias.map(|bias| bias.beside(x)).transpose()?;
+    let weight = weight.place_on(x)?;
+    let bias = bias.map(|bias| bias.place_on(x)).transpose()?;
     let of_bias = bias.as_ref().map(ShardTensor::layout);
     let channels = rule(operator, x.layout(), weight.layout(), of_bias, groups, kind)?;
     let held = [(x.layout(), 1), (weight.layout(), 0), (weight.layout(), 1)];
@@ -103,7 +104,7 @@ pub(super) fn parameters<const D: usize>(
     Ok((weight, bias, channels))
 }
 
-/// The groups of which a rank has the channels.
+/// Number of groups whose channels this rank holds.
 pub(super) fn held_groups<const D: usize>(x: &ShardTensor<D>, groups: usize) -> usize {
     match groups {
         1 => 1,
@@ -112,7 +113,7 @@ pub(super) fn held_groups<const D: usize>(x: &ShardTensor<D>, groups: usize) -> 
 }
 
 impl Channels {
-    /// The shards of weight and bias, fanned out.
+    /// Fans out the shards of weight and bias.
     pub(super) fn fanned_out<const D: usize>(
         &self,
         weight: ShardTensor<D>,
@@ -123,15 +124,15 @@ impl Channels {
         let axes = |operand| self.pairing.fan_out(operand);
         let (mesh, other) = (x.mesh(), x.local());
         Error::catch(|| {
-            let weight = fan_out_beside(weight.into_local(), other, mesh, axes(1), operator);
+            let weight = fan_out_with(weight.into_local(), other, mesh, axes(1), operator);
             let bias =
-                bias.map(|bias| fan_out_beside(bias.into_local(), other, mesh, axes(2), operator));
+                bias.map(|bias| fan_out_with(bias.into_local(), other, mesh, axes(2), operator));
             (weight, bias)
         })
     }
 }
 
-/// Convolves by the parameters of a module, between the layer placements of its plan.
+/// Convolves with the parameters of a module, between the layer placements of its plan.
 pub(super) fn apply<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     weight: &Param<Tensor<D>>,
@@ -140,7 +141,7 @@ pub(super) fn apply<const D: usize, const N: usize>(
 ) -> Result<ShardTensor<D>> {
     let x = enter(weight, x)?;
     let bias = Operand::of_optional(bias);
-    let laid = Operand::from(weight).beside(&x)?;
+    let laid = Operand::from(weight).place_on(&x)?;
     if options.groups > 1 {
         let x = into_groups(x, laid.layout(), options.groups)?;
         return leave(weight, super::conv(x, laid, bias, options)?);
@@ -152,7 +153,7 @@ pub(super) fn apply<const D: usize, const N: usize>(
     leave_with_bias(weight, super::conv(x, laid, None, options)?, bias, 1)
 }
 
-/// Convolves fields that are joined along channels by the parameters of a module.
+/// Convolves the concatenation of fields along channels with the parameters of a module.
 pub(super) fn apply_cat<const D: usize, const N: usize>(
     fields: Vec<ShardTensor<D>>,
     weight: &Param<Tensor<D>>,
@@ -160,14 +161,14 @@ pub(super) fn apply_cat<const D: usize, const N: usize>(
     options: &ConvOptions<N>,
 ) -> Result<ShardTensor<D>> {
     match ParamShard::of(weight) {
-        // Its plan says what becomes of the channels of all of them.
+        // The plan applies to the channels of the concatenation.
         Some(_) => apply(cat(fields, 1)?, weight, bias, options),
         None => super::conv_cat(fields, weight, Operand::of_optional(bias), options),
     }
 }
 
-/// The input of a convolution whose groups a plan shards: what fans out becomes the channels of each
-/// rank's groups, and nothing travels.
+/// Input of a convolution whose groups a plan shards: an input that fans out is cut to the channels
+/// of each rank's groups, and nothing is sent.
 fn into_groups<const D: usize>(
     x: ShardTensor<D>,
     weight: &Layout,
@@ -200,8 +201,8 @@ fn into_groups<const D: usize>(
     x.try_redistribute(&layout)
 }
 
-/// The rule, as an einsum over channels. Groups, if there are several, are its letter instead of
-/// channels.
+/// The placement rule, as an einsum over channels. With several groups, its letter stands for
+/// groups instead of channels.
 pub(super) fn rule(
     operator: &str,
     x: &Layout,
@@ -270,7 +271,7 @@ pub(super) fn rule(
     })
 }
 
-/// A layout in which a dim counts units of so many cells.
+/// Layout in which a dim counts units of `unit` cells.
 fn in_units(operator: &str, layout: &Layout, dim: usize, unit: usize) -> Result<Layout> {
     let mut extents = layout.all_extents().to_vec();
     if extents[dim].iter().any(|extent| extent % unit != 0) {
@@ -293,7 +294,7 @@ mod tests {
     use crate::prelude::*;
     use crate::testing::{compare, random};
 
-    /// Input, weight and bias, with the extents of the sharded channels if they are not even.
+    /// Placements of input, weight and bias, and the extents of sharded channels.
     #[derive(Clone, Debug)]
     struct Case {
         axes: Vec<(&'static str, usize)>,
@@ -390,7 +391,7 @@ mod tests {
         let bias = Some(vec![Shard(0)]);
         for outputs in [vec![3, 2], vec![1, 3, 1]] {
             let axes = vec![("tensor", outputs.len())];
-            // Beside shards of the weight both are the same, but for who adds the gradient.
+            // With a sharded weight both placements agree, except for who sums the gradient.
             for x in [Replicate, Fan] {
                 let case = Case {
                     axes: axes.clone(),
@@ -437,7 +438,7 @@ mod tests {
             outputs: vec![3],
         };
         check(&rows, 1);
-        // Both, and a sum over one axis for shards of the other.
+        // Both kinds of sharded channels: a sum over one axis, shards over the other.
         let both = Case {
             axes: vec![("a", 2), ("b", 2)],
             x: vec![Shard(1), Replicate],

@@ -1,4 +1,4 @@
-//! Fold: the sum of windows of cells, the adjoint of `unfold`; see its page.
+//! Fold: adds up windows of cells. It is the adjoint of `unfold`; see its page.
 
 use burn::nn::Fold4d;
 use burn::tensor::Tensor;
@@ -18,14 +18,16 @@ use crate::rearrange::unflatten;
 
 const NAME: &str = "fold";
 
-/// Adds windows of cells up to a field of this size. See the page of [`unfold`](mod@super::unfold).
+/// Adds windows of cells up to a field of the given size. See the page of
+/// [`unfold`](mod@super::unfold).
 ///
 /// # Shapes
 /// `[batch, channels · K, *windows]` to `[batch, channels, *output_size]`.
 ///
 /// # Errors
-/// Another number of dims, groups, channels, or extents of channels, that the window's cells do not divide, padding other than the same zeros on both
-/// sides, a size with another number of windows, a placement without a rule, a failure of communication.
+/// A wrong number of dims; groups; channels, or extents of channels, that are not multiples of the
+/// window's cells; padding other than equal zeros on both sides; a size with another number of
+/// windows; a placement without a rule; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -81,7 +83,7 @@ pub fn fold<const D: usize, const N: usize>(
         .with_output_padding(more);
     let plan = plan(NAME, &like, &kernel, x.placements().to_vec(), channels, &x)?;
     let dtype = x.local().dtype();
-    // Wider before the exchange: parts from other ranks are added in this precision, too.
+    // Widened before the exchange, so that parts from other ranks are added in this precision, too.
     let (local, layout, mesh) = cast_shard(x, wider(dtype)).into_parts();
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &layout, &all, NAME, 0.0)?;
@@ -97,7 +99,7 @@ pub fn fold<const D: usize, const N: usize>(
     let y = match &plan.exchange {
         None => y,
         Some(exchange) => {
-            // Cells of others go back to them, in the opposite direction of halos.
+            // Cells of other ranks are sent back to them, in the opposite direction of halos.
             let operation = Operation::new(NAME, Traffic::Exchange, Some(&layout)).backward();
             let (comm, ranks) = (mesh.comm().clone(), mesh.shape().ranks().into());
             let exchange = Exchange::with_adjoint(operation, comm, ranks, exchange.clone());
@@ -131,7 +133,7 @@ impl<X: Field<3>> Layer<X> for Fold4d {
     }
 }
 
-/// Fold in the registry.
+/// Registry entry of fold.
 pub(super) const GOLDEN: Golden = Golden::new(NAME, |case| -> Result<Box<dyn Output>> {
     let [size, kernel] = ["output_size", "kernel_size"].map(|key| case.attributes.array(key, 1));
     output(fold(case.input::<4>(0)?, size, kernel, &of_case(case)))

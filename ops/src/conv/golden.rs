@@ -1,4 +1,4 @@
-//! Convolutions in the registry.
+//! Registry entries of the convolutions.
 
 use halocline_core::Result;
 
@@ -30,7 +30,7 @@ pub(crate) const OPERATORS: &[Golden] = {
     ]
 };
 
-/// What travels, forward and backward.
+/// Data sent in the forward and in the backward pass.
 const TRAVELS: [&str; 2] = ["halos", "halos back; sums of weights' gradients"];
 
 fn run<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {

@@ -1,6 +1,7 @@
 //! Convolution by our own kernels, which read boxes in place: the haloed field is never assembled.
-//! The backward pass computes the gradient of each box separately and sends it to the box's owner; the ends of periodic dims
-//! that a rank holds whole are in that of its own cells ([`continued`]).
+//! The backward pass computes the gradient of each box separately and sends it to the box's owner;
+//! the gradients of periodic ends that a rank holds itself are part of the gradient of its own
+//! cells ([`continued`]).
 
 use std::ops::Range;
 
@@ -23,7 +24,7 @@ use crate::kernel::products::Products;
 use crate::kernel::simd::Isa;
 
 impl ConvRun {
-    /// Views of the cells that the windows reach, at their places in the haloed field.
+    /// Views of the cells that the windows reach, at their positions in the haloed field.
     fn pieces<'a, N: BurnElement + bytemuck::Pod>(
         &self,
         fields: &'a [FlexTensor],
@@ -60,7 +61,7 @@ impl ConvRun {
         Pieces::new(own.chain(others).collect())
     }
 
-    /// Computes the result, with sums of type `E`; also returns the received boxes.
+    /// Computes the result, with sums of type `E`, and also returns the received boxes.
     pub(super) fn forward_as<E: Float, P: Products<E>>(
         &self,
         inputs: Vec<DispatchTensor>,
@@ -150,7 +151,7 @@ impl ConvRun {
         result.map(|()| flex::result(y, &self.output, dtype))
     }
 
-    /// Computes the gradients of input, weight and bias that are wanted, with sums of type `E`.
+    /// Computes the requested gradients of input, weight and bias, with sums of type `E`.
     pub(super) fn backward_as<E: Float, P: Products<E>>(
         &self,
         mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
@@ -177,7 +178,7 @@ impl ConvRun {
             let weight = flex::elements(&weight);
             self.input_gradient::<E, P>((isa, method), cotangent, weight, cells)
         };
-        // Gradients of received boxes come first: their owners wait for them.
+        // Gradients of received boxes come first, because their owners wait for them.
         let boxes = exchange
             .as_ref()
             .filter(|_| input_wanted)
@@ -267,12 +268,12 @@ impl ConvRun {
     }
 }
 
-/// Casts boxes to a kernel's type of numbers.
+/// Casts boxes to the number type of a kernel.
 fn casts<N: BurnElement>(boxes: &[DispatchTensor]) -> Result<Vec<FlexTensor>> {
     boxes.iter().cloned().map(flex::cast::<N>).collect()
 }
 
-/// The spatial ranges of a box, as three.
+/// Spatial ranges of a box, as three.
 fn three_ranges(cells: &IndexBox) -> [Range<usize>; 3] {
     let mut ranges = [const { 0..1 }; 3];
     let missing = 5 - cells.ranges().len();
@@ -280,7 +281,7 @@ fn three_ranges(cells: &IndexBox) -> [Range<usize>; 3] {
     ranges
 }
 
-/// The first cell of a box, in its spatial dims.
+/// First cell of a box, in its spatial dims.
 fn start(cells: &IndexBox) -> Dims {
     three_ranges(cells).map(|range| range.start)
 }
@@ -296,7 +297,7 @@ fn add_all<'a, E: Float>(
     })
 }
 
-/// [`add_box`] of numbers that are widened, and stay so until all are added.
+/// [`add_box`] in a wider number type, which the sum keeps until all boxes are added.
 fn add_wide<E: Float>(
     sum: DispatchTensor,
     (place, cells): (&Transfer, DispatchTensor),

@@ -1,7 +1,7 @@
 //! Convolution in one to three spatial dims.
 //!
 //! `y[b, o, i] = bias[o] + Σ_{c, k} weight[o, c, k] · x[b, c, i·stride − low + k·dilation]`, where
-//! the padding's boundary gives the cells beyond the field. Semantics follow PyTorch's
+//! the padding's boundary defines the cells beyond the field. Semantics follow PyTorch's
 //! `conv{1,2,3}d`, which is a cross-correlation.
 //!
 //! # Shapes
@@ -12,8 +12,9 @@
 //!
 //! # Placement
 //! Batch and spatial dims may be sharded, in any combination; values must be resolved. Channels are
-//! whole, or sharded with the weight: weights in output channels give a result that is sharded in
-//! them, weights and `x` in input channels one that is partial, and whole groups stay with their rank.
+//! whole, or sharded together with the weight: a weight sharded in output channels yields a result
+//! that is sharded in them, a weight and `x` sharded in input channels yield a partial result, and
+//! whole groups stay on their rank.
 //!
 //! # Adjoint
 //! The gradient of a halo cell is added to that of the owner's cell. Gradients of weight and bias
@@ -69,9 +70,9 @@ use run::ConvRun;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConvOptions<const N: usize> {
-    /// Cells from one window to the next.
+    /// Distance between windows, in cells.
     pub stride: [usize; N],
-    /// Cells from one kernel element to the next.
+    /// Distance between kernel elements, in cells.
     pub dilation: [usize; N],
     /// Padding of every dim.
     pub padding: [Padding; N],
@@ -92,34 +93,34 @@ impl<const N: usize> Default for ConvOptions<N> {
 }
 
 impl<const N: usize> ConvOptions<N> {
-    /// These options with another stride.
+    /// Sets the stride.
     #[must_use]
     pub fn with_stride(self, stride: [usize; N]) -> Self {
         Self { stride, ..self }
     }
 
-    /// These options with another dilation.
+    /// Sets the dilation.
     #[must_use]
     pub fn with_dilation(self, dilation: [usize; N]) -> Self {
         Self { dilation, ..self }
     }
 
-    /// These options with another padding.
+    /// Sets the padding.
     #[must_use]
     pub fn with_padding(self, padding: [Padding; N]) -> Self {
         Self { padding, ..self }
     }
 
-    /// These options with another number of groups.
+    /// Sets the number of groups.
     #[must_use]
     pub fn with_groups(self, groups: usize) -> Self {
         Self { groups, ..self }
     }
 
-    /// The stencil of a weight with this shape on a field with this number of channels.
+    /// Stencil of a weight with this shape on a field with this number of channels.
     ///
     /// # Errors
-    /// A weight for other channels.
+    /// A weight for another number of channels.
     pub(crate) fn stencil(&self, weight: &[usize], channels: usize) -> Result<Stencil> {
         let operator = ["conv1d", "conv2d", "conv3d"][N - 1];
         let fits = weight[1] * self.groups == channels && weight[0].is_multiple_of(self.groups);
@@ -174,11 +175,12 @@ pub fn conv<const D: usize, const N: usize>(
     conv_cat(vec![x], weight, bias, options)
 }
 
-/// Convolves fields [joined](fn@crate::rearrange::cat) along channels. Two fields whose channels are whole are read where
-/// they are, on the CPU: what joins them is not made. Of more, all but the last are joined first.
+/// Convolves the [concatenation](fn@crate::rearrange::cat) of fields along channels. On the CPU two
+/// fields with whole channels are read in place, without building the concatenation. Of more
+/// fields, all but the last are concatenated first.
 ///
 /// # Errors
-/// Those of [`conv`]; no fields; layouts that differ in another dim than channels.
+/// The errors of [`conv`]; no fields; layouts that differ in a dim other than channels.
 ///
 /// # Example
 /// ```
@@ -220,7 +222,7 @@ pub fn conv_cat<const D: usize, const N: usize>(
         let message = format!("bias {:?} for {} channels", bias.dims(), shape[0]);
         return Err(Error::operator(stencil.operator(), message));
     }
-    // Here, not in a kernel: an unknown setting is an error before anything is sent.
+    // Checked here, not in a kernel: an unknown setting is an error before anything is sent.
     Isa::chosen()?;
     Method::chosen()?;
     if weight.is_sharded() {
@@ -230,8 +232,8 @@ pub fn conv_cat<const D: usize, const N: usize>(
     let plan = stencil.plan_on(first, &layout)?;
     let tracked = fields.iter().find(|field| field.local().is_tracked());
     let beside = tracked.unwrap_or(first);
-    let weight = weight.whole_beside(beside, operator)?;
-    let bias = bias.map(|bias| bias.whole_beside(beside, operator));
+    let weight = weight.replicated_for(beside, operator)?;
+    let bias = bias.map(|bias| bias.replicated_for(beside, operator));
     let bias = bias.transpose()?;
     if fields.len() > 2 {
         let last = fields.pop().expect("more than two");
@@ -248,7 +250,8 @@ pub fn conv_cat<const D: usize, const N: usize>(
     )
 }
 
-/// Checks the shards of parameters beside a field of this layout, before the field is made and anything is sent.
+/// Checks the shards of parameters for a field of this layout, before the field is made and
+/// anything is sent.
 pub(crate) fn check_channels<const D: usize>(
     operator: &str,
     field: &Layout,
@@ -262,8 +265,8 @@ pub(crate) fn check_channels<const D: usize>(
     channels::rule(operator, field, &weight, bias.as_ref(), groups, kind).map(drop)
 }
 
-/// Convolves with this rank's weights, of so many groups, one field or two whose channels follow each other, and the layout
-/// of what they are joined to.
+/// Convolves one field, or the concatenation of two along channels, with this rank's weights of
+/// `groups` groups. `layout` is that of the concatenation.
 fn run_conv<const D: usize, const N: usize>(
     (fields, layout): (Vec<ShardTensor<D>>, Layout),
     weight: Tensor<D>,
@@ -322,7 +325,7 @@ pub trait ConvField<const D: usize>: Field<D> {
         run(self, |x| conv(x, weight, bias, options))
     }
 
-    /// The cells of windows as channels. See [`unfold`](fn@unfold).
+    /// Gathers the cells of windows as channels. See [`unfold`](fn@unfold).
     ///
     /// # Panics
     /// Panics where [`unfold`](fn@unfold) returns an error.
@@ -341,7 +344,7 @@ pub trait ConvField<const D: usize>: Field<D> {
         run(self, |x| unfold(x, kernel, options))
     }
 
-    /// The sum of windows of cells. See [`fold`](fn@fold).
+    /// Adds up windows of cells. See [`fold`](fn@fold).
     ///
     /// # Panics
     /// Panics where [`fold`](fn@fold) returns an error.
@@ -366,8 +369,8 @@ pub trait ConvField<const D: usize>: Field<D> {
         run(self, |x| fold(x, output_size, kernel, options))
     }
 
-    /// Convolution by the parameters of a module, as its plan has them: for layers of models. Where it
-    /// sums over shards of input channels, the result is resolved and the bias added once.
+    /// Convolution with the parameters of a module, as its plan places them: for layers of models.
+    /// If it sums over sharded input channels, the result is resolved and the bias added once.
     ///
     /// # Panics
     /// Panics where [`conv`] returns an error.
@@ -394,7 +397,8 @@ pub trait ConvField<const D: usize>: Field<D> {
         run(self, |x| channels::apply(x, weight, bias, options))
     }
 
-    /// [`apply_conv`](Self::apply_conv) of fields that are joined along channels. See [`conv_cat`].
+    /// [`apply_conv`](Self::apply_conv) on the concatenation of fields along channels. See
+    /// [`conv_cat`].
     ///
     /// # Panics
     /// Panics where [`conv_cat`] returns an error.
@@ -427,7 +431,7 @@ pub trait ConvField<const D: usize>: Field<D> {
 
 impl<const D: usize, X: Field<D>> ConvField<D> for X {}
 
-/// Sizes of up to three dims as three, by leading dims of one cell, which do not change a
+/// Sizes of up to three dims as three, with leading dims of one cell, which do not change a
 /// convolution.
 fn three(sizes: &[usize]) -> [usize; 3] {
     let mut dims = [1; 3];

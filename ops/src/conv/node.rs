@@ -1,4 +1,4 @@
-//! Convolution as one node of the graph, of exchange and kernels together.
+//! Convolution as one node of the graph, with exchange and kernels together.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Tensor};
@@ -10,7 +10,8 @@ use super::run::ConvRun;
 use crate::kernel::flex::{self, with_products};
 use crate::kernel::simd::Isa;
 
-/// Convolves this rank's shard: one tensor, or two whose channels follow each other. No bias is a bias without elements.
+/// Convolves this rank's shard: one tensor, or two that are concatenated along channels. A missing
+/// bias is passed as a bias without elements.
 pub(crate) fn conv<const D: usize>(
     fields: Vec<Tensor<D>>,
     weight: Tensor<D>,
@@ -35,7 +36,7 @@ impl Operator for ConvRun {
         Some(["conv", "conv (backward)"])
     }
 
-    /// All but the bias.
+    /// All inputs but the bias.
     fn keeps(&self, input: usize) -> bool {
         input <= self.fields
     }

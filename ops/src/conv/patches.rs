@@ -1,4 +1,5 @@
-//! The cells of windows side by side, and their sum: the kernels of unfold and fold, each the adjoint of the other.
+//! Kernels of unfold and fold, each the adjoint of the other: one gathers the cells of windows, the
+//! other adds them up.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -13,13 +14,13 @@ use crate::precision::wider;
 /// Direction of a [`Patches`] operator.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
-    /// Cells of windows side by side, as `unfold` has them.
+    /// Gathers the cells of windows, as in `unfold`.
     Gather,
-    /// Sum of windows at the places of their cells, as of `fold`.
+    /// Adds up windows at the positions of their cells, as in `fold`.
     AddUp,
 }
 
-/// The windows of a box of cells, as a node of the graph.
+/// Windows of a box of cells, as a node of the graph.
 #[derive(Debug)]
 pub(super) struct Patches {
     pub(super) way: Way,
@@ -29,19 +30,19 @@ pub(super) struct Patches {
 }
 
 impl Patches {
-    /// The number of windows in every dim.
+    /// Number of windows in every dim.
     fn held(&self) -> Vec<usize> {
         let dims = self.windows.iter().zip(&self.shape[2..]);
         dims.map(|(window, size)| (size - window.span()) / window.stride + 1)
             .collect()
     }
 
-    /// The number of cells of a window.
+    /// Number of cells of a window.
     fn elements(&self) -> usize {
         self.windows.iter().map(|window| window.kernel).product()
     }
 
-    /// The cells of an element of all windows.
+    /// Slices of the cells that one element meets in all windows.
     fn cells(&self, element: usize, held: &[usize]) -> Vec<Slice> {
         let mut rest = element;
         let whole = self.shape.iter().map(|&size| Slice::from(0..size));
@@ -56,12 +57,12 @@ impl Patches {
         slices
     }
 
-    /// The cells of the windows, `[batch, channels · elements, *windows]`.
+    /// Gathers the cells of the windows, `[batch, channels · elements, *windows]`.
     fn gather(&self, x: &DispatchTensor) -> DispatchTensor {
         let (elements, held) = (self.elements(), self.held());
         let [batch, channels] = [self.shape[0], self.shape[1]];
         let whole = [&[batch, channels, elements], &held[..]].concat();
-        // A view gets the dim of elements in front; its place is behind the channels.
+        // A view gets the dim of elements in front; it belongs after the channels.
         let mut axes: Vec<usize> = (0..whole.len()).collect();
         axes[..3].copy_from_slice(&[1, 2, 0]);
         let boxes = (0..elements).map(|element| {
@@ -78,7 +79,7 @@ impl Patches {
         Dispatch::float_reshape(gathered, Shape::from(shape))
     }
 
-    /// The sum of windows at the places of their cells, in the box.
+    /// Adds up the windows at the positions of their cells in the box.
     fn add_up(&self, x: DispatchTensor) -> DispatchTensor {
         let dtype = x.dtype();
         let x = in_dtype(x, wider(dtype));

@@ -1,7 +1,8 @@
 //! Gradients across the ends of periodic dims that a rank holds whole.
 //!
-//! Cells beyond an end are copies of cells at the other one. Instead of their gradients, whose few columns would fill a small
-//! part of each vector, those of the cells themselves are computed from a cotangent that is periodic, too.
+//! Cells beyond an end are copies of cells at the other end. Their gradients would be a few
+//! columns, which fill a small part of each vector. The gradients of the cells themselves are
+//! computed instead, from a cotangent that is periodic, too.
 
 use std::ops::Range;
 
@@ -15,8 +16,8 @@ use super::engine::pieces::{Piece, Pieces};
 use super::run::spatial;
 use crate::kernel::flex;
 
-/// How far the cotangent of results of this shape continues beyond each end of every spatial dim, and the copies of the plan
-/// for which gradients are left to compute.
+/// Returns how far the cotangent of results of this shape continues beyond each end of every
+/// spatial dim, and the copies of the plan whose gradients remain to be computed.
 pub(super) fn continued(
     conv: &Conv,
     plan: &ExchangePlan,
@@ -45,7 +46,7 @@ pub(super) fn continued(
         let inner: Vec<_> = parts(cells.clone(), 0).collect();
         let beyond = parts(0..cells.start, 0).chain(parts(cells.end..end, 0));
         let beyond: Vec<_> = beyond.collect();
-        // The cells near the ends, a period further.
+        // Cells near the ends, one period further.
         let before = parts(size..cells.end, -period);
         let expected: Vec<_> = before
             .chain(parts(cells.start..end - size, period))
@@ -58,16 +59,16 @@ pub(super) fn continued(
     (margin, copies)
 }
 
-/// The gradient of results, which may continue beyond their ends.
+/// Gradient of results, which may continue beyond their ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cotangent<'a> {
     pub cells: &'a FlexTensor,
-    /// The cells beyond each end of every spatial dim.
+    /// Number of cells beyond each end of every spatial dim.
     pub margin: Dims,
 }
 
 impl<'a> Cotangent<'a> {
-    /// The extents, with the cells beyond the ends.
+    /// Extents, including the cells beyond the ends.
     pub(super) fn extents(&self) -> Dims {
         let extents = spatial(&self.cells.shape());
         std::array::from_fn(|dim| extents[dim] + 2 * self.margin[dim])
@@ -105,7 +106,7 @@ impl<'a> Cotangent<'a> {
         Pieces::new(pieces.collect())
     }
 
-    /// Where a box of the cells that windows reach lies, counted from the first cell of all.
+    /// Position of a box of the cells that windows reach, counted from the first cell of all.
     pub(super) fn place(&self, cells: &[Range<usize>; 3]) -> [Range<usize>; 3] {
         std::array::from_fn(|dim| {
             let margin = self.margin[dim];
@@ -114,7 +115,7 @@ impl<'a> Cotangent<'a> {
     }
 }
 
-/// The part of a copy whose cells lie in a range of a dim, moved along it; `None` if none does.
+/// Part of a copy whose cells lie in a range of a dim, moved along it; `None` if there is none.
 fn moved(copy: &Transfer, dim: usize, range: &Range<usize>, by: isize) -> Option<Transfer> {
     let (src, dst) = (&copy.src.ranges()[dim], &copy.dst.ranges()[dim]);
     let (start, end) = (dst.start.max(range.start), dst.end.min(range.end));
@@ -133,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// The plan of one rank for a 3 × 3 kernel, with the cells beyond the ends of the last dim.
+    /// Plan of one rank for a 3 × 3 kernel, with the cells beyond the ends of the last dim.
     fn plan(rows: Boundary, columns: Boundary, [low, high]: [isize; 2]) -> ExchangePlan {
         let field = [1, 2, 4, 6];
         let mesh = MeshShape::new(&[("all", 1)], vec![0]).unwrap().into();

@@ -1,4 +1,4 @@
-//! One convolution on one rank: its cells, and the order of exchange and computation.
+//! A convolution on one rank: its cells, and the order of exchange and computation.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use halocline_core::ops::{Boxes, blank, cut, of_boxes};
@@ -7,16 +7,16 @@ use halocline_core::{Exchange, IndexBox, Result, Transfer};
 use super::engine::geometry::{Conv, Dims};
 use super::engine::winograd::whole_tiles;
 
-/// One convolution on one rank.
+/// A convolution on one rank.
 #[derive(Clone, Debug)]
 pub(crate) struct ConvRun {
-    /// The convolution of the cells that this rank's windows reach.
+    /// Convolution of the cells that this rank's windows reach.
     pub conv: Conv,
-    /// The number of tensors whose channels, one after the other, are those of the field.
+    /// Number of tensors whose concatenation along channels is the field.
     pub fields: usize,
-    /// The exchange that brings these cells; `None` if they are the shard.
+    /// Exchange that delivers these cells; `None` if they are the shard.
     pub exchange: Option<Exchange>,
-    /// The shape of this rank's result.
+    /// Shape of this rank's result.
     pub output: Vec<usize>,
 }
 
@@ -35,9 +35,9 @@ impl ConvRun {
         exchange.assemble(x, received)
     }
 
-    /// Sends boxes, computes results that need no box of another rank while boxes travel, and the
-    /// other results after they have arrived. `compute` gets the received boxes and the results to
-    /// compute.
+    /// Sends boxes, computes the results that need no box of another rank while boxes are in
+    /// flight, and the other results after the boxes have arrived. `compute` receives the arrived
+    /// boxes and the results to compute.
     pub(super) fn in_stages(
         &self,
         fields: &[DispatchTensor],
@@ -61,7 +61,7 @@ impl ConvRun {
         Ok(received.into_iter().map(|(_, cells)| cells).collect())
     }
 
-    /// The results to compute while boxes travel; `None` if that does not pay.
+    /// Results to compute while boxes are in flight; `None` if that does not pay.
     fn early(&self, boxes: &Boxes<'_>) -> Option<IndexBox> {
         let interior = self.exchange.as_ref()?.forward.plan.interior()?;
         let mut cells = [const { 0..1 }; 3];
@@ -70,7 +70,7 @@ impl ConvRun {
         let mut early = self.conv.results_within(&cells, spatial(&self.output));
         for dim in [1, 2] {
             if self.conv.kernel[dim] > 1 {
-                // Winograd's method computes neighbouring rows together, and columns.
+                // Winograd's method computes adjacent rows together, and columns, too.
                 early[dim] = whole_tiles(&early[dim], spatial(&self.output)[dim]);
             }
         }
@@ -84,7 +84,7 @@ impl ConvRun {
     }
 }
 
-/// Tensors whose channels follow each other, each with its first channel.
+/// Tensors that are concatenated along channels, each with its first channel.
 pub(super) fn channels_of<T: TensorMetadata>(fields: &[T]) -> impl Iterator<Item = (usize, &T)> {
     fields.iter().scan(0, |next, field| {
         let first = *next;
@@ -93,14 +93,14 @@ pub(super) fn channels_of<T: TensorMetadata>(fields: &[T]) -> impl Iterator<Item
     })
 }
 
-/// The shape of the field that tensors are whose channels follow each other.
+/// Shape of the concatenation of tensors along channels.
 pub(super) fn joint_shape<T: TensorMetadata>(fields: &[T]) -> Vec<usize> {
     let mut shape = fields[0].shape().to_vec();
     shape[1] = fields.iter().map(|field| field.shape()[1]).sum();
     shape
 }
 
-/// Cuts a box, of all channels, out of tensors whose channels follow each other.
+/// Cuts a box, with all channels, out of the concatenation of tensors along channels.
 pub(super) fn cut_out(fields: &[DispatchTensor], cells: &IndexBox) -> DispatchTensor {
     if let [field] = fields {
         return cut(field, cells);
@@ -115,7 +115,7 @@ pub(super) fn cut_out(fields: &[DispatchTensor], cells: &IndexBox) -> DispatchTe
     of_boxes(&fields[0], &shape, None, &parts)
 }
 
-/// The gradients of tensors whose channels follow each other, from that of the field that they are.
+/// Splits the gradient of a concatenation along channels into those of its tensors.
 pub(super) fn split<T: TensorMetadata>(
     gradient: Option<DispatchTensor>,
     fields: &[T],
@@ -135,7 +135,7 @@ pub(super) fn split<T: TensorMetadata>(
     parts.collect()
 }
 
-/// The spatial extents of a shape, as three.
+/// Spatial extents of a shape, as three.
 pub(super) fn spatial(shape: &[usize]) -> Dims {
     let mut dims = [1; 3];
     dims[5 - shape.len()..].copy_from_slice(&shape[2..]);

@@ -1,4 +1,4 @@
-//! Convolutions on shards against one device.
+//! Compares convolutions on shards with those on one device.
 
 use super::*;
 use crate::prelude::*;
@@ -72,7 +72,8 @@ fn halos_may_travel_while_the_interior_is_computed() {
     }
 }
 
-/// Shards that hold a periodic dim whole compute gradients from a periodic cotangent, others do not.
+/// Shards that hold a periodic dim whole compute gradients from a periodic cotangent, others do
+/// not.
 #[test]
 fn gradients_across_periodic_ends_are_those_of_any_mesh() {
     let behind = Padding {
@@ -93,7 +94,7 @@ fn gradients_across_periodic_ends_are_those_of_any_mesh() {
     }
 }
 
-/// As many channels and rows as Winograd's method takes, with shards that divide its tiles.
+/// As many channels and rows as Winograd's method requires, with shards that cut its tiles.
 #[test]
 fn rows_of_several_results_may_be_cut_by_shards() {
     let padding = [
@@ -255,7 +256,7 @@ fn fields_may_be_joined_along_channels() {
             .map(|channels| [2, *channels, 9, 11])
             .collect()
     };
-    // Direct sums, Winograd's method, groups that are of both fields, more than two fields.
+    // Direct sums, Winograd's method, groups that span both fields, more than two fields.
     let cases = [
         (&[2, 3][..], [4, 5], 1),
         (&[9, 8], [8, 17], 1),
@@ -269,7 +270,8 @@ fn fields_may_be_joined_along_channels() {
     }
 }
 
-/// `conv_cat` gives the bits of `conv` on the concatenation, with gradients, in every float type, with and without overlap.
+/// `conv_cat` has the bits of `conv` on the concatenation, with gradients, in every float type,
+/// with and without overlap.
 #[test]
 fn joined_fields_need_not_be_made() {
     for (overlap, dtype) in [
@@ -321,7 +323,7 @@ fn check_joined(launcher: Launcher, dtype: FloatDType) {
     }
 }
 
-/// Padding alone would give outputs, which no rank would own.
+/// Padding alone would produce outputs, which no rank would own.
 #[test]
 fn a_field_without_cells_is_refused() {
     Launcher::local(2)

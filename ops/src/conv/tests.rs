@@ -1,4 +1,4 @@
-//! Comparison with burn's own convolution, over random shapes, parameters and views.
+//! Compares convolutions with burn's own, over random shapes, parameters and views.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Device, Distribution, Shape, Tensor, module};

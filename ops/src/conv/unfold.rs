@@ -1,16 +1,17 @@
-//! Unfold and fold: the windows of a convolution as channels, and their sum.
+//! Unfold and fold: windows of a convolution as channels, and their sum.
 //!
-//! `unfold` gives `y[b, c·K + k, i] = x[b, c, i·stride − low + k·dilation]` for the `K` elements `k` of a window; `fold` adds
-//! the cells of all windows up, at the places that they have in them. Semantics follow PyTorch's `unfold` and `fold`, with the
-//! windows in spatial dims of their own instead of one: `flatten` makes them one.
+//! `unfold` computes `y[b, c·K + k, i] = x[b, c, i·stride − low + k·dilation]` for the `K` elements
+//! `k` of a window; `fold` adds up the cells of all windows at their positions in the field.
+//! Semantics follow PyTorch's `unfold` and `fold`, except that windows keep spatial dims of their
+//! own instead of sharing one; `flatten` merges them.
 //!
 //! # Placement
-//! All dims may be sharded, channels of windows in multiples of their cells; values must be resolved. A window belongs to the rank that
-//! holds its middle cell.
+//! All dims may be sharded, channels of windows in multiples of the window's cells; values must be
+//! resolved. A window belongs to the rank that holds its middle cell.
 //!
 //! # Communication
-//! `unfold`: halos where windows cross shards, and their gradients back. `fold`: parts of
-//! cells whose windows cross shards.
+//! `unfold` exchanges halos where windows cross shards, and sends their gradients back. `fold`
+//! sends the contributions of windows that cross shards.
 //!
 //! # Adjoint
 //! Each is the adjoint of the other.
@@ -28,13 +29,14 @@ use crate::golden::{Case, Golden, output};
 use crate::layer::Layer;
 use crate::rearrange::flatten;
 
-/// Makes channels of the cells of windows. See the [module](self).
+/// Gathers the cells of windows as channels. See the [module](self).
 ///
 /// # Shapes
 /// `[batch, channels, *spatial]` to `[batch, channels · K, *windows]`.
 ///
 /// # Errors
-/// Another number of dims, groups, a window that fits nowhere, partial values, a failure of communication.
+/// A wrong number of dims, groups, a window that fits nowhere, partial values, a failure of
+/// communication.
 ///
 /// # Example
 /// ```
@@ -93,7 +95,7 @@ pub(super) fn check<const D: usize, const N: usize>(
     Ok(())
 }
 
-/// The windows of a convolution with this kernel.
+/// Windows of a convolution with this kernel.
 pub(super) fn windows<const N: usize>(kernel: [usize; N], options: &ConvOptions<N>) -> Vec<Window> {
     let window = |dim: usize| Window {
         stride: options.stride[dim],
@@ -104,7 +106,7 @@ pub(super) fn windows<const N: usize>(kernel: [usize; N], options: &ConvOptions<
     (0..N).map(window).collect()
 }
 
-/// The options of burn's modules.
+/// Converts the options of burn's modules.
 pub(super) fn options(
     stride: [usize; 2],
     dilation: [usize; 2],
@@ -128,7 +130,7 @@ impl<X: Field<4>> Layer<X> for Unfold4d {
     }
 }
 
-/// Unfold in the registry.
+/// Registry entry of unfold.
 pub(super) const GOLDEN: Golden = Golden::new("unfold", |case| {
     output(unfold(
         case.input::<4>(0)?,

@@ -248,7 +248,7 @@ impl Stencil {
         let detached = x.clone().inner();
         let mut beside = Vec::with_capacity(N);
         for parameter in parameters {
-            beside.push(Operand::from(parameter).whole_beside(&detached, self.operator)?);
+            beside.push(Operand::from(parameter).replicated_for(&detached, self.operator)?);
         }
         if plan.output.has_empty_shard() {
             let counts = plan.output.local_box(x.mesh().position()).volume() > 0;

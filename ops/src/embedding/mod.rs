@@ -67,7 +67,7 @@ pub fn embedding<const D: usize, const E: usize>(
         let message = format!("indices {:?} for a result of {E} dims", index.dims());
         return Err(Error::operator(NAME, message));
     }
-    let weight = weight.into().beside(&index)?;
+    let weight = weight.into().place_on(&index)?;
     let [rows, _] = weight.dims();
     // The placement rule is that of a matrix product with the indices as one-hot vectors over rows.
     let result: Vec<Role> = (0..E).map(Role::Common).collect();
@@ -237,7 +237,7 @@ pub trait EmbeddingField<const D: usize>: Field<D> {
     #[track_caller]
     fn apply_unembedding(self, embedding: &Embedding) -> Self {
         run(self, |x| {
-            let table = Operand::from(&embedding.weight).beside(&x)?;
+            let table = Operand::from(&embedding.weight).place_on(&x)?;
             let weight = permute(table, [1, 0])?;
             // The table has sharded columns: each rank multiplies its features.
             let columns = weight.layout().axes_of(0);

@@ -231,16 +231,16 @@ pub trait Field<const D: usize>:
     /// use halocline_ops::Field;
     ///
     /// let x = Tensor::<1>::from([1.0, 2.0]);
-    /// let y = x.clone() * x.beside(Tensor::<1>::from([3.0, 4.0]));
+    /// let y = x.clone() * x.place_operand(Tensor::<1>::from([3.0, 4.0]));
     /// y.into_data().assert_eq(&[3.0_f32, 8.0].into(), true);
     /// ```
     #[track_caller]
-    fn beside<const E: usize>(&self, operand: impl Into<Operand<E>>) -> WithDims<Self, E> {
+    fn place_operand<const E: usize>(&self, operand: impl Into<Operand<E>>) -> WithDims<Self, E> {
         let x = self.clone().into_shard();
         Field::from_shard(match operand.into() {
-            Operand::Replicated(tensor) => x.replicate_beside(tensor),
+            Operand::Replicated(tensor) => x.replicate_operand(tensor),
             // Detached, since a loss may depend on the operand alone.
-            laid => laid.beside(&x.inner()).or_raise(),
+            sharded => sharded.place_on(&x.inner()).or_raise(),
         })
     }
 
@@ -286,7 +286,7 @@ pub trait Field<const D: usize>:
     /// Applies an elementwise closure.
     ///
     /// The value at a cell must depend only on the input value at that cell. Parameters and factors
-    /// that vary by cell are operands: `x * x.beside(scale)`.
+    /// that vary by cell are operands: `x * x.place_operand(scale)`.
     ///
     /// # Panics
     /// Panics where [`ShardTensor::map_local`] does: if `f` changes the shape or captures a tensor

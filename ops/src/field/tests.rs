@@ -120,7 +120,7 @@ fn map_takes_no_parameter_on_one_device_either() {
         message.contains("captures a tensor with gradients"),
         "{message}"
     );
-    let scaled = x.clone().tanh() * x.beside(scale.clone());
+    let scaled = x.clone().tanh() * x.place_operand(scale.clone());
     let gradients = scaled.sum().backward();
     assert!(scale.grad(&gradients).is_some());
 }

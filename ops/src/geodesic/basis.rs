@@ -24,7 +24,7 @@ pub enum DiscoBasis {
     /// Products of cosines and sines along two axes under a Hann window, with unit norm; the
     /// numbers of functions of both axes.
     Harmonic([usize; 2]),
-    /// [`Harmonic`](Self::Harmonic) without normalisation, named `morlet` in torch-harmonics before
+    /// [`Harmonic`](Self::Harmonic) without normalization, named `morlet` in torch-harmonics before
     /// 0.9.
     Morlet([usize; 2]),
     /// Zernike polynomials of all degrees below this one, with unit norm.
@@ -36,7 +36,7 @@ pub enum DiscoBasis {
 }
 
 impl DiscoBasis {
-    /// Combines the basis with a normalisation other than [`DiscoNorm::Nodal`].
+    /// Combines the basis with a normalization other than [`DiscoNorm::Nodal`].
     #[must_use]
     pub fn with_norm(self, norm: DiscoNorm) -> DiscoKernel {
         DiscoKernel { basis: self, norm }
@@ -72,7 +72,7 @@ fn waves([down, across]: [usize; 2], norm: impl Fn(Waves) -> Waves) -> Vec<Funct
         .collect()
 }
 
-/// Divisor that normalises the functions of a [`DiscoBasis`], with the names of torch-harmonics.
+/// Divisor that normalizes the functions of a [`DiscoBasis`], with the names of torch-harmonics.
 /// Sums use the quadrature of the input grid, over the cells that a function reaches from a row of
 /// outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -88,17 +88,17 @@ pub enum DiscoNorm {
     Support,
     /// Half of the fraction of the sphere that the disc covers.
     Geometric,
-    /// One: no normalisation.
+    /// One: no normalization.
     None,
 }
 
-/// Basis functions and normalisation of a [`Disco`](super::Disco). Converts from a basis, and from
+/// Basis functions and normalization of a [`Disco`](super::Disco). Converts from a basis, and from
 /// two numbers: rings and angles of [`PiecewiseLinear`](DiscoBasis::PiecewiseLinear).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiscoKernel {
     /// Basis functions.
     pub basis: DiscoBasis,
-    /// Their normalisation.
+    /// Normalization of the functions.
     pub norm: DiscoNorm,
 }
 

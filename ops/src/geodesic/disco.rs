@@ -205,7 +205,7 @@ pub fn disco_conv(
     let shape = [channels_out, channels_in * functions, 1, 1];
     let weight = match weight {
         Operand::Replicated(weight) => Operand::Replicated(reshape(weight, shape.to_vec())),
-        laid => Operand::Laid(reshape_shards(laid.beside(&x)?, shape)?),
+        laid => Operand::Sharded(reshape_shards(laid.place_on(&x)?, shape)?),
     };
     let mut extents = x.layout().all_extents().to_vec();
     extents[1].iter_mut().for_each(|held| *held *= functions);

@@ -79,7 +79,7 @@ pub(super) fn rows(cosines: &[f64], output: f64, cutoff: f64) -> Range<usize> {
 
 /// Distance and direction of a point from the output cell at longitude zero.
 pub(super) fn rotated(cosine: f64, longitude: f64, output: f64) -> (f64, f64) {
-    // As in torch-harmonics: in f64 from the colatitudes, normalised.
+    // As in torch-harmonics: in f64 from the colatitudes, normalized.
     let (sine, output_sine) = (cosine.acos().sin(), output.acos().sin());
     let [x, y, z] = [
         output * longitude.cos() * sine - cosine * output_sine,

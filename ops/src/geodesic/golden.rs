@@ -15,7 +15,7 @@ fn grids(case: &Case) -> [SphereGrid; 2] {
     }
 }
 
-/// Basis functions named by `basis_type` and `kernel_shape`, with their normalisation.
+/// Basis functions named by `basis_type` and `kernel_shape`, with their normalization.
 fn kernel_of(case: &Case) -> DiscoKernel {
     let [first, second] = case.attributes.array::<2>("kernel_shape", 1);
     let basis = match case.attributes.text("basis_type") {

@@ -158,7 +158,7 @@ impl<E: Element> Row<'_, E> {
         let [width, _] = self.widths;
         let scale = E::splat(simd, E::from_f64(self.scale));
         let zero = E::splat(simd, E::default());
-        // SAFETY: as the caller guarantees; a line has `padded` longitudes after each start.
+        // SAFETY: guaranteed by the caller; a line has `padded` longitudes after each start.
         unsafe {
             for (number, start) in starts.iter().enumerate() {
                 let keys = self.keys.as_ptr().add(*start);

@@ -66,7 +66,7 @@ impl Operator<4, 4> for Coarser {
             halocline_core::Layout::new(held.layout().mesh(), &queries.dims(), held.placements())
                 .unwrap();
         layout = layout.with_extents(0, held.layout().extents(0)).unwrap();
-        let queries = X::from_shard(held.replicate_beside(queries).redistribute(&layout));
+        let queries = X::from_shard(held.replicate_operand(queries).redistribute(&layout));
         queries.sphere_attention(keys, values, 2, &self.0)
     }
 }
@@ -170,7 +170,7 @@ fn attention_on_shards_of_batch_and_grid() {
     check_op(&Attention(near), &shapes, &[], &[0, 2, 3], 5e-6);
 }
 
-/// Every function is normalised to mean one.
+/// Every function is normalized to mean one.
 #[test]
 fn a_constant_stays_a_constant() {
     let kernels = Disco::new([9, 16], [9, 16], [3, 1], SphereGrid::LegendreGauss, None).unwrap();

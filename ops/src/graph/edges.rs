@@ -27,7 +27,7 @@ use crate::precision::in_f32;
 ///     let mesh = world.mesh([("cells", 2)])?;
 ///     let x = Tensor::<2>::from_floats([[0.0], [1.0], [4.0], [9.0], [16.0]], world.device());
 ///     let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
-///     let edges = graph.beside(&x, 0)?; // once
+///     let edges = graph.distribute(&x, 0)?; // once
 ///     let means = edges.reduce(edges.sources(x), Aggregate::Mean);
 ///     let means = means.full_tensor();
 ///     means.into_data().assert_eq(&[[8.5_f32], [2.0], [5.0], [10.0], [4.5]].into(), true);
@@ -96,7 +96,7 @@ impl Graph {
     ///
     /// # Errors
     /// Fails for a dim that does not exist or whose size is not the number of targets.
-    pub fn beside<const D: usize, X: Field<D>>(
+    pub fn distribute<const D: usize, X: Field<D>>(
         &self,
         targets: &X,
         dim: usize,
@@ -242,7 +242,7 @@ impl EdgeShards {
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("cells", 2)])?;
     ///     let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
-    ///     let edges = Graph::new(4, 4, &[[1, 0], [0, 1], [3, 2]])?.beside(&x, 0)?;
+    ///     let edges = Graph::new(4, 4, &[[1, 0], [0, 1], [3, 2]])?.distribute(&x, 0)?;
     ///     let lengths = Tensor::<2>::from_floats([[1.0], [1.0], [2.0]], world.device());
     ///     let lengths = edges.features(&x, lengths)?;
     ///     assert_eq!(lengths.local().dims(), [[2, 1], [1, 1]][world.rank()]);
@@ -281,7 +281,7 @@ impl EdgeShards {
         });
         let layout = held.derive(placements.collect(), extents.collect());
         // Detached, since a loss may depend on the features alone.
-        let features = features.beside(&targets.clone().inner())?;
+        let features = features.place_on(&targets.clone().inner())?;
         features.try_redistribute(&layout)
     }
 
@@ -324,7 +324,7 @@ impl EdgeShards {
     /// use halocline_ops::graph::Graph;
     ///
     /// let x = Tensor::<1>::from([0.0, 3.0, 0.0]);
-    /// let edges = Graph::new(3, 3, &[[0, 1], [2, 1], [1, 2]])?.beside(&x, 0)?;
+    /// let edges = Graph::new(3, 3, &[[0, 1], [2, 1], [1, 2]])?.distribute(&x, 0)?;
     /// let weights = edges.softmax(edges.sources(x)); // two edges of target 1 with a score of 0
     /// weights.into_data().assert_eq(&[0.5_f32, 0.5, 1.0].into(), true);
     /// # Ok::<(), halocline_core::Error>(())

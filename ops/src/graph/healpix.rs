@@ -147,7 +147,8 @@ impl Strips {
                     continue;
                 }
                 for (side, places) in places.iter_mut().enumerate() {
-                    // Rows and columns map to rows or columns: opposite corners to opposite corners.
+                    // Rows and columns map to rows or columns, opposite corners to opposite
+                    // corners.
                     let corners = [(high.start, wide.start), (high.end - 1, wide.end - 1)];
                     let [a, b] = corners.map(|(y, x)| source(face, y, x, side));
                     let first = [a[0], a[1].min(b[1]), a[2].min(b[2])];

@@ -21,7 +21,7 @@ use std::collections::HashMap;
 /// let x = ShardTensor::solo(Tensor::<2>::ones([count, 3], &Default::default()));
 /// // Edges of all levels, as in GraphCast.
 /// let edges: Vec<[usize; 2]> = (0..=2).flat_map(|level| grid.edges(level)).copied().collect();
-/// let edges = Graph::new(count, count, &edges)?.beside(&x, 0)?;
+/// let edges = Graph::new(count, count, &edges)?.distribute(&x, 0)?;
 /// let mean = edges.reduce(edges.sources(x.clone()), Aggregate::Mean);
 /// mean.local().to_data().assert_approx_eq::<f32>(&x.local().to_data(), Default::default());
 /// # Ok::<(), halocline_core::Error>(())
@@ -222,7 +222,7 @@ mod tests {
     impl Operator<2, 2> for Means {
         fn apply<X: Field<2>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<2>>) -> X {
             let x = inputs.remove(0);
-            let edges = self.graph().beside(&x, 0).unwrap();
+            let edges = self.graph().distribute(&x, 0).unwrap();
             let near = edges.reduce(edges.sources(x.clone()), Aggregate::Mean);
             edges.reduce(edges.sources(near * x), Aggregate::Mean)
         }

@@ -7,8 +7,8 @@
 //! - [`take_cells`]: gathers cells by number from any ranks. Such lists of cells ([`CellMap`]) also
 //!   describe halos, among them [`healpix_padding`] and [`tripolar_fold`].
 //! - [`Icosphere`]: icosahedral grids, and their neighbour graphs on all levels.
-//! - [`pad_healpix`]: halo of HEALPix faces that form their own dim; [`healpix_from`],
-//!   [`healpix_to`] and [`healpix_centers`]: ring and nested numbering of files, and the positions
+//! - [`pad_healpix`]: halo of HEALPix faces that form their own dim; [`healpix_from_file`],
+//!   [`healpix_to_file`] and [`healpix_centers`]: ring and nested numbering of files, and the positions
 //!   of cells.
 //! - [`Graph`], [`EdgeShards`]: messages along edges, and their sums, means or extrema at the
 //!   targets.
@@ -39,7 +39,7 @@ pub use healpix::pad_healpix;
 pub use icosphere::Icosphere;
 pub use maps::{Fold, healpix_padding, tripolar_fold};
 pub use neighbours::{distances, nearest_neighbours, neighbours_within};
-pub use numbering::{HealpixOrder, healpix_centers, healpix_from, healpix_to};
+pub use numbering::{HealpixOrder, healpix_centers, healpix_from_file, healpix_to_file};
 pub use reduce::Aggregate;
 
 use crate::golden::{Case, Golden, Output, output};
@@ -70,7 +70,7 @@ fn run<const D: usize>(case: &Case) -> Result<Box<dyn Output>> {
         .map(<[usize; 2]>::from)
         .collect();
     let cells = x.dims()[0];
-    let edges = Graph::new(cells, cells, &edges)?.beside(&x, 0)?;
+    let edges = Graph::new(cells, cells, &edges)?.distribute(&x, 0)?;
     let aggregates = [
         ("sum", Aggregate::Sum),
         ("mean", Aggregate::Mean),

@@ -44,7 +44,7 @@ const QUERIES: usize = 256;
 /// let query = ShardTensor::solo(Tensor::<2>::from([[0.0, 0.0]]));
 /// let graph = nearest_neighbours(&points, &query, 2)?;
 /// assert_eq!(graph.edges(), [[0, 0], [1, 0]]);
-/// let lengths = distances(&points, &query, &graph.beside(&query, 0)?)?;
+/// let lengths = distances(&points, &query, &graph.distribute(&query, 0)?)?;
 /// lengths.local().to_data().assert_eq(&[[0.0_f32], [5.0]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```

@@ -33,26 +33,26 @@ pub enum HealpixOrder {
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_core::ShardTensor;
-/// use halocline_ops::graph::{HealpixOrder, healpix_from, healpix_to, take_cells};
+/// use halocline_ops::graph::{HealpixOrder, healpix_from_file, healpix_to_file, take_cells};
 ///
 /// let field: Vec<f32> = (0..48).map(|cell| cell as f32).collect(); // of a file, by rings
 /// let field = ShardTensor::solo(Tensor::<1>::from_floats(field.as_slice(), &Default::default()));
-/// let faces = take_cells(field.clone(), 0, &healpix_from(2, HealpixOrder::Ring)?, &[48])?; // [12 · y · x]
+/// let faces = take_cells(field.clone(), 0, &healpix_from_file(2, HealpixOrder::Ring)?, &[48])?; // [12 · y · x]
 /// let first = faces.local().clone().slice([0..4]);
 /// first.into_data().assert_eq(&[13.0_f32, 5.0, 4.0, 0.0].into(), true);
-/// let again = take_cells(faces, 0, &healpix_to(2, HealpixOrder::Ring)?, &[48])?;
+/// let again = take_cells(faces, 0, &healpix_to_file(2, HealpixOrder::Ring)?, &[48])?;
 /// again.local().to_data().assert_eq(&field.local().to_data(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn healpix_from(size: usize, order: HealpixOrder) -> Result<CellMap> {
+pub fn healpix_from_file(size: usize, order: HealpixOrder) -> Result<CellMap> {
     Ok(CellMap::new(numbers(size, order)?))
 }
 
-/// Map from the order by faces to the order of a file: the inverse of [`healpix_from`].
+/// Map from the order by faces to the order of a file: the inverse of [`healpix_from_file`].
 ///
 /// # Errors
-/// Errors of [`healpix_from`].
-pub fn healpix_to(size: usize, order: HealpixOrder) -> Result<CellMap> {
+/// Errors of [`healpix_from_file`].
+pub fn healpix_to_file(size: usize, order: HealpixOrder) -> Result<CellMap> {
     let numbers = numbers(size, order)?;
     let mut cells = vec![0; numbers.len()];
     for (cell, number) in numbers.into_iter().enumerate() {
@@ -203,8 +203,8 @@ mod tests {
             }
         }
         assert!(
-            healpix_from(3, HealpixOrder::Nested).is_err()
-                && healpix_to(0, HealpixOrder::Ring).is_err()
+            healpix_from_file(3, HealpixOrder::Nested).is_err()
+                && healpix_to_file(0, HealpixOrder::Ring).is_err()
         );
         // From healpy.nest2ring(2, …).
         let rings = numbers(2, HealpixOrder::Ring).unwrap();
@@ -220,7 +220,7 @@ mod tests {
     fn cells_lie_where_their_numbers_and_their_neighbours_are() {
         for size in [1, 2, 5, 8] {
             let centres = healpix_centers(size);
-            let by_rings = healpix_to(size, HealpixOrder::Ring).unwrap();
+            let by_rings = healpix_to_file(size, HealpixOrder::Ring).unwrap();
             let in_order: Vec<[f64; 2]> =
                 by_rings.cells().iter().map(|cell| centres[*cell]).collect();
             let follows = |pair: &[[f64; 2]]| {

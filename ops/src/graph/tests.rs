@@ -18,7 +18,10 @@ struct Messages(Aggregate);
 impl Operator<3, 3> for Messages {
     fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
         let x = inputs.remove(0);
-        let edges = Graph::new(9, 9, &edges()).unwrap().beside(&x, 1).unwrap();
+        let edges = Graph::new(9, 9, &edges())
+            .unwrap()
+            .distribute(&x, 1)
+            .unwrap();
         let sources = edges.sources(x.clone());
         edges.reduce(sources * edges.targets(x).sin(), self.0)
     }
@@ -45,7 +48,10 @@ impl Operator<2, 2> for Star {
         let star = (0..64).map(|source| [source, 5]);
         let singles = (0..40).map(|target| [target + 7, target + target / 5]);
         let edges: Vec<[usize; 2]> = star.chain(singles).collect();
-        let edges = Graph::new(64, 64, &edges).unwrap().beside(&x, 0).unwrap();
+        let edges = Graph::new(64, 64, &edges)
+            .unwrap()
+            .distribute(&x, 0)
+            .unwrap();
         let sources = edges.sources(x.clamp(-0.7, 0.7)); // several attain the extreme value
         edges.reduce(sources, self.0)
     }
@@ -64,7 +70,7 @@ fn infinite_and_undefined_extrema_keep_their_gradients() {
     let device = burn::tensor::Device::default().autodiff();
     let x = Tensor::<1>::from_floats(values, &device).require_grad();
     let edges = [[0, 0], [1, 0], [2, 1], [3, 1], [2, 2], [4, 2], [4, 2]];
-    let edges = Graph::new(5, 5, &edges).unwrap().beside(&x, 0).unwrap();
+    let edges = Graph::new(5, 5, &edges).unwrap().distribute(&x, 0).unwrap();
     let y = edges.reduce(edges.sources(x.clone()), Aggregate::Max);
     let gradients = y.clone().sum().backward();
     let y: Vec<f32> = y.into_data().iter().collect();
@@ -79,7 +85,10 @@ struct Weighted;
 impl Operator<3, 3> for Weighted {
     fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, mut lengths: Vec<Tensor<3>>) -> X {
         let x = inputs.remove(0);
-        let edges = Graph::new(9, 9, &edges()).unwrap().beside(&x, 1).unwrap();
+        let edges = Graph::new(9, 9, &edges())
+            .unwrap()
+            .distribute(&x, 1)
+            .unwrap();
         let lengths = edges
             .features(&x.clone().into_shard(), lengths.remove(0))
             .unwrap();
@@ -150,7 +159,7 @@ fn targets_may_be_cut_by_their_edges() {
                 layout = layout.with_extents(0, &balance.extents[0])?;
             }
             let x = ShardTensor::distribute(random([9, 2], "x", 0).inner(), &mesh, &layout)?;
-            let edges = graph.beside(&x, 0)?;
+            let edges = graph.distribute(&x, 0)?;
             let y = edges.reduce(edges.sources(x), Aggregate::Sum);
             Ok(vec![y.full_tensor().into_data()])
         });
@@ -242,7 +251,7 @@ fn distances_have_gradients_on_any_ranks() {
             let points = random::<2>([11, 3], "points", 0).inner();
             let points = ShardTensor::distribute(points, &mesh, &[Shard(0)])?.require_grad();
             let graph = nearest_neighbours(&points, &points, 3)?;
-            let edges = graph.beside(&points, 0)?;
+            let edges = graph.distribute(&points, 0)?;
             let lengths = distances(&points, &points, &edges)?;
             let gradients = (lengths.clone() * lengths.clone().sin()).sum().backward();
             let gradient = points.grad(&gradients).expect("a gradient");
@@ -264,7 +273,7 @@ fn misuse_is_told() {
     let error = Graph::new(3, 3, &[[0, 3]]).unwrap_err().to_string();
     assert!(error.contains("from 0 to 3 with 3 sources"), "{error}");
     let graph = Graph::new(3, 4, &[[0, 3]]).unwrap();
-    let error = graph.beside(&x, 0).unwrap_err().to_string();
+    let error = graph.distribute(&x, 0).unwrap_err().to_string();
     assert!(error.contains("a graph of 4 targets"), "{error}");
     let error = take_cells(x.clone(), 0, &CellMap::new(vec![3]), &[1]).unwrap_err();
     assert!(error.to_string().contains("cell 3 of dim 0"), "{error}");

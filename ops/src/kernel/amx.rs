@@ -1,7 +1,8 @@
-//! Matrices of AMX: registers of 16 rows of 64 bytes. One instruction adds the product of a matrix of pairs of bf16 numbers
-//! with another to a matrix of sums in f32.
+//! AMX tile registers: matrices of 16 rows of 64 bytes. One instruction multiplies two matrices of
+//! pairs of bf16 numbers and adds the product to a matrix of f32 sums.
 //!
-//! The instructions are written as assembly: the compiler has no types for these registers, and does not use them.
+//! The instructions are inline assembly: the compiler has no types for these registers and does not
+//! use them.
 
 use std::marker::PhantomData;
 #[cfg(target_arch = "x86_64")]
@@ -9,12 +10,12 @@ use std::sync::OnceLock;
 
 use instructions::{configure, load, multiply, release, store, zero};
 
-/// Most rows of a matrix, and numbers of 32 bits in a row.
+/// Maximum number of rows of a matrix, and of 32-bit elements in a row.
 pub(crate) const SIDE: usize = 16;
 
-/// The products of parts of a left number with parts of a right one that add up to the product of both: the rest is less than
-/// half of its last bit. Neighbours have one part in common, which is loaded once; the largest product comes last, so that
-/// adding the others loses nothing.
+/// Products of parts of a left number with parts of a right number that add up to the product of
+/// both; the omitted rest is less than half of its last bit. Consecutive products share one part,
+/// which is loaded once; the largest comes last, so that adding the others loses nothing.
 const fn products(parts: usize) -> &'static [[usize; 2]] {
     match parts {
         1 => &[[0, 0]],
@@ -23,26 +24,28 @@ const fn products(parts: usize) -> &'static [[usize; 2]] {
     }
 }
 
-/// Where the matrices of a factor lie.
+/// Memory layout of the matrices of a factor.
 pub(crate) struct Factor<F> {
-    /// The address of the first part of matrix 0 or 1 of a term.
+    /// Address of the first part of matrix 0 or 1 of a term.
     pub at: F,
-    /// Bytes from a row to the next one, and from a part to the next one.
+    /// Bytes from one row to the next, and from one part to the next.
     pub row: usize,
     pub part: usize,
 }
 
-/// Where up to two by two matrices of sums lie: those of the second rows begin [`SIDE`] rows below the first.
+/// Memory layout of up to two by two matrices of sums; those of the second row of matrices begin
+/// [`SIDE`] rows below the first.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     first: *mut u8,
-    /// Bytes from a row to the next one, and from a matrix to that of the next columns.
+    /// Bytes from one row to the next, and from a matrix to the one to its right.
     row: usize,
     next: usize,
 }
 
 impl Place {
-    /// Sums in so many elements from a row to the next one, and from a matrix to that of the next columns.
+    /// Creates a layout from the element strides from one row to the next, and from a matrix to the
+    /// one to its right.
     pub(crate) fn new<E>(first: *mut E, row: usize, next: usize) -> Self {
         Self {
             first: first.cast(),
@@ -56,7 +59,7 @@ impl Place {
     }
 }
 
-/// Whether the processor has these instructions and those of AVX-512 BF16, and the system lets this process use them.
+/// Whether the processor supports AMX and AVX-512 BF16, and the system lets this process use them.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn is_permitted() -> bool {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
@@ -65,7 +68,7 @@ pub(crate) fn is_permitted() -> bool {
         {
             const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
             let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
-            // Threads need more state for the registers, which the system gives when it is asked.
+            // The registers enlarge the state of a thread; the system grants this on request.
             const ASK: libc::c_long = 0x1023;
             const TILE_DATA: libc::c_long = 18;
             // SAFETY: the call reads no memory.
@@ -78,7 +81,7 @@ pub(crate) fn is_permitted() -> bool {
     })
 }
 
-/// Rows and bytes of a row of every register.
+/// Tile configuration: rows, and bytes per row, of every register.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -88,13 +91,13 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// The registers of this thread, as matrices of one size for each factor; released when dropped. They are not
-/// another thread's: hence the pointer.
+/// Tile registers of this thread, configured for one matrix size per factor and released on drop.
+/// The pointer keeps the type on this thread.
 pub(crate) struct Matrices(PhantomData<*const ()>);
 
 impl Matrices {
-    /// Sums have `rows` rows of [`SIDE`] columns; their left factors have as many rows of `pairs` pairs, and their right
-    /// ones `pairs` rows of as many columns.
+    /// Configures the registers: sums have `rows` rows of [`SIDE`] columns, left factors `rows`
+    /// rows of `pairs` pairs, right factors `pairs` rows of [`SIDE`] columns.
     ///
     /// # Safety
     /// [`is_permitted`] must be true.
@@ -121,8 +124,8 @@ impl Matrices {
         Self(PhantomData)
     }
 
-    /// Writes the sums of the products of left with right matrices, one or two of each (`sizes`), over so many terms of numbers in
-    /// one or three parts (`terms`).
+    /// Writes the sums of the products of one or two left with one or two right matrices (`sizes`),
+    /// over a number of terms with one or three parts (`terms`).
     ///
     /// # Safety
     /// All matrices must be readable, and the sums writable.
@@ -135,14 +138,15 @@ impl Matrices {
         right: Factor<impl Fn(usize, usize) -> *const u8>,
         to: Place,
     ) {
-        // SAFETY: the caller's; sums so far are not read.
+        // SAFETY: guaranteed by the caller; previous sums are not read.
         unsafe { self.sums::<false>(sizes, terms, left, right, [to, to]) };
     }
 
-    /// Reads sums so far at one place, adds the [`products`](Self::products), and writes them to the other place.
+    /// Reads previous sums from one place, adds the [`products`](Self::products), and writes the
+    /// result to the other place.
     ///
     /// # Safety
-    /// As there, and sums so far must be readable.
+    /// As for [`products`](Self::products), and the previous sums must be readable.
     #[inline(always)]
     pub(crate) unsafe fn add(
         &self,
@@ -188,7 +192,7 @@ impl Matrices {
         right: Factor<impl Fn(usize, usize) -> *const u8>,
         [from, to]: [Place; 2],
     ) {
-        // SAFETY: the caller's, and the registers are configured.
+        // SAFETY: guaranteed by the caller; the registers are configured.
         unsafe {
             begin::<0, ADD>(from.at(0, 0), from.row);
             if N > 1 {
@@ -244,7 +248,7 @@ impl Matrices {
     }
 }
 
-/// Sums so far.
+/// Loads the previous sums, or zeros.
 #[inline(always)]
 unsafe fn begin<const T: usize, const ADD: bool>(from: *mut u8, row: usize) {
     // SAFETY: guaranteed by the caller.
@@ -259,7 +263,7 @@ unsafe fn begin<const T: usize, const ADD: bool>(from: *mut u8, row: usize) {
 
 impl Drop for Matrices {
     fn drop(&mut self) {
-        // SAFETY: they are this thread's.
+        // SAFETY: the registers belong to this thread.
         unsafe { release() };
     }
 }
@@ -271,7 +275,7 @@ mod instructions {
     use super::Configuration;
 
     pub(super) unsafe fn configure(configuration: &Configuration) {
-        // SAFETY: the instruction reads 64 bytes; the caller's.
+        // SAFETY: guaranteed by the caller; the instruction reads 64 bytes.
         unsafe {
             let configuration = std::ptr::from_ref(configuration);
             asm!("ldtilecfg [{}]", in(reg) configuration, options(readonly, nostack, preserves_flags));
@@ -285,7 +289,7 @@ mod instructions {
 
     #[inline(always)]
     pub(super) unsafe fn zero<const T: usize>() {
-        // SAFETY: the caller's: the registers are configured.
+        // SAFETY: the caller has configured the registers.
         unsafe { asm!("tilezero tmm{t}", t = const T, options(nomem, nostack, preserves_flags)) };
     }
 
@@ -305,7 +309,7 @@ mod instructions {
 
     #[inline(always)]
     pub(super) unsafe fn multiply<const C: usize, const A: usize, const B: usize>() {
-        // SAFETY: the caller's: the registers are configured, with sizes that fit.
+        // SAFETY: the caller has configured the registers with matching sizes.
         unsafe {
             asm!(
                 "tdpbf16ps tmm{c}, tmm{a}, tmm{b}",
@@ -353,7 +357,7 @@ mod tests {
     use super::*;
     use crate::kernel::products::{Pairs, Products};
 
-    /// Numbers that products and sums of have no rounding.
+    /// Values whose products and sums are exact.
     fn numbers(len: usize) -> Vec<[f32; 2]> {
         let number = |index: usize| (index * 7 % 13) as f32 - 6.0;
         (0..len)
@@ -382,7 +386,7 @@ mod tests {
                 .as_ptr()
                 .cast::<u8>()
         };
-        // SAFETY: the processor has the registers, and all matrices are as long.
+        // SAFETY: the processor has the registers, and all matrices are that long.
         unsafe {
             let matrices = Matrices::of(rows, pairs);
             let left = || Factor {

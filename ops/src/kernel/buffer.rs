@@ -1,4 +1,4 @@
-//! Results of kernels, in pooled memory.
+//! Buffers for the results of kernels, in pooled memory.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
@@ -9,10 +9,10 @@ use halocline_core::tasks;
 use super::memory::Shared;
 use super::simd::Element;
 
-/// Elements that are worth a task.
+/// Number of elements that is worth a task.
 const PART: usize = 1 << 16;
 
-/// The elements of a result.
+/// Elements of a result.
 #[derive(Debug)]
 pub(crate) struct Buffer<E> {
     block: Block,
@@ -21,7 +21,7 @@ pub(crate) struct Buffer<E> {
 }
 
 impl<E: Copy> Buffer<E> {
-    /// A new buffer, every element of which is written by `fill`.
+    /// Creates a buffer whose elements are all written by `fill`.
     ///
     /// # Safety
     /// `fill` must initialise all `len` elements.
@@ -37,29 +37,29 @@ impl<E: Copy> Buffer<E> {
         }
     }
 
-    /// The elements.
+    /// Returns the elements.
     pub(crate) fn elements_mut(&mut self) -> &mut [E] {
-        // SAFETY: the block holds so many elements, which `filled` has initialised, and is borrowed alone.
+        // SAFETY: the block holds `len` elements, which `filled` initialised; the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(self.block.start().cast().as_ptr(), self.len) }
     }
 
-    /// The elements, for tasks that each write their own.
+    /// Returns the elements for tasks that write disjoint parts.
     pub(crate) fn shared(&mut self) -> Shared<E> {
         Shared::at_start(self.block.start().cast())
     }
 
-    /// The block of the elements, and their size in bytes.
+    /// Returns the memory block and the size of the elements in bytes.
     pub(crate) fn into_block(self) -> (Block, usize) {
         (self.block, self.len * size_of::<E>())
     }
 }
 
-/// A buffer of one value.
+/// Creates a buffer filled with one value.
 pub(crate) fn filled<E: Element>(len: usize, value: f64) -> Buffer<E> {
     let value = E::from_f64(value);
     let fill = |elements: Shared<E>, range: Range<usize>| {
         for index in range {
-            // SAFETY: within the buffer, and of one task alone.
+            // SAFETY: within the buffer, and written by one task only.
             unsafe { *elements.at(index) = value };
         }
     };
@@ -74,7 +74,8 @@ pub(crate) fn filled<E: Element>(len: usize, value: f64) -> Buffer<E> {
     }
 }
 
-/// A buffer of zeros in parts of `part` elements, each of which `run` changes while it is in the cache.
+/// Creates a buffer in parts of `part` elements: each is zeroed, then modified by `run` while in
+/// cache.
 pub(crate) fn scattered<E: Element>(
     len: usize,
     part: usize,
@@ -82,7 +83,7 @@ pub(crate) fn scattered<E: Element>(
 ) -> Buffer<E> {
     let part = part.max(1);
     let together = (PART / 4 / part).max(1);
-    // SAFETY: the tasks write all elements, each those of its parts.
+    // SAFETY: the tasks write all elements, each task its own parts.
     unsafe {
         Buffer::filled(len, |elements| {
             tasks::for_each(len.div_ceil(part), together, |number| {
@@ -99,7 +100,7 @@ impl<E> Deref for Buffer<E> {
     type Target = [E];
 
     fn deref(&self) -> &[E] {
-        // SAFETY: the block holds `len` elements, which `filled` has initialised.
+        // SAFETY: the block holds `len` elements, which `filled` initialised.
         unsafe { std::slice::from_raw_parts(self.block.start().cast().as_ptr(), self.len) }
     }
 }

@@ -1,19 +1,18 @@
-//! Coefficients of the functions of vectors in `math`.
+//! Coefficients of the vector functions in `math`.
 
 /// Coefficients, lowest power first, and limits.
 #[derive(Debug)]
 pub(crate) struct Constants<E: 'static> {
-    /// Adding this rounds to whole numbers: `1.5 · 2ᵐ`, with `m` the bits of the mantissa.
+    /// Adding this rounds to integers: `1.5 · 2ᵐ`, with `m` the bits of the mantissa.
     pub(super) round: E,
     pub(super) log2_e: E,
-    /// The leading bits of ln 2, few enough for products with exponents to be exact, and the rest.
+    /// Leading bits of ln 2, few enough for exact products with exponents, and the rest.
     pub(super) ln_2: [E; 2],
     /// `(e^r - 1 - r) / r²` for `|r| ≤ ln 2 / 2`.
     pub(super) exp: &'static [E],
     /// Numerator and denominator of `G(u)`.
     pub(super) normal: [&'static [E]; 2],
-    /// Where the tails of both distributions are cut off, because they approach the smallest normal
-    /// number.
+    /// Cutoffs of the tails of both distributions, where they approach the smallest normal number.
     pub(super) ends: [E; 2],
     /// `1 / √(2π)`.
     pub(super) density: E,

@@ -1,4 +1,4 @@
-//! Tensors of the CPU backend as views and buffers of kernels.
+//! Conversion between tensors of the CPU backend and the views and buffers of kernels.
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::FloatTensorOps;
@@ -17,7 +17,7 @@ use crate::kernel::memory::View;
 use crate::kernel::simd::Element;
 use crate::kernel::widths;
 
-/// Whether our kernels run on a device.
+/// Whether our kernels run on this device.
 pub(crate) fn runs_on(device: &Device) -> bool {
     matches!(
         device.clone().inner().as_dispatch(),
@@ -25,19 +25,20 @@ pub(crate) fn runs_on(device: &Device) -> bool {
     )
 }
 
-/// A float of both burn and kernels.
+/// Float type of both burn and kernels.
 pub(crate) trait Float: Element + BurnElement + bytemuck::Pod {}
 
 impl Float for f32 {}
 impl Float for f64 {}
 
-/// A tensor `[batch, channels, *spatial]` with three spatial dims, the leading ones of one cell.
+/// Views a tensor `[batch, channels, *spatial]` with three spatial dims; missing leading ones have
+/// size one.
 pub(crate) fn field<N: BurnElement + bytemuck::Pod>(tensor: &FlexTensor) -> View<'_, N, 5> {
     let whole = IndexBox::whole(&tensor.layout().shape()[..]);
     field_box(tensor, &whole, &[])
 }
 
-/// A box of a tensor, with some dims in reverse order, as [`field`] gives it.
+/// Views a box of a tensor as [`field`] does, with some dims reversed.
 pub(crate) fn field_box<'a, N: BurnElement + bytemuck::Pod>(
     tensor: &'a FlexTensor,
     cells: &IndexBox,
@@ -59,8 +60,8 @@ pub(crate) fn field_box<'a, N: BurnElement + bytemuck::Pod>(
     View::new(tensor.storage(), start as usize, shape, strides)
 }
 
-/// Runs an expression with the float type of kernels for a dtype: `f64` for `f64`, `f32` for all
-/// others.
+/// Evaluates an expression with the float type that kernels use for a dtype: `f64` for `f64`,
+/// otherwise `f32`.
 macro_rules! with_float {
     ($dtype:expr, $float:ident => $expression:expr) => {
         match $dtype {
@@ -77,7 +78,8 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// Runs an expression with the type of a tensor's numbers in memory, for kernels that only move them.
+/// Evaluates an expression with the stored element type of a tensor, for kernels that only move
+/// elements.
 macro_rules! with_numbers {
     ($dtype:expr, $number:ident => $expression:expr) => {
         match $dtype {
@@ -95,8 +97,9 @@ macro_rules! with_numbers {
 }
 pub(crate) use with_numbers;
 
-/// Runs an expression with the type of sums, and that of products of numbers in memory, for a dtype, of kernels that read
-/// factors as they lie. Pairs of bf16 numbers are, where they are multiplied fast; others than `f64` are cast to `f32`.
+/// Evaluates an expression with the types of sums and of products for a dtype, for kernels that
+/// read factors in place. bf16 is read in place, as pairs, if the instruction set multiplies pairs
+/// fast; other types except `f64` are cast to `f32`.
 macro_rules! with_factors {
     ($isa:expr, $dtype:expr, $float:ident, $products:ident => $expression:expr) => {
         match $dtype {
@@ -120,7 +123,8 @@ macro_rules! with_factors {
 }
 pub(crate) use with_factors;
 
-/// [`with_factors`] of kernels that widen numbers of bf16 as they read them, where pairs are not multiplied fast.
+/// [`with_factors`] for kernels that widen bf16 numbers as they read them if pairs are not
+/// multiplied fast.
 macro_rules! with_products {
     ($isa:expr, $dtype:expr, $float:ident, $products:ident => $expression:expr) => {
         match $dtype {
@@ -137,12 +141,12 @@ macro_rules! with_products {
 }
 pub(crate) use with_products;
 
-/// Casts a tensor to a kernel's type of numbers.
+/// Casts a tensor to the element type of a kernel.
 pub(crate) fn cast<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTensor> {
     from_dispatch::<Flex>(in_dtype(tensor, E::dtype()))
 }
 
-/// The tensor, copied by all threads if its cells are not next to each other.
+/// Returns the tensor, copied in parallel if it is not contiguous.
 pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() {
         tensor
@@ -151,25 +155,25 @@ pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
     }
 }
 
-/// Casts a tensor to a kernel's type of numbers and makes it contiguous.
+/// Casts a tensor to the element type of a kernel and makes it contiguous.
 pub(crate) fn operand<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTensor> {
     cast::<E>(tensor).map(contiguous)
 }
 
-/// The numbers of a tensor of the CPU as `i64` or `i32`, next to each other.
+/// Returns the elements of a CPU tensor as contiguous `i64` or `i32`.
 pub(crate) fn integers<const D: usize>(x: Tensor<D, Int>) -> FlexTensor {
     let x = match x.dtype() {
         DType::I64 | DType::I32 => x,
         _ => x.cast(IntDType::I64),
     };
-    // Also of a device with gradients, of which integers have none.
+    // Integer tensors have no gradients, also on a device with autodiff.
     match x.into_dispatch().kind {
         DispatchTensorKind::Flex(BackendTensor::Int(x)) => x.to_contiguous(),
         other => panic!("expected integers of the CPU: {other:?}"),
     }
 }
 
-/// Runs an expression with the elements of [`integers`].
+/// Evaluates an expression with the elements of [`integers`].
 macro_rules! with_integers {
     ($tensor:expr, $elements:ident => $expression:expr) => {
         match $tensor.dtype() {
@@ -186,7 +190,7 @@ macro_rules! with_integers {
 }
 pub(crate) use with_integers;
 
-/// A kernel's result as a tensor of a dtype.
+/// Converts the result of a kernel to a tensor of a dtype.
 pub(crate) fn result<E: BurnElement>(
     elements: Buffer<E>,
     shape: &[usize],
@@ -197,7 +201,7 @@ pub(crate) fn result<E: BurnElement>(
     narrowed::<E>(block.into_bytes(len), shape, dtype)
 }
 
-/// A kernel's small result as a tensor of a dtype.
+/// Converts a small result of a kernel to a tensor of a dtype.
 pub(crate) fn small_result<E: Float>(
     elements: Vec<E>,
     shape: &[usize],
@@ -233,7 +237,7 @@ mod tests {
 
     use super::*;
 
-    /// Every number of half precision, and those between two of them, above, below and at the middle.
+    /// Every half-precision value, and values between neighbours: above, below and at the midpoint.
     #[test]
     fn casts_have_the_bits_of_burns() {
         let device = Device::flex();

@@ -1,5 +1,5 @@
-//! Cells of lines that an index of each element names: taken, and values added to them, each the adjoint of the other. Sums are of
-//! values in their order, whatever the number of threads.
+//! Gather and scatter-add along a dim with one index per element; each is the adjoint of the other.
+//! Values are summed in order, whatever the number of threads.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,9 +18,9 @@ use super::memory::Shared;
 use super::simd::Element;
 use crate::precision::{cast, widened, widened_for_gradient};
 
-/// The number of a cell.
+/// Integer type of cell numbers.
 pub(crate) trait Cell: Copy + Sync {
-    /// The number, beyond all cells if it is negative.
+    /// Cell number; a negative one becomes larger than any cell.
     fn number(self) -> usize;
 }
 
@@ -45,7 +45,7 @@ impl Cell for i64 {
 /// `y[.., i, ..] = x[.., index[.., i, ..], ..]`.
 ///
 /// # Errors
-/// An index beyond the dim; other devices than CPUs do not tell.
+/// Fails if an index is out of range; only checked on CPU devices.
 pub(crate) fn gather<const D: usize>(
     operator: &'static str,
     x: Tensor<D>,
@@ -63,7 +63,7 @@ pub(crate) fn gather<const D: usize>(
 /// `y = x`, and `y[.., index[.., i, ..], ..] += values[.., i, ..]`.
 ///
 /// # Errors
-/// Those of [`gather`].
+/// Errors of [`gather`].
 pub(crate) fn scatter_add<const D: usize>(
     operator: &'static str,
     x: Tensor<D>,
@@ -81,7 +81,7 @@ pub(crate) fn scatter_add<const D: usize>(
     Error::catch(|| Tensor::from_dispatch(apply(add, inputs)))
 }
 
-/// An index, and the dim whose cells it names.
+/// Index tensor, and the dim that it indexes.
 #[derive(Debug)]
 struct Index {
     operator: &'static str,
@@ -111,7 +111,7 @@ impl Index {
         }))
     }
 
-    /// Adds values to `x`, or to zeros, of a shape.
+    /// Adds values to `x`, or to zeros of the given shape.
     fn added(
         &self,
         shape: &Shape,
@@ -150,7 +150,7 @@ struct Gather(Index);
 struct ScatterAdd(Index);
 
 impl Operator for Gather {
-    /// The shape of the input.
+    /// Shape of the input.
     type Saved = Shape;
 
     fn names(&self) -> Option<[&'static str; 2]> {
@@ -208,7 +208,7 @@ impl Operator for ScatterAdd {
 }
 
 impl Lines {
-    /// Takes cells of lines, one for each place; `None` if one does not exist.
+    /// Gathers cells along lines, one per place; `None` if a cell does not exist.
     pub(crate) fn taken<E: Copy + Default + Send + Sync>(
         self,
         x: &[E],
@@ -247,7 +247,7 @@ impl Lines {
                 }
             }
         };
-        // SAFETY: the tasks write all elements, each its own.
+        // SAFETY: the tasks write all elements, each task its own.
         let y = unsafe {
             Buffer::filled(places.len(), |y| {
                 tasks::for_each(places.len().div_ceil(CHUNK), 1, |part| {
@@ -259,7 +259,8 @@ impl Lines {
         (!beyond.into_inner()).then_some(y)
     }
 
-    /// Adds values to `start`, or to zeros, each at the cell of its line that its place names; `None` if one does not exist.
+    /// Adds values to `start`, or to zeros, each at the cell of its line given by its place; `None`
+    /// if a cell does not exist.
     pub(crate) fn added<E: Element>(
         self,
         start: Option<&[E]>,
@@ -305,7 +306,7 @@ impl Lines {
                 }
             }
         };
-        // SAFETY: the tasks write all elements, each those of its columns.
+        // SAFETY: the tasks write all elements, each task its own columns.
         let y = unsafe {
             self.filled(self.len(), |of, y| match inner {
                 1 => along(of.outer, y),
@@ -316,7 +317,7 @@ impl Lines {
     }
 }
 
-/// The parts of a range in blocks of so many elements.
+/// Splits a range at multiples of `block`.
 fn runs(range: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = range.start;
     std::iter::from_fn(move || {
@@ -334,7 +335,7 @@ mod tests {
     use super::*;
     use crate::testing::random;
 
-    /// The values of burn's operators, and their gradients.
+    /// Compares values and gradients with burn's operators.
     #[test]
     fn kernels_and_burns_operators_agree() {
         let device = burn::tensor::Device::default();

@@ -1,4 +1,4 @@
-//! Lanes of two vectors in turns, by shuffles where the instruction set has them.
+//! Interleaving of the lanes of two vectors, with shuffles if the instruction set has them.
 
 use pulp::Simd;
 
@@ -6,13 +6,13 @@ use crate::kernel::simd::Element;
 #[cfg(target_arch = "x86_64")]
 use crate::kernel::simd::has_shuffles;
 
-/// The lanes of two vectors in turns: those of the first one at even places.
+/// Interleaves the lanes of two vectors: those of the first come at even positions.
 #[inline(always)]
 pub(crate) fn interleave<S: Simd, E: Element>(pair: [E::Vector<S>; 2]) -> [E::Vector<S>; 2] {
     let (lanes, mut turns) = (E::lanes::<S>(), pair);
     let (from, place) = (pair.as_ptr().cast::<E>(), turns.as_mut_ptr().cast::<E>());
-    // SAFETY: both have twice as many elements as there are lanes, and no padding. For the shuffles: elements are f32 and the
-    // instruction set is there.
+    // SAFETY: both hold `2 · lanes` elements and no padding. For the shuffles: elements are f32 and
+    // the instruction set is available.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         if has_shuffles::<S, E>() {
@@ -30,7 +30,7 @@ pub(crate) fn interleave<S: Simd, E: Element>(pair: [E::Vector<S>; 2]) -> [E::Ve
     turns
 }
 
-/// The even and the odd lanes of two vectors: the inverse of [`interleave`].
+/// Separates the even and the odd lanes of two vectors: the inverse of [`interleave`].
 #[inline(always)]
 pub(crate) fn deinterleave<S: Simd, E: Element>(turns: [E::Vector<S>; 2]) -> [E::Vector<S>; 2] {
     let (lanes, mut pair) = (E::lanes::<S>(), turns);
@@ -60,7 +60,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn interleave_eight(from: *const f32, to: *mut f32) {
-        // SAFETY: the caller's: two vectors.
+        // SAFETY: the caller guarantees two vectors at both pointers.
         unsafe {
             let [a, b] = [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))];
             let [low, high] = [_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)];
@@ -72,10 +72,10 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn deinterleave_eight(from: *const f32, to: *mut f32) {
-        // SAFETY: the caller's: two vectors.
+        // SAFETY: the caller guarantees two vectors at both pointers.
         unsafe {
             let [a, b] = [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))];
-            // Halves of both, whose middle quarters change places.
+            // Halves of both, whose middle quarters are swapped.
             let even = _mm256_castps_pd(_mm256_shuffle_ps::<0x88>(a, b));
             let odd = _mm256_castps_pd(_mm256_shuffle_ps::<0xdd>(a, b));
             _mm256_storeu_ps(to, _mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(even)));
@@ -89,7 +89,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn interleave_sixteen(from: *const f32, to: *mut f32) {
-        // SAFETY: the caller's: two vectors.
+        // SAFETY: the caller guarantees two vectors at both pointers.
         unsafe {
             let [a, b] = [_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16))];
             let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -102,7 +102,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn deinterleave_sixteen(from: *const f32, to: *mut f32) {
-        // SAFETY: the caller's: two vectors.
+        // SAFETY: the caller guarantees two vectors at both pointers.
         unsafe {
             let [a, b] = [_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16))];
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -131,7 +131,7 @@ mod tests {
                 let number = |index: usize| E::from_f64(index as f64);
                 let numbers: Vec<E> = (0..2 * lanes).map(number).collect();
                 let first = numbers.as_ptr();
-                // SAFETY: two vectors of numbers, and results of as many.
+                // SAFETY: two vectors of values, and results of the same length.
                 let (pair, of_results) = unsafe {
                     let pair = [E::load::<S>(first), E::load::<S>(first.add(lanes))];
                     (pair, |results: [E::Vector<S>; 2]| {

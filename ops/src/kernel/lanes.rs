@@ -1,8 +1,8 @@
-//! Loops over the vectors of slices, and results filled by parallel tasks.
+//! Loops over slices by vectors, and results filled by parallel tasks.
 //!
-//! The end of a slice runs through the same instructions as the rest, in a partial vector, and
-//! tasks follow from shapes alone: an element's result depends neither on its place nor on the
-//! number of threads.
+//! The tail of a slice runs through the same instructions as the rest, in a partial vector, and the
+//! division into tasks follows from shapes alone: the result for an element depends neither on its
+//! position nor on the number of threads.
 
 use std::slice;
 
@@ -14,11 +14,11 @@ use super::interleave::{deinterleave, interleave};
 use super::memory::Shared;
 use super::simd::{Element, Isa};
 
-/// Most elements of a task.
+/// Maximum number of elements of a task.
 pub(crate) const CHUNK: usize = 1 << 14;
-/// Most lanes of a vector.
+/// Maximum number of lanes of a vector.
 pub(crate) const WIDEST: usize = 16;
-/// Independent sums of a loop, so that an addition does not wait for the one before.
+/// Number of independent sums of a loop, so that an addition does not wait for the previous one.
 const UNROLL: usize = 4;
 
 /// Writes a function of the elements of `inputs`, each as long as the output.
@@ -32,14 +32,14 @@ pub(crate) fn apply<S: Simd, E: Element, const N: usize>(
     let len = output.len();
     assert!(inputs.iter().all(|input| input.len() == len));
     let inputs = inputs.map(<[E]>::as_ptr);
-    // SAFETY: the slices have as many elements, and the output is borrowed alone.
+    // SAFETY: the slices have `len` elements, and the output is borrowed mutably.
     unsafe { write_lanes(simd, inputs, output.as_mut_ptr(), len, f) };
 }
 
 /// Writes a function of `len` elements of each input.
 ///
 /// # Safety
-/// Inputs and output must have `len` elements; each input must be the output or lie apart from it.
+/// Inputs and output must have `len` elements; each input must be the output or not overlap it.
 #[inline(always)]
 unsafe fn write_lanes<S: Simd, E: Element, const N: usize>(
     simd: S,
@@ -69,8 +69,8 @@ unsafe fn write_lanes<S: Simd, E: Element, const N: usize>(
     }
 }
 
-/// Sums over `inputs`: `f` adds their vectors to sums. The last vectors are completed with lanes of
-/// `rest`.
+/// Sums over `inputs`: `f` adds their vectors to the sums. The last vectors are filled up with
+/// lanes of `rest`.
 #[inline(always)]
 pub(crate) fn sums<S: Simd, E: Element, const N: usize, const M: usize>(
     simd: S,
@@ -80,7 +80,7 @@ pub(crate) fn sums<S: Simd, E: Element, const N: usize, const M: usize>(
 ) -> [E; M] {
     let (len, lanes) = (inputs[0].len(), E::lanes::<S>());
     assert!(inputs.iter().all(|input| input.len() == len));
-    // SAFETY: only called where the vector lies in all of the slices.
+    // SAFETY: only called where the vector lies within all of the slices.
     let load = |start| inputs.map(|input| unsafe { E::load::<S>(input.as_ptr().add(start)) });
     let mut sums = [[E::splat(simd, E::default()); M]; UNROLL];
     let mut start = 0;
@@ -141,7 +141,7 @@ pub(crate) fn store_pairs<S: Simd, E: Element>(simd: S, row: &mut [E], pair: [E:
     }
 }
 
-/// Loads the elements of a slice of at most a vector, and zeros after them.
+/// Loads a slice of at most one vector, filled up with zeros.
 #[inline(always)]
 pub(crate) fn load<S: Simd, E: Element>(simd: S, from: &[E]) -> E::Vector<S> {
     if from.len() == E::lanes::<S>() {
@@ -152,7 +152,7 @@ pub(crate) fn load<S: Simd, E: Element>(simd: S, from: &[E]) -> E::Vector<S> {
     }
 }
 
-/// Writes the first lanes to a slice of at most a vector.
+/// Writes the first lanes to a slice of at most one vector.
 #[inline(always)]
 pub(crate) fn store<S: Simd, E: Element>(simd: S, row: &mut [E], vector: E::Vector<S>) {
     if row.len() == E::lanes::<S>() {
@@ -163,13 +163,13 @@ pub(crate) fn store<S: Simd, E: Element>(simd: S, row: &mut [E], vector: E::Vect
     }
 }
 
-/// An elementwise function, which may differ between rows.
+/// Elementwise function, which may differ between rows.
 pub(crate) trait Function<E: Element, const N: usize>: Sync {
-    /// The values at a vector of a row.
+    /// Evaluates the function on one vector of a row.
     fn at<S: Simd>(&self, simd: S, row: usize, x: [E::Vector<S>; N]) -> E::Vector<S>;
 }
 
-/// Applies a function to inputs of `rows` rows, in parallel.
+/// Applies a function to inputs of `rows` rows in parallel.
 pub(crate) fn map<E: Element, const N: usize>(
     isa: Isa,
     inputs: [&[E]; N],
@@ -179,7 +179,7 @@ pub(crate) fn map<E: Element, const N: usize>(
     let len = inputs[0].len();
     assert!(inputs.iter().all(|input| input.len() == len));
     let inputs = inputs.map(Shared::to_read);
-    // SAFETY: every element is written, from inputs of as many.
+    // SAFETY: every element is written, from inputs of the same length.
     unsafe {
         Buffer::filled(len, |output| {
             write(isa, inputs, [rows, len], output, function)
@@ -187,7 +187,7 @@ pub(crate) fn map<E: Element, const N: usize>(
     }
 }
 
-/// Replaces the elements of the first input, of `rows` rows, in parallel.
+/// Applies a function to inputs of `rows` rows in parallel, in place on the first input.
 pub(crate) fn replace<E: Element, const N: usize, const M: usize>(
     isa: Isa,
     elements: &mut [E],
@@ -203,7 +203,7 @@ pub(crate) fn replace<E: Element, const N: usize, const M: usize>(
         0 => output,
         _ => Shared::to_read(others[n - 1]),
     };
-    // SAFETY: the inputs have as many elements, and the first one is the output.
+    // SAFETY: the inputs have `len` elements, and the first one is the output.
     unsafe {
         write(
             isa,
@@ -215,10 +215,10 @@ pub(crate) fn replace<E: Element, const N: usize, const M: usize>(
     }
 }
 
-/// Writes a function of inputs of `rows` rows and `len` elements, in parallel.
+/// Writes a function of inputs of `rows` rows and `len` elements in parallel.
 ///
 /// # Safety
-/// Inputs and output must have `len` elements; each input must be the output or lie apart from it.
+/// Inputs and output must have `len` elements; each input must be the output or not overlap it.
 unsafe fn write<E: Element, const N: usize>(
     isa: Isa,
     inputs: [Shared<E>; N],
@@ -245,7 +245,7 @@ unsafe fn write<E: Element, const N: usize>(
                 row,
                 function,
             } = self;
-            // SAFETY: the caller's of `write`.
+            // SAFETY: guaranteed by the caller of `write`.
             unsafe {
                 write_lanes(
                     simd,
@@ -266,7 +266,7 @@ unsafe fn write<E: Element, const N: usize>(
         let (row, start) = (task / pieces, task % pieces * CHUNK);
         let len = CHUNK.min(cells - start);
         let start = row * cells + start;
-        // SAFETY: the elements are of this task alone.
+        // SAFETY: the elements belong to this task alone.
         let (inputs, output) = unsafe {
             let inputs = inputs.map(|input| input.at(start).cast_const());
             (inputs, output.at(start))
@@ -281,8 +281,8 @@ unsafe fn write<E: Element, const N: usize>(
     });
 }
 
-/// A buffer of `[planes, rows, columns]` of which each task fills a band of rows, given its plane,
-/// number and elements. The last band of a plane also has the remaining rows.
+/// Creates a buffer of `[planes, rows, columns]` in which each task fills a band of rows, given
+/// `[plane, band]` and its elements. The last band of a plane also takes the remaining rows.
 ///
 /// # Safety
 /// `run` must write all elements without reading them.
@@ -305,7 +305,7 @@ pub(crate) unsafe fn filled_bands<E: Element>(
     let len = planes * plane;
     let tasks = if len == 0 { 0 } else { planes * bands };
     let together = (CHUNK * tasks / len.max(1)).max(1);
-    // SAFETY: the ranges are the bands of all planes; the rest is the caller's.
+    // SAFETY: the ranges are the bands of all planes; the rest is guaranteed by the caller.
     unsafe {
         Buffer::filled(len, |elements| {
             tasks::for_each(tasks, together, |task| {

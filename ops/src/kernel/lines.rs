@@ -1,4 +1,4 @@
-//! Lines of cells along a dim of `[outer, cells, inner]`, which tasks share by columns.
+//! Lines of cells along a dim of `[outer, cells, inner]`, divided among tasks by columns.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub(crate) struct Lines {
     pub(crate) inner: usize,
 }
 
-/// Some columns of one `[cells, inner]`.
+/// Range of columns of one `[cells, inner]` slice.
 #[derive(Clone, Debug)]
 pub(crate) struct Columns {
     pub(crate) outer: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Columns {
 }
 
 impl Lines {
-    /// The lines along the dims of a range.
+    /// Lines along a range of dims, taken as one.
     pub(crate) fn along(shape: &[usize], dims: Range<usize>) -> Self {
         Self {
             outer: shape[..dims.start].iter().product(),
@@ -35,29 +35,29 @@ impl Lines {
         }
     }
 
-    /// The number of lines.
+    /// Number of lines.
     pub(crate) fn count(self) -> usize {
         self.outer * self.inner
     }
 
-    /// The number of elements.
+    /// Number of elements.
     pub(crate) fn len(self) -> usize {
         self.count() * self.cells
     }
 
-    /// Some columns of one cell of all lines of an `outer`.
+    /// Range of elements of one cell, in the lines of these columns.
     pub(crate) fn part(self, place: &Columns, cell: usize) -> Range<usize> {
         let start = (place.outer * self.cells + cell) * self.inner;
         start + place.columns.start..start + place.columns.end
     }
 
-    /// The lines of columns, as places in a tensor of one element for each.
+    /// Range of these columns in a tensor with one element per line.
     pub(crate) fn of_columns(self, place: &Columns) -> Range<usize> {
         let start = place.outer * self.inner;
         start + place.columns.start..start + place.columns.end
     }
 
-    /// Runs a task for some columns at a time; which ones follows from the shape alone.
+    /// Runs a task for each range of columns; the ranges follow from the shape alone.
     pub(crate) fn for_each(self, run: impl Fn(Columns) + Sync) {
         if self.count() == 0 {
             return;
@@ -75,16 +75,18 @@ impl Lines {
         });
     }
 
-    /// A buffer of `len` elements that tasks fill, each the elements of its columns.
+    /// Creates a buffer of `len` elements, filled by tasks that each write the elements of their
+    /// columns.
     ///
     /// # Safety
-    /// `run` must write all elements of the lines of its columns, and no others; together they are `len`.
+    /// `run` must write all elements of the lines of its columns and no others; over all columns
+    /// these must be `len` elements.
     pub(crate) unsafe fn filled<E: Element>(
         self,
         len: usize,
         run: impl Fn(Columns, Shared<E>) + Sync,
     ) -> Buffer<E> {
-        // SAFETY: the tasks have all columns.
+        // SAFETY: the tasks cover all columns.
         unsafe {
             Buffer::filled(len, |elements| {
                 self.for_each(|columns| run(columns, elements))
@@ -93,7 +95,7 @@ impl Lines {
     }
 }
 
-/// The vectors of a range of columns, as ranges of at most a vector from its start.
+/// Splits columns into ranges of at most one vector.
 #[inline(always)]
 pub(crate) fn vectors<S: Simd, E: Element>(columns: usize) -> impl Iterator<Item = Range<usize>> {
     let lanes = E::lanes::<S>();
@@ -112,17 +114,18 @@ pub(crate) fn by_lane<S: Simd, E: Element>(
     let mut lanes = [E::default(); WIDEST];
     let lanes = &mut lanes[..E::lanes::<S>()];
     store(simd, lanes, vector);
-    // Not `for_each`, which may stay a function without the instructions of `S`.
+    // Not `for_each`, which may not be inlined and would lack the instructions of `S`.
     for lane in &mut *lanes {
         *lane = f(*lane);
     }
     load(simd, lanes)
 }
 
-/// The elements of a range of a shared buffer.
+/// Returns the elements of a range of a shared buffer.
 ///
 /// # Safety
-/// They must lie in the buffer, be initialised or written before they are read, and nothing else may use them meanwhile.
+/// The elements must lie in the buffer and be initialised, or written before they are read; nothing
+/// else may access them meanwhile.
 pub(crate) unsafe fn slice<'a, E>(elements: Shared<E>, range: Range<usize>) -> &'a mut [E] {
     // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts_mut(elements.at(range.start), range.len()) }

@@ -1,4 +1,4 @@
-//! Operators of one shard with our own kernels.
+//! Operators on one shard with kernels of our own.
 
 use std::fmt::Debug;
 
@@ -11,9 +11,9 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::simd::Isa;
 
-/// An operator on one contiguous tensor, which does not communicate.
+/// Operator on one contiguous tensor that does not communicate.
 pub(crate) trait LocalOperator: Copy + Debug + Send + Sync + 'static {
-    /// The names of the passes on timelines.
+    /// Names of the two passes on timelines.
     const NAMES: [&'static str; 2];
 
     /// Whether the gradient depends on the input's elements, not only on its shape.
@@ -26,20 +26,21 @@ pub(crate) trait LocalOperator: Copy + Debug + Send + Sync + 'static {
     /// [kept](Self::KEEPS_INPUT).
     fn backward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E>;
 
-    /// Replaces the elements of an input, which nothing else reads, by the result; `false` if the operator cannot.
+    /// Overwrites an unshared input with the result; returns `false` if the operator cannot.
     fn forward_in_place<E: Float>(self, _: Isa, _: &mut [E]) -> bool {
         false
     }
 
-    /// Replaces the elements of a cotangent, which nothing else reads, by the gradient of `x`; `false` if the operator cannot.
+    /// Overwrites an unshared cotangent with the gradient of `x`; returns `false` if the operator
+    /// cannot.
     fn backward_in_place<E: Float>(self, _: Isa, _x: &[E], _cotangent: &mut [E]) -> bool {
         false
     }
 
-    /// Computes the result by burn's operators, for devices without our kernels.
+    /// Computes the result with burn's operators, for devices without our kernels.
     fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D>;
 
-    /// Computes the result by our kernels or, on a device without them, by burn's operators.
+    /// Computes the result with our kernels or, on a device without them, with burn's operators.
     fn run<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         if flex::runs_on(&x.device()) {
             Tensor::from_dispatch(apply(Local(self), [x.into_dispatch()]))
@@ -49,12 +50,12 @@ pub(crate) trait LocalOperator: Copy + Debug + Send + Sync + 'static {
     }
 }
 
-/// A local operator as a node of the graph.
+/// Graph node of a local operator.
 #[derive(Debug)]
 struct Local<O>(O);
 
 impl<O: LocalOperator> Operator for Local<O> {
-    /// The shape of the input.
+    /// Shape of the input.
     type Saved = Shape;
 
     fn names(&self) -> Option<[&'static str; 2]> {
@@ -102,8 +103,8 @@ impl<O: LocalOperator> Operator for Local<O> {
     }
 }
 
-/// `[planes, rows, columns]` of a shape of at least two dims; planes are all dims but the last two
-/// together.
+/// `[planes, rows, columns]` of a shape of at least two dims; planes combine all dims but the last
+/// two.
 pub(crate) fn planes(shape: &[usize]) -> [usize; 3] {
     let [outer @ .., rows, columns] = shape else {
         panic!("{shape:?}; expected two spatial dims");
@@ -111,7 +112,7 @@ pub(crate) fn planes(shape: &[usize]) -> [usize; 3] {
     [outer.iter().product(), *rows, *columns]
 }
 
-/// A shape with its last two dims replaced.
+/// Replaces the last two dims of a shape.
 pub(crate) fn with_planes(shape: &[usize], [_, rows, columns]: [usize; 3]) -> Vec<usize> {
     let mut shape = shape.to_vec();
     let dims = shape.len();
@@ -131,19 +132,19 @@ pub(crate) fn by_planes<const D: usize>(
     y.reshape(Shape::from(with_planes(&shape, [planes, rows, columns])))
 }
 
-/// Checks that kernels and burn's operators give the same values and gradients.
+/// Checks that kernels and burn's operators produce the same values and gradients.
 #[cfg(test)]
 pub(crate) fn check_composed(operator: impl LocalOperator) {
     check_composed_of([2, 3, 8, 6], operator);
 }
 
-/// [`check_composed`] with a tensor of this shape.
+/// [`check_composed`] on a tensor of this shape.
 #[cfg(test)]
 pub(crate) fn check_composed_of(shape: [usize; 4], operator: impl LocalOperator) {
     check_composed_as(shape, burn::tensor::DType::F32, operator);
 }
 
-/// [`check_composed`] with a tensor of this shape and number type.
+/// [`check_composed`] on a tensor of this shape and element type.
 #[cfg(test)]
 pub(crate) fn check_composed_as(
     shape: [usize; 4],
@@ -153,7 +154,7 @@ pub(crate) fn check_composed_as(
     check_same(shape, dtype, |x| operator.run(x), |x| operator.composed(x));
 }
 
-/// Checks that two functions give the same values and gradients.
+/// Checks that two functions produce the same values and gradients.
 #[cfg(test)]
 pub(crate) fn check_same(
     shape: [usize; 4],

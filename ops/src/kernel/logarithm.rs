@@ -1,9 +1,9 @@
-//! The natural logarithm of single precision.
+//! Natural logarithm in single precision.
 
-/// The natural logarithm, without branches: a loop over it is compiled to vectors.
+/// Natural logarithm without branches, so that the compiler vectorises loops over it.
 ///
-/// After S. Moshier's `logf` (Cephes): the exponent, and a polynomial of a mantissa from `√½` to `√2`. The error is
-/// below one unit in the last place.
+/// After S. Moshier's `logf` (Cephes): the exponent, and a polynomial in a mantissa from `√½` to
+/// `√2`. The error is below one unit in the last place.
 #[inline(always)]
 pub(crate) fn ln(x: f32) -> f32 {
     const SUBNORMAL: f32 = (1_u32 << 23) as f32;

@@ -1,5 +1,5 @@
-//! Functions of vectors: the exponential, and the tails of two distributions, from which
-//! activations are computed.
+//! Vector functions: the exponential, and the tails of two distributions from which activations are
+//! computed.
 //!
 //! GELU and SiLU are `x · F(x)`, for the distribution function `F` of the normal and the logistic
 //! distribution. Both are symmetric, so that with `u = |x|` and the tail `F(-u)`
@@ -9,20 +9,20 @@
 //! its slope = F(-u) - u · F'(u) for x < 0, one minus that for x > 0
 //! ```
 //!
-//! and no digits are lost for any sign of `x`. The exponential reduces its argument by multiples of
-//! ln 2 in two parts (W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980).
-//! The normal tail is `F'(u) / (u + G(u))`: `u + G(u)` is the inverse of Mills' ratio, and `G` a
-//! smooth function that decays like `1/u`, for which one rational function is good everywhere. Its
-//! error counts less where `u` is large. Its coefficients, all of them positive, are a minimax fit
-//! by Remez's exchange algorithm, made for this file; those of the exponential interpolate
-//! `(e^r - 1 - r) / r²` at Chebyshev's nodes.
+//! and no digits are lost for either sign of `x`. The exponential reduces its argument by multiples
+//! of ln 2 in two parts (W. J. Cody and W. Waite, Software Manual for the Elementary Functions,
+//! 1980). The normal tail is `F'(u) / (u + G(u))`: `u + G(u)` is the inverse of Mills' ratio, and
+//! `G` is a smooth function that decays like `1/u`, so one rational function approximates it
+//! everywhere. Its error matters less where `u` is large. Its coefficients, all positive, are a
+//! minimax fit by Remez's exchange algorithm, made for this file; those of the exponential
+//! interpolate `(e^r - 1 - r) / r²` at Chebyshev nodes.
 
 use pulp::Simd;
 
 use super::constants::Constants;
 use super::simd::Element;
 
-/// A polynomial by Horner's rule.
+/// Evaluates a polynomial by Horner's rule.
 #[inline(always)]
 fn polynomial<S: Simd, E: Element>(simd: S, coefficients: &[E], x: E::Vector<S>) -> E::Vector<S> {
     let Some((&last, lower)) = coefficients.split_last() else {
@@ -57,12 +57,12 @@ fn exp_product<S: Simd, E: Element>(simd: S, a: E::Vector<S>, b: E::Vector<S>) -
     E::scale(simd, E::plus(simd, curve, one), shifted)
 }
 
-/// `e^x`, for `x` of at most about 80: zero where that would not be a normal number.
+/// `e^x` for `x` up to about 80; zero where that would not be a normal number.
 #[inline(always)]
 pub(crate) fn exp<S: Simd, E: Element>(simd: S, x: E::Vector<S>) -> E::Vector<S> {
     let [zero, one] = [E::default(), E::CONSTANTS.one].map(|value| E::splat(simd, value));
     let lowest = E::splat(simd, E::default() - Distribution::Logistic.end());
-    // The last step is for NaN, whose bits the scaling may have changed.
+    // The last step restores NaN, whose bits the scaling may have changed.
     let power = E::mul_add(simd, x, zero, exp_product::<S, E>(simd, x, one));
     E::select_less(simd, [x, lowest], zero, power)
 }
@@ -76,7 +76,7 @@ pub(crate) enum Distribution {
     Logistic,
 }
 
-/// The lower tail `F(-u)` and the density `F'(u)`, for `u ≥ 0`.
+/// Lower tail `F(-u)` and density `F'(u)`, for `u ≥ 0`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tail<V> {
     pub tail: V,
@@ -84,7 +84,7 @@ pub(crate) struct Tail<V> {
 }
 
 impl Distribution {
-    /// The end of the tail, beyond which it is zero.
+    /// Cutoff beyond which the tail is zero.
     #[inline(always)]
     pub(crate) fn end<E: Element>(self) -> E {
         let [normal, logistic] = E::CONSTANTS.ends;
@@ -94,7 +94,7 @@ impl Distribution {
         }
     }
 
-    /// Tail and density, for `0 ≤ u ≤ end`, or NaN.
+    /// Tail and density for `0 ≤ u ≤ end`, or NaN.
     #[inline(always)]
     pub(crate) fn tail<S: Simd, E: Element>(self, simd: S, u: E::Vector<S>) -> Tail<E::Vector<S>> {
         let Constants {
@@ -142,12 +142,12 @@ pub(crate) fn gated<S: Simd, E: Element>(
     let u = magnitude::<S, E>(simd, gate, x);
     let Tail { tail, .. } = gate.tail::<S, E>(simd, u);
     let zero = E::splat(simd, E::default());
-    // A NaN is in `u`.
+    // NaN propagates through `u`.
     let positive = E::select_less(simd, [zero, x], x, zero);
     E::minus(simd, positive, E::times(simd, u, tail))
 }
 
-/// The slope of [`gated`].
+/// Derivative of [`gated`].
 #[inline(always)]
 pub(crate) fn gated_slope<S: Simd, E: Element>(
     simd: S,
@@ -161,7 +161,7 @@ pub(crate) fn gated_slope<S: Simd, E: Element>(
     E::select_less(simd, [x, zero], below, E::minus(simd, one, below))
 }
 
-/// `|x|`, limited to the end of the tail.
+/// `|x|`, clamped to the cutoff of the tail.
 #[inline(always)]
 fn magnitude<S: Simd, E: Element>(simd: S, gate: Distribution, x: E::Vector<S>) -> E::Vector<S> {
     let (u, end) = (E::abs(simd, x), E::splat(simd, gate.end()));
@@ -266,8 +266,8 @@ mod tests {
         gates.chain([Function::Relu]).collect()
     }
 
-    /// The largest error relative to the value, or to a quarter where slopes change sign, and its
-    /// place. Tiny values need only be tiny.
+    /// Largest error and its argument; relative to the value, or to a quarter where slopes change
+    /// sign. Tiny values need only be tiny.
     fn worst<E: Element>(isa: Isa, function: Function, x: &[E], tiny: f64) -> (f64, f64) {
         let y = applied(isa, function, x);
         let errors = x.iter().zip(&y).map(|(x, y)| {

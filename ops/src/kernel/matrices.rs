@@ -1,4 +1,4 @@
-//! Products of matrices.
+//! Matrix products.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use gemm::Parallelism;
 use super::memory::prefetch_run;
 use super::simd::Element;
 
-/// A matrix in memory, with the steps from row to row and from column to column.
+/// Strided matrix in memory, with the strides from row to row and from column to column.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a, E> {
     elements: &'a [E],
@@ -16,15 +16,15 @@ pub(crate) struct Matrix<'a, E> {
 }
 
 impl<'a, E: Copy> Matrix<'a, E> {
-    /// A matrix of rows that lie one after the other.
+    /// Creates a matrix of contiguous rows.
     pub(crate) fn new(elements: &'a [E], size: [usize; 2]) -> Self {
         Self::strided(elements, size, [size[1], 1])
     }
 
-    /// A matrix of these strides.
+    /// Creates a matrix with these strides.
     ///
     /// # Panics
-    /// Panics if an element would lie outside of `elements`.
+    /// Panics if an element would lie outside `elements`.
     pub(crate) fn strided(elements: &'a [E], size: [usize; 2], strides: [usize; 2]) -> Self {
         let last: usize = (0..2)
             .map(|dim| size[dim].max(1) * strides[dim] - strides[dim])
@@ -45,15 +45,15 @@ impl<'a, E: Copy> Matrix<'a, E> {
         self.strides
     }
 
-    /// The address of the first element.
+    /// Address of the first element.
     pub(crate) fn first(self) -> *const E {
         self.elements.as_ptr()
     }
 
-    /// The element at an offset from the first.
+    /// Reads the element at an offset from the first.
     ///
     /// # Safety
-    /// It must be an element.
+    /// The offset must lie within the elements.
     #[inline(always)]
     pub(crate) unsafe fn at(self, offset: usize) -> E {
         debug_assert!(offset < self.elements.len());
@@ -65,14 +65,14 @@ impl<'a, E: Copy> Matrix<'a, E> {
         self.size
     }
 
-    /// Some of the rows.
+    /// Range of the rows.
     pub(crate) fn rows(self, range: Range<usize>) -> Self {
         let first = (range.start * self.strides[0]).min(self.elements.len());
         let size = [range.len(), self.size[1]];
         Self::strided(&self.elements[first..], size, self.strides)
     }
 
-    /// Prefetches some columns, of rows whose elements lie one after the other.
+    /// Prefetches a range of columns of contiguous rows.
     #[inline(always)]
     pub(crate) fn prefetch(self, columns: Range<usize>) {
         for row in 0..self.size[0] {
@@ -88,10 +88,11 @@ impl<'a, E: Copy> Matrix<'a, E> {
     }
 }
 
-/// Writes `a · b` to rows from `y` on that lie `y_row` elements apart, or adds it to them.
+/// Writes `a · b` to rows that start at `y` and lie `y_row` elements apart, or adds it to them.
 ///
 /// # Safety
-/// The rows must lie in one allocation that nothing else uses meanwhile; if they are added to, they must be initialised.
+/// The rows must lie in one allocation that nothing else accesses meanwhile; if they are added to,
+/// they must be initialised.
 pub(crate) unsafe fn multiply<E: Element>(
     (y, y_row): (*mut E, usize),
     a: Matrix<'_, E>,
@@ -104,7 +105,8 @@ pub(crate) unsafe fn multiply<E: Element>(
     let [a_row, a_column] = a.strides.map(|stride| stride as isize);
     let [b_row, b_column] = b.strides.map(|stride| stride as isize);
     let one = E::from_f64(1.0);
-    // SAFETY: operands lie in their slices, as asserted when they were made; the result is the caller's.
+    // SAFETY: operands lie in their slices, as asserted on construction; the result is guaranteed
+    // by the caller.
     unsafe {
         gemm::gemm(
             rows,

@@ -1,15 +1,15 @@
-//! Memory of kernels: views of fields, shared buffers, prefetching, scratch.
+//! Memory access of kernels: views of fields, shared buffers, prefetching, scratch.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 
 use super::simd::Element;
 
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
-/// A strided view of a dense buffer, of `N` dims. Strides count elements; they may be negative, or
+/// Strided view of a dense buffer with `N` dims. Strides count elements; they may be negative or
 /// zero.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a, E, const N: usize> {
@@ -25,10 +25,10 @@ unsafe impl<E: Sync, const N: usize> Send for View<'_, E, N> {}
 unsafe impl<E: Sync, const N: usize> Sync for View<'_, E, N> {}
 
 impl<'a, E, const N: usize> View<'a, E, N> {
-    /// The view whose first element is `data[start]`.
+    /// Creates the view whose first element is `data[start]`.
     ///
     /// # Panics
-    /// Panics if an element would lie outside of `data`.
+    /// Panics if an element would lie outside `data`.
     pub(crate) fn new(data: &'a [E], start: usize, shape: [usize; N], strides: [isize; N]) -> Self {
         let (mut low, mut high) = (start as isize, start as isize);
         for (size, stride) in shape.iter().zip(strides) {
@@ -42,7 +42,7 @@ impl<'a, E, const N: usize> View<'a, E, N> {
             "a view of {shape:?} with strides {strides:?} leaves its {} elements",
             data.len()
         );
-        // `wrapping_add`, because an empty view may start outside of `data`.
+        // `wrapping_add`, because an empty view may start outside `data`.
         let first = data.as_ptr().wrapping_add(start);
         Self {
             first,
@@ -52,17 +52,17 @@ impl<'a, E, const N: usize> View<'a, E, N> {
         }
     }
 
-    /// The number of elements in every dim.
+    /// Number of elements in each dim.
     pub(crate) fn shape(&self) -> [usize; N] {
         self.shape
     }
 
-    /// The strides.
+    /// Strides.
     pub(crate) fn strides(&self) -> [isize; N] {
         self.strides
     }
 
-    /// A pointer to an element. Reading it is sound for indices within the shape.
+    /// Pointer to an element. Reading it is sound for indices within the shape.
     pub(crate) fn at(&self, index: [usize; N]) -> *const E {
         let offset: isize = (0..N)
             .map(|dim| index[dim] as isize * self.strides[dim])
@@ -71,7 +71,7 @@ impl<'a, E, const N: usize> View<'a, E, N> {
     }
 }
 
-/// A buffer whose disjoint elements are written by tasks.
+/// Buffer whose disjoint elements are written by tasks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared<E>(*mut E);
 
@@ -81,33 +81,33 @@ unsafe impl<E: Send> Send for Shared<E> {}
 unsafe impl<E: Send> Sync for Shared<E> {}
 
 impl<E> Shared<E> {
-    /// The buffer that begins at a pointer.
+    /// Creates a buffer that begins at a pointer.
     pub(crate) fn at_start(start: std::ptr::NonNull<E>) -> Self {
         Self(start.as_ptr())
     }
 
-    /// The elements of a slice, which must outlive this buffer.
+    /// Shares the elements of a slice, which must outlive this buffer.
     pub(crate) fn new(elements: &mut [E]) -> Self {
         Self(elements.as_mut_ptr())
     }
 
-    /// The elements of a slice, which must outlive this buffer, to be read only.
+    /// Shares the elements of a slice for reading only; it must outlive this buffer.
     pub(crate) fn to_read(elements: &[E]) -> Self {
         Self(elements.as_ptr().cast_mut())
     }
 
-    /// The same buffer, of elements of another type of this size.
+    /// Reinterprets the elements as another type of the same size.
     pub(crate) fn cast<F>(self) -> Shared<F> {
         assert_eq!(size_of::<E>(), size_of::<F>());
         Shared(self.0.cast())
     }
 
-    /// The elements from an index on.
+    /// Buffer of the elements from an index on.
     pub(crate) fn starting_at(self, index: usize) -> Self {
         Self(self.0.wrapping_add(index))
     }
 
-    /// A pointer to an element.
+    /// Pointer to an element.
     ///
     /// # Safety
     /// `index` must lie in the buffer.
@@ -117,7 +117,7 @@ impl<E> Shared<E> {
     }
 }
 
-/// Prefetches a cache line into the second-level cache, if the instruction set can.
+/// Prefetches a cache line into the L2 cache, if the instruction set can.
 #[inline(always)]
 pub(crate) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -130,8 +130,8 @@ pub(crate) fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// Prefetches `count` elements that are to be used soon, into the second-level cache: on Zen 4, rows of heads that were asked
-/// for into the first one came no sooner than without asking.
+/// Prefetches `count` elements into the L2 cache, for use soon. On Zen 4, prefetching rows of heads
+/// into L1 was no faster than not prefetching.
 #[inline(always)]
 pub(crate) fn prefetch_run<E>(first: *const E, count: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -169,7 +169,7 @@ pub(crate) fn prefetch_to_write<E>(first: *const E, [rows, elements]: [usize; 2]
     let _ = (first, rows, elements, stride);
 }
 
-/// Calls `f` with a scratch buffer of this thread, which holds values of earlier calls.
+/// Calls `f` with a scratch buffer of this thread, which holds leftover values.
 ///
 /// Inlined, so that `f` is compiled for the instruction set of the caller.
 #[inline(always)]
@@ -182,10 +182,10 @@ pub(crate) fn with_scratch<E: Element, T>(len: usize, f: impl FnOnce(&mut [E]) -
             align_of::<E>() <= align_of::<u64>() && size_of::<u64>().is_multiple_of(size_of::<E>())
         )
     };
-    // Taken out during use: another kernel that rayon runs on this thread meanwhile gets a buffer
-    // of its own.
+    // Taken out during use: if rayon runs another kernel on this thread meanwhile, it gets its own
+    // buffer.
     let mut scratch = SCRATCH.take();
-    // Eight words more, to begin at a cache line.
+    // Eight extra words, so that the buffer can begin at a cache line.
     let words = (len * size_of::<E>()).div_ceil(size_of::<u64>()) + 8;
     if scratch.len() < words {
         scratch.resize(words, 0);

@@ -1,6 +1,7 @@
-//! Tools of CPU kernels: instruction sets, memory, vectors, and tensors of the CPU backend.
+//! Building blocks of CPU kernels: instruction sets, memory, vectors, and tensors of the CPU
+//! backend.
 //!
-//! Kernels know slices, strides and geometry; they do not know ranks.
+//! Kernels work with slices, strides and geometry; ranks do not appear here.
 
 pub(crate) mod amx;
 pub(crate) mod buffer;

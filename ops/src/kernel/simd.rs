@@ -1,11 +1,11 @@
-//! Kernels written once for all instruction sets.
+//! Kernels that are written once for all instruction sets.
 //!
-//! A kernel is a [`WithSimd`]; [`Isa::run`] runs the copy of it that `pulp` compiles for an
+//! A kernel is a [`WithSimd`]; [`Isa::run`] runs the version of it that `pulp` compiles for an
 //! instruction set. [`Element`] makes it generic over `f32` and `f64`.
 //!
-//! Code of a kernel must be inlined into `vectorize` to be compiled for the instruction set; hence
-//! `#[inline(always)]`. A closure that passes through a function that is not inlined
-//! (`LocalKey::with`) calls every intrinsic.
+//! The code of a kernel must be inlined into `vectorize` to be compiled for the instruction set;
+//! hence `#[inline(always)]`. In a closure passed through a function that is not inlined
+//! (`LocalKey::with`), every intrinsic becomes a call.
 
 use std::any::TypeId;
 use std::fmt::Debug;
@@ -19,13 +19,13 @@ use pulp::{Simd, WithSimd};
 use super::amx;
 use super::constants::{self, Constants};
 
-/// The environment variable that forces an instruction set.
+/// Environment variable that forces an instruction set.
 const VARIABLE: &str = "HALOCLINE_ISA";
 
-/// An instruction set that kernels are compiled for.
+/// Instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Isa {
-    /// AVX-512, and matrices of bf16 numbers by AMX.
+    /// AVX-512, and AMX for matrices of bf16 numbers.
     #[cfg(target_arch = "x86_64")]
     Amx(pulp::x86::V4),
     /// AVX-512 F, BW, CD, DQ, VL.
@@ -42,7 +42,7 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
-    /// The instruction sets of this machine, the fastest first.
+    /// Instruction sets of this machine, fastest first.
     pub(crate) fn available() -> Vec<Self> {
         let mut found = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -58,11 +58,11 @@ impl Isa {
         found
     }
 
-    /// The instruction set for kernels: the one that `HALOCLINE_ISA` names (`amx`, `avx512`,
-    /// `avx2`, `neon`, `portable`), or the fastest.
+    /// Instruction set for kernels: the one named by `HALOCLINE_ISA` (`amx`, `avx512`, `avx2`,
+    /// `neon`, `portable`), or the fastest.
     ///
     /// # Errors
-    /// The variable names one that this machine does not have.
+    /// Fails if the variable names one that this machine does not have.
     pub(crate) fn chosen() -> Result<Self> {
         static CHOSEN: OnceLock<Isa> = OnceLock::new();
         if let Some(isa) = CHOSEN.get() {
@@ -87,7 +87,7 @@ impl Isa {
         })
     }
 
-    /// The name as in `HALOCLINE_ISA`.
+    /// Name as in `HALOCLINE_ISA`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -102,7 +102,7 @@ impl Isa {
         }
     }
 
-    /// Whether it multiplies matrices of bf16 numbers.
+    /// Whether the set multiplies matrices of bf16 numbers.
     pub(crate) fn has_matrices(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return matches!(self, Self::Amx(_));
@@ -125,10 +125,10 @@ impl Isa {
     }
 }
 
-/// Code that is compiled for an instruction set.
+/// Closure that is compiled for an instruction set.
 pub(crate) struct Compiled<F>(pub F);
 
-// Not `FnOnce`, whose call is a function of its own, without the instructions of the set.
+// Not `FnOnce`, whose call is a separate function without the instructions of the set.
 impl<F: FnMut()> WithSimd for Compiled<F> {
     type Output = ();
 
@@ -138,7 +138,7 @@ impl<F: FnMut()> WithSimd for Compiled<F> {
     }
 }
 
-/// Whether there are shuffles of vectors of elements: for transposing blocks, and for taking lanes in turns.
+/// Whether vectors of these elements have shuffles, for transposing blocks and interleaving lanes.
 #[inline(always)]
 pub(crate) fn has_shuffles<S: Simd, E: Element>() -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -150,7 +150,7 @@ pub(crate) fn has_shuffles<S: Simd, E: Element>() -> bool {
     false
 }
 
-/// A float that kernels compute with, and its vectors.
+/// Float type of kernels, and its vectors.
 pub(crate) trait Element:
     Copy
     + Debug
@@ -164,15 +164,15 @@ pub(crate) trait Element:
     + Sync
     + 'static
 {
-    /// The elements that one instruction works on.
+    /// Vector that one instruction operates on.
     type Vector<S: Simd>: Copy;
 
-    /// The number of elements of a vector.
+    /// Number of elements of a vector.
     fn lanes<S: Simd>() -> usize {
         size_of::<Self::Vector<S>>() / size_of::<Self>()
     }
 
-    /// One value in all lanes.
+    /// Broadcasts one value to all lanes.
     fn splat<S: Simd>(simd: S, value: Self) -> Self::Vector<S>;
 
     /// `a · b + c`, rounded once if the instruction set has an instruction for it.
@@ -183,7 +183,7 @@ pub(crate) trait Element:
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
 
-    /// `a · b + c`, rounded once on every instruction set, also where that is slow.
+    /// `a · b + c`, rounded once on every instruction set, even where that is slow.
     fn fused_mul_add<S: Simd>(
         simd: S,
         a: Self::Vector<S>,
@@ -209,8 +209,8 @@ pub(crate) trait Element:
     /// `|a|`.
     fn abs<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
 
-    /// `yes` in the lanes where the first of a pair is less than the second, else `no`: also where
-    /// one is NaN.
+    /// `yes` in the lanes where the first of a pair is less than the second, else `no`; `no` also
+    /// where one is NaN.
     fn select_less<S: Simd>(
         simd: S,
         pair: [Self::Vector<S>; 2],
@@ -218,7 +218,7 @@ pub(crate) trait Element:
         no: Self::Vector<S>,
     ) -> Self::Vector<S>;
 
-    /// `yes` in the lanes where both of a pair are equal, else `no`: also where one is NaN.
+    /// `yes` in the lanes where both of a pair are equal, else `no`; `no` also where one is NaN.
     fn select_equal<S: Simd>(
         simd: S,
         pair: [Self::Vector<S>; 2],
@@ -230,47 +230,47 @@ pub(crate) trait Element:
     /// must be normal.
     fn scale<S: Simd>(simd: S, a: Self::Vector<S>, shifted: Self::Vector<S>) -> Self::Vector<S>;
 
-    /// The elements of a slice of at most a vector, then the lanes of `rest`.
+    /// Loads a slice of at most one vector, filled up with the lanes of `rest`.
     fn load_part<S: Simd>(simd: S, from: &[Self], rest: Self::Vector<S>) -> Self::Vector<S>;
 
-    /// Writes the first lanes to a slice of at most a vector.
+    /// Writes the first lanes to a slice of at most one vector.
     fn store_part<S: Simd>(simd: S, place: &mut [Self], vector: Self::Vector<S>);
 
-    /// The largest finite value.
+    /// Largest finite value.
     const HIGHEST: Self;
 
-    /// Constants of the functions of [`math`](super::math).
+    /// Constants of the functions in [`math`](super::math).
     const CONSTANTS: Constants<Self>;
 
-    /// The nearest value of this type.
+    /// Nearest value of this type.
     fn from_f64(value: f64) -> Self;
 
-    /// The value in double precision.
+    /// Value in double precision.
     fn to_f64(self) -> f64;
 
-    /// The natural logarithm.
+    /// Natural logarithm.
     fn ln(self) -> Self;
 
-    /// The sum of the lanes, in an order that the instruction set fixes.
+    /// Sum of the lanes, in an order fixed by the instruction set.
     fn sum<S: Simd>(simd: S, a: Self::Vector<S>) -> Self;
 
-    /// The vector at a pointer of any alignment.
+    /// Loads a vector from a pointer of any alignment.
     ///
     /// # Safety
     /// All lanes must lie in one initialised allocation.
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> Self::Vector<S> {
-        // SAFETY: the caller's; unaligned reads are allowed.
+        // SAFETY: guaranteed by the caller; unaligned reads are allowed.
         unsafe { from.cast::<Self::Vector<S>>().read_unaligned() }
     }
 
     /// Writes a vector to a pointer of any alignment.
     ///
     /// # Safety
-    /// All lanes must lie in one allocation that nothing else uses meanwhile.
+    /// All lanes must lie in one allocation that nothing else accesses meanwhile.
     #[inline(always)]
     unsafe fn store<S: Simd>(place: *mut Self, vector: Self::Vector<S>) {
-        // SAFETY: the caller's; unaligned writes are allowed.
+        // SAFETY: guaranteed by the caller; unaligned writes are allowed.
         unsafe { place.cast::<Self::Vector<S>>().write_unaligned(vector) }
     }
 }
@@ -323,7 +323,7 @@ macro_rules! element {
 
             #[inline(always)]
             fn scale<S: Simd>(simd: S, a: S::$vector, shifted: S::$vector) -> S::$vector {
-                // A shift to the left by the bits of the mantissa, as a product, which every
+                // A left shift by the bits of the mantissa, as a product, which every
                 // instruction set has.
                 let unit = simd.$splat_bits(1 << (Self::MANTISSA_DIGITS - 1));
                 let exponent = simd.$mul_bits(simd.$to_bits(shifted), unit);
@@ -334,7 +334,7 @@ macro_rules! element {
             fn load_part<S: Simd>(simd: S, from: &[Self], rest: S::$vector) -> S::$vector {
                 debug_assert!(from.len() <= Self::lanes::<S>());
                 let mask = simd.$mask(0, from.len() as $bits);
-                // SAFETY: the mask has the lanes of the slice.
+                // SAFETY: the mask covers the lanes of the slice.
                 let loaded = unsafe { simd.$load(mask, from.as_ptr()) };
                 simd.$select(mask.mask(), loaded, rest)
             }
@@ -343,7 +343,7 @@ macro_rules! element {
             fn store_part<S: Simd>(simd: S, place: &mut [Self], vector: S::$vector) {
                 debug_assert!(place.len() <= Self::lanes::<S>());
                 let mask = simd.$mask(0, place.len() as $bits);
-                // SAFETY: the mask has the lanes of the slice.
+                // SAFETY: the mask covers the lanes of the slice.
                 unsafe { simd.$store(mask, place.as_mut_ptr(), vector) }
             }
 

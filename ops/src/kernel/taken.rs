@@ -1,5 +1,5 @@
-//! Cells of a dim that are taken by their numbers, and values that are added to cells by their numbers: each the adjoint of the
-//! other. Sums are of the values in their order, whatever the number of threads.
+//! Gather of the cells of a dim by number, and sums of values by cell number; each is the adjoint
+//! of the other. Values are summed in order, whatever the number of threads.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -16,19 +16,19 @@ use super::lanes::CHUNK;
 use super::lines::{Lines, slice};
 use crate::precision::{cast, widened, widened_for_gradient};
 
-/// Numbers of cells, any of them and in any order.
+/// Cell numbers to gather: any cells, in any order, with repetitions.
 #[derive(Debug)]
 pub(crate) struct Places {
     cells: Vec<usize>,
     by_cell: OnceLock<ByCell>,
 }
 
-/// The places that have each cell.
+/// Places at which each cell occurs.
 #[derive(Debug)]
 struct ByCell {
-    /// Where those of each cell start in `places`.
+    /// Start of the places of each cell in `places`.
     starts: Vec<usize>,
-    /// All places in the order of their cells; none if this is their own order.
+    /// All places in the order of their cells; `None` if they already are in that order.
     places: Option<Vec<u32>>,
 }
 
@@ -75,7 +75,7 @@ impl Places {
 }
 
 impl ByCell {
-    /// Where the places of a cell are.
+    /// Range of the places of a cell.
     fn of(&self, cell: usize) -> Range<usize> {
         match self.starts.get(cell + 1) {
             Some(end) => self.starts[cell]..*end,
@@ -84,7 +84,7 @@ impl ByCell {
     }
 }
 
-/// `y[.., i, ..] = x[.., cells[i], ..]`. There is at least one place.
+/// `y[.., i, ..] = x[.., cells[i], ..]`. Requires at least one place.
 pub(crate) fn take<const D: usize>(x: Tensor<D>, dim: usize, places: &Arc<Places>) -> Tensor<D> {
     if !flex::runs_on(&x.device()) {
         let (dtype, cells) = (x.dtype(), places.ints(&x));
@@ -94,7 +94,7 @@ pub(crate) fn take<const D: usize>(x: Tensor<D>, dim: usize, places: &Arc<Places
     Tensor::from_dispatch(apply(Take { places, dim }, [x.into_dispatch()]))
 }
 
-/// `y[.., cells[i], ..] += x[.., i, ..]` for every place `i`, from zeros of `count` cells.
+/// `y[.., cells[i], ..] += x[.., i, ..]` for every place `i`, starting from zeros of `count` cells.
 pub(crate) fn add<const D: usize>(
     x: Tensor<D>,
     dim: usize,
@@ -127,7 +127,7 @@ struct Add {
 }
 
 impl Operator for Take {
-    /// The shape of the input.
+    /// Shape of the input.
     type Saved = Shape;
 
     fn names(&self) -> Option<[&'static str; 2]> {
@@ -181,7 +181,7 @@ impl Operator for Add {
     }
 }
 
-/// Adds to so many cells, or takes cells.
+/// Adds to `count` cells, or gathers cells if there is no count.
 fn run(
     x: DispatchTensor,
     dim: usize,
@@ -247,7 +247,7 @@ fn added<E: Float>(lines: Lines, x: &[E], places: &Places, count: usize) -> Buff
     })
 }
 
-/// Copies some columns of rows of `inner` elements.
+/// Copies a range of columns of rows of `inner` elements.
 fn copy<E: Copy>(
     x: &[E],
     y: &mut [E],
@@ -264,7 +264,8 @@ fn copy<E: Copy>(
     }
 }
 
-/// `[outer, count, inner]`, of which `fill` writes a range of the rows of `inner`, or of the columns of one.
+/// Creates a buffer of `[outer, count, inner]`; `fill` writes a range of rows of `inner`, or of
+/// columns of one row.
 fn rows<E: Copy + Send + Sync>(
     [outer, count, inner]: [usize; 3],
     fill: impl Fn(usize, Range<usize>, Range<usize>, &mut [E]) + Sync,
@@ -292,7 +293,7 @@ mod tests {
     use super::*;
     use crate::testing::{difference, random};
 
-    /// The values of burn's operators, and their gradients.
+    /// Compares values and gradients with burn's operators.
     #[test]
     fn kernels_and_burns_operators_agree() {
         for cells in [vec![2, 0, 2, 4, 1, 2], vec![0, 0, 3], vec![4]] {

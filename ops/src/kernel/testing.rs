@@ -1,8 +1,8 @@
-//! Helpers of kernels' tests.
+//! Helpers for tests of kernels.
 
 use super::simd::Element;
 
-/// Numbers from -1 to 1, the same for the same seed.
+/// Random values from -1 to 1, reproducible by seed.
 pub(crate) fn random(len: usize, seed: u64) -> Vec<f64> {
     let mut state = seed;
     let mut next = || {
@@ -37,7 +37,7 @@ pub(crate) fn assert_close<E: Element>(found: &[E], expected: &[f64], tolerance:
     }
 }
 
-/// The result of `f`, which must be the same on one thread and on three.
+/// Result of `f`, asserted to be the same on one thread and on three.
 pub(crate) fn same_for_all_pools<T: PartialEq + std::fmt::Debug + Send>(
     f: impl Fn() -> T + Sync,
 ) -> T {

@@ -1,16 +1,17 @@
-//! Square blocks of elements, transposed by shuffles where the instruction set has them; and rows of elements as they lie in tensors,
-//! as kernels want them: a vector for each element, a row in every lane.
+//! Transposition of square blocks of elements, by shuffles where the instruction set has them; and
+//! packing of rows of a tensor for kernels: one vector per element, one row per lane.
 
 use pulp::Simd;
 
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::simd::{Element, has_shuffles};
 
-/// Writes element `i` of run `j` to element `j` of run `i`, each run times `factors` if there are any, else as bits; runs are
-/// as long as a vector.
+/// Writes element `i` of run `j` to element `j` of run `i`, multiplying each run by `factors` if
+/// given, else copying bits. Runs are one vector long.
 ///
 /// # Safety
-/// [`has_shuffles`](crate::kernel::simd::has_shuffles) must be true; the first runs, as many as there are lanes, must be there, and room for such.
+/// [`has_shuffles`](crate::kernel::simd::has_shuffles) must be true; there must be as many runs as
+/// lanes, and room for as many results.
 #[inline(always)]
 pub(crate) unsafe fn transpose<S: Simd, E: Element>(
     from: impl Fn(usize) -> *const E,
@@ -22,8 +23,8 @@ pub(crate) unsafe fn transpose<S: Simd, E: Element>(
         let mut numbers = [E::default(); WIDEST];
         let from = |run: usize| from(run).cast::<f32>();
         let to = |run: usize| to(run).cast::<f32>();
-        // SAFETY: no vector is wider. For the calls: elements are f32 and the instruction set is there, because the caller has
-        // asked; the rest is the caller's.
+        // SAFETY: no vector is wider. For the calls: elements are f32 and the instruction set is
+        // available, as the caller checked; the rest is guaranteed by the caller.
         unsafe {
             if let Some(factors) = factors {
                 E::store::<S>(numbers.as_mut_ptr(), factors);
@@ -42,11 +43,11 @@ pub(crate) unsafe fn transpose<S: Simd, E: Element>(
     }
 }
 
-/// Writes rows of `width` elements as vectors, one for each element and `pitch` elements from one to the next, times a
+/// Writes rows of `width` elements as vectors, one per element and `pitch` elements apart, times a
 /// factor. Lanes without a row hold zeros.
 ///
 /// # Safety
-/// The rows must have `width` elements, and `to` room for as many vectors.
+/// The rows must have `width` elements, and `to` must have room for `width` vectors.
 #[inline(always)]
 pub(crate) unsafe fn pack<S: Simd, E: Element>(
     simd: S,
@@ -63,7 +64,7 @@ pub(crate) unsafe fn pack<S: Simd, E: Element>(
         from[..rows.len()].copy_from_slice(rows);
         while start + lanes <= width {
             let vector = |element: usize| to.wrapping_add((start + element) * pitch);
-            // SAFETY: so many elements of each row, and room for as many vectors.
+            // SAFETY: the rows have these elements, and `to` has room for these vectors.
             unsafe {
                 transpose::<S, E>(|lane| from[lane], Some(E::splat(simd, factor)), vector);
             }
@@ -86,10 +87,12 @@ pub(crate) unsafe fn pack<S: Simd, E: Element>(
     }
 }
 
-/// Writes vectors, one for each element, as rows of `width` elements, times a factor, which the vectors are scaled by.
+/// Writes vectors, one per element, as rows of `width` elements, times a factor. Some of the
+/// vectors are scaled in place.
 ///
 /// # Safety
-/// There must be `width` vectors, and room for as many elements in each row, which nothing else uses meanwhile.
+/// There must be `width` vectors, and room for as many elements in each row; nothing else may
+/// access either meanwhile.
 #[inline(always)]
 pub(crate) unsafe fn unpack<S: Simd, E: Element>(
     simd: S,
@@ -106,7 +109,7 @@ pub(crate) unsafe fn unpack<S: Simd, E: Element>(
         to[..rows.len()].copy_from_slice(rows);
         while start + lanes <= width {
             let vector = |element: usize| from.wrapping_add((start + element) * lanes).cast_const();
-            // SAFETY: so many vectors, and room for as many elements in each row.
+            // SAFETY: there are these vectors, and room for their elements in each row.
             unsafe { transpose::<S, E>(vector, Some(factor), |lane| to[lane]) };
             for row in &mut to[..rows.len()] {
                 *row = row.wrapping_add(lanes);
@@ -114,7 +117,8 @@ pub(crate) unsafe fn unpack<S: Simd, E: Element>(
             start += lanes;
         }
     }
-    // SAFETY: there are `width` vectors, and as many elements in each row, which nothing else uses.
+    // SAFETY: there are `width` vectors, and room for as many elements in each row; nothing else
+    // accesses them.
     unsafe {
         for element in start..width {
             let vector = from.add(element * lanes);
@@ -132,7 +136,8 @@ pub(crate) unsafe fn unpack<S: Simd, E: Element>(
 mod x86 {
     use std::arch::x86_64::*;
 
-    // Loops, not `map` and `from_fn`: these are compiled without the vector instructions, and closures with vectors stay calls.
+    // Loops, not `map` and `from_fn`, which are compiled without the vector instructions, so that
+    // closures over vectors remain calls.
 
     /// Eight runs of eight.
     #[inline]
@@ -142,7 +147,7 @@ mod x86 {
         factors: Option<*const f32>,
         to: impl Fn(usize) -> *mut f32,
     ) {
-        // SAFETY: the caller's: eight runs of eight elements each.
+        // SAFETY: the caller guarantees eight runs of eight elements each.
         unsafe {
             let zero = _mm256_setzero_ps();
             let mut runs = [zero; 8];
@@ -190,7 +195,7 @@ mod x86 {
         factors: Option<*const f32>,
         to: impl Fn(usize) -> *mut f32,
     ) {
-        // SAFETY: the caller's: sixteen runs of sixteen elements each.
+        // SAFETY: the caller guarantees sixteen runs of sixteen elements each.
         unsafe {
             let zero = _mm512_setzero_ps();
             let mut runs = [zero; 16];
@@ -223,7 +228,7 @@ mod x86 {
             }
             for run in [0, 1, 2, 3] {
                 let [a, b, c, d] = [fours[0][run], fours[1][run], fours[2][run], fours[3][run]];
-                // Of each four runs, the first and third quarter, and the second and fourth.
+                // First and third quarter of each four runs, then second and fourth.
                 let low = [
                     _mm512_shuffle_f32x4::<0x88>(a, b),
                     _mm512_shuffle_f32x4::<0x88>(c, d),
@@ -265,7 +270,7 @@ mod tests {
             let first = to.as_mut_ptr();
             let run = |run: usize| from[run * lanes..].as_ptr();
             let room = |run: usize| first.wrapping_add(run * lanes);
-            // SAFETY: as many runs, and as much room, as there are lanes.
+            // SAFETY: as many runs, and room for as many, as there are lanes.
             unsafe { transpose::<S, f32>(run, Some(f32::splat(simd, 2.0)), room) };
             for row in 0..lanes {
                 for column in 0..lanes {

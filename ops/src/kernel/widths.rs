@@ -1,4 +1,4 @@
-//! Casts between `f32` and half precision on all threads, with the bits of burn's.
+//! Parallel casts between `f32` and half precision, bit-identical to burn's.
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{DType, Shape};
@@ -12,7 +12,7 @@ use super::lanes::CHUNK;
 use super::memory::Shared;
 use super::simd::Isa;
 
-/// The tensor in another float type, if both types are `f32` and one of half precision.
+/// Casts a tensor between `f32` and a half-precision type; `None` for other types.
 pub(crate) fn cast(x: &FlexTensor, dtype: DType) -> Option<FlexTensor> {
     Some(match (x.dtype(), dtype) {
         (DType::F32, DType::BF16) => converted(x, dtype, narrowed),
@@ -23,7 +23,7 @@ pub(crate) fn cast(x: &FlexTensor, dtype: DType) -> Option<FlexTensor> {
     })
 }
 
-/// [`bf16::from_f32`] without branches, which compilers make vectors of.
+/// [`bf16::from_f32`] without branches, so that the compiler vectorises it.
 #[inline(always)]
 pub(super) fn narrowed(x: f32) -> bf16 {
     let bits = x.to_bits();
@@ -45,7 +45,7 @@ where
     let layout = x.layout();
     let (start, len) = (layout.start_offset(), layout.num_elements());
     let from: &[A] = match len {
-        // An empty view may begin outside of the storage.
+        // An empty view may begin outside the storage.
         0 => &[],
         _ => &x.storage()[start..][..len],
     };
@@ -53,7 +53,7 @@ where
     let fill = |to: Shared<B>| {
         tasks::for_each(len.div_ceil(CHUNK), 1, |index| {
             let from = &from[index * CHUNK..len.min((index + 1) * CHUNK)];
-            // SAFETY: the chunk's place in the result, which no other task has.
+            // SAFETY: the range of this chunk, which no other task accesses.
             let to = unsafe { std::slice::from_raw_parts_mut(to.at(index * CHUNK), from.len()) };
             isa.run(Chunk { from, to, convert });
         });

@@ -1,4 +1,4 @@
-//! Cross-entropy of classes, which may be sharded.
+//! Cross-entropy over classes, which may be sharded.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor, TensorData};
@@ -15,7 +15,7 @@ use crate::reduce::sum;
 use crate::reshape;
 
 const NAME: &str = "cross_entropy";
-/// The dim of classes.
+/// Dim of the classes.
 const CLASSES: usize = 1;
 
 /// Options of [`cross_entropy`].
@@ -29,16 +29,16 @@ const CLASSES: usize = 1;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct CrossEntropyOptions {
-    /// The share of the target that all classes have alike.
+    /// Share of the target that is spread evenly over all classes.
     pub label_smoothing: f64,
-    /// A factor per class; 1 by default.
+    /// Weight per class; 1 by default.
     pub weights: Option<Vec<f64>>,
-    /// The target of cells that do not count.
+    /// Target value of cells to ignore.
     pub ignore_index: Option<i64>,
 }
 
 impl CrossEntropyOptions {
-    /// These options with label smoothing.
+    /// Sets the label smoothing.
     #[must_use]
     pub fn with_label_smoothing(self, share: f64) -> Self {
         Self {
@@ -47,7 +47,7 @@ impl CrossEntropyOptions {
         }
     }
 
-    /// These options with a factor per class.
+    /// Sets the weight of each class.
     #[must_use]
     pub fn with_weights(self, weights: Vec<f64>) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl CrossEntropyOptions {
         }
     }
 
-    /// These options without the cells of a target.
+    /// Ignores cells with this target value.
     #[must_use]
     pub fn with_ignore_index(self, index: i64) -> Self {
         Self {
@@ -70,22 +70,26 @@ impl CrossEntropyOptions {
     }
 }
 
-/// The cross-entropy of logits `[batch, classes, *spatial]` and targets `[batch, *spatial]`, reduced to one number. The mean
-/// is over the weights of the targets that count.
+/// Computes the cross-entropy of logits `[batch, classes, *spatial]` and targets
+/// `[batch, *spatial]`, reduced to one number. The mean is weighted by the class weights of the
+/// targets, without ignored cells.
 ///
-/// `l = Σ_c q[c] · (log Σ_k exp(x[k]) − x[c])`, with `q[c] = w[c] · ((1 − ε) · [c = target] + ε / classes)`, for label
-/// smoothing `ε` and class weights `w`. Semantics follow PyTorch.
+/// `l = Σ_c q[c] · (log Σ_k exp(x[k]) − x[c])`, with
+/// `q[c] = w[c] · ((1 − ε) · [c = target] + ε / classes)`, for label smoothing `ε` and class
+/// weights `w`. Semantics follow PyTorch.
 ///
 /// # Placement
-/// Logits `[batch, classes, *spatial]`: all dims may be sharded, classes included. Targets `[batch, *spatial]` are sharded
-/// as logits are, and replicated over axes of classes.
+/// All dims of the logits may be sharded, classes included. Targets are sharded as the logits are,
+/// and replicated over axes that shard classes.
 ///
 /// # Communication
-/// Nothing if classes are whole. Else a maximum and one sum over the ranks that share them, and nothing in the backward
-/// pass.
+/// None for the losses of cells if classes are not sharded; otherwise a maximum and one sum over
+/// the ranks that share them. A mean with class weights or ignored cells gathers one number per
+/// rank. Nothing in the backward pass.
 ///
 /// # Errors
-/// Shapes or layouts that do not fit; a target that is no class, and not ignored; a failure of communication.
+/// Fails for shapes or layouts that do not match, for a target that is neither a class nor ignored,
+/// and if communication fails.
 ///
 /// # Example
 /// ```
@@ -118,17 +122,18 @@ pub fn cross_entropy<const D: usize, const E: usize>(
         Reduction::Mean => count(&target, options)?,
     };
     let dtype = logits.local().dtype();
-    // In f32 at least until it is the mean, which the sum of many cells in half precision would not reach.
+    // At least f32 until the mean is taken: the sum over many cells can overflow half precision.
     Ok(narrowed(
         sum(wide_cells(logits, target, options)?)? / count,
         dtype,
     ))
 }
 
-/// The cross-entropy of each cell, `[batch, *spatial]`, zero where the target is ignored. See [`cross_entropy`].
+/// Computes the cross-entropy of each cell, `[batch, *spatial]`, zero where the target is ignored.
+/// See [`cross_entropy`].
 ///
 /// # Errors
-/// Those of [`cross_entropy`].
+/// Errors of [`cross_entropy`].
 ///
 /// # Example
 /// ```
@@ -152,7 +157,7 @@ pub fn cross_entropy_cells<const D: usize, const E: usize>(
     Ok(cast_shard(wide_cells(logits, target, options)?, dtype))
 }
 
-/// [`cross_entropy_cells`] in f32 at least.
+/// [`cross_entropy_cells`] in at least f32.
 fn wide_cells<const D: usize, const E: usize>(
     logits: ShardTensor<D>,
     target: ShardTensor<E, Int>,
@@ -161,7 +166,7 @@ fn wide_cells<const D: usize, const E: usize>(
     let dtype = logits.local().dtype();
     let (local, layout, mesh) = logits.into_parts();
     let losses = target.layout().clone();
-    // Placements that fan out keep their gradients' parts.
+    // Fan placements stay, since their gradients are partial.
     let placements = layout.placements().iter().map(|placement| match placement {
         Shard(CLASSES) | Replicate => Replicate,
         Shard(dim) => Shard(dim - usize::from(*dim > CLASSES)),
@@ -179,7 +184,7 @@ fn wide_cells<const D: usize, const E: usize>(
     )?;
     let mut shape = filled.dims();
     shape[CLASSES] = 1;
-    // Cells of fill have no target.
+    // Filler cells have no target.
     let ignored = options.ignore_index.unwrap_or(-1);
     let target = if held
         .iter()
@@ -244,7 +249,7 @@ fn check<const D: usize, const E: usize>(
             options.label_smoothing
         ));
     }
-    // Integers that fan out are replicated.
+    // Integers have no gradients: `Fan` is the same as `Replicate`.
     let whole = |placement: Placement| match placement {
         Shard(CLASSES) | Fan => Replicate,
         Shard(dim) => Shard(dim - usize::from(dim > CLASSES)),
@@ -276,7 +281,7 @@ fn check<const D: usize, const E: usize>(
     }
 }
 
-/// The sum of the weights of targets that count, over all ranks.
+/// Sum over all ranks of the weights of targets that are not ignored.
 fn count<const E: usize>(
     target: &ShardTensor<E, Int>,
     options: &CrossEntropyOptions,
@@ -303,23 +308,23 @@ fn count<const E: usize>(
     Ok(all.iter().flatten().sum())
 }
 
-/// The losses of cells as a node of the graph, with one cell in the dim of classes.
+/// Graph node for the losses of cells, with one cell in the dim of classes.
 #[derive(Debug)]
 struct CrossEntropy<const D: usize> {
     target: Tensor<D, Int>,
-    /// The first class of this rank, and their number.
+    /// First class of this rank, and the number of its classes.
     first: usize,
     held: usize,
     classes: usize,
     options: CrossEntropyOptions,
-    /// The axes over which classes are sharded.
+    /// Mesh axes over which classes are sharded.
     axes: Vec<usize>,
     operation: Operation,
     mesh: DeviceMesh,
 }
 
 impl<const D: usize> CrossEntropy<D> {
-    /// The shares of this rank's classes in the loss of each cell: `q`.
+    /// Target distribution `q` over this rank's classes, for each cell.
     fn shares(&self, like: &Tensor<D>) -> Tensor<D> {
         let options = &self.options;
         let (dims, device) = (like.dims(), (&like.device(), like.dtype()));
@@ -341,7 +346,7 @@ impl<const D: usize> CrossEntropy<D> {
         let smooth = (0..classes).map(|class| all * weight(class));
         let mut numbers = [1; D];
         numbers[CLASSES] = classes;
-        // Of the targets' type: burn compares no others.
+        // In the type of the targets, since burn only compares equal types.
         let classes: Vec<i64> = (0..classes)
             .map(|class| (self.first + class) as i64)
             .collect();
@@ -360,7 +365,7 @@ impl<const D: usize> CrossEntropy<D> {
         }
     }
 
-    /// The sum of the shares of all classes of each cell.
+    /// Sum of `q` over all classes, for each cell.
     fn weights(&self, like: &Tensor<D>) -> Tensor<D> {
         let options = &self.options;
         let all: f64 = (0..self.classes).map(|class| options.weight(class)).sum();
@@ -384,7 +389,7 @@ impl<const D: usize> CrossEntropy<D> {
 }
 
 impl<const D: usize> Operator for CrossEntropy<D> {
-    /// The largest logit of each cell, and the logarithm of the sum of the exponentials of what the others are below it.
+    /// Largest logit of each cell, and the logarithm of the sum of `exp(logit − largest)`.
     type Saved = [Tensor<D>; 2];
 
     fn keeps(&self, _: usize) -> bool {
@@ -395,14 +400,14 @@ impl<const D: usize> Operator for CrossEntropy<D> {
         let x = Tensor::<D>::from_dispatch(inputs.remove(0));
         Error::catch(|| {
             let most = self.reduce(x.clone().max_dim(CLASSES), ReduceOp::Max);
-            // A shift that is infinite would make NaN of an infinite result.
+            // An infinite shift would turn an infinite result into NaN.
             let limit = highest(x.dtype());
             let most = most.clamp(-limit, limit);
-            // The loss is that of differences from the largest, whose digits a common offset would take.
+            // Computed from differences to the largest logit: a common offset would cost digits.
             let x = x - most.clone();
             let exponentials = x.clone().exp().sum_dim(CLASSES);
             let shares = self.shares(&x);
-            // An infinite logit of a class that has no share does not count.
+            // An infinite logit of a class with zero weight in the target does not count.
             let none = shares.clone().equal_elem(0.0);
             let weights = self.weights(&x);
             let scored = (shares * x).mask_fill(none, 0.0).sum_dim(CLASSES);

@@ -1,13 +1,13 @@
-//! Losses of the differences between neighbouring cells: total variation, and the match of gradients.
+//! Losses on the differences between neighbouring cells: total variation and gradient matching.
 //!
-//! `∂x = x[i + 1] − x[i]` along a dim. A dim goes on at its other end with [`Boundary::Periodic`], as longitude does, and ends
-//! with [`Boundary::Replicate`], after `n − 1` differences.
+//! `∂x = x[i + 1] − x[i]` along a dim. With [`Boundary::Periodic`] a dim wraps around, as longitude
+//! does; with [`Boundary::Replicate`] it ends after `n − 1` differences.
 //!
 //! # Placement
-//! All dims may be sharded; the result is partial, as that of every loss.
+//! All dims may be sharded; as for every loss, the result is partial.
 //!
 //! # Communication
-//! One cell of each rank's rows along each dim that is sharded, forward and backward.
+//! One cell per line along each sharded dim, forward and backward.
 
 use halocline_core::{Boundary, Error};
 
@@ -17,15 +17,16 @@ use crate::field::{Field, WithDims};
 use crate::precision::{cast_shard, narrowed, wider};
 use crate::rearrange::RearrangeField;
 
-/// The total variation: the absolute differences along dims, added over the dims (L. Rudin et al., "Nonlinear total variation
-/// based noise removal algorithms", 1992, in its anisotropic form).
+/// Total variation: absolute differences along dims, summed over the dims (L. Rudin et al.,
+/// "Nonlinear total variation based noise removal algorithms", 1992, in its anisotropic form).
 ///
-/// A mean is over the differences of each dim. `weights` are factors of the differences, of the shape of `x` or with one cell
-/// in dims in which they do not vary; that of cell `i` is of the difference between `i` and `i + 1`.
+/// A mean is taken over the differences of each dim before summing over dims. `weights` multiply
+/// the differences; they have the shape of `x`, or size one in dims in which they do not vary. The
+/// weight of cell `i` applies to the difference between `i` and `i + 1`.
 ///
 /// # Panics
-/// Panics for no dims or one that does not exist, another boundary, weights that cannot be paired, partial values; [raises](halocline_core::Error::raise) a
-/// failure of communication.
+/// Panics for an empty list of dims, a dim that does not exist, another boundary, weights that do
+/// not match, and partial values; [raises](halocline_core::Error::raise) communication failures.
 ///
 /// # Example
 /// ```
@@ -50,14 +51,15 @@ pub fn total_variation<const D: usize, X: Field<D>>(
     of_differences(x, dims, weights, reduction, Penalty::Absolute)
 }
 
-/// The match of gradients: the squared error of the differences along dims, added over the dims: the derivatives' term of
-/// Sobolev training (W. Czarnecki et al. 2017). It sees the edges of a field and no offset. The absolute error of differences
-/// is [`total_variation`] of `x − target`.
+/// Gradient matching: squared error of the differences along dims, summed over the dims; the
+/// derivative term of Sobolev training (W. Czarnecki et al. 2017). It compares the edges of fields
+/// and ignores offsets. For the absolute error of differences, use [`total_variation`] of
+/// `x − target`.
 ///
-/// Means and weights are those of [`total_variation`].
+/// Means and weights are as for [`total_variation`].
 ///
 /// # Panics
-/// Panics where [`total_variation`] does, or if `x` and `target` cannot be paired.
+/// Panics where [`total_variation`] does, and if `x` and `target` do not match.
 ///
 /// # Example
 /// ```

@@ -1,4 +1,4 @@
-//! Sums of penalties of one shard, in one pass.
+//! Sums of the penalties of one shard in one pass.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
@@ -14,10 +14,11 @@ use crate::kernel::simd::{Element, Isa};
 use crate::precision::{narrowed, wider};
 use crate::reduce::of_all;
 
-/// Elements that are summed in their own precision, before sums go on in double precision.
+/// Number of elements summed in their own precision before sums continue in double precision.
 const BLOCK: usize = 2048;
 
-/// The penalties of `x − target`, reduced to one number. Where both lie alike and our kernels run, no field of errors is made.
+/// Reduces the penalties of `x − target` to one number. If both have the same layout and our
+/// kernels run, no field of errors is stored.
 #[track_caller]
 pub(super) fn penalized<const D: usize, X: Field<D>>(
     x: X,
@@ -47,7 +48,7 @@ pub(super) fn penalized<const D: usize, X: Field<D>>(
 }
 
 impl Penalty {
-    /// Requires that a δ is positive.
+    /// Requires a positive δ.
     pub(super) fn check(self) -> Result<()> {
         match self {
             Self::Huber(delta) if delta <= 0.0 || delta.is_nan() => {
@@ -58,14 +59,14 @@ impl Penalty {
         }
     }
 
-    /// The penalties of a vector of errors.
+    /// Penalties of a vector of errors.
     #[inline(always)]
     fn value<S: Simd, E: Element>(self, simd: S, error: E::Vector<S>) -> E::Vector<S> {
         match self {
             Self::Squared => E::times(simd, error, error),
             Self::Absolute => E::abs(simd, error),
             Self::Huber(delta) => {
-                // An infinite δ would make NaN of a rest of zero.
+                // An infinite δ times a rest of zero would be NaN.
                 let delta = delta.min(E::HIGHEST.to_f64());
                 let [delta, half] = [delta, 0.5].map(|value| E::splat(simd, E::from_f64(value)));
                 let size = E::abs(simd, error);
@@ -77,14 +78,14 @@ impl Penalty {
         }
     }
 
-    /// Their derivatives.
+    /// Derivatives of the penalties.
     #[inline(always)]
     fn slope<S: Simd, E: Element>(self, simd: S, error: E::Vector<S>) -> E::Vector<S> {
         let splat = |value| E::splat(simd, E::from_f64(value));
         match self {
             Self::Squared => E::plus(simd, error, error),
             Self::Absolute => {
-                // Zero of zero, and NaN of NaN.
+                // Zero for zero, NaN for NaN.
                 let zero = splat(0.0);
                 let rest = E::times(simd, error, zero);
                 let above = E::select_less(simd, [zero, error], splat(1.0), rest);
@@ -99,7 +100,7 @@ impl Penalty {
     }
 }
 
-/// The sum of the penalties of the first input minus the second, times `scale`, as a node of the graph.
+/// Graph node for the sum of the penalties of the first input minus the second, times `scale`.
 #[derive(Clone, Copy, Debug)]
 struct Sum {
     penalty: Penalty,
@@ -132,7 +133,7 @@ impl<E: Element> WithSimd for Block<'_, E> {
     }
 }
 
-/// The derivatives times a factor.
+/// Derivatives of the penalties, times a factor.
 struct Slope {
     penalty: Penalty,
     factor: f64,

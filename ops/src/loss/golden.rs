@@ -1,4 +1,4 @@
-//! Losses in the registry.
+//! Registry entries of losses.
 
 use halocline_core::{Boundary, Result, ShardTensor};
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::golden::{Case, Dims, Golden, Output, no_case, output, with_dims};
 
-/// The losses.
+/// Operators of this family.
 pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("cross_entropy", entropy_of)
         .with_pytorch("cross_entropy")
@@ -77,13 +77,13 @@ pub(crate) const OPERATORS: &[Golden] = &[
     ]),
 ];
 
-/// What travels for differences of neighbours.
+/// Data sent for differences of neighbours.
 const SIDES: [&str; 2] = [
     "a cell at each side (the result is partial)",
     "the same back",
 ];
 
-/// The dims of differences, all of which end alike.
+/// Dims of differences, all with the same boundary.
 fn dims(case: &Case) -> Vec<(usize, Boundary)> {
     let boundary = case.attributes.boundary("mode");
     let dims = case.attributes.dims("dims", case.dims()).into_iter();
@@ -110,13 +110,13 @@ fn similarity<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Out
     output(Ok(ssim_loss(x, target, &options, reduction(case))))
 }
 
-/// What travels for classes.
+/// Data sent for classes.
 const CLASSES: [&str; 2] = [
     "maximum and one sum where classes are sharded (the result is partial)",
     "–",
 ];
 
-/// The cross-entropy, by the number of dims of its logits.
+/// Runs the cross-entropy for the number of dims of its logits.
 fn entropy_of(case: &Case) -> Result<Box<dyn Output>> {
     match case.dims() {
         2 => entropy::<2, 1>(case),
@@ -146,7 +146,7 @@ fn entropy<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output
     }
 }
 
-/// A loss, of elements with weights if the case has them.
+/// Runs a loss, weighted if the case has weights.
 fn loss<const D: usize>(
     case: &Case,
     penalty: Penalty,
@@ -161,7 +161,7 @@ fn loss<const D: usize>(
     output(weighted_loss(x, target, weight, penalty, reduction))
 }
 
-/// What travels, forward and backward.
+/// Data sent for other losses.
 const TRAVELS: [&str; 2] = [
     "– (the result is partial); the mean of weights, if there are any",
     "–",

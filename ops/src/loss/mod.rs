@@ -45,10 +45,10 @@ use fused::penalized;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// The mean over all elements of the whole field.
+    /// Mean over all elements of the global field.
     #[default]
     Mean,
-    /// The sum over all elements of the whole field.
+    /// Sum over all elements of the global field.
     Sum,
 }
 
@@ -75,10 +75,10 @@ pub enum Penalty {
 }
 
 impl Penalty {
-    /// The loss of every element.
+    /// Computes the loss of every element.
     ///
     /// # Panics
-    /// [Raises](halocline_core::Error::raise) an error if a δ is not positive.
+    /// [Raises](halocline_core::Error::raise) an error if δ is not positive.
     #[track_caller]
     pub fn of<const D: usize, X: Field<D>>(self, error: X) -> X {
         match self {
@@ -87,7 +87,7 @@ impl Penalty {
             Self::Huber(delta) => {
                 self.check().or_raise();
                 error.map(|error| {
-                    // An infinite δ would make NaN of a rest of zero.
+                    // An infinite δ times a rest of zero would be NaN.
                     let delta = delta.min(highest(error.dtype()));
                     let size = error.abs();
                     // The quadratic part of an error, and the linear rest.
@@ -107,7 +107,7 @@ fn reduced<const D: usize, X: Field<D>>(losses: X, reduction: Reduction) -> With
     }
 }
 
-/// The squared error, `(x − target)²`.
+/// Squared error, `(x − target)²`.
 ///
 /// # Example
 /// ```
@@ -127,7 +127,7 @@ pub fn mse_loss<const D: usize, X: Field<D>>(
     penalized(x, target, Penalty::Squared, reduction)
 }
 
-/// The absolute error, `|x − target|`.
+/// Absolute error, `|x − target|`.
 ///
 /// # Example
 /// ```
@@ -147,7 +147,7 @@ pub fn l1_loss<const D: usize, X: Field<D>>(
     penalized(x, target, Penalty::Absolute, reduction)
 }
 
-/// Huber's loss: `½·e²` where `|e| ≤ δ`, else `δ·(|e| − δ/2)`, for `e = x − target` (Huber 1964).
+/// Huber loss: `½·e²` where `|e| ≤ δ`, else `δ·(|e| − δ/2)`, for `e = x − target` (Huber 1964).
 ///
 /// # Panics
 /// Panics if `delta` is not positive.
@@ -171,10 +171,10 @@ pub fn huber_loss<const D: usize, X: Field<D>>(
     penalized(x, target, Penalty::Huber(delta), reduction)
 }
 
-/// The value of a loss, on every rank; a partial loss is resolved by an all-reduce.
+/// Value of a loss, on every rank. A partial loss is resolved by an all-reduce.
 ///
 /// # Panics
-/// [Raises](halocline_core::Error::raise) a failure of communication.
+/// [Raises](halocline_core::Error::raise) communication failures.
 ///
 /// # Example
 /// ```
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// The sum of these losses is beyond what f16 holds.
+    /// The sum of these losses overflows f16.
     #[test]
     fn cross_entropy_of_many_cells_is_exact_in_half_precision() {
         let device = Default::default();

@@ -1,4 +1,4 @@
-//! Loss of the amplitudes of modes.
+//! Loss on the amplitudes of Fourier modes.
 
 use burn::tensor::Tensor;
 use halocline_core::{OrRaise, ShardTensor};
@@ -16,15 +16,17 @@ use crate::kernel::simd::{Element, Isa};
 use crate::precision::{cast_shard, narrowed, wider};
 use crate::spectral::{FftNorm, SpectralField};
 
-/// Added to the squares of amplitudes, so that the gradient at an amplitude of zero is zero.
+/// Added to squared amplitudes, so that the gradient at an amplitude of zero is zero.
 const TINY: f64 = 1e-24;
 
-/// The squared error of the amplitudes of Fourier modes, `(|x̂| − |t̂|)²`, over the modes of `dims` (those of
-/// [`rfft`](fn@crate::spectral::rfft), orthonormal) and all other cells. Unlike [`mse_loss`](super::mse_loss) it
-/// does not reward blurred predictions: phases do not matter. `E = D + 1`.
+/// Squared error of the amplitudes of Fourier modes, `(|x̂| − |t̂|)²`, over the modes of `dims`
+/// (those of [`rfft`](fn@crate::spectral::rfft), orthonormal) and all other cells.
+///
+/// Unlike [`mse_loss`](super::mse_loss) it does not reward blurred predictions, since phases do not
+/// matter. The const parameter `E` must be `D + 1`.
 ///
 /// # Panics
-/// Panics if values are partial, and where [`rfft`](fn@crate::spectral::rfft) returns an error.
+/// Panics for partial values, and where [`rfft`](fn@crate::spectral::rfft) returns an error.
 ///
 /// # Example
 /// ```
@@ -62,7 +64,7 @@ pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
     Field::from_shard(narrowed(loss, dtype))
 }
 
-/// Amplitudes of complex numbers, whose dim keeps one cell.
+/// Amplitudes of complex numbers, whose dim keeps size one.
 #[derive(Clone, Copy, Debug)]
 struct Amplitude;
 
@@ -141,7 +143,7 @@ impl<E: Element> WithSimd for Backward<'_, E> {
     }
 }
 
-/// Complex numbers in turn, as vectors of both parts, and their amplitudes.
+/// Loads interleaved complex numbers as vectors of both parts, and computes their amplitudes.
 #[inline(always)]
 fn amplitudes<S: Simd, E: Element>(simd: S, x: &[E]) -> ([E::Vector<S>; 2], E::Vector<S>) {
     let [re, im] = load_pairs(simd, x);

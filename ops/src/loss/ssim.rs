@@ -1,18 +1,20 @@
 //! Structural similarity.
 //!
-//! `s = (2 μx μt + c1) (2 σxt + c2) / ((μx² + μt² + c1) (σx² + σt² + c2))` of every window, with Gaussian weights, for a
-//! prediction `x` and its target `t`, `c1 = (0.01 L)²` and `c2 = (0.03 L)²` for values in a range `L` (Z. Wang et al., "Image
-//! quality assessment: from error visibility to structural similarity", 2004). Windows that do not fit into the field are left
-//! out, or go on beyond it as the padding of their dim says.
+//! `s = (2 μx μt + c1) (2 σxt + c2) / ((μx² + μt² + c1) (σx² + σt² + c2))` for every window, with
+//! Gaussian weights, for a prediction `x` and its target `t`, `c1 = (0.01 L)²` and `c2 = (0.03 L)²`
+//! for values in a range `L` (Z. Wang et al., "Image quality assessment: from error visibility to
+//! structural similarity", 2004). Windows that extend beyond the field are omitted, or filled by
+//! the padding of their dim.
 //!
-//! Means of squares cancel where a field is far from zero, as temperatures are, so variances are taken around the mean of the
-//! target's channel.
+//! Means of squares cancel if a field is far from zero, as temperatures are, so variances are
+//! computed around the mean of the target's channel.
 //!
 //! # Placement
 //! Batch and space may be sharded; values must be resolved.
 //!
 //! # Communication
-//! Two sums for each of the target's channels, which give the mean of its finite cells, and halos of the five fields that are averaged, dim by dim.
+//! Two sums per channel of the target, for the mean of its finite cells, and halos of the five
+//! averaged fields, dim by dim.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Boundary, Error, Result, ShardTensor};
@@ -42,18 +44,19 @@ const NAME: &str = "ssim";
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SsimOptions<const N: usize> {
-    /// The largest minus the smallest value that fields take.
+    /// Largest minus smallest value that the fields can take.
     pub range: f64,
-    /// Cells of a window.
+    /// Cells of a window in each dim.
     pub window: [usize; N],
     /// Standard deviation of the Gaussian weights, in cells.
     pub sigma: f64,
-    /// Padding of every dim.
+    /// Padding of each dim.
     pub padding: [Padding; N],
 }
 
 impl<const N: usize> SsimOptions<N> {
-    /// Windows of eleven cells in every dim with a standard deviation of 1.5, without padding.
+    /// Creates options with windows of eleven cells in each dim, a standard deviation of 1.5, and
+    /// no padding.
     pub fn new(range: f64) -> Self {
         Self {
             range,
@@ -63,7 +66,7 @@ impl<const N: usize> SsimOptions<N> {
         }
     }
 
-    /// These options with other windows.
+    /// Sets the windows.
     #[must_use]
     pub fn with_window(self, window: [usize; N], sigma: f64) -> Self {
         Self {
@@ -73,13 +76,13 @@ impl<const N: usize> SsimOptions<N> {
         }
     }
 
-    /// These options with another padding.
+    /// Sets the padding.
     #[must_use]
     pub fn with_padding(self, padding: [Padding; N]) -> Self {
         Self { padding, ..self }
     }
 
-    /// The weights of a window along one dim.
+    /// Weights of a window along one dim.
     fn gaussian(&self, dim: usize) -> Vec<f64> {
         let middle = (self.window[dim] - 1) as f64 / 2.0;
         let weight = |cell: usize| (-((cell as f64 - middle) / self.sigma).powi(2) / 2.0).exp();
@@ -89,12 +92,14 @@ impl<const N: usize> SsimOptions<N> {
     }
 }
 
-/// The structural similarity of every window, `[batch, channels, *windows]`; 1 where both fields are the same. See the
-/// [module](self).
+/// Computes the structural similarity of every window, `[batch, channels, *windows]`; 1 where both
+/// fields are equal. See the [module](self).
 ///
 /// # Errors
-/// Fields of two shapes, number types or layouts; another number of dims than `N + 2`; windows of no cells or that fit
-/// nowhere; a range or a deviation that is not positive; zeros in one dim and poles in another; a placement without a rule; a failure of communication.
+/// Fails for fields that differ in shape, element type or layout; for another number of dims than
+/// `N + 2`; for windows without cells or larger than the field; for a range or deviation that is
+/// not positive; for zero padding in one dim and pole padding in another; for a placement without a
+/// rule; and if communication fails.
 ///
 /// # Example
 /// ```
@@ -121,7 +126,7 @@ pub fn ssim<const D: usize, const N: usize>(
     let [x, target] = [x, target].map(|field| cast_shard(field, wider(dtype)));
     let spatial: Vec<usize> = std::iter::once(0).chain(2..D).collect();
     let middle = middle(&target, &spatial)?;
-    // Zeros around a field are cells like others, whose middle is subtracted, too.
+    // Zeros around a field are ordinary cells: the centre is subtracted from them, too.
     let (zeros, options) = &apart(options);
     let padded = |field| {
         if zeros.is_empty() {
@@ -154,7 +159,8 @@ pub fn ssim<const D: usize, const N: usize>(
     Ok(cast_shard(above / below, dtype))
 }
 
-/// The mean or sum of `1 − ssim` over all windows. For weights, reduce [`ssim`] itself: `(map * weights).mean()`.
+/// Mean or sum of `1 − ssim` over all windows. For weights, reduce [`ssim`] itself:
+/// `(map * weights).mean()`.
 ///
 /// # Panics
 /// Panics where [`ssim`] returns an error.
@@ -234,7 +240,7 @@ fn check<const D: usize, const N: usize>(
     Ok(())
 }
 
-/// The mean of the cells of each channel that are finite: a cell without a value counts in its windows only.
+/// Mean of the finite cells of each channel, so that a missing value only affects its own windows.
 fn middle<const D: usize>(field: &ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
     let (local, layout, mesh) = constant(field).into_parts();
     let hole = local.clone().is_nan().bool_or(local.clone().is_inf());
@@ -249,7 +255,7 @@ fn middle<const D: usize>(field: &ShardTensor<D>, dims: &[usize]) -> Result<Shar
     Error::catch(|| sum.map(|sum| sum / present.clamp_min(none)))?
 }
 
-/// The paddings by zeros, with their dims, and options without them.
+/// Splits off the zero paddings, with their dims, from the options.
 fn apart<const N: usize>(options: &SsimOptions<N>) -> (Vec<(usize, Padding)>, SsimOptions<N>) {
     let (mut zeros, mut rest) = (Vec::new(), *options);
     for (dim, padding) in rest.padding.iter_mut().enumerate() {
@@ -263,7 +269,7 @@ fn apart<const N: usize>(options: &SsimOptions<N>) -> (Vec<(usize, Padding)>, Ss
     (zeros, rest)
 }
 
-/// Means of windows, dim by dim.
+/// Computes the means of windows, dim by dim.
 fn blurred<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     options: &SsimOptions<N>,
@@ -291,7 +297,7 @@ mod tests {
     use super::*;
     use crate::testing::{Operator, check_op, random};
 
-    /// With this padding of the first dim.
+    /// Loss with this padding of the first spatial dim.
     struct Loss(Padding);
 
     impl Operator<4, 1> for Loss {
@@ -373,7 +379,7 @@ mod tests {
         assert!(ssim(x.clone(), x, &narrow).is_err());
     }
 
-    /// Peers, 5: `E[x²] − E[x]²` cancels.
+    /// Naive `E[x²] − E[x]²` cancels here (notes/peers.md, 5).
     #[test]
     fn a_large_mean_costs_no_digits() {
         let [x, target] = [0, 1].map(|index| random::<3>([1, 1, 40], "x", index).inner());
@@ -383,7 +389,7 @@ mod tests {
             let [x, target] = fields.map(ShardTensor::solo);
             ssim(x, target, &options).unwrap().into_local()
         };
-        // Without the factor of means, which is one far from zero.
+        // Far from zero the factor of the means is one, so only the other remains.
         let (near, far) = (map(1000.0), map(3000.0));
         assert!((near - far).abs().max().into_scalar::<f32>() < 1e-3);
     }

@@ -1,4 +1,4 @@
-//! Losses of elements with weights, such as a mask of those that count.
+//! Losses with a weight per element, such as a mask of valid elements.
 
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
@@ -10,27 +10,28 @@ use crate::reduce::ReduceField;
 
 const NAME: &str = "weighted_loss";
 
-/// The loss of elements with weights, `Σ wᵢ·ℓ(xᵢ − targetᵢ) / Σ wᵢ`; without the division as a
-/// [`Reduction::Sum`]. Semantics follow `weight` of PyTorch's `mse_loss` and `l1_loss`; its `huber_loss` divides by the
+/// Weighted loss, `Σ wᵢ·ℓ(xᵢ − targetᵢ) / Σ wᵢ`, without the division for [`Reduction::Sum`].
+/// Semantics follow `weight` of PyTorch's `mse_loss` and `l1_loss`; its `huber_loss` divides by the
 /// number of elements instead.
 ///
-/// An element of weight zero counts nothing, whatever prediction and target hold there: a NaN
-/// reaches neither the loss nor a gradient, although zero times NaN is NaN. The mean over
-/// elements that all have weight zero is zero.
+/// An element of weight zero has no effect, whatever prediction and target hold there: a NaN
+/// reaches neither the loss nor a gradient, although zero times NaN is NaN. If all elements have
+/// weight zero, the mean is zero.
 ///
 /// # Shapes
-/// `x` and `target` of one shape; `weight` of the same, or with dims of one cell, which stand for all
-/// cells: a mask of `[batch, channels, lat, lon]`, a weight of each channel `[1, channels, 1, 1]`.
+/// `x` and `target` have one shape. `weight` has the same shape, or size one in dims over which it
+/// is broadcast: a mask of `[batch, channels, lat, lon]`, a weight per channel
+/// `[1, channels, 1, 1]`.
 ///
 /// # Placement
-/// Those of the [module](super); the weights' dims are sharded as those of `x`, if they have cells. A
-/// mean sums the weights over all ranks, in one small message.
+/// As for the [module](super). Dims of the weights are sharded as those of `x`, except dims that
+/// are broadcast. A mean sums the weights over all ranks in one small message.
 ///
 /// # Adjoint
-/// That of the loss of each element times its weight. Weights have no gradient.
+/// Adjoint of the loss of each element, times its weight. Weights have no gradient.
 ///
 /// # Errors
-/// Weights of another shape or in other shards; a failure of communication.
+/// Fails for weights with another shape or other shards, and if communication fails.
 ///
 /// # Example
 /// ```
@@ -67,8 +68,8 @@ pub fn weighted_loss<const D: usize, X: Field<D>>(
     loss.map(Field::from_shard)
 }
 
-/// The mean of elements with weights, `Σ wᵢ·xᵢ / Σ wᵢ`. Elements of weight zero count nothing, as in
-/// [`weighted_loss`], which has shapes, placements and errors. The mean over elements that all have weight zero is zero.
+/// Weighted mean, `Σ wᵢ·xᵢ / Σ wᵢ`. Elements of weight zero have no effect; shapes, placements and
+/// errors are as for [`weighted_loss`]. If all elements have weight zero, the mean is zero.
 ///
 /// # Example
 /// ```
@@ -91,7 +92,7 @@ pub fn weighted_mean<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<Wit
     found.map(Field::from_shard)
 }
 
-/// The mean of `weighted` values by the mean of their weights.
+/// Divides the mean of the `weighted` values by the mean of their weights.
 fn mean<const D: usize>(weighted: ShardTensor<D>, weight: ShardTensor<D>) -> ShardTensor<1> {
     let total = ReduceField::mean(weight).resolve();
     let (local, layout, mesh) = total.into_parts();
@@ -100,17 +101,18 @@ fn mean<const D: usize>(weighted: ShardTensor<D>, weight: ShardTensor<D>) -> Sha
     ReduceField::mean(weighted) / total
 }
 
-/// The elements of `x` that have a weight, and zero where the weight is zero, whatever `x` holds
-/// there; so is the gradient.
+/// Replaces elements of `x` by zero where the weight is zero, whatever `x` holds there; their
+/// gradient is zero, too.
 ///
 /// # Shapes
-/// `weight` of the shape of `x`, or with dims of one cell, which stand for all cells.
+/// `weight` has the shape of `x`, or size one in dims over which it is broadcast.
 ///
 /// # Placement
-/// Any; the weights' dims are sharded as those of `x`, if they have cells. Nothing is sent.
+/// Any dims of `x` may be sharded. Dims of the weights are sharded as those of `x`, except dims
+/// that are broadcast. Nothing is sent.
 ///
 /// # Errors
-/// Partial values; weights of another shape or in other shards.
+/// Fails for partial values, and for weights with another shape or other shards.
 ///
 /// # Example
 /// ```
@@ -124,7 +126,7 @@ fn mean<const D: usize>(weighted: ShardTensor<D>, weight: ShardTensor<D>) -> Sha
 /// ```
 pub fn counted<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<X> {
     let x = x.into_shard();
-    // In its own number type: rounded to that of `x`, a small weight may be zero.
+    // In its own element type: rounded to that of `x`, a small weight may become zero.
     let weight = weight.into_shard().inner();
     x.require_resolved(NAME)?;
     let (local, layout, mesh) = x.into_parts();
@@ -178,8 +180,8 @@ mod tests {
             let (target, x) = (inputs.remove(1), inputs.remove(0));
             let device = x.clone().into_shard().device();
             let weight = Tensor::from_data(weights(shape), &device.inner());
-            // Whole in dims of one cell, else in the shards of `x`.
-            let weight = x.distribute_beside(weight);
+            // Replicated in dims of one cell, else in the shards of `x`.
+            let weight = x.distribute_operand(weight);
             weighted_loss(x, target, weight, penalty, reduction).unwrap()
         }
     }
@@ -211,7 +213,7 @@ mod tests {
         assert_eq!(means.unwrap(), [3.25; 2]);
     }
 
-    /// The cells without a weight hold NaN in `x` and target; loss and gradients are those of zeros
+    /// Cells of weight zero hold NaN in `x` and target; loss and gradients equal those with zeros
     /// there, and the gradient there is zero.
     #[test]
     fn what_has_no_weight_reaches_neither_loss_nor_gradient() {

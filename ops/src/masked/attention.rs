@@ -1,4 +1,4 @@
-//! Attention to the cells that count.
+//! Attention with masked keys.
 
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
@@ -12,17 +12,19 @@ use crate::loss::counted;
 use crate::precision::{cast_shard, wider};
 use crate::rearrange::cat;
 
-/// The score of a key that does not count: its share is zero beside any other key.
+/// Score of a key that does not count: its attention weight is zero next to any other key.
 const NOTHING: f64 = -1e9;
 
-/// Neighborhood attention to the keys that count, each by its weight: `Σ m·exp(s)·v / Σ m·exp(s)` over the window of a query, and zero
-/// where none of its keys counts. Queries in cells of weight zero attend as a query of zeros does.
+/// Neighborhood attention to the keys that count, each with its weight: `Σ m·exp(s)·v / Σ m·exp(s)`
+/// over the window of a query, and zero if none of its keys counts. Queries in cells of weight zero
+/// attend as a query of zeros does.
 ///
 /// # Shapes
-/// `q`, `k`, `v` as those of [`neighborhood_attention`]; `mask` `[batch or 1, *spatial, 1, 1]`.
+/// `q`, `k` and `v` as for [`neighborhood_attention`]; `mask` is `[batch or 1, *spatial, 1, 1]`.
 ///
 /// # Errors
-/// A mask of another shape; a scale of zero, or one that is not finite; those of [`neighborhood_attention`] and [`counted`].
+/// Fails for a mask of another shape, and for a scale that is zero or not finite; otherwise errors
+/// of [`neighborhood_attention`] and [`counted`].
 ///
 /// # Example
 /// ```
@@ -51,13 +53,15 @@ pub fn masked_neighborhood_attention<const D: usize, const N: usize, X: Field<D>
     })
 }
 
-/// Attention of every cell to the cells that count, each by its weight, such as its area; zero where none counts.
+/// Attention of every cell to the cells that count, each with its weight, such as its area; zero if
+/// none counts.
 ///
 /// # Shapes
-/// `q`, `k`, `v` as those of [`cell_attention`]; `mask` `[batch or 1, *spatial, 1, 1]`.
+/// `q`, `k` and `v` as for [`cell_attention`]; `mask` is `[batch or 1, *spatial, 1, 1]`.
 ///
 /// # Errors
-/// A mask of another shape; a scale of zero, or one that is not finite; those of [`cell_attention`] and [`counted`].
+/// Fails for a mask of another shape, and for a scale that is zero or not finite; otherwise errors
+/// of [`cell_attention`] and [`counted`].
 ///
 /// # Example
 /// ```
@@ -85,8 +89,8 @@ pub fn masked_cell_attention<const D: usize, X: Field<D>>(
     })
 }
 
-/// Runs attention with one more element of the width, in which keys have the logarithms of their weights and queries what adds
-/// these to the scores.
+/// Runs attention with the width extended by one element: keys hold the logarithms of their weights
+/// there, and queries the factor that adds these to the scores.
 fn attended<const D: usize, X: Field<D>>(
     operator: &str,
     [q, k, v]: [X; 3],
@@ -122,7 +126,7 @@ fn attended<const D: usize, X: Field<D>>(
     })
 }
 
-/// The logarithms of weights.
+/// Logarithms of weights.
 fn logarithms<const D: usize>(mask: ShardTensor<D>) -> ShardTensor<D> {
     let (local, layout, mesh) = mask.into_parts();
     let none = local.clone().lower_equal_elem(0.0);
@@ -130,7 +134,7 @@ fn logarithms<const D: usize>(mask: ShardTensor<D>) -> ShardTensor<D> {
     ShardTensor::from_parts(logarithms.mask_fill(none, NOTHING), layout, mesh)
 }
 
-/// One element of the width of a field, of this value everywhere.
+/// One-element extension of the width of a field, with a constant value.
 fn column<const D: usize>(x: &ShardTensor<D>, value: f64) -> ShardTensor<D> {
     let mut extents = x.layout().all_extents().to_vec();
     extents[D - 1] = vec![1];

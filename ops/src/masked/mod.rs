@@ -1,20 +1,21 @@
-//! Operators on fields of which some cells do not count: land in the ocean, missing values.
+//! Operators on fields in which some cells do not count: land in the ocean, missing values.
 //!
-//! A mask has a number for each cell: zero (or less) where it does not count, else its weight, mostly one. It has the shape of the field, or
-//! one cell in dims in which it does not vary, such as `[1, 1, lat, lon]`, and lies in the shards of the field. Whatever a field
-//! holds in cells of weight zero, NaN included, reaches no result and no gradient. Masks have no gradients.
+//! A mask holds a weight for each cell, zero (or less) where the cell does not count and mostly one
+//! elsewhere. It has the shape of the field, or size one in dims in which it does not vary, such as
+//! `[1, 1, lat, lon]`, and is sharded as the field is. Whatever a field holds in cells of weight
+//! zero, NaN included, reaches no result and no gradient. Masks have no gradients.
 //!
-//! [`present`] makes the mask of the cells that hold a number.
+//! [`present`] computes the mask of the cells that are not NaN.
 //!
 //! # Placement
-//! Those of the operator without a mask.
+//! As for the operator without a mask.
 //!
 //! # Communication
-//! That of the operator without a mask, and the same once more for the mask, forward only; of attention, one more element of the
-//! width of keys.
+//! As for the operator without a mask, plus the same for the mask, forward only. Attention instead
+//! sends keys that are one element wider.
 //!
 //! # Adjoint
-//! That of the formula, with weights as constants.
+//! Adjoint of the formula, with weights as constants.
 
 mod attention;
 mod norm;
@@ -32,10 +33,10 @@ use crate::loss::counted;
 use crate::precision::{cast_shard, wider};
 use crate::reduce::sum_dims;
 
-/// The mask of the cells that are not NaN: one there, else zero.
+/// Computes the mask of the cells that are not NaN: one there, zero elsewhere.
 ///
 /// # Errors
-/// Partial values.
+/// Fails for partial values.
 ///
 /// # Example
 /// ```
@@ -60,13 +61,14 @@ pub fn present<const D: usize, X: Field<D>>(x: &X) -> Result<X> {
     })
 }
 
-/// The mean over dims of the cells that count, `Σ m·x / Σ m`, and zero where none does. Reduced dims keep one cell each.
+/// Mean over dims of the cells that count, `Σ m·x / Σ m`; zero where none counts. Reduced dims keep
+/// size one.
 ///
 /// # Communication
-/// If a reduced dim is sharded, two sums.
+/// Two sums if a reduced dim is sharded.
 ///
 /// # Errors
-/// Those of [`counted`] and [`sum_dims`].
+/// Errors of [`counted`] and [`sum_dims`].
 ///
 /// # Example
 /// ```
@@ -89,7 +91,8 @@ pub fn masked_mean_dims<const D: usize, X: Field<D>>(x: X, mask: X, dims: &[usiz
     })
 }
 
-/// Runs an operator of a field and its mask in f32 at least; the result has the number type of the field.
+/// Runs an operator on a field and its mask in at least f32; the result has the element type of the
+/// field.
 fn in_f32<const D: usize, X: Field<D>>(
     x: X,
     mask: X,
@@ -104,12 +107,13 @@ fn in_f32<const D: usize, X: Field<D>>(
     })
 }
 
-/// The numbers of a mask in f32 at least, for a field of a type; none is below zero, as the cosine of a pole may be by rounding.
+/// Weights of a mask in at least f32, for a field of element type `dtype`. Negative ones, such as
+/// the rounded cosine at a pole, become zero.
 fn weights<const D: usize>(mask: ShardTensor<D>, dtype: DType) -> Result<ShardTensor<D>> {
     Error::catch(|| cast_shard(mask.inner(), wider(dtype)).clamp_min(0.0))
 }
 
-/// A mask with a number for each cell of a field.
+/// Broadcasts a mask to the shape of a field.
 fn broadcast<const D: usize>(x: &ShardTensor<D>, mask: ShardTensor<D>) -> Result<ShardTensor<D>> {
     if mask.dims() == x.dims() {
         return Ok(mask);
@@ -119,7 +123,7 @@ fn broadcast<const D: usize>(x: &ShardTensor<D>, mask: ShardTensor<D>) -> Result
     Error::catch(|| zeros + mask)
 }
 
-/// `1/x`, and zero where `x` is zero.
+/// `1/x`, or zero where `x` is zero.
 fn reciprocal<const D: usize>(x: ShardTensor<D>) -> ShardTensor<D> {
     let (local, layout, mesh) = x.into_parts();
     let none = local.clone().equal_elem(0.0);

@@ -1,4 +1,4 @@
-//! Normalization by the mean and variance of the cells that count.
+//! Normalization by mean and variance of the cells that count.
 
 use halocline_core::{Error, Result, ShardTensor};
 
@@ -7,22 +7,25 @@ use crate::field::Field;
 use crate::loss::counted;
 use crate::norm::require_epsilon;
 use crate::operand::Operand;
-use crate::rearrange::{distribute_beside, expand, reshape};
+use crate::rearrange::{distribute_operand, expand, reshape};
 use crate::reduce::sum_dims;
 
-/// Group normalization by mean and variance of the cells that count, per sample and group; cells that do not count become zero.
+/// Group normalization by mean and variance of the cells that count, per sample and group. Cells
+/// that do not count become zero.
 ///
 /// # Shapes
-/// `[batch, channels, *spatial]`; weight and bias `[channels]`.
+/// `x` is `[batch, channels, *spatial]`; weight and bias are `[channels]`.
 ///
 /// # Placement
-/// All dims may be sharded; channels so that every group lies on one rank.
+/// All dims may be sharded, channels only such that every group lies on one rank.
 ///
 /// # Communication
-/// If batch or channels alone are sharded, none; else three sums per sample and channel, and their gradients.
+/// None if only batch or channels are sharded; otherwise three sums per sample and channel, and
+/// their gradients.
 ///
 /// # Errors
-/// Groups that do not divide the channels; parameters of another size; a negative ε; those of [`counted`].
+/// Fails for groups that do not divide the channels, for parameters of another size, and for a
+/// negative ε; otherwise errors of [`counted`].
 ///
 /// # Example
 /// ```
@@ -72,17 +75,18 @@ pub fn masked_group_norm<const D: usize, X: Field<D>>(
     )
 }
 
-/// Layer normalization over the last `dims` dims by mean and variance of the cells that count; cells that do not count become
-/// zero. Weight and bias have one cell in the other dims.
+/// Layer normalization over the last `dims` dims by mean and variance of the cells that count.
+/// Cells that do not count become zero. Weight and bias have size one in the other dims.
 ///
 /// # Placement
 /// All dims may be sharded.
 ///
 /// # Communication
-/// If a normalized dim is sharded, three sums per row, and their gradients.
+/// Three sums per row if a normalized dim is sharded, and their gradients.
 ///
 /// # Errors
-/// More dims than there are, or none; parameters of another shape; a negative ε; those of [`counted`].
+/// Fails for zero dims or more than there are, for parameters of another shape, and for a negative
+/// ε; otherwise errors of [`counted`].
 ///
 /// # Example
 /// ```
@@ -125,7 +129,7 @@ pub fn masked_layer_norm<const D: usize, X: Field<D>>(
     )
 }
 
-/// Normalizes by the means that follow from sums over cells.
+/// Normalizes by means that are computed from `sums` over cells.
 fn normalized<const D: usize, const E: usize, X: Field<D>>(
     operator: &'static str,
     x: X,
@@ -160,13 +164,14 @@ fn normalized<const D: usize, const E: usize, X: Field<D>>(
         let centred = Error::catch(|| x - means)?;
         let variance = mean(centred.clone().square())?;
         let y = Error::catch(|| centred / (variance + epsilon).sqrt())?;
-        // Also where no cell counts, and ε is zero: the weight has a gradient there.
+        // Clears NaN where no cell counts and ε is zero, before it reaches the gradient of the
+        // weight.
         let mut y = counted(y, mask.clone())?;
         let dtype = burn::tensor::FloatDType::from(y.local().dtype());
         let [weight, bias] = parameters.map(|(parameter, shape)| {
             let beside = |parameter: Operand<E>| -> Result<ShardTensor<D>> {
-                let parameter: ShardTensor<D> = reshape(parameter.beside(&y)?, shape)?;
-                distribute_beside(&y, parameter.cast(dtype))
+                let parameter: ShardTensor<D> = reshape(parameter.place_on(&y)?, shape)?;
+                distribute_operand(&y, parameter.cast(dtype))
             };
             parameter.map(beside).transpose()
         });

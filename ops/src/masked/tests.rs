@@ -22,11 +22,11 @@ fn mask_values(shape: [usize; 4], weighted: bool) -> Vec<f32> {
     (0..count).map(weight).collect()
 }
 
-/// A mask in the shards of a field.
+/// A mask distributed as a field is.
 fn mask_beside<X: Field<4>>(x: &X, shape: [usize; 4], weighted: bool) -> X {
     let device = x.clone().into_shard().device();
     let mask = TensorData::new(mask_values(shape, weighted), shape);
-    x.distribute_beside(Tensor::<4>::from_data(mask, &device.inner()))
+    x.distribute_operand(Tensor::<4>::from_data(mask, &device.inner()))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -238,7 +238,7 @@ fn misuse_is_told() {
     assert!(error.unwrap_err().to_string().contains("scale 0"));
 }
 
-/// Attention of a field to itself, to the cells around and to all, by a mask that varies in space.
+/// Attention of a field to itself, local or global, with a mask that varies in space.
 struct Attention {
     weighted: bool,
 }
@@ -252,7 +252,7 @@ impl Operator<5, 5> for Attention {
         let mask = mask_values([1, 1, ATTENDED[1], ATTENDED[2]], self.weighted);
         let device = x.clone().into_shard().device();
         let mask = Tensor::<5>::from_data(TensorData::new(mask, shape), &device.inner());
-        let mask = x.distribute_beside(mask);
+        let mask = x.distribute_operand(mask);
         let fields = || [x.clone(), x.clone() * 2.0, x.clone() + 1.0];
         let options = NeighborhoodOptions::new([3, 3]).with_periodic([false, true]);
         let near = masked_neighborhood_attention(fields(), mask.clone(), &options);
@@ -295,7 +295,7 @@ fn attention_reaches_no_masked_cell() {
     }
 }
 
-/// The weights of a mask are beyond f16, as areas are, or a little below zero, as the cosine of a pole is.
+/// Weights of a mask beyond f16, as areas are, or slightly negative, as the cosine at a pole is.
 #[test]
 fn weights_may_be_areas_and_cosines() {
     use burn::tensor::DType;
@@ -324,7 +324,7 @@ fn weights_may_be_areas_and_cosines() {
     assert!((mean.into_scalar::<f32>() - 3.8).abs() < 2e-3);
 }
 
-/// A row of which no cell counts, beside one, with ε = 0.
+/// A row without cells that count, next to one with some, with ε = 0.
 #[test]
 fn rows_that_do_not_count_have_no_part_in_the_gradient_of_a_weight() {
     let device = burn::tensor::Device::default().autodiff();

@@ -1,4 +1,4 @@
-//! Convolution and averages over windows, by the cells that count.
+//! Convolution and averages over the cells of windows that count.
 
 use burn::tensor::{DType, Tensor};
 use halocline_core::{Error, Result, ShardTensor};
@@ -10,16 +10,17 @@ use crate::loss::counted;
 use crate::operand::Operand;
 use crate::pool::{PaddingCount, PoolOptions, avg_pool};
 use crate::precision::{cast_shard, narrowed, wider};
-use crate::rearrange::{distribute_beside, reshape};
+use crate::rearrange::{distribute_operand, reshape};
 
-/// Convolution by the cells that count: `Σ_k w_k·m·x · n / Σ_k m + bias`, where `n` is the number of cells of the window, and
-/// zero where none of them counts (partial convolution, Liu et al. 2018). Cells beyond a boundary of zeros do not count.
+/// Convolution over the cells that count: `Σ_k w_k·m·x · n / Σ_k m + bias`, where `n` is the number
+/// of cells of the window; zero if none of them counts (partial convolution, Liu et al. 2018).
+/// Cells beyond a boundary of zeros do not count.
 ///
 /// # Shapes
-/// `x` `[batch, channels_in, *spatial]`, `mask` `[batch or 1, 1, *spatial]`.
+/// `x` is `[batch, channels_in, *spatial]`, `mask` is `[batch or 1, 1, *spatial]`.
 ///
 /// # Errors
-/// A mask that differs between channels; those of [`conv`] and [`counted`].
+/// Fails for a mask with more than one channel; otherwise errors of [`conv`] and [`counted`].
 ///
 /// # Example
 /// ```
@@ -56,13 +57,13 @@ pub fn masked_conv<const D: usize, const N: usize, X: Field<D>>(
         if dtype != DType::F16 {
             return by_present(x, mask, weight, bias, options);
         }
-        // Weights such as areas, and their reciprocals, are beyond f16.
+        // Weights such as areas, and their reciprocals, exceed the range of f16.
         let in_single = |x: ShardTensor<D>| Error::catch(|| cast_shard(x, DType::F32));
-        let weight = in_single(weight.beside(&x)?)?;
+        let weight = in_single(weight.place_on(&x)?)?;
         let bias = match bias {
             None => None,
             Some(bias) => {
-                let bias = bias.beside(&x)?;
+                let bias = bias.place_on(&x)?;
                 Some(Error::catch(|| cast_shard(bias, DType::F32))?.into())
             }
         };
@@ -97,27 +98,28 @@ fn by_present<const D: usize, const N: usize>(
         Some(bias) => {
             let mut shape = [1; D];
             shape[1] = y.dims()[1];
-            let bias: ShardTensor<D> = reshape(bias.beside(&y)?, shape)?;
-            let bias = distribute_beside(&y, bias)?;
+            let bias: ShardTensor<D> = reshape(bias.place_on(&y)?, shape)?;
+            let bias = distribute_operand(&y, bias)?;
             Error::catch(|| y + bias * some)
         }
     }
 }
 
-/// One where a number is positive, else zero.
+/// One where a value is positive, else zero.
 fn some<const D: usize>(x: &ShardTensor<D>) -> ShardTensor<D> {
     let (local, layout, mesh) = x.clone().into_parts();
     let some = local.clone().greater_elem(0.0);
     ShardTensor::from_parts(local.zeros_like().mask_fill(some, 1.0), layout, mesh)
 }
 
-/// The mean of the cells of each window that count, `Σ m·x / Σ m`, and zero where none does. Padding does not count.
+/// Mean of the cells of each window that count, `Σ m·x / Σ m`; zero where none counts. Padding does
+/// not count.
 ///
 /// # Shapes
-/// `[batch, channels, *spatial]`; the mask may have one cell in dims but the spatial ones.
+/// `[batch, channels, *spatial]`; the mask may have size one in all dims but the spatial ones.
 ///
 /// # Errors
-/// Those of [`avg_pool`] and [`counted`].
+/// Errors of [`avg_pool`] and [`counted`].
 ///
 /// # Example
 /// ```
@@ -136,7 +138,7 @@ pub fn masked_avg_pool<const D: usize, const N: usize, X: Field<D>>(
     mask: X,
     options: &PoolOptions<N>,
 ) -> Result<X> {
-    // Both by one number, so that it cancels.
+    // Both averages divide by the same count, which cancels.
     let options = options.with_count(PaddingCount::Included);
     in_f32(x, mask, |x, mask| {
         let x = counted(x, mask.clone())?;

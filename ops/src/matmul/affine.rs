@@ -1,4 +1,4 @@
-//! The linear layer of one shard, as a node of the graph.
+//! Graph node of the linear layer on one shard.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Element as BurnElement, Tensor};
@@ -11,7 +11,8 @@ use crate::kernel::panels::{product, product_and_sums_over_rows, product_over_ro
 use crate::kernel::products::Products;
 use crate::kernel::simd::Isa;
 
-/// `x · weight + bias` of the rows of `x`, by our kernel or, on a device without it, by burn's operators.
+/// Computes `x · weight + bias` for the rows of `x`, with our kernel or, on a device without it,
+/// with burn's operators.
 pub(super) fn affine(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     if !flex::runs_on(&x.device()) {
         return composed(x, weight, bias);
@@ -31,7 +32,7 @@ fn composed(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<
     }
 }
 
-/// The inputs are `x`, `weight` and, where there is one, `bias`.
+/// Inputs are `x`, `weight` and, optionally, `bias`.
 #[derive(Debug)]
 struct Affine;
 
@@ -97,7 +98,7 @@ where
     }
     let bias_wanted = wanted.get(2) == Some(&true);
     if wanted[1] || bias_wanted {
-        // Without the gradient of the weight, a product with no columns of `x`.
+        // If only the bias wants a gradient, the product has no columns of `x`.
         let x = wanted[1]
             .then(|| flex::operand::<P::Number>(x))
             .transpose()?;
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
     use crate::testing::random;
 
-    /// The result, and the gradients of all inputs.
+    /// Result, and gradients of all inputs.
     fn results(
         function: impl Fn(Tensor<2>, Tensor<2>, Option<Tensor<1>>) -> Tensor<2>,
         [rows, size, outputs]: [usize; 3],
@@ -159,7 +160,7 @@ mod tests {
 
     #[test]
     fn kernels_and_burns_operators_agree() {
-        // The last one's rows are multiplied in parts.
+        // The rows of the last case are multiplied in parts.
         for sizes in [
             [1, 1, 1],
             [5, 7, 3],
@@ -190,7 +191,7 @@ mod tests {
         found.assert_approx_eq(&expected, Tolerance::<f32>::rel_abs(1e-4, 1e-4));
     }
 
-    /// 4,096 ones in half precision would add up to 256 or 2,048.
+    /// Adding up 4,096 ones in half precision would stop at 256 or 2,048.
     #[test]
     fn half_precision_is_summed_in_single_precision() {
         for dtype in [DType::BF16, DType::F16] {

@@ -1,4 +1,4 @@
-//! burn's choice of an activation, some of which are layers with parameters.
+//! burn's enum of activations, some of which are layers with parameters.
 
 use burn::nn::activation::Activation as Wrapper;
 
@@ -11,7 +11,7 @@ layers! {
     Wrapper: |wrapper, x| activation_of(wrapper, x);
 }
 
-/// burn's layer on either kind of tensor.
+/// Applies burn's layer to either kind of tensor.
 pub(crate) fn activation_of<const D: usize, X: Field<D>>(layer: &Wrapper, x: X) -> X {
     match layer {
         Wrapper::Gelu(gelu) => gelu_of(gelu, x),

@@ -1,16 +1,18 @@
-//! Contractions of two tensors by an equation, as PyTorch's `einsum`.
+//! Contractions of two tensors by an equation, as in PyTorch's `einsum`.
 //!
-//! `bchw,co->bohw` is `y[b, o, h, w] = Σ_c a[b, c, h, w] · x[c, o]`: a letter for each dim of both operands and of the result;
-//! letters that the result lacks are summed over.
+//! `bchw,co->bohw` is `y[b, o, h, w] = Σ_c a[b, c, h, w] · x[c, o]`: one letter for each dim of
+//! both operands and of the result. Letters absent from the result are summed over.
 //!
 //! # Placement
-//! On each axis the operands are sharded in one common letter, or one of them is replicated. If the result lacks the letter, it
-//! is a partial sum. Of an operand that has the letter, and is replicated on all axes over which the other one is sharded in
-//! it, each rank takes its part: nothing is sent.
+//! On each axis the operands are sharded in one common letter, or one of them is replicated. If
+//! that letter is absent from the result, the result is a partial sum. If one operand has a letter
+//! in which the other is sharded, but is itself replicated on those axes, each rank takes its part
+//! of it: nothing is sent.
 //!
 //! # Adjoint
-//! The contractions of the cotangent with the other operand. The gradient of a replicated operand is summed over the axes on
-//! which the other one is sharded in a letter that it lacks, and gathered over those of a common letter.
+//! Contractions of the cotangent with the other operand. The gradient of a replicated operand is
+//! summed over the axes on which the other one is sharded in a letter that it lacks, and gathered
+//! over those of a common letter.
 
 use burn::tensor::Tensor;
 use halocline_core::{Error, Replicate, Result, Role, Shard, ShardTensor};
@@ -26,8 +28,9 @@ const NAME: &str = "einsum";
 /// Contracts two tensors by an equation. See the [module](self).
 ///
 /// # Errors
-/// An equation with other than two operands, a letter that occurs twice in a tensor, or one of the result that no operand has;
-/// other numbers of dims; two sizes of a letter; two number types; a combination of placements without a rule.
+/// Fails for an equation without exactly two operands, for a letter that occurs twice in one
+/// tensor, for a letter of the result that no operand has, for other numbers of dims, for two sizes
+/// of one letter, for different element types, and for placements without a rule.
 ///
 /// # Example
 /// ```
@@ -50,7 +53,7 @@ pub fn einsum<const A: usize, const B: usize, const R: usize>(
     a: ShardTensor<A>,
     b: impl Into<Operand<B>>,
 ) -> Result<ShardTensor<R>> {
-    let b = b.into().beside(&a)?;
+    let b = b.into().place_on(&a)?;
     let equation = Equation::parse(equation, [&a.dims(), &b.dims()], R)?;
     let [letters_a, letters_b, _] = equation.letters.each_ref().map(Vec::as_slice);
     let b = aligned((b, letters_b), (&a, letters_a))?;
@@ -63,7 +66,8 @@ pub fn einsum<const A: usize, const B: usize, const R: usize>(
     contracted(NAME, (a, &roles_a), (b, &roles_b), &result, contract)
 }
 
-/// An operand that is sharded in letters of another one, where it is replicated and the other one is sharded in them.
+/// Shards an operand in the letters in which the other operand is sharded and this one is
+/// replicated.
 fn aligned<const A: usize, const B: usize>(
     (x, letters): (ShardTensor<A>, &[char]),
     (other, others): (&ShardTensor<B>, &[char]),
@@ -94,7 +98,7 @@ fn aligned<const A: usize, const B: usize>(
     x.try_redistribute(&layout)
 }
 
-/// The letters of the dims of both operands and of the result.
+/// Letters of the dims of both operands and of the result.
 #[derive(Clone, Debug)]
 struct Equation {
     letters: [Vec<char>; 3],
@@ -147,7 +151,8 @@ impl Equation {
         Ok(Self { letters })
     }
 
-    /// The letters of the dims that `first` has, and the second operand or the result do or do not.
+    /// Letters of operand `first` that the other operand has (`other`) or lacks, and that the
+    /// result has (`result`) or lacks.
     fn of(&self, first: usize, other: bool, result: bool) -> Vec<char> {
         let [held, others, of_result] = [first, 1 - first, 2].map(|tensor| &self.letters[tensor]);
         let wanted = |letter: &char| {
@@ -156,7 +161,7 @@ impl Equation {
         held.iter().copied().filter(wanted).collect()
     }
 
-    /// The contraction of whole tensors, by a product of matrices.
+    /// Contracts local tensors by a matrix product.
     fn contract<const A: usize, const B: usize, const R: usize>(
         &self,
         a: Tensor<A>,
@@ -180,7 +185,8 @@ impl Equation {
         let matrix = [count(&batch), count(&left), count(&summed), count(&right)];
         let [matrices, rows, inner, columns] = matrix;
         let alone = [self.of(0, false, false), self.of(1, false, false)];
-        // Operands are swapped if the result's last letter is one of `a`, so that rows of the product are rows of the result.
+        // Operands are swapped if the last letter of the result is in `a`, so that rows of the
+        // product are rows of the result.
         let last = self.letters[2].last();
         let swapped = last.is_some_and(|letter| left.contains(letter));
         let of_a = if swapped {
@@ -214,7 +220,7 @@ impl Equation {
     }
 }
 
-/// An operand as matrices, with its dims in this order, then those `alone`, which are summed over.
+/// Reshapes an operand to matrices, with its dims in this order; the dims `alone` are summed over.
 fn matrix_of<const D: usize>(
     x: Tensor<D>,
     letters: &[char],
@@ -232,7 +238,7 @@ fn matrix_of<const D: usize>(
     reshape(x.sum_dim(1), shape.to_vec())
 }
 
-/// The places of letters among others.
+/// Positions of letters among others.
 fn places<const D: usize>(letters: &[char], among: &[char]) -> [usize; D] {
     std::array::from_fn(|dim| {
         let place = among.iter().position(|held| *held == letters[dim]);
@@ -240,14 +246,14 @@ fn places<const D: usize>(letters: &[char], among: &[char]) -> [usize; D] {
     })
 }
 
-/// Contraction in the registry.
+/// Registry entry of contractions.
 pub(super) const GOLDEN: Golden = Golden::new(NAME, run).with_travels([
     "– (partial where a summed dim is sharded)",
     "sums of replicated operands' gradients, gathered over common letters",
 ]);
 
-/// The most dims of an operand in the registry, which all operands there get, so that there is one contraction for each number of
-/// dims of the result.
+/// Number of dims to which operands are padded in the registry, so that there is one instance per
+/// number of dims of the result.
 const MOST: usize = 6;
 
 /// Contracts with a replicated parameter.
@@ -256,7 +262,7 @@ fn run(case: &Case) -> Result<Box<dyn Output>> {
     let (operands, result) = equation.split_once("->").unwrap_or_default();
     let (left, right) = operands.split_once(',').unwrap_or_default();
     let a = with_dims!(case.dims(), A => Ok(padded(case.input::<A>(0)?)))?;
-    let b = with_dims!(right.len(), B => Ok(padded(a.replicate_beside(case.needed::<B>("w")?))))?;
+    let b = with_dims!(right.len(), B => Ok(padded(a.replicate_operand(case.needed::<B>("w")?))))?;
     let mut unused = ('A'..='Z').filter(|letter| !equation.contains(*letter));
     let mut pad =
         |letters: &str| -> String { letters.chars().chain(unused.by_ref()).take(MOST).collect() };
@@ -264,7 +270,7 @@ fn run(case: &Case) -> Result<Box<dyn Output>> {
     with_dims!(result.len(), R => output(einsum::<MOST, MOST, R>(&equation, a, b)))
 }
 
-/// A tensor with dims of one cell after its own.
+/// Appends dims of one cell to a tensor.
 fn padded<const D: usize>(x: ShardTensor<D>) -> ShardTensor<MOST> {
     let (local, layout, mesh) = x.into_parts();
     let (mut shape, mut extents) = (local.dims().to_vec(), layout.all_extents().to_vec());
@@ -282,7 +288,7 @@ mod tests {
     use crate::prelude::*;
     use crate::testing::{Operator, check_op};
 
-    /// A parameter that is replicated, with letters in another order.
+    /// A replicated parameter with letters in another order.
     struct Mixed;
 
     impl Operator<3, 2> for Mixed {
@@ -296,7 +302,8 @@ mod tests {
         check_op(&Mixed, &[[3, 4, 7]], &[[5, 2, 4]], &[0, 2], 1e-5);
     }
 
-    /// A replicated operand of letters that are sharded in the other one, one of which is summed over.
+    /// A replicated operand with letters in which the other one is sharded, one of them summed
+    /// over.
     struct Profile;
 
     impl Operator<3, 2> for Profile {

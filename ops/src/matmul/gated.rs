@@ -1,4 +1,4 @@
-//! Linear layers of which one gates the other.
+//! Gated linear layers.
 
 use burn::nn::activation::SwiGlu;
 
@@ -10,7 +10,7 @@ layers! {
     SwiGlu: |layer, x| swiglu_of(layer, x);
 }
 
-/// burn's layer on either kind of tensor.
+/// Applies burn's layer to either kind of tensor.
 pub(crate) fn swiglu_of<const D: usize, X: Field<D>>(layer: &SwiGlu, x: X) -> X {
     let gate = x.clone().apply(&layer.linear_inner).silu();
     gate * x.apply(&layer.linear_outer)

@@ -1,10 +1,10 @@
-//! Products in the registry.
+//! Registry entries of products.
 
 use super::{einsum, linear, matmul};
 use crate::activation::ActivationField;
 use crate::golden::{Dims, Golden, output, with_dims};
 
-/// The products.
+/// Operators of this family.
 pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("matmul", |case| {
         with_dims!(case.dims(), D => {

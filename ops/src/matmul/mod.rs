@@ -29,7 +29,7 @@ pub(crate) use golden::OPERATORS;
 
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor};
-use halocline_core::ops::{fan_out, fan_out_beside};
+use halocline_core::ops::{fan_out, fan_out_with};
 use halocline_core::{Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term};
 
 use crate::driver::empty::{drop_empty, fill_empty};
@@ -53,7 +53,7 @@ fn same_type(operator: &str, one: DType, other: DType) -> Result<()> {
 /// Multiplies two sharded tensors of the same batch shape. See the [module](self).
 ///
 /// # Errors
-/// A combination of placements without a rule, shapes, number types or meshes that do not fit.
+/// Fails for placements without a rule, and for shapes, element types or meshes that do not match.
 ///
 /// # Example
 /// ```
@@ -84,7 +84,7 @@ pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<Sh
     contracted(MATMUL, (a, &roles_a), (b, &roles_b), &result, products)
 }
 
-/// The contraction of two operands with these roles of their dims, by a function of their shards.
+/// Contracts two operands with the given roles of their dims, by a function of their shards.
 fn contracted<const A: usize, const B: usize, const R: usize>(
     operator: &'static str,
     (a, roles_a): (ShardTensor<A>, &[Role]),
@@ -103,7 +103,7 @@ fn contracted<const A: usize, const B: usize, const R: usize>(
     let layout = pairing.layout(a.layout());
     let (a, layout_a, mesh) = a.into_parts();
     let (b, layout_b, _) = b.into_parts();
-    let b = fan_out_beside(b, &a, &mesh, pairing.fan_out(1), operator);
+    let b = fan_out_with(b, &a, &mesh, pairing.fan_out(1), operator);
     let a = fan_out(a, &mesh, pairing.fan_out(0), operator);
     let y = contract(
         filled(a, &layout_a, operator)?,
@@ -131,7 +131,7 @@ fn filled<const D: usize>(
 /// the resolved result.
 ///
 /// # Errors
-/// A combination of placements without a rule, shapes or number types that do not fit.
+/// Fails for placements without a rule, and for shapes or element types that do not match.
 ///
 /// # Example
 /// ```
@@ -151,8 +151,8 @@ pub fn linear<const D: usize>(
     bias: Option<Operand<1>>,
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "linear";
-    let weight = weight.into().beside(&x)?;
-    let bias = bias.map(|bias| bias.beside(&x)).transpose()?;
+    let weight = weight.into().place_on(&x)?;
+    let bias = bias.map(|bias| bias.place_on(&x)).transpose()?;
     let [features_in, features_out] = weight.dims();
     if x.dims()[D - 1] != features_in {
         let message = format!("weight [{features_in}, {features_out}] on {:?}", x.dims());
@@ -192,11 +192,11 @@ pub fn linear<const D: usize>(
     let layout = pairing.layout(x.layout());
     let (x, layout_x, mesh) = x.into_parts();
     let (weight, layout_weight, _) = weight.into_parts();
-    let weight = fan_out_beside(weight, &x, &mesh, pairing.fan_out(1), NAME);
+    let weight = fan_out_with(weight, &x, &mesh, pairing.fan_out(1), NAME);
     let weight = filled(weight, &layout_weight, NAME)?;
     let bias = bias.map(|bias| {
         let (bias, layout_bias, _) = bias.into_parts();
-        let bias = fan_out_beside(bias, &x, &mesh, pairing.fan_out(2), NAME);
+        let bias = fan_out_with(bias, &x, &mesh, pairing.fan_out(2), NAME);
         filled(bias, &layout_bias, NAME)
     });
     let bias = bias.transpose()?;
@@ -206,8 +206,9 @@ pub fn linear<const D: usize>(
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-/// The product of all rows with a weight, and the sum with a bias. burn's own takes a way that depends
-/// on the sizes, which differ by rank: the graph would, too, and gathered weights would stay in it.
+/// Multiplies all rows with a weight and adds a bias. burn's own operator takes a path that depends
+/// on the sizes, which differ by rank: the graph would differ, too, and would keep gathered
+/// weights.
 fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
     let mut shape = x.dims().to_vec();
     let [inputs, outputs] = weight.dims();
@@ -217,9 +218,9 @@ fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<
     reshape(y, shape)
 }
 
-/// Products as methods.
+/// Methods for products.
 pub trait MatmulField<const D: usize>: Field<D> {
-    /// The matrix product. See the [module](self).
+    /// Matrix product. See the [module](self).
     ///
     /// # Panics
     /// Panics where [`matmul`] returns an error.
@@ -239,7 +240,8 @@ pub trait MatmulField<const D: usize>: Field<D> {
         run(self, |x| matmul(x, other))
     }
 
-    /// Contracts with another tensor by an equation; the result has `R` dims. See [`einsum`](fn@einsum).
+    /// Contracts with another tensor by an equation; the result has `R` dims. See
+    /// [`einsum`](fn@einsum).
     ///
     /// # Panics
     /// Panics where [`einsum`](fn@einsum) returns an error.
@@ -284,11 +286,12 @@ pub trait MatmulField<const D: usize>: Field<D> {
     }
 }
 
-/// burn's linear layer. Where it sums over shards, the result is resolved and the bias added once.
+/// Applies burn's linear layer. If it sums over shards, the result is resolved and the bias added
+/// once.
 fn linear_of<const D: usize>(layer: &Linear, x: ShardTensor<D>) -> Result<ShardTensor<D>> {
     let x = enter(&layer.weight, x)?;
     let bias = Operand::of_optional(&layer.bias);
-    let weight = Operand::from(&layer.weight).beside(&x)?;
+    let weight = Operand::from(&layer.weight).place_on(&x)?;
     if !weight.layout().is_sharded(0) {
         return leave(&layer.weight, linear(x, weight, bias)?);
     }
@@ -322,8 +325,8 @@ mod tests {
         }
     }
 
-    /// Columns of one weight and rows of the next: one sum over the ranks, uneven and empty shards
-    /// included.
+    /// Shards the columns of one weight and the rows of the next: one sum over the ranks, uneven
+    /// and empty shards included.
     #[test]
     fn weights_may_be_sharded_in_columns_and_rows() {
         let run = |ranks: usize, extents: &[usize]| {
@@ -370,8 +373,8 @@ mod tests {
         check_op(&Dense, &[[7, 5]], &[[5, 3]], &[0], 1e-6);
     }
 
-    /// One rank has a single row. Its product is in the graph between two operators that
-    /// communicate: with more steps than on other ranks, the ranks would run the backward pass in
+    /// One rank has a single row. Its product lies in the graph between two operators that
+    /// communicate: with more nodes than on other ranks, the ranks would run the backward pass in
     /// different orders.
     #[test]
     fn ranks_with_one_row_go_through_the_same_graph() {
@@ -382,7 +385,7 @@ mod tests {
                 let uniform = halocline_core::Distribution::Uniform(0.5, 1.5);
                 let a = ShardTensor::<3>::random([1, 3, 4], uniform, key, &mesh, &[Shard(1)])?;
                 let a = a.require_grad();
-                let weight = a.replicate_beside(Tensor::ones([1, 4, 4], world.device()));
+                let weight = a.replicate_operand(Tensor::ones([1, 4, 4], world.device()));
                 let u = matmul(a.clone() * 2.0 * 1.0, weight)?.redistribute(&[Shard(2)]);
                 let v = (a.clone() * 3.0)
                     .sin()

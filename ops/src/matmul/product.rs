@@ -1,4 +1,4 @@
-//! Products of matrices of one shard, as a node of the graph.
+//! Graph node of matrix products on one shard.
 
 use std::marker::PhantomData;
 
@@ -17,12 +17,15 @@ use crate::kernel::panels::{SHARED, are_few, dots_to, product_over_rows_to, prod
 use crate::kernel::products::Products;
 use crate::kernel::simd::Isa;
 
-/// Numbers that are summed over at most without adding up over rows: panels of more do not fit into caches.
+/// Maximum length of the summed dim without splitting it into shares: panels of more do not fit
+/// into caches.
 const LONG: usize = 1024;
 
-/// The products of matrices in the last two dims, by our kernel or, on a device without it, by burn's operator.
+/// Multiplies the matrices in the last two dims, with our kernel or, on a device without it, with
+/// burn's operator.
 ///
-/// `Tensor::matmul` records more steps for some local shapes, and the graph must be the same on every rank.
+/// `Tensor::matmul` records more nodes for some local shapes, and the graph must be the same on
+/// every rank.
 pub(super) fn products<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     let ours = flex::runs_on(&a.device());
     let inputs = [a, b].map(Tensor::into_dispatch);
@@ -71,7 +74,7 @@ impl Operator for Product {
     }
 }
 
-/// The products of two batches of matrices.
+/// Computes the products of two batches of matrices.
 fn product<E: Float, P: Products<E>>(
     isa: Isa,
     a: &Batch<P::Number>,
@@ -103,7 +106,7 @@ where
 /// Writes `a · b`.
 ///
 /// # Safety
-/// There must be room for it.
+/// `y` must have room for it.
 unsafe fn multiply<E: Float, P: Products<E>>(
     isa: Isa,
     [a, b]: [Matrix<'_, P::Number>; 2],
@@ -124,7 +127,7 @@ unsafe fn multiply<E: Float, P: Products<E>>(
 #[derive(Clone)]
 struct Batch<N> {
     tensor: FlexTensor,
-    /// The other dims, and where in memory each matrix starts.
+    /// Other dims, and the start of each matrix in memory.
     dims: Vec<usize>,
     starts: Vec<usize>,
     size: [usize; 2],
@@ -187,7 +190,8 @@ mod tests {
     use super::*;
     use crate::testing::random;
 
-    /// The products of two batches, and both gradients: of burn's operator, and of ours in a number type.
+    /// Products of two batches and both gradients, with our operator and with burn's, in a given
+    /// element type.
     fn both(
         a: Tensor<3>,
         b: Tensor<3>,
@@ -209,7 +213,8 @@ mod tests {
         })
     }
 
-    /// Sums of few numbers and of many, of few columns and of more; matrices that tasks share, and that one multiplies.
+    /// Short and long sums, few and many columns; matrices divided among tasks, and matrices of one
+    /// task each.
     #[test]
     fn kernels_and_burns_operator_agree() {
         let views: [fn(Tensor<3>) -> Tensor<3>; 3] = [

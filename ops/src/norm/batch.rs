@@ -1,19 +1,21 @@
 //! Batch normalization.
 //!
-//! `y = (x − mean) / √(variance + epsilon) · weight + bias`, with mean and variance of each channel: those of the batch and
-//! the field in training, given ones after it. Semantics follow PyTorch's `batch_norm`.
+//! `y = (x − mean) / √(variance + epsilon) · weight + bias`, with mean and variance per channel: of
+//! the batch and the field in training, given ones otherwise. Semantics follow PyTorch's
+//! `batch_norm`.
 //!
 //! # Placement
 //! All dims may be sharded; values must be resolved.
 //!
 //! # Communication
-//! In training count, mean and sum of squared deviations of each channel go, in one message, round the ranks between which
-//! batch and field are sharded, and two sums backward. With given statistics nothing is sent. burn's module gathers the
-//! statistics of channels that are sharded, because every rank keeps all of them.
+//! In training, count, mean and sum of squared deviations of each channel are gathered in one
+//! message per rank among the ranks over which batch and field are sharded; two sums in the
+//! backward pass. With given statistics nothing is sent. burn's module also gathers the statistics
+//! of sharded channels, because every rank keeps all of them.
 //!
 //! # Adjoint
-//! That of the formula, through mean and variance in training. Gradients of weight and bias are summed over all ranks between
-//! which `x` is sharded.
+//! Adjoint of the formula, in training through mean and variance. Gradients of weight and bias are
+//! summed over all ranks over which `x` is sharded.
 
 use burn::module::RunningState;
 use burn::nn::BatchNorm;
@@ -36,21 +38,22 @@ use crate::reduce::mean_dims;
 
 const NAME: &str = "batch_norm";
 
-/// Mean and variance of the population of each channel, `[1, channels, 1, ..]`, in f32 at least, without gradient. Every rank holds those of
-/// its channels, and all ranks the same.
+/// Mean and population variance of each channel, `[1, channels, 1, ..]`, in at least f32, without
+/// gradients. Every rank holds those of its channels; ranks with the same channels hold the same
+/// values.
 #[derive(Clone, Debug)]
 pub struct BatchStatistics<const D: usize> {
-    /// The means.
+    /// Means.
     pub mean: ShardTensor<D>,
-    /// The variances.
+    /// Variances.
     pub variance: ShardTensor<D>,
 }
 
-/// Normalizes each channel by its mean and variance, and gives these. See the [module](self).
+/// Normalizes each channel by its mean and variance, and returns these too. See the [module](self).
 ///
 /// # Errors
-/// A tensor of one dim, without cells, or with one value in each channel; parameters of another size; a negative ε; partial
-/// values; a failure of communication.
+/// Fails for a tensor with fewer than two dims, without cells, or with one value per channel, for
+/// parameters of another size, for a negative ε, for partial values, and if communication fails.
 ///
 /// # Example
 /// ```
@@ -96,7 +99,8 @@ pub fn batch_norm_train<const D: usize>(
     Ok((y, BatchStatistics { mean, variance }))
 }
 
-/// [`batch_norm_train`] by our kernels: a group for each channel, whose statistic all samples have together.
+/// [`batch_norm_train`] with our kernels: one group per channel, with one statistic for all
+/// samples.
 fn by_kernels<const D: usize>(
     x: ShardTensor<D>,
     parameters: [Option<Operand<1>>; 2],
@@ -156,7 +160,8 @@ fn by_kernels<const D: usize>(
 /// Normalizes each channel by a given mean and variance. See the [module](self).
 ///
 /// # Errors
-/// Those of [`batch_norm_train`] but for one value in each channel, and statistics of another size.
+/// Errors of [`batch_norm_train`], except that one value per channel is allowed; also fails for
+/// statistics of another size.
 ///
 /// # Example
 /// ```
@@ -182,10 +187,10 @@ pub fn batch_norm<const D: usize>(
     let parameters = [parameter(&x, weight)?, parameter(&x, bias)?];
     let x = cast_shard(x, wider(dtype));
     let beside = |moments: Operand<1>| -> Result<ShardTensor<D>> {
-        // Of either number type: those of a field in half precision are f32.
+        // Either element type is accepted: statistics of a field in half precision are f32.
         let moments = match moments {
             Operand::Replicated(moments) => Operand::Replicated(cast(moments, wider(dtype))),
-            laid => Operand::Laid(cast_shard(laid.beside(&x)?, wider(dtype))),
+            laid => Operand::Sharded(cast_shard(laid.place_on(&x)?, wider(dtype))),
         };
         Ok(parameter(&x, Some(moments))?.expect("one that was given"))
     };
@@ -204,7 +209,7 @@ fn check<const D: usize>(x: &ShardTensor<D>, epsilon: f64) -> Result<()> {
     Ok(())
 }
 
-/// A number for each channel, in the shards of a field.
+/// Distributes one value per channel as the channels of a field are.
 fn parameter<const D: usize>(
     x: &ShardTensor<D>,
     parameter: Option<Operand<1>>,
@@ -227,8 +232,9 @@ fn scaled<const D: usize>(
     }
 }
 
-/// burn's layer on either kind of tensor. In training it updates the running statistics, by the variance of the population
-/// as burn does: on every rank those of its own module, by the same numbers.
+/// Applies burn's layer to either kind of tensor. In training it updates the running statistics,
+/// with the population variance as burn does: every rank updates its own module with the same
+/// values.
 #[track_caller]
 pub(super) fn batch_norm_of<const D: usize, X: Field<D>>(norm: &BatchNorm, x: X) -> X {
     run(x, |x| {
@@ -247,7 +253,8 @@ pub(super) fn batch_norm_of<const D: usize, X: Field<D>>(norm: &BatchNorm, x: X)
     })
 }
 
-/// Every rank keeps the statistics of all channels, at once: burn's module visits those of its last `value_sync`.
+/// Updates the statistics of all channels on every rank at once: burn's module would otherwise
+/// visit those of its last `value_sync`.
 fn update<const D: usize>(
     state: &RunningState<Tensor<1>>,
     new: ShardTensor<D>,
@@ -261,7 +268,7 @@ fn update<const D: usize>(
         new
     };
     let new = new.into_local().reshape([channels]);
-    // Only now: a block that is computed again exchanges what it did before.
+    // Only now: a recomputed block must repeat its communication.
     if is_recomputing() {
         return Ok(());
     }
@@ -273,7 +280,7 @@ fn update<const D: usize>(
     Ok(())
 }
 
-/// Batch normalization in the registry.
+/// Registry entry of batch normalization.
 pub(super) const GOLDEN: Golden = Golden::new("batch_norm", |case| {
     let epsilon = case.attributes.number("eps").unwrap_or(1e-5);
     let (weight, bias) = (case.operand("weight"), case.operand("bias"));
@@ -303,7 +310,8 @@ mod tests {
     use crate::prelude::*;
     use crate::testing::{compare, random};
 
-    /// Results of two steps in training and the running statistics: of burn's module, or of ours with a sharded dim.
+    /// Results of two training steps and the running statistics, from burn's module or, with a
+    /// sharded dim, from ours.
     fn run(ranks: usize, sharded: Option<usize>) -> Vec<Vec<burn::tensor::TensorData>> {
         let found = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh([("data", ranks)])?;
@@ -358,7 +366,7 @@ mod tests {
             [&norm.running_mean, &norm.running_var].map(|state| state.value().into_data())
         };
         let expected = statistics(None);
-        for halos in [Halos::Keep, Halos::SendAgain] {
+        for halos in [Halos::Keep, Halos::Resend] {
             assert!(statistics(Some(halos)) == expected, "{halos:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! Normalization by burn's operators, for devices without our kernels.
+//! Normalization with burn's operators, for devices without our kernels.
 
 use burn::tensor::Tensor;
 
@@ -6,9 +6,9 @@ use super::kernel::group::Extents;
 use super::kernel::layer::RowNorm;
 use crate::precision::widened;
 
-/// [`group_norm`](super::group_norm) of a shard. `sum` adds over the ranks that hold the cells of
-/// the same sample, `count` is the number of a group's elements on all of them, and `present`
-/// whether the shard has cells of the field, not filler.
+/// [`group_norm`](super::group_norm) on a shard. `sum` adds over the ranks that hold cells of the
+/// same sample, `count` is the number of a group's elements on all of them, and `present` is false
+/// if the shard has only filler cells.
 pub(super) fn group_norm<const D: usize>(
     x: Tensor<D>,
     [weight, bias]: [Tensor<1>; 2],
@@ -36,7 +36,7 @@ pub(super) fn group_norm<const D: usize>(
     (y * weight + bias).reshape(shape).cast(dtype)
 }
 
-/// [`layer_norm`](super::layer_norm) or [`rms_norm`](super::rms_norm) of a shard.
+/// [`layer_norm`](super::layer_norm) or [`rms_norm`](super::rms_norm) on a shard.
 pub(super) fn rows<const D: usize>(
     norm: RowNorm,
     x: Tensor<D>,

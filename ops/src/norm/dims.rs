@@ -10,15 +10,15 @@ use crate::kernel::flex;
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use crate::precision::in_f32;
-use crate::rearrange::distribute_beside;
+use crate::rearrange::distribute_operand;
 use crate::reduce::{mean_dims, scaled, sum_of_squares};
 
-/// Normalizes every sample over the last `dims` dims. Weight and bias have one cell in the other dims, or are missing.
-/// See the [module](super).
+/// Normalizes every sample over the last `dims` dims. Weight and bias are optional, with size one
+/// in the other dims. See the [module](super).
 ///
 /// # Errors
-/// More dims than there are, or none; parameters of another shape or number type; a negative ε; partial values; a failure of
-/// communication.
+/// Fails for zero dims or more than there are, for parameters of another shape or element type, for
+/// a negative ε, for partial values, and if communication fails.
 ///
 /// # Example
 /// ```
@@ -58,11 +58,11 @@ pub fn layer_norm_dims<const D: usize>(
     )
 }
 
-/// Divides every sample by its root mean square over the last `dims` dims. The weight has one cell in the other dims, or is
-/// missing. See the [module](super).
+/// Divides every sample by its root mean square over the last `dims` dims. The weight is optional,
+/// with size one in the other dims. See the [module](super).
 ///
 /// # Errors
-/// Those of [`layer_norm_dims`].
+/// Errors of [`layer_norm_dims`].
 ///
 /// # Example
 /// ```
@@ -88,13 +88,14 @@ pub fn rms_norm_dims<const D: usize>(
     })
 }
 
-/// Normalizes over the dims from `first` on, as [`group_norm`](super::group_norm) does with one group.
+/// Normalizes over the dims from `first` on, as [`group_norm`](super::group_norm) does with one
+/// group.
 fn by_kernel<const D: usize>(
     x: ShardTensor<D>,
     first: usize,
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
-    // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
+    // Here, not in a kernel, so that an unknown HALOCLINE_ISA fails before anything is sent.
     Isa::chosen()?;
     let axes = x
         .layout()
@@ -134,7 +135,7 @@ pub(super) fn by_root_mean_square<const D: usize>(
     scaled(x, (mean + epsilon).sqrt().recip(), operator)
 }
 
-/// Runs a normalization of the last `dims` dims in f32 at least, and applies weight and bias.
+/// Runs a normalization over the last `dims` dims in at least f32, and applies weight and bias.
 fn over<const D: usize>(
     operator: &'static str,
     x: ShardTensor<D>,
@@ -165,7 +166,7 @@ fn over<const D: usize>(
     })
 }
 
-/// This rank's part of a parameter, in the shards of a field.
+/// Distributes a parameter as a field is.
 fn beside<const D: usize>(
     parameter: Operand<D>,
     x: &ShardTensor<D>,
@@ -182,5 +183,5 @@ fn beside<const D: usize>(
         );
         return Err(Error::operator(operator, message));
     }
-    distribute_beside(x, parameter)
+    distribute_operand(x, parameter)
 }

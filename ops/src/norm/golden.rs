@@ -1,4 +1,4 @@
-//! Norms in the registry.
+//! Registry entries of norms.
 
 use burn::tensor::DType;
 use halocline_core::Result;
@@ -7,7 +7,7 @@ use super::{batch, group_norm, layer_norm, layer_norm_dims, rms_norm, rms_norm_d
 use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
 use crate::operand::Operand;
 
-/// The norms.
+/// Operators of this family.
 pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("group_norm", group)
         .with_sharded(Dims::AllButChannels)
@@ -40,7 +40,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
         .with_modules("`RmsNorm`"),
 ];
 
-/// Runs a case of a group or instance norm: without a number of groups, one for each channel.
+/// Runs a group or instance norm; without a number of groups, each channel is one.
 fn group(case: &Case) -> Result<Box<dyn Output>> {
     with_dims!(case.dims(), D => {
         let x = case.input::<D>(0)?;
@@ -76,7 +76,7 @@ fn root_mean_square(case: &Case) -> Result<Box<dyn Output>> {
     })
 }
 
-/// The number of last dims that a case is normalized over: one if it does not say.
+/// Number of trailing dims to normalize over, by default one.
 fn normalized(case: &Case, shape: &[usize]) -> usize {
     let dims = case.attributes.list("normalized_shape").len();
     let dims = dims.clamp(1, shape.len());
@@ -85,7 +85,7 @@ fn normalized(case: &Case, shape: &[usize]) -> usize {
     dims
 }
 
-/// A parameter of the last dims, with one cell in the others.
+/// Reads a parameter of the trailing dims, with size one in the others.
 fn parameter<const D: usize>(case: &Case, name: &str, dims: usize) -> Result<Option<Operand<D>>> {
     with_dims!(dims, N => {
         let parameter = case.parameter::<N>(name);
@@ -97,7 +97,7 @@ fn parameter<const D: usize>(case: &Case, name: &str, dims: usize) -> Result<Opt
     })
 }
 
-/// That of root mean squares, which PyTorch takes from the number type.
+/// Default ε of root mean squares, which PyTorch derives from the element type.
 fn rms_epsilon(case: &Case, dtype: DType) -> f64 {
     let default = match dtype {
         DType::F64 => f64::EPSILON,

@@ -11,7 +11,7 @@ use crate::driver::empty::{drop_empty, fill, fill_empty};
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 
-/// [`group_norm`](super::group_norm) by our kernels, or by burn's operators.
+/// [`group_norm`](super::group_norm) with our kernels, or with burn's operators.
 pub(super) fn grouped<const D: usize>(
     x: ShardTensor<D>,
     groups: usize,
@@ -61,16 +61,16 @@ pub(super) fn grouped<const D: usize>(
     run.apply(x, parameters, epsilon, kernels)
 }
 
-/// How a field is divided into groups, each with a mean and a variance.
+/// Division of a field into groups, each with a mean and a variance.
 pub(super) struct Grouped<F> {
     pub(super) operator: &'static str,
-    /// The dim along which weight and bias lie.
+    /// Dim of weight and bias.
     pub(super) dim: usize,
-    /// The axes of the mesh over which a group is sharded.
+    /// Mesh axes over which a group is sharded.
     pub(super) axes: Vec<usize>,
-    /// The number of cells of a group, on all ranks.
+    /// Number of elements of a group on all ranks.
     pub(super) count: usize,
-    /// The extents for kernels, by the shape of a shard.
+    /// Extents for kernels, as a function of the shape of a shard.
     pub(super) extents: F,
 }
 
@@ -92,7 +92,7 @@ impl<F> Grouped<F> {
             count,
             extents,
         } = self;
-        // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
+        // Here, not in a kernel, so that an unknown HALOCLINE_ISA fails before anything is sent.
         Isa::chosen()?;
         let [weight, bias] = factors(&x, dim, parameters, operator)?;
         let (local, layout, mesh) = x.into_parts();

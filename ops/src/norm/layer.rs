@@ -25,7 +25,7 @@ layers! {
     };
 }
 
-/// burn's layer on either kind of tensor.
+/// Applies burn's layer to either kind of tensor.
 pub(crate) fn layer_norm_of<const D: usize, X: Field<D>>(norm: &LayerNorm, x: X) -> X {
     let bias = Operand::of_optional(&norm.beta);
     with_layer_placements(&norm.gamma, x, |x| {
@@ -34,7 +34,7 @@ pub(crate) fn layer_norm_of<const D: usize, X: Field<D>>(norm: &LayerNorm, x: X)
     })
 }
 
-/// burn's layer on either kind of tensor.
+/// Applies burn's layer to either kind of tensor.
 pub(super) fn rms_norm_of<const D: usize, X: Field<D>>(norm: &RmsNorm, x: X) -> X {
     with_layer_placements(&norm.gamma, x, |x| {
         x.rms_norm(Some(Operand::from(&norm.gamma)), norm.epsilon)

@@ -1,31 +1,32 @@
-//! Group, instance, batch, layer and RMS normalization, and that of weights.
+//! Group, instance, batch, layer, RMS and weight normalization.
 //!
-//! `y = (x − mean) / √(variance + epsilon) · weight + bias`, with the variance of the population.
+//! `y = (x − mean) / √(variance + epsilon) · weight + bias`, with the population variance.
 //! Semantics follow PyTorch.
 //!
 //! - [`group_norm`]: mean and variance over the cells of the field and the channels of a group, per
-//!   sample. With as many groups as channels it is instance normalization.
+//!   sample. With as many groups as channels this is instance normalization.
 //! - [`layer_norm`]: mean and variance over the last dim.
 //! - [`layer_norm_dims`]: mean and variance over several last dims.
 //! - [`batch_norm_train`], [`batch_norm`], [`weight_norm`]: on their own pages.
 //! - [`rms_norm`]: `y = x / √(mean(x²) + epsilon) · weight`, with the mean over the last dim.
-//! - [`rms_norm_dims`]: the same with the mean over several last dims.
+//! - [`rms_norm_dims`]: the same, with the mean over several last dims.
 //!
 //! # Placement
-//! All dims may be sharded; channels of `group_norm` only so that every group lies on one rank, or
-//! if there is one group. Weight and bias are whole, or sharded like the dim along which they lie.
+//! All dims may be sharded; channels of `group_norm` only such that every group lies on one rank,
+//! or if there is one group. Weight and bias are replicated, or sharded like their dim of `x`.
 //! Values must be resolved.
 //!
 //! # Communication
 //! `group_norm` gathers count, mean and sum of squared deviations, per sample and group, from the
-//! ranks that hold the group's cells, and combines them in the order of ranks; in the backward
-//! pass, two sums. `layer_norm` does the same for each row if the last dim is sharded; `rms_norm`
-//! reduces one mean per row, and one in the backward pass. If the last dim is whole they send
-//! nothing. `layer_norm_dims` does as `group_norm` over the ranks that share a sample, and on devices without
-//! our kernels reduces two means, and in the backward pass two sums; `rms_norm_dims` one of each.
+//! ranks that hold the group's cells, and combines them in rank order; in the backward pass, two
+//! sums. `layer_norm` does the same for each row if the last dim is sharded; `rms_norm` reduces one
+//! mean per row, and one in the backward pass. If the last dim is not sharded, neither sends
+//! anything. `layer_norm_dims` communicates as `group_norm` among the ranks that share a sample; on
+//! devices without our kernels it reduces two means, and two sums in the backward pass.
+//! `rms_norm_dims` reduces one of each.
 //!
 //! # Adjoint
-//! Gradients of weight and bias are summed over all ranks between which `x` is sharded.
+//! Gradients of weight and bias are summed over all ranks over which `x` is sharded.
 
 pub mod batch;
 mod composed;
@@ -64,8 +65,8 @@ use parameter::{along, factors};
 /// Normalizes every group of channels of every sample. See the [module](self).
 ///
 /// # Errors
-/// No channels, groups that do not divide them, parameters of another size, a negative ε, a placement without a rule,
-/// a failure of communication.
+/// Fails for a tensor without channels, for groups that do not divide the channels, for parameters
+/// of another size, for a negative ε, for a placement without a rule, and if communication fails.
 ///
 /// # Example
 /// ```
@@ -92,7 +93,7 @@ pub fn group_norm<const D: usize>(
     grouped(x, groups, [weight, bias], epsilon, kernels)
 }
 
-/// Normalization as methods.
+/// Methods for normalization.
 pub trait NormField<const D: usize>: Field<D> {
     /// Group normalization. See the [module](self).
     ///
@@ -207,7 +208,7 @@ pub trait NormField<const D: usize>: Field<D> {
         run(self, |x| rms_norm_dims(x, dims, weight, epsilon))
     }
 
-    /// Batch normalization by the statistics of this batch, without them. See
+    /// Batch normalization by the statistics of this batch, which are not returned. See
     /// [`batch_norm_train`](fn@batch_norm_train).
     ///
     /// # Panics
@@ -232,7 +233,8 @@ pub trait NormField<const D: usize>: Field<D> {
         run(self, |x| Ok(batch_norm_train(x, weight, bias, epsilon)?.0))
     }
 
-    /// Weights of these directions and of the lengths `g`. See [`weight_norm`](fn@weight_norm).
+    /// Weight normalization: `self` holds the directions, `g` the lengths. See
+    /// [`weight_norm`](fn@weight_norm).
     ///
     /// # Panics
     /// Panics where [`weight_norm`](fn@weight_norm) returns an error.
@@ -257,7 +259,7 @@ impl<const D: usize, X: Field<D>> NormField<D> for X {}
 /// Normalizes over the last dim. See the [module](self).
 ///
 /// # Errors
-/// Parameters of another size, a negative ε, a placement without a rule.
+/// Fails for parameters of another size, for a negative ε, and for a placement without a rule.
 ///
 /// # Example
 /// ```
@@ -287,10 +289,10 @@ pub fn layer_norm<const D: usize>(
     )
 }
 
-/// Divides by the root of the mean square over the last dim. See the [module](self).
+/// Divides by the root mean square over the last dim. See the [module](self).
 ///
 /// # Errors
-/// Those of [`layer_norm`].
+/// Errors of [`layer_norm`].
 ///
 /// # Example
 /// ```
@@ -318,7 +320,7 @@ pub fn rms_norm<const D: usize>(
     )
 }
 
-/// Refuses an ε that would make roots of numbers below zero.
+/// Refuses an ε that could lead to roots of negative numbers.
 pub(crate) fn require_epsilon(operator: &str, epsilon: f64) -> Result<()> {
     if epsilon >= 0.0 {
         Ok(())
@@ -328,7 +330,7 @@ pub(crate) fn require_epsilon(operator: &str, epsilon: f64) -> Result<()> {
     }
 }
 
-/// Normalizes every row of the last dim.
+/// Normalizes every row along the last dim.
 fn rows<const D: usize>(
     x: ShardTensor<D>,
     operator: &'static str,

@@ -1,4 +1,4 @@
-//! Normalization as one node of the graph: kernels, and the sums over ranks between them.
+//! Normalization as one graph node: kernels, and the sums over ranks between them.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::kernel::moments::{Moments, Statistic};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::simd::Isa;
 
-/// One normalization on one rank.
+/// Normalization on one rank.
 #[derive(Clone, Debug)]
 #[allow(
     clippy::large_enum_variant,
@@ -31,10 +31,10 @@ pub(super) struct GroupRun {
     pub count: f64,
     pub epsilon: f64,
     pub comm: Arc<dyn Communicator>,
-    /// The ranks that hold the cells of the same sample; of all samples if these have one statistic.
+    /// Ranks that hold cells of the same sample, or of all samples if these share one statistic.
     pub ranks: Arc<[usize]>,
     pub operation: Operation,
-    /// The statistics that all samples together have, by group; `None` if each has its own.
+    /// Statistics shared by all samples, by group; `None` if each sample has its own.
     pub together: Option<Arc<[Statistic]>>,
 }
 
@@ -52,14 +52,14 @@ impl Norm {
 }
 
 impl Operator for Norm {
-    /// The statistics of the result's normalization.
+    /// Statistics that normalized the result.
     type Saved = Arc<[Statistic]>;
 
     fn names(&self) -> Option<[&'static str; 2]> {
         Some(["norm", "norm (backward)"])
     }
 
-    /// All but the bias.
+    /// Keeps all inputs but the bias.
     fn keeps(&self, input: usize) -> bool {
         input < 2
     }
@@ -141,7 +141,7 @@ impl Norm {
 }
 
 impl GroupRun {
-    /// The moments of every group over all samples, here and on other ranks.
+    /// Moments of every group over all samples and ranks.
     pub(super) fn moments_together(&self, x: DispatchTensor) -> Result<Vec<Moments>> {
         let dtype = x.dtype();
         let local = with_float!(dtype, E => {
@@ -151,13 +151,13 @@ impl GroupRun {
         self.combined(added_up(&local, self.extents.groups, Moments::combine))
     }
 
-    /// The statistics of every (sample, group), from the moments of this rank's cells.
+    /// Statistics of every (sample, group), from the moments of this rank's cells.
     fn statistics(&self, local: Vec<Moments>) -> Result<Arc<[Statistic]>> {
         let total = self.combined(local)?.into_iter();
         Ok(total.map(|group| group.statistic(self.epsilon)).collect())
     }
 
-    /// Moments of this rank's cells, with those of other ranks.
+    /// Combines the moments of this rank's cells with those of other ranks.
     fn combined(&self, local: Vec<Moments>) -> Result<Vec<Moments>> {
         let numbers: Vec<f64> = local
             .iter()
@@ -181,7 +181,8 @@ impl GroupRun {
         Ok(total)
     }
 
-    /// The sums of every (sample, group) over all ranks; the same for all samples that have one statistic.
+    /// Sums of every (sample, group) over all ranks; equal for all samples that share one
+    /// statistic.
     fn group_sums(&self, local: Vec<Sums>) -> Result<Vec<Sums>> {
         let Extents { batch, groups, .. } = self.extents;
         if self.together.is_some() {
@@ -191,7 +192,7 @@ impl GroupRun {
         self.total(local)
     }
 
-    /// Sums over this rank's cells, with those of other ranks.
+    /// Adds the sums of other ranks to those of this rank's cells.
     fn total(&self, local: Vec<Sums>) -> Result<Vec<Sums>> {
         let numbers: Vec<f64> = local
             .iter()
@@ -212,7 +213,7 @@ impl GroupRun {
     }
 }
 
-/// What the groups of all samples have together.
+/// Adds up the values of each group over all samples.
 fn added_up<T: Copy + Default>(all: &[T], groups: usize, plus: impl Fn(T, T) -> T) -> Vec<T> {
     let mut sum = vec![T::default(); groups];
     for (index, more) in all.iter().enumerate() {

@@ -1,12 +1,13 @@
-//! Weight and bias beside the shards of a field.
+//! Weight and bias, distributed as a field is.
 
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
 use crate::operand::{Operand, part_beside};
-use crate::rearrange::{distribute_beside, placements_beside, reshape};
+use crate::rearrange::{distribute_operand, placements_beside, reshape};
 
-/// A number for each cell of `dim`, in the shards of a field; replicated where these lie in other dims.
+/// Distributes one value per cell of `dim` as a field is; replicated where the field is sharded in
+/// other dims.
 pub(super) fn along<const D: usize>(
     x: &ShardTensor<D>,
     dim: usize,
@@ -16,11 +17,11 @@ pub(super) fn along<const D: usize>(
     require(x, dim, &parameter, operator)?;
     let mut shape = [1; D];
     shape[dim] = x.dims()[dim];
-    let parameter: ShardTensor<D> = reshape(parameter.beside(x)?, shape)?;
-    distribute_beside(x, parameter)
+    let parameter: ShardTensor<D> = reshape(parameter.place_on(x)?, shape)?;
+    distribute_operand(x, parameter)
 }
 
-/// This rank's part of weight and bias, for kernels; by default ones and zeros.
+/// This rank's parts of weight and bias for kernels, by default ones and zeros.
 pub(super) fn factors<const D: usize>(
     x: &ShardTensor<D>,
     dim: usize,
@@ -36,7 +37,7 @@ pub(super) fn factors<const D: usize>(
         )),
         Some(parameter) if x.layout().is_sharded(dim) => {
             require(x, dim, &parameter, operator)?;
-            let held = parameter.beside(x)?;
+            let held = parameter.place_on(x)?;
             let place = |sharded| (sharded == dim).then_some(0);
             let placements = placements_beside(x, &held, place);
             let extents = vec![x.layout().extents(dim).to_vec()];
@@ -45,13 +46,13 @@ pub(super) fn factors<const D: usize>(
         }
         Some(parameter) => {
             require(x, dim, &parameter, operator)?;
-            parameter.whole_beside(x, operator)
+            parameter.replicated_for(x, operator)
         }
     };
     Ok([part(weight, 1.0)?, part(bias, 0.0)?])
 }
 
-/// Requires a number of the field's type for each cell of `dim`.
+/// Requires one value of the field's element type per cell of `dim`.
 fn require<const D: usize>(
     x: &ShardTensor<D>,
     dim: usize,

@@ -7,7 +7,7 @@ use halocline_core::{Launcher, Shard};
 
 struct Group(usize);
 
-/// [`Group`] by burn's operators.
+/// [`Group`] with burn's operators.
 struct Composed(usize);
 
 impl<const D: usize> Operator<D, D> for Composed {
@@ -41,7 +41,7 @@ fn several_dims_may_be_sharded() {
     check_op(&LastTwo, &x, &parameters, &[0, 1, 2], 2e-5);
 }
 
-/// Rows by burn's operators.
+/// Rows with burn's operators.
 struct ComposedRows;
 
 impl Operator<3, 3> for ComposedRows {
@@ -85,7 +85,7 @@ impl Operator<3, 3> for Weight {
     }
 }
 
-/// Also where such a dim is sharded, so that some ranks have no cells of it.
+/// Includes sharding such a dim, so that some ranks have no cells of it.
 #[test]
 fn dims_of_one_cell_may_lie_anywhere() {
     for (shape, dims) in [
@@ -165,7 +165,7 @@ fn channels_of_one_group_may_be_sharded() {
     let (x, parameters) = ([[2, 6, 5]], [[1, 6, 1]; 2]);
     check_op(&Group(1), &x, &parameters, &[0, 1, 2], 2e-5);
     check_op(&Composed(1), &x, &parameters, &[0, 1, 2], 2e-5);
-    // A group for each channel.
+    // One group per channel.
     check_op(&Group(6), &x, &parameters, &[1, 2], 2e-5);
     check_op(&Composed(6), &x, &parameters, &[1, 2], 2e-5);
 }

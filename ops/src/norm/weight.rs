@@ -1,28 +1,30 @@
 //! Weight normalization: a direction and a length for each output of a layer.
 //!
-//! `w = v · g / ‖v‖`, with the norm over all dims but one (T. Salimans and D. Kingma, "Weight normalization", 2016).
-//! Semantics follow PyTorch's `weight_norm`.
+//! `w = v · g / ‖v‖`, with the norm over all dims but one (T. Salimans and D. Kingma, "Weight
+//! normalization", 2016). Semantics follow PyTorch's `weight_norm`.
 //!
 //! # Placement
 //! All dims of `v` may be sharded; values must be resolved.
 //!
 //! # Communication
-//! If a dim that the norm is over is sharded, a sum of each norm over ranks, forward and backward.
+//! One sum per norm, forward and backward, if the norm runs over a sharded dim.
 //!
 //! # Adjoint
-//! Of `g` the component of the cotangent along `v`; of `v` the rest, times `g / ‖v‖`.
+//! For `g`, the component of the cotangent along `v`; for `v`, the rest, times `g / ‖v‖`.
 
 use halocline_core::{Error, Result, ShardTensor};
 
 use crate::golden::{Golden, output, with_dims};
 use crate::operand::Operand;
-use crate::rearrange::distribute_beside;
+use crate::rearrange::distribute_operand;
 use crate::reduce::{scaled, vector_norm};
 
-/// Weights of the directions `v` and the lengths `g`, which have one cell in all dims but `dim`. See the [module](self).
+/// Computes weights from directions `v` and lengths `g`, which have size one in all dims but `dim`.
+/// See the [module](self).
 ///
 /// # Errors
-/// A dim that does not exist; lengths of another shape or number type; partial values; a failure of communication.
+/// Fails for a dim that does not exist, for lengths of another shape or element type, for partial
+/// values, and if communication fails.
 ///
 /// # Example
 /// ```
@@ -55,11 +57,11 @@ pub fn weight_norm<const D: usize>(
     }
     let others: Vec<usize> = (0..D).filter(|other| *other != dim).collect();
     let norm = vector_norm(v.clone(), 2.0, &others)?;
-    let g = distribute_beside(&norm, g)?;
+    let g = distribute_operand(&norm, g)?;
     scaled(v, g / norm, NAME)
 }
 
-/// Weight normalization in the registry.
+/// Registry entry of weight normalization.
 pub(super) const GOLDEN: Golden = Golden::new("weight_norm", |case| {
     let dim = case.attributes.dim("dim", case.dims());
     with_dims!(case.dims(), D => {

@@ -1,4 +1,4 @@
-//! A step of AdamW, number by number, in the order of burn's operators.
+//! AdamW step, element by element, in the order of burn's operators.
 
 use burn::tensor::{DType, Tensor};
 use halocline_core::tasks;
@@ -10,23 +10,23 @@ use crate::kernel::flex;
 use crate::kernel::lanes::CHUNK;
 use crate::kernel::simd::Isa;
 
-/// The constants of a step.
+/// Constants of a step.
 #[derive(Clone, Copy)]
 pub(super) struct Step {
-    /// Shares of the old mean and of the gradient.
+    /// Weights of the old mean and of the gradient.
     mean: [f32; 2],
-    /// Shares of the old mean square and of the square of the gradient.
+    /// Weights of the old mean square and of the squared gradient.
     square: [f32; 2],
-    /// Corrections of both for their start at zero: divisors.
+    /// Divisors that correct both for their start at zero.
     corrections: [f32; 2],
     epsilon: f32,
     rate: f32,
-    /// Factor of the parameter: weight decay.
+    /// Factor of the parameter, from weight decay.
     kept: f32,
 }
 
 impl Step {
-    /// Step number `time`, from one on.
+    /// Constants of step number `time`, counted from one.
     pub(super) fn new(config: &FusedAdamWConfig, rate: f64, time: i32) -> Self {
         let FusedAdamWConfig {
             beta_1,
@@ -46,7 +46,8 @@ impl Step {
     }
 }
 
-/// The parameter, the mean of gradients and the mean of their squares after a step. The means are zero before the first.
+/// Computes the parameter, the mean of gradients and the mean of their squares after a step.
+/// `moments` are `None` before the first step.
 pub(super) fn run<const D: usize>(
     step: &Step,
     parameter: Tensor<D>,
@@ -70,7 +71,7 @@ pub(super) fn run<const D: usize>(
     tasks::for_each(len.div_ceil(CHUNK), 1, |task| {
         let start = task * CHUNK;
         let count = CHUNK.min(len - start);
-        // SAFETY: a task's range is its own, and lies in the results.
+        // SAFETY: the range lies in the results, and no other task accesses it.
         let outputs =
             places.map(|place| unsafe { std::slice::from_raw_parts_mut(place.at(start), count) });
         isa.run(Task {
@@ -83,12 +84,12 @@ pub(super) fn run<const D: usize>(
     results.map(|result| Tensor::from_dispatch(flex::result(result, &shape, DType::F32)))
 }
 
-/// A range of numbers.
+/// Range of elements.
 struct Task<'a> {
     step: &'a Step,
     /// Parameter, gradient, mean and mean square.
     inputs: [&'a [f32]; 4],
-    /// Whether the means are zero instead.
+    /// Whether this is the first step, when the means are zero.
     first: bool,
     outputs: [&'a mut [f32]; 3],
 }

@@ -1,7 +1,8 @@
-//! Optimizers whose steps read and write every number once.
+//! Optimizers whose steps read and write every element once.
 //!
-//! burn's optimizers are written with tensor operators, each of which passes through memory: some fifteen of them in a step
-//! of AdamW. On the CPU, [`FusedAdamW`] makes the same step in one pass, with the same bits.
+//! burn's optimizers consist of tensor operators, each of which passes through memory: about
+//! fifteen in a step of AdamW. On the CPU, [`FusedAdamW`] computes the same step in one pass, bit
+//! for bit.
 
 mod kernel;
 
@@ -15,7 +16,8 @@ use burn::tensor::{DType, Device, Tensor};
 use crate::kernel::flex;
 use kernel::Step;
 
-/// Configuration of [`FusedAdamW`]: burn's [`AdamWConfig`] without its choices that change the update.
+/// Configuration of [`FusedAdamW`]: burn's [`AdamWConfig`] without the options that change the
+/// update rule.
 ///
 /// # Example
 /// ```
@@ -35,24 +37,24 @@ use kernel::Step;
 /// ```
 #[derive(Config, Debug)]
 pub struct FusedAdamWConfig {
-    /// The share of the old mean of gradients in the new one.
+    /// Decay rate of the running mean of gradients.
     #[config(default = 0.9)]
     pub beta_1: f32,
-    /// The share of the old mean of squares of gradients in the new one.
+    /// Decay rate of the running mean of squared gradients.
     #[config(default = 0.999)]
     pub beta_2: f32,
-    /// Summand of the denominator, the root of the mean square.
+    /// Constant added to the denominator, the root of the mean square.
     #[config(default = 1e-5)]
     pub epsilon: f32,
-    /// The share of a weight that a step with a learning rate of one takes away.
+    /// Fraction by which a step with learning rate one decays a weight.
     #[config(default = 1e-4)]
     pub weight_decay: f32,
-    /// How the gradient of each parameter is clipped.
+    /// Clipping of the gradient of each parameter.
     pub grad_clipping: Option<GradientClippingConfig>,
 }
 
 impl FusedAdamWConfig {
-    /// Makes the optimizer of a module.
+    /// Creates the optimizer of a module.
     pub fn init(&self) -> ModuleOptimizer {
         let Self {
             beta_1,
@@ -76,8 +78,8 @@ impl FusedAdamWConfig {
     }
 }
 
-/// burn's [`AdamW`] in one pass over each parameter (Loshchilov and Hutter 2019): the same state and records, and the same
-/// bits. Parameters that are not `f32` on the CPU take burn's.
+/// burn's [`AdamW`] in one pass over each parameter (Loshchilov and Hutter 2019), with the same
+/// state, records and bits. Parameters that are not `f32` on the CPU fall back to burn's step.
 #[derive(Clone)]
 pub struct FusedAdamW {
     config: FusedAdamWConfig,
@@ -124,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// Steps of both optimizers, with and without state, of parameters of few and of many numbers.
+    /// Steps of both optimizers, with and without state, on small and large parameters.
     #[test]
     fn steps_have_the_bits_of_burns() {
         let device = Device::flex();

@@ -52,7 +52,7 @@ pub fn adaptive_avg_pool<const D: usize, const N: usize>(
 /// Computes the maxima over `output_size` areas in each spatial dim. See the [module](self).
 ///
 /// # Errors
-/// Those of [`adaptive_avg_pool`].
+/// The errors of [`adaptive_avg_pool`].
 ///
 /// # Example
 /// ```

@@ -4,7 +4,7 @@ use super::PaddingCount;
 use crate::driver::{Padding, Window};
 
 /// Returns the ratio of kernel size to counted cells for every output of a range, or `None` if all
-/// ratios of the whole field are one, a decision on which all ranks agree.
+/// ratios of the whole field are one, so that all ranks decide alike.
 pub(super) fn factors(
     window: &Window,
     count: PaddingCount,

@@ -44,7 +44,7 @@ use planes::by_planes;
 use slide::Slide;
 use windows::{Average, Maximum};
 
-/// Whether an average counts padded cells.
+/// Whether an average counts padded cells in its divisor.
 ///
 /// # Example
 /// ```

@@ -1,7 +1,7 @@
 //! Pooling of planes by windows of any kernel, stride and dilation, and the adjoints.
 //!
-//! Windows are combined along rows first, for all columns of the input, then along columns: a
-//! window of *m* × *n* cells costs *m* + *n* vectors instead of *m* · *n*.
+//! The rows of each window are combined first, for all columns of the input, and then the columns:
+//! a window of *m* × *n* cells costs *m* + *n* vectors instead of *m* · *n*.
 
 use pulp::{Simd, WithSimd};
 

@@ -8,7 +8,7 @@ use halocline_core::{Result, ShardTensor};
 /// The redistribution in the opposite direction.
 ///
 /// # Errors
-/// A dim that is sharded in `other` and of another size in `x`, another mesh, a failure of
+/// A dim that is sharded in `other` and has another size in `x`; another mesh; a failure of
 /// communication.
 ///
 /// # Example

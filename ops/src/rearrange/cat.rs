@@ -1,14 +1,14 @@
 //! Concatenation along a dim, and stacking along a new one.
 //!
 //! # Placement
-//! All dims may be sharded, alike in all parts. Along a sharded dim, a rank's extent of the result is the sum of its extents
-//! of the parts.
+//! All dims may be sharded, in the same way in all parts. Along a sharded dim, a rank's extent of
+//! the result is the sum of its extents of the parts.
 //!
 //! # Communication
-//! Along a whole dim none; along a sharded dim the cells that change their rank.
+//! None along a whole dim; along a sharded dim the cells that move to another rank.
 //!
 //! # Adjoint
-//! The range of the cotangent that belongs to the part.
+//! Each part receives its range of the cotangent.
 
 use std::ops::Range;
 
@@ -23,12 +23,12 @@ use crate::golden::{Golden, output, with_dims};
 
 const NAME: &str = "cat";
 
-/// Concatenates tensors along a dim. Their layouts must be equal in all other dims, and have the same placements. See the
-/// [module](self).
+/// Concatenates tensors along a dim. Their placements must be equal, and so must their extents in
+/// all other dims. See the [module](self).
 ///
 /// # Errors
-/// No tensors, a dim that does not exist, layouts that differ in another dim or in a placement; partial values along a
-/// sharded dim; a failure of communication.
+/// No tensors; a dim that does not exist; layouts that differ in another dim or in a placement;
+/// different dtypes; partial values along a sharded dim; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -65,22 +65,28 @@ pub fn cat<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<Sha
         } else {
             part
         };
-        locals.push(part.into_local().into_dispatch());
+        locals.push(part.into_local());
     }
-    // An operator has at most four inputs.
-    while locals.len() > 1 {
-        let groups = locals.chunks(4).map(|group| join(group, dim));
-        locals = groups.collect();
-    }
-    let local = Tensor::from_dispatch(locals.remove(0));
+    let local = join_shards(locals, dim);
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// Stacks tensors of one layout along a new dim, the result's dim `dim`, which is whole. The result has `E` dims, one more
-/// than the parts. Nothing is sent.
+/// Concatenates one or more shards of this rank, empty ones too.
+pub(super) fn join_shards<const D: usize>(shards: Vec<Tensor<D>>, dim: usize) -> Tensor<D> {
+    let mut shards: Vec<_> = shards.into_iter().map(Tensor::into_dispatch).collect();
+    // An operator has at most four inputs.
+    while shards.len() > 1 {
+        let groups = shards.chunks(4).map(|group| join(group, dim));
+        shards = groups.collect();
+    }
+    Tensor::from_dispatch(shards.remove(0))
+}
+
+/// Stacks tensors of one layout along a new, whole dim, dim `dim` of the result. The result has `E`
+/// dims, one more than the parts. Nothing is sent.
 ///
 /// # Errors
-/// Those of [`cat`]; another number of dims.
+/// The errors of [`cat`]; another number of dims.
 ///
 /// # Example
 /// ```
@@ -101,7 +107,7 @@ pub fn stack<const D: usize, const E: usize>(
     cat(parts.collect::<Result<_>>()?, dim)
 }
 
-/// Requires that a part may be joined with the first one.
+/// Checks that a part can be concatenated with the first one.
 fn require_alike<const D: usize>(
     first: &ShardTensor<D>,
     part: &ShardTensor<D>,
@@ -132,10 +138,10 @@ fn require_alike<const D: usize>(
     Err(Error::operator(NAME, format!("{one} and {other} {how}")))
 }
 
-/// The layout of the result: extents add up.
+/// Layout of the result: extents add up.
 ///
 /// # Errors
-/// Layouts that differ otherwise.
+/// Layouts that differ in anything else.
 pub(crate) fn joined<const D: usize>(parts: &[ShardTensor<D>], dim: usize) -> Result<Layout> {
     let first = parts[0].layout();
     let [_, others @ ..] = parts else {
@@ -155,7 +161,8 @@ pub(crate) fn joined<const D: usize>(parts: &[ShardTensor<D>], dim: usize) -> Re
     Ok(first.derive(first.placements().to_vec(), extents))
 }
 
-/// A part whose cells, those of the result in `cells`, lie on the ranks that the result has them on.
+/// Moves the cells of a part, cells `cells` of the result, to the ranks that hold them in the
+/// result.
 fn beside<const D: usize>(
     part: ShardTensor<D>,
     dim: usize,
@@ -187,12 +194,12 @@ fn join(parts: &[DispatchTensor], dim: usize) -> DispatchTensor {
     }
 }
 
-/// Concatenation of shards. burn's leaves parts without cells out of the graph of this rank.
+/// Concatenation of shards. burn's `cat` would drop empty parts from the graph of this rank.
 #[derive(Debug)]
 struct Join(usize);
 
 impl Join {
-    /// The boxes of parts with these sizes in a result of this shape.
+    /// Boxes of parts with these sizes in a result of this shape.
     fn boxes(&self, sizes: &[usize], shape: &[usize]) -> Vec<IndexBox> {
         let starts = sizes.iter().scan(0, |end, size| {
             *end += size;
@@ -208,7 +215,7 @@ impl Join {
 }
 
 impl Operator for Join {
-    /// The sizes of the parts.
+    /// Sizes of the parts.
     type Saved = Vec<usize>;
 
     fn keeps(&self, _: usize) -> bool {
@@ -227,7 +234,7 @@ impl Operator for Join {
         let parts = self.boxes(&sizes, &shape).into_iter().zip(inputs);
         let parts: Vec<_> = parts.filter(|(cells, _)| cells.volume() > 0).collect();
         let y = match &parts[..] {
-            // The only part that has cells here is all of the result.
+            // The only part with cells on this rank is the whole result.
             [(_, part)] => part.clone(),
             parts => of_boxes(&like, &shape, None, parts),
         };
@@ -244,7 +251,7 @@ impl Operator for Join {
     }
 }
 
-/// Concatenation and stacking in the registry.
+/// Registry entries of concatenation and stacking.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("cat", |case| {
         let dim = case.attributes.place_or("dim", case.dims(), 0);

@@ -1,20 +1,21 @@
-//! Flatten and unflatten: neighbouring dims as one, and one as several.
+//! Flatten and unflatten: merging adjacent dims into one, and splitting a dim into several.
 //!
 //! # Placement
-//! Of the dims that become one only the first may be sharded: then a rank's cells follow one another. Nothing is sent.
+//! Of the merged dims only the first may be sharded, so that a rank's cells stay contiguous.
+//! Nothing is sent.
 //!
 //! # Adjoint
-//! The opposite operator.
+//! The inverse operator.
 
 use halocline_core::{Error, Result, ShardTensor};
 
 use crate::driver::place::renumbered;
 use crate::golden::{Dims, Golden, output, with_dims};
 
-/// Makes dims `start..=end` one dim, in row-major order. The result has `E` dims.
+/// Merges dims `start..=end` into one, in row-major order. The result has `E` dims.
 ///
 /// # Errors
-/// A range that does not leave `E` dims; a dim of it after the first that is sharded.
+/// A range that does not leave `E` dims; a sharded dim in the range other than its first.
 ///
 /// # Example
 /// ```
@@ -56,11 +57,12 @@ pub fn flatten<const D: usize, const E: usize>(
     }))
 }
 
-/// Makes dim `dim` dims of these sizes, in row-major order: the opposite of [`flatten`]. The result has `E` dims.
+/// Splits dim `dim` into dims of these sizes, in row-major order: the inverse of [`flatten`]. The
+/// result has `E` dims.
 ///
 /// # Errors
-/// Sizes whose product is not that of the dim; a number of them that does not give `E` dims; a sharded dim with an
-/// extent that the product of all sizes but the first does not divide.
+/// Sizes whose product is not the size of the dim; a number of sizes that does not yield `E` dims;
+/// a sharded dim with an extent that is not a multiple of the product of all sizes but the first.
 ///
 /// # Example
 /// ```
@@ -103,7 +105,7 @@ pub fn unflatten<const D: usize, const E: usize>(
     }
     match inner {
         0 => {
-            // No cell tells which rank has which of the outer ones.
+            // Without cells the extents do not determine which rank holds which outer indices.
             x.require_whole(NAME, dim)?;
             extents[dim] = vec![sizes[0]];
         }
@@ -117,7 +119,7 @@ pub fn unflatten<const D: usize, const E: usize>(
     }))
 }
 
-/// Flatten in the registry.
+/// Registry entry of flatten.
 pub(super) const GOLDEN: Golden = Golden::new("flatten", |case| {
     let dims = case.dims();
     let [start, end] = case.attributes.flattened(dims);

@@ -16,7 +16,7 @@ use crate::golden::{Golden, output, with_dims};
 /// Reverses the order of the cells of dims.
 ///
 /// # Errors
-/// A dim that does not exist or is given twice; partial values; a failure of communication.
+/// A dim that does not exist or is repeated; partial values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -40,7 +40,7 @@ pub fn flip<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTe
     })
 }
 
-/// Flip in the registry.
+/// Registry entry of flip.
 pub(super) const GOLDEN: Golden = Golden::new("flip2d", |case| {
     with_dims!(case.dims(), D => {
         output(flip(case.input::<D>(0)?, &case.attributes.dims("dims", D)))

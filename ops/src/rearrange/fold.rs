@@ -12,27 +12,31 @@ const NAME: &str = "pad_fold";
 const ROWS: usize = 2;
 const COLUMNS: usize = 3;
 
-/// Pads a field on a tripolar ocean grid (R. Murray 1996) by `width` cells on all sides of its rows and columns: columns are
-/// periodic, above the last row is the other half of the fold, and below the first one are copies of it. Channels `odd`, such as
-/// the components of currents, change their sign across the fold.
+/// Pads the rows and columns of a field on a tripolar ocean grid (R. Murray 1996) by `width` cells
+/// on all sides. Columns are periodic; padding above the last row comes from the other half of the
+/// fold, and padding below the first row repeats that row. Channels `odd`, such as the components
+/// of currents, change sign across the fold.
 ///
-/// These are the cells that [`tripolar_fold`](crate::graph::tripolar_fold) numbers, for fields whose rows and columns are dims.
+/// Pads with the cells numbered by [`tripolar_fold`](crate::graph::tripolar_fold), for fields with
+/// separate dims of rows and columns.
 ///
 /// # Shapes
 /// `[batch, channels, rows, columns, …]` → the same with `2·width` more rows and columns.
 ///
 /// # Placement
-/// All dims may be sharded; values must be resolved. Padding belongs to the first and last rank that have cells.
+/// All dims may be sharded; values must be resolved. Padding belongs to the first and the last rank
+/// with cells.
 ///
 /// # Communication
-/// The cells that these ranks lack: of the other end of columns, and across the fold from the ranks at the mirrored columns.
+/// The cells that these ranks lack: those at the other end of columns, and those across the fold
+/// from the ranks at the mirrored columns.
 ///
 /// # Adjoint
-/// The cotangent of a padded cell, with its sign, is added to that of the cell that it is a copy of.
+/// The cotangent of a padded cell, with its sign, is added to that of the cell it copies.
 ///
 /// # Errors
-/// Fewer than four dims; a channel that there is not; a width that is not less than the rows, or greater than the columns; partial
-/// values; a failure of communication.
+/// Fewer than four dims; an `odd` channel that does not exist; a width that is not less than the
+/// number of rows, or exceeds that of columns; partial values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -87,7 +91,7 @@ pub fn pad_fold<const D: usize>(
     Ok(y * (is_odd * across * -2.0 + 1.0))
 }
 
-/// What a box of the padded field is made of.
+/// Source cells of a box of the padded field.
 fn need(cells: &IndexBox, sizes: &[usize], width: usize, fold: Fold) -> Need {
     let shifted = |dim: usize| {
         let shift = |cell: usize| cell as isize - width as isize;
@@ -104,7 +108,7 @@ fn need(cells: &IndexBox, sizes: &[usize], width: usize, fold: Fold) -> Need {
         Boundary::Replicate,
     );
     let ring = |range: Range<isize>| segments(range, m, Boundary::Periodic, Boundary::Periodic);
-    // The sums of the numbers of a row, or a column, and its image.
+    // Sums of the index of a row, or column, and that of its image.
     let sums = match fold {
         Fold::Edge => [2 * n - 1, m - 1],
         Fold::Row => [2 * n - 2, m],

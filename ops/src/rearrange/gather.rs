@@ -1,14 +1,15 @@
-//! Gather and scatter along a whole dim, by a tensor of indices.
+//! Gather and scatter along a whole dim by a tensor of indices.
 //!
-//! Along dim 1, `gather` gives `y[b, i] = x[b, index[b, i]]`, `scatter_add` `y[b, index[b, i]] = x[b, ..] + Σ values[b, i]`
-//! over the `i` with this index, and `scatter` `y[b, index[b, i]] = values[b, i]`. Semantics follow PyTorch.
+//! Along dim 1, `gather` computes `y[b, i] = x[b, index[b, i]]`; `scatter_add` computes
+//! `y[b, j] = x[b, j] + Σ values[b, i]` over the `i` with `index[b, i] = j`; `scatter` sets
+//! `y[b, index[b, i]] = values[b, i]`. Semantics follow PyTorch.
 //!
 //! # Placement
-//! All dims but that one may be sharded, alike in all tensors. Nothing is sent.
+//! All other dims may be sharded, in the same way in all tensors. Nothing is sent.
 //!
 //! # Adjoint
-//! `gather` and `scatter_add` are each other's. That of `scatter` passes the cotangent of cells that are replaced to `values`,
-//! and that of the others to `x`.
+//! `gather` and `scatter_add` are adjoint to each other. `scatter` passes the cotangent of replaced
+//! cells to `values`, and that of the others to `x`.
 
 use burn::tensor::{Int, Tensor};
 use halocline_core::{Error, Layout, Result, ShardTensor};
@@ -18,14 +19,14 @@ use crate::driver::place::require_dim;
 use crate::golden::{Dims, Golden, output, with_dims};
 use crate::kernel::{flex, gathered};
 
-/// Takes, at every place of `index`, the cell of a dim of `x` with this index. See the [module](self).
+/// Takes the cell of a dim of `x` at each index in `index`. See the [module](self).
 ///
 /// # Shapes
-/// `index`, and with it the result, may have another size in the dim.
+/// The result has the shape of `index`, whose size may differ from that of `x` in the dim.
 ///
 /// # Errors
-/// A dim that does not exist or is sharded; partial values; tensors that lie differently in another dim; an index beyond
-/// the dim (found on CPUs; on other devices the cell is undefined).
+/// A dim that does not exist or is sharded; partial values; tensors distributed differently in
+/// another dim; an index beyond the dim (checked on CPUs; on other devices the cell is undefined).
 ///
 /// # Example
 /// ```
@@ -60,13 +61,13 @@ pub fn gather<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// Adds `values` to the cells of a dim of `x` that `index` has in their places. See the [module](self).
+/// Adds `values` to the cells of a dim of `x` at the indices in `index`. See the [module](self).
 ///
 /// # Shapes
-/// `values` has the shape of `index`, which may have another size than `x` in the dim.
+/// `values` has the shape of `index`, whose size may differ from that of `x` in the dim.
 ///
 /// # Errors
-/// Those of [`gather`]; `values` that lie otherwise than `index`, or of another number type than `x`.
+/// The errors of [`gather`]; `values` with another layout than `index`, or another dtype than `x`.
 ///
 /// # Example
 /// ```
@@ -93,14 +94,15 @@ pub fn scatter_add<const D: usize>(
     })
 }
 
-/// Replaces the cells of a dim of `x` that `index` has in their places by `values`. See the [module](self).
+/// Replaces the cells of a dim of `x` at the indices in `index` by `values`. See the
+/// [module](self).
 ///
 /// # Shapes
-/// `values` has the shape of `index`, which may have another size than `x` in the dim.
+/// `values` has the shape of `index`, whose size may differ from that of `x` in the dim.
 ///
 /// # Errors
-/// Those of [`scatter_add`]; an index that occurs twice in a line (found on CPUs; on other devices its cell is the sum of both
-/// values).
+/// The errors of [`scatter_add`]; an index that occurs twice in a line (checked on CPUs; on other
+/// devices its cell is the sum of both values).
 ///
 /// # Example
 /// ```
@@ -136,7 +138,7 @@ pub fn scatter<const D: usize>(
     })
 }
 
-/// Runs a function that scatters values into cells of a whole dim.
+/// Checks the operands and runs a function that scatters values into cells of a whole dim.
 fn scattered<const D: usize>(
     operator: &'static str,
     x: ShardTensor<D>,
@@ -170,7 +172,7 @@ fn scattered<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// Requires that a dim that is indexed has cells.
+/// Checks that an indexed dim has cells.
 fn require_cells(operator: &str, cells: usize, indices: usize) -> Result<()> {
     if cells > 0 || indices == 0 {
         return Ok(());
@@ -179,7 +181,7 @@ fn require_cells(operator: &str, cells: usize, indices: usize) -> Result<()> {
     Err(Error::operator(operator, message))
 }
 
-/// Requires that indices lie as a tensor does, in all dims but one.
+/// Checks that indices are distributed like a tensor in all dims but one.
 fn require_beside(operator: &str, x: &Layout, index: &Layout, dim: usize) -> Result<()> {
     let mut extents = x.all_extents().to_vec();
     extents[dim] = index.extents(dim).to_vec();
@@ -193,7 +195,7 @@ fn require_beside(operator: &str, x: &Layout, index: &Layout, dim: usize) -> Res
     Err(Error::operator(operator, message))
 }
 
-/// Indices of a shard. A rank without any has one that takes the first cell.
+/// Returns the indices of a shard; an empty shard gets a single index, that of the first cell.
 fn places<const D: usize>(index: Tensor<D, Int>) -> Tensor<D, Int> {
     if index.dims().contains(&0) {
         let shape = index.dims().map(|size| size.max(1));
@@ -202,7 +204,7 @@ fn places<const D: usize>(index: Tensor<D, Int>) -> Tensor<D, Int> {
     index
 }
 
-/// Requires, on CPUs, that no index occurs twice along a dim.
+/// Checks on CPUs that no index occurs twice along a dim.
 fn require_once<const D: usize>(operator: &str, index: &Tensor<D, Int>, dim: usize) -> Result<()> {
     if !flex::runs_on(&index.device()) {
         return Ok(());
@@ -223,7 +225,7 @@ fn require_once<const D: usize>(operator: &str, index: &Tensor<D, Int>, dim: usi
     Ok(())
 }
 
-/// Gather and scatter in the registry.
+/// Registry entries of gather and scatter.
 pub(super) const GOLDEN: [Golden; 3] = [
     Golden::new("gather", |case| {
         with_dims!(case.dims(), D => {
@@ -252,7 +254,7 @@ mod tests {
 
     use super::*;
 
-    /// In bf16 a sum of ones would stay at 256.
+    /// In bf16 a sum of ones would stop at 256.
     #[test]
     fn sums_in_half_precision_add_up_in_f32() {
         let device = burn::tensor::Device::flex().autodiff();

@@ -1,4 +1,4 @@
-//! Rearrangements in the registry.
+//! Registry entries of rearrangements.
 
 use super::{
     cat, flatten, flip, gather, pad, permute, pixel, repeat, roll, select, shape, shift, slice,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::golden::Golden;
 
-/// The rearrangements in the registry.
+/// Rearrangements.
 pub(crate) const OPERATORS: &[Golden] = {
     let [cat, stack] = cat::GOLDEN;
     let [pad1d, pad2d, pad3d] = pad::GOLDEN;

@@ -1,20 +1,19 @@
-//! Evaluation in chunks: a block of a model computes a part of its input at a time.
+//! Evaluation in chunks: a block of a model is applied to one part of its input at a time.
 //!
-//! The memory of a pass is that of one chunk, besides input and result; in training, of a block
-//! that is [recomputed](crate::Field::recompute) in each chunk.
+//! A pass needs the memory of one chunk, in addition to input and result; in training this requires
+//! a block that is [recomputed](crate::Field::recompute) in each chunk.
 //!
 //! # Placement
-//! Any. Each rank divides its own cells of the dim, so that nothing is sent for it; a block that
-//! needs cells of other ranks in other dims exchanges them once per chunk.
+//! Any. Each rank divides its own cells of the dim, so nothing is sent for the division; a block
+//! that needs cells of other ranks in other dims exchanges them once per chunk.
 //!
 //! # Adjoint
-//! Each chunk's, one after the other. Gradients of parameters add up over chunks, as over the uses
-//! of a parameter.
+//! The adjoints of the chunks, one after the other. Gradients of parameters add up over chunks, as
+//! over any repeated use of a parameter.
 
-use burn::tensor::Tensor;
 use halocline_core::{Error, Layout, Result, ShardTensor};
 
-use super::cat::joined;
+use super::cat::{join_shards, joined};
 use super::split::parts;
 use crate::driver::place::require_dim;
 
@@ -22,14 +21,14 @@ const NAME: &str = "map_chunks";
 
 /// Applies a block to `count` chunks of a dim and concatenates the results.
 ///
-/// The result is that of the block on the whole tensor if the block treats the indices of the dim
-/// independently: samples of a batch, members of an ensemble, or, for a block that computes each
-/// cell alone, rows. Ranks with fewer cells than chunks have empty chunks; there are no more chunks
-/// than the largest shard has cells.
+/// The result equals that of the block on the whole tensor if the block treats the indices of the
+/// dim independently: samples of a batch, members of an ensemble, or rows, for a block that works
+/// cell by cell. Ranks with fewer cells than chunks have empty chunks; the number of chunks is at
+/// most that of cells of the largest shard.
 ///
 /// # Errors
 /// A dim that does not exist; no chunks; a block that changes the size or the placement of the dim;
-/// those of the block.
+/// the errors of the block.
 ///
 /// # Example
 /// ```
@@ -39,7 +38,7 @@ const NAME: &str = "map_chunks";
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
-///     let y = map_chunks(x, 0, 2, |rows| Ok(rows.exp()))?; // rows 0, 1 of 0..3 and 3, 4 of 3..5 first
+///     let y = map_chunks(x, 0, 2, |rows| Ok(rows.exp()))?; // rows 0 and 3, then 1, 2 and 4
 ///     assert_eq!((y.dims(), y.layout().extents(0)), ([5, 3], &[3, 2][..]));
 ///     Ok(())
 /// })?;
@@ -81,15 +80,12 @@ pub fn map_chunks<const D: usize, const E: usize>(
     }
     let layout = joined(&results, dim)?;
     let mesh = results[0].mesh().clone();
-    let locals = results.into_iter().map(ShardTensor::into_local).collect();
-    Ok(ShardTensor::from_parts(
-        Tensor::cat(locals, dim),
-        layout,
-        mesh,
-    ))
+    let shards = results.into_iter().map(ShardTensor::into_local).collect();
+    let local = join_shards(shards, dim);
+    Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// The extents of a dim in one of `count` chunks of every shard.
+/// Extents of a dim in one of `count` chunks of every shard.
 fn chunk_of(layout: &Layout, dim: usize, chunk: usize, count: usize) -> Vec<usize> {
     let cells = |extent: &usize| (chunk + 1) * extent / count - chunk * extent / count;
     layout.extents(dim).iter().map(cells).collect()
@@ -105,7 +101,7 @@ mod tests {
     use crate::prelude::*;
     use crate::testing::{Operator, check_op};
 
-    /// Convolves rows of a sample at a time.
+    /// Pools a few samples at a time.
     struct Samples(usize);
 
     impl Operator<4, 4> for Samples {

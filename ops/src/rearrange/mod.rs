@@ -1,9 +1,9 @@
-//! Operators that rearrange cells: concatenation, ranges, padding, selection, flip, roll, other
-//! orders and numbers of dims, and alignment to the shards of another tensor.
+//! Operators that rearrange cells: concatenation, slicing, padding, indexing, flip, roll,
+//! permutation and reshaping of dims, and alignment to the shards of another tensor.
 
 mod align;
 pub mod cat;
-mod distribute_beside;
+mod distribute_operand;
 mod flatten;
 mod flip;
 mod fold;
@@ -32,8 +32,8 @@ pub mod triangle;
 pub use align::align;
 pub(crate) use cat::joined;
 pub use cat::{cat, stack};
-pub use distribute_beside::distribute_beside;
-pub(crate) use distribute_beside::placements_beside;
+pub use distribute_operand::distribute_operand;
+pub(crate) use distribute_operand::placements_beside;
 pub use flatten::{flatten, unflatten};
 pub use flip::flip;
 pub use fold::pad_fold;

@@ -1,4 +1,4 @@
-//! Narrow: a range of a dim.
+//! Narrow: a contiguous range of a dim.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use burn::tensor::{Shape, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, cut, of_boxes};
 use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
 
-/// Cuts out `length` cells of a dim, from `start`. In a sharded dim each rank keeps its cells of
+/// Takes `length` cells of a dim, from `start` on. In a sharded dim each rank keeps its cells of
 /// the range; nothing is sent.
 ///
 /// # Adjoint
-/// The cotangent in the range, zero elsewhere.
+/// The cotangent inside the range, zero elsewhere.
 ///
 /// # Errors
-/// A dim that does not exist, a range without cells or beyond its end.
+/// A dim that does not exist; a range that is empty or exceeds the dim.
 ///
 /// # Example
 /// ```
@@ -53,12 +53,13 @@ pub fn narrow<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// A box of a shard. burn's slice would leave the graph of a rank without cells, and writes its gradient on one thread.
+/// Box of a shard. burn's slice would drop out of the graph on a rank without cells, and writes its
+/// gradient on one thread.
 #[derive(Debug)]
 struct Cut(IndexBox);
 
 impl Operator for Cut {
-    /// The shape of the input.
+    /// Shape of the input.
     type Saved = Shape;
 
     fn keeps(&self, _: usize) -> bool {
@@ -80,7 +81,8 @@ impl Operator for Cut {
     }
 }
 
-/// A view of a box of a tensor. One of no cells could begin outside of its memory.
+/// Returns a view of a box of a tensor; an empty box gets memory of its own, because its start may
+/// lie outside the tensor's.
 pub(super) fn cells(x: &DispatchTensor, place: &IndexBox) -> DispatchTensor {
     match place.volume() {
         0 => blank(x, &place.shape(), None),
@@ -88,7 +90,8 @@ pub(super) fn cells(x: &DispatchTensor, place: &IndexBox) -> DispatchTensor {
     }
 }
 
-/// The layout of a range of a dim, of which each rank keeps its cells, and these in the shard at a mesh position.
+/// Returns the layout of a range of a dim, where each rank keeps its cells, and the box of kept
+/// cells in the shard at a mesh position.
 pub(super) fn part(
     layout: &Layout,
     dim: usize,
@@ -111,7 +114,7 @@ pub(super) fn part(
     (layout, IndexBox::new(kept))
 }
 
-/// The intersection of a range with another one; if empty, at one of its ends.
+/// Intersects two ranges; an empty intersection lies at one of the ends of `cells`.
 fn common(cells: &Range<usize>, other: &Range<usize>) -> Range<usize> {
     let within = |cell: usize| cell.clamp(cells.start, cells.end);
     within(other.start)..within(other.end)

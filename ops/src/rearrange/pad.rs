@@ -1,18 +1,20 @@
 //! Pad: cells before the first and after the last of a dim.
 //!
-//! `y[i] = x[i − low]`, and beyond the field a constant or what a [`Boundary`](halocline_core::Boundary) gives: the other
-//! end, the mirrored field, the last cell, or the field across a pole. Semantics follow PyTorch's `pad` with the modes `constant`, `circular`,
-//! `reflect` and `replicate`, separately for every dim and side.
+//! `y[i] = x[i − low]`; beyond the field a constant, or the cells that a
+//! [`Boundary`](halocline_core::Boundary) defines: the other end, the mirrored field, the last
+//! cell, or the field across a pole. Semantics follow PyTorch's `pad` with the modes `constant`,
+//! `circular`, `reflect` and `replicate`, set separately for every dim and side.
 //!
 //! # Placement
-//! All dims may be sharded; values must be resolved. Padding belongs to the first and last rank that have cells.
+//! All dims may be sharded; values must be resolved. Padding belongs to the first and the last rank
+//! with cells.
 //!
 //! # Communication
-//! Cells that these ranks lack: of the other end if a dim is periodic, of neighbours if the padding is wider than the shard
-//! that it mirrors.
+//! The cells that these ranks lack: those of the other end if a dim is periodic, and those of
+//! neighbours if the padding is wider than the shard it mirrors.
 //!
 //! # Adjoint
-//! The cotangent of a padded cell is added to that of the cell that it is a copy of.
+//! The cotangent of a padded cell is added to that of the cell it copies.
 
 use halocline_core::{Boundary, Error, IndexBox, Need, Result, ShardTensor, Sides, check_poles};
 
@@ -22,15 +24,15 @@ use crate::golden::{Case, Golden, Output, output, with_dims};
 
 const NAME: &str = "pad";
 
-/// Pads dims, each by its own padding. Cells beyond a [`Boundary::Zeros`] are `value`.
+/// Pads dims, each by its own padding. Cells beyond a [`Boundary::Zeros`] are set to `value`.
 ///
 /// # Shapes
-/// Each of these dims grows by `low + high`.
+/// Each padded dim grows by `low + high`.
 ///
 /// # Errors
-/// A dim that does not exist, is given twice, or becomes too large; a boundary that takes its cells from a dim without any;
-/// a reflection as wide as the dim; poles of a field without [opposite meridians](check_poles); partial values; a failure
-/// of communication.
+/// A dim that does not exist, is repeated, or becomes too large; a boundary that copies cells from
+/// an empty dim; a reflection as wide as the dim; poles of a field without [opposite
+/// meridians](check_poles); partial values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -121,7 +123,7 @@ fn check(dim: usize, size: usize, padding: &Padding) -> Result<()> {
     Ok(())
 }
 
-/// Pad in the registry.
+/// Registry entries of padding.
 pub(super) const GOLDEN: [Golden; 3] = [
     golden("pad1d", run::<1>),
     golden("pad2d", run::<2>),

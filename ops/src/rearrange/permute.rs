@@ -1,4 +1,4 @@
-//! Permute: dims in another order.
+//! Permutation of dims.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
@@ -9,13 +9,14 @@ use halocline_core::{Error, Result, Shard, ShardTensor};
 use crate::driver::strides::row_major;
 use crate::golden::{Golden, array, output, with_dims};
 
-/// Puts dims in another order: dim `i` of the result is dim `axes[i]` of `x`. Nothing is sent; shards keep their cells.
+/// Permutes dims: dim `i` of the result is dim `axes[i]` of `x`. Nothing is sent; shards keep their
+/// cells.
 ///
 /// # Adjoint
-/// The opposite permutation.
+/// The inverse permutation.
 ///
 /// # Errors
-/// Axes that are not each dim once.
+/// Axes that are not a permutation of the dims.
 ///
 /// # Example
 /// ```
@@ -49,9 +50,10 @@ pub fn permute<const D: usize>(x: ShardTensor<D>, axes: [usize; D]) -> Result<Sh
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// The dims of a shard in another order, in row-major order.
+/// Permutation of the dims of a shard, stored in row-major order.
 ///
-/// On the CPU all threads copy the cells: burn's operators are many times slower on views.
+/// On the CPU the cells are copied by all threads, because burn's operators are many times slower
+/// on views.
 #[derive(Debug)]
 struct Order(Vec<usize>);
 
@@ -81,7 +83,7 @@ impl Operator for Order {
     }
 }
 
-/// Permute in the registry.
+/// Registry entry of permute.
 pub(super) const GOLDEN: Golden = Golden::new("permute", |case| {
     with_dims!(case.dims(), D => {
         let dims = case.attributes.dims("dims", D);

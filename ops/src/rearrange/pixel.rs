@@ -1,13 +1,14 @@
-//! Pixel shuffle and unshuffle: channels as cells of a finer grid, and back.
+//! Pixel shuffle and unshuffle: rearranges channels into cells of a finer grid, and back.
 //!
-//! `y[b, c, h·r + i, w·r + j] = x[b, c·r² + i·r + j, h, w]` for a factor `r`, and the inverse. Semantics follow PyTorch.
+//! `y[b, c, h·r + i, w·r + j] = x[b, c·r² + i·r + j, h, w]` for a factor `r`, and the inverse.
+//! Semantics follow PyTorch.
 //!
 //! # Placement
 //! All dims may be sharded.
 //!
 //! # Communication
-//! None where shards consist of whole blocks: of `r²` channels, or of `r` rows and columns in the inverse. Else the cells of
-//! blocks that several ranks share go to one of them.
+//! None where shards consist of whole blocks: of `r²` channels, or of `r` rows and columns for the
+//! inverse. Otherwise each block that several ranks share is moved to one of them.
 //!
 //! # Adjoint
 //! The inverse.
@@ -21,14 +22,15 @@ use crate::field::{Field, run};
 use crate::golden::{Golden, output, with_dims};
 use crate::layer::Layer;
 
-/// Makes blocks of `factor × factor` cells of as many channels, `[batch, channels · factor², rows, columns]`. See the
-/// [module](self).
+/// Rearranges groups of `factor²` channels of `[batch, channels · factor², rows, columns]` into
+/// blocks of `factor × factor` cells. See the [module](self).
 ///
 /// # Shapes
 /// The result is `[batch, channels, rows · factor, columns · factor]`.
 ///
 /// # Errors
-/// A factor of zero, or whose square does not divide the channels; another number of dims; a failure of communication.
+/// A factor of zero, or whose square does not divide the channels; another number of dims; a
+/// failure of communication.
 ///
 /// # Example
 /// ```
@@ -59,13 +61,16 @@ pub fn pixel_shuffle<const D: usize>(x: ShardTensor<D>, factor: usize) -> Result
     flatten(x, 2, 3)
 }
 
-/// Makes channels of the cells of blocks of `factor × factor`: the inverse of [`pixel_shuffle`]. See the [module](self).
+/// Rearranges blocks of `factor × factor` cells into channels: the inverse of [`pixel_shuffle`].
+/// See the [module](self).
 ///
 /// # Shapes
-/// `[batch, channels, rows, columns]` to `[batch, channels · factor², rows / factor, columns / factor]`.
+/// `[batch, channels, rows, columns]` →
+/// `[batch, channels · factor², rows / factor, columns / factor]`.
 ///
 /// # Errors
-/// A factor of zero, or that does not divide rows and columns; another number of dims; a failure of communication.
+/// A factor that is zero or does not divide rows and columns; another number of dims; a failure of
+/// communication.
 ///
 /// # Example
 /// ```
@@ -89,7 +94,8 @@ pub fn pixel_unshuffle<const D: usize>(x: ShardTensor<D>, factor: usize) -> Resu
     flatten(x, 1, 3)
 }
 
-/// Shards of whole blocks: `blocks` has dims with the number of cells that stay together.
+/// Redistributes to shards of whole blocks; `blocks` pairs dims with the number of cells that stay
+/// together.
 fn in_blocks<const D: usize>(
     x: ShardTensor<D>,
     operator: &str,
@@ -142,7 +148,7 @@ macro_rules! layer {
 layer!(PixelShuffle, pixel_shuffle, upscale_factor);
 layer!(PixelUnshuffle, pixel_unshuffle, downscale_factor);
 
-/// Pixel shuffle in the registry.
+/// Registry entries of pixel shuffle.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("pixel_shuffle", |case| {
         let factor = case.attributes.list("upscale_factor")[0];
@@ -162,7 +168,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
     .with_modules("`PixelUnshuffle`"),
 ];
 
-/// What travels, forward and backward.
+/// Communication, forward and backward.
 const TRAVELS: [&str; 2] = ["cells of blocks that ranks share", "the same back"];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Padding across the poles, where components of vectors change their sign.
+//! Padding across the poles, where vector components change sign.
 
 use halocline_core::{Boundary, Error, Result, ShardTensor};
 
@@ -6,28 +6,27 @@ use crate::driver::Padding;
 use crate::rearrange::{pad, profile};
 
 /// Pads latitudes by rows from across the poles: mirrored, and from the opposite meridian. Channels
-/// `odd`, such as the components of winds, change their sign there, because east and north point the other
-/// way.
+/// `odd`, such as wind components, change sign there, because east and north point the other way.
 ///
-/// A stencil gets the rows by this padding in place of one of its own, or by a
-/// [`Boundary::PoleRow`] or [`Boundary::PoleEdge`] of its own, in one exchange, if no channel is odd.
+/// Use this in place of a stencil's own padding. If no channel is odd, a [`Boundary::PoleRow`] or
+/// [`Boundary::PoleEdge`] of the stencil itself does the same in one exchange.
 ///
 /// # Shapes
 /// `[batch, channels, lat, lon, …]` → the same with `low + high` more rows.
 ///
 /// # Placement
-/// All dims may be sharded; values must be resolved. The rows belong to the first and last rank that have
-/// some.
+/// All dims may be sharded; values must be resolved. The rows belong to the first and the last rank
+/// with cells.
 ///
 /// # Communication
 /// The rows that these ranks lack, from the ranks at the opposite meridian.
 ///
 /// # Adjoint
-/// The cotangent of a padded cell, with its sign, is added to that of the cell that it is a copy of.
+/// The cotangent of a padded cell, with its sign, is added to that of the cell it copies.
 ///
 /// # Errors
-/// A boundary that is no pole; a channel that there is not; longitudes without
-/// [opposite meridians](halocline_core::check_poles); those of [`pad`].
+/// A boundary that is no pole; an `odd` channel that does not exist; longitudes without [opposite
+/// meridians](halocline_core::check_poles); the errors of [`pad`].
 ///
 /// # Example
 /// ```
@@ -102,7 +101,7 @@ mod tests {
         ConvOptions::default().with_padding(padding)
     }
 
-    /// A convolution, and an average of it with a stride.
+    /// A convolution, followed by strided average and maximum pooling.
     struct Stencils(Boundary);
 
     impl Operator<4, 4> for Stencils {
@@ -118,7 +117,7 @@ mod tests {
         }
     }
 
-    /// The same by rows that are flipped, rolled and concatenated.
+    /// The same, with padding by flipped, rolled and concatenated rows.
     struct ByHand(Boundary);
 
     impl ByHand {
@@ -172,7 +171,7 @@ mod tests {
         }
     }
 
-    /// The mean of both neighbours in latitude, by a stencil of one's own.
+    /// Mean of both neighbours in latitude, by a user-defined stencil.
     struct Sides(Boundary);
 
     impl Operator<4, 4> for Sides {
@@ -205,12 +204,13 @@ mod tests {
         }
     }
 
-    /// A uniform flow over the pole is uniform across it, and a flow around it turns.
+    /// A uniform flow over the pole remains uniform across it.
     #[test]
     fn winds_keep_their_direction_across_the_pole() {
         let columns = 8;
         let angle = |column: usize| std::f64::consts::TAU * column as f64 / columns as f64;
-        // Towards the meridian of zero: east and north components, the same at all latitudes near a pole.
+        // Towards the zero meridian: east and north components, the same at all latitudes near a
+        // pole.
         let east: Vec<f32> = (0..columns).map(|j| -angle(j).sin() as f32).collect();
         let north: Vec<f32> = (0..columns).map(|j| -angle(j).cos() as f32).collect();
         let rows = [east, north]

@@ -3,11 +3,11 @@
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
 
-/// A constant that varies along one dim, with one cell in all others and the shards of `x` in that
-/// dim. Nothing is sent.
+/// Creates a constant that varies along one dim, with one cell in all others and the shards of `x`
+/// in that dim. Nothing is sent.
 ///
 /// # Errors
-/// A number of values that differs from the dim's size.
+/// A number of values other than the size of the dim.
 ///
 /// # Example
 /// ```

@@ -6,7 +6,7 @@ use burn::tensor::Int;
 use halocline_core::{Boundary, OrRaise, ShardTensor};
 
 use super::{
-    align, cat, distribute_beside, flatten, flip, gather, index_select, map_chunks, narrow, pad,
+    align, cat, distribute_operand, flatten, flip, gather, index_select, map_chunks, narrow, pad,
     pad_fold, pad_poles, permute, pixel_shuffle, pixel_unshuffle, profile, repeat, roll, scatter,
     scatter_add, shift, slice, tril, triu, unflatten,
 };
@@ -17,8 +17,8 @@ use crate::operand::Operand;
 
 /// Rearrangements as methods.
 pub trait RearrangeField<const D: usize>: Field<D> {
-    /// Redistributes to the shards of another tensor, whose whole dims may have other sizes. See
-    /// [`align`](fn@align).
+    /// Redistributes to the shards of another tensor, which may have other sizes in its whole dims.
+    /// See [`align`](fn@align).
     ///
     /// # Panics
     /// Panics where [`align`](fn@align) returns an error.
@@ -60,11 +60,11 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         Self::from_shard(cat(tensors, dim).or_raise())
     }
 
-    /// Cuts a tensor that all ranks hold alike to the shards of this one. See
-    /// [`distribute_beside`](fn@distribute_beside).
+    /// Cuts a tensor that all ranks hold in full to the shards of this one. See
+    /// [`distribute_operand`](fn@distribute_operand).
     ///
     /// # Panics
-    /// Panics where [`distribute_beside`](fn@distribute_beside) returns an error.
+    /// Panics where [`distribute_operand`](fn@distribute_operand) returns an error.
     ///
     /// # Example
     /// ```
@@ -72,13 +72,13 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// use halocline_ops::RearrangeField;
     ///
     /// let x = Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]);
-    /// let y = x.clone() + x.distribute_beside(Tensor::<2>::from([[10.0, 20.0]]));
+    /// let y = x.clone() + x.distribute_operand(Tensor::<2>::from([[10.0, 20.0]]));
     /// y.into_data().assert_eq(&[[11.0_f32, 22.0], [13.0, 24.0]].into(), true);
     /// ```
     #[must_use]
     #[track_caller]
-    fn distribute_beside(&self, tensor: impl Into<Operand<D>>) -> Self {
-        run(self.clone(), |x| distribute_beside(&x, tensor))
+    fn distribute_operand(&self, tensor: impl Into<Operand<D>>) -> Self {
+        run(self.clone(), |x| distribute_operand(&x, tensor))
     }
 
     /// Reverses the order of the cells of dims. See [`flip`](fn@flip).
@@ -100,7 +100,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| flip(x, dims))
     }
 
-    /// Makes dims `start..=end` one dim; the result has `E` dims. See [`flatten`](fn@flatten).
+    /// Merges dims `start..=end` into one; the result has `E` dims. See [`flatten`](fn@flatten).
     ///
     /// # Panics
     /// Panics where [`flatten`](fn@flatten) returns an error.
@@ -120,8 +120,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| flatten::<D, E>(x, start, end))
     }
 
-    /// Makes a dim several of these sizes; the result has `E` dims. See
-    /// [`unflatten`](fn@unflatten).
+    /// Splits a dim into several; the result has `E` dims. See [`unflatten`](fn@unflatten).
     ///
     /// # Panics
     /// Panics where [`unflatten`](fn@unflatten) returns an error.
@@ -140,7 +139,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| unflatten::<D, E>(x, dim, sizes))
     }
 
-    /// Puts dims in another order. See [`permute`](fn@permute).
+    /// Permutes dims. See [`permute`](fn@permute).
     ///
     /// # Panics
     /// Panics where [`permute`](fn@permute) returns an error.
@@ -178,7 +177,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| roll(x, shifts, dims))
     }
 
-    /// Shifts the cells of a dim: the first has the value of cell `offset`, cells beyond the field those of a boundary. See
+    /// Moves the values of a dim by `offset` cells: `y[i] = x[i − offset]`. See
     /// [`shift`](fn@shift).
     ///
     /// # Panics
@@ -199,8 +198,8 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| shift(x, dim, offset, boundary))
     }
 
-    /// Applies a block of a model to `count` chunks of a dim, one after the other, which takes less
-    /// memory. See [`map_chunks`](fn@map_chunks).
+    /// Applies a block of a model to `count` chunks of a dim, one after the other, to save memory.
+    /// See [`map_chunks`](fn@map_chunks).
     ///
     /// # Panics
     /// Panics where [`map_chunks`](fn@map_chunks) returns an error.
@@ -226,7 +225,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| map_chunks(x, dim, count, block))
     }
 
-    /// Cuts out `length` cells of a dim, from `start`; nothing is sent.
+    /// Takes `length` cells of a dim, from `start` on; nothing is sent.
     ///
     /// # Panics
     /// Panics where [`narrow`](fn@narrow) returns an error.
@@ -245,7 +244,8 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| narrow(x, dim, start, length))
     }
 
-    /// Pads dims, each by its own padding; cells beyond zeros are `value`. See [`pad`](fn@pad).
+    /// Pads dims, each by its own padding; cells beyond a zero boundary are set to `value`. See
+    /// [`pad`](fn@pad).
     ///
     /// # Panics
     /// Panics where [`pad`](fn@pad) returns an error.
@@ -266,7 +266,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| pad(x, paddings, value))
     }
 
-    /// Pads latitudes by rows from across the poles. See [`pad_poles`](fn@pad_poles), also for an
+    /// Pads latitudes by rows from across the poles. See [`pad_poles`](fn@pad_poles) for an
     /// example.
     ///
     /// # Panics
@@ -277,7 +277,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| pad_poles(x, widths, boundary, odd))
     }
 
-    /// Pads the rows and columns of a tripolar grid. See [`pad_fold`](fn@pad_fold), which has an example.
+    /// Pads the rows and columns of a tripolar grid. See [`pad_fold`](fn@pad_fold) for an example.
     ///
     /// # Panics
     /// Panics where [`pad_fold`](fn@pad_fold) returns an error.
@@ -306,7 +306,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| slice(x, dim, range, step))
     }
 
-    /// Takes these cells of a dim, in this order. See [`index_select`](fn@index_select).
+    /// Takes the cells of a dim at these indices, in order. See [`index_select`](fn@index_select).
     ///
     /// # Panics
     /// Panics where [`index_select`](fn@index_select) returns an error.
@@ -369,7 +369,8 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| scatter_add(x, dim, index, values.into_shard()))
     }
 
-    /// Replaces cells of a whole dim by values, at a tensor of indices. See [`scatter`](fn@scatter), which has an example.
+    /// Replaces cells of a whole dim by values, by a tensor of indices. See [`scatter`](fn@scatter)
+    /// for an example.
     ///
     /// # Panics
     /// Panics where [`scatter`](fn@scatter) returns an error.
@@ -379,7 +380,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| scatter(x, dim, index, values.into_shard()))
     }
 
-    /// Repeats the field so many times along each dim. See [`repeat`](fn@repeat).
+    /// Repeats the field `times[dim]` times along each dim. See [`repeat`](fn@repeat).
     ///
     /// # Panics
     /// Panics where [`repeat`](fn@repeat) returns an error.
@@ -436,7 +437,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| triu(x, diagonal))
     }
 
-    /// Makes blocks of cells of channels. See [`pixel_shuffle`](fn@pixel_shuffle).
+    /// Rearranges channels into blocks of cells. See [`pixel_shuffle`](fn@pixel_shuffle).
     ///
     /// # Panics
     /// Panics where [`pixel_shuffle`](fn@pixel_shuffle) returns an error.
@@ -455,7 +456,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| pixel_shuffle(x, factor))
     }
 
-    /// Makes channels of blocks of cells. See [`pixel_unshuffle`](fn@pixel_unshuffle).
+    /// Rearranges blocks of cells into channels. See [`pixel_unshuffle`](fn@pixel_unshuffle).
     ///
     /// # Panics
     /// Panics where [`pixel_unshuffle`](fn@pixel_unshuffle) returns an error.
@@ -474,8 +475,8 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| pixel_unshuffle(x, factor))
     }
 
-    /// A constant that varies along one dim, such as weights by latitude, with one cell in all
-    /// other dims and this tensor's shards in that dim; nothing is sent.
+    /// Creates a constant that varies along one dim, such as weights by latitude, with one cell in
+    /// all other dims and this tensor's shards in that dim; nothing is sent.
     ///
     /// # Panics
     /// Panics where [`profile`](fn@profile) returns an error.

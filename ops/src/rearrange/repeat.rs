@@ -3,10 +3,11 @@
 //! `y[i] = x[i mod n]` in every dim of `n` cells. Semantics follow PyTorch's `repeat`.
 //!
 //! # Placement
-//! All dims may be sharded; a rank's extents are as many times larger. Values must be resolved.
+//! All dims may be sharded; a rank's extents are multiplied by the number of copies. Values must be
+//! resolved.
 //!
 //! # Communication
-//! Along sharded dims the cells that change their rank.
+//! The cells that move to another rank, along sharded dims.
 //!
 //! # Adjoint
 //! The sum of the cotangents of all copies of a cell.
@@ -19,7 +20,7 @@ use crate::golden::{Golden, output, with_dims};
 use crate::kernel::taken::{Places, take};
 use crate::reshape;
 
-/// Repeats the field so many times along each dim.
+/// Repeats the field `times[dim]` times along each dim.
 ///
 /// # Errors
 /// No copies, or too many; partial values; a failure of communication.
@@ -78,7 +79,7 @@ pub fn repeat<const D: usize>(x: ShardTensor<D>, times: [usize; D]) -> Result<Sh
     let output = repeated(&layout, local_copies);
     let all: Vec<usize> = (0..D).collect();
     let mut local = fill_empty(local, &layout, &all, NAME, 0.0)?;
-    // The last dims first, where a copy is smallest.
+    // Last dims first, where a copy is smallest.
     for dim in (0..D).rev().filter(|dim| local_copies[*dim] > 1) {
         let mut shape = local.dims();
         let [outer, size] =
@@ -94,7 +95,7 @@ pub fn repeat<const D: usize>(x: ShardTensor<D>, times: [usize; D]) -> Result<Sh
     Ok(ShardTensor::from_parts(local, output, mesh))
 }
 
-/// Repeat in the registry.
+/// Registry entry of repeat.
 pub(super) const GOLDEN: Golden = Golden::new("repeat", |case| {
     with_dims!(case.dims(), D => {
         output(repeat(case.input::<D>(0)?, case.attributes.array("repeats", 1)))

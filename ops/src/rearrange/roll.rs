@@ -16,8 +16,8 @@ use crate::golden::{Golden, output, with_dims};
 /// Shifts the cells of `dims[i]` by `shifts[i]`, periodically.
 ///
 /// # Errors
-/// Different numbers of shifts and dims; a dim that does not exist or is given twice; partial
-/// values; a failure of communication.
+/// Different numbers of shifts and dims; a dim that does not exist or is repeated; partial values;
+/// a failure of communication.
 ///
 /// # Example
 /// ```
@@ -44,7 +44,8 @@ pub fn roll<const D: usize>(
     })
 }
 
-/// Moves cells within their dims: `from` gives the cells of `x` for a range of a dim of the result.
+/// Moves cells within their dims; `from` returns the source cells of `x` for a range of a dim of
+/// the result.
 pub(super) fn moved<const D: usize>(
     x: ShardTensor<D>,
     operator: &'static str,
@@ -67,7 +68,7 @@ pub(super) fn moved<const D: usize>(
     })
 }
 
-/// Roll in the registry.
+/// Registry entry of roll.
 pub(super) const GOLDEN: Golden = Golden::new("roll2d", |case| {
     let shifts = case.attributes.numbers("shifts").iter();
     let shifts: Vec<isize> = shifts.map(|shift| *shift as isize).collect();

@@ -1,14 +1,16 @@
-//! Select: one cell of a dim, or some in any order.
+//! Selection of one cell of a dim, or of several in any order.
 //!
-//! `select` gives `x[.., index, ..]` without the dim, `index_select` `y[.., i, ..] = x[.., indices[i], ..]`. Semantics follow
-//! PyTorch.
+//! `select` returns `x[.., index, ..]` without the dim; `index_select` returns
+//! `y[.., i, ..] = x[.., indices[i], ..]`. Semantics follow PyTorch.
 //!
 //! # Placement
-//! All dims may be sharded. One cell of a sharded dim is a partial sum: the cells on the rank that holds them, and zeros on
-//! others. Indices into a sharded dim give a dim that is sharded as evenly as can be; values must be resolved.
+//! All dims may be sharded. `select` along a sharded dim returns a partial sum: the cells on the
+//! rank that holds them, and zeros on the others. `index_select` along a sharded dim returns a dim
+//! that is sharded as evenly as possible; values must be resolved.
 //!
 //! # Communication
-//! `select` sends nothing. `index_select` sends, along a sharded dim, the cells that change their rank.
+//! `select` sends nothing. `index_select` along a sharded dim sends the cells that move to another
+//! rank.
 //!
 //! # Adjoint
 //! The cotangents of all copies of a cell are added.
@@ -22,10 +24,11 @@ use crate::golden::{Golden, output, with_dims};
 use crate::graph::{CellMap, take_named};
 use crate::kernel::taken::{Places, take};
 
-/// Takes one cell of a dim, which goes. The result has `E` dims, one fewer than `x`. See the [module](self).
+/// Selects one index along a dim and removes the dim. The result has `E` dims, one fewer than `x`.
+/// See the [module](self).
 ///
 /// # Errors
-/// A dim or cell that does not exist; another number of dims; partial values along a sharded dim.
+/// A dim or index that does not exist; another number of dims; partial values along a sharded dim.
 ///
 /// # Example
 /// ```
@@ -74,7 +77,7 @@ pub fn select<const D: usize, const E: usize>(
     }))
 }
 
-/// A dim with one cell on one rank, as a sum of that cell and zeros.
+/// Turns a sharded dim of one cell into a partial sum of that cell and zeros.
 fn term<const D: usize>(
     cell: ShardTensor<D>,
     dim: usize,
@@ -92,11 +95,12 @@ fn term<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// Takes these cells of a dim, in this order. See the [module](self). For cells that are taken again and again,
-/// [`take_cells`](crate::graph::take_cells) keeps the plan of what is sent.
+/// Takes the cells of a dim at these indices, in this order. See the [module](self). For indices
+/// that are used repeatedly, [`take_cells`](crate::graph::take_cells) keeps the exchange plan.
 ///
 /// # Errors
-/// A dim or cell that does not exist; no cells; partial values along a sharded dim; a failure of communication.
+/// A dim or index that does not exist; no indices; partial values along a sharded dim; a failure of
+/// communication.
 ///
 /// # Example
 /// ```
@@ -142,7 +146,7 @@ pub fn index_select<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// Even extents of a dim of so many cells, which is sharded as that of `x`.
+/// Even extents of a dim of `size` cells over the axes that shard `dim` of `x`.
 fn even<const D: usize>(x: &ShardTensor<D>, dim: usize, size: usize) -> Result<Vec<usize>> {
     let placements = x.placements().iter().map(|placement| match placement {
         Shard(held) if *held == dim => Shard(0),
@@ -153,7 +157,7 @@ fn even<const D: usize>(x: &ShardTensor<D>, dim: usize, size: usize) -> Result<V
     Ok(layout.extents(0).to_vec())
 }
 
-/// Selections in the registry.
+/// Registry entries of selection.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("select", |case| {
         with_dims!(case.dims(), D => {
@@ -224,7 +228,7 @@ mod tests {
             .run(|world| {
                 let mesh = world.mesh([("x", 2)])?;
                 let x = ShardTensor::<2>::ones([100, 3], &mesh, &[Shard(0)])?;
-                // The first rank has cells 0 to 49 and takes 10 and 70, the other one 20.
+                // The first rank holds cells 0 to 49 and takes 10 and 70; the other one takes 20.
                 let plan = x.dry_run(|x| index_select(x, 0, &[10, 70, 20]))?;
                 assert_eq!(plan.bytes_sent_for(Traffic::Exchange), 3 * 4);
                 Ok(())

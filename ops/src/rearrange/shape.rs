@@ -1,12 +1,13 @@
-//! Other numbers of dims for the same cells: unsqueeze, squeeze, reshape, and expand.
+//! Changes of shape that keep the cells: unsqueeze, squeeze, reshape, and expand.
 //!
 //! # Placement
-//! Ranks keep their cells, and nothing is sent. A new dim is whole. A dim of one cell that goes and is sharded leaves a
-//! partial sum, of the cell and zeros. In a reshape, sharded dims must stay dims of their own, or be the first of those that
-//! become one or several; the extents of what they become must be whole numbers.
+//! Ranks keep their cells, and nothing is sent. A new dim is whole. Removing a sharded dim of one
+//! cell leaves a partial sum of the cell and zeros. In a reshape, a sharded dim must either be
+//! kept, or be the first of the dims that are merged or split; its extents must map to whole
+//! extents of the new dim.
 //!
 //! # Adjoint
-//! The opposite operator: of an expansion the sum over the copies.
+//! The inverse operator; for `expand` the sum over the copies.
 
 use std::ops::Range;
 
@@ -17,7 +18,8 @@ use crate::driver::empty::{drop_empty, fill_empty};
 use crate::driver::place::{renumbered, require_dim};
 use crate::golden::{Dims, Golden, array, output, with_dims};
 
-/// Inserts a dim of one cell, which is dim `dim` of the result. The result has `E` dims, one more than `x`.
+/// Inserts a dim of one cell as dim `dim` of the result. The result has `E` dims, one more than
+/// `x`.
 ///
 /// # Errors
 /// A dim beyond the last of the result; another number of dims.
@@ -54,11 +56,12 @@ pub fn unsqueeze<const D: usize, const E: usize>(
     }))
 }
 
-/// Removes a dim of one cell. The result has `E` dims, one fewer than `x`. If the dim is sharded it is partial, as that of
-/// [`select`].
+/// Removes a dim of one cell. The result has `E` dims, one fewer than `x`; if the dim is sharded,
+/// it is partial, like that of [`select`].
 ///
 /// # Errors
-/// A dim that does not exist or has another number of cells; another number of dims; partial values.
+/// A dim that does not exist or has another number of cells; another number of dims; partial values
+/// along a sharded dim.
 ///
 /// # Example
 /// ```
@@ -83,11 +86,11 @@ pub fn squeeze<const D: usize, const E: usize>(
     select(x, dim, 0)
 }
 
-/// Gives the cells another shape, in row-major order. The result has `E` dims.
+/// Reshapes the tensor, in row-major order. The result has `E` dims.
 ///
 /// # Errors
-/// A shape of another number of cells; a sharded dim that the shape does not keep, or with extents that it cuts through, with
-/// the redistribution that helps.
+/// A shape with another number of cells; a sharded dim that the shape does not keep, or whose
+/// extents it cuts through. The message suggests a redistribution that helps.
 ///
 /// # Example
 /// ```
@@ -97,9 +100,9 @@ pub fn squeeze<const D: usize, const E: usize>(
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<3>::ones([6, 4, 3], &mesh, &[Shard(1)])?;
-///     let y: ShardTensor<4> = reshape(x.clone(), [2, 3, 4, 3])?; // dim 0 becomes two
+///     let y: ShardTensor<4> = reshape(x.clone(), [2, 3, 4, 3])?; // splits dim 0
 ///     assert_eq!(y.placements(), [Shard(2)]);
-///     let error = reshape::<3, 2>(x, [24, 3]).unwrap_err().to_string(); // dims 0 and 1 become one
+///     let error = reshape::<3, 2>(x, [24, 3]).unwrap_err().to_string(); // merges dims 0 and 1
 ///     assert!(error.ends_with("redistribute(&[Replicate]) first"));
 ///     Ok(())
 /// })?;
@@ -120,7 +123,7 @@ pub fn reshape<const D: usize, const E: usize>(
     let mut moved = [None; D];
     for dim in (0..D).filter(|dim| x.layout().is_sharded(*dim)) {
         let kept = groups.iter().find(|(dims, _)| dims.contains(&dim));
-        // Dims of one cell before it change nothing.
+        // Dims of one cell before it have no effect.
         let kept = kept.filter(|(dims, _)| from[dims.start..dim].iter().all(|size| *size == 1));
         let kept = kept.and_then(|(dims, into)| {
             let first = into
@@ -150,7 +153,7 @@ pub fn reshape<const D: usize, const E: usize>(
     }))
 }
 
-/// The ranges of dims of two shapes that hold the same cells, as short as they can be.
+/// Finds the shortest ranges of dims of two shapes that hold the same cells.
 fn groups(from: &[usize], target: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
     if from.contains(&0) {
         return vec![(0..from.len(), 0..target.len())];
@@ -183,10 +186,12 @@ fn groups(from: &[usize], target: &[usize]) -> Vec<(Range<usize>, Range<usize>)>
     found
 }
 
-/// Repeats dims of one cell up to these sizes; other dims keep theirs. Nothing is sent: a dim that grows is whole.
+/// Expands dims of one cell to these sizes; other dims keep theirs. Nothing is sent: a dim that
+/// grows is whole.
 ///
 /// # Errors
-/// A size other than that of a dim of several cells; a sharded dim that would grow, with the redistribution that helps.
+/// A new size for a dim of several cells; a sharded dim that would grow (the message suggests a
+/// redistribution).
 ///
 /// # Example
 /// ```
@@ -225,7 +230,7 @@ pub fn expand<const D: usize>(x: ShardTensor<D>, sizes: [usize; D]) -> Result<Sh
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// Other shapes in the registry.
+/// Registry entries of changes of shape.
 pub(super) const GOLDEN: [Golden; 4] = [
     Golden::new("unsqueeze", |case| {
         let dim = case.attributes.dim("dim", case.dims() + 1);

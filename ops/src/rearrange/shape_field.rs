@@ -1,10 +1,10 @@
-//! Other numbers of dims, as methods.
+//! [`ShapeField`]: changes of shape, as methods.
 
 use super::{chunk, expand, reshape, select, split, squeeze, stack, unsqueeze};
 use crate::field::{Field, WithDims, run};
 use halocline_core::OrRaise;
 
-/// Other numbers of dims and parts of a tensor, as methods.
+/// Changes of shape, stacking and splitting, as methods.
 pub trait ShapeField<const D: usize>: Field<D> {
     /// Inserts a dim of one cell. See [`unsqueeze`](fn@unsqueeze).
     ///
@@ -44,7 +44,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
         run(self, |x| squeeze::<D, E>(x, dim))
     }
 
-    /// Takes one cell of a dim, which goes. See [`select`](fn@select).
+    /// Selects one index along a dim and removes the dim. See [`select`](fn@select).
     ///
     /// # Panics
     /// Panics where [`select`](fn@select) returns an error.
@@ -63,7 +63,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
         run(self, |x| select::<D, E>(x, dim, index))
     }
 
-    /// Gives the cells another shape. See [`reshape`](fn@reshape).
+    /// Reshapes the tensor. See [`reshape`](fn@reshape).
     ///
     /// # Panics
     /// Panics where [`reshape`](fn@reshape) returns an error.
@@ -82,7 +82,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
         run(self, |x| reshape::<D, E>(x, shape))
     }
 
-    /// Repeats dims of one cell up to these sizes. See [`expand`](fn@expand).
+    /// Expands dims of one cell to these sizes. See [`expand`](fn@expand).
     ///
     /// # Panics
     /// Panics where [`expand`](fn@expand) returns an error.
@@ -141,7 +141,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
         parts.into_iter().map(Self::from_shard).collect()
     }
 
-    /// Splits a dim into so many parts, or fewer. See [`chunk`](fn@chunk).
+    /// Splits a dim into at most `count` parts. See [`chunk`](fn@chunk).
     ///
     /// # Panics
     /// Panics where [`chunk`](fn@chunk) returns an error.

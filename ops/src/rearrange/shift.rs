@@ -1,16 +1,16 @@
-//! Shift: moves the values of a dim by a number of cells, as `shift` of xarray does.
+//! Shift: moves the values of a dim by a number of cells, like xarray's `shift`.
 //!
-//! `y[i] = x[i − offset]`, and beyond the field what a [`Boundary`] gives: `shift(−1) − x` are the differences of
-//! neighbours, and a periodic shift is a roll.
+//! `y[i] = x[i − offset]`; beyond the field a [`Boundary`] applies. `shift(−1) − x` is the
+//! difference of neighbours, and a periodic shift is a roll.
 //!
 //! # Placement
 //! All dims may be sharded, and the result has the layout of `x`; values must be resolved.
 //!
 //! # Communication
-//! Cells that change their rank.
+//! The cells that move to another rank.
 //!
 //! # Adjoint
-//! The cotangent of a cell is added to that of the cell that its value is of.
+//! The cotangent of a cell is added to that of the cell it copies.
 
 use halocline_core::{Boundary, Error, Result, ShardTensor, segments};
 
@@ -19,10 +19,12 @@ use crate::golden::{Golden, output, with_dims};
 
 const NAME: &str = "shift";
 
-/// Moves the values of a dim by `offset` cells, towards higher indices if it is positive. See the [module](self).
+/// Moves the values of a dim by `offset` cells, towards higher indices if positive. See the
+/// [module](self).
 ///
 /// # Errors
-/// A dim that does not exist; an offset beyond all cells that can be counted; partial values; a failure of communication.
+/// A dim that does not exist; a negative offset so large that indices overflow `isize`; a pole
+/// boundary; partial values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -65,7 +67,7 @@ pub fn shift<const D: usize>(
     })
 }
 
-/// Shift in the registry.
+/// Registry entry of shift.
 pub(super) const GOLDEN: Golden = Golden::new(NAME, |case| {
     let dim = case.attributes.dim("dim", case.dims());
     let offset = case.attributes.number("offset").unwrap_or(1.0) as isize;

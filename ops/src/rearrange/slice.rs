@@ -1,4 +1,4 @@
-//! Slice: every so many cells of a range of a dim.
+//! Slice: a range of a dim with a step.
 //!
 //! `y[i] = x[start + i · step]`. Semantics follow PyTorch's `x[start:end:step]`.
 //!
@@ -29,7 +29,7 @@ const NAME: &str = "slice";
 /// Takes every `step`-th cell of a range of a dim.
 ///
 /// # Errors
-/// A dim that does not exist; a step of zero; a range without cells or beyond the dim's end.
+/// A dim that does not exist; a step of zero; a range that is empty or exceeds the dim.
 ///
 /// # Example
 /// ```
@@ -38,7 +38,7 @@ const NAME: &str = "slice";
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
-///     let x = ShardTensor::<1>::ones([7], &mesh, &[Shard(0)])?; // cells 0 to 3, and 4 to 6
+///     let x = ShardTensor::<1>::ones([7], &mesh, &[Shard(0)])?; // cells 0 to 3 and 4 to 6
 ///     let y = slice(x, 0, 1..7, 2)?; // cells 1, 3 and 5
 ///     assert_eq!(y.layout().extents(0), [2, 1]);
 ///     Ok(())
@@ -63,7 +63,7 @@ pub fn slice<const D: usize>(
         return narrow(x, dim, range.start, range.len());
     }
     let (local, layout, mesh) = x.into_parts();
-    // How many cells of the slice come before a cell of the dim.
+    // Number of cells of the slice before a cell of the dim.
     let before = |cell: usize| {
         cell.clamp(range.start, range.end)
             .abs_diff(range.start)
@@ -88,13 +88,14 @@ pub fn slice<const D: usize>(
     Ok(ShardTensor::from_parts(local, output, mesh))
 }
 
-/// Cells of a shard at equal distances in one dim. burn's slice would leave the graph of a rank without any.
+/// Equidistant cells of a shard along one dim. burn's slice would drop out of the graph on a rank
+/// without cells.
 #[derive(Debug)]
 struct Strided {
     dim: usize,
     first: usize,
     step: usize,
-    /// The shape of the result.
+    /// Shape of the result.
     shape: Vec<usize>,
 }
 
@@ -111,7 +112,8 @@ impl Strided {
         self.shape.iter().enumerate().map(along).collect()
     }
 
-    /// The cotangent at the cells of the slice of a shard of `shape`, zero elsewhere.
+    /// Computes the gradient: the cotangent at the cells of the slice of a shard of `shape`, zero
+    /// elsewhere.
     fn spread<E: Float>(&self, shape: &[usize], cotangent: &[E]) -> Buffer<E> {
         let Lines { cells, inner, .. } = Lines::along(shape, self.dim..self.dim + 1);
         let taken = self.shape[self.dim];
@@ -135,7 +137,7 @@ impl Strided {
 }
 
 impl Operator for Strided {
-    /// The shape of the input.
+    /// Shape of the input.
     type Saved = Shape;
 
     fn keeps(&self, _: usize) -> bool {
@@ -176,7 +178,7 @@ impl Operator for Strided {
     }
 }
 
-/// Slice in the registry.
+/// Registry entry of slice.
 pub(super) const GOLDEN: Golden = Golden::new("slice", |case| {
     let attributes = &case.attributes;
     with_dims!(case.dims(), D => {

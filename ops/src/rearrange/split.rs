@@ -1,12 +1,13 @@
-//! Split and chunk: ranges of a dim, one after the other.
+//! Split and chunk: consecutive ranges of a dim.
 //!
 //! # Placement
-//! Those of [`narrow`](fn@super::narrow): all dims may be sharded, ranks keep their cells, and nothing is sent. A part of a sharded dim lies on
-//! the ranks that held its cells; [`align`](super::align) and `redistribute` move it to others.
+//! As for [`narrow`](fn@super::narrow): all dims may be sharded, ranks keep their cells, and
+//! nothing is sent. A part of a sharded dim stays on the ranks that held its cells;
+//! [`align`](super::align) and `redistribute` move it to others.
 //!
 //! # Adjoint
-//! The cotangents of the parts, one after the other; parts that the loss does not depend on have zeros. They are written to one
-//! tensor, so that only one backward pass may go through the parts of a split.
+//! The concatenated cotangents of the parts, with zeros for parts that the loss does not depend on.
+//! They are written to one tensor, so only one backward pass may go through the parts of a split.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,7 +25,7 @@ use crate::golden::{Golden, Output, output, with_dims};
 /// Splits a dim into parts of these sizes.
 ///
 /// # Errors
-/// A dim that does not exist; sizes that are zero, or do not sum to the dim's.
+/// A dim that does not exist; sizes that are zero, or do not sum to that of the dim.
 ///
 /// # Example
 /// ```
@@ -60,8 +61,8 @@ pub fn split<const D: usize>(
     Ok(parts(x, dim, extents))
 }
 
-/// Parts of a dim with these extents on all ranks, each beginning where the one before it ends in
-/// the shard of every rank.
+/// Takes parts of a dim with these extents on all ranks; in the shard of every rank, each begins
+/// where the one before it ends.
 pub(super) fn parts<const D: usize>(
     x: ShardTensor<D>,
     dim: usize,
@@ -89,12 +90,12 @@ pub(super) fn parts<const D: usize>(
     parts.collect()
 }
 
-/// The gradients of parts, with their places, until that of the whole is made of them.
+/// Gradients of the parts with their boxes, collected until the gradient of the whole is assembled.
 #[derive(Clone, Debug, Default)]
 struct Gradients(Arc<Mutex<Vec<(IndexBox, DispatchTensor)>>>);
 
 impl Gradients {
-    /// Adds one, and tells whether it is the first.
+    /// Adds a gradient; returns whether it is the first.
     fn put(&self, place: IndexBox, gradient: DispatchTensor) -> bool {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.push((place, gradient));
@@ -106,7 +107,7 @@ impl Gradients {
     }
 }
 
-/// A tensor that is used in parts.
+/// Tensor that is used in parts.
 #[derive(Debug)]
 struct Whole(Gradients);
 
@@ -126,14 +127,15 @@ impl Operator for Whole {
         Ok((inputs.remove(0), shape))
     }
 
-    /// The cotangent is the zeros of the first part. Parts that the loss does not depend on have no gradient.
+    /// The cotangent is the zeros of the first part; parts that the loss does not depend on
+    /// contribute no gradient.
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
         let gradient = of_boxes(&pass.cotangent, pass.saved, Some(0.0), &self.0.take());
         Ok(vec![Some(gradient)])
     }
 }
 
-/// A box of a [`Whole`].
+/// Box of a [`Whole`].
 #[derive(Debug)]
 struct Part(Gradients, IndexBox);
 
@@ -158,8 +160,7 @@ impl Operator for Part {
         let zeros = if shape.contains(&0) {
             blank(&gradient, shape, Some(0.0))
         } else {
-            // In the memory of one number.
-
+            // A view of a single number.
             let one = blank(&gradient, &vec![1; shape.len()], Some(0.0));
             Dispatch::float_expand(one, shape.clone())
         };
@@ -168,10 +169,11 @@ impl Operator for Part {
     }
 }
 
-/// Splits a dim into `count` parts of the same size, or fewer, of which the last is shorter, as PyTorch's `chunk` does.
+/// Splits a dim into at most `count` parts of equal size, the last of which may be shorter, like
+/// PyTorch's `chunk`.
 ///
 /// # Errors
-/// A dim that does not exist or has no cells; no parts.
+/// A dim that does not exist or has no cells; a count of zero.
 ///
 /// # Example
 /// ```
@@ -201,7 +203,7 @@ pub fn chunk<const D: usize>(
     split(x, &sizes, dim)
 }
 
-/// Split and chunk in the registry: the parts are joined again in the opposite order.
+/// Registry entries of split and chunk; the parts are joined again in reverse order.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("split", |case| {
         let (sizes, dim) = (

@@ -1,10 +1,10 @@
 //! Triangles of matrices: the cells on and below, or on and above, a diagonal.
 //!
-//! `y[.., i, j] = x[.., i, j]` where `j − i ≤ diagonal` (lower) or `j − i ≥ diagonal` (upper), and zero elsewhere. Semantics
-//! follow PyTorch's `tril` and `triu`.
+//! `y[.., i, j] = x[.., i, j]` where `j − i ≤ diagonal` (lower) or `j − i ≥ diagonal` (upper), and
+//! zero elsewhere. Semantics follow PyTorch's `tril` and `triu`.
 //!
 //! # Placement
-//! All dims may be sharded; rows and columns count in the whole matrix. Nothing is sent.
+//! All dims may be sharded; rows and columns are counted globally. Nothing is sent.
 //!
 //! # Adjoint
 //! The same triangle of the cotangent.
@@ -22,7 +22,8 @@ use crate::kernel::lanes::{CHUNK, filled_bands};
 use crate::kernel::local::{LocalOperator, planes};
 use crate::kernel::simd::Isa;
 
-/// Keeps the cells on and below a diagonal of the last two dims: the main one for 0. See the [module](self).
+/// Keeps the cells on and below a diagonal of the last two dims; 0 is the main diagonal. See the
+/// [module](self).
 ///
 /// # Errors
 /// A tensor of one dim.
@@ -42,7 +43,8 @@ pub fn tril<const D: usize>(x: ShardTensor<D>, diagonal: i64) -> Result<ShardTen
     triangle(x, "tril", true, diagonal)
 }
 
-/// Keeps the cells on and above a diagonal of the last two dims: the main one for 0. See the [module](self).
+/// Keeps the cells on and above a diagonal of the last two dims; 0 is the main diagonal. See the
+/// [module](self).
 ///
 /// # Errors
 /// A tensor of one dim.
@@ -83,7 +85,7 @@ fn triangle<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// A triangle of the matrices of one shard.
+/// Triangle of the matrices of one shard.
 #[derive(Clone, Copy, Debug)]
 struct Triangle {
     lower: bool,
@@ -91,7 +93,7 @@ struct Triangle {
 }
 
 impl Triangle {
-    /// The columns of a row that are kept.
+    /// Returns the columns of a row that are kept.
     fn kept(self, row: usize, columns: usize) -> Range<usize> {
         let on_diagonal = (row as i64).saturating_add(self.diagonal);
         let column = |place: i64| place.clamp(0, columns as i64) as usize;
@@ -116,7 +118,7 @@ impl Triangle {
                 y[kept.clone()].copy_from_slice(&x[kept]);
             }
         };
-        // SAFETY: a band is made of whole rows, all elements of which are written.
+        // SAFETY: a band consists of whole rows, all elements of which are written.
         unsafe { filled_bands([planes, rows, columns], band, run) }
     }
 }
@@ -142,7 +144,7 @@ impl LocalOperator for Triangle {
     }
 }
 
-/// Triangles in the registry.
+/// Registry entries of triangles.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("tril", |case| {
         with_dims!(case.dims(), D => {

@@ -1,4 +1,4 @@
-//! Sums and products up to each cell of a dim.
+//! Cumulative sums and products along a dim.
 //!
 //! `y[i] = Σ_{j ≤ i} x[j]`, or the product. Semantics follow PyTorch's `cumsum` and `cumprod`.
 //!
@@ -6,13 +6,14 @@
 //! All dims may be sharded; values must be resolved. The result has the layout of `x`.
 //!
 //! # Communication
-//! If the dim is sharded, every rank receives the totals of the ranks before it, one cell of each line from each; backward
-//! their gradients return. Ranks multiply their own cells first, on the CPU in f64: where that product is beyond f64, a zero
-//! on a rank before makes it NaN.
+//! If the dim is sharded, every rank receives the totals of the ranks before it, one cell per line
+//! from each; backward, their gradients return. For products each rank first multiplies its own
+//! cells, in f64 on the CPU; where such a product overflows f64, a zero on an earlier rank makes it
+//! NaN.
 //!
 //! # Adjoint
-//! Of a sum, the sum of the cotangents from each cell on; of a product, that sum of cotangents times the products of all
-//! other cells, which is exact for cells that are zero.
+//! For a sum, the sum of the cotangents from each cell on. For a product, the sum from each cell on
+//! of the cotangents times the products without that cell, exact for cells that are zero.
 
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ use crate::kernel::flex;
 use crate::kernel::local::LocalOperator;
 use crate::precision::{cast_shard, in_f32};
 
-/// The sums up to each cell of a dim. See the [module](self).
+/// Computes the cumulative sum along a dim. See the [module](self).
 ///
 /// # Errors
 /// A dim that does not exist; partial values; a failure of communication.
@@ -67,10 +68,10 @@ pub fn cumsum<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTens
     )
 }
 
-/// The products up to each cell of a dim. See the [module](self).
+/// Computes the cumulative product along a dim. See the [module](self).
 ///
 /// # Errors
-/// Those of [`cumsum`].
+/// The errors of [`cumsum`].
 ///
 /// # Example
 /// ```
@@ -86,7 +87,8 @@ pub fn cumsum<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTens
 pub fn cumprod<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
     x.require_resolved("cumprod")?;
     let dtype = x.local().dtype();
-    // Products of a rank alone may be too large or too small for f32, though those of all ranks are not.
+    // A single rank's product may overflow or underflow f32 even where the product over all ranks
+    // does not.
     let is_joined = x.layout().is_sharded(dim) && flex::runs_on(&x.local().device());
     let x = if is_joined {
         cast_shard(x, DType::F64)
@@ -107,11 +109,11 @@ pub fn cumprod<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
     Ok(cast_shard(y, dtype))
 }
 
-/// A sum or product.
+/// A cumulative sum or product.
 struct Scan<const D: usize> {
     neutral: f64,
     scan: fn(Tensor<D>, usize) -> Tensor<D>,
-    /// The whole of it by our kernels, which get the exchange of totals.
+    /// The whole operator by our kernels, given the exchange of totals.
     carried: Option<fn(Tensor<D>, usize, Exchange) -> Tensor<D>>,
     join: fn(Tensor<D>, Tensor<D>) -> Tensor<D>,
 }
@@ -152,7 +154,7 @@ fn cumulative<const D: usize>(
     })
 }
 
-/// The totals of all ranks before this one along a dim, joined.
+/// Totals of all ranks before this one along a dim, joined.
 fn before<const D: usize>(
     total: Tensor<D>,
     layout: &Layout,
@@ -171,7 +173,7 @@ fn before<const D: usize>(
     Ok((scan.scan)(others, dim).narrow(dim, ranks - 1, 1))
 }
 
-/// The layout of the ranks' totals along a dim, and the plan that brings those of the ranks before.
+/// Layout of the ranks' totals along a dim, and the plan that fetches those of the ranks before.
 fn totals(
     layout: &Layout,
     mesh: &DeviceMesh,
@@ -184,7 +186,7 @@ fn totals(
     let totals = layout.derive(layout.placements().to_vec(), extents);
     let key = (operator, totals.clone(), dim);
     let plan = mesh.cache().get_or_make(key, |(_, totals, dim)| {
-        // One cell for each rank on every rank, so that all assemble the same shape.
+        // One cell per rank on every rank, so that all ranks assemble the same shape.
         let need_of = |position: usize| {
             let mut cells = totals.local_box(position).ranges().to_vec();
             cells[*dim] = 0..totals.part(*dim, position);
@@ -207,7 +209,7 @@ fn totals(
     Ok((totals, plan))
 }
 
-/// Cumulative sums and products in the registry.
+/// Registry entries of cumulative sums and products.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("cumsum", |case| {
         let dim = case.attributes.dim("dim", case.dims());
@@ -225,7 +227,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
     .with_travels(TRAVELS),
 ];
 
-/// What travels, forward and backward.
+/// Communication, forward and backward.
 const TRAVELS: [&str; 2] = [
     "totals of ranks before, if the dim is sharded",
     "their gradients",
@@ -288,7 +290,7 @@ mod tests {
             });
             found.unwrap().remove(0)
         };
-        // The derivative of 2 + 2·0 + 2·0·3 + … by each factor.
+        // The derivatives of 2 + 2·0 + 2·0·3 + … with respect to each factor.
         let expected = [1.0_f32, 8.0, 0.0, 0.0, 0.0, 0.0];
         for ranks in 1..4 {
             gradient(ranks).assert_eq(&expected.into(), true);

@@ -1,17 +1,19 @@
-//! Where the extremum is, and the largest cells.
+//! Indices of extrema, and the largest cells of a dim.
 //!
-//! `argmax` and `argmin` give the index, in the whole field, of the first cell of a dim that holds the extremum; `topk` the
-//! largest cells of a dim, in descending order, and their indices. Semantics follow PyTorch's.
+//! `argmax` and `argmin` return the global index of the first cell of a dim that holds the
+//! extremum; `topk` returns the largest cells of a dim in descending order, and their indices.
+//! Semantics follow PyTorch.
 //!
 //! # Placement
-//! `argmax`, `argmin`: all dims may be sharded, and the dim keeps one cell, which every rank then holds. `topk`: the dim must
-//! be whole. Values must be resolved.
+//! `argmax`, `argmin`: all dims may be sharded; the dim keeps one cell, which every rank then
+//! holds. `topk`: the dim must be whole. Values must be resolved.
 //!
 //! # Communication
-//! `argmax`, `argmin`: if the dim is sharded, the extremum and the index are reduced over ranks. `topk`: none.
+//! `argmax`, `argmin`: if the dim is sharded, the extremum and the index are reduced over ranks.
+//! `topk`: none.
 //!
 //! # Adjoint
-//! Indices have none. The cotangent of a cell of `topk` goes to the cell that it is of.
+//! Indices have none. The cotangent of a cell of `topk` goes to the input cell it was taken from.
 
 use burn::tensor::{Int, Tensor};
 use halocline_core::ops::blank;
@@ -23,7 +25,7 @@ use crate::driver::empty::{drop_empty, fill_empty};
 use crate::golden::{Dims, Golden, output, reduced, with_dims, without_gradients};
 use crate::kernel::flex;
 
-/// The index of the first maximum along a dim, which keeps one cell. See the [module](self).
+/// Finds the index of the first maximum along a dim, which keeps one cell. See the [module](self).
 ///
 /// # Errors
 /// A dim that does not exist or has no cells; partial values; a failure of communication.
@@ -48,10 +50,10 @@ pub fn argmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTens
     first_extremum(x, "argmax", dim, ReduceOp::Max)
 }
 
-/// The index of the first minimum along a dim, which keeps one cell. See the [module](self).
+/// Finds the index of the first minimum along a dim, which keeps one cell. See the [module](self).
 ///
 /// # Errors
-/// Those of [`argmax`].
+/// The errors of [`argmax`].
 ///
 /// # Example
 /// ```
@@ -82,7 +84,7 @@ fn first_extremum<const D: usize>(
     let extremum = extremum_dims(x.clone(), &[dim], op)?;
     let layout = rule(operator, x.layout(), &[dim], ReduceOp::Min)?;
     let start = x.layout().local_box(x.mesh().position()).ranges()[dim].start as i64;
-    // An index beyond all cells where a rank does not hold the extremum.
+    // An index beyond all cells, for ranks that do not hold the extremum.
     let beyond = x.dims()[dim] as i64;
     let (local, _, mesh) = x.into_parts();
     let (extremum, _, _) = extremum.into_parts();
@@ -108,10 +110,12 @@ fn first_extremum<const D: usize>(
     Ok(ShardTensor::from_parts(index, layout, mesh).resolve())
 }
 
-/// The `count` largest cells of a whole dim, in descending order, and their indices. See the [module](self).
+/// Finds the `count` largest cells along a whole dim, in descending order, and their indices. See
+/// the [module](self).
 ///
 /// # Errors
-/// A dim that does not exist or is sharded; more cells than it has, or none; partial values.
+/// A dim that does not exist or is sharded; a count of zero or beyond the cells of the dim; partial
+/// values.
 ///
 /// # Example
 /// ```
@@ -161,7 +165,7 @@ pub fn topk<const D: usize>(
     Ok((values, ShardTensor::from_parts(indices, layout, mesh)))
 }
 
-/// Indices and largest cells in the registry.
+/// Registry entries of indices and largest cells.
 pub(super) const GOLDEN: [Golden; 3] = [
     Golden::new("argmax", |case| {
         let dim = case.attributes.dim("dim", case.dims());

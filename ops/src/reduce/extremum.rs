@@ -6,14 +6,14 @@
 //! Reduced dims keep one cell each.
 //!
 //! # Placement
-//! All dims may be sharded; values must be resolved, and the result is.
+//! All dims may be sharded; values must be resolved, and the result is resolved.
 //!
 //! # Communication
-//! If a reduced dim is sharded, the extremum is reduced over its ranks, and in the backward pass the number of cells that hold
-//! it.
+//! If a reduced dim is sharded, the extremum is reduced over the ranks that share it, and in the
+//! backward pass the number of cells that hold it.
 //!
 //! # Adjoint
-//! The cotangent goes to the cells that hold the extremum, in equal parts, wherever they lie.
+//! The cells that hold the extremum share the cotangent equally, on whichever ranks they are.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, Tensor};
@@ -30,11 +30,11 @@ use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
 use crate::precision::{cast, wider};
 
-/// The maximum or minimum over `dims`. See the [module](self).
+/// Computes the maximum or minimum over `dims`. See the [module](self).
 ///
 /// # Errors
-/// A dim that does not exist, is given twice or has no cells; partial values; another reduction
-/// than these two; a failure of communication.
+/// A dim that does not exist, is repeated or has no cells; partial values; a reduction other than
+/// these two; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -91,12 +91,12 @@ pub fn extremum_dims<const D: usize>(
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-/// The cells that hold an extremum, given for each of them: NaN is one where it occurs.
+/// Marks the cells that hold the extremum, given for each of them; NaN cells count as holders.
 pub(crate) fn holders<const D: usize>(x: &Tensor<D>, extremum: Tensor<D>) -> Tensor<D, Bool> {
     x.clone().equal(extremum).bool_or(x.clone().is_nan())
 }
 
-/// The extremum over dims of one shard, with the gradient that cells that are alike share.
+/// Computes the extremum over dims of one shard; cells of equal value share its gradient.
 pub(crate) fn local_extremum<const D: usize>(
     x: Tensor<D>,
     dims: &[usize],
@@ -110,7 +110,7 @@ pub(crate) fn local_extremum<const D: usize>(
     extremum.of(x)
 }
 
-/// An extremum as one node of the graph: of this rank's cells, and over ranks.
+/// Extremum as one node of the graph: over this rank's cells, then over ranks.
 #[derive(Clone, Debug)]
 struct Extremum<const D: usize> {
     op: ReduceOp,
@@ -118,7 +118,7 @@ struct Extremum<const D: usize> {
     over_ranks: Option<OverRanks>,
 }
 
-/// The axes over which the reduced dims are sharded.
+/// Mesh axes that shard the reduced dims.
 #[derive(Clone, Debug)]
 struct OverRanks {
     mesh: DeviceMesh,
@@ -131,7 +131,7 @@ impl<const D: usize> Extremum<D> {
         Tensor::from_dispatch(apply(self, [x.into_dispatch()]))
     }
 
-    /// Reduces the dims of this rank's cells; `nothing` stands for no cells.
+    /// Reduces the dims of this rank's cells; an empty shard yields `nothing`.
     fn reduced(
         &self,
         x: Tensor<D>,
@@ -215,7 +215,7 @@ impl<const D: usize> Operator for Extremum<D> {
             return Ok(vec![Some(gradient)]);
         }
         let is_empty = shape.contains(&0);
-        // Cells are counted in f32 at least.
+        // Cells are counted in at least f32.
         let holders = if is_empty {
             None
         } else {
@@ -239,7 +239,8 @@ impl<const D: usize> Operator for Extremum<D> {
 }
 
 impl<const D: usize> Extremum<D> {
-    /// The lines that kernels reduce; `None` on devices without them, for dims that do not follow each other, and without cells.
+    /// Returns the lines that the kernels reduce; `None` on devices without kernels, for
+    /// non-adjacent dims, and for empty shards.
     fn lines(&self, x: &Tensor<D>) -> Option<Lines> {
         let ranges = ranges(&self.dims);
         let ([dims], shape) = (&ranges[..], x.dims()) else {
@@ -286,7 +287,7 @@ mod tests {
         check_op(&Largest(&[3]), &[[1, 2, 1, 7]], &[], &[2, 3], 1e-6);
     }
 
-    /// Cells of few values, of which several are extreme.
+    /// Cells of few distinct values, several of them extreme.
     struct Ties;
 
     impl Tested<4, 4> for Ties {
@@ -301,7 +302,7 @@ mod tests {
         check_op(&Ties, &[[2, 5, 4, 7]], &[], &[0, 1, 2, 3], 1e-6);
     }
 
-    /// Of lines side by side or not, and of more cells than a block, some of which are not numbers.
+    /// Covers contiguous and strided lines, lines longer than a block, and NaN cells.
     #[test]
     fn kernels_and_burns_operators_agree() {
         let device = Device::flex();

@@ -1,11 +1,11 @@
-//! Reductions in the registry.
+//! Registry entries of reductions.
 
 use halocline_core::ReduceOp;
 
 use super::{cumulative, extreme, extremum_dims, mean_dims, norm, sum_dims, variance};
 use crate::golden::{Case, Golden, output, reduced, with_dims};
 
-/// The reductions.
+/// Reductions.
 pub(crate) const OPERATORS: &[Golden] = {
     let [var, std] = variance::GOLDEN;
     let [argmax, argmin, topk] = extreme::GOLDEN;
@@ -52,10 +52,10 @@ pub(crate) const OPERATORS: &[Golden] = {
     ]
 };
 
-/// What travels, forward and backward.
+/// Communication, forward and backward.
 const TRAVELS: [&str; 2] = ["– (the result is partial)", "–"];
 
-/// Traffic of extrema, forward and backward.
+/// Communication of extrema, forward and backward.
 const EXTREMUM: [&str; 2] = ["an extremum", "the number of cells that hold it"];
 
 fn dims(case: &Case) -> Vec<usize> {

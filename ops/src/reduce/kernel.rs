@@ -1,7 +1,9 @@
-//! Kernels of sums along lines: of cells, of squares of their distances from a middle, or of products.
+//! Kernels for sums along lines: of cells, of their squared distances from a middle value, or of
+//! products.
 //!
-//! Blocks of cells are summed in their own precision, and their sums in double precision. Blocks follow from the shape alone, so
-//! that the bits do not depend on the number of threads.
+//! Blocks of cells are summed in the precision of the cells, and the block sums in double
+//! precision. Blocks depend on the shape alone, so results have the same bits for any number of
+//! threads.
 
 use std::ops::Range;
 
@@ -14,24 +16,24 @@ use crate::kernel::lines::{Columns, Lines, slice, vectors};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
-/// Cells of a block of a sum where they lie side by side, and where lines do.
+/// Cells per block of a sum: for contiguous lines, and for adjacent lines with strided cells.
 const BLOCKS: [usize; 2] = [2048, 256];
 
-/// What is summed.
+/// Terms of a sum.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Term<'a, E> {
     /// Cells.
     Cell,
     /// Squares of cells.
     Square,
-    /// Squares of distances from a value for each line.
+    /// Squared distances from a value per line.
     Distance(&'a [E]),
-    /// Products with as many other cells.
+    /// Products with the cells of another tensor.
     Product(&'a [E]),
 }
 
 impl<E: Element> Term<'_, E> {
-    /// Adds the terms of a vector of cells to a sum: with their middles, or with what they are multiplied with.
+    /// Adds the terms of a vector of cells to a sum; `others` are their middle values or factors.
     #[inline(always)]
     fn add<S: Simd>(
         self,
@@ -51,7 +53,7 @@ impl<E: Element> Term<'_, E> {
         }
     }
 
-    /// The gradient of a vector of cells, from that of their sums.
+    /// Computes the gradient of a vector of cells from that of their sums.
     #[inline(always)]
     fn pull<S: Simd>(
         self,
@@ -111,9 +113,10 @@ pub(super) fn forward<E: Element>(
     (0..lines.count()).map(total).collect()
 }
 
-/// A value for each block of cells of each line, `[outer][block][inner]`, and the number of blocks, of so many cells where they
-/// lie side by side, and where lines do. `run` combines cells of some columns with the values that it is given, of which `first`
-/// is the one of no cells.
+/// Computes a value for each block of cells of each line, `[outer][block][inner]`, and returns it
+/// with the number of blocks. `block` has the cells per block for contiguous lines, and for
+/// adjacent lines with strided cells. `run` combines cells of some columns with the values passed
+/// to it, which are initially `first`, the value of no cells.
 pub(super) fn of_blocks<E: Element>(
     lines: Lines,
     block: [usize; 2],
@@ -146,7 +149,7 @@ pub(super) fn scaled<E: Element>(isa: Isa, lines: Lines, x: &[E], factors: &[E])
     backward(isa, lines, x, Term::Square, factors, 0.5)
 }
 
-/// Computes the gradient of the cells, of which squares are summed.
+/// Computes the gradient of the cells for a sum of squares.
 pub(super) fn backward<E: Element>(
     isa: Isa,
     lines: Lines,
@@ -279,7 +282,7 @@ impl<E: Element> WithSimd for Gradient<'_, E> {
         for cell in 0..lines.cells {
             let range = lines.part(&place, cell);
             let start = range.start;
-            // SAFETY: of the lines of this task.
+            // SAFETY: within the lines of this task.
             let gradient = unsafe { slice(gradient, range) };
             for part in vectors::<S, E>(gradient.len()) {
                 let cotangent = load(simd, &cotangent[of_columns.clone()][part.clone()]);

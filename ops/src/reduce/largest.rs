@@ -1,4 +1,4 @@
-//! The places of the largest cells of lines.
+//! Indices of the largest cells of lines.
 
 use std::cmp::Ordering;
 
@@ -11,11 +11,12 @@ use halocline_core::tasks;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::Lines;
 
-/// Up to so many cells are kept in order while a line is read; of more, all are sorted apart.
+/// Largest count that is kept sorted while a line is read; for larger counts whole lines are
+/// sorted.
 const FEW: usize = 32;
 
-/// The `count` largest cells of a whole dim on the CPU, in descending order, and their indices; of equal cells the first ones.
-/// Counts NaN as larger than all numbers.
+/// Finds the `count` largest cells of a whole dim on the CPU, in descending order, and their
+/// indices; of equal cells the first ones. NaN counts as larger than all numbers.
 pub(super) fn largest<const D: usize>(
     x: Tensor<D>,
     count: usize,
@@ -41,18 +42,18 @@ pub(super) fn largest<const D: usize>(
     Ok((values, indices))
 }
 
-/// Cells of lines, taken by their numbers.
+/// Cells of lines, taken by index.
 #[derive(Debug)]
 struct Taken {
     lines: Lines,
-    /// That of the result.
+    /// Shape of the result.
     shape: Vec<usize>,
-    /// `[outer, count, inner]`.
+    /// Indices `[outer, count, inner]`.
     cells: Vec<u32>,
 }
 
 impl Operator for Taken {
-    /// The shape of the input.
+    /// Shape of the input.
     type Saved = Shape;
 
     fn keeps(&self, _: usize) -> bool {
@@ -84,7 +85,7 @@ impl Operator for Taken {
 fn places<E: Float>(lines: Lines, count: usize, x: &[E]) -> Vec<i64> {
     let Lines { cells, inner, .. } = lines;
     let mut found = vec![0; lines.count() * count];
-    // Each task has the lines of one `outer`, whose results lie together.
+    // Each task has the lines of one `outer`, whose results are contiguous.
     tasks::for_each_part(&mut found, inner * count, 1, |outer, found| {
         for column in 0..inner {
             let number = |cell: usize| x[(outer * cells + cell) * inner + column].to_f64();
@@ -101,7 +102,7 @@ fn places<E: Float>(lines: Lines, count: usize, x: &[E]) -> Vec<i64> {
     found
 }
 
-/// Descending.
+/// Descending order, NaN first.
 fn order(a: f64, b: f64) -> Ordering {
     let number = |value: f64| !value.is_nan();
     let order = number(a).cmp(&number(b));
@@ -116,14 +117,14 @@ fn few(cells: usize, count: usize, number: impl Fn(usize) -> f64) -> Vec<(f64, u
     best
 }
 
-/// [`few`] of cells that lie side by side, of which parts without a cell above the last of the best are left out.
+/// [`few`] for contiguous cells; skips parts without a cell above the last of the best.
 fn few_of_row<E: Float>(row: &[E], count: usize) -> Vec<(f64, usize)> {
     const PART: usize = 32;
     let mut best: Vec<(f64, usize)> = Vec::with_capacity(count + 1);
     // Cells up to this one cannot be among the best.
     let mut bound = None;
     for (part, cells) in row.chunks(PART).enumerate() {
-        // False for what is no number.
+        // The comparison is false for NaN.
         if bound.is_some_and(|bound| cells.iter().fold(true, |all, cell| all & (*cell <= bound))) {
             continue;
         }
@@ -138,7 +139,7 @@ fn few_of_row<E: Float>(row: &[E], count: usize) -> Vec<(f64, usize)> {
     best
 }
 
-/// Puts a cell among the best, if it belongs there.
+/// Inserts a cell among the best, if it belongs there.
 fn offer(best: &mut Vec<(f64, usize)>, count: usize, value: f64, cell: usize) {
     if best.len() == count && order(value, best[count - 1].0) != Ordering::Less {
         return;

@@ -1,16 +1,17 @@
-//! Sum and mean over dims, sharded or not; [extrema](extremum) and statistics, which have their own pages.
+//! Sums and means over dims, sharded or not; see the submodules for [extrema](extremum) and
+//! statistics.
 //!
 //! # Shapes
-//! Reduced dims keep one cell each, as in burn's `sum_dim`; `sum` and `mean` of all cells have
-//! shape `[1]`. An empty list of dims reduces nothing, where PyTorch reduces all dims.
+//! Reduced dims keep one cell each, as in burn's `sum_dim`; `sum` and `mean` over all cells have
+//! shape `[1]`. An empty list of dims reduces nothing, whereas PyTorch reduces all dims.
 //!
 //! # Placement
-//! An axis over which a reduced dim is sharded becomes `Partial`; other axes keep their placement.
-//! Nothing is sent until the result is resolved, which it is at once in bf16 and f16: ranks' parts are added up in f32, and
-//! their sum is rounded once.
+//! A mesh axis that shards a reduced dim becomes `Partial`; other axes keep their placement.
+//! Nothing is sent until the result is resolved, which in bf16 and f16 happens at once: the ranks'
+//! parts are added in f32, and their sum is rounded once.
 //!
 //! # Adjoint
-//! The cotangent goes to every cell of a sum, divided by the global count for a mean.
+//! Every cell receives the cotangent of its sum, divided by the global count for a mean.
 
 pub mod cumulative;
 pub mod extreme;
@@ -59,7 +60,7 @@ fn check_dims<const D: usize>(operator: &str, dims: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// The rule: the layout of the result of reducing `dims`.
+/// Placement rule: the layout of the result of reducing `dims`.
 fn rule(operator: &str, layout: &Layout, dims: &[usize], op: ReduceOp) -> Result<Layout> {
     let placements = layout
         .placements()
@@ -87,10 +88,11 @@ fn rule(operator: &str, layout: &Layout, dims: &[usize], op: ReduceOp) -> Result
     Ok(layout.derive(placements, extents.collect()))
 }
 
-/// The sum over `dims`.
+/// Sums over `dims`.
 ///
 /// # Errors
-/// A dim that does not exist or is given twice; values that are partial by another reduction.
+/// A dim that does not exist or is repeated; values that are partial by a reduction other than a
+/// sum.
 ///
 /// # Example
 /// ```
@@ -110,7 +112,7 @@ pub fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sha
     over("sum_dims", x, dims, |local, dims| sums(local, dims, 1.0))
 }
 
-/// The sum of squares over `dims`, times `scale`, for an operator that errors name.
+/// Sums squares over `dims`, times `scale`, on behalf of the operator that errors name.
 pub(crate) fn sum_of_squares<const D: usize>(
     x: ShardTensor<D>,
     dims: &[usize],
@@ -123,7 +125,7 @@ pub(crate) fn sum_of_squares<const D: usize>(
     })
 }
 
-/// Sums over `dims` by a function of the shard, in f32 at least, and derives the layout.
+/// Sums over `dims` by a function of the shard, in at least f32, and derives the layout.
 fn over<const D: usize>(
     operator: &str,
     x: ShardTensor<D>,
@@ -132,7 +134,8 @@ fn over<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     check_dims::<D>(operator, dims)?;
     let layout = rule(operator, x.layout(), dims, ReduceOp::Sum)?;
-    // A dim of one cell that all ranks have is its own sum; kept, it would split a range of dims in two.
+    // A dim of one cell that all ranks hold is its own sum; keeping it would split a range of dims
+    // in two.
     let shape = x.dims();
     let summed = |dim: &usize| shape[*dim] != 1 || x.layout().is_sharded(*dim);
     let dims: Vec<usize> = dims.iter().copied().filter(summed).collect();
@@ -142,11 +145,10 @@ fn over<const D: usize>(
     Ok(narrowed(sum, dtype))
 }
 
-/// The mean over `dims`: for sharded dims the local sum over the global count, exact for uneven
-/// shards.
+/// Averages over `dims`: the local sum divided by the global count, exact for uneven shards.
 ///
 /// # Errors
-/// Those of [`sum_dims`].
+/// The errors of [`sum_dims`].
 ///
 /// # Example
 /// ```
@@ -167,10 +169,10 @@ pub fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sh
     })
 }
 
-/// The mean over the spatial dims of `[batch, channels, *spatial]`, which are dropped.
+/// Averages over the spatial dims of `[batch, channels, *spatial]`, which are dropped.
 ///
 /// # Errors
-/// Those of [`mean_dims`]; a tensor of one dim.
+/// The errors of [`mean_dims`]; a tensor of one dim.
 ///
 /// # Example
 /// ```
@@ -198,10 +200,10 @@ pub fn global_avg_pool<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// The sum of all cells, of shape `[1]`.
+/// Sums all cells; the result has shape `[1]`.
 ///
 /// # Errors
-/// Values that are partial by another reduction than a sum.
+/// Values that are partial by a reduction other than a sum.
 ///
 /// # Example
 /// ```
@@ -217,10 +219,10 @@ pub fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
     total(x, "sum", 1.0)
 }
 
-/// The mean of all cells, of shape `[1]`.
+/// Averages all cells; the result has shape `[1]`.
 ///
 /// # Errors
-/// Values that are partial by another reduction than a sum.
+/// Values that are partial by a reduction other than a sum.
 ///
 /// # Example
 /// ```
@@ -237,14 +239,14 @@ pub fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
     total(x, "mean", (count as f64).recip())
 }
 
-/// The layout of the sum of all cells, of shape `[1]`.
+/// Layout of the sum of all cells, of shape `[1]`.
 pub(crate) fn of_all(operator: &str, layout: &Layout) -> Result<Layout> {
     let all: Vec<usize> = (0..layout.shape().len()).collect();
     let layout = rule(operator, layout, &all, ReduceOp::Sum)?;
     Ok(layout.derive(layout.placements().to_vec(), vec![vec![1]]))
 }
 
-/// The sum of all cells, times `scale`.
+/// Sums all cells, times `scale`.
 fn total<const D: usize>(x: ShardTensor<D>, operator: &str, scale: f64) -> Result<ShardTensor<1>> {
     let all: Vec<usize> = (0..D).collect();
     let layout = of_all(operator, x.layout())?;
@@ -256,7 +258,7 @@ fn total<const D: usize>(x: ShardTensor<D>, operator: &str, scale: f64) -> Resul
 
 /// Reductions as methods.
 pub trait ReduceField<const D: usize>: Field<D> {
-    /// The sum over dims, which keep one cell. See the [module](self).
+    /// Sums over dims, which keep one cell. See the [module](self).
     ///
     /// # Panics
     /// Panics where [`sum_dims`] returns an error.
@@ -275,7 +277,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
         run(self, |x| sum_dims(x, dims))
     }
 
-    /// The mean over dims, which keep one cell.
+    /// Averages over dims, which keep one cell.
     ///
     /// # Panics
     /// Panics where [`mean_dims`] returns an error.
@@ -294,8 +296,8 @@ pub trait ReduceField<const D: usize>: Field<D> {
         run(self, |x| mean_dims(x, dims))
     }
 
-    /// The maximum over dims, which keep one cell. Cells that are alike share its gradient; see
-    /// [`extremum`](mod@extremum).
+    /// Computes the maximum over dims, which keep one cell. Cells of equal value share its
+    /// gradient; see [`extremum`](mod@extremum).
     ///
     /// # Panics
     /// Panics where [`extremum_dims`] returns an error.
@@ -314,7 +316,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
         run(self, |x| extremum_dims(x, dims, ReduceOp::Max))
     }
 
-    /// The minimum over dims, which keep one cell. See [`extremum`](mod@extremum).
+    /// Computes the minimum over dims, which keep one cell. See [`extremum`](mod@extremum).
     ///
     /// # Panics
     /// Panics where [`extremum_dims`] returns an error.
@@ -333,7 +335,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
         run(self, |x| extremum_dims(x, dims, ReduceOp::Min))
     }
 
-    /// The sum of all cells, of shape `[1]`.
+    /// Sums all cells; the result has shape `[1]`.
     ///
     /// # Panics
     /// Panics where [`sum`](fn@sum) returns an error.
@@ -351,7 +353,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
         run(self, sum)
     }
 
-    /// The mean of all cells, of shape `[1]`.
+    /// Averages all cells; the result has shape `[1]`.
     ///
     /// # Panics
     /// Panics where [`mean`](fn@mean) returns an error.
@@ -369,8 +371,8 @@ pub trait ReduceField<const D: usize>: Field<D> {
         run(self, mean)
     }
 
-    /// The mean over the spatial dims, `[batch, channels]`. It is partial if one of these is
-    /// sharded: [`resolve`](Field::resolve) it before a linear layer.
+    /// Averages over the spatial dims: `[batch, channels]`. The result is partial if a spatial dim
+    /// is sharded: [`resolve`](Field::resolve) it before a linear layer.
     ///
     /// # Panics
     /// Panics where [`global_avg_pool`] returns an error.
@@ -401,7 +403,7 @@ mod tests {
 
     #[test]
     fn sums_of_large_fields_have_the_same_bits_with_any_number_of_threads() {
-        // Of both signs, so that every rounding shows.
+        // Both signs, so that every rounding shows.
         let normal = Distribution::Normal(0.0, 1.0);
         let x = Tensor::<3>::random([5, 1023, 1025], normal, &Device::flex());
         let sum = |threads| {
@@ -442,7 +444,7 @@ mod tests {
             .unwrap();
     }
 
-    /// A part of 257 would be rounded to 256 in bf16, and one of 80,000 to infinity in f16.
+    /// A partial sum of 257 would round to 256 in bf16, and one of 80,000 to infinity in f16.
     #[test]
     fn sums_of_ranks_are_rounded_once() {
         Launcher::local(2)

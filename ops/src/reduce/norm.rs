@@ -1,20 +1,21 @@
-//! Norms of vectors.
+//! Vector norms.
 //!
-//! `(Σ |x|^p)^(1/p)` over dims, and the largest or smallest `|x|` for an infinite `p`. Semantics follow PyTorch's
-//! `linalg.vector_norm`.
+//! `(Σ |x|^p)^(1/p)` over dims; the largest or smallest `|x|` for an infinite `p`. Semantics follow
+//! PyTorch's `linalg.vector_norm`.
 //!
 //! # Shapes
 //! Reduced dims keep one cell each.
 //!
 //! # Placement
-//! All dims may be sharded; values must be resolved, and the result is.
+//! All dims may be sharded; values must be resolved, and the result is resolved.
 //!
 //! # Communication
-//! If a reduced dim is sharded, one sum or extremum over ranks. The backward pass sends nothing for sums.
+//! If a reduced dim is sharded, one sum or extremum over ranks. The backward pass sends nothing for
+//! sums.
 //!
 //! # Adjoint
-//! `sign(x) · (|x| / norm)^(p − 1)` times the cotangent, and zero where the norm is zero, and for orders below one
-//! where `x` is zero; to the cells of an extremum in equal parts.
+//! `sign(x) · (|x| / norm)^(p − 1)` times the cotangent; zero where the norm is zero and, for
+//! orders below one, where `x` is zero. Cells that hold an extremum share its cotangent equally.
 
 use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
@@ -23,10 +24,10 @@ use super::{check_dims, extremum_dims, sum_dims, sum_of_squares};
 use crate::golden::{Golden, output, reduced, with_dims};
 use crate::precision::in_f32;
 
-/// The norm of this order over `dims`. See the [module](self).
+/// Computes the norm of the given order over `dims`. See the [module](self).
 ///
 /// # Errors
-/// An order of zero or that is no number; a dim that does not exist or is given twice; partial values; a failure of
+/// An order of zero or NaN; a dim that does not exist or is repeated; partial values; a failure of
 /// communication.
 ///
 /// # Example
@@ -73,7 +74,8 @@ pub fn vector_norm<const D: usize>(
     })
 }
 
-/// A power of sizes. For an order below one its derivative at zero is infinite, and taken as zero.
+/// Powers of absolute values. For an order below one the derivative at zero is infinite, and taken
+/// as zero.
 fn power<const D: usize>(size: ShardTensor<D>, order: f64) -> ShardTensor<D> {
     if order >= 1.0 {
         return size.powf_scalar(order);
@@ -83,7 +85,7 @@ fn power<const D: usize>(size: ShardTensor<D>, order: f64) -> ShardTensor<D> {
     ShardTensor::from_parts(power, layout, mesh)
 }
 
-/// Norms in the registry: over all dims if the case has none.
+/// Registry entry of norms, over all dims if the case has none.
 pub(super) const GOLDEN: Golden = Golden::new("vector_norm", |case| {
     let order = case.attributes.number("ord").unwrap_or(2.0);
     let of_all = case.attributes.numbers("dims").is_empty();
@@ -122,7 +124,8 @@ mod tests {
         }
     }
 
-    /// As in PyTorch: `[0, 4]` of order ½ is `(0 + 2)²`, with a derivative of `√4^-1·2`.
+    /// As in PyTorch: the norm of `[0, 4]` of order ½ is `(0 + 2)²`, with a derivative of
+    /// `√4^-1·2`.
     #[test]
     fn orders_below_one_have_finite_gradients_at_zero() {
         let device = burn::tensor::Device::default().autodiff();

@@ -1,4 +1,5 @@
-//! Kernels of maxima and minima along lines, and of the cells that hold them. NaN is the extremum where it occurs.
+//! Kernels for maxima and minima along lines, and for the cells that hold them. NaN is the extremum
+//! where it occurs.
 
 use std::ops::Range;
 
@@ -11,12 +12,12 @@ use crate::kernel::lines::{Columns, Lines, slice, vectors};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
-/// Independent results of a loop, so that a comparison does not wait for the one before.
+/// Independent accumulators of a loop, so that a comparison does not wait for the one before.
 const UNROLL: usize = 4;
-/// Cells of a block where they lie side by side, and where lines do.
+/// Cells per block: for contiguous lines, and for adjacent lines with strided cells.
 const BLOCKS: [usize; 2] = [CHUNK, 256];
 
-/// Computes the largest cell of each line, or the least.
+/// Computes the largest cell of each line, or the smallest.
 pub(super) fn forward<E: Element>(isa: Isa, lines: Lines, x: &[E], least: bool) -> Vec<E> {
     assert_eq!(x.len(), lines.len());
     let nothing = E::from_f64(if least {
@@ -66,7 +67,7 @@ pub(super) fn holders<E: Element>(isa: Isa, lines: Lines, x: &[E], extrema: &[E]
     (0..lines.count()).map(of_line).collect()
 }
 
-/// Gives each holder of an extremum its line's share, and zero to other cells.
+/// Assigns its line's share to each cell that holds the extremum, and zero to other cells.
 pub(super) fn shared_out<E: Element>(
     isa: Isa,
     lines: Lines,
@@ -109,7 +110,7 @@ fn pick<S: Simd, E: Element>(
     E::select_equal(simd, [b, b], beyond, b)
 }
 
-/// `yes` where a cell holds the extremum.
+/// Returns `yes` where a cell holds the extremum, else zero.
 #[inline(always)]
 fn if_held<S: Simd, E: Element>(
     simd: S,
@@ -128,7 +129,7 @@ struct Peak<'a, E> {
     x: &'a [E],
     cells: Range<usize>,
     least: bool,
-    /// The extremum of no cells.
+    /// Extremum of no cells.
     nothing: E,
     peaks: &'a mut [E],
 }
@@ -268,7 +269,7 @@ impl<E: Element> WithSimd for Share<'_, E> {
             for cell in 0..lines.cells {
                 let range = lines.part(&place, cell);
                 let x = &x[range.clone()];
-                // SAFETY: of the lines of this task.
+                // SAFETY: within the lines of this task.
                 let gradient = unsafe { slice(gradient, range) };
                 for part in vectors::<S, E>(gradient.len()) {
                     let [extremum, share] =

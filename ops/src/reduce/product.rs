@@ -1,4 +1,4 @@
-//! Cumulative products along a whole dim of one shard: kernels, and a node of the graph.
+//! Cumulative products along a whole dim of one shard: kernel and node of the graph.
 
 use burn::tensor::Tensor;
 use halocline_core::tasks;
@@ -12,7 +12,7 @@ use crate::kernel::local::LocalOperator;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
-/// The products up to each cell of a dim.
+/// Cumulative product along a dim.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CumulativeProduct {
     pub(super) dim: usize,
@@ -37,9 +37,10 @@ impl LocalOperator for CumulativeProduct {
     }
 }
 
-/// Products of lines or, for a cotangent, their gradient: that of cell `i` is `(Π_{j < i} x[j]) · s[i]` with
-/// `s[i] = ȳ[i] + x[i + 1] · s[i + 1]`, without a quotient, so that cells may be zero. All in f64: products of a few hundred
-/// numbers are too small for the exponent of f32, where arithmetic is slow.
+/// Computes products of lines or, given a cotangent, their gradient: that of cell `i` is
+/// `(Π_{j < i} x[j]) · s[i]` with `s[i] = ȳ[i] + x[i + 1] · s[i + 1]`, free of divisions, so that
+/// cells may be zero. Everything is in f64: products of a few hundred numbers become subnormal in
+/// f32, where arithmetic is slow.
 fn products<E: Element>(isa: Isa, lines: Lines, x: &[E], cotangent: Option<&[E]>) -> Buffer<E> {
     assert_eq!(x.len(), lines.len());
     assert!(cotangent.is_none_or(|cotangent| cotangent.len() == x.len()));
@@ -76,15 +77,15 @@ fn products<E: Element>(isa: Isa, lines: Lines, x: &[E], cotangent: Option<&[E]>
     }
 }
 
-/// Lines that are worked on together, because a product waits for the one before: those whose cells lie side by side, and those
-/// that lie side by side themselves.
+/// Lines processed together, because each product waits for the one before: [`ROWS`] lines with
+/// contiguous cells, or [`COLUMNS`] adjacent lines with strided cells.
 const ROWS: usize = 8;
 const COLUMNS: usize = 16;
 
-/// Some lines: each beside the one before, or after the last cell of that.
+/// Some lines, adjacent or one after the other.
 struct Task<'a, E> {
     lines: Lines,
-    /// The first cell of the first line.
+    /// Index of the first cell of the first line.
     first: usize,
     count: usize,
     x: &'a [E],
@@ -120,7 +121,8 @@ impl<E: Element> WithSimd for Task<'_, E> {
 }
 
 impl<E: Element> Task<'_, E> {
-    /// Writes what belongs to some lines; `before` keeps the products before each cell for the way back.
+    /// Writes the results of `N` lines; `before` keeps the products before each cell for the
+    /// backward pass.
     ///
     /// # Safety
     /// They must be lines of this task.
@@ -134,11 +136,11 @@ impl<E: Element> Task<'_, E> {
         let apart = if BESIDE { 1 } else { cells };
         let place = |cell: usize, line: usize| first + cell * inner + line * apart;
         let number = |all: &[E], cell: usize, line: usize| {
-            // SAFETY: a cell of a line, all of which are in the tensor.
+            // SAFETY: a cell of one of these lines, which are within the tensor.
             unsafe { *all.as_ptr().add(place(cell, line)) }.to_f64()
         };
         let write = |cell: usize, line: usize, value: f64| {
-            // SAFETY: as above, and of this task alone.
+            // SAFETY: as above, and written by this task alone.
             unsafe { *self.result.at(place(cell, line)) = E::from_f64(value) };
         };
         let mut products = [1.0; N];
@@ -184,7 +186,8 @@ mod tests {
         }
     }
 
-    /// Lines together are those apart, side by side or not, and products that f32 cannot hold are not lost on the way.
+    /// Lines have the same bits together, alone, contiguous or strided, and products that f32
+    /// cannot hold are not lost on the way.
     #[test]
     fn lines_have_the_same_bits_however_they_lie() {
         const CELLS: usize = 7;

@@ -3,8 +3,8 @@
 use burn::tensor::Tensor;
 use halocline_core::{OrRaise, ShardTensor};
 
-/// The root of this order of a sum that is not negative; infinite at zero if the order is negative. At zero its gradient,
-/// which has no limit there, is zero: that of the norm of a field without anything in it.
+/// Computes the root of this order of a non-negative sum; infinite at zero for a negative order.
+/// The gradient at zero, where it has no limit, is zero: that of the norm of a zero field.
 pub(crate) fn root<const D: usize>(sum: ShardTensor<D>, order: f64) -> ShardTensor<D> {
     if order == 1.0 {
         return sum;
@@ -25,12 +25,12 @@ pub(crate) fn root_of<const D: usize>(sum: Tensor<D>, order: f64) -> Tensor<D> {
     })
 }
 
-/// The power or root of zero of an order.
+/// Power or root of zero, for an order.
 pub(super) fn at_zero(order: f64) -> f64 {
     if order > 0.0 { 0.0 } else { f64::INFINITY }
 }
 
-/// A function, but of zero this value with a gradient of zero.
+/// Applies a function, except at zero, where the result is `value` with a gradient of zero.
 pub(crate) fn but_at_zero<const D: usize>(
     x: Tensor<D>,
     value: f64,

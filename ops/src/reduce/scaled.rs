@@ -1,11 +1,11 @@
-//! A field times a factor for each of its lines, whose gradient is a sum along them.
+//! Product of a field with one factor per line, whose gradient is a sum along the line.
 
 use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
-use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_beside};
+use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_with};
 use halocline_core::{Linearity, Pairing, Result, Role, ShardTensor, Term};
 
 use super::kernel;
@@ -13,8 +13,8 @@ use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
 
-/// The field times factors, which have one cell in some of its dims. If these dims are adjacent and our kernels run, each
-/// gradient takes one pass.
+/// Multiplies a field by factors that have one cell in some of its dims. If these dims are adjacent
+/// and our kernels run, each gradient takes one pass.
 ///
 /// # Errors
 /// Partial values; placements without a rule.
@@ -25,7 +25,8 @@ pub(crate) fn scaled<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     let (shape, held) = (x.dims(), factors.dims());
     let may = |dim: usize| held[dim] == 1 && !factors.layout().is_sharded(dim);
-    // A dim of one cell that some ranks lack counts, too; one that all ranks have may lie between.
+    // A dim of one cell that some ranks lack counts as well; one that all ranks hold may lie
+    // between.
     let must = |dim: &usize| may(*dim) && (shape[*dim] != 1 || x.layout().is_sharded(*dim));
     let first = (0..D).find(must).unwrap_or(0);
     let along = first..(0..D).rfind(must).map_or(first, |last| last + 1);
@@ -58,14 +59,14 @@ pub(crate) fn scaled<const D: usize>(
     let layout = pairing.layout(x.layout());
     let (factors, _, _) = factors.into_parts();
     let (x, _, mesh) = x.into_parts();
-    let factors = fan_out_beside(factors, &x, &mesh, pairing.fan_out(1), operator);
+    let factors = fan_out_with(factors, &x, &mesh, pairing.fan_out(1), operator);
     let x = fan_out(x, &mesh, pairing.fan_out(0), operator);
     let inputs = [x, factors].map(Tensor::into_dispatch);
     let y = Tensor::from_dispatch(apply(Scaled(along), inputs));
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-/// A shard times factors that have one cell in these dims.
+/// Product of a shard with factors that have one cell in these dims.
 #[derive(Clone, Debug)]
 struct Scaled(Range<usize>);
 
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
     use crate::testing::{difference, random};
 
-    /// Factors of lines side by side or not, and those without a kernel.
+    /// Covers factors of contiguous and strided lines, and factors without a kernel.
     #[test]
     fn kernels_and_burns_operators_agree() {
         for (shape, held) in [

@@ -1,4 +1,4 @@
-//! Cumulative sums along a dim: kernel, and nodes of the graph.
+//! Cumulative sums along a dim: kernel and nodes of the graph.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
@@ -15,7 +15,7 @@ use crate::kernel::local::LocalOperator;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
-/// The sums up to each cell of a dim.
+/// Cumulative sum along a whole dim.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CumulativeSum {
     pub(super) dim: usize,
@@ -38,7 +38,7 @@ impl LocalOperator for CumulativeSum {
         )
     }
 
-    /// The sums from each cell on.
+    /// Sums the cotangents from each cell on.
     fn backward<E: Float>(self, isa: Isa, _: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
         scanned(isa, self.lines(shape), cotangent, &[], true)
     }
@@ -48,7 +48,8 @@ impl LocalOperator for CumulativeSum {
     }
 }
 
-/// Adds up the cells of lines, from the last one if they are `reversed`, and a number for each line, or nothing.
+/// Computes cumulative sums of lines, starting at the last cell if `reversed`. `carried` is the
+/// initial sum of each line, or empty.
 fn scanned<E: Element>(
     isa: Isa,
     lines: Lines,
@@ -123,7 +124,8 @@ impl<E: Element> WithSimd for Scan<'_, E> {
                 [] => E::splat(simd, E::default()),
                 carried => load(simd, &carried[lines.of_columns(&place)]),
             };
-            // What rounding took from the sum is added to the next term, as if sums had twice as many digits (Knuth's sum of two).
+            // The rounding error of each addition is carried into the next term, as if sums had
+            // twice as many digits (Knuth's two-sum).
             let zero = E::splat(simd, E::default());
             let mut lost = zero;
             for turn in 0..cells {
@@ -134,27 +136,29 @@ impl<E: Element> WithSimd for Scan<'_, E> {
                 let added = E::minus(simd, next, sum);
                 let of_sum = E::minus(simd, sum, E::minus(simd, next, added));
                 lost = E::plus(simd, of_sum, E::minus(simd, term, added));
-                // Of an infinite sum nothing is lost.
+                // An infinite sum has no rounding error.
                 let is_finite = [E::minus(simd, lost, lost), zero];
                 lost = E::select_equal(simd, is_finite, lost, zero);
                 sum = next;
-                // SAFETY: of the lines of this task.
+                // SAFETY: within the lines of this task.
                 store(simd, unsafe { slice(y, range) }, sum);
             }
         }
     }
 }
 
-/// The sums up to each cell of a dim that ranks divide among them.
+/// Cumulative sum along a dim that is sharded over ranks.
 #[derive(Debug)]
 pub(super) struct CarriedSum {
     pub(super) dim: usize,
-    /// Brings the totals of the ranks before this one, a cell of each line for every rank along the dim.
+    /// Fetches the totals of the ranks before this one: one cell of each line per rank along the
+    /// dim.
     pub(super) totals: Exchange,
 }
 
 impl CarriedSum {
-    /// The sums of a shard and of the ranks before it; `reversed`, and with the reversed exchange, of those behind it.
+    /// Computes the sums of a shard and of the ranks before it; if `reversed`, and with the
+    /// reversed exchange, of the ranks behind it.
     fn sums(
         &self,
         exchange: &Exchange,
@@ -170,7 +174,7 @@ impl CarriedSum {
             let mut of_totals = shape.to_vec();
             of_totals[self.dim] = 1;
             if reversed {
-                // The gradient of every rank's cell.
+                // This is the gradient of every rank's cell.
                 let ranks = exchange.backward.plan.output_shape[self.dim];
                 let outer = totals.chunks(lines.inner.max(1));
                 totals = outer.flat_map(|of_outer| of_outer.repeat(ranks)).collect();

@@ -1,4 +1,4 @@
-//! Statistics as methods.
+//! Statistics and cumulative operators as methods.
 
 use burn::tensor::Int;
 use halocline_core::{OrRaise, ShardTensor};
@@ -6,9 +6,9 @@ use halocline_core::{OrRaise, ShardTensor};
 use super::{argmax, argmin, cumprod, cumsum, std_dims, topk, var_dims, vector_norm};
 use crate::field::{Field, run};
 
-/// Statistics along dims, as methods.
+/// Statistics and cumulative operators along dims, as methods.
 pub trait StatisticsField<const D: usize>: Field<D> {
-    /// The variance over dims, which keep one cell. See [`var_dims`](fn@var_dims).
+    /// Computes the variance over dims, which keep one cell. See [`var_dims`](fn@var_dims).
     ///
     /// # Panics
     /// Panics where [`var_dims`](fn@var_dims) returns an error.
@@ -27,7 +27,8 @@ pub trait StatisticsField<const D: usize>: Field<D> {
         run(self, |x| var_dims(x, dims, correction))
     }
 
-    /// The standard deviation over dims, which keep one cell. See [`std_dims`](fn@std_dims).
+    /// Computes the standard deviation over dims, which keep one cell. See
+    /// [`std_dims`](fn@std_dims).
     ///
     /// # Panics
     /// Panics where [`std_dims`](fn@std_dims) returns an error.
@@ -46,7 +47,7 @@ pub trait StatisticsField<const D: usize>: Field<D> {
         run(self, |x| std_dims(x, dims, correction))
     }
 
-    /// The norm over dims, which keep one cell. See [`vector_norm`](fn@vector_norm).
+    /// Computes the norm over dims, which keep one cell. See [`vector_norm`](fn@vector_norm).
     ///
     /// # Panics
     /// Panics where [`vector_norm`](fn@vector_norm) returns an error.
@@ -65,7 +66,7 @@ pub trait StatisticsField<const D: usize>: Field<D> {
         run(self, |x| vector_norm(x, order, dims))
     }
 
-    /// The sums up to each cell of a dim. See [`cumsum`](fn@cumsum).
+    /// Computes the cumulative sum along a dim. See [`cumsum`](fn@cumsum).
     ///
     /// # Panics
     /// Panics where [`cumsum`](fn@cumsum) returns an error.
@@ -84,7 +85,7 @@ pub trait StatisticsField<const D: usize>: Field<D> {
         run(self, |x| cumsum(x, dim))
     }
 
-    /// The products up to each cell of a dim. See [`cumprod`](fn@cumprod).
+    /// Computes the cumulative product along a dim. See [`cumprod`](fn@cumprod).
     ///
     /// # Panics
     /// Panics where [`cumprod`](fn@cumprod) returns an error.
@@ -103,7 +104,8 @@ pub trait StatisticsField<const D: usize>: Field<D> {
         run(self, |x| cumprod(x, dim))
     }
 
-    /// The index of the first maximum along a dim, which keeps one cell. See [`argmax`](fn@argmax).
+    /// Finds the index of the first maximum along a dim, which keeps one cell. See
+    /// [`argmax`](fn@argmax).
     ///
     /// # Panics
     /// Panics where [`argmax`](fn@argmax) returns an error.
@@ -121,7 +123,8 @@ pub trait StatisticsField<const D: usize>: Field<D> {
         argmax(self.into_shard(), dim).or_raise()
     }
 
-    /// The index of the first minimum along a dim, which keeps one cell. See [`argmin`](fn@argmin).
+    /// Finds the index of the first minimum along a dim, which keeps one cell. See
+    /// [`argmin`](fn@argmin).
     ///
     /// # Panics
     /// Panics where [`argmin`](fn@argmin) returns an error.
@@ -139,8 +142,8 @@ pub trait StatisticsField<const D: usize>: Field<D> {
         argmin(self.into_shard(), dim).or_raise()
     }
 
-    /// The `count` largest cells of a whole dim, in descending order, and their indices. See
-    /// [`topk`](fn@topk).
+    /// Finds the `count` largest cells along a whole dim, in descending order, and their indices.
+    /// See [`topk`](fn@topk).
     ///
     /// # Panics
     /// Panics where [`topk`](fn@topk) returns an error.

@@ -14,7 +14,7 @@ use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
 use crate::precision::{widened, wider};
 
-/// The sum of all cells of `dims`, times `scale`, in f32 at least.
+/// Sums the cells of `dims`, times `scale`, in at least f32.
 pub(super) fn sums<const D: usize>(x: Tensor<D>, dims: &[usize], scale: f64) -> Tensor<D> {
     if !flex::runs_on(&x.device()) {
         return widened(x).sum_dims(dims) * scale;
@@ -35,8 +35,8 @@ pub(super) fn sums<const D: usize>(x: Tensor<D>, dims: &[usize], scale: f64) -> 
     one(x, last, scale)
 }
 
-/// The sum of the squares of the distances of the cells of `dims` from `middle`, which has one cell in them and no gradient,
-/// times `scale`, in f32 at least; of squares of the cells without one.
+/// Sums the squared distances of the cells of `dims` from `middle`, or their squares if it is
+/// `None`, times `scale`, in at least f32. `middle` has one cell in these dims and no gradient.
 pub(super) fn squares<const D: usize>(
     x: Tensor<D>,
     middle: Option<Tensor<D>>,
@@ -64,7 +64,7 @@ pub(super) fn squares<const D: usize>(
     })
 }
 
-/// Dims as ranges of those that follow each other.
+/// Groups dims into ranges of adjacent ones.
 pub(super) fn ranges(dims: &[usize]) -> Vec<Range<usize>> {
     let mut sorted = dims.to_vec();
     sorted.sort_unstable();
@@ -78,7 +78,7 @@ pub(super) fn ranges(dims: &[usize]) -> Vec<Range<usize>> {
     found
 }
 
-/// A sum over dims that follow each other: of cells, or of squares of their distances from the second input.
+/// Sum over adjacent dims: of cells, or of squares of their distances from the second input.
 #[derive(Clone, Debug)]
 struct Sums {
     dims: Range<usize>,
@@ -97,7 +97,7 @@ impl Sums {
 }
 
 impl Operator for Sums {
-    /// The shape and number type of the input.
+    /// Shape and dtype of the input.
     type Saved = (Shape, DType);
 
     fn names(&self) -> Option<[&'static str; 2]> {
@@ -131,7 +131,8 @@ impl Operator for Sums {
             return Ok(gradients);
         }
         if !self.squares {
-            // A view of one number for each line: what computes with it need not read a tensor of the shape.
+            // A view of one number per line: operators that use it need not read a tensor of the
+            // full shape.
             let one = Dispatch::float_mul_scalar(pass.cotangent, self.scale.into());
             let one = flex::in_dtype(one, dtype);
             return Ok(vec![Some(Dispatch::float_expand(one, shape.clone()))]);
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
     use crate::testing::{difference, random};
 
-    /// Of lines side by side or not, and of more cells than a block.
+    /// Covers contiguous and strided lines, and lines longer than a block.
     #[test]
     fn kernels_and_burns_operators_agree() {
         for (shape, dims) in [
@@ -205,7 +206,7 @@ mod tests {
         }
     }
 
-    /// Sums of ones in half precision would end at 256 or 2048.
+    /// Sums of ones in half precision would stop at 256 (bf16) or 2048 (f16).
     #[test]
     fn half_precision_is_summed_in_single_precision() {
         let device = Device::flex();
@@ -220,7 +221,8 @@ mod tests {
             all(squares(ones.clone(), None, &[1], 1.0), 4096.0);
             let middle = Tensor::<3>::ones([2, 1, 3], (&device, dtype)) * 3.0;
             all(squares(ones, Some(middle), &[1], 1.0), 16384.0);
-            // The gradient of a mean of many cells is rounded once: the factor needs more digits than half precision has.
+            // The gradient of a mean of many cells is rounded once: the factor needs more digits
+            // than half precision has.
             let x = Tensor::<3>::ones([1, 4096, 1], (&device, dtype)).autodiff();
             let x = x.require_grad();
             let loss = sums(x.clone(), &[1], 257.0 / (1 << 26) as f64) * 3072.0;

@@ -1,23 +1,24 @@
 //! Variance and standard deviation.
 //!
-//! `Σ (x − mean)² / (n − correction)` over dims: of the population for a correction of 0, the unbiased estimate for 1.
-//! Deviations are from the mean of the whole field, so nothing cancels; they are squared in f32 at least. Semantics follow
-//! PyTorch's `var` and `std`.
+//! `Σ (x − mean)² / (n − correction)` over dims: the population variance for a correction of 0, the
+//! unbiased estimate for 1. Deviations are from the mean over all ranks, so nothing cancels, and
+//! are squared in at least f32. Semantics follow PyTorch's `var` and `std`.
 //!
 //! # Shapes
 //! Reduced dims keep one cell each.
 //!
 //! # Placement
-//! All dims may be sharded; values must be resolved. An axis over which a reduced dim is sharded becomes a partial sum of the
-//! variance, which in bf16 and f16 is resolved at once; the standard deviation always is.
+//! All dims may be sharded; values must be resolved. A mesh axis that shards a reduced dim leaves
+//! the variance as a partial sum, which in bf16 and f16 is resolved at once; the standard deviation
+//! is always resolved.
 //!
 //! # Communication
-//! If a reduced dim is sharded, the mean is summed over ranks, and for the standard deviation the variance, too. The backward
-//! pass sends nothing.
+//! If a reduced dim is sharded, the mean is summed over ranks, and for the standard deviation the
+//! variance as well. The backward pass sends nothing.
 //!
 //! # Adjoint
-//! `2 (x − mean) / (n − correction)` times the cotangent; of the deviation half of it, divided by the deviation, and zero if
-//! that is zero.
+//! `2 (x − mean) / (n − correction)` times the cotangent; for the standard deviation half of that
+//! divided by the standard deviation, and zero where it is zero.
 
 use halocline_core::{Error, Result, ShardTensor};
 
@@ -27,11 +28,11 @@ use crate::constant;
 use crate::golden::{Case, Golden, output, reduced, with_dims};
 use crate::precision::{cast_shard, in_f32, narrowed, wider};
 
-/// The variance over `dims`. See the [module](self).
+/// Computes the variance over `dims`. See the [module](self).
 ///
 /// # Errors
-/// A dim that does not exist or is given twice; no more cells than the correction; partial values; a failure of
-/// communication.
+/// A dim that does not exist or is repeated; no more cells than the correction; partial values; a
+/// failure of communication.
 ///
 /// # Example
 /// ```
@@ -63,7 +64,7 @@ pub fn var_dims<const D: usize>(
     }
     let dtype = x.local().dtype();
     let x = cast_shard(x, wider(dtype));
-    // The sum of all deviations is zero, so the gradient that goes through the mean is zero.
+    // The deviations sum to zero, so the gradient through the mean is zero.
     let mean = mean_dims(constant(&x), dims)?.resolve();
     let variance = over(NAME, x, dims, |local, dims| {
         squares(local, Some(mean.into_local()), dims, free.recip())
@@ -71,10 +72,10 @@ pub fn var_dims<const D: usize>(
     Ok(narrowed(variance, dtype))
 }
 
-/// The standard deviation over `dims`. See the [module](self).
+/// Computes the standard deviation over `dims`. See the [module](self).
 ///
 /// # Errors
-/// Those of [`var_dims`].
+/// The errors of [`var_dims`].
 ///
 /// # Example
 /// ```
@@ -97,7 +98,7 @@ pub fn std_dims<const D: usize>(
     })
 }
 
-/// Variance and standard deviation in the registry.
+/// Registry entries of variance and standard deviation.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("var", |case| {
         let (dims, correction) = arguments(case);

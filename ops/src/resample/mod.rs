@@ -2,14 +2,14 @@
 //! with dedicated kernels.
 //!
 //! Semantics follow PyTorch's `interpolate`. For upsampling, cells are areas
-//! (`align_corners=False`), and every new cell lies within the cell it is part of.
+//! (`align_corners=False`), and each new cell covers part of one input cell.
 //!
 //! # Placement
 //! All dims may be sharded; values must be resolved for `upsample_bilinear`.
 //!
 //! # Communication
-//! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell. See
-//! [`interpolate`](mod@interpolate) and [`displace`](mod@displace) for theirs.
+//! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell. See the modules
+//! [`interpolate`](mod@interpolate) and [`displace`](mod@displace) for the other operators.
 //!
 //! # Adjoint
 //! The gradient of a cell is the sum over the new cells it contributes to, with the interpolation
@@ -21,7 +21,7 @@ pub mod interpolate;
 mod kernel;
 mod rules;
 
-pub use displace::{Beyond, SampleOptions, displace, grid_sample};
+pub use displace::{OutOfBounds, SampleOptions, displace, grid_sample};
 pub use interpolate::interpolate;
 pub use rules::{Antialias, Corners, Interpolation, Mode};
 

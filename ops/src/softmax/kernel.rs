@@ -14,9 +14,9 @@ use crate::kernel::simd::{Element, Isa};
 pub(super) enum Kind {
     /// Each exponential over their sum.
     Softmax,
-    /// The logarithm of that.
+    /// Logarithm of the softmax.
     LogSoftmax,
-    /// The logarithm of their sum.
+    /// Logarithm of the sum of exponentials.
     LogSumExp,
 }
 

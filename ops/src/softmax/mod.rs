@@ -68,7 +68,7 @@ pub fn softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
 /// zero. See the [module](self).
 ///
 /// # Errors
-/// Those of [`softmax`].
+/// The errors of [`softmax`].
 ///
 /// # Example
 /// ```
@@ -176,7 +176,7 @@ fn shifted<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<
     Ok(x - most)
 }
 
-/// The maximum along a dim, without gradient.
+/// Computes the maximum along a dim, without gradient.
 fn largest<const D: usize>(x: &ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
     extremum_dims(constant(x), &[dim], ReduceOp::Max)
 }

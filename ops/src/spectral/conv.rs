@@ -36,7 +36,7 @@ const NAME: &str = "spectral_conv";
 /// Convolves with a kernel given by its lowest modes. `E = D + 1`. See the [module](self).
 ///
 /// # Errors
-/// Those of [`mode_product`]; more modes than the field has.
+/// The errors of [`mode_product`]; more modes than the field has.
 ///
 /// # Example
 /// ```
@@ -68,7 +68,7 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     if wider(dtype) != dtype {
         // Sums over a field may overflow f16 even where the result does not.
         let x = Error::catch(|| x.resolve())?;
-        let weight = cast_shard(weight.beside(&x)?, wider(dtype));
+        let weight = cast_shard(weight.place_on(&x)?, wider(dtype));
         let y = spectral_conv(cast_shard(x, wider(dtype)), weight)?;
         return Ok(narrowed(y, dtype));
     }

@@ -93,8 +93,8 @@ pub fn rfft<const D: usize, const E: usize>(
 /// in PyTorch.
 ///
 /// # Errors
-/// Those of [`rfft`]; a last dim that does not hold real and imaginary parts; another number of
-/// modes.
+/// The errors of [`rfft`]; a last dim that does not hold real and imaginary parts; another number
+/// of modes.
 ///
 /// # Example
 /// ```
@@ -145,7 +145,7 @@ pub fn irfft<const D: usize, const E: usize>(
 /// parts. See the [module](super).
 ///
 /// # Errors
-/// Those of [`rfft`]; a last dim that does not hold real and imaginary parts.
+/// The errors of [`rfft`]; a last dim that does not hold real and imaginary parts.
 ///
 /// # Example
 /// ```
@@ -168,7 +168,7 @@ pub fn fft<const D: usize>(
 /// Computes the inverse of [`fft`].
 ///
 /// # Errors
-/// Those of [`fft`].
+/// The errors of [`fft`].
 ///
 /// # Example
 /// ```
@@ -193,7 +193,7 @@ pub fn ifft<const D: usize>(
 /// orthonormal.
 ///
 /// # Errors
-/// Those of [`rfft`].
+/// The errors of [`rfft`].
 ///
 /// # Example
 /// ```
@@ -214,7 +214,7 @@ pub fn dct<const D: usize>(
 /// Computes the inverse of [`dct`]: the scaled type-III cosine transform.
 ///
 /// # Errors
-/// Those of [`rfft`].
+/// The errors of [`rfft`].
 ///
 /// # Example
 /// ```

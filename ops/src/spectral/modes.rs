@@ -19,7 +19,7 @@
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
-use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_beside};
+use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_with};
 use halocline_core::{
     Error, Fan, Layout, Linearity, Pairing, Placement, Replicate, Result, Role, Shard, ShardTensor,
     Term, tasks,
@@ -57,7 +57,7 @@ pub fn mode_product<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     let weight = weight.into();
     let own = own_modes(NAME, &x.dims(), x.local().dtype(), &weight)?;
-    let weight = weight.beside(&x)?;
+    let weight = weight.place_on(&x)?;
     x.require_whole(NAME, D - 1)?;
     weight.require_whole(NAME, D - 1)?;
     let cut = cut(x.layout(), weight.layout(), own);
@@ -74,7 +74,7 @@ pub fn mode_product<const D: usize>(
     };
     let (x, layout_x, mesh) = x.into_parts();
     let (weight, layout_weight, _) = weight.into_parts();
-    let weight = fan_out_beside(weight, &x, &mesh, &fans[1], NAME);
+    let weight = fan_out_with(weight, &x, &mesh, &fans[1], NAME);
     let x = fan_out(x, &mesh, &fans[0], NAME);
     let (x, weight) = (filled(x, &layout_x)?, filled(weight, &layout_weight)?);
     let mut y = if kernels {

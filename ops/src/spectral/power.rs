@@ -19,7 +19,7 @@ use crate::reshape;
 /// leaves the modes sharded; resolved in f16 and bf16.
 ///
 /// # Errors
-/// Those of [`rfft`]; partial values.
+/// The errors of [`rfft`]; partial values.
 ///
 /// # Example
 /// ```

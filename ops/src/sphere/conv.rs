@@ -21,7 +21,7 @@ const NAME: &str = "sphere_conv";
 /// As for [`spectral_conv`](fn@crate::spectral::spectral_conv).
 ///
 /// # Errors
-/// Those of [`sht`](fn@super::sht) and [`mode_product`].
+/// The errors of [`sht`](fn@super::sht) and [`mode_product`].
 ///
 /// # Example
 /// ```

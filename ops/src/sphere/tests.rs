@@ -44,7 +44,7 @@ impl Operator<4, 4> for Wind {
     }
 }
 
-/// A matrix for each degree.
+/// One channel matrix per degree.
 struct Filter(Sht);
 
 impl Operator<4, 4> for Filter {

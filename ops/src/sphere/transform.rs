@@ -124,7 +124,7 @@ pub(super) fn isht_beside<const D: usize, const E: usize>(
 /// `E = D + 1`.
 ///
 /// # Errors
-/// Those of [`sht`]; another number of components.
+/// The errors of [`sht`]; another number of components.
 ///
 /// # Example
 /// ```
@@ -168,7 +168,7 @@ pub fn vector_sht<const D: usize, const E: usize>(
 /// `E = D − 1`.
 ///
 /// # Errors
-/// Those of [`isht`]; another number of components.
+/// The errors of [`isht`]; another number of components.
 ///
 /// # Example
 /// ```

@@ -11,10 +11,10 @@ use crate::report::Result;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Zarr stores, NetCDF files or field files; several are joined in the order of their times
+    /// Zarr stores, NetCDF files or field files; several are joined in order of time
     #[arg(required = true)]
     sources: Vec<PathBuf>,
-    /// The store or file to write
+    /// Store or file to write
     target: PathBuf,
     #[command(flatten)]
     reading: Reading,
@@ -23,33 +23,33 @@ pub(crate) struct Options {
     /// Ranks along latitude and longitude whose shards the chunks fit, such as 2x4
     #[arg(long, value_parser = ranks)]
     ranks: Option<[usize; 2]>,
-    /// Extents of a chunk along time, latitude and longitude, such as 1,90,180
+    /// Chunk size along time, latitude and longitude, such as 1,90,180
     #[arg(long, value_parser = chunk)]
     chunk: Option<[usize; 3]>,
 }
 
-/// How an output is written.
+/// Options for writing an output.
 #[derive(Args)]
 pub(crate) struct Writing {
-    /// The format; netcdf3 if the target ends in .nc, and else zarr3
+    /// Format; by default netcdf3 if the target ends in .nc, otherwise zarr3
     #[arg(long)]
     format: Option<Format>,
-    /// Level of compression of chunks, from 0 (none) to 9; 3 by default
+    /// Compression level of chunks, from 0 (none) to 9; 3 by default
     #[arg(long)]
     level: Option<u8>,
     /// Memory for values, in MiB
     #[arg(long, default_value_t = 256)]
     memory: usize,
-    /// Missing values
+    /// Handling of missing values
     #[arg(long, default_value = "allow")]
     missing: MissingChoice,
-    /// Replace a store or file of the same name
+    /// Replace an existing store or file of the same name
     #[arg(long)]
     replace: bool,
 }
 
 impl Writing {
-    /// Whether a target is written as NetCDF.
+    /// Returns whether a target is written as NetCDF.
     pub(crate) fn is_netcdf(&self, target: &Path) -> bool {
         match self.format {
             Some(format) => matches!(format, Format::Netcdf3),
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result {
     Ok(())
 }
 
-/// Converts sources with chunks for ranks, or of given extents, and says what was done.
+/// Converts sources, with chunks for ranks or of a given size, and returns a summary.
 pub(crate) fn write(
     sources: &[PathBuf],
     target: &Path,
@@ -87,7 +87,7 @@ pub(crate) fn write(
     (ranks, chunk): (Option<[usize; 2]>, Option<[usize; 3]>),
 ) -> Result<String> {
     let open = reading.config().with_missing(writing.missing.into());
-    // Gaps stay gaps.
+    // Gaps are kept.
     let source = open.with_gaps(Gaps::Allow).open_joined(sources)?;
     let format = match writing.format {
         _ if writing.is_netcdf(target) => OutputFormat::NetCdf3,
@@ -150,7 +150,7 @@ pub(crate) fn ranks(text: &str) -> std::result::Result<[usize; 2], String> {
     numbers(text, 'x').ok_or_else(|| "expected two numbers from 1, such as 2x4".into())
 }
 
-/// Parses extents, such as `1,90,180`.
+/// Parses a chunk size, such as `1,90,180`.
 pub(crate) fn chunk(text: &str) -> std::result::Result<[usize; 3], String> {
     numbers(text, ',').ok_or_else(|| "expected three numbers from 1, such as 1,90,180".into())
 }

@@ -1,4 +1,4 @@
-//! The subcommands of experiments.
+//! Subcommands of experiments.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,13 +14,14 @@ use halocline::{Ended, Error};
 
 use crate::report::Result;
 
-/// The configuration, and the ranks.
+/// Configuration and ranks.
 #[derive(Args)]
 pub(crate) struct Run {
-    /// The configuration, a TOML file
+    /// Configuration (TOML file)
     #[arg(long)]
     config: PathBuf,
-    /// Local ranks, if the configuration has no mesh and no launcher such as mpirun starts ranks
+    /// Number of local ranks, if the configuration has no mesh and no launcher such as mpirun
+    /// starts ranks
     #[arg(long)]
     ranks: Option<usize>,
 }
@@ -64,16 +65,17 @@ fn run_on<T: Send>(
     Ok(launcher.collect(|world| program(&world, config))?)
 }
 
-/// The configuration or package of a trained model, and the ranks.
+/// Configuration or package of a trained model, and ranks.
 #[derive(Args)]
 pub(crate) struct Trained {
-    /// The configuration, a TOML file
+    /// Configuration (TOML file)
     #[arg(long, required_unless_present = "package")]
     config: Option<PathBuf>,
-    /// A package of a trained model, in place of the configuration
+    /// Package of a trained model, in place of the configuration
     #[arg(long, conflicts_with = "config", requires = "files")]
     package: Option<PathBuf>,
-    /// Local ranks, if the configuration has no mesh and no launcher such as mpirun starts ranks
+    /// Number of local ranks, if the configuration has no mesh and no launcher such as mpirun
+    /// starts ranks
     #[arg(long)]
     ranks: Option<usize>,
 }
@@ -100,26 +102,26 @@ impl Trained {
     }
 }
 
-/// The trained model, and its forecasts.
+/// Options for the trained model and its forecasts.
 #[derive(Args)]
 pub(crate) struct Forecasting {
-    /// The checkpoint of the model
+    /// Checkpoint of the model
     #[arg(long, default_value = "best")]
     checkpoint: Checkpoint,
-    /// Steps of a forecast, in place of those of the configuration
+    /// Steps per forecast, in place of those of the configuration
     #[arg(long)]
     steps: Option<usize>,
-    /// Members of an ensemble, in place of those of the configuration
+    /// Members per ensemble, in place of those of the configuration
     #[arg(long)]
     members: Option<usize>,
-    /// Files to take states from in place of those of the configuration, all of whose states count
+    /// Other files to take states from, all of them, in place of those of the configuration
     #[arg(long, num_args = 1..)]
     files: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Checkpoint {
-    /// That with the best validation, or else the last.
+    /// The one with the best validation, or else the last.
     Best,
     /// The last.
     Last,
@@ -146,7 +148,7 @@ impl Forecasting {
     fn open(&self, world: &World, config: &ExperimentConfig) -> halocline::Result<Experiment> {
         match &self.files[..] {
             [] => {
-                // Nothing is computed and made for a model that is not there.
+                // Without a checkpoint, nothing is computed or written.
                 config.require_trained()?;
                 Experiment::new(world, config)
             }
@@ -166,7 +168,7 @@ pub(crate) fn train(options: &TrainOptions) -> Result {
         .run
         .run(|world, config| Experiment::new(world, config)?.train())?;
     if ended.contains(&Ended::Interrupted) {
-        // Not complete: the exit status asks for another start.
+        // Training is incomplete: the exit status asks for another start.
         std::process::exit(75);
     }
     Ok(())
@@ -178,13 +180,15 @@ pub(crate) struct ForecastOptions {
     run: Trained,
     #[command(flatten)]
     forecasting: Forecasting,
-    /// The date of the state to begin with, such as 2018-01-01T06:00; by default each of the test period
+    /// Date of the state to start from, such as 2018-01-01T06:00; by default every state of the
+    /// test period
     #[arg(long)]
     from: Option<String>,
-    /// The Zarr store to write, or with .nc in its name a NetCDF file; without --from their folder
+    /// Zarr store to write, or NetCDF file if it ends in .nc; without --from, the folder of the
+    /// stores
     #[arg(long)]
     output: PathBuf,
-    /// Replace outputs that are there; without, from each state, they are left as they are
+    /// Replace existing outputs; without it they are kept, or with --from are an error
     #[arg(long)]
     replace: bool,
 }
@@ -209,7 +213,7 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
         let written = experiment.forecast(&model, from.as_deref(), &config, output, existing)?;
         Ok(Some(written).filter(|_| world.is_root()))
     })?;
-    // A reader that has ended, such as `head`, is no failure.
+    // A closed output pipe, as after `head`, is not a failure.
     let mut out = std::io::stdout();
     for path in written.into_iter().flatten().flatten() {
         let _ = writeln!(out, "written to {}", path.display());
@@ -223,11 +227,11 @@ pub(crate) struct ScoreOptions {
     run: Trained,
     #[command(flatten)]
     forecasting: Forecasting,
-    /// The JSON file of all scores, by channel, lead and region; by default scores.json of the folder, or of other files
-    /// scores-FILE.json
+    /// JSON file of all scores by channel, lead and region; by default scores.json in the folder of
+    /// the experiment, or scores-FILE.json with --files
     #[arg(long)]
     output: Option<PathBuf>,
-    /// Draw no pictures; else they lie beside the scores, in a folder
+    /// Draw no pictures; otherwise they are in a folder next to the scores
     #[cfg(feature = "plot")]
     #[arg(long)]
     no_pictures: bool,
@@ -248,7 +252,8 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
                 config.folder.join(format!("scores-{stem}.json"))
             }
         };
-        // Beside scores.json lie spectra.json and pictures; beside scores of another name, those with this name.
+        // Next to scores.json are spectra.json and pictures; next to scores of another name, theirs
+        // have that name too.
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let beside = match stem.strip_prefix("scores") {
             Some(name) => name.to_string(),
@@ -256,7 +261,7 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
         };
         let experiment = forecasting.open(world, config)?;
         let model = experiment.trained(forecasting.checkpoint.choice())?;
-        // Told before the forecasts.
+        // Fails before the forecasts are made.
         path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
         let forecast = forecasting.config(config);
         let report = experiment.score(&model, &forecast)?;
@@ -285,10 +290,10 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
 pub(crate) struct PackageOptions {
     #[command(flatten)]
     run: Run,
-    /// The checkpoint of the model
+    /// Checkpoint of the model
     #[arg(long, default_value = "best")]
     checkpoint: Checkpoint,
-    /// The folder to write
+    /// Folder to write
     #[arg(long)]
     output: PathBuf,
 }

@@ -11,14 +11,14 @@ pub(crate) struct Options {
     /// Zarr stores, NetCDF files or field files
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Read all values, not those of three times only
+    /// Read all values instead of those of three times
     #[arg(long)]
     all: bool,
     #[command(flatten)]
     reading: Reading,
 }
 
-/// Prints what each file holds. One that cannot be read does not hide the others.
+/// Prints the content of each file. A file that cannot be read does not hide the others.
 pub(crate) fn run(options: &Options) -> Result {
     let scan = if options.all { Scan::All } else { Scan::Sample };
     let mut failed = Vec::new();

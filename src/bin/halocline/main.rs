@@ -1,6 +1,8 @@
-//! The program `halocline`: looks into data and prepares them for training on a mesh; trains, forecasts and scores.
+//! The program `halocline`: inspects and prepares data for training on a mesh; trains, forecasts
+//! and scores.
 //!
-//! Each subcommand of data has a module with its `Options` and `run`; those of experiments are in one.
+//! Each data subcommand has a module with its `Options` and `run`; the experiment subcommands share
+//! one module.
 
 mod convert;
 mod experiment;
@@ -32,23 +34,25 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show what files and stores hold: grid, times, variables, chunks, missing values, problems
+    /// Show the content of files and stores: grid, times, variables, chunks, missing values,
+    /// problems
     Inspect(inspect::Options),
-    /// Convert files or stores of any format to Zarr or NetCDF; several become one time axis
+    /// Convert files or stores of any format to Zarr or NetCDF; several are joined into one time
+    /// axis
     Convert(convert::Options),
-    /// Write a store anew with chunks that fit the shards of a mesh
+    /// Rewrite a store with chunks that fit the shards of a mesh
     Rechunk(rechunk::Options),
-    /// Compute means and standard deviations, for normalisation
+    /// Compute means and standard deviations for normalisation
     Stats(stats::Options),
-    /// Train a model, from the newest checkpoint on; exit code 75 asks for another start
+    /// Train a model, from the newest checkpoint on; exit code 75 means interrupted: start again
     Train(experiment::TrainOptions),
-    /// Forecast with a trained model, into Zarr or NetCDF
+    /// Write forecasts of a trained model as Zarr or NetCDF
     Forecast(experiment::ForecastOptions),
-    /// Score forecasts of the test period, beside persistence and climatology
+    /// Score forecasts of the test period against persistence and climatology
     Score(experiment::ScoreOptions),
     /// Package a trained model for forecasts from other files, elsewhere
     Package(experiment::PackageOptions),
-    /// Show memory, traffic and time of a training on a mesh, before it runs
+    /// Estimate memory, traffic and time of training on a mesh, before it runs
     Plan(experiment::PlanOptions),
 }
 
@@ -61,7 +65,7 @@ fn main() -> ExitCode {
         _ => in_keys,
     };
     if !matches!(command, Command::Train(_) | Command::Forecast(_)) {
-        // A reader of the output that has read enough, such as `head`, ends the program without a message.
+        // A closed output pipe, as after `head`, ends the program without a message.
         let _ = register_conditional_shutdown(SIGPIPE, 141, Arc::new(AtomicBool::new(true)));
     }
     let done = match command {

@@ -1,15 +1,15 @@
-//! Options of reading, which subcommands share.
+//! Options for reading that subcommands share.
 
 use clap::{Args, ValueEnum};
 use halocline::io::{Gaps, Missing, OpenConfig};
 
-/// How files and stores are read.
+/// Options for reading files and stores.
 #[derive(Args, Default)]
 pub(crate) struct Reading {
-    /// Channels by name, such as t2m,z@500; all by default
+    /// Channels to read, such as t2m,z@500; all by default
     #[arg(long, value_delimiter = ',')]
     channels: Option<Vec<String>>,
-    /// Units of times, such as "hours since 1940-01-01", in place of those of the file
+    /// Time units, such as "hours since 1940-01-01", in place of those of the file
     #[arg(long)]
     time_units: Option<String>,
 }
@@ -17,20 +17,20 @@ pub(crate) struct Reading {
 /// Handling of missing values.
 #[derive(Clone, Copy, ValueEnum)]
 pub(crate) enum MissingChoice {
-    /// They are an error.
+    /// Treat them as an error.
     Reject,
-    /// They are left out, or written as NaN.
+    /// Leave them out, or write them as NaN.
     Allow,
 }
 
 /// Handling of uneven time steps.
 #[derive(Clone, Copy, ValueEnum)]
 pub(crate) enum GapsChoice {
-    /// They are an error.
+    /// Treat them as an error.
     Reject,
-    /// What would span them is left out.
+    /// Leave out increments that span them.
     Skip,
-    /// They count as others.
+    /// Treat them like other steps.
     Allow,
 }
 

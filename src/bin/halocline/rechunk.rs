@@ -9,14 +9,14 @@ use crate::report::Result;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// The store or file to read
+    /// Store or file to read
     source: PathBuf,
-    /// The store to write
+    /// Store to write
     target: PathBuf,
     /// Ranks along latitude and longitude whose shards the chunks fit, such as 2x4
     #[arg(long, value_parser = ranks, default_value = "2x2")]
     ranks: [usize; 2],
-    /// Extents of a chunk along time, latitude and longitude, in place of those for ranks
+    /// Chunk size along time, latitude and longitude, in place of one that fits the ranks
     #[arg(long, value_parser = chunk)]
     chunk: Option<[usize; 3]>,
     #[command(flatten)]

@@ -1,9 +1,10 @@
-//! What is said to people.
+//! Messages for users of the program.
 
-/// Any error, whose message is for people.
+/// Result with any error, whose message is shown to the user.
 pub(crate) type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// A report of `inspect` with the subcommands that have the options which it advises.
+/// Replaces the library's names in a report of `inspect` with the options that it advises and their
+/// subcommands.
 pub(crate) fn in_subcommands(report: &str) -> String {
     let names = [
         (
@@ -22,7 +23,7 @@ pub(crate) fn in_subcommands(report: &str) -> String {
     in_options(&replaced(report, &names))
 }
 
-/// A message of the library with options of this program in place of the library's names.
+/// Replaces the library's names in a message with options of this program.
 pub(crate) fn in_options(message: &str) -> String {
     let names = [
         ("OpenConfig::with_time_units", "--time-units"),
@@ -35,7 +36,7 @@ pub(crate) fn in_options(message: &str) -> String {
     replaced(message, &names)
 }
 
-/// A message of the library with keys of an experiment's file in place of the library's names.
+/// Replaces the library's names in a message with keys of an experiment's file.
 pub(crate) fn in_keys(message: &str) -> String {
     let names = [
         ("OpenConfig::with_time_units", "data.time_units"),

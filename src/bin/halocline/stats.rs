@@ -11,25 +11,25 @@ pub(crate) struct Options {
     /// Zarr stores, NetCDF files or field files
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// The folder to write to, for Statistics::load; the one that the first file lies in by default
+    /// Folder to write to, for Statistics::load; by default that of the first file
     #[arg(long)]
     output: Option<PathBuf>,
-    /// Replace the statistics of that folder
+    /// Replace existing statistics in that folder
     #[arg(long)]
     replace: bool,
-    /// Time steps of increments
+    /// Time steps that an increment spans
     #[arg(long, default_value_t = 1)]
     lead: usize,
-    /// Hours of increments, from each field to the one so long after it
+    /// Hours that an increment spans
     #[arg(long, conflicts_with = "lead")]
     lead_hours: Option<f64>,
-    /// Missing values
+    /// Handling of missing values
     #[arg(long, default_value = "reject")]
     missing: MissingChoice,
-    /// Uneven time steps
+    /// Handling of uneven time steps
     #[arg(long, default_value = "reject")]
     gaps: GapsChoice,
-    /// Join the files to one time axis, as those are that have one time each
+    /// Join the files into one time axis, as for files with one time each
     #[arg(long)]
     joined: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! Programs that fail on some rank: how the job ends.
+//! Programs that fail on a rank and end the job.
 
 use std::process::Command;
 use std::time::Duration;
@@ -66,7 +66,7 @@ pub(super) fn diverged() {
     panic!("{NOT_ENDED}: {result:?}");
 }
 
-/// Nothing but the operation differs.
+/// Ranks that differ in nothing but the operation.
 pub(super) fn other_operation() {
     let result = Launcher::from_env().run(|world| {
         let name = ["sum", "mean"][world.rank()];

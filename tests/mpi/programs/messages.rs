@@ -1,4 +1,4 @@
-//! Batches of messages: forms of payload, order, and batches that fail or are dropped.
+//! Batches of messages: kinds of payload, order, and batches that fail or are dropped.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use halocline_core::{Batch, Error, Expected, Operation, Payload, Result, Traffic
 
 use super::Found;
 
-/// Sends each rank a payload, this one too, and returns what they sent.
+/// Sends a payload to each rank, this one included, and returns the payloads received.
 pub(super) fn exchange(
     world: &World,
     payload: impl Fn(usize) -> Payload,
@@ -31,7 +31,7 @@ fn data(tensor: DispatchTensor) -> TensorData {
     }
 }
 
-/// Every form of payload: several tensors, views, other elements than floats, nothing at all.
+/// Every kind of payload: several tensors, views, elements other than floats, and empty ones.
 pub(super) fn payloads(world: World) -> Result<Found> {
     let device = world.device().clone().inner();
     let integers = Tensor::<1, Int>::arange(0..30, &device).reshape([5, 6]) + world.rank() as i64;
@@ -81,7 +81,8 @@ pub(super) fn payloads(world: World) -> Result<Found> {
     Ok(found)
 }
 
-/// Batches that are all started before the first is finished, several messages for a peer in each.
+/// Batches that are all started before the first is finished, each with several messages for a
+/// peer.
 pub(super) fn many_in_flight(world: World) -> Result<Found> {
     let peers = || (0..world.size()).filter(|&peer| peer != world.rank());
     let comm = world.comm().clone();
@@ -99,7 +100,7 @@ pub(super) fn many_in_flight(world: World) -> Result<Found> {
         })
     });
     let mut found = Vec::new();
-    // In another order than they were started in.
+    // Finished in another order than they were started in.
     let in_flight = in_flight.collect::<Result<Vec<_>>>()?;
     for batch in in_flight.into_iter().rev() {
         for payload in batch.finish()? {
@@ -113,7 +114,7 @@ pub(super) fn many_in_flight(world: World) -> Result<Found> {
     Ok(found)
 }
 
-/// Rank 0 sends a message that MPI cannot send at once, and then has other things to do than to call MPI.
+/// Rank 0 sends a message that MPI cannot send at once, and then is busy without calling MPI.
 pub(super) fn sends_do_not_wait(world: World) -> Result<()> {
     let operation = || Operation::new("test", Traffic::Control, None);
     world.barrier()?;
@@ -148,7 +149,7 @@ pub(super) fn sends_do_not_wait(world: World) -> Result<()> {
     Ok(())
 }
 
-/// More bytes than an `int` can count.
+/// A message of more bytes than an `int` can count.
 pub(super) fn large_message(world: World) -> Result<()> {
     let length = (1 << 31) + 4;
     let in_flight = world.comm().clone().start(Batch {
@@ -174,10 +175,10 @@ pub(super) fn large_message(world: World) -> Result<()> {
     Ok(())
 }
 
-/// A batch that is dropped leaves its messages to nobody; the job ends in order all the same.
+/// Messages of a dropped batch are never received; the job still ends in order.
 pub(super) fn dropped_in_flight(world: World) -> Result<()> {
     let peers = || (0..world.size()).filter(|&peer| peer != world.rank());
-    // Many, so that some come between the steps in which a rank ends.
+    // Many, so that some arrive between the steps in which a rank ends.
     let sizes = [1 << 20].into_iter().chain([4 << 10; 40]);
     for bytes in sizes {
         let _ = world.comm().clone().start(Batch {
@@ -191,9 +192,9 @@ pub(super) fn dropped_in_flight(world: World) -> Result<()> {
     Ok(())
 }
 
-/// A long message of another operation is an error, and the next one is not taken for it.
+/// A long message of another operation is an error, and the next message is not mistaken for it.
 pub(super) fn unexpected_in_flight(world: World) -> Result<()> {
-    // In several pieces, the last of which is none of the shortest.
+    // Travels in several pieces, of which the last is not one of the shortest.
     const LONG: usize = (4 << 20) + 5000;
     let peer = 1 - world.rank();
     let exchange = |name, byte| {

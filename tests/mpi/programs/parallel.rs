@@ -1,4 +1,4 @@
-//! Models whose parameters are sharded, and attention.
+//! Models with sharded parameters, and attention.
 
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -13,8 +13,8 @@ use halocline_ops::prelude::*;
 
 use super::Found;
 
-/// A transformer, trained with heads and tokens over one axis and storage over another: the losses, and this rank's shard of
-/// a parameter.
+/// Trains a transformer with heads and tokens over one axis and storage over another. Returns the
+/// losses, and this rank's shard of a parameter.
 pub(super) fn parallel(world: World) -> Result<Found> {
     let mesh = world.mesh([("data", 2), ("tensor", world.size() / 2)])?;
     let layer = |name: &str| format!("layers.*.{name}");
@@ -52,8 +52,9 @@ pub(super) fn parallel(world: World) -> Result<Found> {
     Ok(vec![TensorData::new(losses, [10]), shard])
 }
 
-/// A model of neighborhood and dense attention with tokens whose blocks are computed again, and a ring with key padding, a bias
-/// and dropout: results, and the gradients of the inputs.
+/// Runs a model of neighborhood and dense attention with tokens and recomputed blocks, and ring
+/// attention with key padding, a bias and dropout. Returns results, and the gradients of the
+/// inputs.
 pub(super) fn attention(world: World) -> Result<Found> {
     let mesh = world.mesh([("lat", world.size() / 2), ("lon", 2)])?;
     let normal = Distribution::Normal(0.0, 1.0);

@@ -1,4 +1,4 @@
-//! Sharded tensors, modules and training, to be compared with local ranks.
+//! Sharded tensors, modules and training, for comparison with local ranks.
 
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
@@ -50,7 +50,8 @@ pub(super) fn halos(world: World) -> Result<Found> {
     Ok(found)
 }
 
-/// Reductions below, at and above the size from which they are split over the ranks, with their gradients.
+/// Reductions below, at and above the size at which they are split over the ranks, with their
+/// gradients.
 pub(super) fn reductions(world: World) -> Result<Found> {
     let mut found = Vec::new();
     let mesh = world.mesh([("data", world.size())])?;
@@ -150,7 +151,7 @@ pub(super) fn modules(world: World) -> Result<Found> {
     Ok(vec![weight])
 }
 
-/// Training with gradient checkpointing has the losses of local ranks without.
+/// Training with gradient checkpointing has the losses of local ranks without it.
 pub(super) fn checkpointing() {
     let trained = |launcher: Launcher, device| {
         let losses = launcher.seed(3).device(device).collect(|world| {
@@ -165,7 +166,7 @@ pub(super) fn checkpointing() {
     assert_eq!(found, trained(Launcher::local(ranks), device).0);
 }
 
-/// The demo's model, trained on a mesh of two axes.
+/// The demo model, trained on a mesh of two axes.
 pub(super) fn training(world: World) -> Result<Found> {
     let mesh = world.mesh([("lat", 2), ("lon", world.size() / 2)])?;
     let (losses, _) = train(&world, &mesh, &[Shard(2), Shard(3)], 50)?;

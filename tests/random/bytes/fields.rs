@@ -1,4 +1,4 @@
-//! Halos, partial results that cross shards, cells that change their rank, attention and graphs.
+//! Halos, partial results across shards, cells that move to other ranks, attention and graphs.
 
 use halocline::prelude::*;
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{CELLS, F32, PAIRS, SIDES, Sent, sent};
 use crate::cases::Case;
 
-/// A field of two channels, three batch entries and five columns: a row is `ROW` bytes.
+/// Field of three batch entries, two channels and five columns: a row is `ROW` bytes.
 const FIELD: [usize; 4] = [3, 2, CELLS, 5];
 const ROW: u64 = 3 * 2 * 5 * F32;
 
@@ -23,7 +23,8 @@ pub(super) fn sent_by() -> Vec<Sent> {
     all
 }
 
-/// A halo of a cell from each neighbour, its gradients back, and the sum of the parameters' gradients.
+/// A halo of one cell from each neighbour, its gradients back, and the sum of the gradients of the
+/// parameters.
 fn convolutions() -> Vec<Sent> {
     let halo = |cells: u64, parameters: u64| {
         [
@@ -39,7 +40,8 @@ fn convolutions() -> Vec<Sent> {
         let options = json!({ "stride": vec![2; x.len() - 2] });
         Case::new(options).x("x", x).parameter("weight", weight)
     };
-    // Of windows of three cells at every second output, neighbours share one output. Results have outputs · channels cells.
+    // Windows of three outputs, two apart: neighbouring windows share one output. Results have
+    // outputs · channels cells.
     let shared =
         |cells: u64, parameters: u64| [2 * cells * F32, (2 * cells + PAIRS * parameters) * F32];
     let windows = json!({ "kernel_size": [3, 3], "padding": [1, 1] });
@@ -97,7 +99,7 @@ fn convolutions() -> Vec<Sent> {
             shared(2 * 7 * 5, 54),
         ),
         sent("unfold", field(windows), 2, [SIDES * ROW; 2]),
-        // Each neighbour sends its part of a row, of two channels.
+        // Each neighbour sends its part of a row of two channels.
         sent(
             "fold",
             Case::new(folded).x("x", &[3, 18, CELLS, 5]),
@@ -108,7 +110,8 @@ fn convolutions() -> Vec<Sent> {
 }
 
 fn pools() -> Vec<Sent> {
-    // Windows around every second cell: those of rank 1, around cells 4 and 6, reach cells 3 and 7 of others.
+    // Windows around every second cell: those of rank 1, around cells 4 and 6, reach cells 3 and 7
+    // of other ranks.
     let overlapping = |x: &[usize]| {
         let dims = x.len() - 2;
         let options = json!({ "kernel_size": vec![3; dims], "stride": vec![2; dims], "padding": vec![1; dims] });
@@ -137,14 +140,14 @@ fn pools() -> Vec<Sent> {
             both(18),
         ));
     }
-    // Of windows of cells 2·i and 2·i + 1, that of cells 2 and 3 and that of cells 4 and 5 cross shards.
+    // Windows of cells 2·i and 2·i + 1: those of cells 2 and 3 and of cells 4 and 5 cross shards.
     let in_pairs =
         |name, x: &[usize], row| sent(name, halved(x), 2, both(row)).with_extents(&[3, 2, 4]);
     all.push(in_pairs("lp_pool1d", &[3, 2, CELLS], 6));
     all.push(in_pairs("lp_pool2d", &FIELD, 30));
     all.push(in_pairs("lp_pool3d", &[1, 2, CELLS, 3, 3], 18));
-    // Four areas of nine cells: the second, of cells 2 to 4, and the last, of cells 6 to 8, are on two ranks each. One sends its
-    // part of a result.
+    // Four areas of nine cells: the second, of cells 2 to 4, and the last, of cells 6 to 8, each
+    // lie on two ranks, one of which sends its part of the result.
     for names in [
         [
             "adaptive_avg_pool1d",
@@ -173,7 +176,8 @@ fn resampled() -> Vec<Sent> {
     let to = |mode: &str, sizes: &[usize], x: &[usize]| {
         Case::new(json!({ "mode": mode, "align_corners": false, "output_size": sizes, "antialias": false })).x("x", x)
     };
-    // Both outputs between two cells belong to the rank of the first: one cell crosses each of two borders.
+    // Both outputs between two cells belong to the rank of the first cell: one cell crosses each of
+    // two borders.
     let border = |cells: u64| [2 * cells * F32; 2];
     vec![
         sent(
@@ -182,7 +186,8 @@ fn resampled() -> Vec<Sent> {
             2,
             border(6),
         ),
-        // Twice the size is a stencil, whose halo has a cell beyond each end of five columns.
+        // Doubling the size is a stencil, whose halo has one cell beyond each end of the five
+        // columns.
         sent(
             "interpolate2d",
             to("bilinear", &[2 * CELLS, 10], &FIELD),
@@ -201,19 +206,21 @@ fn resampled() -> Vec<Sent> {
             2,
             border(18),
         ),
-        // Coarser: of areas, one sends its part of a result, as adaptive pooling does.
+        // Coarser: as in adaptive pooling, one of the two ranks of an area sends its part of the
+        // result.
         sent(
             "interpolate2d",
             to("area", &[4, 3], &FIELD),
             2,
             border(6 * 3),
         ),
-        // Places within a cell of each cell reach a row below and two above, of which there are two, one and two, and one.
+        // Places within one cell of each cell reach one row below and two above; other ranks have
+        // two of these for rank 0, one and two for rank 1, and one for rank 2.
         sent("grid_sample", own_places(), 2, [(2 + 1 + 2 + 1) * ROW; 2]),
     ]
 }
 
-/// Each cell's own place.
+/// Returns a grid that samples each cell at its own place.
 fn own_places() -> Case {
     let [batch, _, rows, columns] = FIELD;
     let place = |cell: usize, size: usize| 2.0 * cell as f32 / (size - 1) as f32 - 1.0;
@@ -234,9 +241,9 @@ fn moved() -> Vec<Sent> {
         Case::new(options).x("x", x)
     };
     vec![
-        // Rank 0 gets its four rows from others, and ranks 1 and 2 two each.
+        // Rank 0 receives its four rows from other ranks, and ranks 1 and 2 receive two each.
         sent("flip2d", field(json!({ "dims": [2] })), 2, rows(8)),
-        // Each rank gets the last row of the one before.
+        // Each rank receives the last row of the rank before.
         sent(
             "roll2d",
             field(json!({ "shifts": [1], "dims": [2] })),
@@ -249,7 +256,7 @@ fn moved() -> Vec<Sent> {
             2,
             rows(2),
         ),
-        // The first and the last row, beyond the other end.
+        // The first and the last row, each beyond the other end.
         sent(
             "pad1d",
             padded(&[3, 2, CELLS], &["pad_w"]),
@@ -263,8 +270,8 @@ fn moved() -> Vec<Sent> {
             2,
             [2 * 18 * F32; 2],
         ),
-        // Of nine rows and nine more, ranks hold eight, six and four. Rank 0 gets rows 4 to 7 from others, rank 1 row 8 and 9 to
-        // 12, and rank 2 14 and 15.
+        // Of nine rows and nine more, the ranks hold eight, six and four. Rank 0 receives rows 4 to
+        // 7 from other ranks, rank 1 rows 8 and 9 to 12, and rank 2 rows 14 and 15.
         sent(
             "cat",
             field(json!({ "dim": 2 })).x("x1", &FIELD),
@@ -292,7 +299,8 @@ fn moved() -> Vec<Sent> {
             [3 * 2 * 5 * F32; 2],
         )
         .with_extents(&[3, 5]),
-        // Blocks of two rows: rank 1 has the second row of the second block, rank 2 that of the third.
+        // Blocks of two rows: rank 1 has the second row of the second block, rank 2 that of the
+        // third.
         sent(
             "pixel_unshuffle",
             Case::new(json!({ "downscale_factor": 2 })).x("x", &[3, 2, 8, 4]),
@@ -315,7 +323,7 @@ fn attention() -> Vec<Sent> {
         let [q, k, v] = ["q", "k", "v"].map(|name| (name, tokens(cells)));
         Case::new(options).x(q.0, &q.1).x(k.0, &k.1).x(v.0, &v.1)
     };
-    // A cell of keys and one of values from each neighbour.
+    // One cell of keys and one of values from each neighbour.
     let halo = |cells: u64| [SIDES * 2 * cells * HEADS * F32; 2];
     let dense = |name: &str, case: Case| case.x(name, &[1, 2, CELLS, 4]);
     let dense = dense(
@@ -324,12 +332,12 @@ fn attention() -> Vec<Sent> {
     );
     let ring = 2 * CELLS as u64 * 2 * HEADS * F32;
     let edges = json!({
-        // Cells 8, 8, 0 and 3 are needed by rank 0, 0, 0 and 2.
+        // Cells 8, 8, 0 and 3 are needed by ranks 0, 0, 0 and 2.
         "sources": [8, 8, 0, 3], "targets": [0, 1, 2, 7], "reduce": "sum",
     });
     vec![
-        // Keys and values visit the two other ranks; so they do in the backward pass, where their gradients go all the way
-        // round.
+        // Keys and values pass the two other ranks in both passes; in the backward pass their
+        // gradients go all the way round.
         sent(
             "scaled_dot_product_attention",
             dense,

@@ -1,4 +1,5 @@
-//! Bytes on the wire: every operator of the registry sends what its formula says, and one without a formula nothing.
+//! Bytes on the wire: an operator of the registry sends the bytes of its formula, and nothing if it
+//! has no formula.
 
 mod fields;
 mod sums;
@@ -12,18 +13,18 @@ use halocline::prelude::*;
 use crate::cases::{Case, draw_case};
 use crate::draw::Draw;
 
-/// The bytes of an element in f32, and of a statistic in f64.
+/// Bytes of an element in f32, and of a statistic in f64.
 const F32: u64 = 4;
 const F64: u64 = 8;
 /// Cells of a sharded dim of [`CELLS`] on each of three ranks.
 const EXTENTS: [usize; 3] = [4, 3, 2];
 const CELLS: usize = 9;
-/// Ordered pairs of ranks: what a small reduction sends of each element, from every rank to every other.
+/// Ordered pairs of ranks: a small reduction sends each element once for each pair.
 const PAIRS: u64 = 6;
-/// Sides at which a rank has a neighbour.
+/// Number of sides, over all ranks, at which a rank has a neighbour.
 const SIDES: u64 = 4;
 
-/// What all ranks together send.
+/// Expected bytes that all ranks together send.
 pub(crate) struct Sent {
     operator: &'static str,
     case: Case,
@@ -33,7 +34,8 @@ pub(crate) struct Sent {
     bytes: [u64; 2],
 }
 
-/// An operator with the dim that is sharded over three ranks, in extents of 4, 3 and 2 cells.
+/// Returns a case of an operator with one dim sharded over three ranks, in extents of 4, 3 and 2
+/// cells.
 fn sent(operator: &'static str, case: Case, dim: usize, bytes: [u64; 2]) -> Sent {
     Sent {
         operator,
@@ -45,7 +47,7 @@ fn sent(operator: &'static str, case: Case, dim: usize, bytes: [u64; 2]) -> Sent
 }
 
 impl Sent {
-    /// With other extents of the dim.
+    /// Replaces the extents of the sharded dim.
     fn with_extents(self, extents: &[usize]) -> Self {
         Self {
             extents: extents.to_vec(),
@@ -53,7 +55,7 @@ impl Sent {
         }
     }
 
-    /// On two axes of two ranks each, with even extents.
+    /// Shards over two axes of two ranks each, with even extents.
     fn on_two_axes(self, placements: [Placement; 2]) -> Self {
         Self {
             placements: placements.to_vec(),
@@ -77,14 +79,14 @@ impl Sent {
     }
 }
 
-/// Whether nothing is said to travel but, perhaps, with a result that is partial.
+/// Returns whether the registry lists no traffic, except perhaps for partial results.
 fn is_silent(travels: &str) -> bool {
     travels == "–"
         || travels.starts_with("– (partial")
         || travels.starts_with("– (the result is partial")
 }
 
-/// The bytes that all ranks send, in both passes.
+/// Returns the bytes that all ranks send, in both passes.
 fn count(golden: &Golden, arguments: &Arguments, sharding: &Sharding) -> Result<[u64; 2]> {
     let sent = Launcher::local(sharding.ranks())
         .check(false)
@@ -129,18 +131,19 @@ fn operators_send_the_bytes_of_their_formulas() {
     }
 }
 
-/// Operators of which nothing is said to travel, on random arguments and shardings; gradients of parameters are summed.
+/// Operators without traffic in the registry, on random arguments and shardings; gradients of
+/// parameters are summed.
 #[test]
 fn other_operators_send_nothing() {
     let mut failures = Vec::new();
-    // Parts are joined in the opposite order for the comparison, which moves them.
+    // The comparison concatenates the parts in the opposite order, which moves them.
     for golden in operators().filter(|golden| !["split", "chunk"].contains(&golden.name)) {
         let silent = golden.travels.map(is_silent);
         for number in 0..4 {
             let mut draw = Draw::new(number);
             let case = draw_case(golden.name, &mut draw).expect("random arguments");
             let mut sharding = draw.sharding(golden, &case.arguments);
-            // What fans out becomes a shard for the comparison, whose gradient travels.
+            // The comparison turns `Fan` into a shard, whose gradient travels.
             let placements = sharding.placements.iter_mut();
             let fans = placements.filter(|placement| **placement == halocline::core::Fan);
             fans.for_each(|placement| *placement = Replicate);

@@ -1,18 +1,18 @@
-//! Statistics, sums over ranks, losses, and sums of parameters' gradients.
+//! Statistics, sums over ranks, losses, and sums of the gradients of parameters.
 
 use serde_json::{Value, json};
 
 use super::{CELLS, F32, F64, PAIRS, SIDES, Sent, sent};
 use crate::cases::Case;
 
-/// Batch, channels and cells, which are sharded.
+/// Batch, channels and cells; the cells are sharded.
 const FIELD: [usize; 3] = [2, 4, CELLS];
 
 fn field(options: Value) -> Case {
     Case::new(options).x("x", &FIELD)
 }
 
-/// What a sum of a few numbers over all ranks sends.
+/// Returns the bytes sent by a sum of a few numbers over all ranks.
 fn summed(numbers: u64) -> u64 {
     PAIRS * numbers * F32
 }
@@ -26,7 +26,8 @@ pub(super) fn sent_by() -> Vec<Sent> {
 }
 
 fn norms() -> Vec<Sent> {
-    // Count, mean and sum of squares forward, and two sums backward, in f64; gradients of weight and bias.
+    // Count, mean and sum of squares forward, and two sums backward, in f64; plus the gradients of
+    // weight and bias.
     let statistics = |groups: u64, channels: u64| {
         let backward = PAIRS * groups * 2 * F64 + summed(2 * channels);
         [PAIRS * groups * 3 * F64, backward]
@@ -52,14 +53,14 @@ fn norms() -> Vec<Sent> {
             statistics(2 * 4, 4),
         ),
         sent("batch_norm", with(field(batch), &[4]), 2, statistics(4, 4)),
-        // Samples on other ranks have no statistic in common.
+        // Samples on different ranks have no statistic in common.
         sent(
             "layer_norm",
             with(Case::new(last(&[4])).x("x", &[CELLS, 3, 4]), &[4]),
             0,
             [0, summed(8)],
         ),
-        // Over the sharded dim: the statistics of each of three rows.
+        // Normalised over the sharded dim: statistics of each of three rows.
         sent(
             "layer_norm",
             Case::new(last(&[CELLS, 4])).x("x", &[3, CELLS, 4]),
@@ -93,7 +94,7 @@ fn reductions() -> Vec<Sent> {
     let lines = 2 * 4;
     let before = 3 * lines * F32;
     vec![
-        // A mean of each line; variances stay partial.
+        // The mean of each line; variances stay partial.
         sent("var", over(cells.clone()), 2, [summed(lines), 0]),
         sent("std", over(cells), 2, [summed(2 * lines), 0]),
         sent(
@@ -102,7 +103,7 @@ fn reductions() -> Vec<Sent> {
             2,
             [summed(lines), 0],
         ),
-        // An extremum, and how many cells hold it.
+        // An extremum, and the number of cells that hold it.
         sent("max", over(along_dims.clone()), 2, [summed(lines); 2]),
         sent("min", over(along_dims), 2, [summed(lines); 2]),
         // An extremum, and an index.
@@ -120,7 +121,7 @@ fn reductions() -> Vec<Sent> {
         ),
         // A total from each rank to each one after it.
         sent("cumsum", over(along.clone()), 2, [before; 2]),
-        // In f64.
+        // Totals in f64.
         sent("cumprod", over(along.clone()), 2, [2 * before; 2]),
         sent(
             "softmax",
@@ -149,7 +150,7 @@ fn reductions() -> Vec<Sent> {
     ]
 }
 
-/// Sums of the gradients of what every rank holds.
+/// Sums of the gradients of replicated parameters.
 fn products() -> Vec<Sent> {
     let x = |case: Case| case.x("x", &[2, CELLS, 5]);
     let index = Case::new(json!({})).index("index", &[2, CELLS], 7);
@@ -189,11 +190,12 @@ fn losses() -> Vec<Sent> {
         "reduction": "mean", "window": [3, 3], "sigma": 1.2, "data_range": 3.0, "padding": [0, 0],
         "padding_mode": "zeros",
     });
-    // Windows of three rows: a rank needs a row of the next one and a row of the one before, or two of one of them.
+    // Windows of three rows: a rank needs one row from each neighbour, or two rows from one of
+    // them.
     let [row, fields] = [3 * 5 * F32, 5 * 2];
     let row_of_cells = 2 * 4 * F32;
     vec![
-        // A maximum, and a sum with the logit of the target, of each sample.
+        // For each sample a maximum, and a sum together with the logit of the target.
         sent("cross_entropy", logits(&[]), 1, [summed(2 + 2 * 2), 0]),
         sent(
             "cross_entropy_spatial",
@@ -219,7 +221,7 @@ fn losses() -> Vec<Sent> {
             2,
             [0; 2],
         ),
-        // A cell of the rank after, at two sides.
+        // One cell of the next rank, at two borders.
         sent(
             "total_variation",
             field(differences.clone()),
@@ -236,7 +238,7 @@ fn losses() -> Vec<Sent> {
             "ssim_loss",
             both(windows, &[3, 2, CELLS, 5]),
             2,
-            // Of each channel the sum, and the number of cells that are finite.
+            // For each channel the sum, and the number of finite cells.
             [summed(4) + SIDES * fields * row, SIDES * fields * row],
         ),
     ]

@@ -1,12 +1,12 @@
-//! Transforms: each sharded dim becomes whole by an exchange of all ranks with all.
+//! Transforms: an all-to-all exchange makes each sharded dim whole.
 
 use serde_json::{Value, json};
 
 use super::{F32, Sent, sent};
 use crate::cases::Case;
 
-/// Two ranks, with even extents: of a field that changes its placement a rank sends half of what it has, which together is
-/// half of the field.
+/// Two ranks with even extents: when a field changes its placement each rank sends half of its
+/// shard, so together they send half of the field.
 const EVEN: [usize; 2] = [4, 4];
 
 fn half(cells: u64) -> u64 {
@@ -22,7 +22,8 @@ pub(super) fn sent_by() -> Vec<Sent> {
     let both = json!({ "dim": [1, 2], "norm": "ortho" });
     let back = json!({ "dim": [1, 2], "norm": "ortho", "n": 6 });
     let (batch, columns, modes) = (2, 6, 4);
-    // `[batch, rows, columns]`: columns are transformed where they are, then rows travel as modes of two numbers.
+    // `[batch, rows, columns]`: columns are transformed in place, then rows travel as modes of two
+    // numbers.
     let forward = half(batch * 8 * modes * 2);
     let complex = half(batch * 8 * columns * 2);
     let real = half(batch * 8 * columns);
@@ -32,7 +33,8 @@ pub(super) fn sent_by() -> Vec<Sent> {
         });
         Case::new(options).x("x", x)
     };
-    // 8 latitudes and 12 longitudes, of which 7 orders and degrees are kept. Orders take the axis, four and three.
+    // 8 latitudes and 12 longitudes, of which 7 orders and degrees are kept. Orders are sharded
+    // over the axis, four and three.
     let orders = |fields: u64, rows: u64| fields * (4 * (rows - 4) + (7 - 4) * 4) * 2 * F32;
     let disco = json!({
         "in_shape": [8, 12], "out_shape": [8, 12], "kernel_shape": [3, 3], "groups": 1, "grid": "legendre-gauss",
@@ -40,7 +42,7 @@ pub(super) fn sent_by() -> Vec<Sent> {
     });
     let near = json!({ "num_heads": 2, "grid": "legendre-gauss", "theta_cutoff": 0.45 });
     let q = [2, 4, 8, 12];
-    // Latitudes of Gauss are 0.37 to 0.38 apart: a radius of 0.45 reaches one row.
+    // Gaussian latitudes are 0.37 to 0.38 apart: a radius of 0.45 reaches one row.
     let row = |channels: u64| 2 * 2 * channels * 12 * F32;
     let weights = |numbers: u64| 2 * numbers * F32;
     vec![

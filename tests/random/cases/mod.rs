@@ -15,7 +15,7 @@ use crate::file::attributes;
 use moves::{rearrangement, reduction};
 use values::{einsum, loss, product};
 
-/// Options as they were drawn, and what an operator is applied to.
+/// Drawn options, and the arguments of an operator.
 pub(crate) struct Case {
     pub(crate) options: Value,
     pub(crate) arguments: Arguments,
@@ -30,12 +30,12 @@ impl Case {
         Self { options, arguments }
     }
 
-    /// With an input of floats.
+    /// Adds an input of floats.
     pub(crate) fn x(self, name: &str, shape: &[usize]) -> Self {
         self.input(name, normal(shape, name, 0))
     }
 
-    /// With an input of indices below a bound.
+    /// Adds an input of indices below a bound.
     pub(crate) fn index(self, name: &str, shape: &[usize], bound: usize) -> Self {
         let high = bound as f64;
         let values = uniform(name, shape, 0.0, high);
@@ -68,7 +68,7 @@ fn uniform(name: &str, shape: &[usize], low: f64, high: f64) -> Vec<f32> {
     RandomKey::new(0, name).fill(uniform, shape, &IndexBox::whole(shape))
 }
 
-/// Arguments of an operator of the registry; `None` for one that has none here.
+/// Draws arguments for an operator of the registry; `None` if there are none here.
 pub(crate) fn draw_case(operator: &str, draw: &mut Draw) -> Option<Case> {
     Some(match operator {
         "conv1d" | "conv2d" | "conv3d" => conv(spatial(operator), draw),
@@ -110,18 +110,19 @@ pub(crate) fn draw_case(operator: &str, draw: &mut Draw) -> Option<Case> {
     })
 }
 
-/// The number of spatial dims in the name of an operator.
+/// Returns the number of spatial dims in the name of an operator.
 fn spatial(operator: &str) -> usize {
     let digit = operator.chars().find(char::is_ascii_digit);
     digit.map_or(2, |digit| digit as usize - '0' as usize)
 }
 
-/// The most cells of a dim of `[batch, channels, *spatial]`.
+/// Returns the largest number of cells along a dim of `[batch, channels, *spatial]`.
 fn most(spatial: usize) -> usize {
     [13, 11, 6][spatial - 1]
 }
 
-/// A shape `[batch, channels, *spatial]` with at least so many cells in each spatial dim, and its cells.
+/// Draws a shape `[batch, channels, *spatial]` with at least `least` cells in each spatial dim, and
+/// returns its spatial part as well.
 fn field(spatial: usize, least: usize, draw: &mut Draw) -> (Vec<usize>, Vec<usize>) {
     let cells = draw.list(spatial, least..=most(spatial).max(least));
     let mut shape = draw.list(2, 1..=3);
@@ -129,13 +130,13 @@ fn field(spatial: usize, least: usize, draw: &mut Draw) -> (Vec<usize>, Vec<usiz
     (shape, cells)
 }
 
-/// A shape of one to four dims.
+/// Draws a shape of one to four dims.
 fn shape(draw: &mut Draw) -> Vec<usize> {
     let dims = draw.within(1..=4);
     draw.list(dims, 1..=7)
 }
 
-/// Kernel, stride, dilation and the cells from the first to the last of a window, by dim.
+/// Draws kernel, stride and dilation by dim, and returns them with the span of a window in cells.
 fn windows(spatial: usize, dilations: usize, draw: &mut Draw) -> [Vec<usize>; 4] {
     let kernel = draw.list(spatial, 1..=if spatial == 3 { 3 } else { 4 });
     let stride = draw.list(spatial, 1..=3);
@@ -145,7 +146,7 @@ fn windows(spatial: usize, dilations: usize, draw: &mut Draw) -> [Vec<usize>; 4]
     [kernel, stride, dilation, span]
 }
 
-/// Sizes that windows of these spans fit into.
+/// Draws sizes that windows of these spans fit into.
 fn sizes(spans: &[usize], draw: &mut Draw) -> Vec<usize> {
     let sizes = spans.iter().map(|span| span + draw.within(0..=6));
     sizes.collect()
@@ -156,7 +157,8 @@ fn with_channels(draw: &mut Draw, channels: usize, cells: &[usize]) -> Vec<usize
 }
 
 fn conv(spatial: usize, draw: &mut Draw) -> Case {
-    // Some are as in models: in two and three dims Winograd's method computes them, and matrices do where the processor has these.
+    // Some are as in models: in two and three dims Winograd's method or, where the processor has
+    // them, matrix instructions compute them.
     let is_layer = draw.within(0..=2) == 0;
     let [kernel, stride, dilation, span] = if is_layer {
         [3, 1, 1, 3].map(|number| vec![number; spatial])
@@ -260,7 +262,8 @@ fn interpolate(spatial: usize, draw: &mut Draw) -> Case {
     let mode = draw.pick(&[linear, linear, cubic, "nearest", "nearest-exact", "area"]);
     let corners = (mode == linear || mode == cubic).then(|| draw.coin());
     let antialias = spatial == 2 && corners.is_some() && draw.within(0..=2) == 0;
-    // PyTorch's antialiasing of aligned corners gives all rows the first one's value if there is one column.
+    // With one column, PyTorch's antialiasing with aligned corners fills all rows with the first
+    // row's value.
     let least = if antialias { 2 } else { 1 };
     let sizes: Vec<usize> = sizes.into_iter().map(|size| size.max(least)).collect();
     let options = json!({
@@ -283,7 +286,7 @@ fn grid_sample(draw: &mut Draw) -> Case {
         "align_corners": draw.coin(),
         "bound": cells,
     });
-    // Each cell's own place, and up to almost half a field away from it.
+    // The place of each cell, shifted by up to almost half a field.
     let shape = [&x[..1], &cells, &[spatial]].concat();
     let mut places = uniform("grid", &shape, -0.9, 0.9);
     for (index, place) in places.iter_mut().enumerate() {
@@ -296,7 +299,7 @@ fn grid_sample(draw: &mut Draw) -> Case {
     case.input("grid", TensorData::new(places, shape))
 }
 
-/// With enough cells in every mean that nothing is divided by a small deviation.
+/// Draws shapes with enough cells in every mean that nothing is divided by a small deviation.
 fn norm(operator: &str, draw: &mut Draw) -> Case {
     const EPSILON: f64 = 1e-3;
     let with = draw.coin();

@@ -116,7 +116,7 @@ pub(super) fn rearrangement(operator: &str, draw: &mut Draw) -> Option<Case> {
             });
         }
         "scatter" => {
-            // No index twice in a line.
+            // No index appears twice in a line.
             let last = x[dims - 1];
             let mut places = x.clone();
             places[dims - 1] = draw.within(1..=last);
@@ -133,7 +133,7 @@ pub(super) fn rearrangement(operator: &str, draw: &mut Draw) -> Option<Case> {
             json!({ "dim": dim })
         }
         "reshape" => {
-            // Leading dims stay, and the cells of others join.
+            // Leading dims stay, and the cells of the others are merged.
             let x = draw.list(4, 2..=5);
             let shape = draw.pick(&[0, 1]);
             let last = x[2] * x[3];

@@ -1,12 +1,12 @@
-//! Engine of MPI jobs: ranks are processes, and a message carries bytes.
+//! Engine of MPI jobs: ranks are processes, and messages carry bytes.
 //!
 //! # Invariants
 //! No two threads call MPI at once. Memory that MPI may still use is never freed: a message that
 //! cannot be completed, because the rank's wait timed out, leaks. No call waits for another rank
-//! inside MPI, so that every wait has a timeout.
+//! inside MPI, so every wait has a timeout.
 //!
 //! # Progress
-//! MPI makes progress during its calls only. A rank that waits calls it; while none does, a thread
+//! MPI makes progress only during its calls. A waiting rank calls it; while no rank waits, a thread
 //! calls it periodically as long as messages are in transit, so that halos travel while a kernel
 //! runs.
 
@@ -30,7 +30,7 @@ mod raw;
 mod traffic;
 mod wire;
 
-/// The period at which the thread drives messages on while no rank waits for them.
+/// Period at which the progress thread drives messages while no rank waits for them.
 const PERIOD: Duration = Duration::from_micros(50);
 
 /// Engine of one process of an MPI job.
@@ -44,18 +44,18 @@ pub(crate) struct Mpi {
     counters: Counters,
 }
 
-/// State that the rank shares with the thread that drives its messages on.
+/// State that the rank shares with its progress thread.
 struct Shared {
-    /// Held during every call of MPI, and while payloads are packed and unpacked; `None` when MPI
+    /// Held during every call of MPI, and while payloads are packed and unpacked; `None` once MPI
     /// is finalised.
     traffic: Mutex<Option<Traffic>>,
     /// Signals that messages are in transit, or that MPI is closed.
     wake: Condvar,
     /// The number of threads that wait for messages and call MPI themselves.
     waiting: AtomicUsize,
-    /// Whether the thread that drives messages on has paused for one that waits.
+    /// Whether the progress thread has paused for a waiting thread.
     paused: AtomicBool,
-    /// The error that ended the thread that drives messages on.
+    /// The error that ended the progress thread.
     stopped: OnceLock<String>,
 }
 
@@ -70,7 +70,7 @@ impl Shared {
         self.traffic.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Drives messages on while no other thread does, until MPI is closed.
+    /// Drives messages while no other thread does, until MPI is closed.
     fn drive(&self) -> Result<()> {
         let mut open = self.lock();
         while let Some(traffic) = &mut *open {
@@ -81,7 +81,8 @@ impl Shared {
             }
             if others || traffic.is_idle() {
                 self.paused.store(others, Ordering::SeqCst);
-                // The last waiter may have left before `paused` was set, and then sends no wake-up.
+                // The last waiter may have left before `paused` was set, in which case it sends no
+                // wake-up.
                 if others && self.waiting.load(Ordering::SeqCst) == 0 {
                     continue;
                 }
@@ -95,15 +96,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Runs `f`, which calls MPI until its messages have arrived; meanwhile the thread that drives
-    /// messages on pauses.
+    /// Runs `f`, which calls MPI until its messages have arrived; meanwhile the progress thread
+    /// pauses.
     fn waiting<T>(&self, f: impl FnOnce() -> T) -> T {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let value = f();
         if self.waiting.fetch_sub(1, Ordering::SeqCst) == 1
             && self.paused.swap(false, Ordering::SeqCst)
         {
-            // The thread holds the lock until it sleeps: after this the wake-up reaches it.
+            // The progress thread holds the lock until it sleeps, so a wake-up sent after this
+            // reaches it.
             drop(self.lock());
             self.wake.notify_one();
         }
@@ -112,7 +114,7 @@ impl Shared {
 }
 
 impl Mpi {
-    /// Joins the job that this process was started in.
+    /// Joins the job in which this process was started.
     ///
     /// # Errors
     /// MPI was initialised before, has no thread support, or finds this process alone in a job of
@@ -152,12 +154,13 @@ impl Mpi {
         }))
     }
 
-    /// Leaves the job, when all other ranks leave it too. Later communication is an error.
+    /// Leaves the job once all other ranks leave it too. Later communication is an error.
     ///
-    /// Takes as long as the slowest rank's program: a rank that fails ends this one with the job.
+    /// Takes as long as the slowest rank's program; a rank that fails ends this one together with
+    /// the job.
     ///
     /// # Errors
-    /// A failure of MPI.
+    /// MPI fails.
     pub(crate) fn shut_down(&self) -> Result<()> {
         if self.shared.lock().is_none() {
             return Ok(());
@@ -224,22 +227,22 @@ struct Receipt {
     awaited: Awaited,
 }
 
-/// Messages that a batch has requested.
+/// Messages requested by a batch.
 struct Awaited {
     operation: Operation,
-    /// The ticket of the batch; those of its messages follow.
+    /// The ticket of the batch; the tickets of its messages follow.
     batch: Ticket,
     /// The peers, with the expected messages.
     receives: Vec<(usize, Expected)>,
-    /// The payloads that have arrived.
+    /// The payloads that have arrived so far.
     came: Vec<Option<Payload>>,
 }
 
 impl Awaited {
-    /// The time of a message of some megabytes within a host.
+    /// Duration of a message of a few megabytes within a host.
     const LONG_MESSAGE: Duration = Duration::from_micros(300);
 
-    /// The tickets of its messages.
+    /// The tickets of the messages.
     fn tickets(&self) -> Range<Ticket> {
         let first = self.batch + 1;
         first..first + self.receives.len() as Ticket
@@ -252,8 +255,8 @@ impl Awaited {
         missing.map(|((ticket, (peer, expected)), _)| (ticket, *peer, expected))
     }
 
-    /// Takes the messages that have arrived; returns the peer of one that will never arrive, if
-    /// there is one.
+    /// Takes the messages that have arrived; returns the peer of a message that will never arrive,
+    /// if any.
     fn take(&mut self, engine: &Mpi, traffic: &mut Traffic) -> Result<Option<usize>> {
         let tickets = self.tickets();
         for (ticket, arrival) in traffic.take_all(&tickets) {
@@ -264,7 +267,7 @@ impl Awaited {
         Ok(traffic.lost(&tickets))
     }
 
-    /// Polls a few times for messages that are about to arrive and to leave; returns whether that
+    /// Polls a few times for messages that are about to arrive or leave; returns whether that
     /// completed the batch.
     fn hurry(&mut self, engine: &Mpi) -> Result<bool> {
         engine.enter(|traffic| {
@@ -325,7 +328,7 @@ impl Awaited {
         }
     }
 
-    /// Waits briefly for messages to leave; the thread drives on those that take longer.
+    /// Waits briefly for messages to leave; the progress thread drives those that take longer.
     fn see_off(&self, engine: &Mpi) -> Result<()> {
         let mut start = None;
         while !engine.enter(|traffic| traffic.see_off(self.batch, SPINS))? {
@@ -388,13 +391,13 @@ impl Communicator for Mpi {
             receives,
         } = batch;
         let fingerprint = operation.fingerprint();
-        // Copies from a GPU wait for the device: made before the lock, which keeps other threads
-        // from MPI.
+        // Copies from a GPU wait for the device, so they are made before taking the lock, which
+        // keeps other threads out of MPI.
         sends.iter_mut().for_each(|(_, payload)| bring(payload));
         let batch = self.enter(|traffic| {
             let batch = traffic.ticket();
-            // Sends first: a receive of a long message that is already there copies it during the
-            // call, and the peer would wait that long for this rank's message.
+            // Sends come first: a receive of a long message that is already there copies it during
+            // the call, and the peer would wait that long for this rank's message.
             for (peer, payload) in sends {
                 let packed = wire::pack(payload);
                 self.counters.count(&operation, packed.bytes());
@@ -419,10 +422,10 @@ impl Communicator for Mpi {
 
     fn fail(&self, rank: usize, cause: &str) {
         if !self.failed.swap(true, Ordering::Relaxed) {
-            // In one write, so that output of `mpirun` about the end does not split it.
+            // Written at once, so that `mpirun`'s output about the end does not split the line.
             let line = format!("halocline: rank {rank} failed: {cause}\n");
             let _ = std::io::stderr().write_all(line.as_bytes());
-            // Not by `enter`, which refuses if the thread that drives messages on has stopped.
+            // Not through `enter`, which fails if the progress thread has stopped.
             if let Some(traffic) = &*self.shared.lock() {
                 traffic.link().abort();
             }
@@ -438,20 +441,21 @@ impl Communicator for Mpi {
     }
 }
 
-/// The polls of a rank for one message before it checks for other events.
+/// Number of polls for one message before a rank checks for other events.
 const SPINS: u32 = 64;
 
-/// Pauses between polls, which grow with the time waited: cores are often shared by several ranks.
+/// Pauses between polls, which grow with the time waited, because cores are often shared by several
+/// ranks.
 #[derive(Default)]
 struct Patience {
     since: Option<Instant>,
 }
 
 impl Patience {
-    /// No sleep before this time: a long message makes no progress during a sleep.
+    /// No sleep before this time, because a long message makes no progress during a sleep.
     const YIELDS: Duration = Duration::from_millis(10);
     const SLEEP: Duration = Duration::from_micros(50);
-    /// Longer than the time of messages of some kilobytes.
+    /// Longer than messages of a few kilobytes take.
     const SPIN: Duration = Duration::from_micros(20);
 
     /// The time waited; `None` before the first wait.

@@ -1,4 +1,4 @@
-//! The engine's calls of MPI, as safe functions.
+//! MPI calls of the engine, as safe functions.
 
 use std::ffi::{c_char, c_int};
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -15,13 +15,13 @@ use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 use crate::{Error, Result};
 
-/// The most bytes of a message of a long transfer: MPI counts in `int`, and each arrival shows
+/// Maximum size of a message of a long transfer: MPI counts in `int`, and each arrival shows
 /// progress.
 const PIECE: usize = 4 << 20;
-/// The bytes that Open MPI sends within a host at once: 4096 with a header. Longer messages begin
-/// with a handshake, so that two short ones are faster than one of up to twice this size. (A peer
-/// with another size whose tag happens to be the same may then be detected by the timeout only, as
-/// with sizes of several pieces.)
+/// Number of bytes that Open MPI sends within a host at once: 4096 with a header. Longer messages
+/// start with a handshake, so that two short ones are faster than one of up to twice this size. (A
+/// peer that sends another size whose tag happens to be the same may then be detected only by the
+/// timeout, as with sizes of several pieces.)
 const AT_ONCE: usize = 4032;
 
 /// Communicator of this engine over all processes of the job. MPI is finalised when it is dropped.
@@ -34,14 +34,14 @@ pub(super) struct Link {
 }
 
 // SAFETY: the handles are opaque values of MPI, valid on every thread of the process. A `Link` is
-// not `Sync`: one thread at a time is in MPI, as `MPI_THREAD_SERIALIZED` requires.
+// not `Sync`, so one thread at a time is in MPI, as `MPI_THREAD_SERIALIZED` requires.
 unsafe impl Send for Link {}
 
 impl Link {
     /// Initialises MPI.
     pub(super) fn open() -> Result<Self> {
         let required = Threading::Serialized;
-        // Multiple, so that the program's own libraries may call MPI at the same time.
+        // `Multiple`, so that the program's own libraries may call MPI at the same time.
         let (universe, provided) = ::mpi::initialize_with_threading(Threading::Multiple)
             .ok_or_else(|| {
                 Error::Engine(
@@ -92,7 +92,7 @@ impl Link {
                 comm,
                 rank: rank as usize,
                 size: size as usize,
-                // Rounded down: all numbers of this many bits are at most the largest tag.
+                // Rounded down, so that all numbers of this many bits are at most the largest tag.
                 tag_bits: (largest_tag as u32 + 1).ilog2(),
                 _universe: universe,
             })
@@ -199,7 +199,7 @@ impl Link {
         Transfer::new(memory).post("MPI_Irecv", start, bytes, most, post)
     }
 
-    /// Drives a transfer on.
+    /// Drives a transfer.
     pub(super) fn poll<M>(&self, transfer: &mut Transfer<M>) -> Result<Step> {
         let before = transfer.done;
         while let Some(request) = transfer.requests.get_mut(transfer.done) {
@@ -221,8 +221,8 @@ impl Link {
         Ok(Step::Complete)
     }
 
-    /// The first message of a peer that no request matches, if there is one: its tag and size in
-    /// bytes.
+    /// Returns tag and size in bytes of the first message of a peer that no request matches, if
+    /// there is one.
     pub(super) fn stray(&self, peer: usize) -> Result<Option<(Tag, usize)>> {
         let (mut found, mut status) = (0, MaybeUninit::uninit());
         // SAFETY: MPI is open, and the out-pointers are valid.
@@ -248,8 +248,8 @@ impl Link {
     /// Cancels a receive and drops its memory, with the bytes received so far.
     pub(super) fn cancel(&self, mut transfer: Transfer<Incoming>) -> Result<()> {
         for request in &mut transfer.requests[transfer.done..] {
-            // SAFETY: MPI is open, the request is one of MPI's, and what it receives into is kept
-            // until it has ended.
+            // SAFETY: MPI is open, the request is one of MPI's, and its memory is kept until it has
+            // ended.
             unsafe {
                 check("MPI_Cancel", ffi::MPI_Cancel(request))?;
                 check("MPI_Wait", ffi::MPI_Wait(request, ffi::RSMPI_STATUS_IGNORE))?;
@@ -276,7 +276,7 @@ fn bytes(status: &ffi::MPI_Status) -> Result<usize> {
     Ok(bytes as usize)
 }
 
-/// The most bytes of a message of a transfer.
+/// Maximum size of the messages of a transfer of this many bytes.
 fn most(bytes: usize) -> usize {
     if bytes <= 2 * AT_ONCE { AT_ONCE } else { PIECE }
 }
@@ -292,7 +292,7 @@ fn pieces(start: *const u8, bytes: usize, most: usize) -> impl Iterator<Item = (
 /// Progress of a transfer in one poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// None.
+    /// No progress.
     None,
     /// Some of its messages were completed.
     Some,
@@ -315,7 +315,7 @@ pub(super) struct Transfer<M> {
     requests: SmallVec<[ffi::MPI_Request; 2]>,
     /// The number of requests that are complete.
     done: usize,
-    /// The bytes received so far, if it receives.
+    /// The number of bytes received so far, for a receive.
     bytes: usize,
     memory: ManuallyDrop<M>,
 }
@@ -333,7 +333,7 @@ impl<M> Transfer<M> {
         }
     }
 
-    /// Starts the messages of the transfer, each by a call that writes its request.
+    /// Starts the messages of the transfer, each with a call that writes its request.
     fn post(
         mut self,
         name: &str,
@@ -351,12 +351,12 @@ impl<M> Transfer<M> {
         Ok(self)
     }
 
-    /// The bytes received so far.
+    /// The number of bytes received so far.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The memory of a transfer that is complete.
+    /// Returns the memory of a complete transfer.
     pub(super) fn into_memory(self) -> M {
         assert_eq!(self.done, self.requests.len());
         ManuallyDrop::into_inner(self.memory)

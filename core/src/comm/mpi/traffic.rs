@@ -1,4 +1,4 @@
-//! Messages of a rank in transit: outgoing and expected ones.
+//! Messages of a rank in transit, outgoing and expected.
 
 use std::ops::Range;
 
@@ -9,15 +9,15 @@ use crate::comm::Expected;
 use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 
-/// The bytes of a rank's last message, which holds the number of payloads that it has sent.
+/// Number of bytes of a rank's last message, which holds the number of payloads that it has sent.
 const END: usize = size_of::<u32>();
 
-/// Number of a requested message or a batch; tickets are given in order.
+/// Number of a requested message or a batch; tickets are issued in order.
 pub(super) type Ticket = u64;
 
 /// Message that has arrived.
 pub(super) enum Arrival {
-    /// The payload: memory, and the number of its first bytes that are used.
+    /// The payload: memory, and the number of its leading bytes that are used.
     Payload(Incoming, usize),
     /// A message other than the requested one.
     Other {
@@ -37,9 +37,9 @@ struct Ask {
     number: u32,
     fingerprint: u64,
     tag: Tag,
-    /// The payload's size, if it is known; else the request is for its first message.
+    /// The payload's size, if it is known; otherwise the request is for its first message.
     bytes: Option<usize>,
-    /// The bytes that arrived with the first message.
+    /// The number of bytes that arrived with the first message.
     begun: usize,
     transfer: Transfer<Incoming>,
 }
@@ -47,15 +47,15 @@ struct Ask {
 /// State of the traffic with another rank.
 #[derive(Default)]
 struct Peer {
-    /// The number of payloads sent to it.
+    /// The number of payloads sent to the peer.
     sent: u32,
-    /// The number of its payloads that were requested.
+    /// The number of payloads requested from the peer.
     asked: u32,
-    /// The request for its last message.
+    /// The request for the peer's last message.
     end: Option<Transfer<Incoming>>,
-    /// The total of payloads that it has sent, when its program has ended.
+    /// The total number of payloads that the peer has sent, once its program has ended.
     ended: Option<u32>,
-    /// Whether this rank's last message to it has been posted.
+    /// Whether this rank's last message to the peer has been posted.
     told: bool,
 }
 
@@ -97,14 +97,14 @@ impl Traffic {
         &self.link
     }
 
-    /// A new ticket, for a message or a batch.
+    /// Issues a ticket, for a message or a batch.
     pub(super) fn ticket(&mut self) -> Ticket {
         self.next += 1;
         self.next - 1
     }
 
-    /// Requests the next payload of a peer, with an operation's fingerprint. The tickets of a
-    /// batch's requests follow its own.
+    /// Requests the next payload of a peer, for an operation with this fingerprint. The tickets of
+    /// a batch's requests follow its own.
     pub(super) fn ask(&mut self, peer: usize, fingerprint: u64, expected: &Expected) -> Result<()> {
         let bytes = expected.bytes();
         self.listen(peer)?;
@@ -116,9 +116,9 @@ impl Traffic {
         let room = bytes.unwrap_or(wire::FIRST);
         let memory = match expected {
             Expected::Place(place) => Incoming::Place(place.clone()),
-            // Zeroed: the message may be shorter.
+            // Zeroed, because the message may be shorter.
             Expected::Bytes => Incoming::Block(Block::new(room)),
-            // SAFETY: read when all of it has been received.
+            // SAFETY: read only once all of it has been received.
             Expected::Tensors { .. } => Incoming::Block(unsafe { Block::uninit(room) }),
         };
         self.asks.push(Ask {
@@ -135,7 +135,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Starts to send a payload. A short one has left when this returns.
+    /// Starts to send a payload. A short payload has left when this returns.
     pub(super) fn send(
         &mut self,
         batch: Ticket,
@@ -192,14 +192,15 @@ impl Traffic {
         }
     }
 
-    /// Takes the messages of some tickets that have arrived.
+    /// Takes the messages with the given tickets that have arrived.
     pub(super) fn take_all(&mut self, tickets: &Range<Ticket>) -> Vec<(Ticket, Arrival)> {
         self.arrived
             .extract_if(.., |(ticket, _)| tickets.contains(ticket))
             .collect()
     }
 
-    /// The peer of a message of some tickets that will never be sent, because its sender's program has ended.
+    /// Returns the peer of a message with one of these tickets that will never be sent, because its
+    /// sender's program has ended.
     pub(super) fn lost(&self, tickets: &Range<Ticket>) -> Option<usize> {
         let mut asks = self.asks.iter();
         let lost = asks.find(|ask| tickets.contains(&ask.ticket) && self.is_never_sent(ask));
@@ -208,17 +209,17 @@ impl Traffic {
 
     fn is_never_sent(&self, ask: &Ask) -> bool {
         let sent = self.peers[ask.peer].ended;
-        // Both count up and may wrap around.
+        // Both numbers count up and may wrap around.
         sent.is_some_and(|sent| ask.number.wrapping_sub(sent) < u32::MAX / 2)
     }
 
-    /// Whether nothing is in transit, as far as this rank has recorded.
+    /// Whether nothing is in transit, as far as this rank knows.
     pub(super) fn is_idle(&self) -> bool {
         let mut asks = self.asks.iter();
         self.leaving.is_empty() && self.strays.is_empty() && asks.all(|ask| self.is_never_sent(ask))
     }
 
-    /// Requests the last message of a peer, once; this rank sends itself none.
+    /// Requests the last message of a peer, once; a rank sends itself none.
     fn listen(&mut self, peer: usize) -> Result<()> {
         let state = &self.peers[peer];
         if peer != self.link.rank() && state.end.is_none() && state.ended.is_none() {
@@ -229,7 +230,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Drives messages on; returns whether one made progress.
+    /// Drives messages; returns whether any made progress.
     pub(super) fn drive(&mut self) -> Result<bool> {
         let mut moved = false;
         let mut next = 0;
@@ -247,7 +248,7 @@ impl Traffic {
             let step = self.link.poll(&mut ask.transfer)?;
             moved |= step != Step::None;
             if step == Step::Complete {
-                // In order, so that the rests of metadata are requested in order.
+                // Removed in order, so that the rests of metadata are requested in order.
                 let ask = self.asks.remove(next);
                 self.complete(ask)?;
             } else {
@@ -258,9 +259,9 @@ impl Traffic {
     }
 
     /// Polls the first of these tickets that has not arrived, at most `times` times; returns
-    /// whether one has.
+    /// whether one has arrived.
     ///
-    /// One call of MPI at a time drives on all of a rank's messages.
+    /// A single call of MPI drives all of a rank's messages.
     pub(super) fn watch(&mut self, tickets: &Range<Ticket>, times: u32) -> Result<bool> {
         let mut arrived = self.arrived.iter();
         if arrived.any(|(ticket, _)| tickets.contains(ticket)) {
@@ -300,7 +301,7 @@ impl Traffic {
         Ok(false)
     }
 
-    /// Drives on messages outside operations: last messages of ranks, and those that were not
+    /// Drives messages outside operations: the last messages of ranks, and messages that were not
     /// requested.
     pub(super) fn drive_others(&mut self) -> Result<()> {
         for peer in &mut self.peers {
@@ -355,7 +356,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Checks whether another message arrived in the place of a ticket's message.
+    /// Checks whether another message arrived in place of a ticket's message.
     pub(super) fn look(&mut self, ticket: Ticket) -> Result<()> {
         let Some(place) = self.asks.iter().position(|ask| ask.ticket == ticket) else {
             return Ok(());
@@ -364,7 +365,7 @@ impl Traffic {
         let Some((tag, bytes)) = self.link.stray(ask.peer)? else {
             return Ok(());
         };
-        // No fault: the rest of metadata may arrive before its first message is polled, and the
+        // Not an error: the rest of metadata may arrive before its first message is polled, and the
         // peer's next payload, which this rank has not requested yet, may repeat the number of this
         // one.
         let next = self.peers[ask.peer].asked;
@@ -393,12 +394,13 @@ impl Traffic {
         };
         let mut asks = self.asks.iter();
         let of_ask = asks.position(|ask| ask.peer == peer && self.tags.same_place(tag, ask.tag));
-        // The rest of metadata, whose first message has arrived since: it will be requested.
+        // This is the rest of metadata whose first message has arrived meanwhile; it will be
+        // requested.
         if of_ask.is_some() && self.tags.is_rest(tag) {
             return Ok(());
         }
         self.discard(peer, tag, bytes)?;
-        // It came in the place of the requested message, which will not arrive.
+        // The message came in place of the requested message, which will not arrive.
         of_ask.map_or(Ok(()), |ask| {
             self.link.cancel(self.asks.remove(ask).transfer)
         })
@@ -411,10 +413,11 @@ impl Traffic {
         Ok(())
     }
 
-    /// Drives on the remaining messages at the end; returns whether all have left and every peer
-    /// has ended.
+    /// Drives the remaining messages at the end; returns whether all have left and every peer has
+    /// ended.
     ///
-    /// Messages that were not requested are received here, or their senders could not leave.
+    /// Messages that were not requested are received here, because their senders could not end
+    /// otherwise.
     pub(super) fn drain(&mut self) -> Result<bool> {
         self.drive_others()?;
         self.drive()?;

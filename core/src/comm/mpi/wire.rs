@@ -1,7 +1,8 @@
 //! Tags of MPI messages, and the split of payloads into messages.
 //!
-//! A payload of tensors is its bytes only: both sides know its size. Metadata begins with its size,
-//! in one message with as many bytes as fit. The [`Tag`] identifies the payload and its operation.
+//! A payload of tensors consists only of its bytes, because both sides know its size. Metadata
+//! starts with its size, in one message with as many bytes as fit. The [`Tag`] identifies the
+//! payload and its operation.
 
 use std::ops::Range;
 
@@ -9,9 +10,9 @@ use crate::comm::Payload;
 use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 
-/// Number by which MPI distinguishes messages: the number of the payload between two ranks and,
-/// shortened to fewer bits, its operation's fingerprint and its size. The pieces of a payload have
-/// one tag.
+/// Number by which MPI distinguishes messages: the sequence number of the payload between two ranks
+/// and, hashed to fewer bits, its operation's fingerprint and its size. All pieces of a payload
+/// have the same tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag(pub(super) u32);
 
@@ -20,7 +21,7 @@ impl Tag {
     pub(super) const END: Self = Self(0);
 }
 
-/// Numbers of bits in the fields of a tag; MPI has at least 15 bits for all.
+/// Number of bits in each field of a tag; MPI guarantees at least 15 bits in total.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tags {
     number: u32,
@@ -40,7 +41,7 @@ pub(super) enum Part {
 }
 
 impl Tags {
-    /// Divides `bits` bits; one of them distinguishes all tags from [`Tag::END`].
+    /// Divides `bits` bits between the fields; one bit distinguishes all tags from [`Tag::END`].
     pub(super) fn new(bits: u32) -> Self {
         let number = (bits / 3).min(10);
         let part = bits / 5;
@@ -51,9 +52,9 @@ impl Tags {
         }
     }
 
-    /// The tag of messages of the payload of this number between two ranks.
+    /// Returns the tag for the messages of the payload with this number between two ranks.
     ///
-    /// Numbers repeat, but messages of one tag keep their order.
+    /// Numbers repeat, but messages with the same tag keep their order.
     pub(super) fn tag(self, number: u32, fingerprint: u64, part: Part) -> Tag {
         // The high bits of a product with an odd number depend on all bits of the other factor.
         let high = |value: u64, bits: u32| {
@@ -70,12 +71,12 @@ impl Tags {
         Tag((tag << self.fingerprint) | fingerprint)
     }
 
-    /// Whether a tag is that of the rest of metadata.
+    /// Whether a tag belongs to the rest of metadata.
     pub(super) fn is_rest(self, tag: Tag) -> bool {
         (tag.0 >> self.fingerprint) & ((1 << self.part) - 1) == 1
     }
 
-    /// Whether both are of the same payload, by number.
+    /// Whether both tags belong to the same payload, by number.
     pub(super) fn same_place(self, one: Tag, other: Tag) -> bool {
         one != Tag::END && (one.0 ^ other.0) >> (self.part + self.fingerprint) == 0
     }
@@ -85,22 +86,22 @@ impl Tags {
         one.wrapping_sub(other).is_multiple_of(1 << self.number)
     }
 
-    /// Whether both are of the same operation.
+    /// Whether both tags belong to the same operation.
     pub(super) fn same_operation(self, one: Tag, other: Tag) -> bool {
         (one.0 ^ other.0) & ((1 << self.fingerprint) - 1) == 0
     }
 }
 
-/// The bytes of the first message of metadata, with the size.
+/// Size of the first message of metadata, including the size field.
 pub(super) const FIRST: usize = 256;
-/// The bytes of the size.
+/// Number of bytes of the size field.
 const SIZE: usize = size_of::<u64>();
 
 /// Payload in the form in which it is sent.
 pub(super) enum Packed {
     /// The bytes of tensors.
     Tensors(Outgoing),
-    /// The size with the first bytes, and the remaining bytes, if any.
+    /// The size field with the first bytes, and the remaining bytes, if any.
     Metadata(Outgoing, Option<Outgoing>),
 }
 
@@ -115,7 +116,7 @@ impl Packed {
     }
 }
 
-/// Makes a payload ready to be sent.
+/// Converts a payload to the form in which it is sent.
 pub(super) fn pack(payload: Payload) -> Packed {
     let Payload::Bytes(bytes) = payload else {
         return Packed::Tensors(Outgoing::of(payload));
@@ -130,8 +131,8 @@ pub(super) fn pack(payload: Payload) -> Packed {
     Packed::Metadata(Outgoing::Block(first, SIZE + inside), rest)
 }
 
-/// Unpacks the first message of metadata: a block for all of it, filled with the first bytes, and
-/// the range of the remaining ones.
+/// Unpacks the first message of metadata. Returns a block for all of it, filled with the first
+/// bytes, and the range of the remaining bytes.
 pub(super) fn unpack_first(message: &Block) -> (Block, Range<usize>) {
     let (size, room) = message.bytes().split_at(SIZE);
     let size = size.first_chunk().expect("a message begins with a size");

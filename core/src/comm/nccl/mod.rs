@@ -1,19 +1,19 @@
 //! Engine of jobs on several GPUs: cells travel from device memory to device memory, by NCCL.
 //!
 //! It is built on another engine, MPI or TCP, which carries messages of the host and, for every
-//! message between GPUs, its size: so a rank that has ended, is silent or is in another operation
-//! is detected when a batch is finished.
+//! message between GPUs, its size. A rank that has ended, is silent or is in another operation is
+//! therefore detected when a batch is finished.
 //!
 //! # Order
-//! The host never waits for a device. NCCL runs on its own stream. A batch waits on the device for
-//! all work submitted to the context before it (an event of the context, `cuCtxRecordEvent`,
-//! because CubeCL's streams are private), and work submitted after [`finish`](InFlight::finish)
-//! waits for the batch. Memory of a batch is kept until then.
+//! The host never waits for a device. NCCL runs on its own stream. On the device, a batch waits for
+//! all work submitted to the context before it (by a context event, `cuCtxRecordEvent`, because
+//! CubeCL's streams are private), and work submitted after [`finish`](InFlight::finish) waits for
+//! the batch. The memory of a batch is kept until then.
 //!
 //! # Silence
 //! NCCL has no timeout for a silent rank: its calls wait at the first message between two ranks,
 //! and later the device waits. A watchdog thread ends the process after the timeout, or after an
-//! error of NCCL.
+//! NCCL error.
 //!
 //! **Type-checked only**: this engine has not run yet.
 
@@ -38,14 +38,14 @@ use raw::{Buffer, Comm, Gpu, Message, Posted, Way};
 
 mod raw;
 
-/// The variable that routes messages between GPUs through the host, or makes a job of one rank use
-/// NCCL.
+/// Environment variable that routes messages between GPUs through the host (`0`), or makes a job of
+/// one rank use NCCL (`1`).
 const SWITCH: &str = "HALOCLINE_NCCL";
 
-/// NCCL between the GPUs of a job, over the engine that connects its processes.
+/// NCCL between the GPUs of a job, on top of the engine that connects its processes.
 pub(crate) struct Nccl {
     control: Arc<dyn Communicator>,
-    /// Held while a group of messages is posted, whose calls belong together.
+    /// Locked while a group of messages is posted, whose calls belong together.
     gpu: Mutex<Gpu>,
     /// Work that waits for other ranks.
     watch: Arc<Mutex<Watch>>,
@@ -58,18 +58,19 @@ impl std::fmt::Debug for Nccl {
     }
 }
 
-/// NCCL over an engine, if every rank computes on a CUDA device of its own and has the library;
-/// else the engine itself.
+/// Returns NCCL on top of an engine, if every rank computes on its own CUDA device and has the
+/// library; otherwise the engine itself.
 ///
 /// # Errors
-/// Ranks that share a GPU and may not; a failure of communication, or of NCCL.
+/// Ranks share a GPU and may not; communication or NCCL fails.
 pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dyn Communicator>> {
     let switched = crate::settings::switch(SWITCH);
     if control.size() == 1 && switched != Some(true) {
         return Ok(control);
     }
     let index = cuda_index(on.clone().inner().as_dispatch());
-    // The identity of the GPU, and the reason against NCCL; both empty if there is none.
+    // The identity of the GPU, empty if there is none, and the reason against NCCL, empty if there
+    // is none.
     let (identity, reason) = match index {
         None => (Vec::new(), "the device is no CUDA device".to_string()),
         Some(index) => match raw::identity(index) {
@@ -153,8 +154,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Ends the process when watched work has waited for too long, or after an error of NCCL; the
-/// thread that waits, for NCCL or for the device, cannot be stopped otherwise.
+/// Ends the process when watched work has waited for too long, or after an NCCL error, because a
+/// thread that waits for NCCL or for the device cannot be stopped otherwise.
 fn look_after(watched: &Weak<Mutex<Watch>>, comm: Comm, control: &dyn Communicator) {
     const PERIOD: Duration = Duration::from_millis(200);
     let timeout = control.settings().timeout;
@@ -166,7 +167,7 @@ fn look_after(watched: &Weak<Mutex<Watch>>, comm: Comm, control: &dyn Communicat
                 "{operation}: other ranks were silent for {seconds} s, while NCCL waited for them"
             )
         });
-        // When nothing waits, other ranks may have left the job already.
+        // If nothing waits, other ranks may have left the job already.
         let broken = watch.is_waiting().then(|| comm.error()).flatten();
         let cause = overdue.or_else(|| broken.map(|error| error.to_string()));
         drop(watch);
@@ -178,7 +179,7 @@ fn look_after(watched: &Weak<Mutex<Watch>>, comm: Comm, control: &dyn Communicat
                  halocline: it did not stop within {GRACE:?}; ending the process",
                 control.rank()
             );
-            // Handlers of a regular exit may wait for the device.
+            // The handlers of a regular exit may wait for the device.
             std::process::abort();
         }
         std::thread::sleep(PERIOD);
@@ -202,7 +203,8 @@ impl Nccl {
     }
 }
 
-/// Batch in flight. Dropping it waits as finishing does: its memory must not be used again before.
+/// Batch in flight. Dropping it waits like finishing it, because its memory must not be reused
+/// before.
 struct OnItsWay {
     engine: Arc<Nccl>,
     operation: Operation,
@@ -221,11 +223,11 @@ impl OnItsWay {
         let Some(posted) = self.posted.take() else {
             return Ok(());
         };
-        // Submitted first: work computed in the meantime need not wait.
+        // Submitted first, because work computed in the meantime need not wait.
         let given = posted.give_all();
         let waits = given.and_then(|()| lock(&self.engine.gpu).wait_for(&posted.done));
         if waits.is_err() {
-            // NCCL may still use the memory: it is never freed.
+            // NCCL may still use the memory, so it is never freed.
             std::mem::forget(posted);
         }
         waits

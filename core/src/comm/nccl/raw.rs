@@ -1,4 +1,4 @@
-//! The engine's calls of the CUDA driver and of NCCL.
+//! CUDA driver and NCCL calls of the engine.
 
 use std::any::Any;
 use std::ffi::{CStr, c_int, c_void};
@@ -24,8 +24,8 @@ use super::SWITCH;
 use crate::dispatch::from_dispatch;
 use crate::{Error, Result};
 
-/// The reason why NCCL cannot be used in this process, which has a driver; empty if it can. It
-/// requires events of a context, which exist since CUDA 12.5.
+/// The reason why NCCL cannot be used in this process, which has a driver; empty if it can. NCCL
+/// messages require context events, which exist since CUDA 12.5.
 pub(super) fn obstacle() -> String {
     let mut version = 0;
     // SAFETY: this only asks whether the library can be loaded.
@@ -43,11 +43,11 @@ pub(super) fn obstacle() -> String {
     }
 }
 
-/// The identity of a GPU: the host's boot and the address in it. A part of a GPU has the identity
-/// of the whole, because NCCL requires a whole GPU for each rank.
+/// The identity of a GPU: the host's boot id and the GPU's address on the host. A part of a GPU has
+/// the identity of the whole, because NCCL requires a whole GPU for each rank.
 ///
 /// # Errors
-/// No driver.
+/// There is no driver.
 pub(super) fn identity(index: usize) -> Result<Vec<u8>> {
     const ROOM: usize = 32;
     // SAFETY: this only asks whether the library can be loaded.
@@ -65,7 +65,7 @@ pub(super) fn identity(index: usize) -> Result<Vec<u8>> {
     Ok([&boot[..], &place].concat())
 }
 
-/// The name by which the ranks of a job find each other.
+/// The id by which the ranks of a job find each other.
 pub(super) fn unique_id() -> Result<Vec<u8>> {
     let id = nccl::get_uniqueid().map_err(of_nccl)?;
     Ok(id.internal.map(|byte| byte as u8).to_vec())
@@ -82,28 +82,29 @@ fn of_driver(error: DriverError) -> Error {
 }
 
 fn of_nccl(error: NcclError) -> Error {
-    // SAFETY: NCCL gives a text that ends with 0, of its last error in this process.
+    // SAFETY: NCCL returns a zero-terminated text about its last error in this process.
     let text = unsafe { CStr::from_ptr(nccl_sys::ncclGetLastError(std::ptr::null_mut())) };
     failed("NCCL", format!("{:?}, {}", error.0, text.to_string_lossy()))
 }
 
-/// An event of the driver.
+/// Event of the CUDA driver.
 #[derive(Debug)]
 pub(super) struct Event(cuda::CUevent);
 
 // SAFETY: handles of the driver may be used by any thread.
 unsafe impl Send for Event {}
-// SAFETY: as above, by several at a time.
+// SAFETY: as above, by several threads at a time.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event of the current context.
+    /// Makes an event of the current context.
     fn new() -> Result<Self> {
         let event = event::create(cuda::CUevent_flags::CU_EVENT_DISABLE_TIMING);
         event.map(Self).map_err(of_driver)
     }
 
-    /// Whether the work before it is done. A failure of the device is reported by its next use.
+    /// Whether the work before the event is done. A failure of the device is reported by its next
+    /// use.
     pub(super) fn is_over(&self) -> bool {
         // SAFETY: the event is valid.
         let state = unsafe { event::query(self.0) };
@@ -118,33 +119,34 @@ impl Drop for Event {
     }
 }
 
-/// The driver's context of a GPU.
+/// Driver context of a GPU.
 #[derive(Clone, Copy)]
 pub(super) struct Context(cuda::CUcontext);
 
-// SAFETY: a handle of the driver, which any thread may use.
+// SAFETY: a driver handle, which any thread may use.
 unsafe impl Send for Context {}
 
 impl Context {
-    /// Makes it the current context of this thread.
+    /// Makes this the current context of the thread.
     pub(super) fn enter(&self) -> Result<()> {
         // SAFETY: the context is valid; it is never released.
         unsafe { ctx::set_current(self.0) }.map_err(of_driver)
     }
 }
 
-/// NCCL's communicator.
+/// NCCL communicator.
 #[derive(Clone, Copy)]
 pub(super) struct Comm(nccl_sys::ncclComm_t);
 
-// SAFETY: a handle; the calls that may not come at the same time are behind the lock around `Gpu`.
+// SAFETY: a handle; calls that must not run at the same time are behind the lock around `Gpu`.
 unsafe impl Send for Comm {}
 
 impl Comm {
-    /// An error of NCCL since messages were submitted, as when another rank's process has died.
+    /// An NCCL error since messages were submitted, for example because another rank's process has
+    /// died.
     pub(super) fn error(&self) -> Option<Error> {
         let mut state = nccl_sys::ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator is valid, and may be asked at any time.
+        // SAFETY: the communicator is valid, and may be queried at any time.
         let asked = unsafe { nccl_sys::ncclCommGetAsyncError(self.0, &mut state) };
         let error = asked.result().and_then(|_| state.result()).err();
         error.map(of_nccl)
@@ -160,11 +162,11 @@ pub(super) struct Gpu {
 }
 
 // SAFETY: handles of the driver and of NCCL may be used by any thread, one at a time, which the
-// lock around them sees to.
+// lock around them ensures.
 unsafe impl Send for Gpu {}
 
 impl Gpu {
-    /// Joins all ranks, each of which calls this.
+    /// Joins all ranks. Collective: every rank calls it.
     pub(super) fn open(index: usize, id: &[u8], rank: usize, size: usize) -> Result<Self> {
         let mut unique = nccl_sys::ncclUniqueId { internal: [0; 128] };
         for (target, byte) in unique.internal.iter_mut().zip(id) {
@@ -172,12 +174,12 @@ impl Gpu {
         }
         cudarc::driver::result::init().map_err(of_driver)?;
         let device = device::get(index as c_int).map_err(of_driver)?;
-        // SAFETY: the device is there. The primary context is CubeCL's too; it is never released.
+        // SAFETY: the device exists. The primary context is shared with CubeCL and never released.
         let context = Context(unsafe { primary_ctx::retain(device) }.map_err(of_driver)?);
         context.enter()?;
         let stream = stream::create(stream::StreamKind::NonBlocking).map_err(of_driver)?;
         let mut comm = MaybeUninit::uninit();
-        // SAFETY: `comm` is written before it is read, where the call succeeds.
+        // SAFETY: `comm` is read only if the call that writes it succeeds.
         let comm = unsafe {
             nccl::comm_init_rank(comm.as_mut_ptr(), size as c_int, unique, rank as c_int)
                 .map_err(of_nccl)?;
@@ -201,7 +203,7 @@ impl Gpu {
     /// Submits all messages of a batch, and returns them with their memory. The first message
     /// between two ranks waits for both.
     pub(super) fn post(&self, messages: Vec<Message>) -> Result<Posted> {
-        // If this fails, NCCL may still use the memory: it is never freed.
+        // If this fails, NCCL may still use the memory, so it is never freed.
         let messages = ManuallyDrop::new(messages);
         self.context.enter()?;
         // SAFETY: context, stream and communicator live as long as this; the events are of this
@@ -216,7 +218,7 @@ impl Gpu {
             nccl::group_start().map_err(of_nccl)?;
             let mut messages_in = messages.iter();
             let given = messages_in.try_for_each(|message| self.give(message));
-            // Also after an error, or the group would stay open on this thread.
+            // Called even after an error; otherwise the group would stay open on this thread.
             let ended = nccl::group_end();
             given.and(ended).map_err(of_nccl)?;
             event::record(done.0, self.stream).map_err(of_driver)?;
@@ -228,7 +230,7 @@ impl Gpu {
         }
     }
 
-    /// Adds a message to the group that is open.
+    /// Adds a message to the open group.
     ///
     /// # Safety
     /// The buffer must be kept until the message is done.
@@ -237,7 +239,7 @@ impl Gpu {
         let (memory, peer) = (buffer.address as *mut c_void, *peer as c_int);
         let (comm, stream) = (self.comm.0, self.stream.cast());
         let bytes = nccl_sys::ncclDataType_t::ncclUint8;
-        // SAFETY: the caller's; the buffer has this many bytes.
+        // SAFETY: guaranteed by the caller; the buffer has this many bytes.
         let given = unsafe {
             match way {
                 Way::Out => nccl::send(memory, buffer.bytes, bytes, peer, comm, stream),
@@ -247,7 +249,7 @@ impl Gpu {
         given.map(|_| ())
     }
 
-    /// Makes work that is submitted to the context from now on wait for an event.
+    /// Makes work submitted to the context from now on wait for an event.
     pub(super) fn wait_for(&self, event: &Event) -> Result<()> {
         self.context.enter()?;
         // SAFETY: context and event are valid.
@@ -256,7 +258,7 @@ impl Gpu {
     }
 }
 
-/// Memory of a device in a batch.
+/// Device memory in a batch.
 pub(super) struct Buffer {
     address: u64,
     bytes: usize,
@@ -302,10 +304,9 @@ pub(super) struct Message {
     pub(super) buffer: Buffer,
 }
 
-/// Messages submitted to NCCL, with their memory, which must not be used again before they are
-/// done.
+/// Messages submitted to NCCL, with their memory, which must not be reused before they are done.
 pub(super) struct Posted {
-    /// The end of the work submitted to the context before them, at which they begin.
+    /// The end of the work submitted to the context before the messages, at which they start.
     pub(super) ready: Arc<Event>,
     pub(super) done: Arc<Event>,
     messages: Vec<Message>,

@@ -1,6 +1,6 @@
-//! Greetings: two processes of a job prove to each other that they have its secret. Connections
-//! without a proof are limited in number and in time, so that strangers do not prevent the ranks
-//! from connecting.
+//! Greetings: two processes of a job prove to each other that they have its secret. Unproven
+//! connections are limited in number and time, so that strangers cannot prevent the ranks from
+//! connecting.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -13,15 +13,15 @@ use sha2::Sha256;
 
 use crate::descriptors::explained;
 
-/// The mark of a connection of Halocline, of this version, in the byte order of the host.
+/// Marker of a connection of this version of Halocline, in the byte order of the host.
 const MAGIC: u64 = 0x6861_6c6f_636c_0001;
-/// The pause of a rank between attempts.
+/// Pause between attempts to connect.
 pub(super) const AGAIN: Duration = Duration::from_millis(20);
-/// The time limit of a greeting.
+/// Time limit of a greeting.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
-/// The most connections without a proof; a further one ends the oldest.
+/// Maximum number of unproven connections; a further one ends the oldest.
 pub(super) const GREETINGS: usize = 128;
-/// The answer to a caller with another secret; no proof consists of zeros only.
+/// Answer to a caller with another secret; a proof never consists only of zeros.
 const NO_PROOF: [u8; 32] = [0; 32];
 
 type Code = Hmac<Sha256>;
@@ -33,7 +33,7 @@ pub(super) enum Side {
     Listener,
 }
 
-/// Connections of callers without a proof yet, the oldest first.
+/// Unproven connections of callers, the oldest first.
 #[derive(Default)]
 struct Unproven(Mutex<VecDeque<Arc<TcpStream>>>);
 
@@ -68,7 +68,7 @@ impl Unproven {
 /// Shuts connections down; the threads that read from them then close them.
 fn disconnect(streams: impl Iterator<Item = Arc<TcpStream>>) {
     for stream in streams {
-        // One that is closed already needs no shutdown.
+        // A connection that is already closed needs no shutdown.
         let _ = stream.shutdown(std::net::Shutdown::Both);
     }
 }
@@ -81,12 +81,12 @@ impl Secret {
     /// Accepts connections of processes with the secret, until `take` returns that all are
     /// connected.
     ///
-    /// After a lack of descriptors, memory or threads, or a closed connection, strangers are
-    /// disconnected and the attempt is repeated, as long as there is time.
+    /// If descriptors, memory or threads run out, or a connection is closed, strangers are
+    /// disconnected and the attempt is repeated until the time limit.
     ///
     /// # Errors
-    /// Ranks that did not connect in time: the last obstacle, as the end of a sentence, empty if
-    /// there was none.
+    /// Some ranks did not connect in time: returns the last obstacle as the end of a sentence,
+    /// empty if there was none.
     pub(super) fn accept(
         &self,
         listener: &TcpListener,
@@ -114,10 +114,11 @@ impl Secret {
                     AGAIN
                 }
             };
-            // In every turn: strangers may keep connecting without end.
+            // In every iteration, because strangers may keep connecting without end.
             let mut known = proven.recv_timeout(wait).ok();
             while let Some(stream) = known {
-                // A rank that has disconnected since is reported missing at the end of the time.
+                // A rank that has disconnected since then is reported as missing when the time is
+                // over.
                 complete |= matches!(take(stream), Ok(true));
                 known = proven.try_recv().ok().filter(|_| !complete);
             }
@@ -149,8 +150,8 @@ impl Secret {
         spawned.inspect_err(|_| _ = unproven.remove(&stream))
     }
 
-    /// Exchanges proofs that both sides have the secret. `admit`, called after the caller's proof,
-    /// may refuse.
+    /// Exchanges proofs that both sides have the secret. `admit`, which is called after the
+    /// caller's proof, may refuse the caller.
     pub(super) fn greet(
         &self,
         stream: &TcpStream,
@@ -187,7 +188,7 @@ impl Secret {
         };
         let mut proof = [0; 32];
         let wrong = || denied("it knows another HALOCLINE_SECRET");
-        // The caller first: a listener gives no code to a stranger.
+        // The caller proves itself first, so that a listener sends no code to a stranger.
         if side == Side::Caller {
             output.write_all(&code(Side::Caller).finalize().into_bytes())?;
             read_by(stream, &mut proof, end)?;
@@ -197,7 +198,7 @@ impl Secret {
             read_by(stream, &mut proof, end)?;
             if code(Side::Caller).verify_slice(&proof).is_err() {
                 // A caller whose connection ends without an answer was disconnected to make room,
-                // and calls again.
+                // and tries again.
                 output.write_all(&NO_PROOF)?;
                 return Err(wrong());
             }
@@ -212,7 +213,7 @@ impl Secret {
     }
 }
 
-/// The time until `end`, never zero, which would mean no limit.
+/// The time left until `end`, never zero, which would mean no limit.
 pub(super) fn left(end: Instant) -> Duration {
     end.saturating_duration_since(Instant::now()).max(AGAIN)
 }
@@ -233,7 +234,7 @@ fn read_by(mut stream: &TcpStream, mut buffer: &mut [u8], end: Instant) -> std::
     Ok(())
 }
 
-/// A random number that cannot be guessed.
+/// Returns an unpredictable random number.
 fn fresh() -> std::io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| std::io::Error::other(error.to_string()))?;

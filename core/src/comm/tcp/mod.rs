@@ -1,8 +1,8 @@
-//! Engine of processes that find each other by an address: every pair of ranks has a connection.
+//! Engine of processes that find each other by an address; every pair of ranks has a connection.
 //!
-//! One thread per connection reads messages into the rank's mailbox, another writes its messages,
-//! so that a send never waits and halos travel while a rank computes. Waits, and their errors, are
-//! those of the local engine.
+//! For each connection, one thread reads messages into the rank's mailbox and another writes its
+//! messages, so that a send never waits and halos travel while a rank computes. Waiting, and its
+//! errors, are those of the local engine.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -27,16 +27,16 @@ mod rendezvous;
 #[cfg(test)]
 mod tests;
 
-/// The most time for which a failing rank waits until others are notified.
+/// Maximum time for which a failing rank waits until others are notified.
 const NOTICE: Duration = Duration::from_secs(1);
-/// The period at which a rank that ends checks for the failure of another.
+/// Period at which an ending rank checks whether another has failed.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// The bytes of a long message whose arrival, or departure, counts as progress.
+/// Number of bytes of a long message whose arrival or departure counts as progress.
 const PIECE: usize = 1 << 20;
-/// The bytes of the longest body that is written with its head, by one call of the system.
+/// Size of the longest body that is written together with its head, in one system call.
 const SHORT: usize = 1 << 14;
-/// The silence after which a connection is probed, and the interval of probes.
+/// Silence after which a connection is probed, and the interval of probes.
 const KEEPALIVE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(10)];
 
 /// Kind of a frame.
@@ -51,19 +51,19 @@ enum Kind {
     Failure,
 }
 
-/// Message between two processes: a head, the name of its operation, and its bytes.
+/// Message between two processes: a head, the name of the operation, and the bytes.
 struct Frame {
     kind: Kind,
-    /// The fingerprint of its operation; for a failure, the rank that failed.
+    /// The fingerprint of the operation; for a failure, the rank that failed.
     number: u64,
     name: String,
     body: Outgoing,
 }
 
-/// Order to a thread that writes.
+/// Order to a writer thread.
 enum Order {
     Write(Frame),
-    /// Write this last, and signal when all is written.
+    /// Write this last frame, and signal when all is written.
     Finish(Frame, mpsc::Sender<()>),
 }
 
@@ -71,9 +71,9 @@ enum Order {
 pub(crate) struct Tcp {
     inbox: Arc<Local>,
     hub: Arc<Hub>,
-    /// Channels to the threads that write, by rank; `None` for this rank.
+    /// Channels to the writer threads, by rank; `None` for this rank.
     writers: Vec<Option<Mutex<mpsc::Sender<Order>>>>,
-    /// The connections, to be closed.
+    /// The connections, which are closed on drop.
     streams: Vec<Arc<TcpStream>>,
     /// Whether the rank's program has ended, with or without an error.
     ended: Arc<AtomicBool>,
@@ -86,9 +86,9 @@ impl std::fmt::Debug for Tcp {
 }
 
 impl Frame {
-    /// Bytes before the name: kind, length of the name, number, length of the body.
+    /// Number of bytes before the name: kind, length of the name, number, length of the body.
     const HEAD: usize = 24;
-    /// The longest name that is read.
+    /// Length of the longest name that is read.
     const NAME: usize = 1 << 16;
 
     fn of(kind: Kind, number: u64, name: impl Into<String>) -> Self {
@@ -155,8 +155,8 @@ impl Tcp {
     /// Joins the job.
     ///
     /// # Errors
-    /// Ranks that do not connect within the timeout, or that were started with another size or an
-    /// equal rank.
+    /// Ranks do not connect within the timeout, or were started with another size or with an equal
+    /// rank.
     pub(crate) fn start(rendezvous: &Rendezvous, settings: Settings) -> Result<Arc<Self>> {
         raise_descriptor_limit();
         let streams = rendezvous.join(settings.timeout)?;
@@ -171,7 +171,7 @@ impl Tcp {
                 continue;
             };
             stream.set_nodelay(true)?;
-            // A host that vanishes closes no connection.
+            // A host that vanishes does not close its connections.
             let [after, every] = KEEPALIVE;
             let keepalive = TcpKeepalive::new().with_time(after).with_interval(every);
             SockRef::from(&*stream).set_tcp_keepalive(&keepalive)?;
@@ -208,15 +208,15 @@ impl Tcp {
         }))
     }
 
-    /// Leaves the job, when all other ranks leave it too.
+    /// Leaves the job once all other ranks leave it too.
     ///
     /// # Errors
-    /// A rank that failed.
+    /// A rank has failed.
     pub(crate) fn shut_down(&self) -> Result<()> {
         self.ended.store(true, Ordering::Release);
         for written in self.finish(|| Frame::of(Kind::End, 0, "")) {
-            // A thread that could not write has ended, and its peer is recorded as failed. One
-            // whose peer does not read keeps writing, until another rank fails.
+            // A thread that could not write has ended, and its peer is recorded as failed. If a
+            // peer does not read, its thread keeps writing until another rank fails.
             while written.recv_timeout(PERIOD) == Err(mpsc::RecvTimeoutError::Timeout)
                 && self.hub.failure().is_none()
             {}
@@ -224,7 +224,7 @@ impl Tcp {
         self.hub.wait_for_ends(self.rank())
     }
 
-    /// Orders the threads that write to end with a last frame; each receiver signals when that is
+    /// Orders the writer threads to end with a last frame; each receiver signals when that is
     /// written.
     fn finish(&self, frame: impl Fn() -> Frame) -> Vec<mpsc::Receiver<()>> {
         let writers = self.writers.iter().flatten();
@@ -237,14 +237,15 @@ impl Tcp {
     }
 }
 
-/// Sends an order to a thread that writes. It is lost if the thread has ended: then the connection
-/// is broken, which the thread that reads records.
+/// Sends an order to a writer thread. The order is lost if the thread has ended; then the
+/// connection is broken, which the reader thread records.
 fn order(orders: &Mutex<mpsc::Sender<Order>>, order: Order) {
     let orders = orders.lock().unwrap_or_else(|e| e.into_inner());
     let _ = orders.send(order);
 }
 
-/// Writes what is ordered; calls `progress` after each piece of a long message: a peer that reads is alive.
+/// Writes the ordered frames; calls `progress` after each piece of a long message, because a peer
+/// that reads is alive.
 fn write_all(mut stream: &TcpStream, orders: &mpsc::Receiver<Order>, progress: impl Fn()) {
     while let Ok(order) = orders.recv() {
         let (frame, last) = match order {
@@ -261,7 +262,7 @@ fn write_all(mut stream: &TcpStream, orders: &mpsc::Receiver<Order>, progress: i
     }
 }
 
-/// Puts all messages of a peer into the mailbox, until its program ends.
+/// Delivers all messages of a peer to the mailbox, until the peer's program ends.
 ///
 /// # Errors
 /// The rank that failed, and the cause.
@@ -288,7 +289,7 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
         for stream in &self.streams {
-            // The threads that read end.
+            // Ends the reader threads.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

@@ -1,9 +1,10 @@
 //! Rendezvous of the processes of a job: all connect to rank 0, which sends each the addresses of
 //! the others.
 //!
-//! Both sides of a connection prove that they have the job's secret before anything else is read:
-//! by a message authentication code (HMAC-SHA256) over fresh random numbers of both. Later messages
-//! are neither encrypted nor authenticated, as with MPI and NCCL: run jobs in trusted networks.
+//! Both sides of a connection prove that they have the job's secret before anything else is read,
+//! by a message authentication code (HMAC-SHA256) over fresh random numbers from both. Later
+//! messages are neither encrypted nor authenticated, as with MPI and NCCL: run jobs in trusted
+//! networks.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -15,7 +16,7 @@ use super::greeting::{AGAIN, GREETING, Secret, Side, left};
 use crate::descriptors::explained;
 use crate::{Error, Result};
 
-/// Address at which the ranks of a job meet, with this process's rank.
+/// Address at which the ranks of a job meet, together with this process's rank.
 #[derive(Clone)]
 pub(crate) struct Rendezvous {
     pub(crate) rank: usize,
@@ -27,16 +28,16 @@ pub(crate) struct Rendezvous {
     pub(crate) secret: Option<String>,
 }
 
-/// The bytes of the longest greeting that is read.
+/// Size of the longest greeting that is read.
 const LONGEST: usize = 1 << 20;
 
 impl Rendezvous {
-    /// The job that the environment describes.
+    /// Returns the rendezvous that the environment describes.
     ///
     /// # Errors
-    /// A variable that is missing or has an invalid value.
+    /// A variable is missing or has an invalid value.
     pub(crate) fn from_env(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        // The first variable that is set: of launchers like PyTorch's, then of Slurm.
+        // The first variable that is set: those of launchers like PyTorch's, then those of Slurm.
         let find = |names: &[&str]| {
             names
                 .iter()
@@ -94,7 +95,7 @@ impl Rendezvous {
     /// Connects to all other ranks; returns the connections by rank, `None` for this one.
     ///
     /// # Errors
-    /// Ranks that do not connect in time, or that disagree about the job.
+    /// Ranks do not connect in time, or disagree about the job.
     pub(super) fn join(&self, timeout: Duration) -> Result<Vec<Option<Arc<TcpStream>>>> {
         let end = Instant::now() + timeout;
         let seconds = timeout.as_secs_f64();
@@ -110,7 +111,7 @@ impl Rendezvous {
         if self.rank == 0 {
             let table = self.receive_all(address, &mut streams, end, seconds)?;
             for stream in streams.iter().flatten() {
-                // The thread that reads names a rank that has left.
+                // The reader thread reports a rank that has left.
                 let _ = send(stream, table.as_bytes());
             }
             return Ok(streams);
@@ -137,21 +138,21 @@ impl Rendezvous {
         }
         master.set_read_timeout(None)?;
         streams[0] = Some(master);
-        // The table may come at the last moment.
+        // The table may arrive at the last moment.
         let end = end.max(Instant::now() + GREETING);
-        // Each rank calls those before it and accepts those after it. Calls need no order between
-        // ranks, because every listener was open before its address was in the table.
+        // Each rank calls the ranks before it and accepts those after it. Calls need no order
+        // between ranks, because every listener was open before its address was in the table.
         for (peer, line) in table.lines().enumerate().take(self.rank).skip(1) {
             let mut address: SocketAddr = line.parse().map_err(Error::other)?;
             if address.ip().is_loopback() {
-                // The peer is on rank 0's host, and connected to it by an address that is valid on
-                // that host only.
+                // The peer is on rank 0's host, and connected to it by an address that is valid
+                // only on that host.
                 address.set_ip(host.ip());
             }
             if let (SocketAddr::V6(address), SocketAddr::V6(host)) = (&mut address, host)
                 && address.ip().is_unicast_link_local()
             {
-                // Valid on one link, whose number is another on each host.
+                // The address is valid on one link, whose number differs between hosts.
                 address.set_scope_id(host.scope_id());
             }
             let stream = self.call(peer, &[address], end, seconds)?;
@@ -184,7 +185,7 @@ impl Rendezvous {
     /// connected.
     ///
     /// # Errors
-    /// Those of [`Secret::accept`].
+    /// The errors of [`Secret::accept`].
     fn accept(
         &self,
         listener: &TcpListener,
@@ -201,8 +202,8 @@ impl Rendezvous {
         Secret(self.secret.clone().unwrap_or_default())
     }
 
-    /// The addresses of rank 0's host; at least one. In a cluster its name may be registered after
-    /// this rank has started.
+    /// Returns the addresses of rank 0's host, at least one. In a cluster its name may be
+    /// registered only after this rank has started.
     fn addresses(&self, end: Instant) -> Result<Vec<SocketAddr>> {
         const PERIOD: Duration = Duration::from_millis(500);
         let mut told = false;
@@ -232,8 +233,8 @@ impl Rendezvous {
         )))
     }
 
-    /// Listens at a port: with a secret at all addresses of this host, because others may use any
-    /// of them.
+    /// Listens on a port; with a secret, on all addresses of this host, because other ranks may use
+    /// any of them.
     fn listen(&self, near: SocketAddr) -> std::io::Result<TcpListener> {
         let port = near.port();
         match self.secret {
@@ -243,8 +244,8 @@ impl Rendezvous {
         }
     }
 
-    /// On rank 0: waits for all others, and returns the table of the addresses at which they
-    /// listen, a line each.
+    /// On rank 0: waits for all others, and returns the table of the addresses on which they
+    /// listen, one per line.
     fn receive_all(
         &self,
         address: SocketAddr,
@@ -308,10 +309,11 @@ impl Rendezvous {
         Err(Error::Engine(cause))
     }
 
-    /// Connects to the listener of a rank, which has the secret, at one of its addresses.
+    /// Connects to the listener of a rank, which must have the secret, at one of its addresses.
     ///
     /// # Errors
-    /// A rank that does not listen in time; other than rank 0, which may start later, one that does not listen.
+    /// The rank does not listen in time. For a rank other than 0, which may start later, an error
+    /// is returned as soon as it does not listen.
     fn call(
         &self,
         callee: usize,
@@ -338,7 +340,7 @@ impl Rendezvous {
                         let text = format!("rank {}: {address}: {error}", self.rank);
                         return Err(Error::Engine(text));
                     }
-                    // It has listened since before its address was in the table.
+                    // The rank has been listening since before its address was in the table.
                     Err(error) if error.kind() == ErrorKind::ConnectionRefused && callee > 0 => {
                         return Err(Error::Engine(format!(
                             "rank {}: rank {callee} left during the start ({address}: {error})",
@@ -366,14 +368,14 @@ impl Rendezvous {
     }
 }
 
-/// The ranks from `first` on that are not connected, as a list.
+/// Lists the ranks from `first` onwards that are not connected.
 fn missing(streams: &[Option<Arc<TcpStream>>], first: usize) -> String {
     let ranks = (first..streams.len()).filter(|&rank| streams[rank].is_none());
     let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
     ranks.join(", ")
 }
 
-/// The start of an error message in place of a table.
+/// Prefix of an error message sent in place of a table.
 const REFUSED: &str = "refused: ";
 
 fn send(mut stream: &TcpStream, bytes: &[u8]) -> std::io::Result<()> {

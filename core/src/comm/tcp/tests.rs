@@ -13,14 +13,14 @@ fn job(size: usize) -> Vec<Rendezvous> {
         .local_addr()
         .unwrap()
         .port();
-    let of = |rank| Rendezvous {
+    let rendezvous = |rank| Rendezvous {
         rank,
         size,
         host: "127.0.0.1".into(),
         port,
         secret: Some("salt".into()),
     };
-    (0..size).map(of).collect()
+    (0..size).map(rendezvous).collect()
 }
 
 fn settings(seconds: f64) -> Settings {
@@ -71,7 +71,7 @@ fn text<T: std::fmt::Debug>(result: Result<T>) -> String {
     result.unwrap_err().to_string()
 }
 
-/// The lengths of what is written by each call.
+/// The number of bytes written by each call.
 #[derive(Default)]
 struct Calls(Vec<usize>);
 
@@ -129,7 +129,7 @@ fn a_stranger_neither_joins_nor_disturbs() {
                 Ok(found)
             })
         });
-        // One that sends nothing, one that sends another protocol, one with another secret.
+        // One stranger sends nothing, one another protocol, and one has another secret.
         let quiet = std::net::TcpStream::connect(&address);
         if let Ok(mut loud) = std::net::TcpStream::connect(&address) {
             let _ = loud.write_all(b"GET / HTTP/1.1\r\n\r\n");
@@ -146,7 +146,7 @@ fn a_stranger_neither_joins_nor_disturbs() {
     );
 }
 
-/// Connections of silent strangers to the address at which rank 0 listens, or will listen.
+/// Connects silent strangers to the address at which rank 0 listens, or will listen.
 fn strangers(rank: &Rendezvous, number: usize) -> Vec<TcpStream> {
     let connect = || TcpStream::connect((rank.host.as_str(), rank.port));
     let again = |_| std::thread::sleep(Duration::from_millis(10));
@@ -163,7 +163,7 @@ fn is_ended(mut stream: &TcpStream) -> bool {
     let limit = Some(Duration::from_secs(2));
     stream.set_read_timeout(limit).unwrap();
     let end = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
-    // The listener's first bytes, and the end.
+    // Reads the listener's first bytes, and the end.
     let mut greeting = [0; 64];
     loop {
         match stream.read(&mut greeting) {
@@ -191,11 +191,12 @@ fn silent_strangers_make_room_for_those_who_come_later() {
     });
 }
 
-/// The variable that says where rank 0 of a job with few descriptors listens.
+/// Environment variable with the port at which rank 0 of the job with few descriptors listens.
 #[cfg(unix)]
 const PORT: &str = "HALOCLINE_TEST_PORT";
 
-/// Rank 0 of a job whose system gives it few descriptors. Does nothing when it is run as a test.
+/// Rank 0 of a job with few file descriptors, run as a child process. Does nothing when run as a
+/// test.
 #[cfg(unix)]
 #[test]
 fn rank_0_of_few_descriptors() {
@@ -246,7 +247,7 @@ fn a_rank_that_passes_a_failure_on_names_the_rank_that_failed() {
     let found = run(job(3), 20.0, |comm| {
         let rank = comm.rank();
         let found = if rank == 2 {
-            // It notifies rank 0 only.
+            // Notifies only rank 0.
             let orders = comm.writers[0].as_ref().expect("rank 0 is another");
             order(orders, Order::Write(Frame::failure(2, "disk full")));
             comm.hub.wait_for_ends(2).map(|()| Vec::new())
@@ -315,7 +316,7 @@ fn a_rank_that_leaves_after_the_table_is_named_at_once() {
     let others = vec![ranks[0].clone(), ranks[2].clone()];
     let met = std::thread::scope(|scope| {
         let met = scope.spawn(|| run(others, 20.0, |_| Ok(())));
-        // Rank 1 names a port at which it no longer listens.
+        // Rank 1 announces a port on which it no longer listens.
         let mut first = strangers(&ranks[0], 1).remove(0);
         let secret = Secret("salt".into());
         secret.greet(&first, Side::Caller, || true).unwrap();
@@ -374,7 +375,7 @@ fn a_failure_a_lost_process_and_another_operation_are_told_apart() {
 
     let found = run(job(2), 20.0, |comm| {
         let found = exchange(&comm, ["sum", "mean"][comm.rank()], 1);
-        // As the launcher does; else sent messages may be lost with the connection.
+        // As the launcher does; otherwise sent messages may be lost with the connection.
         found.inspect_err(|error| comm.fail(comm.rank(), &error.to_string()))
     });
     let error = text(found.into_iter().next().unwrap());

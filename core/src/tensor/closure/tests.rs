@@ -1,4 +1,4 @@
-//! Closures that are elementwise, and those that are not.
+//! Tests of closures that are elementwise, and of closures that are not.
 
 use super::*;
 use crate::{Launcher, Layout, Replicate, Shard};
@@ -13,7 +13,7 @@ fn cells(rows: usize, columns: usize) -> Vec<f32> {
         .collect()
 }
 
-/// The error of a closure on rows that lie on ranks by `extents`.
+/// Returns the error of a closure on rows that are distributed by `extents`.
 fn refused(extents: &[usize], check: bool, f: impl Fn(Tensor<2>) -> Tensor<2> + Sync) -> String {
     let result = Launcher::local(extents.len()).check(check).run(|world| {
         let mesh = world.mesh([("rows", extents.len())])?;
@@ -28,7 +28,7 @@ fn refused(extents: &[usize], check: bool, f: impl Fn(Tensor<2>) -> Tensor<2> + 
     result.map_or_else(|error| error.to_string(), |()| String::new())
 }
 
-/// Integers that f64 does not hold, and a division by cells that are not zero.
+/// Covers integers that f64 cannot represent, and a division by non-zero cells.
 #[test]
 fn closures_of_integers_are_run_on_integers_of_the_field() {
     let result = Launcher::local(2).check(true).run(|world| {
@@ -116,7 +116,7 @@ fn closures_that_capture_gradients_are_refused() {
     }
 }
 
-/// With checks on.
+/// Detected only with checks enabled.
 #[test]
 fn closures_that_capture_a_value_of_their_rank_are_refused() {
     let run = |check: bool| {
@@ -137,7 +137,7 @@ fn closures_that_capture_a_value_of_their_rank_are_refused() {
     );
 }
 
-/// With and without checks: it does not broadcast with a shard.
+/// With and without checks, because the field does not broadcast with a shard.
 #[test]
 fn closures_that_capture_a_whole_field_are_refused() {
     for check in [false, true] {

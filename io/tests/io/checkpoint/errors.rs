@@ -11,7 +11,7 @@ use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 
 use super::{CASES, large, latest, mesh, save};
 
-/// The error of loading from a folder of saved tensors.
+/// Returns the error of loading from a folder of saved tensors.
 fn failure(path: &Path) -> String {
     let loaded = Launcher::local(2).run(|world| {
         let checkpoint = Checkpoint::open(path)?;
@@ -50,7 +50,7 @@ fn damage_is_an_error_on_all_ranks_that_names_the_file() {
     let text = fs::read_to_string(&index).unwrap();
     fs::write(&index, text.replace("1300", "1301")).unwrap();
     assert!(failure(&path).contains("its checksum is wrong"));
-    // Forged: the checksum is valid.
+    // A forged index, with a valid checksum.
     let forged = |from: &str, to: &str| {
         let body = text["{\"crc32\":\"00000000\",".len()..].replace(from, to);
         assert_ne!(body, text["{\"crc32\":\"00000000\",".len()..]);
@@ -113,8 +113,8 @@ fn a_rank_that_cannot_write_is_an_error_on_all_ranks() {
 
 #[test]
 fn ranks_that_save_other_tensors_get_an_error() {
-    // Rank 1 lacks a tensor that rank 0 has, or the other way round, where rank 0's tensors would
-    // be complete.
+    // Rank 1 lacks a tensor that rank 0 has, or vice versa, in which case the tensors of rank 0
+    // would be complete.
     let names: [[&[&str]; 2]; 2] = [[&["a", "b"], &["a"]], [&["a"], &["a", "b"]]];
     for names in names {
         let folder = tempfile::tempdir().unwrap();
@@ -204,7 +204,7 @@ fn misuse_is_an_error_that_says_what_to_do() {
     assert!(none.contains("No such file"), "{none}");
 }
 
-/// A tensor whose value is the sum over ranks.
+/// Creates a tensor whose value is the sum over ranks.
 fn partial(mesh: &DeviceMesh) -> Result<ShardTensor<2>> {
     let layout = Layout::new(mesh.shape(), &[2, 4], &[Partial(ReduceOp::Sum)])?;
     ShardTensor::from_local(Tensor::ones([2, 4], mesh.device()), &layout, mesh)

@@ -1,4 +1,4 @@
-//! Checkpoints with values that are not finite, beside others.
+//! Checkpoints with and without values that are not finite.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ fn save(folder: &Path, config: &CheckpointConfig, steps: &[(u64, f64, Option<f64
     saved.unwrap();
 }
 
-/// The step of the newest checkpoint, which all functions must agree on.
+/// Returns the step of the newest checkpoint, on which all functions must agree.
 fn newest(folder: &Path) -> Option<u64> {
     let found = Launcher::local(2).collect(|world| {
         let beside = Checkpoint::latest(&world, folder)?.map(|found| found.step());
@@ -59,7 +59,7 @@ fn a_checkpoint_that_is_not_finite_never_displaces_a_finite_one() {
     let names = ["step_000000002", "step_000000003", "step_000000006"];
     assert_eq!(names_in(path), names);
     assert_eq!(newest(path), Some(3));
-    // Training goes on from there, past the step of the one that is not finite.
+    // Training continues from there, past the step of the checkpoint that is not finite.
     save(path, &two, &[(4, 0.0, None)]);
     let names = ["step_000000003", "step_000000004", "step_000000006"];
     assert_eq!(names_in(path), names);
@@ -104,7 +104,7 @@ fn the_best_is_finite_in_metric_and_state() {
     assert_eq!(names_in(folder.path()), names);
 }
 
-/// A resume falls back from a finite checkpoint to finite ones only.
+/// From a finite checkpoint, `resume` falls back only to finite ones.
 #[test]
 fn a_failure_to_load_leads_to_no_checkpoint_that_is_not_finite() {
     let folder = tempfile::tempdir().unwrap();
@@ -144,7 +144,7 @@ fn linear(world: &World) -> Result<Linear> {
     world.init(|device| LinearConfig::new(7, 5).init(device))
 }
 
-/// The optimizer's state after a step with gradients of this value.
+/// Returns an optimizer after a step with gradients of this value.
 fn stepped(model: Linear, value: f64) -> ModuleOptimizer {
     let mut optimizer: ModuleOptimizer = AdamWConfig::new().init();
     let x = Tensor::<2>::ones([1, 7], &model.weight.device()) * value;

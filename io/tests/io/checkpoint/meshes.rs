@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::{CASES, SHAPE, field, flags, large, mesh, same, save};
 
-/// Bytes that this thread has read from files.
+/// Returns the bytes that this thread has read from files.
 fn bytes_read() -> u64 {
     let io = fs::read_to_string("/proc/thread-self/io").unwrap();
     let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));

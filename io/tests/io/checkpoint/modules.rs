@@ -47,7 +47,7 @@ fn a_model_is_one_file_and_back() {
                 model.bias.clone().expect("a bias").val(),
             );
         }
-        // Another shape, another type, and a module with more in it.
+        // Another shape, another type, and a module with more parameters.
         let failed = |module: Linear| {
             let loaded = Checkpoint::open(&single)?.module(&world, "", module);
             Ok::<_, Error>(loaded.unwrap_err().to_string())

@@ -1,4 +1,4 @@
-//! PyTorch's weights, loaded whole and into shards.
+//! PyTorch weights, loaded whole and into shards.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use halocline_core::{
 };
 use halocline_io::{StateDict, StateName};
 
-/// The places of the numbered tensors of `weights.pt`: the values of a tensor count from a hundred times
-/// that.
+/// File of numbered tensors, written by `generate.py`: the values of each count up from 100 times
+/// its number.
 const WEIGHTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/state_dict/weights.pt");
 
 #[derive(Module, Debug)]
@@ -58,7 +58,7 @@ fn weights() -> StateDict {
         .with_unused() // the batch norm
 }
 
-/// Shards of the first dim, for use or for storage.
+/// Shards the model along the first dim, for use or for storage.
 fn sharded(model: Model, mesh: &DeviceMesh, stored: bool) -> Result<Model> {
     shard_parameters(model, |_, shape| {
         let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
@@ -76,7 +76,7 @@ fn check(model: &Model) {
         (0..count).map(|i| (100 * first + i) as f32).collect()
     };
     let values = |tensor: Tensor<2>| tensor.into_data().try_to_vec::<f32>().unwrap();
-    // [in, out] of [out, in].
+    // From [in, out] to [out, in].
     let weight = values(model.linear.weight.val().transpose());
     assert_eq!(weight, counted(0, 12));
     let line = |param: &Param<Tensor<1>>| param.val().into_data().try_to_vec::<f32>().unwrap();
@@ -95,7 +95,7 @@ fn check(model: &Model) {
         line(model.value.bias.as_ref().unwrap()),
         counted(5, 12)[8..]
     );
-    // Numbers of 8 bits of precision, in the type of the parameter.
+    // Stored with 8 bits of precision, loaded in the type of the parameter.
     let conv = model
         .conv
         .weight

@@ -6,7 +6,7 @@ use burn::tensor::{Float, Tensor};
 use halocline_core::{Launcher, Result, Shard, World};
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 
-/// Saves two tensors of one shape, with other values at every step.
+/// Saves two tensors of equal shape, with different values at each step.
 fn save(folder: &Path, steps: u64) {
     let saved = Launcher::local(2).run(|world| {
         let config = CheckpointConfig::new().with_keep_last(steps as usize);
@@ -24,7 +24,7 @@ fn save(folder: &Path, steps: u64) {
     saved.unwrap();
 }
 
-/// The errors of two ranks whose loads must fail.
+/// Returns the errors of two ranks whose loads must fail.
 fn errors(load: impl Fn(&World) -> Result<()> + Send + Sync) -> Vec<String> {
     let errors = Launcher::local(2).collect(|world| match load(&world) {
         Ok(()) => panic!("rank {}: loaded without an error", world.rank()),

@@ -1,4 +1,4 @@
-//! Prices of plans, and the plans that are chosen by them.
+//! Prices of plans, and the plans chosen by price.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ fn prices_are_those_of_the_formulas() {
     near(one.compute, 6.0 * elements * 10.0 / 1e10);
     assert_eq!(one.communication, 0.0);
     near(one.held, 4.0 * elements * bytes); // with gradients and two states
-    near(one.used, 10.0 * (100.0 + 200.0) * bytes); // the inputs of both layers
+    near(one.used, 10.0 * (100.0 + 200.0) * bytes); // inputs of both layers
 
     // Samples over two ranks: half the rows, and a sum of all gradients.
     let data = price(&[("data", 2)], &Plan::default(), &workload);
@@ -85,7 +85,8 @@ fn prices_are_those_of_the_formulas() {
     near(data.communication, elements * bytes / 1e9);
     near(data.held, one.held);
 
-    // Features over two ranks: a sum of the result forward, and of the input backward.
+    // Features over two ranks: a sum of the result in the forward pass, and of the input in the
+    // backward pass.
     let axes = [("data", 1), ("tensor", 2)];
     let tensor = price(&axes, &columns_and_rows(), &workload);
     near(tensor.compute, one.compute / 2.0);
@@ -94,7 +95,8 @@ fn prices_are_those_of_the_formulas() {
     near(tensor.held, one.held / 2.0);
     near(tensor.used, 10.0 * (100.0 + 100.0) * bytes);
 
-    // Stored over two ranks: gathered twice, and gradients scattered, each parameter by itself.
+    // Stored over two ranks: gathered twice, with gradients scattered, separately for each
+    // parameter.
     let stored = Plan::default().with_store(Store::new("**", "data"));
     let stored = price(&[("data", 2)], &stored, &workload);
     near(
@@ -105,7 +107,8 @@ fn prices_are_those_of_the_formulas() {
     near(stored.used, 5.0 * 300.0 * bytes + elements / 2.0 * bytes); // one layer gathered
 }
 
-/// The optimizer updates what a rank holds: a fourth of the time a number that it reads or writes.
+/// The optimizer updates the elements that a rank holds: each element read or written takes a
+/// fourth of the time.
 #[test]
 fn updates_are_priced() {
     let machine = Machine {
@@ -129,7 +132,7 @@ fn updates_are_priced() {
     near(updates(&stored, 2), elements / 2.0 * 4e-9);
 }
 
-/// One exchange over all axes of storage; and three layers that do not share their input, or do.
+/// One exchange over all storage axes, and three layers that share their input or not.
 #[test]
 fn storage_over_two_axes_is_one_gather() {
     let workload = Workload::new(10, &["data", "lat"]);
@@ -154,7 +157,7 @@ fn plans_that_store_parameters_themselves_are_candidates() {
         &Workload::new(8, &["data"]),
         &machine(),
     );
-    // Nothing, or all once or again; the part alone.
+    // No storage, gathered once or again; and the part alone.
     assert_eq!(found.unwrap().len(), 3 + 1);
 }
 
@@ -201,7 +204,7 @@ fn the_fastest_plan_depends_on_the_work_and_on_memory() {
     assert_eq!(chosen(&workload, fast).unwrap().plan.layer.len(), 2);
     let whole = chosen(&workload, slow).unwrap();
     assert_eq!(whole.plan, Plan::default());
-    // All fits, but for a budget below what a rank holds.
+    // Everything fits, except a budget below what a rank holds.
     let held = whole.price.bytes() as u64;
     let stored = chosen(&workload.clone().with_budget(held - 1), slow).unwrap();
     assert_eq!(stored.plan.store.len(), 1, "{:?}", stored.plan);
@@ -221,7 +224,7 @@ fn parts_that_speak_of_one_layer_are_alternatives() {
     let workload = Workload::new(8, &["data"]);
     let mesh = mesh(&[("data", 1), ("tensor", 2)]);
     let found = Plan::candidates(&model, &mesh, &parts, &workload, &machine()).unwrap();
-    assert_eq!(found.len(), 3); // neither, and each
+    assert_eq!(found.len(), 3); // neither part, and each
     assert!(found.is_sorted_by(|a, b| a.price.seconds() <= b.price.seconds()));
     let typo = [Plan::default().with_layer("upp", Style::colwise("tensor"))];
     let error = Plan::candidates(&model, &mesh, &typo, &workload, &machine());
@@ -249,7 +252,7 @@ fn pairs_are_found_by_type() {
     ];
     assert_eq!(plans.len(), 1);
     assert_eq!(paths(&plans[0]), expected);
-    // What narrows is no pair, nor are layers that do not fit each other.
+    // A narrowing second layer is no pair, nor are layers of mismatched widths.
     assert!(linear_pairs(&mlp(16, 8), "tensor").is_empty());
     let other = Mlp {
         up: linear(8, 16),

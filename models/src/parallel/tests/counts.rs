@@ -1,4 +1,4 @@
-//! The collectives of each style, forward and backward.
+//! Collectives of each style, forward and backward.
 
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
@@ -15,7 +15,8 @@ use crate::parallel::{
     Plan, Store, Style, parallelize_module, sequence_parallel, transformer_encoder,
 };
 
-/// Collectives of a pass: all-gathers and reduce-scatters of fields, all-reduces, and gathers and scatters of parameters.
+/// Collectives of a pass: all-gathers and reduce-scatters of fields, all-reduces, and gathers and
+/// scatters of parameters.
 type Counts = [u64; 3];
 
 #[derive(Module, Debug)]
@@ -40,7 +41,8 @@ fn layers(world: &World) -> Result<Layers> {
     })
 }
 
-/// What travels in both passes of a function of `[batch, tokens, features]`, on two ranks.
+/// Returns the collectives in both passes of a function of `[batch, tokens, features]`, on two
+/// ranks.
 fn counts(
     plan: &Plan,
     placement: Placement,
@@ -78,13 +80,13 @@ fn counts_of<M: Module>(
         loss.backward();
         let backward = world.comm_stats().since(&forward);
         let collectives = |stats: CommStats| {
-            let of = |traffic| stats.of(traffic).messages;
+            let sent = |traffic| stats.of(traffic).messages;
             let reduced = reduces(&stats);
             assert!(reduced.is_multiple_of(messages), "{stats}");
             [
-                of(Traffic::Redistribute),
+                sent(Traffic::Redistribute),
                 reduced / messages,
-                of(Traffic::Gather),
+                sent(Traffic::Gather),
             ]
         };
         Ok([forward.since(&start), backward].map(collectives))
@@ -119,7 +121,7 @@ fn columns_then_rows_are_one_sum_each_way() {
     let mlp = |model: &Layers, x: ShardTensor<3>| x.apply(&model.first).gelu().apply(&model.second);
     let whole = plan(PlanPlacement::Replicate);
     assert_eq!(counts(&whole, Replicate, mlp), [REDUCE, REDUCE]);
-    // Tokens come together and are scattered again.
+    // Tokens are gathered and scattered again.
     let tokens = plan(PlanPlacement::Shard(1));
     assert_eq!(counts(&tokens, Shard(1), mlp), [[2, 0, 0], [2, 0, 0]]);
 }
@@ -151,7 +153,8 @@ fn norms_of_sequences_sum_parameters_in_one_bucket() {
 fn stored_parameters_are_gathered_for_each_pass() {
     let store =
         |gather| Plan::default().with_store(Store::new("*.weight", "tensor").with_gather(gather));
-    // The second layer's backward pass reads its weight; the first layer's too, for the gradient of x.
+    // The backward pass of the second layer reads its weight, as does that of the first, for the
+    // gradient of x.
     let two = |model: &Layers, x: ShardTensor<3>| x.apply(&model.first).apply(&model.second);
     assert_eq!(
         counts(&store(Gather::Again), Shard(0), two),
@@ -210,9 +213,9 @@ fn steps_of_transformers_send_what_their_layers_send() {
     };
     let [attention, feed_forward] = transformer_encoder(&config(), "", "tensor");
     let sums = [0, 2 * LAYERS, 0];
-    assert_eq!(step(&attention.and(&feed_forward), Replicate), [sums; 2]);
-    // Tokens come together and are scattered, twice a layer, in each pass; gradients of norms and of the
-    // biases that are added to shards of tokens are one sum.
+    assert_eq!(step(&attention.merge(&feed_forward), Replicate), [sums; 2]);
+    // Tokens are gathered and scattered twice per layer in each pass; gradients of norms, and of
+    // the biases added to shards of tokens, form one sum.
     let moves = 4 * LAYERS;
     let sequence = sequence_parallel(&config(), "", "tensor");
     let expected = [[moves, 0, 0], [moves, 1, 0]];

@@ -1,4 +1,4 @@
-//! Plans: what they resolve to, and what travels.
+//! Plans: their resolution, and their communication.
 
 mod automatic;
 mod counts;

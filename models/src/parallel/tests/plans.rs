@@ -1,4 +1,4 @@
-//! Plans as text, and what they resolve to.
+//! Plans as text, and their resolution.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use halocline_core::{Gather, Launcher, MeshShape, PlanPlacement, Replicate, Shar
 use halocline_ops::Reshard;
 
 use crate::parallel::{
-    Axes, Placed, Plan, ResolvedPlan, Store, Style, parallelize_module, resolve,
+    Axes, LayerSharding, Plan, ResolvedPlan, Store, Style, parallelize_module, resolve,
 };
 
 #[derive(Module, Debug)]
@@ -35,7 +35,7 @@ struct Normed {
     norm: BatchNorm,
 }
 
-/// A module of a user, which knows nothing of plans.
+/// User-defined module, unaware of plans.
 #[derive(Module, Debug)]
 struct Scaled {
     scale: Param<Tensor<1>>,
@@ -98,13 +98,13 @@ fn plan() -> Plan {
 
 #[test]
 fn plans_are_the_same_as_text() {
-    let placed = Placed {
+    let placed = LayerSharding {
         parameters: [(
             "weight".into(),
             Axes::from([("tensor".into(), PlanPlacement::Shard(-1))]),
         )]
         .into(),
-        ..Placed::default()
+        ..LayerSharding::default()
     };
     let plan = plan()
         .with_layer("other", Style::Placed(placed))
@@ -145,31 +145,31 @@ fn plans_are_the_same_as_text() {
 #[test]
 fn layouts_are_those_of_the_styles() {
     let resolved = on(&[("tensor", 3), ("data", 2)], &plan());
-    let of = |path: &str| {
+    let param = |path: &str| {
         let mut found = resolved
             .parameters
             .iter()
             .filter(|parameter| parameter.path == path);
         found.next().unwrap_or_else(|| panic!("no {path}"))
     };
-    let up = of("blocks.1.up.weight");
+    let up = param("blocks.1.up.weight");
     assert_eq!(up.layout.placements(), [Shard(1), Shard(0)]);
     assert_eq!(up.layout.extents(1), [4, 4, 2]); // units of two
     assert_eq!((&up.stored[..], up.gather), (&[1][..], Gather::Once));
     assert_eq!(up.layer_placements.input, [(0, PlanPlacement::Fan)]);
     assert_eq!([up.elements_held(0), up.elements_used(0)], [2 * 4, 4 * 4]);
-    let bias = of("blocks.1.up.bias");
-    // Its one dim is sharded by the layer already, and the axis of storage lies right of it.
+    let bias = param("blocks.1.up.bias");
+    // Its only dim is already sharded by the layer, and the storage axis comes later in the mesh.
     assert_eq!(bias.layout.placements(), [Shard(0), Shard(0)]);
     assert_eq!(bias.layout.extents(0), [2, 2, 2, 2, 1, 1]);
-    let down = of("blocks.0.down.weight");
+    let down = param("blocks.0.down.weight");
     assert_eq!(down.layout.placements(), [Shard(0), Shard(1)]);
     assert_eq!(down.layer_placements.input, [(0, PlanPlacement::Shard(-1))]);
     assert_eq!(down.layer_placements.output, [(0, PlanPlacement::Shard(1))]);
-    let gamma = of("blocks.0.norm.gamma");
-    assert_eq!(gamma.layout.placements(), [Replicate, Replicate]); // of four elements
+    let gamma = param("blocks.0.norm.gamma");
+    assert_eq!(gamma.layout.placements(), [Replicate, Replicate]); // four elements
     assert_eq!(gamma.layer_placements.input, [(0, PlanPlacement::Shard(1))]);
-    let words = of("words.weight");
+    let words = param("words.weight");
     assert_eq!(words.layout.placements(), [Shard(0), Shard(1)]);
     assert!(words.layer_placements.input.is_empty());
     assert_eq!(
@@ -247,38 +247,38 @@ fn mistakes_are_told_with_the_way_out() {
         .with_layer("blocks.{0,1}.*", Style::sequence_parallel("tensor"));
     let twice = error(&twice);
     assert!(twice.contains("both match blocks.0.up"), "{twice}");
-    let missing = Placed {
+    let missing = LayerSharding {
         parameters: [(
             "bias".into(),
             Axes::from([("tensor".into(), PlanPlacement::Shard(0))]),
         )]
         .into(),
-        ..Placed::default()
+        ..LayerSharding::default()
     };
     let missing = layer("blocks.0.down", Style::Placed(missing));
     assert!(missing.contains("has no parameter bias"), "{missing}");
-    let fan = Placed {
+    let fan = LayerSharding {
         parameters: [(
             "weight".into(),
             Axes::from([("tensor".into(), PlanPlacement::Fan)]),
         )]
         .into(),
-        ..Placed::default()
+        ..LayerSharding::default()
     };
     assert!(layer("blocks.0.down", Style::Placed(fan)).contains("expected shard or replicate"));
-    let own = Placed {
+    let fan = LayerSharding {
         input: [("tensor".into(), PlanPlacement::Fan)].into(),
-        ..Placed::default()
+        ..LayerSharding::default()
     };
     let scaled = Scaled {
         scale: Param::from_tensor(Tensor::ones([3], &Device::default())),
     };
-    let plan = Plan::default().with_layer("own", Style::Placed(own));
-    let own = resolve(&Owner { own: scaled }, &mesh(&[("tensor", 2)]), &plan);
-    let own = own.unwrap_err().to_string();
+    let plan = Plan::default().with_layer("own", Style::Placed(fan));
+    let refused = resolve(&Owner { own: scaled }, &mesh(&[("tensor", 2)]), &plan);
+    let refused = refused.unwrap_err().to_string();
     assert!(
-        own.contains("own, a Scaled") && own.contains("Reshard"),
-        "{own}"
+        refused.contains("own, a Scaled") && refused.contains("Reshard"),
+        "{refused}"
     );
     let store = error(&Plan::default().with_store(Store::new("blocks.*.out.weight", "data")));
     assert!(
@@ -307,7 +307,7 @@ fn ranks_with_different_plans_are_told_before_anything_is_placed() {
     assert!(error.contains("different plans"), "{error}");
 }
 
-/// The second plan shards nothing, but sets a place of the first.
+/// The second plan shards nothing, but sets a placement of the first.
 #[test]
 fn two_plans_for_one_place_are_told() {
     let result = Launcher::local(2).run(|world| {

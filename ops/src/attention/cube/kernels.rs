@@ -1,4 +1,4 @@
-//! The kernels: a unit for every query and head, or for every key and head.
+//! The kernels: one unit for every query and head, or for every key and head.
 
 use burn::tensor::DType;
 use burn_cubecl::cubecl::prelude::*;
@@ -22,9 +22,9 @@ struct Sizes {
     plane_step: usize,
     row_step: usize,
     column_step: usize,
-    /// Heads of queries.
+    /// Number of heads of queries.
     heads: usize,
-    /// Heads of queries that share one of keys and values.
+    /// Number of query heads that share a head of keys and values.
     shared: usize,
 }
 
@@ -41,7 +41,7 @@ struct Target {
     columns: usize,
 }
 
-/// The target of this unit, whose index is `[batch, planes, rows, columns, heads]`.
+/// Target of this unit, whose index is `[batch, planes, rows, columns, heads]`.
 #[cube]
 fn target(index: usize, heads: usize, windows: &Tensor<i32>, sizes: &Sizes) -> Target {
     let head = index % heads;
@@ -65,7 +65,7 @@ fn target(index: usize, heads: usize, windows: &Tensor<i32>, sizes: &Sizes) -> T
     }
 }
 
-/// The number, in the whole batch, of a source in a target's box.
+/// Index, in the whole batch, of a source in a target's box.
 #[cube]
 fn source(target: &Target, plane: usize, row: usize, column: usize, sizes: &Sizes) -> usize {
     let plane = target.first_plane + plane * sizes.plane_step;
@@ -100,7 +100,7 @@ fn zeros<F: Float, N: Size>(#[comptime] count: usize) -> Array<Vector<F, N>> {
     vectors
 }
 
-/// The product of vectors with those of a tensor.
+/// Dot product of vectors with those of a tensor.
 #[cube]
 fn dot<F: Float, N: Size>(
     vectors: &Array<Vector<F, N>>,
@@ -122,7 +122,7 @@ fn dot<F: Float, N: Size>(
     sum
 }
 
-/// Adds the vectors of a tensor, multiplied with a number.
+/// Adds the vectors of a tensor, multiplied by a factor.
 #[cube]
 fn add<F: Float, N: Size>(
     sums: &mut Array<Vector<F, N>>,
@@ -197,7 +197,7 @@ fn forward_kernel<F: Float, N: Size>(
             }
         }
     }
-    // Without keys the output is zero, and the logarithm the lowest number.
+    // Without keys the output is zero, and the logarithm is the lowest number.
     let mut factor = F::new(0.0_f32);
     if sum != F::new(0.0_f32) {
         factor = F::new(1.0_f32) / sum;
@@ -304,7 +304,7 @@ fn key_kernel<F: Float, N: Size>(
     write(&of_value, gradient, at + key_width, value_width);
 }
 
-/// How a pass is started.
+/// Launch parameters of a pass.
 struct Launch {
     units: usize,
     cubes: CubeCount,
@@ -312,12 +312,12 @@ struct Launch {
     address: AddressType,
     vector: usize,
     sizes: SizesLaunch,
-    /// In vectors.
+    /// Widths in vectors.
     widths: [usize; 2],
 }
 
 impl Launch {
-    /// A pass over the targets of a side, for queries and for keys and values beside each other.
+    /// A pass over the targets of a side, given queries, and keys and values concatenated.
     fn new(side: Side, q: &CubeTensor, pairs: &CubeTensor, windows: &Windows) -> Self {
         let (shape, pairs_shape) = (q.meta.shape(), pairs.meta.shape());
         let last = shape.len() - 1;
@@ -336,7 +336,8 @@ impl Launch {
         let [planes, rows, columns] = windows.extents(side);
         let [source_planes, source_rows, source_columns] = windows.extents(other);
         let [plane_step, row_step, column_step] = windows.steps;
-        // At least as many as any operand or result has: of queries there are two numbers and vectors of both widths.
+        // At least the size of any operand or result: each query has two numbers, and vectors of
+        // both widths.
         let queries = shape.iter().take(last).product::<usize>();
         let pairs = pairs_shape.iter().product::<usize>();
         let elements = queries * (widths[0] + widths[1] + 2) + pairs;
@@ -364,7 +365,7 @@ impl Launch {
     }
 }
 
-/// The number type of kernels.
+/// Number type of the kernels.
 fn element(tensor: &CubeTensor) -> ElemType {
     match tensor.dtype {
         DType::F64 => f64::elem_type_native(),
@@ -372,13 +373,13 @@ fn element(tensor: &CubeTensor) -> ElemType {
     }
 }
 
-/// A tensor of a shape, beside another.
+/// An empty tensor of this shape, on the device of another.
 fn empty(like: &CubeTensor, shape: &[usize]) -> CubeTensor {
     let (client, device) = (like.client.clone(), like.device.clone());
     empty_device_contiguous_dtype(client, device, shape.to_vec().into(), like.dtype)
 }
 
-/// Outputs and logarithms.
+/// Computes outputs and logarithms.
 pub(super) fn forward([q, pairs, table]: [CubeTensor; 3], windows: &Windows) -> [CubeTensor; 2] {
     let launch = Launch::new(Side::Queries, &q, &pairs, windows);
     let with_width = |width: usize| {
@@ -407,7 +408,7 @@ pub(super) fn forward([q, pairs, table]: [CubeTensor; 3], windows: &Windows) -> 
     [output, lse]
 }
 
-/// Starts a kernel of the backward pass.
+/// Launches a kernel of the backward pass.
 macro_rules! backward {
     ($name:ident, $kernel:ident, $side:expr, $of:literal) => {
         pub(super) fn $name(memory: [CubeTensor; 5], windows: &Windows) -> [CubeTensor; 1] {

@@ -1,9 +1,9 @@
-//! Attention by kernels of CubeCL: every query reaches a box of keys, a step apart in every dim. Neighborhood attention and
-//! dense attention are both of this kind.
+//! Attention with CubeCL kernels: every query reaches a box of keys, one step apart in every dim.
+//! Both neighborhood attention and dense attention are of this kind.
 //!
-//! Scores are in no memory: the forward pass keeps the logarithms of the sums of exponentials, the backward pass computes
-//! scores anew, once for the gradients of queries and once for those of keys and values. Every number of a result is written
-//! by one unit, which adds in a fixed order.
+//! Scores are never stored: the forward pass keeps the logarithms of the sums of exponentials, and
+//! the backward pass recomputes scores, once for the gradients of queries and once for those of
+//! keys and values. Every number of a result is written by one unit, which adds in a fixed order.
 
 mod kernels;
 #[cfg(test)]
@@ -39,9 +39,10 @@ pub(super) fn check(operator: &str, device: &Device, dtype: DType) -> Result<()>
     Ok(())
 }
 
-/// Attention of queries `[batch, *cells, heads, width]`, multiplied with the scale, to keys and values beside each other,
-/// `[batch, *cells, key_heads, width + value_width]`. All have f32 or f64 elements, and none is empty. The result has
-/// `dtype`, or that of the operands with the logarithms as its last column.
+/// Attention of queries `[batch, *cells, heads, width]`, multiplied by the scale, to keys and
+/// values concatenated, `[batch, *cells, key_heads, width + value_width]`. All have f32 or f64
+/// elements, and none is empty. The result has `dtype`, or that of the operands if the logarithms
+/// are its last column.
 pub(super) fn attention<const D: usize>(
     q: Tensor<D>,
     pairs: Tensor<D>,
@@ -128,8 +129,8 @@ impl Attention {
     }
 }
 
-/// The logarithm of every row, and its product of output and gradient less the gradient of the logarithm: what the backward
-/// pass needs of a query beside vectors.
+/// Returns, for every row, the logarithm, and the product of output and gradient less the gradient
+/// of the logarithm: the numbers of a query that the backward pass needs in addition to vectors.
 fn numbers(
     saved: &Saved,
     cotangent: &DispatchTensor,

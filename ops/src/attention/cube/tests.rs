@@ -1,27 +1,27 @@
-//! The kernels on the default device, a GPU in `make test-wgpu`, against those of the CPU.
+//! Compares the kernels on the default device, a GPU in `make test-wgpu`, with those of the CPU.
 
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use halocline_core::{RandomKey, ShardTensor};
 use proptest::prelude::*;
 
-use crate::attention::Attended;
+use crate::attention::AttentionOutput;
 use crate::prelude::*;
 use crate::testing::{difference, normal};
 
 type Heads = [Tensor<5>; 3];
 
-/// Result, logarithms and the gradients of queries, keys and values of both.
+/// Result, logarithms, and the gradients of queries, keys and values of both.
 fn results(
     device: &Device,
     shapes: [[usize; 5]; 3],
-    attend: impl Fn(Heads) -> Attended<Tensor<5>>,
+    attend: impl Fn(Heads) -> AttentionOutput<Tensor<5>>,
 ) -> Vec<TensorData> {
     let leaf = |input: usize| {
         let data = normal(&shapes[input], "operand", input);
         Tensor::<5>::from_data(data, &device.clone().autodiff()).require_grad()
     };
     let leaves = [0, 1, 2].map(leaf);
-    let Attended { output, lse } = attend(leaves.clone());
+    let AttentionOutput { output, lse } = attend(leaves.clone());
     let weight = |x: &Tensor<5>| {
         let data = normal(&x.dims(), "cotangent", 0);
         Tensor::<5>::from_data(data, &x.device())
@@ -33,7 +33,7 @@ fn results(
     found.map(Tensor::into_data).collect()
 }
 
-fn assert_same(shapes: [[usize; 5]; 3], attend: impl Fn(Heads) -> Attended<Tensor<5>>) {
+fn assert_same(shapes: [[usize; 5]; 3], attend: impl Fn(Heads) -> AttentionOutput<Tensor<5>>) {
     let expected = results(&Device::flex(), shapes, &attend);
     let found = results(&Device::default(), shapes, &attend);
     for (result, (found, expected)) in found.iter().zip(&expected).enumerate() {
@@ -92,7 +92,7 @@ proptest! {
     }
 }
 
-/// Bias, key padding and dropout, which burn's operators compute.
+/// Bias, key padding and dropout, which are computed by burn's operators.
 #[test]
 fn biased_attention_on_this_device_is_that_of_the_cpu() {
     let shapes = [[2, 1, 9, 4, 6], [2, 1, 13, 2, 6], [2, 1, 13, 2, 5]];

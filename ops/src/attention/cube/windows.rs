@@ -1,20 +1,21 @@
-//! Which keys each query reaches, and which queries reach each key, dim by dim.
+//! Maps from queries to the keys that they reach, and back, dim by dim.
 
 use crate::attention::engine::tiles::{Dim, Side};
 
-/// The box of keys that every query reaches, and that of queries that reach every key: their first cells and counts in every
-/// dim.
+/// Box of keys that every query reaches, and box of queries that reach every key: first cells and
+/// counts in every dim.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
-    /// From a cell of a box to the next.
+    /// Distance between the cells of a box.
     pub steps: [usize; 3],
     pub queries: [Vec<[usize; 2]>; 3],
     pub keys: [Vec<[usize; 2]>; 3],
 }
 
 impl Windows {
-    /// Makes the windows of a neighborhood, for tensors with so many queries and keys in every dim. A rank without queries, or
-    /// keys, has one of fill, which reaches nothing.
+    /// Creates the windows of a neighborhood, for tensors with these numbers of queries and keys in
+    /// every dim. A rank without queries, or without keys, has one cell of fill, which reaches
+    /// nothing.
     pub(crate) fn near(dims: &[Dim; 3], queries: [usize; 3], keys: [usize; 3]) -> Self {
         let windows = |side, counts: [usize; 3]| {
             [0, 1, 2].map(|dim: usize| {
@@ -30,7 +31,8 @@ impl Windows {
         }
     }
 
-    /// Makes windows of all keys; with the place of the first query in `causal`, of the keys up to each query's place.
+    /// Creates windows of all keys, or, if `causal` is the position of the first query, of the keys
+    /// up to each query's position.
     pub(crate) fn dense(queries: usize, keys: usize, causal: Option<usize>) -> Self {
         let of_query = |query: usize| {
             let reached = causal.map_or(keys, |first| (first + query + 1).min(keys));
@@ -55,7 +57,7 @@ impl Windows {
         }
     }
 
-    /// The extents of queries or keys.
+    /// Extents of queries or keys.
     pub(super) fn extents(&self, side: Side) -> [usize; 3] {
         self.of(side).each_ref().map(Vec::len)
     }

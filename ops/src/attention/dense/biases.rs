@@ -1,4 +1,4 @@
-//! Tests of biases and key padding, sharded like queries and like keys.
+//! Tests of biases and key padding, sharded like queries or like keys.
 
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use halocline_core::{Launcher, Placement, RandomKey, Replicate, Shard};
@@ -9,7 +9,7 @@ use crate::testing::{compare, normal};
 
 const QUERIES: usize = 9;
 const KEYS: usize = 13;
-/// Widths of queries and of values for which matrices multiply, where the processor has them.
+/// Widths of queries and values at which matrices are used, on processors that have them.
 const WIDTHS: [usize; 2] = [36, 33];
 
 fn inputs(queries: usize, keys: usize) -> [TensorData; 3] {
@@ -20,7 +20,7 @@ fn inputs(queries: usize, keys: usize) -> [TensorData; 3] {
     ]
 }
 
-/// The result and the gradients of queries, keys and values, by burn's operators.
+/// Result, and gradients of queries, keys and values, with burn's operators.
 fn by_definition(
     inputs: [TensorData; 3],
     bias: &TensorData,
@@ -45,7 +45,7 @@ fn by_definition(
     results.map(Tensor::into_data).collect()
 }
 
-/// The same on ranks, where `options` makes the options on a mesh.
+/// The same on ranks; `options` creates the options on a mesh.
 fn on_ranks(
     inputs: &[TensorData; 3],
     axes: [usize; 2],
@@ -78,7 +78,8 @@ fn on_ranks(
     found.unwrap()
 }
 
-/// Biases of any dims, beside queries whose batch, tokens and heads are sharded: laid by hand, and plain ones.
+/// Biases of any dims with queries whose batch, tokens and heads are sharded: sharded by hand, and
+/// plain.
 #[test]
 fn biases_lie_as_queries_do() {
     let tokens = [Shard(TOKENS), Shard(TOKENS)];
@@ -120,7 +121,8 @@ fn biases_lie_as_queries_do() {
     }
 }
 
-/// The gradient of a bias, summed over the ranks whose queries share it: a parameter, and shards.
+/// Gradient of a bias, summed over the ranks whose queries share it: for a parameter, and for
+/// shards.
 #[test]
 fn learned_biases_have_the_gradients_of_one_device() {
     let run = |shape: [usize; 4],
@@ -192,10 +194,10 @@ fn learned_biases_have_the_gradients_of_one_device() {
     }
 }
 
-/// Beside causal order and dropout, whose places are those of the whole.
+/// Together with causal order and dropout, whose positions are global.
 #[test]
 fn biases_stand_beside_causal_order_and_dropout() {
-    // Also with several groups of queries and of keys in a task.
+    // Includes several groups of queries and of keys in a task.
     for (axes, queries, keys) in [([3, 2], QUERIES, KEYS), ([1, 1], 520, 1050)] {
         let inputs = inputs(queries, keys);
         let data = normal(&[1, queries, 4, keys], "bias", 0);
@@ -214,7 +216,8 @@ fn biases_stand_beside_causal_order_and_dropout() {
     }
 }
 
-/// Padding and a bias that is the same for all queries travel with the keys, round a ring over one axis and over two.
+/// Padding, and a bias that is the same for all queries, are sent with the keys, round a ring over
+/// one axis and over two.
 #[test]
 fn padding_may_lie_as_keys_do() {
     let padded = |sample: usize, key: usize| (key + 2 * sample) % 5 == 3 || key == 12;
@@ -264,7 +267,7 @@ fn padding_may_lie_as_keys_do() {
     }
 }
 
-/// Three keys on four ranks, of which one has none.
+/// Three keys on four ranks, one of which has none.
 #[test]
 fn padding_of_few_keys_leaves_ranks_without_any() {
     let inputs = inputs(QUERIES, 3);
@@ -284,7 +287,8 @@ fn padding_of_few_keys_leaves_ranks_without_any() {
     }
 }
 
-/// A sample without keys has results of zero and no gradients; the other one those that it has alone.
+/// A sample without keys has results of zero and no gradients; the other sample has those that it
+/// has alone.
 #[test]
 fn queries_without_keys_have_results_of_zero() {
     let inputs = inputs(QUERIES, KEYS);

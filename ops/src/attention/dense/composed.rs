@@ -1,5 +1,6 @@
-//! Dense attention to keys and values that are all there, on devices other than the CPU: by kernels for GPUs, or by burn's
-//! operators where a bias or dropout is given; everywhere where a bias is learned.
+//! Dense attention to keys and values that are all present, on devices other than the CPU: with
+//! kernels for GPUs, or with burn's operators if a bias or dropout is given. On all devices if a
+//! bias is learned.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::ops::fan_out;
@@ -20,7 +21,8 @@ use crate::precision::widened;
 
 const ALL: [usize; 4] = [0, 1, 2, 3];
 
-/// Dense attention of this rank's queries to all keys and values: those of other ranks are gathered.
+/// Dense attention of this rank's queries to all keys and values; those of other ranks are
+/// gathered.
 pub(super) fn attention(
     q: ShardTensor<4>,
     k: ShardTensor<4>,
@@ -40,7 +42,7 @@ pub(super) fn attention(
     drop_empty(y, &output, mesh.position(), NAME)
 }
 
-/// A bias of which every rank holds all keys.
+/// Gathers the keys of a bias on every rank.
 pub(super) fn whole_in_keys(bias: ShardTensor<4>) -> Result<ShardTensor<4>> {
     let whole = bias.placements().iter().map(|placement| match placement {
         Shard(WIDTH) => Replicate,
@@ -50,7 +52,7 @@ pub(super) fn whole_in_keys(bias: ShardTensor<4>) -> Result<ShardTensor<4>> {
     bias.try_redistribute(&whole)
 }
 
-/// A bias with gradients, which are summed over the ranks whose queries share it.
+/// Prepares a bias with gradients, which are summed over the ranks whose queries share it.
 pub(super) fn learned(bias: ShardTensor<4>, q: &ShardTensor<4>) -> Result<Tensor<4>> {
     let pairs = q.placements().iter().zip(bias.placements()).enumerate();
     let shared = pairs.filter(|(_, (query, held))| query.varies() && !held.varies());
@@ -60,7 +62,8 @@ pub(super) fn learned(bias: ShardTensor<4>, q: &ShardTensor<4>) -> Result<Tensor
     fill_empty(bias, &layout, &ALL, NAME, 0.0)
 }
 
-/// Dense attention to keys and values that are there. `empty` says whether some rank has none of its operands.
+/// Dense attention to keys and values that are present. `empty` says whether some rank lacks one of
+/// the operands.
 pub(super) fn local(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -78,7 +81,7 @@ pub(super) fn local(
     keep(y, &IndexBox::whole(&shape), NAME)
 }
 
-/// Attention of `[batch, tokens, heads, width]`, no dim of which is empty.
+/// Attention of `[batch, tokens, heads, width]`, none of whose dims is empty.
 fn attend(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor<4> {
     let dtype = q.dtype();
     #[cfg(feature = "cube")]
@@ -94,7 +97,7 @@ fn attend(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor<4
         );
     }
     let shared = q.dims()[HEADS] / k.dims()[HEADS];
-    // [batch, heads, keys, width], with a head of keys for each head of queries.
+    // [batch, heads, keys, width], with one key head for each query head.
     let all_heads = |tensor: Tensor<4>| {
         let [batch, tokens, heads, width] = tensor.dims();
         let tensor = tensor.reshape([batch, tokens, heads, 1, width]);
@@ -109,7 +112,7 @@ fn attend(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor<4
     let device = (&products.device(), products.dtype());
     if let Some(bias) = &scores.bias {
         let bias = bias.clone().cast(device.1);
-        // Of a rank without queries nothing is kept.
+        // Nothing is kept of a rank without queries.
         if !bias.dims().contains(&0) {
             products = products + bias.swap_dims(1, 2);
         }
@@ -130,7 +133,8 @@ fn attend(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor<4
     result(y, lse.swap_dims(1, 2), scores.with_lse, dtype)
 }
 
-/// Zero for weights that dropout takes away, else the inverse of the probability to stay: `[batch, queries, heads, keys]`.
+/// Zero for dropped weights, else the inverse of the probability of being kept:
+/// `[batch, queries, heads, keys]`.
 fn factors(dropped: &Dropped, shape: [usize; 4]) -> TensorData {
     let probability = 1.0 - dropped.probability;
     let coin = Distribution::Bernoulli(probability);
@@ -147,7 +151,7 @@ fn factors(dropped: &Dropped, shape: [usize; 4]) -> TensorData {
     TensorData::new(factors.collect::<Vec<_>>(), shape)
 }
 
-/// The placements of keys whose tokens every rank holds, for its own queries.
+/// Placements of keys whose tokens are whole on every rank, for its own queries.
 fn whole_tokens(queries: &Layout, keys: &Layout) -> Vec<Placement> {
     let pairs = queries.placements().iter().zip(keys.placements());
     let whole = pairs.map(|pair| match pair {

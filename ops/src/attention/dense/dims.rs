@@ -1,4 +1,4 @@
-//! The name of the operator, and the dims of `[batch, tokens, heads, width]`.
+//! Name of the operator, and the dims of `[batch, tokens, heads, width]`.
 
 pub(super) const NAME: &str = "scaled_dot_product_attention";
 pub(super) const BATCH: usize = 0;

@@ -1,36 +1,38 @@
-//! Dense attention: every query attends to all keys, or to those up to its own place.
+//! Dense attention: every query attends to all keys, or to those up to its own position.
 //!
-//! `y[i] = Σ_j softmax_j(scale · q[i]·k[j]) · v[j]`. Semantics follow PyTorch's `scaled_dot_product_attention`, whose heads
-//! come before its tokens.
+//! `y[i] = Σ_j softmax_j(scale · q[i]·k[j]) · v[j]`. Semantics follow PyTorch's
+//! `scaled_dot_product_attention`, except that tokens come before heads.
 //!
 //! # Shapes
-//! Global `q` is `[batch, queries, heads, width]`, `k` `[batch, keys, key_heads, width]`, `v` `[batch, keys, key_heads,
-//! value_width]`, the result `[batch, queries, heads, value_width]`. One head of keys and values serves `heads / key_heads`
-//! neighbouring heads of queries.
+//! Global `q` is `[batch, queries, heads, width]`, `k` `[batch, keys, key_heads, width]`, `v`
+//! `[batch, keys, key_heads, value_width]`, the result `[batch, queries, heads, value_width]`. Each
+//! head of keys and values serves `heads / key_heads` consecutive heads of queries.
 //!
 //! # Placement
 //!
-//! | `q` | `k` and `v` | travels |
+//! | `q` | `k` and `v` | sent |
 //! |---|---|---|
 //! | batch or heads sharded | the same | nothing |
 //! | tokens sharded | replicated | sums of gradients of keys and values |
 //! | tokens sharded | tokens sharded | keys and values, block by block round a ring |
 //! | replicated | replicated | nothing |
 //!
-//! On a ring of `n` ranks each receives `(n − 1)/n` of all keys and values forward; backward the same, and gradients of all of
-//! them. In causal order it receives those before its own only. A block travels while the one before it is computed with: two
-//! are in memory beside a rank's own.
+//! On a ring of `n` ranks each receives `(n − 1)/n` of all keys and values in the forward pass, and
+//! in the backward pass again, with the gradients of all of them. In causal order a rank receives
+//! only those before its own. A block is in flight while the previous one is computed with, so two
+//! blocks are in memory besides a rank's own.
 //!
-//! A bias lies as queries do, and does not travel; one that is the same for all queries may lie as keys do, and travels with
-//! them. Which weights dropout makes zero depends on its key and on the places of
-//! query, key, head and sample in the whole, not on ranks.
+//! A bias has the layout of the queries and is not sent. A bias that is the same for all queries
+//! may instead have the layout of the keys, and is sent with them. The weights that dropout sets to
+//! zero depend on its key and on the global indices of query, key, head and sample, not on ranks.
 //!
 //! # Adjoint
-//! Scores are computed anew, block by block. A block's gradients travel behind it, from rank to rank, and end at its owner;
-//! gradients that are not wanted are not sent.
+//! Scores are recomputed, block by block. The gradients of a block follow it from rank to rank and
+//! end at its owner; gradients that are not requested are not sent.
 //!
-//! A bias with gradients is learned: attention then runs by burn's operators, on all keys at once, which are gathered where they
-//! are sharded. Its gradient is summed over the axes on which queries are sharded and it is not.
+//! A bias with gradients is learned: attention then runs with burn's operators, on all keys at
+//! once, which are gathered if they are sharded. The gradient of the bias is summed over the axes
+//! on which the queries are sharded and the bias is not.
 
 #[cfg(test)]
 mod biases;
@@ -49,7 +51,7 @@ use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
 use halocline_core::{Error, Operation, Result, ShardTensor, Traffic};
 
-use super::attended::{Attended, attended};
+use super::attended::{AttentionOutput, attended};
 use super::widths::with_width;
 use crate::kernel::flex;
 use crate::kernel::simd::Isa;
@@ -67,8 +69,8 @@ use travel::Travel;
 /// Dense attention. See the [module](self).
 ///
 /// # Errors
-/// Shapes, number types or placements that do not fit; a probability of dropout outside `[0, 1)`; a failure of
-/// communication.
+/// Shapes, number types or placements that do not fit; a probability of dropout outside `[0, 1)`; a
+/// failure of communication.
 ///
 /// # Example
 /// ```
@@ -102,17 +104,17 @@ pub fn scaled_dot_product_attention(
     Ok(ShardTensor::from_parts(y, output, mesh))
 }
 
-/// Dense attention, and the logarithms of its sums of exponentials. See [`scaled_dot_product_attention`] and
-/// [`Attended`], which has an example.
+/// Dense attention with its log-sum-exps. See [`scaled_dot_product_attention`] and [`AttentionOutput`],
+/// which has an example.
 ///
 /// # Errors
-/// Those of [`scaled_dot_product_attention`].
+/// The errors of [`scaled_dot_product_attention`].
 pub fn scaled_dot_product_attention_with_lse(
     q: ShardTensor<4>,
     k: ShardTensor<4>,
     v: ShardTensor<4>,
     options: &AttentionOptions,
-) -> Result<Attended<ShardTensor<4>>> {
+) -> Result<AttentionOutput<ShardTensor<4>>> {
     let [q, k, v] = fan_out_alike([q, k, v])?;
     let output = with_width(q.layout(), v.dims()[WIDTH]);
     let (mesh, dtype) = (q.mesh().clone(), q.local().dtype());
@@ -120,7 +122,7 @@ pub fn scaled_dot_product_attention_with_lse(
     attended(both, &output, &mesh, dtype)
 }
 
-/// The result of this rank's queries, beside the logarithms if they are asked for.
+/// Result for this rank's queries, with the logarithms if they are requested.
 fn attention(
     q: ShardTensor<4>,
     k: ShardTensor<4>,
@@ -155,7 +157,7 @@ fn attention(
         .bias
         .as_ref()
         .is_some_and(|bias| bias.local().is_tracked());
-    // Kernels know no gradient of scores.
+    // The kernels compute no gradient of scores.
     let runs_kernels = flex::runs_on(&q.device()) && !learned;
     let (bias, beside_keys) = match bias {
         None => (None, None),
@@ -204,8 +206,8 @@ fn attention(
     })
 }
 
-/// Attention of queries to keys and values that are all there, `[batch, tokens, heads, width]`. `empty` says whether some
-/// rank has none of these.
+/// Attention of queries to keys and values that are all present, `[batch, tokens, heads, width]`.
+/// `empty` says whether some rank lacks one of these.
 pub(super) fn local(
     q: Tensor<4>,
     k: Tensor<4>,

@@ -1,4 +1,5 @@
-//! Dense attention as an operator with an adjoint: a ring of blocks of keys and values, and kernels.
+//! Dense attention as an operator with an adjoint: a ring of blocks of keys and values, and
+//! kernels.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
@@ -26,13 +27,13 @@ use crate::kernel::simd::Isa;
 pub(super) struct DenseRun {
     pub scores: Scores,
     pub ring: Ring,
-    /// How parts travel; `None` for a ring of one rank.
+    /// Messages between the ranks; `None` for a ring of one rank.
     pub travel: Option<Travel>,
-    /// What is added to scores of this rank's keys, `[batch, 1, heads, keys]`, and travels with them.
+    /// Bias of the scores of this rank's keys, `[batch, 1, heads, keys]`, which is sent with them.
     pub beside_keys: Option<Tensor<4>>,
 }
 
-/// A part of keys and values, and what is added to its scores.
+/// A part of keys and values, and the bias of its scores.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     number: usize,
@@ -40,16 +41,16 @@ struct Part<'a> {
     bias: Option<&'a FlexTensor>,
 }
 
-/// A round of this rank: with a part, and which comes next.
+/// A round of this rank: its part, and the part of the next round.
 #[derive(Clone, Copy)]
 struct Round<'a> {
     number: usize,
     next: Option<usize>,
-    /// The part; none without tokens.
+    /// The part; `None` if it has no tokens.
     part: Option<Part<'a>>,
 }
 
-/// What the backward pass needs beside queries, keys and values.
+/// Values that the backward pass needs in addition to queries, keys and values.
 pub(super) struct Saved {
     output: DispatchTensor,
     /// The logarithm of the sum of exponentials of every query and head.
@@ -84,7 +85,7 @@ impl Operator for DenseRun {
     }
 }
 
-/// A tensor for kernels to read.
+/// Wraps a tensor for kernels to read.
 fn reading<E: Float>(tensor: &FlexTensor) -> Tokens<E> {
     let first = flex::elements::<E>(tensor).as_ptr().cast_mut();
     let first = std::ptr::NonNull::new(first).expect("elements have an address");
@@ -95,7 +96,7 @@ fn reading<E: Float>(tensor: &FlexTensor) -> Tokens<E> {
     )
 }
 
-/// Elements of a tensor of this shape but for its width.
+/// Elements of a tensor of this shape, except for its width.
 fn tokens<E>(elements: Shared<E>, shape: &[usize], width: usize) -> Tokens<E> {
     Tokens {
         elements,
@@ -106,13 +107,14 @@ fn tokens<E>(elements: Shared<E>, shape: &[usize], width: usize) -> Tokens<E> {
     }
 }
 
-/// The elements of a tensor of this shape with another width.
+/// Number of elements of a tensor of this shape with another width.
 fn elements(shape: &[usize], width: usize) -> usize {
     shape[..WIDTH].iter().product::<usize>() * width
 }
 
 impl DenseRun {
-    /// Job of a kernel for one part of the keys; `bias` is that of all keys, and `dtype` the type of operands.
+    /// Job of a kernel for one part of the keys; `bias` is that of all keys, and `dtype` the number
+    /// type of the operands.
     fn job<E: Float>(
         &self,
         (q, dtype): (&FlexTensor, DType),
@@ -147,7 +149,8 @@ impl DenseRun {
                     first: [batch, query, head, first_key],
                 }
             }),
-            // A gradient of the logarithms' sums comes with that of results, in full.
+            // The gradient of the logarithms arrives together with that of the results, in full
+            // precision.
             halves: dtype == DType::BF16 && !self.scores.with_lse,
             results,
         }
@@ -160,8 +163,8 @@ impl DenseRun {
             .transpose()
     }
 
-    /// Calls `compute` in every round, while the part of the next one travels here. A part is passed on when it has come, before
-    /// anything is computed with it.
+    /// Calls `compute` in every round, while the part of the next round is in flight. A part is
+    /// passed on as soon as it has arrived, before it is computed with.
     fn around<E: Float>(
         &self,
         travel: Option<&Travel>,
@@ -220,14 +223,15 @@ impl DenseRun {
         self.around::<E>(self.travel.as_ref(), [k, v], |round| {
             if let Some(part) = round.part {
                 let _work = span("attention to a block");
-                // SAFETY: all tensors are there, and the results nowhere else.
+                // SAFETY: all tensors are present, and nothing else uses the results.
                 unsafe { self.job((&q, dtype), part, bias.as_ref(), results).run(isa) };
             }
             Ok(())
         })?;
         divide(output.elements_mut(), &sum, width);
         for (most, sum) in most.elements_mut().iter_mut().zip(sum.iter()) {
-            // A query without keys keeps the lowest number: its weights are zero. NaN stays NaN.
+            // A query without keys keeps the lowest number, and its weights are zero. NaN stays
+            // NaN.
             if sum.to_f64() != 0.0 {
                 *most = E::from_f64(most.to_f64() + sum.to_f64().ln());
             }
@@ -273,7 +277,7 @@ impl DenseRun {
         let gradient = query
             .as_mut()
             .map(|query| tokens(query.shared(), &shape, shape[WIDTH]));
-        // Those of keys and of values, if they are wanted, and their forms.
+        // Gradients of keys and of values, if they are requested, and their forms.
         let of_keys = [(1, &key), (2, &value)].into_iter();
         let of_keys: Vec<_> = of_keys
             .filter(|(input, _)| wanted[*input])
@@ -284,7 +288,8 @@ impl DenseRun {
             .map(|(_, tensor)| Form::of(tensor, TOKENS).cast(E::dtype()))
             .collect();
         let travel = self.travel.as_ref().map(Travel::backward);
-        // Gradients of the next part, from the ranks that it was at before, and at last this rank's own.
+        // Gradients of the next part, from the ranks that had it before, and finally those of this
+        // rank's own part.
         let (mut coming, mut own) = (None, Vec::new());
         self.around::<E>(travel.as_ref(), [key, value], |round| {
             let mut sums = Vec::new();
@@ -303,7 +308,7 @@ impl DenseRun {
                     from,
                     wanted: [gradient, of(key, part.keys[0]), of(value, part.keys[1])],
                 };
-                // SAFETY: all tensors are there, and the results nowhere else.
+                // SAFETY: all tensors are present, and nothing else uses the results.
                 unsafe { self.job((&q, dtype), part, bias.as_ref(), results).run(isa) };
                 let of_part = of_part.into_iter().zip(part.keys);
                 sums = of_part

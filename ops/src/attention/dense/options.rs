@@ -21,30 +21,31 @@ use crate::reshape;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
-    /// Whether only keys up to the query's own place count.
+    /// Whether a query attends only to keys up to its own position.
     pub causal: bool,
-    /// What scores are multiplied with: `width^-1/2` if it is not given.
+    /// Scale of the scores; default `width^-1/2`.
     pub scale: Option<f64>,
-    /// What is added to scores, `[batch, queries, heads, keys]`, with one cell in dims but the last in which it is the same
-    /// everywhere; −∞ for keys that do not count. Sharded as queries are, whole in keys; one that is the same for all queries
-    /// may be sharded in keys as these are. A plain tensor is one that every rank holds whole. One with gradients is learned, and costs the
-    /// memory of all scores of a rank.
+    /// Bias added to the scores, `[batch, queries, heads, keys]`; −∞ excludes a key. Any dim but
+    /// the last may have size one and is then broadcast. It is sharded like the queries and whole
+    /// in keys; a bias that is the same for all queries may instead be sharded like the keys. A
+    /// plain tensor counts as one that every rank holds whole. A bias with gradients is learned,
+    /// and costs the memory of all scores of a rank.
     pub bias: Option<ShardTensor<4>>,
-    /// Numbers added to the scores of all queries and heads, `[batch, 1, 1, keys]`: zero, and −∞ for keys that do not count.
-    /// [`with_key_padding`](Self::with_key_padding) makes them.
+    /// Padding mask added to the scores of all queries and heads, `[batch, 1, 1, keys]`: zero, or
+    /// −∞ for excluded keys. Created by [`with_key_padding`](Self::with_key_padding).
     pub key_padding: Option<ShardTensor<4>>,
-    /// The probability that a weight becomes zero, and the key that decides which.
+    /// Probability that a weight is set to zero, and the random key that decides which.
     pub dropout: Option<(f64, RandomKey)>,
 }
 
 impl AttentionOptions {
-    /// These options with only keys up to the query's own place, or all.
+    /// Restricts each query to the keys up to its own position, or lifts the restriction.
     #[must_use]
     pub fn with_causal(self, causal: bool) -> Self {
         Self { causal, ..self }
     }
 
-    /// These options with another scale of scores.
+    /// Sets the scale of the scores.
     #[must_use]
     pub fn with_scale(self, scale: f64) -> Self {
         Self {
@@ -53,10 +54,10 @@ impl AttentionOptions {
         }
     }
 
-    /// These options with something to add to scores, beside what they have; see [`bias`](Self::bias).
+    /// Adds a bias to the scores, on top of any earlier one; see [`bias`](Self::bias).
     ///
     /// # Panics
-    /// Panics for a bias that does not fit the one before.
+    /// Panics if the bias does not fit the earlier one.
     #[must_use]
     pub fn with_bias(self, bias: impl Field<4>) -> Self {
         let bias = bias.into_shard();
@@ -73,9 +74,10 @@ impl AttentionOptions {
         }
     }
 
-    /// These options without the keys for which `padding`, `[batch, keys]`, is true, in place of padding that they have.
-    /// Sharded in batch as queries are; in keys whole, or as these are: then it travels with them. Beside a bias that is whole
-    /// in keys it must be, too.
+    /// Excludes the keys for which `padding`, `[batch, keys]`, is true, and replaces any earlier
+    /// padding. It is sharded in batch like the queries; in keys it is whole, or sharded like the
+    /// keys and then sent with them. With a bias that is whole in keys, the padding must be whole
+    /// in keys, too.
     #[must_use]
     pub fn with_key_padding(self, padding: ShardTensor<2, Bool>) -> Self {
         let (local, layout, mesh) = padding.into_parts();
@@ -97,7 +99,8 @@ impl AttentionOptions {
         }
     }
 
-    /// These options with weights that become zero with a probability; the others grow, so that their sum keeps its mean.
+    /// Sets weights to zero with the given probability; the others are scaled up, so that the mean
+    /// of their sum is preserved.
     #[must_use]
     pub fn with_dropout(self, probability: f64, key: RandomKey) -> Self {
         Self {
@@ -107,8 +110,8 @@ impl AttentionOptions {
     }
 }
 
-/// Extents of `tokens` over `parts` ranks that give every rank of a ring the same work in causal attention: the first ranks
-/// hold more tokens, because their queries attend to fewer keys.
+/// Returns extents of `tokens` over `parts` ranks that give every rank of a ring the same work in
+/// causal attention: the first ranks hold more tokens, because their queries attend to fewer keys.
 ///
 /// # Example
 /// ```

@@ -1,33 +1,36 @@
-//! The ring of ranks that hold the parts of a dim: which rank computes with which part of the keys, and in which order.
+//! Ring of the ranks that hold the parts of a dim: which rank computes with which part of the keys,
+//! and in which order.
 //!
-//! Every rank begins with its own part, and goes on with those of the ranks before it: a part goes from its owner to the next
-//! ranks, and passes over those whose queries reach none of its keys. In causal order it ends at the last rank. A rank of later
-//! queries has more parts, and smaller ones if tokens are dealt out by [`causal_extents`](super::causal_extents): then the rank
-//! before it has a part, and passes it on, before this one is done with those that it has.
+//! Every rank begins with its own part and continues with those of the ranks before it. A part goes
+//! from its owner to the ranks after it, and skips those whose queries reach none of its keys. In
+//! causal order it ends at the last rank. A rank of later queries has more parts, and smaller ones
+//! if tokens are divided by [`causal_extents`](super::causal_extents): the rank before it then
+//! receives a part and passes it on before this rank is done with the parts that it has.
 //!
-//! All is arithmetic on layouts, the same on all ranks.
+//! Everything here is arithmetic on layouts, the same on all ranks.
 
 use std::ops::Range;
 
 use halocline_core::Layout;
 
-/// The ranks that hold the parts of the keys. Ranks of the ring are counted by the parts that they hold.
+/// The ranks that hold the parts of the keys. Ranks of the ring are numbered by their parts.
 #[derive(Clone, Debug)]
 pub(super) struct Ring {
-    /// The rank of every part.
+    /// Rank of every part.
     pub ranks: Vec<usize>,
-    /// The keys of every part.
+    /// Keys of every part.
     pub parts: Vec<Range<usize>>,
     /// This rank's part.
     pub own: usize,
-    /// The queries of the rank of every part.
+    /// Queries of the rank of every part.
     queries: Vec<Range<usize>>,
-    /// Whether queries reach only keys up to their own place.
+    /// Whether queries reach only keys up to their own position.
     causal: bool,
 }
 
 impl Ring {
-    /// The ring of the ranks that hold the parts of a dim of the keys beside this rank's part of all other dims.
+    /// Ring of the ranks that hold the parts of a dim of the keys, for this rank's part of all
+    /// other dims.
     pub(super) fn new(
         keys: &Layout,
         queries: &Layout,
@@ -62,7 +65,7 @@ impl Ring {
         }
     }
 
-    /// One rank, which holds everything.
+    /// Ring of one rank, which holds everything.
     pub(super) fn alone(cells: usize) -> Self {
         Self {
             ranks: vec![0],
@@ -79,14 +82,14 @@ impl Ring {
         !queries.is_empty() && !keys.is_empty() && (!self.causal || keys.start < queries.end)
     }
 
-    /// The parts that a rank computes with, in their order.
+    /// Parts that a rank computes with, in order.
     fn rounds_of(&self, rank: usize) -> impl Iterator<Item = usize> + '_ {
         let count = self.parts.len();
         let others = (1..count).map(move |step| (rank + count - step) % count);
         std::iter::once(rank).chain(others.filter(move |part| self.reaches(rank, *part)))
     }
 
-    /// The parts that this rank computes with, in their order, each with the one after it.
+    /// Parts that this rank computes with, in order, each with its successor.
     pub(super) fn rounds(&self) -> Vec<(usize, Option<usize>)> {
         let parts: Vec<usize> = self.rounds_of(self.own).collect();
         let next = parts[1..].iter().copied().map(Some);
@@ -94,34 +97,34 @@ impl Ring {
         parts.iter().copied().zip(next).collect()
     }
 
-    /// The ranks that compute with a part, in their order, its owner first.
+    /// Ranks that compute with a part, in order, starting with its owner.
     fn ranks_of(&self, part: usize) -> impl DoubleEndedIterator<Item = usize> + '_ {
         let count = self.parts.len();
         let others = (1..count).map(move |step| (part + step) % count);
         std::iter::once(part).chain(others.filter(move |rank| self.reaches(*rank, part)))
     }
 
-    /// The rank to which a rank passes a part on.
+    /// Rank to which a rank passes a part on.
     fn after(&self, rank: usize, part: usize) -> Option<usize> {
         self.ranks_of(part)
             .skip_while(|other| *other != rank)
             .nth(1)
     }
 
-    /// The rank from which a rank receives a part.
+    /// Rank from which a rank receives a part.
     fn before(&self, rank: usize, part: usize) -> Option<usize> {
         self.ranks_of(part)
             .take_while(|other| *other != rank)
             .last()
     }
 
-    /// The last rank that computes with a part.
+    /// Last rank that computes with a part.
     fn last(&self, part: usize) -> usize {
         self.ranks_of(part).next_back().expect("its owner")
     }
 
-    /// The way of gradients at the end of a round of this rank with `part`, before that with `next`: behind the part, and from
-    /// its last rank to its owner.
+    /// Messages of gradients at the end of a round with `part`, before the round with `next`:
+    /// gradients follow the part, and go from its last rank to its owner.
     pub(super) fn gradients(&self, part: usize, next: Option<usize>) -> Way {
         let own = self.own;
         let to = self.after(own, part).or((part != own).then_some(part));
@@ -132,7 +135,7 @@ impl Ring {
         Way { to, from, part }
     }
 
-    /// The way of keys and values during a round of this rank with `part`, before that with `next`.
+    /// Messages of keys and values during a round with `part`, before the round with `next`.
     pub(super) fn keys(&self, part: usize, next: Option<usize>) -> Way {
         Way {
             to: self.after(self.own, part),
@@ -145,11 +148,11 @@ impl Ring {
 /// Messages of a rank in a round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
-    /// The rank to which the part of the round goes.
+    /// Rank to which the part of the round is sent.
     pub to: Option<usize>,
-    /// The rank from which a part comes.
+    /// Rank from which a part is received.
     pub from: Option<usize>,
-    /// The part that comes.
+    /// The part that is received.
     pub part: usize,
 }
 
@@ -164,7 +167,7 @@ mod tests {
     use super::*;
     use crate::attention::causal_extents;
 
-    /// A ring with these extents of queries and keys, as each of its ranks sees it.
+    /// Ring with these extents of queries and keys, as seen by each of its ranks.
     fn rings(queries: &[usize], keys: &[usize], causal: bool) -> Vec<Ring> {
         let mesh = MeshShape::new(&[("tokens", keys.len())], (0..keys.len()).collect());
         let mesh = Arc::new(mesh.unwrap());
@@ -177,7 +180,7 @@ mod tests {
         (0..mesh.size()).map(ring).collect()
     }
 
-    /// Pairs of queries and keys of a part that count.
+    /// Number of pairs of a rank's queries and a part's keys that count.
     fn work(ring: &Ring, rank: usize, part: usize) -> f64 {
         let (queries, keys) = (&ring.queries[rank], &ring.parts[part]);
         let reached = |query: usize| {
@@ -190,8 +193,8 @@ mod tests {
         queries.clone().map(reached).sum::<usize>() as f64
     }
 
-    /// The time of all rounds if a pair takes one unit and a message `message`, over that of equal work on all ranks. A rank
-    /// passes a part on when it begins to compute with it.
+    /// Time of all rounds relative to equal work on all ranks, if a pair takes one unit and a
+    /// message takes `message`. A rank passes a part on when it begins to compute with it.
     fn simulated(rings: &[Ring], message: f64) -> f64 {
         let mut free = vec![0.0_f64; rings.len()];
         let mut begun = HashMap::new();
@@ -229,7 +232,7 @@ mod tests {
         free.into_iter().fold(0.0, f64::max) / even
     }
 
-    /// No rank waits for another, and with messages of a fifth of a round hardly.
+    /// No rank waits for another; with messages that take a fifth of a round, hardly any does.
     #[test]
     fn causal_rounds_take_the_time_of_equal_work() {
         for ranks in 2..=16 {
@@ -253,7 +256,7 @@ mod tests {
         }
     }
 
-    /// A causal part goes to later ranks only.
+    /// A causal part is sent to later ranks only.
     #[test]
     fn causal_parts_do_not_go_where_nothing_reaches_them() {
         let rings = rings(&[3, 2, 0, 2], &[3, 2, 1, 1], true);
@@ -270,8 +273,9 @@ mod tests {
     }
 
     proptest! {
-        /// Every part comes to all ranks that reach it, and messages between two ranks are sent in the order in which they
-        /// are received: parts, and the gradients behind them, of which the last goes to the owner.
+        /// Every part arrives at all ranks that reach it, and messages between two ranks are sent
+        /// in the order in which they are received: parts, and the gradients that follow them, the
+        /// last of which go to the owner.
         #[test]
         fn messages_come_in_the_order_in_which_they_are_expected(
             extents in proptest::collection::vec((0..4_usize, 0..4_usize), 1..8), causal in any::<bool>(),

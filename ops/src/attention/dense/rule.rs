@@ -1,11 +1,12 @@
-//! The rule of dense attention: which layouts fit.
+//! Placement rule of dense attention: which layouts fit.
 
 use halocline_core::{Error, Fan, Layout, Placement, Replicate, Result, Shard, ShardTensor};
 
 use super::dims::{BATCH, HEADS, NAME, TOKENS, WIDTH};
 use crate::precision::cast_shard;
 
-/// Checks that queries, keys and values fit, and gives the axes over which keys and values fan out.
+/// Checks that queries, keys and values fit, and returns the axes over which keys and values fan
+/// out.
 pub(in crate::attention) fn check(
     q: &ShardTensor<4>,
     k: &ShardTensor<4>,
@@ -84,17 +85,17 @@ pub(in crate::attention) fn check(
     Ok(fans)
 }
 
-/// Where a bias lies.
+/// A bias, by the operand whose layout it has.
 #[derive(Clone, Debug)]
 pub(super) enum Beside {
-    /// Beside queries, whole in keys.
+    /// With the layout of the queries, whole in keys.
     Queries(ShardTensor<4>),
-    /// The same for all queries, and beside keys, with whose parts it travels.
+    /// The same for all queries, with the layout of the keys, and sent with their parts.
     Keys(ShardTensor<4>),
 }
 
-/// Checks that a bias lies as queries do, or as keys do if it is the same for all queries. A plain tensor is laid beside them:
-/// every rank holds it whole, and keeps its part.
+/// Checks that a bias has the layout of the queries, or that of the keys if it is the same for all
+/// queries. A plain tensor, which every rank holds whole, is cut to each rank's part.
 pub(super) fn check_bias(
     bias: &ShardTensor<4>,
     q: &ShardTensor<4>,
@@ -110,7 +111,7 @@ pub(super) fn check_bias(
     }
     let plain = bias.mesh().size() == 1 && bias.layout().mesh() != q.layout().mesh();
     let at_keys = !plain && bias.placements().contains(&Shard(WIDTH)) && shape[TOKENS] == 1;
-    // What fans out is replicated here.
+    // A bias is replicated where queries fan out.
     let same_values = |placement: Placement| match placement {
         Fan => Replicate,
         other => other,
@@ -156,7 +157,7 @@ pub(super) fn check_bias(
             k.layout()
         ));
     }
-    // With the engine of queries, which may be that of a dry run.
+    // Uses the mesh of the queries, which may be that of a dry run.
     let (local, layout, _) = bias.clone().into_parts();
     let bias = ShardTensor::from_parts(local, layout, q.mesh().clone());
     Ok(if at_keys {
@@ -166,7 +167,7 @@ pub(super) fn check_bias(
     })
 }
 
-/// A bias and padding of keys, added.
+/// Adds a bias and key padding.
 pub(super) fn both(bias: Beside, padding: Beside) -> Result<Beside> {
     let sum = |bias: ShardTensor<4>, padding: ShardTensor<4>| {
         let padding = cast_shard(padding, bias.local().dtype());

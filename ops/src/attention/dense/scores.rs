@@ -1,4 +1,4 @@
-//! What scores and weights of dense attention are made of beside products.
+//! Parameters of the scores and weights of dense attention, apart from products.
 
 use burn::tensor::Tensor;
 use halocline_core::{Error, RandomKey, Result};
@@ -8,13 +8,14 @@ use super::dims::NAME;
 /// How the queries of a rank attend to keys.
 #[derive(Clone, Debug, Default)]
 pub(in crate::attention) struct Scores {
-    /// What scores are multiplied with.
+    /// Scale of the scores.
     pub scale: f64,
     /// Whether the result has the logarithms of the sums of exponentials as its last column.
     pub with_lse: bool,
-    /// The place of this rank's first query, if only keys up to a query's place count.
+    /// Position of this rank's first query, if a query reaches only keys up to its own position.
     pub causal: Option<usize>,
-    /// What is added to scores: `[batch, queries, heads, keys]`, of one cell where it is the same everywhere.
+    /// Bias of the scores: `[batch, queries, heads, keys]`, of size one in dims where it is the
+    /// same everywhere.
     pub bias: Option<Tensor<4>>,
     pub dropout: Option<Dropped>,
 }

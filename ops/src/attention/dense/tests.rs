@@ -23,7 +23,7 @@ fn inputs(
     ]
 }
 
-/// The definition by burn's operators, in f64: the result, and the gradients of all inputs.
+/// The definition with burn's operators, in f64: the result, and the gradients of all inputs.
 fn by_definition(inputs: &[TensorData; 3], options: &AttentionOptions) -> Vec<TensorData> {
     let device = Device::flex().autodiff();
     let leaves = inputs.each_ref().map(|data| {
@@ -65,10 +65,10 @@ fn results_and_gradients_are_those_of_the_definition() {
         ([3, 5], [2, 2], [3, 3], true),
         // Several groups of queries in a task.
         ([300, 300], [6, 3], [5, 4], true),
-        // Widths for which matrices multiply, where the processor has them.
+        // Widths at which matrices are used, on processors that have them.
         ([150, 140], [4, 2], [40, 33], false),
         ([300, 300], [2, 1], [64, 32], true),
-        // Several groups of queries in a task, by matrices.
+        // Several groups of queries in a task, with matrices.
         ([300, 300], [8, 8], [40, 33], true),
     ];
     let types = [(DType::F32, 1e-5), (DType::F64, 1e-13), (DType::BF16, 2e-2)];
@@ -100,7 +100,7 @@ fn results_and_gradients_are_those_of_the_definition() {
 #[test]
 fn shards_give_the_result_and_gradients_of_one_rank() {
     for causal in [false, true] {
-        // [batch, heads, tokens, width], with a width for which matrices multiply, if causal.
+        // [batch, heads, tokens, width], with a width at which matrices are used, if causal.
         let shape = [2, 4, 23, if causal { 34 } else { 6 }];
         let input = |name: &str| (name.to_string(), normal(&shape, name, 0));
         let numbers = [("is_causal".to_string(), vec![f64::from(u8::from(causal))])];
@@ -122,7 +122,8 @@ fn shards_give_the_result_and_gradients_of_one_rank() {
     }
 }
 
-/// Queries and keys of other lengths, replicated keys, and shared heads: placements that golden cases do not have.
+/// Queries and keys of different lengths, replicated keys, and shared heads: placements that golden
+/// cases lack.
 #[test]
 fn keys_may_lie_otherwise_than_queries() {
     let data = inputs([19, 31], [4, 2], [36, 34]);
@@ -208,7 +209,7 @@ fn what_has_no_rule_is_refused() {
     assert!(error.contains("n·heads"), "{error}");
 }
 
-/// A plain bias, laid beside queries, and padding on the mesh; a score of NaN.
+/// A plain bias, distributed like queries, and padding on the mesh; a score of NaN.
 #[test]
 fn a_bias_and_padding_are_added() {
     let run = |ranks: usize| {

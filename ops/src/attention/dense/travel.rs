@@ -1,4 +1,4 @@
-//! Parts of keys and values, and their gradients, on their way round the ring.
+//! Messages of parts of keys and values, and of their gradients, round the ring.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) struct Travel {
     pub comm: Arc<dyn Communicator>,
 }
 
-/// Tensors of a part, but for the number of its tokens.
+/// Shape of the tensors of a part, except for the number of its tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Form {
     shape: Shape,
@@ -26,7 +26,7 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// The form of the tensors like this one in other parts.
+    /// Form of the tensors that correspond to this one in other parts.
     pub(super) fn of(tensor: &DispatchTensor, dim: usize) -> Self {
         Self {
             shape: tensor.shape(),
@@ -36,7 +36,7 @@ impl Form {
         }
     }
 
-    /// The same of another number type.
+    /// The same form with another number type.
     pub(super) fn cast(self, dtype: DType) -> Self {
         Self { dtype, ..self }
     }
@@ -49,7 +49,7 @@ impl Form {
 }
 
 impl Travel {
-    /// The messages of the backward pass.
+    /// Messages of the backward pass.
     pub(super) fn backward(&self) -> Self {
         Self {
             operation: self.operation.backward(),
@@ -57,7 +57,8 @@ impl Travel {
         }
     }
 
-    /// Sends the tensors of one part, and receives those of another. Tensors of one number type are one message.
+    /// Sends the tensors of one part and receives those of another. Tensors of the same number type
+    /// share a message.
     pub(super) fn start(
         &self,
         ring: &Ring,
@@ -95,7 +96,7 @@ impl Travel {
     }
 }
 
-/// The tensors of a batch that has come; none if it had none.
+/// Tensors of a batch that has arrived; none if it had none.
 pub(super) fn finish(in_flight: Option<InFlight>) -> Result<Vec<DispatchTensor>> {
     let payloads = in_flight.map_or(Ok(Vec::new()), InFlight::finish)?;
     let tensors = payloads.into_iter().flat_map(|payload| match payload {

@@ -1,7 +1,9 @@
-//! Products of a few targets with many sources: dot products and weighted sums, a target in every lane.
+//! Products of a few targets with many sources: dot products and weighted sums, with one target in
+//! every lane.
 //!
-//! A target is a run of vectors, one for each of its elements. A source is that too ([`InLanes`]: another source in every
-//! lane), or a run of single elements ([`ForAll`]: the same source for all lanes).
+//! A target is a run of vectors, one for each of its elements. A source is either that too
+//! ([`InLanes`]: another source in every lane) or a run of single elements ([`ForAll`]: the same
+//! source for all lanes).
 
 use std::marker::PhantomData;
 
@@ -9,26 +11,26 @@ use pulp::{Simd, WithSimd};
 
 use crate::kernel::simd::Element;
 
-/// Targets that are worked on at a time: each load of a source serves all of them.
+/// Targets computed at a time: each load of a source serves all of them.
 pub(super) const TARGETS: usize = 3;
 
-/// How the elements of a source lie.
+/// Storage of the elements of a source.
 pub(super) trait Storage: Copy {
-    /// Whether compilers keep the sums of four sources and [`TARGETS`] in 16 registers, into which they would fit beside their
-    /// operands. Else blocks of three are twice as fast.
+    /// Whether compilers keep the sums of four sources and [`TARGETS`] in 16 registers, where they
+    /// would fit together with their operands. If not, blocks of three are twice as fast.
     const FOUR: bool;
 
-    /// The distance from one element to the next of sources that say `step`.
+    /// Distance between elements, for sources that declare `step`.
     fn step(step: usize) -> usize;
 
-    /// An element, in all lanes.
+    /// Loads an element into all lanes.
     ///
     /// # Safety
     /// The element must lie in one initialised allocation.
     unsafe fn load<S: Simd, E: Element>(simd: S, from: *const E) -> E::Vector<S>;
 }
 
-/// A vector for each element, with another source in every lane.
+/// One vector per element, with another source in every lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InLanes;
 
@@ -42,7 +44,7 @@ impl Storage for InLanes {
 
     #[inline(always)]
     unsafe fn load<S: Simd, E: Element>(_: S, from: *const E) -> E::Vector<S> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { E::load::<S>(from) }
     }
 }
@@ -54,7 +56,7 @@ pub(super) struct ForAll;
 impl Storage for ForAll {
     const FOUR: bool = false;
 
-    // A constant for the compiler.
+    // A constant, so that the compiler knows it.
     #[inline(always)]
     fn step(step: usize) -> usize {
         debug_assert_eq!(step, 1);
@@ -63,7 +65,7 @@ impl Storage for ForAll {
 
     #[inline(always)]
     unsafe fn load<S: Simd, E: Element>(simd: S, from: *const E) -> E::Vector<S> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         E::splat(simd, unsafe { *from })
     }
 }
@@ -74,18 +76,19 @@ pub(super) struct Sources<'a, E, T> {
     pub first: *const E,
     pub offsets: &'a [usize],
     pub width: usize,
-    /// From an element of a source to the next.
+    /// Distance between the elements of a source.
     pub step: usize,
     pub storage: PhantomData<T>,
 }
 
-/// Whether there are 32 registers: for blocks of eight.
+/// Whether there are 32 registers, enough for blocks of eight.
 #[inline(always)]
 fn wide<S: Simd, E: Element>() -> bool {
     size_of::<E::Vector<S>>() >= 64
 }
 
-/// Runs the blocks of an operand with so many sources, or elements: as large as registers permit, the last one smaller.
+/// Runs an operand in blocks of sources or elements: as large as registers permit, the last one
+/// smaller.
 macro_rules! in_blocks {
     ($operand:expr, $simd:expr, $count:expr) => {{
         let (count, mut start) = ($count, 0);
@@ -115,11 +118,11 @@ macro_rules! in_blocks {
     }};
 }
 
-/// The dot product of every target with every source, a vector for each source.
+/// Dot product of every target with every source: one vector per source.
 pub(super) struct Dots<'a, E, T, const R: usize> {
     pub targets: [*const E; R],
     pub sources: Sources<'a, E, T>,
-    /// Where the products with each target go.
+    /// Destination of the products with each target.
     pub products: [*mut E; R],
 }
 
@@ -161,17 +164,17 @@ impl<E: Element, T: Storage, const R: usize> WithSimd for Dots<'_, E, T, R> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // SAFETY: the caller of `dots` says that all pointers are good for this.
+        // SAFETY: the caller of `dots` guarantees that all pointers are valid for this.
         unsafe { in_blocks!(self, simd, self.sources.offsets.len()) }
     }
 }
 
-/// Adds to every result the sum of all sources, each times the target's weight for it.
+/// Adds to every result the sum of all sources, each multiplied by the target's weight for it.
 pub(super) struct Sums<'a, E, T, const R: usize> {
-    /// The weights of each target, a vector for each source.
+    /// Weights of each target: one vector per source.
     pub weights: [*const E; R],
     pub sources: Sources<'a, E, T>,
-    /// The result of each target, a vector for each element.
+    /// Result of each target: one vector per element.
     pub results: [*mut E; R],
 }
 
@@ -210,12 +213,12 @@ impl<E: Element, T: Storage, const R: usize> WithSimd for Sums<'_, E, T, R> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // SAFETY: the caller of `sums` says that all pointers are good for this.
+        // SAFETY: the caller of `sums` guarantees that all pointers are valid for this.
         unsafe { in_blocks!(self, simd, self.sources.width) }
     }
 }
 
-/// Runs an expression with as many targets as there are, one to [`TARGETS`], as a constant.
+/// Runs an expression with the number of targets, one to [`TARGETS`], as a constant.
 macro_rules! with_targets {
     ($count:expr, $r:ident => $expression:expr) => {
         match $count {
@@ -238,8 +241,8 @@ macro_rules! with_targets {
 /// [`Dots`] of some targets.
 ///
 /// # Safety
-/// Every target and source must have `width` elements, those of a source in lanes with a whole vector each, and every target
-/// room for a vector for each source.
+/// Every target and source must have `width` elements, a source in lanes with a whole vector for
+/// each, and every target must have room for one vector per source.
 #[inline(always)]
 pub(super) unsafe fn dots<S: Simd, E: Element, T: Storage>(
     simd: S,
@@ -258,8 +261,8 @@ pub(super) unsafe fn dots<S: Simd, E: Element, T: Storage>(
 /// [`Sums`] for some targets.
 ///
 /// # Safety
-/// Every source and result must have `width` elements, those of a source in lanes with a whole vector each, and every target
-/// a weight for each source.
+/// Every source and result must have `width` elements, a source in lanes with a whole vector for
+/// each, and every target must have a weight for each source.
 #[inline(always)]
 pub(super) unsafe fn sums<S: Simd, E: Element, T: Storage>(
     simd: S,

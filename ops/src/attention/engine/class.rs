@@ -4,25 +4,26 @@ use std::ops::Range;
 
 use super::blocks::TARGETS;
 
-/// Tiles of one pattern in every dim, and what is computed in each.
+/// Tiles of one pattern in every dim, and the work in each.
 #[derive(Debug)]
 pub(super) struct Class {
     pub pattern: [usize; 3],
-    /// Targets of a tile, in every dim; vectors of them where lanes hold neighbours.
+    /// Targets of a tile, in every dim; vectors of targets if lanes hold neighbors.
     pub targets: [usize; 3],
     /// Sources that a tile reaches, in every dim.
     pub sources: [usize; 3],
-    /// Neighbours in the lanes of a vector; one where every lane holds another tile.
+    /// Number of neighbors in the lanes of a vector; one if every lane holds another tile.
     pub neighbours: usize,
     pub groups: Vec<Group>,
-    /// Sources of segments: the room of their row, and the place in it.
+    /// Sources of segments: the slot of their row, and their position in it.
     pub reached: Vec<[usize; 2]>,
-    /// The rows of sources, of all planes of a tile, that must be there at a time if each vector is packed when the first group needs it.
-    /// A row has the room of the one so many before it.
+    /// Number of rows of sources, over all planes of a tile, that must be held at a time if each
+    /// vector is packed when the first group needs it. Each row takes the slot of the row that is
+    /// this number before it.
     pub held: usize,
 }
 
-/// Targets that are worked on together.
+/// Targets that are computed together.
 #[derive(Debug)]
 pub(super) struct Group {
     /// Their numbers in the tile.
@@ -30,24 +31,25 @@ pub(super) struct Group {
     /// The number of sources that each reaches.
     pub counts: Vec<usize>,
     pub segments: Vec<Segment>,
-    /// The vectors of sources of a tile, by their numbers, that it reaches and no group before it.
+    /// Numbers of the tile's vectors of sources that this group is the first to reach.
     pub fresh: Vec<usize>,
 }
 
 /// Sources that the same targets of a group reach.
 #[derive(Debug)]
 pub(super) struct Segment {
-    /// The targets, by their places in the group.
+    /// The targets, by their positions in the group.
     pub members: Range<usize>,
-    /// For each target of the group, how many sources segments before this have for it.
+    /// For each target of the group, the number of its sources in earlier segments.
     pub before: Vec<usize>,
     /// The sources, as a range of [`Class::reached`].
     pub reached: Range<usize>,
 }
 
 impl Class {
-    /// The class of tiles whose targets reach these ranges in the three dims, with groups of neighbours along one: the first
-    /// that has several cells, so that a target's sources come in the order of their cells, whatever its tile.
+    /// Creates the class of tiles whose targets reach these ranges in the three dims, with groups
+    /// of neighbors along one dim: the first that has several cells, so that a target's sources
+    /// come in the order of their cells, whatever its tile.
     pub(super) fn new(
         pattern: [usize; 3],
         ranges: [&[Range<usize>]; 3],
@@ -82,7 +84,8 @@ impl Class {
         class
     }
 
-    /// Finds the sources that each group needs first, and those that it needs no more, whose room others may take.
+    /// Finds the sources that each group is the first to need, and the rows that are no longer
+    /// needed, whose slots others may take.
     fn take_rows_in_turn(&mut self) {
         let [planes, rows, columns] = self.vectors();
         let mut packed = vec![false; planes * rows * columns];
@@ -109,13 +112,13 @@ impl Class {
         }
     }
 
-    /// Vectors that the sources take, in every dim.
+    /// Number of vectors that the sources take, in every dim.
     pub(super) fn vectors(&self) -> [usize; 3] {
         let [planes, rows, columns] = self.sources;
         [planes, rows, columns.div_ceil(self.neighbours)]
     }
 
-    /// Adds the group of targets from a place on along a dim.
+    /// Adds the group of targets that begins at a position along a dim.
     fn add_group(&mut self, place: [usize; 3], along: usize, ranges: [&[Range<usize>]; 3]) {
         let members = place[along]..(place[along] + TARGETS).min(self.targets[along]);
         let windows = &ranges[along][members.clone()];
@@ -132,7 +135,7 @@ impl Class {
             segments: Vec::new(),
             fresh: Vec::new(),
         };
-        // Between two neighbouring ends of windows the same targets reach all sources.
+        // Between two consecutive ends of windows, the same targets reach all sources.
         let mut ends: Vec<usize> = windows
             .iter()
             .flat_map(|range| [range.start, range.end])
@@ -174,7 +177,8 @@ impl Class {
     }
 }
 
-/// The most rows from the first that a group or a later one needs to the last that it or an earlier one needs.
+/// Maximum number of rows from the first that a group or a later one needs to the last that it or
+/// an earlier one needs.
 fn held<'a>(groups: impl Iterator<Item = &'a Range<usize>> + Clone) -> usize {
     let needed = groups.filter(|rows| !rows.is_empty());
     let mut end = 0;

@@ -1,4 +1,5 @@
-//! Kernels of attention. They know slices, strides and geometry; not burn, ranks or layouts.
+//! Kernels of attention. They work on slices, strides and geometry; they have no notion of burn,
+//! ranks or layouts.
 
 mod blocks;
 mod class;

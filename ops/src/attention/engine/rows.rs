@@ -1,10 +1,10 @@
-//! Where the elements of cells lie: in a field, or in pieces of one.
+//! Memory of the elements of cells: in a field, or in pieces of one.
 
 use std::marker::PhantomData;
 
 use crate::kernel::memory::Shared;
 
-/// `[batch, cells, heads, pitch]` elements, of which a kernel uses some of each head.
+/// Elements `[batch, cells, heads, pitch]`, of which a kernel uses some in each head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a, E> {
     first: *mut E,
@@ -14,7 +14,7 @@ pub(crate) struct Piece<'a, E> {
     elements: PhantomData<&'a [E]>,
 }
 
-// SAFETY: a piece is a borrow of a slice, or of elements of which every task writes its own.
+// SAFETY: a piece borrows a slice, or elements of which every task writes its own.
 unsafe impl<E: Send + Sync> Send for Piece<'_, E> {}
 // SAFETY: as above.
 unsafe impl<E: Send + Sync> Sync for Piece<'_, E> {}
@@ -38,14 +38,14 @@ impl<'a, E> Piece<'a, E> {
     /// Elements to write, from `skip` on in each head.
     ///
     /// # Safety
-    /// The elements must outlive this, and every task must write other heads of other cells.
+    /// The elements must outlive the piece, and every task must write other heads of other cells.
     pub(crate) unsafe fn writing(
         elements: Shared<E>,
         [cells, heads, pitch]: [usize; 3],
         skip: usize,
     ) -> Self {
         Self {
-            // SAFETY: the first element's address, which is not read here.
+            // SAFETY: only computes the address of the first element.
             first: unsafe { elements.at(0) }.wrapping_add(skip),
             cells,
             heads,
@@ -64,16 +64,17 @@ impl<E> Piece<'_, E> {
     }
 }
 
-/// Where the elements of the cells of a box lie.
+/// Memory of the elements of the cells of a box.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows<'a, E> {
     shape: [usize; 3],
     pieces: Vec<Piece<'a, E>>,
-    /// The piece of every cell, and the cell's number in it; none where there is one piece, with all cells.
+    /// Piece of every cell, and the cell's index in it; `None` if there is one piece with all
+    /// cells.
     places: Option<&'a Places>,
 }
 
-/// For every cell of a box the piece that it lies in, and its number there.
+/// For every cell of a box, its piece and its index there.
 pub(crate) type Places = [[u32; 2]];
 
 impl<'a, E> Rows<'a, E> {
@@ -99,7 +100,7 @@ impl<'a, E> Rows<'a, E> {
         }
     }
 
-    /// The first element of a head of a cell.
+    /// First element of a head of a cell.
     #[inline(always)]
     pub(crate) fn at(&self, batch: usize, head: usize, cell: [usize; 3]) -> *mut E {
         let cell = (cell[0] * self.shape[1] + cell[1]) * self.shape[2] + cell[2];
@@ -112,14 +113,14 @@ impl<'a, E> Rows<'a, E> {
         }
     }
 
-    /// The elements from a head of a cell to the next head, where they are as many in all pieces.
+    /// Distance between the heads of a cell, if it is the same in all pieces.
     pub(crate) fn pitch(&self) -> Option<usize> {
         let (first, rest) = self.pieces.split_first()?;
         let alike = rest.iter().all(|piece| piece.pitch == first.pitch);
         alike.then_some(first.pitch)
     }
 
-    /// The elements from a head of a cell to the next head, and to that head of the next cell in every dim, where all are in one
+    /// Distance between the heads of a cell, and between cells in every dim, if all are in one
     /// piece.
     pub(crate) fn distances(&self) -> Option<[usize; 4]> {
         let [_, rows, columns] = self.shape;

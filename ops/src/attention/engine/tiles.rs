@@ -1,15 +1,18 @@
-//! Tiles of a field whose targets reach sources in the same way: what is computed in the lanes of a vector.
+//! Tiles of a field whose targets reach sources in the same way: the work in the lanes of a vector.
 //!
-//! Targets are queries and sources keys, or the other way round in the pass that computes gradients of keys and values. In
-//! every dim, targets and sources fall into residue classes of the dilation. A tile is a run of targets of a class; its
-//! pattern says which sources each reaches, counted from the first that the tile reaches. Tiles of the same patterns in all
-//! dims make up a [`Class`]: a lane of a vector computes a tile of it, so that no lane is masked and no product is wasted,
-//! whatever kernel, dilation, stride and edges are, but for the lanes of the last tiles.
+//! Targets are queries and sources are keys, or the other way round in the pass that computes
+//! gradients of keys and values. In every dim, targets and sources fall into residue classes of the
+//! dilation. A tile is a run of targets of a class; its pattern lists the sources that each
+//! reaches, counted from the first that the tile reaches. Tiles with the same patterns in all dims
+//! make up a [`Class`]: each lane of a vector computes one tile of it, so that no lane is masked
+//! and no product is wasted for any kernel, dilation, stride and edges, except in the lanes of the
+//! last tiles.
 //!
-//! Where the windows of neighbours along the last dim are those of each other shifted by one source, as they are but for
-//! edges and strides, lanes hold neighbours of one tile instead: their sources are one row, of which each target's vector is
-//! read from another place on. That takes a fraction of the memory, and of the time to pack it; lanes past the end of a row
-//! are computed in vain. A task has several heads of such a tile, and holds rows of sources only while targets need them.
+//! If the windows of neighbors along the last dim are each other's, shifted by one source, as they
+//! are except for edges and strides, lanes hold neighbors of one tile instead: their sources are
+//! one row, of which each target's vector is read from another position on. That takes a fraction
+//! of the memory, and of the time to pack it; lanes past the end of a row are wasted. A task has
+//! several heads of such tiles, and holds rows of sources only while targets need them.
 
 use std::ops::Range;
 
@@ -17,10 +20,10 @@ use super::blocks::TARGETS;
 use super::class::Class;
 use crate::driver::Neighborhood;
 
-/// Most targets of a tile along the dim whose rows of sources are packed when they are needed, or the kernel if that is longer: a
-/// longer tile would hardly save packing.
+/// Maximum targets of a tile along the dim whose rows of sources are packed on demand, or the
+/// kernel if that is longer: a longer tile would save hardly any packing.
 const LONGEST: usize = 64;
-/// Sources that may be listed for the groups of a class.
+/// Maximum sources listed for the groups of a class.
 const LISTED: usize = 1 << 16;
 /// Groups of a tile along that dim, if other dims have several, too.
 const GROUPS: usize = 16;
@@ -29,25 +32,26 @@ const GROUPS: usize = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct Dim {
     pub neighborhood: Neighborhood,
-    /// The cells of the field.
+    /// Number of cells of the field.
     pub size: usize,
-    /// The queries of this rank.
+    /// Queries of this rank.
     pub queries: Range<usize>,
-    /// The cell of the first key that is there.
+    /// Cell of the first key that is present.
     pub first_key: isize,
-    /// The keys that are there.
+    /// Number of keys that are present.
     pub keys: usize,
 }
 
-/// Targets of a residue class: each with its cell and the sources that it reaches, counted in their class.
+/// Targets of a residue class: each with its cell and the sources that it reaches, counted in their
+/// class.
 struct Run {
     targets: Vec<(usize, Range<isize>)>,
-    /// The cell of the source that counts as zero, which may lie before the first.
+    /// Cell of source zero, which may lie before the first cell.
     origin: isize,
 }
 
 impl Dim {
-    /// A dim of one cell, beside others.
+    /// A dim of one cell, to complete three dims.
     pub(crate) fn single() -> Self {
         Self {
             neighborhood: Neighborhood::new(1),
@@ -58,7 +62,7 @@ impl Dim {
         }
     }
 
-    /// Queries in a range of those of this rank, and the keys that they reach.
+    /// Queries in a range of this rank's, and the keys that they reach.
     fn queries(&self, part: &Range<usize>) -> Vec<Run> {
         let (dilation, start) = (self.neighborhood.dilation, self.queries.start);
         let part = start + part.start..start + part.end;
@@ -79,14 +83,14 @@ impl Dim {
         part.clone().take(dilation).map(run).collect()
     }
 
-    /// Keys in a range of those that are there, and the queries that reach them.
+    /// Keys in a range of those that are present, and the queries that reach them.
     fn keys(&self, part: &Range<usize>) -> Vec<Run> {
         let dilation = self.neighborhood.dilation as isize;
         let all = self.queries(&(0..self.queries.len()));
         let reversed = all.into_iter().map(|Run { targets, origin }| {
             let reached = targets[0].1.start..targets[targets.len() - 1].1.end;
             let keys = reached.map(|key| {
-                // Windows never move back, so that the queries of a key are neighbours in their class.
+                // Windows never move back, so the queries of a key are adjacent in their class.
                 let first = targets.partition_point(|(_, keys)| keys.end <= key);
                 let end = targets.partition_point(|(_, keys)| keys.start <= key);
                 let cell = (origin + key * dilation) as usize;
@@ -103,7 +107,8 @@ impl Dim {
 
 #[cfg(feature = "cube")]
 impl Dim {
-    /// For every query, or key, the first key or query that it reaches, and how many: they lie a dilation apart.
+    /// For every query (or key), the first key (or query) that it reaches, and their number; they
+    /// are one dilation apart.
     pub(crate) fn windows(&self, side: Side) -> Vec<[usize; 2]> {
         let (count, runs) = match side {
             Side::Queries => (self.queries.len(), self.queries(&(0..self.queries.len()))),
@@ -122,8 +127,8 @@ impl Dim {
 }
 
 impl Run {
-    /// The targets whose windows are those of their neighbours shifted by one source, if they are at least as many, and the
-    /// others.
+    /// Splits off the targets whose windows are those of their neighbors shifted by one source, if
+    /// there are at least `least` of them.
     fn split(mut self, least: usize) -> (Option<Self>, Vec<Self>) {
         let shifted = |pair: &[(usize, Range<isize>)]| {
             let (one, next) = (&pair[0].1, &pair[1].1);
@@ -156,7 +161,7 @@ impl Run {
     }
 }
 
-/// Which cells are targets.
+/// The side whose cells are targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// Queries, which reach keys.
@@ -168,16 +173,18 @@ pub(crate) enum Side {
 /// Tiles of one dim.
 #[derive(Debug)]
 struct Axis {
-    /// From a target, and from a source, to the next.
+    /// Distance between targets, and between sources.
     step: usize,
-    /// The sources that the first target of each vector of a tile reaches, counted from the first that the tile reaches.
+    /// Sources that the first target of each vector of a tile reaches, counted from the first that
+    /// the tile reaches.
     patterns: Vec<Vec<Range<usize>>>,
-    /// By pattern: the cells of the first target and of the first source of tiles, and their targets.
+    /// By pattern: for each tile the cells of its first target and first source, and its number of
+    /// targets.
     tiles: Vec<Vec<[usize; 3]>>,
 }
 
 impl Axis {
-    /// Tiles of at most `length` vectors.
+    /// Creates tiles of at most `length` vectors.
     fn new(runs: &[Run], step: usize, length: usize, unit: usize) -> Self {
         let mut axis = Self {
             step,
@@ -211,42 +218,43 @@ impl Axis {
 /// Memory and tasks that tiles should fit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
-    /// Lanes of a vector.
+    /// Number of lanes of a vector.
     pub lanes: usize,
-    /// Sources for which there is room at a time, of all heads or lanes of a task.
+    /// Number of sources for which there is room at a time, over all heads or lanes of a task.
     pub sources: usize,
-    /// Most heads of a task whose lanes hold neighbours.
+    /// Maximum heads of a task whose lanes hold neighbors.
     pub heads: usize,
-    /// The heads of all samples.
+    /// Number of heads of all samples.
     pub all_heads: usize,
-    /// Tasks to aim for, where tiles can be shortened.
+    /// Number of tasks to aim for, where tiles can be shortened.
     pub tasks: usize,
     /// Whether the results of all targets of a tile are kept until the last is computed.
     pub kept: bool,
 }
 
-/// The tiles of a box of targets.
+/// Tiles of a box of targets.
 #[derive(Debug)]
 pub(crate) struct Tiles {
     axes: [Axis; 3],
     pub(super) classes: Vec<Class>,
-    /// Heads of a task whose lanes hold neighbours.
+    /// Number of heads of a task whose lanes hold neighbors.
     pub(super) heads: usize,
 }
 
-/// The place of a tile: sample, head, cells of the first target and of the first source.
+/// Position of a tile: sample, head, cells of the first target and of the first source.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub batch: usize,
     pub head: usize,
     pub target: [usize; 3],
     pub source: [usize; 3],
-    /// Targets in the last dim.
+    /// Number of targets in the last dim.
     pub columns: usize,
 }
 
 impl Tiles {
-    /// The tiles of the targets in a box: those whose lanes hold neighbours, and those with another tile in every lane.
+    /// Tiles of the targets in a box: those whose lanes hold neighbors, and those with another tile
+    /// in every lane.
     pub(crate) fn of_box(
         dims: &[Dim; 3],
         side: Side,
@@ -258,7 +266,7 @@ impl Tiles {
             Side::Keys => dims[dim].keys(&part[dim]),
         });
         let (mut shifted, mut others) = (Vec::new(), Vec::new());
-        // In one dim, groups of targets would reach fewer sources in common than with tiles in lanes.
+        // In one dim, groups of targets would share fewer sources than with one tile per lane.
         let one_dim = dims[0].size == 1 && dims[1].size == 1;
         let least = if one_dim || budget.lanes == 1 {
             usize::MAX
@@ -283,13 +291,14 @@ impl Tiles {
         let longest = |dim: usize| {
             let lengths = runs[dim].iter().map(|run| run.targets.len());
             let all = lengths.max().unwrap_or(0).div_ceil(units[dim]);
-            // The elements of a long row of sources lie on as many pages.
+            // The elements of a long row of sources are spread over as many pages.
             match units[dim] {
                 1 => all,
                 unit => all.min((2 * kernels[dim]).div_ceil(unit).max(4)),
             }
         };
-        // Neighbours along this dim share most of their sources, and sums go through sources in their order.
+        // Neighbors along this dim share most of their sources, and sums run through sources in
+        // order.
         let along = (0..3).find(|&dim| dims[dim].size > 1).unwrap_or(2);
         let mut sizes = Sizes {
             longest: [0, 1, 2].map(longest),
@@ -297,7 +306,8 @@ impl Tiles {
             kernels,
             most: [usize::MAX; 3],
         };
-        // Windows of several targets, even where those leave the cache: they share most of their sources.
+        // At least the windows of several targets, even if those exceed the cache: they share most
+        // of their sources.
         let least = 3 * kernels.iter().product::<usize>();
         let others = || (0..3).filter(|&dim| dim != along);
         let together = TARGETS + kernels[along] - 1;
@@ -308,7 +318,7 @@ impl Tiles {
         }
         let rolling = unit > 1 && !budget.kept;
         if rolling {
-            // Rows of sources are there only while targets reach them, so that tiles may be long.
+            // Rows of sources are held only while targets reach them, so tiles may be long.
             sizes.most[along] = together;
             sizes.longest[along] = sizes.longest[along].min(LONGEST.max(kernels[along]));
         }
@@ -320,7 +330,7 @@ impl Tiles {
                 let heads = heads.filter(|heads| *heads == 1 || heads * least <= budget.sources);
                 let all =
                     heads.map(|heads| (heads, sizes.extents(least.max(budget.sources / heads))));
-                // What is packed for each target, and read so much faster the more heads lie beside each other.
+                // Sources packed per target; the more heads are adjacent, the faster they are read.
                 let cost =
                     |(heads, lengths): &(usize, [usize; 3])| sizes.packed(*lengths) / *heads as f64;
                 all.min_by(|one, other| cost(one).total_cmp(&cost(other)))
@@ -363,7 +373,7 @@ impl Tiles {
         }
     }
 
-    /// The cells from one target, or source, to the next.
+    /// Distance between targets, or sources, in cells.
     pub(super) fn steps(&self) -> [usize; 3] {
         self.axes.each_ref().map(|axis| axis.step)
     }
@@ -372,12 +382,13 @@ impl Tiles {
         [0, 1, 2].map(|dim| &self.axes[dim].tiles[class.pattern[dim]][..])
     }
 
-    /// The number of tiles of a class, for one sample and head.
+    /// Number of tiles of a class, for one sample and head.
     pub(super) fn count(&self, class: &Class) -> usize {
         self.lists(class).iter().map(|list| list.len()).product()
     }
 
-    /// The place of a tile of a class. Heads differ first, whose elements are neighbours, then tiles, then samples.
+    /// Position of a tile of a class. Heads vary fastest, because their elements are adjacent, then
+    /// tiles, then samples.
     pub(super) fn place(&self, class: &Class, index: usize, heads: usize) -> Place {
         let lists = self.lists(class);
         let (head, mut index) = (index % heads, index / heads);
@@ -399,10 +410,10 @@ impl Tiles {
 /// Limits of the sizes of tiles, in every dim.
 struct Sizes {
     longest: [usize; 3],
-    /// Targets of a vector.
+    /// Number of targets of a vector.
     units: [usize; 3],
     kernels: [usize; 3],
-    /// The most sources that are there at a time, but for edges and strides.
+    /// Maximum sources held at a time, apart from edges and strides.
     most: [usize; 3],
 }
 
@@ -411,20 +422,21 @@ impl Sizes {
         tile[dim] * self.units[dim]
     }
 
-    /// The sources of a tile in a dim.
+    /// Number of sources of a tile in a dim.
     fn sources(&self, tile: [usize; 3], dim: usize) -> usize {
         let all = self.targets(tile, dim) + self.kernels[dim] - 1;
         all.next_multiple_of(self.units[dim])
     }
 
-    /// The sources that are packed for a target.
+    /// Number of sources packed per target.
     fn packed(&self, tile: [usize; 3]) -> f64 {
         let each = |dim| self.sources(tile, dim) as f64 / self.targets(tile, dim) as f64;
         (0..3).map(each).product()
     }
 
-    /// Vectors of targets of a tile in every dim, of whose sources at most `room` are there at a time: a dim with a long kernel
-    /// gains most by more targets, because their windows overlap most.
+    /// Number of vectors of targets of a tile in every dim, such that at most `room` of their
+    /// sources are held at a time: more targets help most in a dim with a long kernel, where
+    /// windows overlap most.
     fn extents(&self, room: usize) -> [usize; 3] {
         let mut tile = [1; 3];
         let sources = |tile: [usize; 3]| -> usize {
@@ -432,7 +444,7 @@ impl Sizes {
                 .map(|dim| self.sources(tile, dim).min(self.most[dim]))
                 .product()
         };
-        // By half or a quarter where there is no room for twice as many.
+        // Grows by a half or a quarter where there is no room for doubling.
         for part in [1, 2, 4] {
             loop {
                 let gain = |dim: &usize| {

@@ -1,4 +1,5 @@
-//! Weights of pairs of tokens with their gradients, and dot products of rows, for all kernels of attention.
+//! Weights of pairs of tokens with their gradients, and dot products of rows, for all attention
+//! kernels.
 
 use halocline_core::tasks;
 use pulp::Simd;
@@ -7,15 +8,16 @@ use crate::kernel::lanes::CHUNK;
 use crate::kernel::math;
 use crate::kernel::simd::Element;
 
-/// The weight of a pair in the forward pass, and the gradient of its score, from the score and the product of value and
-/// cotangent, and of the query the logarithm of its sum and the product of output and cotangent.
+/// Computes the weight of a pair in the forward pass, and the gradient of its score, from the score
+/// and the product of value and cotangent, and from the query's log-sum-exp and product of output
+/// and cotangent.
 #[inline(always)]
 pub(super) unsafe fn weights<S: Simd, E: Element>(
     simd: S,
     pair: [*mut E; 2],
     [lse, product]: [E::Vector<S>; 2],
 ) -> [E::Vector<S>; 2] {
-    // SAFETY: the caller's: two vectors.
+    // SAFETY: the caller guarantees two vectors.
     let [score, slope] = pair.map(|at| unsafe { E::load::<S>(at) });
     let weight = math::exp::<S, E>(simd, E::minus(simd, score, lse));
     [
@@ -24,7 +26,7 @@ pub(super) unsafe fn weights<S: Simd, E: Element>(
     ]
 }
 
-/// The dot product of every row of `width` elements with that of another tensor.
+/// Dot product of every row of `width` elements with that of another tensor.
 pub(crate) fn row_products<E: Element>(one: &[E], other: &[E], width: usize) -> Vec<E> {
     assert_eq!(one.len(), other.len());
     let width = width.max(1);

@@ -1,5 +1,5 @@
-//! The backward pass by kernels of our own. Gradients of boxes of other ranks travel while those of this rank's own keys and
-//! queries are computed.
+//! The backward pass with our own kernels. Gradients of boxes of other ranks are in flight while
+//! those of this rank's own keys and queries are computed.
 
 use std::ops::Range;
 
@@ -40,7 +40,7 @@ impl NeighborhoodRun {
         let (mut on_their_way, mut meanwhile) = (None, None);
         if keys {
             let mut gradients = KeyGradients::new(&operands);
-            // What other ranks wait for goes first.
+            // Other ranks wait for these gradients, so they come first.
             gradients.run(isa, Whose::Others);
             if let Some(reversed) = &reversed {
                 let mut cells = gradients.boxes_of_others().into_iter();
@@ -66,7 +66,8 @@ impl NeighborhoodRun {
         Ok(vec![query, key, value])
     }
 
-    /// Adds the gradient of a box of keys and values to those of the cells that it is a copy of.
+    /// Adds the gradient of a box of keys and values to those of the cells that the box is a copy
+    /// of.
     fn added(
         &self,
         [key, value]: [DispatchTensor; 2],
@@ -88,7 +89,7 @@ impl NeighborhoodRun {
     }
 }
 
-/// What a backward pass reads.
+/// Inputs of a backward pass.
 struct Operands<'r, E> {
     run: &'r NeighborhoodRun,
     shapes: Shapes,
@@ -99,7 +100,7 @@ struct Operands<'r, E> {
     places: Vec<[u32; 2]>,
     cotangent: FlexTensor,
     lse: FlexTensor,
-    /// The products of output and cotangent, less the gradients of logarithms.
+    /// Products of output and cotangent, less the gradients of the logarithms.
     products: Vec<E>,
 }
 
@@ -163,22 +164,23 @@ impl<'r, E: Float> Operands<'r, E> {
     }
 }
 
-/// Whose keys.
+/// The owner of keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     Own,
     Others,
 }
 
-/// Gradients of keys and values, of this rank's own cells and of boxes, which have them beside each other.
+/// Gradients of keys and values, of this rank's own cells and of boxes, which hold the two
+/// concatenated.
 struct KeyGradients<'r, E> {
     operands: &'r Operands<'r, E>,
     own: [Buffer<E>; 2],
     /// Other copies of this rank's cells, then boxes of other ranks.
     apart: Vec<(&'r Transfer, Buffer<E>)>,
-    /// The copies among these.
+    /// Number of copies among these.
     copies: usize,
-    /// The largest copy of this rank's own cells.
+    /// Largest copy of this rank's own cells.
     first: Option<&'r Transfer>,
     places: Vec<[u32; 2]>,
 }
@@ -256,13 +258,14 @@ impl<'r, E: Float> KeyGradients<'r, E> {
         parts.iter().for_each(|part| windows.run(isa, part));
     }
 
-    /// The gradients of boxes of other ranks, which have been computed.
+    /// Takes the computed gradients of the boxes of other ranks.
     fn boxes_of_others(&mut self) -> Vec<Buffer<E>> {
         let others = self.apart.drain(self.copies..);
         others.map(|(_, cells)| cells).collect()
     }
 
-    /// The gradients of this rank's own cells, which half precision takes when all are added.
+    /// Returns the gradients of this rank's own cells, rounded to half precision only after all are
+    /// added.
     fn finish(self) -> [DispatchTensor; 2] {
         let Operands { run, k, v, .. } = self.operands;
         let [key, value] = self.own;

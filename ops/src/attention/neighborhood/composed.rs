@@ -1,5 +1,5 @@
-//! Neighborhood attention of assembled keys and values: by kernels for GPUs, and by burn's operators for devices without any,
-//! where keys are gathered for every query.
+//! Neighborhood attention of assembled keys and values: with kernels for GPUs, and on other devices
+//! with burn's operators, for which keys are gathered for every query.
 
 use std::sync::Arc;
 
@@ -86,8 +86,8 @@ pub(super) fn attention<const D: usize>(
     drop_empty(y, &kept, mesh.position(), operator)
 }
 
-/// For every query as many keys, by their numbers among those that are there, and what is added to their scores: minus
-/// infinity for the last ones of a query that reaches fewer.
+/// Lists the same number of keys for every query, by their indices among those that are present,
+/// and the bias of their scores: minus infinity for the last keys of a query that reaches fewer.
 fn reached(dims: &[Dim; 3], count: usize) -> (Vec<i32>, Vec<f32>) {
     let most: usize = dims.iter().map(|dim| dim.neighborhood.kernel).product();
     let (mut keys, mut mask) = (Vec::new(), Vec::new());

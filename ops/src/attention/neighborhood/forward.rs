@@ -1,4 +1,4 @@
-//! The forward pass by kernels of our own.
+//! The forward pass with our own kernels.
 
 use std::ops::Range;
 
@@ -74,8 +74,8 @@ impl NeighborhoodRun {
         Ok((result, saved))
     }
 
-    /// Sends keys and values to ranks that need them, has queries that need none of theirs computed meanwhile, and the others
-    /// when theirs have come.
+    /// Sends keys and values to the ranks that need them, meanwhile computes the queries that need
+    /// none of other ranks, and computes the others when keys and values have arrived.
     fn in_stages<E: Float>(
         &self,
         key: &DispatchTensor,

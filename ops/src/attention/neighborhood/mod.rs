@@ -1,22 +1,24 @@
 //! Neighborhood attention: a query attends to the keys around it.
 //!
 //! `y[i] = Σ_j softmax_j(scale · q[i]·k[j]) · v[j]` over the keys in the query's
-//! [`Neighborhood`](crate::Neighborhood) in every spatial dim.
-//! Semantics follow NATTEN 0.21, with periodic dims in addition.
+//! [`Neighborhood`](crate::Neighborhood) in every spatial dim. Semantics follow NATTEN 0.21, with
+//! periodic dims in addition.
 //!
 //! # Shapes
-//! Global `q` is `[batch, *spatial, heads, width]`, `k` `[batch, *spatial, key_heads, width]`, `v` and the result have a width of
-//! their own: `[batch, *spatial, key_heads, value_width]` and `[batch, *spatial, heads, value_width]`. One head of keys and values
-//! serves `heads / key_heads` neighbouring heads of queries.
+//! Global `q` is `[batch, *spatial, heads, width]` and `k` `[batch, *spatial, key_heads, width]`.
+//! `v` and the result have a width of their own: `[batch, *spatial, key_heads, value_width]` and
+//! `[batch, *spatial, heads, value_width]`. Each head of keys and values serves `heads / key_heads`
+//! consecutive heads of queries.
 //!
 //! # Placement
-//! Batch, spatial dims and heads may be sharded, in any combination and with any extents, alike for all three; widths must be
-//! whole, values resolved. Keys and values that other ranks hold travel together, in one exchange; queries never travel.
-//! Where every query reaches all of many keys, they travel round a ring instead, by
-//! [`cell_attention`].
+//! Batch, spatial dims and heads may be sharded, in any combination and with any extents,
+//! identically for all three; widths must be whole, values resolved. Keys and values of other ranks
+//! are sent together, in one exchange; queries are never sent. If every query reaches all of many
+//! keys, these go round a ring instead, by [`cell_attention`].
 //!
 //! # Adjoint
-//! Scores are computed anew. Gradients of keys and values of other ranks travel back and add up there.
+//! Scores are recomputed. Gradients of the keys and values of other ranks are sent back and added
+//! there.
 
 mod backward;
 mod composed;
@@ -35,7 +37,7 @@ mod tests;
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::attended::{Attended, attended};
+use super::attended::{AttentionOutput, attended};
 use super::cells::{cell_attention, with_lse};
 use super::dense::AttentionOptions;
 use super::tokens;
@@ -47,8 +49,8 @@ use prepared::Prepared;
 /// Neighborhood attention. See the [module](self).
 ///
 /// # Errors
-/// Shapes, number types or placements that do not fit; a neighborhood that does not fit its dim; a failure of
-/// communication.
+/// Shapes, number types or placements that do not fit; a neighborhood that does not fit its dim; a
+/// failure of communication.
 ///
 /// # Example
 /// ```
@@ -85,10 +87,10 @@ pub fn neighborhood_attention<const D: usize, const N: usize>(
     Ok(ShardTensor::from_parts(y, prepared.output, mesh))
 }
 
-/// Neighborhood attention, and the logarithms of its sums of exponentials. See [`neighborhood_attention`].
+/// Neighborhood attention with its log-sum-exps. See [`neighborhood_attention`].
 ///
 /// # Errors
-/// Those of [`neighborhood_attention`].
+/// The errors of [`neighborhood_attention`].
 ///
 /// # Example
 /// ```
@@ -109,20 +111,21 @@ pub fn neighborhood_attention_with_lse<const D: usize, const N: usize>(
     k: ShardTensor<D>,
     v: ShardTensor<D>,
     options: &NeighborhoodOptions<N>,
-) -> Result<Attended<ShardTensor<D>>> {
+) -> Result<AttentionOutput<ShardTensor<D>>> {
     let [q, k, v] = fan_out_alike([q, k, v])?;
     let prepared = Prepared::new(&q, &k, &v, options, true)?;
     near([q, k, v], &prepared, options)
 }
 
-/// Neighborhood attention to a field, and to further tokens that every query reaches: one softmax over both.
+/// Neighborhood attention to a field and to further tokens that every query reaches, with one
+/// softmax over both.
 ///
-/// `keys` and `values` of these tokens are `[batch, tokens, key_heads, width]`, or of one sample for all, whole in tokens,
-/// sharded in batch and heads as those of the field, and replicated where its cells are sharded. Their gradients are summed
-/// there.
+/// The `keys` and `values` of these tokens are `[batch, tokens, key_heads, width]`, or of one
+/// sample for all. They are whole in tokens, sharded in batch and heads like those of the field,
+/// and replicated where its cells are sharded. Their gradients are summed over these axes.
 ///
 /// # Errors
-/// Those of [`neighborhood_attention`]; tokens that do not fit.
+/// The errors of [`neighborhood_attention`]; tokens that do not fit.
 ///
 /// # Example
 /// ```
@@ -152,15 +155,15 @@ pub fn neighborhood_attention_with_tokens<const D: usize, const N: usize>(
     let prepared = Prepared::new(&q, &k, &v, options, true)?;
     let global = tokens::attention(NAME, q.clone(), [&k, &v], tokens, options.scale)?;
     let near = near([q, k, v], &prepared, options)?;
-    Ok(Attended::merge(vec![near, global]).output)
+    Ok(AttentionOutput::merge(vec![near, global]).output)
 }
 
-/// Attention to the keys around every query, with logarithms.
+/// Attention to the keys around every query, with log-sum-exps.
 fn near<const D: usize, const N: usize>(
     [q, k, v]: [ShardTensor<D>; 3],
     prepared: &Prepared,
     options: &NeighborhoodOptions<N>,
-) -> Result<Attended<ShardTensor<D>>> {
+) -> Result<AttentionOutput<ShardTensor<D>>> {
     if let Some(dense) = dense(&q, options) {
         return with_lse([q, k, v], &dense);
     }
@@ -169,8 +172,8 @@ fn near<const D: usize, const N: usize>(
     attended(both, &prepared.output, &mesh, dtype)
 }
 
-/// Keys, all of which every query reaches, from which on dense attention computes what windows would: their memory grows with
-/// the number of keys.
+/// Minimum number of keys, all reached by every query, for which dense attention replaces windows,
+/// whose memory grows with the number of keys.
 const MANY: usize = 1024;
 
 /// Options of dense attention, if every query reaches all of many keys.

@@ -1,5 +1,5 @@
-//! The table of NATTEN's own tests, with its tolerances: 1e-4 for results in f32, 1e-2 for gradients of queries, 1e-4 for
-//! those of keys and values; 1e-2 in f16 and 5e-2 in bf16.
+//! The table of NATTEN's own tests, with its tolerances: 1e-4 for results in f32, 1e-2 for
+//! gradients of queries, 1e-4 for gradients of keys and values; 1e-2 in f16 and 5e-2 in bf16.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -7,7 +7,8 @@ use super::NeighborhoodOptions;
 use crate::attention::AttentionField;
 use crate::testing::normal;
 
-/// Result and gradients of inputs, which are normal, and of a type's numbers; the cotangent is normal, too, times 0.05.
+/// Result and gradients for normal inputs that are rounded to a number type; the cotangent is
+/// normal, too, times 0.05.
 fn results<const D: usize, const N: usize>(
     shape: [usize; D],
     key_heads: usize,
@@ -38,7 +39,8 @@ fn results<const D: usize, const N: usize>(
     [y.inner(), q, k, v].map(Tensor::into_data)
 }
 
-/// Every combination of causal flags in f32, and none in half precision, against f64, which is tested against the definition.
+/// Compares every combination of causal flags in f32, and none in half precision, with f64, which
+/// is tested against the definition.
 fn check<const D: usize, const N: usize>(
     [batch, heads, key_heads, width]: [usize; 4],
     shape: [usize; N],
@@ -67,7 +69,7 @@ fn check<const D: usize, const N: usize>(
                 let pairs = found[which]
                     .iter::<f64>()
                     .zip(expected[which].iter::<f64>());
-                // What is no number is off by no tolerance.
+                // NaN exceeds every tolerance.
                 let off = pairs.map(|(a, b)| (a - b).abs()).max_by(f64::total_cmp);
                 let off = off.expect("a result");
                 assert!(
@@ -126,7 +128,7 @@ fn table_of_three_dims() {
     }
 }
 
-/// The largest of the table: minutes, so only `make fuzz` runs it.
+/// The largest entries of the table: they take minutes, so only `make fuzz` runs them.
 #[test]
 #[ignore = "minutes; make fuzz runs it"]
 fn table_of_the_largest() {

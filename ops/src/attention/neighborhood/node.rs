@@ -1,4 +1,5 @@
-//! Neighborhood attention as an operator with an adjoint: exchange and kernels in one node of the graph.
+//! Neighborhood attention as an operator with an adjoint: exchange and kernels in one node of the
+//! graph.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;

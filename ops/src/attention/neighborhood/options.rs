@@ -14,14 +14,14 @@ use crate::driver::Neighborhood;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NeighborhoodOptions<const N: usize> {
-    /// The neighborhood in every spatial dim.
+    /// Neighborhood in every spatial dim.
     pub dims: [Neighborhood; N],
-    /// What scores are multiplied with: `width^-1/2` if it is not given.
+    /// Scale of the scores; default `width^-1/2`.
     pub scale: Option<f64>,
 }
 
 impl<const N: usize> NeighborhoodOptions<N> {
-    /// Neighborhoods of so many neighbouring keys in every dim.
+    /// Neighborhoods of `kernel` adjacent keys in every dim.
     pub fn new(kernel: [usize; N]) -> Self {
         Self {
             dims: kernel.map(Neighborhood::new),
@@ -37,31 +37,31 @@ impl<const N: usize> NeighborhoodOptions<N> {
         self
     }
 
-    /// These options with another distance from one key to the next.
+    /// Sets the distance between keys, in cells.
     #[must_use]
     pub fn with_dilation(self, dilation: [usize; N]) -> Self {
         self.with(dilation, |dim, value| dim.dilation = value)
     }
 
-    /// These options with so many neighbouring queries that share a window.
+    /// Sets the number of adjacent queries that share a window.
     #[must_use]
     pub fn with_stride(self, stride: [usize; N]) -> Self {
         self.with(stride, |dim, value| dim.stride = value)
     }
 
-    /// These options with dims in which only keys up to the query's own place count.
+    /// Sets the dims in which a query attends only to keys up to its own position.
     #[must_use]
     pub fn with_causal(self, causal: [bool; N]) -> Self {
         self.with(causal, |dim, value| dim.causal = value)
     }
 
-    /// These options with dims that go on at their other end.
+    /// Sets the dims that wrap around.
     #[must_use]
     pub fn with_periodic(self, periodic: [bool; N]) -> Self {
         self.with(periodic, |dim, value| dim.periodic = value)
     }
 
-    /// These options with another scale of scores.
+    /// Sets the scale of the scores.
     #[must_use]
     pub fn with_scale(self, scale: f64) -> Self {
         Self {

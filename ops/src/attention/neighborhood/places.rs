@@ -1,10 +1,12 @@
-//! Where keys and values lie that a rank assembles from its own and from boxes of others: nothing is copied.
+//! Positions of the keys and values that a rank assembles from its own and from boxes of others;
+//! nothing is copied.
 
 use std::ops::Range;
 
 use halocline_core::{ExchangePlan, IndexBox, Transfer};
 
-/// Where a box of what is assembled lies: in a piece of this shape, from a cell on, with some dims in reverse order.
+/// Position of a box of the assembled field: in a piece of this shape, from a cell on, with some
+/// dims reversed.
 pub(super) struct Placed {
     piece: u32,
     dst: [Range<usize>; 3],
@@ -14,14 +16,14 @@ pub(super) struct Placed {
 }
 
 impl Placed {
-    /// The places in the piece, in one dim, of the cells of the box.
+    /// Positions in the piece, in one dim, of the cells of the box.
     fn cells(&self, dim: usize) -> impl Iterator<Item = usize> + Clone {
         let (count, first, flip) = (self.dst[dim].len(), self.start[dim], self.flip[dim]);
         (0..count).map(move |cell| first + if flip { count - 1 - cell } else { cell })
     }
 }
 
-/// The spatial extents of `[batch, *spatial, heads, width]`, as three.
+/// Spatial extents of `[batch, *spatial, heads, width]`, as three.
 pub(super) fn spatial(shape: &[usize]) -> [usize; 3] {
     let mut dims = [1; 3];
     let count = shape.len() - 3;
@@ -29,7 +31,7 @@ pub(super) fn spatial(shape: &[usize]) -> [usize; 3] {
     dims
 }
 
-/// The spatial ranges of a box, as three.
+/// Spatial ranges of a box, as three.
 pub(super) fn three_ranges(cells: &IndexBox) -> [Range<usize>; 3] {
     let mut ranges = [const { 0..1 }; 3];
     let count = cells.ranges().len() - 3;
@@ -37,14 +39,14 @@ pub(super) fn three_ranges(cells: &IndexBox) -> [Range<usize>; 3] {
     ranges
 }
 
-/// A box whose last dim is another range.
+/// Replaces the range of a box in the last dim.
 pub(super) fn with_width(cells: &IndexBox, width: Range<usize>) -> IndexBox {
     let mut ranges = cells.ranges().to_vec();
     *ranges.last_mut().expect("a width") = width;
     IndexBox::new(ranges)
 }
 
-/// For every cell of what is assembled the piece that it lies in, and its number there.
+/// For every cell of the assembled field, its piece and its index there.
 pub(super) fn places(shape: [usize; 3], boxes: &[Placed]) -> Vec<[u32; 2]> {
     let mut places = vec![[0; 2]; shape.iter().product()];
     for placed in boxes {
@@ -62,7 +64,7 @@ pub(super) fn places(shape: [usize; 3], boxes: &[Placed]) -> Vec<[u32; 2]> {
     places
 }
 
-/// The largest of the boxes that stay on this rank, and the others.
+/// Splits the boxes that stay on this rank into the largest and the others.
 pub(super) fn own_copies(plan: &ExchangePlan) -> (Option<&Transfer>, Vec<&Transfer>) {
     let mut copies: Vec<&Transfer> = plan.copies.iter().collect();
     copies.sort_by_key(|copy| std::cmp::Reverse(copy.src.volume()));
@@ -72,7 +74,7 @@ pub(super) fn own_copies(plan: &ExchangePlan) -> (Option<&Transfer>, Vec<&Transf
     }
 }
 
-/// The spatial dims that a transfer reverses, as three.
+/// Spatial dims that a transfer reverses, as three.
 pub(super) fn flips(transfer: &Transfer) -> [bool; 3] {
     let mut flips = [false; 3];
     let count = transfer.flip.len() - 3;
@@ -80,7 +82,7 @@ pub(super) fn flips(transfer: &Transfer) -> [bool; 3] {
     flips
 }
 
-/// A box as it lies on its owner, in a tensor of this shape.
+/// A box at its place on its owner, in a tensor of this shape.
 pub(super) fn of_owner(piece: usize, transfer: &Transfer, shape: [usize; 3]) -> Placed {
     Placed {
         piece: piece as u32,
@@ -91,7 +93,7 @@ pub(super) fn of_owner(piece: usize, transfer: &Transfer, shape: [usize; 3]) -> 
     }
 }
 
-/// A box that is a tensor by itself: as it lies on its owner, or as it lies where it is needed.
+/// A box that is a tensor by itself: oriented as on its owner, or as where it is needed.
 pub(super) fn alone(piece: usize, transfer: &Transfer, flip: [bool; 3]) -> Placed {
     Placed {
         piece: piece as u32,

@@ -1,4 +1,4 @@
-//! The rule of neighborhood attention: layouts, and what each rank does.
+//! Placement rule of neighborhood attention: layouts, and the work of each rank.
 
 use halocline_core::{Error, Exchange, Layout, Operation, Result, ShardTensor, Traffic};
 
@@ -9,18 +9,19 @@ use crate::attention::widths::with_width;
 use crate::driver::{Neighborhood, Reach, Reaches};
 use crate::kernel::simd::Isa;
 
-/// What a rank does, and the layouts that follow from the rule.
+/// Work of a rank, and the layouts that follow from the rule.
 pub(super) struct Prepared {
     pub operator: &'static str,
     pub run: NeighborhoodRun,
-    /// Keys and values, beside each other in every head.
+    /// Layout of keys and values, concatenated in every head.
     pub pairs: Layout,
     pub output: Layout,
 }
 
 impl Prepared {
     /// # Errors
-    /// Shapes, number types or placements that do not fit; a neighborhood that does not fit its dim.
+    /// Shapes, number types or placements that do not fit; a neighborhood that does not fit its
+    /// dim.
     pub(super) fn new<const D: usize, const N: usize>(
         q: &ShardTensor<D>,
         k: &ShardTensor<D>,
@@ -46,7 +47,7 @@ impl Prepared {
         crate::attention::cube::check(operator, &q.device(), q.local().dtype())?;
         Isa::chosen()?;
         let [key_width, value_width] = [k.dims()[D - 1], v.dims()[D - 1]];
-        // Keys and values travel as one tensor, beside each other in every head.
+        // Keys and values are sent as one tensor, concatenated in every head.
         let pairs = with_width(k.layout(), key_width + value_width);
         let (mesh, cache) = (q.mesh().clone(), q.mesh().cache());
         let plan = cache.get_or_make(
@@ -103,12 +104,12 @@ impl Prepared {
     }
 }
 
-/// Whether the exchange supplies all keys of a dim; else they are this rank's own.
+/// Whether the exchange supplies all keys of a dim; otherwise they are this rank's own.
 fn supplied(neighborhood: &Neighborhood, layout: &Layout, dim: usize) -> bool {
     layout.extents(dim).len() > 1 || neighborhood.periodic
 }
 
-/// Checks that queries, keys and values lie alike.
+/// Checks that queries, keys and values have the same layout.
 fn check<const D: usize>(
     operator: &str,
     q: &ShardTensor<D>,

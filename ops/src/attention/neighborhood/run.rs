@@ -1,4 +1,4 @@
-//! Neighborhood attention on one rank: sizes, and where keys and values come from.
+//! Neighborhood attention on one rank: sizes, and the sources of keys and values.
 
 use std::ops::Range;
 
@@ -16,18 +16,18 @@ use crate::kernel::flex::{self, Float};
 #[derive(Clone, Debug)]
 pub(crate) struct NeighborhoodRun {
     pub dims: [Dim; 3],
-    /// How keys and values that queries reach come here; `None` if they are the shard.
+    /// Exchange that delivers the keys and values that queries reach; `None` if they are the shard.
     pub exchange: Option<Exchange>,
-    /// Elements of a head of queries and keys, and of values.
+    /// Elements per head of queries and keys, and of values.
     pub widths: [usize; 2],
     pub scale: f64,
     /// Whether the result has the logarithms of the sums of exponentials as its last column.
     pub with_lse: bool,
 }
 
-/// What the backward pass needs beside queries, keys and values.
+/// Values that the backward pass needs in addition to queries, keys and values.
 pub(crate) struct Saved {
-    /// Boxes of keys and values that came from other ranks, in the plan's order.
+    /// Boxes of keys and values received from other ranks, in the plan's order.
     pub received: Vec<DispatchTensor>,
     pub output: DispatchTensor,
     /// The logarithm of the sum of exponentials of every query and head.
@@ -47,7 +47,8 @@ impl NeighborhoodRun {
             .flat_map(|(_, transfers)| transfers)
     }
 
-    /// The keys, or values, that queries reach, where they lie: `skip` elements into each head of a box.
+    /// Rows of the keys, or values, that queries reach, read in place: `skip` elements into each
+    /// head of a box.
     pub(super) fn rows<'a, E: Float>(
         &self,
         own: &'a FlexTensor,
@@ -75,7 +76,7 @@ impl NeighborhoodRun {
         Rows::scattered(spatial(&plan.output_shape), pieces, places)
     }
 
-    /// Where keys lie in the forward pass: in this rank's own, and in boxes that came.
+    /// Positions of keys in the forward pass: among this rank's own, and in received boxes.
     pub(super) fn places(&self, own: [usize; 3]) -> Vec<[u32; 2]> {
         let Some(plan) = self.plan() else {
             return Vec::new();
@@ -89,7 +90,8 @@ impl NeighborhoodRun {
         )
     }
 
-    /// The queries that reach no key of another rank, if it is worth while to compute them before those come.
+    /// Queries that reach no key of another rank, if it pays to compute them before those keys
+    /// arrive.
     pub(super) fn early(&self, boxes: &Boxes<'_>) -> Option<[Range<usize>; 3]> {
         let interior = three_ranges(&self.plan()?.interior()?);
         let ranges = [0, 1, 2].map(|dim| {

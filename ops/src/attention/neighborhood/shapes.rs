@@ -1,4 +1,4 @@
-//! Sizes of a rank's queries, as kernels want them.
+//! Sizes of a rank's queries, in the form that kernels need.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -10,7 +10,7 @@ use crate::attention::engine::windows::{Results, Windows};
 use crate::kernel::flex::{self, Float};
 use crate::kernel::memory::Shared;
 
-/// Sizes of queries, as kernels want them.
+/// Sizes of queries, in the form that kernels need.
 pub(super) struct Shapes {
     batch: usize,
     cells: [usize; 3],
@@ -37,12 +37,12 @@ impl Shapes {
         }
     }
 
-    /// Queries of all heads.
+    /// Number of queries of all heads.
     pub(super) fn rows(&self) -> usize {
         self.batch * self.cells.iter().product::<usize>() * self.heads
     }
 
-    /// The shape of queries with another width.
+    /// Shape of queries with another width.
     pub(super) fn shape(&self, width: usize) -> Vec<usize> {
         let mut shape = self.shape.clone();
         *shape.last_mut().expect("a width") = width;
@@ -60,7 +60,7 @@ impl Shapes {
     /// # Safety
     /// The elements must outlive the rows, and every task must write other queries.
     pub(super) unsafe fn writing<'a, E>(&self, elements: Shared<E>, width: usize) -> Rows<'a, E> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Rows::whole(self.cells, unsafe {
             Piece::writing(elements, self.sizes(width), 0)
         })

@@ -42,7 +42,8 @@ fn operator(name: &str) -> &'static crate::golden::Golden {
     all.find(|golden| golden.name == name).expect("an operator")
 }
 
-/// The result and the logarithms of sums of exponentials, by the definition in f64: every query and key one by one.
+/// Result and logarithms of sums of exponentials, by the definition in f64: every query and key one
+/// by one.
 fn by_definition<const N: usize>(
     arguments: &Arguments,
     options: &NeighborhoodOptions<N>,
@@ -135,7 +136,7 @@ fn on_one_rank<const D: usize, const N: usize>(
     [y.output, y.lse].map(|x| x.into_local().into_data())
 }
 
-/// The larger difference of results and of logarithms.
+/// The larger of the differences of results and of logarithms.
 fn largest_difference(found: &[TensorData; 2], expected: &[TensorData; 2]) -> f64 {
     let pairs = found.iter().zip(expected);
     pairs
@@ -173,7 +174,7 @@ fn the_result_is_that_of_the_definition() {
                 .with_periodic([false, true])
                 .with_dilation([3, 2]),
         ),
-        // Two copies of a cell, in the other order.
+        // Two copies of a cell, in reverse order.
         (
             [1, 2, 2, 1, 3],
             1,
@@ -245,7 +246,7 @@ fn shards_give_the_result_and_gradients_of_one_rank() {
     check_golden(operator("na3d"), &cube, &[2, 8], 1e-5);
 }
 
-/// A rank's heads of queries are those that its heads of keys serve.
+/// The query heads of a rank are those that its key heads serve.
 #[test]
 fn heads_of_grouped_queries_may_be_sharded() {
     let options = NeighborhoodOptions::new([3, 4]).with_periodic([false, true]);
@@ -295,7 +296,8 @@ fn many_keys_that_all_queries_reach_are_those_of_windows() {
     assert!(off < 1e-5, "{off:e}");
 }
 
-/// The gradient of a key's value from queries of its own rank, 257, would be 256 in bf16, and 256 with that of another.
+/// The gradient of a key's value from queries of its own rank, 257, would be 256 in bf16, and 256
+/// with that of another.
 #[test]
 fn gradients_of_halos_are_rounded_once() {
     let found = Launcher::local(2).collect(|world| {
@@ -316,10 +318,10 @@ fn gradients_of_halos_are_rounded_once() {
     assert_eq!(found[1], 258.0);
 }
 
-/// The gradient of a random direction is what differences say, in f64.
+/// The gradient in a random direction matches finite differences, in f64.
 #[test]
 fn gradients_are_those_of_differences() {
-    // Vectors of neighbours in the second dim, the last of which is not full.
+    // Vectors of neighbors in the second dim, the last of which is not full.
     let shape = [1, 6, 13, 2, 3];
     let options = NeighborhoodOptions::new([3, 4])
         .with_periodic([false, true])
@@ -362,7 +364,7 @@ fn kernels_and_burns_operators_agree() {
         .with_causal([true, false])
         .with_periodic([false, true]);
     agree([2, 6, 8, 4, 5], 2, &edges);
-    // Neighbours in lanes, with several heads of keys.
+    // Neighbors in lanes, with several heads of keys.
     let strided = NeighborhoodOptions::new([5, 7]).with_stride([2, 1]);
     agree([2, 20, 45, 6, 8], 3, &strided);
     agree([1, 9, 6, 40, 4, 8], 2, &NeighborhoodOptions::new([3, 3, 5]));
@@ -470,7 +472,7 @@ fn case() -> impl Strategy<Value = (NeighborhoodOptions<2>, [usize; 2])> {
 proptest! {
     #![proptest_config(crate::testing::cases(300))]
 
-    /// The definition, and a constant field that stays constant.
+    /// Matches the definition, and a constant field stays constant.
     #[test]
     fn random_neighborhoods_are_those_of_the_definition((options, [height, width]) in case(), heads in 1..4_usize) {
         let arguments = arguments(&[1, height, width, heads, 3], 1, 2, &[]);

@@ -1,13 +1,13 @@
-//! Prefetching of the cells of a later tile, while a strip is computed.
+//! Prefetches the cells of a later tile while a strip is computed.
 
 use crate::kernel::memory::{prefetch, prefetch_run};
 
 /// A contiguous range of memory that will be read soon.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stretch {
-    /// The first byte: an address only, not for reading.
+    /// Address of the first byte; never dereferenced.
     pub start: *const u8,
-    /// The number of bytes.
+    /// Number of bytes.
     pub bytes: usize,
 }
 
@@ -19,7 +19,7 @@ pub(crate) fn ask_for(stretches: &[Stretch]) {
     }
 }
 
-/// The share of stretches of each of so many strips.
+/// Divides stretches evenly among strips.
 pub(crate) fn shares(ahead: &[Stretch], strips: usize) -> impl Iterator<Item = &[Stretch]> {
     let end = move |strip: usize| ahead.len() * strip / strips;
     (0..strips).map(move |strip| &ahead[end(strip)..end(strip + 1)])
@@ -30,17 +30,17 @@ pub(crate) fn shares(ahead: &[Stretch], strips: usize) -> impl Iterator<Item = &
 #[derive(Debug)]
 pub(crate) struct Fetcher<'a> {
     stretches: std::slice::Iter<'a, Stretch>,
-    /// Steps for each stretch.
+    /// Number of steps for each stretch.
     share: usize,
-    /// Steps left for this one.
+    /// Number of steps left for the current stretch.
     left: usize,
     next: *const u8,
-    /// Bytes from one step to the next.
+    /// Number of bytes from one step to the next.
     pace: usize,
 }
 
 impl<'a> Fetcher<'a> {
-    /// A fetcher at its first step.
+    /// Creates a fetcher at its first step.
     pub(crate) fn new(stretches: &'a [Stretch], steps: usize) -> Self {
         /// A valid address for steps with nothing to fetch: an invalid one would miss the TLB each
         /// time.

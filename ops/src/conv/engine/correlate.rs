@@ -18,11 +18,12 @@ use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::products::{self, NO_MATRICES, Products, matrices_multiply};
 use crate::kernel::simd::{Element, Isa};
 
-/// Fewest channels for which matrices of three parts compute results where Winograd's method would serve.
+/// Minimum channels for which matrices of three parts replace Winograd's method in computing
+/// results.
 const MANY_CHANNELS: usize = 128;
 
 impl<E: Element, N: Copy + Default + Send + Sync> Job<'_, E, N> {
-    /// Computes the output, `[batch, groups · outputs, *shape]`. `weight` gives the weight of
+    /// Computes the output, `[batch, groups · outputs, *shape]`. `weight` returns the weight of
     /// (group, output, input, element).
     pub(crate) fn run<P: Products<E, Number = N>>(
         &self,
@@ -116,7 +117,7 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
             } else if let Some(rows) = rows {
                 winograd::correlate::<S, E, P>(simd, job, correlation, rows, weight, output);
             } else if job.inputs == 1 || has_matrices {
-                // Where there are matrices, pairs multiply no faster than numbers.
+                // On processors with matrices, pairs are multiplied no faster than numbers.
                 directly::<S, E, P::Single>(simd, job, correlation, weight, output, false);
             } else {
                 directly::<S, E, P>(simd, job, correlation, weight, output, false);
@@ -154,7 +155,7 @@ struct Task<'a, E: Element, P: Products<E>> {
 }
 
 impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
-    /// The task of an index.
+    /// Creates the task with this index.
     fn new(
         job: &'a Job<'a, E, P::Number>,
         part: &'a Part<'a, E, P>,
@@ -174,7 +175,7 @@ impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
         }
     }
 
-    /// The blocks of channels.
+    /// Blocks of channels.
     fn blocks(&self) -> impl Iterator<Item = Range<usize>> {
         let (inputs, block) = (self.job.inputs, self.part.block);
         (0..inputs)
@@ -196,8 +197,8 @@ impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
         }
     }
 
-    /// The cells that the thread will probably copy after a block of channels: those of the next
-    /// block, or of the first one of the next tile.
+    /// Cells that the thread will probably copy after a block of channels: those of the next block,
+    /// or of the first block of the next tile.
     fn ahead(&self, block: &Range<usize>) -> Vec<Stretch> {
         let stretches = |task: &Self, block: &Range<usize>| {
             let [origin, _] = tile_box(task.tile, self.part.tile, self.part.correlation.count);
@@ -215,7 +216,7 @@ impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
         first.map_or_else(Vec::new, |first| stretches(&next, &first))
     }
 
-    /// The channels of the field in a block of this task's group.
+    /// Channels of the field in a block of this task's group.
     fn channels(&self, block: &Range<usize>) -> Range<usize> {
         let first = self.group * self.job.inputs;
         first + block.start..first + block.end
@@ -229,9 +230,9 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { part, .. } = self;
         let [origin, size] = tile_box(self.tile, part.tile, part.correlation.count);
-        // Blocks of channels are outermost: each is copied once, and their partial sums add up in
-        // the output, which is in the cache. So every sum goes over (block, channel, tap), in any
-        // tile and on any number of threads.
+        // Blocks of channels are the outermost loop: each is copied once, and its partial sums are
+        // added to the output, which is in the cache. Every sum thus runs over (block, channel,
+        // tap), in any tile and on any number of threads.
         let cells = if part.in_pairs() {
             part.layout.len(2)
         } else {
@@ -292,8 +293,8 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
             }
         };
         let mut shares = shares(&ahead, strips);
-        // Panels are outside of cells: a panel's weights stay in the first-level cache while all
-        // cells of the tile go by, from the second-level cache. Planes, rows and columns go in the
+        // Panels are outside cells: a panel's weights stay in the first-level cache while all cells
+        // of the tile stream in from the second-level cache. Planes, rows and columns follow the
         // order of memory.
         for (start, height) in self.panels::<S>() {
             let weights = &weights[first_weight + start * terms..][..terms * height];
@@ -347,7 +348,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         }
     }
 
-    /// Computes the tile's results by products of matrices.
+    /// Computes the tile's results as products of matrices.
     #[inline(always)]
     fn matrices<S: Simd>(
         &self,
@@ -375,7 +376,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         let panels = weights.panels().len();
         let strips = panels * size[0] * size[1] * size[2].div_ceil(matrices::COLUMNS);
         let mut shares = shares(ahead, strips);
-        // Weights are outside of cells, as above.
+        // Weights are outside cells, as above.
         for first in weights.panels() {
             for (plane, row) in
                 (0..size[0]).flat_map(|plane| (0..size[1]).map(move |row| (plane, row)))
@@ -383,8 +384,9 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                 let from = part.layout.row(plane, row);
                 for across in (0..size[2]).step_by(matrices::COLUMNS) {
                     ask_for(shares.next().unwrap_or_default());
-                    // SAFETY: the lattice lies in the output, and tasks have disjoint parts of it. The tile has room for
-                    // all reads from any of its cells, and a margin for the widest strip.
+                    // SAFETY: the lattice lies in the output, and tasks have disjoint parts of it.
+                    // The tile has room for all reads from any of its cells, and a margin for the
+                    // widest strip.
                     unsafe {
                         let to = matrices::Results {
                             output: self.output.at(field + place(plane, row, across)),
@@ -451,7 +453,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         together
     }
 
-    /// The panels of this task's range of outputs.
+    /// Panels of this task's range of outputs.
     #[inline(always)]
     fn panels<S: Simd>(&self) -> impl Iterator<Item = (usize, usize)> {
         let (ranges, outputs, range) = (self.part.ranges, self.job.outputs, self.range);

@@ -1,4 +1,4 @@
-//! Innermost kernel of weights' gradients: a block of outputs × terms in registers, over the cells of
+//! Innermost kernel of weight gradients: a block of outputs × terms in registers, over the cells of
 //! a tile.
 
 use std::marker::PhantomData;
@@ -11,27 +11,27 @@ use crate::kernel::simd::Element;
 
 /// Arguments of the innermost kernel, outputs × terms.
 pub(super) struct Dot<'a, E> {
-    /// The first of the outputs' tiles.
+    /// Cotangent tile of the first output.
     pub cotangent: *const E,
     /// Elements between outputs of the cotangent's tile.
     pub channel: usize,
-    /// The tile of the source.
+    /// Tile of the source.
     pub tile: *const E,
-    /// The offset of every term in it.
+    /// Offset of every term in the tile.
     pub offsets: *const u32,
-    /// The layout of the tile.
+    /// Layout of the tile.
     pub layout: &'a TileLayout,
-    /// Planes of the tile.
+    /// Number of planes of the tile.
     pub planes: usize,
-    /// Rows of a plane.
+    /// Number of rows of a plane.
     pub rows: usize,
-    /// The first of the tile's rows, and rows of the tile from one to the next.
+    /// First row in the tile, and the number of tile rows from one row to the next.
     pub every: [usize; 2],
-    /// Columns of a row.
+    /// Number of columns of a row.
     pub columns: usize,
     /// Elements between rows of the cotangent's tile.
     pub row: usize,
-    /// The sum of the first output and term.
+    /// Sum of the first output and term.
     pub sums: *mut E,
     /// Elements between outputs of the sums.
     pub output: usize,
@@ -52,7 +52,7 @@ impl<E: Element> Dot<'_, E> {
                 simd.vectorize(Block::<E, P, $m, $k>(self, PhantomData))
             };
         }
-        // Compiled only where `plan::block` asks for them.
+        // Compiled only where `plan::block` selects this size.
         if const { S::REGISTER_COUNT >= 32 } && height == 4 {
             return match width {
                 6 => block!(4, 6),
@@ -104,8 +104,8 @@ impl<E: Element, P: Products<E>, const M: usize, const K: usize> WithSimd
             for (k, tap) in taps.iter_mut().enumerate() {
                 *tap = *offsets.add(k) as usize;
             }
-            // All cells inside of the sums, which stay in registers; their lanes are summed once,
-            // at the end.
+            // The loop over cells is inside: sums stay in registers, and their lanes are summed
+            // once, at the end.
             for plane in 0..planes {
                 for row in 0..rows {
                     let cells = cotangent.add(((plane * rows + row) * every + first) * room);
@@ -146,13 +146,13 @@ impl<E: Element, P: Products<E>, const M: usize, const K: usize> WithSimd
     }
 }
 
-/// Adds the products of a vector of cells, of which the first `present` belong to the row. The
-/// cells after these are not loaded: no window meets them, and a value that is not finite would
+/// Adds the products of a vector of cells, the first `present` of which belong to the row. The
+/// cells after these are not loaded: they are in no window, and a value that is not finite would
 /// reach the sum.
 ///
 /// # Safety
-/// A vector must be readable from every cotangent, and `present` elements from every place of the
-/// source.
+/// A vector must be readable from every cotangent, and `present` elements from every position of
+/// the source.
 #[inline(always)]
 unsafe fn step<S: Simd, E: Element, P: Products<E>, const M: usize, const K: usize>(
     simd: S,
@@ -164,7 +164,7 @@ unsafe fn step<S: Simd, E: Element, P: Products<E>, const M: usize, const K: usi
     products: &mut [[E::Vector<S>; K]; M],
 ) {
     let zero = E::splat(simd, E::default());
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut cotangents = [zero; M];
         for (m, value) in cotangents.iter_mut().enumerate() {

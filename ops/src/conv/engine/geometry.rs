@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use crate::driver::windows_within;
 
-/// Sizes, offsets or counts of three spatial dims; fields of fewer have leading dims of one cell.
+/// Sizes, offsets or counts of three spatial dims; fields with fewer dims have leading dims of one
+/// cell.
 pub(crate) type Dims = [usize; 3];
 
 /// Parameters of a convolution on a field with every cell that its windows reach.
@@ -18,50 +19,51 @@ pub(crate) struct Conv {
     pub outputs: usize,
     /// Elements of the kernel.
     pub kernel: Dims,
-    /// Cells from one window to the next.
+    /// Distance between windows, in cells.
     pub stride: Dims,
-    /// Cells from one element of the kernel to the next.
+    /// Distance between elements of the kernel, in cells.
     pub dilation: Dims,
 }
 
 /// A sum over channels and taps, for every cell of a lattice of results:
 /// `result[o, start + out_step·m] = Σ_{c, t} weight[o, c, t] · source[c, step·m + offset[t]]`.
 ///
-/// A convolution is one correlation. The gradient of its input is one for every residue modulo the
-/// stride, of step one.
+/// A convolution is one correlation. The gradient of its input is one correlation of step one for
+/// every residue modulo the stride.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Correlation {
-    /// Source cells between neighbours of the lattice.
+    /// Distance between adjacent lattice points, in source cells.
     pub step: Dims,
-    /// Result cells between neighbours of the lattice.
+    /// Distance between adjacent lattice points, in result cells.
     pub out_step: Dims,
-    /// The first result cell.
+    /// First result cell.
     pub start: Dims,
-    /// The extents of the lattice.
+    /// Extents of the lattice.
     pub count: Dims,
     /// The taps.
     pub taps: Vec<Tap>,
-    /// The offsets in every dim of all taps, before any were left out: the order of sums follows from them.
+    /// Offsets of all taps in every dim, before any taps were dropped; they determine the order of
+    /// sums.
     pub offsets: [Vec<isize>; 3],
 }
 
 /// One element of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tap {
-    /// The source cell that the tap meets at the lattice's origin.
+    /// Source cell that the tap meets at the lattice's origin.
     pub offset: [isize; 3],
-    /// The place in the kernel.
+    /// Index in the kernel.
     pub element: usize,
 }
 
 impl Conv {
-    /// The number of elements of a kernel, per pair of channels.
+    /// Number of elements of a kernel, per pair of channels.
     pub(crate) fn elements(&self) -> usize {
         self.kernel.iter().product()
     }
 
-    /// The convolution with `count` results, the first of them from the window that begins at cell
-    /// zero.
+    /// The convolution as a correlation with `count` results, the first of which is that of the
+    /// window that begins at cell zero.
     pub(crate) fn forward(&self, count: Dims) -> Correlation {
         let taps = self.taps(|dim| {
             let cells = (0..self.kernel[dim]).map(|k| (k * self.dilation[dim]) as isize);
@@ -77,8 +79,8 @@ impl Conv {
         }
     }
 
-    /// The results whose windows lie in a box of cells, as a range per dim; empty ranges if there
-    /// are none.
+    /// Results whose windows lie in a box of cells, as a range per dim; the ranges are empty if
+    /// there are none.
     pub(crate) fn results_within(
         &self,
         cells: &[Range<usize>; 3],
@@ -93,8 +95,8 @@ impl Conv {
         })
     }
 
-    /// The gradient of a box of input cells: one correlation for each residue modulo the stride.
-    /// Together they give every cell of the box once.
+    /// Gradient of a box of input cells: one correlation for each residue modulo the stride.
+    /// Together they produce every cell of the box once.
     pub(crate) fn input_gradient(&self, cells: &[Range<usize>; 3]) -> Vec<Correlation> {
         let residues: usize = self.stride.iter().product();
         let mut parts = Vec::new();
@@ -135,7 +137,7 @@ impl Conv {
         parts
     }
 
-    /// The product of the taps of each dim, `in_dim`, given as (place in the kernel, offset).
+    /// Product of the taps of each dim, which `in_dim` returns as (index in the kernel, offset).
     fn taps(&self, in_dim: impl Fn(usize) -> Vec<(usize, isize)>) -> Vec<Tap> {
         let [depth, rows, columns] = [in_dim(0), in_dim(1), in_dim(2)];
         let mut taps = Vec::new();
@@ -154,7 +156,7 @@ impl Conv {
 }
 
 impl Correlation {
-    /// The correlation on a box of its lattice.
+    /// Restricts the correlation to a box of its lattice.
     pub(crate) fn within(&self, lattice: &[Range<usize>]) -> Self {
         let first: Dims = std::array::from_fn(|dim| lattice[dim].start);
         let taps = self.taps.iter().map(|tap| Tap {
@@ -173,7 +175,7 @@ impl Correlation {
         }
     }
 
-    /// Without the taps that meet no cell of a source of these extents.
+    /// Drops the taps that meet no cell of a source of these extents.
     #[must_use]
     pub(crate) fn meeting(mut self, source: Dims) -> Self {
         let last: [isize; 3] =
@@ -187,17 +189,17 @@ impl Correlation {
         self
     }
 
-    /// The number of taps before any were left out.
+    /// Number of taps before any were dropped.
     pub(crate) fn terms(&self) -> usize {
         self.offsets.iter().map(Vec::len).product()
     }
 
-    /// The offsets of the taps in every dim, in the order of the taps, which are their product.
+    /// Offsets of the taps in every dim, in the order of the taps, which are their product.
     pub(crate) fn places(&self) -> [Vec<isize>; 3] {
         offsets(&self.taps)
     }
 
-    /// The range of the taps' offsets in a dim; empty without taps.
+    /// Range of the taps' offsets in a dim; empty without taps.
     pub(crate) fn reach(&self, dim: usize) -> Range<isize> {
         reach(&self.places()[dim])
     }
@@ -215,7 +217,7 @@ fn offsets(taps: &[Tap]) -> [Vec<isize>; 3] {
     offsets
 }
 
-/// The range of offsets in a dim; empty if there are none.
+/// Range of offsets in a dim; empty if there are none.
 pub(crate) fn reach(offsets: &[isize]) -> Range<isize> {
     let low = offsets.iter().min().copied().unwrap_or(0);
     low..offsets.iter().max().map_or(low, |high| high + 1)

@@ -1,4 +1,4 @@
-//! Work of the drivers of forward passes and input gradients.
+//! Jobs of the drivers of forward passes and input gradients.
 
 use super::geometry::{Correlation, Dims};
 use super::method::Method;
@@ -7,17 +7,18 @@ use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 use halocline_core::tasks;
 
-/// Tasks of a call, if it has work for as many, for balance among threads.
+/// Number of tasks of a call with enough work, for balance among threads.
 const TASKS: usize = 32;
-/// Fewest outputs of a task, where tiles are shared between tasks for balance: each task copies its
+/// Minimum outputs of a task where several tasks share a tile for balance: each task copies the
 /// tile.
 pub(super) const OUTPUTS: usize = 32;
-/// Fewest multiplications for which a second thread pays.
+/// Minimum multiplications for which a second thread pays.
 pub(super) const SERIAL: usize = 1 << 19;
 /// Strips of a tile's row, if the field has as many: long rows suit the TLB and prefetchers.
 pub(super) const STRIPS: usize = 10;
 
-/// Channels of the source in a block: those of so many factors, or all of them if sums are rounded when they are stored.
+/// Channels of the source in a block: those of `factors` factors, or all of them if sums are
+/// rounded when they are stored.
 pub(super) fn block<E: Element, P: Products<E>>(factors: usize, inputs: usize) -> usize {
     if size_of::<P::Number>() == size_of::<E>() {
         (factors.max(1) * P::NUMBERS).min(inputs)
@@ -26,8 +27,8 @@ pub(super) fn block<E: Element, P: Products<E>>(factors: usize, inputs: usize) -
     }
 }
 
-/// Correlations of the same source, whose results are one output or a part of it. Sums are of type `E`, numbers in memory of
-/// type `N`.
+/// Correlations of the same source whose results are one output or parts of it. Sums have type `E`,
+/// numbers in memory type `N`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job<'a, E, N> {
     /// The correlations. Their results do not overlap.
@@ -38,42 +39,43 @@ pub(crate) struct Job<'a, E, N> {
     pub inputs: usize,
     /// Channels of the output, per group.
     pub outputs: usize,
-    /// The batch.
+    /// Batch size.
     pub batch: usize,
     /// The spatial shape of the output.
     pub shape: Dims,
     /// The source.
     pub pieces: &'a Pieces<'a, N>,
-    /// The bias of every channel of the output, of all groups.
+    /// Bias of every output channel of all groups.
     pub bias: Option<&'a [E]>,
-    /// The method of its sums.
+    /// Method of computing sums.
     pub method: Method,
 }
 
 impl<E: Element, N: Sync> Job<'_, E, N> {
-    /// The number of elements of the output.
+    /// Number of elements of the output.
     pub(crate) fn len(&self) -> usize {
         self.batch * self.groups * self.outputs * self.cells()
     }
 
-    /// The number of cells of a channel of the output.
+    /// Number of cells of a channel of the output.
     pub(super) fn cells(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// The number of multiplications of a part.
+    /// Number of multiplications of a part.
     pub(super) fn products(&self, part: &Correlation) -> usize {
         let results: usize = part.count.iter().product();
         results * self.batch * self.groups * self.outputs * self.inputs * part.taps.len()
     }
 
-    /// The number of tasks that a part is worth, for each sample and group; at least one.
+    /// Number of tasks worth creating for a part, for each sample and group; at least one.
     pub(super) fn tasks(&self, part: &Correlation) -> usize {
         let tasks = (self.products(part) / SERIAL).clamp(1, TASKS);
         tasks.div_ceil(self.batch * self.groups)
     }
 
-    /// The sample, group, tile and range of outputs of a task; indices go over them from slow to fast.
+    /// Sample, group, tile and range of outputs of a task; the index runs over them from slow to
+    /// fast.
     pub(super) fn place(&self, index: usize, [tiles, ranges]: [usize; 2]) -> [usize; 4] {
         let (rest, range) = (index / ranges, index % ranges);
         let (field, tile) = (rest / tiles, rest % tiles);

@@ -1,4 +1,4 @@
-//! The choice between the direct sums of a convolution, Winograd's, and those by matrices.
+//! Choice between direct sums, Winograd's method and matrices for a convolution.
 
 use std::sync::OnceLock;
 
@@ -6,24 +6,27 @@ use halocline_core::{Error, Result};
 
 use crate::kernel::lanes::WIDEST;
 
-/// The environment variable that chooses.
+/// Environment variable that selects the method.
 const VARIABLE: &str = "HALOCLINE_CONV";
 
-/// How a convolution's sums are computed.
+/// Method of computing a convolution's sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
-    /// By [`Winograd`](Self::Winograd) or by [`Matrices`](Self::Matrices) where that is faster.
+    /// [`Winograd`](Self::Winograd) or [`Matrices`](Self::Matrices) where that is faster.
     Fastest,
     /// Term by term.
     Direct,
-    /// With fewer multiplications, for kernels of three rows with stride and dilation one; with fewer still if they are squares.
+    /// With fewer multiplications, for kernels of three rows with stride and dilation one; with
+    /// fewer still if they are squares.
     Winograd,
-    /// Term by term, each number as the sum of three bf16 numbers, where the processor multiplies matrices of these (AMX).
+    /// Term by term, with each number as the sum of three bf16 numbers, on processors that multiply
+    /// matrices of these (AMX).
     Matrices,
 }
 
 impl Method {
-    /// The method that `HALOCLINE_CONV` names: `direct`, `winograd` or `matrices`, or the fastest.
+    /// Returns the method that `HALOCLINE_CONV` names: `direct`, `winograd` or `matrices`; the
+    /// fastest if it is not set.
     ///
     /// # Errors
     /// The variable has another value.
@@ -50,8 +53,8 @@ impl Method {
         }
     }
 
-    /// Whether rows are transformed, for input and output channels of a group and rows of results:
-    /// what transforms cost is shared by the channels of the other side.
+    /// Whether rows are transformed, given input and output channels of a group and rows of
+    /// results: the cost of a transform is shared by the channels of the other side.
     pub(crate) fn transforms(self, [inputs, outputs, rows]: [usize; 3]) -> bool {
         match self {
             Self::Fastest => inputs >= 8 && outputs >= 8 && rows >= 6,
@@ -60,8 +63,8 @@ impl Method {
         }
     }
 
-    /// Whether squares are transformed, for input and output channels of a group, and fields of so many rows and columns of
-    /// results, which have at least so many cells.
+    /// Whether squares are transformed, given input and output channels of a group, and the number,
+    /// rows and columns of fields of results, which must have at least `least` cells together.
     pub(crate) fn transforms_squares(
         self,
         [inputs, outputs]: [usize; 2],
@@ -78,7 +81,8 @@ impl Method {
         }
     }
 
-    /// Whether so many channels fill vectors well enough to be lanes of squares' results.
+    /// Whether this number of channels fills vectors well enough to be the lanes of squares'
+    /// results.
     pub(crate) fn fills_lanes(self, channels: usize) -> bool {
         self != Self::Fastest || 4 * channels >= 3 * channels.next_multiple_of(WIDEST)
     }

@@ -10,12 +10,13 @@ use crate::kernel::memory::Shared;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// Input channels of a task, which packs their weights for all outputs: in a gradient of the input they are the outer dim of the
-/// weights, so that these are read in order.
+/// Input channels of a task, which packs their weights for all outputs: in an input gradient they
+/// are the outer dim of the weights, so that these are read in order.
 const RUN: usize = 32;
 
-/// Packs `[group][block][panel][product][term][channel]`, for blocks of so many channels and rows of so many vectors. `factors`
-/// gives the factor of every product for a group and output, the inputs that it holds, and a tap.
+/// Packs `[group][block][panel][product][term][channel]`, for blocks of `block` channels and rows
+/// of `vectors` vectors. `factors` returns the factor of every product for a group and output, the
+/// inputs that it holds, and a tap.
 pub(super) fn pack<S: Simd, E: Element, P: Products<E>, const PRODUCTS: usize>(
     job: &Job<'_, E, P::Number>,
     [taps, block, vectors]: [usize; 3],
@@ -45,7 +46,8 @@ pub(super) fn pack<S: Simd, E: Element, P: Products<E>, const PRODUCTS: usize>(
                             let factors = factors([group, output], inputs, tap);
                             for (product, factor) in factors.into_iter().enumerate() {
                                 let place = place + product * here * taps * height;
-                                // SAFETY: products are consecutive, and panels are, all below `len`.
+                                // SAFETY: products are consecutive, and so are panels, all below
+                                // `len`.
                                 unsafe { *packed.at(place) = factor };
                             }
                             place += 1;

@@ -1,4 +1,4 @@
-//! Tiles of pairs: of two channels, or of neighbours in a row.
+//! Tiles of pairs: of two channels, or of neighbors in a row.
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use crate::kernel::products::{Products, store_parts};
 use crate::kernel::simd::Element;
 
 impl TileLayout {
-    /// [`fill`](Self::fill) with pairs of two channels, of all first parts of numbers, then of the others; there is room for `held`
-    /// of them, then for two channels.
+    /// [`fill`](Self::fill) with pairs of two channels: the first parts of all numbers, then the
+    /// other parts. The scratch has room for `held` of these, and after them for two channels.
     #[inline(always)]
     pub(crate) fn fill_pairs<S: Simd, E: Element, P: Products<E>>(
         &self,
@@ -56,8 +56,8 @@ impl TileLayout {
         }
     }
 
-    /// [`fill`](Self::fill) with bf16 numbers, of a channel at a time, by way of its `cells`: all first parts, then, `part` numbers
-    /// on, an even number of them, the others.
+    /// [`fill`](Self::fill) with bf16 numbers, one channel at a time, through its `cells`: all
+    /// first parts, then, an even number `part` of numbers later, the others.
     ///
     /// # Safety
     /// There must be room for all channels, with [`len`](Self::len) numbers in each part.
@@ -76,9 +76,11 @@ impl TileLayout {
             self.fill_from::<S, E, P>(simd, cells, &met, batch, channel..channel + 1, origin);
             let tile = tile.wrapping_add(self.line(0, 0, 0) + index * self.channel());
             let cells = cells[self.line(0, 0, 0)..].as_ptr();
-            // The second vector may be the next channel's first, which is written after it, or lie in the margin.
+            // The second vector may be the first of the next channel, which is written later, or
+            // lie in the margin.
             for place in (0..self.channel()).step_by(2 * lanes) {
-                // SAFETY: channels are whole vectors, with a margin after the last one; the caller's.
+                // SAFETY: guaranteed by the caller; channels are whole vectors, with a margin after
+                // the last one.
                 unsafe {
                     let cells = cells.add(place);
                     let cells = [E::load::<S>(cells), E::load::<S>(cells.add(lanes))];

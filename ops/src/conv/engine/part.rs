@@ -1,4 +1,5 @@
-//! Data of a correlation that its tasks share: extents of tiles, blocks of channels, and packed weights.
+//! Data of a correlation that its tasks share: extents of tiles, blocks of channels, packed
+//! weights.
 
 use std::marker::PhantomData;
 
@@ -15,9 +16,9 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// Most bytes of a tile, which stays in the second-level cache beside a block of weights.
+/// Maximum bytes of a tile, which stays in the second-level cache together with a block of weights.
 const TILE_BYTES: usize = 512 << 10;
-/// Most terms of a block of channels, whose weights for a panel stay in the first-level cache.
+/// Maximum terms of a block of channels; its weights for a panel stay in the first-level cache.
 const TERMS: usize = 640;
 
 /// A correlation with the data that its tasks share.
@@ -26,7 +27,7 @@ pub(super) struct Part<'a, E, P> {
     pub layout: TileLayout,
     /// Extents of a tile, in results.
     pub tile: Dims,
-    /// Vectors of a tile's rows.
+    /// Number of vectors of a tile's rows.
     pub vectors: usize,
     /// Number of tiles of a field.
     pub tiles: usize,
@@ -34,7 +35,7 @@ pub(super) struct Part<'a, E, P> {
     pub ranges: usize,
     /// Channels of the source in a block.
     pub block: usize,
-    /// Factors of a block: those of its channels, and what fills up matrices.
+    /// Number of factors of a block: those of its channels, padded to whole matrices.
     pub held: usize,
     pub weights: Weights<E>,
     /// Recipe for rows computed together, if channels do not mix, and its weights,
@@ -50,8 +51,9 @@ pub(super) enum Weights<E> {
     Matrices(matrices::Weights<E>),
 }
 
-/// Whether matrices have room for the smallest tile, all channels of which they need at once: with a large dilation it may be
-/// many times the cells that are read. Vectors do not divide channels of bf16 numbers, either.
+/// Whether matrices have room for the smallest tile, of which they need all channels at once: with
+/// a large dilation it may be many times the cells that are read. For bf16 numbers this does not
+/// matter, because vectors do not divide their channels into blocks either.
 pub(super) fn holds_matrices<E: Element, P: Products<E>>(
     correlation: &Correlation,
     inputs: usize,
@@ -79,7 +81,8 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
         } else {
             strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes
         };
-        // Not from the box of results: the order of sums, and so their bits, are the same in any box.
+        // Independent of the box of results: the order of sums, and so their bits, are the same in
+        // any box.
         let smallest = TileLayout::smallest(correlation, strip);
         let once = matrices || size_of::<P::Number>() < size_of::<E>();
         while block > P::NUMBERS && !once && smallest.len(block) > SCRATCH_BYTES / size_of::<E>() {
@@ -95,7 +98,8 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
         let fits =
             |layout: &TileLayout, _: Dims| layout.copied() <= room && layout.len(held) <= most_room;
         let tasks = match matrices {
-            // Copying tiles takes a larger part of the time, and of each there are as many copies as ranges of outputs.
+            // Copying tiles takes a larger share of the time, and each is copied for every range of
+            // outputs.
             true => job.tasks(correlation).min(4 * rayon::current_num_threads()),
             false => job.tasks(correlation),
         };
@@ -147,7 +151,7 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
         }
     }
 
-    /// Whether a tile has pairs of channels.
+    /// Whether a tile holds pairs of channels.
     pub(super) fn in_pairs(&self) -> bool {
         P::NUMBERS == 2 || matches!(self.weights, Weights::Matrices(_))
     }

@@ -1,4 +1,4 @@
-//! A field in pieces: parts of shards, boxes of other ranks, fields whose channels follow each other.
+//! A field in pieces: parts of shards, boxes of other ranks, fields concatenated along channels.
 
 use super::geometry::Dims;
 use crate::kernel::memory::View;
@@ -6,9 +6,9 @@ use crate::kernel::memory::View;
 /// A box of a field: part of a shard, or cells from another rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a, E> {
-    /// The first channel of the box in the field.
+    /// First channel of the box in the field.
     pub channel: usize,
-    /// The first cell of the box in the field.
+    /// First cell of the box in the field.
     pub at: Dims,
     /// The cells, `[batch, channels, depth, rows, columns]`.
     pub cells: View<'a, E, 5>,
@@ -22,18 +22,18 @@ impl<E> Piece<'_, E> {
     }
 }
 
-/// The pieces of a field, which do not overlap, in the order of their first columns.
+/// Pieces of a field, which do not overlap, sorted by their first columns.
 #[derive(Clone, Debug)]
 pub(crate) struct Pieces<'a, E>(pub(super) Vec<Piece<'a, E>>);
 
 impl<'a, E> Pieces<'a, E> {
-    /// A field of pieces. Cells that no piece covers are zero.
+    /// Creates a field of pieces. Cells that no piece covers are zero.
     pub(crate) fn new(mut pieces: Vec<Piece<'a, E>>) -> Self {
         pieces.sort_by_key(|piece| piece.at[2]);
         Self(pieces)
     }
 
-    /// A field in one piece.
+    /// Creates a field of one piece.
     #[cfg(test)]
     pub(crate) fn whole(cells: View<'a, E, 5>) -> Self {
         Self(vec![Piece {

@@ -1,4 +1,4 @@
-//! A gradient of weights, and how it is divided into tiles, chunks and blocks.
+//! Gradient of the weights, and its division into tiles, chunks and blocks.
 
 use std::ops::Range;
 
@@ -14,21 +14,21 @@ use crate::kernel::memory::View;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// Bytes of the cotangent that a block of outputs reads for every group of terms: about a
-/// first-level cache.
+/// Bytes of the cotangent that a block of outputs reads for every group of terms: about the size of
+/// a first-level cache.
 const CELLS_BYTES: usize = 48 << 10;
-/// The same with factors, of each of their products.
+/// The same with factors, for each of their products.
 const FACTORS_BYTES: usize = 32 << 10;
-/// Most bytes of a tile of the source.
+/// Maximum bytes of a tile of the source.
 const TILE_BYTES: usize = 384 << 10;
-/// Most outputs of a task.
+/// Maximum outputs of a task.
 pub(super) const OUTPUTS: usize = 64;
-/// Tasks of a call, if it has work for as many.
+/// Number of tasks of a call with enough work.
 pub(super) const TASKS: usize = 32;
-/// Most bytes of the sums of all chunks.
+/// Maximum bytes of the sums of all chunks.
 const SUMS_BYTES: usize = 8 << 20;
 
-/// Ranges of fields, about as many as are wanted, if the sums of each take so many bytes.
+/// Divides fields into about `wanted` ranges, or fewer, so that their sums of `bytes` each fit.
 pub(super) fn chunks(fields: usize, wanted: usize, bytes: usize) -> Vec<Range<usize>> {
     let most = (SUMS_BYTES / bytes).max(1);
     let size = fields.div_ceil(wanted.min(fields).min(most));
@@ -38,33 +38,33 @@ pub(super) fn chunks(fields: usize, wanted: usize, bytes: usize) -> Vec<Range<us
         .collect()
 }
 
-/// The chunk, group and range of outputs of a task; indices go over them from slow to fast.
+/// Chunk, group and range of outputs of a task; the index runs over them from slow to fast.
 pub(super) fn place_of(task: usize, [groups, ranges]: [usize; 2]) -> [usize; 3] {
     let (chunk, rest) = (task / (groups * ranges), task % (groups * ranges));
     [chunk, rest / ranges, rest % ranges]
 }
 
-/// The gradients of biases: the sums of all chunks for every channel, in their order.
+/// Bias gradients: the sums of all chunks for every channel, in the order of chunks.
 pub(super) fn biases<E: Element>(of_chunks: &[E], channels: usize) -> Vec<E> {
     let of_channel = |channel: usize| of_chunks[channel..].iter().step_by(channels);
     let total = |channel| of_channel(channel).fold(E::default(), |sum, part| sum + *part);
     (0..channels).map(total).collect()
 }
 
-/// A gradient with respect to weights.
+/// Job that computes a gradient with respect to weights.
 #[derive(Debug)]
 pub(crate) struct WeightJob<'a, N> {
     /// The convolution.
     pub conv: &'a Conv,
-    /// Its input.
+    /// Input of the convolution.
     pub pieces: &'a Pieces<'a, N>,
-    /// The gradient of its output, `[batch, channels, *cells]`.
+    /// Gradient of the output, `[batch, channels, *cells]`.
     pub cotangent: View<'a, N, 5>,
-    /// The method of its sums.
+    /// Method of computing sums.
     pub method: Method,
 }
 
-/// The gradients of weight and bias.
+/// Gradients of weight and bias.
 #[derive(Debug)]
 pub(crate) struct WeightGradient<E> {
     /// `[outputs, inputs / groups, *kernel]`.
@@ -74,7 +74,7 @@ pub(crate) struct WeightGradient<E> {
 }
 
 impl<N: Send + Sync> WeightJob<'_, N> {
-    /// The tiles of rows, if sums are those of transformed rows.
+    /// Tiles of rows, if rows are transformed.
     pub(super) fn rows(&self) -> Option<RowTiles> {
         let Conv {
             inputs, outputs, ..
@@ -89,10 +89,10 @@ impl<N: Send + Sync> WeightJob<'_, N> {
 pub(super) struct Plan<'a, N> {
     pub job: &'a WeightJob<'a, N>,
     pub source: Source,
-    /// The correlation whose lattice is divided into tiles: of cells, or of tiles of rows.
+    /// Correlation whose lattice is divided into tiles: of cells, or of tiles of rows.
     pub grid: Correlation,
     pub tile: Dims,
-    /// Tiles of a sample.
+    /// Number of tiles of a sample.
     pub tiles: usize,
     /// Channels of the source in a block.
     pub block: usize,
@@ -160,7 +160,7 @@ impl<'a, N: Send + Sync> Plan<'a, N> {
         plan
     }
 
-    /// The sums of one product over all taps and pairs of channels.
+    /// Number of sums of one product, over all taps and pairs of channels.
     pub(super) fn of_product(&self) -> usize {
         let Conv {
             groups,
@@ -171,18 +171,18 @@ impl<'a, N: Send + Sync> Plan<'a, N> {
         groups * outputs * inputs * self.grid.taps.len()
     }
 
-    /// Elements of a tile of the cotangent that is joined with another.
+    /// Elements of a cotangent tile that is joined with another.
     pub(super) fn spare(&self) -> usize {
         self.source.products() * self.row
     }
 
-    /// The sums of a chunk, `[product][output][input][tap]`.
+    /// Number of sums of a chunk, `[product][output][input][tap]`.
     pub(super) fn sums(&self) -> usize {
         self.source.products() * self.of_product()
     }
 }
 
-/// The outputs of a block, by the number of registers.
+/// Number of outputs of a block, by the number of registers.
 pub(super) fn block<S: Simd>() -> usize {
     if S::REGISTER_COUNT >= 32 { 4 } else { 2 }
 }

@@ -17,23 +17,23 @@ pub(crate) const ROWS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     reads: usize,
-    /// First row, and one more than the last.
+    /// First row, and one past the last.
     rows: [usize; 2],
 }
 
-/// Order of reads and weights by which the rows of a channel are computed.
+/// Order of reads and weights in which the rows of a channel are computed.
 #[derive(Debug)]
 pub(crate) struct Recipe {
     runs: Vec<Run>,
-    /// The places of the reads in the tile.
+    /// Positions of the reads in the tile.
     offsets: Vec<usize>,
-    /// The elements of the kernel, by read, then by row.
+    /// Elements of the kernel, by read, then by row.
     pub(crate) elements: Vec<usize>,
 }
 
 impl Recipe {
-    /// The recipe of a correlation; `None` if neighbouring rows do not share reads, because rows or
-    /// columns of results are apart.
+    /// Creates the recipe of a correlation; `None` if adjacent rows do not share reads because rows
+    /// or columns of results are apart.
     pub(crate) fn new(correlation: &Correlation, layout: &TileLayout) -> Option<Self> {
         let taps = &correlation.taps;
         if correlation.step[1] != 1 || correlation.out_step[2] != 1 || correlation.count[1] < ROWS {
@@ -54,7 +54,7 @@ impl Recipe {
         }
         for (front, &plane) in planes.iter().enumerate() {
             for &line in &reached {
-                // The rows that use this line of cells, each with the place of the kernel's line
+                // The rows that use this line of cells, each with the index of the kernel's line
                 // that meets it.
                 let users = (0..ROWS).filter_map(|row| {
                     let met = lines
@@ -114,7 +114,7 @@ pub(crate) struct RowStrip<'a, E: Element, P: Products<E>> {
 /// [`RowStrip`] with its number of vectors.
 struct Block<'a, E: Element, P: Products<E>, const N: usize>(RowStrip<'a, E, P>);
 
-/// The vectors of the widest block.
+/// Number of vectors of the widest block.
 pub(crate) fn width<S: Simd>() -> usize {
     if S::REGISTER_COUNT >= 32 { 6 } else { 2 }
 }
@@ -124,10 +124,10 @@ impl<E: Element, P: Products<E>> RowStrip<'_, E, P> {
     ///
     /// # Safety
     /// The tile must be valid for all reads of `vectors` vectors, the weights for the recipe, and
-    /// the output for the columns of every row, which nothing else may use.
+    /// the output, which nothing else may use, for the columns of every row.
     #[inline(always)]
     pub(crate) unsafe fn run<S: Simd>(self, simd: S, vectors: usize) {
-        // Compiled only where `width` asks for them.
+        // Compiled only where `width` selects them.
         if const { S::REGISTER_COUNT >= 32 } {
             match vectors {
                 3 => return simd.vectorize(Block::<E, P, 3>(self)),
@@ -160,7 +160,7 @@ impl<E: Element, P: Products<E>, const N: usize> WithSimd for Block<'_, E, P, N>
 }
 
 impl<E: Element, P: Products<E>, const N: usize> Block<'_, E, P, N> {
-    /// The sums over all reads.
+    /// Sums over all reads.
     #[inline(always)]
     unsafe fn products<S: Simd>(&self, simd: S) -> [[E::Vector<S>; N]; ROWS] {
         let RowStrip {
@@ -243,7 +243,7 @@ unsafe fn multiply<S: Simd, E: Element, const N: usize, const FIRST: usize, cons
     weights: *const E,
     sums: &mut [[E::Vector<S>; N]; ROWS],
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut factors = [E::splat(simd, E::default()); ROWS];
         let factors = &mut factors[FIRST..LAST];

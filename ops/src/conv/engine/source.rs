@@ -1,4 +1,4 @@
-//! Tiles of a gradient of weights: cells of the source and of the cotangent, or factors of their rows.
+//! Tiles of a weight gradient: cells of the source and of the cotangent, or factors of their rows.
 
 use pulp::{Scalar, Simd};
 
@@ -27,7 +27,7 @@ impl Source {
         }
     }
 
-    /// Rows of the source's tile for every row of the plan's tile.
+    /// Rows of the source's tile for each row of the plan's tile.
     pub(super) fn products(&self) -> usize {
         match self {
             Self::Cells(_) => 1,
@@ -35,7 +35,7 @@ impl Source {
         }
     }
 
-    /// Rows of the cotangent for every row of the plan's tile.
+    /// Rows of the cotangent for each row of the plan's tile.
     pub(super) fn results(&self) -> usize {
         match self {
             Self::Cells(_) => 1,
@@ -43,7 +43,7 @@ impl Source {
         }
     }
 
-    /// The gradients of weights, of kernels of so many elements, from their sums.
+    /// Computes the gradients of weights, of kernels of `kernel` elements, from their sums.
     pub(super) fn weights<E: Element>(&self, sums: Vec<E>, kernel: usize) -> Vec<E> {
         let Self::Factors(rows, _) = self else {
             return sums;
@@ -69,7 +69,7 @@ pub(super) fn transform<S: Simd, E: Element>(simd: S, tile: &mut [E], row: usize
     let tile = &mut tile[..PRODUCTS * row];
     for column in (0..row).step_by(E::lanes::<S>()) {
         let mut rows = [E::splat(simd, E::default()); RESULTS];
-        // SAFETY: rows are whole vectors long, and the tile has as many as there are products.
+        // SAFETY: rows are whole vectors long, and the tile has as many rows as there are products.
         unsafe {
             for (line, cells) in rows.iter_mut().enumerate() {
                 *cells = E::load::<S>(tile.as_ptr().add(line * row + column));

@@ -8,16 +8,16 @@ use crate::kernel::memory::prefetch_to_write;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// The terms of a block's sums.
+/// Terms of a block's sums.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms<'a, E> {
     /// The first column of the tile's row.
     pub tile: *const E,
-    /// The offset of every (channel, tap) from there.
+    /// Offset of every (channel, tap) from there.
     pub offsets: *const u32,
-    /// The number of offsets.
+    /// Number of offsets.
     pub count: usize,
-    /// The weights, `[term][channel]`.
+    /// Weights, `[term][channel]`.
     pub weights: *const E,
     /// Cells of a later tile, to be prefetched.
     pub ahead: &'a [Stretch],
@@ -28,7 +28,7 @@ pub(super) struct Terms<'a, E> {
 pub(super) struct Strip<'a, E: Element, P: Products<E>> {
     /// The terms.
     pub terms: Terms<'a, E>,
-    /// The bias of every channel; null without bias.
+    /// Bias of every channel; null without bias.
     pub bias: *const E,
     /// Whether results are added to the output's values.
     pub add: bool,
@@ -44,11 +44,11 @@ pub(super) struct Strip<'a, E: Element, P: Products<E>> {
 
 /// A kernel that keeps a block of `M` channels × `N` vectors in registers.
 pub(super) trait Kernel {
-    /// Runs the kernel, whose pointers are valid for the block.
+    /// Runs the kernel, whose pointers must be valid for the block.
     fn block<S: Simd, const M: usize, const N: usize>(self, simd: S);
 }
 
-/// A kernel with its block.
+/// A kernel with the size of its block.
 struct Block<K, const M: usize, const N: usize>(K);
 
 impl<K: Kernel, const M: usize, const N: usize> WithSimd for Block<K, M, N> {
@@ -60,7 +60,7 @@ impl<K: Kernel, const M: usize, const N: usize> WithSimd for Block<K, M, N> {
     }
 }
 
-/// The panels of `outputs` channels, first channel and height of each, for rows of `vectors`
+/// Panels of `outputs` channels, as first channel and height of each, for rows of `vectors`
 /// vectors.
 pub(super) fn panels<S: Simd>(
     outputs: usize,
@@ -75,12 +75,13 @@ pub(super) fn panels<S: Simd>(
     })
 }
 
-/// The channels of the next block, if `left` channels are left and rows have `vectors` vectors.
+/// Number of channels of the next block, if `left` channels are left and rows have `vectors`
+/// vectors.
 pub(crate) fn height<S: Simd>(left: usize, vectors: usize) -> usize {
     let many = S::REGISTER_COUNT >= 32;
     if many && matches!(vectors, 4 | 7) {
-        // Blocks three vectors wide would leave one, which has too few sums to keep the arithmetic
-        // busy. Blocks of six channels are four wide; what six does not divide is shared evenly.
+        // Blocks three vectors wide would leave one vector, with too few sums to keep the
+        // arithmetic busy. Blocks of six channels are four wide; a remainder is divided evenly.
         return left.div_ceil(left.div_ceil(6));
     }
     match left {
@@ -91,7 +92,7 @@ pub(crate) fn height<S: Simd>(left: usize, vectors: usize) -> usize {
     }
 }
 
-/// The vectors of the widest block with this number of channels.
+/// Number of vectors of the widest block with this number of channels.
 pub(crate) fn width<S: Simd>(channels: usize) -> usize {
     match (channels, S::REGISTER_COUNT >= 32) {
         (8, _) | (4, false) => 3,
@@ -105,8 +106,8 @@ pub(crate) fn width<S: Simd>(channels: usize) -> usize {
 ///
 /// # Safety
 /// The pointers must be valid for the block: the tile for every offset and `vectors` vectors from
-/// there, the weights for `terms · channels`, the output for `columns` columns of every channel,
-/// with nothing else using these.
+/// there, the weights for `terms · channels`, and the output, which nothing else may use, for
+/// `columns` columns of every channel.
 #[inline(always)]
 pub(super) unsafe fn run<S: Simd, K: Kernel>(simd: S, kernel: K, channels: usize, vectors: usize) {
     macro_rules! block {
@@ -114,7 +115,7 @@ pub(super) unsafe fn run<S: Simd, K: Kernel>(simd: S, kernel: K, channels: usize
             simd.vectorize(Block::<K, $m, $n>(kernel))
         };
     }
-    // Compiled only where `height` and `width` ask for them, and for single lanes only the largest.
+    // Compiled only where `height` and `width` select them; for single lanes only the largest.
     if const { S::IS_SCALAR } {
         return match channels {
             4 => block!(4, 3),
@@ -181,7 +182,7 @@ impl<E: Element, P: Products<E>> Kernel for Strip<'_, E, P> {
 }
 
 impl<E: Element> Terms<'_, E> {
-    /// The sums over all terms.
+    /// Sums over all terms.
     ///
     /// # Safety
     /// The tile must be readable at every offset for `N` vectors, and the weights for `count · M`.
@@ -202,11 +203,11 @@ impl<E: Element> Terms<'_, E> {
         let mut fetcher = Fetcher::new(ahead, count);
         for term in 0..count {
             fetcher.step();
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let from = tile.add(*offsets.add(term) as usize);
-                // The fewer of cells and weights are held in registers, beside the sums; the others
-                // are used as read.
+                // The fewer of cells and weights are held in registers along with the sums; the
+                // others are used as they are read.
                 if M >= N {
                     let mut cells = [zero; N];
                     for (n, cell) in cells.iter_mut().enumerate() {
@@ -238,7 +239,7 @@ impl<E: Element> Terms<'_, E> {
 }
 
 impl<E: Element, P: Products<E>> Strip<'_, E, P> {
-    /// Adds the output's values, if asked for, and the bias, and writes the columns of the output.
+    /// Adds the output's values, if requested, and the bias, and writes the columns of the output.
     #[inline(always)]
     unsafe fn finish<S: Simd, const M: usize, const N: usize>(
         &self,

@@ -1,9 +1,9 @@
 //! Tiles: parts of a field, each copied to a buffer that stays in the cache while a task works on
 //! it.
 //!
-//! Copying costs a few per cent of the arithmetic. In a tile there are no pieces, boundaries,
-//! padding, strides or views; rows have a distance that suits the cache; with a step in the last
-//! dim, columns are sorted by residue, so that kernels read neighbours.
+//! Copying costs a few percent of the arithmetic. A tile has no pieces, boundaries, padding,
+//! strides or views; the distance between its rows suits the cache; with a step in the last dim,
+//! columns are sorted by residue, so that kernels read adjacent elements.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(crate) type Met<'p, 'a, N> = (&'p Piece<'a, N>, [Range<usize>; 3]);
 pub(crate) struct TileLayout {
     /// Source cells of the largest tile, per dim.
     cells: Dims,
-    /// The first source cell relative to `step · lattice index`, per dim.
+    /// First source cell relative to `step · lattice index`, per dim.
     low: [isize; 3],
     step: Dims,
     /// Elements from one residue to the next.
@@ -34,27 +34,28 @@ pub(crate) struct TileLayout {
     row: usize,
     plane: usize,
     channel: usize,
-    /// Whether taps meet each plane, and each row of a plane: with a dilation, few of them.
+    /// Whether taps meet each plane, and each row of a plane: with a dilation, they meet few.
     met: [Vec<bool>; 2],
     /// Elements before the first row, so that the column of offset zero begins at a cache line.
     lead: usize,
 }
 
-/// The elements of a row are a multiple of this, plus [`SKEW`] where rows would fall into the same
+/// Elements of a row are a multiple of this, plus [`SKEW`] where rows would fall into the same
 /// cache sets.
 const ALIGN: usize = 16;
 pub(crate) const SKEW: usize = 16;
-/// Bytes from which on no row is joined to a stretch, so that the shares of strips are about equal.
+/// Size in bytes from which on no row is joined to a stretch, so that strips have about equal
+/// shares.
 const STRETCH: usize = 4096;
-/// Most bytes of a tile with the rows between dilated taps, which are not copied, except in bf16, whose channels are not divided
-/// into blocks.
+/// Maximum bytes of a tile, including the rows between dilated taps, which are not copied. It does
+/// not limit bf16 tiles, whose channels are not divided into blocks.
 pub(super) const SCRATCH_BYTES: usize = 2 << 20;
-/// Elements that a strip of vectors may read beyond a row.
+/// Elements beyond a row that a strip of vectors may read.
 pub(crate) const MARGIN: usize = 256;
 
-/// The extents of tiles, in results: rows of up to `strips` strips of `strip` columns, then doubled
-/// in the dim where that saves most copying, as long as they `fit` and there are at least `tasks`
-/// tiles.
+/// Extents of tiles, in results: rows of up to `strips` strips of `strip` columns, then doubled in
+/// the dim where that saves the most copying, as long as they `fit` and at least `tasks` tiles
+/// remain.
 pub(crate) fn tile_extents(
     correlation: &Correlation,
     [strip, strips]: [usize; 2],
@@ -92,7 +93,7 @@ pub(crate) fn tile_extents(
             None => break,
         }
     }
-    // The same number of tiles, of even extents: no small tile at the end.
+    // Same number of tiles, with even extents: no small tile at the end.
     std::array::from_fn(|dim| {
         let even = count[dim].div_ceil(count[dim].div_ceil(tile[dim]));
         let unit = if dim == 2 { strip } else { 1 };
@@ -100,8 +101,8 @@ pub(crate) fn tile_extents(
     })
 }
 
-/// A tile with fewer rows, if tasks are few, so that two or four threads get as many each. A field of `count` results has
-/// `others` tasks for each tile.
+/// Reduces the rows of a tile if tasks are few, so that two or four threads get equal numbers of
+/// tasks. A field of `count` results has `others` tasks for each tile.
 pub(crate) fn balanced(tile: Dims, count: Dims, others: usize) -> Dims {
     const MANY: usize = 16;
     const THREADS: usize = 4;
@@ -113,11 +114,11 @@ pub(crate) fn balanced(tile: Dims, count: Dims, others: usize) -> Dims {
     };
     let mut lower = (1..=tile[1]).rev().map(with_rows);
     let found = lower.find(good).unwrap_or(tile);
-    // As many tiles, of about one height.
+    // The same number of tiles, of about equal height.
     with_rows(count[1].div_ceil(count[1].div_ceil(found[1])))
 }
 
-/// The first result of a tile and its size in every dim, in a lattice of `count` with tiles of
+/// First result of a tile and its size in every dim, in a lattice of `count` with tiles of
 /// `extents`.
 pub(crate) fn tile_box(index: usize, extents: Dims, count: Dims) -> [Dims; 2] {
     let tiles: Dims = std::array::from_fn(|dim| count[dim].div_ceil(extents[dim]));
@@ -134,18 +135,18 @@ pub(crate) fn tile_box(index: usize, extents: Dims, count: Dims) -> [Dims; 2] {
 }
 
 impl TileLayout {
-    /// The layout of tiles of `lattice` results.
+    /// Layout of tiles of `lattice` results.
     pub(crate) fn new(correlation: &Correlation, lattice: Dims) -> Self {
         Self::of_taps(&correlation.places(), correlation.step, lattice)
     }
 
-    /// The layout of the smallest tiles, with `columns` results. It is the same for any box of results: taps that meet no cell
-    /// have their place.
+    /// Layout of the smallest tiles, with `columns` results. It is the same for any box of results:
+    /// taps that meet no cell have their place, too.
     pub(super) fn smallest(correlation: &Correlation, columns: usize) -> Self {
         Self::of_taps(&correlation.offsets, correlation.step, [1, 1, columns])
     }
 
-    /// The layout for taps with these offsets.
+    /// Layout for taps with these offsets.
     fn of_taps(offsets: &[Vec<isize>; 3], step: Dims, lattice: Dims) -> Self {
         let reach = offsets.each_ref().map(|offsets| reach(offsets));
         let cells: Dims =
@@ -181,30 +182,30 @@ impl TileLayout {
         }
     }
 
-    /// Elements of a channel that are copied.
+    /// Number of elements copied per channel.
     pub(crate) fn copied(&self) -> usize {
         let count = |met: &Vec<bool>| met.iter().filter(|met| **met).count();
         self.row * self.met.iter().map(count).product::<usize>()
     }
 
-    /// Whether most rows of a channel are copied: no taps lie far apart.
+    /// Whether most rows of a channel are copied, because no taps lie far apart.
     pub(super) fn is_dense(&self) -> bool {
         2 * self.copied() > self.channel
     }
 
-    /// Elements of a tile of this number of channels, with any lead.
+    /// Elements of a tile of this number of channels, with room for any lead.
     pub(crate) fn len(&self, channels: usize) -> usize {
         ALIGN + self.channel * channels + MARGIN
     }
 
-    /// The place of the source cell that a tap with this offset meets at the tile's origin.
+    /// Position of the source cell that a tap with this offset meets at the tile's origin.
     pub(crate) fn offset(&self, offset: [isize; 3]) -> usize {
         let [d, h, w]: Dims = std::array::from_fn(|dim| (offset[dim] - self.low[dim]) as usize);
         let column = w % self.step[2] * self.residue + w / self.step[2];
         d * self.plane + h * self.row + column
     }
 
-    /// The offset of every (channel, tap), channels first.
+    /// Offset of every (channel, tap), channels first.
     pub(crate) fn offsets(&self, correlation: &Correlation, channels: usize) -> Vec<u32> {
         (0..channels)
             .flat_map(|channel| {
@@ -217,7 +218,7 @@ impl TileLayout {
             .collect()
     }
 
-    /// The place of the first element of a row of the lattice.
+    /// Position of the first element of a row of the lattice.
     pub(crate) fn row(&self, plane: usize, row: usize) -> usize {
         self.lead + plane * self.step[0] * self.plane + row * self.step[1] * self.row
     }
@@ -227,22 +228,22 @@ impl TileLayout {
         self.channel
     }
 
-    /// The number of planes of a channel.
+    /// Number of planes of a channel.
     pub(crate) fn planes(&self) -> usize {
         self.cells[0]
     }
 
-    /// The first element of a row of source cells, which follow each other.
+    /// Position of the first element of a row of source cells, which are contiguous.
     pub(crate) fn line(&self, channel: usize, plane: usize, row: usize) -> usize {
         self.lead + channel * self.channel + plane * self.plane + row * self.row
     }
 
-    /// The elements of a row that hold cells: whole vectors.
+    /// Elements of a row that hold cells, as whole vectors.
     pub(crate) fn width(&self) -> usize {
         self.residue * self.step[2]
     }
 
-    /// The cells of the tile at `origin` that a piece covers, if there are any.
+    /// Cells of the tile at `origin` that a piece covers, if there are any.
     fn covered<N>(&self, piece: &Piece<'_, N>, origin: Dims) -> Option<[Range<usize>; 3]> {
         let covered = std::array::from_fn(|dim| {
             let first = self.first(origin, dim);
@@ -255,14 +256,13 @@ impl TileLayout {
         (!covered.iter().any(Range::is_empty)).then_some(covered)
     }
 
-    /// The first cell of the field in the tile at `origin`. A tile at the end of the lattice has
-    /// room for more cells than its taps meet; these are copied if the field has them, and not
-    /// read.
+    /// First cell of the field in the tile at `origin`. A tile at the end of the lattice has room
+    /// for more cells than its taps meet; these are copied if the field has them, but not read.
     fn first(&self, origin: Dims, dim: usize) -> isize {
         (origin[dim] * self.step[dim]) as isize + self.low[dim]
     }
 
-    /// The cell of a piece that lies at `start` in the tile at `origin`.
+    /// Address of the cell of a piece that lies at `start` in the tile at `origin`.
     fn source<N>(
         &self,
         piece: &Piece<'_, N>,
@@ -294,7 +294,7 @@ impl TileLayout {
         self.fill_from::<S, E, P>(simd, tile, &met, batch, channels, origin);
     }
 
-    /// Asks for the cells of a channel that [`fill_from`](Self::fill_from) reads.
+    /// Prefetches the cells of a channel that [`fill_from`](Self::fill_from) reads.
     #[inline(always)]
     pub(crate) fn ask_for<N>(&self, met: &[Met<'_, '_, N>], place: [usize; 2], origin: Dims) {
         for (piece, [planes, rows, columns]) in met {
@@ -313,7 +313,7 @@ impl TileLayout {
         }
     }
 
-    /// The pieces that the tile at `origin` meets, with its cells that each covers.
+    /// Pieces that the tile at `origin` meets, each with the cells of the tile that it covers.
     pub(crate) fn met_by<'p, 'a, N>(
         &self,
         pieces: &'p Pieces<'a, N>,
@@ -324,7 +324,7 @@ impl TileLayout {
             .collect()
     }
 
-    /// [`fill`](Self::fill) from the pieces that the tile meets, but for the margin.
+    /// [`fill`](Self::fill) from the pieces that the tile meets, except for the margin.
     #[inline(always)]
     pub(crate) fn fill_from<S: Simd, E: Element, P: Products<E>>(
         &self,
@@ -337,7 +337,7 @@ impl TileLayout {
     ) {
         let tile = &mut tile[self.lead..][..self.channel * channels.len()];
         // Clearing the whole tile first costs 6 % with few channels. With one piece, only the edges
-        // of its rows, and rows and planes without it, are cleared; with several, the whole planes.
+        // of its rows, and rows and planes without it, are cleared; with several, whole planes.
         for (index, lines) in tile.chunks_exact_mut(self.plane).enumerate() {
             let (channel, plane) = (
                 channels.start + index / self.cells[0],
@@ -383,7 +383,7 @@ impl TileLayout {
         }
     }
 
-    /// The memory that [`fill`](Self::fill) reads, to be prefetched.
+    /// Memory that [`fill`](Self::fill) reads, to be prefetched.
     pub(crate) fn stretches<N>(
         &self,
         pieces: &Pieces<'_, N>,
@@ -424,7 +424,7 @@ impl TileLayout {
         stretches
     }
 
-    /// Copies neighbouring cells of a row.
+    /// Copies adjacent cells of a row.
     ///
     /// # Safety
     /// `cells` elements, `stride` apart, must be readable from `source` on.
@@ -440,7 +440,7 @@ impl TileLayout {
         let step = self.step[2];
         if (step, stride) == (2, 1) {
             // A loop over pairs compiles to shuffles.
-            // SAFETY: the caller's; a tile does not overlap a field.
+            // SAFETY: guaranteed by the caller; a tile does not overlap a field.
             let mut cells = unsafe { std::slice::from_raw_parts(source, cells) };
             let (even, odd) = row.split_at_mut(self.residue);
             let mut column = first / 2;
@@ -465,7 +465,7 @@ impl TileLayout {
             let column = first + skipped;
             let start = column % step * self.residue + column / step;
             let row = &mut row[start..start + (cells - skipped).div_ceil(step)];
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let source = source.offset(skipped as isize * stride);
                 copy_strided::<E, P>(row, source, step as isize * stride);

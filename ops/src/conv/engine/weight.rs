@@ -1,12 +1,13 @@
 //! Gradient of the weights: `Σ_cells cotangent[o] · source[c, cell + tap]`, for all outputs,
 //! channels and taps.
 //!
-//! A block of outputs × (channel, tap) stays in registers while the cells of a tile go by, vector by vector; the lanes are
-//! summed once per tile. The grid is divided into chunks with separate sums, added in order at the end. The number of chunks
-//! follows from the shapes alone, so that the result does not depend on the number of threads.
+//! A block of outputs × (channel, tap) stays in registers for all cells of a tile, vector by
+//! vector; the lanes are summed once per tile. The grid is divided into chunks with separate sums,
+//! added in order at the end. The number of chunks follows from the shapes alone, so that the
+//! result does not depend on the number of threads.
 //!
-//! With [`winograd`](super::winograd) the sums are those of products of transformed rows, and the
-//! gradients are computed from them at the end.
+//! With [`winograd`](super::winograd) the sums are products of transformed rows, from which the
+//! gradients are computed at the end.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -29,7 +30,7 @@ use crate::kernel::simd::{Element, Isa};
 /// Sums that a thread adds at a time.
 const TOGETHER: usize = 1 << 13;
 
-/// A chunk's sums: weights of all groups, then biases.
+/// Sums of a chunk: weights of all groups, then biases.
 struct Sums<E> {
     weights: Shared<E>,
     biases: Shared<E>,
@@ -98,14 +99,14 @@ impl<E: Element, P: Products<E>> WithSimd for Whole<'_, E, P> {
             }
         }
         match self.job.rows() {
-            // Pairs are of neighbouring tiles of rows.
+            // Pairs are of adjacent tiles of rows.
             Some(_) => with_products::<S, E, P>(simd, self.job),
             None => with_products::<S, E, P::Single>(simd, self.job),
         }
     }
 }
 
-/// The gradients of a convolution with outputs and weights.
+/// Gradients of a convolution that has outputs and weights.
 fn with_products<S: Simd, E: Element, P: Products<E>>(
     simd: S,
     job: &WeightJob<'_, P::Number>,
@@ -140,7 +141,7 @@ fn with_products<S: Simd, E: Element, P: Products<E>>(
     };
     tasks::for_each(tasks, 1, run);
     let mut total = sums.remove(0);
-    // Every element in the order of chunks.
+    // Every element is summed in the order of chunks.
     tasks::for_each_part(&mut total.weight, TOGETHER, 1, |part, total| {
         for more in &sums {
             let more = &more.weight[part * TOGETHER..];
@@ -220,8 +221,9 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
 }
 
 impl<E: Element, P: Products<E>> Task<'_, E, P> {
-    /// Copies a tile of the cotangent, `[output][plane][row][product][column]`, rows padded with
-    /// zeros, and makes factors if those of the source are; adds to the gradients of biases.
+    /// Copies a tile of the cotangent, `[output][plane][row][product][column]`, with rows padded
+    /// with zeros, and transforms it to factors if the source is transformed; adds to the bias
+    /// gradients.
     #[inline(always)]
     fn fill_cotangent<S: Simd>(
         &self,
@@ -258,7 +260,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                             }
                             false => spare.fill(E::default()),
                         }
-                        // SAFETY: both are as long, of whole vectors.
+                        // SAFETY: both have the same length, in whole vectors.
                         unsafe {
                             let cells = [tile.as_ptr(), spare.as_ptr()];
                             join::<S, E, P>(simd, (tile.as_mut_ptr(), 0), cells, tile.len());
@@ -266,12 +268,13 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                     }
                 }
             }
-            // SAFETY: this task alone adds to these outputs of its chunk.
+            // SAFETY: only this task adds to these outputs of its chunk.
             unsafe { *self.sums.biases.at(channel) += E::sum(simd, sum) };
         }
     }
 
-    /// Copies a row of the plan's tile of the cotangent, or the rows of which it has factors, and adds their cells to a sum.
+    /// Copies a row of the plan's tile of the cotangent, or the rows whose factors it holds, and
+    /// adds their cells to a sum.
     #[inline(always)]
     fn fill_rows<S: Simd>(
         &self,
@@ -336,9 +339,8 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         let elements = self.plan.grid.taps.len();
         let terms = channels.len() * elements;
         let cells = self.plan.output;
-        // Outputs are outside of terms: the cotangent of a few outputs stays in the first-level
-        // cache, while each group of terms reads the tile of the source from the second-level
-        // cache.
+        // Outputs are outside terms: the cotangent of a few outputs stays in the first-level cache,
+        // while each group of terms reads the tile of the source from the second-level cache.
         let mut output = outputs.start;
         while output < outputs.end {
             let height = [4, 2, 1]
@@ -354,8 +356,8 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                         .into_iter()
                         .find(|&width| width <= terms - term)
                         .unwrap_or(1);
-                    // SAFETY: rows of the cotangent's tile are padded to whole vectors. This task
-                    // alone adds to these sums of its chunk, which are `inputs · elements` apart.
+                    // SAFETY: rows of the cotangent's tile are padded to whole vectors. Only this
+                    // task adds to these sums of its chunk, which are `inputs · elements` apart.
                     unsafe {
                         let dot = Dot {
                             cotangent: cotangent.as_ptr().add((output - outputs.start) * cells),

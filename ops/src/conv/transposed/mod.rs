@@ -1,24 +1,30 @@
-//! Transposed convolution in one to three spatial dims: the adjoint of a convolution, as a map of its own.
+//! Transposed convolution in one to three spatial dims: the adjoint of a convolution, as a map of
+//! its own.
 //!
-//! `y[b, o, j] = bias[o] + Σ_{c, k, i} weight[c, o, k] · x[b, c, i]` over the `i`, `k` with `i·stride − padding + k·dilation = j`.
-//! Semantics follow PyTorch's `conv_transpose{1,2,3}d`.
+//! `y[b, o, j] = bias[o] + Σ_{c, k, i} weight[c, o, k] · x[b, c,
+//! i]` over the `i`, `k` with `i·stride − padding + k·dilation =
+//! j`. Semantics follow PyTorch's `conv_transpose{1,2,3}d`.
 //!
 //! # Shapes
-//! Global `x` is `[batch, channels_in, *spatial]`, `weight` `[channels_in, channels_out / groups, *kernel]`; a dim of `n` cells
-//! becomes one of `(n − 1)·stride − 2·padding + (kernel − 1)·dilation + output_padding + 1`. An output belongs to the rank
-//! that holds the cell in the middle of whose window it lies.
+//! Global `x` is `[batch, channels_in, *spatial]`, `weight`
+//! `[channels_in, channels_out / groups, *kernel]`; a dim of `n` cells becomes one of `(n −
+//! 1)·stride − 2·padding + (kernel − 1)·dilation + output_padding + 1`. An output belongs to the
+//! rank that holds the input cell whose window has that output in its middle.
 //!
 //! # Placement
-//! Batch and spatial dims may be sharded, in any combination; values must be resolved. Channels are whole, or sharded with the
-//! weight: weights in output channels give a result that is sharded in them, weights and `x` in input channels one that is
-//! partial, and whole groups stay with their rank.
+//! Batch and spatial dims may be sharded, in any combination; values must be resolved. Channels are
+//! whole, or sharded together with the weight: a weight sharded in output channels yields a result
+//! that is sharded in them, a weight and `x` sharded in input channels yield a partial result, and
+//! whole groups stay on their rank.
 //!
 //! # Communication
-//! Where windows cross shards, what a rank adds to outputs of others; backward the cotangents of these outputs. The node runs
-//! the passes of a convolution in the opposite order, with its kernels, and its exchange in reverse.
+//! Where windows cross shards, each rank sends its contributions to outputs of other ranks; the
+//! backward pass sends the cotangents of these outputs. The node runs the passes of a convolution
+//! in the opposite order, with its kernels, and its exchange in reverse.
 //!
 //! # Adjoint
-//! The convolution of the cotangent. Gradients of weight and bias are summed over all ranks between which `x` is sharded.
+//! The convolution of the cotangent. The gradients of weight and bias are summed over all ranks
+//! between which `x` is sharded.
 
 mod layer;
 mod node;
@@ -43,8 +49,8 @@ use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use node::Transposed;
 
-/// Stride, dilation, padding and groups of a transposed convolution over `N` spatial dims, as those of the convolution whose
-/// adjoint it is.
+/// Stride, dilation, padding and groups of a transposed convolution over `N` spatial dims, defined
+/// as those of the convolution whose adjoint it is.
 ///
 /// # Example
 /// ```
@@ -56,13 +62,13 @@ use node::Transposed;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConvTransposeOptions<const N: usize> {
-    /// Cells from one window to the next.
+    /// Distance between windows, in cells.
     pub stride: [usize; N],
-    /// Cells from one kernel element to the next.
+    /// Distance between kernel elements, in cells.
     pub dilation: [usize; N],
-    /// Outputs that are left out on both sides.
+    /// Number of outputs dropped on each side.
     pub padding: [usize; N],
-    /// Outputs after the last window.
+    /// Number of additional outputs after the last window.
     pub output_padding: [usize; N],
     /// Groups of channels that do not mix.
     pub groups: usize,
@@ -82,25 +88,25 @@ impl<const N: usize> Default for ConvTransposeOptions<N> {
 }
 
 impl<const N: usize> ConvTransposeOptions<N> {
-    /// These options with another stride.
+    /// Sets the stride.
     #[must_use]
     pub fn with_stride(self, stride: [usize; N]) -> Self {
         Self { stride, ..self }
     }
 
-    /// These options with another dilation.
+    /// Sets the dilation.
     #[must_use]
     pub fn with_dilation(self, dilation: [usize; N]) -> Self {
         Self { dilation, ..self }
     }
 
-    /// These options with another padding.
+    /// Sets the padding.
     #[must_use]
     pub fn with_padding(self, padding: [usize; N]) -> Self {
         Self { padding, ..self }
     }
 
-    /// These options with other outputs after the last window.
+    /// Sets the number of additional outputs after the last window.
     #[must_use]
     pub fn with_output_padding(self, output_padding: [usize; N]) -> Self {
         Self {
@@ -109,13 +115,13 @@ impl<const N: usize> ConvTransposeOptions<N> {
         }
     }
 
-    /// These options with another number of groups.
+    /// Sets the number of groups.
     #[must_use]
     pub fn with_groups(self, groups: usize) -> Self {
         Self { groups, ..self }
     }
 
-    /// The windows of the convolution whose adjoint it is.
+    /// Windows of the convolution whose adjoint it is.
     fn windows(&self, kernel: &[usize]) -> Vec<Window> {
         let window = |dim: usize| Window {
             stride: self.stride[dim],
@@ -126,7 +132,7 @@ impl<const N: usize> ConvTransposeOptions<N> {
         (0..N).map(window).collect()
     }
 
-    /// The number of outputs of a dim of `size` cells.
+    /// Number of outputs of a dim of `size` cells.
     fn output_size(
         &self,
         operator: &str,
@@ -172,7 +178,7 @@ impl<const N: usize> ConvTransposeOptions<N> {
     }
 }
 
-/// The layout of the outputs, and the exchange of the convolution from them.
+/// Layout of the outputs, and the convolution's exchange from them.
 pub(super) struct Plan {
     pub output: Layout,
     pub exchange: Option<Arc<ExchangePlan>>,
@@ -231,7 +237,7 @@ pub fn conv_transpose<const D: usize, const N: usize>(
         let message = format!("bias {:?} for {outputs} channels", bias.dims());
         return Err(Error::operator(operator, message));
     }
-    // Here, not in a kernel: an unknown setting is an error before anything is sent.
+    // Checked here, not in a kernel: an unknown setting is an error before anything is sent.
     Isa::chosen()?;
     Method::chosen()?;
     x.require_resolved(operator)?;
@@ -279,7 +285,7 @@ pub fn conv_transpose<const D: usize, const N: usize>(
     Ok(ShardTensor::from_parts(y, plan.output.clone(), mesh))
 }
 
-/// The plan of this rank's position, for a result with these placements and extents of channels.
+/// Plan for this rank's position, for a result with these placements and extents of channels.
 pub(super) fn plan<const D: usize, const N: usize>(
     operator: &'static str,
     options: &ConvTransposeOptions<N>,
@@ -333,7 +339,7 @@ fn make<const N: usize>(
         first: 2,
         dims: &reaches,
     };
-    // Channels are those of the outputs on both sides.
+    // Both sides have the channels of the outputs.
     let mut extents = layout.all_extents().to_vec();
     extents[1] = output.extents(1).to_vec();
     let windows = layout.derive(placements.to_vec(), extents);
@@ -341,7 +347,7 @@ fn make<const N: usize>(
     Ok(Plan { output, exchange })
 }
 
-/// The extents of the outputs: an output belongs to the part with the window in the middle of which it lies.
+/// Extents of the outputs: an output belongs to the part of the window that has it in its middle.
 fn output_extents(window: &Window, extents: &[usize], outputs: usize) -> Vec<usize> {
     let size: usize = extents.iter().sum();
     let middle = (window.span() - 1) / 2;
@@ -392,7 +398,7 @@ pub trait ConvTransposeField<const D: usize>: Field<D> {
 
 impl<const D: usize, X: Field<D>> ConvTransposeField<D> for X {}
 
-/// Transposed convolutions in the registry.
+/// Registry entries of the transposed convolutions.
 pub(super) const GOLDEN: [Golden; 3] = [
     Golden::new("conv_transpose1d", run_case::<3, 1>)
         .with_sharded(Dims::AllButChannels)
@@ -408,7 +414,7 @@ pub(super) const GOLDEN: [Golden; 3] = [
         .with_modules("`ConvTranspose3d`"),
 ];
 
-/// What travels, forward and backward.
+/// Data sent in the forward and in the backward pass.
 const TRAVELS: [&str; 2] = [
     "parts of outputs whose windows cross shards",
     "their cotangents; sums of weights' gradients",

@@ -1,4 +1,5 @@
-//! Transposed convolution as one node of the graph: the passes of a convolution in the opposite order.
+//! Transposed convolution as one node of the graph, which runs the passes of a convolution in the
+//! opposite order.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -25,7 +26,7 @@ impl Transposed {
         weight: Tensor<D>,
         bias: Option<Tensor<1>>,
     ) -> Tensor<D> {
-        // No bias is a bias without elements.
+        // A missing bias is passed as a bias without elements.
         let bias = bias.unwrap_or_else(|| Tensor::empty([0], (&x.device(), x.dtype())));
         let inputs = [
             x.into_dispatch(),
@@ -35,7 +36,7 @@ impl Transposed {
         Tensor::from_dispatch(ops::apply(self, inputs))
     }
 
-    /// One gradient of the convolution, of its input or its weight.
+    /// One gradient of the convolution, with respect to its input or its weight.
     fn gradient(
         &self,
         input: usize,
@@ -63,14 +64,14 @@ impl Operator for Transposed {
         Some(["conv_transpose", "conv_transpose (backward)"])
     }
 
-    /// All but the bias.
+    /// All inputs but the bias.
     fn keeps(&self, input: usize) -> bool {
         input < 2
     }
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
         let [x, weight, bias] = inputs.try_into().expect("field, weight and bias");
-        // Only the shape of the convolution's input counts.
+        // Only the shape of the convolution's input is used.
         let field = blank(&x, &self.result, Some(0.0));
         let y = self.gradient(0, field, weight, Vec::new(), x)?;
         if bias.shape().num_elements() == 0 || self.result.contains(&0) {

@@ -16,7 +16,7 @@ impl<const D: usize, const N: usize> Operator<D, D> for Up<N> {
     }
 }
 
-/// Peers, 11: any transposed convolution with overlap.
+/// Any transposed convolution with overlap.
 #[test]
 fn windows_overlap_across_ranks() {
     let plain = ConvTransposeOptions::default();
@@ -76,7 +76,8 @@ fn misuse_is_told() {
     assert!(error.contains("no rule for Shard(1)"), "{error}");
 }
 
-/// Value and gradients of a field of six channels, with weights for four or, in groups, for six.
+/// Value and gradients for a field of six channels, with weights for four outputs or, in groups,
+/// six.
 fn laid(
     ranks: usize,
     groups: usize,
@@ -96,7 +97,7 @@ fn laid(
         let options = ConvTransposeOptions::default()
             .with_stride([2, 1])
             .with_groups(groups);
-        // A bias that would be added to each part of a sum is added to the sum.
+        // A bias is added to the sum, not to each of its parts.
         let partial = weight.placements() == [Shard(0)] && groups == 1;
         let operand = (!partial).then(|| Operand::from(of_bias.clone()));
         let y = conv_transpose(x.clone(), weight.clone(), operand, &options)?;

@@ -1,4 +1,5 @@
-//! Products of few rows and columns whose numbers lie next to each other along what is summed over: `a · b` as inner products.
+//! Products with few rows and columns that are contiguous along the summed dim: `a · b` as inner
+//! products.
 
 use std::ops::Range;
 
@@ -11,23 +12,23 @@ use crate::kernel::memory::Shared;
 use crate::kernel::products::{self, Products};
 use crate::kernel::simd::{Element, Isa};
 
-/// Rows, or columns, at most: with more of them, packing pays.
+/// Maximum number of rows or columns; with more, packing pays off.
 const FEW: usize = 16;
-/// Numbers of a task: those of few rows and columns stay in the cache.
+/// Number of summed elements of a task, few enough for a few rows and columns to stay in cache.
 const PART: usize = 4096;
-/// Rows and columns whose sums stay in registers.
+/// Numbers of rows and columns whose sums stay in registers.
 const BLOCK: [usize; 2] = [2, 4];
 
-/// Whether a product is of this kind.
+/// Whether inner products suit these operands.
 pub(crate) fn are_few<N: Copy>(a: Matrix<'_, N>, b: Matrix<'_, N>) -> bool {
     let ([rows, summed], [_, columns]) = (a.size(), b.size());
     a.strides()[1] == 1 && b.strides()[0] == 1 && rows.max(columns) <= FEW && summed > PART
 }
 
-/// Writes such a product. How the sums are added up follows from sizes.
+/// Writes the product by inner products. The order of the sums follows from sizes alone.
 ///
 /// # Safety
-/// There must be room for it.
+/// `to` must have room for it.
 pub(crate) unsafe fn dots_to<E: Element, P: Products<E>>(
     isa: Isa,
     [a, b]: [Matrix<'_, P::Number>; 2],
@@ -55,7 +56,7 @@ pub(crate) unsafe fn dots_to<E: Element, P: Products<E>>(
     }
 }
 
-/// The inner products of a range of the numbers.
+/// Inner products over a range of the summed dim.
 struct Dots<'a, E: Element, P: Products<E>> {
     a: Matrix<'a, P::Number>,
     b: Matrix<'a, P::Number>,
@@ -74,7 +75,7 @@ impl<E: Element, P: Products<E>> WithSimd for Dots<'_, E, P> {
         let whole = len / lanes * lanes;
         for row in (0..rows).step_by(BLOCK[0]) {
             for column in (0..columns).step_by(BLOCK[1]) {
-                // Those beyond the last one are it again.
+                // Indices beyond the last row or column repeat it.
                 let of_a: [*const P::Number; BLOCK[0]] = std::array::from_fn(|of| {
                     let row = (row + of).min(rows - 1) * self.a.strides()[0];
                     self.a.first().wrapping_add(row + self.range.start)
@@ -85,7 +86,7 @@ impl<E: Element, P: Products<E>> WithSimd for Dots<'_, E, P> {
                 });
                 let mut sums = [[E::splat(simd, E::default()); BLOCK[1]]; BLOCK[0]];
                 for place in (0..whole).step_by(lanes) {
-                    // SAFETY: numbers of the range.
+                    // SAFETY: elements of the range.
                     let (of_a, of_b) = unsafe {
                         (
                             of_a.map(
@@ -108,7 +109,7 @@ impl<E: Element, P: Products<E>> WithSimd for Dots<'_, E, P> {
                     for (of_column, sum) in sums.into_iter().enumerate().take(columns - column) {
                         let mut sum = E::sum(simd, sum);
                         for place in whole..len {
-                            // SAFETY: numbers of the range.
+                            // SAFETY: elements of the range.
                             let [a, b] = unsafe {
                                 [of_a[of_row].add(place), of_b[of_column].add(place)].map(|at| *at)
                             };

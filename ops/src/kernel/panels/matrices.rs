@@ -1,4 +1,4 @@
-//! Sums of products with a panel by the matrices of AMX.
+//! Sums of products with a panel, by the matrix instructions of AMX.
 
 use std::ops::Range;
 
@@ -13,30 +13,30 @@ use crate::kernel::products::{MOST_PARTS, Products, store_parts};
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::transpose;
 
-/// Columns of a panel: two matrices.
+/// Number of columns of a panel: two matrices.
 pub(super) const COLUMNS: usize = 2 * SIDE;
-/// Pairs of a matrix of factors.
+/// Number of pairs of a matrix of factors.
 const MATRIX: usize = SIDE * SIDE;
 
-/// Matrices that so many numbers of a row fill.
+/// Number of matrices needed for `numbers` numbers of a row.
 pub(crate) fn terms(numbers: usize) -> usize {
     numbers.div_ceil(2 * SIDE)
 }
 
-/// Factors of so many numbers, with those that fill up matrices: for each matrix one of each part.
+/// Number of factors for `numbers` numbers, padded to whole matrices: one matrix for each part.
 pub(crate) fn factors(numbers: usize, parts: usize) -> usize {
     terms(numbers) * SIDE * parts
 }
 
-/// The elements that the packed factors of so many rows and numbers take at most.
+/// Maximum number of elements for the packed factors of `rows` rows of `numbers` numbers.
 pub(crate) fn room(rows: usize, numbers: usize, parts: usize) -> usize {
     rows.next_multiple_of(SIDE) * factors(numbers, parts)
 }
 
-/// A vector's numbers of a matrix from a place on, `step` elements apart, and zeros for those that are not `there`.
+/// Loads a vector of numbers `step` elements apart, with zeros beyond the first `there`.
 ///
 /// # Safety
-/// They must be numbers of the matrix.
+/// They must be elements of the matrix.
 #[inline(always)]
 unsafe fn load<S: Simd, E: Element, P: Products<E>>(
     from: *const P::Number,
@@ -56,8 +56,8 @@ unsafe fn load<S: Simd, E: Element, P: Products<E>>(
     }
 }
 
-/// The factors of rows: the first one, and the distances to the next row, to the next [`SIDE`] rows, and to the next matrix of the
-/// same rows.
+/// Factors of rows: the first one, and the strides to the next row, to the next [`SIDE`] rows, and
+/// to the next matrix of the same rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<E> {
     first: *const E,
@@ -67,10 +67,10 @@ pub(crate) struct Rows<E> {
 }
 
 impl<E: Element> Rows<E> {
-    /// The factors of a matrix's rows, written to scratch if they do not lie in memory so.
+    /// Factors of the rows of a matrix, packed to scratch if they cannot be read in place.
     ///
     /// # Safety
-    /// There must be [`room`] for all factors.
+    /// `scratch` must have [`room`] for all factors.
     #[inline(always)]
     pub(crate) unsafe fn new<S: Simd, P: Products<E>>(
         simd: S,
@@ -78,7 +78,7 @@ impl<E: Element> Rows<E> {
         scratch: *mut E,
     ) -> Self {
         let ([rows, summed], [row, column]) = (a.size(), a.strides());
-        // Those of bf16 numbers are pairs of neighbours.
+        // Factors of bf16 numbers are pairs of neighbours.
         if column == 1
             && P::NUMBERS == 2
             && summed.is_multiple_of(2 * SIDE)
@@ -92,7 +92,7 @@ impl<E: Element> Rows<E> {
             };
         }
         let block = SIDE * factors(summed, P::PARTS);
-        // In the order of memory: all rows of some numbers if numbers lie in columns.
+        // In memory order: if columns are contiguous, all rows of a few numbers at a time.
         let (blocks, terms) = (rows.div_ceil(SIDE), terms(summed));
         for index in 0..blocks * terms {
             let (number, term) = match column {
@@ -101,7 +101,7 @@ impl<E: Element> Rows<E> {
             };
             let (first, summed) = (number * SIDE, summed - term * 2 * SIDE);
             let size = [(rows - first).min(SIDE), summed.min(2 * SIDE)];
-            // SAFETY: numbers of the matrix, and the caller's room.
+            // SAFETY: elements of the matrix, and room guaranteed by the caller.
             unsafe {
                 let from = a.first().add(first * row + term * 2 * SIDE * column);
                 let to = scratch.add(number * block + term * P::PARTS * MATRIX);
@@ -114,7 +114,7 @@ impl<E: Element> Rows<E> {
         Self::packed::<P>(scratch, summed)
     }
 
-    /// Factors of so many numbers of each row, in matrices one after the other.
+    /// Packed factors of `summed` numbers of each row, in consecutive matrices.
     pub(crate) fn packed<P: Products<E>>(first: *mut E, summed: usize) -> Self {
         Self {
             first,
@@ -141,7 +141,7 @@ impl<E: Element> Rows<E> {
         unsafe { store_parts::<S, E, P>(simd, deinterleave::<S, E>(numbers), to, MATRIX) };
     }
 
-    /// Those from a block of [`SIDE`] rows on, as matrices multiply them.
+    /// Factors from a block of [`SIDE`] rows on, in the layout of matrix instructions.
     #[inline(always)]
     pub(crate) fn factor(self, block: usize) -> Factor<impl Fn(usize, usize) -> *const u8> {
         let first = self.first.wrapping_add(block * self.block);
@@ -156,10 +156,10 @@ impl<E: Element> Rows<E> {
     }
 }
 
-/// Writes the parts of a matrix of factors, of `rows` rows of so many `numbers`, which are beside each other.
+/// Writes the parts of a matrix of factors, from `rows` rows of `numbers` contiguous numbers.
 ///
 /// # Safety
-/// There must be such rows, and room for all parts.
+/// These rows must be readable, and `to` must have room for all parts.
 #[inline(always)]
 unsafe fn pack_rows<S: Simd, E: Element, P: Products<E>>(
     simd: S,
@@ -184,10 +184,10 @@ unsafe fn pack_rows<S: Simd, E: Element, P: Products<E>>(
     }
 }
 
-/// [`pack_rows`] of numbers that lie in columns.
+/// [`pack_rows`] for numbers that are contiguous along columns.
 ///
 /// # Safety
-/// As there.
+/// As for [`pack_rows`].
 #[inline(always)]
 unsafe fn pack_columns<S: Simd, E: Element, P: Products<E>>(
     simd: S,
@@ -217,11 +217,11 @@ unsafe fn pack_columns<S: Simd, E: Element, P: Products<E>>(
     }
 }
 
-/// Writes the factors of columns: for every matrix of 32 numbers of each column, the first parts of pairs, `width` of a row,
-/// then the others.
+/// Writes the factors of columns: for every matrix of 32 numbers of each column, the first parts of
+/// the pairs in rows of `width`, then the other parts.
 ///
 /// # Safety
-/// There must be room for [`factors`] factors of each column.
+/// `to` must have room for [`factors`] factors of each column.
 #[inline(always)]
 pub(crate) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
     simd: S,
@@ -231,7 +231,7 @@ pub(crate) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
     to: *mut E,
 ) {
     let ([summed, _], [row, column]) = (b.size(), b.strides());
-    // SAFETY: the caller's; numbers of the matrix.
+    // SAFETY: guaranteed by the caller; the reads stay within the matrix.
     unsafe {
         for pair in 0..terms(summed) * SIDE {
             let (term, place) = (pair / SIDE, pair % SIDE);
@@ -252,7 +252,7 @@ pub(crate) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
     }
 }
 
-/// The factors of columns in so many `parts`, in rows of `width`, and matrices `next` elements apart.
+/// Factors of columns in `parts` parts, in rows of `width`, with matrices `next` elements apart.
 #[inline(always)]
 pub(crate) fn columns<E>(
     first: *const E,
@@ -270,10 +270,11 @@ pub(crate) fn columns<E>(
 }
 
 impl<E: Element> Sums<E, Rows<E>> {
-    /// Adds the products; a panel has one or two matrices' columns.
+    /// Adds the products to the previous sums. A panel has the columns of one or two matrices.
     ///
     /// # Safety
-    /// All pointers must be good for so many rows, columns and steps, and the instruction set must have matrices.
+    /// All pointers must be valid for these rows, columns and steps, and the instruction set must
+    /// have matrices.
     #[inline(always)]
     pub(super) unsafe fn run_by_matrices<P: Products<E>>(&self) {
         let whole = self.rows / SIDE;
@@ -292,7 +293,7 @@ impl<E: Element> Sums<E, Rows<E>> {
         }
     }
 
-    /// Sums of one or two blocks of rows.
+    /// Computes the sums of one or two blocks of rows.
     #[inline(always)]
     unsafe fn blocks<P: Products<E>>(&self, registers: &amx::Matrices, blocks: Range<usize>) {
         let (first, terms) = (blocks.start * SIDE, self.steps / SIDE / P::PARTS);
@@ -305,7 +306,7 @@ impl<E: Element> Sums<E, Rows<E>> {
         let right = columns(self.b, [self.width, SIDE], P::PARTS);
         let places = [(from, self.from.1), (to, self.to.1)];
         let places = places.map(|(first, row)| Place::new(first, row, SIDE));
-        // SAFETY: the caller's; sums so far are only read.
+        // SAFETY: guaranteed by the caller; previous sums are only read.
         unsafe { registers.add(sizes, [terms, P::PARTS], left, right, places) };
     }
 }

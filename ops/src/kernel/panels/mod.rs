@@ -1,8 +1,10 @@
-//! Products of many rows with a matrix in panels: some of its columns, which lie in one piece for all that is summed over.
+//! Products of many rows with a matrix that is packed into panels: groups of columns, contiguous
+//! along the summed dim.
 //!
-//! Sums of a few rows and of a few vectors of columns stay in registers; each load of a vector serves all of the rows. Factors
-//! are numbers, or pairs of bf16 numbers that follow each other in the sum ([`Pairs`](super::products::Pairs)); matrices multiply
-//! pairs of parts of numbers.
+//! Sums of a few rows and a few vectors of columns stay in registers; each vector loaded serves all
+//! of these rows. Factors are single numbers, or pairs of bf16 numbers that are adjacent along the
+//! summed dim ([`Pairs`](super::products::Pairs)); matrix instructions multiply pairs of parts of
+//! numbers.
 
 mod dots;
 pub(crate) mod matrices;
@@ -28,28 +30,28 @@ pub(crate) use over_rows::{product_and_sums_over_rows, product_over_rows, produc
 pub(crate) use sums::{Factors, Sums};
 use sums::{as_they_lie, factors, pack_panel};
 
-/// Columns of a panel.
+/// Number of columns of a panel.
 const PANEL: usize = 64;
-/// Rows of a task.
+/// Number of rows of a task.
 const ROWS: usize = 192;
-/// Tasks that each thread should find.
+/// Minimum number of tasks per thread to aim for.
 const TASKS: usize = 2;
-/// Products of so many multiply-adds are shared by all threads.
+/// Number of multiply-adds from which a product is shared by all threads.
 pub(crate) const SHARED: usize = 1 << 20;
 
-/// Columns of the panels of so many columns, of whole vectors.
+/// Rounds a number of columns up to whole vectors.
 fn whole(columns: usize) -> usize {
     columns.next_multiple_of(WIDEST)
 }
 
-/// Columns of a panel of at most `most` among all `columns`, and its width in whole vectors.
+/// Columns of a panel of at most `most`, and its width in whole vectors.
 fn panel(number: usize, most: usize, columns: usize) -> (Range<usize>, usize) {
     let start = number * most;
     let width = most.min(whole(columns) - start);
     (start..(start + width).min(columns), width)
 }
 
-/// Most columns of a panel.
+/// Maximum number of columns of a panel.
 fn most_columns(by_matrices: bool) -> usize {
     if by_matrices {
         matrices::COLUMNS
@@ -58,7 +60,7 @@ fn most_columns(by_matrices: bool) -> usize {
     }
 }
 
-/// The elements that the factors of so many rows and numbers take at most.
+/// Maximum number of elements for the packed factors of `rows` rows of `summed` numbers.
 fn room<E: Element, P: Products<E>>(rows: usize, summed: usize, by_matrices: bool) -> usize {
     if by_matrices {
         matrices::room(rows, summed, P::PARTS)
@@ -67,7 +69,7 @@ fn room<E: Element, P: Products<E>>(rows: usize, summed: usize, by_matrices: boo
     }
 }
 
-/// The factors of rows, which may lie in scratch.
+/// Factors of rows, possibly packed to scratch.
 #[derive(Clone, Copy)]
 enum Left<E> {
     Vectors(Factors<E>),
@@ -76,7 +78,7 @@ enum Left<E> {
 
 impl<E: Element> Left<E> {
     /// # Safety
-    /// There must be [`room`] for them.
+    /// `scratch` must have [`room`] for the factors.
     #[inline(always)]
     unsafe fn new<S: Simd, P: Products<E>>(
         simd: S,
@@ -94,13 +96,14 @@ impl<E: Element> Left<E> {
         }
     }
 
-    /// Adds the products.
+    /// Adds the products to the previous sums.
     ///
     /// # Safety
-    /// All pointers must be good for so many rows, columns and steps.
+    /// All pointers must be valid for these rows, columns and steps.
     #[inline(always)]
     unsafe fn add<S: Simd, P: Products<E>>(self, simd: S, sums: Sums<E, ()>) {
-        // SAFETY: the caller's; factors are matrices only where the instruction set has them.
+        // SAFETY: guaranteed by the caller; factors are matrices only if the instruction set has
+        // them.
         unsafe {
             match self {
                 Self::Vectors(a) => sums.with_rows(a).run::<S, P>(simd),
@@ -113,22 +116,23 @@ impl<E: Element> Left<E> {
     }
 }
 
-/// Panels of a task, where so many chunks of rows are tasks besides: few chunks are dealt out by panels, too.
+/// Number of panels per task, given the number of chunks of rows: if chunks are few, panels are
+/// divided among tasks too.
 fn panels_together(panels: usize, chunks: usize) -> usize {
     let tasks = TASKS * rayon::current_num_threads();
     let groups = tasks.div_ceil(chunks.max(1)).clamp(1, panels.max(1));
     panels.div_ceil(groups).max(1)
 }
 
-/// Whether matrices multiply rows of so many numbers with so many columns: with few of them, splitting numbers into parts takes
-/// longer than their products.
+/// Whether to use matrix instructions: for few summed numbers or columns, splitting numbers into
+/// parts takes longer than multiplying them.
 fn by_matrices<E: Element, P: Products<E>>(isa: Isa, summed: usize, columns: usize) -> bool {
     const COLUMNS: usize = 32;
     let pays = summed >= matrices::COLUMNS / 2 && columns >= COLUMNS;
     isa.has_matrices() && (P::PARTS == 1 || P::PARTS > 1 && pays)
 }
 
-/// Factors of so many numbers that are summed over.
+/// Number of factors along a summed dim of `summed` numbers.
 fn steps_of<E: Element, P: Products<E>>(summed: usize, by_matrices: bool) -> usize {
     if by_matrices {
         matrices::factors(summed, P::PARTS)
@@ -137,7 +141,7 @@ fn steps_of<E: Element, P: Products<E>>(summed: usize, by_matrices: bool) -> usi
     }
 }
 
-/// Runs tasks, on one thread if there are few multiply-adds in all.
+/// Runs tasks, on one thread if they do few multiply-adds in total.
 fn deal(tasks: usize, products: usize, run: impl Fn(usize) + Sync) {
     match products {
         ..SHARED => (0..tasks).for_each(run),
@@ -145,17 +149,17 @@ fn deal(tasks: usize, products: usize, run: impl Fn(usize) + Sync) {
     }
 }
 
-/// Products of some rows with some panels.
+/// Product of a range of rows with a range of panels.
 struct OfRows<'a, E: Element, P: Products<E>> {
     a: Matrix<'a, P::Number>,
     b: Matrix<'a, P::Number>,
-    /// All panels, if other tasks multiply with them, too, and those of this task.
+    /// All panels, if shared with other tasks, and the range of this task.
     panels: Option<&'a [E]>,
     numbers: Range<usize>,
-    /// A number for each column.
+    /// One value per column.
     bias: &'a [E],
     by_matrices: bool,
-    /// The first of the rows.
+    /// First of the rows.
     y: *mut P::Number,
 }
 
@@ -182,7 +186,7 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
             |scratch: &mut [E]| {
                 let (tile, rest) = scratch.split_at_mut(tile_room);
                 let (own, packed) = rest.split_at_mut(panel_room);
-                // SAFETY: rows, panels and bias have so many numbers, and the scratch so much room.
+                // SAFETY: rows, panels and bias have these elements, and the scratch has the room.
                 unsafe {
                     let a = Left::new::<S, P>(simd, self.a, by_matrices, packed.as_mut_ptr());
                     for number in self.numbers.clone() {
@@ -202,7 +206,7 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
                                 own.as_ptr()
                             }
                         };
-                        // Numbers are written where they belong.
+                        // Sums are written to the result directly.
                         let direct = TypeId::of::<P::Number>() == TypeId::of::<E>()
                             && columns.len() == width;
                         let tile = tile.as_mut_ptr();
@@ -243,7 +247,7 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
     }
 }
 
-/// Writes a panel of a matrix.
+/// Packs a panel of a matrix.
 struct Pack<'a, E: Element, P: Products<E>> {
     b: Matrix<'a, P::Number>,
     columns: Range<usize>,
@@ -259,7 +263,7 @@ impl<E: Element, P: Products<E>> WithSimd for Pack<'_, E, P> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let (b, columns, to) = (self.b, self.columns, self.to);
-        // SAFETY: a panel's own place.
+        // SAFETY: the room of this panel.
         unsafe {
             if const { matrices_multiply::<S, E, P>() } && self.by_matrices {
                 matrices::pack_panel::<S, E, P>(simd, b, columns, self.size[1], to);
@@ -270,7 +274,7 @@ impl<E: Element, P: Products<E>> WithSimd for Pack<'_, E, P> {
     }
 }
 
-/// `a · b`, with `bias` added to every row.
+/// Computes `a · b`, with `bias` added to every row.
 pub(crate) fn product<E: Element, P: Products<E>>(
     isa: Isa,
     a: Matrix<'_, P::Number>,
@@ -285,7 +289,7 @@ pub(crate) fn product<E: Element, P: Products<E>>(
 /// Writes a [`product`].
 ///
 /// # Safety
-/// There must be room for it.
+/// `y` must have room for it.
 pub(crate) unsafe fn product_to<E: Element, P: Products<E>>(
     isa: Isa,
     [a, b]: [Matrix<'_, P::Number>; 2],
@@ -305,7 +309,7 @@ pub(crate) unsafe fn product_to<E: Element, P: Products<E>>(
             products::run::<E, P, _>(
                 isa,
                 Pack::<E, P> {
-                    // SAFETY: the place of a panel.
+                    // SAFETY: the room of this panel.
                     to: unsafe { panels.at(columns.start * steps) },
                     b,
                     columns,
@@ -317,7 +321,7 @@ pub(crate) unsafe fn product_to<E: Element, P: Products<E>>(
     };
     // SAFETY: all panels are packed.
     let packed = || unsafe { Buffer::filled(whole(columns) * steps, fill) };
-    // One chunk's tasks have panels of their own.
+    // With one chunk, each task packs its own panels.
     let panels = (chunks > 1).then(packed);
     let mut added = vec![E::default(); whole(columns)];
     for (added, bias) in added.iter_mut().zip(bias.unwrap_or_default()) {

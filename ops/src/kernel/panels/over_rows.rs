@@ -1,4 +1,4 @@
-//! Products that are added up over rows: `xᵀ · y`.
+//! Products summed over rows: `xᵀ · y`.
 
 use std::ops::Range;
 
@@ -16,27 +16,28 @@ use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::products::{self, Products};
 use crate::kernel::simd::{Element, Isa};
 
-/// Rows of a task by matrices: numbers are split into parts for each task.
+/// Number of rows of a task by matrix instructions; larger than otherwise, since every task splits
+/// its numbers into parts.
 const SPLIT_ROWS: usize = 512;
-/// Shares of rows at most whose sums are added up.
+/// Maximum number of shares of the rows, whose sums are then added up.
 const SHARES: usize = 32;
-/// Rows that are packed at a time where products are added up over rows.
+/// Number of rows packed at a time.
 const TOGETHER: usize = 256;
-/// Rows of a share at least, and bytes of the sums of all.
+/// Minimum number of rows of a share, and maximum size in bytes of the sums of all shares.
 const SHARE_ROWS: usize = 2048;
 const SHARE_BYTES: usize = 16 << 20;
 
-/// Adds the products of some columns of `x`, as rows, with some panels of `y`; perhaps also the sums of the rows of
-/// these.
+/// Adds the products of a range of columns of `x`, as rows, with a range of panels of `y`;
+/// optionally also the column sums of `y`.
 struct OverRows<'a, E: Element, P: Products<E>> {
     /// `[columns of x, rows]`.
     x: Matrix<'a, P::Number>,
     y: Matrix<'a, P::Number>,
     panels: Range<usize>,
     by_matrices: bool,
-    /// Whether there is a column of ones behind the columns of `x`.
+    /// Whether a column of ones follows the columns of `x`.
     with_ones: bool,
-    /// Zeros, of whole vectors for each column of `x`, and for the ones.
+    /// Zeroed sums in whole vectors, for each column of `x` and for the ones.
     to: *mut E,
 }
 
@@ -66,7 +67,7 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
                     let y = self.y.rows(range.clone());
                     let ones = Matrix::new(&ones[..range.len()], [1, range.len()]);
                     let x = self.x.transposed().rows(range).transposed();
-                    // SAFETY: sums have so many numbers, and the scratch so much room.
+                    // SAFETY: the sums have these elements, and the scratch has the room.
                     unsafe {
                         let of_x = Left::new::<S, P>(simd, x, by_matrices, packed.as_mut_ptr());
                         let of_ones =
@@ -90,7 +91,8 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
                             for (left, first, rows) in
                                 lefts.into_iter().take(1 + usize::from(self.with_ones))
                             {
-                                // From zero, and added once: a sum of many rows would lose the last bits of each.
+                                // Summed from zero and added once: a running sum over many rows
+                                // would lose the last bits of each.
                                 let tile = tile.as_mut_ptr();
                                 let sums = Sums {
                                     a: (),
@@ -118,7 +120,8 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
     }
 }
 
-/// `xᵀ · y`, added up over shares of the rows of both. How many there are follows from sizes, as does the order of the sum.
+/// Computes `xᵀ · y`, summed over shares of the rows of both. The number of shares and the order of
+/// the sum follow from sizes alone.
 pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
     isa: Isa,
     x: Matrix<'_, P::Number>,
@@ -133,8 +136,8 @@ pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
     }
 }
 
-/// A [`product_over_rows`], and the sum of the rows of `y`, of the same pass over it. By matrices of parts an infinite number makes a
-/// NaN of both.
+/// Computes [`product_over_rows`] and the sum of the rows of `y` in one pass over it. With matrix
+/// instructions on split numbers, an infinite number becomes NaN in both.
 pub(crate) fn product_and_sums_over_rows<E: Element, P: Products<E>>(
     isa: Isa,
     x: Matrix<'_, P::Number>,
@@ -152,10 +155,10 @@ pub(crate) fn product_and_sums_over_rows<E: Element, P: Products<E>>(
     [product.expect("the sums are filled with it"), sums]
 }
 
-/// Writes a [`product_over_rows`] and, perhaps, the sum of the rows of `y`.
+/// Writes [`product_over_rows`] and, optionally, the sum of the rows of `y`.
 ///
 /// # Safety
-/// There must be room for both.
+/// `to` and `to_sums` must have room for both.
 pub(crate) unsafe fn product_over_rows_to<E: Element, P: Products<E>>(
     isa: Isa,
     [x, y]: [Matrix<'_, P::Number>; 2],
@@ -187,7 +190,7 @@ pub(crate) unsafe fn product_over_rows_to<E: Element, P: Products<E>>(
         products::run::<E, P, _>(
             isa,
             OverRows::<E, P> {
-                // SAFETY: sums of this task.
+                // SAFETY: the sums of this task.
                 to: unsafe { all.at(share * elements + of_task.start * whole(columns)) },
                 with_ones: to_sums.is_some() && of_task.end == features,
                 x: x.rows(range.clone()).transposed().rows(of_task),

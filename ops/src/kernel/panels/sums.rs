@@ -1,4 +1,4 @@
-//! Factors of rows and panels, and sums of their products in registers.
+//! Packed factors of rows and panels, and sums of their products in registers.
 
 use std::ops::Range;
 
@@ -9,13 +9,14 @@ use crate::kernel::matrices::Matrix;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// Rows of a block of sums at most.
+/// Maximum number of rows of a block of sums.
 const BLOCK: usize = 6;
-/// Factors of rows beside each other that are copied at a time: a block's, and some of the next, so that there are whole vectors.
+/// Number of adjacent row factors copied at a time: those of one block and some of the next, so
+/// that the copy is a whole vector.
 const COPIED: usize = 8;
 
-/// Factors of rows: the address of the first, and the distances to that of the next row, of the next block of rows, and to the
-/// next of the same row.
+/// Factors of rows: the address of the first, and the strides to the next row, to the next block of
+/// rows, and to the next factor of the same row.
 #[derive(Clone, Copy)]
 pub(crate) struct Factors<E> {
     first: *const E,
@@ -25,7 +26,7 @@ pub(crate) struct Factors<E> {
 }
 
 impl<E> Factors<E> {
-    /// Factors of rows one after the other.
+    /// Factors in contiguous rows, `row` apart.
     pub(crate) fn new(first: *const E, row: usize) -> Self {
         Self {
             first,
@@ -35,7 +36,7 @@ impl<E> Factors<E> {
         }
     }
 
-    /// Factors of rows beside each other, those of a row so far apart.
+    /// Factors whose rows are adjacent in memory, with `step` between the factors of one row.
     pub(crate) fn across(first: *const E, step: usize) -> Self {
         Self {
             first,
@@ -45,12 +46,13 @@ impl<E> Factors<E> {
         }
     }
 
-    /// The elements that the packed factors of so many rows and steps take at most.
+    /// Maximum number of elements for the packed factors of `rows` rows and `steps` steps.
     pub(super) fn room(rows: usize, steps: usize) -> usize {
         rows.div_ceil(BLOCK) * Self::packed_block(steps)
     }
 
-    /// Those of a block, which begin at other places of a cache than those of the next.
+    /// Number of elements of one packed block, padded so that consecutive blocks map to different
+    /// cache sets.
     fn packed_block(steps: usize) -> usize {
         BLOCK * steps + WIDEST
     }
@@ -61,10 +63,10 @@ impl<E> Factors<E> {
     }
 }
 
-/// Writes the factors of columns, `width` for each of so many steps.
+/// Writes the factors of columns, `width` per step.
 ///
 /// # Safety
-/// There must be room for them.
+/// `to` must have room for them.
 #[inline(always)]
 pub(super) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
     simd: S,
@@ -79,7 +81,7 @@ pub(super) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
         _ => 0,
     };
     let packed = vectors * E::lanes::<S>();
-    // SAFETY: the caller's; numbers of the matrix.
+    // SAFETY: guaranteed by the caller; the reads stay within the matrix.
     unsafe {
         for step in 0..steps {
             let numbers = [step * P::NUMBERS, (step + 1) * P::NUMBERS - 1];
@@ -103,7 +105,8 @@ pub(super) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
     }
 }
 
-/// [`pack_panel`] of the columns from `packed` on of a matrix with this step from column to column, which may be a constant.
+/// [`pack_panel`] for the columns from `packed` on. `column` is the stride between columns, which
+/// may be a constant after inlining.
 #[inline(always)]
 unsafe fn pack_columns<E: Element, P: Products<E>>(
     b: Matrix<'_, P::Number>,
@@ -121,7 +124,7 @@ unsafe fn pack_columns<E: Element, P: Products<E>>(
                 let there = number < summed && lane < columns.len();
                 let offset = number * row + (columns.start + lane) * column;
                 match there {
-                    // SAFETY: a number of the matrix.
+                    // SAFETY: an element of the matrix.
                     true => unsafe { b.at(offset) },
                     false => P::Number::default(),
                 }
@@ -132,14 +135,15 @@ unsafe fn pack_columns<E: Element, P: Products<E>>(
     }
 }
 
-/// Whether the factors of rows lie in memory as sums read them: beside each other, so that few cache lines are read at a time.
+/// Whether the factors of rows can be read in place: a row's factors are contiguous, so that few
+/// cache lines are read at a time.
 pub(super) fn as_they_lie<E: Element, P: Products<E>>(a: Matrix<'_, P::Number>) -> bool {
     let ([_, summed], [row, column]) = (a.size(), a.strides());
     let aligned = a.first().cast::<E>().is_aligned();
     aligned && column == 1 && summed.is_multiple_of(P::NUMBERS) && row.is_multiple_of(P::NUMBERS)
 }
 
-/// The factors of rows, packed to scratch if they do not lie in memory as sums read them.
+/// Factors of rows, packed to scratch if they cannot be read in place.
 ///
 /// # Safety
 /// There must be [room](Factors::room) for them.
@@ -156,12 +160,12 @@ pub(super) unsafe fn factors<E: Element, P: Products<E>>(
     let factor = |place: usize, step: usize| {
         let numbers = [0, 1].map(|number| step * P::NUMBERS + number);
         P::factor(numbers.map(|number| match number < summed {
-            // SAFETY: a number of the matrix.
+            // SAFETY: an element of the matrix.
             true => unsafe { a.at(place * row + number * column) },
             false => P::Number::default(),
         }))
     };
-    // In the order of rows, or of blocks of rows with one step after another, whichever is nearer to memory.
+    // By rows, or by blocks of rows step by step, whichever is closer to the order in memory.
     if column == 1 {
         for place in 0..rows {
             for step in 0..steps {
@@ -178,7 +182,8 @@ pub(super) unsafe fn factors<E: Element, P: Products<E>>(
             let to = scratch.wrapping_add(number * block + step * BLOCK);
             if beside && first + COPIED <= rows {
                 let from = a.first().wrapping_add(step * column + first);
-                // SAFETY: numbers of the matrix, and the caller's room; what is behind a block is written later, or not read.
+                // SAFETY: elements of the matrix, and room guaranteed by the caller; elements
+                // beyond a block are overwritten later, or never read.
                 unsafe { from.cast::<E>().copy_to_nonoverlapping(to, COPIED) };
                 continue;
             }
@@ -196,22 +201,22 @@ pub(super) unsafe fn factors<E: Element, P: Products<E>>(
     }
 }
 
-/// Sums of products of some rows with a panel, by vectors or, of other factors of rows, by matrices.
+/// Sums of products of rows with a panel: by vectors or, with other row factors, by matrices.
 #[derive(Clone, Copy)]
 pub(crate) struct Sums<E, A = Factors<E>> {
     pub a: A,
     pub rows: usize,
-    /// A panel of `width` columns.
+    /// Panel of `width` columns.
     pub b: *const E,
     pub width: usize,
     pub steps: usize,
-    /// Sums so far, and sums with the products, each with the distance from a row to the next.
+    /// Previous sums and new sums, each with its row stride.
     pub from: (*const E, usize),
     pub to: (*mut E, usize),
 }
 
 impl<E> Sums<E, ()> {
-    /// The sums of these rows.
+    /// Sets the row factors.
     pub(super) fn with_rows<A>(self, a: A) -> Sums<E, A> {
         let Self {
             rows,
@@ -235,14 +240,14 @@ impl<E> Sums<E, ()> {
 }
 
 impl<E: Element> Sums<E> {
-    /// Adds the products.
+    /// Adds the products to the previous sums.
     ///
     /// # Safety
-    /// All pointers must be good for so many rows, columns and steps.
+    /// All pointers must be valid for these rows, columns and steps.
     #[inline(always)]
     pub(crate) unsafe fn run<S: Simd, P: Products<E>>(&self, simd: S) {
         let vectors = self.width / E::lanes::<S>();
-        // As many as 32 registers permit, and 16.
+        // As many as 32 registers permit, or 16.
         let most = if size_of::<E::Vector<S>>() >= 64 {
             4
         } else {
@@ -294,7 +299,8 @@ impl<E: Element> Sums<E> {
         let at = |row: usize, pitch: usize, vector: usize| row * pitch + (first + vector) * lanes;
         // SAFETY: guaranteed by the caller.
         unsafe {
-            // The sums so far are added to those of the products, which are smaller: so fewer bits of each product are lost.
+            // The previous sums are added to the sum of the products, which is smaller: fewer bits
+            // of each product are lost.
             let mut sums = [[E::splat(simd, E::default()); C]; R];
             let a: [*const E; R] = std::array::from_fn(
                 #[inline(always)]
@@ -307,7 +313,7 @@ impl<E: Element> Sums<E> {
                     |vector| E::load::<S>(b.add(vector * lanes)),
                 );
                 for (sums, a) in sums.iter_mut().zip(&a) {
-                    // Pairs may begin at any number.
+                    // Pairs may begin at any bf16 number.
                     let a = E::splat(simd, a.add(step * self.a.step).read_unaligned());
                     for (sum, b) in sums.iter_mut().zip(&b) {
                         *sum = P::mul_add(simd, a, *b, *sum);

@@ -3,7 +3,7 @@ use burn_std::bf16;
 use super::*;
 use crate::kernel::products::{Numbers, Pairs, Rounded};
 
-/// Numbers that products and sums of have no rounding, in any order.
+/// Values whose products and sums are exact in any order.
 fn numbers<N>(count: usize, of: impl Fn(f32) -> N) -> Vec<N> {
     (0..count)
         .map(|index| of((index * 7 % 13) as f32 - 6.0))
@@ -51,7 +51,7 @@ fn check<P: Products<f32>>(isa: Isa, of: impl Fn(f32) -> P::Number) {
             expected(true)
         );
         assert_eq!(widened(product::<f32, P>(isa, a, b, None)), expected(false));
-        // The same product, with both operands transposed: of rows of the one with rows of the other.
+        // The same product with both operands transposed.
         let mut turned = Vec::new();
         for k in 0..summed {
             turned.extend((0..rows).map(|row| of_a.0[row * summed + k]));
@@ -87,14 +87,14 @@ fn check<P: Products<f32>>(isa: Isa, of: impl Fn(f32) -> P::Number) {
 fn products_are_exact_for_every_instruction_set() {
     for isa in Isa::available() {
         check::<Numbers>(isa, |number| number);
-        // Other instruction sets have no pairs, and take them apart.
+        // Other instruction sets have no pairs and split them.
         if Pairs::run_on(isa) {
             check::<Pairs>(isa, bf16::from_f32);
         }
     }
 }
 
-/// Numbers of 24 bits, of many sizes.
+/// Values with 24 significant bits, of many magnitudes.
 fn bits(count: usize, seed: u32) -> Vec<f32> {
     let number = |index: usize| {
         let bits = (index as u32 ^ seed << 20)
@@ -108,7 +108,7 @@ fn bits(count: usize, seed: u32) -> Vec<f32> {
 
 #[test]
 fn products_have_all_bits_of_numbers() {
-    // With columns for which matrices multiply parts of numbers; of one product, and of many.
+    // With enough columns for matrices to multiply parts of numbers; one product, and many.
     let (rows, columns) = (37, 70);
     for (isa, summed) in Isa::available()
         .into_iter()
@@ -145,7 +145,7 @@ fn products_have_all_bits_of_numbers() {
     }
 }
 
-/// NaN of any bits, of which rounding would make zero.
+/// NaN with any bits, which rounding could turn into zero.
 #[test]
 fn a_number_that_is_none_reaches_its_sums() {
     let (rows, summed, columns) = (20, 33, 40);

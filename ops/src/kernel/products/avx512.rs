@@ -1,5 +1,5 @@
-//! The instructions of AVX-512 BF16, as assembly: a function with their target feature would not be inlined into kernels, which
-//! are compiled without it. Casts are those of AVX-512.
+//! Instructions of AVX-512 BF16, as inline assembly: a function with their target feature would not
+//! be inlined into kernels, which are compiled without it. Casts use plain AVX-512.
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -20,7 +20,7 @@ pub(super) unsafe fn widen(from: *const __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(numbers)))
 }
 
-/// With the bits of [`narrowed`](super::narrowed).
+/// Rounds to bf16, bit-identical to [`narrowed`](super::narrowed).
 ///
 /// # Safety
 /// 16 numbers must be writable.
@@ -39,8 +39,8 @@ pub(super) unsafe fn narrow(place: *mut __m256i, vector: __m512) {
     unsafe { _mm256_storeu_si256(place, _mm512_cvtepi32_epi16(rounded)) };
 }
 
-/// Pairs of bf16 numbers, of which each is the nearest to what the ones before it leave; the last ones are what is left, so that
-/// any NaN stays one.
+/// Splits numbers into pairs of bf16 numbers, each the nearest to the rest left by the previous
+/// ones. The last takes the remaining bits, so that any NaN stays NaN.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 pub(super) fn split(mut first: __m512, mut second: __m512) -> [__m512; 3] {
@@ -50,7 +50,7 @@ pub(super) fn split(mut first: __m512, mut second: __m512) -> [__m512; 3] {
     [one, two, rest]
 }
 
-/// The upper halves of two vectors, those of the first one in the lower halves.
+/// Combines the upper halves of two vectors, those of the first in the lower halves.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 fn pair(first: __m512i, second: __m512i) -> __m512 {
@@ -61,7 +61,7 @@ fn pair(first: __m512i, second: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<SELECT>(lower, second, upper))
 }
 
-/// The bits of the bf16 numbers nearest to those of a vector, which become what these leave.
+/// Subtracts from a vector the nearest bf16 numbers and returns their bits.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 fn take_nearest(rest: &mut __m512) -> __m512i {
@@ -72,7 +72,7 @@ fn take_nearest(rest: &mut __m512) -> __m512i {
     near
 }
 
-/// The bits of a number of `f32` that bf16 has.
+/// Bits that bf16 keeps of an `f32`.
 const UPPER: i32 = 0xffff_0000_u32 as i32;
 
 /// # Safety
@@ -80,7 +80,7 @@ const UPPER: i32 = 0xffff_0000_u32 as i32;
 #[target_feature(enable = "avx512f")]
 #[inline]
 pub(super) unsafe fn mul_add(a: __m512, b: __m512, mut sum: __m512) -> __m512 {
-    // SAFETY: the caller's; the instruction uses registers alone.
+    // SAFETY: guaranteed by the caller; the instruction only uses registers.
     unsafe {
         asm!(
             "vdpbf16ps {sum}, {a}, {b}",
@@ -112,7 +112,7 @@ pub(super) unsafe fn round(place: *mut __m256i, vector: __m512) {
 }
 
 /// # Safety
-/// As above.
+/// As for [`mul_add`].
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 pub(super) unsafe fn join(first: __m512, second: __m512) -> __m512 {
@@ -127,7 +127,7 @@ pub(super) unsafe fn join(first: __m512, second: __m512) -> __m512 {
         turns
     };
     let both: __m512;
-    // SAFETY: the caller's; the instruction uses registers alone.
+    // SAFETY: guaranteed by the caller; the instruction only uses registers.
     unsafe {
         asm!(
             "vcvtne2ps2bf16 {both}, {second}, {first}",

@@ -1,9 +1,10 @@
-//! Products that are added up: of numbers, or of pairs of bf16 numbers.
+//! Summed products of numbers, or of pairs of bf16 numbers.
 //!
-//! Kernels read numbers from memory, multiply them as factors, and write sums back as numbers. In `f32` and `f64` all three
-//! are of one type ([`Numbers`]). Numbers of bf16 are widened to `f32` when they are read ([`Halves`]). Where the processor
-//! has an instruction that multiplies pairs of bf16 numbers and adds both products to a sum in f32 (AVX-512 BF16), a factor is
-//! a pair ([`Pairs`]): cells of two channels, of two rows, or neighbours in a sum.
+//! Kernels read numbers from memory, multiply them as factors, and write sums back as numbers. In
+//! `f32` and `f64` all three have one type ([`Numbers`]). bf16 numbers are widened to `f32` when
+//! read ([`Halves`]). If the processor has an instruction that multiplies pairs of bf16 numbers and
+//! adds both products to an f32 sum (AVX-512 BF16), a factor is a pair ([`Pairs`]): cells of two
+//! channels, of two rows, or neighbours along the summed dim.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -16,27 +17,27 @@ use pulp::{Simd, WithSimd};
 use super::simd::{Element, Isa};
 use super::widths::narrowed;
 
-/// The bf16 numbers that add up to one of f32: 8 bits each of its 24.
+/// Number of bf16 numbers that add up to one f32: 8 bits each of its 24.
 pub(crate) const MOST_PARTS: usize = 3;
 
-/// What the factors of products are.
+/// Factors of summed products: their type, and how to load, multiply and store them.
 pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
-    /// The numbers in a factor.
+    /// Number of numbers in a factor.
     const NUMBERS: usize;
 
-    /// A number as it lies in memory.
+    /// Number as stored in memory.
     type Number: Copy + Default + Send + Sync + 'static;
 
-    /// The factor of numbers in memory; the second one is not used if a factor is one number.
+    /// Combines stored numbers into a factor; the second is unused if a factor is one number.
     fn factor(numbers: [Self::Number; 2]) -> E;
 
-    /// The products of the same numbers, one to a factor.
+    /// Products of the same numbers with one number per factor.
     type Single: Products<E, Number = Self::Number>;
 
-    /// A number in memory as a term of a sum.
+    /// Widens a stored number to a term of a sum.
     fn widened(number: Self::Number) -> E;
 
-    /// A sum as a number in memory.
+    /// Narrows a sum to a stored number.
     fn number(sum: E) -> Self::Number;
 
     /// Loads a vector of numbers.
@@ -51,7 +52,7 @@ pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
     /// A vector of numbers must be writable.
     unsafe fn store<S: Simd>(place: *mut Self::Number, vector: E::Vector<S>);
 
-    /// Adds the products of factors to a sum.
+    /// Adds the product of factors to a sum.
     fn mul_add<S: Simd>(
         simd: S,
         a: E::Vector<S>,
@@ -59,26 +60,28 @@ pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
         sum: E::Vector<S>,
     ) -> E::Vector<S>;
 
-    /// The factors of terms of sums, as numbers; the second ones are not used if a factor is one number.
+    /// Combines vectors of sums into factors; the second is unused if a factor is one number.
     fn join<S: Simd>(simd: S, numbers: [E::Vector<S>; 2]) -> E::Vector<S>;
 
-    /// How many bf16 numbers add up to a number as matrices multiply it: none if they do not.
+    /// Number of bf16 parts per number for matrix instructions; zero if they do not apply.
     const PARTS: usize;
 
-    /// The pairs of bf16 numbers that matrices multiply for two numbers, in the first [`PARTS`](Self::PARTS) vectors.
+    /// Splits two numbers into pairs of bf16 numbers for matrix instructions, in the first
+    /// [`PARTS`](Self::PARTS) vectors.
     fn split<S: Simd>(simd: S, numbers: [E::Vector<S>; 2]) -> [E::Vector<S>; MOST_PARTS];
 
-    /// [`join`](Self::join) of one lane.
+    /// [`join`](Self::join) for one lane.
     #[inline(always)]
     fn join_one(numbers: [E; 2]) -> E {
         Self::factor(numbers.map(Self::number))
     }
 }
 
-/// Writes the pairs of numbers that matrices multiply: those of each part so many elements after those of the one before.
+/// Writes the pairs of numbers for matrix instructions, those of each part `step` elements after
+/// the previous part.
 ///
 /// # Safety
-/// There must be room for a vector of each part, of any alignment.
+/// `to` must have room for a vector of each part; any alignment is allowed.
 #[inline(always)]
 pub(crate) unsafe fn store_parts<S: Simd, E: Element, P: Products<E>>(
     simd: S,
@@ -92,14 +95,15 @@ pub(crate) unsafe fn store_parts<S: Simd, E: Element, P: Products<E>>(
     }
 }
 
-/// Whether processors with such vectors may have matrices that multiply these numbers. Code for other vectors need not be
-/// compiled.
+/// Whether a processor with these vectors may have matrix instructions for these numbers. Code for
+/// other vectors need not be compiled.
 pub(crate) const fn matrices_multiply<S: Simd, E: Element, P: Products<E>>() -> bool {
     P::PARTS > 0 && size_of::<E::Vector<S>>() == 64
 }
 
-/// Runs a kernel of products, which is compiled for the instruction sets that may be asked for them: for pairs, those with
-/// vectors of AVX-512. Tests also run pairs by other vectors, but not by single lanes.
+/// Runs a kernel of products, compiled only for the instruction sets that can be asked for: for
+/// pairs, those with AVX-512 vectors. Tests also run pairs on other vectors, but not on single
+/// lanes.
 pub(crate) fn run<E: Element, P: Products<E>, K: WithSimd>(isa: Isa, kernel: K) -> K::Output {
     isa.run(OfProducts::<E, P, K>(kernel, PhantomData))
 }
@@ -119,17 +123,18 @@ impl<E: Element, P: Products<E>, K: WithSimd> WithSimd for OfProducts<E, P, K> {
     }
 }
 
-/// Why a number is not split, and factors of matrices are not met.
+/// Message of a panic where matrix instructions do not apply.
 pub(crate) const NO_MATRICES: &str = "matrices do not multiply these numbers";
 
-/// Factors that are numbers, as they are in memory. Matrices multiply sums of so many bf16 numbers instead.
+/// Factors that are the stored numbers. Matrix instructions multiply them as sums of `PARTS` bf16
+/// numbers instead.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts<const PARTS: usize>;
 
-/// Numbers that matrices multiply with all of their bits.
+/// Numbers that matrix instructions multiply with all of their bits.
 pub(crate) type Numbers = Parts<MOST_PARTS>;
 
-/// Numbers that matrices round to bf16.
+/// Numbers that are rounded to bf16 for matrix instructions.
 pub(crate) type Rounded = Parts<1>;
 
 impl<E: Element, const PARTS: usize> Products<E> for Parts<PARTS> {
@@ -186,7 +191,8 @@ impl<E: Element, const PARTS: usize> Products<E> for Parts<PARTS> {
     fn split<S: Simd>(_: S, numbers: [E::Vector<S>; 2]) -> [E::Vector<S>; MOST_PARTS] {
         #[cfg(target_arch = "x86_64")]
         if size_of::<E>() == 4 && size_of::<E::Vector<S>>() == 64 {
-            // SAFETY: the vectors are those of AVX-512, and processors with matrices round to bf16.
+            // SAFETY: the vectors are those of AVX-512, and processors with matrices have AVX-512
+            // BF16.
             return unsafe {
                 let [first, second] = numbers.each_ref().map(|numbers| to_zmm(numbers));
                 let parts = match PARTS {
@@ -201,7 +207,7 @@ impl<E: Element, const PARTS: usize> Products<E> for Parts<PARTS> {
     }
 }
 
-/// Factors that are numbers of bf16 in memory.
+/// Factors that are single bf16 numbers in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Halves;
 
@@ -230,14 +236,14 @@ impl Products<f32> for Halves {
     unsafe fn load<S: Simd>(from: *const bf16) -> S::f32s {
         #[cfg(target_arch = "x86_64")]
         if has_512_bits::<S>() {
-            // SAFETY: the vectors are those of AVX-512, and the caller's.
+            // SAFETY: guaranteed by the caller; the vectors are those of AVX-512.
             return unsafe { from_zmm(avx512::widen(from.cast())) };
         }
-        // SAFETY: any bits are a vector.
+        // SAFETY: every bit pattern is a valid vector.
         let mut vector: S::f32s = unsafe { std::mem::zeroed() };
         let place = (&raw mut vector).cast::<f32>();
         for lane in 0..f32::lanes::<S>() {
-            // SAFETY: a vector has so many lanes, and no padding; the caller's.
+            // SAFETY: guaranteed by the caller; a vector has these lanes and no padding.
             unsafe { *place.add(lane) = Self::widened(*from.add(lane)) };
         }
         vector
@@ -274,18 +280,20 @@ impl Products<f32> for Halves {
     }
 }
 
-/// Factors of two bf16 numbers, to which they are rounded, in the bits of an `f32`: the first in the lower half.
+/// Factors of two bf16 numbers in the bits of an `f32`, the first in the lower half. Sums are
+/// rounded to bf16.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pairs;
 
 impl Pairs {
-    /// Whether kernels for an instruction set may use pairs in tests: with AVX-512 the processor must multiply them.
+    /// Whether kernels for an instruction set may use pairs in tests; with AVX-512 the processor
+    /// must support them.
     #[cfg(test)]
     pub(crate) fn run_on(isa: Isa) -> bool {
         Self::are_fast(isa) || matches!(isa.name(), "avx2" | "neon")
     }
 
-    /// Whether an instruction set multiplies pairs by instructions of the processor.
+    /// Whether an instruction set multiplies pairs in hardware.
     pub(crate) fn are_fast(isa: Isa) -> bool {
         struct HasPairs;
         impl WithSimd for HasPairs {
@@ -328,7 +336,7 @@ fn by_lanes<S: Simd, const N: usize>(
         .each_mut()
         .map(|vector| std::ptr::from_mut(vector).cast::<f32>());
     for lane in 0..lanes {
-        // SAFETY: a vector has so many lanes, and no padding.
+        // SAFETY: a vector has these lanes and no padding.
         unsafe { *places[0].add(lane) = f(places.map(|place| *place.add(lane))) };
     }
     vectors[0]
@@ -351,7 +359,7 @@ impl Products<f32> for Pairs {
         Halves::widened(number)
     }
 
-    /// Numbers too small for their exponent are zero, as they are for the instructions.
+    /// Flushes subnormal numbers to zero, as the instructions do.
     #[inline(always)]
     fn number(sum: f32) -> bf16 {
         const SIGN: u32 = 1 << 31;
@@ -372,7 +380,8 @@ impl Products<f32> for Pairs {
     unsafe fn store<S: Simd>(place: *mut bf16, vector: S::f32s) {
         #[cfg(target_arch = "x86_64")]
         if has_512_bits::<S>() {
-            // SAFETY: the vectors are those of AVX-512, of a processor that has pairs, and the caller's.
+            // SAFETY: guaranteed by the caller; the vectors are those of AVX-512, on a processor
+            // with pairs.
             return unsafe { avx512::round(place.cast(), to_zmm(&vector)) };
         }
         // SAFETY: guaranteed by the caller.
@@ -383,7 +392,8 @@ impl Products<f32> for Pairs {
     fn mul_add<S: Simd>(_: S, a: S::f32s, b: S::f32s, sum: S::f32s) -> S::f32s {
         #[cfg(target_arch = "x86_64")]
         if has_512_bits::<S>() {
-            // SAFETY: the vectors are those of AVX-512, and the processor multiplies pairs where these are used with them.
+            // SAFETY: the vectors are those of AVX-512, and pairs are only used with them if the
+            // processor multiplies pairs.
             return unsafe { from_zmm(avx512::mul_add(to_zmm(&a), to_zmm(&b), to_zmm(&sum))) };
         }
         by_lanes::<S, 3>([sum, a, b], |[sum, a, b]| {
@@ -413,21 +423,21 @@ impl Products<f32> for Pairs {
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::__m512;
 
-/// A vector of AVX-512.
+/// Reinterprets a vector as one of AVX-512.
 ///
 /// # Safety
 /// The vector must have 512 bits.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn to_zmm<V>(vector: &V) -> __m512 {
-    // SAFETY: the caller's; every bit pattern is valid.
+    // SAFETY: guaranteed by the caller; every bit pattern is valid.
     unsafe { std::mem::transmute_copy(vector) }
 }
 
 /// The inverse of [`to_zmm`].
 ///
 /// # Safety
-/// As there.
+/// As for [`to_zmm`].
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn from_zmm<V>(vector: __m512) -> V {
@@ -439,7 +449,7 @@ unsafe fn from_zmm<V>(vector: __m512) -> V {
 mod tests {
     use super::*;
 
-    /// Products of pairs of all lanes, added to sums.
+    /// Adds products of pairs to sums in all lanes.
     struct Run<'a>([&'a [f32]; 5]);
 
     impl WithSimd for Run<'_> {
@@ -450,7 +460,7 @@ mod tests {
             let lanes = f32::lanes::<S>();
             let mut results = Vec::new();
             for first in (0..self.0[0].len()).step_by(lanes) {
-                // SAFETY: the slices are multiples of a vector long.
+                // SAFETY: the lengths of the slices are multiples of a vector.
                 let [a, b, c, d, sum] = self
                     .0
                     .map(|numbers| unsafe { f32::load::<S>(numbers[first..].as_ptr()) });

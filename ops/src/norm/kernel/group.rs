@@ -1,7 +1,7 @@
-//! Normalisation by mean and variance.
+//! Normalization by mean and variance.
 //!
-//! Fields are `[batch, channels, cells]`. Channels are normalised in groups: one for LayerNorm of a
-//! whole sample, as many as channels for InstanceNorm. Computation and use of statistics are
+//! Fields are `[batch, channels, cells]`. Channels are normalized in groups: one for LayerNorm of a
+//! whole sample, as many as channels for InstanceNorm. Computation and use of the statistics are
 //! separate, so that ranks can combine those of their shards in between:
 //!
 //! ```text
@@ -17,14 +17,14 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, Function, map, sums};
 use crate::kernel::simd::{Element, Isa};
 
-/// Sums over cells of the cotangent, and of its product with the normalised input.
+/// Sums over cells of the cotangent, and of its product with the normalized input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sums {
     pub cotangent: f64,
     pub product: f64,
 }
 
-/// The extents of a field, and the groups of its channels.
+/// Extents of a field, and the number of groups of its channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extents {
     pub batch: usize,
@@ -44,12 +44,12 @@ impl Sums {
 }
 
 impl Extents {
-    /// Elements of a group of a sample; none if there are no groups.
+    /// Number of elements of a group of a sample; zero if there are no groups.
     pub(crate) fn group(&self) -> usize {
         self.channels / self.groups.max(1) * self.cells
     }
 
-    /// The (sample, group) and the channel of every (sample, channel).
+    /// Index of the (sample, group), and channel, of every (sample, channel).
     fn rows(&self) -> impl Iterator<Item = [usize; 2]> {
         let Self {
             batch,
@@ -68,7 +68,7 @@ impl Extents {
     }
 }
 
-/// The moments of every (sample, group).
+/// Computes the moments of every (sample, group).
 pub(crate) fn moments<E: Element>(isa: Isa, x: &[E], extents: Extents) -> Vec<Moments> {
     assert_eq!(x.len(), extents.len());
     struct Task<'a, E>(&'a [E]);
@@ -89,7 +89,7 @@ pub(crate) fn moments<E: Element>(isa: Isa, x: &[E], extents: Extents) -> Vec<Mo
     )
 }
 
-/// The sums of every (sample, channel).
+/// Computes the sums of every (sample, channel).
 pub(crate) fn channel_sums<E: Element>(
     isa: Isa,
     x: &[E],
@@ -221,7 +221,7 @@ impl<E: Element> Function<E, 1> for Normalize<'_, E> {
     }
 }
 
-/// The gradients of weight and bias, from the sums of every (sample, channel).
+/// Computes the gradients of weight and bias from the sums of every (sample, channel).
 pub(crate) fn parameter_gradients<E: Element>(extents: Extents, sums: &[Sums]) -> [Vec<E>; 2] {
     let mut totals = vec![Sums::default(); extents.channels];
     for ([_, channel], sums) in extents.rows().zip(sums) {
@@ -232,8 +232,7 @@ pub(crate) fn parameter_gradients<E: Element>(extents: Extents, sums: &[Sums]) -
     [weight.collect(), bias.collect()]
 }
 
-/// The sums over every (sample, group) of the cotangent of the normalised input, before weight and
-/// bias.
+/// Sums the cotangent of the normalized input, before weight and bias, over every (sample, group).
 pub(crate) fn group_sums<E: Element>(extents: Extents, sums: &[Sums], weight: &[E]) -> Vec<Sums> {
     let mut totals = vec![Sums::default(); extents.batch * extents.groups];
     for ([group, channel], Sums { cotangent, product }) in extents.rows().zip(sums) {
@@ -246,9 +245,9 @@ pub(crate) fn group_sums<E: Element>(extents: Extents, sums: &[Sums], weight: &[
     totals
 }
 
-/// The gradient of the input: `scale · (weight · cotangent - mean(g) - x̂ · mean(g · x̂))`, for the
-/// normalised input `x̂` and `g = weight · cotangent`, from the sums over every (sample, group) of
-/// `count` elements.
+/// Computes the gradient of the input: `scale · (weight · cotangent - mean(g) - x̂ · mean(g ·
+/// x̂))`, for the normalized input `x̂` and `g = weight · cotangent`, from the sums over every
+/// (sample, group) of `count` elements.
 #[allow(clippy::too_many_arguments, reason = "the operands of one formula")]
 pub(crate) fn input_gradient<E: Element>(
     isa: Isa,
@@ -339,7 +338,7 @@ mod tests {
     ];
     const EPSILON: f64 = 1e-5;
 
-    /// Normalisation by its definition, in double precision.
+    /// Normalization by its definition, in double precision.
     fn naive(x: &[f64], extents: Extents, weight: &[f64], bias: &[f64]) -> Vec<f64> {
         let mut y = Vec::new();
         for (index, group) in x.chunks(extents.group().max(1)).enumerate() {
@@ -446,7 +445,7 @@ mod tests {
                     dot(&biases, &change),
                 ];
                 for (found, expected) in found.iter().zip(expected) {
-                    // With one cell per group the gradient of the input is next to a cancellation.
+                    // With one cell per group the gradient of the input nearly cancels.
                     assert!(
                         (found - expected).abs() < 1e-5,
                         "{extents:?}: {found}, {expected}"

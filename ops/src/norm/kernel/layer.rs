@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm over the last dim of `[rows, features]`, row by row in the first-level cache.
+//! LayerNorm and RMSNorm over the last dim of `[rows, features]`, row by row in the L1 cache.
 
 use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
@@ -9,11 +9,11 @@ use crate::kernel::lanes::{CHUNK, apply, filled_bands, load, store, sums};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
-/// Parts of the rows, each with its own sums for the gradients of weight and bias. A fixed number,
+/// Number of parts of the rows, each with its own sums for the gradients of weight and bias. Fixed,
 /// so that the bits do not depend on the number of threads.
 const PARTS: usize = 64;
 
-/// How a row is normalized.
+/// Normalization of a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RowNorm {
     /// `(x - mean) / √(variance + epsilon)`.
@@ -36,7 +36,7 @@ impl RowNorm {
         }
     }
 
-    /// How much the gradient of an element depends on the mean of the row's weighted cotangents.
+    /// Factor of the mean of the row's weighted cotangents in the gradient of an element.
     fn centred(self) -> f64 {
         match self {
             Self::Layer { .. } => 1.0,
@@ -105,7 +105,7 @@ impl<E: Element> WithSimd for Forward<'_, E> {
     }
 }
 
-/// Normalisation of a row: `scale · (x - center) + offset`.
+/// Normalization of a row: `scale · (x - center) + offset`.
 #[derive(Clone, Copy)]
 struct Normal<E> {
     center: E,
@@ -136,7 +136,7 @@ impl<E: Element> Normal<E> {
     }
 }
 
-/// The gradients of [`forward`].
+/// Gradients of [`forward`].
 #[derive(Debug)]
 pub(crate) struct Gradient<E> {
     pub input: Buffer<E>,
@@ -144,8 +144,8 @@ pub(crate) struct Gradient<E> {
     pub bias: Vec<E>,
 }
 
-/// Computes the gradients of input, weight and bias. Statistics are computed again, because the
-/// input is read anyway.
+/// Computes the gradients of input, weight and bias. Statistics are recomputed, because the input
+/// is read anyway.
 pub(crate) fn backward<E: Element>(
     isa: Isa,
     norm: RowNorm,
@@ -177,7 +177,8 @@ pub(crate) fn backward<E: Element>(
         let together = (CHUNK / (part * features).max(1)).max(1);
         tasks::for_each_part(&mut sums, 2 * features, together, run);
     };
-    // SAFETY: the parts are all rows, and the task writes a result for every element of its own.
+    // SAFETY: the parts cover all rows, and each task writes a result for every element of its
+    // part.
     let input = unsafe { Buffer::filled(x.len(), fill) };
     let total = |feature: usize| {
         let parts = sums.chunks(2 * features).map(|part| part[feature].to_f64());
@@ -252,7 +253,7 @@ impl<E: Element> WithSimd for Backward<'_, E> {
     }
 }
 
-/// The means over a row of `weight · cotangent`, and of its product with the normalised input.
+/// Means over a row of `weight · cotangent`, and of its product with the normalized input.
 #[inline(always)]
 fn means<S: Simd, E: Element>(simd: S, row: [&[E]; 3], normal: Normal<E>) -> [f64; 2] {
     let zero = E::splat(simd, E::default());

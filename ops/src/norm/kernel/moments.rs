@@ -1,18 +1,18 @@
 //! Mean and variance of samples in parts.
 //!
-//! Moments of blocks, each in the first-level cache, are computed by the corrected two-pass
-//! algorithm, and combined in order in double precision (T. F. Chan, G. H. Golub and R. J. LeVeque,
-//! Algorithms for computing the sample variance, The American Statistician 37, 1983).
+//! Moments of blocks that fit into the L1 cache are computed by the corrected two-pass algorithm,
+//! and combined in order in double precision (T. F. Chan, G. H. Golub and R. J. LeVeque, Algorithms
+//! for computing the sample variance, The American Statistician 37, 1983).
 
 use pulp::Simd;
 
 use crate::kernel::lanes::sums;
 use crate::kernel::simd::Element;
 
-/// Elements that are summed in their own precision, before sums go on in double precision.
+/// Number of elements summed in their own precision before sums continue in double precision.
 pub(super) const BLOCK: usize = 2048;
 
-/// Number, mean and sum of squared deviations from the mean.
+/// Count, mean and sum of squared deviations from the mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Moments {
     pub count: f64,
@@ -20,7 +20,7 @@ pub(crate) struct Moments {
     pub squares: f64,
 }
 
-/// Mean and scale of a normalisation.
+/// Mean and scale of a normalization.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Statistic {
     pub mean: f64,
@@ -29,7 +29,7 @@ pub(crate) struct Statistic {
 }
 
 impl Moments {
-    /// The moments of the union of both samples.
+    /// Combines the moments of two samples.
     pub(crate) fn combine(self, other: Self) -> Self {
         let count = self.count + other.count;
         if self.count == 0.0 || other.count == 0.0 {
@@ -43,7 +43,7 @@ impl Moments {
         }
     }
 
-    /// The statistic with the population variance.
+    /// Statistic with the population variance.
     pub(crate) fn statistic(self, epsilon: f64) -> Statistic {
         Statistic {
             mean: self.mean,
@@ -51,7 +51,7 @@ impl Moments {
         }
     }
 
-    /// The moments of a slice.
+    /// Moments of a slice.
     #[inline(always)]
     pub(super) fn of<S: Simd, E: Element>(simd: S, x: &[E]) -> Self {
         let mut total = Self::default();

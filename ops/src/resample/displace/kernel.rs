@@ -9,7 +9,7 @@ use halocline_core::ops::{BackwardPass, Operator};
 use halocline_core::tasks;
 
 use super::local::KEYS;
-use super::options::{Beyond, SampleOptions};
+use super::options::{OutOfBounds, SampleOptions};
 use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::slice;
@@ -88,7 +88,7 @@ impl<const N: usize> Sample<N> {
     #[inline(always)]
     fn along<const C: usize>(&self, dim: usize, cell: usize, displacement: f64) -> DimTaps<C> {
         let bound = self.options.bound[dim] as f64;
-        let clamped = self.options.beyond == Beyond::Clamp;
+        let clamped = self.options.beyond == OutOfBounds::Clamp;
         let point = if clamped {
             displacement.clamp(-bound, bound)
         } else {

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Int, Tensor, TensorData};
 
-use super::options::{Beyond, SampleOptions};
+use super::options::{OutOfBounds, SampleOptions};
 use crate::resample::rules::Mode;
 use crate::reshape;
 
@@ -31,8 +31,8 @@ pub(super) fn sampled<const D: usize, const N: usize>(
     for (dim, first) in first.into_iter().enumerate() {
         let point = points.clone().narrow(1, dim, 1); // [batch, 1, outputs]
         let point = match options.beyond {
-            Beyond::Fail => point,
-            Beyond::Clamp => {
+            OutOfBounds::Fail => point,
+            OutOfBounds::Clamp => {
                 let bound = options.bound[dim] as f64;
                 point.clamp(-bound, bound)
             }

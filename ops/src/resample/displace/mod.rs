@@ -13,7 +13,7 @@
 //! sharded like the field, and their component dim is whole.
 //!
 //! # Communication
-//! Halos as wide as the bound plus one or two cells; with [`Beyond::Fail`] also the largest
+//! Halos as wide as the bound plus one or two cells; with [`OutOfBounds::Fail`] also the largest
 //! displacement of each rank.
 //!
 //! # Adjoint
@@ -25,7 +25,7 @@ mod kernel;
 mod local;
 mod options;
 
-pub use options::{Beyond, SampleOptions};
+pub use options::{OutOfBounds, SampleOptions};
 
 use std::ops::Range;
 
@@ -54,7 +54,7 @@ const NAME: &str = "displace";
 ///
 /// # Errors
 /// Another number of dims or components; layouts that cannot be paired; a mode other than nearest,
-/// linear and cubic; a pole boundary; with [`Beyond::Fail`] a displacement beyond the bound,
+/// linear and cubic; a pole boundary; with [`OutOfBounds::Fail`] a displacement beyond the bound,
 /// reported on all ranks; a failure of communication.
 ///
 /// # Example
@@ -90,13 +90,13 @@ fn displaced<const D: usize, const N: usize>(
 ) -> Result<ShardTensor<D>> {
     let pairing = paired(&x, &displacement, options)?;
     let output = pairing.layout(x.layout());
-    if options.beyond == Beyond::Fail {
+    if options.beyond == OutOfBounds::Fail {
         require_within(&displacement, options, rounding)?;
     }
     let options = &if rounding == [0.0; N] {
         *options
     } else {
-        options.with_beyond(Beyond::Clamp)
+        options.with_out_of_bounds(OutOfBounds::Clamp)
     };
     let dtype = x.local().dtype();
     let fans = |operand: usize| {
@@ -133,7 +133,7 @@ fn displaced<const D: usize, const N: usize>(
 /// cell than the bound.
 ///
 /// # Errors
-/// Those of [`displace`]; a grid sharded in its components.
+/// The errors of [`displace`]; a grid sharded in its components.
 ///
 /// # Example
 /// ```
@@ -316,7 +316,7 @@ fn require_within<const D: usize, const N: usize>(
         let largest = all.iter().map(|rank| rank[dim]).fold(0.0, f64::max);
         if largest > bound as f64 + rounding[dim] {
             let message = format!(
-                "a displacement of {largest} cells in dim {}, beyond the bound of {bound}; give a larger bound, or Beyond::Clamp",
+                "a displacement of {largest} cells in dim {}, beyond the bound of {bound}; give a larger bound, or OutOfBounds::Clamp",
                 dim + 2
             );
             return Err(Error::operator(NAME, message));

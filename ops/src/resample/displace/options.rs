@@ -6,7 +6,7 @@ use crate::resample::rules::{Corners, Mode};
 
 /// Treatment of a displacement beyond the bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Beyond {
+pub enum OutOfBounds {
     /// Reports an error on all ranks, before anything but the largest displacement of each rank is
     /// sent.
     #[default]
@@ -20,13 +20,13 @@ pub enum Beyond {
 /// # Example
 /// ```
 /// use halocline_core::Boundary;
-/// use halocline_ops::resample::{Beyond, Mode, SampleOptions};
+/// use halocline_ops::resample::{OutOfBounds, Mode, SampleOptions};
 ///
 /// // Winds of up to three rows and five columns a step; longitude is periodic.
 /// let options = SampleOptions::new([3, 5])
 ///     .with_mode(Mode::Cubic)
 ///     .with_boundary([Boundary::Replicate, Boundary::Periodic])
-///     .with_beyond(Beyond::Clamp);
+///     .with_out_of_bounds(OutOfBounds::Clamp);
 /// assert_eq!(options.bound, [3, 5]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct SampleOptions<const N: usize> {
     /// Largest displacement in cells, per dim; sets the halo width.
     pub bound: [usize; N],
     /// Treatment of displacements beyond `bound`.
-    pub beyond: Beyond,
+    pub beyond: OutOfBounds,
     /// Kernel that interpolates between cells: nearest, linear or cubic.
     pub mode: Mode,
     /// Values beyond the field, per dim.
@@ -50,7 +50,7 @@ impl<const N: usize> SampleOptions<N> {
     pub fn new(bound: [usize; N]) -> Self {
         Self {
             bound,
-            beyond: Beyond::default(),
+            beyond: OutOfBounds::default(),
             mode: Mode::Linear,
             boundary: [Boundary::Zeros; N],
             corners: Corners::default(),
@@ -59,7 +59,7 @@ impl<const N: usize> SampleOptions<N> {
 
     /// Sets the treatment of displacements beyond the bound.
     #[must_use]
-    pub fn with_beyond(self, beyond: Beyond) -> Self {
+    pub fn with_out_of_bounds(self, beyond: OutOfBounds) -> Self {
         Self { beyond, ..self }
     }
 

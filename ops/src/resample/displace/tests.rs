@@ -18,7 +18,7 @@ impl<const D: usize, const N: usize> Operator<D, D> for Displaced<N> {
 #[test]
 fn places_are_on_any_rank_within_the_bound() {
     use Boundary::{Periodic, Reflect, Replicate, Zeros};
-    let options = SampleOptions::new([2, 1]).with_beyond(Beyond::Clamp);
+    let options = SampleOptions::new([2, 1]).with_out_of_bounds(OutOfBounds::Clamp);
     for (mode, boundary) in [
         (Mode::Linear, [Replicate, Periodic]),
         (Mode::Cubic, [Reflect, Zeros]),
@@ -46,7 +46,7 @@ fn kernel_and_burns_operators_agree() {
     for mode in [Mode::Nearest, Mode::Linear, Mode::Cubic] {
         let options = SampleOptions::new([1, 2])
             .with_mode(mode)
-            .with_beyond(Beyond::Clamp);
+            .with_out_of_bounds(OutOfBounds::Clamp);
         let reach = [0, 1].map(|dim: usize| options.reach(dim).iter().sum::<usize>());
         let held = [2, 3, 5 + reach[0], 4 + reach[1]];
         let run = |composed: bool| {
@@ -171,7 +171,7 @@ fn a_displacement_beyond_the_bound_is_an_error_on_all_ranks() {
                 let error = displace(x.clone(), wind, &SampleOptions::new([2])).unwrap_err();
                 let error = error.to_string();
                 assert!(
-                    error.contains(told) && error.contains("Beyond::Clamp"),
+                    error.contains(told) && error.contains("OutOfBounds::Clamp"),
                     "{error}"
                 );
                 let sent = world.comm_stats().since(&before);

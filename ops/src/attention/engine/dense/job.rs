@@ -1,17 +1,17 @@
-//! Dense attention as kernels get it: sizes, and where operands and results lie.
+//! Input of the kernels of dense attention: sizes, and the memory of operands and results.
 
 use halocline_core::RandomKey;
 
 use crate::kernel::memory::Shared;
 
-/// The largest score of no key: smaller than any, and still a number.
+/// Largest score of a query without keys: smaller than any score, and still finite.
 pub(crate) const LOWEST: f64 = -1e30;
 
-/// `[batch, tokens, heads, width]` elements that lie in one piece.
+/// Elements `[batch, tokens, heads, width]`, contiguous in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tokens<E> {
     pub elements: Shared<E>,
-    /// The token that they begin with.
+    /// First token of these elements.
     pub first: usize,
     pub tokens: usize,
     pub heads: usize,
@@ -21,11 +21,11 @@ pub(crate) struct Tokens<E> {
 impl<E: Copy> Tokens<E> {
     pub(super) fn at(&self, batch: usize, token: usize, head: usize) -> *mut E {
         let row = (batch * self.tokens + token - self.first) * self.heads + head;
-        // SAFETY: an address, which is within the elements for tokens that are there.
+        // SAFETY: only computes an address, which is within the elements for tokens that exist.
         unsafe { self.elements.at(0) }.wrapping_add(row * self.width)
     }
 
-    /// From a token to the next.
+    /// Distance between tokens.
     pub(super) fn pitch(&self) -> usize {
         self.heads * self.width
     }
@@ -35,26 +35,27 @@ impl<E: Copy> Tokens<E> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dense<E> {
     pub batch: usize,
-    /// Heads of queries that share one of keys and values.
+    /// Number of query heads that share a head of keys and values.
     pub shared: usize,
     pub scale: f64,
     pub queries: Tokens<E>,
     pub keys: Tokens<E>,
     pub values: Tokens<E>,
-    /// Where only keys up to the query's own place count: the places of the first query and of the first key.
+    /// Positions of the first query and of the first key, if a query reaches only keys up to its
+    /// own position.
     pub causal: Option<[usize; 2]>,
     pub bias: Option<Bias<E>>,
     pub dropout: Option<Dropout>,
-    /// Whether operands are bf16 numbers, and so may be factors of products, rounded to bf16.
+    /// Whether operands are bf16 numbers, so that factors of products may be rounded to bf16.
     pub halves: bool,
     pub results: Results<E>,
 }
 
-/// What is added to scores.
+/// Bias added to the scores.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bias<E> {
     first: *const E,
-    /// From a sample, query, head and key to the next; zero where it is the same for all.
+    /// Distances between samples, queries, heads and keys; zero where the bias is the same for all.
     steps: [usize; 4],
 }
 
@@ -64,7 +65,7 @@ unsafe impl<E: Sync> Send for Bias<E> {}
 unsafe impl<E: Sync> Sync for Bias<E> {}
 
 impl<E: Copy> Bias<E> {
-    /// A bias of this shape, `[batch, queries, heads, keys]`, of which the kernel's keys begin at `first_key`.
+    /// Bias of this shape, `[batch, queries, heads, keys]`; the kernel's keys begin at `first_key`.
     pub(crate) fn new(elements: &[E], shape: &[usize], first_key: usize) -> Self {
         let mut steps = [0; 4];
         let mut step = 1;
@@ -79,11 +80,11 @@ impl<E: Copy> Bias<E> {
     }
 
     /// # Safety
-    /// The pair must be there.
+    /// The pair must exist.
     pub(super) unsafe fn at(&self, [batch, query, head, key]: [usize; 4]) -> E {
         let [by_batch, by_query, by_head, by_key] = self.steps;
         let offset = batch * by_batch + query * by_query + head * by_head + key * by_key;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { *self.first.wrapping_add(offset) }
     }
 }
@@ -93,14 +94,14 @@ impl<E: Copy> Bias<E> {
 pub(crate) struct Dropout {
     pub probability: f64,
     pub key: RandomKey,
-    /// The whole index space, `[batch, queries, heads, keys]`.
+    /// Global index space, `[batch, queries, heads, keys]`.
     pub shape: [usize; 4],
-    /// Where the kernel's operands begin in it.
+    /// Start of the kernel's operands in it.
     pub first: [usize; 4],
 }
 
 impl Dropout {
-    /// The number of a pair in the whole.
+    /// Global index of a pair.
     pub(super) fn number(&self, pair: [usize; 4]) -> usize {
         let dims = 0..4;
         dims.fold(0, |number, dim| {
@@ -109,29 +110,30 @@ impl Dropout {
     }
 }
 
-/// What is computed, and what of the forward pass it needs.
+/// The requested results, and the values of the forward pass that they need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Results<E> {
-    /// Adds weighted values to `output`, relative to the largest score so far, and exponentials to `sum`.
+    /// Adds weighted values to `output`, relative to the largest score so far, and exponentials to
+    /// `sum`.
     Forward {
         output: Tokens<E>,
         most: Tokens<E>,
         sum: Tokens<E>,
     },
-    /// Adds to those gradients that are wanted, of queries, keys and values.
+    /// Adds to the requested gradients of queries, keys and values.
     Gradients {
         from: Backward<E>,
         wanted: [Option<Tokens<E>>; 3],
     },
 }
 
-/// What a backward pass starts from.
+/// Inputs of a backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backward<E> {
-    /// The gradient of the output.
+    /// Gradient of the output.
     pub cotangent: Tokens<E>,
-    /// The logarithms of the sums of exponentials.
+    /// Logarithms of the sums of exponentials.
     pub lse: Tokens<E>,
-    /// The products of output and cotangent.
+    /// Products of output and cotangent.
     pub products: Tokens<E>,
 }

@@ -1,4 +1,5 @@
-//! Products by the matrices of AMX: targets in columns; in rows sources, whose scores are computed, or elements, whose sums are.
+//! Products with AMX matrices: targets are columns; rows are sources, to compute scores, or
+//! elements, to compute sums.
 
 use std::ops::Range;
 
@@ -15,17 +16,17 @@ use crate::kernel::panels::matrices::{
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// Rows of vectors as a matrix.
+/// Views rows of vectors as a matrix.
 ///
 /// # Safety
-/// There must be so many vectors.
+/// This number of vectors must be readable.
 unsafe fn rows<'a, E: Copy>(first: *const E, rows: usize) -> Matrix<'a, E> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let elements = unsafe { std::slice::from_raw_parts(first, rows * SIDE) };
     Matrix::new(elements, [rows, SIDE])
 }
 
-/// One or two blocks of rows and vectors at a time: the first ones, and how many.
+/// Blocks of rows and vectors, one or two at a time, as the first and the number of each.
 fn in_twos(blocks: usize, vectors: usize) -> impl Iterator<Item = [[usize; 2]; 2]> {
     (0..vectors).step_by(2).flat_map(move |vector| {
         let sizes = move |block: usize| [(blocks - block).min(2), (vectors - vector).min(2)];
@@ -35,7 +36,7 @@ fn in_twos(blocks: usize, vectors: usize) -> impl Iterator<Item = [[usize; 2]; 2
     })
 }
 
-/// The factors of targets in so many parts, from a vector on.
+/// Factors of targets in `parts` parts, from a vector on.
 fn factors<E: Copy>(
     runs: Runs<E>,
     vector: usize,
@@ -44,17 +45,18 @@ fn factors<E: Copy>(
     columns(runs.at(vector).cast_const(), [SIDE, runs.pitch], parts)
 }
 
-/// The sums of targets, from a block of rows and a vector on.
+/// Destination of the sums of targets, from a block of rows and a vector on.
 fn place<E: Copy>(runs: Runs<E>, [block, vector]: [usize; 2]) -> Place {
     let first = runs.at(vector).wrapping_add(block * SIDE * SIDE);
     Place::new(first, SIDE, runs.pitch)
 }
 
 impl<E: Element> Task<'_, E> {
-    /// The factors of targets, times a number.
+    /// Packs targets, multiplied by a factor, as factors.
     ///
     /// # Safety
-    /// The targets must be there, and room for factors and, in `spare`, for the vectors of a target.
+    /// The targets must be readable, and there must be room for factors and, in `spare`, for the
+    /// vectors of a target.
     #[inline(always)]
     pub(super) unsafe fn load_factors<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -64,7 +66,7 @@ impl<E: Element> Task<'_, E> {
         to: Runs<E>,
     ) {
         for vector in 0..self.vectors::<S>() {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 self.load_vector(simd, (tokens, self.head), vector, factor, spare);
                 let numbers = rows(spare, tokens.width);
@@ -73,10 +75,10 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Those factors of a block of sources of a head that are wanted: of sources, and of elements.
+    /// Packs the requested factors of a block of sources of a head: of sources, and of elements.
     ///
     /// # Safety
-    /// The sources must be there, and room for the factors of both.
+    /// The sources must be readable, and there must be room for both kinds of factors.
     #[inline(always)]
     pub(super) unsafe fn factors<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -94,7 +96,7 @@ impl<E: Element> Task<'_, E> {
             sources: None,
             elements: None,
         };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let elements = std::slice::from_raw_parts(first, (count - 1) * pitch + width);
             let sources = Matrix::strided(elements, [count, width], [pitch, 1]);
@@ -109,10 +111,10 @@ impl<E: Element> Task<'_, E> {
         packed
     }
 
-    /// The dot products of all targets with a block of sources.
+    /// Computes the dot products of all targets with a block of sources.
     ///
     /// # Safety
-    /// There must be factors for all, and room for a vector for each source.
+    /// There must be factors for all, and room for one vector per source.
     #[inline(always)]
     pub(super) unsafe fn scores_of<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -125,15 +127,15 @@ impl<E: Element> Task<'_, E> {
         let terms = [terms(packed.width), P::PARTS];
         for [at, sizes] in in_twos(packed.count.div_ceil(SIDE), self.vectors::<S>()) {
             let (left, right) = (sources.factor(at[0]), factors(targets, at[1], P::PARTS));
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { registers.products(sizes, terms, left, right, place(scores, at)) };
         }
     }
 
-    /// Multiplies the scores of so many sources by a factor.
+    /// Multiplies the scores of `sources` sources by a factor.
     ///
     /// # Safety
-    /// There must be a vector for each source.
+    /// There must be one vector per source.
     #[inline(always)]
     pub(super) unsafe fn scale<S: Simd>(
         &self,
@@ -148,7 +150,7 @@ impl<E: Element> Task<'_, E> {
         let factor = E::splat(simd, E::from_f64(factor));
         for vector in 0..self.vectors::<S>() {
             for source in 0..sources {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     let at = scores.at(vector).add(source * SIDE);
                     E::store::<S>(at, E::times(simd, E::load::<S>(at), factor));
@@ -160,8 +162,8 @@ impl<E: Element> Task<'_, E> {
     /// Adds a block of sources, weighted, to the results.
     ///
     /// # Safety
-    /// There must be a vector of weights for each source, room for their factors, and vectors of results for whole matrices of
-    /// elements.
+    /// There must be one vector of weights per source, room for their factors, and vectors of
+    /// results for whole matrices of elements.
     #[inline(always)]
     pub(super) unsafe fn add_weighted<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -174,7 +176,7 @@ impl<E: Element> Task<'_, E> {
         let elements = packed.elements.expect("factors of elements are wanted");
         let (vectors, terms) = (self.vectors::<S>(), [terms(packed.count), P::PARTS]);
         for vector in 0..vectors {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let weights = rows(weights.at(vector), packed.count);
                 pack_panel::<S, E, P>(simd, weights, 0..SIDE, SIDE, room.at(vector));
@@ -182,15 +184,16 @@ impl<E: Element> Task<'_, E> {
         }
         for [at, sizes] in in_twos(packed.width.div_ceil(SIDE), vectors) {
             let (left, right) = (elements.factor(at[0]), factors(room, at[1], P::PARTS));
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { registers.add(sizes, terms, left, right, [place(to, at); 2]) };
         }
     }
 
-    /// Packs the elements of the targets of a group, to be combined: panels of two matrices of elements.
+    /// Packs the elements of the targets of a group, to be combined, into panels of two matrices of
+    /// elements.
     ///
     /// # Safety
-    /// The targets must be there, and room for factors of all elements.
+    /// The targets must be readable, and there must be room for the factors of all elements.
     #[inline(always)]
     pub(super) unsafe fn load_panels<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -200,7 +203,7 @@ impl<E: Element> Task<'_, E> {
     ) {
         let (count, width) = (self.targets.len(), tokens.width);
         let first = tokens.at(self.batch, self.targets.start, self.head);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let elements = std::slice::from_raw_parts(first, (count - 1) * tokens.pitch() + width);
             let targets = Matrix::strided(elements, [count, width], [tokens.pitch(), 1]);
@@ -211,27 +214,28 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Makes the weights of lanes without a target zero.
+    /// Sets the weights of lanes without a target to zero.
     ///
     /// # Safety
-    /// There must be a vector of weights for each source.
+    /// There must be one vector of weights per source.
     #[inline(always)]
     pub(super) unsafe fn clear_beyond<S: Simd>(&self, weights: Runs<E>, sources: usize) {
-        // Of the last vector.
+        // Only the last vector has such lanes.
         let vector = self.vectors::<S>() - 1;
         for lane in self.lanes::<S>(vector).len()..SIDE {
             for source in 0..sources {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { *weights.at(vector).add(source * SIDE + lane) = E::default() };
             }
         }
     }
 
-    /// Adds for every source of a block the elements of all targets, weighted, to rows of whole matrices.
+    /// Adds, for every source of a block, the elements of all targets, weighted, to rows of whole
+    /// matrices.
     ///
     /// # Safety
-    /// There must be a vector of weights for each source, zero for lanes without a target, room for their factors, and rows for
-    /// whole matrices of sources.
+    /// There must be one vector of weights per source, zero for lanes without a target, room for
+    /// their factors, and rows for whole matrices of sources.
     #[inline(always)]
     pub(super) unsafe fn add_combined<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -245,7 +249,7 @@ impl<E: Element> Task<'_, E> {
         let (all, of_row) = (self.vectors::<S>(), terms(held));
         let rows = Rows::packed::<P>(room, held);
         for (source, term) in (0..count).flat_map(|source| (0..of_row).map(move |t| (source, t))) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let first = E::load::<S>(weights.at(2 * term).add(source * SIDE));
                 let second = if 2 * term + 1 < all {
@@ -265,14 +269,15 @@ impl<E: Element> Task<'_, E> {
                 let right = columns(panel.cast_const(), [across, SIDE], P::PARTS);
                 let first = block * SIDE * to.pitch + elements.start;
                 let place = Place::new(to.first.wrapping_add(first), to.pitch, SIDE);
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { registers.add(sizes, terms, left, right, [place; 2]) };
             }
         }
     }
 }
 
-/// The elements of panels, of one or two matrices, and where their factors lie, so many for each element.
+/// Elements of panels of one or two matrices, and the addresses of their factors, `factors` for
+/// each element.
 fn panels<E>(
     width: usize,
     factors: usize,

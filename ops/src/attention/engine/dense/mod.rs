@@ -1,13 +1,16 @@
-//! Passes of dense attention over a block of keys: results, and gradients of queries, keys and values.
+//! Passes of dense attention over a block of keys: results, and gradients of queries, keys and
+//! values.
 //!
-//! Targets, queries or keys, lie in lanes; of sources, the others, one element serves all lanes. Sources of one head lie apart:
-//! some at a time are copied to scratch, where they lie in one piece, and several groups of targets use them. Results are carried from block to
-//! block with the largest score so far (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018; T.
-//! Dao et al., "FlashAttention", 2022).
+//! Targets (queries or keys) are in lanes; an element of a source (the other side) serves all
+//! lanes. The sources of a head are not contiguous: some at a time are copied to contiguous
+//! scratch, which several groups of targets use. Results are carried from block to block together
+//! with the largest score so far (M. Milakov and N. Gimelshein, "Online normalizer calculation for
+//! softmax", 2018; T. Dao et al., "FlashAttention", 2022).
 //!
-//! One pass over the keys computes all gradients, so that scores are computed once. Those of queries are sums over all keys:
-//! tasks that may run at the same time add to sums of their own. How many there are, which keys belong to which, and the order in
-//! which they are added, depend on shapes and the instruction set: the bits are the same for any number of threads.
+//! One pass over the keys computes all gradients, so that scores are computed once. Gradients of
+//! queries are sums over all keys: tasks that may run at the same time add to sums of their own.
+//! The number of these sums, the keys of each, and the order in which they are added depend only on
+//! shapes and the instruction set: the bits are the same for any number of threads.
 
 mod job;
 mod matrices;
@@ -32,20 +35,23 @@ pub(crate) use job::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
 use room::{GROUPS, Room, SOURCES, together};
 use task::Task;
 
-/// Tasks that threads should at least find.
+/// Minimum number of tasks for the threads.
 const TASKS: usize = 32;
 /// Multiplications below which a second thread does not pay.
 const SERIAL: usize = 1 << 19;
-/// Tasks of the pass for gradients, if there are tiles enough: those of a head add to sums of their own.
+/// Number of tasks of the gradient pass, if there are enough tiles: those of a head add to sums of
+/// their own.
 const GRADIENT_TASKS: usize = 128;
-/// Bytes of these sums, which are of so many queries at a time: of all but in tests, which go through several parts.
+/// Bytes of these sums, which bound the queries computed at a time: all of them except in tests,
+/// which run several parts.
 const SUMS: usize = if cfg!(test) { 64 << 10 } else { 32 << 20 };
 
 impl<E: Element> Dense<E> {
-    /// Adds to the results what this block of keys gives.
+    /// Adds the contribution of this block of keys to the results.
     ///
     /// # Safety
-    /// All elements must be initialised and outlive the call, and nothing else may use the results meanwhile.
+    /// All elements must be initialised and outlive the call, and nothing else may use the results
+    /// meanwhile.
     pub(crate) unsafe fn run(&self, isa: Isa) {
         isa.run(Whole {
             job: self,
@@ -53,7 +59,7 @@ impl<E: Element> Dense<E> {
         });
     }
 
-    /// The bf16 numbers that matrices multiply in place of one; none where vectors are as fast.
+    /// Number of bf16 numbers that matrices multiply in place of one; zero if vectors are as fast.
     fn parts(&self, isa: Isa) -> usize {
         const WIDTH: usize = 32;
         let parts = match self.halves {
@@ -64,7 +70,8 @@ impl<E: Element> Dense<E> {
         if isa.has_matrices() { parts } else { 0 }
     }
 
-    /// Targets of a tile, if so many tokens of so many heads are dealt out in such groups: few are not dealt out in large tiles.
+    /// Number of targets of a tile, given tokens and heads; few tokens are not divided into large
+    /// tiles.
     fn tile<S: Simd>(&self, tokens: usize, heads: usize, parts: usize) -> usize {
         let group = together(parts) * E::lanes::<S>();
         let groups = self.batch * heads * tokens.div_ceil(group) / TASKS;
@@ -86,7 +93,7 @@ impl<E: Element> Dense<E> {
         let length = self.tile::<S>(tokens, heads, parts);
         let tiles = tokens.div_ceil(length);
         self.deal(self.batch * heads * tiles, |index| {
-            // Tiles of later queries have more to do if attention is causal, and begin first.
+            // In causal attention, tiles of later queries have more work, and start first.
             let tile = tiles - 1 - index / heads % tiles;
             simd.vectorize(Task {
                 job: self,
@@ -112,7 +119,8 @@ impl<E: Element> Dense<E> {
         let [query, key, value] = wanted;
         let heads = self.batch * keys.heads;
         let row = self.batch * self.queries.pitch() * size_of::<E>();
-        // Tasks for a head; its tiles are dealt out in turn, for in causal order those of earlier keys have more to do.
+        // Tasks for a head. Its tiles are dealt out in turn, because in causal order those of
+        // earlier keys have more work.
         let shares = match query {
             Some(_) => GRADIENT_TASKS
                 .div_ceil(heads.max(1))
@@ -168,7 +176,7 @@ impl<E: Element> Dense<E> {
         }
     }
 
-    /// Adds sums to the gradients of some queries, and makes them zero.
+    /// Adds sums to the gradients of some queries, and resets the sums to zero.
     fn add(&self, queries: Range<usize>, to: &Tokens<E>, sums: &[Tokens<E>]) {
         let (rows, pitch) = (self.batch * queries.len(), to.pitch());
         let together = (CHUNK / pitch.max(1)).max(1);
@@ -179,7 +187,7 @@ impl<E: Element> Dense<E> {
                 let to = at(to);
                 for from in sums.iter().map(at) {
                     for element in 0..pitch {
-                        // SAFETY: elements of a row, which no other task uses.
+                        // SAFETY: elements of a row that no other task uses.
                         unsafe {
                             *to.add(element) += *from.add(element);
                             *from.add(element) = E::default();
@@ -221,7 +229,7 @@ impl<E: Element> WithSimd for Task<'_, E> {
     }
 }
 
-/// A task with these products.
+/// A task with its type of products.
 struct Pass<'t, 'a, E, P>(&'t Task<'a, E>, PhantomData<P>);
 
 impl<E: Element, P: Products<E, Number = E>> WithSimd for Pass<'_, '_, E, P> {
@@ -240,7 +248,8 @@ impl<E: Element, P: Products<E, Number = E>> WithSimd for Pass<'_, '_, E, P> {
             #[inline(always)]
             |scratch: &mut [E]| {
                 let (room, _) = room(scratch.as_mut_ptr());
-                // SAFETY: the scratch is long enough; the rest is the caller's of `run`.
+                // SAFETY: the scratch is long enough; the rest is guaranteed by the caller of
+                // `run`.
                 unsafe {
                     match task.job.results {
                         Results::Forward { output, most, sum } => {

@@ -1,4 +1,5 @@
-//! What depends on a pair of query and key beside their product: bias, causal order, dropout.
+//! Terms that depend on a pair of query and key, apart from their product: bias, causal order,
+//! dropout.
 
 use std::ops::Range;
 
@@ -25,7 +26,7 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Adds the bias to scores of queries of a head, and replaces those that do not count by minus infinity.
+    /// Adds the bias to the scores of a head's queries, and sets excluded scores to minus infinity.
     ///
     /// # Safety
     /// There must be a vector of scores for each source.
@@ -42,10 +43,10 @@ impl<E: Element> Task<'_, E> {
                 for (source, place) in block.clone().enumerate() {
                     let mut numbers = [E::default(); WIDEST];
                     for (number, target) in numbers.iter_mut().zip(self.lanes::<S>(vector)) {
-                        // SAFETY: a pair that is there.
+                        // SAFETY: the pair exists.
                         *number = unsafe { bias.at(self.pair(head, target, place)) };
                     }
-                    // SAFETY: the caller's, and no vector is wider.
+                    // SAFETY: guaranteed by the caller, and no vector is wider.
                     unsafe {
                         let at = scores.at(vector).add(source * E::lanes::<S>());
                         let sum = E::plus(simd, E::load::<S>(at), E::load::<S>(numbers.as_ptr()));
@@ -54,11 +55,12 @@ impl<E: Element> Task<'_, E> {
                 }
             }
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.mask(simd, block, scores) };
     }
 
-    /// Makes values of pairs that dropout takes away zero, and divides the others by the probability to stay.
+    /// Sets the values of dropped pairs to zero, and divides the others by the probability of being
+    /// kept.
     ///
     /// # Safety
     /// There must be a vector of values for each source.
@@ -70,7 +72,7 @@ impl<E: Element> Task<'_, E> {
         let probability = 1.0 - dropout.probability;
         let (coin, factor) = (Distribution::Bernoulli(probability), 1.0 / probability);
         let scaled = |stays: f32| E::from_f64(f64::from(stays) * factor);
-        // A counter gives four numbers: keys beside each other share it.
+        // A counter yields four numbers, which adjacent keys share.
         let mut known = None;
         let mut stays = |pair: [usize; 4]| {
             let number = dropout.number(pair);
@@ -85,13 +87,13 @@ impl<E: Element> Task<'_, E> {
         for vector in 0..self.vectors::<S>() {
             let mut multiply = |source: usize, lane: usize, target: usize| {
                 let factor = stays(self.pair(head, target, block.start + source));
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     let at = values.at(vector).add(source * lanes + lane);
                     *at = *at * factor;
                 }
             };
-            // Along keys first.
+            // Keys are the inner loop.
             if self.targets_are_keys() {
                 for source in 0..block.len() {
                     for (lane, target) in self.lanes::<S>(vector).enumerate() {
@@ -108,14 +110,14 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Replaces scores that do not count by minus infinity.
+    /// Sets excluded scores to minus infinity.
     #[inline(always)]
     unsafe fn mask<S: Simd>(&self, simd: S, block: &Range<usize>, scores: Runs<E>) {
         let Some([query, key]) = self.job.causal else {
             return;
         };
         let keys = self.targets_are_keys();
-        // The largest place of a key and the smallest of a query.
+        // Last position of a key, and first position of a query.
         let (last, first) = if keys {
             (key + self.targets.end - 1, query + block.start)
         } else {
@@ -128,13 +130,13 @@ impl<E: Element> Task<'_, E> {
         for vector in 0..self.vectors::<S>() {
             let start = self.lanes::<S>(vector).start as i64 - block.start as i64;
             for source in 0..block.len() {
-                // The place of each lane's query less that of its key.
+                // Position of each lane's query less that of its key.
                 let ahead = std::array::from_fn::<E, WIDEST, _>(|lane| {
                     let target = start + lane as i64 - source as i64;
                     let place = query as i64 - key as i64;
                     E::from_f64(if keys { place - target } else { place + target } as f64)
                 });
-                // SAFETY: a vector for each source.
+                // SAFETY: there is a vector for each source.
                 unsafe {
                     let at = scores.at(vector).add(source * E::lanes::<S>());
                     let pair = [E::load::<S>(ahead.as_ptr()), E::splat(simd, E::default())];

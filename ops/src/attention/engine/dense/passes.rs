@@ -1,4 +1,4 @@
-//! The passes over the blocks of sources that some target reaches.
+//! Passes over the blocks of sources that some target reaches.
 
 use pulp::{Simd, WithSimd};
 
@@ -11,7 +11,7 @@ use crate::kernel::panels::{Factors, Sums};
 use crate::kernel::products::{Numbers, Products, matrices_multiply};
 use crate::kernel::simd::Element;
 
-/// Sums for gradients of queries: a call, because it is large.
+/// Sums for the gradients of queries; not inlined, because it is large.
 struct Combined<E>(Sums<E>);
 
 impl<E: Element> WithSimd for Combined<E> {
@@ -19,7 +19,7 @@ impl<E: Element> WithSimd for Combined<E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // SAFETY: as `gradients` says.
+        // SAFETY: as in `gradients`.
         unsafe { self.0.run::<S, Numbers>(simd) };
     }
 }
@@ -28,7 +28,7 @@ impl<E: Element> Task<'_, E> {
     /// Adds weighted values to the results so far.
     ///
     /// # Safety
-    /// The room must be that of this task, and all tokens be there.
+    /// The room must belong to this task, and all tokens must be readable.
     #[inline(always)]
     pub(super) unsafe fn forward<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -43,7 +43,7 @@ impl<E: Element> Task<'_, E> {
         let (q, means, scores) = (room.targets[0], room.results[1], room.scores[0]);
         let (shared, scales) = (self.head / job.shared, self.scales());
         let mut known = [[[E::splat(simd, E::default()); 2]; COLUMNS]; GROUPS];
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             for (number, group) in self.groups::<S>() {
                 let (queries, q) = ((&job.queries, scales[0]), q.of(number));
@@ -107,10 +107,10 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Adds to the gradients that are wanted, of queries, keys and values.
+    /// Adds to the requested gradients of queries, keys and values.
     ///
     /// # Safety
-    /// There must be room, and all tokens be there.
+    /// There must be room, and all tokens must be readable.
     #[inline(always)]
     pub(super) unsafe fn gradients<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -134,7 +134,7 @@ impl<E: Element> Task<'_, E> {
         } = room;
         let (scale, scales) = (E::splat(simd, E::from_f64(job.scale)), self.scales());
         let pitch = sums.pitch;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             for (number, group) in self.groups::<S>() {
                 let operands = [(&job.keys, scales[0], k), (&job.values, 1.0, v)];

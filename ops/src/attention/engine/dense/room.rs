@@ -5,16 +5,17 @@ use crate::kernel::amx::SIDE;
 use crate::kernel::panels::matrices::{factors, room};
 use crate::kernel::simd::Element;
 
-/// Sources whose scores are computed at a time.
+/// Number of sources whose scores are computed at a time.
 pub(super) const SOURCES: usize = 64;
 
-/// Groups of targets of a task at most.
+/// Maximum groups of targets of a task.
 pub(super) const GROUPS: usize = 4;
 
-/// Vectors of targets that matrices work on at a time.
+/// Vectors of targets that matrices process at a time.
 pub(super) const COLUMNS: usize = 4;
 
-/// Vectors of a group of targets, for so many parts of numbers that matrices multiply: none by vectors.
+/// Number of vectors of a group of targets, given the parts of numbers that matrices multiply; zero
+/// parts mean vectors.
 pub(super) fn together(parts: usize) -> usize {
     if parts > 0 { COLUMNS } else { TARGETS }
 }
@@ -23,14 +24,14 @@ pub(super) fn together(parts: usize) -> usize {
 #[derive(Clone, Copy)]
 pub(super) struct Runs<E> {
     first: *mut E,
-    /// Elements from a run to the next one.
+    /// Elements from one run to the next.
     pub pitch: usize,
-    /// Vectors of a group.
+    /// Number of vectors of a group.
     together: usize,
 }
 
 impl<E> Runs<E> {
-    /// The runs of a group of targets.
+    /// Runs of a group of targets.
     pub(super) fn of(self, group: usize) -> Self {
         let first = self.first.wrapping_add(group * self.together * self.pitch);
         Self { first, ..self }
@@ -41,28 +42,28 @@ impl<E> Runs<E> {
     }
 }
 
-/// Places in the scratch of a task, of operands with the widths of queries and of values.
+/// Layout of a task's scratch, for operands with the widths of queries and of values.
 #[derive(Clone, Copy)]
 pub(super) struct Room<E> {
     pub targets: [Runs<E>; 2],
     pub results: [Runs<E>; 2],
-    /// A vector for each source of a block: of scores, and of their gradients.
+    /// One vector per source of a block: of scores, and of their gradients.
     pub scores: [Runs<E>; 2],
-    /// The factors of such vectors.
+    /// Factors of such vectors.
     pub factors: Runs<E>,
     /// Blocks of sources: copies of them, or factors of sources and then of elements.
     pub blocks: [*mut E; 2],
-    /// The elements of a vector of targets, before they are packed as factors.
+    /// Elements of a vector of targets, before they are packed as factors.
     pub spare: *mut E,
-    /// The gradients of a block of queries, in rows of whole vectors.
+    /// Gradients of a block of queries, in rows of whole vectors.
     pub queries: Table<E>,
-    /// The keys of each group: in rows as long as those of queries, or as factors.
+    /// Keys of each group: in rows as long as those of queries, or as factors.
     pub keys: Table<E>,
-    /// The factors of weights of a block of queries for the keys of a group.
+    /// Factors of the weights of a block of queries for the keys of a group.
     pub turned: *mut E,
 }
 
-/// Rows, or groups, of so many elements each.
+/// Rows, or groups, of `pitch` elements each.
 #[derive(Clone, Copy)]
 pub(super) struct Table<E> {
     pub first: *mut E,
@@ -70,7 +71,8 @@ pub(super) struct Table<E> {
 }
 
 impl<E: Element> Room<E> {
-    /// The places from the first element on, and how many elements they take.
+    /// Lays out the scratch from the first element on; returns it and the number of elements it
+    /// takes.
     pub(super) fn new(
         first: *mut E,
         lanes: usize,

@@ -15,19 +15,19 @@ use crate::kernel::products::{NO_MATRICES, Products, matrices_multiply};
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::{pack, unpack};
 
-/// Targets of one head: a few vectors, or several such groups.
+/// Targets of one head: one group of a few vectors, or several groups.
 pub(super) struct Task<'a, E> {
     pub job: &'a Dense<E>,
     pub batch: usize,
     pub head: usize,
     pub targets: Range<usize>,
-    /// The sources that count, of all.
+    /// The sources that count.
     pub sources: Range<usize>,
-    /// Parts of numbers that matrices multiply; none by vectors.
+    /// Number of parts of the numbers that matrices multiply; zero for vectors.
     pub parts: usize,
 }
 
-/// Sources that lie in one piece, from one of them on.
+/// Contiguous sources, from one of them on.
 #[derive(Clone, Copy)]
 pub(super) struct Piece<E> {
     first: *mut E,
@@ -36,7 +36,7 @@ pub(super) struct Piece<E> {
 }
 
 impl<E> Piece<E> {
-    /// A block of them.
+    /// A block of these sources.
     #[inline(always)]
     fn block<'a>(
         self,
@@ -58,7 +58,8 @@ impl<E> Piece<E> {
     }
 }
 
-/// A block of sources as factors of matrices: rows of sources, and of elements, where they are wanted.
+/// A block of sources as factors of matrices: rows of sources, and of elements, where these are
+/// requested.
 #[derive(Clone, Copy)]
 pub(super) struct Packed<E> {
     pub count: usize,
@@ -67,19 +68,19 @@ pub(super) struct Packed<E> {
     pub elements: Option<Rows<E>>,
 }
 
-/// A block of sources, in one piece or as factors of matrices.
+/// A block of sources, contiguous or as factors of matrices.
 #[derive(Clone, Copy)]
 pub(super) enum Copied<'a, E> {
     Piece(Piece<E>),
     Factors(&'a amx::Matrices, Packed<E>),
 }
 
-/// How products are computed: by vectors, or by matrices.
+/// How products are computed: with vectors, or with matrices.
 pub(super) type Registers = Option<amx::Matrices>;
 
 impl<'a, E: Element> Task<'a, E> {
-    /// The factors of targets and of scores whose product is the scale: of scores where targets are rounded to bf16, unless it is a
-    /// power of two.
+    /// Factors of targets and of scores, whose product is the scale. If targets are rounded to
+    /// bf16, scores take the scale, unless it is a power of two.
     pub(super) fn scales(&self) -> [f64; 2] {
         let scale = self.job.scale;
         if self.parts == 1 && scale.to_bits().trailing_zeros() < f64::MANTISSA_DIGITS - 1 {
@@ -89,7 +90,7 @@ impl<'a, E: Element> Task<'a, E> {
         }
     }
 
-    /// Groups of the targets, each a few vectors.
+    /// Groups of the targets, of a few vectors each.
     #[inline(always)]
     pub(super) fn groups<S: Simd>(&self) -> impl Iterator<Item = (usize, Self)> + use<'a, E, S> {
         let length = together(self.parts) * E::lanes::<S>();
@@ -116,13 +117,13 @@ impl<'a, E: Element> Task<'a, E> {
         })
     }
 
-    /// The vectors of the targets.
+    /// Number of vectors of the targets.
     #[inline(always)]
     pub(super) fn vectors<S: Simd>(&self) -> usize {
         self.targets.len().div_ceil(E::lanes::<S>())
     }
 
-    /// The targets of a vector.
+    /// Targets of a vector.
     #[inline(always)]
     pub(super) fn lanes<S: Simd>(&self, vector: usize) -> Range<usize> {
         let start = self.targets.start + vector * E::lanes::<S>();
@@ -154,7 +155,7 @@ impl<'a, E: Element> Task<'a, E> {
         to: Runs<E>,
     ) {
         for vector in 0..self.vectors::<S>() {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.load_vector(simd, (tokens, head), vector, factor, to.at(vector)) };
         }
     }
@@ -171,7 +172,7 @@ impl<'a, E: Element> Task<'a, E> {
         let (rows, count) = self.rows::<S>(tokens, head, vector);
         let rows = rows.map(<*mut E>::cast_const);
         let (factor, to) = (E::from_f64(factor), (to, E::lanes::<S>()));
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { pack(simd, &rows[..count], tokens.width, factor, to) };
     }
 
@@ -186,12 +187,12 @@ impl<'a, E: Element> Task<'a, E> {
         let one = E::splat(simd, E::from_f64(1.0));
         for vector in 0..self.vectors::<S>() {
             let (rows, count) = self.rows::<S>(tokens, head, vector);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { unpack(simd, from.at(vector), tokens.width, one, &rows[..count]) };
         }
     }
 
-    /// One number of every target of a vector.
+    /// One number for every target of a vector.
     #[inline(always)]
     pub(super) unsafe fn number<S: Simd>(
         &self,
@@ -201,7 +202,7 @@ impl<'a, E: Element> Task<'a, E> {
     ) -> E::Vector<S> {
         let mut numbers = [E::default(); WIDEST];
         for (number, token) in numbers.iter_mut().zip(self.lanes::<S>(vector)) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             *number = unsafe { *tokens.at(self.batch, token, head) };
         }
         // SAFETY: no vector is wider.
@@ -217,7 +218,7 @@ impl<'a, E: Element> Task<'a, E> {
         vector: usize,
     ) {
         let mut numbers = [E::default(); WIDEST];
-        // SAFETY: no vector is wider; the rest is the caller's.
+        // SAFETY: no vector is wider; the rest is guaranteed by the caller.
         unsafe {
             E::store::<S>(numbers.as_mut_ptr(), value);
             for (number, token) in numbers.iter().zip(self.lanes::<S>(vector)) {
@@ -226,13 +227,13 @@ impl<'a, E: Element> Task<'a, E> {
         }
     }
 
-    /// The sources that some target reaches.
+    /// Sources that some target reaches.
     #[inline(always)]
     fn reached(&self) -> Range<usize> {
         let Range { start, end } = self.sources;
         match (self.job.causal, self.job.results) {
             (None, _) => start..end,
-            // Queries before the first key reach none of them.
+            // Queries before the first key reach no key.
             (Some([query, key]), Results::Gradients { .. }) => {
                 let first = (key + self.targets.start).saturating_sub(query);
                 first.clamp(start, end)..end
@@ -254,8 +255,9 @@ impl<'a, E: Element> Task<'a, E> {
         starts.map(move |start| start..(start + SOURCES).min(reached.end))
     }
 
-    /// The sources of a block that some target reaches. By matrices all of them, if any is reached: the others have the weight
-    /// zero, and a number in them that is not finite makes NaN of the block's results.
+    /// Sources of a block that some target reaches. Matrices take all of them if any is reached:
+    /// the others have a weight of zero, and a value among them that is not finite turns the
+    /// block's results into NaN.
     #[inline(always)]
     pub(super) fn within(&self, block: &Range<usize>, by_matrices: bool) -> Range<usize> {
         let reached = self.reached();
@@ -267,10 +269,11 @@ impl<'a, E: Element> Task<'a, E> {
         }
     }
 
-    /// Loads the operands of targets, times a factor: as vectors, or packed as factors by way of `spare`.
+    /// Loads the operands of targets, multiplied by a factor: as vectors, or packed as factors
+    /// through `spare`.
     ///
     /// # Safety
-    /// The targets must be there, and room for them.
+    /// The targets must be readable, and there must be room for them.
     #[inline(always)]
     pub(super) unsafe fn load_operands<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -280,7 +283,7 @@ impl<'a, E: Element> Task<'a, E> {
         spare: *mut E,
         to: Runs<E>,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if const { matrices_multiply::<S, E, P>() } && registers.is_some() {
                 self.load_factors::<S, P>(simd, (tokens, factor), spare, to);
@@ -290,11 +293,11 @@ impl<'a, E: Element> Task<'a, E> {
         }
     }
 
-    /// A block of the sources of a head, copied to lie in one piece, or as those factors of matrices that are wanted: of sources,
-    /// and of elements.
+    /// Copies a block of the sources of a head to contiguous memory, or packs the requested factors
+    /// of matrices: of sources, and of elements.
     ///
     /// # Safety
-    /// The sources must be there, and room for them.
+    /// The sources must be readable, and there must be room for them.
     #[inline(always)]
     pub(super) unsafe fn copied<'r, S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -308,7 +311,7 @@ impl<'a, E: Element> Task<'a, E> {
         if const { matrices_multiply::<S, E, P>() }
             && let Some(registers) = registers
         {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             let factors = unsafe { self.factors::<S, P>(simd, (tokens, head), block, to, wanted) };
             return Copied::Factors(registers, factors);
         }
@@ -317,7 +320,7 @@ impl<'a, E: Element> Task<'a, E> {
         let sources = if in_place { 0 } else { block.len() };
         for source in 0..sources {
             let from = first.wrapping_add(source * tokens.pitch());
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { std::ptr::copy_nonoverlapping(from, to.add(source * width), width) };
         }
         Copied::Piece(Piece {
@@ -327,7 +330,7 @@ impl<'a, E: Element> Task<'a, E> {
         })
     }
 
-    /// The runs of all targets.
+    /// Runs of all targets.
     #[inline(always)]
     fn runs<S: Simd>(
         &self,
@@ -336,7 +339,7 @@ impl<'a, E: Element> Task<'a, E> {
         (0..self.vectors::<S>()).map(move |vector| runs.at(vector))
     }
 
-    /// The dot products of all targets with a block of sources; by matrices, times a factor.
+    /// Dot products of all targets with a block of sources; with matrices, multiplied by a factor.
     #[inline(always)]
     pub(super) unsafe fn scores<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -346,7 +349,7 @@ impl<'a, E: Element> Task<'a, E> {
         block: &Range<usize>,
         scores: Runs<E>,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match sources {
                 Copied::Piece(piece) => {
@@ -365,7 +368,8 @@ impl<'a, E: Element> Task<'a, E> {
         }
     }
 
-    /// Adds a block of sources, weighted, to the results; `factors` has room for those of weights.
+    /// Adds a block of sources, weighted, to the results; `factors` has room for those of the
+    /// weights.
     #[inline(always)]
     pub(super) unsafe fn weighted<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -375,7 +379,7 @@ impl<'a, E: Element> Task<'a, E> {
         block: &Range<usize>,
         results: Runs<E>,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match sources {
                 Copied::Piece(piece) => {

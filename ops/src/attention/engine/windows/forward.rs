@@ -1,4 +1,4 @@
-//! Results of the queries of tiles.
+//! Results for the queries of tiles.
 
 use pulp::Simd;
 
@@ -12,10 +12,10 @@ use crate::kernel::math;
 use crate::kernel::simd::Element;
 
 impl<E: Element> Task<'_, E> {
-    /// Weighted means of values, and the logarithms of the sums of exponentials.
+    /// Computes weighted means of values, and the logarithms of the sums of exponentials.
     ///
     /// # Safety
-    /// The room must be enough, and all places of tiles in the fields.
+    /// The room must be large enough, and all positions of tiles must lie in the fields.
     #[inline(always)]
     pub(super) unsafe fn forward<S: Simd>(
         &self,
@@ -44,13 +44,13 @@ impl<E: Element> Task<'_, E> {
         for (index, group) in groups.iter().enumerate() {
             let calls = turns * (2 * group.segments.len() + group.targets.len());
             let mut ahead = Ahead::new(groups.get(index + 1), rows, calls);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 self.pack_sources(simd, group, &k, 1.0, &keys);
                 self.pack_sources(simd, group, &v, 1.0, &values);
             }
             for turn in 0..turns {
-                // SAFETY: all is within the packed operands.
+                // SAFETY: everything is within the packed operands.
                 unsafe {
                     pack_targets(simd, (turn, group), q, job.scale, &queries);
                     for segment in &group.segments {
@@ -79,11 +79,12 @@ impl<E: Element> Task<'_, E> {
     }
 }
 
-/// Replaces scores by their exponentials, relative to the largest: gives that and their sum.
+/// Replaces scores by their exponentials relative to the largest; returns the largest and their
+/// sum.
 #[inline(always)]
 unsafe fn softmax<S: Simd, E: Element>(simd: S, scores: *mut E, count: usize) -> [E::Vector<S>; 2] {
     let lanes = E::lanes::<S>();
-    // SAFETY: the caller's: so many vectors.
+    // SAFETY: the caller guarantees this number of vectors.
     unsafe {
         let larger = |one, other| E::select_less(simd, [one, other], other, one);
         // Several, so that comparisons need not wait for each other.

@@ -12,10 +12,10 @@ use crate::kernel::simd::Element;
 use crate::kernel::transpose::unpack;
 
 impl<E: Element> Task<'_, E> {
-    /// Gradients of queries.
+    /// Computes the gradients of queries.
     ///
     /// # Safety
-    /// The room must be enough, and all places of tiles in the fields.
+    /// The room must be large enough, and all positions of tiles must lie in the fields.
     #[inline(always)]
     pub(super) unsafe fn query_gradients<S: Simd>(
         &self,
@@ -52,13 +52,13 @@ impl<E: Element> Task<'_, E> {
         for (index, group) in groups.iter().enumerate() {
             let calls = turns * (2 * group.segments.len() + group.targets.len());
             let mut ahead = Ahead::new(groups.get(index + 1), rows, calls);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 self.pack_sources(simd, group, &k, 1.0, &keys);
                 self.pack_sources(simd, group, &v, 1.0, &values);
             }
             for turn in 0..turns {
-                // SAFETY: all is within the packed operands.
+                // SAFETY: everything is within the packed operands.
                 unsafe {
                     pack_targets(simd, (turn, group), q, job.scale, &queries);
                     pack_targets(simd, (turn, group), g, 1.0, &cotangent);
@@ -86,7 +86,7 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Gradients of keys and values.
+    /// Computes the gradients of keys and values.
     ///
     /// # Safety
     /// As for [`query_gradients`](Self::query_gradients).
@@ -135,7 +135,7 @@ impl<E: Element> Task<'_, E> {
             for (index, group) in groups.iter().enumerate() {
                 let calls = turns * 3 * group.segments.len();
                 let mut ahead = Ahead::new(groups.get(index + 1), rows, calls);
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     self.pack_sources(simd, group, &q, job.scale, &queries);
                     self.pack_sources(simd, group, &g, 1.0, &cotangent);
@@ -148,7 +148,7 @@ impl<E: Element> Task<'_, E> {
                         _ => turn * self.targets() + group.targets[member],
                     };
                     let members = 0..group.targets.len();
-                    // SAFETY: all is within the packed operands.
+                    // SAFETY: everything is within the packed operands.
                     unsafe {
                         pack_targets(simd, (turn, group), k, 1.0, &keys);
                         pack_targets(simd, (turn, group), v, 1.0, &values);

@@ -1,19 +1,19 @@
-//! Neighborhood attention as kernels get it: sizes, and where operands and results lie.
+//! Input of the kernels of neighborhood attention: sizes, and the memory of operands and results.
 
 use crate::attention::engine::rows::Rows;
 use crate::attention::engine::tiles::{Dim, Side};
 use crate::kernel::simd::Element;
 
-/// Attention of the queries of a rank to the keys that are there.
+/// Attention of a rank's queries to the keys that are present.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows<'a, E> {
     pub dims: [Dim; 3],
     pub batch: usize,
-    /// Heads of queries.
+    /// Number of heads of queries.
     pub heads: usize,
-    /// Heads of queries that share one of keys and values.
+    /// Number of query heads that share a head of keys and values.
     pub shared: usize,
-    /// Elements of a head of queries and keys, and of values.
+    /// Elements per head of queries and keys, and of values.
     pub widths: [usize; 2],
     pub scale: f64,
     pub queries: Rows<'a, E>,
@@ -22,7 +22,7 @@ pub(crate) struct Windows<'a, E> {
     pub results: Results<'a, E>,
 }
 
-/// What is computed, and what of the forward pass it needs.
+/// The requested results, and the values of the forward pass that they need.
 #[derive(Clone, Debug)]
 pub(crate) enum Results<'a, E> {
     /// Weighted means of values, and the logarithms of the sums of exponentials.
@@ -43,19 +43,19 @@ pub(crate) enum Results<'a, E> {
     },
 }
 
-/// What a backward pass starts from.
+/// Inputs of a backward pass.
 #[derive(Clone, Debug)]
 pub(crate) struct Backward<'a, E> {
-    /// The gradient of the output.
+    /// Gradient of the output.
     pub cotangent: Rows<'a, E>,
-    /// The logarithms of the sums of exponentials.
+    /// Logarithms of the sums of exponentials.
     pub lse: Rows<'a, E>,
-    /// The products of output and cotangent.
+    /// Products of output and cotangent.
     pub products: Rows<'a, E>,
 }
 
 impl<E: Element> Windows<'_, E> {
-    /// Which cells are targets.
+    /// The side whose cells are targets.
     pub(super) fn side(&self) -> Side {
         match self.results {
             Results::Keys { .. } => Side::Keys,
@@ -63,7 +63,7 @@ impl<E: Element> Windows<'_, E> {
         }
     }
 
-    /// The multiplications for one query and key.
+    /// Number of multiplications for one query and key.
     pub(super) fn products(&self) -> usize {
         let [key, value] = self.widths;
         match self.results {

@@ -1,10 +1,11 @@
 //! Passes of neighborhood attention: results, gradients of queries, gradients of keys and values.
 //!
-//! All three go through tiles. A few targets at a time are packed, neighbours or tiles in the lanes of vectors, and the rows of
-//! sources that they are the first to reach, of a few heads that lie beside each other. Their scores are computed and turned into
-//! weights, and sources are summed up with those. In the backward pass, scores are computed anew from the saved logarithm of the
-//! sum of exponentials, once for queries and once for keys: each result is written by one task, so that nothing is added in an
-//! order that depends on threads.
+//! All three run through tiles. A few targets at a time are packed, with neighbors or tiles in the
+//! lanes of vectors, together with the rows of sources that they are the first to reach, of a few
+//! heads that are adjacent in memory. Their scores are computed and turned into weights, with which
+//! the sources are summed. In the backward pass scores are recomputed from the saved logarithm of
+//! the sum of exponentials, once for queries and once for keys: each result is written by one task,
+//! so that no order of additions depends on threads.
 
 mod forward;
 mod gradients;
@@ -26,19 +27,19 @@ pub(crate) use job::{Backward, Results, Windows};
 use sources::Operands;
 use task::{Room, Task};
 
-/// Bytes that the sources of a task may take at a time, where targets are queries and where they are keys: chosen for a
-/// second-level cache of 1 MiB, beside a group's targets and scores.
+/// Bytes that the sources of a task may take at a time, if targets are queries and if they are
+/// keys: chosen for a second-level cache of 1 MiB, together with a group's targets and scores.
 const TILE_BYTES: [usize; 2] = [768 << 10, 640 << 10];
-/// A task has as many heads as make up these bytes of a cell. Those of one head alone are a few cache lines, far from those of the
-/// next cell, and processors do not fetch them ahead.
+/// Bytes of a cell that the heads of a task should make up. A single head is a few cache lines, far
+/// from those of the next cell, which processors do not prefetch.
 const CELL_BYTES: usize = 512;
-/// Tasks for each thread to aim for, so that all end at about the same time.
+/// Number of tasks per thread to aim for, so that all threads end at about the same time.
 const TASKS: usize = 4;
-/// Multiplications below which a second thread does not pay.
+/// Minimum multiplications for which a second thread pays.
 const SERIAL: usize = 1 << 19;
 
 impl<E: Element> Windows<'_, E> {
-    /// Computes the results of the targets in a box: of queries, or of keys for their gradients.
+    /// Computes the results for the targets in a box: of queries, or of keys for their gradients.
     pub(crate) fn run(&self, isa: Isa, part: &[Range<usize>; 3]) {
         isa.run(Whole { job: self, part });
     }
@@ -88,7 +89,7 @@ impl<E: Element> WithSimd for Whole<'_, E> {
         let mut tasks = Vec::new();
         for (tiles, class, operands) in &classes {
             let count = tiles.count(class) * job.batch;
-            // A tile in each lane, or some heads of one tile.
+            // One tile in each lane, or some heads of one tile.
             let (stretch, each) = match class.neighbours {
                 1 => (count * heads, lanes),
                 _ => (heads, tiles.heads),
@@ -131,7 +132,8 @@ impl<E: Element> WithSimd for Task<'_, E> {
         let sources = turns * self.class.held * self.class.vectors()[2];
         let counts = self.class.groups.iter().flat_map(|group| &group.counts);
         let most = counts.copied().max().unwrap_or(0);
-        // Operands of a group, results, two scores for each of its pairs, operands of sources with two numbers each.
+        // Operands of a group, results, two scores for each of its pairs, and operands of sources
+        // with two numbers each.
         let vectors = (TARGETS + self.kept()) * (key + value)
             + 2 * TARGETS * most
             + (key + value + 2) * sources;
@@ -140,7 +142,7 @@ impl<E: Element> WithSimd for Task<'_, E> {
             #[inline(always)]
             |scratch| {
                 let mut room = Room(scratch);
-                // SAFETY: the room is enough, and all places of tiles are in the fields.
+                // SAFETY: the room is large enough, and all positions of tiles are in the fields.
                 unsafe {
                     match &self.job.results {
                         Results::Forward { output, lse } => {

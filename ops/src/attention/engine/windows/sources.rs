@@ -1,21 +1,22 @@
-//! Sources of tiles as they are packed.
+//! Packed sources of tiles.
 
 use std::marker::PhantomData;
 
 use crate::attention::engine::blocks::{InLanes, Sources};
 use crate::attention::engine::class::{Class, Segment};
 
-/// The sources of a tile, row by row: the first element of a row's sources, then their second one, and so on; or source by source,
-/// where lanes hold tiles. A row takes the place of one that no target needs any more.
+/// Sources of a tile, row by row: the first elements of a row's sources, then their second
+/// elements, and so on; or source by source if lanes hold tiles. A row takes the slot of one that
+/// no target needs any more.
 pub(super) struct Reached<'a, E> {
     pub first: *mut E,
-    /// From those of a head to those of the next one.
+    /// Distance between the sources of consecutive heads.
     pub pitch: usize,
     pub packed: &'a PackedSources,
 }
 
 impl<E> Reached<'_, E> {
-    /// The first element of a source of the class's segments, in all lanes.
+    /// First element of a source of the class's segments, in all lanes.
     pub(super) fn at(&self, turn: usize, place: usize) -> *mut E {
         self.of(turn).wrapping_add(self.packed.offsets[place])
     }
@@ -35,27 +36,28 @@ impl<E> Reached<'_, E> {
     }
 }
 
-/// Operands of a source.
+/// Operand of a source.
 #[derive(Clone, Copy)]
 pub(super) enum Operand {
-    /// As many elements as keys have.
+    /// With the elements of a key.
     Key,
-    /// As many elements as values have.
+    /// With the elements of a value.
     Value,
     /// One number.
     Number,
 }
 
-/// How sources of the tiles of a class are packed, by [`Operand`].
+/// Layout of the packed sources of a class's tiles, by [`Operand`].
 pub(super) struct Operands([PackedSources; 3]);
 
 pub(super) struct PackedSources {
     pub width: usize,
-    /// From an element of a source to the next, from a vector of sources to the next one, and from a row of sources to the next.
+    /// Distances between the elements of a source, between vectors of sources, and between rows of
+    /// sources.
     pub step: usize,
     pub vector: usize,
     pub row: usize,
-    /// Where the sources of the class's segments begin.
+    /// Offsets of the sources of the class's segments.
     offsets: Vec<usize>,
 }
 

@@ -13,7 +13,8 @@ use crate::kernel::memory::prefetch_run;
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::{pack, unpack};
 
-/// A tile in every lane, or some heads of a tile, one after another, with neighbours in the lanes.
+/// One tile in every lane, or some heads of one tile, one after another, with neighbors in the
+/// lanes.
 pub(super) struct Task<'a, E> {
     pub job: &'a Windows<'a, E>,
     pub class: &'a Class,
@@ -22,11 +23,11 @@ pub(super) struct Task<'a, E> {
     pub places: Vec<Place>,
 }
 
-/// Vectors for each of some targets, one for each element.
+/// Vectors for each of some targets, one per element.
 #[derive(Clone, Copy)]
 pub(super) struct Packed<E> {
     first: *mut E,
-    /// Elements from one to the next.
+    /// Distance between targets, in elements.
     pitch: usize,
     pub width: usize,
 }
@@ -38,38 +39,38 @@ impl<E> Packed<E> {
 }
 
 impl<E: Element> Packed<E> {
-    /// Writes zeros.
+    /// Sets the vectors to zero.
     ///
     /// # Safety
-    /// There must be such vectors.
+    /// These vectors must exist.
     #[inline(always)]
     pub(super) unsafe fn clear<S: Simd>(self, simd: S, index: usize) {
         let zero = E::splat(simd, E::default());
         for element in 0..self.width {
             let place = self.at(index).wrapping_add(element * E::lanes::<S>());
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { E::store::<S>(place, zero) };
         }
     }
 }
 
-/// Where a target or source of each lane lies.
+/// Address of a target or source for each lane.
 #[derive(Clone, Copy)]
 pub(super) struct InLane<E> {
     rows: [*mut E; WIDEST],
     count: usize,
 }
 
-/// Where the targets or sources of tiles lie in a field.
+/// Addresses of the targets or sources of tiles in a field.
 pub(super) struct Located<'a, E> {
     task: &'a Task<'a, E>,
     rows: &'a Rows<'a, E>,
     part: Part,
-    /// The head of the field for each of the task's places.
+    /// Head of the field for each of the task's positions.
     heads: Vec<usize>,
-    /// Elements that are used of each row.
+    /// Number of elements used of each row.
     width: usize,
-    /// The first of each lane, from which the others lie at the same distances in one piece.
+    /// First row of each lane, if the others are contiguous at the same distances from it.
     first: InLane<E>,
 }
 
@@ -81,7 +82,7 @@ pub(super) enum Part {
 }
 
 impl<E> Located<'_, E> {
-    /// The vector of targets or sources with this number, of the head whose turn it is.
+    /// Vector of targets or sources with this number, for the head whose turn it is.
     #[inline(always)]
     pub(super) fn at(&self, turn: usize, number: usize) -> InLane<E> {
         let task = self.task;
@@ -96,7 +97,8 @@ impl<E> Located<'_, E> {
         InLane { rows, count }
     }
 
-    /// Adds the rows of a vector to a list, of all heads that are worked on, with their elements.
+    /// Appends the rows of a vector to a list, for all heads of the task, with their numbers of
+    /// elements.
     fn list(&self, number: usize, list: &mut Vec<(*const E, usize)>) {
         let turns = self.task.turns();
         let beside = |heads: &[usize]| heads[1] == heads[0] + 1;
@@ -120,7 +122,7 @@ impl<E> InLane<E> {
     }
 }
 
-/// Scratch that is dealt out from its beginning on.
+/// Scratch that is handed out from its beginning.
 pub(super) struct Room<'a, E>(pub &'a mut [E]);
 
 impl<E> Room<'_, E> {
@@ -140,7 +142,8 @@ impl<E> Room<'_, E> {
 }
 
 impl<E> Task<'_, E> {
-    /// The heads that are worked on one after another; where lanes hold tiles, those have any head.
+    /// Number of heads that are processed one after another; if lanes hold tiles, these have any
+    /// head.
     pub(super) fn turns(&self) -> usize {
         match self.class.neighbours {
             1 => 1,
@@ -148,12 +151,13 @@ impl<E> Task<'_, E> {
         }
     }
 
-    /// The vectors of targets of a head.
+    /// Number of vectors of targets of a head.
     pub(super) fn targets(&self) -> usize {
         self.class.targets.iter().product()
     }
 
-    /// The number of targets whose gradients have room: all where several heads of queries add to them, else a group's.
+    /// Number of targets whose gradients have room: all if several heads of queries add to them,
+    /// else those of a group.
     pub(super) fn kept(&self) -> usize {
         match self.job.shared {
             1 => TARGETS,
@@ -161,7 +165,8 @@ impl<E> Task<'_, E> {
         }
     }
 
-    /// The place of a vector of targets or sources in a tile, counted in steps, and its lanes.
+    /// Position of a vector of targets or sources in a tile, counted in steps, and its number of
+    /// lanes.
     #[inline(always)]
     fn vector(&self, part: Part, number: usize) -> ([usize; 3], usize) {
         let class = self.class;
@@ -179,7 +184,7 @@ impl<E> Task<'_, E> {
         let count = match class.neighbours {
             1 => self.places.len(),
             neighbours => {
-                // Fewer than the class's in a tile whose last vector is not full.
+                // Fewer than the class has, in a tile whose last vector is not full.
                 let missing = class.targets[2] * neighbours - self.places[0].columns;
                 (all - missing).saturating_sub(column).min(neighbours)
             }
@@ -187,7 +192,8 @@ impl<E> Task<'_, E> {
         (place, count)
     }
 
-    /// Where the lanes of a vector lie. A call, because code for every instruction set and pass would take minutes to compile.
+    /// Addresses of the lanes of a vector. Not inlined: compiling it for every instruction set and
+    /// pass would take minutes.
     #[inline(never)]
     fn found(
         &self,
@@ -222,7 +228,8 @@ impl<E> Task<'_, E> {
         found
     }
 
-    /// The targets or sources of all tiles in a field, of which `width` elements are used; `head` gives the head there.
+    /// Targets or sources of all tiles in a field, of which `width` elements are used; `head` maps
+    /// to the head there.
     pub(super) fn located<'a>(
         &'a self,
         (rows, width): (&'a Rows<'a, E>, usize),
@@ -243,7 +250,7 @@ impl<E> Task<'_, E> {
 }
 
 impl<E: Element> Task<'_, E> {
-    /// Room for the sources of a tile.
+    /// Takes room for the sources of a tile.
     pub(super) fn reached(
         &self,
         room: &mut Room<'_, E>,
@@ -259,7 +266,7 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Packs sources of all tiles in a field that a group is the first to reach.
+    /// Packs the sources, of all tiles in a field, that a group is the first to reach.
     #[inline(always)]
     pub(super) unsafe fn pack_sources<S: Simd>(
         &self,
@@ -278,7 +285,7 @@ impl<E: Element> Task<'_, E> {
                 let InLane { rows, count } = from.at(turn, number);
                 let rows = rows.map(<*mut E>::cast_const);
                 let place = (to.of(turn).wrapping_add(before), packed.step);
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     pack(
                         simd,
@@ -292,19 +299,19 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// One number of each lane.
+    /// Gathers one number from each lane.
     #[inline(always)]
     pub(super) unsafe fn gather<S: Simd>(&self, lanes: InLane<E>) -> E::Vector<S> {
         let mut values = [E::default(); WIDEST];
         for (value, row) in values.iter_mut().zip(lanes.rows()) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             *value = unsafe { **row };
         }
         // SAFETY: no vector is wider.
         unsafe { E::load::<S>(values.as_ptr()) }
     }
 
-    /// The dot products of the members of a segment with its sources.
+    /// Dot products of the members of a segment with its sources.
     #[inline(always)]
     pub(super) unsafe fn scores<S: Simd>(
         &self,
@@ -324,11 +331,11 @@ impl<E: Element> Task<'_, E> {
                 .at(member)
                 .wrapping_add(segment.before[member] * lanes)
         });
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { dots(simd, all, sources.sources(turn, segment), to) };
     }
 
-    /// Adds to the results of the members of a segment its sources, weighted.
+    /// Adds the sources of a segment, weighted, to the results of its members.
     #[inline(always)]
     pub(super) unsafe fn weighted<S: Simd>(
         &self,
@@ -344,7 +351,7 @@ impl<E: Element> Task<'_, E> {
         let all = members
             .clone()
             .map(|member| weights.at(member).wrapping_add(before(member)).cast_const());
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             sums(
                 simd,
@@ -357,10 +364,11 @@ impl<E: Element> Task<'_, E> {
 }
 
 impl<E: Element> Task<'_, E> {
-    /// Writes the sums of the sources of a group's targets, weighted, times a factor for each target.
+    /// Writes the weighted sums of the sources of a group's targets, multiplied by a factor for
+    /// each target.
     ///
     /// # Safety
-    /// Weights, sources and results must be there, and all rows in the field.
+    /// Weights, sources and results must exist, and all rows must be in the field.
     #[inline(always)]
     pub(super) unsafe fn write_sums<S: Simd>(
         &self,
@@ -371,7 +379,7 @@ impl<E: Element> Task<'_, E> {
         (sums, to): (Packed<E>, &Located<'_, E>),
         ahead: &mut Ahead<E>,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             for member in 0..group.targets.len() {
                 sums.clear(simd, member);
@@ -411,22 +419,24 @@ pub(super) unsafe fn pack_targets<S: Simd, E: Element>(
         let InLane { rows, count } = from.at(turn, number);
         let rows = rows.map(<*mut E>::cast_const);
         let place = (to.at(member), E::lanes::<S>());
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { pack(simd, &rows[..count], to.width, E::from_f64(factor), place) };
     }
 }
 
-/// Rows that a group needs first, to be asked for by and by, between the products of the group before it: a processor waits for
-/// room when many are asked for at once, and for rows of heads, which lie apart, when none is.
+/// Rows that a group is the first to need, prefetched little by little, between the products of the
+/// group before it: a processor stalls if many are requested at once, and waits for rows of heads,
+/// which are far apart, if none is.
 pub(super) struct Ahead<E> {
-    /// Where rows begin, and their elements.
+    /// Addresses of rows, and their numbers of elements.
     rows: std::vec::IntoIter<(*const E, usize)>,
-    /// Rows to ask for at a time.
+    /// Number of rows to prefetch at a time.
     each: usize,
 }
 
 impl<E> Ahead<E> {
-    /// The sources and targets of a group, if there is one, for so many calls of [`ask`](Self::ask).
+    /// Sources and targets of a group, if there is one, divided among `calls` calls of
+    /// [`ask`](Self::ask).
     pub(super) fn new(
         group: Option<&Group>,
         [sources, targets]: [&[&Located<'_, E>]; 2],
@@ -448,7 +458,7 @@ impl<E> Ahead<E> {
         }
     }
 
-    /// Asks for some more.
+    /// Prefetches some more rows.
     pub(super) fn ask(&mut self) {
         for (row, elements) in self.rows.by_ref().take(self.each) {
             prefetch_run(row, elements);

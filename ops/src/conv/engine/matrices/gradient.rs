@@ -1,9 +1,11 @@
-//! Gradient of the weights as products of matrices: channels × pairs of columns of the source, which lie in a tile as they do
-//! in the field, with pairs of columns × outputs of the cotangent, which are transposed once for all taps and channels.
+//! Gradient of the weights as matrix products: channels × pairs of columns of the source, which lie
+//! in a tile as they do in the field, times pairs of columns × outputs of the cotangent, which is
+//! transposed once for all taps and channels.
 //!
-//! A product sums over 32 columns of a row. The last one of a row ends with it, and begins with columns that the one before
-//! has, of which the cotangent is zero here: so no cell beyond the row's windows is read, which might not be finite. An infinite
-//! cell of those makes a NaN of its sums.
+//! A product sums over 32 columns of a row. The last product of a row ends with the row and begins
+//! with columns that it shares with the product before, for which its cotangent is zero. No cell
+//! beyond the row's windows, which might not be finite, is read. An infinite cell in the shared
+//! columns turns its sums into NaN.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -24,22 +26,23 @@ use crate::kernel::products::{MOST_PARTS, Products, store_parts};
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::transpose;
 
-/// Most bytes of a tile of the source, for a block of channels, and of the cotangent.
+/// Maximum bytes of the source tile of a block of channels, and of the cotangent tile.
 const TILE_BYTES: usize = 512 << 10;
 /// Channels of a block: two matrices.
 const BLOCK: usize = 2 * SIDE;
-/// Products that are added up at a time, whose factors stay in the first-level cache.
+/// Products added up at a time; their factors stay in the first-level cache.
 const TERMS: usize = 12;
-/// Most outputs of a task, and of one whose weights have many sums: then ranges of outputs are tasks, rather than chunks,
-/// which each have sums of their own.
+/// Maximum outputs of a task, and of a task whose weights have many sums: tasks are then ranges of
+/// outputs rather than chunks, each of which has sums of its own.
 const OUTPUTS: usize = 128;
 const FEW_OUTPUTS: usize = 32;
 const MANY_SUMS: usize = 1 << 18;
 
-/// Fewest channels for which matrices of three parts compute gradients of weights where Winograd's method would serve.
+/// Minimum channels for which matrices of three parts replace Winograd's method in weight
+/// gradients.
 const MANY_CHANNELS: usize = 256;
 
-/// Whether the gradient of weights is computed so.
+/// Whether matrices compute the gradient of the weights.
 pub(crate) fn applies<E: Element, P: Products<E>>(job: &WeightJob<'_, P::Number>) -> bool {
     let [_, _, count @ ..] = job.cotangent.shape();
     let instead = job.rows().map(|_| MANY_CHANNELS);
@@ -50,14 +53,15 @@ pub(crate) fn applies<E: Element, P: Products<E>>(job: &WeightJob<'_, P::Number>
         && holds::<E, P>(&smallest(), job.conv.inputs)
 }
 
-/// Whether there is room for two matrices of channels in tiles of a layout.
+/// Whether the tiles of a layout have room for two matrices of channels.
 pub(crate) fn holds<E: Element, P: Products<E>>(layout: &TileLayout, inputs: usize) -> bool {
     let [of_matrix, _] = dealt(inputs);
     let bytes = P::PARTS * layout.len(2 * of_matrix) * size_of::<u16>();
     layout.is_dense() || bytes <= SCRATCH_BYTES
 }
 
-/// The columns of tiles: parts of a row of less than twice `most`, of whole products but for the last one.
+/// Columns of tiles: parts of a row, each shorter than twice `most`; all but the last hold whole
+/// products.
 fn parts(columns: usize, most: usize) -> Vec<Range<usize>> {
     let count = (columns / most.max(COLUMNS)).max(1);
     let width = columns / count / COLUMNS * COLUMNS;
@@ -72,13 +76,13 @@ struct Plan<'a, N> {
     job: &'a WeightJob<'a, N>,
     correlation: Correlation,
     layout: TileLayout,
-    /// Planes and rows of a tile, and the columns of all.
+    /// Planes and rows of a tile, and the columns of all tiles.
     tile: [usize; 2],
     columns: Vec<Range<usize>>,
-    /// Tiles of a sample, and (sample, tile) pairs of every chunk.
+    /// Tiles per sample, and (sample, tile) pairs of every chunk.
     tiles: usize,
     chunks: Vec<Range<usize>>,
-    /// Outputs of a range, and ranges.
+    /// Outputs per range, and number of ranges.
     together: usize,
     ranges: usize,
 }
@@ -128,7 +132,7 @@ impl<'a, N: Send + Sync> Plan<'a, N> {
         plan
     }
 
-    /// The box of a tile.
+    /// Box of a tile.
     fn tile(&self, index: usize) -> [Range<usize>; 3] {
         let [planes, rows] = self.tile;
         let [_, _, count @ ..] = self.job.cotangent.shape();
@@ -142,12 +146,13 @@ impl<'a, N: Send + Sync> Plan<'a, N> {
         ]
     }
 
-    /// Channels and outputs of a group, with those that fill up matrices.
+    /// Channels and outputs of a group, padded to whole matrices.
     fn padded(&self) -> [usize; 2] {
         [self.job.conv.inputs, self.job.conv.outputs].map(|size| size.next_multiple_of(SIDE))
     }
 
-    /// The first columns of the products of a part of a row, each with the number that the one before has, too.
+    /// First columns of the products of a part of a row, each with the number of columns that it
+    /// shares with the product before.
     fn products(columns: &Range<usize>) -> impl Iterator<Item = [usize; 2]> + Clone {
         let len = columns.len();
         let firsts = (0..len).step_by(COLUMNS);
@@ -157,7 +162,7 @@ impl<'a, N: Send + Sync> Plan<'a, N> {
         })
     }
 
-    /// The sums of a chunk, `[group][tap][channel][output]`.
+    /// Number of sums of a chunk, `[group][tap][channel][output]`.
     fn sums(&self) -> usize {
         let [inputs, outputs] = self.padded();
         self.job.conv.groups * self.correlation.taps.len() * inputs * outputs
@@ -196,7 +201,8 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
     let ([rows, _], kernel) = (dealt(inputs), job.conv.elements());
     let mut weight = vec![E::default(); groups * outputs * inputs * kernel];
     let to = Shared::new(&mut weight);
-    // Every element in the order of chunks. Sums of some outputs lie in a cache line, weights of an output one after the other.
+    // Every element is summed in the order of chunks. Sums of some outputs share a cache line; the
+    // weights of an output are contiguous.
     let blocks = outputs.div_ceil(SIDE);
     tasks::for_each(groups * blocks, 1, |index| {
         let (group, first) = (index / blocks, index % blocks * SIDE);
@@ -213,7 +219,7 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
                 }
                 for (output, sum) in (first..outputs).zip(of_outputs) {
                     let weight = ((group * outputs + output) * inputs + input) * kernel;
-                    // SAFETY: an element of this task.
+                    // SAFETY: only this task writes this element.
                     unsafe { *to.at(weight + taken.element) = sum };
                 }
             }
@@ -228,7 +234,7 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
 /// A range of outputs of one group, over the tiles of a chunk.
 struct Task<'a, E: Element, P: Products<E>> {
     plan: &'a Plan<'a, P::Number>,
-    /// Those of a chunk, of which this task has those of its group and outputs.
+    /// Sums of a chunk, of which this task has those of its group and outputs.
     sums: Shared<E>,
     biases: Shared<E>,
     chunk: usize,
@@ -258,7 +264,7 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
         let [of_matrix, matrices] = dealt(inputs);
         let part = plan.layout.len(2 * of_matrix);
         let held = P::PARTS * part * size_of::<u16>() / size_of::<E>();
-        // SAFETY: jobs run so only where the instruction set has matrices.
+        // SAFETY: jobs run this code only where the instruction set has matrices.
         let registers = unsafe { amx::Matrices::of(of_matrix, SIDE) };
         with_scratch(
             terms * P::PARTS * SIDE * room + held + plan.layout.len(1),
@@ -280,8 +286,8 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                         let origin = tile.each_ref().map(|range| range.start);
                         let (pieces, to) = (plan.job.pieces, (source, part, &mut *cells));
                         let right = (cotangent.as_ptr(), room, range.start);
-                        // SAFETY: there is room for two matrices of channels; both factors are written, for these channels
-                        // and outputs.
+                        // SAFETY: there is room for two matrices of channels; both factors have
+                        // been written for these channels and outputs.
                         unsafe {
                             plan.layout
                                 .fill_halves::<S, E, P>(simd, to, pieces, batch, channels, origin);
@@ -301,7 +307,7 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
 }
 
 impl<E: Element, P: Products<E>> Task<'_, E, P> {
-    /// The places of the products' first columns in the tile of the source, in the order of the cotangent.
+    /// Positions of the products' first columns in the source tile, in the order of the cotangent.
     fn places(&self, [planes, rows, columns]: &[Range<usize>; 3]) -> Vec<usize> {
         let lines =
             (0..planes.len()).flat_map(|plane| (0..rows.len()).map(move |row| (plane, row)));
@@ -312,7 +318,8 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         places.collect()
     }
 
-    /// Writes pairs of columns × outputs of the cotangent, `[product][part][pair][output]`, and adds to the gradients of biases.
+    /// Writes pairs of columns × outputs of the cotangent, `[product][part][pair][output]`, and
+    /// adds to the bias gradients.
     #[inline(always)]
     fn fill_cotangent<S: Simd>(
         &self,
@@ -343,7 +350,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                         let from =
                             job.cotangent
                                 .at([batch, channel, plane, row, columns.start + start]);
-                        // SAFETY: a row of the cotangent has so many columns from there on.
+                        // SAFETY: the row of the cotangent has as many columns from there on.
                         unsafe { copy_run(&mut run, from, stride) };
                         run[..overlap].fill(P::Number::default());
                         // SAFETY: a run is whole vectors.
@@ -362,7 +369,8 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                     for joined in joined.iter().take(P::PARTS) {
                         let here = to[place..].as_mut_ptr();
                         let to = |run: usize| here.wrapping_add(run * room);
-                        // SAFETY: runs have 16 pairs, and there is room for as many pairs of 16 outputs.
+                        // SAFETY: runs have 16 pairs, and there is room for as many pairs of 16
+                        // outputs.
                         unsafe { transpose::<S, E>(|run| joined[run].as_ptr(), None, to) };
                         place += SIDE * room;
                     }
@@ -370,7 +378,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
             }
             for (index, sum) in sums.into_iter().take(outputs.end - first).enumerate() {
                 let channel = self.group * job.conv.outputs + first + index;
-                // SAFETY: this task alone adds to these outputs of its chunk.
+                // SAFETY: only this task adds to these outputs of its chunk.
                 unsafe { *self.biases.at(channel) += E::sum(simd, sum) };
             }
         }
@@ -379,7 +387,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
     /// Adds the products of one or two matrices of channels with all outputs.
     ///
     /// # Safety
-    /// The tile of the source must have these channels, and the cotangent a product for every place.
+    /// The source tile must have these channels, and the cotangent a product for every position.
     #[inline(always)]
     unsafe fn add_products(
         &self,
@@ -402,7 +410,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                     .enumerate()
                 {
                     let before = (self.group * taps.len() + tap) * held + first * SIDE;
-                    // SAFETY: sums of this task.
+                    // SAFETY: these sums belong to this task.
                     let sums = unsafe { self.sums.at(before * room_of_sums + output + place) };
                     let left = Factor {
                         at: |term: usize, m: usize| {
@@ -415,7 +423,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                     let right = columns(cotangent.wrapping_add(place), [room, SIDE], P::PARTS);
                     let to = Place::new(sums, room_of_sums, SIDE);
                     let terms = [places.len(), P::PARTS];
-                    // SAFETY: all factors are written, and the sums are this task's.
+                    // SAFETY: all factors have been written, and the sums belong to this task.
                     unsafe { registers.add(sizes, terms, left, right, [to, to]) };
                 }
             }
@@ -426,10 +434,10 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
 /// Copies the numbers of a run, `stride` apart.
 ///
 /// # Safety
-/// As many must be readable.
+/// All numbers of the run must be readable.
 #[inline(always)]
 unsafe fn copy_run<N: Copy>(run: &mut [N; COLUMNS], from: *const N, stride: isize) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if stride == 1 {
             from.copy_to_nonoverlapping(run.as_mut_ptr(), COLUMNS);

@@ -1,5 +1,5 @@
-//! Convolutions by the matrices of AMX. Strips of a tile are products of outputs × pairs of channels with
-//! pairs of channels × columns.
+//! Convolutions with the matrices of AMX. A strip of a tile is the product of outputs × pairs of
+//! channels with pairs of channels × columns.
 
 pub(crate) mod gradient;
 
@@ -20,18 +20,19 @@ use crate::kernel::simd::Element;
 
 /// Columns of a strip: two matrices.
 pub(super) const COLUMNS: usize = 2 * SIDE;
-/// Numbers of the sums of a strip: two matrices each of outputs and columns.
+/// Number of sums of a strip: two matrices each of outputs and columns.
 pub(super) const SUMS: usize = 4 * SIDE * SIDE;
-/// Fewest channels on either side for which matrices pay, and where numbers are of three parts.
+/// Minimum channels on either side for which matrices pay, and the minimum for numbers of three
+/// parts.
 const CHANNELS: usize = 2;
 const SPLIT_CHANNELS: usize = 64;
 
-/// The weights of a correlation as matrices of outputs × pairs of channels.
+/// Weights of a correlation as matrices of outputs × pairs of channels.
 #[derive(Debug)]
 pub(super) struct Weights<E> {
     /// Pairs of channels of a matrix.
     pairs: usize,
-    /// Outputs of a matrix, matrices of a group for each block and tap, and outputs in them.
+    /// Outputs of a matrix; matrices of a group, for each block and tap; outputs of a group.
     rows: usize,
     count: usize,
     outputs: usize,
@@ -41,14 +42,15 @@ pub(super) struct Weights<E> {
     channel: usize,
     /// Elements of the tile from one part of a pair to the next.
     part: usize,
-    /// `[group][one or two matrices of outputs][block][tap][matrix][part][output][pair]`, the pairs with room for [`SIDE`].
+    /// `[group][one or two matrices of
+    /// outputs][block][tap][matrix][part][output][pair]`; the pairs are padded to [`SIDE`].
     packed: Buffer<E>,
 }
 
-/// Where results of a strip go.
+/// Destination of a strip's results.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Results<'a, E, N> {
-    /// The place of the strip's first column in the first output of the group.
+    /// Position of the strip's first column in the first output of the group.
     pub output: *mut N,
     /// Elements between outputs, and between columns.
     pub channel: usize,
@@ -59,14 +61,14 @@ pub(super) struct Results<'a, E, N> {
     pub bias: Option<&'a [E]>,
 }
 
-/// How a number of things is dealt out to matrices: how many each gets, and how many matrices there are.
+/// Divides things evenly among matrices: the number in each, and the number of matrices.
 fn dealt(things: usize) -> [usize; 2] {
     let count = things.div_ceil(SIDE);
     [things.div_ceil(count), count]
 }
 
-/// Whether matrices pay for so many channels of a group. Numbers of three parts pay from `instead` channels on where there is
-/// another method with fewer products.
+/// Whether matrices pay for this number of channels per group. Numbers of three parts pay from
+/// `instead` channels on if another method has fewer products.
 pub(super) fn pay<E: Element, P: Products<E>>(
     method: Method,
     channels: [usize; 2],
@@ -80,14 +82,14 @@ pub(super) fn pay<E: Element, P: Products<E>>(
     channels.iter().all(|channels| *channels >= fewest)
 }
 
-/// Pairs of channels of a tile, with those that fill up matrices.
+/// Pairs of channels of a tile, padded to whole matrices.
 pub(super) fn held(inputs: usize) -> usize {
     let [pairs, blocks] = dealt(inputs.div_ceil(2));
     pairs * blocks
 }
 
 impl<E: Element> Weights<E> {
-    /// The weights of a correlation, for tiles of a layout.
+    /// Packs the weights of a correlation, for tiles of a layout.
     pub(super) fn new<S: Simd, P: Products<E>>(
         simd: S,
         job: &Job<'_, E, P::Number>,
@@ -138,22 +140,23 @@ impl<E: Element> Weights<E> {
         }
     }
 
-    /// The registers for these matrices.
+    /// Registers configured for these matrices.
     pub(super) fn registers(&self) -> amx::Matrices {
-        // SAFETY: weights are packed only where the registers are.
+        // SAFETY: weights are packed only where the registers exist.
         unsafe { amx::Matrices::of(self.rows, self.pairs) }
     }
 
-    /// The first of every one or two matrices of outputs.
+    /// First matrix of every panel of one or two matrices of outputs.
     pub(super) fn panels(&self) -> impl ExactSizeIterator<Item = usize> {
         (0..self.count).step_by(2)
     }
 
-    /// Computes the strip of a group's outputs in one or two matrices, whose columns begin at an address in the tile.
+    /// Computes the strip of a group's outputs in one or two matrices. The strip's columns begin at
+    /// `tile`.
     ///
     /// # Safety
-    /// The tile must be readable at all offsets from there, for [`COLUMNS`] columns, and the results writable, which nothing
-    /// else may use.
+    /// The tile must be readable at all offsets from `tile`, for [`COLUMNS`] columns, and the
+    /// results must be writable and used by nothing else.
     #[inline(always)]
     pub(super) unsafe fn strip<S: Simd, P: Products<E>>(
         &self,
@@ -192,14 +195,14 @@ impl<E: Element> Weights<E> {
         }
         let place = Place::new(sums.as_mut_ptr(), SIDE, 2 * SIDE * SIDE);
         let sizes = [together, across];
-        // SAFETY: the caller's, and sums have two by two matrices.
+        // SAFETY: guaranteed by the caller, and `sums` has two by two matrices.
         unsafe { registers.products(sizes, [terms, P::PARTS], left, right, place) };
         for (index, output) in outputs.enumerate() {
             let (m, row) = (index / self.rows, index % self.rows);
             let bias = to.bias.map_or(E::default(), |bias| bias[output]);
             for n in 0..across {
                 let columns = (to.columns - n * SIDE).min(SIDE);
-                // SAFETY: the caller's, and sums have so many numbers.
+                // SAFETY: guaranteed by the caller, and `sums` has this many numbers.
                 unsafe {
                     let sums = sums.as_ptr().add(((2 * n + m) * SIDE + row) * SIDE);
                     let place = to.output.add(output * to.channel + n * SIDE * to.step);
@@ -210,15 +213,15 @@ impl<E: Element> Weights<E> {
     }
 }
 
-/// Packs a group's weights of a matrix of outputs.
+/// Packs the weights of a group for one matrix of outputs.
 struct Pack<'a, E: Element, P: Products<E>, W> {
     job: &'a Job<'a, E, P::Number>,
     taps: &'a [Tap],
-    /// Outputs and pairs of a matrix, and blocks of pairs.
+    /// Outputs and pairs of a matrix, and number of blocks of pairs.
     sizes: [usize; 3],
-    /// The group, and the number of the matrix among those of the group.
+    /// Group, and index of the matrix within the group.
     place: [usize; 2],
-    /// Matrices of a group.
+    /// Number of matrices of a group.
     count: usize,
     weight: &'a W,
     packed: Shared<E>,
@@ -235,7 +238,7 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number> WithSimd for Pa
         let (together, place) = ((self.count - number / 2 * 2).min(2), number % 2);
         let matrix = P::PARTS * rows * SIDE;
         let first = (group * self.count + number - place) * blocks * taps.len() * matrix;
-        // For every tap the first numbers of pairs, and the second ones.
+        // First numbers of the pairs of every tap, then the second ones.
         let mut numbers = vec![[[P::Number::default(); SIDE]; 2]; taps.len()];
         for (row, block) in (0..rows).flat_map(|row| (0..blocks).map(move |b| (row, b))) {
             let (output, input) = (number * rows + row, 2 * block * pairs);
@@ -254,7 +257,8 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number> WithSimd for Pa
             let before = first + (block * taps.len() * together + place) * matrix;
             for (tap, [first, second]) in numbers.iter().enumerate() {
                 let place = before + tap * together * matrix + row * SIDE;
-                // SAFETY: numbers are two vectors, and elements those of this matrix of outputs.
+                // SAFETY: numbers are two vectors, and elements are those of this matrix of
+                // outputs.
                 unsafe {
                     let numbers = [P::load::<S>(first.as_ptr()), P::load::<S>(second.as_ptr())];
                     let to = self.packed.at(place);
@@ -279,7 +283,7 @@ unsafe fn store<S: Simd, E: Element, P: Products<E>>(
     columns: usize,
 ) {
     let lanes = E::lanes::<S>();
-    // SAFETY: the caller's; vectors divide a row of sums.
+    // SAFETY: guaranteed by the caller; vectors divide a row of sums.
     unsafe {
         if step == 1 && columns == SIDE {
             let bias = E::splat(simd, bias);

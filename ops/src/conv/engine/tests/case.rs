@@ -19,7 +19,7 @@ pub(super) struct Case {
     pub(super) batch: usize,
     /// Results per dim.
     pub(super) count: Dims,
-    /// Cells beyond the last window.
+    /// Number of cells beyond the last window.
     pub(super) rest: Dims,
     /// Where the field is cut into pieces, per dim, in percent; pieces listed in `gaps` are
     /// missing.
@@ -90,7 +90,7 @@ pub(super) fn flat(at: Dims, dims: Dims) -> usize {
     (at[0] * dims[1] + at[1]) * dims[2] + at[2]
 }
 
-/// Numbers of three bits, so that few sums round, also in `f32`.
+/// Numbers of three bits, so that few sums are rounded, even in `f32`.
 pub(super) fn numbers(len: usize, seed: u64) -> Vec<f64> {
     let draw = |i: usize| (i as u64 ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60;
     (0..len).map(|i| draw(i) as f64 / 8.0 - 0.9375).collect()
@@ -100,7 +100,7 @@ pub(super) fn numbers(len: usize, seed: u64) -> Vec<f64> {
 pub(super) trait Number: Copy {
     fn of(value: f64) -> Self;
     fn number(self) -> f64;
-    /// Tolerance of sums of this test's size.
+    /// Tolerance for sums of this test's size.
     const TOLERANCE: f64;
 }
 
@@ -206,7 +206,7 @@ impl Case {
         })
     }
 
-    /// The boxes that the field is cut into, as first cell and size, without the gaps.
+    /// Boxes that the field is cut into, as first cell and size, without the gaps.
     pub(super) fn boxes(&self) -> Vec<(Dims, Dims)> {
         let cells = self.cells();
         let cut: Dims = std::array::from_fn(|dim| cells[dim] * self.cuts[dim] / 100);
@@ -222,7 +222,7 @@ impl Case {
             });
             (part, at, size)
         });
-        // Three gaps at most.
+        // At most three gaps.
         let pieces = all.filter(|(part, _, size)| {
             let gap = self.gaps & 7 == *part as u8 || (self.gaps >> 3) & 7 == *part as u8;
             !gap && volume(*size) > 0
@@ -404,7 +404,7 @@ impl Case {
             &truth.weight_gradient,
             &truth.bias_gradient,
         ];
-        // The root of the number of products in each sum.
+        // Square root of the number of products in each sum.
         let Conv {
             inputs, outputs, ..
         } = self.conv;

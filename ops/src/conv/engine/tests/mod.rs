@@ -1,4 +1,4 @@
-//! Comparison of the engine with sums written out, on every instruction set of this machine.
+//! Compares the engine with sums written out, on every instruction set of this machine.
 
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -183,7 +183,7 @@ fn nothing_may_come_in() {
         let mut case = large();
         case.batch = batch;
         case.count = [1, 3, 5];
-        // Cut so that every box is a gap or empty.
+        // Cut such that every box is a gap or empty.
         case.cuts = [100; 3];
         let truth = case.truth();
         case.check::<f32, Numbers>(Isa::available()[0], &truth)
@@ -236,7 +236,7 @@ fn large_dilations_keep_scratch_small() {
         let correlation = boxes[0].clone().meeting([1, 100, 100]);
         assert!(!holds_matrices::<f32, Numbers>(&correlation, 64));
     }
-    // Dense tiles are as large as they must be.
+    // Dense tiles are as large as necessary.
     let many = Conv {
         kernel: [5; 3],
         stride: [1; 3],
@@ -301,7 +301,7 @@ fn values_that_are_not_finite_stay_in_their_windows() {
     }
 }
 
-/// After a field full of such values, of which tiles must hold none.
+/// Runs after a field full of NaN, which must not remain in tiles.
 fn finite_but_in_windows<P: Products<f32>>(case: &Case, isa: Isa, hit: [usize; 3])
 where
     P::Number: Number,
@@ -347,7 +347,7 @@ where
 proptest! {
     #![proptest_config(Config { cases: 32, ..Config::default() })]
 
-    /// Channels and columns of less than a matrix, and of several.
+    /// Channels and columns of less than a matrix, and of several matrices.
     #[test]
     fn many_channels_are_summed_in_pairs(
         case in case(), inputs in 2..=36_usize, outputs in 2..=36_usize, columns in 20..=70_usize,
@@ -383,7 +383,7 @@ fn few_tasks_are_divided_evenly() {
     assert_eq!(balanced([1, 8, 180], [1, 23, 180], 1), [1, 6, 180]);
     assert_eq!(balanced([1, 8, 180], [1, 23, 180], 3), [1, 6, 180]);
     assert_eq!(balanced([1, 12, 90], [1, 12, 90], 2), [1, 6, 90]);
-    // Many are left as they are, and so is a row.
+    // Many tiles are left as they are, and so is a single row.
     assert_eq!(balanced([1, 8, 360], [1, 181, 360], 1), [1, 8, 360]);
     assert_eq!(balanced([1, 1, 40], [1, 1, 120], 1), [1, 1, 40]);
 }

@@ -14,8 +14,9 @@ use crate::kernel::memory::View;
 use crate::kernel::products::{Numbers, Pairs, Products};
 use crate::kernel::simd::Isa;
 
-/// A case with a kernel of three rows; perhaps with one of squares, and then perhaps with channels of more than a panel. By
-/// Winograd's method gradients of weights are of squares; by the fastest they are of oblongs, if there are enough cells.
+/// A case with a kernel of three rows; possibly of squares, and then possibly with more channels
+/// than a panel. Winograd's method computes weight gradients by squares; the fastest method uses
+/// oblongs if there are enough cells.
 fn rows() -> impl Strategy<Value = Case> {
     let channels = proptest::option::of([60..=80_usize, 60..=80]);
     let squares = proptest::option::of(channels);
@@ -148,7 +149,7 @@ where
     Ok(())
 }
 
-/// The root of the mean square, and the largest, of differences.
+/// Root mean square and maximum of the differences.
 fn errors(found: &[f64], exact: &[f64]) -> [f64; 2] {
     let errors = || {
         found
@@ -160,8 +161,8 @@ fn errors(found: &[f64], exact: &[f64]) -> [f64; 2] {
     [mean.sqrt(), errors().fold(0.0, f64::max)]
 }
 
-/// A case whose numbers have so many bits, so that products are rounded: with so many input channels, columns of taps, and rows
-/// and columns of results.
+/// A case whose numbers have `bits` bits, so that products are rounded, with this number of input
+/// channels, columns of taps, and rows and columns of results.
 fn rounded(channels: usize, taps: usize, [rows, columns]: [usize; 2], bits: u32) -> (Case, Truth) {
     let case = Case {
         conv: Conv {
@@ -193,7 +194,7 @@ fn rounded(channels: usize, taps: usize, [rows, columns]: [usize; 2], bits: u32)
     (case, truth)
 }
 
-/// The errors of a method are at most so many times those of direct sums.
+/// Checks that the errors of a method are at most `most` times those of direct sums.
 fn check_rounding(method: Method, taps: usize, sizes: [usize; 2], most: f64) {
     for channels in [16, 64] {
         let (direct, truth) = rounded(channels, taps, sizes, 24);
@@ -224,13 +225,13 @@ fn rounding_of_rows_is_at_most_four_times_that_of_direct_sums() {
     check_rounding(Method::Winograd, 5, [16, 33], 4.0);
 }
 
-/// The field has the fewest cells for which all passes use squares.
+/// The field has the minimum number of cells for which all passes use squares.
 #[test]
 fn rounding_of_squares_is_at_most_four_times_that_of_direct_sums() {
     check_rounding(Method::Fastest, 3, [50, 76], 4.0);
 }
 
-/// The field has the fewest cells for which gradients of weights use oblongs.
+/// The field has the minimum number of cells for which weight gradients use oblongs.
 #[test]
 fn rounding_of_oblongs_is_at_most_four_times_that_of_direct_sums() {
     check_rounding(Method::Fastest, 3, [16, 32], 4.0);
@@ -241,7 +242,8 @@ fn rounding_by_matrices_is_at_most_twice_that_of_direct_sums() {
     check_rounding(Method::Matrices, 3, [16, 33], 2.0);
 }
 
-/// Of the root of the mean square: the largest error of direct sums, which are rounded once, is half a unit.
+/// Compares root mean squares: the largest error of direct sums, which are rounded once, is half a
+/// unit.
 #[test]
 fn rounding_to_bf16_is_at_most_four_times_that_of_results() {
     for channels in [8, 64] {

@@ -1,4 +1,4 @@
-//! Tiles of a field whose rows are transformed.
+//! Tiles of a field with transformed rows.
 
 use std::ops::Range;
 
@@ -11,32 +11,34 @@ use super::{PRODUCTS, RESULTS, TAPS, of_source};
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// A correlation with three neighbouring rows of taps, by tiles of four rows of results; with three neighbouring columns of
-/// taps also by squares (`COLUMNS` is four, else one) or oblongs (two).
+/// A correlation with three adjacent rows of taps, by tiles of four rows of results; with three
+/// adjacent columns of taps also by squares (`COLUMNS` is four, otherwise one) or oblongs (two).
 ///
 /// A tile begins where its first source row is a multiple of four, whichever box of results is
-/// computed, and a square also where its first source column is: so a result has the same bits in any box.
+/// computed, and a square also where its first source column is. A result thus has the same bits in
+/// any box.
 #[derive(Debug)]
 pub(crate) struct Tiles<const COLUMNS: usize> {
     /// Rows of the first tile, and columns of the first square, before the first result.
     pub before: [usize; 2],
-    /// The correlation of every row of factors: taps without what is transformed, on a lattice of tiles.
+    /// Correlation of every row of factors: the taps of the dims that are not transformed, on a
+    /// lattice of tiles.
     pub flat: Correlation,
-    /// The elements of the three taps that each of these stands for, from low to high rows; by low to high columns if those are
-    /// transformed, too.
+    /// Elements of the three taps that each of these stands for, from low to high rows; from low to
+    /// high columns if those are transformed, too.
     pub elements: Vec<[usize; TAPS]>,
-    /// The correlation on whole tiles.
+    /// Correlation on whole tiles.
     pub source: Correlation,
 }
 
 /// Tiles of rows.
 pub(crate) type RowTiles = Tiles<1>;
 
-/// Squares of results, of all columns of taps.
+/// Squares of results, with all columns of taps.
 pub(crate) type SquareTiles = Tiles<RESULTS>;
 
 impl<const COLUMNS: usize> Tiles<COLUMNS> {
-    /// `None` for other taps, and for steps.
+    /// Creates the tiles; `None` for other taps, and for steps other than one.
     pub(crate) fn new(correlation: &Correlation) -> Option<Self> {
         let Correlation {
             step,
@@ -101,7 +103,7 @@ impl<const COLUMNS: usize> Tiles<COLUMNS> {
     }
 }
 
-/// The first of three offsets next to each other.
+/// First of three consecutive offsets.
 fn three_from(mut offsets: Vec<isize>) -> Option<isize> {
     offsets.sort_unstable();
     match offsets[..] {
@@ -110,22 +112,22 @@ fn three_from(mut offsets: Vec<isize>) -> Option<isize> {
     }
 }
 
-/// The factors of a tile of a field, `[channel][plane][tile][product][column]`, in scratch beside
-/// the cells of a channel.
+/// Factors of a tile of a field, `[channel][plane][tile][product][column]`, in scratch next to the
+/// cells of a channel.
 #[derive(Debug)]
 pub(crate) struct Factors {
-    /// The layout of a channel's cells.
+    /// Layout of a channel's cells.
     cells: TileLayout,
-    /// The layout of factors, whose rows are the products of all tiles.
+    /// Layout of factors, whose rows are the products of all tiles.
     pub layout: TileLayout,
     tiles: usize,
-    /// Channels and tiles of a factor.
+    /// Channels and tiles per factor.
     held: [usize; 2],
 }
 
 impl Factors {
-    /// The factors of tiles of so many planes, tiles of rows, and columns; a factor holds numbers
-    /// of so many channels and tiles.
+    /// Creates the layout of the factors of tiles, given their planes, tiles of rows, and columns;
+    /// a factor holds numbers of `held` channels and tiles.
     pub(crate) fn new(
         rows: &RowTiles,
         [planes, tiles, columns]: Dims,
@@ -141,13 +143,14 @@ impl Factors {
         }
     }
 
-    /// Elements of the scratch of so many channels.
+    /// Elements of the scratch for `channels` channels.
     pub(crate) fn len(&self, channels: usize) -> usize {
         let [together, _] = self.held;
         self.cells.len(together) + self.layout.len(channels.div_ceil(together))
     }
 
-    /// Fills the scratch with the factors of channels of the tile at `origin`; returns them.
+    /// Fills the scratch with the factors of channels of the tile at `origin`, and returns the
+    /// factors.
     #[inline(always)]
     pub(crate) fn fill<'s, S: Simd, E: Element, P: Products<E>>(
         &self,
@@ -190,7 +193,8 @@ impl Factors {
                     .layout
                     .line(index, plane, PRODUCTS * (tile / tiles_held));
                 for column in (0..self.layout.width()).step_by(E::lanes::<S>()) {
-                    // SAFETY: rows of factors are whole vectors, and cells have as many columns, or a margin behind them.
+                    // SAFETY: rows of factors are whole vectors, and cells have as many columns, or
+                    // a margin after them.
                     unsafe {
                         let cells = cells.as_ptr().add(column);
                         let factors = factors.as_mut_ptr().add(place + column);
@@ -211,10 +215,10 @@ impl Factors {
     }
 }
 
-/// The factors of a tile's rows at a vector of columns. A closure would not be inlined.
+/// Factors of a tile's rows at a vector of columns. A closure would not be inlined.
 ///
 /// # Safety
-/// A vector must be readable from every row on.
+/// A vector must be readable from every row.
 #[inline(always)]
 unsafe fn transformed<S: Simd, E: Element>(
     simd: S,
@@ -223,7 +227,7 @@ unsafe fn transformed<S: Simd, E: Element>(
 ) -> [E::Vector<S>; PRODUCTS] {
     let mut x = [E::splat(simd, E::default()); PRODUCTS];
     for (k, x) in x.iter_mut().enumerate() {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         *x = unsafe { E::load::<S>(cells.add(k * row)) };
     }
     of_source::<S, E>(simd, x)

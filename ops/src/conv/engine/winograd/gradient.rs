@@ -1,5 +1,6 @@
-//! Gradients of weights by squares of results: for each of the 36 products, the factors of outputs × squares of the cotangent
-//! times those of squares × channels of the source; or by [oblongs](super::oblongs), which have 24.
+//! Gradients of weights by squares of results: for each of the 36 products, the factors of outputs
+//! × squares of the cotangent times those of squares × channels of the source; or by
+//! [oblongs](super::oblongs), which have 24.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -23,21 +24,23 @@ use crate::kernel::panels::{Factors, Sums};
 use crate::kernel::products::{Numbers, Products};
 use crate::kernel::simd::Element;
 
-/// Fewest cells of all fields for which squares serve: the fewer there are, the more errors are those of rounded factors; with
-/// 2,048 they are more than four times those of direct sums.
+/// Minimum cells of all fields for which squares are used: the fewer cells, the more the rounding
+/// of factors dominates the error. With 2,048 cells errors are more than four times those of direct
+/// sums.
 pub(crate) const CELLS: usize = 3800;
-/// Fewest cells for which oblongs serve.
+/// Minimum cells for which oblongs are used.
 pub(crate) const OBLONG_CELLS: usize = 512;
-/// Bytes of the factors of a box, about, and the squares that it has at least, and at most.
+/// Approximate bytes of the factors of a box, and its minimum and maximum number of squares.
 const BOX_BYTES: usize = 768 << 10;
 const SQUARES: Range<usize> = 64..256;
-/// Squares whose products are added up before they meet the sums of others, which are larger.
+/// Squares whose products are added up before they are added to the sums of others, which are
+/// larger.
 const TOGETHER: usize = 16;
-/// Channels of the side that is not lanes whose sums of all chunks are added up at once.
+/// Channels of the side not in lanes whose sums of all chunks are added up at once.
 const ROWS: usize = 4;
-/// Fewest squares of a chunk, about: its sums are written, and read again.
+/// Approximate minimum of squares of a chunk, because its sums are written and read again.
 const OF_CHUNK: usize = 128;
-/// Channels of the source of a block.
+/// Channels of the source in a block.
 const BLOCK: usize = 256;
 
 /// Computes the gradients.
@@ -96,19 +99,19 @@ struct Plan<'a, N, const COLUMNS: usize> {
     tiles: &'a Tiles<COLUMNS>,
     source: Squares<PRODUCTS, COLUMNS>,
     cotangent: Squares<RESULTS, COLUMNS>,
-    /// The cotangent as a field.
+    /// Cotangent as a field.
     pieces: Pieces<'a, N>,
     /// Squares of a box, per dim.
     tile: Dims,
-    /// Boxes of a sample.
+    /// Number of boxes of a sample.
     boxes: usize,
     /// (sample, box) pairs of every chunk.
     chunks: Vec<Range<usize>>,
     /// Ranges of outputs of a group.
     ranges: usize,
-    /// Whether the lanes of sums are outputs, not inputs: those that fill vectors better.
+    /// Whether the lanes of sums are outputs, not inputs: whichever fill vectors better.
     by_outputs: bool,
-    /// Channels of a group on the side that is not lanes, and on the other, padded.
+    /// Channels of a group on the side not in lanes, and on the other, padded.
     sides: [usize; 2],
 }
 
@@ -136,7 +139,7 @@ impl<'a, N: Copy + Send + Sync, const COLUMNS: usize> Plan<'a, N, COLUMNS> {
         let wanted = TASKS
             .div_ceil(groups * ranges)
             .min(squares.div_ceil(OF_CHUNK));
-        // The windows of one cell, on whole squares.
+        // Windows of one cell, on whole squares.
         let cells = Correlation {
             taps: vec![Tap {
                 offset: [0; 3],
@@ -164,7 +167,7 @@ impl<'a, N: Copy + Send + Sync, const COLUMNS: usize> Plan<'a, N, COLUMNS> {
         }
     }
 
-    /// The sums of a chunk, `[group][product][channel of one side][channel of the other]`.
+    /// Number of sums of a chunk, `[group][product][channel of one side][channel of the other]`.
     fn sums(&self) -> usize {
         self.job.conv.groups * self.of_group()
     }
@@ -181,7 +184,7 @@ impl<'a, N: Copy + Send + Sync, const COLUMNS: usize> Plan<'a, N, COLUMNS> {
 /// A range of outputs of one group, over the boxes of a chunk.
 struct Task<'a, E: Element, P: Products<E>, const COLUMNS: usize> {
     plan: &'a Plan<'a, P::Number, COLUMNS>,
-    /// Those of a chunk, of which this task has those of its group and outputs.
+    /// Sums of a chunk, of which this task has those of its group and outputs.
     sums: Shared<E>,
     biases: Shared<E>,
     chunk: usize,
@@ -190,12 +193,12 @@ struct Task<'a, E: Element, P: Products<E>, const COLUMNS: usize> {
     products: PhantomData<P>,
 }
 
-/// The factors of some channels of a side of a box.
+/// Factors of some channels of a side of a box.
 struct Side<'a, E> {
     factors: &'a [E],
     /// Elements from one product to the next.
     of_product: usize,
-    /// The channels of a group.
+    /// Channels of a group.
     channels: Range<usize>,
     padded: usize,
 }
@@ -240,7 +243,7 @@ impl<E: Element, P: Products<E>, const COLUMNS: usize> WithSimd for Task<'_, E, 
                         &plan.pieces,
                         (batch, base + range.start..base + range.end),
                         (origin, size),
-                        // SAFETY: this task alone adds to these outputs of its chunk.
+                        // SAFETY: only this task adds to these outputs of its chunk.
                         |channel, sum| unsafe { *self.biases.at(channel) += sum },
                     );
                     let of_outputs = Side {
@@ -273,7 +276,7 @@ impl<E: Element, P: Products<E>, const COLUMNS: usize> WithSimd for Task<'_, E, 
                         } else {
                             [&of_outputs, &of_inputs]
                         };
-                        // The next box is asked for while the last block is added.
+                        // The next box is prefetched while the last block is added.
                         let ahead = if last { &ahead[..] } else { &[] };
                         self.add(simd, sides, squares, field > chunk.start, ahead);
                     }
@@ -284,7 +287,7 @@ impl<E: Element, P: Products<E>, const COLUMNS: usize> WithSimd for Task<'_, E, 
 }
 
 impl<E: Element, P: Products<E>, const COLUMNS: usize> Task<'_, E, P, COLUMNS> {
-    /// The memory of the first channels of the next box of the chunk.
+    /// Memory of the first channels of the next box of the chunk.
     fn ahead<S: Simd>(&self, field: usize, range: &Range<usize>) -> Vec<Stretch> {
         let Self { plan, .. } = self;
         if !plan.chunks[self.chunk].contains(&field) {
@@ -332,7 +335,8 @@ impl<E: Element, P: Products<E>, const COLUMNS: usize> Task<'_, E, P, COLUMNS> {
                     let place = (rows.channels.start + row) * pitch + lanes.channels.start + lane;
                     let of_lanes = PANEL.min(lanes.padded - lane);
                     for start in (0..squares).step_by(TOGETHER) {
-                        // SAFETY: the factors of all squares are written; the sums are this task's.
+                        // SAFETY: the factors of all squares have been written; the sums belong to
+                        // this task.
                         unsafe {
                             let to = self.sums.at(first + place);
                             let from = if adds || start > 0 {
@@ -358,10 +362,10 @@ impl<E: Element, P: Products<E>, const COLUMNS: usize> Task<'_, E, P, COLUMNS> {
     }
 }
 
-/// The taps of some channels of the side that is not lanes, computed in `f64`: there are few.
+/// Taps of some channels of the side not in lanes, computed in `f64` because there are few.
 struct Taps<'a, E, N, const COLUMNS: usize> {
     plan: &'a Plan<'a, N, COLUMNS>,
-    /// Those of all chunks, which are added up in order.
+    /// Sums of all chunks, which are added up in order.
     sums: &'a [E],
     group: usize,
     rows: Range<usize>,
@@ -369,7 +373,7 @@ struct Taps<'a, E, N, const COLUMNS: usize> {
 }
 
 impl<E: Element, N: Copy + Send + Sync, const COLUMNS: usize> Taps<'_, E, N, COLUMNS> {
-    /// The sums of all chunks, `[product][row][lane]`.
+    /// Adds up the sums of all chunks, `[product][row][lane]`.
     #[inline(always)]
     fn totals(&self, totals: &mut [f64]) {
         let Self { plan, rows, .. } = self;
@@ -388,7 +392,7 @@ impl<E: Element, N: Copy + Send + Sync, const COLUMNS: usize> Taps<'_, E, N, COL
         }
     }
 
-    /// The taps of a vector of sums; those of a product and the next are so far apart.
+    /// Taps of a vector of sums; consecutive products are `of_product` elements apart.
     #[inline(always)]
     fn of_vector<S: Simd>(
         &self,
@@ -403,7 +407,7 @@ impl<E: Element, N: Copy + Send + Sync, const COLUMNS: usize> Taps<'_, E, N, COL
             let mut sums = [zero; PRODUCTS];
             for (k, sum) in sums.iter_mut().enumerate() {
                 let part = &totals[(across * k + column) * of_product..][..f64::lanes::<S>()];
-                // SAFETY: as many elements as a vector has.
+                // SAFETY: the part has as many elements as a vector.
                 *sum = unsafe { f64::load::<S>(part.as_ptr()) };
             }
             for (down, taps) in down.iter_mut().zip(to_taps::<S, f64>(simd, sums)) {
@@ -447,7 +451,7 @@ impl<E: Element, N: Copy + Send + Sync, const COLUMNS: usize> Taps<'_, E, N, COL
                     };
                     let weight = ((self.group * outputs + output) * inputs + input) * elements;
                     for (element, taps) in taps.iter().enumerate() {
-                        // SAFETY: a weight of this task.
+                        // SAFETY: this weight belongs to this task.
                         unsafe { *self.to.at(weight + element) = E::from_f64(taps[lane]) };
                     }
                 }

@@ -1,16 +1,17 @@
 //! Correlations with three rows of taps by Winograd's method, F(4, 3): six products for four rows
-//! of results, where twelve are the direct sum.
+//! of results, where the direct sum takes twelve.
 //!
-//! Four rows of results are a polynomial product, which is known from its values at six points: 0,
-//! ±5/8, ±3/2 and ∞ (Winograd 1980; points near one keep rounding small, Barabasz et al. 2020).
+//! Four rows of results are a polynomial product, which is determined by its values at six points:
+//! 0, ±5/8, ±3/2 and ∞ (Winograd 1980; points near one keep rounding small, Barabasz et al. 2020).
 //! With the matrices of these points, `y = Aᵀ[(G w) ⊙ (Bᵀ x)]`: rows of the source are transformed
 //! once for all outputs ([`Factors`]), taps once for all cells, and sums over channels, planes and
 //! columns of taps are those of a direct correlation. The gradient of the taps is
 //! `Gᵀ[(A g) ⊙ (Bᵀ x)]`.
 //!
-//! Transforms go along rows, so vectors of columns stay as they are, and any taps in other dims are
-//! possible. With three columns of taps, too, and many channels, columns are transformed in the same way
-//! ([`squares`]): 36 products for sixteen results, where rows alone need 72 and the direct sum 144.
+//! Transforms run along rows, so vectors of columns stay as they are, and any taps in other dims
+//! are possible. With three columns of taps as well, and many channels, columns are transformed in
+//! the same way ([`squares`]): 36 products for sixteen results, where rows alone need 72 and the
+//! direct sum 144.
 
 mod factors;
 pub(crate) mod gradient;
@@ -36,10 +37,11 @@ use crate::kernel::simd::{Element, has_shuffles};
 pub(super) const RESULTS: usize = 4;
 /// Products of a tile: rows of the source that it meets.
 pub(super) const PRODUCTS: usize = 6;
-/// Rows of taps, and columns, of a square.
+/// Rows and columns of taps of a square.
 pub(super) const TAPS: usize = 3;
 
-/// The rows of whole tiles, or columns of whole squares, within a range of so many: those that may be computed by themselves.
+/// Rows of whole tiles, or columns of whole squares, within a range of `count` results: those that
+/// may be computed separately.
 pub(crate) fn whole_tiles(results: &Range<usize>, count: usize) -> Range<usize> {
     let end = if results.end == count {
         count
@@ -49,8 +51,9 @@ pub(crate) fn whole_tiles(results: &Range<usize>, count: usize) -> Range<usize> 
     results.start.next_multiple_of(RESULTS).min(end)..end
 }
 
-/// The squares of a correlation, or its oblongs, if sums of such numbers are those of squares, for input and output channels of a
-/// group, and fields of so many rows and columns of results, which have at least so many cells.
+/// Squares of a correlation, or its oblongs, if sums of these numbers are computed by squares,
+/// given input and output channels of a group, and the number, rows and columns of fields of
+/// results, which must have at least `least` cells together.
 pub(crate) fn squares<S: Simd, E: Element, const COLUMNS: usize>(
     method: Method,
     correlation: &Correlation,
@@ -63,16 +66,16 @@ pub(crate) fn squares<S: Simd, E: Element, const COLUMNS: usize>(
     squares.filter(|squares| squares.flat.taps.len() == 1)
 }
 
-/// Whether code for [`squares`] of such numbers is needed.
+/// Whether code for [`squares`] of these numbers is needed.
 pub(crate) const fn may_have_squares<S: Simd, E: Element, P: Products<E>>() -> bool {
     P::NUMBERS == 1 && size_of::<E>() == size_of::<f32>() && !S::IS_SCALAR
 }
 
-/// The points beside 0 and ∞ are those at these distances from 0, on both sides.
+/// Distances from 0 of the points other than 0 and ∞, which lie on both sides.
 const NEAR: f64 = 0.625;
 const FAR: f64 = 1.5;
 
-/// `Bᵀ`: rows of a source to factors.
+/// `Bᵀ`: transforms rows of a source to factors.
 #[inline(always)]
 fn of_source<S: Simd, E: Element>(
     simd: S,
@@ -80,7 +83,7 @@ fn of_source<S: Simd, E: Element>(
 ) -> [E::Vector<S>; PRODUCTS] {
     let constant = |value: f64| E::splat(simd, E::from_f64(value));
     let (near, far) = (NEAR * NEAR, FAR * FAR);
-    // The polynomials with zeros at all other points.
+    // Polynomials with zeros at all other points.
     let without = |square: f64, low, high| E::mul_add(simd, constant(-square), low, high);
     let ends = |low, middle, high| {
         let rest = E::mul_add(simd, constant(-(near + far)), middle, high);
@@ -97,13 +100,13 @@ fn of_source<S: Simd, E: Element>(
     [zero, near_high, near_low, far_high, far_low, infinity]
 }
 
-/// The sum and the difference of two.
+/// Sum and difference of two vectors.
 #[inline(always)]
 fn both<S: Simd, E: Element>(simd: S, high: E::Vector<S>, low: E::Vector<S>) -> [E::Vector<S>; 2] {
     [E::plus(simd, high, low), E::minus(simd, high, low)]
 }
 
-/// `Aᵀ`: sums of products to rows of results.
+/// `Aᵀ`: transforms sums of products to rows of results.
 #[inline(always)]
 fn to_results<S: Simd, E: Element>(
     simd: S,
@@ -113,7 +116,7 @@ fn to_results<S: Simd, E: Element>(
     let constant = |value: f64| E::splat(simd, E::from_f64(value));
     let near = both::<S, E>(simd, near_high, near_low);
     let far = both::<S, E>(simd, far_high, far_low);
-    // The value at a point of each power.
+    // Value of each power at a point.
     let power = |power: i32, rest| {
         let odd = power as usize % 2;
         let rest = E::mul_add(simd, constant(FAR.powi(power)), far[odd], rest);
@@ -128,7 +131,7 @@ fn to_results<S: Simd, E: Element>(
     ]
 }
 
-/// `A`: rows of a cotangent to factors.
+/// `A`: transforms rows of a cotangent to factors.
 #[inline(always)]
 pub(super) fn of_cotangent<S: Simd, E: Element>(
     simd: S,
@@ -146,12 +149,12 @@ pub(super) fn of_cotangent<S: Simd, E: Element>(
     [g[0], near_high, near_low, far_high, far_low, g[3]]
 }
 
-/// One over the product of the distances of a point to the others: of zero, and of a pair.
+/// Inverse of the product of the distances from a point to the others: for zero, and for each pair.
 const AT_ZERO: f64 = 1.0 / (NEAR * NEAR * FAR * FAR);
 const AT_NEAR: f64 = 0.5 / (NEAR * NEAR * (NEAR * NEAR - FAR * FAR));
 const AT_FAR: f64 = 0.5 / (FAR * FAR * (FAR * FAR - NEAR * NEAR));
 
-/// `G`: rows of taps to factors.
+/// `G`: transforms rows of taps to factors.
 #[inline(always)]
 fn of_taps<S: Simd, E: Element>(
     simd: S,
@@ -174,7 +177,7 @@ fn of_taps<S: Simd, E: Element>(
     ]
 }
 
-/// `Gᵀ`: sums of products to gradients of taps.
+/// `Gᵀ`: transforms sums of products to gradients of taps.
 #[inline(always)]
 pub(super) fn to_taps<S: Simd, E: Element>(
     simd: S,
@@ -202,7 +205,7 @@ mod tests {
     use super::*;
     use pulp::Scalar;
 
-    /// The four results of three taps, and the gradient of the taps, as they are defined.
+    /// The four results of three taps, and the gradient of the taps, by their definitions.
     #[test]
     fn transforms_give_results_and_gradients() {
         let (x, w) = ([0.3, -1.2, 2.5, 0.7, -0.9, 1.1], [0.4, -0.8, 1.7]);

@@ -1,14 +1,15 @@
-//! Columns of oblongs, of four rows and two columns of results: F(4 × 2, 3 × 3), 24 products for eight results, with smaller errors
-//! than squares.
+//! Columns of oblongs of four rows and two columns of results: F(4 × 2, 3 × 3), 24 products for
+//! eight results, with smaller errors than squares.
 //!
-//! Rows are transformed as those of squares are, columns by F(2, 3), with the points 0, ±1 and ∞.
+//! Rows are transformed like those of squares, columns by F(2, 3), with the points 0, ±1 and ∞.
 
 use pulp::Simd;
 
 use super::{PRODUCTS, TAPS, both};
 use crate::kernel::simd::Element;
 
-/// The factors of four columns of a source, or of the first two, of a cotangent; the last two are not used.
+/// Factors of four columns of a source, or of the first two of a cotangent; the last two products
+/// are not used.
 #[inline(always)]
 pub(super) fn transformed<S: Simd, E: Element, const CELLS: usize>(
     simd: S,
@@ -27,7 +28,7 @@ pub(super) fn transformed<S: Simd, E: Element, const CELLS: usize>(
     [zero, high, low, infinity, unused, unused]
 }
 
-/// The gradients of taps from sums of products, of which the last two are not used.
+/// Gradients of taps from sums of products, the last two of which are not used.
 #[inline(always)]
 pub(super) fn to_taps<S: Simd, E: Element>(
     simd: S,

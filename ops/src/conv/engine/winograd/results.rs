@@ -1,5 +1,6 @@
-//! Correlations by squares of results: for each of the 36 products, the factors of squares × channels times those of channels ×
-//! outputs. A square's sums become its results where lanes are outputs, and then rows of the field.
+//! Correlations by squares of results: for each of the 36 products, the factors of squares ×
+//! channels times those of channels × outputs. The sums of squares are transformed to results with
+//! outputs in lanes, and then to rows of the field.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -21,14 +22,16 @@ use crate::kernel::products::{Numbers, Products};
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::transpose;
 
-/// Fewest cells of all fields for which that pays: the factors of taps are as many as those of so many cells.
+/// Minimum cells of all fields for which this pays: the factors of taps are as many as those of
+/// this number of cells.
 pub(crate) const CELLS: usize = 256;
-/// Bytes of the factors of a box, about, and the squares that it has at least, and at most.
+/// Approximate bytes of the factors of a box, and its minimum and maximum number of squares.
 const BOX_BYTES: usize = 384 << 10;
 const SQUARES: Range<usize> = 32..96;
-/// Tasks of a call, if it has panels of outputs for as many: those of a box each compute its factors.
+/// Number of tasks of a call with enough panels of outputs: each task of a box computes its
+/// factors.
 const TASKS: usize = 16;
-/// Inputs whose taps are packed by a task.
+/// Inputs whose taps a task packs.
 const INPUTS: usize = 16;
 
 /// Computes the results of a part.
@@ -63,9 +66,9 @@ struct Part<'a, E, P> {
     source: Squares<PRODUCTS, RESULTS>,
     /// Squares of a box, per dim.
     tile: Dims,
-    /// Boxes of a field.
+    /// Number of boxes of a field.
     boxes: usize,
-    /// Ranges of panels of outputs.
+    /// Number of ranges of panels of outputs.
     ranges: usize,
     weights: Weights<E>,
     products: PhantomData<P>,
@@ -96,10 +99,11 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
     }
 }
 
-/// The factors of taps, `[group][product][panel][input][output]`.
+/// Factors of taps, `[group][product][panel][input][output]`.
 struct Weights<E> {
     factors: Buffer<E>,
-    /// Elements from one product to the next, which begin at other places of a cache.
+    /// Elements from one product to the next, chosen so that products begin at different places of
+    /// a cache.
     of_product: usize,
 }
 
@@ -117,7 +121,7 @@ impl<E: Element> Weights<E> {
         let fill = |factors: Shared<E>| {
             for end in (of_product..=len).step_by(of_product) {
                 for place in end - SKEW..end {
-                    // SAFETY: between the factors of two products.
+                    // SAFETY: this lies between the factors of two products.
                     unsafe { *factors.at(place) = E::default() };
                 }
             }
@@ -139,7 +143,7 @@ impl<E: Element> Weights<E> {
                 _ => tasks::for_each(job.groups * parts, 1, part),
             }
         };
-        // SAFETY: the parts write every factor; what is between products is zero.
+        // SAFETY: the parts write every factor, and the gaps between products are set to zero.
         let factors = unsafe { Buffer::filled(len, fill) };
         Self {
             factors,
@@ -153,10 +157,10 @@ struct Pack<'a, E, P, W> {
     tiles: &'a SquareTiles,
     weight: &'a W,
     group: usize,
-    /// The first, the end, and all of them.
+    /// First input, end, and number of all inputs.
     inputs: [usize; 3],
     outputs: usize,
-    /// The factors of the group.
+    /// Factors of the group.
     to: Shared<E>,
     of_product: usize,
     products: PhantomData<P>,
@@ -171,7 +175,7 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
     fn with_simd<S: Simd>(self, simd: S) {
         let ([start, end, inputs], outputs) = (self.inputs, self.outputs);
         let lanes = E::lanes::<S>();
-        // Of lanes without an output they are values of others, whose results nothing stores.
+        // Lanes without an output hold values of others; their results are never stored.
         let mut taps = [[[E::default(); WIDEST]; TAPS]; TAPS];
         for input in start..end {
             for first in (0..outputs).step_by(lanes) {
@@ -186,14 +190,15 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
                 let panel = first / PANEL * PANEL;
                 let width = PANEL.min(padded::<S, E>(outputs) - panel);
                 let place = panel * inputs + first - panel + input * width;
-                // SAFETY: factors of this part.
+                // SAFETY: these factors belong to this part.
                 unsafe { factors_of_taps::<S, E>(simd, &taps, self.to.at(place), self.of_product) };
             }
         }
     }
 }
 
-/// Writes the factors of a vector of squares of taps, `[column][row]`; those of a product and the next are so far apart.
+/// Writes the factors of a vector of squares of taps, `[column][row]`; consecutive products are
+/// `of_product` elements apart.
 ///
 /// # Safety
 /// There must be room for the factors.
@@ -218,7 +223,7 @@ unsafe fn factors_of_taps<S: Simd, E: Element>(
     }
     for (k, down) in down.into_iter().enumerate() {
         for (j, factor) in of_taps::<S, E>(simd, down).into_iter().enumerate() {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { E::store::<S>(to.add((PRODUCTS * k + j) * of_product), factor) };
         }
     }
@@ -267,7 +272,7 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                 let of_range = panels.div_ceil(part.ranges);
                 let range = self.range * of_range..panels.min((self.range + 1) * of_range);
                 for panel in range.clone() {
-                    // The next box is asked for with the last panel.
+                    // The next box is prefetched with the last panel.
                     let ahead = if panel + 1 == range.end {
                         &ahead[..]
                     } else {
@@ -287,7 +292,8 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
 }
 
 impl<E: Element, P: Products<E>> Task<'_, E, P> {
-    /// Computes the sums of all products and squares for a panel of outputs, `[product][square][output]`.
+    /// Computes the sums of all products and squares for a panel of outputs,
+    /// `[product][square][output]`.
     #[inline(always)]
     fn multiply<S: Simd>(
         &self,
@@ -305,7 +311,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         let ([down, across], output) = self.place(panel, (origin, size), [0; 2]);
         let lines = PANEL.min(job.outputs - panel * PANEL) * down.len();
         for (product, ahead) in shares(ahead, ALL).enumerate() {
-            // What is read and written next is asked for a little before each product.
+            // Prefetches shortly before each product what is read and written next.
             ask_for(ahead);
             for line in lines * product / ALL..lines * (product + 1) / ALL {
                 let (channel, row) = (line / down.len(), line % down.len());
@@ -317,7 +323,8 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
             let to = sums[product * of_sums..].as_mut_ptr();
             for first in (0..job.inputs).step_by(PANEL) {
                 let a = product * part.source.of_product(inputs) + first * squares;
-                // SAFETY: the factors of all squares are written, and there is room for their sums.
+                // SAFETY: the factors of all squares have been written, and there is room for their
+                // sums.
                 unsafe {
                     Sums {
                         a: Factors::new(factors[a..].as_ptr(), PANEL.min(inputs - first)),
@@ -337,8 +344,9 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         }
     }
 
-    /// The rows and columns of so many squares from one of the box at `origin` on that are results, and the place of the first of
-    /// these for the first output of a panel. Results of the first square of a dim begin behind its first row or column.
+    /// Rows and columns that are results, of `size` squares from `square` of the box at `origin`
+    /// on, and the position of the first of these for the first output of a panel. Results of the
+    /// first square of a dim may begin after its first row or column.
     fn place(
         &self,
         panel: usize,
@@ -363,7 +371,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         (results, output)
     }
 
-    /// The memory of the next box's first channels.
+    /// Memory of the next box's first channels.
     fn ahead<S: Simd>(&self) -> Vec<Stretch> {
         let Self { job, part, .. } = self;
         if self.range + 1 < part.ranges || self.tile + 1 == part.boxes {
@@ -400,7 +408,8 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                 let channels = lanes.min(job.outputs - channel);
                 let channel = self.group * job.outputs + channel;
                 let output = output.wrapping_add(vector * cells);
-                // SAFETY: the lattice lies in the output, its channels are `cells` apart, and tasks have disjoint parts of it.
+                // SAFETY: the lattice lies in the output, its channels are `cells` apart, and tasks
+                // have disjoint parts of it.
                 unsafe {
                     let mut bias = E::splat(simd, E::default());
                     if let Some(all) = job.bias {
@@ -437,8 +446,8 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
     }
 }
 
-/// Writes the results of a square, with a bias, from sums that are so far apart, of a vector of outputs: `[row][column]`, from a
-/// column on.
+/// Writes the results of a square, with a bias, from sums of a vector of outputs that are `of_sums`
+/// elements apart: `[row][column]`, from column `first` on.
 ///
 /// # Safety
 /// The sums of all products must be readable.
@@ -455,7 +464,7 @@ unsafe fn results<S: Simd, E: Element>(
     for column in 0..PRODUCTS {
         let mut products = [zero; PRODUCTS];
         for (k, product) in products.iter_mut().enumerate() {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             *product = unsafe { E::load::<S>(sums.add((PRODUCTS * k + column) * of_sums)) };
         }
         for (down, result) in down.iter_mut().zip(to_results::<S, E>(simd, products)) {

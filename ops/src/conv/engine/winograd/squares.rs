@@ -1,8 +1,8 @@
-//! Factors of squares of four by four results, F(4 × 4, 3 × 3): rows are transformed as in [`factors`](super::factors), and
-//! then columns in the same way, 36 products for sixteen results.
+//! Factors of squares of four by four results, F(4 × 4, 3 × 3): rows are transformed as in
+//! [`factors`](super::factors), then columns in the same way; 36 products for sixteen results.
 //!
-//! Lanes are channels: blocks of channels × columns of transformed rows are transposed, so that squares of any number fill
-//! vectors.
+//! Lanes are channels: blocks of channels × columns of transformed rows are transposed, so that any
+//! number of squares fills vectors.
 
 use std::ops::Range;
 
@@ -18,23 +18,24 @@ use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::transpose;
 
-/// Products of a square.
+/// Number of products of a square.
 pub(super) const ALL: usize = products(RESULTS);
 /// Channels of a panel.
 pub(super) const PANEL: usize = 64;
 
-/// Products of four rows of so many columns of results.
+/// Number of products of four rows of `columns` columns of results.
 pub(super) const fn products(columns: usize) -> usize {
     PRODUCTS * (columns + TAPS - 1)
 }
 
-/// Channels, with those that fill up vectors.
+/// Number of channels, padded to whole vectors.
 pub(super) fn padded<S: Simd, E: Element>(channels: usize) -> usize {
     channels.next_multiple_of(E::lanes::<S>())
 }
 
-/// The extents of boxes of a field of so many squares, in one plane, whose factors of so many channels have about so many bytes,
-/// and the number of boxes: of even extents, and columns that fill vectors.
+/// Extents of the boxes of a field of `count` squares, in one plane, whose factors of `channels`
+/// channels take about `bytes` bytes, and the number of boxes. Extents are about equal, and columns
+/// fill vectors.
 pub(super) fn boxes<E, const COLUMNS: usize>(
     count: Dims,
     channels: usize,
@@ -51,24 +52,26 @@ pub(super) fn boxes<E, const COLUMNS: usize>(
     (extents, boxes.product())
 }
 
-/// A block of each row of products, `[channel][column]`, and the same transposed, behind the last columns of the block before.
+/// A block of each row of products, `[channel][column]`, and the same transposed, after the last
+/// columns of the previous block.
 type Rows<E> = [[[E; WIDEST]; WIDEST]; PRODUCTS];
 type Columns<E> = [[[E; WIDEST]; RESULTS + WIDEST]; PRODUCTS];
 
-/// Boxes of squares of a field, or of [oblongs], with so many `COLUMNS` of results. Each meets so many rows of `CELLS`: six of a
-/// source, four of a cotangent.
+/// Boxes of squares of a field, or of [oblongs], with `COLUMNS` columns of results. Each meets
+/// `CELLS` rows: six of a source, four of a cotangent.
 ///
-/// The factors of a box are `[product][panel][square][channel]`: those of a panel begin its first channel times squares behind
-/// those of a product.
+/// The factors of a box are `[product][panel][square][channel]`: those of a panel begin (its first
+/// channel) × (number of squares) elements after those of the product.
 pub(super) struct Squares<const CELLS: usize, const COLUMNS: usize> {
-    /// The layout of a channel's cells.
+    /// Layout of a channel's cells.
     cells: TileLayout,
-    /// Most squares of a box.
+    /// Maximum squares of a box.
     most: usize,
 }
 
 impl<const CELLS: usize, const COLUMNS: usize> Squares<CELLS, COLUMNS> {
-    /// Those of boxes of at most so many rows and columns of squares, of a correlation on whole squares.
+    /// Creates boxes of at most this number of rows and columns of squares, for a correlation on
+    /// whole squares.
     pub(super) fn new(correlation: &Correlation, [rows, columns]: [usize; 2]) -> Self {
         Self {
             cells: TileLayout::new(correlation, [1, RESULTS * rows, COLUMNS * columns]),
@@ -81,17 +84,18 @@ impl<const CELLS: usize, const COLUMNS: usize> Squares<CELLS, COLUMNS> {
         self.cells.len(E::lanes::<S>())
     }
 
-    /// Elements from one product of so many padded channels to the next, which begin at other places of a cache.
+    /// Elements from one product of `padded` channels to the next, chosen so that products begin at
+    /// different places of a cache.
     pub(super) fn of_product(&self, padded: usize) -> usize {
         self.most * padded + SKEW
     }
 
-    /// Elements of the factors of so many padded channels.
+    /// Elements of the factors of `padded` channels.
     pub(super) fn len(&self, padded: usize) -> usize {
         products(COLUMNS) * self.of_product(padded)
     }
 
-    /// The memory of the first vector of channels that [`fill`](Self::fill) reads, to be prefetched.
+    /// Memory of the first vector of channels that [`fill`](Self::fill) reads, to be prefetched.
     pub(super) fn ahead<S: Simd, E: Element, N>(
         &self,
         pieces: &Pieces<'_, N>,
@@ -104,8 +108,8 @@ impl<const CELLS: usize, const COLUMNS: usize> Squares<CELLS, COLUMNS> {
         self.cells.stretches(pieces, batch, first, origin)
     }
 
-    /// Writes the factors of some channels of the box at `origin`, of so many rows and columns of squares; gives `add` each
-    /// channel and, of a cotangent, the sum of its cells.
+    /// Writes the factors of some channels of the box at `origin`, of `size` rows and columns of
+    /// squares. Calls `add` with each channel and, for a cotangent, the sum of its cells.
     #[inline(always)]
     pub(super) fn fill<S: Simd, E: Element, P: Products<E>>(
         &self,
@@ -122,7 +126,7 @@ impl<const CELLS: usize, const COLUMNS: usize> Squares<CELLS, COLUMNS> {
         let of_product = self.of_product(padded);
         let origin = [origin[0], RESULTS * origin[1], COLUMNS * origin[2]];
         let met = self.cells.met_by(pieces, origin);
-        // Of lanes without a channel they hold values of others, which nothing reads.
+        // Lanes without a channel hold values of others, which nothing reads.
         let mut rows: Rows<E> = [[[E::default(); WIDEST]; WIDEST]; PRODUCTS];
         let mut columns: Columns<E> = [[[E::default(); WIDEST]; RESULTS + WIDEST]; PRODUCTS];
         for first in (0..padded).step_by(lanes) {
@@ -139,8 +143,8 @@ impl<const CELLS: usize, const COLUMNS: usize> Squares<CELLS, COLUMNS> {
             let to = factors[panel * squares + first - panel..].as_mut_ptr();
             let mut sums = [E::splat(simd, E::default()); WIDEST];
             for row in 0..size[0] {
-                // SAFETY: the cells of so many channels are there, and rows of whole vectors; the factors have room for all
-                // products of the box's squares.
+                // SAFETY: the cells of these channels are present, in rows of whole vectors; the
+                // factors have room for all products of the box's squares.
                 unsafe {
                     let to = to.add(row * size[1] * width);
                     let cells = (scratch.as_ptr(), present, RESULTS * row);
@@ -155,10 +159,12 @@ impl<const CELLS: usize, const COLUMNS: usize> Squares<CELLS, COLUMNS> {
         }
     }
 
-    /// Writes the factors of a row of squares, of a vector of channels of which some are present; adds their cells to sums.
+    /// Writes the factors of a row of squares, for a vector of channels of which some are present,
+    /// and adds their cells to sums.
     ///
     /// # Safety
-    /// The cells must be there, and room for the factors, which are so far apart: those of products, and of squares.
+    /// The cells must be readable, and there must be room for the factors at the given distances
+    /// between products and between squares.
     #[inline(always)]
     unsafe fn row<S: Simd, E: Element>(
         &self,
@@ -171,11 +177,12 @@ impl<const CELLS: usize, const COLUMNS: usize> Squares<CELLS, COLUMNS> {
     ) {
         let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
         let pitch = self.cells.line(0, 0, 1) - self.cells.line(0, 0, 0);
-        // Columns of a square that the next one has, too: blocks keep the last ones of the block before.
+        // Columns that a square shares with the next one: blocks keep the last columns of the
+        // previous block.
         let late = usize::from(CELLS > RESULTS);
         let in_block = lanes / COLUMNS;
         let blocks = (COLUMNS * squares + CELLS - RESULTS).div_ceil(lanes);
-        // SAFETY: the caller's; rows and columns have room for vectors.
+        // SAFETY: guaranteed by the caller; rows and columns have room for vectors.
         unsafe {
             for block in 0..blocks {
                 for (channel, sum) in sums.iter_mut().enumerate().take(present) {
@@ -229,7 +236,7 @@ impl<const CELLS: usize, const COLUMNS: usize> Squares<CELLS, COLUMNS> {
     }
 }
 
-/// The factors of six cells of a source, or of the first four, of a cotangent.
+/// Factors of six cells of a source, or of the first four of a cotangent.
 #[inline(always)]
 fn transformed<S: Simd, E: Element, const CELLS: usize>(
     simd: S,

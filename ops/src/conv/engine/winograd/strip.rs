@@ -16,7 +16,7 @@ use crate::kernel::simd::Element;
 pub(super) struct Strip<'a, E: Element, P: Products<E>> {
     /// The terms of the first product.
     pub terms: Terms<'a, E>,
-    /// Elements from a row of factors to the next.
+    /// Elements from one row of factors to the next.
     pub row: usize,
     /// The bias of every channel; null without bias.
     pub bias: *const E,
@@ -39,7 +39,8 @@ impl<E: Element, P: Products<E>> Kernel for Strip<'_, E, P> {
     fn block<S: Simd, const M: usize, const N: usize>(self, simd: S) {
         let lanes = E::lanes::<S>();
         let mut sums = [const { MaybeUninit::uninit() }; PRODUCTS];
-        // SAFETY: the caller of `strip::run` promises that the pointers are valid. All sums are written.
+        // SAFETY: the caller of `strip::run` promises that the pointers are valid. All sums are
+        // written.
         unsafe {
             for (k, sums) in sums.iter_mut().enumerate() {
                 self.prefetch(k, [M, N * lanes]);
@@ -59,7 +60,7 @@ impl<E: Element, P: Products<E>> Kernel for Strip<'_, E, P> {
 }
 
 impl<E: Element, P: Products<E>> Strip<'_, E, P> {
-    /// The sums of a product.
+    /// Sums of a product.
     ///
     /// # Safety
     /// The pointers must be valid for the block.
@@ -69,7 +70,7 @@ impl<E: Element, P: Products<E>> Strip<'_, E, P> {
         simd: S,
         product: usize,
     ) -> [[E::Vector<S>; N]; M] {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let terms = Terms {
                 tile: self.terms.tile.add(product * self.row),
@@ -80,8 +81,9 @@ impl<E: Element, P: Products<E>> Strip<'_, E, P> {
         }
     }
 
-    /// Asks for the lines that results of so many channels and columns are stored in: before the first row of products, and
-    /// again before the last, as factors have taken their place in the first-level cache.
+    /// Prefetches the lines in which results of these channels and columns are stored: before the
+    /// first row of products, and again before the last, because factors have displaced them in the
+    /// first-level cache.
     #[inline(always)]
     fn prefetch(&self, product: usize, block: [usize; 2]) {
         if product != 0 && product != PRODUCTS - 1 {
@@ -93,7 +95,8 @@ impl<E: Element, P: Products<E>> Strip<'_, E, P> {
         }
     }
 
-    /// Adds the output's values, if asked for, and the bias, and writes a vector of columns of rows.
+    /// Adds the output's values, if requested, and the bias, and writes a vector of columns of
+    /// rows.
     #[inline(always)]
     unsafe fn store<S: Simd>(
         &self,

@@ -17,9 +17,9 @@ use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// Most bytes of a tile, which stays in the second-level cache.
+/// Maximum bytes of a tile, which stays in the second-level cache.
 const TILE_BYTES: usize = 512 << 10;
-/// Most terms of a block of channels for every product.
+/// Maximum terms of a block of channels for every product.
 const TERMS: usize = 192;
 /// Vectors of strips that tiles are made for.
 const WIDTH: usize = 3;
@@ -47,9 +47,9 @@ struct Part<'a, E, P> {
     factors: Factors,
     /// Planes, tiles of rows, and columns of a task.
     tile: Dims,
-    /// Vectors of a tile's rows.
+    /// Number of vectors of a tile's rows.
     vectors: usize,
-    /// Number of tasks' tiles of a field.
+    /// Number of task tiles of a field.
     tiles: usize,
     /// Number of ranges that the outputs are divided into.
     ranges: usize,
@@ -70,7 +70,8 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
     ) -> Self {
         let lanes = E::lanes::<S>();
         let strip = WIDTH * lanes;
-        // From the taps alone: the order of sums, and so their bits, are the same in any box.
+        // Determined by the taps alone: the order of sums, and so their bits, are the same in any
+        // box.
         let block = block::<E, P>(TERMS / (correlation.terms() / TAPS), job.inputs);
         let room = TILE_BYTES / size_of::<E>();
         let tasks = job.tasks(correlation);
@@ -132,7 +133,7 @@ struct Task<'a, E: Element, P: Products<E>> {
 }
 
 impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
-    /// The task of an index.
+    /// Creates the task with this index.
     fn new(
         job: &'a Job<'a, E, P::Number>,
         part: &'a Part<'a, E, P>,
@@ -210,7 +211,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
             for (plane, tile) in
                 (0..size[0]).flat_map(|plane| (0..size[1]).map(move |tile| (plane, tile)))
             {
-                // Rows of the tile before the first result, and behind the last one, are none.
+                // Rows of the tile before the first result and after the last one are not results.
                 let row = RESULTS * (origin[1] + tile);
                 let skipped = rows_before.saturating_sub(row);
                 let row = row + skipped - rows_before;

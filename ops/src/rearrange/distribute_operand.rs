@@ -1,40 +1,40 @@
-//! A tensor that all ranks hold alike, in the shards of another.
+//! Distribution of a replicated tensor to the shards of another tensor.
 
 use halocline_core::{Error, Fan, Placement, Replicate, Result, Shard, ShardTensor};
 
 use crate::operand::Operand;
 
-/// Cuts a tensor that all ranks hold alike to the shards of `x`. Dims of another size than those of `x` stay whole: those of
-/// one cell, and any where `x` is whole. Nothing is sent.
+/// Cuts a tensor that all ranks hold in full to the shards of `x`. Dims whose size differs from
+/// that in `x` stay whole: those of one cell, and any that is whole in `x`. Nothing is sent.
 ///
 /// # Adjoint
-/// Gradients of the shards are gathered, so that every rank has the whole gradient.
+/// Gradients of the shards are gathered, so every rank has the full gradient.
 ///
 /// # Errors
-/// Another shape; partial values of `x`.
+/// Sizes other than those of `x`, or 1, in its sharded dims; partial values of `x`.
 ///
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_core::{Launcher, Shard, ShardTensor};
-/// use halocline_ops::rearrange::distribute_beside;
+/// use halocline_ops::rearrange::distribute_operand;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<3>::ones([2, 5, 4], &mesh, &[Shard(1)])?;
 ///     let position = Tensor::<3>::ones([1, 5, 4], world.device());
-///     let position = distribute_beside(&x, position)?;
+///     let position = distribute_operand(&x, position)?;
 ///     assert_eq!((position.dims(), position.placements()), ([1, 5, 4], &[Shard(1)][..]));
 ///     assert_eq!((x + position).dims(), [2, 5, 4]);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn distribute_beside<const D: usize>(
+pub fn distribute_operand<const D: usize>(
     x: &ShardTensor<D>,
     tensor: impl Into<Operand<D>>,
 ) -> Result<ShardTensor<D>> {
-    const NAME: &str = "distribute_beside";
+    const NAME: &str = "distribute_operand";
     x.require_resolved(NAME)?;
     let tensor = tensor.into();
     let (shape, dims) = (tensor.dims(), x.dims());
@@ -47,8 +47,8 @@ pub fn distribute_beside<const D: usize>(
         );
         return Err(Error::operator(NAME, message));
     }
-    // Detached: a loss may depend on the operand alone.
-    let tensor = tensor.beside(&x.clone().inner())?;
+    // Detached, because a loss may depend on the operand alone.
+    let tensor = tensor.place_on(&x.clone().inner())?;
     let placements = placements_beside(x, &tensor, |dim| same(dim).then_some(dim));
     let extents = (0..D).map(|dim| {
         if same(dim) {
@@ -61,7 +61,8 @@ pub fn distribute_beside<const D: usize>(
     tensor.try_redistribute(&layout)
 }
 
-/// The placements of a tensor in the shards of `x`, of whose dims `place` gives those that the tensor has.
+/// Returns the placements of a tensor distributed like `x`; `place` maps dims of `x` to those of
+/// the tensor.
 pub(crate) fn placements_beside<const D: usize, const E: usize>(
     x: &ShardTensor<D>,
     tensor: &ShardTensor<E>,
@@ -71,7 +72,7 @@ pub(crate) fn placements_beside<const D: usize, const E: usize>(
     let placements = pairs.map(|(field, held)| match *field {
         Shard(dim) => match (place(dim), held) {
             (Some(dim), _) => Shard(dim),
-            // What fans out beside x already stays so.
+            // An operand that already fans out over the axis keeps doing so.
             (None, Fan) => Fan,
             _ => Replicate,
         },
