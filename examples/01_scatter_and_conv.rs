@@ -1,7 +1,8 @@
 //! A convolution and a training gradient on a field sharded over several ranks.
 //!
 //! `cargo run --example 01_scatter_and_conv -- 4`, or `mpirun -n 4 …` with the feature `mpi`.
-//! Without the launcher, the mesh and the scatter, it is the single-device program.
+//! Without the launcher, the mesh, the scatter and the printed plan it is the single-device program;
+//! there `world.init` is `config.init`, and `resolve` returns its input.
 
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2dConfig;

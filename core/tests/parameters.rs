@@ -149,7 +149,7 @@ fn parameters_with_a_layout_that_ranks_hold_whole_are_sent() {
 /// After an error, a gather that was started ahead is not waited for.
 #[test]
 fn a_silent_rank_costs_the_timeout_once_while_gathers_are_ahead() {
-    const TIMEOUT: Duration = Duration::from_secs(1);
+    const TIMEOUT: Duration = Duration::from_secs(2);
     let launcher = Launcher::local(2).overlap(Overlap::On).check(false);
     let waited = launcher.timeout(TIMEOUT).collect(|world| {
         let mesh = world.mesh([("data", 2)])?;

@@ -41,6 +41,19 @@ fn ranks_may_share_a_batch_norm_that_is_sent() {
     }
 }
 
+/// burn's layer keeps the update of its last batch beside its statistics.
+#[test]
+fn the_last_update_of_running_statistics_is_compared() {
+    let result = Launcher::local(2).run(|world| {
+        let norm = world.init(|device| BatchNormConfig::new(1).init(device))?;
+        let value = world.rank() as f32; // a mistake
+        drop(norm.forward(Tensor::<3>::full([2, 1, 4], value, world.device())));
+        world.check_replicas(&norm)
+    });
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("running_mean differs"), "{error}");
+}
+
 /// Each rank receives a box of the expected size, but with other cells than it needs.
 #[test]
 fn ranks_that_assemble_by_other_arguments_are_told() {

@@ -39,7 +39,7 @@ pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 ///
 /// The last four are attached to the first as dimension scales, where h5py, netCDF and xarray find
 /// them. Reading does not depend on this, and accepts latitudes in either direction, longitudes
-/// from any start (see [`Grid::new`]), any number type for coordinates, and any kind of string.
+/// from any start (see [`Grid::new`]), any dtype for coordinates, and any kind of string.
 ///
 /// These attributes of the CF conventions are supported. Other values of them are errors.
 ///
@@ -364,6 +364,7 @@ fn packing_of<'a>(
         TypeDescriptor::Integer(size) => NumberType::Signed {
             bytes: size as usize,
         },
+        TypeDescriptor::Unsigned(_) => NumberType::Unsigned,
         _ => NumberType::Double,
     };
     Ok((Packing::of(&attributes, stored)?, attributes))

@@ -49,6 +49,12 @@ pub trait Fields: Debug + Send + Sync {
         Calendar::Gregorian
     }
 
+    /// Whether the fields have no time, neither a dim nor a coordinate; [`times`](Self::times) is
+    /// then a single zero. False by default.
+    fn is_undated(&self) -> bool {
+        false
+    }
+
     /// Returns the names of the channels.
     fn channels(&self) -> &[String];
 
@@ -120,6 +126,10 @@ impl<T: Fields + ?Sized> Fields for Box<T> {
 
     fn calendar(&self) -> Calendar {
         (**self).calendar()
+    }
+
+    fn is_undated(&self) -> bool {
+        (**self).is_undated()
     }
 
     fn channels(&self) -> &[String] {

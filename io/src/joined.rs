@@ -122,6 +122,10 @@ impl Fields for Joined {
         self.first().calendar()
     }
 
+    fn is_undated(&self) -> bool {
+        self.parts.iter().all(|part| part.is_undated())
+    }
+
     fn channels(&self) -> &[String] {
         self.first().channels()
     }

@@ -13,7 +13,7 @@
 //! [`Checkpoints`] save the state of a program: each rank writes its part of a [`Snapshot`], and a
 //! [`Checkpoint`] can be loaded on any mesh.
 //!
-//! This crate does no computation on fields beyond their statistics, and contains no models.
+//! Of fields this crate computes only statistics, forcings and masks, and it contains no models.
 
 mod agreement;
 mod alike;

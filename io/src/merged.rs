@@ -156,6 +156,10 @@ impl Fields for Merged {
         self.first().calendar()
     }
 
+    fn is_undated(&self) -> bool {
+        self.parts.iter().all(|part| part.is_undated())
+    }
+
     fn channels(&self) -> &[String] {
         &self.names
     }

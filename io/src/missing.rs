@@ -1,7 +1,7 @@
 use burn::config::Config;
 
-/// Handling of missing values: NaN, infinite values, and those equal to the `_FillValue` or a
-/// `missing_value` of the file.
+/// Handling of missing values: NaN, and those equal to the `_FillValue` or a `missing_value` of the
+/// file.
 ///
 /// # Example
 /// ```

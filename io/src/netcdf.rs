@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hdf5_reader::error::Error as ChunkError;
 use hdf5_reader::filters::{
-    FILTER_DEFLATE, FILTER_FLETCHER32, FILTER_NBIT, FILTER_SCALEOFFSET, FILTER_SHUFFLE, FILTER_SZIP,
+    FILTER_DEFLATE, FILTER_FLETCHER32, FILTER_LZ4, FILTER_NBIT, FILTER_SCALEOFFSET, FILTER_SHUFFLE,
+    FILTER_SZIP,
 };
 use hdf5_reader::messages::HdfMessage;
 use hdf5_reader::messages::filter_pipeline::FilterDescription;
@@ -31,21 +32,21 @@ const MAX_VALUES: usize = 64;
 /// Registered HDF5 filter ID of Zstandard.
 const ZSTANDARD: u16 = 32015;
 /// HDF5 IDs of the filters that are supported.
-const DECODED: [u16; 7] = [
+const DECODED: [u16; 8] = [
     FILTER_DEFLATE,
     FILTER_SHUFFLE,
     FILTER_FLETCHER32,
     FILTER_SZIP,
     FILTER_NBIT,
     FILTER_SCALEOFFSET,
+    FILTER_LZ4,
     ZSTANDARD,
 ];
 /// Names of registered filters that are not supported, by HDF5 ID.
-const OTHERS: [(u16, &str); 7] = [
+const OTHERS: [(u16, &str); 6] = [
     (307, "bzip2"),
     (32000, "LZF"),
     (32001, "Blosc"),
-    (32004, "LZ4"),
     (32008, "Bitshuffle"),
     (32013, "ZFP"),
     (32026, "Blosc2"),
@@ -284,8 +285,8 @@ fn undecoded(file: &Hdf5File, dataset: &Dataset) -> Option<String> {
     let name = OTHERS.iter().find(|(other, _)| *other == id);
     let name = name.map_or("of no known name", |(_, name)| name);
     Some(format!(
-        "chunks by HDF5's filter {id} ({name}), expected zlib, szip, Zstandard, n-bit or scale-offset, shuffled or \
-         not; rewrite it with zlib"
+        "chunks by HDF5's filter {id} ({name}), expected zlib, szip, LZ4, Zstandard, n-bit or scale-offset, \
+         shuffled or not; rewrite it with zlib"
     ))
 }
 
@@ -330,10 +331,11 @@ fn shaped<T>(values: ArrayD<T>, cells: &[Range<usize>]) -> Result<ArrayD<T>, Str
 fn variable(found: &NcVariable, chunk: Option<Vec<u32>>) -> Variable {
     let (kind, width) = match found.dtype() {
         NcType::Float => (Kind::Single, 4),
-        NcType::Double | NcType::UInt64 => (Kind::Double, 8),
-        NcType::UInt => (Kind::Double, 4),
-        NcType::UShort => (Kind::Double, 2),
-        NcType::UByte => (Kind::Double, 1),
+        NcType::Double => (Kind::Double, 8),
+        NcType::UInt64 => (Kind::Unsigned, 8),
+        NcType::UInt => (Kind::Unsigned, 4),
+        NcType::UShort => (Kind::Unsigned, 2),
+        NcType::UByte => (Kind::Unsigned, 1),
         NcType::Int64 => (Kind::Signed, 8),
         NcType::Int => (Kind::Signed, 4),
         NcType::Short => (Kind::Signed, 2),

@@ -26,7 +26,9 @@ pub(crate) enum NumberType {
         /// Size in bytes.
         bytes: usize,
     },
-    /// Floats of other precisions, and unsigned integers.
+    /// Unsigned integers.
+    Unsigned,
+    /// Floats of other precisions.
     Double,
 }
 
@@ -60,7 +62,11 @@ impl Packing {
         let unsigned = attributes.text("_Unsigned")?;
         let wrap = match (unsigned.as_deref(), stored) {
             (Some("true"), NumberType::Signed { bytes }) => Some((8.0 * bytes as f64).exp2()),
-            // The attribute does not affect floats or unsigned integers.
+            (Some("false"), NumberType::Unsigned) => {
+                let expected = "true for unsigned integers, or signed integers";
+                return Err(attributes.refused("_Unsigned", "false", expected));
+            }
+            // The attribute does not affect other numbers.
             (None | Some("true" | "false"), _) => None,
             (Some(other), _) => {
                 return Err(attributes.refused("_Unsigned", other, "true or false"));

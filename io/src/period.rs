@@ -137,6 +137,10 @@ impl Fields for Within {
         self.fields.calendar()
     }
 
+    fn is_undated(&self) -> bool {
+        self.fields.is_undated()
+    }
+
     fn channels(&self) -> &[String] {
         self.fields.channels()
     }

@@ -32,7 +32,8 @@ pub(crate) enum Lead {
 impl fmt::Display for Lead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Steps(steps) => write!(f, "{steps}"),
+            Self::Steps(1) => write!(f, "1 step"),
+            Self::Steps(steps) => write!(f, "{steps} steps"),
             Self::Time(seconds) => write!(f, "{} h", seconds / 3600.0),
         }
     }

@@ -75,6 +75,10 @@ impl Fields for Selected {
         self.fields.calendar()
     }
 
+    fn is_undated(&self) -> bool {
+        self.fields.is_undated()
+    }
+
     fn channels(&self) -> &[String] {
         &self.names
     }

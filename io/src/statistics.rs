@@ -258,9 +258,9 @@ impl StatisticsBuilder {
     ///
     /// # Errors
     /// A file whose channels, units, grid or time step differ from the first, or that cannot be
-    /// read; nothing of it is added. Missing values are an error or are left out, and increments
-    /// over uneven steps are an error, left out or counted, as configured [when the file was
-    /// opened](crate::OpenConfig::open).
+    /// read; nothing of it is added. Missing values are an error or are left out. Uneven steps are
+    /// an error or, with a lead in steps, increments over them are left out or counted. Both are as
+    /// configured [when the file was opened](crate::OpenConfig::open).
     pub fn add(&mut self, file: &impl Fields, progress: &Progress) -> Result<()> {
         let channels = described(file);
         if let Some((metadata, path)) = &self.reference {
@@ -354,7 +354,7 @@ impl StatisticsBuilder {
                     let (found, expected) = match (found, kind) {
                         (Some(_), _) => (
                             format!("infinite {noun} of channel {name}"),
-                            "finite ones; missing = \"reject\" names the first cell".into(),
+                            "finite ones; Missing::Reject names the first cell".into(),
                         ),
                         (None, 0) => (
                             format!("no value of channel {name}"),
@@ -362,7 +362,7 @@ impl StatisticsBuilder {
                         ),
                         (None, _) => (
                             format!("no increments of channel {name}"),
-                            format!("files longer than the lead of {}", self.lead),
+                            format!("two times a lead of {} apart in one file", self.lead),
                         ),
                     };
                     return Err(Error::shape(&path, FIELDS, found, expected));

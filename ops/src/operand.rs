@@ -125,7 +125,7 @@ impl<const D: usize> Operand<D> {
     /// the ranks between which `x` is sharded or fans out.
     ///
     /// # Errors
-    /// Partial values of `x`; a parameter that is sharded, has another number type, or fans out
+    /// Partial values of `x`; a parameter that is sharded, has another dtype, or fans out
     /// where `x` is replicated.
     pub(crate) fn replicated_for<const E: usize>(
         self,

@@ -12,7 +12,7 @@ pub(crate) fn wider(dtype: DType) -> DType {
     }
 }
 
-/// Largest finite value of a number type.
+/// Largest finite value of a dtype.
 pub(crate) fn highest(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::MAX,
@@ -33,7 +33,7 @@ pub(crate) fn widened_for_gradient<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if x.is_tracked() { widened(x) } else { x }
 }
 
-/// Casts a tensor to a number type, unless it already has it.
+/// Casts a tensor to a dtype, unless it already has it.
 pub(crate) fn cast<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     if x.dtype() == dtype {
         return x;
@@ -41,7 +41,7 @@ pub(crate) fn cast<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     x.cast(FloatDType::from(dtype))
 }
 
-/// Casts a sharded tensor to a number type, unless it already has it.
+/// Casts a sharded tensor to a dtype, unless it already has it.
 pub(crate) fn cast_shard<const D: usize>(x: ShardTensor<D>, dtype: DType) -> ShardTensor<D> {
     if x.local().dtype() == dtype {
         return x;
@@ -59,7 +59,7 @@ pub(crate) fn narrowed<const D: usize>(x: ShardTensor<D>, dtype: DType) -> Shard
     }
 }
 
-/// Applies a function in at least f32. The result has the number type of `x`, and is resolved if
+/// Applies a function in at least f32. The result has the dtype of `x`, and is resolved if
 /// that type is narrower.
 pub(crate) fn in_f32<const D: usize>(
     x: ShardTensor<D>,

@@ -24,7 +24,7 @@ pub trait Operator<const D: usize, const E: usize>: Sync {
 ///
 /// Inputs, parameters and the cotangent are random with a fixed seed. Every sharding of
 /// [`shardings`] over `dims` is tried on up to four ranks. For operands that differ in kind or
-/// number of dims, and for other number types, use [`check_golden`].
+/// number of dims, and for other dtypes, use [`check_golden`].
 ///
 /// # Panics
 /// Panics with the sharding and the largest difference if a value or gradient differs by more than
@@ -72,7 +72,7 @@ pub fn check_op<const D: usize, const E: usize>(
 /// over these numbers of ranks as on one rank, whatever the kinds and numbers of dims of its inputs
 /// and parameters.
 ///
-/// The cotangent is random with a fixed seed and has the number type of the first input.
+/// The cotangent is random with a fixed seed and has the dtype of the first input.
 ///
 /// # Panics
 /// Panics with the sharding if a value or gradient differs by more than `tolerance` times the

@@ -67,6 +67,8 @@ const DAY: f64 = 86400.0;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     pub(super) cycle: Cycle,
+    /// Whether the cycle is the default one, not one of the configuration.
+    pub(super) is_default: bool,
     /// Number of equal parts of a day, from 0 UTC on.
     pub(super) parts: usize,
     pub(super) calendar: Calendar,
@@ -100,8 +102,8 @@ const NAME: &str = "climatology";
 const TIMES: &str = "times";
 
 impl Climatology {
-    /// Loads the climatology from a folder, if it holds one of this cycle and number of parts of a
-    /// day. Without a cycle, either of the default ones is loaded.
+    /// Loads the climatology from a folder, if it holds one of this cycle, or of the default one,
+    /// and of this number of parts of a day.
     pub(super) fn load(
         world: &World,
         (mesh, placements): (&DeviceMesh, &[Placement]),
@@ -112,31 +114,21 @@ impl Climatology {
         let Some(saved) = Checkpoint::latest(world, folder)? else {
             return Ok(None);
         };
-        let classes = saved.shape(NAME)?[0];
-        // An earlier version did not save it.
-        let by_size = || {
-            let mut cycles = [Cycle::Month, Cycle::Day, Cycle::Mean].into_iter();
-            let found = cycles.find(|cycle| cycle.classes() * parts == classes);
-            found.map(|cycle| (cycle, parts))
-        };
-        let times: Option<(Cycle, usize)> = saved.value(TIMES).ok().or_else(by_size);
-        let is_chosen = |found: Cycle| match cycle {
-            Some(cycle) => found == cycle,
-            None => found != Cycle::Day,
-        };
-        let chosen = times.filter(|(found, of_day)| is_chosen(*found) && *of_day == parts);
-        let Some((cycle, parts)) = chosen else {
+        let (found, parts_found, is_default): (Cycle, usize, bool) = saved.value(TIMES)?;
+        let is_wanted = cycle.map_or(is_default, |cycle| cycle == found);
+        if !is_wanted || parts_found != parts {
             return Ok(None);
-        };
+        }
         let all = saved.sharded::<4, Float>(NAME, mesh, placements)?.inner();
         let class = |class| all.clone().narrow(0, class, 1);
         Ok(Some(Self {
             times: Times {
-                cycle,
+                cycle: found,
+                is_default,
                 parts,
                 calendar,
             },
-            means: (0..classes).map(class).collect(),
+            means: (0..all.dims()[0]).map(class).collect(),
         }))
     }
 
@@ -155,22 +147,32 @@ impl Climatology {
         loader: &FieldLoader,
     ) -> Result<Self> {
         let means = compute(world, loader, times)?;
+        let climatology = Self { times, means };
         // Opened only now, because another job, such as training, may need the folder in the
         // meantime.
         match Checkpoints::open(world, folder, &CheckpointConfig::new()) {
-            Ok(mut checkpoints) => {
-                let mut snapshot = Snapshot::new(world);
-                snapshot.sharded(NAME, &ShardTensor::cat(means.clone(), 0))?;
-                snapshot.value(TIMES, &(times.cycle, times.parts))?;
-                checkpoints.save(0, snapshot, None)?;
-                checkpoints.wait()?;
-            }
+            Ok(checkpoints) => climatology.save(world, checkpoints)?,
             Err(error) if world.is_root() => {
                 eprintln!("halocline: the climatology is not saved: {error}");
             }
             Err(_) => {}
         }
-        Ok(Self { times, means })
+        Ok(climatology)
+    }
+
+    /// Saves the climatology in a folder.
+    pub(super) fn save(&self, world: &World, mut checkpoints: Checkpoints) -> Result<()> {
+        let Times {
+            cycle,
+            is_default,
+            parts,
+            ..
+        } = self.times;
+        let mut snapshot = Snapshot::new(world);
+        snapshot.sharded(NAME, &ShardTensor::cat(self.means.clone(), 0))?;
+        snapshot.value(TIMES, &(cycle, parts, is_default))?;
+        checkpoints.save(0, snapshot, None)?;
+        checkpoints.wait()
     }
 
     /// Returns the means at these times, `[times, targets, lat, lon]`, whole along the batch.
@@ -309,6 +311,7 @@ mod tests {
     fn parts_of_a_day_have_means_of_their_own() {
         let times = |cycle, parts| Times {
             cycle,
+            is_default: false,
             parts,
             calendar: Calendar::Gregorian,
         };

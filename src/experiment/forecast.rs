@@ -1,6 +1,6 @@
 //! Forecasts from states of the data.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use halocline_core::{Error, RandomKey, Result, ShardTensor};
@@ -26,7 +26,8 @@ pub(super) struct Step {
     pub(super) time: f64,
     /// State of the data at that time.
     pub(super) state: Option<usize>,
-    /// Targets in their units, `[members, targets, lat, lon]`; NaN where the start has no value.
+    /// Targets in their units, `[members, targets, lat, lon]`; an input is NaN where the start has
+    /// no value.
     pub(super) fields: ShardTensor<4>,
 }
 
@@ -64,6 +65,7 @@ impl Experiment {
         };
         let states = self.states(&period)?;
         let date = |start: &usize| self.data.calendar.date(states.timeline.states[*start].1);
+        let note = self.note(model, config)?;
         let starts: Vec<(usize, PathBuf)> = match from {
             Some(date) => vec![(self.start(&states, date)?, path.into())],
             None => {
@@ -95,7 +97,7 @@ impl Experiment {
                     );
                 }
                 let outputs: Vec<&PathBuf> = all.iter().map(|(_, path)| path).collect();
-                self.begin(path, &self.note(model, config)?, existing, &outputs)?;
+                self.begin(path, &note, existing, &outputs)?;
                 let is_left = |(_, path): &(usize, PathBuf)| {
                     u8::from(existing == Existing::Replace || !path.exists())
                 };
@@ -115,7 +117,7 @@ impl Experiment {
         }
         progress.finish();
         if from.is_none() && existing == Existing::Replace {
-            self.save_note(path, &self.note(model, config)?)?;
+            self.save_note(path, &note)?;
         }
         Ok(starts.into_iter().map(|(_, path)| path).collect())
     }
@@ -158,15 +160,15 @@ impl Experiment {
                     path.display()
                 )));
             }
-            let stays = if replaces && before.as_deref() != Some(note) {
+            let stays = if replaces && before.as_ref().is_some_and(|before| before != note) {
                 stores_beside(folder, outputs)?
             } else {
                 Vec::new()
             };
             if !stays.is_empty() {
                 return Err(Error::other(format!(
-                    "{}: forecasts of another configuration or checkpoint that this run does not replace, {}; remove them, \
-                     or choose another folder",
+                    "{}: stores that may be of another configuration or checkpoint, and that this run does not replace, {}; \
+                     remove them, or choose another folder",
                     folder.display(),
                     stays.join(", ")
                 )));
@@ -316,17 +318,13 @@ fn stores_beside(folder: &Path, outputs: &[&PathBuf]) -> Result<Vec<String>> {
     if !folder.exists() {
         return Ok(names);
     }
+    let outputs: HashSet<_> = outputs.iter().filter_map(|path| path.file_name()).collect();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let is_store = path
+        let name = entry.map_err(failed)?.file_name();
+        let is_store = Path::new(&name)
             .extension()
-            .is_some_and(|extension| extension == "zarr");
-        if is_store
-            && !outputs
-                .iter()
-                .any(|output| output.file_name() == path.file_name())
-        {
-            let name = path.file_name().unwrap_or_default();
+            .is_some_and(|end| end == "zarr");
+        if is_store && !outputs.contains(&*name) {
             names.push(name.to_string_lossy().into_owned());
         }
     }

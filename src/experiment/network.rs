@@ -460,7 +460,7 @@ impl<X: Field<4>> Layer<X> for FieldModel {
             x.clone()
         };
         let state = state.index_select(1, &self.places); // [batch, targets, lat, lon]
-        // Networks compute in the number type of the parameters; increments are added in that of
+        // Networks compute in the dtype of the parameters; increments are added in that of
         // the state.
         let types = [x.dtype(), self.damping.base().dtype()];
         let [dtype, computed] = types.map(FloatDType::from);

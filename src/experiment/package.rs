@@ -6,8 +6,8 @@ use halocline_core::{Error, Result};
 use halocline_io::{CheckpointConfig, Checkpoints, Snapshot};
 
 use super::config::ExperimentConfig;
-use super::record::{self, CHECKPOINTS};
-use super::setup::{CLIMATOLOGY, CheckpointChoice, Experiment, STATISTICS};
+use super::record::{self, CHECKPOINTS, CLIMATOLOGY, STATISTICS};
+use super::setup::{CheckpointChoice, Experiment};
 use crate::trainer::MODEL;
 
 /// Name of the folder of the constants file in a package.
@@ -44,29 +44,16 @@ impl Experiment {
     pub fn package(&self, choice: CheckpointChoice, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let model = self.trained(choice)?;
-        self.climatology()?;
         let mut config = self.config.clone();
         let constants = config.data.constants.take();
         config.data.constants = constants.as_deref().map(constants_in);
         (config.mesh, config.plan) = Default::default();
-        let copied = if self.world.is_root() {
-            self.copy_files(path, constants.as_deref())
-        } else {
-            Ok(())
-        };
-        // The other ranks must not write into a folder that does not exist.
-        let told = copied
-            .as_ref()
-            .err()
-            .map(ToString::to_string)
-            .unwrap_or_default();
-        let own = self.world.is_root().then(|| told.into_bytes());
-        let told = self.world.broadcast_bytes(0, own)?;
-        if !told.is_empty() {
-            return Err(Error::other(String::from_utf8_lossy(&told)));
+        if self.world.is_root() {
+            self.copy_files(path, constants.as_deref())?;
         }
-        let folder = path.join(CHECKPOINTS);
-        let mut checkpoints = Checkpoints::open(&self.world, folder, &CheckpointConfig::new())?;
+        let open = |name| Checkpoints::open(&self.world, path.join(name), &CheckpointConfig::new());
+        self.climatology()?.save(&self.world, open(CLIMATOLOGY)?)?;
+        let mut checkpoints = open(CHECKPOINTS)?;
         let mut snapshot = Snapshot::new(&self.world);
         snapshot.module(MODEL, &model)?;
         checkpoints.save(0, snapshot, None)?;
@@ -85,7 +72,7 @@ impl Experiment {
             let message = format!("{}: it exists; choose another path", path.display());
             return Err(Error::other(message));
         }
-        for name in [STATISTICS, CLIMATOLOGY, record::FILES] {
+        for name in [STATISTICS, record::FILES] {
             copy(&self.config.folder.join(name), &path.join(name))?;
         }
         match constants {
@@ -119,7 +106,10 @@ fn constants_in(constants: &Path) -> PathBuf {
 /// # Errors
 /// A source that is missing or cannot be read; a target that cannot be written.
 fn copy(source: &Path, target: &Path) -> Result<()> {
-    let failed = |error| Error::other(format!("{}: {error}", source.display()));
+    let failed = |error| {
+        let (source, target) = (source.display(), target.display());
+        Error::other(format!("{source} to {target}: {error}"))
+    };
     if source.is_dir() {
         std::fs::create_dir_all(target).map_err(failed)?;
         for entry in std::fs::read_dir(source).map_err(failed)? {

@@ -18,12 +18,16 @@ pub(super) const COPY: &str = "experiment.toml";
 pub(super) const FILES: &str = "files.json";
 /// Name of the file that a job locks while it computes statistics.
 const LOCK: &str = ".statistics.lock";
+/// Name of the folder of statistics.
+pub(super) const STATISTICS: &str = "statistics";
+/// Name of the folder of the climatology.
+pub(super) const CLIMATOLOGY: &str = "climatology";
 /// Name of the folder of checkpoints.
 pub(super) const CHECKPOINTS: &str = "checkpoints";
 
 /// Paths in the folder that training and scoring write: once one exists, the folder belongs to its
 /// configuration.
-const MADE: [&str; 3] = ["statistics/data.json", "climatology", CHECKPOINTS];
+const MADE: [&str; 3] = ["statistics/data.json", CLIMATOLOGY, CHECKPOINTS];
 
 /// Identity of the files of an experiment.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -143,8 +147,8 @@ pub(super) fn lock(folder: &Path) -> Result<File> {
     let file = File::create(&path).map_err(|error| failed(&path, &error))?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => Err(Error::other(format!(
-            "{}: another job computes the statistics of this folder; start this one when they are there, or choose \
-             another folder",
+            "{}: another job computes the statistics or the climatology of this folder; start this one when they are there, \
+             or choose another folder",
             folder.display()
         ))),
         // File systems without locks are accepted.

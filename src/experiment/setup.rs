@@ -19,7 +19,8 @@ use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::FieldModel;
 use super::record::{
-    CHECKPOINTS, check_training_files, compare, compare_files, lock, record, untrained,
+    CHECKPOINTS, CLIMATOLOGY, STATISTICS, check_training_files, compare, compare_files, lock,
+    record, untrained,
 };
 use super::timeline::Timeline;
 use crate::trainer::validated_name;
@@ -73,10 +74,6 @@ pub enum CheckpointChoice {
     Last,
 }
 
-/// Name of the folder of statistics.
-pub(super) const STATISTICS: &str = "statistics";
-/// Name of the folder of the climatology.
-pub(super) const CLIMATOLOGY: &str = "climatology";
 /// Seconds per year.
 const YEAR: f64 = 365.0 * 86400.0;
 
@@ -363,6 +360,7 @@ impl Experiment {
         let folder = self.config.folder.join(CLIMATOLOGY);
         let times = Times {
             cycle,
+            is_default: config.climatology.is_none(),
             parts: config.parts_of_day(),
             calendar: data.calendar,
         };

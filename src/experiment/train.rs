@@ -11,7 +11,7 @@ use super::network::FieldModel;
 use super::optimizer::OptimizerKind;
 use super::outlook::memory;
 use super::pace::Pace;
-use super::record::save_copy;
+use super::record::{lock, save_copy};
 use super::setup::{Experiment, Files, States};
 use crate::trainer::{Ended, Trainer, clip_grad_norm};
 
@@ -63,6 +63,11 @@ impl Experiment {
         let batches = data.batches();
         let trainer = self.trainer(batches)?;
         if validation.is_some() || self.config.data.anomalies {
+            let _lock = if root {
+                Some(lock(&self.config.folder)?)
+            } else {
+                None
+            };
             // Before signals are watched, because computing the climatology does not check for
             // them.
             self.climatology()?;

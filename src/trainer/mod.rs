@@ -71,7 +71,7 @@ pub use validation::Validation;
 ///             Ok(x.apply(model).abs().mean())
 ///         })?;
 ///         if ended == Ended::Interrupted {
-///             break; // by Ctrl-C or the queue: everything is saved
+///             break; // by Ctrl-C or the scheduler: everything is saved
 ///         }
 ///     }
 ///     trainer.finish()?;
@@ -194,8 +194,8 @@ impl<M: Module> Trainer<M> {
         }
     }
 
-    /// Sets the number of steps between saves. Default 0: only at [`save`](Self::save) and
-    /// [`finish`](Self::finish).
+    /// Sets the number of steps between saves. Default 0: only at [`save`](Self::save),
+    /// [`validate`](Self::validate) and [`finish`](Self::finish).
     #[must_use]
     pub fn with_save_every(mut self, steps: u64) -> Self {
         self.save_every = steps;

@@ -26,8 +26,8 @@ use super::{Optimizer, Progress, Trainer, gradients};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
-    /// Ends the run with an error that names the step, the batch and the first parameter. The model
-    /// is unchanged.
+    /// Ends the run with an error that names the step, the batch and the first parameter.
+    /// Parameters are unchanged; running statistics, as of batch norms, may have changed.
     #[default]
     Stop,
     /// Skips the step: its batches change neither the model nor the optimizer and its schedule, and

@@ -70,7 +70,11 @@ fn a_package_needs_neither_the_folder_nor_the_files_of_training() {
             );
         }
     }
-    let scored = run(&["score", "--files", "new.h5", "--no-pictures"]);
+    let no_pictures = cfg!(feature = "plot").then_some("--no-pictures");
+    let score = ["score", "--files", "new.h5"]
+        .into_iter()
+        .chain(no_pictures);
+    let scored = run(&score.collect::<Vec<_>>());
     assert!(scored.status.success() && elsewhere.path().join("model/scores-new.json").exists());
     assert_eq!(run(&["score"]).status.code(), Some(2));
 }

@@ -30,7 +30,7 @@ pub(super) enum Content {
     #[cfg(feature = "cube")]
     OnGpu(Vec<Handle>),
     /// The bytes of tensors: a block and the number of its leading bytes that are used.
-    AnyDims(Block, usize),
+    Packed(Block, usize),
 }
 
 impl Sender {
@@ -60,7 +60,7 @@ impl std::fmt::Display for Content {
                 let shapes = handles.iter().map(|handle| handle.shape().to_vec());
                 write!(f, "{:?}", shapes.collect::<Vec<_>>())
             }
-            Self::AnyDims(_, bytes) => write!(f, "{bytes} bytes"),
+            Self::Packed(_, bytes) => write!(f, "{bytes} bytes"),
         }
     }
 }
@@ -84,7 +84,7 @@ impl Content {
                 }
                 (payload, _) => payload,
             }),
-            Self::AnyDims(block, bytes) if expected.bytes() == Some(bytes) => Ok(match expected {
+            Self::Packed(block, bytes) if expected.bytes() == Some(bytes) => Ok(match expected {
                 Expected::Place(place) => {
                     place.write(&block.bytes()[..bytes]);
                     Payload::Tensors(Vec::new())

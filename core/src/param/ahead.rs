@@ -18,7 +18,7 @@ use crate::dispatch::same_memory;
 use crate::exchange::Exchange;
 use crate::layout::Layout;
 use crate::operator::Operator;
-use crate::{DeviceMesh, Result};
+use crate::{DeviceMesh, Result, module_scope};
 
 thread_local! {
     static STATE: RefCell<State> = RefCell::default();
@@ -29,9 +29,9 @@ struct State {
     /// Shards of the guarded model, by path; empty without a guard.
     held: HashMap<String, Held>,
     /// The gathers of the previous step, in order.
-    before: Vec<Step>,
+    before: Vec<Recorded>,
     /// The gathers of this step.
-    now: Vec<Step>,
+    now: Vec<Recorded>,
     /// The gather that has been started, if any.
     flight: Option<Flight>,
 }
@@ -51,6 +51,9 @@ pub(super) struct Step {
     pub(super) from: Layout,
     pub(super) to: Layout,
 }
+
+/// A gather, and the module that asked for it.
+type Recorded = (Step, Option<Arc<str>>);
 
 struct Flight {
     step: Step,
@@ -85,20 +88,23 @@ pub(super) fn gather(
 fn start_next(step: &Step) -> Result<()> {
     let next = STATE.with_borrow_mut(|state| {
         let index = state.now.len();
-        state.now.push(step.clone());
-        let next = if state.before.get(index) == Some(step) {
-            state.before.get(index + 1)?
-        } else {
-            return None;
-        };
+        state.now.push((step.clone(), module_scope::current()));
+        let (before, _) = state.before.get(index)?;
+        let (next, module) = state.before.get(index + 1).filter(|_| before == step)?;
         // Only the first stage of a gather in several stages starts from the held shard.
         let held = state.held.get(&*next.path);
         let held = held.filter(|held| held.layout == next.from)?;
-        Some((next.clone(), held.shard.clone(), held.mesh.clone()))
+        Some((
+            next.clone(),
+            module.clone(),
+            held.shard.clone(),
+            held.mesh.clone(),
+        ))
     });
-    let Some((step, shard, mesh)) = next else {
+    let Some((step, module, shard, mesh)) = next else {
         return Ok(());
     };
+    let _module = module_scope::enter(module);
     let forward = exchange::gathering(&mesh, &step.from, &step.to, true);
     let exchange = if step.again {
         exchange::again(&forward)

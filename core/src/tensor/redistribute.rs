@@ -472,8 +472,9 @@ impl<const D: usize, K: kind::Autodiff> ShardTensor<D, K> {
                 }
             };
             let key = ("gather_tensor", resolved.layout.clone(), root);
-            let plan = self.mesh.cache().get_or_make(key, |(_, layout, _)| {
-                Ok(self.mesh.exchange_plan(Source::Layout(layout), need))
+            let plan = self.mesh.cache().get_or_make(key, |key| {
+                let plan = self.mesh.exchange_plan(Source::Layout(&key.1), need);
+                Ok(plan.with_arguments(key))
             });
             let plan = plan.expect("making this plan cannot fail");
             let operation =

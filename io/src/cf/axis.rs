@@ -31,10 +31,11 @@ const LONGITUDES: [&str; 6] = [
     "degreee",
 ];
 const PRESSURES: [&str; 7] = ["pa", "hpa", "mbar", "millibar", "millibars", "mb", "dbar"];
-/// Units of forecast lead times. Excludes `s`, which is the unit of wave periods.
-const DURATIONS: [&str; 14] = [
+/// Units of forecast lead times. Excludes `s` and `sec`, which are units of wave periods.
+const DURATIONS: [&str; 16] = [
     "days",
     "day",
+    "d",
     "hours",
     "hour",
     "hrs",
@@ -42,6 +43,7 @@ const DURATIONS: [&str; 14] = [
     "h",
     "minutes",
     "minute",
+    "mins",
     "min",
     "seconds",
     "milliseconds",
@@ -100,13 +102,18 @@ pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
         name if is_time(name) => Some(Axis::Time),
         "level" | "levels" | "lev" | "plev" | "pressure" | "pressure_level" | "isobaricinhpa"
         | "height" | "depth" | "altitude" => Some(Axis::Level),
-        _ => {
+        name => {
             let is_level = PRESSURES.contains(&units.as_str()) || lower("positive").is_some();
-            let is_step = variable.dims.len() == 1 && DURATIONS.contains(&units.as_str());
-            match (is_level, is_step) {
-                (true, _) => Some(Axis::Level),
-                (false, true) => Some(Axis::Forecast),
-                (false, false) => None,
+            // Durations along other dims may be fields of one dim, such as the age of levels.
+            let is_on_own_dim = variable.dims == [variable.name.as_str()];
+            let is_named = ["lead", "step"].iter().any(|word| name.contains(word));
+            let is_step = DURATIONS.contains(&units.as_str())
+                && variable.dims.len() == 1
+                && (is_on_own_dim || is_named);
+            if is_level {
+                Some(Axis::Level)
+            } else {
+                is_step.then_some(Axis::Forecast)
             }
         }
     }
@@ -134,12 +141,17 @@ mod tests {
     use crate::cf::variable::{Attribute, Kind};
 
     fn axis(name: &str, attributes: &[(&str, &str)]) -> Option<Axis> {
+        along(name, name, attributes)
+    }
+
+    /// Returns the axis of a variable along a dim.
+    fn along(dim: &str, name: &str, attributes: &[(&str, &str)]) -> Option<Axis> {
         let text = |(name, value): &(&str, &str)| {
             ((*name).to_string(), Attribute::Text((*value).to_string()))
         };
         axis_of(&Variable {
             name: name.into(),
-            dims: vec![name.into()],
+            dims: vec![dim.into()],
             shape: vec![3],
             kind: Kind::Double,
             dtype: "float64".into(),
@@ -204,5 +216,13 @@ mod tests {
         ] {
             assert_eq!(axis(name, attributes), expected, "{name} {attributes:?}");
         }
+    }
+
+    #[test]
+    fn durations_along_another_dim_are_steps_by_name_only() {
+        let days = [("units", "days")];
+        assert_eq!(along("lev", "age", &days), None);
+        assert_eq!(along("index", "lead_time", &days), Some(Axis::Forecast));
+        assert_eq!(axis("age", &days), Some(Axis::Forecast));
     }
 }

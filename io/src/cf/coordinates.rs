@@ -150,7 +150,12 @@ impl<'a> Coordinates<'a> {
         }
         let mut found = None;
         let mut is_confirmed = false;
-        for variable in self.container.variables() {
+        let variables = self.container.variables();
+        let bounds = variables
+            .iter()
+            .filter_map(|variable| variable.text("bounds"));
+        let bounds: Vec<&str> = bounds.collect();
+        for variable in variables {
             let along = match axis_of(variable) {
                 Some(Axis::Latitude) => 0,
                 Some(Axis::Longitude) => 1,
@@ -160,8 +165,9 @@ impl<'a> Coordinates<'a> {
             let [Some(rows), Some(columns)] = places else {
                 continue;
             };
-            // In bounds, the last dim holds the corners of a cell.
-            let is_bounds = rows.max(columns) + 1 < variable.dims.len();
+            // Bounds, usually with the corners of a cell along the last dim.
+            let is_bounds = rows.max(columns) + 1 < variable.dims.len()
+                || bounds.contains(&variable.name.as_str());
             if variable.kind == Kind::Other || is_bounds {
                 continue;
             }
@@ -193,7 +199,7 @@ impl<'a> Coordinates<'a> {
                 ));
                 break;
             }
-            is_confirmed = true;
+            is_confirmed |= all.iter().any(|value| !value.is_nan());
         }
         let mut coordinates = lines.iter().filter_map(|dim| self.find(dim));
         if found.is_none()
@@ -202,7 +208,7 @@ impl<'a> Coordinates<'a> {
         {
             found = Some(format!(
                 "on {}, which is a {:?} by its long_name; put the latitudes of the cells, such as geolat, into the \
-                 file, or change long_name if the grid is regular",
+                 file (at most 16 Mi cells), or change long_name if the grid is regular",
                 nominal.name,
                 nominal.text("long_name").unwrap_or_default()
             ));
@@ -339,12 +345,12 @@ impl<'a> Coordinates<'a> {
     }
 
     /// Reads name, calendar and values of the time axis, in seconds since 1970-01-01. Without a
-    /// time axis, there is one time: that of a coordinate with a single value, else zero.
+    /// time axis, there is one time, that of a coordinate with a single value, or none.
     ///
     /// # Errors
     /// Times that cannot be parsed or do not increase; the initial time of a forecast without a
     /// valid time.
-    pub(super) fn times(&self, dim: Option<&str>) -> Result<Times> {
+    pub(super) fn times(&self, dim: Option<&str>) -> Result<Option<Times>> {
         let variable = match dim {
             Some(dim) => self.find(dim),
             None => self.single_time(),
@@ -367,14 +373,19 @@ impl<'a> Coordinates<'a> {
                     "the beginning of a forecast, and no time of its fields",
                     "a coordinate valid_time with this time, or no time at all",
                 )),
-                _ => Ok(undated()),
+                _ => Ok(None),
             };
         };
         let attributes = VariableAttributes(path, variable);
         let numbers = self.values(variable)?;
-        let (calendar, seconds) = time_units::seconds(&attributes, self.units, numbers)?;
+        // A dim that no field has may be unused, as in files of constants.
+        let is_unused = dim.is_none() && self.units.is_none() && !variable.dims.is_empty();
+        let (calendar, seconds) = match time_units::seconds(&attributes, self.units, numbers) {
+            Err(_) if is_unused => return Ok(None),
+            found => found?,
+        };
         times::check_rising(path, &variable.name, &seconds)?;
-        Ok((variable.name.clone(), calendar, seconds))
+        Ok(Some((variable.name.clone(), calendar, seconds)))
     }
 
     /// Returns the labels of the levels along a dim with the coordinate that holds them; without a

@@ -113,6 +113,10 @@ impl Fields for CfFields {
         self.plan.calendar
     }
 
+    fn is_undated(&self) -> bool {
+        self.plan.is_undated
+    }
+
     fn channels(&self) -> &[String] {
         &self.plan.names
     }

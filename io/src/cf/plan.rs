@@ -37,8 +37,10 @@ pub(crate) struct Plan {
     pub(crate) calendar: Calendar,
     /// Name of the time axis.
     pub(crate) time: String,
-    /// Whether fields without a time dim are valid at all times. False if the file has no time axis
-    /// but a single time coordinate, which then is the time of its fields.
+    /// Whether the container has neither a time axis nor a coordinate with the time of its fields.
+    pub(crate) is_undated: bool,
+    /// Whether fields without a time dim are valid at all times, which needs a time axis: without
+    /// one, they are a state at a single time.
     pub(crate) are_static: bool,
     pub(crate) fields: Vec<Field>,
     pub(crate) channels: Vec<Channel>,
@@ -165,17 +167,20 @@ impl Plan {
         let is_static = chosen.is_some() && dim(&main, Role::Time).is_none();
         let beside = is_static.then(timed_beside).flatten();
         let time = dim(beside.as_ref().unwrap_or(&main), Role::Time);
-        let are_static = time.is_some() || coordinates.single_time().is_none();
-        let (time, calendar, times) = match coordinates.times(time) {
+        let are_static = time.is_some();
+        let found = match coordinates.times(time) {
             // Fields without a time dim do not need the time axis of other variables.
-            Err(_) if beside.is_some() => undated(),
+            Err(_) if beside.is_some() => None,
             found => found?,
         };
+        let is_undated = found.is_none();
+        let (time, calendar, times) = found.unwrap_or_else(undated);
         let mut plan = Self {
             grid,
             times,
             calendar,
             time,
+            is_undated,
             are_static,
             fields: Vec::new(),
             channels: Vec::new(),

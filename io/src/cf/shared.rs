@@ -195,6 +195,7 @@ impl<'a> Request<'a> {
         let (container, variable, cells) = (self.container, self.variable, self.cells);
         let found = &container.variables()[variable];
         let mut claims = Vec::new();
+        let mut absent: Vec<Cells> = Vec::new();
         for chunk in chunks(cells, &found.shape, chunk) {
             if within(&chunk, inside) {
                 continue;
@@ -205,7 +206,7 @@ impl<'a> Request<'a> {
                 let common = chunk.iter().zip(cells);
                 let common = common
                     .map(|(chunk, cells)| chunk.start.max(cells.start)..chunk.end.min(cells.end));
-                self.read(common.collect())?;
+                absent.push(common.collect());
                 continue;
             };
             let key = Key {
@@ -225,7 +226,8 @@ impl<'a> Request<'a> {
         let claims = claims.into_par_iter();
         let decoded = claims.map(|claim| claim.decode(container, variable));
         self.decoded += decoded.sum::<u64>();
-        Ok(())
+        // After the claims, because an error before would fail the ranks that wait for them.
+        absent.into_iter().try_for_each(|cells| self.read(cells))
     }
 
     /// Waits for the chunks that other ranks decode. Returns the numbers of the box, and the number

@@ -36,6 +36,8 @@ pub(crate) enum Kind {
     Single,
     /// Signed integers, read in double precision.
     Signed,
+    /// Unsigned integers, read in double precision.
+    Unsigned,
     /// Numbers of other types, read in double precision.
     Double,
     /// Not numbers.
@@ -64,6 +66,7 @@ impl Variable {
         match self.kind {
             Kind::Single => NumberType::Single,
             Kind::Signed => NumberType::Signed { bytes: self.width },
+            Kind::Unsigned => NumberType::Unsigned,
             Kind::Double | Kind::Other => NumberType::Double,
         }
     }

@@ -67,7 +67,11 @@ impl FileLayout {
     fn new(schema: &Schema, times: &Times<'_>) -> Self {
         let [rows, columns] = schema.grid.shape();
         let fixed = schema.fixed();
-        let mut dims = vec![(TIME.to_string(), 0)];
+        let time_coordinates = times.coordinates(schema);
+        let mut dims = Vec::new();
+        if !time_coordinates.is_empty() {
+            dims.push((TIME.to_string(), 0));
+        }
         let sizes = fixed
             .iter()
             .map(|coordinate| (coordinate.name.clone(), coordinate.values.len() as u64));
@@ -84,7 +88,7 @@ impl FileLayout {
             begin: 0,
         };
         let mut entries: Vec<Entry> = fixed.iter().map(coordinate).collect();
-        entries.extend(times.coordinates(schema).iter().map(coordinate));
+        entries.extend(time_coordinates.iter().map(coordinate));
         for (variable, output) in schema.variables.iter().enumerate() {
             let mut attributes = output.attributes.clone();
             if times.start.is_some() && !output.is_static {
@@ -259,7 +263,9 @@ impl ClassicOutput {
                 self.write_at(entry.begin + index as u64 * step, &value.to_be_bytes())?;
             }
         }
-        self.write_at(0, &self.layout.header(times.seconds.len() as u64))?;
+        let has_records = self.layout.entries.iter().any(Entry::has_time);
+        let records = if has_records { times.seconds.len() } else { 0 };
+        self.write_at(0, &self.layout.header(records as u64))?;
         self.sync()
     }
 

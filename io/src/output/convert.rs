@@ -13,6 +13,7 @@ use super::journal::Journal;
 use super::schema::{Schema, Times};
 use super::target::Target;
 use crate::alike::checksum;
+use crate::fields::described;
 use crate::staged_folder::StagedFolder;
 use crate::{Channel, Error, Fields, Result};
 
@@ -112,22 +113,24 @@ pub fn convert(
         return Err(Error::argument("times", 0, "at least one time"));
     }
     let chunk = chunk(shape, config)?;
+    let mut channels = described(source);
+    for channel in &mut channels {
+        // A time in the output would be read as that of the fields.
+        channel.is_static |= source.is_undated();
+    }
     let blocks = blocks(
         shape,
-        |channel| source.describe(channel),
+        |channel| channels[channel].clone(),
         chunk,
         config.memory / (COPIES * size_of::<f32>()),
     )?;
-    let channels: Vec<Channel> = (0..shape[1])
-        .map(|channel| source.describe(channel))
-        .collect();
     let schema = Schema::new(source.grid(), source.calendar(), &channels)?;
     let times = Times {
         seconds: source.times(),
         start: None,
     };
     let folder = StagedFolder::open(path, config.output.existing)?;
-    let plan = plan(source, chunk, config)?;
+    let plan = plan(source, &channels, chunk, config)?;
     let mut journal = Journal::open(&folder, plan, blocks.len())?;
     let resumed = journal.done();
     let begins = resumed == 0;
@@ -205,13 +208,20 @@ fn chunk([_, _, rows, columns]: [usize; 4], config: &ConvertConfig) -> Result<[u
     Ok(config.output.chunk.unwrap_or(chosen))
 }
 
-/// Describes everything that the output depends on, to recognise an interrupted conversion.
-fn plan(source: &impl Fields, chunk: [usize; 3], config: &ConvertConfig) -> Result<String> {
+/// Describes everything that the output depends on, to recognise an interrupted conversion. Among
+/// it are the descriptions of the channels, as the header of a NetCDF-3 file holds them and thereby
+/// determines the positions of the values.
+fn plan(
+    source: &impl Fields,
+    channels: &[Channel],
+    chunk: [usize; 3],
+    config: &ConvertConfig,
+) -> Result<String> {
     let coordinates = source.grid().lat().iter().chain(source.grid().lon());
     Ok(format!(
         "{:?} {:?} {:08x} {:08x} {} {:?} {chunk:?} {:?} {}",
         source.fingerprint()?,
-        source.channels(),
+        channels,
         checksum(source.times().iter().copied()),
         checksum(coordinates.copied()),
         source.calendar(),
@@ -219,4 +229,28 @@ fn plan(source: &impl Fields, chunk: [usize; 3], config: &ConvertConfig) -> Resu
         config.output,
         config.memory,
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array3;
+
+    use super::*;
+    use crate::{FieldWriter, Grid, WriterConfig, open};
+
+    #[test]
+    fn plans_of_channels_with_other_descriptions_differ() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("2018.h5");
+        let (grid, config) = (Grid::with_poles(3, 4).unwrap(), WriterConfig::new());
+        let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &config).unwrap();
+        writer.append(0.0, Array3::zeros((1, 3, 4)).view()).unwrap();
+        writer.finish().unwrap();
+        let source = open(&path).unwrap();
+        let text =
+            |channel: Channel| plan(&source, &[channel], [1, 3, 4], &ConvertConfig::new()).unwrap();
+        let channel = Channel::new("t2m".into());
+        let other = channel.clone().with_units(Some("K".into()));
+        assert_ne!(text(channel), text(other));
+    }
 }

@@ -360,7 +360,10 @@ fn kind(array: &Array<Folder>, metadata: &Value) -> (Kind, usize) {
     if let Some(width) = width(&widths!(i64, i32, i16, i8)) {
         return (Kind::Signed, width);
     }
-    match width(&widths!(f64, u64, u32, f16, u16, u8, bool)) {
+    if let Some(width) = width(&widths!(u64, u32, u16, u8)) {
+        return (Kind::Unsigned, width);
+    }
+    match width(&widths!(f64, f16, bool)) {
         Some(width) => (Kind::Double, width),
         None => (Kind::Other, 1),
     }

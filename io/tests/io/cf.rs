@@ -210,6 +210,15 @@ fn packing_that_is_not_understood_is_refused() {
         error.contains("found _Unsigned = maybe, expected true or false"),
         "{error}"
     );
+    let error = refused(&|file| {
+        let fields = replace_fields(file, &Array4::<u8>::zeros(SHAPE));
+        scalar(&fields, "scale_factor", 0.1);
+        text(&fields, "_Unsigned", "false");
+    });
+    assert!(
+        error.contains("found _Unsigned = false, expected true for unsigned integers"),
+        "{error}"
+    );
 }
 
 #[test]

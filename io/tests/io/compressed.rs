@@ -81,7 +81,7 @@ fn set_filter(path: &Path, number: u16, mut data: Vec<u8>) {
     let chunk = File::open(path).unwrap().dataset("t2m").unwrap();
     let chunk = chunk.chunk_info(0).unwrap();
     let [start, size] = [chunk.addr, chunk.size].map(|bytes| bytes as usize);
-    // Zstandard skips frames of this kind.
+    // Zstandard skips frames of this kind, and LZ4 all data after its last block.
     let rest = size - data.len() - 8;
     data.extend(0x184d_2a50_u32.to_le_bytes());
     data.extend((rest as u32).to_le_bytes());
@@ -105,6 +105,27 @@ fn chunks_of_netcdf_4_are_read_by_zstandard() {
     let bytes: Vec<u8> = field.iter().flat_map(|value| value.to_le_bytes()).collect();
     let data = zstd::bulk::compress(&bytes, 3).unwrap();
     set_filter(&path, 32015, data);
+    let found = open(&path).unwrap().read([0..1, 0..1, 0..5, 0..8]).unwrap();
+    assert!(found.iter().eq(&field), "{found}");
+}
+
+/// The block of the LZ4 format has the first value, a match of 148 bytes with it, and the last two.
+#[test]
+fn chunks_of_netcdf_4_are_read_by_lz4() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t2m.nc");
+    let field = Array2::from_elem((5, 8), 1.5_f32);
+    write_deflated(&path, &field);
+    let value = 1.5_f32.to_le_bytes();
+    let mut block = vec![0x4f];
+    block.extend(value);
+    block.extend([4, 0, 148 - 4 - 15, 0x80]);
+    block.extend([value, value].concat());
+    let mut data = 160_u64.to_be_bytes().to_vec();
+    data.extend(160_u32.to_be_bytes());
+    data.extend((block.len() as u32).to_be_bytes());
+    data.extend(block);
+    set_filter(&path, 32004, data);
     let found = open(&path).unwrap().read([0..1, 0..1, 0..5, 0..8]).unwrap();
     assert!(found.iter().eq(&field), "{found}");
 }

@@ -110,6 +110,34 @@ fn nominal_latitudes_of_a_curvilinear_grid_are_refused() {
     }
 }
 
+#[test]
+fn latitudes_that_are_nan_do_not_confirm_nominal_ones() {
+    let (_folder, path) = copy("v2.zarr");
+    let text = "\"long_name\": \"Nominal latitude\"";
+    attribute(&path.join("latitude"), text);
+    let geolat = path.join("geolat");
+    let bytes = f64::NAN.to_le_bytes().repeat(40);
+    array(&geolat, "<f8", &[8, 5], &["longitude", "latitude"], &bytes);
+    attribute(&geolat, "\"units\": \"degrees_north\"");
+    let error = open(&path).unwrap_err().to_string();
+    assert!(error.contains("on latitude, which is a"), "{error}");
+}
+
+/// The corners lie along the first dim, as some models write them.
+#[test]
+fn corners_of_cells_are_no_positions() {
+    let (_folder, path) = copy("v2.zarr");
+    let corners = path.join("lat_corners");
+    let bytes = 1.0_f64.to_le_bytes().repeat(4 * 40);
+    let dims = ["corner", "longitude", "latitude"];
+    array(&corners, "<f8", &[4, 8, 5], &dims, &bytes);
+    attribute(&corners, "\"units\": \"degrees_north\"");
+    assert!(open(&path).is_err());
+    attribute(&path.join("latitude"), "\"bounds\": \"lat_corners\"");
+    let fields = open(&path).unwrap();
+    assert!(fields.channels().contains(&"t2m".to_string()));
+}
+
 /// Dims with indices, and degrees along the same dims.
 #[test]
 fn degrees_may_lie_beside_indices() {

@@ -12,6 +12,7 @@ use halocline_io::{
 };
 use ndarray::{Array4, s};
 
+use crate::formats::store;
 use crate::listing;
 
 /// 2018-01-01, by `date -u -d 2018-01-01 +%s`.
@@ -134,6 +135,30 @@ fn static_channels_of_one_state_and_of_parts_are_static() {
     };
     assert_eq!(is_static(&paths[..2]), [false, true]);
     assert_eq!(is_static(&paths), [false, false]);
+}
+
+/// A state without a time may be the initial state of a forecast, in which its channels change.
+#[test]
+fn a_forecast_from_a_state_without_a_time_has_all_leads() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("forecast");
+    let state = open(store("latin1.nc")).unwrap();
+    let described = [state.describe(0)];
+    assert!(state.is_undated() && !described[0].is_static);
+    let result = Launcher::local(1).run(|world| {
+        let (mesh, config) = (world.mesh([("x", 1)])?, OutputConfig::new());
+        let grid = state.grid();
+        let mut writer = ForecastWriter::create(&mesh, &path, grid, &described, 0.0, &config)?;
+        for lead in [6.0, 12.0] {
+            let field = ShardTensor::<4>::full([1, 1, 5, 8], lead, &mesh, &[Shard(2)])?;
+            writer.append(lead, &field)?;
+        }
+        writer.finish()
+    });
+    result.unwrap();
+    let forecast = open(&path).unwrap();
+    let found = forecast.read([0..2, 0..1, 0..1, 0..1]).unwrap();
+    assert_eq!(found.iter().copied().collect::<Vec<f32>>(), [6.0, 12.0]);
 }
 
 #[test]

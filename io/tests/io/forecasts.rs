@@ -122,6 +122,22 @@ fn the_beginning_of_a_forecast_alone_is_no_time() {
 }
 
 #[test]
+fn a_time_that_no_field_has_and_that_cannot_be_read_is_no_time() {
+    let (_folder, path) = bare();
+    field(&path, &[], &[]);
+    numbers(&path, "time", &["time"], &[1], &[6]);
+    let text = "\"units\": \"months since 2018-01-01\"";
+    attribute(&path.join("time"), text);
+    let fields = open(&path).unwrap();
+    assert!(fields.is_undated() && fields.times() == [0.0]);
+    // A scalar is the time of the fields.
+    std::fs::remove_dir_all(path.join("time")).unwrap();
+    numbers(&path, "time", &[], &[], &[6]);
+    attribute(&path.join("time"), text);
+    assert!(refusal(&path).contains("months since"));
+}
+
+#[test]
 fn of_several_single_times_the_one_with_the_name_of_a_time_counts() {
     let (_folder, path) = bare();
     field(&path, &[], &[]);

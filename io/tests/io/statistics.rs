@@ -123,7 +123,10 @@ fn increments_of_a_lead_in_hours_are_those_between_times() {
     let merged = StatisticsBuilder::with_lead_hours(6.0).unwrap();
     let merged = merged.merge(StatisticsBuilder::new(1).unwrap());
     let error = merged.unwrap_err().to_string();
-    assert_eq!(error, "lead: got 1, expected 6 h, as in the other part");
+    assert_eq!(
+        error,
+        "lead: got 1 step, expected 6 h, as in the other part"
+    );
 }
 
 #[test]
@@ -229,7 +232,8 @@ fn missing_values_are_left_out_or_refused() {
     write(&path, &fields, &WriterConfig::new());
     let error = Statistics::compute(&lenient(), 1).unwrap_err().to_string();
     assert!(
-        error.contains("found infinite values of channel z0"),
+        error
+            .contains("found infinite values of channel z0, expected finite ones; Missing::Reject"),
         "{error}"
     );
 }
@@ -250,7 +254,7 @@ fn there_must_be_something_to_collect() {
     let error = message(&[FieldFile::open(&path).unwrap()], 3);
     assert!(
         error.ends_with(
-            "found no increments of channel z0, expected files longer than the lead of 3"
+            "found no increments of channel z0, expected two times a lead of 3 steps apart in one file"
         ),
         "{error}"
     );

@@ -8,7 +8,7 @@ use super::style::Style;
 
 /// Returns plans for burn's transformer encoder at a path of a model: one shards attention heads
 /// over a mesh axis, the other the hidden features of the feed-forward layers. Each can be used
-/// alone; [`Plan::and`] joins them, and [`sequence_parallel`] also shards tokens between layers.
+/// alone; [`Plan::merge`] joins them, and [`sequence_parallel`] also shards tokens between layers.
 ///
 /// # Example
 /// ```

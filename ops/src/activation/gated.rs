@@ -17,7 +17,7 @@ use crate::rearrange::{RearrangeField, distribute_operand, reshape};
 /// The gradient of the slopes is summed over all ranks between which `x` is sharded.
 ///
 /// # Errors
-/// A wrong number or number type of slopes; partial values.
+/// A wrong number of slopes, or slopes of another dtype; partial values.
 ///
 /// # Example
 /// ```

@@ -26,7 +26,7 @@ use kernel::Rows;
 /// gathered where `scale` was sharded.
 ///
 /// # Errors
-/// Fields of different shapes or number types, a `scale` that does not fit, layouts that cannot be
+/// Fields of different shapes or dtypes, a `scale` that does not fit, layouts that cannot be
 /// paired, partial values.
 ///
 /// # Example
@@ -239,7 +239,7 @@ mod tests {
         }
     }
 
-    /// In every number type, on slices of a tensor, on one tensor used twice, and with
+    /// In every dtype, on slices of a tensor, on one tensor used twice, and with
     /// checkpointing.
     #[test]
     fn kernels_and_burns_operators_agree() {

@@ -18,7 +18,7 @@ pub(super) fn weights<const D: usize>(scores: Tensor<D>, dim: usize) -> [Tensor<
     [exponentials / sum.clone(), sum.log() + most]
 }
 
-/// Returns the result in the number type of the operands, or together with the logarithms.
+/// Returns the result in the dtype of the operands, or together with the logarithms.
 pub(super) fn result<const D: usize>(
     output: Tensor<D>,
     lse: Tensor<D>,

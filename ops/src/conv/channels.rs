@@ -71,7 +71,7 @@ pub(super) fn conv<const D: usize, const N: usize>(
 /// Prepares the parameters of a convolution of `x`, and the layout of the result's channels.
 ///
 /// # Errors
-/// Parameters of another number type; a combination of placements without a rule; a rank without
+/// Parameters of another dtype; a combination of placements without a rule; a rank without
 /// channels.
 pub(super) fn parameters<const D: usize>(
     operator: &'static str,

@@ -268,7 +268,7 @@ impl ConvRun {
     }
 }
 
-/// Casts boxes to the number type of a kernel.
+/// Casts boxes to the dtype of a kernel.
 fn casts<N: BurnElement>(boxes: &[DispatchTensor]) -> Result<Vec<FlexTensor>> {
     boxes.iter().cloned().map(flex::cast::<N>).collect()
 }
@@ -297,7 +297,7 @@ fn add_all<'a, E: Float>(
     })
 }
 
-/// [`add_box`] in a wider number type, which the sum keeps until all boxes are added.
+/// [`add_box`] in a wider dtype, which the sum keeps until all boxes are added.
 fn add_wide<E: Float>(
     sum: DispatchTensor,
     (place, cells): (&Transfer, DispatchTensor),

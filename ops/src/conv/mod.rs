@@ -214,7 +214,7 @@ pub fn conv_cat<const D: usize, const N: usize>(
         );
         return Err(Error::operator("conv", message));
     }
-    let layout = joined(&fields, 1)?;
+    let layout = joined("conv_cat", &fields, 1)?;
     let stencil = options.stencil(&shape, layout.shape()[1])?;
     if let Some(bias) = &bias
         && bias.dims() != [shape[0]]

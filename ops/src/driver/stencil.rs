@@ -219,7 +219,7 @@ impl Stencil {
     /// is sharded.
     ///
     /// # Errors
-    /// The errors of [`run`](Self::run); a parameter of another number type.
+    /// The errors of [`run`](Self::run); a parameter of another dtype.
     ///
     /// # Example
     /// ```

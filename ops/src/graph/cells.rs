@@ -1,6 +1,5 @@
 //! Gathering of cells by number.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use halocline_core::{Error, Operation, PlanCache, Result, ShardTensor, Traffic, ops};
@@ -25,18 +24,13 @@ use crate::kernel::taken::{Places, take};
 #[derive(Clone, Debug)]
 pub struct CellMap {
     places: Arc<Places>,
-    hash: u64,
     plans: Arc<PlanCache>,
 }
 
 impl CellMap {
     /// Creates a map of these cells.
     pub fn new(cells: Vec<usize>) -> Self {
-        // Hashed once, for all comparisons of the map.
-        let mut hasher = DefaultHasher::new();
-        cells.hash(&mut hasher);
         Self {
-            hash: hasher.finish(),
             places: Places::new(cells),
             plans: Arc::default(),
         }
@@ -45,21 +39,6 @@ impl CellMap {
     /// Cell numbers.
     pub fn cells(&self) -> &[usize] {
         self.places.cells()
-    }
-}
-
-impl PartialEq for CellMap {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.places, &other.places)
-            || (self.hash == other.hash && self.cells() == other.cells())
-    }
-}
-
-impl Eq for CellMap {}
-
-impl Hash for CellMap {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
     }
 }
 

@@ -50,7 +50,7 @@ pub fn cat<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<Sha
         return Err(Error::operator(NAME, "no tensors"));
     };
     require_dim(NAME, first, dim)?;
-    let layout = joined(&parts, dim)?;
+    let layout = joined(NAME, &parts, dim)?;
     if let [_] = &parts[..] {
         return Ok(parts.into_iter().next().expect("one"));
     }
@@ -109,6 +109,7 @@ pub fn stack<const D: usize, const E: usize>(
 
 /// Checks that a part can be concatenated with the first one.
 fn require_alike<const D: usize>(
+    operator: &str,
     first: &ShardTensor<D>,
     part: &ShardTensor<D>,
     dim: usize,
@@ -129,26 +130,29 @@ fn require_alike<const D: usize>(
     } else if others(one) != others(other) {
         format!("differ in another dim than {dim}")
     } else {
-        return if one.is_sharded(dim) {
-            part.require_resolved(NAME)
-        } else {
-            Ok(())
-        };
+        return Ok(());
     };
-    Err(Error::operator(NAME, format!("{one} and {other} {how}")))
+    Err(Error::operator(
+        operator,
+        format!("{one} and {other} {how}"),
+    ))
 }
 
 /// Layout of the result: extents add up.
 ///
 /// # Errors
 /// Layouts that differ in anything else.
-pub(crate) fn joined<const D: usize>(parts: &[ShardTensor<D>], dim: usize) -> Result<Layout> {
+pub(crate) fn joined<const D: usize>(
+    operator: &str,
+    parts: &[ShardTensor<D>],
+    dim: usize,
+) -> Result<Layout> {
     let first = parts[0].layout();
     let [_, others @ ..] = parts else {
         return Ok(first.clone());
     };
     for part in others {
-        require_alike(&parts[0], part, dim)?;
+        require_alike(operator, &parts[0], part, dim)?;
     }
     let mut extents = first.all_extents().to_vec();
     for part in &parts[1..] {

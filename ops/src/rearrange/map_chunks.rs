@@ -63,8 +63,9 @@ pub fn map_chunks<const D: usize, const E: usize>(
     if count == 1 {
         return block(x);
     }
-    let chunks = (0..count).map(|chunk| chunk_of(x.layout(), dim, chunk, count));
-    let chunks = parts(x.clone(), dim, chunks.collect());
+    let extents = (0..count).map(|chunk| chunk_of(x.layout(), dim, chunk, count));
+    let extents = extents.collect();
+    let chunks = parts(x, dim, extents);
     let mut results = Vec::with_capacity(count);
     for chunk in chunks {
         let layout = chunk.layout().clone();
@@ -78,7 +79,7 @@ pub fn map_chunks<const D: usize, const E: usize>(
         }
         results.push(result);
     }
-    let layout = joined(&results, dim)?;
+    let layout = joined(NAME, &results, dim)?;
     let mesh = results[0].mesh().clone();
     let shards = results.into_iter().map(ShardTensor::into_local).collect();
     let local = join_shards(shards, dim);

@@ -65,12 +65,13 @@ pub fn upsample_nearest<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "upsample_nearest";
     let mut sizes = x.dims().into_iter().skip(2);
-    let beyond = |size: usize| size.checked_mul(factor).is_none();
+    let most = isize::MAX as usize;
+    let beyond = |size: usize| size.checked_mul(factor).is_none_or(|cells| cells > most);
     if factor == 0 || sizes.any(beyond) {
         let message = format!(
             "a factor of {factor} for {:?}; expected at least one, and at most {} cells in a dim",
             x.dims(),
-            usize::MAX
+            most
         );
         return Err(Error::operator(NAME, message));
     }

@@ -21,7 +21,7 @@
 //! # Adjoint
 //! The adjoints of the transforms and the [product](super::modes).
 
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Error, Partial, Replicate, Result, ShardTensor};
 
 use super::fft::{check_dims, each};
 use super::line::{Frequencies, Line, Scale, Sign};
@@ -65,7 +65,18 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     let modes_of_x = [&dims[..2], &shape[2..D], &[2]].concat();
     let dtype = x.local().dtype();
     own_modes(NAME, &modes_of_x, dtype, &weight)?;
-    if wider(dtype) != dtype {
+    let is_narrow = wider(dtype) != dtype;
+    let placements = x.placements().iter().map(|placement| match placement {
+        Partial(_) if is_narrow => Replicate, // resolved below
+        other => *other,
+    });
+    let extents = x.layout().all_extents().to_vec();
+    check_channels(
+        NAME,
+        &x.layout().derive(placements.collect(), extents),
+        &weight,
+    )?;
+    if is_narrow {
         // Sums over a field may overflow f16 even where the result does not.
         let x = Error::catch(|| x.resolve())?;
         let weight = cast_shard(weight.place_on(&x)?, wider(dtype));
@@ -73,7 +84,6 @@ pub fn spectral_conv<const D: usize, const E: usize>(
         return Ok(narrowed(y, dtype));
     }
     let (before, size) = (x.layout().clone(), x.dims()[D - 1]);
-    check_channels(NAME, &before, &weight)?;
     let others: Vec<usize> = (2..D - 1).collect();
     let modes = weight.dims()[D - 1];
     // Channels keep their sharding, which decides the placement of the result.

@@ -300,11 +300,14 @@ pub(crate) struct PackageOptions {
 
 pub(crate) fn package(options: &PackageOptions) -> Result {
     let choice = options.checkpoint.choice();
-    options.run.run(|world, config| {
+    let done = options.run.run(|world, config| {
         config.require_trained()?;
-        Experiment::new(world, config)?.package(choice, &options.output)
+        Experiment::new(world, config)?.package(choice, &options.output)?;
+        Ok(world.is_root())
     })?;
-    println!("written to {}", options.output.display());
+    if done.contains(&true) {
+        println!("written to {}", options.output.display());
+    }
     Ok(())
 }
 

@@ -29,9 +29,11 @@ pub(crate) fn in_options(message: &str) -> String {
         ("OpenConfig::with_time_units", "--time-units"),
         ("Existing::Replace", "--replace"),
         ("Missing::Allow", "--missing allow"),
+        ("Missing::Reject", "--missing reject"),
         ("Gaps::Skip", "--gaps skip"),
         ("Gaps::Allow", "--gaps allow"),
         ("Series::Joined", "--joined"),
+        ("a FieldDataset takes", "`stats` takes"),
     ];
     replaced(message, &names)
 }
@@ -44,6 +46,7 @@ pub(crate) fn in_keys(message: &str) -> String {
             "Missing::Allow reads missing ones as NaN",
             "data.missing = \"fill\" takes the mean for missing ones",
         ),
+        ("Missing::Reject", "data.missing = \"reject\""),
         ("Gaps::Skip", "data.gaps = \"skip\""),
         ("Gaps::Allow", "data.gaps = \"allow\""),
         ("a FieldDataset takes", "data.files names"),

@@ -275,7 +275,7 @@ fn read_all(input: &TcpStream, hub: &Hub, peer: usize, rank: usize) -> Result<()
             (peer, cause)
         })?;
         let content = match kind {
-            Kind::Tensors => Content::AnyDims(body, bytes),
+            Kind::Tensors => Content::Packed(body, bytes),
             Kind::Metadata => Content::Handed(Payload::Bytes(body.bytes()[..bytes].to_vec())),
             Kind::End => return Ok(()),
             Kind::Failure => return Err((number as usize, name)),

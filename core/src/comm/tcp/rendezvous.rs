@@ -343,7 +343,8 @@ impl Rendezvous {
                     // The rank has been listening since before its address was in the table.
                     Err(error) if error.kind() == ErrorKind::ConnectionRefused && callee > 0 => {
                         return Err(Error::Engine(format!(
-                            "rank {}: rank {callee} left during the start ({address}: {error})",
+                            "rank {}: rank {callee} left during the start, or a firewall rejects connections to it \
+                             ({address}: {error})",
                             self.rank
                         )));
                     }

@@ -314,13 +314,18 @@ fn a_rank_that_leaves_after_the_table_is_named_at_once() {
     let start = Instant::now();
     let ranks = job(3);
     let others = vec![ranks[0].clone(), ranks[2].clone()];
+    // A bound socket that does not listen refuses connections.
+    let silent = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let loopback = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    silent.bind(&loopback.into()).unwrap();
     let met = std::thread::scope(|scope| {
         let met = scope.spawn(|| run(others, 20.0, |_| Ok(())));
         // Rank 1 announces a port on which it no longer listens.
         let mut first = strangers(&ranks[0], 1).remove(0);
         let secret = Secret("salt".into());
         secret.greet(&first, Side::Caller, || true).unwrap();
-        let greeting = format!("1 3 {}", job(1)[0].port);
+        let port = silent.local_addr().unwrap().as_socket().unwrap().port();
+        let greeting = format!("1 3 {port}");
         let length = (greeting.len() as u64).to_ne_bytes();
         first.write_all(&length).unwrap();
         first.write_all(greeting.as_bytes()).unwrap();

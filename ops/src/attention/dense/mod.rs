@@ -69,7 +69,7 @@ use travel::Travel;
 /// Dense attention. See the [module](self).
 ///
 /// # Errors
-/// Shapes, number types or placements that do not fit; a probability of dropout outside `[0, 1)`; a
+/// Shapes, dtypes or placements that do not fit; a probability of dropout outside `[0, 1)`; a
 /// failure of communication.
 ///
 /// # Example

@@ -156,7 +156,7 @@ impl DenseRun {
         }
     }
 
-    /// The bias in the number type of kernels.
+    /// The bias in the dtype of kernels.
     fn bias<E: Float>(&self) -> Result<Option<FlexTensor>> {
         let bias = self.scores.bias.clone();
         bias.map(|bias| flex::operand::<E>(bias.into_dispatch()))

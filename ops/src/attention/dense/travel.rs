@@ -36,7 +36,7 @@ impl Form {
         }
     }
 
-    /// The same form with another number type.
+    /// The same form with another dtype.
     pub(super) fn cast(self, dtype: DType) -> Self {
         Self { dtype, ..self }
     }
@@ -57,7 +57,7 @@ impl Travel {
         }
     }
 
-    /// Sends the tensors of one part and receives those of another. Tensors of the same number type
+    /// Sends the tensors of one part and receives those of another. Tensors of the same dtype
     /// share a message.
     pub(super) fn start(
         &self,

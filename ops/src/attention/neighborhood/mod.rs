@@ -49,7 +49,7 @@ use prepared::Prepared;
 /// Neighborhood attention. See the [module](self).
 ///
 /// # Errors
-/// Shapes, number types or placements that do not fit; a neighborhood that does not fit its dim; a
+/// Shapes, dtypes or placements that do not fit; a neighborhood that does not fit its dim; a
 /// failure of communication.
 ///
 /// # Example

@@ -7,7 +7,7 @@ use super::NeighborhoodOptions;
 use crate::attention::AttentionField;
 use crate::testing::normal;
 
-/// Result and gradients for normal inputs that are rounded to a number type; the cotangent is
+/// Result and gradients for normal inputs that are rounded to a dtype; the cotangent is
 /// normal, too, times 0.05.
 fn results<const D: usize, const N: usize>(
     shape: [usize; D],

@@ -20,7 +20,7 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// # Errors
-    /// Shapes, number types or placements that do not fit; a neighborhood that does not fit its
+    /// Shapes, dtypes or placements that do not fit; a neighborhood that does not fit its
     /// dim.
     pub(super) fn new<const D: usize, const N: usize>(
         q: &ShardTensor<D>,

@@ -61,7 +61,7 @@ impl Sums<f64> {
         Self { taps, ends }
     }
 
-    /// The sums with weights of another number type.
+    /// The sums with weights of another dtype.
     pub(super) fn to<E: Element>(&self) -> Sums<E> {
         let taps = self.taps.iter();
         Sums {
