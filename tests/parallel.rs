@@ -287,7 +287,7 @@ fn replicas_of_shards_are_compared() {
         world.sync_module(model, 0).map(|_| ())
     });
     let error = synced.unwrap_err().to_string();
-    assert!(error.contains("down.bias is sharded"), "{error}");
+    assert!(error.contains("down.weight is sharded"), "{error}");
 }
 
 #[test]

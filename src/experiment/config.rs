@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use burn::tensor::FloatDType;
 use halocline_core::{Error, Result};
 use halocline_models::parallel::Plan;
 use serde::{Deserialize, Serialize};
@@ -12,6 +11,7 @@ use super::data_config::{DataConfig, deviation, positive, refuse};
 use super::near::{near, nearest};
 use super::network::ModelConfig;
 use super::optimizer::OptimizerConfig;
+use super::precision::Precision;
 
 /// Configuration of an [`Experiment`](super::Experiment): its data, model, mesh and training.
 ///
@@ -112,6 +112,8 @@ pub struct TrainingConfig {
     pub precision: Precision,
     /// Training loss.
     pub loss: Loss,
+    /// Factors of the loss by target, of one level (`z@500`) or of a variable (`z`). Default 1.
+    pub weights: BTreeMap<String, f64>,
     /// Ensemble size of [`Loss::Crps`]; members differ by the noise.
     pub members: usize,
     /// Whether the backward pass recomputes each autoregressive step: less memory, more time.
@@ -142,32 +144,6 @@ pub enum Loss {
     Spectral,
 }
 
-/// Number type in which a model computes in training.
-///
-/// See [`TrainingConfig`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// Single precision.
-    F32,
-    /// Half precision with the range of f32.
-    Bf16,
-    /// Half precision with more digits and a smaller range than bf16; losses are
-    /// [scaled](crate::LossScale).
-    F16,
-}
-
-impl Precision {
-    /// Returns the half-precision type, or `None` for f32.
-    pub(super) fn half(self) -> Option<FloatDType> {
-        match self {
-            Self::F32 => None,
-            Self::Bf16 => Some(FloatDType::BF16),
-            Self::F16 => Some(FloatDType::F16),
-        }
-    }
-}
-
 /// Forecasts and their ensembles.
 ///
 /// See [`ExperimentConfig`] for an example.
@@ -194,6 +170,7 @@ impl Default for TrainingConfig {
             noise: 0.0,
             precision: Precision::F32,
             loss: Loss::Mse,
+            weights: BTreeMap::new(),
             members: 1,
             recompute: false,
             clip_norm: None,
@@ -339,6 +316,10 @@ impl ExperimentConfig {
             (
                 training.patience.is_some() && data.validation.is_none(),
                 "training.patience: without data.validation, of whose scores it counts",
+            ),
+            (
+                !training.weights.values().all(|weight| positive(*weight)),
+                "training.weights: expected factors above 0",
             ),
             (
                 training.minutes.is_some_and(|minutes| !positive(minutes)),

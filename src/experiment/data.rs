@@ -285,7 +285,7 @@ fn odd(config: &DataConfig, dataset: &FieldDataset) -> Result<Vec<String>> {
 }
 
 /// Returns whether `chosen` is the channel `name`, or its variable, which stands for all levels.
-fn stands_for(chosen: &str, name: &str) -> bool {
+pub(super) fn stands_for(chosen: &str, name: &str) -> bool {
     name == chosen || Channel::new(name.into()).variable() == chosen
 }
 

@@ -1,12 +1,13 @@
 //! Loss of a batch.
 
-use halocline_core::{Distribution, RandomKey, Result, ShardTensor};
+use halocline_core::{Distribution, Error, RandomKey, Result, ShardTensor};
 use halocline_io::Batch;
 use halocline_models::{CrpsEstimator, crps, crps_masked, perturbed, rollout};
 use halocline_ops::prelude::*;
 use halocline_ops::{counted, spectral_loss};
 
 use super::config::Loss;
+use super::data::stands_for;
 use super::network::FieldModel;
 use super::setup::{Experiment, like_batch_of};
 
@@ -82,10 +83,46 @@ impl Experiment {
                 None => Ok(y),
             }
         })?;
-        let [_, _, ratios] = &self.scales;
-        let ratios = y.profile(1, &ratios.repeat(steps));
+        let ratios = y.profile(1, &self.factors()?.repeat(steps));
         let (y, target) = (y * ratios.clone(), target * ratios);
         self.distance(y, target, counts)
+    }
+
+    /// Returns the factors of the errors of each target: standard deviations by those of increments,
+    /// and what makes the loss that of the weights of the configuration.
+    ///
+    /// # Errors
+    /// A weight of a name that is not a target.
+    pub(super) fn factors(&self) -> Result<Vec<f64>> {
+        let (training, targets) = (&self.config.training, &self.data.channels.targets);
+        let is_target = |name: &String| targets.iter().any(|target| stands_for(name, target));
+        if let Some(name) = training.weights.keys().find(|name| !is_target(name)) {
+            return Err(Error::from(halocline_io::Error::Argument {
+                argument: "training.weights",
+                got: name.clone(),
+                expected: format!("targets or their variables: {}", targets.join(", ")),
+            }));
+        }
+        let weight = |target: &String| {
+            let level = training.weights.get(target);
+            let variable = || {
+                training
+                    .weights
+                    .iter()
+                    .find(|(name, _)| stands_for(name, target))
+            };
+            level
+                .or_else(|| variable().map(|(_, weight)| weight))
+                .copied()
+                .unwrap_or(1.0)
+        };
+        let [_, _, ratios] = &self.scales;
+        let factor = |(target, ratio): (&String, &f64)| match training.loss {
+            Loss::Crps => weight(target) * ratio,
+            // Of squared errors.
+            Loss::Mse | Loss::Spectral => weight(target).sqrt() * ratio,
+        };
+        Ok(targets.iter().zip(ratios).map(factor).collect())
     }
 
     /// Returns the mask of the targets at the start: the mask of the inputs at their newest time.
@@ -141,7 +178,7 @@ impl Experiment {
                 None => field,
             };
             let roots = field.profile(2, &roots);
-            Ok::<_, halocline_core::Error>(field * roots)
+            Ok::<_, Error>(field * roots)
         };
         let spectral = spectral_loss::<5, 4, _>(weighted(y)?, weighted(target)?, &[3], mean);
         Ok(squared.resolve() + spectral.resolve())
@@ -193,6 +230,41 @@ mod tests {
                 Ok(())
             });
             run.unwrap();
+        }
+    }
+
+    #[test]
+    fn weights_are_factors_of_the_losses_of_targets() {
+        let folder = tempfile::tempdir().unwrap();
+        write_fields(folder.path(), wave);
+        for loss in [
+            "loss = \"mse\"",
+            "loss = \"spectral\"",
+            "loss = \"crps\"\nmembers = 2\nnoise = 0.1",
+        ] {
+            let value = |weights: &str| {
+                let training = format!("[training]\n{loss}\nweights = {{ {weights} }}");
+                let config = config_in(folder.path(), "", &training);
+                let found = Launcher::local(1).collect(|world| {
+                    let experiment = Experiment::new(&world, &config)?;
+                    let batch = experiment.batches(1)?.load(&[0])?;
+                    let loss = experiment
+                        .loss(&experiment.model()?, batch, 1, 0)?
+                        .resolve();
+                    Ok(loss.local().clone().into_scalar::<f64>())
+                });
+                found.map(|values| values[0])
+            };
+            let plain = value("").unwrap();
+            let tripled = value("sst = 3.0, t2m = 3.0").unwrap();
+            assert!((tripled / plain - 3.0).abs() < 1e-4, "{tripled} of {plain}");
+            let one = value("sst = 3.0").unwrap();
+            assert!(plain < one && one < tripled, "{plain}, {one}, {tripled}");
+            let error = value("sss = 3.0").unwrap_err().to_string();
+            assert!(
+                error.contains("training.weights") && error.contains("sst"),
+                "{error}"
+            );
         }
     }
 }

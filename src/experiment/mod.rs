@@ -34,6 +34,7 @@ mod pace;
 mod package;
 #[cfg(feature = "plot")]
 mod pictures;
+mod precision;
 mod record;
 mod score;
 mod setup;
@@ -41,10 +42,11 @@ mod timeline;
 mod train;
 
 pub use climatology::Cycle;
-pub use config::{ExperimentConfig, ForecastConfig, Loss, Precision, TrainingConfig};
+pub use config::{ExperimentConfig, ForecastConfig, Loss, TrainingConfig};
 pub use data_config::DataConfig;
 pub use network::{FieldModel, ModelConfig};
 pub use optimizer::{OptimizerConfig, OptimizerKind, Schedule};
 pub use outlook::Outlook;
+pub use precision::Precision;
 pub use score::{Report, Row};
 pub use setup::{CheckpointChoice, Experiment};

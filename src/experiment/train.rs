@@ -47,6 +47,7 @@ impl Experiment {
         if most > 1 || (validation.is_some() && forecast.steps > 1) {
             self.data.channels.feedback()?;
         }
+        self.factors()?;
         if let Some(states) = &validation {
             Self::check_truth(states, forecast.steps)?;
         }

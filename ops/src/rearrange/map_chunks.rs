@@ -108,7 +108,9 @@ mod tests {
     impl Operator<4, 4> for Samples {
         fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
             inputs.remove(0).map_chunks::<4>(0, self.0, |x| {
-                let window = PoolOptions::new([3, 3]).with_padding([Padding::zeros(1, 1); 2]);
+                let window = PoolOptions::new([3, 3])
+                    .with_stride([1, 1])
+                    .with_padding([Padding::zeros(1, 1); 2]);
                 let y = x.clone().avg_pool(&window);
                 x * y
             })
