@@ -328,8 +328,8 @@ impl ExperimentConfig {
             (
                 training
                     .ema
-                    .is_some_and(|decay| !(0.0..=1.0).contains(&decay)),
-                "training.ema: expected a decay from 0 to 1",
+                    .is_some_and(|decay| !(0.0..1.0).contains(&decay)),
+                "training.ema: expected a decay from 0 to less than 1, such as 0.999",
             ),
             (
                 training.clip_norm.is_some_and(|norm| !positive(norm)),

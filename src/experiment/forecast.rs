@@ -59,6 +59,7 @@ impl Experiment {
         existing: Existing,
     ) -> Result<Vec<PathBuf>> {
         config.check()?;
+        self.check_output(path, from.is_some())?;
         let period = match from {
             Some(_) => Period::default(),
             None => self.scored()?,
@@ -120,6 +121,32 @@ impl Experiment {
             self.save_note(path, &note)?;
         }
         Ok(starts.into_iter().map(|(_, path)| path).collect())
+    }
+
+    /// Refuses an output that is one of the files that are read, and a folder of outputs that is a
+    /// file or a store.
+    fn check_output(&self, path: &Path, is_single: bool) -> Result<()> {
+        let refuse = |fault: &str| Err(Error::other(format!("{}: {fault}", path.display())));
+        let data = &self.config.data;
+        let mut inputs = self
+            .data
+            .paths()
+            .iter()
+            .chain(&data.files)
+            .chain(&data.constants);
+        let output = path.canonicalize().ok();
+        if output.is_some() && inputs.any(|input| input.canonicalize().ok() == output) {
+            return refuse("one of the files that are read; choose another output");
+        }
+        let is_store = ["zarr.json", ".zgroup"]
+            .iter()
+            .any(|name| path.join(name).exists());
+        if !is_single && (path.is_file() || is_store) {
+            return refuse(
+                "a file or a store; expected a folder for the forecasts from each state",
+            );
+        }
+        Ok(())
     }
 
     /// Returns the note for a folder of forecasts: all that they depend on.

@@ -288,6 +288,11 @@ fn a_run_of_many_states_goes_on() {
     );
     assert!(fail(path, &last).contains("another configuration or checkpoint"));
     write(path, CONFIG, 2);
+    // What is read is not written over, and a store takes no others.
+    let read = [&FROM[..], &["--output", "2018.h5", "--replace"]].concat();
+    assert!(fail(path, &read).contains("one of the files that are read"));
+    let within = ["forecast", "--output", "forecasts/2018-01-10T0600.zarr"];
+    assert!(fail(path, &within).contains("expected a folder"));
     // From a date.
     let one = [&FROM[..], &["--output", "a.nc"]].concat();
     succeed(path, &one);

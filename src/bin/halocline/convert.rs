@@ -86,6 +86,15 @@ pub(crate) fn write(
     writing: &Writing,
     (ranks, chunk): (Option<[usize; 2]>, Option<[usize; 3]>),
 ) -> Result<String> {
+    let same = target.canonicalize().ok();
+    if same.is_some()
+        && sources
+            .iter()
+            .any(|source| source.canonicalize().ok() == same)
+    {
+        let target = target.display();
+        return Err(format!("{target}: one of the sources; choose another target").into());
+    }
     let open = reading.config().with_missing(writing.missing.into());
     // Gaps are kept.
     let source = open.with_gaps(Gaps::Allow).open_joined(sources)?;

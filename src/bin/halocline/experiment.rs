@@ -249,7 +249,11 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
             (None, None) => config.folder.join("scores.json"),
             (None, Some(first)) => {
                 let stem = first.file_stem().unwrap_or_default().to_string_lossy();
-                config.folder.join(format!("scores-{stem}.json"))
+                let others = match forecasting.files.len() - 1 {
+                    0 => String::new(),
+                    others => format!("+{others}"),
+                };
+                config.folder.join(format!("scores-{stem}{others}.json"))
             }
         };
         // Next to scores.json are spectra.json and pictures; next to scores of another name, theirs
