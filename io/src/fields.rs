@@ -239,6 +239,18 @@ pub(crate) fn same_units(
     Ok(())
 }
 
+/// Combines the fingerprints of several sources: total size and a CRC-32 of their checksums.
+pub(crate) fn fingerprint_of(parts: &[Box<dyn Fields>]) -> Result<(u64, u32)> {
+    let mut total = 0;
+    let mut hasher = crc32fast::Hasher::new();
+    for part in parts {
+        let (size, sum) = part.fingerprint()?;
+        total += size;
+        hasher.update(&sum.to_le_bytes());
+    }
+    Ok((total, hasher.finalize()))
+}
+
 /// Checks that the times of two files have the same calendar.
 pub(crate) fn same_calendar(file: &dyn Fields, reference: &dyn Fields) -> Result<()> {
     let [found, expected] = [file, reference].map(|file| file.calendar());

@@ -13,7 +13,7 @@
 //! [`Checkpoints`] save the state of a program: each rank writes its part of a [`Snapshot`], and a
 //! [`Checkpoint`] can be loaded on any mesh.
 //!
-//! Of fields this crate computes only statistics, forcings and masks, and it contains no models.
+//! The only computations on fields here are statistics, forcings and masks; models are elsewhere.
 
 mod agreement;
 mod alike;

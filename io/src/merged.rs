@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ndarray::{Array4, s};
 
-use crate::fields::{check_box, same_calendar};
+use crate::fields::{check_box, fingerprint_of, same_calendar};
 use crate::selected::Selected;
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
 
@@ -223,13 +223,6 @@ impl Fields for Merged {
     }
 
     fn fingerprint(&self) -> Result<(u64, u32)> {
-        let mut total = 0;
-        let mut hasher = crc32fast::Hasher::new();
-        for part in &self.parts {
-            let (size, sum) = part.fingerprint()?;
-            total += size;
-            hasher.update(&sum.to_le_bytes());
-        }
-        Ok((total, hasher.finalize()))
+        fingerprint_of(&self.parts)
     }
 }

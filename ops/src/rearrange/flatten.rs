@@ -1,7 +1,7 @@
 //! Flatten and unflatten: merging adjacent dims into one, and splitting a dim into several.
 //!
 //! # Placement
-//! Of the merged dims only the first may be sharded, so that a rank's cells stay contiguous.
+//! Only the first of the merged dims may be sharded, so that a rank's cells stay contiguous.
 //! Nothing is sent.
 //!
 //! # Adjoint

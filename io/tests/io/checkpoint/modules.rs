@@ -1,9 +1,11 @@
 //! Modules in checkpoints and in single files.
 
+use std::path::Path;
+
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Tensor};
-use halocline_core::{Error, Launcher};
+use halocline_core::{Error, Launcher, Result, World};
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot, load_record};
 
 use super::same;
@@ -16,6 +18,15 @@ impl ModuleMapper for ToF64 {
     }
 }
 
+/// Saves a model in a folder, and opens its checkpoint.
+fn saved<M: Module>(world: &World, folder: &Path, model: &M) -> Result<Checkpoint> {
+    let mut checkpoints = Checkpoints::open(world, folder, &CheckpointConfig::new())?;
+    let mut snapshot = Snapshot::new(world);
+    snapshot.module("model", model)?;
+    checkpoints.save(1, snapshot, None)?;
+    Ok(checkpoints.latest()?.expect("it was saved"))
+}
+
 #[test]
 fn a_model_is_one_file_and_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -23,11 +34,7 @@ fn a_model_is_one_file_and_back() {
     let passed = Launcher::local(2).seed(4).run(|world| {
         let fresh = || world.init(|device| LinearConfig::new(7, 5).init(device));
         let model: Linear = fresh()?;
-        let mut checkpoints = Checkpoints::open(&world, folder.path(), &CheckpointConfig::new())?;
-        let mut snapshot = Snapshot::new(&world);
-        snapshot.module("model", &model)?;
-        checkpoints.save(1, snapshot, None)?;
-        let saved = checkpoints.latest()?.expect("it was saved");
+        let saved = saved(&world, folder.path(), &model)?;
         if world.is_root() {
             saved.export("model", &single)?;
             saved
@@ -68,11 +75,7 @@ fn parameters_keep_the_numbers_by_which_optimizers_group_them() {
     let passed = Launcher::local(2).run(|world| {
         let fresh = || world.init(|device| LinearConfig::new(7, 5).init(device));
         let model: Linear = fresh()?;
-        let mut checkpoints = Checkpoints::open(&world, folder.path(), &CheckpointConfig::new())?;
-        let mut snapshot = Snapshot::new(&world);
-        snapshot.module("model", &model)?;
-        checkpoints.save(1, snapshot, None)?;
-        let saved = checkpoints.latest()?.expect("it was saved");
+        let saved = saved(&world, folder.path(), &model)?;
         let ids = |model: &Linear| [model.weight.id, model.bias.as_ref().expect("a bias").id];
         let other: Linear = fresh()?;
         let expected = ids(&other);
@@ -92,11 +95,7 @@ fn running_statistics_are_saved_with_their_last_update() {
         let model: BatchNorm = fresh()?;
         let input = Tensor::<2>::from_floats([[1.0], [3.0]], world.device());
         let _ = model.forward(input);
-        let mut checkpoints = Checkpoints::open(&world, folder.path(), &CheckpointConfig::new())?;
-        let mut snapshot = Snapshot::new(&world);
-        snapshot.module("model", &model)?;
-        checkpoints.save(1, snapshot, None)?;
-        let saved = checkpoints.latest()?.expect("it was saved");
+        let saved = saved(&world, folder.path(), &model)?;
         let found = saved.module(&world, "model", fresh()?)?;
         // A tenth of the mean of the batch.
         let mean: f32 = found.running_mean.value().into_scalar();
