@@ -35,7 +35,8 @@ pub enum Error {
     Placement {
         /// The operator that was called.
         operator: String,
-        /// The placement that it cannot work on, with its axis.
+        /// The placement that it cannot work on, or the layouts that it cannot combine, with their
+        /// axes.
         placement: String,
         /// The redistribution that makes the call work.
         help: String,
@@ -131,6 +132,27 @@ impl Error {
         Self::Operator {
             operator: operator.into(),
             message: message.into(),
+        }
+    }
+
+    /// Makes an [`Error::Placement`].
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::Error;
+    ///
+    /// let error = Error::placement("fft", "Shard(1) on axis \"x\"", "redistribute it");
+    /// assert_eq!(error.to_string(), "fft: no rule for Shard(1) on axis \"x\"; redistribute it");
+    /// ```
+    pub fn placement(
+        operator: &str,
+        placement: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Self {
+        Self::Placement {
+            operator: operator.into(),
+            placement: placement.into(),
+            help: help.into(),
         }
     }
 

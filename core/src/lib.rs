@@ -33,6 +33,7 @@ mod operator;
 pub mod ops;
 mod pairing;
 mod param;
+mod paths;
 mod placement;
 mod reduce;
 mod region;
@@ -63,13 +64,14 @@ pub use layer_placements::{LayerPlacements, PlanPlacement};
 pub use layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
 pub use mesh::MeshShape;
-pub use module::check_replicas;
+pub use module::{check_replicas, sync_module};
 pub use module_scope::{ModuleScope, module_scope};
 pub use pairing::{Linearity, Pairing, Role, Term};
 pub use param::{
     Gather, GatherAhead, ParamShard, gather_ahead, is_running_state, param_shards,
     shard_parameters, whole,
 };
+pub use paths::{PathVisitor, visit_paths};
 pub use region::{Boundary, IndexBox, Segment, Sides, check_poles, segments};
 pub use rng::{RandomKey, philox4x32_10};
 pub use tensor::{Halo, Halos, LocalGradient, ShardTensor, is_recomputing, scatter_tensor};

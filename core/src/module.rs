@@ -6,12 +6,13 @@ use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use foldhash::quality::FixedState;
 
 use crate::comm::{Communicator, Expected, Operation, Payload, Traffic, collectives};
 use crate::param::{ParamShard, param_shards};
+use crate::paths::{PathVisitor, visit_paths};
 use crate::tensor::on_device;
 use crate::{DeviceMesh, Error, Result};
 
@@ -49,7 +50,7 @@ pub(crate) fn seeded<T>(device: &Device, seed: u64, make: impl FnOnce(&Device) -
 
 /// Draws the parameters of a module.
 pub(crate) fn draw<M: Module>(module: &M) {
-    module.visit(&mut Checksums::default());
+    visit_paths(module, &mut Checksums::default());
 }
 
 /// Broadcasts every parameter of one rank to the others.
@@ -69,7 +70,7 @@ pub(crate) fn sync<M: Module>(
     // leaves deadlock.
     let module = module.fork(device);
     let mut held = Held::default();
-    module.visit(&mut held);
+    visit_paths(&module, &mut held);
     // Not while parameters are mapped: a batch norm shared between ranks locks its statistics
     // during that.
     let received = held.parameters.into_iter().map(|parameter| {
@@ -102,7 +103,6 @@ pub(crate) fn sync<M: Module>(
 /// The parameters of a module, in module order.
 #[derive(Default)]
 struct Held {
-    path: Vec<String>,
     parameters: Vec<Parameter>,
 }
 
@@ -112,16 +112,8 @@ struct Parameter {
     expected: Expected,
 }
 
-impl ModuleVisitor for Held {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Held {
+    fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
         let plain = param.val().inner();
         let expected = Expected::Tensors {
             shapes: vec![plain.shape()],
@@ -129,7 +121,7 @@ impl ModuleVisitor for Held {
             device: plain.device().as_dispatch().clone(),
         };
         self.parameters.push(Parameter {
-            path: self.path.join("."),
+            path: path.join("."),
             tensor: plain.into_dispatch(),
             expected,
         });
@@ -161,6 +153,41 @@ impl ModuleMapper for Received {
     }
 }
 
+/// Broadcasts the parameters of one rank to the other ranks of a mesh, such as one from
+/// [`World::mesh_over`](crate::World::mesh_over), where
+/// [`World::init`](crate::World::init) and
+/// [`World::sync_module`](crate::World::sync_module) would wait for ranks outside it. `source` is
+/// the rank in the world.
+///
+/// # Errors
+/// The errors of [`World::sync_module`](crate::World::sync_module); a source outside the mesh.
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use halocline_core::{Launcher, check_replicas, sync_module};
+///
+/// Launcher::local(3).run(|world| {
+///     // Rank 0 does something else.
+///     if let Some(mesh) = world.mesh_over([("data", 2)], &[1, 2])? {
+///         let linear = LinearConfig::new(3, 2).init(mesh.device());
+///         let linear = sync_module(&mesh, linear, 1)?;
+///         check_replicas(&mesh, &linear)?;
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn sync_module<M: Module>(mesh: &DeviceMesh, module: M, source: usize) -> Result<M> {
+    sync(
+        mesh.comm(),
+        mesh.shape().ranks(),
+        source,
+        mesh.device(),
+        module,
+    )
+}
+
 /// Checks that the parameters of all ranks of a mesh are equal, bit for bit; see the example of
 /// [`World::check_replicas`](crate::World::check_replicas).
 ///
@@ -180,7 +207,7 @@ pub(crate) fn compare_replicas<M: Module>(
     // compared too.
     drop(module.valid());
     let mut checksums = Checksums::default();
-    module.visit(&mut checksums);
+    visit_paths(module, &mut checksums);
     let bytes: Vec<u8> = checksums
         .sums
         .iter()
@@ -230,22 +257,13 @@ pub(crate) fn compare_replicas<M: Module>(
 
 #[derive(Default)]
 struct Checksums {
-    path: Vec<String>,
     sums: Vec<(String, u64)>,
 }
 
-impl ModuleVisitor for Checksums {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Checksums {
+    fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
         let data: TensorData = param.val().inner().into_data();
         let sum = FixedState::default().hash_one((&data.shape()[..], data.as_bytes()));
-        self.sums.push((self.path.join("."), sum));
+        self.sums.push((path.join("."), sum));
     }
 }

@@ -152,8 +152,16 @@ fn extents(operator: &str, operands: &[Term<'_>], role: Role) -> Result<Vec<usiz
             let extents = operand.layout.extents(dim);
             match found {
                 Some((first, other)) if other != extents => {
-                    let message = format!("extents differ: {first} and {}", operand.layout);
-                    return Err(Error::operator(operator, message));
+                    // Sizes that differ fit in no placement.
+                    if other.iter().sum::<usize>() != extents.iter().sum::<usize>() {
+                        let message = format!("sizes differ: {first} and {}", operand.layout);
+                        return Err(Error::operator(operator, message));
+                    }
+                    return Err(Error::placement(
+                        operator,
+                        format!("{first} with {}", operand.layout),
+                        "extents differ: redistribute one operand to the layout of the other",
+                    ));
                 }
                 _ => found = Some((operand.layout, extents)),
             }
@@ -451,6 +459,7 @@ mod tests {
             roles,
         });
         let error = Pairing::new("add", &operands, roles, Linearity::None).unwrap_err();
+        assert!(matches!(error, Error::Placement { .. }));
         assert!(error.to_string().contains("extents differ"), "{error}");
     }
 }

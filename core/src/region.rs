@@ -407,8 +407,8 @@ mod tests {
             let mut cells = vec![None; len];
             for run in segments(range.clone(), size, low, high) {
                 for (offset, cell) in run.src.clone().enumerate() {
-                    let at = run.dst + if run.flip { run.src.len() - 1 - offset } else { offset };
-                    prop_assert!(cells[at].replace(cell).is_none(), "cell {at} is covered twice");
+                    let place = run.dst + if run.flip { run.src.len() - 1 - offset } else { offset };
+                    prop_assert!(cells[place].replace(cell).is_none(), "cell {place} is covered twice");
                 }
             }
             for (index, cell) in range.zip(cells) {

@@ -319,9 +319,9 @@ mod tests {
             let whole = key.fill(normal, &shape, &IndexBox::whole(&shape));
             let part = key.fill(normal, &shape, &cells);
             let expected: Vec<f32> = (0..cells.volume()).map(|index| {
-                let at: Vec<usize> = crate::mesh::unravel(index, &cells.shape())
+                let place: Vec<usize> = crate::mesh::unravel(index, &cells.shape())
                     .iter().zip(cells.ranges()).map(|(o, r)| o + r.start).collect();
-                whole[ravel(&at, &shape)]
+                whole[ravel(&place, &shape)]
             }).collect();
             prop_assert_eq!(part, expected);
         }

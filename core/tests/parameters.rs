@@ -9,6 +9,7 @@ use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
     DeviceMesh, Error, Gather, Launcher, Layout, Overlap, ParamShard, Partial, ReduceOp, Replicate,
     Result, Shard, ShardTensor, Traffic, World, gather_ahead, param_shards, shard_parameters,
+    whole,
 };
 
 const INPUTS: usize = 5;
@@ -117,15 +118,48 @@ fn steps_are_those_of_whole_parameters() {
                 &[("data", 2), ("lat", 2)],
             ] {
                 for found in run(axes, data, gather) {
+                    assert_eq!(found.len(), expected.len());
                     for (found, expected) in found.iter().zip(&expected) {
-                        let pairs = found.iter::<f32>().zip(expected.iter::<f32>());
-                        let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-                        assert!(off < 1e-5, "{axes:?} {data} {gather:?}: {off:e}");
+                        assert_eq!(found.shape(), expected.shape());
+                        let mut pairs = found.iter::<f32>().zip(expected.iter::<f32>());
+                        assert!(
+                            pairs.all(|(a, b)| (a - b).abs() < 1e-5),
+                            "{axes:?} {data} {gather:?}: {found}, expected {expected}"
+                        );
                     }
                 }
             }
         }
     }
+}
+
+#[test]
+fn modules_made_in_shards_have_the_values_of_whole_ones() {
+    let make = |sharded: bool| {
+        let found = Launcher::local(2).seed(5).collect(|world| {
+            let mesh = world.mesh([("tensor", 2)])?;
+            let config = LinearConfig::new(INPUTS, 7);
+            let linear = if sharded {
+                let last = |_: &str, shape: &[usize]| -> Result<Option<ParamShard>> {
+                    let layout = Layout::new(mesh.shape(), shape, &[Shard(shape.len() - 1)])?;
+                    Ok(Some(ParamShard::new(layout, &mesh)))
+                };
+                world.init_sharded(
+                    |device| config.init(device),
+                    |_| Ok(()),
+                    |linear, ()| shard_parameters(linear, last),
+                )?
+            } else {
+                world.init(|device| config.init(device))?
+            };
+            assert_eq!(param_shards(&linear).is_empty(), !sharded);
+            let linear = whole(linear)?;
+            let bias = linear.bias.expect("a bias").val();
+            Ok([linear.weight.val().into_data(), bias.into_data()])
+        });
+        found.unwrap()
+    };
+    assert_eq!(make(true), make(false));
 }
 
 /// A plan may assign a layout to a whole parameter because its layer changes the layout of an

@@ -1,7 +1,9 @@
 //! Halos across the poles, cell by cell.
 
 use burn::tensor::Tensor;
-use halocline_core::{Boundary, Halo, Launcher, Placement, Replicate, Shard, ShardTensor};
+use halocline_core::{
+    Boundary, Halo, Launcher, Layout, Partial, Placement, ReduceOp, Replicate, Shard, ShardTensor,
+};
 
 const ROWS: usize = 5;
 const COLUMNS: usize = 6;
@@ -45,9 +47,11 @@ fn halos_hold_the_cells_across_the_poles_and_their_gradients_return() {
                 let mesh = world.mesh_of(axes)?;
                 let cells = (0..ROWS * COLUMNS).map(|i| (i / COLUMNS * 10 + i % COLUMNS) as f32);
                 let cells: Vec<f32> = cells.collect();
-                let whole =
-                    Tensor::<1>::from_floats(cells.as_slice(), &world.device().clone().inner());
-                let whole = whole.reshape([ROWS, COLUMNS]);
+                let device = world.device().clone().inner();
+                let tensor = |values: &[f32], shape: [usize; 2]| {
+                    Tensor::<1>::from_floats(values, &device).reshape::<2, _>(shape)
+                };
+                let whole = tensor(&cells, [ROWS, COLUMNS]);
                 let x = ShardTensor::distribute(whole, &mesh, placements)?.require_grad();
                 let rows = Halo {
                     low: 3,
@@ -60,6 +64,10 @@ fn halos_hold_the_cells_across_the_poles_and_their_gradients_return() {
                     [0, 1].map(|dim| own.ranges()[dim].start as isize - [3, 2][dim]);
                 let [height, width] = haloed.dims();
                 let found: Vec<f32> = haloed.clone().into_data().try_to_vec().unwrap();
+                // The cotangent of each cell here is its number.
+                let number = |index: usize| (mesh.position() * 1000 + index) as f32;
+                let numbers: Vec<f32> = (0..height * width).map(number).collect();
+                let mut sums = [0.0_f32; ROWS * COLUMNS];
                 for (index, found) in found.into_iter().enumerate() {
                     let (row, column) = (index / width, index % width);
                     let (row, column) = (first_row + row as isize, first_column + column as isize);
@@ -68,15 +76,20 @@ fn halos_hold_the_cells_across_the_poles_and_their_gradients_return() {
                         found, expected,
                         "{boundary:?} on {axes:?} at {row}, {column}"
                     );
+                    let cell = expected as usize;
+                    sums[cell / 10 * COLUMNS + cell % 10] += numbers[index];
                 }
-                if height * width == 0 || mesh.size() > 1 {
-                    return Ok(());
-                }
-                // Each cell's gradient is the number of its copies.
-                let gradients = haloed.sum().backward();
+                // The gradient of a cell is the sum over its copies on all ranks.
+                let gradients = (haloed * tensor(&numbers, [height, width]))
+                    .sum()
+                    .backward();
                 let gradient = x.grad(&gradients).expect("a gradient");
-                let total = gradient.full_tensor().sum();
-                assert_eq!(total.into_scalar::<f32>(), (height * width) as f32);
+                let partial = vec![Partial(ReduceOp::Sum); axes.len()];
+                let layout = Layout::new(mesh.shape(), &[ROWS, COLUMNS], &partial)?;
+                let sums = tensor(&sums, [ROWS, COLUMNS]);
+                let sums = ShardTensor::from_local(sums, &layout, &mesh)?.full_tensor();
+                let gradient = gradient.full_tensor().into_data();
+                gradient.assert_eq(&sums.into_data(), true);
                 Ok(())
             });
             run.unwrap();

@@ -438,10 +438,10 @@ mod tests {
     fn boxes_may_be_many_and_cover_all() {
         let x = numbers([100, 2, 3]);
         let dispatch = x.clone().into_dispatch();
-        let part = |at: usize| {
+        let part = |row: usize| {
             (
-                cells([at..at + 1, 0..2, 0..3]),
-                x.clone().narrow(0, at, 1).into_dispatch(),
+                cells([row..row + 1, 0..2, 0..3]),
+                x.clone().narrow(0, row, 1).into_dispatch(),
             )
         };
         let boxes: Vec<_> = (0..100).map(part).collect();

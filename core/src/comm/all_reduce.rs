@@ -413,9 +413,9 @@ mod tests {
             let sums = Launcher::local(ranks).collect(|world| {
                 let group: Arc<[usize]> = (0..ranks).collect();
                 let operation = Operation::new("sum", Traffic::Reduce, None);
-                let own = values(world.rank(), elements).into_dispatch();
+                let part = values(world.rank(), elements).into_dispatch();
                 let sum = ReduceOp::Sum;
-                let start = || start(world.comm(), &group, &operation, sum, own.clone());
+                let start = || start(world.comm(), &group, &operation, sum, part.clone());
                 let [mut early, mut late] = [start()?, start()?];
                 early.in_background()?;
                 late.in_background()?;

@@ -156,10 +156,34 @@ impl ModuleStats {
         self.0.get(path).copied()
     }
 
-    /// Iterates over modules as paths and counts, in path order.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, CommStats)> {
-        self.0.iter().map(|(path, stats)| (&**path, *stats))
+    /// The counts since `earlier`, of the modules that have sent messages since.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let counts = self.0.iter().map(|(path, stats)| {
+            let before = earlier.of(path).unwrap_or_default();
+            (path.clone(), stats.since(&before))
+        });
+        let counts = counts.filter(|(_, stats)| *stats != CommStats::default());
+        Self(counts.collect())
     }
+
+    /// Iterates over modules as paths and counts, in the order of names and their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, CommStats)> {
+        let modules = self.0.iter().map(|(path, stats)| (&**path, *stats));
+        let mut modules: Vec<(&str, CommStats)> = modules.collect();
+        modules.sort_by_cached_key(|&(path, _)| numbered(path));
+        modules.into_iter()
+    }
+}
+
+/// Splits a path into names and numbers: `Model/Block#2` has the numbers 1 and 2.
+fn numbered(path: &str) -> Vec<(&str, usize)> {
+    let names = path.split('/').map(|name| {
+        let parts = name.rsplit_once('#');
+        parts
+            .and_then(|(name, number)| Some((name, number.parse().ok()?)))
+            .unwrap_or((name, 1))
+    });
+    names.collect()
 }
 
 impl fmt::Display for ModuleStats {

@@ -88,11 +88,11 @@ mod tests {
 
     #[test]
     fn launchers_number_the_processes_of_a_host() {
-        let of =
+        let rank =
             |name: &'static str| local_rank(move |asked| (asked == name).then(|| "3".to_string()));
         for name in ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"] {
-            assert_eq!(of(name), Some(3));
+            assert_eq!(rank(name), Some(3));
         }
-        assert_eq!(of("RANK"), None);
+        assert_eq!(rank("RANK"), None);
     }
 }

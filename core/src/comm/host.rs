@@ -369,7 +369,7 @@ mod tests {
             let added = parts.iter().cloned().reduce(|lhs, rhs| lhs + rhs).unwrap();
             let all: Vec<_> = parts.iter().cloned().map(Tensor::into_dispatch).collect();
             let sum = combination(ReduceOp::Sum, all.clone());
-            let data = |of| Tensor::<1>::from_dispatch(of).into_data();
+            let data = |tensor| Tensor::<1>::from_dispatch(tensor).into_data();
             data(sum).assert_eq(&added.into_data(), true);
             data(concatenation(all)).assert_eq(&Tensor::cat(parts, 0).into_data(), true);
         }
@@ -390,12 +390,11 @@ mod tests {
             assert_eq!(cells(&part, 0..3), bytes(1.0, 3));
         });
         // A write to a part goes to a copy of it.
-        let of = |tensor| Tensor::<1>::from_dispatch(tensor);
         let mut sole = numbers(&part).unwrap().clone();
         drop(part);
         sole.storage_mut::<f32>()[0] = 3.0;
         assert_eq!(sole.storage::<f32>(), [3.0, 1.0, 1.0]);
-        let all = of(room.into_tensor()).into_data();
+        let all = Tensor::<1>::from_dispatch(room.into_tensor()).into_data();
         all.assert_eq(&[1.0_f32, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0].into(), true);
     }
 }

@@ -237,8 +237,8 @@ impl Launcher {
     /// communication; if a rank has not stopped within three seconds, the process ends. Also: no
     /// ranks; a timeout of 0; no GPU, or one that the program has used in several streams before
     /// the first `Launcher`; processes of a job with different versions, seeds, or settings of
-    /// [`check`](Self::check), [`overlap`](Self::overlap), [`buckets`](Self::buckets) or
-    /// [`trace`](Self::trace).
+    /// [`check`](Self::check), [`overlap`](Self::overlap), [`buckets`](Self::buckets),
+    /// [`trace`](Self::trace), `HALOCLINE_ISA` or `HALOCLINE_CONV`.
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
         self.collect(program).map(|_| ())
     }
@@ -280,7 +280,7 @@ impl Launcher {
             }
             Ok(device)
         };
-        let shared = self.shared_settings();
+        let shared = self.shared_settings(|name| std::env::var(name).ok());
         let watched = self.settings.log || self.trace.is_some();
         let world = |mut comm: Arc<dyn Communicator>, device: &Device| {
             if watched {
@@ -330,8 +330,13 @@ impl Launcher {
         }
     }
 
-    /// The settings that all processes of a job must share, by name.
-    fn shared_settings(&self) -> [(&'static str, String); 6] {
+    /// The settings that all processes of a job must share, by name. Those of kernels change the
+    /// rounding of results, so that replicas of a parameter would drift apart.
+    fn shared_settings(
+        &self,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> [(&'static str, String); 8] {
+        let value = |name| variable(name).unwrap_or_else(|| "unset".into());
         let Settings {
             check,
             overlap,
@@ -345,6 +350,8 @@ impl Launcher {
             ("buckets (HALOCLINE_BUCKETS)", buckets.to_string()),
             ("check (HALOCLINE_CHECK)", check.to_string()),
             ("trace (HALOCLINE_TRACE)", self.trace.is_some().to_string()),
+            ("kernels (HALOCLINE_ISA)", value("HALOCLINE_ISA")),
+            ("kernels (HALOCLINE_CONV)", value("HALOCLINE_CONV")),
         ]
     }
 }
@@ -435,6 +442,17 @@ mod tests {
         assert_eq!(kind(&torchrun), Engine::Tcp);
         assert_eq!(kind(&["RANK"]), Engine::Tcp);
         assert_eq!(kind(&["WORLD_SIZE"]), Engine::Tcp);
+    }
+
+    #[test]
+    fn processes_compare_the_kernels_that_round_differently() {
+        let settings = |set: &str| {
+            let variable = |name: &str| (name == set).then(|| "direct".to_string());
+            Launcher::local(1).shared_settings(variable)
+        };
+        for name in ["HALOCLINE_ISA", "HALOCLINE_CONV"] {
+            assert_ne!(settings(name), settings(""), "{name}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::ahead::{self, Held};
@@ -12,6 +12,7 @@ use super::layout::ParamShard;
 use super::module::param_shards;
 use crate::dispatch::same_memory;
 use crate::exchange::travels;
+use crate::paths::{PathVisitor, visit_paths};
 
 /// Guard that lets gathers of a model's stored parameters start ahead of their use, until it is
 /// dropped.
@@ -58,12 +59,11 @@ pub fn gather_ahead<M: Module>(model: &M) -> GatherAhead<'_> {
         !shard.stored().is_empty() && travels(comm) && ranks == comm.size()
     });
     let mut finder = Finder {
-        path: Vec::new(),
         stored,
         held: HashMap::new(),
     };
     if !finder.stored.is_empty() {
-        model.visit(&mut finder);
+        visit_paths(model, &mut finder);
     }
     ahead::begin(finder.held);
     GatherAhead { model: PhantomData }
@@ -71,22 +71,13 @@ pub fn gather_ahead<M: Module>(model: &M) -> GatherAhead<'_> {
 
 /// Finds the shards of stored parameters that are in CPU memory.
 struct Finder {
-    path: Vec<String>,
     stored: BTreeMap<String, ParamShard>,
     held: HashMap<String, Held>,
 }
 
-impl ModuleVisitor for Finder {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
+impl PathVisitor for Finder {
+    fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
+        let path = path.join(".");
         let Some(stored) = self.stored.remove(&path) else {
             return;
         };

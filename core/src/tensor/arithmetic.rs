@@ -6,7 +6,8 @@ use burn::tensor::kind::{Basic, Kind, Numeric, Ordered};
 use burn::tensor::{Bool, ElementConversion, Float, Int, Tensor};
 
 use super::ShardTensor;
-use super::binary::Binary;
+use super::binary::{Binary, are_served};
+use super::unary::{Unary, minus, plus, times};
 use crate::layout::{Layout, Partial, Placement, ReduceOp};
 use crate::ops::{fan_out, fan_out_with};
 use crate::pairing::{Linearity, Pairing, Role, Term};
@@ -90,7 +91,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     }
 
     /// Like [`binary`](Self::binary), by a kernel on pairs of floats if both operands have the same
-    /// layout.
+    /// layout, or if it serves operands of their shapes.
     #[track_caller]
     fn arithmetic(
         self,
@@ -100,11 +101,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         of_pairs: Option<Binary>,
         f: impl FnOnce(Tensor<D, K>, Tensor<D, K>) -> Tensor<D, K>,
     ) -> Self {
-        let are_pairs = K::KIND == Kind::Float && self.layout == other.layout;
-        let of_pairs = of_pairs.filter(|_| are_pairs);
+        let of_pairs = of_pairs.filter(|_| K::KIND == Kind::Float);
+        let is_same = self.layout == other.layout;
         self.binary(other, operator, linearity, |lhs, rhs| match of_pairs {
-            Some(of_pairs) => of_pairs.of(lhs, rhs),
-            None => f(lhs, rhs),
+            Some(of_pairs) if is_same || are_served(&lhs, &rhs) => of_pairs.of(lhs, rhs),
+            _ => f(lhs, rhs),
         })
     }
 
@@ -200,11 +201,14 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     #[track_caller]
     pub fn mask_where(self, mask: ShardTensor<D, Bool>, value: Self) -> Self {
         if self.layout != mask.layout {
-            let message = format!(
-                "a mask {} for values {}; expected one layout: redistribute the mask",
-                mask.layout, self.layout
-            );
-            Error::operator("mask_where", message).raise();
+            let (found, expected) = (mask.dims(), self.dims());
+            if found != expected {
+                let message = format!("a mask {found:?} for values {expected:?}");
+                Error::operator("mask_where", message).raise();
+            }
+            let placement = format!("a mask {} with values {}", mask.layout, self.layout);
+            let help = "redistribute the mask to the layout of the values";
+            Error::placement("mask_where", placement, help).raise();
         }
         self.zip_elements(value, "mask_where", |local, value| {
             local.mask_where(mask.local, value)
@@ -300,7 +304,7 @@ comparison! {
 }
 
 macro_rules! operator {
-    ($trait:ident, $method:ident, $linearity:expr, $of_pairs:expr, $($scalar:ident of $kind:ident by $map:ident),*) => {
+    ($trait:ident, $method:ident, $linearity:expr, $of_pairs:expr, $($scalar:ident of $kind:ident by $map:ident($function:path)),*) => {
         impl<const D: usize, K: Numeric> $trait for ShardTensor<D, K> {
             type Output = Self;
 
@@ -327,16 +331,16 @@ macro_rules! operator {
 
             #[track_caller]
             fn $method(self, other: $scalar) -> Self {
-                self.$map(stringify!($method), |local| $trait::$method(local, other))
+                self.$map(stringify!($method), |local| $function(local, other))
             }
         })*
     };
 }
 
-operator!(Add, add, Linearity::Additive, Some(Binary::Sum), f64 of Float by map_elements, i64 of Int by map_elements);
-operator!(Sub, sub, Linearity::Additive, Some(Binary::Difference), f64 of Float by map_elements, i64 of Int by map_elements);
-operator!(Mul, mul, Linearity::Multiplicative, Some(Binary::Product), f64 of Float by map_scaling, i64 of Int by map_scaling);
-operator!(Div, div, of_quotient::<K>(), None, f64 of Float by map_scaling, i64 of Int by map_elements);
+operator!(Add, add, Linearity::Additive, Some(Binary::Sum), f64 of Float by map_elements(plus), i64 of Int by map_elements(Add::add));
+operator!(Sub, sub, Linearity::Additive, Some(Binary::Difference), f64 of Float by map_elements(minus), i64 of Int by map_elements(Sub::sub));
+operator!(Mul, mul, Linearity::Multiplicative, Some(Binary::Product), f64 of Float by map_scaling(times), i64 of Int by map_scaling(Mul::mul));
+operator!(Div, div, of_quotient::<K>(), None, f64 of Float by map_scaling(Div::div), i64 of Int by map_elements(Div::div));
 
 /// Linearity of a quotient. Quotients of integers are rounded, so they do not add up to the
 /// quotient of a sum.
@@ -351,7 +355,7 @@ impl<const D: usize, K: Numeric> Neg for ShardTensor<D, K> {
     type Output = Self;
 
     fn neg(self) -> Self {
-        self.map_scaling("neg", Tensor::neg)
+        self.map_scaling("neg", |local| Unary::Negative.of(local, Tensor::neg))
     }
 }
 

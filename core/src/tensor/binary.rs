@@ -1,22 +1,21 @@
-//! Sums, differences and products of tensors of the same shape, computed on the CPU by all threads
-//! in reused memory.
+//! Sums, differences and products of tensors of the same shape, or of a large tensor and one that
+//! is broadcast, computed on the CPU by all threads in reused memory.
 
-use std::ops::{Add, Mul, Sub};
-
-use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::kind::Basic;
-use burn::tensor::{DType, Element, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 
-use crate::dispatch::{from_dispatch, here, of_cpu};
-use crate::memory::{self, Block, elements_mut};
+use super::unary::{Number, cpu_tensor, is_served, negated, updated};
+use crate::Result;
+use crate::dispatch::{here, of_cpu};
+use crate::memory::{self, elements_mut};
 use crate::operator::{BackwardPass, Operator, Recompute, apply, is_tracked};
-use crate::ops::in_order;
-use crate::{Result, tasks};
 
-/// Number of elements per task.
-const TASK: usize = 1 << 14;
+/// Least number of consecutive elements that are computed in one loop for a tensor that is
+/// broadcast.
+const LONG: usize = 16;
 
 /// Arithmetic operator on pairs of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +34,8 @@ struct Pairs {
 }
 
 impl Operator for Pairs {
-    type Saved = ();
+    /// Shapes of the operands.
+    type Saved = [Shape; 2];
 
     fn keeps(&self, input: usize) -> bool {
         self.keeps[input]
@@ -45,12 +45,16 @@ impl Operator for Pairs {
         Recompute::WithCheckpointing
     }
 
-    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
-        let [lhs, rhs] = inputs.try_into().expect("two inputs");
-        Ok((self.binary.apply(lhs, rhs)?, ()))
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, [Shape; 2])> {
+        let [lhs, rhs]: [DispatchTensor; 2] = inputs.try_into().expect("two inputs");
+        let shapes = [lhs.shape(), rhs.shape()];
+        Ok((self.binary.apply(lhs, rhs)?, shapes))
     }
 
-    fn backward(&self, mut pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+    fn backward(
+        &self,
+        mut pass: BackwardPass<'_, [Shape; 2]>,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
         let &[first, second] = pass.wanted else {
             unreachable!("two inputs")
         };
@@ -72,15 +76,17 @@ impl Operator for Pairs {
         let [rhs, lhs] = factors;
         let of_first = gradient(of_first, rhs)?;
         let of_second = match self.binary {
-            Binary::Difference => of_second.map(Dispatch::float_neg),
+            Binary::Difference => of_second.map(negated).transpose()?,
             _ => gradient(of_second, lhs)?,
         };
-        Ok(vec![of_first, of_second])
+        let gradients = [of_first, of_second].into_iter().zip(pass.saved);
+        let gradients = gradients.map(|(gradient, shape)| Some(summed(gradient?, shape)));
+        Ok(gradients.collect())
     }
 }
 
 impl Binary {
-    /// Applies the operator to tensors of the same shape, as one node of the graph.
+    /// Applies the operator as one node of the graph.
     pub(super) fn of<const D: usize, K: Basic>(
         self,
         lhs: Tensor<D, K>,
@@ -97,7 +103,7 @@ impl Binary {
 
     fn apply(self, lhs: DispatchTensor, rhs: DispatchTensor) -> Result<DispatchTensor> {
         let dtype = |tensor| here(tensor).map(TensorMetadata::dtype);
-        let alike = dtype(&lhs) == dtype(&rhs) && lhs.shape() == rhs.shape();
+        let alike = dtype(&lhs) == dtype(&rhs) && fits([&lhs.shape(), &rhs.shape()]);
         match dtype(&lhs).filter(|_| alike) {
             Some(DType::F32) => self.on_cpu::<f32>(lhs, rhs),
             Some(DType::F64) => self.on_cpu::<f64>(lhs, rhs),
@@ -109,12 +115,8 @@ impl Binary {
         }
     }
 
-    fn on_cpu<E>(self, lhs: DispatchTensor, rhs: DispatchTensor) -> Result<DispatchTensor>
-    where
-        E: Element + bytemuck::Pod + Add<Output = E> + Sub<Output = E> + Mul<Output = E>,
-    {
-        let [lhs, rhs] = [lhs, rhs].map(in_order);
-        let (lhs, rhs) = (from_dispatch::<Flex>(lhs)?, from_dispatch::<Flex>(rhs)?);
+    fn on_cpu<E: Number>(self, lhs: DispatchTensor, rhs: DispatchTensor) -> Result<DispatchTensor> {
+        let (lhs, rhs) = (cpu_tensor(lhs)?, cpu_tensor(rhs)?);
         Ok(of_cpu(match self {
             Self::Sum => combined::<E>(lhs, rhs, |a, b| a + b),
             Self::Difference => combined::<E>(lhs, rhs, |a, b| a - b),
@@ -123,52 +125,108 @@ impl Binary {
     }
 }
 
-/// Applies a function to all pairs of elements, in the memory of one of the tensors if nothing else
-/// uses it.
-fn combined<E: Element + bytemuck::Pod>(
+/// Whether the kernels serve two tensors: one is large, and the other has its shape or is broadcast
+/// to it.
+pub(super) fn are_served<const D: usize, K: Basic>(lhs: &Tensor<D, K>, rhs: &Tensor<D, K>) -> bool {
+    (is_served(lhs) || is_served(rhs))
+        && lhs.dtype() == rhs.dtype()
+        && fits([&lhs.dims(), &rhs.dims()])
+}
+
+/// Whether the kernels serve tensors of these shapes.
+fn fits([lhs, rhs]: [&[usize]; 2]) -> bool {
+    run_length(lhs, rhs).or(run_length(rhs, lhs)).is_some()
+}
+
+/// Number of consecutive elements of the shape `whole` that have the same cell of a tensor of the
+/// shape `part`, when that is broadcast; the elements after them have the next cell. `None` unless
+/// the dims in which `part` has several cells are adjacent and runs are long.
+fn run_length(whole: &[usize], part: &[usize]) -> Option<usize> {
+    if whole == part {
+        return Some(1);
+    }
+    let several = |size: &usize| *size != 1;
+    let end = part.iter().rposition(several).map_or(0, |dim| dim + 1);
+    let first = part.iter().position(several).unwrap_or(0);
+    let run: usize = whole[end..].iter().product();
+    let long: usize = match run {
+        1 => part[first..end].iter().product(),
+        _ => run,
+    };
+    (whole[first..end] == part[first..end] && long >= LONG).then_some(run)
+}
+
+/// Sums a gradient over the dims in which the operand was broadcast.
+fn summed(gradient: DispatchTensor, shape: &Shape) -> DispatchTensor {
+    let sizes = gradient.shape();
+    let dims: Vec<usize> = (0..shape.len())
+        .filter(|&dim| sizes[dim] != shape[dim])
+        .collect();
+    match dims[..] {
+        [] => gradient,
+        _ => Dispatch::float_sum_dims(gradient, &dims),
+    }
+}
+
+/// Applies a function to all pairs of elements, in the memory of a tensor of the result's shape if
+/// nothing else uses it.
+fn combined<E: Number>(
     mut lhs: FlexTensor,
     mut rhs: FlexTensor,
     function: impl Fn(E, E) -> E + Sync,
 ) -> FlexTensor {
-    let shape = lhs.layout().shape().clone();
-    let len = shape.num_elements();
-    if let Some(elements) = elements_mut::<E>(&mut lhs) {
-        replace(elements, memory::elements(&rhs), |lhs, rhs| {
-            function(lhs, rhs)
-        });
-        return lhs;
+    let [shape, other] = [&lhs, &rhs].map(|tensor| tensor.layout().shape());
+    let (is_whole, is_same) = (run_length(shape, other).is_some(), shape == other);
+    let may_change = |tensor: &mut FlexTensor| elements_mut::<E>(tensor).is_some();
+    if !is_whole || is_same && !may_change(&mut lhs) && may_change(&mut rhs) {
+        changed(rhs, &lhs, |rhs, lhs| function(lhs, rhs))
+    } else {
+        changed(lhs, &rhs, function)
     }
-    if let Some(elements) = elements_mut::<E>(&mut rhs) {
-        replace(elements, memory::elements(&lhs), |rhs, lhs| {
-            function(lhs, rhs)
-        });
-        return rhs;
-    }
-    let [lhs, rhs] = [&lhs, &rhs].map(memory::elements::<E>);
-    let bytes = len * size_of::<E>();
-    let mut block = Block::new(bytes);
-    let result: &mut [E] = bytemuck::cast_slice_mut(&mut block.bytes_mut()[..bytes]);
-    tasks::for_each_part(result, TASK, 2, |task, part| {
-        let pairs = lhs[task * TASK..].iter().zip(&rhs[task * TASK..]);
-        for (element, (first, second)) in part.iter_mut().zip(pairs) {
-            *element = function(*first, *second);
-        }
-    });
-    let layout = Layout::contiguous(shape);
-    FlexTensor::new(block.into_bytes(bytes), layout, E::dtype())
 }
 
-/// Replaces elements by a function of them and of other elements.
-fn replace<E: Copy + Send + Sync>(
-    elements: &mut [E],
-    others: &[E],
+/// Applies a function to the elements of a tensor and of one that is broadcast to its shape.
+fn changed<E: Number>(
+    whole: FlexTensor,
+    part: &FlexTensor,
     function: impl Fn(E, E) -> E + Sync,
+) -> FlexTensor {
+    let run = run_length(whole.layout().shape(), part.layout().shape());
+    let (run, cells) = (run.expect("shapes that fit"), memory::elements::<E>(part));
+    updated::<E>(whole, |place, elements| {
+        change(elements, place, cells, run, &function);
+    })
+}
+
+/// Changes consecutive elements, the first of which has the index `place`. Each cell belongs to
+/// `run` elements.
+fn change<E: Copy>(
+    mut elements: &mut [E],
+    mut place: usize,
+    cells: &[E],
+    run: usize,
+    function: impl Fn(E, E) -> E,
 ) {
-    tasks::for_each_part(elements, TASK, 2, |task, part| {
-        for (element, other) in part.iter_mut().zip(&others[task * TASK..]) {
-            *element = function(*element, *other);
+    while !elements.is_empty() {
+        let cell = place / run % cells.len();
+        let len = match run {
+            1 => cells.len() - cell,
+            _ => run - place % run,
+        };
+        let (now, later) = elements.split_at_mut(len.min(elements.len()));
+        if run == 1 {
+            for (element, other) in now.iter_mut().zip(&cells[cell..]) {
+                *element = function(*element, *other);
+            }
+        } else {
+            let other = cells[cell];
+            for element in now {
+                *element = function(*element, other);
+            }
         }
-    });
+        elements = later;
+        place += len;
+    }
 }
 
 #[cfg(test)]
@@ -240,6 +298,48 @@ mod tests {
                 Ok(())
             })
             .unwrap();
+    }
+
+    /// Covers dims of several cells that are adjacent, and some that are not.
+    #[test]
+    fn broadcast_operands_have_the_results_and_gradients_of_burn() {
+        let (plain, normal) = (Device::flex(), Distribution::Normal(0.0, 1.0));
+        let whole = [5, 130, 131];
+        for part in [
+            [1, 1, 1],
+            [5, 1, 1],
+            [1, 130, 1],
+            [1, 1, 131],
+            [5, 130, 1],
+            [1, 130, 131],
+            [5, 1, 131],
+        ] {
+            let shapes = [whole, part];
+            let data = shapes.map(|shape| Tensor::<3>::random(shape, normal, &plain).into_data());
+            let device = plain.clone().autodiff();
+            let run = |f: &dyn Fn(Tensor<3>, Tensor<3>) -> Tensor<3>| {
+                let leaves = data
+                    .clone()
+                    .map(|data| Tensor::<3>::from_data(data, &device));
+                let [x, y] = leaves.map(Tensor::require_grad);
+                let z = f(x.clone(), y.clone()) * f(y.clone(), x.clone());
+                let gradients = (z.clone() * z.clone()).sum().backward();
+                let [of_x, of_y] = [x, y].map(|leaf| leaf.grad(&gradients).expect("a gradient"));
+                [z.inner(), of_x, of_y].map(Tensor::into_data)
+            };
+            for (ours, burns) in of().into_iter().zip(of()) {
+                assert_eq!(run(&|x, y| of_shards(ours, x, y)), run(&burns), "{part:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_operand_may_be_broadcast_to_an_empty_shape() {
+        for ours in of() {
+            let [x, y] = [[2, 0, 70_000], [1, 1, 70_000]]
+                .map(|shape| Tensor::<3>::ones(shape, &Device::flex()));
+            assert_eq!(of_shards(ours, y, x).dims(), [2, 0, 70_000]);
+        }
     }
 
     #[test]

@@ -173,9 +173,9 @@ impl Closure {
         of_cell: &Tensor<D, L>,
         mesh: &DeviceMesh,
     ) -> Result<()> {
-        let (ranks, own) = (mesh.shape().ranks(), values(of_cell));
+        let (ranks, numbers) = (mesh.shape().ranks(), values(of_cell));
         let operation = Operation::new(self.operator, Traffic::Control, None);
-        let all = all_gather_numbers(mesh.comm(), ranks, &operation, &own)?;
+        let all = all_gather_numbers(mesh.comm(), ranks, &operation, &numbers)?;
         let tolerance = tolerance(of_cell, &all.concat());
         for (rank, found) in ranks.iter().zip(&all) {
             if !found

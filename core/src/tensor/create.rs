@@ -343,13 +343,13 @@ mod tests {
         };
         let x = |mesh: &DeviceMesh| ShardTensor::<2>::ones([4, 3], mesh, &[Shard(0)]);
         let errors = [
-            run(&|_, mesh, own| ShardTensor::distribute(own, mesh, &[Replicate]).map(|_| ())),
-            run(&|_, mesh, own| ShardTensor::distribute(own, mesh, &[Shard(1)]).map(|_| ())),
-            run(&|_, mesh, own| x(mesh).map(|x| drop(x.replicate_operand(own)))),
-            run(&|_, mesh, own| x(mesh).map(|x| drop(x * own.narrow(0, 0, 1)))),
-            run(&|world, mesh, own| {
-                let own = own.narrow(0, 0, 1 + world.rank() / 2);
-                ShardTensor::distribute(own, mesh, &[Replicate]).map(|_| ())
+            run(&|_, mesh, values| ShardTensor::distribute(values, mesh, &[Replicate]).map(|_| ())),
+            run(&|_, mesh, values| ShardTensor::distribute(values, mesh, &[Shard(1)]).map(|_| ())),
+            run(&|_, mesh, values| x(mesh).map(|x| drop(x.replicate_operand(values)))),
+            run(&|_, mesh, values| x(mesh).map(|x| drop(x * values.narrow(0, 0, 1)))),
+            run(&|world, mesh, values| {
+                let values = values.narrow(0, 0, 1 + world.rank() / 2);
+                ShardTensor::distribute(values, mesh, &[Replicate]).map(|_| ())
             }),
         ];
         let operators = [

@@ -2,7 +2,7 @@
 
 use burn::tensor::activation;
 
-use super::ShardTensor;
+use super::{ShardTensor, unary};
 
 /// Calls a macro with the list of elementwise functions of sharded tensors: documentation, name,
 /// arguments, and value on one shard. The methods of `Field` come from the same list.
@@ -12,11 +12,11 @@ macro_rules! elementwise {
     ($define:ident) => {
         $define! {
             /// The absolute value of every element.
-            abs() = |x| x.abs();
+            abs() = |x| unary::absolute(x);
             /// The sign of every element: −1, 0 or 1. The gradient is zero.
             sign() = |x| x.sign();
             /// The square of every element.
-            square() = |x| x.square();
+            square() = |x| unary::square(x);
             /// The square root of every element.
             sqrt() = |x| x.sqrt();
             /// The reciprocal of every element.

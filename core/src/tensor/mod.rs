@@ -12,6 +12,7 @@ mod local;
 mod logic;
 mod recompute;
 mod redistribute;
+mod unary;
 
 use std::sync::Arc;
 
@@ -145,6 +146,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         &self.mesh
     }
 
+    /// The world ranks of the mesh, by position.
+    pub fn ranks(&self) -> Arc<[usize]> {
+        self.mesh.shape().ranks().into()
+    }
+
     /// The placement on every mesh axis.
     pub fn placements(&self) -> &[Placement] {
         self.layout.placements()
@@ -231,13 +237,6 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 
     fn axis_name(&self, axis: usize) -> &str {
         &self.layout.mesh().names()[axis]
-    }
-}
-
-impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// The world ranks of the mesh, by position.
-    pub fn ranks(&self) -> Arc<[usize]> {
-        self.mesh.shape().ranks().into()
     }
 }
 

@@ -12,6 +12,7 @@ use burn::tensor::{Gradients, Tensor};
 
 use super::{ShardTensor, on_device};
 use crate::comm::Replay;
+use crate::module_scope::{self, ScopeState};
 use crate::operator::{BackwardPass, Operator, apply};
 use crate::{DeviceMesh, Error, LayerKeys, Layout, Result, reduce};
 
@@ -143,6 +144,7 @@ impl<const D: usize> ShardTensor<D> {
             replay,
             keys: LayerKeys::current(),
             current: DeviceMesh::current().ok(),
+            scopes: module_scope::state(),
             output: output.clone(),
         };
         let inputs = [
@@ -170,6 +172,8 @@ struct Block<M, F, const D: usize, const E: usize> {
     keys: LayerKeys,
     /// The [current](DeviceMesh::current) mesh of the forward pass.
     current: Option<DeviceMesh>,
+    /// The module of the model that applied the block.
+    scopes: ScopeState,
     /// The layout of the result.
     output: Arc<OnceLock<Layout>>,
 }
@@ -249,6 +253,7 @@ where
             other = other.require_grad();
         }
         let (y, module) = LayerKeys::aside(|| {
+            let _module = module_scope::resume(self.scopes.clone());
             self.keys.install();
             recomputing(|| self.run(&x, &other, true))
         });

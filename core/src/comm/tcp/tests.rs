@@ -392,9 +392,9 @@ fn a_failure_a_lost_process_and_another_operation_are_told_apart() {
 
 #[test]
 fn the_environment_describes_a_job_or_what_is_missing() {
-    let of = |variables: &[(&str, &str)]| {
+    let rendezvous = |variables: &[(&str, &str)]| {
         Rendezvous::from_env(|name| {
-            let found = variables.iter().find(|(of, _)| *of == name);
+            let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, value)| value.to_string())
         })
     };
@@ -404,14 +404,14 @@ fn the_environment_describes_a_job_or_what_is_missing() {
         ("MASTER_ADDR", "node1"),
         ("MASTER_PORT", "29500"),
     ];
-    let job = of(&all).ok().unwrap();
+    let job = rendezvous(&all).ok().unwrap();
     assert_eq!(
         (job.rank, job.size, job.host.as_str(), job.port),
         (1, 2, "node1", 29500)
     );
     let slurm = [("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4"), all[2], all[3]];
     assert_eq!(
-        of(&slurm).ok().map(|job| (job.rank, job.size)),
+        rendezvous(&slurm).ok().map(|job| (job.rank, job.size)),
         Some((3, 4))
     );
     let torchrun = [
@@ -421,22 +421,22 @@ fn the_environment_describes_a_job_or_what_is_missing() {
         all[3],
         ("TORCHELASTIC_USE_AGENT_STORE", "True"),
     ];
-    assert_eq!(of(&torchrun).ok().map(|job| job.port), Some(29501));
+    assert_eq!(rendezvous(&torchrun).ok().map(|job| job.port), Some(29501));
     for missing in 0..4 {
         let mut some = all.to_vec();
         let (name, _) = some.remove(missing);
-        let error = of(&some).err().unwrap().to_string();
+        let error = rendezvous(&some).err().unwrap().to_string();
         assert!(
             error.contains(&format!("{name} is not set; set it to")),
             "{error}"
         );
     }
-    let error = of(&[("RANK", "2"), all[1], all[2], all[3]])
+    let error = rendezvous(&[("RANK", "2"), all[1], all[2], all[3]])
         .err()
         .unwrap()
         .to_string();
     assert!(error.contains("RANK=2 with WORLD_SIZE=2"), "{error}");
-    let error = of(&[("RANK", "x"), all[1], all[2], all[3]])
+    let error = rendezvous(&[("RANK", "x"), all[1], all[2], all[3]])
         .err()
         .unwrap()
         .to_string();

@@ -8,28 +8,28 @@ use proptest::prelude::*;
 use std::sync::Arc;
 
 /// All cells of a box, as flat indices of an array of `shape`.
-fn cells(of: &IndexBox, shape: &[usize]) -> Vec<usize> {
-    (0..of.volume())
+fn cells(part: &IndexBox, shape: &[usize]) -> Vec<usize> {
+    (0..part.volume())
         .map(|index| {
-            let offsets = unravel(index, &of.shape());
-            let at: Vec<usize> = offsets
+            let offsets = unravel(index, &part.shape());
+            let place: Vec<usize> = offsets
                 .iter()
-                .zip(of.ranges())
+                .zip(part.ranges())
                 .map(|(offset, range)| range.start + offset)
                 .collect();
-            crate::mesh::ravel(&at, shape)
+            crate::mesh::ravel(&place, shape)
         })
         .collect()
 }
 
-fn flipped(of: &IndexBox, flip: &[bool], shape: &[usize]) -> Vec<usize> {
-    let sizes = of.shape();
-    (0..of.volume())
+fn flipped(part: &IndexBox, flip: &[bool], shape: &[usize]) -> Vec<usize> {
+    let sizes = part.shape();
+    (0..part.volume())
         .map(|index| {
             let offsets = unravel(index, &sizes);
-            let at: Vec<usize> = (0..sizes.len())
+            let place: Vec<usize> = (0..sizes.len())
                 .map(|d| {
-                    let range = &of.ranges()[d];
+                    let range = &part.ranges()[d];
                     if flip[d] {
                         range.end - 1 - offsets[d]
                     } else {
@@ -37,7 +37,7 @@ fn flipped(of: &IndexBox, flip: &[bool], shape: &[usize]) -> Vec<usize> {
                     }
                 })
                 .collect();
-            crate::mesh::ravel(&at, shape)
+            crate::mesh::ravel(&place, shape)
         })
         .collect()
 }
@@ -137,8 +137,8 @@ proptest! {
     fn every_rank_assembles_what_brute_force_says(case in case()) {
         let Case { layout, pads } = case;
         let need_of = |position: usize| {
-            let own = layout.local_box(position);
-            let ranges: Vec<_> = own.ranges().iter().zip(&pads).map(|(range, (low, high, _))| {
+            let held = layout.local_box(position);
+            let ranges: Vec<_> = held.ranges().iter().zip(&pads).map(|(range, (low, high, _))| {
                 range.start as isize - low..range.end as isize + high
             }).collect();
             let dims: Vec<_> = ranges.iter().zip(&pads).enumerate().map(|(dim, (range, (_, _, b)))| {
@@ -147,14 +147,16 @@ proptest! {
             Need::product(ranges.iter().map(|r| r.len()).collect(), &dims)
         };
         for (position, out) in simulate(&layout, &need_of).into_iter().enumerate() {
-            let own = layout.local_box(position);
+            let held = layout.local_box(position);
             let shape = need_of(position).shape;
             for (index, value) in out.into_iter().enumerate() {
-                let at: Option<Vec<usize>> = unravel(index, &shape).into_iter().enumerate().map(|(dim, i)| {
-                    let global = own.ranges()[dim].start as isize - pads[dim].0 + i as isize;
+                let place: Option<Vec<usize>> = unravel(index, &shape).into_iter().enumerate().map(|(dim, i)| {
+                    let global = held.ranges()[dim].start as isize - pads[dim].0 + i as isize;
                     pads[dim].2.source(global, layout.shape()[dim])
                 }).collect();
-                let expected = at.map_or(-1, |at| crate::mesh::ravel(&at, layout.shape()) as i64);
+                let expected = place.map_or(-1, |place| {
+                    crate::mesh::ravel(&place, layout.shape()) as i64
+                });
                 prop_assert_eq!(value, expected);
             }
         }
@@ -182,9 +184,9 @@ fn a_plan_prints_its_boxes_and_bytes() {
     let mesh = Arc::new(MeshShape::new(&[("lat", 2)], vec![0, 1]).unwrap());
     let layout = Layout::new(&mesh, &[4, 3], &[Shard(0)]).unwrap();
     let plan = ExchangePlan::new(Source::Layout(&layout), 0, 2, |position| {
-        let own = layout.local_box(position).ranges()[0].clone();
+        let held = layout.local_box(position).ranges()[0].clone();
         let rows = segments(
-            own.start as isize - 1..own.end as isize + 1,
+            held.start as isize - 1..held.end as isize + 1,
             4,
             Boundary::Zeros,
             Boundary::Zeros,

@@ -123,8 +123,8 @@ fn closures_that_capture_a_value_of_their_rank_are_refused() {
         Launcher::local(3).check(check).run(|world| {
             let mesh = world.mesh([("rows", 3)])?;
             let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
-            let own = world.rank() as f64;
-            let _ = x.map_local(|x| x - own);
+            let rank = world.rank() as f64;
+            let _ = x.map_local(|x| x - rank);
             Ok(())
         })
     };
