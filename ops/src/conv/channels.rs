@@ -81,27 +81,36 @@ pub(super) fn parameters<const D: usize>(
     groups: usize,
     kind: Weight,
 ) -> Result<(ShardTensor<D>, Option<ShardTensor<1>>, Channels)> {
-    let expected = x.local().dtype();
-    let mut dtypes = std::iter::once(weight.dtype()).chain(bias.as_ref().map(Operand::dtype));
-    if let Some(dtype) = dtypes.find(|dtype| *dtype != expected) {
-        let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
-        return Err(Error::operator(operator, message));
-    }
+    let dtype = x.local().dtype();
+    weight.require_dtype(operator, dtype)?;
+    bias.iter()
+        .try_for_each(|bias| bias.require_dtype(operator, dtype))?;
     let weight = weight.place_on(x)?;
     let bias = bias.map(|bias| bias.place_on(x)).transpose()?;
     let of_bias = bias.as_ref().map(ShardTensor::layout);
-    let channels = rule(operator, x.layout(), weight.layout(), of_bias, groups, kind)?;
-    let held = [(x.layout(), 1), (weight.layout(), 0), (weight.layout(), 1)];
-    let is_empty = |(layout, dim): &(&Layout, usize)| layout.extents(*dim).contains(&0);
-    if held.iter().any(is_empty) {
-        let message = format!(
-            "fewer channels than ranks: {} and {}",
-            x.layout(),
-            weight.layout()
-        );
+    let channels = checked_rule(operator, x.layout(), weight.layout(), of_bias, groups, kind)?;
+    Ok((weight, bias, channels))
+}
+
+/// The [`rule`], for ranks that all hold channels.
+pub(super) fn checked_rule(
+    operator: &str,
+    x: &Layout,
+    weight: &Layout,
+    bias: Option<&Layout>,
+    groups: usize,
+    kind: Weight,
+) -> Result<Channels> {
+    let channels = rule(operator, x, weight, bias, groups, kind)?;
+    let held = [(x, 1), (weight, 0), (weight, 1)];
+    if held
+        .iter()
+        .any(|(layout, dim)| layout.extents(*dim).contains(&0))
+    {
+        let message = format!("fewer channels than ranks: {x} and {weight}");
         return Err(Error::operator(operator, message));
     }
-    Ok((weight, bias, channels))
+    Ok(channels)
 }
 
 /// Number of groups whose channels this rank holds.
@@ -203,7 +212,7 @@ fn into_groups<const D: usize>(
 
 /// The placement rule, as an einsum over channels. With several groups, its letter stands for
 /// groups instead of channels.
-pub(super) fn rule(
+fn rule(
     operator: &str,
     x: &Layout,
     weight: &Layout,

@@ -252,17 +252,15 @@ pub fn conv_cat<const D: usize, const N: usize>(
 
 /// Checks the shards of parameters for a field of this layout, before the field is made and
 /// anything is sent.
-pub(crate) fn check_channels<const D: usize>(
+pub(crate) fn check_channels(
     operator: &str,
     field: &Layout,
-    weight: &Operand<D>,
-    bias: Option<&Operand<1>>,
+    weight: &Layout,
+    bias: Option<&Layout>,
     groups: usize,
 ) -> Result<()> {
-    let weight = weight.layout_on(field.mesh());
-    let bias = bias.map(|bias| bias.layout_on(field.mesh()));
     let kind = channels::Weight::Direct;
-    channels::rule(operator, field, &weight, bias.as_ref(), groups, kind).map(drop)
+    channels::checked_rule(operator, field, weight, bias, groups, kind).map(drop)
 }
 
 /// Convolves one field, or the concatenation of two along channels, with this rank's weights of

@@ -17,7 +17,7 @@
 use burn::nn::pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d};
 use halocline_core::{Error, Result, ShardTensor};
 
-use crate::driver::sampling::{Combine, Maximum, Weighted, areas, sampled};
+use crate::driver::sampling::{Combine, DimMap, Maximum, Weighted, areas, sampled};
 use crate::field::{Field, run};
 use crate::golden::{Case, Golden, Output, output};
 use crate::layer::Layer;
@@ -86,8 +86,8 @@ fn adaptive<const D: usize, const N: usize, S: Combine>(
     }
     sampled::<D, S, _>(x, operator, output_size, || {
         let sizes = output_size.iter().enumerate();
-        let maps =
-            sizes.map(|(spatial, outputs)| (spatial + 2, areas(dims[spatial + 2], *outputs)));
+        let sizes = sizes.map(|(spatial, outputs)| (spatial + 2, *outputs));
+        let maps = sizes.map(|(dim, outputs)| DimMap::new(dim, areas(dims[dim], outputs)));
         maps.collect()
     })
 }

@@ -3,7 +3,8 @@
 //! Along every spatial dim an output is a weighted sum of cells, with the weights of a [`Mode`].
 //! Semantics follow PyTorch's `interpolate` with an explicit output size: `nearest`,
 //! `nearest-exact`, `linear`, `bilinear`, `trilinear`, `bicubic` and `area`, both settings of
-//! `align_corners` and of `antialias`.
+//! `align_corners` and of `antialias`. In addition, dims may be periodic: beyond an end, the cells
+//! at the other end count.
 //!
 //! # Placement
 //! All dims may be sharded; values must be resolved. An output belongs to the rank that holds the
@@ -11,7 +12,8 @@
 //!
 //! # Communication
 //! A dim that becomes finer, or keeps its size, needs a halo of the input cells of a rank's
-//! outputs; a dim that becomes coarser sends the partial sums of outputs that ranks share.
+//! outputs; a dim that becomes coarser sends the partial sums of outputs that ranks share. The ends
+//! of a periodic dim are neighbours.
 //!
 //! # Adjoint
 //! Sums over the outputs that a cell contributes to, with their weights.
@@ -33,8 +35,9 @@ const NAME: &str = "interpolate";
 ///
 /// # Errors
 /// A number of sizes other than that of spatial dims; an empty spatial dim or an output size of
-/// zero; antialiasing of a mode other than linear and cubic; partial values; a failure of
-/// communication.
+/// zero; antialiasing of a mode other than linear and cubic; a boundary other than
+/// [`Replicate`](Boundary::Replicate) and [`Periodic`](Boundary::Periodic); aligned corners of a
+/// periodic dim, which has none; partial values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -55,7 +58,7 @@ const NAME: &str = "interpolate";
 pub fn interpolate<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     output_size: [usize; N],
-    interpolation: Interpolation,
+    interpolation: Interpolation<N>,
 ) -> Result<ShardTensor<D>> {
     x.require_resolved(NAME)?;
     let dims = x.dims();
@@ -69,9 +72,22 @@ pub fn interpolate<const D: usize, const N: usize>(
         mode,
         corners,
         antialias,
+        boundary,
     } = interpolation;
     if antialias == Antialias::On && !matches!(mode, Mode::Linear | Mode::Cubic) {
         let message = format!("antialiasing of {mode:?}; expected Linear or Cubic");
+        return Err(Error::operator(NAME, message));
+    }
+    let known = [Boundary::Replicate, Boundary::Periodic];
+    if boundary.iter().any(|boundary| !known.contains(boundary)) {
+        let message = format!("boundaries {boundary:?}; expected each of {known:?}");
+        return Err(Error::operator(NAME, message));
+    }
+    if corners == Corners::Centers && boundary.contains(&Boundary::Periodic) {
+        let message = format!(
+            "Corners::Centers with boundaries {boundary:?}; expected Corners::Edges, because a \
+             periodic dim has no corners to align"
+        );
         return Err(Error::operator(NAME, message));
     }
     if D == 4
@@ -83,7 +99,7 @@ pub fn interpolate<const D: usize, const N: usize>(
         match (mode, corners, antialias) {
             (Mode::Nearest, ..) => return upsample_nearest(x, 2),
             (Mode::Linear, Corners::Edges, Antialias::Off) => {
-                return upsample_bilinear(x, [Boundary::Replicate; 2]);
+                return upsample_bilinear(x, [boundary[0], boundary[1]]);
             }
             _ => {}
         }
@@ -92,7 +108,7 @@ pub fn interpolate<const D: usize, const N: usize>(
         let sizes = output_size.iter().zip(2..);
         let changed = sizes.filter(|(outputs, dim)| dims[*dim] != **outputs);
         changed
-            .map(|(outputs, dim)| (dim, interpolation.map(dims[dim], *outputs)))
+            .map(|(outputs, dim)| interpolation.map(dim - 2, dims[dim], *outputs))
             .collect()
     })
 }
@@ -116,7 +132,10 @@ fn sizes<const N: usize>(
 }
 
 /// Interpolation equivalent to burn's module.
-fn of_burn(mode: &InterpolateMode, align_corners: bool) -> Result<Interpolation> {
+fn of_burn<const N: usize>(
+    mode: &InterpolateMode,
+    align_corners: bool,
+) -> Result<Interpolation<N>> {
     let corners = if align_corners {
         Corners::Centers
     } else {
@@ -195,6 +214,10 @@ fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Outpu
         ("area", Mode::Area),
     ];
     let mode = attributes.choice("mode", &modes);
+    let boundaries = [
+        ("replicate", Boundary::Replicate),
+        ("circular", Boundary::Periodic),
+    ];
     let interpolation = Interpolation {
         mode,
         corners: if attributes.is("align_corners") {
@@ -207,6 +230,7 @@ fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Outpu
         } else {
             Antialias::Off
         },
+        boundary: [attributes.choice("padding_mode", &boundaries); N],
     };
     let x = case.input::<D>(0)?;
     let cells: [usize; N] = std::array::from_fn(|dim| x.dims()[2 + dim]);
@@ -237,7 +261,7 @@ mod tests {
     use crate::prelude::*;
     use crate::testing::{Operator, check_op, difference, random};
 
-    struct Grid([usize; 2], Interpolation);
+    struct Grid([usize; 2], Interpolation<2>);
 
     impl Operator<4, 4> for Grid {
         fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
@@ -253,6 +277,47 @@ mod tests {
                 for sizes in [[11, 4], [3, 9]] {
                     let grid = Grid(sizes, Interpolation::new(mode).with_corners(corners));
                     check_op(&grid, &[[1, 2, 5, 7]], &[], &[0, 2, 3], 1e-5);
+                }
+            }
+        }
+    }
+
+    /// Halos and shared outputs cross the date line, where a dim becomes finer and where it becomes
+    /// coarser.
+    #[test]
+    fn periodic_dims_may_be_sharded() {
+        for mode in [Mode::Linear, Mode::Cubic] {
+            for antialias in [Antialias::Off, Antialias::On] {
+                let rule = Interpolation::new(mode).with_antialias(antialias);
+                let grids = [
+                    Grid([11, 4], rule.with_boundary([Boundary::Periodic; 2])),
+                    Grid([3, 9], rule.with_boundary([Boundary::Periodic; 2])),
+                    Grid(
+                        [10, 14],
+                        rule.with_boundary([Boundary::Replicate, Boundary::Periodic]),
+                    ),
+                ];
+                for grid in grids {
+                    check_op(&grid, &[[1, 2, 5, 7]], &[], &[0, 2, 3], 1e-5);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_periodic_dim_is_one_of_endless_copies() {
+        let x = random([1, 2, 5, 7], "x", 0).inner();
+        let copies = Tensor::cat(vec![x.clone(); 5], 3);
+        for mode in [Mode::Linear, Mode::Cubic] {
+            for antialias in [Antialias::Off, Antialias::On] {
+                for columns in [1, 3, 9, 14] {
+                    let rule = Interpolation::new(mode).with_antialias(antialias);
+                    let ring = rule.with_boundary([Boundary::Replicate, Boundary::Periodic]);
+                    let found = x.clone().interpolate([10, columns], ring);
+                    let expected = copies.clone().interpolate([10, 5 * columns], rule);
+                    let expected = expected.narrow(3, 2 * columns, columns);
+                    let off = difference(&found.into_data(), &expected.into_data());
+                    assert!(off < 1e-5, "{ring:?} to {columns}: {off}");
                 }
             }
         }
@@ -296,5 +361,21 @@ mod tests {
         let smooth = Interpolation::new(Mode::Area).with_antialias(Antialias::On);
         let error = interpolate(x, [2], smooth).unwrap_err().to_string();
         assert!(error.contains("antialiasing of Area"), "{error}");
+        let linear = Interpolation::new(Mode::Linear);
+        let ring = linear.with_boundary([Boundary::Periodic]);
+        for (wrong, expected) in [
+            (
+                ring.with_corners(Corners::Centers),
+                "expected Corners::Edges",
+            ),
+            (
+                linear.with_boundary([Boundary::Reflect]),
+                "boundaries [Reflect]; expected each of [Replicate, Periodic]",
+            ),
+        ] {
+            let x = ShardTensor::solo(Tensor::<3>::ones([1, 1, 4], &Default::default()));
+            let error = interpolate(x, [2], wrong).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

@@ -177,7 +177,7 @@ pub trait ResampleField<const D: usize>: Field<D> {
     fn interpolate<const N: usize>(
         self,
         output_size: [usize; N],
-        interpolation: Interpolation,
+        interpolation: Interpolation<N>,
     ) -> Self {
         run(self, |x| interpolate(x, output_size, interpolation))
     }

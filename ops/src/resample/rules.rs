@@ -1,6 +1,10 @@
 //! Cells and weights of interpolation in one dim, as pure functions.
 
-use crate::driver::sampling::{Map, Taps, areas};
+use std::ops::Range;
+
+use halocline_core::Boundary;
+
+use crate::driver::sampling::{DimMap, TapsAround, areas};
 
 /// Kernel that computes a value from the cells around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,32 +44,41 @@ pub enum Antialias {
     On,
 }
 
-/// Rule of interpolation from one grid to another.
+/// Rule of interpolation from one grid to another, over `N` spatial dims.
 ///
 /// # Example
 /// ```
-/// use halocline_ops::resample::{Antialias, Corners, Interpolation, Mode};
+/// use halocline_core::Boundary;
+/// use halocline_ops::resample::{Antialias, Interpolation, Mode};
 ///
-/// let interpolation = Interpolation::new(Mode::Linear).with_corners(Corners::Centers);
+/// // Longitude is periodic.
+/// let interpolation = Interpolation::new(Mode::Linear)
+///     .with_boundary([Boundary::Replicate, Boundary::Periodic]);
 /// assert_eq!(interpolation.antialias, Antialias::Off);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Interpolation {
+pub struct Interpolation<const N: usize> {
     /// Kernel of the interpolation.
     pub mode: Mode,
     /// Alignment of the grids, for linear and cubic interpolation.
     pub corners: Corners,
     /// Antialiasing, for linear and cubic interpolation.
     pub antialias: Antialias,
+    /// Values beyond the field, per dim: [`Replicate`](Boundary::Replicate) as in PyTorch, where
+    /// the last cell counts for those beyond it, and with antialiasing the cells of the field count
+    /// alone; or [`Periodic`](Boundary::Periodic).
+    pub boundary: [Boundary; N],
 }
 
-impl Interpolation {
-    /// Creates an interpolation between cells that are areas, without antialiasing.
+impl<const N: usize> Interpolation<N> {
+    /// Creates an interpolation between cells that are areas, without antialiasing and without
+    /// periodic dims.
     pub fn new(mode: Mode) -> Self {
         Self {
             mode,
             corners: Corners::default(),
             antialias: Antialias::default(),
+            boundary: [Boundary::Replicate; N],
         }
     }
 
@@ -81,8 +94,15 @@ impl Interpolation {
         Self { antialias, ..self }
     }
 
-    /// Returns the map from a dim of `size` cells to one of `outputs` cells.
-    pub(super) fn map(&self, size: usize, outputs: usize) -> Map {
+    /// Sets the values beyond the field.
+    #[must_use]
+    pub fn with_boundary(self, boundary: [Boundary; N]) -> Self {
+        Self { boundary, ..self }
+    }
+
+    /// Returns the map from a spatial dim of `size` cells to `outputs` cells.
+    pub(super) fn map(&self, spatial: usize, size: usize, outputs: usize) -> DimMap {
+        let dim = spatial + 2;
         let scale = match self.corners {
             Corners::Edges => size as f64 / outputs as f64,
             Corners::Centers if outputs > 1 => (size - 1) as f64 / (outputs - 1) as f64,
@@ -93,37 +113,51 @@ impl Interpolation {
             Corners::Edges => (output as f64 + 0.5) * scale - 0.5,
             Corners::Centers => output as f64 * scale,
         };
-        let single = |cell: usize| vec![(cell.min(size - 1), 1.0)];
-        let each = |taps: &dyn Fn(usize) -> Taps| -> Map { (0..outputs).map(taps).collect() };
+        // Cells that count; a periodic dim continues beyond its ends.
+        let field = match self.boundary[spatial] {
+            Boundary::Periodic => isize::MIN..isize::MAX,
+            _ => 0..size as isize,
+        };
+        let single = |cell: usize| vec![(cell.min(size - 1) as isize, 1.0)];
+        let each = |taps: &dyn Fn(usize) -> TapsAround| {
+            DimMap::around(dim, (0..outputs).map(taps).collect())
+        };
         match (self.mode, self.antialias) {
-            (Mode::Area, _) => areas(size, outputs),
+            (Mode::Area, _) => DimMap::new(dim, areas(size, outputs)),
             (Mode::Nearest, _) => each(&|output| single(output * size / outputs)),
             (Mode::NearestExact, _) => {
                 each(&|output| single((2 * output + 1) * size / (2 * outputs)))
             }
             (Mode::Linear, Antialias::On) => {
-                each(&|output| smooth(output, size, scale, 1.0, triangle))
+                each(&|output| smooth(output, &field, scale, 1.0, triangle))
             }
             (Mode::Cubic, Antialias::On) => {
-                each(&|output| smooth(output, size, scale, 2.0, |x| keys(x, -0.5)))
+                each(&|output| smooth(output, &field, scale, 2.0, |x| keys(x, -0.5)))
             }
-            (Mode::Linear, Antialias::Off) => {
-                each(&|output| nearest(place(output).max(0.0), size, 1, triangle))
-            }
+            (Mode::Linear, Antialias::Off) => each(&|output| {
+                let place = place(output).max(field.start as f64);
+                nearest(place, &field, 1, triangle)
+            }),
             (Mode::Cubic, Antialias::Off) => {
-                each(&|output| nearest(place(output), size, 2, |x| keys(x, -0.75)))
+                each(&|output| nearest(place(output), &field, 2, |x| keys(x, -0.75)))
             }
         }
     }
 }
 
-/// Weights of the `2·reach` nearest cells; those beyond an end count for the last cell.
-fn nearest(place: f64, size: usize, reach: isize, kernel: impl Fn(f64) -> f64) -> Taps {
+/// Weights of the `2·reach` nearest cells; those beyond an end of the field count for its last
+/// cell.
+fn nearest(
+    place: f64,
+    field: &Range<isize>,
+    reach: isize,
+    kernel: impl Fn(f64) -> f64,
+) -> TapsAround {
     let before = place.floor() as isize;
-    let mut taps = Taps::new();
+    let mut taps = TapsAround::new();
     for cell in before + 1 - reach..before + 1 + reach {
         let weight = kernel(place - cell as f64);
-        let cell = cell.clamp(0, size as isize - 1) as usize;
+        let cell = cell.clamp(field.start, field.end - 1);
         match taps.last_mut().filter(|(last, _)| *last == cell) {
             Some((_, sum)) => *sum += weight,
             None => taps.push((cell, weight)),
@@ -133,14 +167,21 @@ fn nearest(place: f64, size: usize, reach: isize, kernel: impl Fn(f64) -> f64) -
 }
 
 /// Weights under a kernel stretched to the size of a new cell, if that is larger.
-fn smooth(output: usize, size: usize, scale: f64, reach: f64, kernel: impl Fn(f64) -> f64) -> Taps {
+fn smooth(
+    output: usize,
+    field: &Range<isize>,
+    scale: f64,
+    reach: f64,
+    kernel: impl Fn(f64) -> f64,
+) -> TapsAround {
     let stretch = scale.max(1.0);
     let center = scale * (output as f64 + 0.5);
-    let bound = |edge: f64| ((edge + 0.5) as isize).clamp(0, size as isize) as usize;
+    let bound = |edge: f64| ((edge + 0.5).floor() as isize).clamp(field.start, field.end);
     let first = bound(center - reach * stretch);
-    let end = bound(center + reach * stretch).max(first + 1).min(size);
+    let end = bound(center + reach * stretch);
+    let end = end.max(first + 1).min(field.end);
     let first = first.min(end - 1);
-    let weight = |cell: usize| kernel((cell as f64 - center + 0.5) / stretch);
+    let weight = |cell: isize| kernel((cell as f64 - center + 0.5) / stretch);
     let total: f64 = (first..end).map(weight).sum();
     reaching(
         (first..end)
@@ -150,7 +191,7 @@ fn smooth(output: usize, size: usize, scale: f64, reach: f64, kernel: impl Fn(f6
 }
 
 /// Drops taps of weight zero, keeping at least one tap.
-fn reaching(mut taps: Taps) -> Taps {
+fn reaching(mut taps: TapsAround) -> TapsAround {
     if taps.iter().any(|(_, weight)| *weight != 0.0) {
         taps.retain(|(_, weight)| *weight != 0.0);
     }
@@ -175,6 +216,7 @@ fn keys(x: f64, a: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::sampling::Taps;
 
     const MODES: [Mode; 5] = [
         Mode::Nearest,
@@ -184,25 +226,68 @@ mod tests {
         Mode::Area,
     ];
 
+    /// Weights of all cells in each output.
+    fn weights(rule: Interpolation<1>, size: usize, outputs: usize) -> Vec<Vec<f64>> {
+        let map = rule.map(0, size, outputs).wrapped(size);
+        let dense = |taps: &Taps| {
+            let mut weights = vec![0.0; size];
+            for (cell, weight) in taps {
+                weights[*cell] += weight;
+            }
+            weights
+        };
+        map.iter().map(dense).collect()
+    }
+
+    fn rules() -> impl Iterator<Item = Interpolation<1>> {
+        let each = |mode: Mode| {
+            let rule = Interpolation::<1>::new(mode);
+            [Antialias::Off, Antialias::On].map(|antialias| rule.with_antialias(antialias))
+        };
+        MODES.into_iter().flat_map(each)
+    }
+
     #[test]
-    fn weights_sum_to_one_and_cells_lie_in_the_field() {
-        for mode in MODES {
-            for corners in [Corners::Edges, Corners::Centers] {
-                for antialias in [Antialias::Off, Antialias::On] {
-                    let interpolation = Interpolation {
-                        mode,
-                        corners,
-                        antialias,
-                    };
-                    for (size, outputs) in [(1, 1), (1, 5), (5, 1), (7, 13), (13, 7), (4, 4)] {
-                        for taps in interpolation.map(size, outputs) {
-                            let sum: f64 = taps.iter().map(|(_, weight)| weight).sum();
-                            assert!(
-                                (sum - 1.0).abs() < 1e-12,
-                                "{interpolation:?} {size} {outputs}: {taps:?}"
-                            );
-                            assert!(taps.iter().all(|(cell, _)| *cell < size));
-                        }
+    fn weights_sum_to_one() {
+        for rule in rules() {
+            let rules = [
+                rule,
+                rule.with_corners(Corners::Centers),
+                rule.with_boundary([Boundary::Periodic]),
+            ];
+            for rule in rules {
+                for (size, outputs) in [(1, 1), (1, 5), (5, 1), (7, 13), (13, 7), (4, 4)] {
+                    let all = weights(rule, size, outputs);
+                    assert_eq!(all.len(), outputs);
+                    for weights in all {
+                        let sum: f64 = weights.iter().sum();
+                        assert!(
+                            (sum - 1.0).abs() < 1e-12,
+                            "{rule:?} {size} {outputs}: {weights:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// A field that is moved along a periodic dim has outputs that are moved as far.
+    #[test]
+    fn a_periodic_dim_has_no_seam() {
+        for rule in rules() {
+            let rule = rule.with_boundary([Boundary::Periodic]);
+            for ([size, outputs], [cells, by]) in [
+                ([6, 9], [2, 3]),
+                ([9, 6], [3, 2]),
+                ([8, 2], [4, 1]),
+                ([2, 8], [1, 4]),
+            ] {
+                let all = weights(rule, size, outputs);
+                for (output, found) in all.iter().enumerate() {
+                    let moved = &all[(output + by) % outputs];
+                    for (cell, weight) in found.iter().enumerate() {
+                        let off = moved[(cell + cells) % size] - weight;
+                        assert!(off.abs() < 1e-12, "{rule:?} {size} {outputs}: {off}");
                     }
                 }
             }

@@ -3,13 +3,16 @@
 //!
 //! `y[b, o, j] = bias[o] + Σ_{c, k, i} weight[c, o, k] · x[b, c,
 //! i]` over the `i`, `k` with `i·stride − padding + k·dilation =
-//! j`. Semantics follow PyTorch's `conv_transpose{1,2,3}d`.
+//! j`. Semantics follow PyTorch's `conv_transpose{1,2,3}d`. In addition, dims may be periodic: there
+//! `n` cells become `n·stride` outputs, the equation holds modulo their number, and the operator is
+//! the adjoint of the convolution with the same stride, dilation and periodic padding.
 //!
 //! # Shapes
 //! Global `x` is `[batch, channels_in, *spatial]`, `weight`
 //! `[channels_in, channels_out / groups, *kernel]`; a dim of `n` cells becomes one of `(n −
-//! 1)·stride − 2·padding + (kernel − 1)·dilation + output_padding + 1`. An output belongs to the
-//! rank that holds the input cell whose window has that output in its middle.
+//! 1)·stride − 2·padding + (kernel − 1)·dilation + output_padding + 1`, or, if it is periodic, of
+//! `n·stride`. An output belongs to the rank that holds the input cell whose window has that output
+//! in its middle.
 //!
 //! # Placement
 //! Batch and spatial dims may be sharded, in any combination; values must be resolved. Channels are
@@ -33,8 +36,8 @@ use std::sync::Arc;
 
 use halocline_core::ops::fan_out;
 use halocline_core::{
-    DeviceMesh, Error, Exchange, ExchangePlan, Layout, Operation, Placement, Result, ShardTensor,
-    Traffic,
+    Boundary, DeviceMesh, Error, Exchange, ExchangePlan, Layout, Operation, Placement, Result,
+    ShardTensor, Traffic,
 };
 
 use super::channels::{Weight, held_groups, parameters};
@@ -54,11 +57,15 @@ use node::Transposed;
 ///
 /// # Example
 /// ```
+/// use halocline_core::Boundary;
 /// use halocline_ops::ConvTransposeOptions;
 ///
 /// // Twice the resolution, exactly.
 /// let options = ConvTransposeOptions::default().with_stride([2, 2]).with_padding([1, 1]);
 /// assert_eq!(options.output_padding, [0, 0]);
+/// // The same without a seam in longitude: the adjoint of a convolution with periodic padding.
+/// let options = options.with_boundary([Boundary::Zeros, Boundary::Periodic]);
+/// assert_eq!(options.boundary[1], Boundary::Periodic);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConvTransposeOptions<const N: usize> {
@@ -66,22 +73,27 @@ pub struct ConvTransposeOptions<const N: usize> {
     pub stride: [usize; N],
     /// Distance between kernel elements, in cells.
     pub dilation: [usize; N],
-    /// Number of outputs dropped on each side.
+    /// Number of outputs dropped on each side; in a periodic dim, where none is dropped, distance of
+    /// the first window from the first output.
     pub padding: [usize; N],
-    /// Number of additional outputs after the last window.
+    /// Number of additional outputs after the last window; zero in a periodic dim.
     pub output_padding: [usize; N],
+    /// Boundary per dim: [`Zeros`](Boundary::Zeros) drops the parts of windows beyond an end,
+    /// [`Periodic`](Boundary::Periodic) adds them at the other end.
+    pub boundary: [Boundary; N],
     /// Groups of channels that do not mix.
     pub groups: usize,
 }
 
 impl<const N: usize> Default for ConvTransposeOptions<N> {
-    /// Stride and dilation one, no padding, one group.
+    /// Stride and dilation one, no padding, no periodic dims, one group.
     fn default() -> Self {
         Self {
             stride: [1; N],
             dilation: [1; N],
             padding: [0; N],
             output_padding: [0; N],
+            boundary: [Boundary::Zeros; N],
             groups: 1,
         }
     }
@@ -115,19 +127,34 @@ impl<const N: usize> ConvTransposeOptions<N> {
         }
     }
 
+    /// Sets the boundaries.
+    #[must_use]
+    pub fn with_boundary(self, boundary: [Boundary; N]) -> Self {
+        Self { boundary, ..self }
+    }
+
     /// Sets the number of groups.
     #[must_use]
     pub fn with_groups(self, groups: usize) -> Self {
         Self { groups, ..self }
     }
 
-    /// Windows of the convolution whose adjoint it is.
+    /// Windows of the convolution whose adjoint it is, for options with an
+    /// [output size](Self::output_size).
     fn windows(&self, kernel: &[usize]) -> Vec<Window> {
-        let window = |dim: usize| Window {
-            stride: self.stride[dim],
-            dilation: self.dilation[dim],
-            padding: Padding::zeros(self.padding[dim], self.padding[dim]),
-            ..Window::new(kernel[dim])
+        let window = |dim: usize| {
+            let (low, boundary) = (self.padding[dim], self.boundary[dim]);
+            let window = Window {
+                stride: self.stride[dim],
+                dilation: self.dilation[dim],
+                ..Window::new(kernel[dim])
+            };
+            let high = match boundary {
+                // As far as the last window reaches.
+                Boundary::Periodic => window.span().saturating_sub(window.stride + low),
+                _ => low,
+            };
+            window.with_padding(Padding::zeros(low, high).with_boundary(boundary))
         };
         (0..N).map(window).collect()
     }
@@ -151,6 +178,16 @@ impl<const N: usize> ConvTransposeOptions<N> {
                 "{size} cells, kernel {kernel}, stride {stride}, dilation {dilation}; expected none to be zero"
             ));
         }
+        let boundary = self.boundary[spatial];
+        if !matches!(boundary, Boundary::Zeros | Boundary::Periodic) {
+            return fail(format!("boundary {boundary:?}; expected Zeros or Periodic"));
+        }
+        let around = boundary == Boundary::Periodic;
+        if around && more > 0 {
+            return fail(format!(
+                "output padding {more} of a periodic dim; expected zero, because {size} cells become {size} · {stride} outputs"
+            ));
+        }
         if more >= stride.max(dilation) {
             return fail(format!(
                 "output padding {more}; expected less than the stride {stride} or the dilation {dilation}"
@@ -159,7 +196,12 @@ impl<const N: usize> ConvTransposeOptions<N> {
         let count = |number: usize| number as u128;
         let along = |cells: usize, step: usize| (count(cells) - 1) * count(step);
         let reach = along(size, stride).saturating_add(along(kernel, dilation));
-        let most = reach.saturating_add(count(more) + 1);
+        let ring = if around {
+            count(size).saturating_mul(count(stride))
+        } else {
+            0
+        };
+        let most = reach.saturating_add(count(more) + 1).max(ring);
         let all = match isize::try_from(most) {
             Ok(all) if padding <= isize::MAX as usize / 2 => all.unsigned_abs(),
             _ => {
@@ -169,6 +211,9 @@ impl<const N: usize> ConvTransposeOptions<N> {
                 ));
             }
         };
+        if around {
+            return Ok(size * stride);
+        }
         match all.checked_sub(2 * padding) {
             Some(outputs) if outputs > 0 => Ok(outputs),
             _ => fail(format!(
@@ -187,7 +232,8 @@ pub(super) struct Plan {
 /// Convolves a sharded field with the transpose of a kernel. See the [module](self).
 ///
 /// # Errors
-/// A placement without a rule, shapes that do not fit, a failure of communication.
+/// A placement without a rule, shapes that do not fit, a boundary other than zeros and periodic, a
+/// failure of communication.
 ///
 /// # Example
 /// ```
@@ -326,10 +372,12 @@ fn make<const N: usize>(
 ) -> Result<Plan> {
     let mut extents = layout.all_extents().to_vec();
     extents[1] = channels.to_vec();
+    let sizes = kernel.iter().zip(&layout.shape()[2..]).enumerate();
+    let sizes = sizes
+        .map(|(spatial, (kernel, size))| options.output_size(operator, spatial, *size, *kernel));
+    let sizes: Vec<usize> = sizes.collect::<Result<_>>()?;
     let windows = options.windows(kernel);
-    for (spatial, window) in windows.iter().enumerate() {
-        let dim = spatial + 2;
-        let outputs = options.output_size(operator, spatial, layout.shape()[dim], window.kernel)?;
+    for ((dim, window), outputs) in (2..).zip(&windows).zip(sizes) {
         extents[dim] = output_extents(window, layout.extents(dim), outputs);
     }
     let output = layout.derive(placements.to_vec(), extents);
@@ -427,6 +475,7 @@ fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Outpu
         .with_dilation(attributes.array("dilation", 1))
         .with_padding(attributes.array("padding", 0))
         .with_output_padding(attributes.array("output_padding", 0))
+        .with_boundary([attributes.boundary("padding_mode"); N])
         .with_groups(attributes.number("groups").unwrap_or(1.0) as usize);
     let weight = case.needed::<D>("weight")?;
     output(conv_transpose(

@@ -46,6 +46,93 @@ fn windows_overlap_across_ranks() {
     );
 }
 
+/// Parts of windows cross the date line as they cross shards, also where a window is longer than
+/// the field.
+#[test]
+fn windows_go_around_a_periodic_dim() {
+    let plain = ConvTransposeOptions::default();
+    let all = [
+        plain
+            .with_padding([1, 1])
+            .with_boundary([Boundary::Zeros, Boundary::Periodic]),
+        plain
+            .with_stride([2, 3])
+            .with_padding([1, 2])
+            .with_boundary([Boundary::Periodic; 2]),
+        plain
+            .with_stride([4, 1])
+            .with_dilation([1, 4])
+            .with_boundary([Boundary::Periodic; 2]),
+    ];
+    for options in all {
+        check_op(
+            &Up(options),
+            &[[2, 3, 5, 7]],
+            &[[3, 2, 3, 4]],
+            &[0, 2, 3],
+            1e-5,
+        );
+    }
+}
+
+/// ⟨conv(x), y⟩ = ⟨x, conv_transpose(y)⟩ with the same stride, dilation and padding.
+#[test]
+fn around_a_dim_it_is_the_adjoint_of_a_convolution() {
+    for [kernel, stride, dilation, padding] in [
+        [3, 1, 1, 1],
+        [4, 2, 1, 1],
+        [3, 2, 2, 2],
+        [2, 3, 1, 0],
+        [5, 1, 2, 4],
+    ] {
+        let x = random([2, 3, 5 * stride], "x", 0).inner();
+        let y = random([2, 4, 5], "y", 0).inner();
+        let weight = random([4, 3, kernel], "weight", 0).inner();
+        let direct = ConvOptions::default()
+            .with_stride([stride])
+            .with_dilation([dilation])
+            .with_padding([Padding::new(padding, Boundary::Periodic)]);
+        let options = ConvTransposeOptions::default()
+            .with_stride([stride])
+            .with_dilation([dilation])
+            .with_padding([padding])
+            .with_boundary([Boundary::Periodic]);
+        let products = [
+            x.clone().conv(weight.clone(), None, &direct) * y.clone(),
+            y.conv_transpose(weight, None, &options) * x,
+        ];
+        let [there, back] = products.map(|product| product.sum().into_scalar::<f32>());
+        assert!((there - back).abs() < 1e-3, "{options:?}: {there}, {back}");
+    }
+}
+
+#[test]
+fn a_periodic_dim_is_one_of_endless_copies() {
+    for [kernel, stride, dilation, padding] in [
+        [3, 1, 1, 1],
+        [4, 1, 1, 1],
+        [3, 2, 1, 0],
+        [1, 2, 1, 1],
+        [4, 1, 4, 2],
+    ] {
+        let x = random([2, 3, 5], "x", 0).inner();
+        let weight = random([3, 4, kernel], "weight", 0).inner();
+        let copies = Tensor::cat(vec![x.clone(); 5], 2);
+        let plain = ConvTransposeOptions::default()
+            .with_stride([stride])
+            .with_dilation([dilation]);
+        let ring = plain
+            .with_padding([padding])
+            .with_boundary([Boundary::Periodic]);
+        let found = x.conv_transpose(weight.clone(), None, &ring);
+        let expected = copies.conv_transpose(weight, None, &plain);
+        // Windows of the third copy begin ten strides after those of the first.
+        let expected = expected.narrow(2, 10 * stride + padding, 5 * stride);
+        let off = difference(&found.into_data(), &expected.into_data());
+        assert!(off < 1e-5, "{ring:?}: {off}");
+    }
+}
+
 #[test]
 fn burns_module_gives_what_it_gives_there() {
     let config = ConvTranspose2dConfig::new([2, 4], [3, 4])
@@ -70,6 +157,22 @@ fn misuse_is_told() {
             .unwrap_err()
             .to_string();
         assert!(error.contains("leaves nothing of 6 outputs"), "{error}");
+        let ring = options.with_stride([2]).with_boundary([Boundary::Periodic]);
+        for (wrong, expected) in [
+            (
+                ring.with_output_padding([1]),
+                "output padding 1 of a periodic dim; expected zero",
+            ),
+            (
+                ring.with_boundary([Boundary::Reflect]),
+                "boundary Reflect; expected Zeros or Periodic",
+            ),
+        ] {
+            let whole = ShardTensor::<3>::ones([1, 2, 4], &mesh, &[Shard(2)])?;
+            let error = conv_transpose(whole, weight.clone(), None, &wrong);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
         conv_transpose(x, weight, None, &options).map(drop)
     });
     let error = refused.unwrap_err().to_string();

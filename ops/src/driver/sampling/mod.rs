@@ -4,7 +4,7 @@
 //! stages: each rank combines those of its own cells that belong to an output, and the rank that
 //! owns the output combines these parts. Ranks thus send one part for each output that they share,
 //! however many cells it has. A map to more cells moves the cells first, because there are fewer of
-//! them.
+//! them. Cells beyond an end of a periodic dim come from its other end by the same exchange.
 
 mod bands;
 mod maximum;
@@ -17,9 +17,10 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use halocline_core::ops::{self, Operator};
-use halocline_core::{DeviceMesh, ExchangePlan, Layout, Need, Result, ShardTensor, Source};
+use halocline_core::{
+    Boundary, DeviceMesh, ExchangePlan, Layout, Need, Result, ShardTensor, Source,
+};
 
-use super::place::in_place;
 pub(crate) use maximum::Maximum;
 use stages::Stages;
 pub(crate) use weighted::Weighted;
@@ -29,6 +30,56 @@ pub(crate) type Taps = Vec<(usize, f64)>;
 
 /// Map between grids in one dim, with at least one cell for every output.
 pub(crate) type Map = Vec<Taps>;
+
+/// Cells of an output, in order, with their weights; cells beyond an end of a dim are those at its
+/// other end.
+pub(crate) type TapsAround = Vec<(isize, f64)>;
+
+/// Map of one dim of a field.
+#[derive(Debug)]
+pub(crate) struct DimMap {
+    dim: usize,
+    /// Map from cells that are counted from `before` cells before the first of the dim.
+    map: Map,
+    /// Number of cells before the first, which are those at the other end.
+    before: usize,
+}
+
+impl DimMap {
+    /// Creates a map of the cells of a dim.
+    pub(crate) fn new(dim: usize, map: Map) -> Self {
+        Self {
+            dim,
+            map,
+            before: 0,
+        }
+    }
+
+    /// Creates a map of a dim that may be periodic.
+    pub(crate) fn around(dim: usize, outputs: Vec<TapsAround>) -> Self {
+        let cells = outputs.iter().flatten().map(|(cell, _)| *cell);
+        let first = cells.min().unwrap_or(0).min(0);
+        let moved = |(cell, weight): (isize, f64)| ((cell - first) as usize, weight);
+        let map = outputs.into_iter();
+        Self {
+            dim,
+            map: map
+                .map(|taps| taps.into_iter().map(moved).collect())
+                .collect(),
+            before: first.unsigned_abs(),
+        }
+    }
+
+    /// Map of the cells of the dim, of `size` cells, without those beyond its ends.
+    pub(crate) fn wrapped(&self, size: usize) -> Map {
+        let moved = self.before.next_multiple_of(size) - self.before;
+        let inside = |(cell, weight): &(usize, f64)| ((cell + moved) % size, *weight);
+        let outputs = self.map.iter();
+        outputs
+            .map(|taps| taps.iter().map(inside).collect())
+            .collect()
+    }
+}
 
 /// Map to `outputs` means over areas of the field: output `i` of `m` covers `⌊i·n/m⌋..⌈(i+1)·n/m⌉`.
 pub(crate) fn areas(size: usize, outputs: usize) -> Map {
@@ -68,7 +119,7 @@ pub(crate) fn sampled<const D: usize, S: Combine, Key>(
     x: ShardTensor<D>,
     operator: &'static str,
     key: Key,
-    maps: impl FnOnce() -> Vec<(usize, Map)>,
+    maps: impl FnOnce() -> Vec<DimMap>,
 ) -> Result<ShardTensor<D>>
 where
     Key: Hash + Eq + Send + 'static,
@@ -94,11 +145,11 @@ fn combine<const D: usize, S: Combine>(stage: &S, local: Tensor<D>) -> Tensor<D>
 }
 
 impl<S: Combine> Plan<S> {
-    fn new(layout: &Layout, mesh: &DeviceMesh, mut maps: Vec<(usize, Map)>) -> Self {
+    fn new(layout: &Layout, mesh: &DeviceMesh, mut maps: Vec<DimMap>) -> Self {
         // Maps to fewer cells first, then the map of the last dim (along which maxima are slowest),
         // then maps to more cells.
         let shape = layout.shape();
-        maps.sort_by_key(|(dim, map)| {
+        maps.sort_by_key(|DimMap { dim, map, .. }| {
             let turn = match *dim + 1 == shape.len() {
                 true => 1,
                 false if map.len() < shape[*dim] => 0,
@@ -107,10 +158,10 @@ impl<S: Combine> Plan<S> {
             (turn, Reverse(*dim))
         });
         let position = mesh.position();
-        let moves = maps.iter().any(|(dim, _)| layout.is_sharded(*dim));
-        let stages: Vec<(usize, Stages)> = maps
-            .into_iter()
-            .map(|(dim, map)| (dim, Stages::new(map, layout.extents(dim), moves)))
+        let moves = maps.iter().any(|map| layout.is_sharded(map.dim));
+        let stages = maps.iter();
+        let stages: Vec<(usize, Stages)> = stages
+            .map(|map| (map.dim, Stages::new(map, layout.extents(map.dim), moves)))
             .collect();
         let extents = |stage: fn(&Stages) -> &[usize]| {
             let mut extents = layout.all_extents().to_vec();
@@ -129,13 +180,15 @@ impl<S: Combine> Plan<S> {
         let second: Vec<&(usize, Stages)> = stages.iter().filter(second).collect();
         let rest = moves.then(|| {
             let need_of = |position: usize| {
-                let mut ranges = middle.local_box(position).ranges().to_vec();
+                let held = middle.local_box(position);
+                let ranges = held.ranges().iter();
+                let ranges = ranges.map(|cells| cells.start as isize..cells.end as isize);
+                let mut ranges: Vec<_> = ranges.collect();
                 for (dim, stages) in &second {
                     ranges[*dim] = stages.reach(&output.local_box(position).ranges()[*dim]);
                 }
-                let runs = ranges.iter().zip(middle.shape());
-                let runs: Vec<_> = runs.map(|(cells, size)| in_place(cells, *size)).collect();
-                Need::product(ranges.iter().map(ExactSizeIterator::len).collect(), &runs)
+                let around = vec![[Boundary::Periodic; 2]; ranges.len()];
+                Need::within(middle.shape(), &ranges, &around)
             };
             let exchange = mesh.exchange_plan(Source::Layout(&middle), need_of);
             let outputs = output.local_box(position);

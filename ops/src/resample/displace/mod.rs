@@ -129,8 +129,9 @@ fn displaced<const D: usize, const N: usize>(
 ///
 /// # Shapes
 /// `x`: `[batch, channels, *spatial]`; `grid`: `[batch, *spatial, N]`, coordinates from −1 to 1,
-/// the last component for the first spatial dim. There is one point per cell, no farther from that
-/// cell than the bound.
+/// the last component for the first spatial dim. There is one point per cell of `x`, no farther from
+/// that cell than the bound, so that the result has the size of `x`; for another grid use
+/// [`interpolate`](super::interpolate()) or [`regrid`](crate::sphere::regrid()).
 ///
 /// # Errors
 /// The errors of [`displace`]; a grid sharded in its components.

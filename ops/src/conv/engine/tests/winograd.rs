@@ -149,7 +149,7 @@ where
     Ok(())
 }
 
-/// Root mean square and maximum of the differences.
+/// Root mean square and maximum of the differences, NaN if one is.
 fn errors(found: &[f64], exact: &[f64]) -> [f64; 2] {
     let errors = || {
         found
@@ -158,7 +158,8 @@ fn errors(found: &[f64], exact: &[f64]) -> [f64; 2] {
             .map(|(found, exact)| (found - exact).abs())
     };
     let mean = errors().map(|error| error * error).sum::<f64>() / exact.len() as f64;
-    [mean.sqrt(), errors().fold(0.0, f64::max)]
+    let largest = errors().fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a });
+    [mean.sqrt(), largest]
 }
 
 /// A case whose numbers have `bits` bits, so that products are rounded, with this number of input
