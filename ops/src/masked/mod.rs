@@ -12,18 +12,20 @@
 //!
 //! # Communication
 //! As for the operator without a mask, plus the same for the mask, forward only. Attention instead
-//! sends keys that are one element wider.
+//! sends keys that are one element wider, and batch normalization nothing more.
 //!
 //! # Adjoint
 //! Adjoint of the formula, with weights as constants.
 
 mod attention;
+mod batch;
 mod norm;
 mod window;
 
 pub use attention::{masked_cell_attention, masked_neighborhood_attention};
+pub use batch::{masked_batch_norm, masked_batch_norm_train};
 pub use norm::{masked_group_norm, masked_layer_norm};
-pub use window::{masked_avg_pool, masked_conv};
+pub use window::{masked_avg_pool, masked_conv, masked_max_pool};
 
 use burn::tensor::{DType, FloatDType};
 use halocline_core::{Error, Result, ShardTensor};

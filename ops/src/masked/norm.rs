@@ -1,5 +1,6 @@
 //! Normalization by mean and variance of the cells that count.
 
+use burn::tensor::FloatDType;
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::{broadcast, in_f32, reciprocal};
@@ -129,29 +130,19 @@ pub fn masked_layer_norm<const D: usize, X: Field<D>>(
     )
 }
 
+/// Weight and bias of a normalization, with their shapes beside a field.
+pub(super) type Parameters<const D: usize, const E: usize> = [(Option<Operand<E>>, [usize; D]); 2];
+
 /// Normalizes by means that are computed from `sums` over cells.
 fn normalized<const D: usize, const E: usize, X: Field<D>>(
     operator: &'static str,
     x: X,
     mask: X,
     sums: impl Fn(ShardTensor<D>) -> Result<ShardTensor<D>>,
-    parameters: [(Option<Operand<E>>, [usize; D]); 2],
+    parameters: Parameters<D, E>,
     epsilon: f64,
 ) -> Result<X> {
-    require_epsilon(operator, epsilon)?;
-    let shape = x.dims();
-    for (parameter, expected) in &parameters {
-        let held = parameter.as_ref().map(|parameter| parameter.dims());
-        let cells = |shape: &[usize]| shape.iter().product::<usize>();
-        let is_other = |held: [usize; E]| match E {
-            1 => held[0] != cells(expected),
-            _ => held[..] != expected[..],
-        };
-        if held.is_some_and(is_other) {
-            let message = format!("a parameter {held:?} for {shape:?}; expected {expected:?}");
-            return Err(Error::operator(operator, message));
-        }
-    }
+    check(operator, &x.dims(), &parameters, epsilon)?;
     in_f32(x, mask, |x, mask| {
         let mask = broadcast(&x, mask)?;
         let x = counted(x, mask.clone())?;
@@ -164,23 +155,61 @@ fn normalized<const D: usize, const E: usize, X: Field<D>>(
         let centred = Error::catch(|| x - means)?;
         let variance = mean(centred.clone().square())?;
         let y = Error::catch(|| centred / (variance + epsilon).sqrt())?;
-        // Clears NaN where no cell counts and ε is zero, before it reaches the gradient of the
-        // weight.
-        let mut y = counted(y, mask.clone())?;
-        let dtype = burn::tensor::FloatDType::from(y.local().dtype());
-        let [weight, bias] = parameters.map(|(parameter, shape)| {
-            let beside = |parameter: Operand<E>| -> Result<ShardTensor<D>> {
-                let parameter: ShardTensor<D> = reshape(parameter.place_on(&y)?, shape)?;
-                distribute_operand(&y, parameter.cast(dtype))
-            };
-            parameter.map(beside).transpose()
-        });
-        if let Some(weight) = weight? {
-            y = Error::catch(|| y * weight)?;
-        }
-        if let Some(bias) = bias? {
-            y = Error::catch(|| y + bias)?;
-        }
-        counted(y, mask)
+        scaled(y, mask, parameters)
     })
+}
+
+/// Checks the arguments of a normalization of a field of this shape.
+pub(super) fn check<const D: usize, const E: usize>(
+    operator: &str,
+    shape: &[usize; D],
+    parameters: &Parameters<D, E>,
+    epsilon: f64,
+) -> Result<()> {
+    require_epsilon(operator, epsilon)?;
+    for (parameter, expected) in parameters {
+        let held = parameter.as_ref().map(|parameter| parameter.dims());
+        let cells = |shape: &[usize]| shape.iter().product::<usize>();
+        let is_other = |held: [usize; E]| match E {
+            1 => held[0] != cells(expected),
+            _ => held[..] != expected[..],
+        };
+        if held.is_some_and(is_other) {
+            let message = format!("a parameter {held:?} for {shape:?}; expected {expected:?}");
+            return Err(Error::operator(operator, message));
+        }
+    }
+    Ok(())
+}
+
+/// Multiplies normalized cells by the weight and adds the bias; cells that do not count become
+/// zero.
+pub(super) fn scaled<const D: usize, const E: usize>(
+    y: ShardTensor<D>,
+    mask: ShardTensor<D>,
+    parameters: Parameters<D, E>,
+) -> Result<ShardTensor<D>> {
+    // Clears NaN where no cell counts and ε is zero, before it reaches the gradient of the weight.
+    let mut y = counted(y, mask.clone())?;
+    let [weight, bias] = parameters.map(|(parameter, shape)| {
+        let parameter = parameter.map(|parameter| beside(&y, parameter, shape));
+        parameter.transpose()
+    });
+    if let Some(weight) = weight? {
+        y = Error::catch(|| y * weight)?;
+    }
+    if let Some(bias) = bias? {
+        y = Error::catch(|| y + bias)?;
+    }
+    counted(y, mask)
+}
+
+/// Distributes a parameter as a field is, in the field's element type.
+pub(super) fn beside<const D: usize, const E: usize>(
+    x: &ShardTensor<D>,
+    parameter: Operand<E>,
+    shape: [usize; D],
+) -> Result<ShardTensor<D>> {
+    let parameter: ShardTensor<D> = reshape(parameter.place_on(x)?, shape)?;
+    distribute_operand(x, parameter.cast(FloatDType::from(x.local().dtype())))
 }

@@ -1,3 +1,4 @@
+use burn::nn::BatchNormConfig;
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Launcher, Shard};
 
@@ -33,9 +34,11 @@ fn mask_beside<X: Field<4>>(x: &X, shape: [usize; 4], weighted: bool) -> X {
 enum Kind {
     Conv,
     Pool,
+    Max,
     Mean,
     Group,
     Layer,
+    Batch,
 }
 
 impl Kind {
@@ -59,7 +62,16 @@ impl Kind {
                 weighted,
                 &PoolOptions::<2>::new([2, 3]).with_stride([2, 1]),
             ),
+            Self::Max => masked_max_pool(
+                x,
+                weighted,
+                &PoolOptions::<2>::new([2, 3]).with_stride([2, 1]),
+            ),
             Self::Mean => masked_mean_dims(x, weighted, &[1, 3]),
+            Self::Batch => {
+                let (weight, bias) = (channels(), channels());
+                masked_batch_norm_train(x, weighted, Some(weight), Some(bias), 1e-2).map(|(y, _)| y)
+            }
             Self::Group => {
                 let (weight, bias) = (channels(), channels());
                 masked_group_norm(x, weighted, 2, Some(weight), Some(bias), 1e-2)
@@ -82,14 +94,22 @@ impl Kind {
     fn parameters(self) -> Vec<[usize; 4]> {
         match self {
             Self::Conv => vec![[3, 4, 3, 3], [1, 3, 1, 1]],
-            Self::Group => vec![[1, 4, 1, 1]; 2],
+            Self::Group | Self::Batch => vec![[1, 4, 1, 1]; 2],
             Self::Layer => vec![[1, 1, SHAPE[2], SHAPE[3]]; 2],
-            Self::Pool | Self::Mean => Vec::new(),
+            Self::Pool | Self::Max | Self::Mean => Vec::new(),
         }
     }
 }
 
-const KINDS: [Kind; 5] = [Kind::Conv, Kind::Pool, Kind::Mean, Kind::Group, Kind::Layer];
+const KINDS: [Kind; 7] = [
+    Kind::Conv,
+    Kind::Pool,
+    Kind::Max,
+    Kind::Mean,
+    Kind::Group,
+    Kind::Layer,
+    Kind::Batch,
+];
 
 impl Operator<4, 4> for Kind {
     fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<4>>) -> X {
@@ -175,7 +195,16 @@ fn without_holes_they_are_the_operators_without_a_mask() {
     let weight = random::<4>([3, 4, 3, 2], "weight", 0).inner();
     let options = ConvOptions::<2>::default();
     let pool = PoolOptions::<2>::new([2, 2]);
+    let batch = crate::norm::batch_norm_train(ShardTensor::solo(x.clone()), None, None, 1e-5);
     for (ours, plain) in [
+        (
+            masked_max_pool(x.clone(), ones(), &pool),
+            x.clone().max_pool(&pool),
+        ),
+        (
+            masked_batch_norm_train(x.clone(), ones(), None, None, 1e-5).map(|(y, _)| y),
+            batch.unwrap().0.into_local(),
+        ),
         (
             masked_conv(x.clone(), ones(), weight.clone(), None, &options),
             x.clone().conv(weight, None, &options),
@@ -199,6 +228,39 @@ fn without_holes_they_are_the_operators_without_a_mask() {
     ] {
         assert!(difference(&ours.unwrap().into_data(), &plain.into_data()) < 1e-5);
     }
+}
+
+/// A channel of which no cell counts keeps its statistics.
+#[test]
+fn running_statistics_are_those_of_the_cells_that_count() {
+    let found = Launcher::local(2).collect(|world| {
+        let mesh = world.mesh([("lat", 2)])?;
+        let config = BatchNormConfig::new(2).with_momentum(0.5);
+        let norm = world.init(|device| config.init(device))?;
+        let field = |cells: [[f32; 3]; 2]| {
+            let cells = Tensor::<3>::from_data([cells], world.device());
+            ShardTensor::distribute(cells, &mesh, &[Shard(2)])
+        };
+        let x = field([[1.0, f32::NAN, 5.0], [4.0, 5.0, 6.0]])?;
+        let mask = field([[1.0, 0.0, 1.0], [0.0; 3]])?;
+        masked_batch_norm(x, mask, &norm)?;
+        Ok([&norm.running_mean, &norm.running_var].map(|state| state.value().into_data()))
+    });
+    for [mean, variance] in found.unwrap() {
+        mean.assert_eq(&[1.5_f32, 0.0].into(), true);
+        variance.assert_eq(&[2.5_f32, 1.0].into(), true);
+    }
+}
+
+#[test]
+fn without_training_batches_are_normalized_by_the_running_statistics() {
+    let device = burn::tensor::Device::default();
+    let norm = BatchNormConfig::new(1).with_epsilon(3.0).init(&device);
+    let x = Tensor::<3>::from_data([[[2.0, f32::NAN, 4.0]]], &device);
+    let mask = Tensor::<3>::from_data([[[1.0, 0.0, 1.0]]], &device);
+    let y = masked_batch_norm(x, mask, &norm).unwrap();
+    y.into_data()
+        .assert_eq(&[[[1.0_f32, 0.0, 2.0]]].into(), true);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::conv::{ConvOptions, conv};
 use crate::field::Field;
 use crate::loss::counted;
 use crate::operand::Operand;
-use crate::pool::{PaddingCount, PoolOptions, avg_pool};
+use crate::pool::{PaddingCount, PoolOptions, avg_pool, max_pool};
 use crate::precision::{cast_shard, narrowed, wider};
 use crate::rearrange::{distribute_operand, reshape};
 
@@ -146,4 +146,46 @@ pub fn masked_avg_pool<const D: usize, const N: usize, X: Field<D>>(
         let weights = avg_pool(mask, &options)?;
         Error::catch(|| sums * reciprocal(weights))
     })
+}
+
+/// Largest of the cells of each window that count; zero where none counts. Padding does not count.
+/// Positive weights have no other effect.
+///
+/// # Shapes
+/// `[batch, channels, *spatial]`; the mask may have size one in all dims but the spatial ones.
+///
+/// # Errors
+/// Errors of [`max_pool`] and [`counted`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::PoolOptions;
+/// use halocline_ops::masked::masked_max_pool;
+///
+/// let x = Tensor::<3>::from([[[-1.0, f32::NAN, 3.0, 5.0, 7.0, 8.0]]]);
+/// let mask = Tensor::from([[[1.0, 0.0, 1.0, 0.0, 0.0, 0.0]]]);
+/// let y = masked_max_pool::<3, 1, _>(x, mask, &PoolOptions::new([2]))?;
+/// y.into_data().assert_eq(&[[[-1.0_f32, 3.0, 0.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn masked_max_pool<const D: usize, const N: usize, X: Field<D>>(
+    x: X,
+    mask: X,
+    options: &PoolOptions<N>,
+) -> Result<X> {
+    in_f32(x, mask, |x, mask| {
+        let x = counted(x, mask.clone())?;
+        let lowest = lowest_beside(&mask);
+        let largest = max_pool(Error::catch(|| x + lowest)?, options)?;
+        counted(largest, max_pool(mask, options)?)
+    })
+}
+
+/// Minus infinity where a mask is zero, else zero.
+fn lowest_beside<const D: usize>(mask: &ShardTensor<D>) -> ShardTensor<D> {
+    let (local, layout, mesh) = mask.clone().into_parts();
+    let none = local.clone().equal_elem(0.0);
+    let lowest = local.zeros_like().mask_fill(none, f64::NEG_INFINITY);
+    ShardTensor::from_parts(lowest, layout, mesh)
 }

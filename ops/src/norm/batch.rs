@@ -247,18 +247,20 @@ pub(super) fn batch_norm_of<const D: usize, X: Field<D>>(norm: &BatchNorm, x: X)
         }
         let (y, BatchStatistics { mean, variance }) =
             batch_norm_train(x, weight, bias, norm.epsilon)?;
-        update(&norm.running_mean, mean, norm.momentum)?;
-        update(&norm.running_var, variance, norm.momentum)?;
+        update_running(&norm.running_mean, mean, norm.momentum, |new, _| new)?;
+        update_running(&norm.running_var, variance, norm.momentum, |new, _| new)?;
         Ok(y)
     })
 }
 
 /// Updates the statistics of all channels on every rank at once: burn's module would otherwise
-/// visit those of its last `value_sync`.
-fn update<const D: usize>(
+/// visit those of its last `value_sync`. `fill` replaces new values that are not known, given the
+/// previous ones.
+pub(crate) fn update_running<const D: usize>(
     state: &RunningState<Tensor<1>>,
     new: ShardTensor<D>,
     momentum: f64,
+    fill: impl FnOnce(Tensor<1>, &Tensor<1>) -> Tensor<1>,
 ) -> Result<()> {
     let channels = new.dims()[1];
     let whole = Layout::replicated(new.layout().mesh(), &new.dims());
@@ -273,7 +275,7 @@ fn update<const D: usize>(
         return Ok(());
     }
     let held = state.value_sync().to_device(&new.device());
-    let new = cast(new, held.dtype());
+    let new = fill(cast(new, held.dtype()), &held);
     let mixed = held.mul_scalar(1.0 - momentum) + new.mul_scalar(momentum);
     state.update(mixed.detach());
     state.value_sync();

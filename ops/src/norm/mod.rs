@@ -45,6 +45,7 @@ pub use batch::{BatchStatistics, batch_norm, batch_norm_train};
 use dims::by_root_mean_square;
 pub use dims::{layer_norm_dims, rms_norm_dims};
 pub(crate) use golden::OPERATORS;
+pub(crate) use kernel::moments::Moments;
 pub(crate) use layer::layer_norm_of;
 pub use weight::weight_norm;
 
