@@ -103,6 +103,16 @@ impl<const D: usize> Operand<D> {
         }
     }
 
+    /// Requires that the operand has the number type of a field.
+    pub(crate) fn require_dtype(&self, operator: &str, expected: DType) -> Result<()> {
+        let dtype = self.dtype();
+        if dtype == expected {
+            return Ok(());
+        }
+        let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
+        Err(Error::operator(operator, message))
+    }
+
     /// Puts the operand on the mesh of a field, gathering a parameter that is stored in shards.
     ///
     /// # Errors
@@ -133,6 +143,7 @@ impl<const D: usize> Operand<D> {
         operator: &'static str,
     ) -> Result<Tensor<D>> {
         let mut axes = Pairing::of_whole(operator, x.layout())?;
+        self.require_dtype(operator, x.local().dtype())?;
         let local = match self {
             Self::Replicated(tensor) => tensor,
             laid => {
@@ -157,11 +168,6 @@ impl<const D: usize> Operand<D> {
                 tensor.into_local()
             }
         };
-        let (dtype, expected) = (local.dtype(), x.local().dtype());
-        if dtype != expected {
-            let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
-            return Err(Error::operator(operator, message));
-        }
         Error::catch(|| fan_out_with(local, x.local(), x.mesh(), &axes, operator))
     }
 }

@@ -22,8 +22,18 @@ pub(crate) fn highest(dtype: DType) -> f64 {
     }
 }
 
-/// Casts a tensor to f32 if its elements are narrower.
-pub(crate) fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+/// Casts a tensor to f32 if its elements are narrower: squares and sums in half precision overflow,
+/// or keep three digits.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{DType, FloatDType, Tensor};
+/// use halocline_ops::widened;
+///
+/// let half = Tensor::<1>::from([1.0, 2.0]).cast(FloatDType::BF16);
+/// assert_eq!(widened(half).dtype(), DType::F32);
+/// ```
+pub fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let dtype = wider(x.dtype());
     cast(x, dtype)
 }

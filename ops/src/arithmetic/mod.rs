@@ -97,7 +97,7 @@ impl<const D: usize, X: Field<D>> ArithmeticField<D> for X {}
 
 /// The first dim of the channels of `scale` and the first dim after them; `None` if the kernel does
 /// not support these layouts.
-fn channels(field: &Layout, scale: &Layout) -> Option<[usize; 2]> {
+pub(crate) fn channels(field: &Layout, scale: &Layout) -> Option<[usize; 2]> {
     /// Minimum number of cells of a row.
     const ROW: usize = 16;
     let (shape, factors) = (field.shape(), scale.shape());

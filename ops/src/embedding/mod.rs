@@ -106,7 +106,7 @@ pub fn embedding<const D: usize, const E: usize>(
     let (weight, layout_weight, _) = weight.into_parts();
     let weight = fan_out(weight, &mesh, pairing.fan_out(1), NAME);
     let weight = fill_empty(weight, &layout_weight, &[0, 1], NAME, 0.0)?;
-    let (index, _, _) = index.into_parts();
+    let index = flex::signed(index.into_local());
     if flex::runs_on(&index.device()) {
         check(&index, rows)?;
     }
@@ -336,6 +336,24 @@ mod tests {
         let table = Tensor::<2>::ones([7, 2], &Default::default());
         let error = embedding::<1, 2>(index, table).unwrap_err().to_string();
         assert!(error.contains("index 7 of a table of 7 rows"), "{error}");
+    }
+
+    #[test]
+    fn indices_may_be_of_a_type_that_does_not_hold_the_number_of_rows() {
+        for ranks in [1, 2] {
+            let run = Launcher::local(ranks).run(|world| {
+                let mesh = world.mesh([("tensor", ranks)])?;
+                let table = random::<2>([256, 3], "table", 0).inner();
+                let rows = Tensor::<1, Int>::from_data([0, 127, 128, 255], &table.device());
+                let expected = table.clone().select(0, rows.clone()).into_data();
+                let index = ShardTensor::distribute(rows.cast(DType::U8), &mesh, &[Replicate])?;
+                let table = ShardTensor::distribute(table, &mesh, &[Shard(0)])?;
+                let y: ShardTensor<2> = embedding(index, table)?;
+                y.full_tensor().into_data().assert_eq(&expected, true);
+                Ok(())
+            });
+            run.unwrap();
+        }
     }
 
     /// A sum of ones in bf16 would stop at 256.

@@ -160,14 +160,21 @@ pub(crate) fn operand<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTens
     cast::<E>(tensor).map(contiguous)
 }
 
+/// Casts narrow and unsigned integers to signed ones that hold every cell number: `i64` on CPUs,
+/// `i32` on other devices. Operators convert a scalar to the type of their tensor: as a `u8`, 256
+/// is 0.
+pub(crate) fn signed<const D: usize>(x: Tensor<D, Int>) -> Tensor<D, Int> {
+    match x.dtype() {
+        DType::I64 | DType::I32 => x,
+        _ if runs_on(&x.device()) => x.cast(IntDType::I64),
+        _ => x.cast(IntDType::I32),
+    }
+}
+
 /// Returns the elements of a CPU tensor as contiguous `i64` or `i32`.
 pub(crate) fn integers<const D: usize>(x: Tensor<D, Int>) -> FlexTensor {
-    let x = match x.dtype() {
-        DType::I64 | DType::I32 => x,
-        _ => x.cast(IntDType::I64),
-    };
     // Integer tensors have no gradients, also on a device with autodiff.
-    match x.into_dispatch().kind {
+    match signed(x).into_dispatch().kind {
         DispatchTensorKind::Flex(BackendTensor::Int(x)) => x.to_contiguous(),
         other => panic!("expected integers of the CPU: {other:?}"),
     }

@@ -289,18 +289,18 @@ impl Lines {
             let pairs = places[of_values.clone()].iter().zip(&values[of_values]);
             pairs.for_each(|(cell, value)| add(sums.get_mut(cell.number()), *value));
         };
-        let beside = |of: &Columns, y: Shared<E>| {
+        let beside = |part: &Columns, y: Shared<E>| {
             for cell in 0..cells {
-                let part = self.part(of, cell);
+                let range = self.part(part, cell);
                 // SAFETY: elements of these columns.
-                begin(unsafe { slice(y, part.clone()) }, part);
+                begin(unsafe { slice(y, range.clone()) }, range);
             }
             for place in 0..from.cells {
-                let part = from.part(of, place);
-                let pairs = places[part.clone()].iter().zip(&values[part]);
-                for ((cell, value), column) in pairs.zip(of.columns.clone()) {
+                let range = from.part(part, place);
+                let pairs = places[range.clone()].iter().zip(&values[range]);
+                for ((cell, value), column) in pairs.zip(part.columns.clone()) {
                     let cell = Some(cell.number()).filter(|cell| *cell < cells);
-                    let place = cell.map(|cell| (of.outer * cells + cell) * inner + column);
+                    let place = cell.map(|cell| (part.outer * cells + cell) * inner + column);
                     // SAFETY: an element of these columns.
                     add(place.map(|place| unsafe { &mut *y.at(place) }), *value);
                 }
@@ -308,9 +308,9 @@ impl Lines {
         };
         // SAFETY: the tasks write all elements, each task its own columns.
         let y = unsafe {
-            self.filled(self.len(), |of, y| match inner {
-                1 => along(of.outer, y),
-                _ => beside(&of, y),
+            self.filled(self.len(), |part, y| match inner {
+                1 => along(part.outer, y),
+                _ => beside(&part, y),
             })
         };
         (!beyond.into_inner()).then_some(y)
@@ -376,8 +376,9 @@ mod tests {
                 };
                 let weighted = |y: &Tensor<3>| (y.clone() * y.clone().detach().cos()).sum();
                 let gradients = (weighted(&taken) + weighted(&added)).backward();
-                let of = |x: Tensor<3>| x.grad(&gradients).unwrap();
-                [taken.inner(), added.inner(), of(x), of(sums), of(values)].map(Tensor::into_data)
+                let [x, sums, values] =
+                    [x, sums, values].map(|leaf: Tensor<3>| leaf.grad(&gradients).unwrap());
+                [taken.inner(), added.inner(), x, sums, values].map(Tensor::into_data)
             };
             for (ours, burns) in run(true).iter().zip(&run(false)) {
                 ours.assert_approx_eq(burns, Tolerance::<f32>::rel_abs(1e-5, 1e-5));

@@ -92,8 +92,8 @@ impl<O: LocalOperator> Operator for Local<O> {
             let x = x.map(flex::operand::<E>).transpose()?;
             let mut cotangent = flex::operand::<E>(cotangent)?;
             let x = x.as_ref().map_or(&[][..], flex::elements::<E>);
-            let own = flex::elements_mut(&mut cotangent);
-            if own.is_some_and(|cotangent| self.0.backward_in_place(isa, x, cotangent)) {
+            let unshared = flex::elements_mut(&mut cotangent);
+            if unshared.is_some_and(|cotangent| self.0.backward_in_place(isa, x, cotangent)) {
                 return Ok(vec![Some(flex::in_dtype(to_dispatch::<Flex>(cotangent), dtype))]);
             }
             let gradient = self.0.backward(isa, x, shape, flex::elements(&cotangent));

@@ -2,7 +2,7 @@
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor, TensorData};
-use halocline_core::ops::{BackwardPass, Operator, all_reduce, apply};
+use halocline_core::ops::{BackwardPass, Operator, all_gather_numbers, all_reduce, apply};
 use halocline_core::{
     DeviceMesh, Error, Fan, Operation, Placement, ReduceOp, Replicate, Result, Shard, ShardTensor,
     Traffic,
@@ -10,6 +10,7 @@ use halocline_core::{
 
 use super::Reduction;
 use crate::driver::empty::{drop_empty, fill_empty};
+use crate::kernel::flex::signed;
 use crate::precision::{cast, cast_shard, highest, narrowed, wider};
 use crate::reduce::sum;
 use crate::reshape;
@@ -84,12 +85,13 @@ impl CrossEntropyOptions {
 ///
 /// # Communication
 /// None for the losses of cells if classes are not sharded; otherwise a maximum and one sum over
-/// the ranks that share them. A mean with class weights or ignored cells gathers one number per
+/// the ranks that share them. A mean with class weights or ignored cells gathers two numbers per
 /// rank. Nothing in the backward pass.
 ///
 /// # Errors
 /// Fails for shapes or layouts that do not match, for a target that is neither a class nor ignored,
-/// and if communication fails.
+/// and if communication fails. Such a target is an error on every rank if the mean has class
+/// weights or ignored cells; otherwise on the ranks that hold it, since nothing is sent.
 ///
 /// # Example
 /// ```
@@ -117,9 +119,14 @@ pub fn cross_entropy<const D: usize, const E: usize>(
     reduction: Reduction,
 ) -> Result<ShardTensor<1>> {
     check(&logits, &target, options)?;
+    let found = Targets::of(&target, logits.dims()[CLASSES], options);
+    let is_weighted = options.weights.is_some() || options.ignore_index.is_some();
     let count = match reduction {
-        Reduction::Sum => 1.0,
-        Reduction::Mean => count(&target, options)?,
+        Reduction::Mean if is_weighted => found.count(&target)?,
+        Reduction::Mean => found
+            .check()
+            .map(|()| target.dims().iter().product::<usize>() as f64)?,
+        Reduction::Sum => found.check().map(|()| 1.0)?,
     };
     let dtype = logits.local().dtype();
     // At least f32 until the mean is taken: the sum over many cells can overflow half precision.
@@ -153,6 +160,7 @@ pub fn cross_entropy_cells<const D: usize, const E: usize>(
     options: &CrossEntropyOptions,
 ) -> Result<ShardTensor<E>> {
     check(&logits, &target, options)?;
+    Targets::of(&target, logits.dims()[CLASSES], options).check()?;
     let dtype = logits.local().dtype();
     Ok(cast_shard(wide_cells(logits, target, options)?, dtype))
 }
@@ -186,18 +194,16 @@ fn wide_cells<const D: usize, const E: usize>(
     shape[CLASSES] = 1;
     // Filler cells have no target.
     let ignored = options.ignore_index.unwrap_or(-1);
+    let target = signed(target.into_local().inner());
     let target = if held
         .iter()
         .enumerate()
         .any(|(dim, held)| dim != CLASSES && *held == 0)
     {
-        Tensor::full(
-            shape,
-            ignored,
-            (&filled.device().inner(), target.local().dtype()),
-        )
+        let options = (&filled.device().inner(), target.dtype());
+        Tensor::full(shape, ignored, options)
     } else {
-        target.into_local().inner().reshape(shape)
+        target.reshape(shape)
     };
     let first = layout.local_box(mesh.position()).ranges()[CLASSES].start;
     let run = CrossEntropy {
@@ -266,46 +272,80 @@ fn check<const D: usize, const E: usize>(
         && held.eq(expected)
         && (0..E).all(extents);
     if !alike {
-        return fail(format!(
-            "targets {} beside logits {}; expected the same placements of the same cells, replicated over axes of classes",
-            target.layout(),
-            logits.layout()
+        return Err(Error::placement(
+            NAME,
+            format!(
+                "targets {} with logits {}",
+                target.layout(),
+                logits.layout()
+            ),
+            "redistribute the targets to the placements of the same cells of the logits, replicated over axes of classes",
         ));
     }
-    let data = target.local().to_data();
-    let unknown =
-        |index: &i64| !(0..classes as i64).contains(index) && Some(*index) != options.ignore_index;
-    match data.iter::<i64>().find(unknown) {
-        None => Ok(()),
-        Some(index) => fail(format!("target {index} of {classes} classes")),
-    }
+    Ok(())
 }
 
-/// Sum over all ranks of the weights of targets that are not ignored.
-fn count<const E: usize>(
-    target: &ShardTensor<E, Int>,
-    options: &CrossEntropyOptions,
-) -> Result<f64> {
-    if options.weights.is_none() && options.ignore_index.is_none() {
-        return Ok(target.dims().iter().product::<usize>() as f64);
+/// Targets of this rank, read once.
+struct Targets {
+    classes: usize,
+    /// Sum of the class weights of the targets that are not ignored.
+    weight: f64,
+    /// The first target that is neither a class nor ignored.
+    unknown: Option<i64>,
+}
+
+impl Targets {
+    fn of<const E: usize>(
+        target: &ShardTensor<E, Int>,
+        classes: usize,
+        options: &CrossEntropyOptions,
+    ) -> Self {
+        let (mut weight, mut unknown) = (0.0, None);
+        for index in target.local().to_data().iter::<i64>() {
+            match usize::try_from(index) {
+                _ if Some(index) == options.ignore_index => {}
+                Ok(class) if class < classes => weight += options.weight(class),
+                _ => unknown = unknown.or(Some(index)),
+            }
+        }
+        Self {
+            classes,
+            weight,
+            unknown,
+        }
     }
-    let counts = |index: &i64| Some(*index) != options.ignore_index;
-    let weight = |index: i64| {
-        options.weights.as_ref().map_or(Some(1.0), |weights| {
-            let index = usize::try_from(index).ok()?;
-            weights.get(index).copied()
-        })
-    };
-    let data = target.local().to_data();
-    let sum: f64 = data.iter::<i64>().filter(counts).filter_map(weight).sum();
-    let axes = target
-        .layout()
-        .axes_where(|placement| matches!(placement, Shard(_)));
-    let mesh = target.mesh();
-    let operation = Operation::new("cross_entropy_count", Traffic::Reduce, None);
-    let group = mesh.ranks_along(&axes);
-    let all = halocline_core::ops::all_gather_numbers(mesh.comm(), &group, &operation, &[sum])?;
-    Ok(all.iter().flatten().sum())
+
+    fn check(&self) -> Result<()> {
+        match self.unknown {
+            None => Ok(()),
+            Some(index) => {
+                let message = format!(
+                    "target {index} of {} classes; expected 0 to {}, or ignore_index",
+                    self.classes,
+                    self.classes - 1
+                );
+                Err(Error::operator(NAME, message))
+            }
+        }
+    }
+
+    /// Sum of the weights over all ranks. A target that is unknown to one rank is an error on all.
+    fn count<const E: usize>(self, target: &ShardTensor<E, Int>) -> Result<f64> {
+        let axes = target
+            .layout()
+            .axes_where(|placement| matches!(placement, Shard(_)));
+        let mesh = target.mesh();
+        let operation = Operation::new("cross_entropy_count", Traffic::Reduce, None);
+        let group = mesh.ranks_along(&axes);
+        // NaN stands for no unknown target.
+        let unknown = self.unknown.map_or(f64::NAN, |index| index as f64);
+        let numbers = [self.weight, unknown];
+        let all = all_gather_numbers(mesh.comm(), &group, &operation, &numbers)?;
+        let unknown = all.iter().find(|numbers| !numbers[1].is_nan());
+        let unknown = unknown.map(|numbers| numbers[1] as i64);
+        Self { unknown, ..self }.check()?;
+        Ok(all.iter().map(|numbers| numbers[0]).sum())
+    }
 }
 
 /// Graph node for the losses of cells, with one cell in the dim of classes.
@@ -370,17 +410,27 @@ impl<const D: usize> CrossEntropy<D> {
         let options = &self.options;
         let all: f64 = (0..self.classes).map(|class| options.weight(class)).sum();
         let smooth = options.label_smoothing * all / self.classes as f64;
-        let data = self.target.to_data();
-        let weight = |index: i64| match usize::try_from(index) {
-            _ if Some(index) == options.ignore_index => 0.0,
-            Ok(class) if class < self.classes => {
-                (1.0 - options.label_smoothing) * options.weight(class) + smooth
-            }
-            _ => 0.0,
+        let weight =
+            |class: usize| (1.0 - options.label_smoothing) * options.weight(class) + smooth;
+        let weights: Vec<f64> = (0..self.classes).map(weight).collect();
+        let weights = TensorData::new(weights, [self.classes]);
+        let weights = Tensor::<1>::from_data(weights, (&like.device(), like.dtype()));
+        // On the device: it would have to wait for a copy of the targets to the host.
+        let ignored = options
+            .ignore_index
+            .map(|index| self.target.clone().equal_elem(index));
+        let classes = match &ignored {
+            Some(ignored) => self.target.clone().mask_fill(ignored.clone(), 0),
+            // Cells of filler have the target −1.
+            None => self.target.clone().clamp_min(0),
         };
-        let values: Vec<f64> = data.iter::<i64>().map(weight).collect();
-        let data = TensorData::new(values, self.target.dims());
-        Tensor::from_data(data, (&like.device(), like.dtype()))
+        let dims = classes.dims();
+        let classes: Tensor<1, Int> = classes.reshape([dims.iter().product::<usize>()]);
+        let weights: Tensor<D> = weights.select(0, classes).reshape(dims);
+        match ignored {
+            Some(ignored) => weights.mask_fill(ignored, 0.0),
+            None => weights,
+        }
     }
 
     fn reduce(&self, tensor: Tensor<D>, op: ReduceOp) -> Tensor<D> {

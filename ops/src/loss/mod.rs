@@ -219,9 +219,9 @@ pub fn backward<X: Field<1>>(loss: X) -> burn::tensor::Gradients {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Operator, check_op};
-    use burn::tensor::{DType, Int, Tensor};
-    use halocline_core::Error;
+    use crate::testing::{Operator, check_op, compare, random};
+    use burn::tensor::{DType, Int, Tensor, TensorData};
+    use halocline_core::{Error, Launcher, Placement, Replicate, Shard};
 
     struct Huber;
 
@@ -291,6 +291,73 @@ mod tests {
             for (found, expected) in loss_and_gradient(offset).iter().zip(&expected) {
                 assert!((found - expected).abs() < 1e-6, "{found} for {expected}");
             }
+        }
+    }
+
+    /// One rank holds the target; the others learn of it by the numbers that the mean gathers.
+    #[test]
+    fn a_target_without_a_class_is_an_error_on_every_rank() {
+        let errors = Launcher::local(2).collect(|world| {
+            let mesh = world.mesh([("data", 2)])?;
+            let logits = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
+            let target = Tensor::<1, Int>::from_ints([0, 2, 1, 7], world.device());
+            let target = ShardTensor::distribute(target, &mesh, &[Shard(0)])?;
+            let options = CrossEntropyOptions::default().with_ignore_index(9);
+            let loss = cross_entropy(logits, target, &options, Reduction::Mean);
+            Ok(loss.unwrap_err().to_string())
+        });
+        for error in errors.unwrap() {
+            let expected = "target 7 of 3 classes; expected 0 to 2";
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    /// Returns the mean over targets other than −100, and the gradient of the logits.
+    fn mean_and_gradient(
+        ranks: usize,
+        placements: [Placement; 2],
+        classes: usize,
+        targets: (&[i64], DType),
+    ) -> [TensorData; 2] {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("x", ranks)])?;
+            let logits = random::<2>([targets.0.len(), classes], "logits", 0).inner();
+            let target = Tensor::<1, Int>::from_data(targets.0, (&logits.device(), targets.1));
+            let logits = ShardTensor::distribute(logits, &mesh, &[placements[0]])?.require_grad();
+            let target = ShardTensor::distribute(target, &mesh, &[placements[1]])?;
+            let options = CrossEntropyOptions::default().with_ignore_index(-100);
+            let loss = cross_entropy(logits.clone(), target, &options, Reduction::Mean)?;
+            let gradient = logits.grad(&loss.backward()).expect("a gradient");
+            Ok([
+                loss.full_tensor().into_data(),
+                gradient.full_tensor().into_data(),
+            ])
+        });
+        found.unwrap().remove(0)
+    }
+
+    /// 300 classes and −100 do not fit in eight bits, and one of three ranks has no cells.
+    #[test]
+    fn targets_may_be_of_any_integer_type() {
+        let whole = [Replicate; 2];
+        let expected = mean_and_gradient(1, whole, 300, (&[7, 255][..], DType::I64));
+        for dtype in [DType::U8, DType::U32, DType::I16] {
+            let targets = (&[7, 255][..], dtype);
+            for (ranks, placements) in [(1, whole), (3, [Shard(0); 2])] {
+                let found = mean_and_gradient(ranks, placements, 300, targets);
+                let place = format!("{dtype:?} on {ranks} ranks");
+                compare(&found, &expected, 1e-6, &place);
+            }
+        }
+    }
+
+    #[test]
+    fn targets_are_ignored_where_classes_are_sharded() {
+        let targets = (&[0, -100, 4, 2][..], DType::I64);
+        let expected = mean_and_gradient(1, [Replicate; 2], 5, targets);
+        for ranks in [2, 3] {
+            let found = mean_and_gradient(ranks, [Shard(1), Replicate], 5, targets);
+            compare(&found, &expected, 1e-6, &format!("{ranks} ranks"));
         }
     }
 

@@ -213,10 +213,10 @@ fn check<const D: usize, const N: usize>(
         ));
     }
     if x.layout() != target.layout() {
-        return fail(format!(
-            "fields of the layouts {} and {}",
-            x.layout(),
-            target.layout()
+        return Err(Error::placement(
+            NAME,
+            format!("{} with {}", x.layout(), target.layout()),
+            "redistribute one field to the layout of the other",
         ));
     }
     let has = |boundaries: &[Boundary]| {

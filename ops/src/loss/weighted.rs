@@ -1,9 +1,9 @@
 //! Losses with a weight per element, such as a mask of valid elements.
 
-use burn::tensor::Tensor;
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Error, Linearity, Pairing, Result, Role, ShardTensor, Term};
 
-use super::{Penalty, Reduction};
+use super::fused::by_kernels;
+use super::{Penalty, Reduction, reduced};
 use crate::field::{Field, WithDims};
 use crate::precision::{cast_shard, narrowed, wider};
 use crate::reduce::ReduceField;
@@ -56,12 +56,18 @@ pub fn weighted_loss<const D: usize, X: Field<D>>(
     let loss = Error::catch(|| {
         let dtype = x.local().dtype();
         let weight = cast_shard(weight.inner(), wider(dtype));
-        let error = cast_shard(x - target, wider(dtype));
-        let error = counted(error, weight.clone())?;
-        let losses = penalty.of(error) * weight.clone();
+        require_fit(&weight, &x)?;
+        let fields = [x.clone(), target.clone()];
+        let loss = match by_kernels(fields, Some(weight.clone()), penalty, reduction)? {
+            Some(loss) => loss,
+            None => {
+                let error = counted(cast_shard(x - target, wider(dtype)), weight.clone())?;
+                reduced(penalty.of(error) * weight.clone(), reduction)
+            }
+        };
         let loss = match reduction {
-            Reduction::Sum => ReduceField::sum(losses),
-            Reduction::Mean => mean(losses, weight),
+            Reduction::Sum => loss,
+            Reduction::Mean => loss / mean_weight(weight),
         };
         Ok(narrowed(loss, dtype))
     })?;
@@ -87,18 +93,56 @@ pub fn weighted_mean<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<Wit
         let dtype = x.local().dtype();
         let weight = cast_shard(weight.inner(), wider(dtype));
         let x = counted(cast_shard(x, wider(dtype)), weight.clone())?;
-        Ok(narrowed(mean(x * weight.clone(), weight), dtype))
+        let mean = ReduceField::mean(x * weight.clone()) / mean_weight(weight);
+        Ok(narrowed(mean, dtype))
     })?;
     found.map(Field::from_shard)
 }
 
-/// Divides the mean of the `weighted` values by the mean of their weights.
-fn mean<const D: usize>(weighted: ShardTensor<D>, weight: ShardTensor<D>) -> ShardTensor<1> {
-    let total = ReduceField::mean(weight).resolve();
-    let (local, layout, mesh) = total.into_parts();
+/// Returns the mean of weights, or one if it is zero.
+fn mean_weight<const D: usize>(weight: ShardTensor<D>) -> ShardTensor<1> {
+    let (local, layout, mesh) = ReduceField::mean(weight).resolve().into_parts();
     let none = local.clone().equal_elem(0.0);
-    let total = ShardTensor::from_parts(local.mask_fill(none, 1.0), layout, mesh);
-    ReduceField::mean(weighted) / total
+    ShardTensor::from_parts(local.mask_fill(none, 1.0), layout, mesh)
+}
+
+/// Requires weights that can be broadcast to the shards of a field.
+fn require_fit<const D: usize>(weight: &ShardTensor<D>, x: &ShardTensor<D>) -> Result<()> {
+    x.require_resolved(NAME)?;
+    let (held, shape) = (weight.dims(), x.dims());
+    if !(0..D).all(|dim| held[dim] == shape[dim] || held[dim] == 1) {
+        let message = format!(
+            "weights {held:?} for a field {shape:?}; expected the field's shape, or dims of one cell"
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let cells: [Role; D] = std::array::from_fn(Role::Common);
+    let of_weight: [Role; D] = std::array::from_fn(|dim| {
+        if held[dim] == 1 && !weight.layout().is_sharded(dim) {
+            Role::Broadcast
+        } else {
+            Role::Common(dim)
+        }
+    });
+    let operands = [(x.layout(), &cells), (weight.layout(), &of_weight)];
+    let operands = operands.map(|(layout, roles)| Term {
+        name: "",
+        layout,
+        roles,
+    });
+    let pairing = Pairing::new(NAME, &operands, &cells, Linearity::None)?;
+    if pairing.layout(x.layout()) != *x.layout() {
+        return Err(Error::placement(
+            NAME,
+            format!(
+                "weights in shards {} with a field {}",
+                weight.layout(),
+                x.layout()
+            ),
+            "redistribute the weights to the field's shards",
+        ));
+    }
+    Ok(())
 }
 
 /// Replaces elements of `x` by zero where the weight is zero, whatever `x` holds there; their
@@ -128,24 +172,10 @@ pub fn counted<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<X> {
     let x = x.into_shard();
     // In its own element type: rounded to that of `x`, a small weight may become zero.
     let weight = weight.into_shard().inner();
-    x.require_resolved(NAME)?;
+    require_fit(&weight, &x)?;
     let (local, layout, mesh) = x.into_parts();
-    let zeros = Tensor::zeros(local.dims(), (&local.device(), weight.local().dtype()));
-    let zeros = ShardTensor::from_parts(zeros, layout.clone(), mesh.clone());
-    let shapes = (weight.dims(), zeros.dims());
-    let weights = Error::catch(|| zeros + weight)?;
-    if *weights.layout() != layout {
-        let message = format!(
-            "weights {:?} in shards {} for a field {:?} in shards {layout}; expected the field's shape, or dims of one cell, \
-             and the field's shards",
-            shapes.0,
-            weights.layout(),
-            shapes.1
-        );
-        return Err(Error::operator(NAME, message));
-    }
-    let without = weights.into_local().equal_elem(0.0);
-    let local = local.mask_fill(without, 0.0);
+    let without = weight.into_local().equal_elem(0.0);
+    let local = local.mask_fill(without, 0.0); // broadcasts the mask
     Ok(Field::from_shard(ShardTensor::from_parts(
         local, layout, mesh,
     )))
@@ -153,7 +183,7 @@ pub fn counted<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<X> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::TensorData;
+    use burn::tensor::{Tensor, TensorData};
     use halocline_core::{Launcher, Replicate, Shard};
 
     use super::*;
@@ -283,7 +313,7 @@ mod tests {
                 let x = || field([5, 3], Shard(0));
                 let before = world.comm_stats();
                 for (weight, told) in [
-                    (field([4, 3], Shard(0))?, "do not broadcast"),
+                    (field([4, 3], Shard(0))?, "expected the field's shape"),
                     (field([5, 3], Shard(1))?, "Shard(1)"),
                 ] {
                     let error = counted(x()?, weight).unwrap_err().to_string();

@@ -126,7 +126,11 @@ fn require_alike<const D: usize>(
     } else if one.mesh() != other.mesh() {
         "are on two meshes".into()
     } else if one.placements() != other.placements() {
-        "lie differently; bring one to the shards of the other by align_to".into()
+        return Err(Error::placement(
+            operator,
+            format!("{one} with {other}"),
+            "bring one to the shards of the other by align_to",
+        ));
     } else if others(one) != others(other) {
         format!("differ in another dim than {dim}")
     } else {

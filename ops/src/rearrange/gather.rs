@@ -89,7 +89,8 @@ pub fn scatter_add<const D: usize>(
     values: ShardTensor<D>,
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "scatter_add";
-    scattered(NAME, x, dim, index, values, |x, index, values| {
+    check_scattered(NAME, &x, dim, &index, &values)?;
+    scattered(NAME, x, index, values, |x, index, values| {
         gathered::scatter_add(NAME, x, dim, index, values)
     })
 }
@@ -124,35 +125,32 @@ pub fn scatter<const D: usize>(
     values: ShardTensor<D>,
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "scatter";
-    require_dim(NAME, &x, dim)?;
+    check_scattered(NAME, &x, dim, &index, &values)?;
     require_once(NAME, index.local(), dim)?;
     if index.dims()[dim] == 0 {
-        x.require_resolved(NAME)?;
-        require_beside(NAME, x.layout(), index.layout(), dim)?;
         return Ok(x);
     }
-    scattered(NAME, x, dim, index, values, |x, index, values| {
+    scattered(NAME, x, index, values, |x, index, values| {
         let add = |values| gathered::scatter_add(NAME, x.zeros_like(), dim, index.clone(), values);
         let replaced = add(values.clone().detach().ones_like())?.greater_elem(0.5);
         Ok(x.clone().mask_where(replaced, add(values)?))
     })
 }
 
-/// Checks the operands and runs a function that scatters values into cells of a whole dim.
-fn scattered<const D: usize>(
-    operator: &'static str,
-    x: ShardTensor<D>,
+/// Checks the operands of a function that scatters values into cells of a whole dim.
+fn check_scattered<const D: usize>(
+    operator: &str,
+    x: &ShardTensor<D>,
     dim: usize,
-    index: ShardTensor<D, Int>,
-    values: ShardTensor<D>,
-    scatter: impl FnOnce(Tensor<D>, Tensor<D, Int>, Tensor<D>) -> Result<Tensor<D>>,
-) -> Result<ShardTensor<D>> {
-    require_dim(operator, &x, dim)?;
+    index: &ShardTensor<D, Int>,
+    values: &ShardTensor<D>,
+) -> Result<()> {
+    require_dim(operator, x, dim)?;
     x.require_resolved(operator)?;
     x.require_whole(operator, dim)?;
     require_beside(operator, x.layout(), index.layout(), dim)?;
     require_cells(operator, x.dims()[dim], index.dims()[dim])?;
-    let dtypes = [&x, &values].map(|tensor| tensor.local().dtype());
+    let dtypes = [x, values].map(|tensor| tensor.local().dtype());
     if dtypes[0] != dtypes[1] {
         let message = format!("cells of {:?} and values of {:?}", dtypes[0], dtypes[1]);
         return Err(Error::operator(operator, message));
@@ -161,6 +159,17 @@ fn scattered<const D: usize>(
         let message = format!("values {} and index {}", values.layout(), index.layout());
         return Err(Error::operator(operator, message));
     }
+    Ok(())
+}
+
+/// Runs a function that scatters values into cells of a whole dim.
+fn scattered<const D: usize>(
+    operator: &'static str,
+    x: ShardTensor<D>,
+    index: ShardTensor<D, Int>,
+    values: ShardTensor<D>,
+    scatter: impl FnOnce(Tensor<D>, Tensor<D, Int>, Tensor<D>) -> Result<Tensor<D>>,
+) -> Result<ShardTensor<D>> {
     let (local, layout, mesh) = x.into_parts();
     let index = places(index.into_local());
     let (values, held, _) = values.into_parts();
@@ -253,6 +262,39 @@ mod tests {
     use halocline_core::{Launcher, Partial, ReduceOp, Shard};
 
     use super::*;
+    use crate::testing::{compare, random};
+
+    /// One of three ranks has no rows, and 300 is no number of eight bits.
+    #[test]
+    fn indices_may_be_of_a_narrow_type() {
+        let run = |ranks: usize, dtype: DType| {
+            let found = Launcher::local(ranks).collect(|world| {
+                let mesh = world.mesh([("x", ranks)])?;
+                let [x, values] = [300, 4].map(|size| random::<2>([2, size], "x", size).inner());
+                let index = [[0, 127, 128, 255], [255, 3, 200, 1]];
+                let index = Tensor::<2, Int>::from_data(index, (&x.device(), dtype));
+                let index = ShardTensor::distribute(index, &mesh, &[Shard(0)])?;
+                let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
+                let values = ShardTensor::distribute(values, &mesh, &[Shard(0)])?;
+                let results = [
+                    gather(x.clone(), 1, index.clone())?,
+                    scatter_add(x.clone(), 1, index.clone(), values.clone())?,
+                    scatter(x, 1, index, values)?,
+                ];
+                Ok(results.map(|y| y.full_tensor().into_data()))
+            });
+            found.unwrap().remove(0)
+        };
+        let expected = run(1, DType::I64);
+        for ranks in [1, 3] {
+            compare(
+                &run(ranks, DType::U8),
+                &expected,
+                0.0,
+                &format!("{ranks} ranks"),
+            );
+        }
+    }
 
     /// In bf16 a sum of ones would stop at 256.
     #[test]
@@ -276,6 +318,19 @@ mod tests {
             let found = found.cast(FloatDType::F32).into_data();
             found.assert_eq(&[0.0_f32, 1000.0].into(), true);
         }
+    }
+
+    #[test]
+    fn a_scatter_of_nothing_is_checked() {
+        let device = burn::tensor::Device::flex();
+        let ones = |cells: usize| ShardTensor::solo(Tensor::<1>::ones([cells], &device));
+        let index = || ShardTensor::solo(Tensor::<1, Int>::zeros([0], &device));
+        let error = scatter(ones(3), 0, index(), ones(1)).unwrap_err();
+        assert!(error.to_string().contains("values [1]"), "{error}");
+        let y = scatter(ones(3), 0, index(), ones(0)).unwrap();
+        y.into_local()
+            .into_data()
+            .assert_eq(&[1.0_f32; 3].into(), true);
     }
 
     #[test]

@@ -76,12 +76,12 @@ impl<E: Element, P: Products<E>> WithSimd for Dots<'_, E, P> {
         for row in (0..rows).step_by(BLOCK[0]) {
             for column in (0..columns).step_by(BLOCK[1]) {
                 // Indices beyond the last row or column repeat it.
-                let of_a: [*const P::Number; BLOCK[0]] = std::array::from_fn(|of| {
-                    let row = (row + of).min(rows - 1) * self.a.strides()[0];
+                let of_a: [*const P::Number; BLOCK[0]] = std::array::from_fn(|offset| {
+                    let row = (row + offset).min(rows - 1) * self.a.strides()[0];
                     self.a.first().wrapping_add(row + self.range.start)
                 });
-                let of_b: [*const P::Number; BLOCK[1]] = std::array::from_fn(|of| {
-                    let column = (column + of).min(columns - 1) * self.b.strides()[1];
+                let of_b: [*const P::Number; BLOCK[1]] = std::array::from_fn(|offset| {
+                    let column = (column + offset).min(columns - 1) * self.b.strides()[1];
                     self.b.first().wrapping_add(column + self.range.start)
                 });
                 let mut sums = [[E::splat(simd, E::default()); BLOCK[1]]; BLOCK[0]];
@@ -111,7 +111,8 @@ impl<E: Element, P: Products<E>> WithSimd for Dots<'_, E, P> {
                         for place in whole..len {
                             // SAFETY: elements of the range.
                             let [a, b] = unsafe {
-                                [of_a[of_row].add(place), of_b[of_column].add(place)].map(|at| *at)
+                                [of_a[of_row].add(place), of_b[of_column].add(place)]
+                                    .map(|number| *number)
                             };
                             sum += P::widened(a) * P::widened(b);
                         }

@@ -185,7 +185,7 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
             #[inline(always)]
             |scratch: &mut [E]| {
                 let (tile, rest) = scratch.split_at_mut(tile_room);
-                let (own, packed) = rest.split_at_mut(panel_room);
+                let (columns_of_b, packed) = rest.split_at_mut(panel_room);
                 // SAFETY: rows, panels and bias have these elements, and the scratch has the room.
                 unsafe {
                     let a = Left::new::<S, P>(simd, self.a, by_matrices, packed.as_mut_ptr());
@@ -200,10 +200,10 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
                                     columns: columns.clone(),
                                     size: [steps, width],
                                     by_matrices,
-                                    to: own.as_mut_ptr(),
+                                    to: columns_of_b.as_mut_ptr(),
                                 }
                                 .with_simd(simd);
-                                own.as_ptr()
+                                columns_of_b.as_ptr()
                             }
                         };
                         // Sums are written to the result directly.
