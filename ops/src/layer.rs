@@ -40,6 +40,9 @@ pub trait Layer<X> {
 
 /// Application of a [`Layer`] as a method: `x.apply(&layer)`.
 ///
+/// Messages count for a [module scope](halocline_core::module_scope()) named after the layer's
+/// type.
+///
 /// # Example
 /// ```
 /// use burn::nn::Relu;
@@ -156,8 +159,9 @@ impl PaddingOf<3> for PaddingConfig3d {
 #[cfg(test)]
 mod tests {
     use burn::module::Module;
+    use burn::nn::PaddingConfig1d;
     use burn::nn::conv::{Conv1d, Conv1dConfig};
-    use halocline_core::{Launcher, Shard, ShardTensor, Traffic};
+    use halocline_core::{Halos, Launcher, Shard, ShardTensor, Traffic};
 
     use crate::prelude::*;
 
@@ -172,6 +176,52 @@ mod tests {
         fn forward(&self, x: X) -> X {
             x.apply(&self.conv).tanh()
         }
+    }
+
+    /// Blocks that the backward pass recomputes.
+    #[derive(Module, Debug)]
+    struct Blocks {
+        blocks: Vec<Block>,
+    }
+
+    impl<X: Field<3>> Layer<X> for Blocks {
+        type Output = X;
+
+        fn forward(&self, x: X) -> X {
+            self.blocks.iter().fold(x, |x, block| {
+                x.recompute(block, Halos::Resend, |block: &Block, x| x.apply(block))
+            })
+        }
+    }
+
+    #[test]
+    fn equal_layers_of_a_module_are_numbered_alike_in_every_pass_and_step() {
+        let run = Launcher::local(2).check(false).run(|world| {
+            let mesh = world.mesh([("lon", 2)])?;
+            let block = |device: &burn::tensor::Device| Block {
+                conv: Conv1dConfig::new(1, 1, 3)
+                    .with_padding(PaddingConfig1d::Same)
+                    .init(device),
+            };
+            let model = world.init(|device| Blocks {
+                blocks: vec![block(device), block(device)],
+            })?;
+            let x = ShardTensor::<3>::ones([1, 1, 8], &mesh, &[Shard(2)])?.require_grad();
+            for _ in 0..2 {
+                let before = world.comm_stats_by_module();
+                x.clone().apply(&model).sum().resolve().backward();
+                let step = world.comm_stats_by_module().since(&before);
+                let found = step.iter().map(|(path, stats)| {
+                    // Twice forward, once backward.
+                    assert_eq!(stats.of(Traffic::Exchange).bytes, 12);
+                    path.to_owned()
+                });
+                let found: Vec<String> = found.collect();
+                assert_eq!(found, ["Blocks/Block/Conv1d", "Blocks/Block#2/Conv1d"]);
+            }
+            Ok(())
+        });
+        run.unwrap();
     }
 
     #[test]

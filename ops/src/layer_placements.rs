@@ -56,9 +56,18 @@ pub(crate) fn leave_with_bias<const D: usize, const E: usize>(
     dim: usize,
 ) -> Result<ShardTensor<D>> {
     let y = leave(first, y)?.resolve();
-    let Some(bias) = bias else {
-        return Ok(y);
-    };
+    match bias {
+        Some(bias) => with_bias(y, bias, dim),
+        None => Ok(y),
+    }
+}
+
+/// Adds a bias along `dim` to a resolved result.
+pub(crate) fn with_bias<const D: usize>(
+    y: ShardTensor<D>,
+    bias: Operand<1>,
+    dim: usize,
+) -> Result<ShardTensor<D>> {
     // The parameter itself fans out, not its reshaped copy, so that its gradient joins a bucket.
     let varies = |axis: usize| y.placements()[axis].varies();
     let (local, layout, mesh) = bias.place_on(&y)?.try_fan_out(varies)?.into_parts();

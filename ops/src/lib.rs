@@ -6,6 +6,7 @@
 
 pub mod activation;
 pub mod arithmetic;
+mod around;
 pub mod attention;
 pub mod conv;
 mod driver;
@@ -42,6 +43,7 @@ pub mod testing;
 
 pub use activation::{Activation, ActivationField};
 pub use arithmetic::ArithmeticField;
+pub use around::Around;
 pub use attention::{AttentionField, AttentionOptions, DenseAttentionField, NeighborhoodOptions};
 pub use conv::{ConvField, ConvOptions, ConvTransposeField, ConvTransposeOptions};
 pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
@@ -49,7 +51,7 @@ pub use dropout::DropoutField;
 pub use embedding::EmbeddingField;
 pub use field::{AnyDims, DimGeneric, Field, OneDevice, Sharded, TensorFamily, WithDims};
 pub use geodesic::{
-    Disco, DiscoBasis, DiscoKernel, DiscoNorm, GeodesicField, GeodesicNeighborhood,
+    Disco, DiscoBasis, DiscoKernel, DiscoNorm, DiscoTranspose, GeodesicField, GeodesicNeighborhood,
 };
 pub use layer::{Apply, Layer, PlanOf};
 pub use layer_placements::with_layer_placements;
@@ -62,6 +64,7 @@ pub use matmul::MatmulField;
 pub use norm::NormField;
 pub use operand::Operand;
 pub use pool::{PaddingCount, PoolField, PoolOptions};
+pub use precision::widened;
 pub use rearrange::{RearrangeField, ShapeField};
 pub use reduce::{ReduceField, StatisticsField};
 pub use registry::operators;
@@ -69,19 +72,20 @@ pub use resample::ResampleField;
 pub use reshard::{Reshard, Resharded, set_reshards};
 pub use softmax::SoftmaxField;
 pub use spectral::{FftNorm, SpectralField};
-pub use sphere::{Sht, ShtNorm, ShtPhase, SphereField, SphereGrid};
+pub use sphere::{Regrid, Sht, ShtNorm, ShtPhase, SphereField, SphereGrid};
 
 /// Imports for model code: fields, layers, and the methods of all operator families.
 pub mod prelude {
     pub use crate::{
         ActivationField, Apply, ArithmeticField, AttentionField, AttentionOptions, ConvField,
         ConvOptions, ConvTransposeField, ConvTransposeOptions, DenseAttentionField, Disco,
-        DiscoBasis, DiscoNorm, DropoutField, FftNorm, Field, GeodesicField, GeodesicNeighborhood,
-        Layer, MatmulField, NeighborhoodOptions, NormField, Operand, Padding, Penalty, PlanOf,
-        PoolField, PoolOptions, RearrangeField, ReduceField, Reduction, ResampleField, Reshard,
-        ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField, SpectralField, SphereField, SphereGrid,
-        SsimOptions, StatisticsField, Stencil, Window, WithDims, gradient_loss, huber_loss,
-        l1_loss, mse_loss, spectral_loss, ssim_loss, total_variation, weighted_loss,
+        DiscoBasis, DiscoNorm, DiscoTranspose, DropoutField, FftNorm, Field, GeodesicField,
+        GeodesicNeighborhood, Layer, MatmulField, NeighborhoodOptions, NormField, Operand, Padding,
+        Penalty, PlanOf, PoolField, PoolOptions, RearrangeField, ReduceField, Reduction, Regrid,
+        ResampleField, Reshard, ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField, SpectralField,
+        SphereField, SphereGrid, SsimOptions, StatisticsField, Stencil, Window, WithDims,
+        gradient_loss, huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss, total_variation,
+        weighted_loss,
     };
 }
 

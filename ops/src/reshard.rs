@@ -93,8 +93,8 @@ impl ModuleDisplayDefault for Reshard {
 
 impl ModuleDisplay for Reshard {}
 
-/// A module between two points where a plan may change layouts, for modules that follow no plan by
-/// themselves, such as those of other crates. The paths of its parameters contain `module`; a plan
+/// A module between two points where a plan may change layouts, for a module that implements
+/// [`Layer`] and follows no plan by itself. The paths of its parameters contain `module`; a plan
 /// sets `input` and `output` with `prepare_input`.
 ///
 /// # Example

@@ -11,18 +11,17 @@ use super::widths::with_width;
 use crate::operand::fan_out_alike;
 use crate::reshape;
 
-/// Attention of every cell of a field to all its cells: `[batch, *spatial, heads, width]`, with one
-/// to three spatial dims.
+/// Attention of every cell of a field to all cells of a field: `[batch, *spatial, heads, width]`,
+/// with one to three spatial dims. Queries may have other spatial dims than keys and values.
 ///
 /// Cells become tokens in the order in which ranks hold them, so that a field sharded in several
 /// dims needs no redistribution; the result does not depend on the order. Placement and
 /// communication are those of [`scaled_dot_product_attention`] with tokens sharded over all axes on
-/// which a spatial dim is.
+/// which a spatial dim is. Queries may be replicated where cells of keys are sharded.
 ///
 /// # Errors
 /// The errors of [`scaled_dot_product_attention`]; causal order, a bias, key padding or dropout,
-/// which would depend on the order; queries, keys and values with different layouts of their
-/// spatial dims.
+/// which would depend on the order; keys and values with different layouts of their spatial dims.
 ///
 /// # Example
 /// ```
@@ -45,7 +44,7 @@ pub fn cell_attention<const D: usize>(
     options: &AttentionOptions,
 ) -> Result<ShardTensor<D>> {
     let [q, k, v] = fan_out_alike([q, k, v])?;
-    check("cell_attention", &q, &k, &v, options)?;
+    check("cell_attention", &k, &v, options)?;
     let (layout, mesh) = (q.layout().clone(), q.mesh().clone());
     let y = scaled_dot_product_attention(flat(q), flat(k), flat(v), options)?;
     Ok(cells(y, &layout, &mesh))
@@ -84,7 +83,7 @@ pub fn cell_attention_with_tokens<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "cell_attention_with_tokens";
     let [q, k, v] = fan_out_alike([q, k, v])?;
-    check(NAME, &q, &k, &v, options)?;
+    check(NAME, &k, &v, options)?;
     let [queries, keys, values] = [&q, &k, &v].map(|field| flat(field.clone()));
     dense::check(&queries, &keys, &values)?;
     let global = tokens::attention(NAME, q.clone(), [&k, &v], tokens, options.scale)?;
@@ -104,7 +103,6 @@ pub(super) fn with_lse<const D: usize>(
 
 fn check<const D: usize>(
     operator: &str,
-    q: &ShardTensor<D>,
     k: &ShardTensor<D>,
     v: &ShardTensor<D>,
     options: &AttentionOptions,
@@ -113,7 +111,7 @@ fn check<const D: usize>(
     if !(4..=6).contains(&D) {
         return fail(format!(
             "{:?}; expected [batch, *spatial, heads, width]",
-            q.dims()
+            k.dims()
         ));
     }
     let orderless = options.bias.is_none() && options.key_padding.is_none();
@@ -124,17 +122,14 @@ fn check<const D: usize>(
         );
     }
     let spatial = |tensor: &ShardTensor<D>| tensor.layout().all_extents()[1..D - 2].to_vec();
-    let alike =
-        spatial(q) == spatial(k) && spatial(k) == spatial(v) && k.placements() == v.placements();
-    if !alike {
-        return fail(format!(
-            "queries {}, keys {} and values {} lie differently",
-            q.layout(),
-            k.layout(),
-            v.layout()
-        ));
+    if spatial(k) == spatial(v) && k.placements() == v.placements() {
+        return Ok(());
     }
-    Ok(())
+    Err(Error::placement(
+        operator,
+        format!("keys {} with values {}", k.layout(), v.layout()),
+        "redistribute the values to the layout of the keys",
+    ))
 }
 
 /// Reshapes tokens to the cells of a field of this layout, except for its width.
@@ -183,11 +178,12 @@ fn flat<const D: usize>(x: ShardTensor<D>) -> ShardTensor<4> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Tensor;
+    use burn::tensor::{Tensor, TensorData};
+    use halocline_core::{Launcher, Replicate};
 
     use super::*;
     use crate::prelude::*;
-    use crate::testing::{Operator, check_op};
+    use crate::testing::{Operator, check_op, compare, normal};
 
     struct Cells;
 
@@ -217,6 +213,65 @@ mod tests {
             );
             let error = refused.unwrap_err().to_string();
             assert!(error.contains("n·heads"), "{error}");
+        }
+    }
+
+    /// Output, and gradients of queries, keys and the keys of tokens.
+    fn results(
+        axes: [usize; 2],
+        queries: [Placement; 2],
+        placed: [Placement; 2],
+    ) -> Vec<Vec<TensorData>> {
+        let found = Launcher::local(axes[0] * axes[1]).collect(|world| {
+            let mesh = world.mesh([("a", axes[0]), ("b", axes[1])])?;
+            let whole = |shape: &[usize], name: &str| {
+                let data = normal(shape, name, 0);
+                Tensor::<5>::from_data(data, world.device())
+            };
+            let leaf = |shape: [usize; 5], name: &str, placements: [Placement; 2]| {
+                let shards = ShardTensor::distribute(whole(&shape, name), &mesh, &placements)?;
+                Ok::<_, Error>(shards.require_grad())
+            };
+            let q = leaf([2, 2, 3, 4, 5], "q", queries)?;
+            let k = leaf([2, 3, 5, 2, 5], "k", placed)?;
+            let v = leaf([2, 3, 5, 2, 5], "v", placed)?;
+            let token = |name: &str| {
+                let data = normal(&[1, 2, 2, 5], name, 0);
+                let token = Tensor::<4>::from_data(data, world.device());
+                let token = ShardTensor::distribute(token, &mesh, &[Replicate; 2])?;
+                Ok::<_, Error>(token.require_grad())
+            };
+            let (key, value) = (token("key")?, token("value")?);
+            let y = cell_attention_with_tokens(
+                [q.clone(), k.clone(), v],
+                [key.clone(), value],
+                &AttentionOptions::default(),
+            )?;
+            let cotangent = whole(&y.dims(), "cotangent").inner();
+            let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
+            let gradients = crate::reduce::sum(y.clone() * cotangent)?.backward();
+            let fields = [q, k].map(|leaf| leaf.grad(&gradients).expect("a gradient"));
+            let [query, keys] = fields.map(|gradient| gradient.full_tensor().into_data());
+            let key = key.grad(&gradients).expect("a gradient");
+            let key = key.full_tensor().into_data();
+            Ok(vec![y.full_tensor().into_data(), query, keys, key])
+        });
+        found.unwrap()
+    }
+
+    #[test]
+    fn queries_may_be_of_another_field() {
+        let whole = [Replicate; 2];
+        let expected = results([1, 1], whole, whole).remove(0);
+        for (axes, queries, placed) in [
+            ([2, 2], whole, [Shard(1), Shard(2)]),
+            ([2, 4], [Shard(2), Replicate], [Shard(1), Shard(1)]),
+            ([2, 2], [Shard(2), Shard(1)], [Replicate, Shard(2)]),
+        ] {
+            for found in results(axes, queries, placed) {
+                let place = format!("queries {queries:?}, keys {placed:?}");
+                compare(&found, &expected, 2e-5, &place);
+            }
         }
     }
 

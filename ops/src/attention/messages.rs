@@ -118,8 +118,8 @@ fn bad_dense_attention_is_refused_before_anything_is_sent() {
         dense([tokens, tokens, ([1, 10, 4, 8], Shard(1))], options.clone()),
     );
     refused(
-        &["shard queries by tokens", "redistribute"],
-        dense([(SHAPE, Replicate), tokens, tokens], options.clone()),
+        &["Shard(2) of queries", "redistribute"],
+        dense([(SHAPE, Shard(2)), tokens, tokens], options.clone()),
     );
     let key = RandomKey::new(0, "dropout");
     refused(
@@ -155,16 +155,26 @@ fn the_plan_of_attention_lists_its_ring() {
             let options = AttentionOptions::default().with_causal(true);
             Ok(multi_head_attention(&mha, x.clone(), x.clone(), x, options))
         })?;
+        // Replicated queries: maxima, and sums of weighted values and of weights.
+        let merged = ones(&mesh, [1, 10, 2, 4], Replicate)?.dry_run(|x| {
+            let k = x.clone().redistribute(&[Shard(1)]);
+            scaled_dot_product_attention(x, k.clone(), k, &AttentionOptions::default())
+        })?;
         assert_eq!(world.comm_stats(), before, "nothing is sent");
         assert!(
             plan.to_string().starts_with("scaled_dot_product_attention"),
             "{plan}"
         );
-        Ok([plan, causal].map(|plan| [plan.bytes_sent(), plan.bytes_received()]))
+        let plans = [plan, causal, merged];
+        Ok(plans.map(|plan| [plan.bytes_sent(), plan.bytes_received()]))
     });
     let block = 5 * 2 * 8 * 4;
     let both = [block, block];
-    assert_eq!(planned.unwrap(), [[both, [block, 0]], [both, [0, block]]]);
+    let merged = [10 * 2 * (1 + 4 + 1) * 4; 2];
+    assert_eq!(
+        planned.unwrap(),
+        [[both, [block, 0], merged], [both, [0, block], merged]]
+    );
 }
 
 /// Bytes that each of three ranks sends in the forward and backward pass, if gradients of these
@@ -286,6 +296,13 @@ fn bytes_are_those_of_the_documentation() {
     assert_eq!(received(of_tokens(5), replicated, dense), [[0, sum]; 3]);
     let ring = [both * 6, both * (6 + 9)];
     assert_eq!(received(of_tokens(9), cells_sharded, dense), [ring; 3]);
+    // Maxima, sums of weighted values and of weights, and gradients of the queries.
+    let numbers = |count: usize| (2 * 9 * heads * count * size_of::<f32>()) as u64;
+    let merged = [numbers(1 + widths[1] + 1), numbers(widths[0])];
+    assert_eq!(
+        received(of_tokens(5), [Replicate, Shard(1)], dense),
+        [merged; 3]
+    );
     let heads_sharded = [Shard(2), Shard(2)];
     assert_eq!(received(of_tokens(9), heads_sharded, dense), [[0; 2]; 3]);
     let cells = |width| [1, 3, 3, heads, width];

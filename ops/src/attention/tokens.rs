@@ -11,7 +11,7 @@ use crate::driver::empty::keep;
 use crate::reshape;
 
 /// Attention of the queries of a field to the keys and values of tokens, whose heads and samples
-/// are placed like those of the field's keys.
+/// are placed like those of the field's queries.
 pub(super) fn attention<const D: usize>(
     operator: &'static str,
     q: ShardTensor<D>,
@@ -43,26 +43,27 @@ pub(super) fn attention<const D: usize>(
         Shard(_) | Fan => Fan,
         _ => Replicate,
     };
-    let placements: Vec<Placement> = k.placements().iter().map(of_tokens).collect();
+    let placements: Vec<Placement> = q.placements().iter().map(of_tokens).collect();
     let [keys, values] = {
         let fans = |axis: usize| placements.get(axis) == Some(&Fan);
         [keys.try_fan_out(fans)?, values.try_fan_out(fans)?]
     };
     for tensor in [&keys, &values] {
+        let [found, expected] = [tensor.local().dtype(), k.local().dtype()];
+        if found != expected {
+            let message = format!("tokens of {found:?} beside keys of {expected:?}");
+            return Err(Error::operator(operator, message));
+        }
         let alike = tensor.layout().mesh() == k.layout().mesh()
             && tensor.placements() == placements
             && (batch == 1 || tensor.layout().extents(0) == k.layout().extents(0))
-            && tensor.layout().extents(2) == k.layout().extents(heads)
-            && tensor.local().dtype() == k.local().dtype();
+            && tensor.layout().extents(2) == k.layout().extents(heads);
         if !alike {
-            let message = format!(
-                "tokens {} of {:?} beside keys {} of {:?}; expected {placements:?}",
-                tensor.layout(),
-                tensor.local().dtype(),
-                k.layout(),
-                k.local().dtype()
-            );
-            return Err(Error::operator(operator, message));
+            return Err(Error::placement(
+                operator,
+                format!("tokens {} with keys {}", tensor.layout(), k.layout()),
+                format!("redistribute the tokens to {placements:?}, with the extents of the keys"),
+            ));
         }
     }
     let (q, layout, mesh) = q.into_parts();

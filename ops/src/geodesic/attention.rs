@@ -7,13 +7,14 @@
 //! # Shapes
 //! Queries, keys and values are `[batch, heads · width, lat, lon]`, where `width` is the number of
 //! channels per head; values may have another width. Keys and values share one grid. Queries and
-//! the result share that grid or a second one, whose number of longitudes divides that of the keys.
+//! the result share that grid or a second one, which is coarser or finer: the number of longitudes
+//! of one grid divides that of the other.
 //!
 //! # Placement
-//! Batch, latitude and longitude may be sharded, alike for all three tensors. An exchange makes
-//! longitude whole; keys and values exchange halos in latitude. Queries on another grid travel to
-//! the ranks that hold the keys at their latitudes, and results travel back. The result has the
-//! layout of the queries.
+//! Batch, latitude and longitude may be sharded, alike for all three tensors, and so may channels,
+//! in whole heads. An exchange makes longitude whole; keys and values exchange halos in latitude.
+//! Queries on another grid travel to the ranks that hold the keys at their latitudes, and results
+//! travel back. The result has the placements of the queries.
 //!
 //! # Adjoint
 //! Adjoint of the softmax, computed where the queries are; gradients of keys and values return as
@@ -23,11 +24,12 @@ use std::f64::consts::PI;
 use std::fmt;
 use std::sync::Arc;
 
-use halocline_core::{Error, Result, ShardTensor};
+use burn::tensor::Tensor;
+use halocline_core::{Error, Layout, Result, ShardTensor};
 
 use super::attention_node::Attention;
 use super::filter::rotated;
-use super::reach::Reach;
+use super::reach::{Reach, Toward};
 use super::rows::Neighbor;
 use crate::driver::empty::{drop_empty, fill};
 use crate::kernel::flex;
@@ -52,6 +54,7 @@ const NAME: &str = "sphere_attention";
 #[derive(Clone)]
 pub struct GeodesicNeighborhood {
     reach: Reach,
+    /// Neighbors of the first output cell of each phase of each row.
     neighbors: Arc<Vec<Vec<Neighbor>>>,
 }
 
@@ -73,11 +76,11 @@ impl GeodesicNeighborhood {
 
     /// Neighborhoods in the grid of keys for each cell of the grid of queries. `sizes` and `grids`
     /// list keys first, then queries; a size is `[latitudes, longitudes]`. The default radius is
-    /// the largest distance between adjacent latitudes of the queries.
+    /// the largest distance between adjacent latitudes of the grid with fewer longitudes, or of the
+    /// queries.
     ///
     /// # Errors
-    /// Errors of [`new`](Self::new); also fails if the number of longitudes of the queries does not
-    /// divide that of the keys.
+    /// Errors of [`new`](Self::new); also fails if neither number of longitudes divides the other.
     ///
     /// # Example
     /// ```
@@ -97,16 +100,32 @@ impl GeodesicNeighborhood {
         grids: [SphereGrid; 2],
         radius: Option<f64>,
     ) -> Result<Self> {
-        let reach = Reach::new(NAME, sizes, grids, radius)?;
-        let [size, [latitudes, _]] = sizes;
+        let [size, [latitudes, longitudes]] = sizes;
+        let phases = match size[1] {
+            keys if keys > 0 && longitudes.is_multiple_of(keys) => longitudes / keys,
+            _ => 1,
+        };
+        let toward = if phases > 1 {
+            Toward::Finer
+        } else {
+            Toward::Coarser
+        };
+        let reach = Reach::new(NAME, sizes, grids, radius, toward)?;
         let (cosines, weights) = grids[0].quadrature(size[0])?;
         let (outputs, _) = grids[1].quadrature(latitudes)?;
-        let of = |output: usize| {
+        let angle = |place: usize, count: usize| 2.0 * PI * place as f64 / count as f64;
+        let neighbors = |line: usize| {
+            let (output, phase) = (line / phases, line % phases);
             let mut found = Vec::new();
             for row in reach.inputs(&(output..output + 1)) {
                 for shift in 0..size[1] {
-                    let angle = 2.0 * PI * shift as f64 / size[1] as f64;
-                    let (distance, _) = rotated(cosines[row], angle, outputs[output]);
+                    // From the coarser grid, as torch-harmonics does.
+                    let (distance, _) = if phases == 1 {
+                        rotated(cosines[row], angle(shift, size[1]), outputs[output])
+                    } else {
+                        let place = (longitudes + phase - shift * phases) % longitudes;
+                        rotated(outputs[output], angle(place, longitudes), cosines[row])
+                    };
                     if distance <= reach.cutoff {
                         let weight = 2.0 * PI * weights[row] / size[1] as f64;
                         found.push(Neighbor { row, shift, weight });
@@ -115,19 +134,69 @@ impl GeodesicNeighborhood {
             }
             found
         };
-        let neighbors = (0..latitudes).map(of).collect();
+        let neighbors = (0..latitudes * phases).map(neighbors).collect();
         Ok(Self {
             reach,
             neighbors: Arc::new(neighbors),
         })
     }
+
+    /// Number of longitudes of queries for each of keys, if the queries are on a finer grid;
+    /// otherwise one.
+    fn phases(&self) -> usize {
+        let [[_, keys], [_, queries]] = self.reach.sizes;
+        (queries / keys).max(1)
+    }
+}
+
+/// Number of heads that each part of the channels holds; `None` if a part cuts a head or holds
+/// none.
+fn heads_of(layout: &Layout, heads: usize) -> Option<Vec<usize>> {
+    let extents = layout.extents(1);
+    if extents.len() == 1 {
+        return Some(vec![heads]);
+    }
+    let width = layout.shape()[1] / heads;
+    let held = extents.iter().map(|extent| {
+        let is_whole = *extent > 0 && extent.is_multiple_of(width);
+        is_whole.then(|| extent / width)
+    });
+    held.collect()
+}
+
+/// Splits each row of queries into one row per phase, with the longitudes of the keys.
+fn by_phase(queries: Tensor<4>, phases: usize) -> Tensor<4> {
+    if phases == 1 {
+        return queries;
+    }
+    let [heads, width, rows, longitudes] = queries.dims();
+    let keys = longitudes / phases;
+    let cells: Tensor<5> = reshape(queries, vec![heads, width, rows, keys, phases]);
+    reshape(
+        cells.swap_dims(3, 4),
+        vec![heads, width, rows * phases, keys],
+    )
+}
+
+/// Inverse of [`by_phase`].
+fn from_phases(y: Tensor<4>, phases: usize) -> Tensor<4> {
+    if phases == 1 {
+        return y;
+    }
+    let [heads, width, lines, keys] = y.dims();
+    let rows = lines / phases;
+    let cells: Tensor<5> = reshape(y, vec![heads, width, rows, phases, keys]);
+    reshape(
+        cells.swap_dims(3, 4),
+        vec![heads, width, rows, keys * phases],
+    )
 }
 
 /// Computes the attention of each cell to the cells within a radius. See the [module](self).
 ///
 /// # Errors
-/// Fails for shapes, layouts or element types that do not match, for sharded channels and for
-/// partial values.
+/// Fails for shapes, layouts or element types that do not match, for channels that are not sharded
+/// in whole heads, and for partial values.
 ///
 /// # Example
 /// ```
@@ -172,7 +241,6 @@ pub fn sphere_attention(
         ));
     }
     let all = [queries, keys, values];
-    let dtype = all[0].local().dtype();
     let same_grid = reach.sizes[0] == reach.sizes[1];
     let same = |tensor: &ShardTensor<4>| {
         let alike = |other: &ShardTensor<4>, dims: &[usize]| {
@@ -180,25 +248,41 @@ pub fn sphere_attention(
                 |dim: &usize| tensor.layout().extents(*dim) == other.layout().extents(*dim);
             dims.iter().all(extents)
         };
-        tensor.local().dtype() == dtype
-            && alike(&all[0], if same_grid { &[0, 2, 3] } else { &[0] })
+        alike(&all[0], if same_grid { &[0, 2, 3] } else { &[0] })
             && (tensor.dims()[2..] != all[1].dims()[2..] || alike(&all[1], &[2, 3]))
             && tensor.placements() == all[0].placements()
     };
+    let types = all.each_ref().map(|tensor| tensor.local().dtype());
+    if types != [types[0]; 3] {
+        return told(format!(
+            "queries, keys and values of {types:?}; expected one number type"
+        ));
+    }
     if !all.iter().all(same) {
         let layouts = all.each_ref().map(|tensor| tensor.layout().to_string());
-        return told(format!(
-            "{}; expected the same shards and number type: redistribute them",
-            layouts.join(", ")
+        return Err(Error::placement(
+            NAME,
+            layouts.join(" with "),
+            "redistribute them to the same shards",
         ));
     }
     let before = all[0].layout().clone();
-    all[0].require_whole(NAME, 1)?;
+    let held = heads_of(all[0].layout(), heads);
+    let alike = |tensor: &ShardTensor<4>| heads_of(tensor.layout(), heads) == held;
+    let Some(held) = held.clone().filter(|_| all.iter().all(alike)) else {
+        let layouts = all.each_ref().map(|tensor| tensor.layout().to_string());
+        let help =
+            format!("redistribute them: each rank needs the same whole ones of {heads} heads");
+        return Err(Error::placement(NAME, layouts.join(" with "), help));
+    };
+    let [channels, _, channels_out] = all
+        .each_ref()
+        .map(|tensor| tensor.layout().extents(1).to_vec());
     let [queries, keys, values] = all;
     let (keys, values) = (reach.pencil(keys, NAME)?, reach.pencil(values, NAME)?);
     // Queries move to the ranks that hold the keys they reach.
     let mut extents = keys.layout().all_extents().to_vec();
-    extents[1] = vec![q[1]];
+    extents[1] = channels;
     extents[2] = reach.output_rows(keys.layout())?;
     extents[3] = vec![reach.sizes[1][1]];
     let beside = keys.layout().derive(keys.placements().to_vec(), extents);
@@ -215,21 +299,21 @@ pub fn sphere_attention(
         kernels || (!queries.layout().has_empty_shard() && reach.reaches_all(keys.layout())?);
     let assembled = [&keys, &values].map(|tensor| reach.assemble(tensor, NAME));
     let (layout, mesh) = (queries.layout().clone(), queries.mesh().clone());
-    let heads_of = |tensor: burn::tensor::Tensor<4>| {
+    let heads_here = held[layout.part(1, position)];
+    let by_head = |tensor: Tensor<4>| {
         let [batch, channels, rows, longitudes] = tensor.dims();
-        reshape::<4, 4>(
-            tensor,
-            vec![batch * heads, channels / heads, rows, longitudes],
-        )
+        let shape = vec![batch * heads_here, channels / heads_here, rows, longitudes];
+        reshape::<4, 4>(tensor, shape)
     };
+    let phases = neighborhood.phases();
     let attention = Attention {
         neighbors: neighborhood.neighbors.clone(),
         inputs: reach.inputs(&outputs),
-        outputs,
+        outputs: outputs.start * phases..outputs.end * phases,
         scale: ((q[1] / heads) as f64).sqrt().recip(),
     };
     let [keys, values] = assembled;
-    let filled = |tensor: burn::tensor::Tensor<4>| {
+    let filled = |tensor: Tensor<4>| {
         if full {
             Ok(tensor)
         } else {
@@ -241,12 +325,16 @@ pub fn sphere_attention(
         filled(keys?)?,
         filled(values?)?,
     ];
-    let y = attention.run(tensors.map(heads_of), rows.unwrap_or_default());
+    let [queries, keys, values] = tensors.map(by_head);
+    let inputs = [by_phase(queries, phases), keys, values];
+    let y = attention.run(inputs, rows.unwrap_or_default() * phases);
+    let y = from_phases(y, phases);
     let mut extents = layout.all_extents().to_vec();
-    extents[1] = vec![v[1]];
+    extents[1] = channels_out;
     let result = layout.derive(layout.placements().to_vec(), extents);
     let [batch_and_heads, width, rows, longitudes] = y.dims();
-    let shape = vec![batch_and_heads / heads, width * heads, rows, longitudes];
+    let batch = batch_and_heads / heads_here;
+    let shape = vec![batch, width * heads_here, rows, longitudes];
     let mut y = reshape(y, shape);
     if !kernels {
         y = drop_empty(y, &result, position, NAME)?;

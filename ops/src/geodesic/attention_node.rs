@@ -179,7 +179,8 @@ impl<E: Float> Operands<'_, E> {
     /// Gradients of queries, keys and values.
     fn backward(&self, isa: Isa, cotangent: &[E]) -> [Buffer<E>; 3] {
         let mut queries = filled(self.queries.len(), 0.0);
-        let [mut keys, mut values] = [&self.keys, &self.values].map(|of| filled(of.len(), 0.0));
+        let [mut keys, mut values] =
+            [&self.keys, &self.values].map(|lines| filled(lines.len(), 0.0));
         let all = [&mut queries, &mut keys, &mut values];
         let all = all.map(|gradient| (gradient.shared(), gradient.len() / self.heads.max(1)));
         tasks::for_each(self.heads, 1, |head| {

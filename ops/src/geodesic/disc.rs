@@ -32,8 +32,8 @@ impl Waves {
     }
 
     pub(super) fn value(&self, radius: f64, angle: f64) -> f64 {
-        let wave = |number: usize, at: f64| {
-            let phase = number.div_ceil(2) as f64 * PI * at;
+        let wave = |number: usize, place: f64| {
+            let phase = number.div_ceil(2) as f64 * PI * place;
             match number % 2 {
                 1 => phase.sin(),
                 _ => phase.cos(),

@@ -26,10 +26,10 @@ use std::sync::Arc;
 
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::basis::DiscoKernel;
+use super::basis::{DiscoBasis, DiscoKernel, Function};
 use super::filter::{Grids, entries, transposed};
 use super::node::{Entries, LocalSums};
-use super::reach::Reach;
+use super::reach::{Reach, Toward};
 use crate::conv::{ConvOptions, check_channels, conv};
 use crate::driver::empty::{drop_empty, fill};
 use crate::kernel::flex;
@@ -116,21 +116,18 @@ impl Disco {
         radius: Option<f64>,
     ) -> Result<Self> {
         let DiscoKernel { basis, norm } = kernel.into();
-        let functions = basis
-            .functions()
-            .map_err(|expected| Error::operator(NAME, format!("{basis:?}; expected {expected}")))?;
-        let reach = Reach::new(NAME, [input, output], grids, radius)?;
+        let functions = functions(NAME, basis)?;
+        let reach = Reach::new(NAME, [input, output], grids, radius, Toward::Coarser)?;
         let (cosines, weights) = grids[0].quadrature(input[0])?;
         let (outputs, _) = grids[1].quadrature(output[0])?;
         let grids = Grids {
             cosines: &cosines,
-            weights: &weights,
             longitudes: input[1],
             outputs: &outputs,
             radius: reach.radius,
             cutoff: reach.cutoff,
         };
-        let by_output = entries(&functions, norm, &grids);
+        let by_output = entries(&functions, norm, &grids, &weights);
         Ok(Self {
             reach,
             entries: Arc::new(Entries {
@@ -151,6 +148,43 @@ impl Disco {
     pub fn functions(&self) -> usize {
         self.entries.functions
     }
+}
+
+/// Functions of a basis.
+pub(super) fn functions(operator: &str, basis: DiscoBasis) -> Result<Vec<Function>> {
+    let invalid = |expected| Error::operator(operator, format!("{basis:?}; expected {expected}"));
+    basis.functions().map_err(invalid)
+}
+
+/// Checks the shapes and number types of the parameters of a convolution of `x` with this number of
+/// functions.
+pub(super) fn check_parameters(
+    operator: &str,
+    x: &ShardTensor<4>,
+    weight: &Operand<3>,
+    bias: Option<&Operand<1>>,
+    groups: usize,
+    functions: usize,
+) -> Result<()> {
+    let ([channels_out, channels_in, last], channels) = (weight.dims(), x.dims()[1]);
+    let divides = groups > 0 && channels_out.is_multiple_of(groups);
+    let fits = divides && channels_in * groups == channels && channels_in * channels_out > 0;
+    if last != functions || !fits {
+        let message = format!(
+            "weight {:?} with {groups} groups on {channels} channels; expected [groups·n, channels / groups, {functions}]",
+            weight.dims()
+        );
+        return Err(Error::operator(operator, message));
+    }
+    if let Some(bias) = bias
+        && bias.dims() != [channels_out]
+    {
+        let message = format!("bias {:?} for {channels_out} channels", bias.dims());
+        return Err(Error::operator(operator, message));
+    }
+    let dtype = x.local().dtype();
+    weight.require_dtype(operator, dtype)?;
+    bias.map_or(Ok(()), |bias| bias.require_dtype(operator, dtype))
 }
 
 /// Convolves a field on the sphere with local kernels. See the [module](self).
@@ -185,32 +219,39 @@ pub fn disco_conv(
     kernels: &Disco,
 ) -> Result<ShardTensor<4>> {
     let weight = weight.into();
-    let ([channels_out, channels_in, functions], channels) = (weight.dims(), x.dims()[1]);
-    let divides = groups > 0 && channels_out.is_multiple_of(groups);
-    let fits = divides && channels_in * groups == channels && channels_in * channels_out > 0;
-    if functions != kernels.functions() || !fits {
-        let message = format!(
-            "weight {:?} with {groups} groups on {channels} channels; expected [groups·n, channels / groups, {}]",
-            weight.dims(),
-            kernels.functions()
-        );
-        return Err(Error::operator(NAME, message));
-    }
-    if let Some(bias) = &bias
-        && bias.dims() != [channels_out]
-    {
-        let message = format!("bias {:?} for {channels_out} channels", bias.dims());
-        return Err(Error::operator(NAME, message));
-    }
+    let [channels_out, channels_in, functions] = weight.dims();
+    check_parameters(
+        NAME,
+        &x,
+        &weight,
+        bias.as_ref(),
+        groups,
+        kernels.functions(),
+    )?;
+    kernels.reach.check(NAME, &x.dims())?;
+    x.require_resolved(NAME)?;
+    let mesh = x.layout().mesh();
+    let with_functions = |extents: &[usize]| -> Vec<usize> {
+        extents
+            .iter()
+            .map(|channels| channels * functions)
+            .collect()
+    };
+    let mut extents = x.layout().all_extents().to_vec();
+    extents[1] = with_functions(&extents[1]);
+    let terms = x.layout().derive(x.placements().to_vec(), extents);
+    let layout = weight.layout_on(mesh);
+    layout.require_whole(NAME, 2)?;
+    let columns = with_functions(layout.extents(1));
+    let extents = vec![layout.extents(0).to_vec(), columns, vec![1], vec![1]];
+    let matrix = layout.derive(layout.placements().to_vec(), extents);
+    let offsets = bias.as_ref().map(|bias| bias.layout_on(mesh));
+    check_channels(NAME, &terms, &matrix, offsets.as_ref(), groups)?;
     let shape = [channels_out, channels_in * functions, 1, 1];
     let weight = match weight {
         Operand::Replicated(weight) => Operand::Replicated(reshape(weight, shape.to_vec())),
         laid => Operand::Sharded(reshape_shards(laid.place_on(&x)?, shape)?),
     };
-    let mut extents = x.layout().all_extents().to_vec();
-    extents[1].iter_mut().for_each(|held| *held *= functions);
-    let terms = x.layout().derive(x.placements().to_vec(), extents);
-    check_channels(NAME, &terms, &weight, bias.as_ref(), groups)?;
     let terms = disco(x, kernels)?;
     let options = ConvOptions::<2>::default().with_groups(groups);
     conv(terms, weight, bias, &options)

@@ -15,11 +15,10 @@ pub(super) struct Entry {
     pub(super) factor: f64,
 }
 
-/// Grids of a filter as cosines of colatitudes, with the quadrature weights of the input and the
-/// radius of the kernels.
+/// Grids of a filter as cosines of colatitudes, with the radius of the kernels.
 pub(super) struct Grids<'a> {
     pub(super) cosines: &'a [f64],
-    pub(super) weights: &'a [f64],
+    /// Number of longitudes of the input.
     pub(super) longitudes: usize,
     pub(super) outputs: &'a [f64],
     pub(super) radius: f64,
@@ -27,12 +26,56 @@ pub(super) struct Grids<'a> {
     pub(super) cutoff: f64,
 }
 
-/// Entries by output row; their [rows](Entry::row) are input rows.
+/// Entries by output row; their [rows](Entry::row) are input rows. `weights` are the quadrature
+/// weights of the input rows.
 pub(super) fn entries(
     functions: &[Function],
     norm: DiscoNorm,
     grids: &Grids<'_>,
+    weights: &[f64],
 ) -> Vec<Vec<Entry>> {
+    let mut found = values(functions, grids);
+    let areas = areas(weights, grids.longitudes);
+    normalise(&mut found, functions, norm, &areas, grids.radius);
+    multiply(&mut found, &areas);
+    found
+}
+
+/// Entries of a transposed filter, from its output to its input, by input row; their
+/// [rows](Entry::row) are output rows. `weights` are the quadrature weights of the output rows, and
+/// `longitudes` is the number of cells on each.
+pub(super) fn transposed_entries(
+    functions: &[Function],
+    norm: DiscoNorm,
+    grids: &Grids<'_>,
+    weights: &[f64],
+    longitudes: usize,
+) -> Vec<Vec<Entry>> {
+    let mut found = transposed(&values(functions, grids), grids.cosines.len());
+    // A row lists the entries of all its cells together, so its sums are means over its cells with
+    // areas by the longitudes of the input.
+    let shares = areas(weights, grids.longitudes);
+    normalise(&mut found, functions, norm, &shares, grids.radius);
+    multiply(&mut found, &areas(weights, longitudes));
+    found
+}
+
+/// Area of one cell on each row, as a fraction of the sphere.
+fn areas(weights: &[f64], longitudes: usize) -> Vec<f64> {
+    let areas = weights
+        .iter()
+        .map(|weight| weight / (2 * longitudes) as f64);
+    areas.collect()
+}
+
+fn multiply(rows: &mut [Vec<Entry>], areas: &[f64]) {
+    for entry in rows.iter_mut().flatten() {
+        entry.factor *= areas[entry.row];
+    }
+}
+
+/// Entries by output row, whose factors are the values of the functions.
+fn values(functions: &[Function], grids: &Grids<'_>) -> Vec<Vec<Entry>> {
     let row = |output: &f64| {
         let mut found = Vec::new();
         for row in rows(grids.cosines, *output, grids.cutoff) {
@@ -42,10 +85,10 @@ pub(super) fn entries(
                 if radius > grids.cutoff {
                     continue;
                 }
-                let values = functions.iter().enumerate().map(|(function, of)| {
-                    let factor = of.value(radius / grids.cutoff, direction)?;
+                let values = functions.iter().enumerate().map(|(number, function)| {
+                    let factor = function.value(radius / grids.cutoff, direction)?;
                     Some(Entry {
-                        function,
+                        function: number,
                         row,
                         shift,
                         factor,
@@ -56,17 +99,7 @@ pub(super) fn entries(
         }
         found
     };
-    let mut found: Vec<Vec<Entry>> = grids.outputs.iter().map(row).collect();
-    let areas: Vec<f64> = grids
-        .weights
-        .iter()
-        .map(|weight| weight / (2 * grids.longitudes) as f64)
-        .collect();
-    normalise(&mut found, functions, norm, &areas, grids.radius);
-    for entry in found.iter_mut().flatten() {
-        entry.factor *= areas[entry.row];
-    }
-    found
+    grids.outputs.iter().map(row).collect()
 }
 
 /// Input rows that can lie within the cutoff of an output row.
@@ -98,7 +131,7 @@ pub(super) fn rotated(cosine: f64, longitude: f64, output: f64) -> (f64, f64) {
 }
 
 /// Divides the factors of each function by its norm. `areas` holds the area of one cell on each
-/// input row.
+/// row that entries name.
 fn normalise(
     rows: &mut [Vec<Entry>],
     functions: &[Function],
@@ -108,10 +141,10 @@ fn normalise(
 ) {
     /// Lower bound on norms.
     const LEAST: f64 = 1e-9;
-    let sums = |entries: &[Entry], of: fn(&Entry) -> f64| {
+    let sums = |entries: &[Entry], value: fn(&Entry) -> f64| {
         let mut sums = vec![0.0; functions.len()];
         for entry in entries {
-            sums[entry.function] += of(entry) * areas[entry.row];
+            sums[entry.function] += value(entry) * areas[entry.row];
         }
         sums
     };
@@ -154,7 +187,8 @@ fn normalise(
     }
 }
 
-/// The same entries by input row; their [`Entry::row`] is the output row.
+/// The same entries by the rows that they name, of which there are `rows`; their [`Entry::row`] is
+/// the row that listed them.
 pub(super) fn transposed(entries: &[Vec<Entry>], rows: usize) -> Vec<Vec<Entry>> {
     let mut found = vec![Vec::new(); rows];
     for (output, entries) in entries.iter().enumerate() {

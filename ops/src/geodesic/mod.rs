@@ -1,5 +1,5 @@
-//! Operators on the cells within a geodesic radius: discrete-continuous convolution and
-//! neighborhood attention on the sphere.
+//! Operators on the cells within a geodesic radius: discrete-continuous convolution, its transpose,
+//! and neighborhood attention on the sphere.
 //!
 //! An exchange makes longitude whole, because cells near the poles have neighbors at all
 //! longitudes. In latitude only a halo travels: the rows within reach of a rank's own rows.
@@ -17,12 +17,14 @@ mod rows;
 mod sums;
 #[cfg(test)]
 mod tests;
+pub mod transposed;
 
 pub(crate) use golden::OPERATORS;
 
 pub use attention::{GeodesicNeighborhood, sphere_attention};
 pub use basis::{DiscoBasis, DiscoKernel, DiscoNorm};
 pub use disco::{Disco, disco_conv};
+pub use transposed::{DiscoTranspose, disco_conv_transpose};
 
 use crate::field::{Field, run};
 use crate::operand::Operand;
@@ -44,6 +46,25 @@ pub trait GeodesicField: Field<4> {
         kernels: &Disco,
     ) -> Self {
         run(self, |x| disco_conv(x, weight, bias, groups, kernels))
+    }
+
+    /// Transposed discrete-continuous convolution to a finer grid, with a weight of shape
+    /// `[channels_out, channels_in/groups, functions]`. See [`transposed`].
+    ///
+    /// # Panics
+    /// Panics where [`disco_conv_transpose`] returns an error; [`DiscoTranspose`] has an example.
+    #[must_use]
+    #[track_caller]
+    fn disco_conv_transpose(
+        self,
+        weight: impl Into<Operand<3>>,
+        bias: Option<Operand<1>>,
+        groups: usize,
+        kernels: &DiscoTranspose,
+    ) -> Self {
+        run(self, |x| {
+            disco_conv_transpose(x, weight, bias, groups, kernels)
+        })
     }
 
     /// Attention of each cell to the cells within a radius; `self` holds the queries. See

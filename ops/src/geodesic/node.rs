@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::tasks;
@@ -62,10 +62,12 @@ impl LocalSums {
         let terms = tasks::map(rows, 1, |row| {
             let mut terms = vec![Vec::new(); functions];
             for entry in &self.entries.by_output[self.outputs.start + row] {
-                terms[entry.function].push(Term {
-                    start: around.start(entry.row - self.inputs.start, entry.shift),
-                    factor: E::from_f64(entry.factor),
-                });
+                if self.inputs.contains(&entry.row) {
+                    terms[entry.function].push(Term {
+                        start: around.start(entry.row - self.inputs.start, entry.shift),
+                        factor: E::from_f64(entry.factor),
+                    });
+                }
             }
             terms
         });
@@ -134,43 +136,96 @@ impl LocalSums {
         }
     }
 
+    /// Sums of the cells of the input rows.
+    fn sums(&self, x: DispatchTensor) -> Result<DispatchTensor> {
+        let (dtype, planes, isa) = (x.dtype(), x.shape()[0], Isa::chosen()?);
+        let [functions, width] = [self.entries.functions, self.entries.longitudes[1]];
+        let shape = [planes, functions, self.outputs.len(), width];
+        Ok(with_float!(dtype, E => {
+            let x = flex::operand::<E>(x)?;
+            flex::result(self.forward_as::<E>(isa, flex::elements(&x), planes), &shape, dtype)
+        }))
+    }
+
+    /// Transposed sums of the output rows.
+    fn transposed(&self, y: DispatchTensor) -> Result<DispatchTensor> {
+        let (dtype, planes, isa) = (y.dtype(), y.shape()[0], Isa::chosen()?);
+        let shape = [planes, self.inputs.len(), self.entries.longitudes[0]];
+        Ok(with_float!(dtype, E => {
+            let y = flex::operand::<E>(y)?;
+            flex::result(self.backward_as::<E>(isa, flex::elements(&y), planes), &shape, dtype)
+        }))
+    }
+
     /// Computes the sums with burn's operators: gathers one cell per entry and output longitude,
     /// then adds them up.
     pub(super) fn composed(&self, x: Tensor<3>) -> Tensor<4> {
+        let ([wide, width], rows) = (self.entries.longitudes, self.outputs.len().max(1));
+        let ([planes, held, _], functions) = (x.dims(), self.entries.functions);
+        let [cells, places] = self.places();
+        let x = reshape(x, vec![planes, held * wide]);
+        let sums = self.added(x, [cells, places], functions * rows * width);
+        reshape(sums, vec![planes, functions, rows, width])
+    }
+
+    /// Computes the transposed sums with burn's operators.
+    pub(super) fn composed_transposed(&self, y: Tensor<4>) -> Tensor<3> {
+        let ([wide, width], rows) = (self.entries.longitudes, self.inputs.len().max(1));
+        let [planes, functions, held, _] = y.dims();
+        let [cells, places] = self.places();
+        let y = reshape(y, vec![planes, functions * held * width]);
+        let sums = self.added(y, [places, cells], rows * wide);
+        reshape(sums, vec![planes, rows, wide])
+    }
+
+    /// Entries whose rows are both held, with their output rows.
+    fn held(&self) -> impl Iterator<Item = (usize, &Entry)> {
+        self.outputs
+            .clone()
+            .enumerate()
+            .flat_map(move |(row, output)| {
+                let entries = self.entries.by_output[output].iter();
+                let entries = entries.filter(move |entry| self.inputs.contains(&entry.row));
+                entries.map(move |entry| (row, entry))
+            })
+    }
+
+    /// Cells of the input rows and places among the sums, for each entry and output longitude.
+    fn places(&self) -> [Vec<i64>; 2] {
         let ([wide, width], rows) = (self.entries.longitudes, self.outputs.len());
-        let [planes, _, _] = x.dims();
-        let functions = self.entries.functions;
-        let (mut cells, mut places, mut factors) = (Vec::new(), Vec::new(), Vec::new());
-        for (row, output) in self.outputs.clone().enumerate() {
-            for entry in &self.entries.by_output[output] {
-                for k in 0..width {
-                    let cell = (entry.shift + k * (wide / width)) % wide;
-                    cells.push(((entry.row - self.inputs.start) * wide + cell) as i64);
-                    places.push(((entry.function * rows + row) * width + k) as i64);
-                    factors.push(entry.factor);
-                }
+        let [mut cells, mut places] = [Vec::new(), Vec::new()];
+        for (row, entry) in self.held() {
+            for k in 0..width {
+                let cell = (entry.shift + k * (wide / width)) % wide;
+                cells.push(((entry.row - self.inputs.start) * wide + cell) as i64);
+                places.push(((entry.function * rows + row) * width + k) as i64);
             }
         }
         if cells.is_empty() {
             // The graph has the same shape on every rank.
-            (cells, places, factors) = (vec![0], vec![0], vec![0.0]);
+            (cells, places) = (vec![0], vec![0]);
         }
-        let (device, dtype, count) = (x.device().inner(), x.dtype(), cells.len());
-        let index = |values| Tensor::<1, Int>::from_data(TensorData::new(values, [count]), &device);
-        let factors = TensorData::new(factors, [1, count]);
-        let factors = Tensor::<2>::from_data(factors, (&device, dtype));
-        let sizes = [x.dims()[1] * wide, functions * rows.max(1) * width];
-        let x: Tensor<2> = reshape(x, vec![planes, sizes[0]]);
-        let terms = x.select(1, index(cells)) * factors;
-        let sums = Tensor::<2>::zeros([planes, sizes[1]], (&device, dtype));
-        let sums = sums.select_assign(1, index(places), terms, burn::tensor::IndexingUpdateOp::Add);
-        reshape(sums, vec![planes, functions, rows.max(1), width])
+        [cells, places]
+    }
+
+    /// Adds cells of each plane, multiplied by their factors, to `count` sums.
+    fn added(&self, x: Tensor<2>, [from, to]: [Vec<i64>; 2], count: usize) -> Tensor<2> {
+        let (device, dtype, terms) = (x.device().inner(), x.dtype(), from.len());
+        let width = self.entries.longitudes[1];
+        let factors = self.held().flat_map(|(_, entry)| vec![entry.factor; width]);
+        let mut factors: Vec<f64> = factors.collect();
+        factors.resize(terms, 0.0);
+        let factors =
+            Tensor::<2>::from_data(TensorData::new(factors, [1, terms]), (&device, dtype));
+        let index = |values| Tensor::<1, Int>::from_data(TensorData::new(values, [terms]), &device);
+        let sums = Tensor::<2>::zeros([x.dims()[0], count], (&device, dtype));
+        let terms = x.select(1, index(from)) * factors;
+        sums.select_assign(1, index(to), terms, IndexingUpdateOp::Add)
     }
 }
 
 impl Operator for LocalSums {
-    /// Number of planes.
-    type Saved = usize;
+    type Saved = ();
 
     fn names(&self) -> Option<[&'static str; 2]> {
         Some(["disco", "disco_backward"])
@@ -180,30 +235,46 @@ impl Operator for LocalSums {
         false
     }
 
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, usize)> {
-        let x = inputs.remove(0);
-        let (dtype, planes, isa) = (x.dtype(), x.shape()[0], Isa::chosen()?);
-        let shape = [
-            planes,
-            self.entries.functions,
-            self.outputs.len(),
-            self.entries.longitudes[1],
-        ];
-        let y = with_float!(dtype, E => {
-            let x = flex::operand::<E>(x)?;
-            flex::result(self.forward_as::<E>(isa, flex::elements(&x), planes), &shape, dtype)
-        });
-        Ok((y, planes))
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        Ok((self.sums(inputs.remove(0))?, ()))
     }
 
-    fn backward(&self, pass: BackwardPass<'_, usize>) -> Result<Vec<Option<DispatchTensor>>> {
-        let (y, planes) = (pass.cotangent, *pass.saved);
-        let (dtype, isa) = (y.dtype(), Isa::chosen()?);
-        let shape = [planes, self.inputs.len(), self.entries.longitudes[0]];
-        let x = with_float!(dtype, E => {
-            let y = flex::operand::<E>(y)?;
-            flex::result(self.backward_as::<E>(isa, flex::elements(&y), planes), &shape, dtype)
-        });
-        Ok(vec![Some(x)])
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        Ok(vec![Some(self.transposed(pass.cotangent)?)])
+    }
+}
+
+/// Transpose of [`LocalSums`] as a map of its own: sums for the input rows,
+/// `[planes, rows, longitudes]`, over `[planes, functions, rows, longitudes]` of the output rows.
+#[derive(Clone, Debug)]
+pub(super) struct TransposedSums(pub(super) LocalSums);
+
+impl TransposedSums {
+    pub(super) fn run(self, y: Tensor<4>) -> Tensor<3> {
+        if flex::runs_on(&y.device()) {
+            Tensor::from_dispatch(apply(self, [y.into_dispatch()]))
+        } else {
+            self.0.composed_transposed(y)
+        }
+    }
+}
+
+impl Operator for TransposedSums {
+    type Saved = ();
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["disco_transpose", "disco_transpose_backward"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        Ok((self.0.transposed(inputs.remove(0))?, ()))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        Ok(vec![Some(self.0.sums(pass.cotangent)?)])
     }
 }

@@ -6,11 +6,22 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use halocline_core::{Boundary, Error, Layout, Need, Result, ShardTensor, segments};
+use halocline_core::{
+    Boundary, Error, Layout, Need, Placement, Result, Shard, ShardTensor, segments,
+};
 
 use super::filter::rows;
 use crate::spectral::whole;
 use crate::sphere::SphereGrid;
+
+/// Direction between two grids: the number of longitudes of the coarser one divides that of the
+/// finer one.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Toward {
+    /// To a grid that is coarser, or the same.
+    Coarser,
+    Finer,
+}
 
 /// Input rows within reach of output rows, between two grids.
 #[derive(Clone)]
@@ -33,27 +44,37 @@ impl fmt::Debug for Reach {
 
 impl Reach {
     /// Reach within a radius, by default the largest distance between adjacent latitudes of the
-    /// output.
+    /// coarser grid.
     ///
     /// # Errors
-    /// Fails for a grid without cells, for a number of output longitudes that does not divide that
-    /// of the input, and for a radius that is not positive.
+    /// Fails for a grid without cells, for a number of longitudes of the coarser grid that does not
+    /// divide that of the finer one, and for a radius that is not positive.
     pub(super) fn new(
         operator: &str,
         sizes @ [input, output]: [[usize; 2]; 2],
         grids: [SphereGrid; 2],
         radius: Option<f64>,
+        toward: Toward,
     ) -> Result<Self> {
         let (cosines, _) = grids[0].quadrature(input[0])?;
         let (outputs, _) = grids[1].quadrature(output[0])?;
-        if input[1] == 0 || output[1] == 0 || !input[1].is_multiple_of(output[1]) {
+        let (input, output) = (
+            ("input", input[1], &cosines),
+            ("output", output[1], &outputs),
+        );
+        let (coarser, finer) = match toward {
+            Toward::Coarser => (output, input),
+            Toward::Finer => (input, output),
+        };
+        if coarser.1 == 0 || finer.1 == 0 || !finer.1.is_multiple_of(coarser.1) {
             let message = format!(
-                "{} longitudes of the output for {} of the input; expected a divisor",
-                output[1], input[1]
+                "{} longitudes of the {} for {} of the {}; expected a divisor",
+                coarser.1, coarser.0, finer.1, finer.0
             );
             return Err(Error::operator(operator, message));
         }
-        let gaps = outputs
+        let gaps = coarser
+            .2
             .windows(2)
             .map(|pair| pair[1].acos() - pair[0].acos());
         let radius = radius.unwrap_or_else(|| gaps.fold(0.0, f64::max));
@@ -154,8 +175,8 @@ impl Reach {
             let inputs = self.inputs(&outputs[position]);
             let mut shape = held.shape();
             shape[2] = inputs.len();
-            let runs = held.ranges().iter().enumerate().map(|(dim, own)| {
-                let range = if dim == 2 { &inputs } else { own };
+            let runs = held.ranges().iter().enumerate().map(|(dim, range)| {
+                let range = if dim == 2 { &inputs } else { range };
                 let range = range.start as isize..range.end as isize;
                 segments(range, layout.shape()[dim], Boundary::Zeros, Boundary::Zeros)
             });
@@ -166,7 +187,13 @@ impl Reach {
     /// Redistributes a result to the placements of the input, with its extents where sizes are
     /// equal. Channels stay as they are.
     pub(super) fn restore(&self, y: ShardTensor<4>, before: &Layout) -> Result<ShardTensor<4>> {
-        let mut target = Layout::new(before.mesh(), &y.dims(), before.placements())?;
+        let pairs = before.placements().iter().zip(y.placements());
+        let placements = pairs.map(|(before, found)| match (before, found) {
+            (Shard(1), _) | (_, Shard(1)) => *found,
+            _ => *before,
+        });
+        let placements: Vec<Placement> = placements.collect();
+        let mut target = Layout::new(before.mesh(), &y.dims(), &placements)?;
         if target.is_sharded(1) {
             target = target.with_extents(1, y.layout().extents(1))?;
         }

@@ -133,9 +133,9 @@ impl<E: Element> Row<'_, E> {
 
     /// Copies the row of all channels of outputs, padded with zeros to full vectors.
     #[inline(always)]
-    fn copy(&self, cells: &[E], to: &mut [E]) {
-        for (channel, to) in to.chunks_exact_mut(self.around.padded()).enumerate() {
-            let (row, fill) = to.split_at_mut(self.around.size);
+    fn copy(&self, cells: &[E], target: &mut [E]) {
+        for (channel, target) in target.chunks_exact_mut(self.around.padded()).enumerate() {
+            let (row, fill) = target.split_at_mut(self.around.size);
             row.copy_from_slice(&cells[self.part(channel)]);
             fill.fill(E::default());
         }
@@ -164,9 +164,9 @@ impl<E: Element> Row<'_, E> {
                 let keys = self.keys.as_ptr().add(*start);
                 for place in (0..padded).step_by(E::lanes::<S>()) {
                     let mut sum = zero;
-                    for of in 0..width {
-                        let q = E::load::<S>(q.as_ptr().add(of * padded + place));
-                        let key = E::load::<S>(keys.add(of * channel + place));
+                    for feature in 0..width {
+                        let q = E::load::<S>(q.as_ptr().add(feature * padded + place));
+                        let key = E::load::<S>(keys.add(feature * channel + place));
                         sum = E::mul_add(simd, q, key, sum);
                     }
                     let score = E::times(simd, sum, scale);
@@ -239,8 +239,8 @@ impl<E: Element> WithSimd for Forward<'_, E> {
                 // start.
                 unsafe {
                     row.shares(simd, &starts, q, shares.as_mut_ptr());
-                    for of in 0..width_of_values {
-                        let values = row.values.as_ptr().add(of * channel);
+                    for feature in 0..width_of_values {
+                        let values = row.values.as_ptr().add(feature * channel);
                         for place in (0..padded).step_by(E::lanes::<S>()) {
                             let mut sum = E::splat(simd, E::default());
                             for (number, start) in starts.iter().enumerate() {
@@ -250,8 +250,8 @@ impl<E: Element> WithSimd for Forward<'_, E> {
                             }
                             E::store::<S>(line.as_mut_ptr().add(place), sum);
                         }
-                        let to = slice(y, row.part(of));
-                        to.copy_from_slice(&line[..to.len()]);
+                        let target = slice(y, row.part(feature));
+                        target.copy_from_slice(&line[..target.len()]);
                     }
                 }
             },
@@ -309,13 +309,13 @@ impl<E: Element> WithSimd for Backward<'_, E> {
                         for place in (0..padded).step_by(lanes) {
                             let share = E::load::<S>(shares.as_ptr().add(number * padded + place));
                             let mut slope = zero;
-                            for of in 0..width_of_values {
-                                let y = E::load::<S>(y.as_ptr().add(of * padded + place));
-                                let at = of * channel + start + place;
-                                let value = E::load::<S>(row.values.as_ptr().add(at));
+                            for feature in 0..width_of_values {
+                                let y = E::load::<S>(y.as_ptr().add(feature * padded + place));
+                                let offset = feature * channel + start + place;
+                                let value = E::load::<S>(row.values.as_ptr().add(offset));
                                 slope = E::mul_add(simd, y, value, slope);
-                                let to = values.as_mut_ptr().add(at);
-                                E::store::<S>(to, E::mul_add(simd, share, y, E::load::<S>(to)));
+                                let sum = values.as_mut_ptr().add(offset);
+                                E::store::<S>(sum, E::mul_add(simd, share, y, E::load::<S>(sum)));
                             }
                             E::store::<S>(slopes.as_mut_ptr().add(number * padded + place), slope);
                             let mean = means.as_mut_ptr().add(place);
@@ -325,35 +325,35 @@ impl<E: Element> WithSimd for Backward<'_, E> {
                     // Gradients of scores.
                     for number in 0..count {
                         for place in (0..padded).step_by(lanes) {
-                            let at = number * padded + place;
-                            let share = E::load::<S>(shares.as_ptr().add(at));
+                            let offset = number * padded + place;
+                            let share = E::load::<S>(shares.as_ptr().add(offset));
                             let mean = E::load::<S>(means.as_ptr().add(place));
-                            let to = slopes.as_mut_ptr().add(at);
-                            let slope = E::minus(simd, E::load::<S>(to), mean);
+                            let score = slopes.as_mut_ptr().add(offset);
+                            let slope = E::minus(simd, E::load::<S>(score), mean);
                             let slope = E::times(simd, slope, E::times(simd, share, scale));
-                            E::store::<S>(to, slope);
+                            E::store::<S>(score, slope);
                         }
                     }
                     row.end_with_zeros(slopes.as_mut_ptr());
                     for (number, start) in starts.iter().enumerate() {
                         for place in (0..padded).step_by(lanes) {
                             let slope = E::load::<S>(slopes.as_ptr().add(number * padded + place));
-                            for of in 0..width {
-                                let (near, at) =
-                                    (of * padded + place, of * channel + start + place);
-                                let q = E::load::<S>(q.as_ptr().add(near));
-                                let key = E::load::<S>(row.keys.as_ptr().add(at));
-                                let to = keys.as_mut_ptr().add(at);
-                                E::store::<S>(to, E::mul_add(simd, slope, q, E::load::<S>(to)));
-                                let to = of_q.as_mut_ptr().add(near);
-                                E::store::<S>(to, E::mul_add(simd, slope, key, E::load::<S>(to)));
+                            for feature in 0..width {
+                                let (column, offset) =
+                                    (feature * padded + place, feature * channel + start + place);
+                                let q = E::load::<S>(q.as_ptr().add(column));
+                                let key = E::load::<S>(row.keys.as_ptr().add(offset));
+                                let sum = keys.as_mut_ptr().add(offset);
+                                E::store::<S>(sum, E::mul_add(simd, slope, q, E::load::<S>(sum)));
+                                let sum = of_q.as_mut_ptr().add(column);
+                                E::store::<S>(sum, E::mul_add(simd, slope, key, E::load::<S>(sum)));
                             }
                         }
                     }
                 }
-                for (of, line) in of_q.chunks_exact(padded).enumerate() {
-                    let to = &mut queries[row.part(of)];
-                    to.copy_from_slice(&line[..to.len()]);
+                for (feature, line) in of_q.chunks_exact(padded).enumerate() {
+                    let target = &mut queries[row.part(feature)];
+                    target.copy_from_slice(&line[..target.len()]);
                 }
             },
         );

@@ -23,10 +23,10 @@
 
 use halocline_core::{Error, Partial, Replicate, Result, ShardTensor};
 
-use super::fft::{check_dims, each};
+use super::fft::{check_dims, each, each_from};
 use super::line::{Frequencies, Line, Scale, Sign};
-use super::local::along;
-use super::modes::{check_channels, mode_product, own_modes};
+use super::local::{along, along_layout};
+use super::modes::{check_channels, check_modes, mode_product, own_modes};
 use super::pencil::return_to;
 use crate::operand::Operand;
 use crate::precision::{cast_shard, narrowed, wider};
@@ -64,28 +64,17 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     let kept = check(&dims, &shape)?;
     let modes_of_x = [&dims[..2], &shape[2..D], &[2]].concat();
     let dtype = x.local().dtype();
-    own_modes(NAME, &modes_of_x, dtype, &weight)?;
+    let own = own_modes(NAME, &modes_of_x, dtype, &weight)?;
     let is_narrow = wider(dtype) != dtype;
     let placements = x.placements().iter().map(|placement| match placement {
         Partial(_) if is_narrow => Replicate, // resolved below
         other => *other,
     });
     let extents = x.layout().all_extents().to_vec();
-    check_channels(
-        NAME,
-        &x.layout().derive(placements.collect(), extents),
-        &weight,
-    )?;
-    if is_narrow {
-        // Sums over a field may overflow f16 even where the result does not.
-        let x = Error::catch(|| x.resolve())?;
-        let weight = cast_shard(weight.place_on(&x)?, wider(dtype));
-        let y = spectral_conv(cast_shard(x, wider(dtype)), weight)?;
-        return Ok(narrowed(y, dtype));
-    }
-    let (before, size) = (x.layout().clone(), x.dims()[D - 1]);
+    let field = x.layout().derive(placements.collect(), extents);
+    check_channels(NAME, &field, &weight)?;
+    let (size, modes) = (dims[D - 1], shape[D - 1]);
     let others: Vec<usize> = (2..D - 1).collect();
-    let modes = weight.dims()[D - 1];
     // Channels keep their sharding, which decides the placement of the result.
     let fixed = &[1][..];
     let line = Line::ToModes {
@@ -93,6 +82,26 @@ pub fn spectral_conv<const D: usize, const E: usize>(
         modes,
         scale: Scale::uniform(1.0),
     };
+    let spectrum = along_layout(&field, D - 1, line, [fixed, &others], NAME)?;
+    let spectrum = each_from(
+        &spectrum,
+        spectrum.clone(),
+        &others,
+        &[],
+        |layout, dim, pending| {
+            let line = Line::ToFrequencies(kept(dim, Sign::Minus));
+            along_layout(&layout, dim, line, [fixed, pending], NAME)
+        },
+    )?;
+    check_modes(NAME, &spectrum, &weight, own)?;
+    if is_narrow {
+        // Sums over a field may overflow f16 even where the result does not.
+        let x = Error::catch(|| x.resolve())?;
+        let weight = cast_shard(weight.place_on(&x)?, wider(dtype));
+        let y = spectral_conv(cast_shard(x, wider(dtype)), weight)?;
+        return Ok(narrowed(y, dtype));
+    }
+    let before = x.layout().clone();
     let y: ShardTensor<E> = along(x, D - 1, line, [fixed, &others], NAME)?;
     let y = each(y, &others, &[], |y, dim, pending| {
         let line = Line::ToFrequencies(kept(dim, Sign::Minus));

@@ -1,6 +1,6 @@
 //! Fourier and cosine transforms along one or more dims.
 
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Error, Layout, Result, ShardTensor};
 
 use super::line::{Frequencies, Line, Scale, Sign};
 use super::local::along;
@@ -300,8 +300,20 @@ pub(super) fn each<const D: usize>(
     after: &[usize],
     transform: impl Fn(ShardTensor<D>, usize, &[usize]) -> Result<ShardTensor<D>>,
 ) -> Result<ShardTensor<D>> {
+    let layout = x.layout().clone();
+    each_from(&layout, x, dims, after, transform)
+}
+
+/// [`each`] for a tensor of this layout, or for the layout itself.
+pub(super) fn each_from<X>(
+    layout: &Layout,
+    x: X,
+    dims: &[usize],
+    after: &[usize],
+    transform: impl Fn(X, usize, &[usize]) -> Result<X>,
+) -> Result<X> {
     let mut order = dims.to_vec();
-    order.sort_by_key(|dim| x.layout().is_sharded(*dim));
+    order.sort_by_key(|dim| layout.is_sharded(*dim));
     let mut pending = [&order[..], after].concat();
     let mut y = x;
     for dim in order {

@@ -1,11 +1,11 @@
 //! Transforms of lines as operators on one shard.
 
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{Result, ShardTensor};
+use halocline_core::{Layout, Result, ShardTensor};
 
 use super::kernel::transform;
 use super::line::Line;
-use super::pencil::whole;
+use super::pencil::{whole, whole_layout};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float};
@@ -24,41 +24,71 @@ pub(crate) fn along<const D: usize, const E: usize>(
     [fixed, pending]: [&[usize]; 2],
     operator: &'static str,
 ) -> Result<ShardTensor<E>> {
-    let [parts_x, parts_y] = line.parts();
-    let mut fixed = fixed.to_vec();
-    if parts_x == 2 {
-        x.require_whole(operator, D - 1)?;
-        fixed.push(D - 1);
-    }
+    let fixed = with_pairs(x.layout(), line, fixed, operator)?;
     let (mut local, layout, mesh) = whole(x, dim, &fixed, pending, operator)?.into_parts();
     let kernels = flex::runs_on(&local.device());
     if !kernels {
         let all: Vec<usize> = (0..D).collect();
         local = fill_empty(local, &layout, &all, operator, 0.0)?;
     }
-    let mut shape = local.dims().to_vec();
+    let shape = local.dims().to_vec();
     let [outer, inner] = [&shape[..dim], &shape[dim + 1..]].map(|sizes| sizes.iter().product());
     let lines: Tensor<3> = reshape(local, vec![outer, shape[dim], inner]);
-    let [_, cells] = line.cells();
-    let mut extents = layout.all_extents().to_vec();
-    (shape[dim], extents[dim]) = (cells, vec![cells]);
-    match (parts_x, parts_y) {
-        (1, 2) => {
-            shape.push(2);
-            extents.push(vec![2]);
-        }
-        (2, 1) => {
-            shape.pop();
-            extents.pop();
-        }
-        _ => {}
-    }
-    let layout = layout.derive(layout.placements().to_vec(), extents);
+    let layout = transformed_layout(&layout, dim, line);
+    let shape = transformed(shape, dim, line, |size| size);
     let mut local = reshape(line.run(lines), shape);
     if !kernels {
         local = drop_empty(local, &layout, mesh.position(), operator)?;
     }
     Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Layout of the result of [`along`], without a transform.
+pub(crate) fn along_layout(
+    layout: &Layout,
+    dim: usize,
+    line: Line,
+    [fixed, pending]: [&[usize]; 2],
+    operator: &str,
+) -> Result<Layout> {
+    let fixed = with_pairs(layout, line, fixed, operator)?;
+    let lines = whole_layout(layout, dim, &fixed, pending, operator)?;
+    Ok(transformed_layout(&lines, dim, line))
+}
+
+/// Adds the dim of complex numbers, if there is one, to the dims that keep their placement.
+fn with_pairs(layout: &Layout, line: Line, fixed: &[usize], operator: &str) -> Result<Vec<usize>> {
+    let [parts, _] = line.parts();
+    if parts == 1 {
+        return Ok(fixed.to_vec());
+    }
+    let last = layout.shape().len() - 1;
+    layout.require_whole(operator, last)?;
+    Ok([fixed, &[last]].concat())
+}
+
+fn transformed_layout(lines: &Layout, dim: usize, line: Line) -> Layout {
+    let extents = transformed(lines.all_extents().to_vec(), dim, line, |size| vec![size]);
+    lines.derive(lines.placements().to_vec(), extents)
+}
+
+/// Replaces the size of the transformed dim, and adds or removes the dim of complex numbers.
+fn transformed<T>(
+    mut sizes: Vec<T>,
+    dim: usize,
+    line: Line,
+    extent: impl Fn(usize) -> T,
+) -> Vec<T> {
+    let ([parts_x, parts_y], [_, cells]) = (line.parts(), line.cells());
+    sizes[dim] = extent(cells);
+    match (parts_x, parts_y) {
+        (1, 2) => sizes.push(extent(2)),
+        (2, 1) => {
+            sizes.pop();
+        }
+        _ => {}
+    }
+    sizes
 }
 
 /// Acts on `[outer, cells, inner · parts]`.

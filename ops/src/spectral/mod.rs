@@ -39,19 +39,20 @@ mod local;
 pub mod modes;
 mod pencil;
 mod power;
+mod products;
 mod real;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use golden::OPERATORS;
 pub(crate) use line::{Line, Scale};
-pub(crate) use local::along;
-pub(crate) use pencil::{return_to, whole};
+pub(crate) use local::{along, along_layout};
+pub(crate) use pencil::{return_to, whole, whole_layout};
 
 pub use conv::spectral_conv;
 pub use fft::{FftNorm, dct, fft, idct, ifft, irfft, rfft};
 pub use modes::mode_product;
-pub(crate) use modes::{check_channels, own_modes};
+pub(crate) use modes::{check_channels, check_modes, harmonic_product, own_modes};
 pub use power::power_spectrum;
 
 use crate::field::{Field, WithDims, run};

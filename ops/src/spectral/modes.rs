@@ -22,12 +22,12 @@ use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_with};
 use halocline_core::{
     Error, Fan, Layout, Linearity, Pairing, Placement, Replicate, Result, Role, Shard, ShardTensor,
-    Term, tasks,
+    Term,
 };
 
+use super::products::{Factors, Sizes, products};
 use crate::driver::empty::{drop_empty, fill_empty};
-use crate::kernel::buffer::{Buffer, filled};
-use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::flex::{self, with_float};
 use crate::operand::Operand;
 use crate::reshape;
 
@@ -55,11 +55,33 @@ pub fn mode_product<const D: usize>(
     x: ShardTensor<D>,
     weight: impl Into<Operand<D>>,
 ) -> Result<ShardTensor<D>> {
-    let weight = weight.into();
+    multiplied(x, weight.into(), Modes::Any)
+}
+
+/// [`mode_product`] of spherical harmonics `[.., degrees, orders, 2]`, whose orders above the
+/// degree are zero.
+pub(crate) fn harmonic_product<const D: usize>(
+    x: ShardTensor<D>,
+    weight: Operand<D>,
+) -> Result<ShardTensor<D>> {
+    multiplied(x, weight, Modes::Harmonics)
+}
+
+/// Modes of a product.
+enum Modes {
+    Any,
+    /// The last two dims are degrees and orders. Orders above the degree are zero.
+    Harmonics,
+}
+
+fn multiplied<const D: usize>(
+    x: ShardTensor<D>,
+    weight: Operand<D>,
+    modes: Modes,
+) -> Result<ShardTensor<D>> {
     let own = own_modes(NAME, &x.dims(), x.local().dtype(), &weight)?;
+    check_modes(NAME, x.layout(), &weight, own)?;
     let weight = weight.place_on(&x)?;
-    x.require_whole(NAME, D - 1)?;
-    weight.require_whole(NAME, D - 1)?;
     let cut = cut(x.layout(), weight.layout(), own);
     let weight = weight.try_redistribute(&cut)?;
     let (layout, fans) = rule(NAME, x.layout(), weight.layout(), own)?;
@@ -78,8 +100,13 @@ pub fn mode_product<const D: usize>(
     let x = fan_out(x, &mesh, &fans[0], NAME);
     let (x, weight) = (filled(x, &layout_x)?, filled(weight, &layout_weight)?);
     let mut y = if kernels {
+        let cells = layout_x.local_box(mesh.position());
+        let harmonics = match modes {
+            Modes::Any => None,
+            Modes::Harmonics => Some([D - 3, D - 2].map(|dim| cells.ranges()[dim].start)),
+        };
         let inputs = [x.into_dispatch(), weight.into_dispatch()];
-        Tensor::from_dispatch(apply(ModeProduct, inputs))
+        Tensor::from_dispatch(apply(ModeProduct { harmonics }, inputs))
     } else {
         composed(x, weight)
     };
@@ -125,12 +152,7 @@ pub(crate) fn check_channels<const D: usize>(
     field: &Layout,
     weight: &Operand<D>,
 ) -> Result<()> {
-    let weight = weight.layout_on(field.mesh());
-    if weight.mesh() != field.mesh() {
-        let message = format!("{field} and {weight} are on two meshes");
-        return Err(Error::operator(operator, message));
-    }
-    weight.require_whole(operator, D - 1)?;
+    let weight = layout_on(operator, field, weight)?;
     let moves = |axis: &usize| matches!(field.placements()[*axis], Shard(dim) if dim >= 2);
     let mut placements = weight.placements().to_vec();
     let mut extents = weight.all_extents().to_vec();
@@ -147,6 +169,33 @@ pub(crate) fn check_channels<const D: usize>(
     extents.push(vec![2]);
     let modes = field.derive(field.placements().to_vec(), extents);
     rule(operator, &modes, &cut(&modes, &channels, 0), 0).map(drop)
+}
+
+/// Checks the sharding of a weight against modes, before it is gathered.
+pub(crate) fn check_modes<const D: usize>(
+    operator: &str,
+    modes: &Layout,
+    weight: &Operand<D>,
+    own: usize,
+) -> Result<()> {
+    modes.require_whole(operator, D - 1)?;
+    let weight = layout_on(operator, modes, weight)?;
+    rule(operator, modes, &cut(modes, &weight, own), own).map(drop)
+}
+
+/// Layout in which a weight is used on the mesh of a field, with whole complex numbers.
+fn layout_on<const D: usize>(
+    operator: &str,
+    field: &Layout,
+    weight: &Operand<D>,
+) -> Result<Layout> {
+    let weight = weight.layout_on(field.mesh());
+    if weight.mesh() != field.mesh() {
+        let message = format!("{field} and {weight} are on two meshes");
+        return Err(Error::operator(operator, message));
+    }
+    weight.require_whole(operator, D - 1)?;
+    Ok(weight)
 }
 
 /// Layout of a weight, cut to the cells of `x` where it is replicated or fanned out.
@@ -202,37 +251,9 @@ fn rule(
 
 /// Product of one shard, as a node of the graph.
 #[derive(Debug)]
-struct ModeProduct;
-
-/// Sizes of a product: `x` has `own · shared` modes, of which the weight has `own`.
-#[derive(Clone, Copy)]
-struct Sizes {
-    batch: usize,
-    channels: [usize; 2],
-    own: usize,
-    shared: usize,
-}
-
-impl Sizes {
-    fn of(x: &[usize], weight: &[usize]) -> Self {
-        let modes = |shape: &[usize]| shape[2..shape.len() - 1].to_vec();
-        let (modes, held) = (modes(x), modes(weight));
-        // Where sizes differ, the weight has size 1.
-        let pairs = || modes.iter().zip(&held);
-        Self {
-            batch: x[0],
-            channels: [weight[0], weight[1]],
-            own: held.iter().product(),
-            shared: pairs()
-                .filter(|(x, own)| x != own)
-                .map(|(x, _)| x)
-                .product(),
-        }
-    }
-
-    fn modes(self) -> usize {
-        self.own * self.shared
-    }
+struct ModeProduct {
+    /// First degree and first order of a shard of [`Modes::Harmonics`].
+    harmonics: Option<[usize; 2]>,
 }
 
 impl Operator for ModeProduct {
@@ -249,7 +270,7 @@ impl Operator for ModeProduct {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
         let (weight, x) = (inputs.remove(1), inputs.remove(0));
         let (dtype, mut shape) = (x.dtype(), x.shape().to_vec());
-        let sizes = Sizes::of(&shape, &weight.shape());
+        let sizes = Sizes::of(&shape, &weight.shape(), self.harmonics);
         let [channels_in, channels_out] = sizes.channels;
         shape[1] = channels_out;
         let y = with_float!(dtype, E => {
@@ -267,7 +288,7 @@ impl Operator for ModeProduct {
     fn backward(&self, mut pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
         let [x, weight] = [0, 1].map(|input| pass.take_input(input));
         let (dtype, shapes) = (x.dtype(), [x.shape().to_vec(), weight.shape().to_vec()]);
-        let sizes = Sizes::of(&shapes[0], &shapes[1]);
+        let sizes = Sizes::of(&shapes[0], &shapes[1], self.harmonics);
         let ([channels_in, channels_out], batch) = (sizes.channels, sizes.batch);
         Ok(with_float!(dtype, E => {
             let y = flex::operand::<E>(pass.cotangent)?;
@@ -293,83 +314,10 @@ impl Operator for ModeProduct {
     }
 }
 
-/// Kind of a product of rows.
-#[derive(Clone, Copy)]
-enum Factors {
-    /// Modes times the weight.
-    Plain,
-    /// Modes times the conjugate weight.
-    Conjugate,
-    /// Modes times conjugate modes, summed over those that share a weight.
-    SummedConjugate,
-}
-
-/// Computes rows of modes `[rows, columns]`, each the sum of `terms` products of rows of the two
-/// factors.
-fn products<E: Float>(
-    [rows, columns, terms]: [usize; 3],
-    sizes: Sizes,
-    [left, right]: [&[E]; 2],
-    factors: Factors,
-    places: impl Fn(usize, usize, usize) -> [usize; 2] + Sync,
-) -> Buffer<E> {
-    let (modes, own, shared) = (sizes.modes(), sizes.own, sizes.shared);
-    let [length, length_right] = match factors {
-        Factors::SummedConjugate => [own, modes],
-        _ => [modes, own],
-    };
-    let mut y = filled(rows * columns * length * 2, 0.0);
-    if length == 0 {
-        return y;
-    }
-    tasks::for_each_part(y.elements_mut(), 2 * length, 1, |place, sums| {
-        for term in 0..terms {
-            let [a, b] = places(place / columns, place % columns, term);
-            let a = &left[2 * a * modes..][..2 * modes];
-            let b = &right[2 * b * length_right..][..2 * length_right];
-            match factors {
-                Factors::Plain if shared == 1 => add(sums, a, b),
-                _ => add_shared(sums, a, b, shared, factors),
-            }
-        }
-    });
-    y
-}
-
-/// `sums += a · b`.
-fn add<E: Float>(sums: &mut [E], a: &[E], b: &[E]) {
-    let pairs = sums
-        .chunks_exact_mut(2)
-        .zip(a.chunks_exact(2))
-        .zip(b.chunks_exact(2));
-    for ((sum, a), b) in pairs {
-        sum[0] += a[0] * b[0] - a[1] * b[1];
-        sum[1] += a[0] * b[1] + a[1] * b[0];
-    }
-}
-
-/// The sum of [`add`], for all kinds of factors.
-fn add_shared<E: Float>(sums: &mut [E], left: &[E], right: &[E], shared: usize, factors: Factors) {
-    for (k, a) in left.chunks_exact(2).enumerate() {
-        let (sum, b) = match factors {
-            Factors::SummedConjugate => (k / shared, k),
-            _ => (k, k / shared),
-        };
-        let (sum, b) = (&mut sums[2 * sum..][..2], &right[2 * b..][..2]);
-        if let Factors::Plain = factors {
-            sum[0] += a[0] * b[0] - a[1] * b[1];
-            sum[1] += a[0] * b[1] + a[1] * b[0];
-        } else {
-            sum[0] += a[0] * b[0] + a[1] * b[1];
-            sum[1] += a[1] * b[0] - a[0] * b[1];
-        }
-    }
-}
-
 /// Computes the product by burn's operators: one real matrix product for each mode.
 fn composed<const D: usize>(x: Tensor<D>, weight: Tensor<D>) -> Tensor<D> {
     let mut shape = x.dims().to_vec();
-    let sizes = Sizes::of(&shape, &weight.dims());
+    let sizes = Sizes::of(&shape, &weight.dims(), None);
     let (modes, batch, [channels_in, channels_out]) = (sizes.modes(), sizes.batch, sizes.channels);
     let x: Tensor<4> = reshape(x, vec![batch, channels_in, modes, 2]);
     let x: Tensor<3> = reshape(x.permute([2, 0, 1, 3]), vec![modes, batch, 2 * channels_in]);

@@ -1,6 +1,8 @@
 //! Pencils: layouts in which a dim is whole, so that its lines can be transformed locally.
 
-use halocline_core::{Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
+use halocline_core::{
+    IntoLayout, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor,
+};
 
 /// Returns placements in which `dim` is whole. Each axis that sharded it moves to another dim:
 /// preferably one that still has a cell for every rank and is not in `pending` (dims that must be
@@ -28,6 +30,23 @@ pub(crate) fn pencil(
     Some(placements)
 }
 
+/// Returns the layout to which [`whole`] redistributes.
+pub(crate) fn whole_layout(
+    layout: &Layout,
+    dim: usize,
+    fixed: &[usize],
+    pending: &[usize],
+    operator: &str,
+) -> Result<Layout> {
+    if !layout.is_sharded(dim) {
+        return Ok(layout.clone());
+    }
+    match pencil(layout, dim, fixed, pending) {
+        Some(placements) => (&placements).into_layout(layout),
+        None => layout.require_whole(operator, dim).map(|()| layout.clone()),
+    }
+}
+
 /// Makes a dim whole by an exchange to the placements of [`pencil`]. `Partial(Sum)` is accepted,
 /// because the operators are linear.
 pub(crate) fn whole<const D: usize>(
@@ -47,10 +66,8 @@ pub(crate) fn whole<const D: usize>(
     if !x.layout().is_sharded(dim) {
         return Ok(x);
     }
-    match pencil(x.layout(), dim, fixed, pending) {
-        Some(placements) => x.try_redistribute(&placements),
-        None => x.require_whole(operator, dim).map(|()| x),
-    }
+    let layout = whole_layout(x.layout(), dim, fixed, pending, operator)?;
+    x.try_redistribute(&layout)
 }
 
 /// Redistributes the result of a convolution to the placements of its input, `before`; channels,

@@ -147,6 +147,12 @@ fn misuse_is_told_before_anything_is_sent() {
                 let expected = format!("spectral_conv: no rule for {expected}");
                 assert!(error.contains(&expected), "{error}");
             }
+            // The axis that shards latitude moves to the modes of longitude.
+            let field = ShardTensor::<4>::ones([1, 2, 8, 6], &mesh, &[Shard(2)])?;
+            let weight = ShardTensor::<5>::ones([2, 2, 4, 4, 2], &mesh, &[Shard(2)])?;
+            let error = spectral_conv(field, weight).unwrap_err().to_string();
+            let expected = "spectral_conv: no rule for Shard(3) of x with Shard(2) of weight";
+            assert!(error.contains(expected), "{error}");
             Ok(())
         })
         .unwrap();
@@ -195,6 +201,27 @@ fn products_of_modes_with_weights_of_their_own_and_shared_ones() {
     for weight in [[3, 2, 5, 4, 2], [3, 2, 5, 1, 2], [3, 2, 1, 1, 2]] {
         check_op(&Shared, &[[2, 3, 5, 4, 2]], &[weight], &[0, 1, 2, 3], 2e-6);
     }
+}
+
+/// Covers several blocks of modes.
+#[test]
+fn a_shared_weight_is_the_weight_of_each_mode() {
+    let run = |repeats: usize| {
+        let leaf = |shape, name| random::<5>(shape, name, 0).detach().require_grad();
+        let (x, weight) = (
+            leaf([2, 3, 40, 60, 2], "x"),
+            leaf([3, 2, 40, 1, 2], "weight"),
+        );
+        let weights = weight.clone().repeat(&[1, 1, 1, repeats, 1]);
+        let y = x.clone().mode_product(weights);
+        let cotangent = random::<5>(y.dims(), "cotangent", 0).detach();
+        let gradients = (y.clone() * cotangent).sum().backward();
+        let [of_x, of_weight] = [x, weight].map(|leaf| leaf.grad(&gradients).expect("a gradient"));
+        [y.inner(), of_x, of_weight].map(Tensor::into_data)
+    };
+    let (shared, each) = (run(1), run(60));
+    assert_eq!(shared[..2], each[..2]);
+    compare(&shared[2..], &each[2..], 1e-5, "gradient of the weight");
 }
 
 /// Weights sharded in output channels, and the pairing rule where both operands are sharded.

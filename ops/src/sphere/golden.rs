@@ -4,6 +4,7 @@ use halocline_core::Result;
 
 use super::conv::sphere_conv;
 use super::grid::SphereGrid;
+use super::regrid::{Regrid, regrid};
 use super::sht::{Sht, ShtNorm, ShtPhase};
 use super::transform::{isht, sht, vector_isht, vector_sht};
 use crate::golden::{Case, Dims, Golden, no_case, output};
@@ -62,10 +63,33 @@ pub(crate) const OPERATORS: &[Golden] = &[
         "cells and orders, so that each dim is whole once each way",
         "the same back; sums of weights' gradients",
     ]),
+    Golden::new("regrid", |case| {
+        let sizes = ["in_shape", "out_shape"].map(|key| case.attributes.array::<2>(key, 1));
+        let weights = Regrid::between(sizes, grids_of(case))?;
+        match case.dims() {
+            3 => output(regrid::<3>(case.input(0)?, &weights)),
+            4 => output(regrid::<4>(case.input(0)?, &weights)),
+            dims => Err(no_case(dims)),
+        }
+    })
+    .with_pytorch("torch_harmonics.ResampleS2")
+    .with_travels([
+        "halos (finer), parts of outputs that ranks share (coarser), sums of polar rows",
+        "the same back",
+    ]),
 ];
 
+/// Grids of input and output: `grid` for both, unless `grid_out` names another for the output.
+pub(crate) fn grids_of(case: &Case) -> [SphereGrid; 2] {
+    let input = grid_of(case, "grid");
+    match case.attributes.text("grid_out") {
+        "" => [input; 2],
+        _ => [input, grid_of(case, "grid_out")],
+    }
+}
+
 /// Latitudes of the grid of a case.
-pub(crate) fn grid_of(case: &Case, key: &str) -> SphereGrid {
+fn grid_of(case: &Case, key: &str) -> SphereGrid {
     let grids = [
         ("equiangular", SphereGrid::Equiangular),
         ("legendre-gauss", SphereGrid::LegendreGauss),

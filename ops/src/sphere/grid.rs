@@ -63,6 +63,24 @@ impl SphereGrid {
         Ok(north.iter().copied().chain(south).unzip())
     }
 
+    /// Returns the latitudes in degrees, from north to south.
+    ///
+    /// # Errors
+    /// The errors of [`quadrature`](Self::quadrature).
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_ops::SphereGrid;
+    ///
+    /// assert_eq!(SphereGrid::Equiangular.latitudes(3)?, [90.0, 0.0, -90.0]);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn latitudes(self, size: usize) -> Result<Vec<f64>> {
+        let (cosines, _) = self.quadrature(size)?;
+        let latitudes = cosines.iter().map(|cosine| cosine.asin().to_degrees());
+        Ok(latitudes.collect())
+    }
+
     /// Number of degrees that a transform resolves by default, by torch-harmonics' rule.
     pub(super) fn degrees(self, size: usize) -> usize {
         match self {
@@ -151,8 +169,8 @@ mod tests {
     #[test]
     fn points_and_weights_are_the_known_ones() {
         let near = |found: &[f64], expected: &[f64]| {
-            let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
-            assert!(off.fold(0.0, f64::max) < 2e-15, "{found:?}");
+            let mut off = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+            assert!(off.all(|off| off < 2e-15), "{found:?}");
             assert_eq!(found.len(), expected.len());
         };
         let (x, w) = SphereGrid::LegendreGauss.quadrature(3).unwrap();

@@ -1,4 +1,5 @@
-//! Spherical-harmonic transforms of scalar and vector fields.
+//! Spherical-harmonic transforms of scalar and vector fields, and regridding
+//! ([`regrid`](fn@regrid)).
 //!
 //! `x(θ, λ) = Σ_lm y_lm P_l^m(cos θ) e^{imλ}` and `y_lm = ∫ x P_l^m e^{−imλ}` over the sphere, by
 //! the quadrature of the [grid](SphereGrid). Semantics, norms and truncation follow torch-harmonics
@@ -35,16 +36,18 @@ mod conv;
 mod golden;
 mod grid;
 mod legendre;
+mod regrid;
 mod sht;
 mod table;
 #[cfg(test)]
 mod tests;
 mod transform;
 
-pub(crate) use golden::{OPERATORS, grid_of};
+pub(crate) use golden::{OPERATORS, grids_of};
 
-pub use conv::sphere_conv;
+pub use conv::{sphere_conv, sphere_conv_between, sphere_resample};
 pub use grid::SphereGrid;
+pub use regrid::{Regrid, regrid};
 pub use sht::{Sht, ShtNorm, ShtPhase};
 pub use transform::{isht, sht, vector_isht, vector_sht};
 
@@ -109,6 +112,42 @@ pub trait SphereField<const D: usize>: Field<D> {
     #[track_caller]
     fn sphere_conv<const E: usize>(self, weight: impl Into<Operand<E>>, transform: &Sht) -> Self {
         run(self, |x| sphere_conv(x, weight, transform))
+    }
+
+    /// [`sphere_conv`](Self::sphere_conv) from the grid of the first transform to that of the
+    /// second. See [`sphere_conv_between`](fn@sphere_conv_between) for an example.
+    ///
+    /// # Panics
+    /// Panics where [`sphere_conv_between`](fn@sphere_conv_between) returns an error.
+    #[must_use]
+    #[track_caller]
+    fn sphere_conv_between<const E: usize>(
+        self,
+        weight: impl Into<Operand<E>>,
+        transforms: [&Sht; 2],
+    ) -> Self {
+        run(self, |x| sphere_conv_between(x, weight, transforms))
+    }
+
+    /// Interpolates a field by its harmonics, from the grid of the first transform to that of the
+    /// second; `E = D + 1`. See [`sphere_resample`](fn@sphere_resample) for an example.
+    ///
+    /// # Panics
+    /// Panics where [`sphere_resample`](fn@sphere_resample) returns an error.
+    #[must_use]
+    #[track_caller]
+    fn sphere_resample<const E: usize>(self, transforms: [&Sht; 2]) -> Self {
+        run(self, |x| sphere_resample::<D, E>(x, transforms))
+    }
+
+    /// Interpolates a field `[.., lat, lon]` to another grid. [`Regrid`] has an example.
+    ///
+    /// # Panics
+    /// Panics where [`regrid`](fn@regrid) returns an error.
+    #[must_use]
+    #[track_caller]
+    fn regrid(self, weights: &Regrid) -> Self {
+        run(self, |x| regrid(x, weights))
     }
 
     /// Power of each degree, `Σ_m |y_lm|²` over all orders, negative ones included: harmonics

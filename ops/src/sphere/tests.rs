@@ -9,7 +9,7 @@ use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
 use super::contraction::{Contraction, Factor, To};
 use super::legendre::Function;
 use crate::prelude::*;
-use crate::sphere::{sht, sphere_conv};
+use crate::sphere::{sht, sphere_conv, sphere_conv_between};
 use crate::testing::{Operator, check_op, difference, random};
 
 const GRIDS: [SphereGrid; 3] = [
@@ -44,13 +44,25 @@ impl Operator<4, 4> for Wind {
     }
 }
 
-/// One channel matrix per degree.
-struct Filter(Sht);
+/// One channel matrix per degree, from one grid to another.
+struct Filter([Sht; 2]);
 
 impl Operator<4, 4> for Filter {
     fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<4>>) -> X {
         let weight = parameters.remove(0).unsqueeze_dim::<5>(3); // [in, out, degrees, 1, 2]
-        inputs.remove(0).sphere_conv(weight, &self.0).resolve()
+        let transforms = [&self.0[0], &self.0[1]];
+        let y = inputs.remove(0).sphere_conv_between(weight, transforms);
+        y.resolve()
+    }
+}
+
+/// Interpolation by harmonics.
+struct Resampled([Sht; 2]);
+
+impl Operator<4, 4> for Resampled {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
+        let transforms = [&self.0[0], &self.0[1]];
+        inputs.remove(0).sphere_resample::<5>(transforms)
     }
 }
 
@@ -73,13 +85,56 @@ fn fields_and_harmonics_on_shards_of_all_dims() {
 #[test]
 fn convolutions_on_shards_of_all_dims() {
     let sht = Sht::new([5, 8], SphereGrid::Lobatto).unwrap();
-    check_op(
-        &Filter(sht),
-        &[[2, 3, 5, 8]],
-        &[[3, 2, 4, 2]],
-        &[0, 1, 2, 3],
-        5e-6,
-    );
+    let other = Sht::new([4, 6], SphereGrid::LegendreGauss).unwrap();
+    let resampled = Resampled([sht.clone(), other.clone()]);
+    check_op(&resampled, &[[2, 3, 5, 8]], &[], &[0, 1, 2, 3], 5e-6);
+    for transforms in [[sht.clone(), sht.clone()], [sht, other]] {
+        check_op(
+            &Filter(transforms),
+            &[[2, 3, 5, 8]],
+            &[[3, 2, 4, 2]],
+            &[0, 1, 2, 3],
+            5e-6,
+        );
+    }
+}
+
+/// The convolution multiplies no orders above the degree, which are zero.
+#[test]
+fn a_convolution_is_a_product_of_all_harmonics() {
+    let sht = Sht::new([9, 16], SphereGrid::LegendreGauss).unwrap();
+    let sht = sht.with_orders(6).unwrap();
+    let run = |convolve: &dyn Fn(Tensor<4>, Tensor<5>) -> Tensor<4>| {
+        let x = random::<4>([2, 3, 9, 16], "x", 0).detach().require_grad();
+        let weight = random::<5>([3, 2, sht.degrees(), 1, 2], "weight", 0);
+        let weight = weight.detach().require_grad();
+        let y = convolve(x.clone(), weight.clone());
+        let cotangent = random::<4>(y.dims(), "cotangent", 0).detach();
+        let gradients = (y.clone() * cotangent).sum().backward();
+        let of_x = x.grad(&gradients).expect("a gradient").into_data();
+        let of_weight = weight.grad(&gradients).expect("a gradient").into_data();
+        [y.inner().into_data(), of_x, of_weight]
+    };
+    let found = run(&|x, weight| x.sphere_conv(weight, &sht));
+    let expected = run(&|x, weight| {
+        let harmonics = SphereField::sht::<5>(x, &sht);
+        SphereField::isht::<4>(harmonics.mode_product(weight), &sht)
+    });
+    assert_eq!(found, expected);
+    let finer = Sht::new([12, 20], SphereGrid::LegendreGauss).unwrap();
+    let different = finer.clone();
+    let finer = finer.with_degrees(9).unwrap().with_orders(6).unwrap();
+    let found = run(&|x, weight| x.sphere_conv_between(weight, [&sht, &finer]));
+    let expected = run(&|x, weight| {
+        let harmonics = SphereField::sht::<5>(x, &sht);
+        SphereField::isht::<4>(harmonics.mode_product(weight), &finer)
+    });
+    assert_eq!(found, expected);
+    let x = ShardTensor::solo(Tensor::<4>::ones([1, 1, 9, 16], &Default::default()));
+    let weight = Tensor::<5>::ones([1, 1, 9, 1, 2], &Default::default());
+    let error = sphere_conv_between(x, weight, [&sht, &different]).unwrap_err();
+    let expected = "transforms of [9, 6] and [11, 11] degrees and orders";
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 #[test]
@@ -102,13 +157,12 @@ fn a_harmonic_has_one_coefficient() {
         let cells = TensorData::new(cells.collect::<Vec<f64>>(), [latitudes, longitudes]);
         let x = Tensor::<2>::from_data(cells, (&Default::default(), burn::tensor::DType::F64));
         let y: Tensor<3> = SphereField::sht(x, &sht);
-        let found: Vec<f64> = y.clone().into_data().iter().collect();
-        let mut expected = vec![0.0; found.len()];
+        let mut expected = vec![0.0_f64; y.dims().iter().product()];
         // The real part is half the harmonic and half its conjugate.
         expected[(2 * sht.degrees() + 1) * 2] = 0.5;
-        let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-        let off = off.fold(0.0, f64::max);
-        assert!(off < 1e-13, "{grid:?}: {off:e}");
+        let expected = TensorData::new(expected, y.dims());
+        let off = difference(&y.into_data(), &expected);
+        assert!(off < 2e-13, "{grid:?}: {off:e}");
     }
 }
 
@@ -220,6 +274,12 @@ fn other_sizes_are_refused_before_anything_is_sent() {
             let weight = ShardTensor::<5>::ones([2, 3, 5, 1, 2], &mesh, &[Shard(0)])?;
             let error = sphere_conv(x, weight, &transform).unwrap_err().to_string();
             let expected = "sphere_conv: no rule for Shard(2) of x with Shard(0) of weight";
+            assert!(error.contains(expected), "{error}");
+            // The axis that shards latitude moves to the orders.
+            let x = ShardTensor::<4>::ones([1, 2, 6, 8], &mesh, &[Shard(2)])?;
+            let weight = ShardTensor::<5>::ones([2, 3, 5, 5, 2], &mesh, &[Shard(2)])?;
+            let error = sphere_conv(x, weight, &transform).unwrap_err().to_string();
+            let expected = "sphere_conv: no rule for Shard(3) of x with Shard(2) of weight";
             assert!(error.contains(expected), "{error}");
             Ok(())
         })

@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Error, Layout, Result, ShardTensor};
 
 use super::contraction::{Contraction, Factor, To};
 use super::legendre::Function;
@@ -13,7 +13,7 @@ use crate::driver::empty::{drop_empty, fill_empty};
 use crate::kernel::flex;
 use crate::rearrange::{flip, profile};
 use crate::reshape;
-use crate::spectral::{Line, Scale, along, whole};
+use crate::spectral::{Line, Scale, along, along_layout, whole, whole_layout};
 
 /// Dims of a field on the sphere, for messages.
 pub(super) const GRID: &str = "[.., latitudes, longitudes]";
@@ -64,6 +64,19 @@ pub(super) fn sht_beside<const D: usize, const E: usize>(
         factor: Factor::One,
     };
     sum.along(y, transform, fixed, NAME)
+}
+
+/// Layout of the result of [`sht_beside`], without a transform.
+pub(super) fn sht_layout(field: &Layout, transform: &Sht, fixed: &[usize]) -> Result<Layout> {
+    const NAME: &str = "sht";
+    let dims = field.shape().len();
+    let [latitudes, longitudes] = [dims - 2, dims - 1];
+    let line = line_to_orders(transform);
+    let orders = along_layout(field, longitudes, line, [fixed, &[latitudes]], NAME)?;
+    let lines = whole_layout(&orders, latitudes, &[fixed, &[dims]].concat(), &[], NAME)?;
+    let mut extents = lines.all_extents().to_vec();
+    extents[latitudes] = vec![transform.degrees()];
+    Ok(lines.derive(lines.placements().to_vec(), extents))
 }
 
 /// Transforms spherical harmonics to a field: the inverse of [`sht`], with `E = D − 1`.
@@ -241,13 +254,17 @@ fn to_orders<const D: usize, const E: usize>(
     operator: &'static str,
 ) -> Result<ShardTensor<E>> {
     const { assert!(E == D + 1, "orders have a dim of real and imaginary parts") };
+    let line = line_to_orders(transform);
+    along(x, D - 1, line, [fixed, &[D - 2]], operator)
+}
+
+fn line_to_orders(transform: &Sht) -> Line {
     let [_, size] = transform.size();
-    let line = Line::ToModes {
+    Line::ToModes {
         size,
         modes: transform.orders(),
         scale: Scale::uniform(2.0 * PI / size as f64),
-    };
-    along(x, D - 1, line, [fixed, &[D - 2]], operator)
+    }
 }
 
 fn from_orders<const D: usize, const E: usize>(

@@ -151,11 +151,13 @@ fn factors(dropped: &Dropped, shape: [usize; 4]) -> TensorData {
     TensorData::new(factors.collect::<Vec<_>>(), shape)
 }
 
-/// Placements of keys whose tokens are whole on every rank, for its own queries.
+/// Placements of keys whose tokens are whole on every rank, for its own queries. Ranks that hold
+/// the same queries all compute the same.
 fn whole_tokens(queries: &Layout, keys: &Layout) -> Vec<Placement> {
     let pairs = queries.placements().iter().zip(keys.placements());
     let whole = pairs.map(|pair| match pair {
         (Shard(TOKENS), Shard(TOKENS) | Replicate) => Fan,
+        (queries, Shard(TOKENS)) => *queries,
         (_, keys) => *keys,
     });
     whole.collect()

@@ -15,7 +15,12 @@
 //! | batch or heads sharded | the same | nothing |
 //! | tokens sharded | replicated | sums of gradients of keys and values |
 //! | tokens sharded | tokens sharded | keys and values, block by block round a ring |
+//! | replicated | tokens sharded | a maximum and a sum over ranks of the results |
 //! | replicated | replicated | nothing |
+//!
+//! The rules hold on each axis of a mesh for itself. Queries that are replicated where keys are
+//! sharded attend to each rank's own keys, and the results are merged by their log-sum-exps; the
+//! keys stay where they are, and the gradients of the queries are summed.
 //!
 //! On a ring of `n` ranks each receives `(n − 1)/n` of all keys and values in the forward pass, and
 //! in the backward pass again, with the gradients of all of them. In causal order a rank receives
@@ -38,6 +43,9 @@
 mod biases;
 mod composed;
 mod dims;
+mod merge;
+#[cfg(test)]
+mod merges;
 mod node;
 mod options;
 mod ring;
@@ -49,7 +57,7 @@ mod travel;
 
 use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
-use halocline_core::{Error, Operation, Result, ShardTensor, Traffic};
+use halocline_core::{Error, Operation, Replicate, Result, ShardTensor, Traffic};
 
 use super::attended::{AttentionOutput, attended};
 use super::widths::with_width;
@@ -130,7 +138,7 @@ fn attention(
     options: &AttentionOptions,
     with_lse: bool,
 ) -> Result<Tensor<4>> {
-    let fans = check(&q, &k, &v)?;
+    let axes = check(&q, &k, &v)?;
     #[cfg(feature = "cube")]
     super::cube::check(NAME, &q.device(), q.local().dtype())?;
     let own = q.layout().local_box(q.mesh().position());
@@ -172,9 +180,10 @@ fn attention(
     };
     let beside_keys = beside_keys.map(constant);
     let mesh = q.mesh().clone();
+    let merges = runs_kernels && !axes.merges.is_empty();
     let scores = Scores {
         scale: options.scale.unwrap_or(1.0 / (width as f64).sqrt()),
-        with_lse,
+        with_lse: with_lse || merges,
         causal: options.causal.then_some(own[TOKENS]),
         bias,
         dropout,
@@ -199,11 +208,26 @@ fn attention(
         beside_keys,
         ring,
     };
+    let output = with_width(q.layout(), v.dims()[WIDTH]);
     let [q, k, v] = [q, k, v].map(|tensor| tensor.into_local());
-    Error::catch(|| {
-        let [k, v] = [k, v].map(|tensor| fan_out(tensor, &mesh, &fans, NAME));
+    let dtype = q.dtype();
+    let y = Error::catch(|| {
+        let [k, v] = [k, v].map(|tensor| fan_out(tensor, &mesh, &axes.fans, NAME));
+        // Where queries fan out already, their gradients are summed later.
+        let mut replicated = axes.merges.clone();
+        replicated.retain(|axis| output.placements()[*axis] == Replicate);
+        let q = fan_out(q, &mesh, &replicated, NAME);
         node::attention(q, k, v, run)
-    })
+    })?;
+    if !merges {
+        return Ok(y);
+    }
+    let merged = merge::over_ranks(y, &output, &mesh, &axes.merges)?;
+    if with_lse {
+        return Ok(merged);
+    }
+    let all = attended(merged, &output, &mesh, dtype)?;
+    Ok(all.output.into_local())
 }
 
 /// Attention of queries to keys and values that are all present, `[batch, tokens, heads, width]`.

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use halocline_core::Layout;
+use halocline_core::{Layout, Shard};
 
 /// The ranks that hold the parts of the keys. Ranks of the ring are numbered by their parts.
 #[derive(Clone, Debug)]
@@ -29,8 +29,8 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Ring of the ranks that hold the parts of a dim of the keys, for this rank's part of all
-    /// other dims.
+    /// Ring of the ranks along the axes over which both keys and queries are sharded in `dim`, for
+    /// this rank's part of all else. Over other axes of the keys, each rank keeps its own part.
     pub(super) fn new(
         keys: &Layout,
         queries: &Layout,
@@ -39,7 +39,8 @@ impl Ring {
         causal: bool,
     ) -> Self {
         let mesh = keys.mesh();
-        let axes = keys.axes_of(dim);
+        let mut axes = keys.axes_of(dim);
+        axes.retain(|axis| queries.placements()[*axis] == Shard(dim));
         let own = mesh.coords(position);
         let beside = |other: &usize| {
             let coords = mesh.coords(*other);
@@ -50,7 +51,7 @@ impl Ring {
             .map(|other| (keys.part(dim, other), other))
             .collect();
         found.sort_unstable();
-        let parts = 0..keys.extents(dim).len();
+        let own = found.iter().position(|(_, other)| *other == position);
         let queries_of =
             |&(_, other): &(usize, usize)| queries.part_range(dim, queries.part(dim, other));
         Self {
@@ -58,8 +59,11 @@ impl Ring {
                 .iter()
                 .map(|(_, other)| mesh.ranks()[*other])
                 .collect(),
-            parts: parts.map(|part| keys.part_range(dim, part)).collect(),
-            own: keys.part(dim, position),
+            parts: found
+                .iter()
+                .map(|(part, _)| keys.part_range(dim, *part))
+                .collect(),
+            own: own.expect("this rank is on its ring"),
             queries: found.iter().map(queries_of).collect(),
             causal,
         }
@@ -161,7 +165,7 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::Arc;
 
-    use halocline_core::{MeshShape, Shard};
+    use halocline_core::MeshShape;
     use proptest::prelude::*;
 
     use super::*;

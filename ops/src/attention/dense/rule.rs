@@ -5,13 +5,22 @@ use halocline_core::{Error, Fan, Layout, Placement, Replicate, Result, Shard, Sh
 use super::dims::{BATCH, HEADS, NAME, TOKENS, WIDTH};
 use crate::precision::cast_shard;
 
-/// Checks that queries, keys and values fit, and returns the axes over which keys and values fan
-/// out.
+/// Axes on which queries and keys have different placements.
+#[derive(Debug, Default)]
+pub(in crate::attention) struct Axes {
+    /// Axes over which keys and values fan out.
+    pub fans: Vec<usize>,
+    /// Axes over which keys are sharded by tokens and queries are not: every rank attends to its
+    /// own keys, and the results are merged.
+    pub merges: Vec<usize>,
+}
+
+/// Checks that queries, keys and values fit, and returns the axes on which they differ.
 pub(in crate::attention) fn check(
     q: &ShardTensor<4>,
     k: &ShardTensor<4>,
     v: &ShardTensor<4>,
-) -> Result<Vec<usize>> {
+) -> Result<Axes> {
     let fail = |message: String| Err(Error::operator(NAME, message));
     let [shape_q, shape_k, shape_v] = [q.dims(), k.dims(), v.dims()];
     let shared = shape_q[HEADS].checked_div(shape_k[HEADS]).unwrap_or(0);
@@ -46,28 +55,25 @@ pub(in crate::attention) fn check(
     }
     let same = |dim: usize| keys.extents(dim) == v.layout().extents(dim);
     if k.placements() != v.placements() || !(BATCH..WIDTH).all(same) {
-        return fail(format!(
-            "keys {keys} lie otherwise than values {}",
-            v.layout()
+        return Err(Error::placement(
+            NAME,
+            format!("keys {keys} with values {}", v.layout()),
+            "redistribute the values to the layout of the keys",
         ));
     }
-    let mut fans = Vec::new();
+    let mut axes = Axes::default();
     for (axis, pair) in q.placements().iter().zip(k.placements()).enumerate() {
         match pair {
-            (Shard(TOKENS), Replicate) => fans.push(axis),
+            (Shard(TOKENS), Replicate) => axes.fans.push(axis),
             (Shard(TOKENS), Fan) => {}
-            (Replicate | Fan, Shard(TOKENS)) => {
-                let name = &queries.mesh().names()[axis];
-                return fail(format!(
-                    "keys are sharded over axis {name:?} by tokens and queries are not; shard queries by tokens, or \
-                     replicate keys and values: redistribute"
-                ));
-            }
+            (Replicate | Fan, Shard(TOKENS)) => axes.merges.push(axis),
             (query, key) if query == key => {}
             (query, key) => {
                 let name = &queries.mesh().names()[axis];
-                return fail(format!(
-                    "no rule for queries {query:?} with keys {key:?} on axis {name:?}"
+                return Err(Error::placement(
+                    NAME,
+                    format!("{query} of queries with {key} of keys on axis \"{name}\""),
+                    "redistribute so that samples and heads are sharded alike, and tokens in either one or both",
                 ));
             }
         }
@@ -77,12 +83,16 @@ pub(in crate::attention) fn check(
         queries.extents(dim).iter().copied().eq(keys)
     };
     if !scaled(BATCH, 1) || !scaled(HEADS, shared) {
-        return fail(format!(
-            "queries {queries} have other extents than keys {keys}; expected the same samples on every rank, and {shared} \
-             heads of queries for each of its heads of keys: redistribute to a layout by Layout::with_extents"
+        return Err(Error::placement(
+            NAME,
+            format!("queries {queries} with keys {keys}"),
+            format!(
+                "redistribute to a layout by Layout::with_extents, with the same samples on every rank, and {shared} \
+                 heads of queries for each of its heads of keys"
+            ),
         ));
     }
-    Ok(fans)
+    Ok(axes)
 }
 
 /// A bias, by the operand whose layout it has.
@@ -118,7 +128,7 @@ pub(super) fn check_bias(
     };
     let pairs = q.placements().iter().zip(k.placements());
     let expected = pairs.map(|pair| match pair {
-        (Shard(TOKENS), Shard(TOKENS)) if at_keys => Shard(WIDTH),
+        (Shard(TOKENS) | Replicate | Fan, Shard(TOKENS)) if at_keys => Shard(WIDTH),
         (Shard(dim), _) if shape[*dim] == 1 => Replicate,
         (other, _) => same_values(*other),
     });
@@ -149,12 +159,16 @@ pub(super) fn check_bias(
         && held.eq(expected)
         && bias.layout().all_extents() == extents;
     if !lies {
-        return fail(format!(
-            "a bias {} beside queries {} and keys {}; expected the placements of queries, whole in keys, or those of keys \
-             for one that is the same for all queries: redistribute it, or give a plain tensor that every rank holds whole",
-            bias.layout(),
-            q.layout(),
-            k.layout()
+        return Err(Error::placement(
+            NAME,
+            format!(
+                "a bias {} with queries {} and keys {}",
+                bias.layout(),
+                q.layout(),
+                k.layout()
+            ),
+            "redistribute the bias to the placements of queries, whole in keys, or to those of keys if it is the same \
+             for all queries, or give a plain tensor that every rank holds whole",
         ));
     }
     // Uses the mesh of the queries, which may be that of a dry run.
@@ -178,12 +192,11 @@ pub(super) fn both(bias: Beside, padding: Beside) -> Result<Beside> {
         (Beside::Keys(bias), Beside::Keys(padding)) => Beside::Keys(sum(bias, padding)?),
         (Beside::Queries(one), Beside::Keys(other))
         | (Beside::Keys(one), Beside::Queries(other)) => {
-            let message = format!(
-                "a bias {} beside padding {}; expected both whole in keys, or both sharded in them: redistribute one",
-                one.layout(),
-                other.layout()
-            );
-            return Err(Error::operator(NAME, message));
+            return Err(Error::placement(
+                NAME,
+                format!("a bias {} with padding {}", one.layout(), other.layout()),
+                "redistribute one, so that both are whole in keys, or both sharded in them",
+            ));
         }
     })
 }

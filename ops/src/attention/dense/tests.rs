@@ -194,10 +194,15 @@ fn what_has_no_rule_is_refused() {
         let tokens = |placement| ShardTensor::<4>::ones([1, 6, 2, 4], &mesh, &[placement]);
         let options = AttentionOptions::default();
         let (keys, values) = (tokens(Shard(TOKENS))?, tokens(Shard(TOKENS))?);
-        scaled_dot_product_attention(tokens(Replicate)?, keys, values, &options).map(drop)
+        let refused = scaled_dot_product_attention(tokens(Shard(HEADS))?, keys, values, &options);
+        assert!(matches!(refused, Err(Error::Placement { .. })));
+        refused.map(drop)
     });
     let error = refused.unwrap_err().to_string();
-    assert!(error.contains("shard queries by tokens"), "{error}");
+    assert!(
+        error.contains("Shard(2) of queries with Shard(1) of keys on axis \"x\""),
+        "{error}"
+    );
     let tensor = |shape| ShardTensor::solo(Tensor::<4>::zeros(shape, &Default::default()));
     let heads = scaled_dot_product_attention(
         tensor([1, 6, 3, 4]),

@@ -153,11 +153,13 @@ fn check<const D: usize>(
     };
     for (name, tensor) in [("keys", k), ("values", v)] {
         if !alike(tensor, shared) {
-            return fail(format!(
-                "{name} {} lie otherwise than queries {}; expected the same cells on every rank, and {shared} heads of queries \
-                 for each of its heads of keys: redistribute them, to a layout by Layout::with_extents if extents differ",
-                tensor.layout(),
-                q.layout()
+            return Err(Error::placement(
+                operator,
+                format!("{name} {} with queries {}", tensor.layout(), q.layout()),
+                format!(
+                    "redistribute them, to a layout by Layout::with_extents if extents differ, with the same cells on every \
+                     rank, and {shared} heads of queries for each of its heads of keys"
+                ),
             ));
         }
     }
