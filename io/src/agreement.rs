@@ -47,7 +47,8 @@ fn gather(
 }
 
 /// Returns each rank's own value if all ranks have one, otherwise the error of the first rank that
-/// failed, on every rank. Only `fallible` ranks report.
+/// failed, on every rank; ranks that failed with the same message return it as their own. Only
+/// `fallible` ranks report.
 pub(crate) fn agree<T>(
     mesh: &DeviceMesh,
     operation: &'static str,
@@ -96,7 +97,11 @@ pub(crate) fn agree_at<T>(
             Err(differs(value, &first).into())
         }
         ((_, None), result) => Ok(result?),
-        ((_, Some((failed, _))), Err(error)) if failed == rank => Err(error.into()),
+        ((_, Some((failed, cause))), Err(error))
+            if failed == rank || error.to_string() == cause =>
+        {
+            Err(error.into())
+        }
         ((_, Some((rank, cause))), _) => Err(Error::Rank { rank, cause }),
     }
 }
@@ -174,17 +179,18 @@ mod tests {
                     agree(&mesh, "test", Fallible::All, value).map_err(|error| error.to_string())
                 };
                 let rank = world.rank();
-                let failed = if rank + 1 == ranks {
-                    Err(crate::Error::argument("x", "1", "2"))
-                } else {
-                    Ok(rank)
-                };
+                let wrong = || Err(crate::Error::argument("x", "1", "2"));
+                let failed = if rank + 1 == ranks { wrong() } else { Ok(rank) };
                 let alike = same(&mesh, "test", &[7])?;
                 let differ = same(&mesh, "test", &[rank as u8])?;
-                Ok((agreed(Ok(rank)), agreed(failed), alike, differ))
+                let every = agreed(wrong());
+                Ok((agreed(Ok(rank)), agreed(failed), every, [alike, differ]))
             });
-            for (rank, (agreed, failed, alike, differ)) in found.unwrap().into_iter().enumerate() {
+            for (rank, found) in found.unwrap().into_iter().enumerate() {
+                let (agreed, failed, every, [alike, differ]) = found;
                 assert_eq!(agreed, Ok(rank));
+                // A mistake of all ranks is not that of the first.
+                assert_eq!(every.unwrap_err(), "x: got 1, expected 2");
                 assert!(failed.unwrap_err().contains("got 1, expected 2"));
                 assert!(alike && !differ);
             }

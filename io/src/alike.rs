@@ -36,7 +36,7 @@ pub(crate) fn checksum(numbers: impl IntoIterator<Item = f64>) -> u32 {
 }
 
 /// Returns the size of a file and a CRC-32: of the whole file or, if it is large, of evenly spaced
-/// blocks.
+/// blocks, from its first byte to its last.
 pub(crate) fn fingerprint(path: &Path) -> Result<(u64, u32)> {
     let read = || {
         let mut file = File::open(path)?;
@@ -46,9 +46,10 @@ pub(crate) fn fingerprint(path: &Path) -> Result<(u64, u32)> {
         let blocks = if size <= BLOCKS * BLOCK { 1 } else { BLOCKS };
         for block in 0..blocks {
             let length = if blocks == 1 { size } else { BLOCK };
-            file.seek(SeekFrom::Start(
-                (size - length) / (blocks - 1).max(1) * block,
-            ))?;
+            // Divided last, so that the last block ends with the file.
+            let start =
+                u128::from(size - length) * u128::from(block) / u128::from((blocks - 1).max(1));
+            file.seek(SeekFrom::Start(start as u64))?;
             bytes.clear();
             file.by_ref().take(length).read_to_end(&mut bytes)?;
             hasher.update(&bytes);
@@ -56,4 +57,24 @@ pub(crate) fn fingerprint(path: &Path) -> Result<(u64, u32)> {
         Ok((size, hasher.finalize()))
     };
     read().map_err(|e: std::io::Error| Error::io(path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_bytes_of_a_large_file_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("2018.h5");
+        let mut bytes = vec![0_u8; (BLOCKS * BLOCK) as usize + 14];
+        let mut found = || {
+            std::fs::write(&path, &bytes).unwrap();
+            let found = fingerprint(&path).unwrap();
+            let last = bytes.len() - 1;
+            bytes[last] = 1;
+            found
+        };
+        assert_ne!(found(), found());
+    }
 }

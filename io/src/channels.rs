@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::cf::base;
 use crate::forcing::Forcing;
+use crate::listing::listed;
 use crate::selected::find;
-use crate::{Calendar, DatasetConfig, Error, Fields, OpenConfig, Result};
+use crate::{Calendar, DatasetConfig, Error, Fields, Grid, OpenConfig, Result};
 
 /// Prefix of the names of mask channels.
 const MASK: &str = "mask:";
@@ -89,6 +90,20 @@ impl Origins {
             format!("none of the hour or the sun, for files with the calendar {calendar}");
         Err(Error::argument("forcings", forcings, expected))
     }
+
+    /// Refuses forcings that depend on the place if the grid is one row, as that of unstructured
+    /// cells is, whose places it does not have.
+    pub(crate) fn check_places(&self, grid: &Grid, channels: &Channels) -> Result<()> {
+        let has_place =
+            |origin: &Origin| matches!(origin, Origin::Computed(forcing) if forcing.has_place());
+        if grid.shape()[0] != 1 || !self.forcings.iter().any(has_place) {
+            return Ok(());
+        }
+        let forcings = format!("{:?}", channels.forcings);
+        let expected = "none that are computed from latitude or longitude, which a grid of one row does not have; \
+                        read them from a file under other names";
+        Err(Error::argument("forcings", forcings, expected))
+    }
 }
 
 /// Returns the configuration for opening the files. If the inputs are chosen but the channels are
@@ -116,6 +131,44 @@ pub(crate) fn open_config(config: &DatasetConfig, constants: &[String]) -> OpenC
     config.open.clone().with_channels(Some(names))
 }
 
+/// Lists the channels besides those of the files that a role may have, for errors.
+fn besides(role: &str, constants: &[String]) -> String {
+    if role != "forcings" {
+        return String::new();
+    }
+    let mut others = constants.to_vec();
+    others.push(Forcing::names());
+    format!(", {MASK} before one of them, or {}", others.join(", "))
+}
+
+/// Names the role of the channel in an error about a channel that the files lack, and lists the
+/// other channels that the role may have.
+pub(crate) fn with_role(error: Error, config: &DatasetConfig, constants: &[String]) -> Error {
+    match error {
+        Error::Argument {
+            argument: "channels",
+            got,
+            expected,
+        } => {
+            let roles = [
+                ("forcings", Some(&config.forcings)),
+                ("inputs", config.inputs.as_ref()),
+                ("targets", config.targets.as_ref()),
+            ];
+            let is_named = |names: &Vec<String>| {
+                let mut names = names.iter();
+                names.any(|name| name.strip_prefix(MASK).unwrap_or(name) == got)
+            };
+            let mut roles = roles.into_iter();
+            let role = roles.find(|(_, names)| names.is_some_and(is_named));
+            let role = role.map_or("channels", |(role, _)| role);
+            let expected = expected + &besides(role, constants);
+            Error::argument(role, got, expected)
+        }
+        other => other,
+    }
+}
+
 /// Resolves the channels of a sample to sources in files with these channels and constants, and to
 /// names.
 ///
@@ -128,20 +181,12 @@ pub(crate) fn resolve(
 ) -> Result<(Origins, Channels)> {
     let of_file = |role: &'static str, name: &str| {
         let found = find(names, name);
-        let computed = if role == "forcings" {
-            format!(", {MASK} before one of them, or {}", Forcing::names())
-        } else {
-            String::new()
-        };
-        let expected = format!(
-            "channels of the files, each once: {}{computed}",
-            names.join(", ")
-        );
-        if found.is_empty() {
-            Err(Error::argument(role, name, expected))
-        } else {
-            Ok(found)
+        if !found.is_empty() {
+            return Ok(found);
         }
+        let (known, others) = (listed(name, names), besides(role, constants));
+        let expected = format!("channels of the files, each once: {known}{others}");
+        Err(Error::argument(role, name, expected))
     };
     let unique = |role, chosen: Vec<(Origin, String)>| {
         let twice = (1..chosen.len()).find(|&i| chosen[..i].iter().any(|one| one.1 == chosen[i].1));

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use ndarray::{Array3, Axis};
 
+use crate::aligned::aligned;
+use crate::fields::same_grid;
 use crate::moments::Moments;
 use crate::statistics::collect;
 use crate::{Error, Fields, Gaps, Metadata, Missing, OpenConfig, Result};
@@ -29,7 +31,8 @@ impl Constants {
         let open = OpenConfig::new()
             .with_missing(Missing::Allow)
             .with_gaps(Gaps::Allow);
-        let fields = open.open(path)?;
+        // A forcing chooses a coordinate of the cells by name.
+        let fields = open.open_all(path)?;
         let [_, _, rows, columns] = fields.shape();
         let weights = fields.grid().latitude_weights();
         let names = fields.channels();
@@ -80,18 +83,16 @@ impl Constants {
         Ok(Self { fields, scales })
     }
 
-    /// Checks that the constants are on the grid of a dataset, whose first file is `reference`.
-    pub(crate) fn check(&self, metadata: &Metadata, reference: &Path) -> Result<()> {
-        if self.fields.grid().agrees_with(metadata.grid()) {
-            return Ok(());
-        }
-        Err(Error::Differs {
-            path: self.fields.path().into(),
-            what: "grid",
-            found: self.fields.grid().to_string(),
-            expected: metadata.grid().to_string(),
-            reference: reference.into(),
-        })
+    /// Returns the constants in the order of the grid of a dataset, whose first file is
+    /// `reference`.
+    ///
+    /// # Errors
+    /// Constants on another grid.
+    pub(crate) fn in_order(self, metadata: &Metadata, reference: &Path) -> Result<Self> {
+        let (grid, scales) = (metadata.grid(), self.scales);
+        let fields = aligned(self.fields, grid);
+        same_grid((fields.grid(), fields.path()), (grid, reference))?;
+        Ok(Self { fields, scales })
     }
 
     pub(crate) fn names(&self) -> &[String] {

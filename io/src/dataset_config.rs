@@ -85,7 +85,8 @@ pub struct DatasetConfig {
     /// Time axes from which samples are taken.
     #[config(default = "Series::Separate")]
     pub series: Series,
-    /// How files are opened: channels, missing values, gaps, units of time and period.
+    /// How files are opened: channels, missing values, gaps, units of time, period, and the order of
+    /// rows and columns.
     #[config(default = "OpenConfig::new()")]
     pub open: OpenConfig,
 }
@@ -121,11 +122,23 @@ impl DatasetConfig {
             let apart = self
                 .history_hours
                 .map_or(String::new(), |hours| format!(" times {hours} h apart"));
+            let (argument, got, times) = match steps {
+                1 => (
+                    "lead_hours",
+                    hours.to_string(),
+                    "the hours between two times",
+                ),
+                _ => (
+                    "lead_hours and steps",
+                    format!("{hours} and {steps}"),
+                    "steps of these hours between times",
+                ),
+            };
             let expected = format!(
-                "the hours between two times of a file, after a history of {history}{apart}; \
-                 the time step is {step} h"
+                "{times} of a file, after a history of {history}{apart}; the time step is {step} h, and the longest \
+                 file has {longest} times"
             );
-            return Error::argument("lead_hours", hours, expected);
+            return Error::argument(argument, got, expected);
         }
         let lead = match steps {
             1 => lead.to_string(),

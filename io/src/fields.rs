@@ -7,6 +7,7 @@ use std::path::Path;
 use halocline_core::IndexBox;
 use ndarray::Array4;
 
+use crate::grid_order::difference;
 use crate::{Calendar, Channel, Error, Gaps, Grid, Missing, Result, Traffic};
 
 /// Fields on a latitude-longitude grid over time, in a file or store of any format.
@@ -44,6 +45,14 @@ pub trait Fields: Debug + Send + Sync {
     /// [calendar](Self::calendar).
     fn times(&self) -> &[f64];
 
+    /// Returns the file that holds a time, and the index of the time in that file.
+    ///
+    /// # Panics
+    /// Panics if there is no such time.
+    fn file_time(&self, time: usize) -> (&Path, usize) {
+        (self.path(), time)
+    }
+
     /// Returns the calendar of the times.
     fn calendar(&self) -> Calendar {
         Calendar::Gregorian
@@ -71,7 +80,8 @@ pub trait Fields: Debug + Send + Sync {
         &[]
     }
 
-    /// Returns the grid. Rows and columns are in the order of the file.
+    /// Returns the grid. Rows and columns are in the order of the file, unless
+    /// [`OpenConfig::grid`](crate::OpenConfig::grid) sets another.
     fn grid(&self) -> &Grid;
 
     /// Returns the handling of uneven time steps.
@@ -122,6 +132,10 @@ impl<T: Fields + ?Sized> Fields for Box<T> {
 
     fn times(&self) -> &[f64] {
         (**self).times()
+    }
+
+    fn file_time(&self, time: usize) -> (&Path, usize) {
+        (**self).file_time(time)
     }
 
     fn calendar(&self) -> Calendar {
@@ -202,6 +216,24 @@ pub(crate) fn check_units(file: &dyn Fields, reference: &dyn Fields) -> Result<(
         (&described(file), file.path()),
         (&described(reference), reference.path()),
     )
+}
+
+/// Checks that a grid is that of another file, in the same order. Both are given with the path of
+/// their file.
+pub(crate) fn same_grid(
+    (grid, path): (&Grid, &Path),
+    (expected, reference): (&Grid, &Path),
+) -> Result<()> {
+    if grid.agrees_with(expected) {
+        return Ok(());
+    }
+    Err(Error::Differs {
+        path: path.into(),
+        what: "grid",
+        found: format!("{grid} ({})", difference(grid, expected)),
+        expected: expected.to_string(),
+        reference: reference.into(),
+    })
 }
 
 /// Returns the descriptions of all channels of a file.

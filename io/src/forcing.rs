@@ -34,6 +34,11 @@ impl Forcing {
         )
     }
 
+    /// Whether the forcing depends on latitude or longitude.
+    pub(crate) fn has_place(self) -> bool {
+        !matches!(self, Self::CosJulianDay | Self::SinJulianDay)
+    }
+
     const NAMES: [(&'static str, Self); 9] = [
         ("cos_latitude", Self::CosLatitude),
         ("sin_latitude", Self::SinLatitude),

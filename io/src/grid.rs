@@ -225,11 +225,8 @@ impl Grid {
     /// ```
     pub fn agrees_with(&self, other: &Self) -> bool {
         let close = |one: &[f64], other: &[f64]| {
-            let turns = |(one, other): (&f64, &f64)| {
-                let apart = (one - other).abs();
-                apart.min(360.0 - apart) < TOLERANCE
-            };
-            one.len() == other.len() && one.iter().zip(other).all(turns)
+            let mut pairs = one.iter().zip(other);
+            one.len() == other.len() && pairs.all(|(one, other)| is_equal(*one, *other))
         };
         close(&self.lat, &other.lat) && close(&self.lon, &other.lon)
     }
@@ -259,6 +256,17 @@ impl fmt::Display for Grid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "lat {}, lon {}", ends(&self.lat), ends(&self.lon))
     }
+}
+
+/// Returns the distance of two coordinates in degrees, the shorter way around the globe.
+pub(crate) fn apart(one: f64, other: f64) -> f64 {
+    let distance = (one - other).abs();
+    distance.min(360.0 - distance)
+}
+
+/// Whether coordinates of two files are equal, up to rounding and to the notation of longitudes.
+pub(crate) fn is_equal(one: f64, other: f64) -> bool {
+    apart(one, other) < TOLERANCE
 }
 
 /// Returns the longitude of the same meridian in [0, 360).

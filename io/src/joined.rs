@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ndarray::{Array4, s};
 
-use crate::fields::{check_box, check_units, fingerprint_of, same_calendar};
+use crate::fields::{check_box, check_units, fingerprint_of, same_calendar, same_grid};
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic, times};
 
 /// Consecutive parts of a time axis.
@@ -34,24 +34,18 @@ impl Joined {
             ));
         };
         for part in &parts[1..] {
-            let differs = |what, found, expected| {
-                Err(Error::Differs {
+            if part.channels() != first.channels() {
+                let [found, expected] = [part, first].map(|part| format!("{:?}", part.channels()));
+                return Err(Error::Differs {
                     path: part.path().into(),
-                    what,
+                    what: "channels",
                     found,
                     expected,
                     reference: first.path().into(),
-                })
-            };
-            if part.channels() != first.channels() {
-                let [found, expected] = [part, first].map(|part| format!("{:?}", part.channels()));
-                return differs("channels", found, expected);
+                });
             }
             same_calendar(&**part, &**first)?;
-            if !part.grid().agrees_with(first.grid()) {
-                let [found, expected] = [part, first].map(|part| part.grid().to_string());
-                return differs("grid", found, expected);
-            }
+            same_grid((part.grid(), part.path()), (first.grid(), first.path()))?;
             check_units(part, first)?;
         }
         for pair in parts.windows(2) {
@@ -87,6 +81,29 @@ impl Joined {
     fn first(&self) -> &dyn Fields {
         &self.parts[0]
     }
+
+    /// Names in an error about a time the file that holds it, and its index there.
+    fn in_part(&self, error: Error) -> Error {
+        match error {
+            Error::Value {
+                dataset,
+                index,
+                found,
+                expected,
+                ..
+            } => {
+                let (path, time) = self.file_time(index[0]);
+                Error::Value {
+                    path: path.into(),
+                    dataset,
+                    index: vec![time],
+                    found,
+                    expected,
+                }
+            }
+            other => other,
+        }
+    }
 }
 
 /// Whether a channel has no time dim and equal values in all parts, which are read for the
@@ -116,6 +133,17 @@ impl Fields for Joined {
 
     fn times(&self) -> &[f64] {
         &self.times
+    }
+
+    fn file_time(&self, time: usize) -> (&Path, usize) {
+        let mut place = time;
+        for part in &self.parts {
+            match place.checked_sub(part.times().len()) {
+                Some(rest) => place = rest,
+                None => return part.file_time(place),
+            }
+        }
+        panic!("time {time} of {}", self.times.len())
     }
 
     fn calendar(&self) -> Calendar {
@@ -155,7 +183,8 @@ impl Fields for Joined {
         match self.times.len() {
             // A part that is restricted to a period may still know its full time axis.
             1 => self.first().time_step(),
-            _ => times::step(self.path(), "time", &self.times, self.gaps()),
+            _ => times::step(self.path(), "time", &self.times, self.gaps())
+                .map_err(|error| self.in_part(error)),
         }
     }
 

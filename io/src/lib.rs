@@ -16,7 +16,9 @@
 //! The only computations on fields here are statistics, forcings and masks; models are elsewhere.
 
 mod agreement;
+mod aligned;
 mod alike;
+mod anemoi;
 mod attributes;
 mod calendar;
 mod cf;
@@ -38,10 +40,12 @@ mod file_bytes;
 mod fletcher;
 mod forcing;
 mod grid;
+mod grid_order;
 mod inside;
 mod inspect;
 mod joined;
 mod json;
+mod listing;
 mod loader;
 mod loader_config;
 mod merged;

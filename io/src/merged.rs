@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ndarray::{Array4, s};
 
-use crate::fields::{check_box, fingerprint_of, same_calendar};
+use crate::fields::{check_box, fingerprint_of, same_calendar, same_grid};
 use crate::selected::Selected;
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
 
@@ -47,10 +47,7 @@ impl Merged {
                 let [found, expected] = [part, first].map(|part| told(&**part));
                 return differs("times of other channels", found, expected);
             }
-            if !part.grid().agrees_with(first.grid()) {
-                let [found, expected] = [part, first].map(|part| part.grid().to_string());
-                return differs("grid of other channels", found, expected);
-            }
+            same_grid((part.grid(), part.path()), (first.grid(), first.path()))?;
             if let Some(name) = part.channels().iter().find(|name| names.contains(name)) {
                 let expected =
                     "a channel of one file only, or the same channels in all files".into();
@@ -150,6 +147,10 @@ impl Fields for Merged {
 
     fn times(&self) -> &[f64] {
         self.first().times()
+    }
+
+    fn file_time(&self, time: usize) -> (&Path, usize) {
+        self.first().file_time(time)
     }
 
     fn calendar(&self) -> Calendar {

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::field_file::{CHANNEL, FIELDS, LAT, LON};
+use crate::fields::same_grid;
 use crate::staged::Staged;
 use crate::{Error, Fields, Grid, Result};
 
@@ -105,10 +106,7 @@ impl Metadata {
             let [found, expected] = [other, self].map(|m| format!("{:?}", m.channels()));
             return differs("channels", found, expected);
         }
-        if !other.grid().agrees_with(self.grid()) {
-            let [found, expected] = [other, self].map(|m| m.grid().to_string());
-            return differs("grid", found, expected);
-        }
+        same_grid((other.grid(), path), (self.grid(), reference))?;
         if (other.dhours - self.dhours).abs() > 1e-4 * self.dhours {
             let [found, expected] = [other, self].map(|m| format!("{} s", m.time_step()));
             return differs("time step", found, expected);

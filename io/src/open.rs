@@ -7,16 +7,20 @@ use std::path::Path;
 use burn::config::Config;
 use halocline_core::raise_descriptor_limit;
 
-use crate::cf::CfFields;
+use crate::aligned::aligned;
+use crate::anemoi;
 use crate::cf::variable::Container;
+use crate::cf::{CfFields, Choice};
 use crate::field_file::is_field_file;
+use crate::grid_order::difference;
 use crate::joined::Joined;
+use crate::listing::listed;
 use crate::merged::{Merged, by_channels, merge_each};
 use crate::netcdf::NetCdf;
 use crate::period::Within;
 use crate::selected::{Selected, find};
 use crate::zarr::{self, ZarrStore};
-use crate::{Error, FieldFile, Fields, Gaps, Missing, Period, Result};
+use crate::{Error, FieldFile, Fields, Gaps, Grid, Missing, Period, Result};
 
 /// Opens a field file, a Zarr store or a NetCDF file. The format is recognised by content, not by
 /// name.
@@ -34,7 +38,8 @@ pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Fields>> {
     OpenConfig::new().open(path)
 }
 
-/// Configuration for opening fields: channels, missing values, gaps in time, units of time, period.
+/// Configuration for opening fields: channels, missing values, gaps in time, units of time, period,
+/// order of rows and columns.
 ///
 /// # Example
 /// ```
@@ -55,6 +60,10 @@ pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Fields>> {
 /// // A name without a level selects all levels.
 /// let fields = OpenConfig::of_channels(&["z"]).open(&path)?;
 /// assert_eq!(fields.channels(), ["z@850", "z@500"]);
+/// // Rows from south to north, as another store has them.
+/// let rising = Grid::new(grid.lat().iter().rev().copied().collect(), grid.lon().to_vec())?;
+/// let fields = OpenConfig::new().with_grid(Some(rising)).open(&path)?;
+/// assert_eq!(fields.grid().lat(), [-67.5, -22.5, 22.5, 67.5]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Config, Debug)]
@@ -73,6 +82,10 @@ pub struct OpenConfig {
     pub time_units: Option<String>,
     /// Part of the time axis that is read. Default all of it.
     pub period: Option<Period>,
+    /// Grid in whose order rows and columns are read: latitudes may run in the other direction in
+    /// the file, and longitudes may start at another meridian, such as -180 in place of 0. Default
+    /// the order of the file, or that of the first of several files.
+    pub grid: Option<Grid>,
 }
 
 impl OpenConfig {
@@ -85,16 +98,31 @@ impl OpenConfig {
     /// Opens a field file, a Zarr store or a NetCDF file. The format is recognised by content.
     ///
     /// Every variable on the dims of a latitude and a longitude is a channel; if it has one more
-    /// dim, every level is a channel. Variables on another grid or time axis than the first one are
-    /// left out. A variable without a time dim has the same values at all times. A file without a
-    /// time axis has one time, that of its scalar time coordinate, or else zero.
+    /// dim, every level is a channel. Latitudes and longitudes of the cells, and variables that the
+    /// attribute `coordinates` of another one names, are channels only if they are chosen by name.
+    /// Variables on another grid or time axis than the first one are left out. A variable without a
+    /// time dim has the same values at all times. A file without a time axis has one time, that of
+    /// its scalar time coordinate, or else zero. A store of anemoi-datasets has a channel for each of
+    /// its variables; cells that form no grid are a single row.
     ///
     /// # Errors
     /// A path that does not exist; a file or folder of another format, or damaged; a channel that
-    /// does not exist; coordinates that do not form a grid; times that do not increase, or whose
-    /// units or calendar are not supported; `time_units` for a field file.
+    /// does not exist; coordinates that do not form a grid, or another one than
+    /// [`grid`](Self::grid); times that do not increase, or whose units or calendar are not
+    /// supported; `time_units` for a field file.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Box<dyn Fields>> {
-        let path = path.as_ref();
+        let choice = self.channels.as_deref();
+        self.open_choice(path.as_ref(), choice.map_or(Choice::Fields, Choice::Named))
+    }
+
+    /// Opens a file or store with all its channels, also those that otherwise are channels only if
+    /// they are chosen by name.
+    pub(crate) fn open_all(&self, path: &Path) -> Result<Box<dyn Fields>> {
+        let all = self.clone().with_channels(None);
+        all.open_choice(path, Choice::All)
+    }
+
+    fn open_choice(&self, path: &Path, choice: Choice<'_>) -> Result<Box<dyn Fields>> {
         let fields: Box<dyn Fields> = match format(path)? {
             Format::FieldFile => {
                 if let Some(units) = &self.time_units {
@@ -105,19 +133,39 @@ impl OpenConfig {
                 let file = FieldFile::open(path)?;
                 Box::new(file.with_missing(self.missing).with_gaps(self.gaps))
             }
-            Format::Zarr => Box::new(self.cf(Box::new(ZarrStore::open(path)?))?),
-            Format::NetCdf => Box::new(self.cf(Box::new(NetCdf::open(path)?))?),
+            Format::Zarr => {
+                let container = anemoi::container(ZarrStore::open(path)?)?;
+                Box::new(self.cf(container, choice)?)
+            }
+            Format::NetCdf => Box::new(self.cf(Box::new(NetCdf::open(path)?), choice)?),
         };
-        let fields = self.selected(fields)?;
+        let fields = self.in_order(self.selected(fields, &[path])?)?;
         match &self.period {
             Some(period) => Ok(Box::new(Within::new(fields, period)?)),
             None => Ok(fields),
         }
     }
 
+    /// Returns fields in the order of the chosen grid.
+    fn in_order(&self, fields: Box<dyn Fields>) -> Result<Box<dyn Fields>> {
+        let Some(grid) = &self.grid else {
+            return Ok(fields);
+        };
+        let fields = aligned(fields, grid);
+        let found = fields.grid();
+        if found.agrees_with(grid) {
+            return Ok(fields);
+        }
+        let (path, difference) = (fields.path().display(), difference(found, grid));
+        let got = format!("{found} of {path} ({difference})");
+        let expected = format!("{grid}, in this order or another one");
+        Err(Error::argument("grid", got, expected))
+    }
+
     /// Opens several files or stores, each with its own time axis. Leaves out those without a time
     /// in the [period](Self::period). Merges files with the same times and grid but different
-    /// channels, such as surface and pressure levels.
+    /// channels, such as surface and pressure levels. Rows and columns are read in the order of the
+    /// [grid](Self::grid) or else of the first file.
     ///
     /// # Errors
     /// Errors of [`open`](Self::open); no time in the period; files with different channels that
@@ -131,12 +179,13 @@ impl OpenConfig {
         // A chosen channel may be in none of the files that have times in the period.
         files
             .into_iter()
-            .map(|fields| self.selected(fields))
+            .map(|fields| self.selected(fields, paths))
             .collect()
     }
 
     /// Opens several files or stores as one time axis, in the order of their times. Files with the
-    /// same channels are joined first; the results are then merged.
+    /// same channels are joined first; the results are then merged. Rows and columns are read in
+    /// the order of the [grid](Self::grid) or else of the first file.
     ///
     /// # Errors
     /// Errors of [`open_each`](Self::open_each); no paths; grids that differ; times that overlap.
@@ -144,12 +193,13 @@ impl OpenConfig {
         let mut groups = by_channels(self.in_period(paths)?)?;
         if groups.len() < 2 {
             let joined = Joined::new(groups.pop().unwrap_or_default())?;
-            return self.selected(Box::new(joined));
+            return self.selected(Box::new(joined), paths);
         }
         let joined = groups
             .into_iter()
             .map(|group| Ok(Box::new(Joined::new(group)?) as Box<dyn Fields>));
-        self.selected(Box::new(Merged::new(joined.collect::<Result<_>>()?)?))
+        let merged = Merged::new(joined.collect::<Result<_>>()?)?;
+        self.selected(Box::new(merged), paths)
     }
 
     /// Opens files, leaving out those without a time in the period.
@@ -157,7 +207,12 @@ impl OpenConfig {
         let mut parts = self.open_parts(paths)?;
         let count = parts.len();
         parts.retain(|fields| !fields.times().is_empty());
-        if count == 0 || !parts.is_empty() {
+        if let Some(first) = parts.first() {
+            let grid = first.grid().clone();
+            let parts = parts.into_iter().map(|part| aligned(part, &grid));
+            return Ok(parts.collect());
+        }
+        if count == 0 {
             return Ok(parts);
         }
         let (mut whole, period) = (self.clone(), self.period.as_ref());
@@ -192,7 +247,7 @@ impl OpenConfig {
             return whole;
         }
         let part = |path: &Path| {
-            let all = self.clone().with_channels(None).open(path)?;
+            let all = self.open_all(path)?;
             let own = chosen
                 .iter()
                 .filter(|name| !find(all.channels(), name).is_empty());
@@ -204,7 +259,7 @@ impl OpenConfig {
                     format!(
                         "one of {} at least, or no such file: {}",
                         path.display(),
-                        all.channels().join(", ")
+                        listed(&chosen.join(", "), all.channels())
                     ),
                 ))
             } else {
@@ -226,17 +281,57 @@ impl OpenConfig {
         }
     }
 
-    /// Selects the chosen channels of fields, in the chosen order.
-    fn selected(&self, fields: Box<dyn Fields>) -> Result<Box<dyn Fields>> {
+    /// Selects the chosen channels of fields from these paths, in the chosen order.
+    fn selected(
+        &self,
+        fields: Box<dyn Fields>,
+        paths: &[impl AsRef<Path>],
+    ) -> Result<Box<dyn Fields>> {
         match &self.channels {
-            Some(channels) => Selected::of(fields, channels),
+            Some(channels) => {
+                Selected::of(fields, channels).map_err(|error| self.with_all_channels(error, paths))
+            }
             None => Ok(fields),
         }
     }
 
-    fn cf(&self, container: Box<dyn Container>) -> Result<CfFields> {
-        let (chosen, units) = (self.channels.as_deref(), self.time_units.as_deref());
-        CfFields::new(container, chosen, units, self.missing, self.gaps)
+    /// Lists all channels of the files in an error about a channel, because the fields have only
+    /// the chosen ones.
+    fn with_all_channels(&self, error: Error, paths: &[impl AsRef<Path>]) -> Error {
+        let Error::Argument {
+            argument: "channels",
+            got,
+            ..
+        } = &error
+        else {
+            return error;
+        };
+        let mut names: Vec<String> = Vec::new();
+        for path in paths {
+            let Ok(fields) = self.open_all(path.as_ref()) else {
+                continue;
+            };
+            let others = fields
+                .channels()
+                .iter()
+                .filter(|name| !names.contains(name));
+            let others: Vec<String> = others.cloned().collect();
+            names.extend(others);
+        }
+        if names.is_empty() {
+            return error;
+        }
+        let files = match paths {
+            [path] => path.as_ref().display().to_string(),
+            _ => "the files".into(),
+        };
+        let expected = format!("channels of {files}, each once: {}", listed(got, &names));
+        Error::argument("channels", got, expected)
+    }
+
+    fn cf(&self, container: Box<dyn Container>, choice: Choice<'_>) -> Result<CfFields> {
+        let units = self.time_units.as_deref();
+        CfFields::new(container, choice, units, self.missing, self.gaps)
     }
 }
 

@@ -133,6 +133,10 @@ impl Fields for Within {
         &self.fields.times()[self.range.clone()]
     }
 
+    fn file_time(&self, time: usize) -> (&Path, usize) {
+        self.fields.file_time(self.range.start + time)
+    }
+
     fn calendar(&self) -> Calendar {
         self.fields.calendar()
     }

@@ -71,6 +71,10 @@ impl Fields for Selected {
         self.fields.times()
     }
 
+    fn file_time(&self, time: usize) -> (&Path, usize) {
+        self.fields.file_time(time)
+    }
+
     fn calendar(&self) -> Calendar {
         self.fields.calendar()
     }

@@ -28,7 +28,7 @@ use crate::{Channel, Error, Fields, Metadata, Progress, Result};
 /// #     writer.append(f64::from(step) * 21600.0, field.view())?;
 /// # }
 /// # writer.finish()?;
-/// use halocline_io::Statistics;
+/// use halocline_io::{Metadata, Statistics};
 ///
 /// let files = [FieldFile::open(&path)?]; // uniform fields of 280, 281 and 282 K
 /// let statistics = Statistics::compute(&files, 1)?;
@@ -38,6 +38,7 @@ use crate::{Channel, Error, Fields, Metadata, Progress, Result};
 /// assert_eq!(statistics.increment_stds(), [0.0]);
 /// assert_eq!(statistics.metadata().channels(), ["t2m"]);
 /// assert_eq!(statistics.clone().without_means(&["t2m".into()]).means(), [0.0]);
+/// assert_eq!(statistics.for_metadata(&Metadata::of(&files[0])?)?, statistics);
 /// statistics.save(folder.path())?;
 /// assert_eq!(Statistics::load(folder.path())?.means(), [281.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -105,6 +106,32 @@ impl Statistics {
             *mean = 0.0;
         }
         self
+    }
+
+    /// Selects the statistics of the channels of other metadata, in their order, and takes its grid
+    /// and time step: statistics of one data set normalise another.
+    ///
+    /// # Errors
+    /// A channel without statistics.
+    pub fn for_metadata(&self, metadata: &Metadata) -> Result<Self> {
+        let known = self.metadata.channels();
+        let place = |channel: &String| {
+            known
+                .iter()
+                .position(|other| other == channel)
+                .ok_or_else(|| {
+                    let expected = format!("those of channel {channel} too");
+                    Error::argument("statistics", format!("those of {known:?}"), expected)
+                })
+        };
+        let places = metadata.channels().iter().map(place);
+        let places = places.collect::<Result<Vec<usize>>>()?;
+        let select =
+            |values: &Vec<f64>| -> Vec<f64> { places.iter().map(|place| values[*place]).collect() };
+        Ok(Self {
+            metadata: metadata.clone(),
+            values: self.values.each_ref().map(select),
+        })
     }
 
     /// Reads statistics written to a folder by [`save`](Self::save) or Makani.

@@ -120,9 +120,8 @@ pub(crate) fn step(path: &Path, dataset: &str, times: &[f64], gaps: Gaps) -> Res
             (times[index + 1] - times[index]) / 3600.0
         ),
         expected: format!(
-            "{} h, as at the beginning of the file; write each stretch of equal steps into a \
-             file of its own, of which a FieldDataset takes several, or choose Gaps::Skip or \
-             Gaps::Allow",
+            "{} h, as between the first two times; write each stretch of equal steps into a file \
+             of its own, of which a FieldDataset takes several, or choose Gaps::Skip or Gaps::Allow",
             first / 3600.0
         ),
     })

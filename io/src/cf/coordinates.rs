@@ -332,6 +332,25 @@ impl<'a> Coordinates<'a> {
             .collect())
     }
 
+    /// Returns the reason why a variable on the grid is a coordinate, if it is one: it has the
+    /// latitudes or longitudes of the cells, or the attribute `coordinates` of another variable
+    /// names it (CF 1.11, section 5).
+    pub(super) fn auxiliary(&self, variable: &Variable) -> Option<String> {
+        if let Some(Axis::Latitude | Axis::Longitude) = axis_of(variable) {
+            return Some("latitudes or longitudes of the cells".into());
+        }
+        let names_it = |other: &&Variable| {
+            let mut listed = other.text("coordinates").unwrap_or("").split_whitespace();
+            other.name != variable.name && listed.any(|name| name == variable.name)
+        };
+        let other = self.container.variables().iter().find(names_it)?;
+        let reason = format!(
+            "a coordinate of {}; choose it by name to read it",
+            other.name
+        );
+        Some(reason)
+    }
+
     /// Finds a time coordinate with a single value. A `date` without units is not one: it holds
     /// digits such as 20180101.
     pub(super) fn single_time(&self) -> Option<&'a Variable> {

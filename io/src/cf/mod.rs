@@ -18,7 +18,7 @@ use crate::traffic::Counter;
 use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic, times};
 
 use coordinates::Role;
-pub(crate) use plan::base;
+pub(crate) use plan::{Choice, base};
 use plan::{Field, Plan};
 use shared::Request;
 use variable::{Container, error_at};
@@ -42,12 +42,13 @@ pub(crate) struct CfFields {
 impl CfFields {
     pub(crate) fn new(
         container: Box<dyn Container>,
-        chosen: Option<&[String]>,
+        choice: Choice<'_>,
         units: Option<&str>,
         missing: Missing,
         gaps: Gaps,
     ) -> Result<Self> {
-        let plan = Plan::of(&*container, chosen, units)?;
+        let plan = Plan::of(&*container, choice, units)?;
+        shared::limit()?;
         Ok(Self {
             fetched: container.fetched(),
             container,

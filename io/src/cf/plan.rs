@@ -8,6 +8,17 @@ use crate::fields::in_file;
 use crate::packing::Packing;
 use crate::{Calendar, Error, Grid, Result};
 
+/// Choice of the variables of a container that are channels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Choice<'a> {
+    /// All fields.
+    Fields,
+    /// All fields, and all coordinates on their grid.
+    All,
+    /// Variables, or levels of them, by name.
+    Named(&'a [String]),
+}
+
 /// Variable on a grid.
 #[derive(Debug)]
 pub(crate) struct Field {
@@ -50,7 +61,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Finds the fields of a container, restricted to the `chosen` channels if given.
+    /// Finds the chosen fields of a container.
     ///
     /// # Errors
     /// No field on a latitude-longitude grid; coordinates that do not form a grid or are not times;
@@ -58,16 +69,23 @@ impl Plan {
     /// unless the chosen channels do not need it.
     pub(crate) fn of(
         container: &dyn Container,
-        chosen: Option<&[String]>,
+        choice: Choice<'_>,
         units: Option<&str>,
     ) -> Result<Self> {
         let coordinates = Coordinates::of(container, units);
         let path = container.path();
+        let chosen = match choice {
+            Choice::Named(names) => Some(names),
+            Choice::Fields | Choice::All => None,
+        };
+        // An array of all channels is chosen with any of them.
+        let whole = container.channels().is_some();
         let is_chosen = |name: &str| {
-            chosen.is_none_or(|chosen| {
-                let is_name = |channel: &String| channel == name || base(channel) == name;
-                chosen.iter().any(is_name)
-            })
+            whole
+                || chosen.is_none_or(|chosen| {
+                    let is_name = |channel: &String| channel == name || base(channel) == name;
+                    chosen.iter().any(is_name)
+                })
         };
         let mut unreadable = container.unreadable().iter();
         if let Some((name, cause)) = unreadable.find(|(name, _)| is_chosen(name)) {
@@ -80,11 +98,19 @@ impl Plan {
         let mut left_out = Vec::new();
         let mut candidates = Vec::new();
         for (index, variable) in container.variables().iter().enumerate() {
-            if is_chosen(&variable.name) {
-                match coordinates.roles(variable)? {
-                    Ok(roles) => candidates.push((index, roles)),
-                    Err(reason) => left_out.push((index, reason)),
-                }
+            if !is_chosen(&variable.name) {
+                continue;
+            }
+            let mut roles = coordinates.roles(variable)?;
+            if matches!(choice, Choice::Fields)
+                && roles.is_ok()
+                && let Some(reason) = coordinates.auxiliary(variable)
+            {
+                roles = Err(reason);
+            }
+            match roles {
+                Ok(roles) => candidates.push((index, roles)),
+                Err(reason) => left_out.push((index, reason)),
             }
         }
         let variable = |index: usize| &container.variables()[index];
@@ -207,8 +233,10 @@ impl Plan {
         let is_level = coordinate.and_then(axis_of) == Some(Axis::Level);
         for level in 0..labels.as_ref().map_or(1, Vec::len) {
             let suffix = labels.as_ref().map(|labels| format!("@{}", labels[level]));
+            let name = || variable.name.clone() + &suffix.unwrap_or_default();
+            let names = container.channels();
             self.names
-                .push(variable.name.clone() + &suffix.unwrap_or_default());
+                .push(names.map_or_else(name, |names| names[level].clone()));
             let field = self.fields.len();
             self.channels.push(Channel { field, level });
         }

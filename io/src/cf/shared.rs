@@ -5,6 +5,7 @@
 //! most recently used chunks are kept, up to a bound in bytes.
 
 use std::cell::Cell;
+use std::ffi::OsString;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +16,12 @@ use ndarray::{ArrayD, ArrayViewD, IxDyn, SliceInfoElem};
 use rayon::prelude::*;
 
 use super::variable::{Container, Kind, Stamp};
+use crate::Error;
 use crate::packing::Stored;
 
-/// Bytes of chunks to keep, unless `HALOCLINE_CHUNK_CACHE` sets another number of MiB.
-const KEPT: usize = 512 << 20;
+/// Number of MiB of chunks to keep, unless [`VARIABLE`] sets another.
+const KEPT: usize = 512;
+const VARIABLE: &str = "HALOCLINE_CHUNK_CACHE";
 
 type Cells = Vec<Range<usize>>;
 type Numbers = Stored<IxDyn>;
@@ -59,17 +62,36 @@ struct Cache {
 }
 
 static CACHE: LazyLock<Mutex<Cache>> = LazyLock::new(|| {
-    const NAME: &str = "HALOCLINE_CHUNK_CACHE";
-    let megabytes = std::env::var(NAME).ok().map(|text| match text.parse() {
-        Ok(megabytes) => megabytes,
-        Err(_) => panic!("{NAME}={text}: expected a number of MiB"),
-    });
+    let limit = limit().expect("checked as the file was opened");
     Mutex::new(Cache {
         slots: LruCache::unbounded(),
         bytes: 0,
-        limit: megabytes.map_or(KEPT, |megabytes: usize| megabytes.saturating_mul(1 << 20)),
+        limit,
     })
 });
+
+/// Reads the largest number of bytes to keep from the environment.
+///
+/// # Errors
+/// A value that is not a number of MiB.
+pub(super) fn limit() -> crate::Result<usize> {
+    bytes(std::env::var_os(VARIABLE))
+}
+
+/// Converts a number of MiB.
+fn bytes(value: Option<OsString>) -> crate::Result<usize> {
+    let Some(value) = value else {
+        return Ok(KEPT << 20);
+    };
+    let text = value.to_string_lossy();
+    match text.parse::<usize>() {
+        Ok(megabytes) => Ok(megabytes.saturating_mul(1 << 20)),
+        Err(_) => {
+            let expected = format!("a number of MiB, such as {KEPT}");
+            Err(Error::argument(VARIABLE, text, expected))
+        }
+    }
+}
 
 fn cache() -> MutexGuard<'static, Cache> {
     CACHE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -374,6 +396,17 @@ fn paste(to: &mut Numbers, to_cells: &[Range<usize>], from: &Numbers, from_cells
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_of_the_cache_that_are_no_numbers_are_refused() {
+        let bytes = |text: &str| bytes(Some(text.into()));
+        assert_eq!(bytes("3").unwrap(), 3 << 20);
+        for wrong in ["1G", "-1", ""] {
+            let error = bytes(wrong).unwrap_err().to_string();
+            let told = format!("HALOCLINE_CHUNK_CACHE: got {wrong}, expected a number of MiB");
+            assert!(error.contains(&told), "{error}");
+        }
+    }
 
     #[test]
     fn the_chunks_of_a_box_are_its_own_or_shared() {

@@ -133,6 +133,12 @@ pub(crate) trait Container: Debug + Send + Sync {
     /// Names of members that cannot be read, each with the reason.
     fn unreadable(&self) -> &[(String, String)];
 
+    /// Names of the channels along the levels of the only field, in formats that hold all channels
+    /// in one array.
+    fn channels(&self) -> Option<&[String]> {
+        None
+    }
+
     /// Reads a box of a variable of [`Kind::Single`].
     fn single(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f32>, String>;
 

@@ -1,7 +1,7 @@
 //! Safetensors files, written by ranks or by other programs.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -176,8 +176,10 @@ pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>> {
 pub(crate) struct Contents {
     /// Size of the file in bytes.
     pub size: u64,
-    /// Each tensor as a single piece.
+    /// Each tensor as a single piece. Complex tensors have real and imaginary parts in a last dim.
     pub tensors: HashMap<String, TensorEntry>,
+    /// Tensors of types that burn lacks, such as floats of 8 bits.
+    pub unknown: BTreeMap<String, Dtype>,
     /// First piece of a checkpoint's state that is not finite.
     pub not_finite: Option<String>,
 }
@@ -207,9 +209,20 @@ pub(crate) fn contents(path: &Path) -> Result<Contents> {
         )));
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let entries = metadata.tensors().into_iter().map(|(key, info)| {
-        let dtype = dtype::name_in_files(info.dtype)
-            .ok_or_else(|| broken(format!("tensor {key:?} is of type {:?}", info.dtype)))?;
+    let (mut tensors, mut unknown) = (HashMap::new(), BTreeMap::new());
+    for (key, info) in metadata.tensors() {
+        let mut shape = info.shape.clone();
+        let real = match info.dtype {
+            Dtype::C64 => {
+                shape.push(2);
+                Dtype::F32
+            }
+            dtype => dtype,
+        };
+        let Some(dtype) = dtype::name_in_files(real) else {
+            unknown.insert(key, real);
+            continue;
+        };
         let (start, end) = info.data_offsets;
         let sum = metadata
             .metadata()
@@ -218,19 +231,18 @@ pub(crate) fn contents(path: &Path) -> Result<Contents> {
         let piece = PieceEntry {
             file: name.to_string(),
             key: key.clone(),
-            start: vec![0; info.shape.len()],
-            shape: info.shape.clone(),
+            start: vec![0; shape.len()],
+            shape: shape.clone(),
             bytes: 8 + length + start as u64..8 + length + end as u64,
             crc32: sum,
         };
         let entry = TensorEntry {
             dtype: dtype.into(),
-            shape: info.shape.clone(),
+            shape,
             pieces: vec![piece],
         };
-        Ok((key, entry))
-    });
-    let tensors = entries.collect::<Result<_>>()?;
+        tensors.insert(key, entry);
+    }
     let not_finite = metadata
         .metadata()
         .as_ref()
@@ -238,6 +250,7 @@ pub(crate) fn contents(path: &Path) -> Result<Contents> {
     Ok(Contents {
         size,
         tensors,
+        unknown,
         not_finite,
     })
 }

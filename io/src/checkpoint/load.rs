@@ -8,11 +8,12 @@ use burn::tensor::{Bytes, DType, Tensor, TensorData};
 use halocline_core::{
     DeviceMesh, IndexBox, Layout, MeshShape, Placement, ShardTensor, World, param_shards,
 };
+use safetensors::Dtype;
 use serde::de::DeserializeOwned;
 
 use super::fetch::{Wanted, fetch};
 use super::index::{self, Index, TensorEntry};
-use super::parameters::{Parameter, parameters};
+use super::parameters::{Parameter, difference, parameters};
 use super::{file, pieces};
 use crate::{Error, Result};
 
@@ -61,11 +62,14 @@ pub struct Checkpoint {
     /// Path that errors name.
     path: PathBuf,
     pub(super) index: Index,
+    /// Tensors of a file of another program that cannot be read, and their types.
+    pub(super) unknown: BTreeMap<String, Dtype>,
 }
 
 impl Checkpoint {
     /// Opens the folder of a checkpoint, or a safetensors file, whose tensors keep their names. The
-    /// path may be a symbolic link.
+    /// path may be a symbolic link. Complex tensors of a file have real and imaginary parts in a
+    /// last dim.
     ///
     /// # Errors
     /// A path that does not exist, is not a checkpoint, or is damaged. Checksums of tensors are
@@ -78,7 +82,12 @@ impl Checkpoint {
             return Ok(opened);
         }
         let followed = file::followed(path)?;
-        let file::Contents { size, tensors, .. } = file::contents(&followed)?;
+        let file::Contents {
+            size,
+            tensors,
+            unknown,
+            ..
+        } = file::contents(&followed)?;
         let name = followed.file_name().unwrap_or_default().to_string_lossy();
         let mut index = Index::new(0, 1);
         index.files.insert(name.into(), size);
@@ -89,6 +98,7 @@ impl Checkpoint {
             folder: followed.parent().map(PathBuf::from).unwrap_or_default(),
             path: path.into(),
             index,
+            unknown,
         })
     }
 
@@ -100,6 +110,7 @@ impl Checkpoint {
             folder: folder.into(),
             path,
             index,
+            unknown: BTreeMap::new(),
         })
     }
 
@@ -322,7 +333,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// On all ranks: a tensor that is missing in the checkpoint or the module, or differs in shape
-    /// or type; files that cannot be read, or are damaged.
+    /// or type, of which the error names the first; files that cannot be read, or are damaged.
     pub fn module<M: Module>(
         &self,
         world: &World,
@@ -331,17 +342,16 @@ impl Checkpoint {
     ) -> halocline_core::Result<M> {
         let names = self.names_in(name)?;
         let parameters = parameters(&module);
-        for (whole, short) in &names {
-            let found = self.entry(whole)?.element_type();
-            if let Some(parameter) = parameters.iter().find(|parameter| parameter.path == *short)
-                && !same_type(parameter.dtype, found)
-            {
-                let expected = parameter.dtype;
-                let cause = format!("tensor {whole:?} is of {found:?}, expected {expected:?}");
-                return Err(self.broken(cause).into());
-            }
-        }
         let shards = param_shards(&module);
+        let described = |(whole, short): &(String, String)| {
+            let entry = self.entry(whole)?;
+            Ok::<_, Error>((short.clone(), (entry.element_type(), entry.shape.clone())))
+        };
+        let described = names.iter().map(described);
+        let described = described.collect::<Result<BTreeMap<_, _>>>()?;
+        if let Some(difference) = difference(&parameters, &shards, &described) {
+            return Err(self.broken(format!("{name:?}: {difference}")).into());
+        }
         let mesh = shards.values().next().map(|shard| shard.mesh().clone());
         let layout_of = |short: &str| Some(shards.get(short)?.layout().clone());
         let tensors = self.fetch_laid(world, mesh, names, layout_of)?;
@@ -428,10 +438,13 @@ impl Checkpoint {
     }
 
     fn entry(&self, name: &str) -> Result<&TensorEntry> {
-        self.index
-            .tensors
-            .get(name)
-            .ok_or_else(|| self.broken(format!("no tensor {name:?}")))
+        self.index.tensors.get(name).ok_or_else(|| {
+            let unknown = self.unknown.get(name);
+            self.broken(unknown.map_or_else(
+                || format!("no tensor {name:?}"),
+                |dtype| format!("tensor {name:?} is of type {dtype:?}, which burn lacks"),
+            ))
+        })
     }
 
     /// Builds a burn record of tensors. Each takes the `ParamId` of the one of `parameters` with
@@ -465,10 +478,6 @@ impl Checkpoint {
 pub(super) fn pack(name: String, data: TensorData, id: Option<u64>) -> burn_pack::Tensor {
     let (bytes, shape, dtype): (Bytes, _, _) = data.into_parts();
     burn_pack::Tensor::new(name, dtype, shape, id, bytes)
-}
-
-fn same_type(a: DType, b: DType) -> bool {
-    a == b || (a.is_bool() && b.is_bool())
 }
 
 pub(super) fn all_ranks(world: &World) -> halocline_core::Result<DeviceMesh> {

@@ -1,11 +1,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, IndexBox, Layout, MeshShape, ParamShard, ShardTensor, World, param_shards,
+    DeviceMesh, IndexBox, Layout, MeshShape, ParamShard, PathVisitor, ShardTensor, World,
+    param_shards, visit_paths,
 };
 use serde::Serialize;
 
@@ -178,10 +179,10 @@ impl Snapshot {
         let mut visitor = Parameters {
             snapshot: self,
             shards: param_shards(module),
-            path: vec![name.into()],
+            name,
             result: Ok(()),
         };
-        module.visit(&mut visitor);
+        visit_paths(module, &mut visitor);
         visitor.result
     }
 
@@ -282,44 +283,42 @@ fn cut<const D: usize, K: Basic>(
 struct Parameters<'a> {
     snapshot: &'a mut Snapshot,
     shards: BTreeMap<String, ParamShard>,
-    path: Vec<String>,
+    /// Name of the module.
+    name: &'a str,
     result: Result<()>,
 }
 
 impl Parameters<'_> {
-    fn add<const D: usize, K: Basic>(&mut self, tensor: &Tensor<D, K>) {
+    fn name_of(&self, path: &[String]) -> String {
+        let names = std::iter::once(self.name).chain(path.iter().map(String::as_str));
+        names.collect::<Vec<_>>().join(".")
+    }
+
+    fn add<const D: usize, K: Basic>(&mut self, path: &[String], tensor: &Tensor<D, K>) {
         if self.result.is_ok() {
-            self.result = self.snapshot.tensor(&self.path.join("."), tensor);
+            self.result = self.snapshot.tensor(&self.name_of(path), tensor);
         }
     }
 }
 
-impl ModuleVisitor for Parameters<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Parameters<'_> {
+    fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
         let tensor = param.transform_for_save().val().without_autodiff();
-        let Some(shard) = self.shards.get(&self.path[1..].join(".")) else {
-            return self.add(&tensor);
+        let Some(shard) = self.shards.get(&path.join(".")) else {
+            return self.add(path, &tensor);
         };
         if self.result.is_ok() {
-            let name = self.path.join(".");
+            let name = self.name_of(path);
             let (layout, mesh) = (shard.layout(), shard.mesh());
             self.result = self.snapshot.shard(&name, &tensor, layout, mesh);
         }
     }
 
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.add(&param.transform_for_save().val());
+    fn visit_int<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D, Int>>) {
+        self.add(path, &param.transform_for_save().val());
     }
 
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.add(&param.transform_for_save().val());
+    fn visit_bool<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D, Bool>>) {
+        self.add(path, &param.transform_for_save().val());
     }
 }

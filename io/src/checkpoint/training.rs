@@ -189,8 +189,9 @@ impl Checkpoint {
         for (key, data) in tensors {
             let parameter = parameter(&key)?;
             // burn panics if the rank differs.
-            if data.rank() != parameter.dims {
-                let cause = format!("{key:?} has {} dims, {}", data.rank(), parameter.dims);
+            let dims = parameter.shape.len();
+            if data.rank() != dims {
+                let cause = format!("{key:?} has {} dims, {dims}", data.rank());
                 return Err(broken(format!("{cause} expected")).into());
             }
             packed.push(pack(named(&key, parameter), data, Some(parameter.id)));
@@ -200,11 +201,9 @@ impl Checkpoint {
         let mut record = Writer::new(packed);
         for (key, value) in scalars.scalars() {
             let parameter = parameter(key)?;
-            let rank = usize::try_from(*value).ok();
-            if key.ends_with(".__rank") && rank != Some(parameter.dims) {
-                return Err(
-                    broken(format!("{key:?} is {value:?}, {} expected", parameter.dims)).into(),
-                );
+            let (rank, expected) = (usize::try_from(*value).ok(), parameter.shape.len());
+            if key.ends_with(".__rank") && rank != Some(expected) {
+                return Err(broken(format!("{key:?} is {value:?}, {expected} expected")).into());
             }
             saved.push((named(key, parameter), None));
             record = record.with_scalar(&named(key, parameter), *value);
@@ -231,8 +230,13 @@ impl Checkpoint {
             states.sort_by(|(one, _), (other, _)| one.cmp(other));
         }
         if used != saved {
-            let cause = "was saved by an optimizer of another kind, or with another default type of the device";
-            return Err(broken(cause.into()).into());
+            // The checkpoint is not damaged, and earlier ones have the same states.
+            let got = "an optimizer of another kind, or another default type of the device";
+            let expected = format!(
+                "those of the saved step {}; choose another folder for another optimizer",
+                self.step()
+            );
+            return Err(Error::argument("optimizer", got, expected).into());
         }
         Ok(optimizer)
     }

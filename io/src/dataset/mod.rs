@@ -3,7 +3,7 @@ mod read;
 use std::path::Path;
 
 use crate::alike::{Property, checksum};
-use crate::channels::{Origins, open_config, resolve};
+use crate::channels::{Origins, open_config, resolve, with_role};
 use crate::constants::Constants;
 use crate::fields::{check_units, same_calendar};
 use crate::sample::Part;
@@ -61,7 +61,8 @@ pub struct FieldDataset {
 }
 
 impl FieldDataset {
-    /// Opens files or stores that have the same channels, grid and time step.
+    /// Opens files or stores that have the same channels, grid and time step. Rows and columns are
+    /// read in the order of [`OpenConfig::grid`](crate::OpenConfig::grid) or else of the first file.
     ///
     /// # Errors
     /// Errors of [`OpenConfig::open`](crate::OpenConfig::open), or of
@@ -102,9 +103,12 @@ impl FieldDataset {
         let names = constants.as_ref().map_or(&[][..], Constants::names);
         let open = open_config(config, names);
         let files = match config.series {
-            Series::Joined if !paths.is_empty() => vec![open.open_joined(paths)?],
-            _ => open.open_each(paths)?,
+            Series::Joined if !paths.is_empty() => {
+                open.open_joined(paths).map(|joined| vec![joined])
+            }
+            _ => open.open_each(paths),
         };
+        let files = files.map_err(|error| with_role(error, config, names))?;
         let first = files
             .first()
             .ok_or_else(|| Error::argument("files", 0, "at least one field file"))?;
@@ -127,11 +131,12 @@ impl FieldDataset {
             );
             all.extend(found.into_iter().map(|times| (index, times)));
         }
-        if let Some(constants) = &constants {
-            constants.check(&metadata, first.path())?;
-        }
+        let constants = constants.map(|constants| constants.in_order(&metadata, first.path()));
+        let constants = constants.transpose()?;
+        let names = constants.as_ref().map_or(&[][..], Constants::names);
         let (origins, channels) = resolve(metadata.channels(), names, config)?;
         origins.check_calendar(first, &channels)?;
+        origins.check_places(first.grid(), &channels)?;
         let dataset = Self {
             constants,
             metadata,

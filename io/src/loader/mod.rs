@@ -1,6 +1,7 @@
 //! Batches of samples, sharded over the ranks of a mesh.
 
 mod single;
+mod summary;
 
 use std::sync::Arc;
 
@@ -8,8 +9,8 @@ use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
     DeviceMesh, IndexBox, Layout, Partial, Placement, RandomKey, ShardTensor, scatter_tensor,
 };
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use crate::agreement::{Fallible, agree, agree_at, broadcast};
 use crate::alike::{Property, check, checksum};
@@ -18,6 +19,7 @@ use crate::sample::Part;
 use crate::{
     Channels, Error, FieldDataset, LastBatch, LoaderConfig, Order, Result, Source, Traffic,
 };
+use summary::Summary;
 
 /// Name of batch communication in errors.
 const OPERATION: &str = "field_loader";
@@ -30,7 +32,7 @@ pub struct Batch {
     /// Inputs, [batch, history · inputs, lat, lon].
     pub input: ShardTensor<4>,
     /// Forcings at the start of each step, [batch, steps · forcings, lat, lon]; `None` if the
-    /// dataset has no forcings.
+    /// dataset has no forcings, or the loader [leaves them out](FieldLoader::without_forcings).
     pub forcing: Option<ShardTensor<4>>,
     /// Targets, [batch, steps · targets, lat, lon].
     pub target: ShardTensor<4>,
@@ -98,6 +100,8 @@ pub struct FieldLoader {
     summary: Summary,
     /// Number of targets per sample in a batch.
     steps: usize,
+    /// Whether batches have no forcings, although the dataset has some.
+    leaves_forcings_out: bool,
     /// Dataset, on the ranks that read.
     dataset: Option<Arc<FieldDataset>>,
 }
@@ -142,6 +146,7 @@ impl FieldLoader {
             config: config.clone(),
             summary: Summary::default(),
             steps: 0,
+            leaves_forcings_out: false,
             dataset: None,
         };
         loader.open(open)?;
@@ -307,7 +312,10 @@ impl FieldLoader {
         let [rows, columns] = self.summary.grid;
         Part::ALL.map(|part| {
             let channels = match part {
+                // Neither read nor sent, because they are the targets.
+                Part::Input if self.summary.are_states() => 0,
                 Part::Input => self.summary.history * inputs.len(),
+                Part::Forcing if self.leaves_forcings_out => 0,
                 Part::Forcing => self.steps * forcings.len(),
                 Part::Target => self.steps * targets.len(),
             };
@@ -340,10 +348,14 @@ impl FieldLoader {
             Some(parts) => parts.map(Some),
             None => [const { None }; 3],
         };
-        let given = !self.channels().forcings.is_empty();
+        let given = !self.leaves_forcings_out && !self.channels().forcings.is_empty();
         let forcing = given.then(|| self.place(forcing, &forcing_layout));
-        let (input, input_mask) = self.filled(self.place(input, &input_layout)?);
         let (target, mask) = self.filled(self.place(target, &target_layout)?);
+        let (input, input_mask) = if self.summary.are_states() {
+            (target.clone(), mask.clone())
+        } else {
+            self.filled(self.place(input, &input_layout)?)
+        };
         let of_samples = samples
             .iter()
             .map(|&sample| self.summary.samples[sample].clone());
@@ -391,20 +403,6 @@ impl FieldLoader {
             }
         }
     }
-}
-
-/// Properties of the dataset that all ranks need.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Summary {
-    /// Time in seconds and leads in hours of each sample.
-    samples: Vec<(f64, Vec<f64>)>,
-    channels: Channels,
-    history: usize,
-    steps: usize,
-    /// Rows and columns.
-    grid: [usize; 2],
-    /// Whether missing values are filled.
-    fills: bool,
 }
 
 /// Checks that all ranks have the settings of the first, except `prefetch`.

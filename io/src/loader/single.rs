@@ -63,6 +63,43 @@ impl FieldLoader {
         self.batch(samples.to_vec(), read)
     }
 
+    /// Leaves the forcings out of all batches, for programs that need none or read them by
+    /// [`forcing`](Self::forcing). All ranks must do so.
+    ///
+    /// # Example
+    /// ```
+    /// # use halocline_io::{FieldWriter, Grid, WriterConfig};
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("2018.h5");
+    /// # let grid = Grid::cell_centered(5, 8)?;
+    /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
+    /// # for step in 0..4 {
+    /// #     let field = halocline_io::ndarray::Array3::from_elem((1, 5, 8), step as f32);
+    /// #     writer.append(f64::from(step) * 21600.0, field.view())?;
+    /// # }
+    /// # writer.finish()?;
+    /// use halocline_core::{Launcher, Shard};
+    /// use halocline_io::{DatasetConfig, FieldDataset, FieldLoader, LoaderConfig};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let config = DatasetConfig::new().with_forcings(vec!["cos_latitude".into()]);
+    ///     let loader = FieldLoader::new(&mesh, &[Shard(2)], &LoaderConfig::new(1), || {
+    ///         FieldDataset::open(&[&path], &config)
+    ///     })?;
+    ///     let loader = loader.without_forcings();
+    ///     assert!(loader.load(&[2])?.forcing.is_none());
+    ///     assert!(loader.forcing(2, 43200.0)?.is_some());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn without_forcings(mut self) -> Self {
+        self.leaves_forcings_out = true;
+        self
+    }
+
     /// Reads the forcings of the step that starts at `time`, in seconds since 1970-01-01 UTC, on
     /// the time axis of a sample. Returns `[1, forcings, lat, lon]`, or `None` if the dataset has
     /// no forcings. Beyond the end of the files only computed channels, constants, masks and

@@ -66,7 +66,8 @@ impl OutputConfig {
         if let Compression::Zstd { level } = self.compression
             && !(1..=9).contains(&level)
         {
-            return Err(Error::argument("compression", level, "a level from 1 to 9"));
+            let expected = "a level from 1 (fastest) to 9 (smallest), or Compression::None";
+            return Err(Error::argument("compression", level, expected));
         }
         let Some(chunk) = self.chunk else {
             return Ok(());

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use halocline_core::{DeviceMesh, Layout, Shard, ShardTensor};
-use ndarray::{Array4, s};
+use ndarray::{ArrayView4, s};
 use rayon::prelude::*;
 
 use super::chunking::{aligned, extent};
@@ -236,9 +236,10 @@ impl ForecastWriter {
             return Ok(());
         }
         let failed = |cause: String| Error::data(&self.folder, "/", cause);
-        let values = local.into_data().convert::<f32>().try_to_vec::<f32>();
+        let values = local.into_data().convert::<f32>();
+        let values = values.as_slice::<f32>();
         let values = values.map_err(|error| failed(format!("{error:?}")))?;
-        let values = Array4::from_shape_vec(local_shape(&cells.shape()), values);
+        let values = ArrayView4::from_shape(local_shape(&cells.shape()), values);
         let values = values.map_err(|error| failed(error.to_string()))?;
         let fields: Vec<_> = members
             .clone()

@@ -1,5 +1,6 @@
 //! Zarr stores in folders, versions 2 and 3.
 
+mod dates;
 mod folder;
 mod json;
 
@@ -18,6 +19,7 @@ use crate::alike::fingerprint;
 use crate::cf::axis::is_time;
 use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable, stamp};
 use crate::{Error, Result};
+use dates::as_integers;
 use folder::Folder;
 use json::{attribute, json, text};
 
@@ -95,11 +97,15 @@ impl ZarrStore {
 
     /// Opens a member of the group, if it is an array.
     fn member(&self, name: &str) -> Result<Option<(Array<Folder>, Variable)>, String> {
-        let Some(metadata) = self.metadata(name)? else {
-            return Ok(None);
-        };
-        let array = self.array(name, &metadata)?;
-        let (kind, width) = kind(&array, &metadata);
+        let metadata = self.metadata(name)?;
+        let opened = metadata.map(|metadata| self.opened(name, &metadata));
+        opened.transpose()
+    }
+
+    /// Opens an array by its metadata, after checking them.
+    fn opened(&self, name: &str, metadata: &Value) -> Result<(Array<Folder>, Variable), String> {
+        let array = self.array(name, metadata)?;
+        let (kind, width) = kind(&array, metadata);
         let shape: Vec<usize> = extents(array.shape())?;
         let attributes = array.attributes();
         let dims = match array.dimension_names() {
@@ -164,12 +170,32 @@ impl ZarrStore {
             dims,
             shape,
             kind,
-            dtype: dtype(&metadata),
+            dtype: dtype(metadata),
             width,
             attributes,
             chunk: Some(extents(&chunk)?),
         };
-        Ok(Some((array, variable)))
+        Ok((array, variable))
+    }
+
+    /// Returns an attribute of the group, or null.
+    pub(crate) fn attribute(&self, name: &str) -> Value {
+        group_attribute(&self.folder.root, name)
+    }
+
+    /// Reads an array of `datetime64`, in seconds since 1970-01-01.
+    pub(crate) fn dates(&self, name: &str) -> Result<Vec<f64>, String> {
+        let metadata = self.metadata(name)?;
+        let mut metadata = metadata.ok_or("no such array")?;
+        let unit = as_integers(&mut metadata)?;
+        let (array, variable) = self.opened(name, &metadata)?;
+        let &[count] = &variable.shape[..] else {
+            return Err(format!("{:?}, expected one dim", variable.shape));
+        };
+        bytes_of(&[count as u64], variable.width, MAX_CHUNK)?;
+        let subset = ArraySubset::from(std::iter::once(0..count as u64));
+        let ticks: Vec<i64> = array.retrieve_array_subset(&subset).map_err(text)?;
+        Ok(ticks.into_iter().map(|tick| tick as f64 * unit).collect())
     }
 
     /// Whether a member is an array of strings.
@@ -324,10 +350,15 @@ fn some_chunks(grid: &[u64]) -> impl Iterator<Item = Vec<u64>> {
 
 /// Returns the variables that a group lists in [`ORDER`], if any.
 fn order(group: &Path) -> Vec<String> {
+    serde_json::from_value(group_attribute(group, ORDER)).unwrap_or_default()
+}
+
+/// Returns an attribute of a group, or null.
+fn group_attribute(group: &Path, name: &str) -> Value {
     let attributes = |file: &str| json(&group.join(file)).ok().flatten();
-    let listed = attributes("zarr.json").map(|metadata| metadata["attributes"][ORDER].clone());
-    let listed = listed.or_else(|| attributes(".zattrs").map(|metadata| metadata[ORDER].clone()));
-    serde_json::from_value(listed.unwrap_or_default()).unwrap_or_default()
+    let found = attributes("zarr.json").map(|metadata| metadata["attributes"][name].clone());
+    let found = found.or_else(|| attributes(".zattrs").map(|metadata| metadata[name].clone()));
+    found.unwrap_or_default()
 }
 
 /// Returns the name of an array's element type.

@@ -125,6 +125,14 @@ fn the_newest_and_the_best_stay_in_the_folder() {
         ["step_000000002", "step_000000004", "step_000000005"]
     );
     assert_eq!(latest(folder.path()), Some(5));
+    let two = CheckpointConfig::new().with_keep_last(1).with_keep_best(2);
+    let metrics = [Some(3.0), Some(1.0), Some(2.0), None, None];
+    let other = tempfile::tempdir().unwrap();
+    let names = steps(other.path(), &two, &metrics);
+    assert_eq!(
+        names,
+        ["step_000000002", "step_000000003", "step_000000005"]
+    );
     let best = Launcher::local(2).collect(|world| {
         let mut checkpoints = Checkpoints::open(&world, folder.path(), &config)?;
         Ok(checkpoints.best()?.map(|checkpoint| checkpoint.step()))

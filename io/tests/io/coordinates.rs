@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use burn::tensor::f16;
-use halocline_io::{FieldWriter, Missing, OpenConfig, Period, WriterConfig, open};
+use halocline_io::{
+    DatasetConfig, FieldDataset, FieldWriter, Missing, OpenConfig, Period, WriterConfig, open,
+};
 use ndarray::Array3;
 
 use crate::forecasts::bare;
@@ -121,6 +123,36 @@ fn latitudes_that_are_nan_do_not_confirm_nominal_ones() {
     attribute(&geolat, "\"units\": \"degrees_north\"");
     let error = open(&path).unwrap_err().to_string();
     assert!(error.contains("on latitude, which is a"), "{error}");
+}
+
+/// Latitudes of the cells, which are those of the rows, and a field that another one names.
+#[test]
+fn coordinates_of_cells_are_channels_only_by_name() {
+    let (_folder, path) = copy("v2.zarr");
+    let lat = open(&path).unwrap().grid().lat().to_vec();
+    let bytes: Vec<u8> = lat
+        .repeat(8)
+        .into_iter()
+        .flat_map(f64::to_le_bytes)
+        .collect();
+    let dims = ["longitude", "latitude"];
+    array(&path.join("nav_lat"), "<f8", &[8, 5], &dims, &bytes);
+    let text = "\"coordinates\": \"time nav_lat orography\"";
+    attribute(&path.join("t2m"), text);
+    let fields = open(&path).unwrap();
+    assert_eq!(fields.channels(), ["t2m", "z@850", "z@500"]);
+    let told = "orography (a coordinate of t2m; choose it by name to read it)";
+    assert!(fields.left_out().contains(&told.to_string()));
+    let chosen = OpenConfig::of_channels(&["nav_lat", "orography"]).open(&path);
+    let values = chosen.unwrap().read([0..1, 0..1, 1..2, 3..4]).unwrap();
+    assert_eq!(f64::from(values[[0; 4]]), lat[1]);
+    let name = |name: &str| vec![name.to_string()];
+    let config = DatasetConfig::new()
+        .with_inputs(Some(name("t2m")))
+        .with_constants(Some(path.clone()))
+        .with_forcings(name("nav_lat"));
+    let dataset = FieldDataset::open(&[&path], &config).unwrap();
+    assert_eq!(dataset.channels().forcings, ["nav_lat"]);
 }
 
 /// The corners lie along the first dim, as some models write them.

@@ -94,7 +94,7 @@ fn time_steps_must_be_even() {
             .to_string(),
         format!(
             "{}: dataset \"timestamp\"[3]: found a time step of 12 h, \
-             expected 6 h, as at the beginning of the file; \
+             expected 6 h, as between the first two times; \
              write each stretch of equal steps into a file of its own, of which a FieldDataset takes several, \
              or choose Gaps::Skip or Gaps::Allow",
             path.display()
@@ -130,7 +130,8 @@ fn files_must_go_together() {
     assert_eq!(
         message(),
         format!(
-            "{}: grid: found lat 3 values from 90 to -90, lon 5 values from 0 to 288, \
+            "{}: grid: found lat 3 values from 90 to -90, lon 5 values from 0 to 288 \
+             (5 longitudes, not 4), \
              expected lat 3 values from 90 to -90, lon 4 values from 0 to 270 as in PATH",
             other.display()
         )

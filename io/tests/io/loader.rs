@@ -235,6 +235,29 @@ fn only_the_ranks_that_read_open_files() {
     }
 }
 
+#[test]
+fn inputs_that_are_the_targets_are_read_once() {
+    let (_folder, path) = numbered_file([4, 2, 3, 4]);
+    for source in [Source::Scatter, Source::PerRank] {
+        let needed = Launcher::local(2).collect(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let config = LoaderConfig::new(1).with_source(source);
+            let loader = FieldLoader::new(&mesh, &[Shard(2)], &config, || {
+                FieldDataset::open(&[&path], &DatasetConfig::new().with_lead(0))
+            })?;
+            let batch = loader.load(&[3])?;
+            let [input, target] = [batch.input, batch.target].map(|field| field.full_tensor());
+            assert_eq!(input.dims(), [1, 2, 3, 4]);
+            let (input, target) = (input.into_data(), target.into_data());
+            input.assert_eq(&target, true);
+            assert_eq!(input.iter::<f32>().next(), Some(3000.0));
+            Ok(loader.traffic().needed)
+        });
+        let bytes = 4 * 2 * 3 * 4;
+        assert_eq!(needed.unwrap().iter().sum::<u64>(), bytes, "{source:?}");
+    }
+}
+
 /// Creates a file whose fields have a NaN in the last row at time 3.
 fn file_with_nan() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
 //! Files, statistics, datasets, loaders and checkpoints, tested through the public interface.
 
 mod alike;
+mod anemoi;
 mod cf;
 mod checkpoint;
 mod compressed;
@@ -15,6 +16,7 @@ mod forecasts;
 mod formats;
 mod loader;
 mod merged;
+mod orders;
 mod refused;
 mod roles;
 mod shared;

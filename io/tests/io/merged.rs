@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use halocline_io::{
-    DatasetConfig, FieldDataset, FieldWriter, Fields, OpenConfig, Series, WriterConfig,
+    DatasetConfig, FieldDataset, FieldWriter, Fields, OpenConfig, Period, Series, WriterConfig,
 };
 use ndarray::{Array3, s};
 
 use crate::STEP;
 
 /// Writes channels at some times. Values are the sum of `value` and the index of the time.
-fn write(path: &Path, names: &[&str], times: std::ops::Range<usize>, value: f32) {
+fn write(path: &Path, names: &[&str], times: impl IntoIterator<Item = usize>, value: f32) {
     let config = WriterConfig::new();
     let mut writer = FieldWriter::create(path, &crate::grid(3, 4), names, &config).unwrap();
     for time in times {
@@ -103,5 +103,25 @@ fn what_does_not_belong_together_is_told() {
         for found in message(&[surface, levels], &OpenConfig::of_channels(chosen)) {
             assert!(found.contains(part), "{part} in {found}");
         }
+    }
+}
+
+/// An uneven step is that of a file, at the index of the time in it.
+#[test]
+fn an_uneven_step_of_joined_files_is_told_by_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+    // Without the first time of the first file.
+    let period = Period::since("1970-01-01T06:00");
+    let config = OpenConfig::new().with_period(Some(period));
+    for (times, place) in [
+        ([[0, 1, 2, 4], [5, 6, 7, 8]], "first: dataset \"time\"[3]"),
+        ([[0, 1, 2, 3], [4, 5, 6, 8]], "second: dataset \"time\"[3]"),
+    ] {
+        write(&first, &["t2m"], times[0], 0.0);
+        write(&second, &["t2m"], times[1], 0.0);
+        let joined = config.open_joined(&[&first, &second]).unwrap();
+        let error = joined.time_step().unwrap_err().to_string();
+        assert!(error.contains(place), "{place} in {error}");
     }
 }

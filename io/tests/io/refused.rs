@@ -35,7 +35,7 @@ fn files_with_other_units_of_a_channel_are_refused() {
         let told = "units: found degC of t2m, expected K";
         assert!(found.contains(told), "{found}");
     }
-    // Units that are missing in one file match any.
+    // Units that are missing in one file are not those of the other.
     units("\"units\"", "\"unit\"");
     for found in message() {
         let told = "units: found none of t2m, expected K";

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use halocline_core::{Launcher, Placement, Shard, ShardTensor};
 use halocline_io::{
-    Channels, DatasetConfig, FieldDataset, FieldFile, FieldLoader, FieldWriter, LoaderConfig,
+    Channels, DatasetConfig, FieldDataset, FieldFile, FieldLoader, FieldWriter, Gaps, LoaderConfig,
     Missing, Source, Statistics, WriterConfig,
 };
 use ndarray::{Array4, s};
 
+use crate::formats::store;
 use crate::{numbered, numbered_file, write};
 
 fn names(names: &[&str]) -> Vec<String> {
@@ -57,6 +58,31 @@ fn samples_have_the_channels_of_their_roles() {
         assert!(part(2).iter().all(|value| *value == 1.0));
     }
     assert_eq!(dataset.leads(1), [6.0, 12.0]);
+}
+
+#[test]
+fn channels_that_were_not_chosen_are_told_too() {
+    let config = DatasetConfig::new()
+        .with_gaps(Gaps::Allow)
+        .with_missing(Missing::Allow)
+        .with_inputs(Some(names(&["t2m"])));
+    let message = |config: DatasetConfig| {
+        let dataset = FieldDataset::open(&[store("v2.zarr")], &config);
+        dataset.unwrap_err().to_string()
+    };
+    let found = message(config.clone().with_forcings(names(&["cos_latitud"])));
+    assert!(
+        found.starts_with("forcings: got cos_latitud, expected channels of "),
+        "{found}"
+    );
+    for part in ["orography", "z@500", "mask: before one", "sin_latitude"] {
+        assert!(found.contains(part), "{part} in {found}");
+    }
+    let found = message(config.with_targets(Some(names(&["z@250"]))));
+    assert!(
+        found.starts_with("targets: got z@250") && found.contains("z@500"),
+        "{found}"
+    );
 }
 
 #[test]

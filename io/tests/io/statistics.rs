@@ -1,6 +1,6 @@
 use halocline_io::{
-    FieldFile, FieldWriter, Gaps, Metadata, Missing, Progress, Statistics, StatisticsBuilder,
-    WriterConfig,
+    FieldFile, FieldWriter, Gaps, Metadata, Missing, OpenConfig, Progress, Statistics,
+    StatisticsBuilder, WriterConfig,
 };
 use ndarray::{Array3, Array4};
 use proptest::prelude::*;
@@ -190,6 +190,21 @@ fn they_are_stored_as_makani_reads_them() {
         let rounded: Vec<f64> = saved.iter().map(|&value| f64::from(value as f32)).collect();
         assert_eq!(loaded, rounded);
     }
+}
+
+#[test]
+fn channels_are_selected_in_the_order_of_other_metadata() {
+    let (_folder, path) = numbered_file([4, 3, 4, 5]);
+    let statistics = Statistics::compute(&[FieldFile::open(&path).unwrap()], 1).unwrap();
+    let two = OpenConfig::of_channels(&["z2", "z0"]).open(&path).unwrap();
+    let two = Metadata::of(&two).unwrap();
+    let selected = statistics.for_metadata(&two).unwrap();
+    assert_eq!(selected.metadata(), &two);
+    let means = statistics.means();
+    assert_eq!(selected.means(), [means[2], means[0]]);
+    let error = selected.for_metadata(statistics.metadata()).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("those of channel z1 too"), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""Writes weights.pt, a checkpoint as training loops in PyTorch save it, whose values are their indices.
+"""Writes weights.pt, a checkpoint as training loops in PyTorch save it, whose values are their indices, and complex.pt.
 
     pip install torch
     python io/tests/state_dict/generate.py
@@ -28,6 +28,7 @@ def main():
     model.conv.to(torch.bfloat16)
     state = {"epoch": 3, "model": model.state_dict()}
     torch.save(state, Path(__file__).with_name("weights.pt"))
+    torch.save({"weight": torch.zeros(2, dtype=torch.complex64)}, Path(__file__).with_name("complex.pt"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 //! PyTorch state dicts, loaded directly into the shards of a module.
 
 mod module;
+mod name;
 mod source;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -9,22 +10,26 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use halocline_core::{Batch, DeviceMesh, Expected, Operation, Payload, Traffic, World};
 use module::{Parameter, filled, parameters};
-use source::Stored;
+use name::{Strided, concatenated};
+use source::{Stored, Tensors};
 
 use super::file;
 use super::load::all_ranks;
 use crate::agreement::{Fallible, agree, agree_at};
 use crate::{Error, Result};
 
+pub use name::StateName;
+
 const NAME: &str = "state dict";
 /// Largest number of names that an error lists.
 const LISTED: usize = 5;
 
 /// Weights of a PyTorch model, from a file of `torch.save` (`.pt`, `.pth`) or a safetensors file.
-/// Tensors have the names that they have in PyTorch.
+/// Tensors have the names that they have in PyTorch. Complex tensors of a safetensors file have
+/// real and imaginary parts in a last dim, like `torch.view_as_real`.
 ///
 /// # Example
 /// ```
@@ -67,6 +72,8 @@ const LISTED: usize = 5;
 pub struct StateDict {
     path: PathBuf,
     tensors: BTreeMap<String, Stored>,
+    /// Tensors of types that burn lacks, and these types.
+    unknown: BTreeMap<String, String>,
     names: Box<Names>,
     allow_unused: bool,
 }
@@ -74,61 +81,33 @@ pub struct StateDict {
 /// Map from the path of a parameter to its name in the file.
 type Names = dyn Fn(&str) -> Option<StateName> + Send + Sync;
 
-/// Location of a parameter's values in a [`StateDict`]: a tensor, or one of several equal parts of
-/// it along its first dim, such as the queries of a fused projection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateName {
-    name: String,
-    part: usize,
-    parts: usize,
-}
-
-impl StateName {
-    /// Selects part number `part` of `parts` equal parts along the first dim of a tensor:
-    /// `("attn.in_proj_weight", 1, 3)` selects the weights of the keys in PyTorch's
-    /// `MultiheadAttention`.
-    ///
-    /// # Panics
-    /// Panics unless `part` is less than `parts`.
-    pub fn part(name: impl Into<String>, part: usize, parts: usize) -> Self {
-        assert!(part < parts, "StateName::part: part {part} of {parts}");
-        let name = name.into();
-        Self { name, part, parts }
-    }
-}
-
-impl<S: Into<String>> From<S> for StateName {
-    fn from(name: S) -> Self {
-        Self::part(name, 0, 1)
-    }
-}
-
 impl StateDict {
     /// Opens a file. In a nested dict, such as `{"model": ..., "optimizer": ...}`, names are
     /// prefixed with the key: `model.net.0.weight`. Tensors are not read until they are loaded.
     ///
     /// # Errors
-    /// A file that cannot be read, is of another format, or is damaged; sparse or quantized
-    /// tensors.
+    /// A file that cannot be read, is of another format, or is damaged; sparse, quantized or, in a
+    /// file of `torch.save`, complex tensors.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (opened, _) = file::open(&file::followed(path)?)?;
         let mut start = Vec::new();
         let read = opened.take(2).read_to_end(&mut start);
         read.map_err(|error| Error::io(path, error))?;
-        let tensors = match start[..] {
+        let Tensors { tensors, unknown } = match start[..] {
             [b'P', b'K'] | [0x80, _] => source::pickled(path)?,
             _ => source::safetensors(path)?,
         };
         Ok(Self {
             path: path.into(),
             tensors,
+            unknown,
             names: Box::new(|path| Some(path.into())),
             allow_unused: false,
         })
     }
 
-    /// Iterates over the names and shapes of the tensors.
+    /// Iterates over the names and shapes of the tensors, without those of types that burn lacks.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
         let tensors = self.tensors.iter();
         tensors.map(|(name, stored)| (&name[..], &stored.shape[..]))
@@ -162,7 +141,8 @@ impl StateDict {
     /// # Errors
     /// On all ranks, before anything is read: parameters without a tensor; tensors without a
     /// parameter, unless [allowed](Self::with_unused) (`num_batches_tracked` of batch norms always
-    /// is); a shape or kind that differs. Later: files that cannot be read, or are damaged.
+    /// is); a shape or kind that differs; a type that burn lacks. Later: files that cannot be read,
+    /// or are damaged.
     pub fn load<M: Module>(&self, world: &World, module: M) -> halocline_core::Result<M> {
         let mesh = all_ranks(world)?;
         let slots = self.slots(&module);
@@ -179,8 +159,7 @@ impl StateDict {
         }
         for (number, slot) in whole.iter().enumerate() {
             let reader = mesh.shape().ranks()[number % mesh.size()];
-            let read =
-                (world.rank() == reader).then(|| Ok(slot.cells(&(slot.stored.read)()?, reader)));
+            let read = (world.rank() == reader).then(|| Ok(slot.cells(&slot.read()?, reader)));
             let read = agree(&mesh, NAME, Fallible::All, read.transpose())?;
             slot.put(
                 mesh.broadcast_bytes(NAME, reader, read)?,
@@ -198,17 +177,33 @@ impl StateDict {
             let Some(place) = (self.names)(&parameter.name) else {
                 continue;
             };
-            match self.tensors.get_key_value(&place.name) {
-                None => missing.push(format!("{} of {}", place.name, parameter.path)),
-                Some((name, stored)) => {
-                    used.insert(name);
-                    slots.push(self.slot(parameter, &place, stored)?);
+            let mut sources = Vec::new();
+            for name in &place.names {
+                if let Some(dtype) = self.unknown.get(name) {
+                    return Err(self.broken(format!(
+                        "tensor {name:?} is of {dtype}, which burn lacks, expected {:?} for {}",
+                        parameter.dtype, parameter.path
+                    )));
+                }
+                match self.tensors.get_key_value(name) {
+                    None => missing.push(format!("{name} of {}", parameter.path)),
+                    Some((name, stored)) => {
+                        used.insert(name);
+                        sources.push(stored);
+                    }
                 }
             }
+            if sources.len() == place.names.len() {
+                slots.push(self.slot(parameter, &place, sources)?);
+            }
         }
-        let unused = self.tensors.keys().filter(|name| {
-            !used.contains(name) && !self.allow_unused && !name.ends_with("num_batches_tracked")
-        });
+        let unused = self
+            .tensors
+            .keys()
+            .chain(self.unknown.keys())
+            .filter(|name| {
+                !used.contains(name) && !self.allow_unused && !name.ends_with("num_batches_tracked")
+            });
         let unused: Vec<String> = unused.cloned().collect();
         if missing.is_empty() && unused.is_empty() {
             return Ok(slots);
@@ -224,24 +219,20 @@ impl StateDict {
         &self,
         parameter: Parameter,
         place: &StateName,
-        stored: &'a Stored,
+        sources: Vec<&'a Stored>,
     ) -> Result<Slot<'a>> {
-        let mut shape = stored.shape.clone();
-        let mut strides = vec![1; shape.len()];
-        for dim in (1..shape.len()).rev() {
-            strides[dim - 1] = strides[dim] * shape[dim];
-        }
-        let mut first = 0;
-        if place.parts > 1 && shape.first().is_some_and(|rows| rows % place.parts == 0) {
-            shape[0] /= place.parts;
-            first = place.part * shape[0] * strides[0];
-        }
+        let broken = |cause| self.broken(cause);
+        let (whole, dtype) = place.whole(&sources).map_err(broken)?;
+        let Strided {
+            mut shape,
+            mut strides,
+            first,
+        } = place.view(whole.clone()).map_err(broken)?;
         if parameter.is_linear && shape.len() == 2 {
             shape.reverse();
             strides.reverse();
         }
-        let kinds =
-            [parameter.dtype, stored.dtype].map(|dtype| (dtype.is_float(), dtype.is_bool()));
+        let kinds = [parameter.dtype, dtype].map(|dtype| (dtype.is_float(), dtype.is_bool()));
         if shape != parameter.shape || kinds[0] != kinds[1] {
             let transposed = if parameter.is_linear {
                 ", transposed,"
@@ -249,10 +240,8 @@ impl StateDict {
                 ""
             };
             return Err(self.broken(format!(
-                "tensor {:?} is {:?}{transposed} of {:?}, expected {:?} of {:?} for {}",
-                place.name,
-                stored.shape,
-                stored.dtype,
+                "tensor {:?} is {whole:?}{transposed} of {dtype:?}, expected {:?} of {:?} for {}",
+                place.names.join(", "),
                 parameter.shape,
                 parameter.dtype,
                 parameter.path
@@ -260,7 +249,9 @@ impl StateDict {
         }
         Ok(Slot {
             parameter,
-            stored,
+            sources,
+            rows: whole.iter().take(place.dim).product(),
+            dtype,
             strides,
             first,
         })
@@ -276,12 +267,10 @@ fn described(slots: &[Slot<'_>]) -> String {
     let mut hasher = crc32fast::Hasher::new();
     for slot in slots {
         let Parameter { path, shape, .. } = &slot.parameter;
-        let Stored {
-            dtype, shape: held, ..
-        } = slot.stored;
+        let held: Vec<_> = slot.sources.iter().map(|stored| &stored.shape).collect();
         let text = format!(
-            "{path} {shape:?} {dtype:?} {held:?} {} {:?}",
-            slot.first, slot.strides
+            "{path} {shape:?} {:?} {held:?} {} {} {:?}",
+            slot.dtype, slot.rows, slot.first, slot.strides
         );
         hasher.update(text.as_bytes());
     }
@@ -297,7 +286,7 @@ fn exchange(
 ) -> halocline_core::Result<()> {
     let (here, ranks) = (mesh.position(), mesh.shape().ranks());
     let own = round.get(here);
-    let read = own.map(|slot| (slot.stored.read)()).transpose();
+    let read = own.map(Slot::read).transpose();
     let read = agree(mesh, NAME, Fallible::All, read)?;
     let cells = |slot: &Slot<'_>, rank| slot.cells(read.as_deref().unwrap_or_default(), rank);
     let others = || (0..mesh.size()).filter(|position| *position != here);
@@ -349,20 +338,34 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-/// Parameter, and the tensor that holds its values.
+/// Parameter, and the tensors that hold its values.
 struct Slot<'a> {
     parameter: Parameter,
-    stored: &'a Stored,
-    /// Strides in the tensor along each dim of the parameter, in elements.
+    sources: Vec<&'a Stored>,
+    /// Cells of the dims before that along which the tensors are concatenated.
+    rows: usize,
+    /// Type of the tensors.
+    dtype: DType,
+    /// Strides in the concatenation along each dim of the parameter, in elements.
     strides: Vec<usize>,
     first: usize,
 }
 
 impl Slot<'_> {
+    /// Reads the tensor, or the concatenation of several.
+    fn read(&self) -> Result<Vec<u8>> {
+        let tensors = self.sources.iter().map(|stored| (stored.read)());
+        let mut tensors = tensors.collect::<Result<Vec<_>>>()?;
+        Ok(match tensors.len() {
+            1 => tensors.remove(0),
+            _ => concatenated(&tensors, self.rows),
+        })
+    }
+
     /// Extracts the cells that a rank holds from the bytes of the tensor.
     fn cells(&self, bytes: &[u8], rank: usize) -> Vec<u8> {
         let cells = self.parameter.cells(rank);
-        let element = self.stored.dtype.size();
+        let element = self.dtype.size();
         let mut found = Vec::with_capacity(cells.volume() * element);
         self.append(bytes, cells.ranges(), &self.strides, self.first, &mut found);
         found
@@ -377,12 +380,12 @@ impl Slot<'_> {
     ) -> Result<()> {
         let Parameter { path, dtype, .. } = &self.parameter;
         let cells = self.parameter.cells(rank);
-        let expected = cells.volume() * self.stored.dtype.size();
+        let expected = cells.volume() * self.dtype.size();
         if bytes.len() != expected {
             let got = format!("{} bytes of {path}", bytes.len());
             return Err(Error::argument(NAME, got, expected.to_string()));
         }
-        let data = TensorData::from_bytes_vec(bytes, cells.shape(), self.stored.dtype);
+        let data = TensorData::from_bytes_vec(bytes, cells.shape(), self.dtype);
         values.insert(path.clone(), data.convert_dtype(*dtype));
         Ok(())
     }
@@ -395,7 +398,7 @@ impl Slot<'_> {
         first: usize,
         found: &mut Vec<u8>,
     ) {
-        let element = self.stored.dtype.size();
+        let element = self.dtype.size();
         match (ranges, strides) {
             ([], _) => found.extend(&bytes[first * element..][..element]),
             ([range], [1]) => {

@@ -17,9 +17,18 @@ pub(super) struct Stored {
     pub(super) read: Box<dyn Fn() -> Result<Vec<u8>> + Send + Sync>,
 }
 
+/// Tensors of a file, by name.
+pub(super) struct Tensors {
+    pub(super) tensors: BTreeMap<String, Stored>,
+    /// Tensors of types that burn lacks, and these types.
+    pub(super) unknown: BTreeMap<String, String>,
+}
+
 /// Lists the tensors of a safetensors file.
-pub(super) fn safetensors(path: &Path) -> Result<BTreeMap<String, Stored>> {
+pub(super) fn safetensors(path: &Path) -> Result<Tensors> {
     let file = Arc::new(Checkpoint::open(path)?);
+    let unknown = file.unknown.iter();
+    let unknown = unknown.map(|(name, dtype)| (name.clone(), format!("{dtype:?}")));
     let entries = file.index.tensors.iter().map(|(name, entry)| {
         let (file, key) = (file.clone(), name.clone());
         let stored = Stored {
@@ -29,13 +38,23 @@ pub(super) fn safetensors(path: &Path) -> Result<BTreeMap<String, Stored>> {
         };
         (name.clone(), stored)
     });
-    Ok(entries.collect())
+    Ok(Tensors {
+        tensors: entries.collect(),
+        unknown: unknown.collect(),
+    })
 }
 
 /// Lists the tensors of a file written by `torch.save`.
-pub(super) fn pickled(path: &Path) -> Result<BTreeMap<String, Stored>> {
-    let opened = PytorchReader::new(path);
-    let opened = opened.map_err(|error| Error::checkpoint(path, error.to_string()))?;
+pub(super) fn pickled(path: &Path) -> Result<Tensors> {
+    let opened = PytorchReader::new(path).map_err(|error| {
+        let cause = error.to_string();
+        let hint = if cause.contains("Complex") {
+            " Save complex tensors as torch.view_as_real(tensor), or all by safetensors.torch.save_file."
+        } else {
+            ""
+        };
+        Error::checkpoint(path, cause + hint)
+    })?;
     let entries = opened.into_tensors().into_iter().map(|(name, tensor)| {
         let (path, shape) = (path.to_path_buf(), tensor.shape().to_vec());
         let stored = Stored {
@@ -48,7 +67,10 @@ pub(super) fn pickled(path: &Path) -> Result<BTreeMap<String, Stored>> {
         };
         (name, stored)
     });
-    Ok(entries.collect())
+    Ok(Tensors {
+        tensors: entries.collect(),
+        unknown: BTreeMap::new(),
+    })
 }
 
 fn element_type(dtype: pytorch_reader::DType) -> DType {

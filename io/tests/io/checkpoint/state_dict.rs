@@ -1,6 +1,6 @@
 //! PyTorch weights, loaded whole and into shards.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv1d, Conv1dConfig};
@@ -9,7 +9,9 @@ use burn::tensor::{Device, Tensor};
 use halocline_core::{
     DeviceMesh, Gather, Launcher, Layout, ParamShard, Result, Shard, shard_parameters, whole,
 };
-use halocline_io::{StateDict, StateName};
+use halocline_io::{Checkpoint, StateDict, StateName};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 
 /// File of numbered tensors, written by `generate.py`: the values of each count up from 100 times
 /// its number.
@@ -58,8 +60,8 @@ fn weights() -> StateDict {
         .with_unused() // the batch norm
 }
 
-/// Shards the model along the first dim, for use or for storage.
-fn sharded(model: Model, mesh: &DeviceMesh, stored: bool) -> Result<Model> {
+/// Shards a model along the first dim, for use or for storage.
+fn sharded<M: Module>(model: M, mesh: &DeviceMesh, stored: bool) -> Result<M> {
     shard_parameters(model, |_, shape| {
         let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
         let shard = ParamShard::new(layout, mesh);
@@ -180,6 +182,92 @@ fn mistakes_are_told_before_anything_is_read() {
         })
     });
     assert!(kind.contains("num_batches_tracked"), "{kind}");
+}
+
+#[derive(Module, Debug)]
+struct Spectral {
+    weight: Param<Tensor<5>>,
+}
+
+/// Writes two complex tensors, whose parts count up from 0 and 100, real ones that count up from
+/// 200, and floats of 8 bits.
+fn write_complex(folder: &Path) -> PathBuf {
+    let counted = |first: u16| -> Vec<u8> {
+        let numbers = first..first + 8;
+        numbers.flat_map(|x| f32::from(x).to_le_bytes()).collect()
+    };
+    let [one, other, real] = [0, 100, 200].map(counted);
+    let view = |dtype, shape: &[usize], data| TensorView::new(dtype, shape.to_vec(), data).unwrap();
+    let tensors = [
+        ("one", view(Dtype::C64, &[2, 1, 2, 1], &one)),
+        ("other", view(Dtype::C64, &[2, 1, 2, 1], &other)),
+        ("real", view(Dtype::F32, &[2, 2, 2], &real)),
+        ("small", view(Dtype::F8_E4M3, &[3], &[0; 3])),
+    ];
+    let path = folder.join("complex.safetensors");
+    safetensors::serialize_to_file(tensors, None, &path).unwrap();
+    path
+}
+
+/// Loads a sharded parameter.
+fn spectral(path: &Path, shape: [usize; 5], place: &StateName) -> Result<Vec<f32>> {
+    let found = Launcher::local(2).collect(|world| {
+        let place = place.clone();
+        let weights = StateDict::open(path)?.with_unused();
+        let weights = weights.with_names(move |_| Some(place.clone()));
+        let mesh = world.mesh([("rank", 2)])?;
+        let model = world.init(|device| Spectral {
+            weight: Param::from_tensor(Tensor::zeros(shape, device)),
+        })?;
+        let model = weights.load(&world, sharded(model, &mesh, false)?)?;
+        let weight = whole(model)?.weight.val();
+        Ok(weight.into_data().try_to_vec::<f32>().unwrap())
+    });
+    Ok(found?.remove(0))
+}
+
+#[test]
+fn complex_tensors_have_their_parts_in_a_last_dim() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write_complex(folder.path());
+    let load = |shape, place| spectral(&path, shape, &place).unwrap();
+    let corners = load([2, 1, 4, 1, 2], StateName::cat(["one", "other"], 2));
+    let rows = [0, 100, 4, 104].map(|first: u8| (first..first + 4).map(f32::from));
+    assert_eq!(corners, rows.into_iter().flatten().collect::<Vec<_>>());
+    let permuted = StateName::from("one").permute(&[2, 1, 0, 3, 4]);
+    assert_eq!(
+        load([2, 1, 2, 1, 2], permuted),
+        [0.0, 1.0, 4.0, 5.0, 2.0, 3.0, 6.0, 7.0]
+    );
+    let longer = StateName::from("real").unsqueeze_dim(1).unsqueeze_dim(3);
+    let counted: Vec<f32> = (200_u8..208).map(f32::from).collect();
+    assert_eq!(load([2, 1, 2, 1, 2], longer), counted);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    assert_eq!(checkpoint.shape("one").unwrap(), [2, 1, 2, 1, 2]);
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_told_when_they_are_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write_complex(folder.path());
+    for (place, told) in [
+        ("small".into(), "\"small\" is of F8_E4M3, which burn lacks"),
+        (
+            StateName::cat(["one", "real"], 2),
+            "\"real\" is [2, 2, 2] of F32, expected [2, 1, 2, 1, 2] except in dim 2",
+        ),
+        (StateName::from("one").permute(&[1, 0]), "Permute([1, 0])"),
+        (StateName::from("real").unsqueeze_dim(4), "Unsqueeze(4)"),
+    ] {
+        let error = spectral(&path, [2, 1, 2, 1, 2], &place).unwrap_err();
+        assert!(error.to_string().contains(told), "{told} in\n{error}");
+    }
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let error = checkpoint.data("small").unwrap_err().to_string();
+    assert!(error.contains("F8_E4M3"), "{error}");
+    let pickled = Path::new(WEIGHTS).with_file_name("complex.pt");
+    let error = StateDict::open(pickled).unwrap_err().to_string();
+    assert!(error.contains("torch.view_as_real"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,114 @@
+//! Stores in the layout of anemoi-datasets.
+
+use std::path::{Path, PathBuf};
+
+use halocline_io::{DatasetConfig, FieldDataset, Gaps, OpenConfig, open};
+
+use crate::coordinates::array;
+
+const TIMES: usize = 4;
+const CELLS: usize = 6;
+/// Latitude and longitude of each cell of a grid of three rows.
+const GRID: [[f64; CELLS]; 2] = [
+    [-10.0, -10.0, 0.0, 0.0, 10.0, 10.0],
+    [0.0, 90.0, 0.0, 90.0, 0.0, 90.0],
+];
+
+/// Writes a store whose values encode time, variable and cell.
+fn write(folder: &Path, [lat, lon]: [[f64; CELLS]; 2], members: usize, missing: &str) -> PathBuf {
+    let path = folder.join("era5.zarr");
+    std::fs::create_dir(&path).unwrap();
+    std::fs::write(path.join(".zgroup"), "{\"zarr_format\": 2}").unwrap();
+    let attributes = serde_json::json!({
+        "variables": ["2t", "z_500"], "missing_dates": missing.split_whitespace().collect::<Vec<_>>(),
+    });
+    std::fs::write(path.join(".zattrs"), attributes.to_string()).unwrap();
+    let value = |index: usize| {
+        let (cell, row) = (index % CELLS, index / CELLS / members);
+        (100 * (row / 2) + 10 * (row % 2) + cell) as f32
+    };
+    let values = (0..TIMES * 2 * members * CELLS).map(value);
+    let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+    let dims = ["time", "variable", "ensemble", "cell"];
+    let shape = [TIMES, 2, members, CELLS];
+    array(&path.join("data"), "<f4", &shape, &dims, &values);
+    let dates = (0..TIMES as i64).flat_map(|time| (time * 21600).to_le_bytes());
+    let dates: Vec<u8> = dates.collect();
+    array(&path.join("dates"), "<M8[s]", &[TIMES], &["time"], &dates);
+    for (name, values) in [("latitudes", lat), ("longitudes", lon)] {
+        let bytes: Vec<u8> = values.into_iter().flat_map(f64::to_le_bytes).collect();
+        array(&path.join(name), "<f8", &[CELLS], &["cell"], &bytes);
+    }
+    let mean: Vec<u8> = [0.5_f64; 2]
+        .into_iter()
+        .flat_map(f64::to_le_bytes)
+        .collect();
+    array(&path.join("mean"), "<f8", &[2], &["variable"], &mean);
+    path
+}
+
+#[test]
+fn cells_of_a_grid_are_rows_and_columns() {
+    let turned = [
+        [-10.0, 0.0, 10.0, -10.0, 0.0, 10.0],
+        [0.0, 0.0, 0.0, 90.0, 90.0, 90.0],
+    ];
+    for (places, expected) in [
+        (GRID, [113.0, 115.0, 213.0, 215.0]),
+        (turned, [114.0, 115.0, 214.0, 215.0]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let fields = open(write(folder.path(), places, 1, "")).unwrap();
+        assert_eq!(fields.channels(), ["2t", "z_500"]);
+        assert_eq!(fields.grid().lat(), [-10.0, 0.0, 10.0]);
+        assert_eq!(fields.grid().lon(), [0.0, 90.0]);
+        assert_eq!(fields.times(), [0.0, 21600.0, 43200.0, 64800.0]);
+        let found = fields.read([1..3, 1..2, 1..3, 1..2]).unwrap();
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
+        assert_eq!(fields.read([3..4, 0..1, 0..1, 1..2]).unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn missing_dates_are_not_times() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), GRID, 1, "1970-01-01T06:00:00");
+    let config = OpenConfig::of_channels(&["z_500"]).with_gaps(Gaps::Skip);
+    let fields = config.open(&path).unwrap();
+    assert_eq!(fields.channels(), ["z_500"]);
+    assert_eq!(fields.times(), [0.0, 43200.0, 64800.0]);
+    let found = fields.read([0..3, 0..1, 2..3, 0..1]).unwrap();
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), [14.0, 214.0, 314.0]);
+    let error = OpenConfig::of_channels(&["q_500"]).open(&path).unwrap_err();
+    assert!(error.to_string().contains("z_500"), "{error}");
+}
+
+#[test]
+fn cells_of_no_grid_are_one_row() {
+    let reduced = [
+        [10.0, 10.0, 0.0, 0.0, 0.0, -10.0],
+        [0.0, 180.0, 0.0, 120.0, 240.0, 0.0],
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), reduced, 1, "");
+    let fields = open(&path).unwrap();
+    assert_eq!(fields.grid().shape(), [1, CELLS]);
+    let found = fields.read([2..3, 1..2, 0..1, 3..5]).unwrap();
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), [213.0, 214.0]);
+    // The row does not have their latitudes.
+    let dataset = |forcing: &str| {
+        let config = DatasetConfig::new().with_forcings(vec![forcing.into()]);
+        FieldDataset::open(&[&path], &config).map(drop)
+    };
+    dataset("cos_julian_day").unwrap();
+    let error = dataset("cos_latitude").unwrap_err().to_string();
+    assert!(error.contains("a grid of one row"), "{error}");
+}
+
+#[test]
+fn several_members_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), GRID, 3, "");
+    let error = open(&path).unwrap_err().to_string();
+    assert!(error.contains("3 ensemble members"), "{error}");
+}
