@@ -7,7 +7,7 @@ use halocline::core::Halos;
 use halocline::io::Checkpoint;
 use halocline::models::{
     CrpsEstimator, Evaluation, FieldConv2d, FieldConv2dConfig, crps, energy_score, perturbed,
-    rollout,
+    repeat_members, rollout, split_members,
 };
 use halocline::prelude::*;
 use halocline::{Ended, Trainer, Validation};
@@ -18,6 +18,7 @@ mod trainer;
 use trainer::sample;
 
 const MEMBERS: usize = 4;
+const BATCH: usize = 3;
 const STEPS: usize = 3;
 const ROWS: usize = 5;
 
@@ -35,19 +36,18 @@ fn train(world: &World, mesh: &DeviceMesh, placements: &[Placement]) -> Result<V
     let mut trainer = Trainer::new(world, model, AdamWConfig::new().init(), rate);
     let axis = mesh.shape().names().iter().any(|name| *name == "member");
     let axis = axis.then_some("member");
-    let input = sample("input", [1, 2, ROWS, 8], mesh, placements)?;
-    let forcing = sample("forcing", [1, STEPS, ROWS, 8], mesh, placements)?;
-    let target = sample("target", [1, 2 * STEPS, ROWS, 8], mesh, placements)?;
+    let input = sample("input", [BATCH, 2, ROWS, 8], mesh, placements)?;
+    let forcing = sample("forcing", [BATCH, STEPS, ROWS, 8], mesh, placements)?;
+    let target = sample("target", [BATCH, 2 * STEPS, ROWS, 8], mesh, placements)?;
     let _ = trainer.train_epoch(0..5_u64, |model, batch| {
         let key = RandomKey::new(world.seed(), ("members", batch));
         let states = perturbed(input.clone(), MEMBERS, 0.3, key, axis)?;
-        let forcing = RearrangeField::cat(vec![forcing.clone(); MEMBERS], 0);
-        let forcing = forcing.redistribute(states.placements());
+        let forcing = repeat_members(forcing.clone(), MEMBERS, axis)?;
         let forecast = rollout(states, Some(forcing), STEPS, &[0, 1], |_, x| {
             // A step keeps only its input in memory.
             Ok(x.recompute(model, Halos::Keep, |model: &FieldConv2d, x| x.apply(model)))
         })?;
-        let ensemble = forecast.unflatten::<5>(0, &[MEMBERS, 1]);
+        let ensemble = split_members(forecast, MEMBERS, axis)?;
         let target = target.clone().unsqueeze_dim::<5>(0);
         let weights = [0.6, 1.1, 1.6, 1.1, 0.6];
         let score = crps(
@@ -75,12 +75,18 @@ fn ensembles_learn_forecasts_alike_on_every_mesh() {
     let one = run(&[("lat", 1)], &[Shard(2)]).remove(0);
     assert!(one[4] < one[0], "{one:?}");
     type Mesh<'a> = (&'a [(&'a str, usize)], &'a [Placement]);
-    let meshes: [Mesh; 5] = [
+    let meshes: [Mesh; 8] = [
         (&[("member", 2)], &[Replicate]),
         (&[("member", 4)], &[Replicate]),
         (&[("lat", 2), ("lon", 2)], &[Shard(2), Shard(3)]),
         (&[("member", 2), ("lat", 2)], &[Replicate, Shard(2)]),
         (&[("member", 2), ("lon", 3)], &[Replicate, Shard(3)]),
+        (&[("data", 3)], &[Shard(0)]),
+        (&[("data", 2), ("member", 2)], &[Shard(0), Replicate]),
+        (
+            &[("member", 2), ("data", 2), ("lat", 2)],
+            &[Replicate, Shard(0), Shard(2)],
+        ),
     ];
     for (axes, placements) in meshes {
         for losses in run(axes, placements) {

@@ -140,84 +140,14 @@ pub fn crps_cells<X: Field<5>>(ensemble: X, target: X, estimator: CrpsEstimator)
     Error::catch(|| (ensemble - target).abs().mean_dims(&[0]) - spread)
 }
 
-/// Energy score of an ensemble, `mean ‖xᵢ − y‖ − ½ · mean ‖xᵢ − xⱼ‖` (Gneiting and Raftery 2007),
-/// averaged over the batch. It is the [`crps`] of whole fields: it also rewards the right patterns
-/// in space and between channels. `‖x‖` is the root of the weighted mean square over channels and
-/// cells, so channels should be normalized.
-///
-/// # Shapes
-/// Same as [`crps`].
-///
-/// # Placement
-/// Any, as for [`crps`]. Communication is the same, plus one sum over the ranks of the norms of
-/// members and pairs.
-///
-/// # Adjoint
-/// Adjoint of the norms; the gradient of a zero norm is zero.
-///
-/// # Errors
-/// Same as [`crps`].
-///
-/// # Example
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use halocline_models::{CrpsEstimator, energy_score};
-///
-/// let device = Device::default();
-/// let member = |value: f32| Tensor::<5>::full([1, 1, 1, 2, 3], value, &device);
-/// let ensemble = Tensor::cat(vec![member(1.0), member(5.0)], 0);
-/// let score = energy_score(ensemble, member(2.0), &[1.0, 1.0], CrpsEstimator::Fair)?;
-/// assert!((score.into_scalar::<f32>() - (2.0 - 0.5 * 4.0)).abs() < 1e-6);
-/// # Ok::<(), halocline_core::Error>(())
-/// ```
-pub fn energy_score<X: Field<5>>(
-    ensemble: X,
-    target: X,
-    weights: &[f64],
-    estimator: CrpsEstimator,
-) -> Result<WithDims<X, 1>> {
-    const NAME: &str = "energy_score";
-    let weights = shares(NAME, &ensemble, weights)?;
-    check_target(NAME, &ensemble, &target)?;
-    let [members, _, channels, rows, columns] = ensemble.dims();
-    let (ensemble, target) = together(ensemble, target)?;
-    let pairs = pairs(members, estimator);
-    let cells = (channels * rows * columns) as f64;
-    let roots: Vec<f64> = weights
-        .iter()
-        .map(|weight| (weight / cells).sqrt())
-        .collect();
-    Error::catch(|| {
-        let roots = ensemble.profile(3, &roots);
-        let norm = |x: X| (x * roots.clone()).vector_norm(2.0, &[2, 3, 4]);
-        let mut score = norm(ensemble.clone() - target).mean();
-        for distance in 1..members {
-            let count = members - distance;
-            let norms = norm(later(&ensemble, distance) - earlier(&ensemble, distance));
-            score = score - norms.mean() * (count as f64 / pairs);
-        }
-        score
-    })
-}
-
 /// Divisor of the sum over unordered pairs of members.
-fn pairs(members: usize, estimator: CrpsEstimator) -> f64 {
+pub(crate) fn pairs(members: usize, estimator: CrpsEstimator) -> f64 {
     let pairs = match estimator {
         _ if members == 1 => 1,
         CrpsEstimator::Fair => members * (members - 1),
         CrpsEstimator::Biased => members * members,
     };
     pairs as f64
-}
-
-fn later<X: Field<5>>(ensemble: &X, distance: usize) -> X {
-    let count = ensemble.dims()[0] - distance;
-    ensemble.clone().narrow(0, distance, count)
-}
-
-fn earlier<X: Field<5>>(ensemble: &X, distance: usize) -> X {
-    let count = ensemble.dims()[0] - distance;
-    ensemble.clone().narrow(0, 0, count)
 }
 
 fn check_weights<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Result<()> {
@@ -230,7 +160,7 @@ fn check_weights<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Resu
 }
 
 /// Row weights divided by their mean.
-fn shares<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Result<Vec<f64>> {
+pub(crate) fn shares<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Result<Vec<f64>> {
     check_weights(name, ensemble, weights)?;
     let mean = weights.iter().sum::<f64>() / weights.len() as f64;
     if mean > 0.0 {
@@ -240,7 +170,7 @@ fn shares<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Result<Vec<
     Err(Error::operator(name, message))
 }
 
-fn check_target<X: Field<5>>(name: &str, ensemble: &X, target: &X) -> Result<()> {
+pub(crate) fn check_target<X: Field<5>>(name: &str, ensemble: &X, target: &X) -> Result<()> {
     let dims = ensemble.dims();
     let mut expected = dims;
     expected[0] = 1;
@@ -332,37 +262,9 @@ mod tests {
         (0..cells).map(score).sum::<f64>() / cells as f64
     }
 
-    /// Definition of the score, in f64.
-    fn expected_energy(estimator: CrpsEstimator) -> f64 {
-        let [x, y] = [data(4, 29), data(1, 17)].map(|data| data.iter::<f64>().collect::<Vec<_>>());
-        let pairs = if estimator == CrpsEstimator::Fair {
-            12.0
-        } else {
-            16.0
-        };
-        let norm = |batch: usize, difference: &dyn Fn(usize) -> f64| {
-            let cells = 15 * batch..15 * batch + 15;
-            let squares = cells.map(|cell| WEIGHTS[cell / 5 % 3] * difference(cell).powi(2));
-            (squares.sum::<f64>() / 15.0).sqrt()
-        };
-        let score = |batch: usize| {
-            let value = |member: usize, cell: usize| x[30 * member + cell];
-            let error = |i: usize| norm(batch, &|cell| value(i, cell) - y[cell]);
-            let pair = |i: usize, j: usize| norm(batch, &|cell| value(i, cell) - value(j, cell));
-            let errors: f64 = (0..4).map(error).sum();
-            let spread: f64 = (0..16).map(|both| pair(both / 4, both % 4)).sum();
-            errors / 4.0 - 0.5 * spread / pairs
-        };
-        f64::midpoint(score(0), score(1))
-    }
-
     #[test]
     fn scores_are_those_of_the_definition_on_any_mesh() {
-        type Score =
-            fn(ShardTensor<5>, ShardTensor<5>, &[f64], CrpsEstimator) -> Result<ShardTensor<1>>;
-        type Expected = fn(CrpsEstimator) -> f64;
-        let scores: [(Score, Expected); 2] = [(crps, expected), (energy_score, expected_energy)];
-        let run = |score: Score, placements: [Placement; 2], estimator| {
+        let run = |placements: [Placement; 2], estimator| {
             let found = Launcher::local(4).collect(|world| {
                 let mesh = world.mesh([("a", 2), ("b", 2)])?;
                 let place = |data: TensorData| {
@@ -372,7 +274,7 @@ mod tests {
                     ShardTensor::distribute(whole, &mesh, &placements)
                 };
                 let ensemble = place(data(4, 29))?.require_grad();
-                let score = score(ensemble.clone(), place(data(1, 17))?, &WEIGHTS, estimator)?;
+                let score = crps(ensemble.clone(), place(data(1, 17))?, &WEIGHTS, estimator)?;
                 let value = score.clone().resolve().local().clone().into_scalar::<f64>();
                 let gradient = ensemble.grad(&score.backward()).expect("a gradient");
                 assert_eq!(gradient.layout(), ensemble.layout());
@@ -389,16 +291,14 @@ mod tests {
             [Shard(0), Shard(4)],
             [Shard(0), Shard(0)],
         ];
-        for (score, expected) in scores {
-            for estimator in [CrpsEstimator::Fair, CrpsEstimator::Biased] {
-                let expected = expected(estimator);
-                let (_, gradient) = run(score, [Replicate, Replicate], estimator).remove(0);
-                for placements in meshes {
-                    for (value, found) in run(score, placements, estimator) {
-                        assert!((value - expected).abs() < 1e-6, "{value} for {expected}");
-                        let tolerance = burn::tensor::Tolerance::absolute(1e-6);
-                        found.assert_approx_eq::<f32>(&gradient, tolerance);
-                    }
+        for estimator in [CrpsEstimator::Fair, CrpsEstimator::Biased] {
+            let expected = expected(estimator);
+            let (_, gradient) = run([Replicate, Replicate], estimator).remove(0);
+            for placements in meshes {
+                for (value, found) in run(placements, estimator) {
+                    assert!((value - expected).abs() < 1e-6, "{value} for {expected}");
+                    let tolerance = burn::tensor::Tolerance::absolute(1e-6);
+                    found.assert_approx_eq::<f32>(&gradient, tolerance);
                 }
             }
         }

@@ -204,20 +204,25 @@ impl FnoConfig {
     }
 }
 
+impl<X: Field<4>> Layer<X> for Block {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        x.clone().apply(&self.spectral) + x.apply(&self.linear)
+    }
+}
+
 impl<X: Field<4>> Layer<X> for Fno {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let pointwise = |x: X, conv: &Conv2d| {
-            x.apply_conv::<2>(&conv.weight, &conv.bias, &ConvOptions::default())
-        };
-        let mut y = pointwise(x, &self.lifting); // [batch, width, lat, lon]
+        let mut y = x.apply(&self.lifting); // [batch, width, lat, lon]
         for (place, block) in self.blocks.iter().enumerate() {
-            y = block.spectral.forward(y.clone()) + pointwise(y, &block.linear);
+            y = y.apply(block);
             if place + 1 < self.blocks.len() {
                 y = y.gelu();
             }
         }
-        pointwise(pointwise(y, &self.projection).gelu(), &self.head)
+        y.apply(&self.projection).gelu().apply(&self.head)
     }
 }

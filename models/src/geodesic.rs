@@ -5,7 +5,9 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::tensor::{Device, Tensor};
 use halocline_ops::prelude::*;
 
-/// Configuration of [`DiscoConv`], which has an example.
+use crate::parallel::{Plan, Style};
+
+/// Configuration of [`DiscoConv`] and [`DiscoConvTranspose`], which have examples.
 #[derive(Config, Debug)]
 pub struct DiscoConvConfig {
     /// Input and output channels.
@@ -59,27 +61,49 @@ impl DiscoConvConfig {
     /// # Panics
     /// Panics if `groups` does not divide the channels.
     pub fn init(&self, kernels: &Disco, device: &Device) -> DiscoConv {
-        let [inputs, outputs] = self.channels;
-        let divides = |channels: usize| self.groups > 0 && channels.is_multiple_of(self.groups);
-        assert!(
-            divides(inputs) && divides(outputs),
-            "DiscoConv: {} groups of channels {:?}",
-            self.groups,
-            self.channels
-        );
-        let terms = inputs / self.groups * kernels.functions();
-        let std = (terms.max(1) as f64).sqrt().recip();
-        let shape = [outputs, inputs / self.groups, kernels.functions()];
+        let (weight, bias) = self.parameters("DiscoConv", kernels.functions(), device);
         DiscoConv {
-            weight: Initializer::Normal { mean: 0.0, std }.init(shape, device),
-            bias: self
-                .bias
-                .then(|| Initializer::Zeros.init([outputs], device)),
+            weight,
+            bias,
             groups: self.groups,
             kernels: kernels.clone(),
         }
     }
+
+    /// Initializes the transposed layer, with the same options and weights.
+    ///
+    /// # Panics
+    /// Panics if `groups` does not divide the channels.
+    pub fn init_transpose(&self, kernels: &DiscoTranspose, device: &Device) -> DiscoConvTranspose {
+        let (weight, bias) = self.parameters("DiscoConvTranspose", kernels.functions(), device);
+        DiscoConvTranspose {
+            weight,
+            bias,
+            groups: self.groups,
+            kernels: kernels.clone(),
+        }
+    }
+
+    fn parameters(&self, layer: &str, functions: usize, device: &Device) -> Parameters {
+        let [inputs, outputs] = self.channels;
+        let divides = |channels: usize| self.groups > 0 && channels.is_multiple_of(self.groups);
+        assert!(
+            divides(inputs) && divides(outputs),
+            "{layer}: {} groups of channels {:?}",
+            self.groups,
+            self.channels
+        );
+        let terms = inputs / self.groups * functions;
+        let std = (terms.max(1) as f64).sqrt().recip();
+        let shape = [outputs, inputs / self.groups, functions];
+        let bias = || Initializer::Zeros.init([outputs], device);
+        let weight = Initializer::Normal { mean: 0.0, std }.init(shape, device);
+        (weight, self.bias.then(bias))
+    }
 }
+
+/// Weight and bias.
+type Parameters = (Param<Tensor<3>>, Option<Param<Tensor<1>>>);
 
 impl<X: Field<4>> Layer<X> for DiscoConv {
     type Output = X;
@@ -90,21 +114,74 @@ impl<X: Field<4>> Layer<X> for DiscoConv {
     }
 }
 
+/// Transposed discrete-continuous (DISCO) convolution on the sphere, from a coarse grid to a finer
+/// one, such as in a decoder. Follows torch-harmonics' `DiscreteContinuousConvTransposeS2`.
+///
+/// # Shapes
+/// `[batch, channels_in, lat, lon]` on the input grid → `[batch, channels_out, lat, lon]` on the
+/// output grid.
+///
+/// # Communication
+/// Same as [`disco_conv_transpose`](halocline_ops::geodesic::disco_conv_transpose()).
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::DiscoConvConfig;
+/// use halocline_ops::{Apply, DiscoTranspose, SphereGrid};
+///
+/// let kernels = DiscoTranspose::new([8, 16], [16, 32], [3, 4], SphereGrid::LegendreGauss, None)?;
+/// let device = Device::default();
+/// let conv = DiscoConvConfig::new([6, 3]).init_transpose(&kernels, &device);
+/// let y = Tensor::<4>::ones([1, 6, 8, 16], &device).apply(&conv);
+/// assert_eq!(y.dims(), [1, 3, 16, 32]);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Module, Debug)]
+pub struct DiscoConvTranspose {
+    /// `[channels_out, channels_in/groups, functions]`.
+    pub weight: Param<Tensor<3>>,
+    /// `[channels_out]`.
+    pub bias: Option<Param<Tensor<1>>>,
+    groups: usize,
+    #[module(skip)]
+    kernels: DiscoTranspose,
+}
+
+impl<X: Field<4>> Layer<X> for DiscoConvTranspose {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        let bias = self.bias.as_ref().map(Operand::from);
+        x.disco_conv_transpose(&self.weight, bias, self.groups, &self.kernels)
+    }
+}
+
 /// Configuration of [`SphereAttention`], which has an example.
 #[derive(Config, Debug)]
 pub struct SphereAttentionConfig {
-    /// Channels of queries, keys and values.
+    /// Channels of the input.
     pub channels: usize,
-    /// Number of heads; must divide `channels`.
+    /// Number of heads; must divide the channels of keys and values.
     pub heads: usize,
+    /// Channels of queries and keys. Default `channels`.
+    pub key_channels: Option<usize>,
+    /// Channels of values and of the result. Default `channels`.
+    pub value_channels: Option<usize>,
+    /// Factor of the products of queries and keys. Default `1/√width`, where `width` is the number
+    /// of key channels per head.
+    pub scale: Option<f64>,
+    /// Whether the projections add biases.
+    #[config(default = "true")]
+    pub bias: bool,
 }
 
 /// Neighborhood attention on the sphere, with linear projections of queries, keys, values and the
 /// result. Follows torch-harmonics' `NeighborhoodAttentionS2`.
 ///
 /// # Shapes
-/// `[batch, channels, lat, lon]` → the same. Queries, and the result, may lie on another grid than
-/// keys.
+/// `[batch, channels, lat, lon]` → `[batch, value_channels, lat, lon]`. Queries, and the result, may
+/// lie on another grid than keys.
 ///
 /// # Communication
 /// Same as [`sphere_attention`](halocline_ops::geodesic::sphere_attention()).
@@ -129,6 +206,8 @@ pub struct SphereAttention {
     value: Conv2d,
     output: Conv2d,
     heads: usize,
+    /// Factor of queries, beyond the scale of the operator.
+    factor: f64,
     #[module(skip)]
     neighborhood: GeodesicNeighborhood,
 }
@@ -137,28 +216,54 @@ impl SphereAttentionConfig {
     /// Initializes the layer.
     ///
     /// # Panics
-    /// Panics if `heads` does not divide `channels`.
+    /// Panics if `heads` does not divide the channels of keys and values.
     pub fn init(&self, neighborhood: &GeodesicNeighborhood, device: &Device) -> SphereAttention {
-        let Self { channels, heads } = *self;
+        let (channels, heads) = (self.channels, self.heads);
+        let [keys, values] =
+            [self.key_channels, self.value_channels].map(|own| own.unwrap_or(channels));
         assert!(
-            heads > 0 && channels.is_multiple_of(heads),
-            "SphereAttention: {heads} heads of {channels} channels"
+            heads > 0 && keys.is_multiple_of(heads) && values.is_multiple_of(heads),
+            "SphereAttention: {heads} heads of {keys} key channels and {values} value channels"
         );
-        let linear = || Conv2dConfig::new([channels; 2], [1, 1]).init(device);
+        let linear = |channels| {
+            let config = Conv2dConfig::new(channels, [1, 1]).with_bias(self.bias);
+            config.init(device)
+        };
+        let width = (keys / heads) as f64;
         SphereAttention {
-            query: linear(),
-            key: linear(),
-            value: linear(),
-            output: linear(),
+            query: linear([channels, keys]),
+            key: linear([channels, keys]),
+            value: linear([channels, values]),
+            output: linear([values; 2]),
             heads,
+            factor: self.scale.map_or(1.0, |scale| scale * width.sqrt()),
             neighborhood: neighborhood.clone(),
         }
+    }
+
+    /// Returns a tensor-parallel plan over a mesh axis, which shards the heads.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_models::SphereAttentionConfig;
+    ///
+    /// let plan = SphereAttentionConfig::new(8, 4).tensor_parallel("tensor");
+    /// assert_eq!(plan.layer.len(), 4);
+    /// ```
+    pub fn tensor_parallel(&self, axis: &str) -> Plan {
+        let width = |channels: Option<usize>| channels.unwrap_or(self.channels) / self.heads;
+        let (keys, values) = (width(self.key_channels), width(self.value_channels));
+        Plan::default()
+            .with_layer("query", Style::colwise(axis).with_unit(keys))
+            .with_layer("key", Style::colwise(axis).with_unit(keys))
+            .with_layer("value", Style::colwise(axis).with_unit(values))
+            .with_layer("output", Style::rowwise(axis).with_unit(values))
     }
 }
 
 impl SphereAttention {
     /// Computes attention from the cells of `queries` to the cells of `context`, which may lie on a
-    /// finer grid.
+    /// finer or coarser grid.
     ///
     /// # Panics
     /// Panics where [`sphere_attention`](halocline_ops::geodesic::sphere_attention()) would return
@@ -170,6 +275,11 @@ impl SphereAttention {
         let keys = linear(context.clone(), &self.key);
         let values = linear(context, &self.value);
         let queries = linear(queries, &self.query);
+        let queries = if self.factor == 1.0 {
+            queries
+        } else {
+            queries * self.factor
+        };
         let y = queries.sphere_attention(keys, values, self.heads, &self.neighborhood);
         linear(y, &self.output)
     }
@@ -185,11 +295,36 @@ impl<X: Field<4>> Layer<X> for SphereAttention {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::TensorData;
+    use burn::tensor::{TensorData, Tolerance};
     use halocline_core::{Launcher, Shard, ShardTensor};
     use halocline_ops::testing::{compare, random};
 
     use super::*;
+
+    /// With scores of zero, the result is the mean of the values within reach.
+    #[test]
+    fn options_of_attention_are_honoured() {
+        let grid = SphereGrid::LegendreGauss;
+        let near = GeodesicNeighborhood::new([4, 6], grid, Some(4.0)).unwrap();
+        let device = Device::default();
+        let config = SphereAttentionConfig::new(3, 2)
+            .with_key_channels(Some(4))
+            .with_value_channels(Some(2))
+            .with_scale(Some(0.0))
+            .with_bias(false);
+        let attention = config.init(&near, &device);
+        assert_eq!(attention.key.weight.dims(), [4, 3, 1, 1]);
+        assert!(attention.output.bias.is_none());
+        let y = random::<4>([1, 3, 4, 6], "x", 0).inner().apply(&attention);
+        assert_eq!(y.dims(), [1, 2, 4, 6]);
+        let first = y
+            .clone()
+            .slice([0..1, 0..2, 0..1, 0..1])
+            .expand([1, 2, 4, 6]);
+        let tolerance = Tolerance::absolute(1e-5);
+        y.into_data()
+            .assert_approx_eq::<f32>(&first.into_data(), tolerance);
+    }
 
     #[test]
     fn layers_on_ranks_give_what_one_device_gives() {
@@ -203,13 +338,18 @@ mod tests {
                 let conv = world.init(|device| config.init(&kernels, device))?;
                 let config = SphereAttentionConfig::new(4, 2);
                 let attention = world.init(|device| config.init(&near, device))?;
+                let kernels = DiscoTranspose::new([5, 4], [9, 8], [3, 1], grid, None)?;
+                let config = DiscoConvConfig::new([4, 3]);
+                let decoder = world.init(|device| config.init_transpose(&kernels, device))?;
                 let x = random::<4>([2, 4, 9, 8], "x", 0).inner();
                 let x = ShardTensor::distribute(x, &mesh, &[Shard(2)])?.require_grad();
                 let y = attention.forward_cross(x.clone().apply(&conv), x.clone());
+                let y = y.apply(&decoder);
                 let gradients = ReduceField::sum(y.clone().square()).backward();
                 let gradient = x.grad(&gradients).expect("a gradient");
                 let weights = [
                     conv.weight.val().grad(&gradients).map(Tensor::into_data),
+                    decoder.weight.val().grad(&gradients).map(Tensor::into_data),
                     attention
                         .key
                         .weight

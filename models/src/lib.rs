@@ -6,16 +6,20 @@
 //! neither reads nor writes files.
 
 mod conv;
+mod energy;
 mod ensemble;
 mod fno;
 mod geodesic;
 mod graph;
 mod healpix;
+mod members;
 mod metrics;
 mod pairs;
 pub mod parallel;
 mod precision;
+mod rim;
 mod rollout;
+mod row_sums;
 mod sfno;
 pub mod shallow_water;
 mod spectra;
@@ -25,18 +29,23 @@ mod unet;
 mod verification;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
-pub use ensemble::{CrpsEstimator, crps, crps_cells, crps_masked, energy_score};
+pub use energy::{energy_score, energy_score_masked};
+pub use ensemble::{CrpsEstimator, crps, crps_cells, crps_masked};
 pub use fno::{
     Fno, FnoConfig, SpectralConv1d, SpectralConv1dConfig, SpectralConv2d, SpectralConv2dConfig,
     SpectralConv3d, SpectralConv3dConfig,
 };
-pub use geodesic::{DiscoConv, DiscoConvConfig, SphereAttention, SphereAttentionConfig};
+pub use geodesic::{
+    DiscoConv, DiscoConvConfig, DiscoConvTranspose, SphereAttention, SphereAttentionConfig,
+};
 pub use graph::{GraphConv, GraphConvConfig};
 pub use healpix::{HealpixConv, HealpixConvConfig};
+pub use members::{perturbed, repeat_members, split_members};
 pub use metrics::{Evaluation, Scores, weighted_mse};
-pub use rollout::{next_input, perturbed, rollout};
+pub use rim::{interior, with_rim};
+pub use rollout::{next_input, rollout};
 pub use sfno::{Sfno, SfnoConfig, SpectralConvS2, SpectralConvS2Config};
-pub use spectra::{Power, Spectra};
+pub use spectra::{FieldPower, Power, Spectra};
 pub use surrogate::{SurrogateCnn, SurrogateCnnConfig};
 pub use transformer::{
     ConditionEmbedding, ConditionEmbeddingConfig, FieldTransformer, FieldTransformerConfig,

@@ -1,12 +1,12 @@
 //! Latitude-weighted loss and scores, as defined by WeatherBench 2 (Rasp et al. 2024).
 
-use halocline_core::{Error, Replicate, Result};
-use halocline_ops::counted;
+use halocline_core::{Error, Result};
 use halocline_ops::prelude::*;
 use serde::Serialize;
 
 use crate::ensemble::{CrpsEstimator, beside, crps_cells, together};
 use crate::precision::wide;
+use crate::row_sums::{Shards, Weights};
 
 const NAME: &str = "Evaluation";
 
@@ -127,58 +127,12 @@ impl Evaluation {
         climatology: Option<X>,
         mask: Option<X>,
     ) -> Result<()> {
-        self.check(forecast.dims(), truth.dims())?;
-        let (forecast, truth) = (wide(forecast)?, wide(truth)?);
-        let climatology = climatology.map(wide).transpose()?;
-        let mask = mask.map(wide).transpose()?;
-        let dims = forecast.dims();
-        if let Some(climatology) = &climatology {
-            let means = climatology.dims();
-            if means[1..] != dims[1..] || ![1, dims[0]].contains(&means[0]) {
-                let message = format!(
-                    "a forecast {dims:?} and a climatology {means:?}; expected the same sizes, or a batch of one climatology"
-                );
-                return Err(Error::operator(NAME, message));
-            }
-        }
-        Error::catch(|| {
-            let (weight, error) = self.weighted(forecast.clone() - truth.clone(), mask)?;
-            let mut means = Means::new(&weight)?;
-            let squared = means.of(error.clone() * error.clone())?;
-            let absolute = means.of(error.clone().abs())?;
-            let error = means.of(error)?;
-            let correlations = match climatology {
-                None => None,
-                Some(climatology) => {
-                    let forecast = counted(forecast - climatology.clone(), weight.clone())?;
-                    let truth = counted(truth - climatology, weight)?;
-                    let covariance = means.of(forecast.clone() * truth.clone())?;
-                    let forecast = means.of(forecast.clone() * forecast)?;
-                    let truth = means.of(truth.clone() * truth)?;
-                    let variances = forecast.iter().zip(truth);
-                    let scales = variances.map(|(forecast, truth)| (forecast * truth).sqrt());
-                    let pairs = covariance.into_iter().zip(scales);
-                    // Without anomalies, as for snow in summer, there is no correlation.
-                    let correlation = |(covariance, scale): (f64, f64)| {
-                        (scale != 0.0).then(|| covariance / scale)
-                    };
-                    Some(pairs.map(correlation).collect::<Vec<_>>())
-                }
-            };
-            let variables = self.sums.len();
-            for index in means.present() {
-                let sums = &mut self.sums[index % variables];
-                sums.forecasts += 1;
-                sums.squared += squared[index];
-                sums.absolute += absolute[index];
-                sums.error += error[index];
-                if let Some(correlation) = correlations.as_ref().and_then(|found| found[index]) {
-                    sums.correlated += 1;
-                    sums.correlation += correlation;
-                }
-            }
-            Ok(())
-        })?
+        add_fields(
+            std::slice::from_mut(self),
+            [forecast, truth],
+            climatology,
+            mask,
+        )
     }
 
     /// Adds ensembles `[members, batch, variables, lat, lon]` and their truth
@@ -193,37 +147,7 @@ impl Evaluation {
         truth: X,
         mask: Option<X>,
     ) -> Result<()> {
-        let [members, ..] = ensemble.dims();
-        let (ensemble, truth) = together(ensemble, truth)?;
-        let (ensemble, truth) = (wide(ensemble)?, wide(truth)?);
-        Error::catch(|| {
-            let mask = match mask {
-                None => None,
-                Some(mask) => Some(beside(wide(mask)?, &truth)?.squeeze_dim::<4>(0)),
-            };
-            let mean = ensemble.clone().mean_dims(&[0]);
-            // Unbiased estimate: members are a sample of a population.
-            let deviations = (ensemble.clone() - mean.clone()).square().sum_dims(&[0]);
-            let variance = deviations / members.saturating_sub(1).max(1) as f64;
-            let scores =
-                crps_cells(ensemble, truth.clone(), CrpsEstimator::Fair)?.squeeze_dim::<4>(0);
-            let [mean, truth, variance] =
-                [mean, truth, variance].map(|field| field.squeeze_dim::<4>(0));
-            self.add_masked(mean.clone(), truth, None, mask.clone())?;
-            let (weight, scores) = self.weighted(scores, mask)?;
-            let mut means = Means::new(&weight)?;
-            let crps = means.of(scores)?;
-            let variance = means.of(counted(variance, weight)?)?;
-            let variables = self.sums.len();
-            for index in means.present() {
-                let sums = &mut self.sums[index % variables];
-                sums.ensembles += 1;
-                sums.crps += crps[index];
-                sums.variance += variance[index];
-                sums.members += (members + 1) as f64 / members as f64;
-            }
-            Ok(())
-        })?
+        add_ensembles(std::slice::from_mut(self), ensemble, truth, mask)
     }
 
     fn check(&self, forecast: [usize; 4], truth: [usize; 4]) -> Result<()> {
@@ -245,17 +169,35 @@ impl Evaluation {
         Ok(())
     }
 
-    /// Returns the weights of all cells, and the field set to zero where the weight is zero.
-    fn weighted<X: Field<4>>(&self, field: X, mask: Option<X>) -> Result<(X, X)> {
-        let mut weight = field.profile(2, &self.rows);
-        if let Some(columns) = &self.columns {
-            weight = weight * field.profile(3, columns);
+    /// Adds the sums of [`Shards::errors`] over the rows, by sample and variable. A climatology
+    /// makes them `correlated`.
+    fn add_errors(&mut self, totals: &[[f64; 7]], correlated: bool) {
+        let variables = self.sums.len();
+        for (index, totals) in totals.iter().enumerate() {
+            let [
+                weight,
+                squared,
+                absolute,
+                error,
+                covariance,
+                forecast,
+                truth,
+            ] = *totals;
+            if weight == 0.0 {
+                continue;
+            }
+            let sums = &mut self.sums[index % variables];
+            sums.forecasts += 1;
+            sums.squared += squared / weight;
+            sums.absolute += absolute / weight;
+            sums.error += error / weight;
+            // Without anomalies, as for snow in summer, there is no correlation.
+            let scale = (forecast * truth).sqrt();
+            if correlated && scale != 0.0 {
+                sums.correlated += 1;
+                sums.correlation += covariance / scale;
+            }
         }
-        if let Some(mask) = mask {
-            weight = weight * mask;
-        }
-        let field = counted(field, weight.clone())?;
-        Ok((weight + field.clone() * 0.0, field))
     }
 
     /// Returns the scores of every variable so far.
@@ -280,52 +222,102 @@ impl Evaluation {
     }
 }
 
-/// Weighted means over the cells of each field of a batch.
-struct Means<X> {
-    weight: X,
-    /// Mean weight of each field.
-    totals: Vec<f64>,
+/// Adds fields to evaluations as [`Evaluation::add_masked`] does, with one message, and one pass over
+/// the fields for all evaluations with the same columns.
+pub(crate) fn add_fields<X: Field<4>>(
+    evaluations: &mut [Evaluation],
+    fields: [X; 2],
+    climatology: Option<X>,
+    mask: Option<X>,
+) -> Result<()> {
+    let shards = shards(evaluations, fields, climatology, mask)?;
+    let sums = |columns: &[f64]| shards.errors(columns);
+    let errors = shards.totals(NAME, &weights(evaluations), sums)?;
+    for (evaluation, errors) in evaluations.iter_mut().zip(errors) {
+        evaluation.add_errors(&errors, shards.has_climatology());
+    }
+    Ok(())
 }
 
-impl<X: Field<4>> Means<X> {
-    fn new(weight: &X) -> Result<Self> {
-        Ok(Self {
-            totals: values(weight.clone().mean_dims(&[2, 3]).resolve())?,
-            weight: weight.clone(),
-        })
-    }
-
-    /// Returns the means of a field that is zero where the weight is; zero for a field whose
-    /// weights are all zero.
-    fn of(&mut self, field: X) -> Result<Vec<f64>> {
-        let means = values((field * self.weight.clone()).mean_dims(&[2, 3]).resolve())?;
-        let pairs = means.into_iter().zip(&self.totals);
-        let mean = |(mean, total): (f64, &f64)| if *total == 0.0 { 0.0 } else { mean / total };
-        Ok(pairs.map(mean).collect())
-    }
-
-    /// Indices of the fields that have a nonzero weight.
-    fn present(&self) -> impl Iterator<Item = usize> {
-        let totals = self.totals.iter().enumerate();
-        totals
-            .filter(|(_, total)| **total != 0.0)
-            .map(|(index, _)| index)
-    }
+/// Adds ensembles to evaluations as [`Evaluation::add_ensemble`] does.
+pub(crate) fn add_ensembles<X: Field<5>>(
+    evaluations: &mut [Evaluation],
+    ensemble: X,
+    truth: X,
+    mask: Option<X>,
+) -> Result<()> {
+    let [members, ..] = ensemble.dims();
+    let (ensemble, truth) = together(ensemble, truth)?;
+    let (ensemble, truth) = (wide(ensemble)?, wide(truth)?);
+    Error::catch(|| {
+        let mask = match mask {
+            None => None,
+            Some(mask) => Some(beside(wide(mask)?, &truth)?.squeeze_dim::<4>(0)),
+        };
+        let mean = ensemble.clone().mean_dims(&[0]);
+        // Unbiased estimate: members are a sample of a population.
+        let deviations = (ensemble.clone() - mean.clone()).square().sum_dims(&[0]);
+        let variance = deviations / members.saturating_sub(1).max(1) as f64;
+        let crps = crps_cells(ensemble, truth.clone(), CrpsEstimator::Fair)?;
+        let [mean, truth, crps, variance] =
+            [mean, truth, crps, variance].map(|field| field.squeeze_dim::<4>(0));
+        let shards = shards(evaluations, [mean, truth], None, mask)?;
+        let cells = [crps.into_shard(), variance.into_shard()];
+        // All that can fail comes before the sums change.
+        let sums = |columns: &[f64]| shards.cells(cells.clone(), columns);
+        let cells = shards.totals(NAME, &weights(evaluations), sums)?;
+        let sums = |columns: &[f64]| shards.errors(columns);
+        let errors = shards.totals(NAME, &weights(evaluations), sums)?;
+        for ((evaluation, errors), cells) in evaluations.iter_mut().zip(errors).zip(cells) {
+            evaluation.add_errors(&errors, false);
+            let variables = evaluation.sums.len();
+            for (index, (errors, [crps, variance])) in errors.iter().zip(cells).enumerate() {
+                let weight = errors[0];
+                if weight != 0.0 {
+                    let sums = &mut evaluation.sums[index % variables];
+                    sums.ensembles += 1;
+                    sums.crps += crps / weight;
+                    sums.variance += variance / weight;
+                    sums.members += (members + 1) as f64 / members as f64;
+                }
+            }
+        }
+        Ok(())
+    })?
 }
 
-/// Gathers all values of a small tensor on every rank.
-fn values<X: Field<4>>(means: X) -> Result<Vec<f64>> {
-    let means = means.into_shard().inner();
-    let everywhere = vec![Replicate; means.placements().len()];
-    let (local, _, _) = means.try_redistribute(&everywhere)?.into_parts();
-    Ok(local.into_data().iter::<f64>().collect())
+/// Returns this rank's shards of fields that fit the evaluations.
+fn shards<X: Field<4>>(
+    evaluations: &[Evaluation],
+    [forecast, truth]: [X; 2],
+    climatology: Option<X>,
+    mask: Option<X>,
+) -> Result<Shards> {
+    for evaluation in evaluations {
+        evaluation.check(forecast.dims(), truth.dims())?;
+    }
+    Shards::new(
+        NAME,
+        forecast.into_shard(),
+        truth.into_shard(),
+        climatology.map(X::into_shard),
+        mask.map(X::into_shard),
+    )
+}
+
+/// Returns the weights of the rows and columns of each evaluation.
+fn weights(evaluations: &[Evaluation]) -> Vec<Weights<'_>> {
+    let pairs = evaluations
+        .iter()
+        .map(|evaluation| (&evaluation.rows[..], evaluation.columns.as_deref()));
+    pairs.collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use burn::tensor::Tensor;
-    use halocline_core::{Launcher, Placement, Shard, ShardTensor};
+    use halocline_core::{Launcher, Placement, Replicate, Shard, ShardTensor};
 
     /// Snow in summer: a field equal to its climatology has no correlation.
     #[test]

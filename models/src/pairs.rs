@@ -1,9 +1,19 @@
 //! Distances between the members of an ensemble.
 
-use burn::backend::DispatchTensor;
-use burn::tensor::{DType, FloatDType, Tensor};
-use halocline_core::ops::{BackwardPass, Operator, apply, blank};
-use halocline_core::{Error, Result, ShardTensor};
+use std::ops::{AddAssign, Div, Mul, Sub};
+
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::{DispatchTensor, Flex};
+use burn::tensor::{DType, Element, ElementConversion, FloatDType, Shape, Tensor};
+use halocline_core::memory::{Block, contiguous, elements, elements_mut};
+use halocline_core::ops::{BackwardPass, Operator, apply, blank, from_dispatch, to_dispatch};
+use halocline_core::{Error, Result, ShardTensor, tasks};
+use halocline_ops::widened;
+
+/// Number of cells of a task, which stay in cache with all members.
+const CELLS: usize = 1 << 10;
+/// Number of tasks that is worth a thread.
+const LEAST: usize = 4;
 
 /// Sums the cellwise distances of all unordered pairs of members, `[members, ..]` → `[1, ..]`, and
 /// divides by `pairs`. No differences are stored for the gradient.
@@ -44,14 +54,11 @@ impl Operator for Distances {
         if shape.contains(&0) || members < 2 {
             return Ok((blank(&x.into_dispatch(), &shape, Some(0.0)), ()));
         }
-        let x = wide(x);
-        let of_distance = |distance: usize| {
-            let part = |first: usize| x.clone().narrow(0, first, members - distance);
-            (part(distance) - part(0)).abs().sum_dim(0)
+        let x = widened(x);
+        let sum = match on_cpu(&x) {
+            Some(x) => self.sum_on_cpu(&x, &shape),
+            None => self.composed_sum(x),
         };
-        let sums = (1..members).map(of_distance);
-        let sum = sums.reduce(|sum, next| sum + next).expect("two members");
-        let sum = sum / self.pairs;
         Ok((sum.cast(FloatDType::from(dtype)).into_dispatch(), ()))
     }
 
@@ -62,22 +69,200 @@ impl Operator for Distances {
         if shape.contains(&0) {
             return Ok(vec![Some(x.into_dispatch())]);
         }
-        let (x, cotangent) = (wide(x), wide(Tensor::<5>::from_dispatch(pass.cotangent)));
-        let cotangent = cotangent / self.pairs;
-        let of_member = |member: usize| {
-            let signs = (x.clone().narrow(0, member, 1) - x.clone()).sign();
-            signs.sum_dim(0) * cotangent.clone()
+        let cotangent = widened(Tensor::<5>::from_dispatch(pass.cotangent));
+        let x = widened(x);
+        let gradient = match (on_cpu(&x), on_cpu(&cotangent)) {
+            (Some(x), Some(cotangent)) => self.gradient_on_cpu(&x, &cotangent),
+            _ => self.composed_gradient(x, cotangent),
         };
-        let gradient = Tensor::cat((0..shape[0]).map(of_member).collect(), 0);
         let gradient = gradient.cast(FloatDType::from(dtype));
         Ok(vec![Some(gradient.into_dispatch())])
     }
 }
 
-/// Casts half precision to f32.
-fn wide(x: Tensor<5>) -> Tensor<5> {
-    match x.dtype() {
-        DType::F16 | DType::BF16 => x.cast(FloatDType::F32),
-        _ => x,
+/// Evaluates an expression with the element type of a tensor in f32 or f64.
+macro_rules! with_float {
+    ($tensor:expr, $float:ident => $expression:expr) => {
+        match $tensor.dtype() {
+            DType::F64 => {
+                type $float = f64;
+                $expression
+            }
+            _ => {
+                type $float = f32;
+                $expression
+            }
+        }
+    };
+}
+
+impl Distances {
+    fn sum_on_cpu(&self, x: &FlexTensor, shape: &[usize]) -> Tensor<5> {
+        let mut sums = unspecified(shape, x.dtype());
+        with_float!(x, E => {
+            let sums = elements_mut::<E>(&mut sums).expect("new memory");
+            write_sums(elements::<E>(x), self.pairs.elem(), sums);
+        });
+        Tensor::from_dispatch(to_dispatch::<Flex>(sums))
+    }
+
+    fn gradient_on_cpu(&self, x: &FlexTensor, cotangent: &FlexTensor) -> Tensor<5> {
+        let mut gradients = unspecified(x.layout().shape(), x.dtype());
+        with_float!(x, E => {
+            let gradients = elements_mut::<E>(&mut gradients).expect("new memory");
+            let (x, cotangent) = (elements::<E>(x), elements::<E>(cotangent));
+            write_gradients(x, cotangent, self.pairs.elem(), gradients);
+        });
+        Tensor::from_dispatch(to_dispatch::<Flex>(gradients))
+    }
+
+    /// Computes the sum by burn's operators.
+    fn composed_sum(&self, x: Tensor<5>) -> Tensor<5> {
+        let [members, ..] = x.dims();
+        let of_distance = |distance: usize| {
+            let part = |first: usize| x.clone().narrow(0, first, members - distance);
+            (part(distance) - part(0)).abs().sum_dim(0)
+        };
+        let sums = (1..members).map(of_distance);
+        sums.reduce(|sum, next| sum + next).expect("two members") / self.pairs
+    }
+
+    /// Computes the gradient by burn's operators.
+    fn composed_gradient(&self, x: Tensor<5>, cotangent: Tensor<5>) -> Tensor<5> {
+        let ([members, ..], cotangent) = (x.dims(), cotangent / self.pairs);
+        let of_member = |member: usize| {
+            let signs = (x.clone().narrow(0, member, 1) - x.clone()).sign();
+            signs.sum_dim(0) * cotangent.clone()
+        };
+        Tensor::cat((0..members).map(of_member).collect(), 0)
+    }
+}
+
+/// Float type of the kernels.
+trait Number:
+    Element
+    + PartialOrd
+    + From<i8>
+    + AddAssign
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+{
+}
+
+impl Number for f32 {}
+impl Number for f64 {}
+
+/// Returns a contiguous tensor of the CPU, or `None` for other devices.
+fn on_cpu(x: &Tensor<5>) -> Option<FlexTensor> {
+    let x = from_dispatch::<Flex>(x.clone().into_dispatch());
+    x.ok().map(contiguous)
+}
+
+/// Makes a tensor of the CPU in reused memory, with unspecified values.
+fn unspecified(shape: &[usize], dtype: DType) -> FlexTensor {
+    let bytes = shape.iter().product::<usize>() * dtype.size();
+    let layout = Layout::contiguous(Shape::from(shape.to_vec()));
+    FlexTensor::new(Block::new(bytes).into_bytes(bytes), layout, dtype)
+}
+
+/// Writes the sum of `|x_i − x_j|` over all pairs of members for each cell, divided by `pairs`.
+fn write_sums<E: Number>(x: &[E], pairs: E, sums: &mut [E]) {
+    let (cells, zero) = (sums.len(), E::default());
+    let members = x.len() / cells;
+    tasks::for_each_part(sums, CELLS, LEAST, |task, sums| {
+        let len = sums.len();
+        let member = |member: usize| &x[member * cells + task * CELLS..][..len];
+        let mut parts = [zero; CELLS];
+        let parts = &mut parts[..len];
+        sums.fill(zero);
+        // In the order of the composed sum, so that the bits are the same.
+        for distance in 1..members {
+            parts.fill(zero);
+            for first in 0..members - distance {
+                let values = member(first + distance).iter().zip(member(first));
+                for (part, (a, b)) in parts.iter_mut().zip(values) {
+                    *part += if a > b { *a - *b } else { *b - *a };
+                }
+            }
+            for (sum, part) in sums.iter_mut().zip(&*parts) {
+                *sum += *part;
+            }
+        }
+        for sum in sums {
+            *sum = *sum / pairs;
+        }
+    });
+}
+
+/// Writes the sum of `sign(x_i − x_j)` over all members `j` for each member `i` and cell, times the
+/// cotangent of the cell divided by `pairs`.
+fn write_gradients<E: Number>(x: &[E], cotangent: &[E], pairs: E, gradients: &mut [E]) {
+    let cells = cotangent.len();
+    let [zero, one, minus_one] = [0_i8, 1, -1].map(E::from);
+    let blocks = cells.div_ceil(CELLS);
+    let mut blocks: Vec<Vec<&mut [E]>> = (0..blocks).map(|_| Vec::new()).collect();
+    for member in gradients.chunks_mut(cells) {
+        for (block, part) in blocks.iter_mut().zip(member.chunks_mut(CELLS)) {
+            block.push(part);
+        }
+    }
+    tasks::for_each_part(&mut blocks, 1, LEAST, |task, blocks| {
+        let start = task * CELLS;
+        let members = || x.chunks(cells).map(move |member| &member[start..]);
+        for (gradients, first) in blocks[0].iter_mut().zip(members()) {
+            gradients.fill(zero);
+            for second in members() {
+                let values = first.iter().zip(second);
+                for (gradient, (a, b)) in gradients.iter_mut().zip(values) {
+                    *gradient += if a > b {
+                        one
+                    } else if a < b {
+                        minus_one
+                    } else {
+                        zero
+                    };
+                }
+            }
+            for (gradient, cotangent) in gradients.iter_mut().zip(&cotangent[start..]) {
+                *gradient = *gradient * (*cotangent / pairs);
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Distribution, TensorData};
+
+    use super::*;
+
+    /// Bits of numbers, the same for every NaN.
+    fn bits(x: Tensor<5>) -> Vec<u64> {
+        let bits = |x: f64| if x.is_nan() { u64::MAX } else { x.to_bits() };
+        x.into_data().iter::<f64>().map(bits).collect()
+    }
+
+    /// Covers equal members, infinities, NaN, several tasks, and a cotangent that is a view.
+    #[test]
+    fn kernels_have_the_bits_of_burns_operators() {
+        let (shape, distances) = ([5, 1, 2, 61, 40], Distances { pairs: 20.0 });
+        let normal = Distribution::Normal(0.0, 1.0);
+        let numbers = Tensor::<5>::random(shape, normal, &Device::flex()).into_data();
+        let mut numbers: Vec<f64> = numbers.iter().collect();
+        for member in [0, 1] {
+            let place = member * 2 * 61 * 40;
+            numbers[place..place + 3].copy_from_slice(&[1.0, f64::INFINITY, f64::NAN]);
+        }
+        for dtype in [DType::F32, DType::F64] {
+            let data = TensorData::new(numbers.clone(), shape).convert_dtype(dtype);
+            let x = Tensor::<5>::from_data(data, (&Device::flex(), dtype));
+            let cotangent = x.clone().narrow(0, 1, 1);
+            let [cpu, cpu_cotangent] = [&x, &cotangent].map(|x| on_cpu(x).expect("on the CPU"));
+            let sum = distances.sum_on_cpu(&cpu, &[1, 1, 2, 61, 40]);
+            assert!(bits(sum) == bits(distances.composed_sum(x.clone())));
+            let gradient = distances.gradient_on_cpu(&cpu, &cpu_cotangent);
+            assert!(bits(gradient) == bits(distances.composed_gradient(x, cotangent)));
+        }
     }
 }

@@ -21,15 +21,30 @@ pub(crate) fn computed<const D: usize, X: Field<D>>(x: X, like: &Param<Tensor<4>
     x.cast(FloatDType::from(like.base().dtype()))
 }
 
-/// Computes `state + increment · scale` in the dtype of the state; increment and scale share a
-/// dtype.
+/// Computes `state + increment · scale` in the dtype of the state.
 pub(crate) fn stepped<X: Field<4>>(state: X, increment: X, scale: &Param<Tensor<4>>) -> X {
     if state.dtype() == increment.dtype() {
         return state.addcmul(increment, scale);
     }
-    let (dtype, scale) = (
-        FloatDType::from(state.dtype()),
-        increment.place_operand(scale),
-    );
-    state + (increment * scale).cast(dtype)
+    let dtype = FloatDType::from(state.dtype());
+    let scale = increment.place_operand(scale).cast(dtype);
+    state.addcmul(increment.cast(dtype), scale.into_shard())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn increments_are_scaled_in_the_dtype_of_the_state() {
+        let device = burn::tensor::Device::default();
+        let half = |value: f32| Tensor::<4>::full([1, 1, 4, 8], value, (&device, DType::BF16));
+        let scale = half(0.1).narrow(2, 0, 1).narrow(3, 0, 1);
+        let factor = scale.clone().into_scalar::<f32>();
+        let state = Tensor::<4>::ones([1, 1, 4, 8], &device);
+        let next = stepped(state, half(3.0), &Param::from_tensor(scale));
+        let expected = Tensor::<4>::full([1, 1, 4, 8], 1.0 + 3.0 * factor, &device);
+        let tolerance = burn::tensor::Tolerance::absolute(1e-6);
+        next.into_data().assert_approx_eq::<f32>(&expected.into_data(), tolerance);
+    }
 }

@@ -1,6 +1,6 @@
-//! Multi-step forecasts, and ensembles of initial states.
+//! Multi-step forecasts.
 
-use halocline_core::{Distribution, Error, RandomKey, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{Error, Result};
 use halocline_ops::prelude::*;
 
 /// Runs an autoregressive forecast: each prediction becomes input of the next step, and gradients
@@ -137,94 +137,4 @@ fn check_feedback(name: &str, channels: usize, feedback: &[usize]) -> Result<()>
          of a time"
     );
     Err(Error::operator(name, message))
-}
-
-/// Makes an ensemble of states around `x` by adding normal noise with standard deviation `std`. The
-/// result is the same on any mesh, bit for bit.
-///
-/// Members are stacked along the batch, so that a model processes them as one batch:
-/// [`unflatten`](RearrangeField::unflatten) with `(0, &[members, batch])` splits off a dim of
-/// members, as [`crps`](crate::crps()) expects it. With a mesh `axis`, members are sharded over it.
-///
-/// # Shapes
-/// `[batch, channels, lat, lon]` → `[members · batch, channels, lat, lon]`.
-///
-/// # Placement
-/// `x` is replicated on the axis of members, and its batch is not sharded.
-///
-/// # Errors
-/// There are no members; the axis does not exist, or `x` is sharded on it; `x` has partial values.
-///
-/// # Example
-/// ```
-/// use halocline_core::{Launcher, RandomKey, Replicate, Shard, ShardTensor};
-/// use halocline_models::perturbed;
-/// use halocline_ops::prelude::*;
-///
-/// Launcher::local(4).run(|world| {
-///     let mesh = world.mesh([("member", 2), ("lat", 2)])?;
-///     let x = ShardTensor::<4>::ones([1, 3, 5, 4], &mesh, &[Replicate, Shard(2)])?;
-///     let key = RandomKey::new(world.seed(), ("members", 0));
-///     let states = perturbed(x, 4, 0.1, key, Some("member"))?;
-///     assert_eq!(states.placements(), [Shard(0), Shard(2)]);
-///     let ensemble = states.unflatten::<5>(0, &[4, 1]);
-///     assert_eq!(ensemble.local_dims()[0], 2);
-///     Ok(())
-/// })?;
-/// # Ok::<(), halocline_core::Error>(())
-/// ```
-pub fn perturbed(
-    x: ShardTensor<4>,
-    members: usize,
-    std: f64,
-    key: RandomKey,
-    axis: Option<&str>,
-) -> Result<ShardTensor<4>> {
-    const NAME: &str = "perturbed";
-    x.require_resolved(NAME)?;
-    let names = x.mesh().shape().names();
-    let axis = match axis {
-        None => None,
-        Some(axis) => {
-            let found = names.iter().position(|name| name == axis);
-            let whole = found.filter(|found| x.placements()[*found] == Replicate);
-            if members == 0 || whole.is_none() {
-                let message = format!(
-                    "{members} members on axis {axis:?} of {names:?} for {}; expected members, and an axis on which the \
-                     field is replicated",
-                    x.layout()
-                );
-                return Err(Error::operator(NAME, message));
-            }
-            whole
-        }
-    };
-    if members == 0 {
-        return Err(Error::operator(
-            NAME,
-            "0 members; expected at least 1".to_string(),
-        ));
-    }
-    let dims = x.dims();
-    let shape: [usize; 5] = std::array::from_fn(|dim| match dim {
-        0 => members,
-        dim => dims[dim - 1],
-    });
-    let place = |(index, placement): (usize, &halocline_core::Placement)| match placement {
-        _ if Some(index) == axis => Shard(0),
-        Shard(dim) => Shard(dim + 1),
-        other => *other,
-    };
-    let placements: Vec<_> = x.placements().iter().enumerate().map(place).collect();
-    // Members are split evenly; all other dims as in `x`.
-    let even = halocline_core::Layout::new(x.layout().mesh(), &shape, &placements)?;
-    let mut extents = vec![even.extents(0).to_vec()];
-    extents.extend(x.layout().all_extents().iter().cloned());
-    let layout = x.layout().derive(placements, extents);
-    let normal = Distribution::Normal(0.0, std);
-    let noise = ShardTensor::<5>::random(shape, normal, key, x.mesh(), &layout)?;
-    Error::catch(|| {
-        let states = x.unsqueeze_dim::<5>(0) + noise;
-        RearrangeField::flatten::<4>(states, 0, 1)
-    })
 }

@@ -21,7 +21,8 @@ pub struct SpectralConvS2Config {
 ///
 /// # Shapes
 /// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, on the grid of the
-/// transform. Shards may have any extents; the result has the placements of the input.
+/// transform, or from the grid of one transform to that of another. Shards may have any extents; the
+/// result has the placements of the input.
 ///
 /// # Example
 /// ```
@@ -41,18 +42,66 @@ pub struct SpectralConvS2 {
     pub weight: Param<Tensor<5>>,
     #[module(skip)]
     sht: Sht,
+    #[module(skip)]
+    inverse: Sht,
 }
 
 impl SpectralConvS2Config {
     /// Initializes the layer; weights are normal, with a variance of `1/channels_in` for both parts
     /// together.
     pub fn init(&self, sht: &Sht, device: &Device) -> SpectralConvS2 {
+        self.init_between([sht; 2], device)
+    }
+
+    /// Initializes the layer from the grid of the first transform to that of the second, which has
+    /// the same degrees.
+    ///
+    /// # Panics
+    /// Panics if the transforms differ in degrees or orders.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use halocline_models::SpectralConvS2Config;
+    /// use halocline_ops::{Apply, Sht, SphereGrid};
+    ///
+    /// let coarse = Sht::new([6, 12], SphereGrid::LegendreGauss)?;
+    /// let fine = Sht::new([12, 24], SphereGrid::LegendreGauss)?.with_degrees(coarse.degrees())?;
+    /// let device = Device::default();
+    /// let conv = SpectralConvS2Config::new([3, 8]).init_between([&fine, &coarse], &device);
+    /// let y = Tensor::<4>::ones([1, 3, 12, 24], &device).apply(&conv);
+    /// assert_eq!(y.dims(), [1, 8, 6, 12]);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn init_between(&self, [sht, inverse]: [&Sht; 2], device: &Device) -> SpectralConvS2 {
+        let modes = [sht, inverse].map(|sht| [sht.degrees(), sht.orders()]);
+        assert_eq!(
+            modes[0], modes[1],
+            "SpectralConvS2: degrees and orders of the transforms"
+        );
         let [channels_in, channels_out] = self.channels;
         let std = (0.5 / channels_in.max(1) as f64).sqrt();
         let shape = [channels_in, channels_out, sht.degrees(), 1, 2];
         SpectralConvS2 {
             weight: Initializer::Normal { mean: 0.0, std }.init(shape, device),
             sht: sht.clone(),
+            inverse: inverse.clone(),
+        }
+    }
+}
+
+impl SpectralConvS2 {
+    fn keeps_grid(&self) -> bool {
+        let (from, to) = (&self.sht, &self.inverse);
+        from.size() == to.size() && from.cosines() == to.cosines()
+    }
+
+    /// Interpolates the input to the grid of the result.
+    fn resampled<X: Field<4>>(&self, x: X) -> X {
+        if self.keeps_grid() {
+            x
+        } else {
+            x.sphere_resample::<5>([&self.sht, &self.inverse])
         }
     }
 }
@@ -61,7 +110,9 @@ impl<X: Field<4>> Layer<X> for SpectralConvS2 {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        with_layer_placements(&self.weight, x, |x| x.sphere_conv(&self.weight, &self.sht))
+        with_layer_placements(&self.weight, x, |x| {
+            x.sphere_conv_between(&self.weight, [&self.sht, &self.inverse])
+        })
     }
 }
 
@@ -78,10 +129,14 @@ pub struct SfnoConfig {
     /// Number of blocks.
     #[config(default = "4")]
     pub blocks: usize,
+    /// Whether to add the input to the result, through a linear layer if their channels differ.
+    #[config(default = "false")]
+    pub residual: bool,
 }
 
 /// Spherical Fourier neural operator (Bonev et al. 2023). A block adds a spherical convolution and
 /// a pointwise linear layer, followed by an MLP of twice the width, with a residual connection.
+/// Blocks may compute on a coarser grid than that of the fields.
 ///
 /// # Shapes
 /// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, on the grid of the
@@ -104,6 +159,9 @@ pub struct Sfno {
     lifting: Conv2d,
     blocks: Vec<Block>,
     head: Conv2d,
+    is_residual: bool,
+    /// Layer from the input to the result, if their channels differ.
+    skip: Option<Conv2d>,
 }
 
 #[derive(Module, Debug)]
@@ -117,18 +175,57 @@ struct Block {
 impl SfnoConfig {
     /// Initializes the model for fields on the grid of the transform.
     pub fn init(&self, sht: &Sht, device: &Device) -> Sfno {
+        self.init_within([sht; 2], device)
+    }
+
+    /// Initializes the model for fields on the grid of the first transform, with hidden fields on
+    /// that of the second, which has the same degrees. The convolution of the first block leads to
+    /// that grid, the one of the last block back.
+    ///
+    /// # Panics
+    /// Panics if the transforms differ in degrees or orders.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use halocline_models::SfnoConfig;
+    /// use halocline_ops::{Apply, Sht, SphereGrid};
+    ///
+    /// let inner = Sht::new([6, 12], SphereGrid::LegendreGauss)?;
+    /// let outer = Sht::new([13, 24], SphereGrid::Equiangular)?.with_degrees(inner.degrees())?;
+    /// let device = Device::default();
+    /// let model = SfnoConfig::new(3, 2).with_width(8).init_within([&outer, &inner], &device);
+    /// let y = Tensor::<4>::ones([1, 3, 13, 24], &device).apply(&model);
+    /// assert_eq!(y.dims(), [1, 2, 13, 24]);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn init_within(&self, [outer, inner]: [&Sht; 2], device: &Device) -> Sfno {
         let linear = |channels| Conv2dConfig::new(channels, [1, 1]).init(device);
         let width = self.width;
-        let block = |_| Block {
-            spectral: SpectralConvS2Config::new([width; 2]).init(sht, device),
-            linear: linear([width; 2]),
-            inner: linear([width, 2 * width]),
-            outer: linear([2 * width, width]),
+        let block = |number: usize| {
+            let from = if number == 0 { outer } else { inner };
+            let to = if number + 1 == self.blocks {
+                outer
+            } else {
+                inner
+            };
+            Block {
+                spectral: SpectralConvS2Config::new([width; 2]).init_between([from, to], device),
+                linear: linear([width; 2]),
+                inner: linear([width, 2 * width]),
+                outer: linear([2 * width, width]),
+            }
         };
+        let ends = [self.channels_in, self.channels_out];
         Sfno {
             lifting: linear([self.channels_in, width]),
             blocks: (0..self.blocks).map(block).collect(),
             head: linear([width, self.channels_out]),
+            is_residual: self.residual,
+            skip: (self.residual && ends[0] != ends[1]).then(|| {
+                let config = Conv2dConfig::new(ends, [1, 1]).with_bias(false);
+                config.init(device)
+            }),
         }
     }
 }
@@ -152,17 +249,15 @@ impl SfnoConfig {
     }
 }
 
-fn pointwise<X: Field<4>>(x: X, conv: &Conv2d) -> X {
-    x.apply_conv::<2>(&conv.weight, &conv.bias, &ConvOptions::default())
-}
-
 impl<X: Field<4>> Layer<X> for Block {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let filtered = self.spectral.forward(x.clone()) + pointwise(x.clone(), &self.linear);
-        let y = pointwise(filtered.gelu(), &self.inner).gelu(); // [batch, 2 · width, lat, lon]
-        x + pointwise(y, &self.outer)
+        let convolved = x.clone().apply(&self.spectral);
+        let x = self.spectral.resampled(x);
+        let filtered = convolved + x.clone().apply(&self.linear);
+        let y = filtered.gelu().apply(&self.inner).gelu(); // [batch, 2 · width, lat, lon]
+        x + y.apply(&self.outer)
     }
 }
 
@@ -170,8 +265,53 @@ impl<X: Field<4>> Layer<X> for Sfno {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let lifted = pointwise(x, &self.lifting);
-        let y = self.blocks.iter().fold(lifted, |y, block| block.forward(y));
-        pointwise(y, &self.head)
+        let lifted = x.clone().apply(&self.lifting);
+        let mut grids = self.blocks.iter().map(|block| &block.spectral);
+        let before = grids.any(|conv| !conv.keeps_grid()).then(|| lifted.clone());
+        let y = self.blocks.iter().fold(lifted, |y, block| y.apply(block));
+        // Another grid has other extents, from which the last block leads to even ones.
+        let y = match &before {
+            Some(before) => y.align_to(before),
+            None => y,
+        };
+        let y = y.apply(&self.head);
+        match &self.skip {
+            _ if !self.is_residual => y,
+            Some(skip) => y + x.apply(skip),
+            None => y + x,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halocline_core::{Launcher, Layout, Shard, ShardTensor};
+    use halocline_ops::testing::{compare, random};
+
+    use super::*;
+
+    #[test]
+    fn a_coarser_grid_inside_keeps_the_shards() {
+        let run = |extents: &[usize]| {
+            let found = Launcher::local(extents.len()).collect(|world| {
+                let mesh = world.mesh([("lat", extents.len())])?;
+                let inner = Sht::new([4, 8], SphereGrid::LegendreGauss)?;
+                let outer = Sht::new([9, 10], SphereGrid::Lobatto)?.with_degrees(4)?;
+                let config = SfnoConfig::new(3, 2).with_width(4).with_residual(true);
+                let model = world.init(|device| config.init_within([&outer, &inner], device))?;
+                let x = random::<4>([1, 3, 9, 10], "x", 0).inner();
+                let layout = Layout::new(mesh.shape(), &x.dims(), &[Shard(2)])?;
+                let layout = layout.with_extents(2, extents)?;
+                let x = ShardTensor::distribute(x, &mesh, &layout)?;
+                let y = x.apply(&model);
+                assert_eq!(y.layout().extents(2), extents);
+                Ok(vec![y.full_tensor().into_data()])
+            });
+            found.unwrap()
+        };
+        let expected = run(&[9]).remove(0);
+        for found in run(&[6, 3]) {
+            compare(&found, &expected, 1e-5, "two ranks");
+        }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use halocline_core::{Error, Result, ShardTensor};
+use burn::tensor::{DType, Element, Tensor, TensorData};
+use halocline_core::{Error, Partial, ReduceOp, Result, Shard, ShardTensor, tasks};
 use halocline_ops::prelude::*;
 use halocline_ops::spectral::rfft;
 use serde::Serialize;
@@ -57,10 +58,20 @@ pub struct Spectra {
     leads: BTreeMap<i64, Sums>,
 }
 
+/// Power of fields, summed over a batch. See [`Spectra::power`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct FieldPower {
+    batch: usize,
+    columns: usize,
+    /// By region, channel and wavenumber.
+    power: Vec<Vec<Vec<f64>>>,
+}
+
 /// Sums over forecasts.
 #[derive(Clone, Debug, Default)]
 struct Sums {
     fields: usize,
+    columns: usize,
     /// Power of forecasts and truth, by region, channel and wavenumber.
     power: [Vec<Vec<Vec<f64>>>; 2],
 }
@@ -119,68 +130,154 @@ impl Spectra {
     /// The lead is not finite; the sizes of the fields do not match the channels and weights, each
     /// other, or earlier fields; [`rfft`] fails.
     pub fn add<X: Field<4>>(&mut self, lead: f64, forecast: X, truth: X) -> Result<()> {
-        let dims = forecast.dims();
+        let [forecast, truth] = [self.power(forecast)?, self.power(truth)?];
+        self.add_power(lead, &forecast, &truth)
+    }
+
+    /// Computes the power of fields `[batch, channels, lat, lon]`, in physical units, for
+    /// [`add_power`](Self::add_power). A truth that several forecasts reach needs it once.
+    ///
+    /// # Placement
+    /// As for [`add`](Self::add).
+    ///
+    /// # Errors
+    /// Sizes that do not match the channels and weights; partial values; [`rfft`] fails.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_models::{Region, Spectra};
+    ///
+    /// let mut spectra = Spectra::new(&["t2m"], &[1.0], &[45.0], Region::standard())?;
+    /// let truth = Tensor::<4>::from([[[[1.0, 3.0, 1.0, 3.0]]]]);
+    /// let power = spectra.power(truth.clone())?;
+    /// for lead in [24.0, 48.0] {
+    ///     let forecast = spectra.power(truth.clone() * (12.0 / lead))?;
+    ///     spectra.add_power(lead, &forecast, &power)?;
+    /// }
+    /// let [forecast, truth] = spectra.of("t2m", 48.0, "globe").expect("was added");
+    /// assert_eq!((forecast[2], truth[2]), (0.0625, 1.0));
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn power<X: Field<4>>(&self, fields: X) -> Result<FieldPower> {
+        let dims = fields.dims();
         let rows = self.regions.first().map_or(dims[2], |(_, rows)| rows.len());
         let counts = [self.channels.len(), rows];
-        if !lead.is_finite() || dims[1..3] != counts || truth.dims() != dims {
+        if dims[1..3] != counts {
             let message = format!(
-                "a lead of {lead} hours, a forecast {dims:?} and the truth {:?}; expected a number, and fields of {} \
-                 channels and {} rows",
-                truth.dims(),
-                counts[0],
-                counts[1]
+                "fields {dims:?}; expected {} channels and {} rows",
+                counts[0], counts[1]
             );
             return Err(Error::operator(NAME, message));
         }
-        let power = |field: X| self.power(wide(field)?.into_shard());
-        let [forecast, truth] = [forecast, truth].map(power);
-        let fields = [forecast?, truth?];
-        let sums = self.leads.entry(key(lead)).or_default();
-        let waves = |power: &[Vec<Vec<f64>>]| power.iter().flatten().map(Vec::len).next();
-        if !sums.power[0].is_empty() && waves(&sums.power[0]) != waves(&fields[0]) {
-            let message = format!("{} columns; expected as many as before", dims[3]);
+        Ok(FieldPower {
+            batch: dims[0],
+            columns: dims[3],
+            power: self.sums(wide(fields)?.into_shard())?,
+        })
+    }
+
+    /// Adds forecasts and their truth by their [power](Self::power), which has an example, for a
+    /// lead in hours.
+    ///
+    /// # Errors
+    /// The lead is not finite; forecasts and truth, or earlier fields, differ in number or columns;
+    /// powers of other regions or channels.
+    pub fn add_power(
+        &mut self,
+        lead: f64,
+        forecast: &FieldPower,
+        truth: &FieldPower,
+    ) -> Result<()> {
+        if !lead.is_finite() {
+            let message = format!("a lead of {lead} hours; expected a number");
             return Err(Error::operator(NAME, message));
         }
-        sums.fields += dims[0];
-        for (sum, power) in sums.power.iter_mut().zip(fields) {
+        let expected = [self.regions.len(), self.channels.len()];
+        let known = self.leads.get(&key(lead)).map(|sums| sums.columns);
+        let [columns, batch] = [known.unwrap_or(forecast.columns), forecast.batch];
+        for fields in [forecast, truth] {
+            let power = &fields.power;
+            let counts = [power.len(), power.first().map_or(expected[1], Vec::len)];
+            if (counts, fields.columns, fields.batch) != (expected, columns, batch) {
+                let message = format!(
+                    "{} fields of {} columns for {counts:?} regions and channels; expected {batch} of {columns}, for \
+                     {expected:?}",
+                    fields.batch, fields.columns
+                );
+                return Err(Error::operator(NAME, message));
+            }
+        }
+        let sums = self.leads.entry(key(lead)).or_default();
+        sums.fields += batch;
+        sums.columns = columns;
+        for (sum, fields) in sums.power.iter_mut().zip([forecast, truth]) {
             if sum.is_empty() {
-                *sum = power;
+                sum.clone_from(&fields.power);
                 continue;
             }
             let pairs = sum.iter_mut().flatten().flatten();
             pairs
-                .zip(power.into_iter().flatten().flatten())
+                .zip(fields.power.iter().flatten().flatten())
                 .for_each(|(sum, power)| *sum += power);
         }
         Ok(())
     }
 
     /// Computes the power of a batch, summed over it, by region, channel and wavenumber.
-    fn power(&self, field: ShardTensor<4>) -> Result<Vec<Vec<Vec<f64>>>> {
+    fn sums(&self, field: ShardTensor<4>) -> Result<Vec<Vec<Vec<f64>>>> {
+        field.require_resolved(NAME)?;
         let columns = field.dims()[3];
         // [batch, channels, lat, modes, 2]
         let modes: ShardTensor<5> = rfft(field.inner(), &[3], FftNorm::Forward)?;
-        Error::catch(|| {
-            let pairs: Vec<f64> = (0..=columns / 2)
-                .map(|mode| {
-                    if mode == 0 || 2 * mode == columns {
-                        1.0
-                    } else {
-                        2.0
-                    }
-                })
-                .collect();
-            let squares = modes.square().sum_dims(&[0, 4]);
-            let squares = squares.clone() * squares.profile(3, &pairs);
-            let regions = self.regions.iter().map(|(_, rows)| {
-                let weighted = squares.clone() * squares.profile(2, rows);
-                let power = weighted.sum_dims(&[2]).resolve(); // [1, channels, 1, modes, 1]
-                let power = power.full_tensor().into_data();
-                let power: Vec<f64> = power.iter().collect();
-                power.chunks(pairs.len()).map(<[f64]>::to_vec).collect()
-            });
-            regions.collect()
-        })
+        let (local, layout, mesh) = modes.into_parts();
+        let (dims, device, dtype) = (local.dims(), local.device(), local.dtype());
+        let cells = layout.local_box(mesh.position());
+        let rows = &cells.ranges()[2];
+        let weights: Vec<&[f64]> = self
+            .regions
+            .iter()
+            .map(|(_, weights)| &weights[rows.clone()])
+            .collect();
+        let modes = local.into_data();
+        // In double precision, without a copy of the squares.
+        let sums = if dtype == DType::F64 {
+            weighted(values::<f64>(&modes), dims, &weights)
+        } else {
+            weighted(values::<f32>(&modes), dims, &weights)
+        };
+        let shape = [1, dims[1], weights.len(), dims[3], 1];
+        let sums = Tensor::<5>::from_data(TensorData::new(sums, shape), (&device, dtype));
+        let placements = layout.placements().iter().map(|placement| match placement {
+            Shard(0 | 2) => Partial(ReduceOp::Sum),
+            other => *other,
+        });
+        let mut extents = layout.all_extents().to_vec();
+        for (dim, size) in [(0, 1), (2, weights.len()), (4, 1)] {
+            extents[dim] = vec![size];
+        }
+        let layout = layout.derive(placements.collect(), extents);
+        let sums = ShardTensor::<5>::from_parts(sums, layout, mesh);
+        // [1, channels, regions, modes, 1]
+        let sums = Error::catch(|| sums.resolve().full_tensor().into_data())?;
+        let sums: Vec<f64> = sums.iter().collect();
+        let (regions, waves) = (weights.len(), columns / 2 + 1);
+        let pair = |(wave, sum): (usize, &f64)| {
+            let is_alone = wave == 0 || 2 * wave == columns;
+            if is_alone { *sum } else { 2.0 * sum }
+        };
+        let of_channel = |region: usize, channel: usize| {
+            let start = (channel * regions + region) * waves;
+            let sums = sums[start..start + waves].iter();
+            sums.enumerate().map(pair).collect::<Vec<f64>>()
+        };
+        let of_region = |region: usize| {
+            let channels = 0..self.channels.len();
+            channels
+                .map(|channel| of_channel(region, channel))
+                .collect::<Vec<_>>()
+        };
+        Ok((0..regions).map(of_region).collect())
     }
 
     /// Returns the power at all wavenumbers from 0, of the forecasts and of their truth, for a lead
@@ -220,10 +317,43 @@ impl Spectra {
     }
 }
 
+/// Returns the elements of a tensor, which are of this type.
+fn values<E: Element>(data: &TensorData) -> &[E] {
+    data.as_slice().expect("the type of the elements")
+}
+
+/// Sums the squares of modes `[batch, channels, lat, modes, 2]` over the batch and the weighted
+/// rows, to `[channels, weights, modes]`. A row of weight zero does not count.
+fn weighted<E: Copy + Into<f64> + Sync>(
+    modes: &[E],
+    [batch, channels, rows, waves, _]: [usize; 5],
+    weights: &[&[f64]],
+) -> Vec<f64> {
+    let channels = tasks::map(channels, 1, |channel| {
+        let mut sums = vec![0.0; weights.len() * waves];
+        for line in 0..batch * rows {
+            let (sample, row) = (line / rows, line % rows);
+            let start = ((sample * channels + channel) * rows + row) * waves;
+            let modes = &modes[2 * start..2 * (start + waves)];
+            for (sums, weights) in sums.chunks_mut(waves.max(1)).zip(weights) {
+                let weight = weights[row];
+                if weight == 0.0 {
+                    continue;
+                }
+                for (sum, mode) in sums.iter_mut().zip(modes.chunks_exact(2)) {
+                    let [real, imaginary]: [f64; 2] = [mode[0].into(), mode[1].into()];
+                    *sum += weight * (real * real + imaginary * imaginary);
+                }
+            }
+        }
+        sums
+    });
+    channels.concat()
+}
+
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Tensor, TensorData};
-    use halocline_core::{Launcher, Placement, Replicate, Shard};
+    use halocline_core::{Launcher, Placement, Replicate};
 
     use super::*;
 
@@ -319,5 +449,24 @@ mod tests {
             "{refused}"
         );
         assert!(spectra.add(f64::NAN, field(5), field(5)).is_err());
+        let fields = [1, 2].map(|batch| Tensor::<4>::ones([batch, 1, 5, 4], &Default::default()));
+        let [one, two] = fields.map(|field| spectra.power(field).unwrap());
+        let refused = spectra.add_power(6.0, &one, &two).unwrap_err();
+        assert!(
+            refused.to_string().contains("2 fields of 4 columns"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn rows_outside_a_region_do_not_count() {
+        let mut spectra = Spectra::new(&["t"], &WEIGHTS, &LAT, Region::standard()).unwrap();
+        let field = Tensor::<4>::ones([1, 1, 5, 4], &Default::default());
+        let rows = |first, count| field.clone().narrow(2, first, count);
+        let holed = Tensor::cat(vec![rows(0, 1) * f32::NAN, rows(1, 4)], 2);
+        spectra.add(6.0, holed, field.clone()).unwrap();
+        let power = |region| spectra.of("t", 6.0, region).unwrap()[0][0];
+        assert!(power("globe").is_nan());
+        assert_eq!(power("tropics"), 1.0);
     }
 }

@@ -134,7 +134,7 @@ impl<X: Field<4>> Layer<X> for Block {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let y = self.second.forward(self.first.forward(x.clone()).gelu());
+        let y = x.clone().apply(&self.first).gelu().apply(&self.second);
         x.addcmul(y, &self.scale)
     }
 }
@@ -146,11 +146,11 @@ impl<X: Field<4>> Layer<X> for SurrogateCnn {
         let oldest = (self.history - 1) * self.variables;
         let state = x.clone().narrow(1, oldest, self.variables); // [batch, variables, lat, lon]
         let x = computed(x, &self.scale);
-        let mut y = self.stem.forward(x).gelu(); // [batch, width, lat, lon]
+        let mut y = x.apply(&self.stem).gelu(); // [batch, width, lat, lon]
         for block in &self.blocks {
-            y = block.forward(y);
+            y = y.apply(block);
         }
-        let increment = self.head.forward(y.gelu());
+        let increment = y.gelu().apply(&self.head);
         stepped(state, increment, &self.scale)
     }
 }

@@ -1,7 +1,7 @@
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Device;
-use halocline_core::Boundary;
+use halocline_core::{Boundary, module_scope};
 use halocline_ops::Rounding;
 use halocline_ops::prelude::*;
 
@@ -126,8 +126,12 @@ impl UNetConfig {
 impl DoubleConv {
     /// Applies both convolutions to the concatenation of `fields` along channels.
     fn forward<X: Field<4>>(&self, fields: Vec<X>) -> X {
-        let y = self.first.forward_cat(fields).gelu();
-        self.second.forward(y).gelu()
+        let _module = module_scope("DoubleConv");
+        let y = {
+            let _module = module_scope("FieldConv2d");
+            self.first.forward_cat(fields)
+        };
+        y.gelu().apply(&self.second).gelu()
     }
 }
 
@@ -152,6 +156,6 @@ impl<X: Field<4>> Layer<X> for UNet {
             let upsampled = upsampled.align_to(&skip);
             y = level.forward(vec![upsampled, skip]);
         }
-        self.head.forward(y)
+        y.apply(&self.head)
     }
 }

@@ -6,7 +6,7 @@ use halocline_core::{Error, Result};
 use halocline_ops::prelude::*;
 use serde::Serialize;
 
-use crate::metrics::{Evaluation, Scores};
+use crate::metrics::{Evaluation, Scores, add_ensembles, add_fields};
 
 /// Region of the globe, a box of latitudes and longitudes in degrees.
 ///
@@ -153,8 +153,9 @@ impl Verification {
         }
     }
 
-    /// Adds forecasts `[batch, channels, lat, lon]`, in physical units, for a lead in hours: calls
-    /// [`Evaluation::add_masked`] for every region.
+    /// Adds forecasts `[batch, channels, lat, lon]`, in physical units, for a lead in hours, to every
+    /// region as [`Evaluation::add_masked`] does. Regions with the same longitudes share one pass
+    /// over the fields, and all share one message.
     ///
     /// # Errors
     /// The lead is not finite; the numbers of weights and latitudes differ;
@@ -167,14 +168,13 @@ impl Verification {
         climatology: Option<X>,
         mask: Option<X>,
     ) -> Result<()> {
-        for evaluation in self.of_lead(lead)? {
-            let (forecast, truth) = (forecast.clone(), truth.clone());
-            evaluation.add_masked(forecast, truth, climatology.clone(), mask.clone())?;
-        }
+        let mut evaluations = self.of_lead(lead)?;
+        add_fields(&mut evaluations, [forecast, truth], climatology, mask)?;
+        self.leads.insert(key(lead), evaluations);
         Ok(())
     }
 
-    /// Adds ensembles for a lead in hours: calls [`Evaluation::add_ensemble`] for every region.
+    /// Adds ensembles for a lead in hours to every region, as [`Evaluation::add_ensemble`] does.
     ///
     /// # Errors
     /// The lead is not finite; the numbers of weights and latitudes differ;
@@ -186,13 +186,14 @@ impl Verification {
         truth: X,
         mask: Option<X>,
     ) -> Result<()> {
-        for evaluation in self.of_lead(lead)? {
-            evaluation.add_ensemble(ensemble.clone(), truth.clone(), mask.clone())?;
-        }
+        let mut evaluations = self.of_lead(lead)?;
+        add_ensembles(&mut evaluations, ensemble, truth, mask)?;
+        self.leads.insert(key(lead), evaluations);
         Ok(())
     }
 
-    fn of_lead(&mut self, lead: f64) -> Result<&mut Vec<Evaluation>> {
+    /// Returns a copy of the evaluations of a lead, which replaces them when all regions are added.
+    fn of_lead(&self, lead: f64) -> Result<Vec<Evaluation>> {
         if !lead.is_finite() {
             let message = format!("a lead of {lead} hours; expected a number");
             return Err(Error::operator("Verification", message));
@@ -203,9 +204,9 @@ impl Verification {
                 format!("{weights} weights for {latitudes} latitudes; expected one for each");
             return Err(Error::operator("Verification", message));
         }
-        let regions = self.regions.iter().map(|(_, empty)| empty.clone());
-        let of_lead = self.leads.entry(key(lead));
-        Ok(of_lead.or_insert_with(|| regions.collect()))
+        let empty = self.regions.iter().map(|(_, empty)| empty.clone());
+        let found = self.leads.get(&key(lead)).cloned();
+        Ok(found.unwrap_or_else(|| empty.collect()))
     }
 
     /// Returns the scores of every channel, lead and region, as a list that serializes to JSON.
@@ -256,9 +257,50 @@ pub(crate) fn hours(key: i64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use burn::tensor::{Device, Tensor};
+    use halocline_core::{Launcher, Shard, ShardTensor, Traffic};
 
     use super::*;
+
+    /// The other rank adds a field instead.
+    #[test]
+    fn an_ensemble_that_fails_adds_nothing() {
+        let forecasts = Mutex::new(None);
+        let run = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let mut evaluation = Evaluation::new(&[1.0; 4], 1);
+            if world.rank() == 1 {
+                let field = ShardTensor::<4>::ones([1, 1, 4, 3], &mesh, &[Shard(2)])?;
+                evaluation.add_masked(field.clone(), field, None, None)?;
+                return Err(Error::other("the power is off"));
+            }
+            let ensemble = ShardTensor::<5>::ones([2, 1, 1, 4, 3], &mesh, &[Shard(3)])?;
+            let truth = ensemble.clone().narrow(0, 0, 1);
+            let added = evaluation.add_ensemble(ensemble, truth, None);
+            *forecasts.lock().unwrap() = Some(evaluation.scores()[0].forecasts);
+            added
+        });
+        assert!(run.is_err());
+        assert_eq!(forecasts.into_inner().unwrap(), Some(0));
+    }
+
+    #[test]
+    fn all_regions_share_one_message() {
+        let messages = Launcher::local(2).check(false).collect(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let field = ShardTensor::<4>::ones([1, 2, 4, 3], &mesh, &[Shard(2)])?;
+            let lat = [60.0, 10.0, -10.0, -60.0];
+            let globe = Region::standard();
+            let mut scores = Verification::new(&["z", "t"], &[1.0; 4], &lat, &[0.0; 3], globe);
+            let before = world.comm_stats();
+            scores.add(6.0, field.clone(), field, None, None)?;
+            let sent = world.comm_stats().since(&before);
+            Ok(sent.of(Traffic::Reduce).messages)
+        });
+        assert_eq!(messages.unwrap(), [1, 1]);
+    }
 
     #[test]
     fn regions_may_lie_across_the_date_line() {
@@ -305,6 +347,10 @@ mod tests {
             .add(f64::NAN, truth(), truth(), None, None)
             .unwrap_err();
         assert!(error.to_string().contains("a lead of NaN hours"));
+        // A failure adds no lead.
+        let other = truth().narrow(2, 0, 2);
+        assert!(scores.add(18.0, truth(), other, None, None).is_err());
+        assert!(scores.score("t", 18.0, "globe").is_none());
     }
 
     /// Squares of these errors overflow f16.

@@ -206,6 +206,20 @@ fn heads_and_features_are_sharded() {
 }
 
 #[test]
+fn features_are_sharded_over_two_axes() {
+    let [inner, outer] =
+        ["inner", "outer"].map(|name| format!("encoder.layers.*.pwff.linear_{name}"));
+    let columns = Style::colwise("b").with_output(PlanPlacement::Replicate);
+    let plan = Plan::default()
+        .with_layer(&inner, Style::colwise("a").with_unit(5))
+        .with_layer(&inner, Style::rowwise("b"))
+        .with_layer(&outer, Style::rowwise("a").with_unit(5))
+        .with_layer(&outer, columns);
+    check(&[("a", 2), ("b", 2)], &[Replicate, Replicate], &plan, 5);
+    check(&[("b", 3), ("a", 2)], &[Replicate, Replicate], &plan, 5);
+}
+
+#[test]
 fn tokens_are_sharded_between_layers() {
     check(&[("tensor", 2)], &[Shard(1)], &sequence_parallel(), STEPS);
     check(&[("tensor", 3)], &[Shard(1)], &sequence_parallel(), 5); // of seven tokens
@@ -300,14 +314,15 @@ fn a_transformer_of_fields_is_that_of_one_device() {
             let found = run(axes, placements, &config.clone().with_recompute(recompute));
             assert_eq!(found.len(), expected.len());
             for (which, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert_eq!(found.shape(), expected.shape());
                 let values = |data: &TensorData| data.iter::<f32>().collect::<Vec<_>>();
                 let (found, expected) = (values(found), values(expected));
                 let scale = expected.iter().fold(1e-3, |max: f32, x| max.max(x.abs()));
-                let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-                let off = off.fold(0.0, f32::max);
-                assert!(
-                    off < 2e-5 * scale,
-                    "{axes:?}, tokens {tokens}, result {which}: {off:e} of {scale:e}"
+                let near = |(a, b): (&f32, &f32)| (a - b).abs() < 2e-5 * scale;
+                let far = found.iter().zip(&expected).position(|pair| !near(pair));
+                assert_eq!(
+                    far, None,
+                    "cell of {axes:?}, tokens {tokens}, result {which} of {scale:e}"
                 );
             }
         }

@@ -5,11 +5,14 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use halocline_core::{
-    Error, Launcher, LayerKeys, OrRaise, ParamShard, Placement, PlanPlacement, RandomKey,
-    Replicate, Result, Shard, ShardTensor, World, param_shards,
+    Error, Gather, Launcher, LayerKeys, Layout, OrRaise, ParamShard, Placement, PlanPlacement,
+    RandomKey, Replicate, Result, Shard, ShardTensor, World, param_shards,
 };
-use halocline_models::parallel::{Axes, Plan, Style, distribute_module, parallelize_module};
+use halocline_models::parallel::{
+    Axes, Plan, Style, distribute_module, distribute_module_with, parallelize_module,
+};
 use halocline_ops::prelude::*;
+use halocline_ops::testing::difference;
 use halocline_ops::{matmul, with_layer_placements};
 
 /// A linear layer of a user.
@@ -92,8 +95,7 @@ fn check(ranks: usize, placement: Placement, plan: &Plan, result: Placement) {
         run(ranks, placement, plan).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
     assert_eq!(held, result, "{plan:?}");
     for (found, expected) in found.iter().zip(&expected) {
-        let pairs = found.iter::<f32>().zip(expected.iter::<f32>());
-        let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let off = difference(found, expected);
         assert!(off < 2e-5, "{plan:?}: {off:e}");
     }
 }
@@ -190,8 +192,7 @@ fn groups_of_convolutions_are_sharded() {
     let expected = run(1, 3).unwrap();
     for ranks in [2, 3] {
         for (found, expected) in run(ranks, 3).unwrap().iter().zip(&expected) {
-            let pairs = found.iter::<f32>().zip(expected.iter::<f32>());
-            let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let off = difference(found, expected);
             assert!(off < 1e-4, "{ranks}: {off:e}");
         }
     }
@@ -225,6 +226,33 @@ fn modules_may_be_divided_by_a_function() {
             divided.weight.base().into_data()
         );
         assert!(ParamShard::of(&planned.weight).is_some());
+        Ok(())
+    });
+    found.unwrap();
+}
+
+#[test]
+fn functions_stand_around_a_distributed_module() {
+    let found = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let linear = world.init(|device| LinearConfig::new(4, 6).init(device))?;
+        let x = ShardTensor::<2>::ones([3, 4], &mesh, &[Replicate])?;
+        let expected = x.clone().apply(&linear).full_tensor().into_data();
+        let stored = |_: &str, shape: &[usize]| {
+            let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
+            let shard = ParamShard::new(layout, &mesh);
+            shard.with_stored(&["data"], Gather::Again).map(Some)
+        };
+        let input = |x: ShardTensor<2>| x.redistribute(&[Shard(0)]);
+        let output = |y: ShardTensor<2>| y.redistribute(&[Replicate]);
+        let linear = distribute_module_with(linear, &mesh, stored, input, output)?;
+        let shards = param_shards(&linear);
+        assert_eq!(shards.keys().collect::<Vec<_>>(), ["bias", "weight"]);
+        assert!(shards.values().all(|shard| shard.stored() == [0]));
+        let y = x.apply(&linear);
+        assert_eq!(y.placements(), [Replicate]);
+        let y = y.full_tensor().into_data();
+        y.assert_approx_eq::<f32>(&expected, Default::default());
         Ok(())
     });
     found.unwrap();

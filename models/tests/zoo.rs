@@ -10,7 +10,8 @@ use gradients::{Named, whole_gradients, worst};
 use halocline_core::{Launcher, Placement, Replicate, Result, Shard, ShardTensor, World};
 use halocline_models::parallel::{Plan, Store, build, sequence_parallel, transformer_encoder};
 use halocline_models::{
-    FieldTransformerConfig, FnoConfig, SfnoConfig, SurrogateCnnConfig, UNetConfig,
+    FieldTransformerConfig, FnoConfig, SfnoConfig, SphereAttentionConfig, SurrogateCnnConfig,
+    UNetConfig,
 };
 use halocline_ops::prelude::*;
 use halocline_ops::{Reduction, mse_loss};
@@ -155,6 +156,29 @@ fn spherical_fourier_operators() {
     check(
         [4, 2, 9, 10],
         |device| config.init(&sht, device),
+        &plan,
+        &places,
+    );
+    let inner = Sht::new([4, 8], SphereGrid::LegendreGauss).unwrap();
+    let outer = sht.with_degrees(inner.degrees()).unwrap();
+    let config = config.with_residual(true);
+    check(
+        [4, 2, 9, 10],
+        |device| config.init_within([&outer, &inner], device),
+        &plan,
+        &places,
+    );
+}
+
+#[test]
+fn attention_on_the_sphere() {
+    let near = GeodesicNeighborhood::new([7, 6], SphereGrid::Lobatto, Some(0.9)).unwrap();
+    let config = SphereAttentionConfig::new(4, 4).with_key_channels(Some(8));
+    let plan = stored(config.tensor_parallel("tensor"));
+    let places = [(DATA_2, 3), (TENSOR_2, 3), (TENSOR_4, 3), (ALL, 3)];
+    check(
+        [4, 4, 7, 6],
+        |device| config.init(&near, device),
         &plan,
         &places,
     );

@@ -9,7 +9,7 @@ use halocline_core::{
     DeviceMesh, Error, LayerPlacements, Layout, Operation, ParamShard, Placement, Replicate,
     Result, Traffic, World, check_replicas, ops, param_shards, shard_parameters,
 };
-use halocline_ops::set_reshards;
+use halocline_ops::{Around, set_reshards};
 
 use super::plan::Plan;
 use super::resolve::{ResolvedPlan, resolve};
@@ -165,5 +165,52 @@ pub fn distribute_module<M: Module>(
         Ok(layout
             .transpose()?
             .map(|layout| ParamShard::new(layout, mesh)))
+    })
+}
+
+/// Like [`distribute_module`], with functions of the module's input and result, which redistribute
+/// them for example. `partition` returns the shard of a parameter, which may be
+/// [stored](ParamShard::with_stored) over some axes and gathered for use.
+///
+/// # Errors
+/// The errors of [`distribute_module`] and of `partition`.
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use halocline_core::{Gather, Launcher, Layout, ParamShard, Replicate, Shard, ShardTensor};
+/// use halocline_models::parallel::distribute_module_with;
+/// use halocline_ops::Apply;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("data", 2)])?;
+///     let linear = world.init(|device| LinearConfig::new(4, 6).init(device))?;
+///     let stored = |_: &str, shape: &[usize]| {
+///         let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
+///         let shard = ParamShard::new(layout, &mesh);
+///         shard.with_stored(&["data"], Gather::Again).map(Some)
+///     };
+///     let input = |x: ShardTensor<2>| x.redistribute(&[Shard(0)]);
+///     let output = |y: ShardTensor<2>| y.redistribute(&[Replicate]);
+///     let linear = distribute_module_with(linear, &mesh, stored, input, output)?;
+///     let x = ShardTensor::<2>::ones([3, 4], &mesh, &[Replicate])?;
+///     assert_eq!(x.apply(&linear).placements(), [Replicate]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn distribute_module_with<M: Module, I, O>(
+    module: M,
+    mesh: &DeviceMesh,
+    partition: impl FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
+    input: I,
+    output: O,
+) -> Result<Around<M, I, O>> {
+    check_replicas(mesh, &module)?;
+    let module = shard_parameters(module, partition)?;
+    Ok(Around {
+        module,
+        input,
+        output,
     })
 }

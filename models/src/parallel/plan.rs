@@ -46,7 +46,8 @@ pub struct Plan {
     pub store: Vec<Store>,
 }
 
-/// Style of the layers whose paths match a pattern; [`Plan`] has an example.
+/// Style of the layers whose paths match a pattern; [`Plan`] has an example. Several entries may
+/// match one layer if each names other axes: their placements are joined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {

@@ -101,8 +101,8 @@ pub struct ResolvedPlan {
 /// model's parameters.
 ///
 /// # Errors
-/// A pattern matches nothing (the error suggests similar names); two entries match one layer; the
-/// mesh lacks an axis; a layer lacks a parameter; a unit does not divide a size.
+/// A pattern matches nothing (the error suggests similar names); two entries for one axis match one
+/// layer; the mesh lacks an axis; a layer lacks a parameter; a unit does not divide a size.
 ///
 /// # Example
 /// ```
@@ -131,17 +131,22 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         mesh,
         sites: &sites,
     };
-    let mut styles: BTreeMap<&str, (&Entry, LayerSharding)> = BTreeMap::new();
+    let mut styles: BTreeMap<&str, Vec<(&Entry, LayerSharding)>> = BTreeMap::new();
     for entry in &plan.layer {
         let pattern = Pattern::new(&entry.path)?;
         for site in resolver.matched(&pattern)? {
             let placed = entry.style.placed(&site.kind, &site.path)?;
-            if let Some((other, _)) = styles.insert(&site.path, (entry, placed)) {
-                return Err(Error::Plan(format!(
-                    "{:?} and {:?} both match {}; one entry a layer",
-                    other.path, entry.path, site.path
-                )));
+            let entries = styles.entry(&site.path).or_default();
+            let axes = entry.style.axes();
+            for (other, _) in &*entries {
+                if let Some(axis) = other.style.axes().iter().find(|axis| axes.contains(axis)) {
+                    return Err(Error::Plan(format!(
+                        "{:?} and {:?} both match {} over axis {axis:?}; one entry for each axis of a layer",
+                        other.path, entry.path, site.path
+                    )));
+                }
             }
+            entries.push((entry, placed));
         }
     }
     let mut resolved = ResolvedPlan {
@@ -151,13 +156,17 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         modules: sites.modules.clone(),
     };
     for site in &sites.sites {
-        let style = styles.get(site.path.as_str());
-        let placed = style.map(|(_, placed)| placed.clone()).unwrap_or_default();
-        let written = style.is_some_and(|(entry, _)| matches!(entry.style, Style::Placed(_)));
-        let layer_placements = LayerPlacements {
-            input: resolver.axes(&placed.input, &site.path)?,
-            output: resolver.axes(&placed.output, &site.path)?,
-        };
+        let entries = styles.get(site.path.as_str());
+        let entries = entries.map_or(&[][..], Vec::as_slice);
+        let mut layer_placements = LayerPlacements::default();
+        let LayerPlacements { input, output } = &mut layer_placements;
+        for (_, placed) in entries {
+            input.extend(resolver.axes(&placed.input, &site.path)?);
+            output.extend(resolver.axes(&placed.output, &site.path)?);
+        }
+        for placements in [input, output] {
+            placements.sort_unstable_by_key(|(axis, _)| *axis);
+        }
         if !has_layer_placements(&site.kind) && layer_placements != LayerPlacements::default() {
             return Err(Error::Plan(format!(
                 "input or output of {}, a {}, which does not change layouts; give the model a field of type Reshard \
@@ -166,7 +175,10 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
             )));
         }
         if site.is_reshard() {
-            if let Some(name) = placed.parameters.keys().next() {
+            let mut names = entries
+                .iter()
+                .flat_map(|(_, placed)| placed.parameters.keys());
+            if let Some(name) = names.next() {
                 return Err(Error::Plan(format!(
                     "{} has no parameter {name}; it is a Reshard",
                     site.path
@@ -178,7 +190,11 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
             continue;
         }
         let known = |name: &String| site.parameters.iter().any(|(held, _)| held == name);
-        if written && let Some(name) = placed.parameters.keys().find(|name| !known(name)) {
+        let written = entries
+            .iter()
+            .filter(|(entry, _)| matches!(entry.style, Style::Placed(_)));
+        let mut written = written.flat_map(|(_, placed)| placed.parameters.keys());
+        if let Some(name) = written.find(|name| !known(name)) {
             let names: Vec<&str> = site.parameters.iter().map(|(name, _)| &name[..]).collect();
             return Err(Error::Plan(format!(
                 "{} has no parameter {name}; it has {}",
@@ -187,7 +203,7 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
             )));
         }
         for (index, (name, shape)) in site.parameters.iter().enumerate() {
-            let layout = resolver.layout(site, name, shape, &placed)?;
+            let layout = resolver.layout(site, name, shape, entries)?;
             resolved.parameters.push(ResolvedParam {
                 path: site.path_of(name),
                 kind: site.kind.clone(),
@@ -316,28 +332,39 @@ impl<'a> Resolver<'a> {
         Ok(axes)
     }
 
-    /// Computes the layout of a parameter.
+    /// Computes the layout of a parameter under the entries of its layer, each over its own axes.
     fn layout(
         &self,
         site: &Site,
         name: &str,
         shape: &[usize],
-        placed: &LayerSharding,
+        entries: &[(&Entry, LayerSharding)],
     ) -> Result<Layout> {
         let path = site.path_of(name);
         let mut placements = vec![Replicate; self.mesh.sizes().len()];
-        let axes = placed.parameters.get(name);
-        for (axis, along) in self.axes(axes.unwrap_or(&Axes::new()), &path)? {
-            placements[axis] = along.placement(shape.len())?;
-            if !matches!(placements[axis], Shard(_) | Replicate) {
-                let message = format!("{along} for parameter {path}; expected shard or replicate");
-                return Err(Error::Plan(message));
+        // Cells of a dim that stay together: a multiple of the units of all entries that shard it.
+        let mut units = vec![1_usize; shape.len()];
+        for (_, placed) in entries {
+            let axes = placed.parameters.get(name);
+            for (axis, along) in self.axes(axes.unwrap_or(&Axes::new()), &path)? {
+                placements[axis] = along.placement(shape.len())?;
+                match placements[axis] {
+                    Shard(dim) if units[dim].checked_rem(placed.unit) != Some(0) => {
+                        units[dim] *= placed.unit;
+                    }
+                    Shard(_) | Replicate => {}
+                    _ => {
+                        let message =
+                            format!("{along} for parameter {path}; expected shard or replicate");
+                        return Err(Error::Plan(message));
+                    }
+                }
             }
         }
         let layout = Layout::new(self.mesh, shape, &placements)?;
         let sharded = (0..shape.len()).filter(|dim| layout.is_sharded(*dim));
         sharded.into_iter().try_fold(layout.clone(), |layout, dim| {
-            let (size, unit) = (shape[dim], placed.unit);
+            let (size, unit) = (shape[dim], units[dim]);
             if unit == 0 || size % unit != 0 {
                 let message = format!("{path} {shape:?} in units of {unit} along dim {dim}");
                 return Err(Error::Plan(message));

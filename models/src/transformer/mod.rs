@@ -12,7 +12,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Tensor};
-use halocline_core::{Boundary, Halos, PlanPlacement};
+use halocline_core::{Boundary, Halos, PlanPlacement, module_scope};
 use halocline_ops::prelude::*;
 
 use crate::parallel::{Axes, LayerSharding, Plan, Style};
@@ -264,11 +264,13 @@ impl FieldTransformerConfig {
 
 impl Block {
     fn forward<X: Field<4>>(&self, x: X, condition: Option<&WithDims<X, 2>>) -> X {
+        let _module = module_scope("Block");
         let x = self.half(0, x, condition, |x| {
             if self.dense {
+                let _module = module_scope("NeighborhoodAttention2d");
                 self.attention.forward_dense(x)
             } else {
-                self.attention.forward(x)
+                x.apply(&self.attention)
             }
         });
         self.half(1, x, condition, |x| {
@@ -334,6 +336,7 @@ impl FieldTransformer {
             modulated,
             "FieldTransformer: configured without a condition"
         );
+        let _module = module_scope("FieldTransformer");
         self.forecast(x, Some(&condition))
     }
 
@@ -343,7 +346,7 @@ impl FieldTransformer {
         let condition = condition.map(|condition| computed(condition.clone(), &self.scale));
         let condition = condition.as_ref();
         let x = computed(x, &self.scale);
-        let mut y = self.embedding.forward(x); // [batch, lat, lon, d_model], by patches
+        let mut y = x.apply(&self.embedding); // [batch, lat, lon, d_model], by patches
         for block in &self.blocks {
             let halos = block.halos();
             y = match (self.recompute, condition) {

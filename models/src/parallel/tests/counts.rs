@@ -64,8 +64,18 @@ fn counts_of<M: Module>(
     plan: &Plan,
     prepare: impl Fn(&DeviceMesh) -> Result<Loss<M>> + Sync,
 ) -> [Counts; 2] {
-    let found = Launcher::local(2).collect(|world| {
-        let mesh = world.mesh([("tensor", 2)])?;
+    counts_on(&[("tensor", 2)], make, plan, prepare)
+}
+
+/// The same on a mesh whose axes have two ranks each.
+fn counts_on<M: Module>(
+    axes: &[(&str, usize)],
+    make: fn(&World) -> Result<M>,
+    plan: &Plan,
+    prepare: impl Fn(&DeviceMesh) -> Result<Loss<M>> + Sync,
+) -> [Counts; 2] {
+    let found = Launcher::local(1 << axes.len()).collect(|world| {
+        let mesh = world.mesh_of(axes)?;
         let model = parallelize_module(make(&world)?, &mesh, plan)?;
         let reduces = |stats: &CommStats| stats.of(Traffic::Reduce).messages;
         let before = world.comm_stats();
@@ -124,6 +134,26 @@ fn columns_then_rows_are_one_sum_each_way() {
     // Tokens are gathered and scattered again.
     let tokens = plan(PlanPlacement::Shard(1));
     assert_eq!(counts(&tokens, Shard(1), mlp), [[2, 0, 0], [2, 0, 0]]);
+}
+
+/// Columns over one axis and rows over the other, and the reverse: one sum a layer, each way.
+#[test]
+fn entries_over_two_axes_are_joined() {
+    let plan = Plan::default()
+        .with_layer("first", Style::colwise("a"))
+        .with_layer("first", Style::rowwise("b"))
+        .with_layer("second", Style::rowwise("a"))
+        .with_layer("second", Style::colwise("b"));
+    let found = counts_on(&[("a", 2), ("b", 2)], layers, &plan, |mesh| {
+        let placements = [Replicate, Shard(2)];
+        let x = ShardTensor::<3>::ones([2, 6, 8], mesh, &placements)?.require_grad();
+        Ok(Box::new(move |model: &Layers| {
+            assert_eq!(model.first.weight.dims(), [4, 4]);
+            let y = x.apply(&model.first).gelu().apply(&model.second);
+            (y.clone() * y).sum()
+        }))
+    });
+    assert_eq!(found, [[0, 2, 0]; 2]);
 }
 
 #[test]
