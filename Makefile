@@ -24,7 +24,8 @@ demo-real: test-packages
 	scripts/demo_real.sh $(TARGET)/release/halocline $(TARGET)/demo-real
 
 test: test-packages nextest
-	scripts/python.sh $(TARGET)/python safetensors==0.8.0 'h5py>=3.8,<4'
+	scripts/python.sh $(TARGET)/python safetensors==0.8.0 'h5py>=3.8,<4' \
+		'xarray>=2025.1,<2027' 'zarr>=3,<4' 'netCDF4>=1.6,<2'
 	cargo build $(CARGO_FLAGS) --examples
 	cargo nextest run $(CARGO_FLAGS)
 	cargo test --doc $(CARGO_FLAGS)

@@ -1,10 +1,12 @@
 """Reads a checkpoint in Python, with the package `safetensors` and nothing else: `read_checkpoint.py FOLDER`.
 
-`read(folder)` gives the tensors as nested bytes: a dtype, a shape, and the elements in row-major order.
+`read(folder)` gives the tensors as a dtype, a shape, and the elements in row-major order, those in half precision as
+f32.
 """
 
 import json
 import math
+import struct
 import sys
 import zlib
 from array import array
@@ -13,7 +15,7 @@ from pathlib import Path
 from safetensors import deserialize
 
 TYPES = {"F64": "d", "F32": "f", "I64": "q", "I32": "i", "I16": "h", "I8": "b", "U64": "Q", "U32": "I", "U16": "H",
-         "U8": "B", "BOOL": "B"}
+         "U8": "B", "BOOL": "B", "F16": "H", "BF16": "H"}
 
 
 def read(folder):
@@ -30,8 +32,17 @@ def read(folder):
             if zlib.crc32(data) != piece["crc32"]:
                 raise ValueError(f"{name}: {piece['file']} is damaged")
             place(whole, shape, array(whole.typecode, data), piece["start"], piece["shape"])
-        tensors[name] = (entry["dtype"], shape, whole)
+        tensors[name] = (entry["dtype"], shape, widen(entry["dtype"], whole))
     return index, tensors
+
+
+def widen(dtype, elements):
+    """Elements as f32 if they are the bits of numbers in half precision."""
+    if dtype == "F16":
+        return array("f", struct.unpack(f"={len(elements)}e", elements.tobytes()))
+    if dtype == "BF16":
+        return array("f", array("I", [bits << 16 for bits in elements]).tobytes())
+    return elements
 
 
 def place(whole, shape, piece, start, extents):

@@ -217,8 +217,10 @@ fn writer(path: &Path, nlat: usize) -> Result<FieldWriter> {
     )?)
 }
 
+/// Returns the largest number, or NaN if there is one, which `f64::max` ignores.
 fn largest(values: &[f64]) -> f64 {
-    values.iter().copied().fold(0.0, f64::max)
+    let values = values.iter().copied();
+    values.fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
 }
 
 fn check(holds: bool, message: impl FnOnce() -> String) -> Result<()> {

@@ -194,6 +194,8 @@ fn the_factor_of_losses_finds_its_size_and_is_saved() {
     // and after three more the scale is doubled.
     let (steps, scale, _) = scaled(folder.path(), 5);
     assert_eq!((steps, scale.factor), (1, 2_f64.powi(14)));
+    let (steps, scale, _) = scaled(folder.path(), 0);
+    assert_eq!((steps, scale.factor), (1, 2_f64.powi(14)));
     let other = tempfile::tempdir().unwrap();
     let (steps, scale, weights) = scaled(other.path(), 7);
     assert_eq!((steps, scale.factor), (3, 2_f64.powi(15)));
@@ -341,10 +343,9 @@ fn rounding<M: Module + Layer<Tensor<4>, Output = Tensor<4>>>(
         .zip(&exact)
         .map(|(found, exact)| (found - exact).abs());
     let squares: f64 = errors.clone().map(|error| error * error).sum();
-    [
-        (squares / exact.len() as f64).sqrt(),
-        errors.fold(0.0, f64::max),
-    ]
+    // NaN if there is one, which `f64::max` ignores.
+    let largest = errors.fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a });
+    [(squares / exact.len() as f64).sqrt(), largest]
 }
 
 /// Prints the rounding errors of trained models.

@@ -117,8 +117,18 @@ fn files_are_converted_and_rechunked() {
     let found = open(&store).unwrap();
     assert_eq!(found.describe(0).chunk, Some([2, 1, 3, 4]));
     assert_eq!(all(&*found), all(&*open(&a).unwrap()));
-    let wrong = halocline(&["rechunk", text(&a), text(&path("c")), "--ranks", "0x3"]);
-    assert_eq!(wrong.status.code(), Some(2));
+    for (option, value, told) in [
+        ("--ranks", "0x3", "such as 2x4"),
+        ("--level", "10", "expected 0 (no compression), 1, 2"),
+        ("--level", "300", "8 or 9"),
+    ] {
+        let wrong = halocline(&["rechunk", text(&a), text(&path("c")), option, value]);
+        let error = String::from_utf8_lossy(&wrong.stderr);
+        assert!(
+            wrong.status.code() == Some(2) && error.contains(told),
+            "{error}"
+        );
+    }
 
     // Options that do not apply to a NetCDF file are refused.
     let netcdf = path("c.nc");

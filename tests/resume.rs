@@ -62,6 +62,8 @@ fn train(
     }
     trainer.finish()?;
     assert_eq!(trainer.step(), STEPS);
+    let committed = world.is_root().then_some(STEPS);
+    assert_eq!(trainer.last_committed_step(), committed);
     assert_eq!(trainer.noted("epochs")?, Some(EPOCHS));
     world.check_replicas(trainer.model())?;
     let record = trainer.model().clone().into_record();
@@ -106,6 +108,33 @@ fn a_run_that_failed_at_any_step_ends_with_the_bits_of_one_that_did_not() {
 }
 
 #[test]
+fn a_run_starts_from_the_weights_of_another() {
+    let (old, new) = (folder(), folder());
+    let (_, trained) = run([2, 1], old.path(), None).unwrap();
+    let tuned = |width: usize, pretrained: &Path| {
+        let found = Launcher::local(3).seed(12).collect(|world| {
+            let trainer = start(&world, width)?.with_ema(0.9);
+            let mut trainer = trainer.resume_or_start_from(new.path(), pretrained)?;
+            assert_eq!(trainer.step(), 0);
+            trainer.finish()?;
+            let model = trainer.model().clone();
+            let record = model.into_record().into_bytes().map_err(Error::other)?;
+            Ok(burn_pack_tensors(record))
+        });
+        let found = found.map(|mut found| found.remove(0));
+        found.map_err(|error| error.to_string())
+    };
+    let error = tuned(5, old.path()).unwrap_err();
+    assert!(error.contains("shape mismatch"), "{error}");
+    assert_eq!(tuned(4, old.path()).unwrap(), trained);
+    let error = tuned(4, &new.path().join("other")).unwrap_err();
+    assert!(error.contains("from which this run started"), "{error}");
+    // After a checkpoint, the other run is not needed.
+    std::fs::remove_dir_all(old.path()).unwrap();
+    assert_eq!(tuned(4, old.path()).unwrap(), trained);
+}
+
+#[test]
 fn a_run_goes_on_with_other_ranks() {
     let whole = run([2, 1], folder().path(), None).unwrap();
     let folder = folder();
@@ -143,7 +172,7 @@ fn what_does_not_fit_is_an_error_and_no_start_from_nothing() {
         tried.unwrap_err().to_string()
     };
     let error = failure(12, |world| start(world, 4));
-    assert!(error.contains("seed 11, this one has 12"), "{error}");
+    assert!(error.contains("seed: got 12, expected 11,"), "{error}");
     let error = failure(11, |world| start(world, 5));
     assert!(
         error.contains("\"model\"") && error.contains("shape mismatch"),

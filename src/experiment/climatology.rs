@@ -29,12 +29,13 @@ pub enum Cycle {
     Mean,
     /// A mean for each month.
     Month,
-    /// A mean for each day of the year, over the 61 days around it.
+    /// A mean for each day of the year, over the days around it. Their weights fall linearly to
+    /// zero at 30 days before and after, as in WeatherBench 2.
     Day,
 }
 
-/// Days before and after a day that its mean includes.
-const AROUND: usize = 30;
+/// Days from a day to those before and after that have no weight in its mean.
+const REACH: usize = 30;
 /// First days of the months of a leap year.
 const FIRST: [usize; 12] = [0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335];
 
@@ -206,25 +207,17 @@ fn compute(world: &World, loader: &FieldLoader, times: Times) -> Result<Vec<Shar
         .flatten()
         .cloned()
         .fold(None, |all, sum| added(all, Some(sum)));
-    let classes = sums.len();
-    let before = match times.cycle {
-        Cycle::Day => AROUND,
-        Cycle::Mean | Cycle::Month => 0,
-    };
-    // The same part of the day, over the days before and after.
-    let windows = windows(sums, 2 * before + 1, times.parts);
-    let around = |class: usize| windows[(class + classes - before * times.parts) % classes].clone();
     let [sum, count] = all.expect("a loader has samples");
     let whole = sum / count.clamp_min(1.0);
     // Times of the year or of the day without a value take the mean of all.
-    let mean = |class: usize| match around(class) {
+    let mean = |sum: Option<Sum>| match sum {
         None => whole.clone(),
         Some([sum, count]) => {
             let none = count.clone().lower_elem(0.5);
             (sum / count.clamp_min(1.0)).mask_where(none, whole.clone())
         }
     };
-    Ok((0..classes).map(mean).collect())
+    Ok(smoothed(sums, times).into_iter().map(mean).collect())
 }
 
 /// Sum of values, and their number.
@@ -235,6 +228,19 @@ fn added(one: Option<Sum>, other: Option<Sum>) -> Option<Sum> {
         (Some([a, b]), Some([c, d])) => Some([a + c, b + d]),
         (one, other) => one.or(other),
     }
+}
+
+/// Returns the sums over the days around each day, at the same part of the day, with weights that
+/// fall linearly to zero. Sums of other cycles stay as they are.
+fn smoothed(sums: Vec<Option<Sum>>, times: Times) -> Vec<Option<Sum>> {
+    if times.cycle != Cycle::Day {
+        return sums;
+    }
+    // A box over a box is a triangle; both begin at their first day.
+    let boxes = windows(sums, REACH, times.parts);
+    let mut triangles = windows(boxes, REACH, times.parts);
+    triangles.rotate_right((REACH - 1) * times.parts);
+    triangles
 }
 
 /// Returns for each entry of a cycle the sum of `width` entries from it on, spaced by `distance`.
@@ -334,16 +340,45 @@ mod tests {
         assert_eq!(times(Cycle::Mean, 24).class(hours(49.0)), 1);
     }
 
+    /// Sum of a single cell.
+    fn sum(value: usize) -> Option<Sum> {
+        let field = Tensor::<4>::full([1, 1, 1, 1], value as f64, &Default::default());
+        Some([ShardTensor::solo(field.clone()), ShardTensor::solo(field)])
+    }
+
+    fn number(sum: &Option<Sum>) -> usize {
+        let [sum, _] = sum.clone().unwrap();
+        sum.local().clone().into_scalar::<f32>() as usize
+    }
+
+    /// The weights of `create_window_weights(61)` of WeatherBench 2, times 30.
+    #[test]
+    fn days_around_a_day_have_weights_that_fall_linearly() {
+        let times = Times {
+            cycle: Cycle::Day,
+            is_default: false,
+            parts: 2,
+            calendar: Calendar::Gregorian,
+        };
+        let mut sums = vec![None; times.classes()];
+        let day = 10;
+        sums[2 * day + 1] = sum(1);
+        let found = smoothed(sums.clone(), times);
+        for (class, found) in found.iter().enumerate() {
+            let days = (class / 2).abs_diff(day);
+            let weight = 30_usize.saturating_sub(days.min(366 - days));
+            if class % 2 == 1 && weight > 0 {
+                assert_eq!(number(found), weight, "{class}");
+            } else {
+                assert!(found.is_none(), "{class}");
+            }
+        }
+        let cycle = Cycle::Mean;
+        assert!(smoothed(sums, Times { cycle, ..times })[0].is_none());
+    }
+
     #[test]
     fn windows_are_sums_of_entries_at_a_distance() {
-        let sum = |value: usize| {
-            let field = Tensor::<4>::full([1, 1, 1, 1], value as f64, &Default::default());
-            Some([ShardTensor::solo(field.clone()), ShardTensor::solo(field)])
-        };
-        let number = |sum: &Option<Sum>| {
-            let [sum, _] = sum.clone().unwrap();
-            sum.local().clone().into_scalar::<f32>() as usize
-        };
         let values: Vec<usize> = (0..14).map(|value| value * value).collect();
         for width in [1, 2, 5, 7] {
             let found = windows(values.iter().copied().map(sum).collect(), width, 2);

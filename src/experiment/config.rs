@@ -94,14 +94,17 @@ fn yes() -> bool {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingConfig {
+    /// [Package](super::Experiment::package), or folder of another experiment, from whose weights
+    /// training starts, with its statistics. Default random weights.
+    pub pretrained: Option<PathBuf>,
     /// Passes over the samples.
     pub epochs: usize,
     /// Time limit of a run in minutes, including the opening of the experiment: no epoch begins
     /// that is expected to exceed it. Default no limit.
     pub minutes: Option<f64>,
-    /// Samples per batch, over all ranks.
+    /// Samples per batch, over all ranks; at most those of the training period.
     pub batch: usize,
-    /// Batches per optimizer step.
+    /// Batches per optimizer step, at most those of an epoch.
     pub accumulation: usize,
     /// Autoregressive steps of training by epoch, as pairs `[epoch, steps]`: the number of steps
     /// from that epoch on, counted from 0. One step before the first pair.
@@ -162,6 +165,7 @@ pub struct ForecastConfig {
 impl Default for TrainingConfig {
     fn default() -> Self {
         Self {
+            pretrained: None,
             epochs: 10,
             minutes: None,
             batch: 1,
@@ -349,11 +353,6 @@ impl ExperimentConfig {
                 "training.members: of a loss of one member; expected 1, or training.loss = \"crps\"",
             ),
             (
-                training.loss == Loss::Crps
-                    && self.mesh.get("data").is_some_and(|ranks| *ranks > 1),
-                "mesh.data: with training.loss crps, whose members share a batch; expected 1",
-            ),
-            (
                 !deviation(training.noise),
                 "training.noise: expected a standard deviation from 0 on",
             ),
@@ -396,6 +395,8 @@ mod tests {
         let full = ExperimentConfig::from_toml(full).unwrap();
         assert_eq!(ExperimentConfig::from_toml(&full.to_toml()).unwrap(), full);
         assert_ne!(full.training, TrainingConfig::default());
+        let global = include_str!("../../examples/configs/global.toml");
+        ExperimentConfig::from_toml(global).unwrap();
     }
 
     #[test]

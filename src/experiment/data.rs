@@ -30,6 +30,9 @@ pub(super) struct Data {
     pub(super) forcings_change: bool,
 }
 
+/// Arguments that an error names if files are too short for any sample.
+const TOO_SHORT: [&str; 2] = ["lead_hours and steps", "history and lead"];
+
 /// Content of samples.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Samples {
@@ -37,7 +40,8 @@ pub(super) enum Samples {
     Steps(usize),
     /// An input, and the targets at its time.
     States,
-    /// The targets at each time, including times whose input would begin before the files do.
+    /// The targets at each time, as inputs too, including times whose history would begin before the
+    /// files do.
     Targets,
 }
 
@@ -51,7 +55,7 @@ impl Data {
     }
 
     /// Opens other files than those of training, which may have a single time, for a model trained
-    /// on the data of these statistics.
+    /// on the data of these statistics. Rows and columns are read in the order of training.
     ///
     /// # Errors
     /// Another grid than in training; a missing channel.
@@ -108,15 +112,7 @@ impl Data {
             config.gaps = Gaps::Allow;
         }
         let states = dataset(&config, &Period::default(), Samples::States);
-        let dataset = FieldDataset::open(files, &states)?;
-        let grid = dataset.metadata().grid();
-        if !grid.agrees_with(trained.grid()) {
-            return Err(Error::from(halocline_io::Error::Argument {
-                argument: "files",
-                got: format!("{grid} of {}", files[0].display()),
-                expected: format!("{}, as in training", trained.grid()),
-            }));
-        }
+        let dataset = open_on(trained.grid(), files, states)?;
         Self::of(config, &dataset, trained.time_step())
     }
 
@@ -154,8 +150,8 @@ impl Data {
 
     /// Returns the number of samples of the training period with targets of this number of steps.
     pub(super) fn samples(&self, steps: usize) -> Result<usize> {
-        let config = dataset(&self.config, &self.config.train, Samples::Steps(steps));
-        Ok(FieldDataset::open(&self.config.files, &config)?.len())
+        let dataset = self.open_samples(&self.config.train, Samples::Steps(steps))?;
+        Ok(dataset.len())
     }
 
     /// Opens the samples of a period, normalised.
@@ -165,8 +161,59 @@ impl Data {
         samples: Samples,
         statistics: &Statistics,
     ) -> halocline_io::Result<FieldDataset> {
-        let config = dataset(&self.config, period, samples);
-        FieldDataset::open(&self.config.files, &config)?.with_statistics(statistics)
+        self.open_samples(period, samples)?
+            .with_statistics(statistics)
+    }
+
+    /// Opens the samples of a period.
+    ///
+    /// # Errors
+    /// Several steps, where only fewer lead from one time of the period to another: those of the
+    /// curriculum.
+    fn open_samples(
+        &self,
+        period: &Period,
+        samples: Samples,
+    ) -> halocline_io::Result<FieldDataset> {
+        let attempt = |samples: Samples| {
+            let mut config = dataset(&self.config, period, samples);
+            if let Samples::Targets = samples {
+                // Other inputs are not read; the files are those of all channels.
+                let names = self.files.iter().map(|channel| channel.name.clone());
+                config.open.channels = Some(names.collect());
+                config.inputs = Some(self.channels.targets.clone());
+                config.targets = None;
+            }
+            open_on(&self.grid, &self.config.files, config)
+        };
+        let opened = attempt(samples);
+        let is_short = matches!(
+            &opened,
+            Err(halocline_io::Error::Argument { argument, .. }) if TOO_SHORT.contains(argument)
+        );
+        let Samples::Steps(steps) = samples else {
+            return opened;
+        };
+        if !is_short || attempt(Samples::Steps(1)).is_err() {
+            return opened;
+        }
+        // The most steps that samples have, and the least that none has.
+        let (mut most, mut least) = (1, steps);
+        while least - most > 1 {
+            let middle = most + (least - most) / 2;
+            if attempt(Samples::Steps(middle)).is_ok() {
+                most = middle;
+            } else {
+                least = middle;
+            }
+        }
+        Err(halocline_io::Error::Argument {
+            argument: "training.curriculum",
+            got: format!("{steps} steps"),
+            expected: format!(
+                "at most {most}, the most between two times of data.train ({period})"
+            ),
+        })
     }
 
     /// Returns the times of a dataset of [states](Samples::States). Where gaps are skipped, no step
@@ -182,7 +229,9 @@ impl Data {
     pub(super) fn training_files(&self) -> Result<Vec<Box<dyn Fields>>> {
         let open = open(&self.config, &self.config.train);
         let names = self.files.iter().map(|channel| channel.name.clone());
-        let open = open.with_channels(Some(names.collect()));
+        let open = open
+            .with_channels(Some(names.collect()))
+            .with_grid(Some(self.grid.clone()));
         Ok(if self.config.joined {
             vec![open.open_joined(&self.config.files)?]
         } else {
@@ -253,6 +302,31 @@ fn open(config: &DataConfig, period: &Period) -> OpenConfig {
         .with_gaps(config.gaps)
         .with_missing(config.missing)
         .with_period(Some(period.clone()))
+}
+
+/// Opens files with rows and columns in the order of the grid of training.
+///
+/// # Errors
+/// Another grid than in training; the errors of [`FieldDataset::open`].
+fn open_on(
+    grid: &Grid,
+    files: &[PathBuf],
+    mut config: DatasetConfig,
+) -> halocline_io::Result<FieldDataset> {
+    use halocline_io::Error::Argument;
+    config.open.grid = Some(grid.clone());
+    FieldDataset::open(files, &config).map_err(|error| match error {
+        Argument {
+            argument: "grid",
+            got,
+            expected,
+        } => Argument {
+            argument: "files",
+            got,
+            expected: format!("{expected}, as in training"),
+        },
+        other => other,
+    })
 }
 
 /// Returns the inputs and forcings that change sign across a pole: those that the configuration
@@ -342,6 +416,39 @@ fn dataset(config: &DataConfig, period: &Period, samples: Samples) -> DatasetCon
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::fixture::{TIMES, config_in, write_waves};
+
+    #[test]
+    fn more_steps_than_a_period_has_are_those_of_the_curriculum() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        for (hours, most) in [(None, TIMES - 1), (Some(12.0), (TIMES - 1) / 2)] {
+            let mut config = config_in(folder.path(), "", "").data;
+            config.lead_hours = hours;
+            let data = Data::open(&config).unwrap();
+            assert!(data.samples(most).unwrap() > 0);
+            let error = data.samples(40).unwrap_err().to_string();
+            let told = format!("training.curriculum: got 40 steps, expected at most {most}, ");
+            assert!(error.contains(&told), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_climatology_reads_targets_only() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "targets = [\"t2m\"]", "").data;
+        let data = Data::open(&config).unwrap();
+        assert_eq!(data.channels.inputs, ["sst", "t2m"]);
+        let dataset = data.open_samples(&config.train, Samples::Targets).unwrap();
+        assert_eq!(dataset.metadata().channels(), ["sst", "t2m"]);
+        let channels = dataset.channels();
+        assert_eq!(
+            (&channels.inputs[..], &channels.targets[..]),
+            (&["t2m".to_string()][..], &["t2m".to_string()][..])
+        );
+        assert_eq!(dataset.len(), TIMES);
+    }
 
     #[test]
     fn components_are_known_by_their_names() {

@@ -40,6 +40,14 @@ pub struct DataConfig {
     /// variable stands for all its levels. Default the eastward and northward components,
     /// recognized by the standard names in the files or by usual names.
     pub odd: Option<Vec<String>>,
+    /// Width in cells of the lateral boundary of a region: a rim whose values forecasts take from
+    /// the data at each step, and which losses and scores leave out. Default 0, no boundary.
+    #[serde(default)]
+    pub boundary: usize,
+    /// Folder of statistics that normalise the values, such as one of `halocline stats`. Default
+    /// those of the training period, or of the [pretrained](super::TrainingConfig::pretrained)
+    /// network.
+    pub statistics: Option<PathBuf>,
     /// Number of times in an input.
     #[serde(default = "one")]
     pub history: usize,
@@ -108,11 +116,41 @@ impl DataConfig {
                 "data.missing: expected reject or fill",
             ),
             (
+                !self.constants_missing.is_empty() && self.constants.is_none(),
+                "data.constants_missing: without data.constants, whose missing values it fills",
+            ),
+            (
                 others && self.train == Period::default(),
                 "data.train: all times, of which data.validation or data.test are a part; expected a period of its own, \
                  such as train = { until = \"2020-01-01\" }",
             ),
-        ])
+        ])?;
+        for (key, period) in self.periods() {
+            let Some(period) = period else {
+                continue;
+            };
+            // The dates of any calendar are those of one of these, in the same order. A period has
+            // dates in common with itself, unless it ends before it begins.
+            let calendars = [Calendar::Gregorian, Calendar::AllLeap, Calendar::Day360];
+            let overlaps = |calendar: Calendar| period.overlaps(period, calendar).ok();
+            if calendars.into_iter().find_map(overlaps) == Some(false) {
+                return Err(Error::from(halocline_io::Error::Argument {
+                    argument: key,
+                    got: period.to_string(),
+                    expected: "an end after the beginning".into(),
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the periods by their keys.
+    fn periods(&self) -> [(&'static str, Option<&Period>); 3] {
+        [
+            ("data.train", Some(&self.train)),
+            ("data.validation", self.validation.as_ref()),
+            ("data.test", self.test.as_ref()),
+        ]
     }
 
     /// Returns the number of parts of a day with separate means in the climatology.
@@ -122,11 +160,7 @@ impl DataConfig {
 
     /// Rejects periods that have dates in common.
     pub(super) fn check_periods(&self, calendar: Calendar) -> Result<()> {
-        let periods = [
-            ("data.train", Some(&self.train)),
-            ("data.validation", self.validation.as_ref()),
-            ("data.test", self.test.as_ref()),
-        ];
+        let periods = self.periods();
         for (index, (name, period)) in periods.iter().enumerate() {
             for (other_name, other) in &periods[..index] {
                 let (Some(period), Some(other)) = (period, other) else {
@@ -217,6 +251,35 @@ enum MissingName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn data_keys_without_effect_are_refused() {
+        let check = |lines: &str| {
+            let text = format!("files = [\"a.zarr\"]\n{lines}");
+            let checked = toml::from_str::<DataConfig>(&text).unwrap().check();
+            checked.map_or_else(|error| error.to_string(), |()| String::new())
+        };
+        for (lines, told) in [
+            (
+                "train = { from = \"2019-01-01\", until = \"2018-01-01\" }",
+                "data.train: got from 2019-01-01 until 2018-01-01, expected an end after",
+            ),
+            (
+                "train = { from = \"2019-02-30\", until = \"2019-02-29\" }",
+                "data.train: got from 2019-02-30",
+            ),
+            (
+                "constants_missing = [\"lsm\"]",
+                "data.constants_missing: without data.constants",
+            ),
+        ] {
+            let error = check(lines);
+            assert!(error.starts_with(told), "{error}");
+        }
+        let valid =
+            "constants = \"a.nc\"\nconstants_missing = [\"lsm\"]\ntrain = { until = 2018-01-01 }";
+        assert_eq!(check(valid), "");
+    }
 
     #[test]
     fn dates_are_texts_or_dates_of_toml() {

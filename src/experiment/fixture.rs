@@ -9,8 +9,8 @@ use halocline_io::{FieldWriter, Grid, WriterConfig};
 use super::config::ExperimentConfig;
 
 /// Rows and columns of the fields.
-const ROWS: usize = 5;
-const COLUMNS: usize = 8;
+pub(super) const ROWS: usize = 5;
+pub(super) const COLUMNS: usize = 8;
 /// Number of times, six hours apart.
 pub(super) const TIMES: usize = 12;
 
@@ -20,9 +20,13 @@ pub(super) type Cell = (usize, usize, usize);
 /// Writes a data file into a folder, with the channels `sst` and `t2m` and the given value at each
 /// time and cell.
 pub(super) fn write_fields(folder: &Path, value: impl Fn(usize, Cell) -> f32) {
-    let grid = Grid::cell_centered(ROWS, COLUMNS).unwrap();
+    write_fields_on(folder, &Grid::cell_centered(ROWS, COLUMNS).unwrap(), value);
+}
+
+/// Writes a data file like [`write_fields`] on another grid of as many rows and columns.
+pub(super) fn write_fields_on(folder: &Path, grid: &Grid, value: impl Fn(usize, Cell) -> f32) {
     let (path, config) = (folder.join("data.h5"), WriterConfig::new());
-    let mut writer = FieldWriter::create(path, &grid, &["sst", "t2m"], &config).unwrap();
+    let mut writer = FieldWriter::create(path, grid, &["sst", "t2m"], &config).unwrap();
     for time in 0..TIMES {
         let field = Array3::from_shape_fn((2, ROWS, COLUMNS), |cell| value(time, cell));
         let seconds = 6.0 * 3600.0 * time as f64;

@@ -13,6 +13,7 @@ use halocline_ops::prelude::*;
 
 use super::config::ForecastConfig;
 use super::network::FieldModel;
+use super::root::on_root;
 use super::setup::{Experiment, Files, States, missing};
 
 /// File in a folder of forecasts that records their configuration and checkpoint.
@@ -46,9 +47,9 @@ impl Experiment {
     ///
     /// # Errors
     /// A date without a state; an experiment without a test period; from a date, an output that
-    /// exists and is not to be replaced, or forcings that end before the forecast; a folder with
-    /// forecasts of another configuration or, if [`trained`](Self::trained) loaded the model, of
-    /// another checkpoint, unless `existing` replaces them all; a failure of files or
+    /// exists and is not to be replaced, or forcings or a boundary that end before the forecast; a
+    /// folder with forecasts of another configuration or, if [`trained`](Self::trained) loaded the
+    /// model, of another checkpoint, unless `existing` replaces them all; a failure of files or
     /// communication.
     pub fn forecast(
         &self,
@@ -83,16 +84,15 @@ impl Experiment {
                     let series = (!is_alone).then_some(states.timeline.states[start].0);
                     (start, path.join(file_name(date, series)))
                 });
-                // Forcings that are read from the files end with them.
+                // Forcings and boundaries that are read from the files end with them.
                 let reaches = |start: usize| {
-                    let mut steps = 1..config.steps;
-                    !self.data.forcings_change
-                        || steps.all(|step| states.timeline.ahead(start, step).1.is_some())
+                    let mut steps = 1..=self.read_steps(config.steps);
+                    steps.all(|step| states.timeline.ahead(start, step).1.is_some())
                 };
                 let (all, short): (Vec<_>, Vec<_>) = all.partition(|(start, _)| reaches(*start));
                 if self.world.is_root() && !short.is_empty() {
                     eprintln!(
-                        "forecast: {} of {} states are left out, whose forcings end before the forecast",
+                        "forecast: {} of {} states are left out, whose forcings or boundaries end before the forecast",
                         short.len(),
                         dates.len()
                     );
@@ -173,7 +173,7 @@ impl Experiment {
         outputs: &[&PathBuf],
     ) -> Result<()> {
         let replaces = existing == Existing::Replace;
-        if self.world.is_root() {
+        on_root(&self.world, || {
             let path = folder.join(NOTE);
             let before = std::fs::read(&path).ok();
             let is_other = match before.as_deref() {
@@ -200,18 +200,18 @@ impl Experiment {
                     stays.join(", ")
                 )));
             }
-        }
+            Ok(())
+        })?;
         self.save_note(folder, if replaces { &[] } else { note })
     }
 
     fn save_note(&self, folder: &Path, note: &[u8]) -> Result<()> {
-        if self.world.is_root() {
+        on_root(&self.world, || {
             let path = folder.join(NOTE);
             let failed = |error| Error::other(format!("{}: {error}", path.display()));
             std::fs::create_dir_all(folder).map_err(failed)?;
-            save_whole(&path, |path| std::fs::write(path, note).map_err(failed))?;
-        }
-        self.world.barrier()
+            save_whole(&path, |path| std::fs::write(path, note).map_err(failed))
+        })
     }
 
     fn write(
@@ -223,9 +223,10 @@ impl Experiment {
         (path, existing): (&Path, Existing),
         progress: &Progress,
     ) -> Result<()> {
-        let folder = path.parent().filter(|_| self.world.is_root());
-        folder.map_or(Ok(()), std::fs::create_dir_all)?;
-        self.world.barrier()?;
+        on_root(&self.world, || {
+            path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            Ok(())
+        })?;
         let format = if path.extension().is_some_and(|extension| extension == "nc") {
             OutputFormat::NetCdf3
         } else {
@@ -316,6 +317,7 @@ impl Experiment {
             let y = given.apply(model);
             let state;
             (time, state) = states.timeline.ahead(start, number);
+            let y = self.with_boundary(y, || self.given(states, time, state))?;
             let mut fields = self.predicted(y.clone(), time)?;
             if let Some(gaps) = &gaps {
                 fields = fields + gaps.clone();

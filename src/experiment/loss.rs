@@ -2,14 +2,16 @@
 
 use halocline_core::{Distribution, Error, RandomKey, Result, ShardTensor};
 use halocline_io::Batch;
-use halocline_models::{CrpsEstimator, crps, crps_masked, perturbed, rollout};
+use halocline_models::{
+    CrpsEstimator, crps, crps_masked, perturbed, repeat_members, rollout, split_members,
+};
 use halocline_ops::prelude::*;
 use halocline_ops::{counted, spectral_loss};
 
 use super::config::Loss;
 use super::data::stands_for;
 use super::network::FieldModel;
-use super::setup::{Experiment, like_batch_of};
+use super::setup::Experiment;
 
 impl Experiment {
     /// Returns the area-weighted loss of a batch, of errors in standard deviations of the
@@ -32,16 +34,14 @@ impl Experiment {
             let noise = ShardTensor::random(x.dims(), normal, key, x.mesh(), x.layout())?;
             x = x + noise;
         }
-        // Members are concatenated along the batch, with the layout of the input.
-        let batch_of_members = x.clone();
         let copies = |field: ShardTensor<4>| match members {
             1 => Ok(field),
-            _ => like_batch_of(ShardTensor::cat(vec![field; members], 0), &batch_of_members),
+            _ => repeat_members(field, members, self.member_axis()),
         };
         if let Some(present) = &present {
             x = x * copies(present.clone())?;
         }
-        let x = self.seen_inputs(x, &batch.times.repeat(members))?;
+        let x = self.seen_inputs(x, &batch.times)?;
         let channels = self.data.channels.targets.len();
         let feedback = match steps {
             1 => Vec::new(),
@@ -69,6 +69,7 @@ impl Experiment {
             }
             (mask, _) => mask,
         };
+        let counts = self.without_rim(&target, counts)?;
         let mask = known.filter(|_| steps > 1).map(copies).transpose()?;
         let forcing = batch.forcing.map(copies).transpose()?;
         let (recompute, halos) = (training.recompute, self.config.model.halos());
@@ -78,14 +79,15 @@ impl Experiment {
             } else {
                 x.apply(model)
             };
+            let y = self.with_boundary(y, || {
+                copies(target.clone().narrow(1, step * channels, channels))
+            })?;
             match &mask {
-                Some(mask) => self.filled(y, mask.clone(), &times(step).repeat(members)),
+                Some(mask) => self.filled(y, mask.clone(), &times(step)),
                 None => Ok(y),
             }
         })?;
-        let ratios = y.profile(1, &self.factors()?.repeat(steps));
-        let (y, target) = (y * ratios.clone(), target * ratios);
-        self.distance(y, target, counts)
+        self.distance(y, target, counts, &self.factors()?.repeat(steps))
     }
 
     /// Returns the factors of the errors of each target: standard deviations by those of increments,
@@ -140,20 +142,22 @@ impl Experiment {
         ShardTensor::cat(vec![present.clone(), ones], 1).index_select(1, &places)
     }
 
-    /// Returns the loss of predictions `[members · batch, steps · targets, lat, lon]`.
+    /// Returns the loss of predictions `[members · batch, steps · targets, lat, lon]`, whose errors
+    /// have one factor per channel.
     fn distance(
         &self,
         y: ShardTensor<4>,
         target: ShardTensor<4>,
         mask: Option<ShardTensor<4>>,
+        factors: &[f64],
     ) -> Result<ShardTensor<1>> {
         let training = &self.config.training;
         let weights = self.data.grid.latitude_weights();
         if training.loss == Loss::Crps {
-            let batch = target.dims()[0];
-            let y = y.unflatten::<5>(0, &[training.members, batch]);
+            let factors = y.profile(1, factors);
+            let y = split_members(y * factors.clone(), training.members, self.member_axis())?;
             let of_ensemble = |field: ShardTensor<4>| field.unsqueeze_dim::<5>(0);
-            let target = of_ensemble(target);
+            let target = of_ensemble(target * factors);
             return match mask {
                 Some(mask) => {
                     crps_masked(y, target, of_ensemble(mask), &weights, CrpsEstimator::Fair)
@@ -166,21 +170,29 @@ impl Experiment {
             Some(mask) => mask.clone() * area,
             None => area,
         };
-        let (penalty, mean) = (Penalty::Squared, Reduction::Mean);
-        let squared = weighted_loss(y.clone(), target.clone(), weight, penalty, mean)?;
+        // The factors belong to the weights of the errors, not to those that the sum is divided by.
+        let squares: Vec<f64> = factors.iter().map(|factor| factor * factor).collect();
+        let squares = weight.clone() * y.profile(1, &squares);
+        let (penalty, sum) = (Penalty::Squared, Reduction::Sum);
+        let squared = weighted_loss(y.clone(), target.clone(), squares, penalty, sum)?;
+        let [cells, weights_held] =
+            [y.dims(), weight.dims()].map(|dims| dims.iter().product::<usize>());
+        let total = weight.sum().resolve() * (cells / weights_held) as f64;
+        let squared = squared / total.clamp_min(f64::from(f32::MIN_POSITIVE));
         if training.loss == Loss::Mse {
             return Ok(squared);
         }
         let roots: Vec<f64> = weights.iter().map(|weight| weight.sqrt()).collect();
+        let roots = y.profile(2, &roots) * y.profile(1, factors);
         let weighted = |field: ShardTensor<4>| {
             let field = match &mask {
                 Some(mask) => counted(field, mask.clone())?,
                 None => field,
             };
-            let roots = field.profile(2, &roots);
-            Ok::<_, Error>(field * roots)
+            Ok::<_, Error>(field * roots.clone())
         };
-        let spectral = spectral_loss::<5, 4, _>(weighted(y)?, weighted(target)?, &[3], mean);
+        let (y, target) = (weighted(y)?, weighted(target)?);
+        let spectral = spectral_loss::<5, 4, _>(y, target, &[3], Reduction::Mean);
         Ok(squared.resolve() + spectral.resolve())
     }
 }

@@ -18,16 +18,22 @@
 //! # Ok::<(), halocline::Error>(())
 //! ```
 
+mod checks;
 mod climatology;
 mod config;
 mod data;
 mod data_config;
+mod device;
 #[cfg(test)]
 mod fixture;
 mod forecast;
+mod keys;
+mod lateral;
+mod log;
 mod loss;
 mod near;
 mod network;
+mod normals;
 mod optimizer;
 mod outlook;
 mod pace;
@@ -35,15 +41,20 @@ mod package;
 #[cfg(feature = "plot")]
 mod pictures;
 mod precision;
+mod pretrained;
 mod record;
+mod root;
 mod score;
 mod setup;
+mod state_cache;
 mod timeline;
 mod train;
 
 pub use climatology::Cycle;
 pub use config::{ExperimentConfig, ForecastConfig, Loss, TrainingConfig};
 pub use data_config::DataConfig;
+pub use device::device_name;
+pub use keys::in_keys;
 pub use network::{FieldModel, ModelConfig};
 pub use optimizer::{OptimizerConfig, OptimizerKind, Schedule};
 pub use outlook::Outlook;

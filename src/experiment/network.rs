@@ -268,6 +268,7 @@ impl ModelConfig {
                 dense_blocks,
                 blocks,
                 patch,
+                kernel,
                 ..
             } => {
                 if heads == 0 || !d_model.is_multiple_of(4 * heads) || dense_blocks > blocks {
@@ -279,6 +280,17 @@ impl ModelConfig {
                 if patch.contains(&0) {
                     return Err(Error::other(format!(
                         "model.patch: {patch:?}; expected one cell or more"
+                    )));
+                }
+                let patches = [0, 1].map(|dim| grid.shape()[dim].div_ceil(patch[dim]));
+                let mut dims = [0, 1].into_iter().filter(|_| dense_blocks < blocks);
+                if let Some(dim) = dims.find(|&dim| !(2..=patches[dim]).contains(&kernel[dim])) {
+                    return Err(Error::other(format!(
+                        "model.kernel: {kernel:?} on {} x {} patches; expected from 2 to {} along {}, or a smaller model.patch",
+                        patches[0],
+                        patches[1],
+                        patches[dim],
+                        ["latitude", "longitude"][dim]
                     )));
                 }
                 let config = self.transformer(same(channels)?, forcings, history);
@@ -459,12 +471,17 @@ impl<X: Field<4>> Layer<X> for FieldModel {
         } else {
             x.clone()
         };
-        let state = state.index_select(1, &self.places); // [batch, targets, lat, lon]
+        let (first, targets) = (self.places[0], self.places.len());
+        let state = if self.places.iter().copied().eq(first..first + targets) {
+            state.narrow(1, first, targets) // without a copy
+        } else {
+            state.index_select(1, &self.places)
+        }; // [batch, targets, lat, lon]
         // Networks compute in the dtype of the parameters; increments are added in that of
         // the state.
         let types = [x.dtype(), self.damping.base().dtype()];
         let [dtype, computed] = types.map(FloatDType::from);
-        let lost = state.clone() * state.place_operand(&self.damping).cast(dtype);
+        let damping = state.place_operand(&self.damping).cast(dtype);
         let add = |increment: X| state.clone() + increment.cast(dtype) * INCREMENT;
         let next = match &self.network {
             Network::Cnn(model) => model.forward(x),
@@ -473,6 +490,6 @@ impl<X: Field<4>> Layer<X> for FieldModel {
             Network::Fno(model) => add(model.forward(x.cast(computed))),
             Network::Sfno(model) => add(model.forward(x.cast(computed))),
         };
-        next - lost
+        next.addcmul(state, (damping * -1.0).into_shard())
     }
 }

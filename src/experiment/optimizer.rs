@@ -38,6 +38,13 @@ pub struct OptimizerConfig {
     pub weight_decay: f32,
     /// Momentum of `sgd`. Default none.
     pub momentum: f64,
+    /// Whether the momentum of `sgd` is that of Nesterov.
+    pub nesterov: bool,
+    /// Decay rates of the running means of the gradient and of its square, of `adamw` and `adam`.
+    pub betas: [f32; 2],
+    /// Constant that `adamw` and `adam` add to the root of the mean square. Default 1e-8, as in
+    /// PyTorch; burn's own default is 1e-5.
+    pub epsilon: f32,
 }
 
 /// Kind of an optimizer.
@@ -70,6 +77,10 @@ pub enum Schedule {
 
 /// Fraction of the learning rate at the start of a warm-up and at the end of a schedule.
 const LOWEST: f64 = 0.01;
+/// Default decay rates of the running means of Adam.
+const BETAS: [f32; 2] = [0.9, 0.999];
+/// Default constant in the denominator of Adam.
+const EPSILON: f32 = 1e-8;
 
 impl Default for OptimizerConfig {
     fn default() -> Self {
@@ -80,6 +91,9 @@ impl Default for OptimizerConfig {
             warmup: 0,
             weight_decay: 1e-5,
             momentum: 0.0,
+            nesterov: false,
+            betas: BETAS,
+            epsilon: EPSILON,
         }
     }
 }
@@ -90,6 +104,8 @@ impl OptimizerConfig {
             learning_rate,
             weight_decay,
             momentum,
+            betas,
+            epsilon,
             ..
         } = self;
         if !(*learning_rate > 0.0 && *learning_rate <= 1.0) {
@@ -104,7 +120,24 @@ impl OptimizerConfig {
             return Err(Error::other(message));
         }
         if *momentum > 0.0 && self.kind != OptimizerKind::Sgd {
-            let message = "optimizer.momentum: that of sgd; adamw and adam have their own";
+            let message = "optimizer.momentum: that of sgd; adamw and adam have optimizer.betas";
+            return Err(Error::other(message));
+        }
+        if self.nesterov && *momentum == 0.0 {
+            let message = "optimizer.nesterov: without optimizer.momentum; expected one above 0";
+            return Err(Error::other(message));
+        }
+        if !betas.iter().all(|beta| (0.0..1.0).contains(beta)) {
+            let message = format!("optimizer.betas: {betas:?}; expected two from 0 to below 1");
+            return Err(Error::other(message));
+        }
+        if !(*epsilon > 0.0 && *epsilon <= 1.0) {
+            let message = format!("optimizer.epsilon: {epsilon:e}; expected above 0, to 1");
+            return Err(Error::other(message));
+        }
+        if self.kind == OptimizerKind::Sgd && (*betas, *epsilon) != (BETAS, EPSILON) {
+            let message =
+                "optimizer.betas and epsilon: those of adamw and adam; sgd has optimizer.momentum";
             return Err(Error::other(message));
         }
         Ok(())
@@ -113,16 +146,27 @@ impl OptimizerConfig {
     /// Initializes the optimizer.
     pub fn init(&self) -> ModuleOptimizer {
         let decay = (self.weight_decay > 0.0).then(|| WeightDecayConfig::new(self.weight_decay));
+        let [beta_1, beta_2] = self.betas;
         match self.kind {
             OptimizerKind::AdamW => {
-                let config = FusedAdamWConfig::new().with_weight_decay(self.weight_decay);
+                let config = FusedAdamWConfig::new()
+                    .with_beta_1(beta_1)
+                    .with_beta_2(beta_2)
+                    .with_epsilon(self.epsilon)
+                    .with_weight_decay(self.weight_decay);
                 config.init()
             }
-            OptimizerKind::Adam => AdamConfig::new().with_weight_decay(decay).init(),
+            OptimizerKind::Adam => AdamConfig::new()
+                .with_beta_1(beta_1)
+                .with_beta_2(beta_2)
+                .with_epsilon(self.epsilon)
+                .with_weight_decay(decay)
+                .init(),
             OptimizerKind::Sgd => {
                 let momentum = MomentumConfig::new()
                     .with_momentum(self.momentum)
-                    .with_dampening(0.0);
+                    .with_dampening(0.0)
+                    .with_nesterov(self.nesterov);
                 let momentum = (self.momentum > 0.0).then_some(momentum);
                 SgdConfig::new()
                     .with_weight_decay(decay)
@@ -148,7 +192,7 @@ impl OptimizerConfig {
     }
 
     /// Returns the learning rate of a step, counted from 0, out of `steps` steps.
-    fn rate(&self, step: u64, steps: usize) -> f64 {
+    pub(super) fn rate(&self, step: u64, steps: usize) -> f64 {
         let lowest = self.learning_rate * LOWEST;
         let after = match self.schedule {
             Schedule::Constant => self.learning_rate,
@@ -195,7 +239,79 @@ impl LrScheduler for Rates {
 
 #[cfg(test)]
 mod tests {
+    use burn::nn::{Initializer, LinearConfig};
+    use burn::optim::GradientsParams;
+    use burn::tensor::{Device, Tensor};
+
     use super::*;
+
+    /// The values are those of `torch.optim` for a weight of 1 and gradients of `scale` and twice
+    /// that.
+    #[test]
+    fn steps_are_those_of_pytorch() {
+        let weight = |lines: &str, scale: f64| {
+            let config: OptimizerConfig = toml::from_str(lines).unwrap();
+            config.check().unwrap();
+            let device = Device::flex().autodiff();
+            let mut linear = LinearConfig::new(1, 1)
+                .with_bias(false)
+                .with_initializer(Initializer::Constant { value: 1.0 })
+                .init(&device);
+            let mut optimizer = config.init();
+            for gradient in [scale, 2.0 * scale] {
+                let x = Tensor::<2>::full([1, 1], gradient, &device);
+                let gradients = linear.forward(x).sum().backward();
+                let gradients = GradientsParams::from_grads(gradients, &linear);
+                linear = optimizer.step(0.1, linear, gradients);
+            }
+            linear.weight.val().into_scalar::<f32>()
+        };
+        for (lines, scale, expected) in [
+            ("weight_decay = 0.1", 1.0, 0.784_581_8),
+            ("kind = \"adam\"\nweight_decay = 0.1", 1.0, 0.802_947_3),
+            ("kind = \"sgd\"\nweight_decay = 0.1", 1.0, 0.681_1),
+            ("", 1e-7, 0.818_313_2),
+            ("kind = \"adam\"", 1e-7, 0.818_313_2),
+            ("betas = [0.5, 0.8]\nepsilon = 1e-6", 1e-7, 0.976_582_05),
+            (
+                "kind = \"adam\"\nbetas = [0.5, 0.8]\nepsilon = 1e-6",
+                1e-7,
+                0.976_582_05,
+            ),
+            ("kind = \"sgd\"\nmomentum = 0.5", 1.0, 0.65),
+            (
+                "kind = \"sgd\"\nmomentum = 0.5\nnesterov = true",
+                1.0,
+                0.525,
+            ),
+        ] {
+            let no_decay = (!lines.contains("weight_decay")).then_some("weight_decay = 0.0\n");
+            let found = weight(&format!("{}{lines}", no_decay.unwrap_or_default()), scale);
+            assert!(
+                (found - expected).abs() < 1e-5,
+                "{lines}: {found}, expected {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn constants_out_of_range_are_refused() {
+        for (lines, told) in [
+            ("betas = [0.9, 1.0]", "optimizer.betas: [0.9, 1.0]"),
+            ("epsilon = 0.0", "optimizer.epsilon: 0e0"),
+            ("epsilon = nan", "optimizer.epsilon: NaN"),
+            ("kind = \"sgd\"\nepsilon = 1e-6", "those of adamw and adam"),
+            (
+                "kind = \"sgd\"\nnesterov = true",
+                "without optimizer.momentum",
+            ),
+            ("nesterov = true", "without optimizer.momentum"),
+        ] {
+            let config: OptimizerConfig = toml::from_str(lines).unwrap();
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(told), "{told} in\n{error}");
+        }
+    }
 
     #[test]
     fn rates_follow_the_configuration_that_is_there_now() {
@@ -213,6 +329,8 @@ mod tests {
         let mut after = after.load_record(before.to_record());
         let rates: Vec<f64> = (50..=250).map(|_| after.step().base()).collect();
         let near = |one: f64, other: f64| (one - other).abs() < 1e-12;
+        let first = config(Schedule::Constant, 500).rate(0, 1000);
+        assert!(near(first, 1e-3), "{first}");
         let cosine = |step: f64| 1e-3 + 0.0495 * (1.0 + (PI * step / 200.0).cos());
         assert!(near(rates[0], 0.505 * cosine(50.0)), "{}", rates[0]);
         assert!(near(rates[50], cosine(100.0)), "{}", rates[50]);

@@ -16,6 +16,7 @@ use halocline_models::rollout;
 use halocline_ops::backward;
 use halocline_ops::prelude::*;
 
+use super::checks::check_training;
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::{FieldModel, ModelConfig};
@@ -72,7 +73,9 @@ impl Outlook {
     /// messages, with the number of autoregressive steps at the end of training.
     ///
     /// # Errors
-    /// Data that cannot be read; a model, plan or mesh that does not fit.
+    /// Data that cannot be read; a model, plan or mesh that does not fit; a precision that the
+    /// device lacks; more samples per batch, batches per step, or autoregressive steps than the
+    /// training period has.
     pub fn new(
         world: &World,
         config: &ExperimentConfig,
@@ -80,7 +83,10 @@ impl Outlook {
         machine: &Machine,
     ) -> Result<Self> {
         config.check()?;
+        config.training.precision.check(world.device())?;
         let data = Data::open(&config.data)?;
+        let samples = data.samples(config.training.most_steps())?;
+        check_training(world, config, samples)?;
         let axes = config.axes(ranks);
         let ranks = axes.iter().map(|(_, size)| size).product();
         let dry = DryMesh::new(
@@ -131,7 +137,6 @@ impl Outlook {
         // Plus a copy of the model in half precision.
         let copies = half.map_or(0, |_| elements * BYTES / 2);
         let held = elements * BYTES * (2 + states + averages) + copies;
-        let samples = data.samples(config.training.most_steps())?;
         Ok(Self {
             read: read(config, &data, &dry)?,
             batches: (samples / config.training.batch, config.training.epochs),

@@ -7,6 +7,7 @@ use halocline_io::{CheckpointConfig, Checkpoints, Snapshot};
 
 use super::config::ExperimentConfig;
 use super::record::{self, CHECKPOINTS, CLIMATOLOGY, STATISTICS};
+use super::root::on_root;
 use super::setup::{CheckpointChoice, Experiment};
 use crate::trainer::MODEL;
 
@@ -48,9 +49,8 @@ impl Experiment {
         let constants = config.data.constants.take();
         config.data.constants = constants.as_deref().map(constants_in);
         (config.mesh, config.plan) = Default::default();
-        if self.world.is_root() {
-            self.copy_files(path, constants.as_deref())?;
-        }
+        (config.data.statistics, config.training.pretrained) = Default::default();
+        on_root(&self.world, || self.copy_files(path, constants.as_deref()))?;
         let open = |name| Checkpoints::open(&self.world, path.join(name), &CheckpointConfig::new());
         self.climatology()?.save(&self.world, open(CLIMATOLOGY)?)?;
         let mut checkpoints = open(CHECKPOINTS)?;
@@ -59,11 +59,8 @@ impl Experiment {
         checkpoints.save(0, snapshot, None)?;
         checkpoints.wait()?;
         // Written last, so that an incomplete package cannot be loaded.
-        if self.world.is_root() {
-            config.folder = path.into();
-            record::save_copy(&config)?;
-        }
-        self.world.barrier()
+        config.folder = path.into();
+        on_root(&self.world, || record::save_copy(&config))
     }
 
     /// Copies the files of the folder that belong to a package, and the constants.

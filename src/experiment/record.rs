@@ -34,7 +34,7 @@ const MADE: [&str; 3] = ["statistics/data.json", CLIMATOLOGY, CHECKPOINTS];
 struct Record {
     files: Vec<Summary>,
     /// Units of each channel.
-    units: Vec<(String, Option<String>)>,
+    units: Units,
     /// Inputs and forcings that change sign across a pole.
     odd: Vec<String>,
 }
@@ -229,7 +229,7 @@ pub(super) fn untrained(folder: &Path) -> Error {
 }
 
 /// Returns whether a folder has a checkpoint.
-fn has_checkpoint(folder: &Path) -> bool {
+pub(super) fn has_checkpoint(folder: &Path) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());
     names.any(|name| name.to_string_lossy().starts_with("step_"))
@@ -251,14 +251,38 @@ pub(super) fn compare_files(config: &ExperimentConfig, data: &mut Data) -> Resul
             expected: "the file that training had".into(),
         }));
     }
-    for (name, units) in record.units {
-        let trained = Channel::new(name).with_units(units);
+    same_units(&record.units, data, "files")
+}
+
+/// Units of channels.
+pub(super) type Units = Vec<(String, Option<String>)>;
+
+/// Returns the channels that change sign across a pole and the units of all channels, as recorded
+/// in the folder of an experiment.
+pub(super) fn odd_and_units(folder: &Path) -> Result<(Vec<String>, Units)> {
+    match Record::load(folder)? {
+        Some(record) => Ok((record.odd, record.units)),
+        None => Err(Error::other(format!(
+            "{}: missing; expected the summary of the files of training",
+            folder.join(FILES).display()
+        ))),
+    }
+}
+
+/// Rejects data whose units are not those of training. The error names `argument`.
+pub(super) fn same_units(
+    trained: &[(String, Option<String>)],
+    data: &Data,
+    argument: &'static str,
+) -> Result<()> {
+    for (name, units) in trained {
+        let trained = Channel::new(name.clone()).with_units(units.clone());
         let mut files = data.files.iter();
         let other = files.find(|file| file.name == trained.name && !file.has_units_of(&trained));
         if let Some(other) = other {
             let units = |channel: &Channel| channel.units.clone().unwrap_or("none".into());
             return Err(Error::from(halocline_io::Error::Argument {
-                argument: "files",
+                argument,
                 got: format!("{} of {}", units(other), other.name),
                 expected: format!(
                     "{}, as in training; convert the values, or write the attribute units",
@@ -293,6 +317,8 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
     let mut data = before.data.clone();
     (data.validation, data.test) = (config.data.validation.clone(), config.data.test.clone());
     data.files.clone_from(&config.data.files);
+    // The values are compared, not the path.
+    data.statistics.clone_from(&config.data.statistics);
     if !config.data.anomalies {
         data.climatology = config.data.climatology;
         data.climatology_hours = config.data.climatology_hours;
@@ -310,7 +336,7 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
 }
 
 /// Returns the keys whose values differ between two tables.
-fn other_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<String> {
+pub(super) fn other_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<String> {
     let table = |table: Result<toml::Table, toml::ser::Error>| table.unwrap_or_default();
     let (one, other) = (
         table(toml::Table::try_from(one)),
@@ -323,7 +349,8 @@ fn other_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<String> {
     differ.cloned().collect()
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+/// Writes a file of a folder whole, or leaves it as it was.
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     save_whole(path, |path| {
         std::fs::write(path, bytes).map_err(|error| failed(path, &error))
     })

@@ -1,17 +1,19 @@
 //! Scores of forecasts, compared with persistence and climatology.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 
 use halocline_core::{Boundary, Error, Result, ShardTensor};
 use halocline_io::{Batch, Channel, Progress};
-use halocline_models::{Power, Region, Score, Spectra, Verification};
+use halocline_models::{FieldPower, Power, Region, Score, Spectra, Verification};
 use halocline_ops::prelude::*;
 use serde::Serialize;
 
 use super::config::ForecastConfig;
 use super::network::FieldModel;
 use super::setup::{Experiment, States};
+use super::state_cache::StateCache;
 use crate::trainer::signals::is_interrupted;
 
 /// Scores of a channel at a lead in a region.
@@ -82,7 +84,8 @@ impl Experiment {
     }
 
     /// Shortens a forecast to the last step that has a truth; `None` if no step has one. Forcings
-    /// that change in the files end at the first time without a state, and the forecast with them.
+    /// that change in the files, and the boundary of a region, end at the first time without a
+    /// state, and the forecast with them.
     pub(super) fn with_truth(
         &self,
         config: &ForecastConfig,
@@ -92,7 +95,7 @@ impl Experiment {
         let has_truth = |steps: &usize| states.timeline.ahead(start, *steps).1.is_some();
         let gap = (1..config.steps).find(|steps| !has_truth(steps));
         let most = gap
-            .filter(|_| self.data.forcings_change)
+            .filter(|_| self.read_steps(config.steps) > 0)
             .unwrap_or(config.steps);
         let steps = (1..=most).rev().find(has_truth)?;
         Some(ForecastConfig {
@@ -141,7 +144,10 @@ impl Experiment {
         let starts = states.loader.samples();
         let progress = Progress::new(self.world.rank(), "score", starts);
         let all = self.world.mesh([("rank", self.world.size())])?;
-        let mut kept = Kept::default();
+        let known = states.baselines.get();
+        let known = known.filter(|(steps, _)| *steps == config.steps);
+        let mut cache = StateCache::new(states);
+        let mut powers: BTreeMap<usize, FieldPower> = BTreeMap::new();
         for start in 0..starts {
             if is_interrupted(&all)? {
                 return Ok(None);
@@ -150,26 +156,31 @@ impl Experiment {
                 progress.advance();
                 continue;
             };
-            kept.forget_before(start);
-            let batch = kept.state(states, start)?;
-            let (begin, begun) = self.truth(&batch);
+            cache.forget_before(start);
+            powers = powers.split_off(&start);
+            let batch = cache.state(start)?;
+            let begin = known.is_none().then(|| self.truth(&batch));
             let present = batch.input_mask.clone().map(ShardTensor::inner);
             let first = present.map(|present| self.of_targets(&present));
             self.steps(model, states, batch, config, |step| {
                 let (Some(state), Some(lead)) = (step.state, hours[step.number]) else {
                     return Ok(());
                 };
-                let (truth, mask) = self.truth(&kept.state(states, state)?);
+                let (truth, mask) = self.truth(&cache.state(state)?);
                 let both = |mask: &Option<ShardTensor<4>>, other: &Option<ShardTensor<4>>| {
-                    let masks = mask.clone().zip(other.clone());
-                    masks.map(|(mask, other)| mask * other)
+                    let masks = [mask, other].into_iter().flatten().cloned();
+                    masks.reduce(|mask, other| mask * other)
                 };
                 // One where both the start and the truth have a value.
-                let mask = both(&mask, &first);
+                let mask = self.without_rim(&truth, both(&mask, &first))?;
                 let normal = self.in_units(self.normal_at(&[step.time], &truth)?);
                 if let (Some(spectra), None) = (&mut spectra, &mask) {
-                    let first = step.fields.clone().narrow(0, 0, 1);
-                    spectra.add(lead, first, truth.clone())?;
+                    let power = match powers.entry(state) {
+                        Entry::Occupied(found) => found.into_mut(),
+                        Entry::Vacant(place) => place.insert(spectra.power(truth.clone())?),
+                    };
+                    let first = spectra.power(step.fields.clone().narrow(0, 0, 1))?;
+                    spectra.add_power(lead, &first, power)?;
                 }
                 if config.members > 1 {
                     let ensemble = step.fields.clone().unflatten::<5>(0, &[config.members, 1]);
@@ -185,18 +196,32 @@ impl Experiment {
                     Some(normal.clone()),
                     mask.clone(),
                 )?;
-                // A target that is not an input may have a forecast without a value at the start.
-                let persists = both(&mask, &begun);
-                persistence.add(lead, begin.clone(), truth.clone(), None, persists)?;
-                climatology.add(lead, normal, truth, None, mask)
+                if let Some((begin, begun)) = &begin {
+                    // A target that is not an input may have a forecast without a value at the
+                    // start.
+                    let persists = both(&mask, begun);
+                    persistence.add(lead, begin.clone(), truth.clone(), None, persists)?;
+                    climatology.add(lead, normal, truth, None, mask)?;
+                }
+                Ok(())
             })?;
             progress.advance();
         }
         progress.finish();
-        let baselines = persistence.scores().into_iter().zip(climatology.scores());
+        let baselines = match known {
+            Some((_, known)) => known.clone(),
+            None => {
+                let pairs = persistence.scores().into_iter().zip(climatology.scores());
+                let pairs = pairs.map(|pair| [pair.0.scores.rmse, pair.1.scores.rmse]);
+                let found: Vec<[f64; 2]> = pairs.collect();
+                // Those of another number of steps may be there.
+                let _ = states.baselines.set((config.steps, found.clone()));
+                found
+            }
+        };
         let ensembles = ours.scores();
         let rows = mean.scores().into_iter().zip(baselines).enumerate();
-        let rows = rows.map(|(index, (mut score, (persistence, climatology)))| {
+        let rows = rows.map(|(index, (mut score, [persistence, climatology]))| {
             if let Some(ensemble) = ensembles.get(index) {
                 score.scores.crps = ensemble.scores.crps;
                 score.scores.spread = ensemble.scores.spread;
@@ -210,8 +235,8 @@ impl Experiment {
             Row {
                 score,
                 units: described.and_then(|channel| channel.units.clone()),
-                rmse_persistence: persistence.scores.rmse,
-                rmse_climatology: climatology.scores.rmse,
+                rmse_persistence: persistence,
+                rmse_climatology: climatology,
             }
         });
         Ok(Some(Report {
@@ -219,60 +244,6 @@ impl Experiment {
             spectra: Vec::new(),
         }))
     }
-}
-
-/// Cache of states that forecasts start from or are compared with, for the next forecasts.
-#[derive(Default)]
-struct Kept {
-    /// States by index, with their bytes.
-    states: BTreeMap<usize, (Batch, usize)>,
-    /// Bytes of all states. Each field counts by its largest shard, so that the number is the same
-    /// on all ranks, which load states together.
-    bytes: usize,
-}
-
-/// Largest number of bytes of states that a rank keeps.
-const MOST: usize = 512 << 20;
-
-impl Kept {
-    fn state(&mut self, states: &States, state: usize) -> Result<Batch> {
-        if let Some((batch, _)) = self.states.get(&state) {
-            return Ok(batch.clone());
-        }
-        let mut batch = states.loader.load(&[state])?;
-        // The forcings of each step are read by their time.
-        batch.forcing = None;
-        let channels = states.loader.channels();
-        let is_same =
-            channels.inputs == channels.targets && batch.input.dims() == batch.target.dims();
-        let mut fields = vec![Some(&batch.target), batch.mask.as_ref()];
-        if !is_same {
-            fields.extend([Some(&batch.input), batch.input_mask.as_ref()]);
-        }
-        let bytes: usize = fields.into_iter().flatten().map(bytes).sum();
-        if is_same {
-            batch.input = batch.target.clone();
-            batch.input_mask = batch.mask.clone();
-        }
-        if self.bytes + bytes <= MOST {
-            self.bytes += bytes;
-            self.states.insert(state, (batch.clone(), bytes));
-        }
-        Ok(batch)
-    }
-
-    fn forget_before(&mut self, state: usize) {
-        let later = self.states.split_off(&state);
-        let before = std::mem::replace(&mut self.states, later);
-        self.bytes -= before.values().map(|(_, bytes)| bytes).sum::<usize>();
-    }
-}
-
-/// Returns the bytes of the largest shard of a field.
-fn bytes(field: &ShardTensor<4>) -> usize {
-    let extents = field.layout().all_extents().iter();
-    let cells = extents.map(|parts| parts.iter().copied().max().unwrap_or(0));
-    4 * cells.product::<usize>()
 }
 
 impl Report {
@@ -408,6 +379,38 @@ mod tests {
             }
             let [scored, read] = [scored, read].map(|states| states.loader.traffic().needed);
             assert_eq!(scored, read);
+            // Two channels, once although they are both input and target.
+            assert_eq!(read, (TIMES * 2 * 5 * 8 * 4) as u64);
+            Ok(())
+        });
+        run.unwrap();
+    }
+
+    #[test]
+    fn baselines_are_scored_once_for_a_number_of_steps() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "", "");
+        let run = Launcher::local(1).run(|world| {
+            let experiment = Experiment::new(&world, &config)?;
+            let states = experiment.states(&Period::default())?;
+            let model = experiment.model()?.valid();
+            let score = |steps: usize| {
+                let config = ForecastConfig {
+                    steps,
+                    ..config.forecast.clone()
+                };
+                let report = experiment.score_states(&model, &states, &config, None)?;
+                let rows = report.expect("no signal").rows;
+                let pairs = rows
+                    .iter()
+                    .map(|row| [row.rmse_persistence, row.rmse_climatology]);
+                Ok::<Vec<[f64; 2]>, Error>(pairs.collect())
+            };
+            let first = score(2)?;
+            assert_eq!(states.baselines.get(), Some(&(2, first.clone())));
+            assert_eq!(score(2)?, first);
+            assert_eq!(score(1)?, first[..first.len() / 2]);
             Ok(())
         });
         run.unwrap();

@@ -14,21 +14,22 @@ use halocline_io::{Checkpoint, FieldLoader, LoaderConfig, Order, Period, Source,
 use halocline_models::parallel::build;
 use halocline_ops::prelude::*;
 
-use super::climatology::{Climatology, Cycle, Times};
+use super::checks::{check_batch, check_rim};
+use super::climatology::Climatology;
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::FieldModel;
-use super::record::{
-    CHECKPOINTS, CLIMATOLOGY, STATISTICS, check_training_files, compare, compare_files, lock,
-    record, untrained,
-};
+use super::pretrained::given_statistics;
+use super::record::{CHECKPOINTS, STATISTICS, compare, compare_files, lock, record, untrained};
+use super::root::on_root;
 use super::timeline::Timeline;
-use crate::trainer::validated_name;
+use crate::trainer::{best_or_latest, validated_name};
 
 /// Experiment on one rank. All ranks create it and call its methods together.
 ///
 /// Its folder holds `experiment.toml`, a summary of the files, the `statistics` and the
-/// `climatology` of the training period, the `checkpoints`, and the scores of validations.
+/// `climatology` of the training period, the `checkpoints`, the log of training (`log.jsonl`), and
+/// the scores of validations.
 ///
 /// The [module](super) has an example.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ pub struct Experiment {
     /// Mean of each target, its standard deviation, and the ratio of the latter to the standard
     /// deviation of its increments.
     pub(super) scales: [Vec<f64>; 3],
-    climatology: OnceCell<Climatology>,
+    pub(super) climatology: OnceCell<Climatology>,
     /// Time at which it was opened.
     pub(super) begin: Instant,
 }
@@ -61,6 +62,9 @@ pub(super) enum Files {
 pub(super) struct States {
     pub(super) loader: FieldLoader,
     pub(super) timeline: Timeline,
+    /// RMSE of persistence and of climatology in each row of a report, and the number of steps that
+    /// the report is of. They do not depend on the model.
+    pub(super) baselines: OnceCell<(usize, Vec<[f64; 2]>)>,
 }
 
 /// Choice of a checkpoint.
@@ -73,9 +77,6 @@ pub enum CheckpointChoice {
     /// The last checkpoint.
     Last,
 }
-
-/// Seconds per year.
-const YEAR: f64 = 365.0 * 86400.0;
 
 impl ExperimentConfig {
     /// Returns a launcher with the seed of the experiment and the ranks of its mesh, or `ranks`
@@ -130,35 +131,45 @@ pub(super) fn placements(mesh: &MeshShape, samples: Samples) -> Vec<Placement> {
 }
 
 impl Experiment {
-    /// Opens the data, and loads or computes the statistics of the training period.
+    /// Opens the data, and loads or computes the statistics: those of the training period, unless
+    /// [`statistics`](super::DataConfig::statistics) or, before the first checkpoint,
+    /// [`pretrained`](super::TrainingConfig::pretrained) names others.
     ///
     /// # Errors
     /// A configuration with values out of range; a mesh of another number of ranks; data that
-    /// cannot be read, or lack a channel; a model that does not fit, if there are no statistics
-    /// yet; a folder that holds an experiment with other data or another model, whose files have
-    /// changed since, or whose statistics another job is computing; periods that overlap; a failure
-    /// of communication.
+    /// cannot be read, or lack a channel; a model that does not fit, or a precision that the device
+    /// lacks, if there are no statistics yet; a folder that holds an experiment with other data or
+    /// another model, whose files have changed since, or whose statistics another job is computing;
+    /// given statistics that lack a channel or differ from those of the folder; a pretrained model
+    /// of other data or of another configuration; periods that overlap; a failure of communication.
     pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
         let begin = Instant::now();
         config.check_run()?;
         let data = Data::open(&config.data)?;
+        check_rim(config.data.boundary, &data.grid)?;
         let folder = config.folder.join(STATISTICS);
-        if world.is_root() {
+        on_root(world, || {
+            let given = given_statistics(config, &data)?;
             let is_computed = || folder.join("data.json").exists();
             let _lock = if is_computed() {
                 None
             } else {
                 // Fails before the data are read.
+                config.training.precision.check(world.device())?;
                 config.model_on(&data, &world.device().clone().inner())?;
                 Some(lock(&config.folder)?)
             };
             record(config, &data)?;
             if !is_computed() {
-                // The other ranks wait, so that their threads are free.
-                with_all_threads(|| data.statistics())?.save(&folder)?;
+                let statistics = match given {
+                    Some(given) => given,
+                    // The other ranks wait, so that their threads are free.
+                    None => with_all_threads(|| data.statistics())?,
+                };
+                statistics.save(&folder)?;
             }
-        }
-        world.barrier()?;
+            Ok(())
+        })?;
         let statistics = Statistics::load(&folder)?;
         let experiment = Self::of(world, config, data, statistics, Files::Trained)?;
         Ok(Self {
@@ -259,13 +270,9 @@ impl Experiment {
     pub fn trained(&self, kept: CheckpointChoice) -> Result<FieldModel> {
         let folder = self.checkpoints();
         // Not opened as a writer, because another job may still be training.
-        let best = match kept {
-            CheckpointChoice::Best => Checkpoint::best(&self.world, &folder)?,
-            CheckpointChoice::Last => None,
-        };
-        let found = match best {
-            Some(best) => Some(best),
-            None => Checkpoint::latest(&self.world, &folder)?,
+        let found = match kept {
+            CheckpointChoice::Best => best_or_latest(&self.world, &folder)?,
+            CheckpointChoice::Last => Checkpoint::latest(&self.world, &folder)?,
         };
         let Some(checkpoint) = found else {
             return Err(untrained(&folder));
@@ -288,10 +295,13 @@ impl Experiment {
 
     /// Opens the states of a period.
     pub(super) fn states(&self, period: &Period) -> Result<States> {
-        self.loader(&self.data, period, Samples::States, &LoaderConfig::new(1))
+        // The next state is read while the model runs.
+        let config = LoaderConfig::new(1).with_prefetch(0);
+        self.loader(&self.data, period, Samples::States, &config)
     }
 
-    fn loader(
+    /// Returns a loader of samples of a period, and their times.
+    pub(super) fn loader(
         &self,
         data: &Data,
         period: &Period,
@@ -303,130 +313,21 @@ impl Experiment {
         let mut timeline = None;
         let loader = FieldLoader::new(&self.mesh, &placements, &config, || {
             let dataset = data.dataset(period, samples, &self.statistics)?;
+            check_batch(config.batch_size, dataset.len())?;
             timeline = Some(data.timeline(&dataset));
             Ok(dataset)
         })?;
         let timeline = timeline.expect("every rank opens the data");
-        Ok(States { loader, timeline })
-    }
-
-    /// Returns the climatology, which is computed if the folder does not hold it yet.
-    pub(super) fn climatology(&self) -> Result<&Climatology> {
-        if let Some(climatology) = self.climatology.get() {
-            return Ok(climatology);
-        }
-        let placements = placements(self.mesh.shape(), Samples::States);
-        let place = (&self.mesh, &placements[..]);
-        let folder = self.config.folder.join(CLIMATOLOGY);
-        let config = &self.config.data;
-        let means = (config.climatology, config.parts_of_day());
-        let saved = Climatology::load(&self.world, place, &folder, means, self.data.calendar)?;
-        let climatology = match (saved, self.files) {
-            (Some(saved), _) => saved,
-            (None, Files::Trained) => self.compute_climatology(&self.data)?,
-            (None, Files::Others) => {
-                let data = Data::open(config)?;
-                if self.world.is_root() {
-                    check_training_files(&self.config, &data)?;
-                }
-                self.world.barrier()?;
-                let computed = self.compute_climatology(&data)?;
-                computed.with_calendar(self.data.calendar)
-            }
+        let loader = match samples {
+            Samples::Steps(_) => loader,
+            // The forcings of each step of a forecast are read by their time.
+            Samples::States | Samples::Targets => loader.without_forcings(),
         };
-        Ok(self.climatology.get_or_init(|| climatology))
-    }
-
-    /// Computes the climatology of the training period.
-    fn compute_climatology(&self, data: &Data) -> Result<Climatology> {
-        let config = &self.config.data;
-        let cycle = match config.climatology {
-            Some(cycle) => cycle,
-            None => {
-                let files = data.training_files()?;
-                // Over all files together, because each may be a month, or a run of some days.
-                let times = || files.iter().flat_map(|fields| fields.times()).copied();
-                let last = times().fold(f64::NEG_INFINITY, f64::max);
-                let first = times().fold(f64::INFINITY, f64::min);
-                if last - first + data.time_step >= YEAR - data.time_step {
-                    Cycle::Month
-                } else {
-                    Cycle::Mean
-                }
-            }
-        };
-        let every = LoaderConfig::new(1);
-        let states = self.loader(data, &config.train, Samples::Targets, &every)?;
-        let folder = self.config.folder.join(CLIMATOLOGY);
-        let times = Times {
-            cycle,
-            is_default: config.climatology.is_none(),
-            parts: config.parts_of_day(),
-            calendar: data.calendar,
-        };
-        Climatology::compute(&self.world, &folder, times, &states.loader)
-    }
-
-    /// Returns the climatology at these times as normalised values `[times, targets, lat, lon]`. If
-    /// `beside` has a batch entry for each time, the result is sharded like it.
-    pub(super) fn normal_at(
-        &self,
-        times: &[f64],
-        beside: &ShardTensor<4>,
-    ) -> Result<ShardTensor<4>> {
-        let climatology = self.climatology()?.at(times);
-        let is_batch = beside.dims()[0] == times.len();
-        if is_batch {
-            like_batch_of(climatology, beside)
-        } else {
-            Ok(climatology)
-        }
-    }
-
-    /// Returns normalised targets at these times, as differences from the climatology if the model
-    /// sees those.
-    pub(super) fn seen(&self, x: ShardTensor<4>, times: &[f64]) -> Result<ShardTensor<4>> {
-        if self.config.data.anomalies {
-            Ok(x.clone() - self.normal_at(times, &x)?)
-        } else {
-            Ok(x)
-        }
-    }
-
-    /// Returns normalised inputs at these times, as the model sees them.
-    pub(super) fn seen_inputs(&self, x: ShardTensor<4>, times: &[f64]) -> Result<ShardTensor<4>> {
-        if self.config.data.anomalies {
-            let places = self.data.channels.feedback()?;
-            Ok(x.clone() - self.normal_at(times, &x)?.index_select(1, &places))
-        } else {
-            Ok(x)
-        }
-    }
-
-    /// Returns predictions at these times with the value that fills inputs, the mean of the
-    /// channel, where the mask is zero.
-    pub(super) fn filled(
-        &self,
-        y: ShardTensor<4>,
-        mask: ShardTensor<4>,
-        times: &[f64],
-    ) -> Result<ShardTensor<4>> {
-        if self.config.data.anomalies {
-            let normal = self.normal_at(times, &y)?;
-            Ok((y + normal.clone()) * mask - normal)
-        } else {
-            Ok(y * mask)
-        }
-    }
-
-    /// Converts predictions of the model for a time to targets in their units.
-    pub(super) fn predicted(&self, x: ShardTensor<4>, time: f64) -> Result<ShardTensor<4>> {
-        let x = if self.config.data.anomalies {
-            x.clone() + self.normal_at(&[time], &x)?
-        } else {
-            x
-        };
-        Ok(self.in_units(x))
+        Ok(States {
+            loader,
+            timeline,
+            baselines: OnceCell::new(),
+        })
     }
 
     /// Converts normalised targets to their units.

@@ -7,11 +7,15 @@ use burn::module::Module;
 use halocline_core::{Error, Result};
 use halocline_io::{Progress, save_json};
 
+use super::checks::check_training;
+use super::keys::in_keys;
+use super::log::{self, Epoch};
 use super::network::FieldModel;
 use super::optimizer::OptimizerKind;
 use super::outlook::memory;
 use super::pace::Pace;
-use super::record::{lock, save_copy};
+use super::record::{CHECKPOINTS, lock, save_copy};
+use super::root::on_root;
 use super::setup::{Experiment, Files, States};
 use crate::trainer::{Ended, Trainer, clip_grad_norm};
 
@@ -22,10 +26,12 @@ impl Experiment {
     /// in every case. A run that has ended is left unchanged.
     ///
     /// # Errors
-    /// An experiment of [other files](Self::of_files); data that cannot be read; inputs that are
-    /// not targets, where training or validation takes several steps; another kind of optimizer
-    /// than in earlier steps; another definition of validation than in earlier epochs; other
-    /// batches than those of an interrupted epoch; the errors of [`Trainer`].
+    /// An experiment of [other files](Self::of_files); data that cannot be read; a precision that
+    /// the device lacks; more samples per batch, batches per step, or autoregressive steps than the
+    /// training period has; inputs that are not targets, where training or validation takes several
+    /// steps; another kind of optimizer than in earlier steps; another definition of validation
+    /// than in earlier epochs; other batches than those of an interrupted epoch; the errors of
+    /// [`Trainer`].
     pub fn train(&self) -> Result<Ended> {
         if self.files == Files::Others {
             return Err(Error::other(
@@ -33,8 +39,10 @@ impl Experiment {
             ));
         }
         let training = &self.config.training;
+        training.precision.check(self.world.device())?;
         let most = training.most_steps();
         let mut data = self.batches(most)?;
+        check_training(&self.world, &self.config, data.samples())?;
         let validation = self
             .config
             .data
@@ -59,6 +67,7 @@ impl Experiment {
         if let Some(Err(error)) = tested
             && root
         {
+            let error = in_keys(&error.to_string());
             eprintln!("train: data.test has no forecast to score: {error}");
         }
         let batches = data.batches();
@@ -73,7 +82,13 @@ impl Experiment {
             // them.
             self.climatology()?;
         }
-        let mut trainer = trainer.resume_or_start(self.checkpoints())?;
+        let mut trainer = match &training.pretrained {
+            None => trainer.resume_or_start(self.checkpoints())?,
+            Some(pretrained) => {
+                let weights = pretrained.join(CHECKPOINTS);
+                trainer.resume_or_start_from(self.checkpoints(), weights)?
+            }
+        };
         let unvalidated = match &validation {
             Some(states) if is_unvalidated(&trainer)? => Some(states),
             _ => None,
@@ -99,7 +114,7 @@ impl Experiment {
         self.check_optimizer(&mut trainer)?;
         check_order(&mut trainer, [training.batch, data.samples()])?;
         self.check_validation(&mut trainer)?;
-        self.schedule(&mut trainer, batches)?;
+        let all_steps = self.schedule(&mut trainer, batches)?;
         if root {
             save_copy(&self.config)?;
         }
@@ -120,7 +135,7 @@ impl Experiment {
                 .minutes
                 .map_or(f64::INFINITY, |minutes| 60.0 * minutes);
             let (start, epoch, first) = (Instant::now(), trainer.epoch(), trainer.batch());
-            let steps = training.steps(epoch);
+            let (steps, before) = (training.steps(epoch), trainer.step());
             let end = self.begin.elapsed().as_secs_f64() + pace.epoch(steps);
             if !self.agreed(end <= limit)? {
                 if root {
@@ -151,6 +166,19 @@ impl Experiment {
                 format!("{loss:.3e}")
             };
             let mut line = format!("{title}: loss {told}, {steps} step(s), {seconds:.1} s");
+            let (last, optimizer) = (trainer.step(), &self.config.optimizer);
+            let logged = Epoch {
+                epoch: epoch + 1,
+                step: last,
+                rollout: steps,
+                learning_rate: optimizer.rate(last.saturating_sub(1), all_steps),
+                loss,
+                skipped: (count - first).div_ceil(training.accumulation) - (last - before) as usize,
+                seconds,
+                samples_per_second: (training.batch * (count - first)) as f64 / seconds,
+            };
+            // Before the epoch is saved: one that is lost is repeated, with its line.
+            on_root(&self.world, || log::add_epoch(&self.config.folder, &logged))?;
             trainer.save(None)?;
             if let Some(states) = &validation {
                 let Some((validated, stopped)) = self.validate(&mut trainer, states)? else {
@@ -222,8 +250,8 @@ impl Experiment {
     }
 
     /// Adjusts the learning-rate schedule to epochs of this number of batches, if earlier ones had
-    /// another number of steps.
-    fn schedule(&self, trainer: &mut Trainer<FieldModel>, batches: usize) -> Result<()> {
+    /// another number of steps. Returns the number of its steps.
+    fn schedule(&self, trainer: &mut Trainer<FieldModel>, batches: usize) -> Result<usize> {
         let (training, optimizer) = (&self.config.training, &self.config.optimizer);
         // Epochs with another batch size or accumulation count with the steps that they took.
         const NOTE: &str = "schedule.steps";
@@ -240,11 +268,11 @@ impl Experiment {
         if noted != Some([now, offset]) {
             trainer.note(NOTE, &[now, offset])?;
         }
+        let steps = (training.epochs as i64 * now + offset).max(1) as usize;
         if offset != 0 {
-            let steps = training.epochs as i64 * now + offset;
-            trainer.reschedule(optimizer.schedule(steps.max(1) as usize)?);
+            trainer.reschedule(optimizer.schedule(steps)?);
         }
-        Ok(())
+        Ok(steps)
     }
 
     /// Notes the kind of the optimizer and whether it has a momentum, on which its saved states
@@ -307,11 +335,20 @@ impl Experiment {
         states: &States,
     ) -> Result<Option<(String, bool)>> {
         let (mut report, mut interrupted) = (None, false);
+        let (epoch, targets) = (trainer.epoch(), self.data.channels.targets.len());
         let validated = trainer.validate(|model| {
             let scored = self.score_states(model, states, &self.config.forecast, None)?;
             interrupted = scored.is_none();
             let scored = scored.ok_or_else(|| Error::other("validation: interrupted"))?;
-            Ok(report.insert(scored).mean_error(&self.scales[1]))
+            let report = report.insert(scored);
+            let score = report.mean_error(&self.scales[1]);
+            on_root(&self.world, || {
+                // At the first lead.
+                let rows = report.first_region().take(targets);
+                let errors = rows.map(|row| (&row.score.channel[..], row.score.scores.rmse));
+                log::add_validation(&self.config.folder, epoch, score, errors)
+            })?;
+            Ok(score)
         });
         if interrupted {
             return Ok(None);

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use halocline_core::{
-    DeviceMesh, Error, Operation, ParamShard, Replicate, Result, Traffic, ops, param_shards,
+    DeviceMesh, Error, Operation, ParamShard, PathVisitor, Replicate, Result, Traffic, ops,
+    param_shards, visit_paths,
 };
 use halocline_ops::ReduceField;
 
@@ -72,12 +73,11 @@ pub fn clip_grad_norm<M: Module>(
     let mut squares = Squares {
         gradients: &gradients,
         shards,
-        path: Vec::new(),
         seen: HashSet::new(),
         whole: 0.0,
         sharded: meshes,
     };
-    model.visit(&mut squares);
+    visit_paths(model, &mut squares);
     let mut sum = squares.whole;
     for (index, (mesh, part)) in squares.sharded.iter().enumerate() {
         let operation = Operation::new("clip_grad_norm", Traffic::Reduce, None);
@@ -103,7 +103,6 @@ pub fn clip_grad_norm<M: Module>(
 struct Squares<'a> {
     gradients: &'a GradientsParams,
     shards: BTreeMap<String, ParamShard>,
-    path: Vec<String>,
     /// Parameters already counted, as one may occur in two places.
     seen: HashSet<ParamId>,
     /// Sum over replicated parameters.
@@ -112,26 +111,15 @@ struct Squares<'a> {
     sharded: Vec<(DeviceMesh, f64)>,
 }
 
-impl ModuleVisitor for Squares<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Squares<'_> {
+    fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
         let Some(gradient) = self.gradients.get::<D>(param.id) else {
             return;
         };
         if !self.seen.insert(param.id) {
             return;
         }
-        let gradient = match gradient.dtype() {
-            DType::F16 | DType::BF16 => gradient.cast(FloatDType::F32),
-            _ => gradient,
-        };
+        let gradient = halocline_ops::widened(gradient);
         let mut sum = sum_of_squares(gradient.clone());
         if sum.is_infinite() {
             let largest = gradient.clone().abs().max().into_scalar::<f64>();
@@ -141,7 +129,7 @@ impl ModuleVisitor for Squares<'_> {
                 sum = part * largest * largest;
             }
         }
-        match self.shards.get(&self.path.join(".")) {
+        match self.shards.get(&path.join(".")) {
             None => self.whole += sum,
             Some(shard) => {
                 let (layout, sizes) = (shard.layout(), shard.mesh().shape().sizes());

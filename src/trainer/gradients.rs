@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData, Transaction};
-use halocline_core::{Operation, Result, Traffic, ops, param_shards};
+use halocline_core::{Operation, PathVisitor, Result, Traffic, ops, param_shards, visit_paths};
 
 use super::clip::scaled;
 
@@ -42,7 +42,7 @@ pub(super) fn non_finite<M: Module>(
             continue;
         };
         let mut parameter = First::new(None);
-        model.visit(&mut parameter);
+        visit_paths(model, &mut parameter);
         return Some(match parameter.found {
             Some(found) => format!("the loss of batch {batch} is {value}, and parameter {found}"),
             None => format!(
@@ -53,7 +53,7 @@ pub(super) fn non_finite<M: Module>(
         });
     }
     let mut gradient = First::new(Some(gradients));
-    model.visit(&mut gradient);
+    visit_paths(model, &mut gradient);
     let found = gradient.found?;
     Some(format!(
         "the losses are finite, but the gradient of {found}"
@@ -106,7 +106,6 @@ impl ModuleVisitor for Sums<'_> {
 struct First<'a> {
     /// Gradients to search; the parameters if `None`.
     gradients: Option<&'a GradientsParams>,
-    path: Vec<String>,
     found: Option<String>,
 }
 
@@ -114,22 +113,13 @@ impl<'a> First<'a> {
     fn new(gradients: Option<&'a GradientsParams>) -> Self {
         Self {
             gradients,
-            path: Vec::new(),
             found: None,
         }
     }
 }
 
-impl ModuleVisitor for First<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for First<'_> {
+    fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
         if self.found.is_some() {
             return;
         }
@@ -138,8 +128,7 @@ impl ModuleVisitor for First<'_> {
             None => Some(param.val().inner()),
         };
         let first = values.and_then(|values| first_in(&values.into_data()));
-        self.found =
-            first.map(|(index, value)| format!("{}{index:?} is {value}", self.path.join(".")));
+        self.found = first.map(|(index, value)| format!("{}{index:?} is {value}", path.join(".")));
     }
 }
 

@@ -3,7 +3,9 @@
 mod clip;
 mod ema;
 mod gradients;
+mod notes;
 pub(crate) mod precision;
+mod pretrained;
 mod probe;
 mod running;
 pub(crate) mod signals;
@@ -24,7 +26,7 @@ use halocline_core::{DeviceMesh, Error, LayerKeys, RandomKey, Result, World, gat
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 use halocline_ops::{Field, backward};
 use precision::Precision;
-use serde::de::DeserializeOwned;
+pub(crate) use pretrained::best_or_latest;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use signals::is_interrupted;
@@ -299,12 +301,16 @@ impl<M: Module> Trainer<M> {
 
     fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let mut progress: Progress = checkpoint.value("progress")?;
-        if progress.seed != self.world.seed() {
-            return Err(Error::other(format!(
-                "it was saved by a job with seed {}, this one has {}; set Launcher::seed",
-                progress.seed,
-                self.world.seed()
-            )));
+        let (got, expected) = (self.world.seed(), progress.seed);
+        if got != expected {
+            // The checkpoint is not damaged, and earlier ones have the same seed.
+            return Err(Error::from(halocline_io::Error::Argument {
+                argument: "seed",
+                got: got.to_string(),
+                expected: format!(
+                    "{expected}, the Launcher::seed of the steps before; choose another folder for another seed"
+                ),
+            }));
         }
         let model = checkpoint.module(&self.world, MODEL, self.model().clone())?;
         let optimizer = self.optimizer.optimizer.clone();
@@ -360,31 +366,6 @@ impl<M: Module> Trainer<M> {
             self.losses.push(loss.into_scalar());
         }
         &self.losses
-    }
-
-    /// Stores a value with the run, the same on all ranks: it is saved, and restored by a resume.
-    /// NaN and infinities, which JSON lacks, become `null`, which an `Option` reads as `None`.
-    ///
-    /// # Errors
-    /// JSON cannot represent the value, such as a map whose keys are not strings.
-    pub fn note(&mut self, name: &str, value: &impl Serialize) -> Result<()> {
-        let value = serde_json::to_value(value).map_err(Error::other)?;
-        self.notes.insert(name.into(), value);
-        self.saved = None;
-        Ok(())
-    }
-
-    /// Reads a [stored](Self::note) value.
-    ///
-    /// # Errors
-    /// The value has another form.
-    pub fn noted<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        self.notes
-            .get(name)
-            .cloned()
-            .map(serde_json::from_value)
-            .transpose()
-            .map_err(|error| Error::other(format!("note {name:?}: {error}")))
     }
 
     /// Returns the newest step whose checkpoint is on disk; known on rank 0 only.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Device, Tensor, TensorData};
-use halocline_core::{Error, ParamShard, Result, param_shards};
+use halocline_core::{Error, ParamShard, PathVisitor, Result, param_shards, visit_paths};
 
 /// Checks that an optimizer works element by element on the sharded parameters of a model, so that
 /// a step on shards equals a step on the whole. The check compares steps on small tensors with
@@ -42,12 +42,11 @@ pub fn check_optimizer<M: Module>(optimizer: &ModuleOptimizer, model: &M) -> Res
     let mut check = Check {
         optimizer,
         shards: param_shards(model),
-        path: Vec::new(),
         seen: HashMap::new(),
         tied: None,
         refused: None,
     };
-    model.visit(&mut check);
+    visit_paths(model, &mut check);
     if let Some([one, another]) = check.tied {
         return Err(Error::other(format!(
             "parameters {one} and {another} are one, of which the optimizer would step the first alone; let one layer hold it, \
@@ -66,24 +65,15 @@ pub fn check_optimizer<M: Module>(optimizer: &ModuleOptimizer, model: &M) -> Res
 struct Check<'a> {
     optimizer: &'a ModuleOptimizer,
     shards: BTreeMap<String, ParamShard>,
-    path: Vec<String>,
     seen: HashMap<ParamId, String>,
     /// First parameter in two places.
     tied: Option<[String; 2]>,
     refused: Option<String>,
 }
 
-impl ModuleVisitor for Check<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
+impl PathVisitor for Check<'_> {
+    fn visit_float<const D: usize>(&mut self, names: &[String], param: &Param<Tensor<D>>) {
+        let path = names.join(".");
         if let Some(before) = self.seen.insert(param.id, path.clone())
             && param.is_require_grad()
         {
@@ -94,7 +84,7 @@ impl ModuleVisitor for Check<'_> {
             return;
         };
         let mut dims = (0..D).filter(|dim| shard.layout().extents(*dim).len() > 1);
-        if !dims.all(|dim| is_elementwise::<D>(self.optimizer, &self.path, param.id, dim)) {
+        if !dims.all(|dim| is_elementwise::<D>(self.optimizer, names, param.id, dim)) {
             self.refused = Some(path);
         }
     }

@@ -4,8 +4,11 @@
 mod data;
 mod forecasts;
 mod network;
+mod options;
+mod orders;
 mod package;
 mod training;
+mod tuning;
 
 use std::f64::consts::TAU;
 use std::path::Path;
@@ -107,6 +110,18 @@ fn write_fields(path: &Path, phase: impl Fn(usize, [usize; 2]) -> Option<usize>)
 fn seconds(time: usize) -> f64 {
     let start = parse_time("2018-01-01", Default::default()).unwrap();
     start + 6.0 * 3600.0 * time as f64
+}
+
+/// Replacement of a part that must be there.
+trait Replaced {
+    fn replaced(&self, part: &str, other: &str) -> String;
+}
+
+impl Replaced for str {
+    fn replaced(&self, part: &str, other: &str) -> String {
+        assert!(self.contains(part), "{part} in\n{self}");
+        self.replace(part, other)
+    }
 }
 
 /// Returns the standard error of a run that must fail.
@@ -240,8 +255,7 @@ fn runs_are_resumed_scored_and_forecast_on_any_ranks() {
 fn a_transformer_is_better_than_persistence_at_every_lead() {
     let kind = "kind = \"transformer\"\nd_model = 16\nheads = 2\nblocks = 3\ndense_blocks = 1\ntokens = 2\npatch = [1, 1]\n\
                 kernel = [3, 3]";
-    let config = CONFIG.replace("kind = \"cnn\"\nwidth = 6\nblocks = 1", kind);
-    assert_ne!(config, CONFIG);
+    let config = CONFIG.replaced("kind = \"cnn\"\nwidth = 6\nblocks = 1", kind);
     let folder = prepared(&config);
     write(folder.path(), &config, 12);
     for command in ["train", "score"] {
@@ -321,17 +335,17 @@ fn forecasts_have_the_scores(folder: &Path, ranks: &[&str], found: &[Value]) {
 #[test]
 fn ensembles_of_anomalies_have_probabilistic_scores() {
     let config = CONFIG
-        .replace(
+        .replaced(
             "climatology = \"mean\"",
             "climatology = \"day\"\nanomalies = true",
         )
-        .replace(
+        .replaced(
             "kind = \"cnn\"\nwidth = 6\nblocks = 1",
             "kind = \"unet\"\nwidth = 4\nlevels = 1",
         )
-        .replace("steps = 3", "steps = 2\nmembers = 3\nnoise = 0.1")
-        .replace("[optimizer]", "[mesh]\nlat = 2\nmember = 2\n[optimizer]")
-        .replace("noise = 0.01", "noise = 0.01\nema = 0.9");
+        .replaced("steps = 3", "steps = 2\nmembers = 3\nnoise = 0.1")
+        .replaced("[optimizer]", "[mesh]\nlat = 2\nmember = 2\n[optimizer]")
+        .replaced("noise = 0.01", "noise = 0.01\nema = 0.9");
     let folder = prepared(&config);
     write(folder.path(), &config, 2);
     succeed(folder.path(), &["train"]);
@@ -362,7 +376,7 @@ fn ensembles_of_anomalies_have_probabilistic_scores() {
 
 #[test]
 fn plans_are_priced_before_they_run() {
-    let config = CONFIG.replace("[[3, 2]]", "[[3, 4]]");
+    let config = CONFIG.replaced("[[3, 2]]", "[[3, 4]]");
     let config = format!("{config}\n[mesh]\ndata = 2\nlat = 2\ntensor = 2\n");
     let folder = prepared(&config);
     let network = ["--latency", "5", "--bandwidth", "10"];
@@ -390,23 +404,59 @@ fn mistakes_are_one_line_and_end_with_a_code() {
     assert!(!folder.path().join("run").exists(), "nothing is made");
     write(folder.path(), CONFIG, 1);
     succeed(folder.path(), &["train"]);
-    write(folder.path(), &CONFIG.replace("width = 6", "width = 7"), 4);
-    assert!(error(&["train"]).contains("has another [model], by its width"));
-    write(folder.path(), &CONFIG.replace("width", "widht"), 4);
+    write(folder.path(), &CONFIG.replaced("width = 6", "width = 7"), 4);
+    // A mistake for which all ranks fail is not the failure of a rank.
+    for ranks in ["1", "3"] {
+        let found = error(&["train", "--ranks", ranks]);
+        assert!(found.contains("has another [model], by its width"));
+        assert!(!found.contains("rank 0 failed"), "{found}");
+        assert!(
+            found.starts_with(&format!("halocline: {ranks} rank")),
+            "{found}"
+        );
+    }
+    write(folder.path(), &CONFIG.replaced("width", "widht"), 4);
     assert!(error(&["train"]).contains("near it: width"));
     for (wrong, part) in [
         ("kernel = 4", "model.kernel: 4"),
         ("kernel = 99", "model.kernel: 99"),
     ] {
-        let config = CONFIG.replace("width = 6", &format!("width = 6\n{wrong}"));
+        let config = CONFIG.replaced("width = 6", &format!("width = 6\n{wrong}"));
         write(folder.path(), &config, 4);
         let found = error(&["plan"]);
         assert!(found.contains(part), "{part} in {found}");
     }
     write(
         folder.path(),
-        &CONFIG.replace("\"z@500\"]", "\"z@250\"]"),
+        &CONFIG.replaced("\"z@500\"]", "\"z@250\"]"),
         4,
     );
-    assert!(error(&["plan"]).contains("z@250"));
+    let found = error(&["plan"]);
+    assert!(
+        found.contains("inputs: got z@250, expected channels"),
+        "{found}"
+    );
+    for (from, to, told) in [
+        (
+            "batch = 2",
+            "batch = 40",
+            "training.batch: got 40, expected at most",
+        ),
+        (
+            "[[3, 2]]",
+            "[[3, 90]]",
+            "training.curriculum: got 90 steps, expected at most",
+        ),
+        (
+            "batch = 2",
+            "batch = 2\naccumulation = 99",
+            "training.accumulation: got 99, expected at most",
+        ),
+    ] {
+        write(folder.path(), &CONFIG.replaced(from, to), 4);
+        for arguments in [&["plan"][..], &["train", "--ranks", "2"]] {
+            let found = error(arguments);
+            assert!(found.contains(&format!("error: {told}")), "{found}");
+        }
+    }
 }

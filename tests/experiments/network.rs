@@ -1,8 +1,11 @@
 //! Models at the poles.
 
 use burn::tensor::{Device, Tensor, TensorData};
+use halocline::core::param_shards;
 use halocline::experiment::ModelConfig;
 use halocline::io::{Channels, Grid};
+use halocline::models::parallel::build;
+use halocline::ops::testing::difference;
 use halocline::prelude::*;
 
 const ROWS: usize = 9;
@@ -34,6 +37,44 @@ fn predict(config: &ModelConfig, grid: &Grid, odd: &[&str]) -> Vec<Vec<f32>> {
 }
 
 #[test]
+fn sizes_that_do_not_fit_the_grid_are_errors() {
+    let grid = Grid::with_poles(ROWS, COLUMNS).unwrap();
+    let channels = Channels {
+        inputs: vec!["t2m".into()],
+        forcings: Vec::new(),
+        targets: vec!["t2m".into()],
+    };
+    let make = |text: &str| {
+        let config: ModelConfig = serde_json::from_str(text).unwrap();
+        config.init(&channels, 1, &grid, &[], &Device::default())
+    };
+    for (text, told) in [
+        (
+            r#"{ "kind": "transformer" }"#,
+            "model.kernel: [7, 7] on 5 x 6 patches; expected from 2 to 5 along latitude",
+        ),
+        (
+            r#"{ "kind": "transformer", "kernel": [5, 7] }"#,
+            "from 2 to 6 along longitude",
+        ),
+        (
+            r#"{ "kind": "transformer", "kernel": [1, 3] }"#,
+            "along latitude",
+        ),
+        (r#"{ "kind": "unet", "levels": 5 }"#, "model.levels: 5"),
+        (r#"{ "kind": "fno", "modes": [10, 3] }"#, "model.modes"),
+        (r#"{ "kind": "fno", "modes": [3, 8] }"#, "model.modes"),
+        (r#"{ "kind": "cnn", "kernel": 19 }"#, "model.kernel: 19"),
+    ] {
+        let error = make(text).unwrap_err().to_string();
+        assert!(error.contains(told), "{told} in {error}");
+    }
+    // Without neighborhoods there is no kernel.
+    let dense = r#"{ "kind": "transformer", "blocks": 1, "dense_blocks": 1 }"#;
+    assert!(make(dense).is_ok());
+}
+
+#[test]
 fn winds_change_their_sign_across_a_pole() {
     let grid = Grid::with_poles(ROWS, COLUMNS).unwrap();
     for config in [
@@ -52,6 +93,47 @@ fn winds_change_their_sign_across_a_pole() {
         for row in 0..ROWS {
             let is_near = row < 2 || row + 2 >= ROWS;
             assert_eq!(even[row] != odd[row], is_near, "{config:?}, row {row}");
+        }
+    }
+}
+
+#[test]
+fn plans_of_all_kinds_give_what_one_rank_gives() {
+    let grid = Grid::with_poles(ROWS, COLUMNS).unwrap();
+    let names: Vec<String> = ["t2m", "u10"].map(String::from).into();
+    let channels = Channels {
+        inputs: names.clone(),
+        forcings: Vec::new(),
+        targets: names,
+    };
+    for text in [
+        r#"{ "kind": "cnn", "width": 4, "blocks": 1 }"#,
+        r#"{ "kind": "unet", "width": 4, "levels": 1 }"#,
+        r#"{ "kind": "transformer", "d_model": 8, "heads": 2, "blocks": 2, "dense_blocks": 1, "kernel": [3, 3] }"#,
+        r#"{ "kind": "fno", "width": 4, "blocks": 2, "modes": [3, 3] }"#,
+        r#"{ "kind": "sfno", "width": 4, "blocks": 1 }"#,
+    ] {
+        let config: ModelConfig = serde_json::from_str(text).unwrap();
+        let plan = config.tensor_parallel("tensor").expect("a plan");
+        let run = |ranks: usize| {
+            let found = Launcher::local(ranks).seed(3).collect(|world| {
+                let mesh = world.mesh([("tensor", ranks)])?;
+                let make = |device: &Device| config.init(&channels, 1, &grid, &[], device);
+                let model = build(&world, &mesh, &plan, |device| {
+                    make(device).expect("it fits")
+                })?;
+                assert!(ranks == 1 || !param_shards(&model).is_empty(), "{text}");
+                let (normal, key) = (Distribution::Normal(0.0, 1.0), RandomKey::new(3, "x"));
+                let shape = [1, 2, ROWS, COLUMNS];
+                let x = ShardTensor::<4>::random(shape, normal, key, &mesh, &[Replicate])?;
+                Ok(x.apply(&model).full_tensor().into_data())
+            });
+            found.unwrap()
+        };
+        let expected = run(1).remove(0);
+        for found in run(2) {
+            let off = difference(&found, &expected);
+            assert!(off < 1e-5, "{text}: {off:e}");
         }
     }
 }

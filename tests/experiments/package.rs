@@ -6,11 +6,11 @@ use halocline::io::ndarray::Array3;
 use halocline::io::{FieldWriter, Grid, WriterConfig};
 
 use super::forecasts::trained_with;
-use super::{COLUMNS, CONFIG, ROWS, fail, succeed, values};
+use super::{COLUMNS, CONFIG, ROWS, Replaced, fail, succeed, values};
 
 #[test]
 fn a_package_needs_neither_the_folder_nor_the_files_of_training() {
-    let config = CONFIG.replace(
+    let config = CONFIG.replaced(
         "forcings = [\"sin_latitude\",",
         "constants = \"FOLDER/land.h5\"\nforcings = [\"land\",",
     );
@@ -75,6 +75,11 @@ fn a_package_needs_neither_the_folder_nor_the_files_of_training() {
         .into_iter()
         .chain(no_pictures);
     let scored = run(&score.collect::<Vec<_>>());
-    assert!(scored.status.success() && elsewhere.path().join("model/scores-new.json").exists());
+    let is_there = |name: &str| elsewhere.path().join(name).exists();
+    assert!(scored.status.success() && is_there("scores-new.json"));
+    assert!(
+        !is_there("model/scores-new.json"),
+        "a package stays as it is"
+    );
     assert_eq!(run(&["score"]).status.code(), Some(2));
 }

@@ -3,7 +3,11 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::{CONFIG, TEST, TIMES, fail, prepared, score, scores, succeed, write};
+use serde_json::Value;
+
+use super::{
+    CONFIG, Replaced, TEST, TIMES, fail, halocline, prepared, score, scores, succeed, write,
+};
 
 /// Returns the losses that training prints, by epoch.
 fn losses(training: &str) -> (tempfile::TempDir, Vec<f64>) {
@@ -11,18 +15,18 @@ fn losses(training: &str) -> (tempfile::TempDir, Vec<f64>) {
 }
 
 /// Returns the losses of training on a mesh, or on one rank.
-fn losses_on(mesh: &str, training: &str) -> (tempfile::TempDir, Vec<f64>) {
+pub(super) fn losses_on(mesh: &str, training: &str) -> (tempfile::TempDir, Vec<f64>) {
     losses_of("kind = \"cnn\"\nwidth = 6\nblocks = 1", mesh, training)
 }
 
 /// Returns the losses of training a model.
 fn losses_of(model: &str, mesh: &str, training: &str) -> (tempfile::TempDir, Vec<f64>) {
     let config = CONFIG
-        .replace("kind = \"cnn\"\nwidth = 6\nblocks = 1", model)
-        .replace("[optimizer]", &format!("{mesh}\n[optimizer]"))
-        .replace("noise = 0.01", training)
-        .replace("EPOCHS", "3")
-        .replace("[[3, 2]]", "[[2, 2]]");
+        .replaced("kind = \"cnn\"\nwidth = 6\nblocks = 1", model)
+        .replaced("[optimizer]", &format!("{mesh}\n[optimizer]"))
+        .replaced("noise = 0.01", training)
+        .replaced("EPOCHS", "3")
+        .replaced("[[3, 2]]", "[[2, 2]]");
     let folder = prepared(&config);
     let out = succeed(folder.path(), &["train"]);
     let losses = out.lines().filter_map(|line| {
@@ -49,11 +53,13 @@ fn losses_are_named_in_the_configuration() {
         assert!(losses[1] < losses[0] && losses[1] > 0.0, "{losses:?}");
         assert_ne!(*losses, squared);
     }
-    // Members sharded over an axis have the losses of members on one rank.
+    // Members sharded over an axis, with samples over another, have the losses of one rank.
     let training = "noise = 0.1\nloss = \"crps\"\nmembers = 3";
-    let (_, sharded) = losses_on("[mesh]\ndata = 1\nlat = 2\nmember = 2", training);
-    for (one, other) in sharded.iter().zip(&crps) {
-        assert!((one - other).abs() < 2e-4, "{sharded:?} for {crps:?}");
+    for mesh in ["data = 1\nlat = 2\nmember = 2", "data = 2\nmember = 2"] {
+        let (_, sharded) = losses_on(&format!("[mesh]\n{mesh}"), training);
+        for (one, other) in sharded.iter().zip(&crps) {
+            assert!((one - other).abs() < 2e-4, "{sharded:?} for {crps:?}");
+        }
     }
     // The spectral loss adds amplitudes to the squared error.
     assert!(spectral[0] > squared[0]);
@@ -96,9 +102,9 @@ fn half_precision_follows_f32() {
 /// Scored forecasts end with the data, and so do forcings without a formula.
 #[test]
 fn forcings_may_be_fields_of_the_files() {
-    let inputs = CONFIG.replace(r#"inputs = ["t2m", "z@500"]"#, r#"inputs = ["t2m"]"#);
+    let inputs = CONFIG.replaced(r#"inputs = ["t2m", "z@500"]"#, r#"inputs = ["t2m"]"#);
     let forcings = r#"forcings = ["sin_latitude", "cos_solar_zenith_angle"]"#;
-    let config = inputs.replace(forcings, r#"forcings = ["z@500"]"#);
+    let config = inputs.replaced(forcings, r#"forcings = ["z@500"]"#);
     let folder = prepared(&config);
     write(folder.path(), &config, 1);
     let out = succeed(folder.path(), &["train"]);
@@ -119,7 +125,7 @@ fn validations_of_another_kind_are_refused() {
     let folder = prepared(CONFIG);
     write(folder.path(), CONFIG, 1);
     succeed(folder.path(), &["train"]);
-    let other = CONFIG.replace("steps = 3\n", "steps = 2\n");
+    let other = CONFIG.replaced("steps = 3\n", "steps = 2\n");
     write(folder.path(), &other, 1);
     succeed(folder.path(), &["train"]);
     write(folder.path(), &other, 2);
@@ -137,7 +143,7 @@ fn validations_of_another_kind_are_refused() {
 #[test]
 fn an_epoch_whose_validation_was_interrupted_is_validated_first() {
     let ensemble = "steps = 3\nmembers = 300\nnoise = 0.1\n";
-    let long = CONFIG.replace("steps = 3\n", ensemble);
+    let long = CONFIG.replaced("steps = 3\n", ensemble);
     let folder = prepared(&long);
     write(folder.path(), &long, 1);
     let program = Command::new(env!("CARGO_BIN_EXE_halocline"))
@@ -174,6 +180,53 @@ fn an_epoch_whose_validation_was_interrupted_is_validated_first() {
 }
 
 #[test]
+fn the_log_has_a_line_for_each_epoch() {
+    let folder = prepared(CONFIG);
+    for epochs in [1, 3] {
+        write(folder.path(), CONFIG, epochs);
+        succeed(folder.path(), &["train"]);
+    }
+    let text = std::fs::read_to_string(folder.path().join("run/log.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    let lines: Vec<Value> = lines.collect();
+    assert_eq!(lines.len(), 3);
+    for (index, line) in lines.iter().enumerate() {
+        assert_eq!(line["epoch"], index + 1);
+        assert_eq!(line["step"], 13 * (index + 1));
+        assert_eq!(line["rollout"], 1);
+        assert_eq!(line["skipped"], 0);
+        assert_eq!(line["learning_rate"], 5e-3);
+        for name in [
+            "loss",
+            "validation",
+            "rmse_t2m",
+            "rmse_z@500",
+            "seconds",
+            "samples_per_second",
+        ] {
+            let value = line[name].as_f64();
+            assert!(value.is_some_and(|value| value > 0.0), "{name} in {line}");
+        }
+    }
+}
+
+#[test]
+fn a_test_period_without_forecasts_is_told_in_keys() {
+    let last = "test = { from = \"2018-01-12T18:00\" }";
+    let config = CONFIG.replaced("test = { from = \"2018-01-10\" }", last);
+    let folder = prepared(&config);
+    write(folder.path(), &config, 1);
+    let output = halocline(folder.path(), &["train"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    assert!(
+        error.contains("data.test has no forecast") && error.contains("data.joined = true"),
+        "{error}"
+    );
+    assert!(!error.contains("Series::"), "{error}");
+}
+
+#[test]
 fn ranks_beside_a_mesh_of_others_are_refused() {
     let folder = prepared(&format!("{CONFIG}\n[mesh]\nlat = 2\n"));
     let found = fail(folder.path(), &["train", "--ranks", "3"]);
@@ -185,7 +238,7 @@ fn ranks_beside_a_mesh_of_others_are_refused() {
 
 #[test]
 fn a_run_that_has_ended_stays_as_it_is() {
-    let averaged = CONFIG.replace("noise = 0.01", "noise = 0.01\nema = 0.9");
+    let averaged = CONFIG.replaced("noise = 0.01", "noise = 0.01\nema = 0.9");
     let folder = prepared(&averaged);
     write(folder.path(), &averaged, 1);
     succeed(folder.path(), &["train"]);
@@ -196,7 +249,7 @@ fn a_run_that_has_ended_stays_as_it_is() {
     };
     let before = read();
     assert!(before[0].contains("\"ema."));
-    write(folder.path(), &CONFIG.replace("batch = 2", "batch = 3"), 1);
+    write(folder.path(), &CONFIG.replaced("batch = 2", "batch = 3"), 1);
     let out = succeed(folder.path(), &["train"]);
     assert_eq!(out, "1 of 1 epochs are done\n");
     assert_eq!(read(), before);
@@ -217,7 +270,7 @@ fn another_kind_of_optimizer_is_refused() {
         ),
     ] {
         let [before, after] = [before, after]
-            .map(|kind| CONFIG.replace("[optimizer]", &format!("[optimizer]\n{kind}")));
+            .map(|kind| CONFIG.replaced("[optimizer]", &format!("[optimizer]\n{kind}")));
         let folder = prepared(&before);
         write(folder.path(), &before, 1);
         succeed(folder.path(), &["train"]);
@@ -230,6 +283,32 @@ fn another_kind_of_optimizer_is_refused() {
         write(folder.path(), &before, 2);
         succeed(folder.path(), &["train"]);
     }
+}
+
+#[test]
+fn another_seed_or_optimizer_is_told_once() {
+    let config = CONFIG.replaced("batch = 2", "batch = 2\nsave_every = 5");
+    let folder = prepared(&config);
+    write(folder.path(), &config, 1);
+    succeed(folder.path(), &["train"]);
+    for (before, after, told) in [
+        ("seed = 3", "seed = 4", "seed: got 4, expected 3,"),
+        (
+            "[optimizer]",
+            "[optimizer]\nkind = \"sgd\"",
+            "optimizer: got an optimizer of another kind",
+        ),
+    ] {
+        write(folder.path(), &config.replaced(before, after), 2);
+        let found = fail(folder.path(), &["train"]);
+        assert_eq!(found.matches(told).count(), 1, "{found}");
+        assert!(
+            !found.contains("Launcher") && !found.contains("passed over"),
+            "{found}"
+        );
+    }
+    write(folder.path(), &config, 2);
+    succeed(folder.path(), &["train"]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ file has the format.
 
 import argparse
 import json
+import zlib
 from pathlib import Path
 
 import torch
@@ -46,9 +47,22 @@ def conv(dims):
 
 def conv_transpose(dims):
     function = [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d][dims - 1]
-    return lambda a, x, weight, bias=None: function(
-        x, weight, bias, a["stride"], a["padding"], a["output_padding"], a["groups"], a["dilation"]
-    )
+
+    def run(a, x, weight, bias=None):
+        if a.get("padding_mode", "zeros") == "zeros":
+            return function(
+                x, weight, bias, a["stride"], a["padding"], a["output_padding"], a["groups"], a["dilation"]
+            )
+        # All parts of windows, added up around the dims.
+        y = function(x, weight, None, a["stride"], 0, 0, a["groups"], a["dilation"])
+        for dim, (stride, padding) in enumerate(zip(a["stride"], a["padding"]), 2):
+            size = x.shape[dim] * stride
+            turns = -(-y.shape[dim] // size)
+            zeros = y.new_zeros(*y.shape[:dim], turns * size - y.shape[dim], *y.shape[dim + 1 :])
+            y = torch.cat([y, zeros], dim).unflatten(dim, (turns, size)).sum(dim).roll(-padding, dim)
+        return y if bias is None else y + bias.reshape(-1, *[1] * dims)
+
+    return run
 
 
 def max_pool(dims):
@@ -80,8 +94,17 @@ def adaptive_pool(kind, dims):
 
 def interpolate(a, x):
     corners, antialias = a["align_corners"], a.get("antialias", False)
+    size, around = a.get("output_size"), a.get("padding_mode") == "circular"
+    # Nearest cells and areas lie in the field.
+    if around and a["mode"] not in ("nearest", "nearest-exact", "area"):
+        # The middle one of five copies, which a kernel as wide as the field does not leave.
+        x = x.repeat(1, 1, *[5] * len(size))
+        y = interpolate({**a, "output_size": [5 * n for n in size], "padding_mode": "replicate"}, x)
+        for dim, n in enumerate(size, 2):
+            y = y.narrow(dim, 2 * n, n)
+        return y
     return F.interpolate(
-        x, a.get("output_size"), a.get("scale_factor"), mode=a["mode"], align_corners=corners, antialias=antialias
+        x, size, a.get("scale_factor"), mode=a["mode"], align_corners=corners, antialias=antialias
     )
 
 
@@ -110,26 +133,28 @@ def cross_entropy(a, logits, target, class_weight=None):
 def dense(a, q, k, v):
     shared = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=a["is_causal"])
+    return F.scaled_dot_product_attention(q, k, v, is_causal=a["is_causal"], scale=a.get("scale"))
 
 
 def neighborhood(a, q, k, v):
     """By a mask of every pair of cells: [batch, *spatial, heads, width]."""
     shape, shared = q.shape[1:-2], q.shape[-2] // k.shape[-2]
     mask = torch.ones(1, 1, dtype=torch.bool)
-    options = (a["kernel_size"], a["dilation"], a["stride"], a["is_causal"])
-    for size, kernel, dilation, stride, causal in zip(shape, *options):
+    options = (a["kernel_size"], a["dilation"], a["stride"], a["is_causal"], a.get("periodic", [False] * len(shape)))
+    for size, kernel, dilation, stride, causal, periodic in zip(shape, *options):
         allowed = torch.zeros(size, size, dtype=torch.bool)
         for i in range(size):
             group, j = i % dilation, i // dilation
             count = -(-(size - group) // dilation)
-            leader = min(j // stride * stride + (stride - 1 if causal else stride // 2), count - 1)
+            leader = j // stride * stride + (stride - 1 if causal else stride // 2)
             if causal:
-                first, end = max(leader - kernel + 1, 0), j + 1
+                first, end = max(min(leader, count - 1) - kernel + 1, 0), j + 1
             else:
-                first = min(max(leader - kernel // 2, 0), count - kernel)
+                first = leader - kernel // 2
+                if not periodic:
+                    first = min(max(min(leader, count - 1) - kernel // 2, 0), count - kernel)
                 end = first + kernel
-            allowed[i, [group + dilation * u for u in range(first, end)]] = True
+            allowed[i, [group + dilation * (u % count) for u in range(first, end)]] = True
         mask = (mask[:, None, :, None] & allowed[None, :, None, :]).flatten(2).flatten(0, 1)
     q, k, v = (x.flatten(1, -3).transpose(1, 2) for x in (q, k, v))  # [batch, heads, cells, width]
     k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
@@ -269,16 +294,27 @@ def sphere_conv(a, x, weight):
     return spherical("InverseRealSHT")(a, torch.view_as_real(found))
 
 
-def disco_conv(a, x, weight, bias=None):
+def regrid(a, x):
     import torch_harmonics
 
-    layer = torch_harmonics.DiscreteContinuousConvS2(
+    grids = (a["grid"], a.get("grid_out", a["grid"]))
+    return torch_harmonics.ResampleS2(*a["in_shape"], *a["out_shape"], *grids).double()(x)
+
+
+def disco_conv(a, x, weight, bias=None, name="DiscreteContinuousConvS2"):
+    import torch_harmonics
+
+    layer = getattr(torch_harmonics, name)(
         x.shape[1], weight.shape[0], *(tuple(a[key]) for key in ("in_shape", "out_shape", "kernel_shape")),
         groups=a["groups"], grid_in=a["grid"], grid_out=a.get("grid_out", a["grid"]), theta_cutoff=a.get("theta_cutoff"), bias=False,
         basis_type=a.get("basis_type", "piecewise linear"), basis_norm_mode=a.get("basis_norm_mode", "nodal"),
     ).double()  # fmt: skip
     y = torch.func.functional_call(layer, {"weight": weight}, (x,))
     return y if bias is None else y + bias[:, None, None]
+
+
+def disco_conv_transpose(a, x, weight, bias=None):
+    return disco_conv(a, x, weight, bias, "DiscreteContinuousConvTransposeS2")
 
 
 def sphere_attention(a, q, k, v):
@@ -399,7 +435,9 @@ OPERATORS = {
     "sht": spherical("RealSHT"),
     "isht": spherical("InverseRealSHT"),
     "sphere_conv": sphere_conv,
+    "regrid": regrid,
     "disco_conv": disco_conv,
+    "disco_conv_transpose": disco_conv_transpose,
     "sphere_attention": sphere_attention,
     "vector_sht": spherical("RealVectorSHT"),
     "vector_isht": spherical("InverseRealVectorSHT"),
@@ -434,8 +472,10 @@ def save(file, tensors, metadata):
 
 
 def fill(folder):
-    """Cases without a result, of libraries that are not installed, are removed."""
+    """Cases without a result, of libraries that are not installed, are removed. The cotangent follows from the name of
+    the file, so that a case can be repeated."""
     for file, metadata, tensors, _ in cases(folder):
+        torch.manual_seed(zlib.crc32(file.name.encode()))
         try:
             results, cotangent = run(metadata["op"], json.loads(metadata["attrs"]), tensors, None)
         except ModuleNotFoundError as error:

@@ -110,6 +110,10 @@ fn check(
     let (expected, expected_gradients) = &expected[0];
     for (found, gradients) in run(sharding).map_err(|error| error.to_string())? {
         compare("the result", Some(&found), Some(expected), tolerance)?;
+        let [count, expected_count] = [gradients.len(), expected_gradients.len()];
+        if count != expected_count {
+            return Err(format!("{count} gradients, expected {expected_count}"));
+        }
         for ((name, found), (_, expected)) in gradients.iter().zip(expected_gradients) {
             let name = format!("the gradient of {name}");
             compare(&name, found.as_ref(), expected.as_ref(), tolerance)?;

@@ -35,7 +35,7 @@ pub(crate) struct Writing {
     #[arg(long)]
     format: Option<Format>,
     /// Compression level of chunks, from 0 (none) to 9; 3 by default
-    #[arg(long)]
+    #[arg(long, value_parser = level)]
     level: Option<u8>,
     /// Memory for values, in MiB
     #[arg(long, default_value_t = 256)]
@@ -157,6 +157,12 @@ pub(crate) fn write(
 /// Parses numbers of ranks, such as `2x4`.
 pub(crate) fn ranks(text: &str) -> std::result::Result<[usize; 2], String> {
     numbers(text, 'x').ok_or_else(|| "expected two numbers from 1, such as 2x4".into())
+}
+
+/// Parses a compression level.
+fn level(text: &str) -> std::result::Result<u8, String> {
+    let level = text.parse::<u8>().ok().filter(|level| *level <= 9);
+    level.ok_or_else(|| "expected 0 (no compression), 1, 2, 3, 4, 5, 6, 7, 8 or 9".into())
 }
 
 /// Parses a chunk size, such as `1,90,180`.

@@ -2,11 +2,12 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Mutex;
 
 use clap::{Args, ValueEnum};
 use halocline::core::{Launcher, World};
 use halocline::experiment::{
-    CheckpointChoice, Experiment, ExperimentConfig, ForecastConfig, Outlook,
+    CheckpointChoice, Experiment, ExperimentConfig, ForecastConfig, Outlook, device_name,
 };
 use halocline::io::{Existing, save_json};
 use halocline::models::parallel::{Link, Machine};
@@ -46,6 +47,15 @@ impl Run {
         self.ranks.unwrap_or(1)
     }
 
+    /// Returns the number of ranks of the mesh, or else of the option.
+    fn planned(&self, config: &ExperimentConfig) -> usize {
+        if config.mesh.is_empty() {
+            self.ranks()
+        } else {
+            config.mesh.values().product()
+        }
+    }
+
     /// Runs a program on all ranks.
     fn run<T: Send>(
         &self,
@@ -55,14 +65,51 @@ impl Run {
     }
 }
 
-/// Runs a program of an experiment on all ranks.
+/// Runs a program of an experiment on all ranks, after a line with their number and device.
 fn run_on<T: Send>(
     config: &ExperimentConfig,
     ranks: usize,
     program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
 ) -> Result<Vec<T>> {
-    let launcher = config.launcher(ranks);
-    Ok(launcher.collect(|world| program(&world, config))?)
+    collect(config.launcher(ranks), |world| {
+        if world.is_root() {
+            let device = device_name(world.device());
+            eprintln!("halocline: {} on {device}", counted(world.size()));
+        }
+        program(world, config)
+    })
+}
+
+/// Formats a number of ranks.
+fn counted(ranks: usize) -> String {
+    match ranks {
+        1 => "1 rank".into(),
+        _ => format!("{ranks} ranks"),
+    }
+}
+
+/// Runs a program on all ranks. A mistake for which all ranks return the same error is not told as
+/// the failure of one of them.
+fn collect<T: Send>(
+    launcher: Launcher,
+    program: impl Fn(&World) -> halocline::Result<T> + Send + Sync,
+) -> Result<Vec<T>> {
+    let errors: Mutex<Vec<(usize, String)>> = Mutex::default();
+    let collected = launcher.collect(|world| {
+        program(&world).inspect_err(|error| {
+            let mut errors = errors.lock().unwrap_or_else(|e| e.into_inner());
+            errors.push((world.size(), error.to_string()));
+        })
+    });
+    let errors = errors.into_inner().unwrap_or_else(|e| e.into_inner());
+    let is_of_all = |cause: &String| {
+        let ranks = errors.first().map(|(ranks, _)| *ranks);
+        ranks == Some(errors.len()) && errors.iter().all(|(_, error)| error == cause)
+    };
+    collected.map_err(|error| match error {
+        Error::Rank { cause, .. } if is_of_all(&cause) => cause.into(),
+        other => other.into(),
+    })
 }
 
 /// Configuration or package of a trained model, and ranks.
@@ -100,6 +147,14 @@ impl Trained {
             (None, None) => Err("--config or --package: expected one of them".into()),
         }
     }
+
+    /// Returns the folder of scores: that of the experiment or, with a package, the current one.
+    fn scores(&self, config: &ExperimentConfig) -> PathBuf {
+        match self.package {
+            Some(_) => PathBuf::new(),
+            None => config.folder.clone(),
+        }
+    }
 }
 
 /// Options for the trained model and its forecasts.
@@ -111,9 +166,13 @@ pub(crate) struct Forecasting {
     /// Steps per forecast, in place of those of the configuration
     #[arg(long)]
     steps: Option<usize>,
-    /// Members per ensemble, in place of those of the configuration
+    /// Members per ensemble, in place of those of the configuration; they differ by the noise
     #[arg(long)]
     members: Option<usize>,
+    /// Standard deviation of the noise on the initial states of members, in standard deviations of
+    /// the inputs, in place of that of the configuration
+    #[arg(long)]
+    noise: Option<f64>,
     /// Other files to take states from, all of them, in place of those of the configuration
     #[arg(long, num_args = 1..)]
     files: Vec<PathBuf>,
@@ -141,7 +200,7 @@ impl Forecasting {
         ForecastConfig {
             steps: self.steps.unwrap_or(config.forecast.steps),
             members: self.members.unwrap_or(config.forecast.members),
-            ..config.forecast.clone()
+            noise: self.noise.unwrap_or(config.forecast.noise),
         }
     }
 
@@ -228,7 +287,7 @@ pub(crate) struct ScoreOptions {
     #[command(flatten)]
     forecasting: Forecasting,
     /// JSON file of all scores by channel, lead and region; by default scores.json in the folder of
-    /// the experiment, or scores-FILE.json with --files
+    /// the experiment, or scores-FILE.json with --files; with --package in the current folder
     #[arg(long)]
     output: Option<PathBuf>,
     /// Draw no pictures; otherwise they are in a folder next to the scores
@@ -246,14 +305,15 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
     options.run.run(|world, config| {
         let path = match (output, forecasting.files.first()) {
             (Some(output), _) => output.clone(),
-            (None, None) => config.folder.join("scores.json"),
+            (None, None) => options.run.scores(config).join("scores.json"),
             (None, Some(first)) => {
                 let stem = first.file_stem().unwrap_or_default().to_string_lossy();
                 let others = match forecasting.files.len() - 1 {
                     0 => String::new(),
                     others => format!("+{others}"),
                 };
-                config.folder.join(format!("scores-{stem}{others}.json"))
+                let name = format!("scores-{stem}{others}.json");
+                options.run.scores(config).join(name)
             }
         };
         // Next to scores.json are spectra.json and pictures; next to scores of another name, theirs
@@ -354,8 +414,11 @@ pub(crate) fn plan(options: &PlanOptions) -> Result {
         };
     }
     let ranks = options.run.ranks();
-    Launcher::local(1).run(|world| {
-        println!("{}", Outlook::new(&world, &config, ranks, &machine)?);
+    collect(Launcher::local(1), |world| {
+        let planned = counted(options.run.planned(&config));
+        let device = device_name(world.device());
+        eprintln!("halocline: plan for {planned}, computed on {device}");
+        println!("{}", Outlook::new(world, &config, ranks, &machine)?);
         Ok(())
     })?;
     Ok(())

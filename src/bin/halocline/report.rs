@@ -38,23 +38,10 @@ pub(crate) fn in_options(message: &str) -> String {
     replaced(message, &names)
 }
 
-/// Replaces the library's names in a message with keys of an experiment's file.
+/// Replaces the library's names in a message with keys of an experiment's file, or else with
+/// options of this program.
 pub(crate) fn in_keys(message: &str) -> String {
-    let names = [
-        ("OpenConfig::with_time_units", "data.time_units"),
-        (
-            "Missing::Allow reads missing ones as NaN",
-            "data.missing = \"fill\" takes the mean for missing ones",
-        ),
-        ("Missing::Reject", "data.missing = \"reject\""),
-        ("Gaps::Skip", "data.gaps = \"skip\""),
-        ("Gaps::Allow", "data.gaps = \"allow\""),
-        ("a FieldDataset takes", "data.files names"),
-        ("Series::Joined", "data.joined = true"),
-        (", or LastBatch::Keep", ""),
-        ("Launcher::seed", "seed"),
-    ];
-    in_options(&replaced(message, &names))
+    in_options(&halocline::experiment::in_keys(message))
 }
 
 fn replaced(message: &str, names: &[(&str, &str)]) -> String {

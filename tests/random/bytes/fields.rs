@@ -44,6 +44,9 @@ fn convolutions() -> Vec<Sent> {
     // outputs · channels cells.
     let shared =
         |cells: u64, parameters: u64| [2 * cells * F32, (2 * cells + PAIRS * parameters) * F32];
+    // Around a periodic dim the last window and the first share one, too.
+    let ring = json!({ "stride": [2], "padding_mode": "circular" });
+    let ring = Case::new(ring).x("x", &[3, 2, CELLS]);
     let windows = json!({ "kernel_size": [3, 3], "padding": [1, 1] });
     let mut folded = windows.clone();
     folded["output_size"] = json!([CELLS, 5]);
@@ -85,6 +88,12 @@ fn convolutions() -> Vec<Sent> {
             twice(&[2, 3, 3], &[3, 2, CELLS]),
             2,
             shared(3 * 3, 18),
+        ),
+        sent(
+            "conv_transpose1d",
+            ring.parameter("weight", &[2, 3, 3]),
+            2,
+            [3 * 9 * F32, (3 * 9 + PAIRS * 18) * F32],
         ),
         sent(
             "conv_transpose2d",
@@ -179,12 +188,32 @@ fn resampled() -> Vec<Sent> {
     // Both outputs between two cells belong to the rank of the first cell: one cell crosses each of
     // two borders.
     let border = |cells: u64| [2 * cells * F32; 2];
+    let around = |size: usize, antialias: bool| {
+        let options = json!({
+            "mode": "linear", "output_size": [size], "antialias": antialias, "padding_mode": "circular",
+        });
+        Case::new(options).x("x", &[3, 2, CELLS])
+    };
     vec![
         sent(
             "interpolate1d",
             to("linear", &[2 * CELLS], &[3, 2, CELLS]),
             2,
             border(6),
+        ),
+        // Two more cells cross the ends of a periodic dim, for an output at each of them.
+        sent(
+            "interpolate1d",
+            around(2 * CELLS, false),
+            2,
+            [(2 + 2) * 6 * F32; 2],
+        ),
+        // Of four outputs, the first and the second lie on two ranks, and the others on three.
+        sent(
+            "interpolate1d",
+            around(4, true),
+            2,
+            [(1 + 1 + 2 + 2) * 6 * F32; 2],
         ),
         // Doubling the size is a stencil, whose halo has one cell beyond each end of the five
         // columns.

@@ -40,6 +40,11 @@ pub(super) fn sent_by() -> Vec<Sent> {
         "in_shape": [8, 12], "out_shape": [8, 12], "kernel_shape": [3, 3], "groups": 1, "grid": "legendre-gauss",
         "theta_cutoff": 0.45,
     });
+    let rows = json!({ "in_shape": [8, 12], "out_shape": [15, 12], "grid": "equiangular" });
+    let finer = json!({
+        "in_shape": [8, 12], "out_shape": [16, 24], "kernel_shape": [3, 3], "groups": 1, "grid": "legendre-gauss",
+        "theta_cutoff": 0.45,
+    });
     let near = json!({ "num_heads": 2, "grid": "legendre-gauss", "theta_cutoff": 0.45 });
     let q = [2, 4, 8, 12];
     // Gaussian latitudes are 0.37 to 0.38 apart: a radius of 0.45 reaches one row.
@@ -110,6 +115,13 @@ pub(super) fn sent_by() -> Vec<Sent> {
                 orders(6, 8) + orders(4, 8) + weights(3 * 2 * 7 * 2),
             ],
         ),
+        // Rows at and between those of the input: the row after those of the first rank.
+        even(
+            "regrid",
+            Case::new(rows).x("x", &[2, 3, 8, 12]),
+            2,
+            [2 * 3 * 12 * F32; 2],
+        ),
         even(
             "disco_conv",
             Case::new(disco)
@@ -117,6 +129,15 @@ pub(super) fn sent_by() -> Vec<Sent> {
                 .parameter("weight", &[2, 3, 4]),
             2,
             [row(3), row(3) + weights(2 * 3 * 4)],
+        ),
+        // The halo has a channel per output channel and function.
+        even(
+            "disco_conv_transpose",
+            Case::new(finer)
+                .x("x", &[2, 3, 8, 12])
+                .parameter("weight", &[2, 3, 4]),
+            2,
+            [row(2 * 4), row(2 * 4) + weights(2 * 3 * 4)],
         ),
         even(
             "sphere_attention",

@@ -4,6 +4,7 @@ mod moves;
 mod spectral;
 mod values;
 
+use burn::tensor::DType;
 use halocline::core::{Distribution, IndexBox, RandomKey};
 use halocline::ops::golden::Arguments;
 use halocline::ops::testing::normal;
@@ -37,11 +38,7 @@ impl Case {
 
     /// Adds an input of indices below a bound.
     pub(crate) fn index(self, name: &str, shape: &[usize], bound: usize) -> Self {
-        let high = bound as f64;
-        let values = uniform(name, shape, 0.0, high);
-        let values = values.into_iter().map(|value| value as i64);
-        let data = TensorData::new(values.collect::<Vec<_>>(), shape.to_vec());
-        self.input(name, data)
+        self.input(name, indices(name, shape, bound))
     }
 
     pub(crate) fn input(mut self, name: &str, data: TensorData) -> Self {
@@ -61,6 +58,18 @@ impl Case {
             .iter()
             .fold(self, |case, name| case.parameter(name, shape))
     }
+}
+
+/// Returns random indices below a bound.
+fn indices(name: &str, shape: &[usize], bound: usize) -> TensorData {
+    let values = uniform(name, shape, 0.0, bound as f64).into_iter();
+    let values: Vec<i64> = values.map(|value| value as i64).collect();
+    TensorData::new(values, shape.to_vec())
+}
+
+/// Draws an integer type of indices.
+fn integers(draw: &mut Draw) -> DType {
+    draw.pick(&[DType::I64, DType::I32, DType::I16, DType::U8, DType::U32])
 }
 
 fn uniform(name: &str, shape: &[usize], low: f64, high: f64) -> Vec<f32> {
@@ -94,7 +103,9 @@ pub(crate) fn draw_case(operator: &str, draw: &mut Draw) -> Option<Case> {
             || operator.contains("dct")
             || operator.contains("spectral")
             || operator.contains("sht")
-            || ["sphere_conv", "disco_conv", "sphere_attention"].contains(&operator) =>
+            || operator.starts_with("disco_conv")
+            || operator.starts_with("sphere_")
+            || operator == "regrid" =>
         {
             spectral::transform(operator, draw)?
         }
@@ -172,6 +183,13 @@ fn conv(spatial: usize, draw: &mut Draw) -> Case {
     };
     let padding: Vec<usize> = span.iter().map(|span| draw.within(0..=span - 1)).collect();
     let mode = draw.pick(&["zeros", "zeros", "circular", "reflect", "replicate"]);
+    // Kernels of even sizes have one more cell of padding at the end.
+    let may_be_same = stride.iter().all(|stride| *stride == 1);
+    let padding = match draw.within(0..=3) {
+        0 if may_be_same => json!("same"),
+        0 if mode == "zeros" => json!("valid"),
+        _ => json!(padding),
+    };
     let channels = if is_layer { 8..=9 } else { 1..=3 };
     let (groups, each) = (draw.within(1..=2), draw.list(2, channels));
     let x = with_channels(draw, groups * each[0], &cells);
@@ -197,11 +215,17 @@ fn conv_transpose(spatial: usize, draw: &mut Draw) -> Case {
         .zip(&dilation)
         .map(|(stride, dilation)| draw.within(0..=*stride.max(dilation) - 1))
         .collect();
+    let mode = draw.pick(&["zeros", "zeros", "circular"]);
+    let more = if mode == "circular" {
+        vec![0; spatial]
+    } else {
+        more
+    };
     let (groups, each) = (draw.within(1..=2), draw.list(2, 1..=3));
     let x = with_channels(draw, groups * each[0], &cells);
     let weight = [&[groups * each[0], each[1]][..], &kernel].concat();
     let options = json!({
-        "stride": stride, "padding": padding, "output_padding": more, "dilation": dilation, "groups": groups,
+        "stride": stride, "padding": padding, "output_padding": more, "dilation": dilation, "groups": groups, "padding_mode": mode,
     });
     let case = Case::new(options).x("x", &x).parameter("weight", &weight);
     case.parameters(draw.coin(), &["bias"], &[groups * each[1]])
@@ -266,8 +290,13 @@ fn interpolate(spatial: usize, draw: &mut Draw) -> Case {
     // row's value.
     let least = if antialias { 2 } else { 1 };
     let sizes: Vec<usize> = sizes.into_iter().map(|size| size.max(least)).collect();
+    let padding = if corners == Some(true) {
+        "replicate"
+    } else {
+        draw.pick(&["replicate", "circular"])
+    };
     let options = json!({
-        "mode": mode, "align_corners": corners, "output_size": sizes, "antialias": antialias,
+        "mode": mode, "align_corners": corners, "output_size": sizes, "antialias": antialias, "padding_mode": padding,
     });
     Case::new(options).x("x", &x)
 }
@@ -315,7 +344,8 @@ fn norm(operator: &str, draw: &mut Draw) -> Case {
     }
     if operator == "vector_norm" {
         let x = draw.list(3, 2..=6);
-        return Case::new(json!({ "ord": draw.within(1..=3), "dims": draw.some(3) })).x("x", &x);
+        let order = draw.pick(&[0.5, 1.0, 1.5, 2.0, 3.0]);
+        return Case::new(json!({ "ord": order, "dims": draw.some(3) })).x("x", &x);
     }
     if ["layer_norm", "rms_norm"].contains(&operator) {
         let dims = draw.within(1..=3);
@@ -362,11 +392,16 @@ fn neighborhood(spatial: usize, draw: &mut Draw) -> Case {
         .map(|&kernel| draw.within(1..=kernel))
         .collect();
     let causal: Vec<bool> = (0..spatial).map(|_| draw.coin()).collect();
+    let may_wrap = |dim: usize| !causal[dim] && cells[dim].is_multiple_of(dilation[dim]);
+    let periodic: Vec<bool> = (0..spatial)
+        .map(|dim| may_wrap(dim) && draw.coin())
+        .collect();
     let (heads, shared, width) = (draw.within(1..=2), draw.within(1..=2), draw.within(1..=5));
     let batch = draw.within(1..=2);
     let of = |heads: usize| [&[batch][..], &cells, &[heads, width]].concat();
     let options = json!({
-        "kernel_size": kernel, "dilation": dilation, "stride": stride, "is_causal": causal, "scale": 0.5,
+        "kernel_size": kernel, "dilation": dilation, "stride": stride, "is_causal": causal, "periodic": periodic,
+        "scale": 0.5,
     });
     let case = Case::new(options).x("q", &of(heads * shared));
     case.x("k", &of(heads)).x("v", &of(heads))
@@ -377,7 +412,8 @@ fn attention(draw: &mut Draw) -> Case {
         [(1, 2), (1, 2), (1, 2), (1, 5)].map(|(a, b)| draw.within(a..=b));
     let (queries, causal) = (draw.within(1..=11), draw.coin());
     let keys = if causal { queries } else { draw.within(1..=11) };
-    let case = Case::new(json!({ "is_causal": causal }));
+    let scale = draw.pick(&[None, Some(0.3)]);
+    let case = Case::new(json!({ "is_causal": causal, "scale": scale }));
     let case = case.x("q", &[batch, heads * shared, queries, width]);
     let of_keys = [batch, heads, keys, width];
     case.x("k", &of_keys).x("v", &of_keys)

@@ -3,7 +3,7 @@
 use halocline::prelude::TensorData;
 use serde_json::json;
 
-use super::{Case, field, shape, spatial};
+use super::{Case, field, indices, integers, shape, spatial};
 use crate::draw::Draw;
 
 pub(super) fn reduction(operator: &str, draw: &mut Draw) -> Option<Case> {
@@ -107,9 +107,10 @@ pub(super) fn rearrangement(operator: &str, draw: &mut Draw) -> Option<Case> {
         "gather" | "scatter_add" => {
             let mut places = x.clone();
             places[dim] = draw.within(1..=9);
+            let index = indices("index", &places, size).convert_dtype(integers(draw));
             let case = Case::new(json!({ "dim": dim }))
                 .x("x", &x)
-                .index("index", &places, size);
+                .input("index", index);
             return Some(match operator {
                 "gather" => case,
                 _ => case.x("values", &places),
@@ -124,7 +125,8 @@ pub(super) fn rearrangement(operator: &str, draw: &mut Draw) -> Option<Case> {
             let line = |_| draw.order(last).into_iter().take(places[dims - 1]);
             let index: Vec<i64> = (0..lines).flat_map(line).map(|cell| cell as i64).collect();
             let case = Case::new(json!({})).x("x", &x);
-            let case = case.input("index", TensorData::new(index, places.clone()));
+            let index = TensorData::new(index, places.clone()).convert_dtype(integers(draw));
+            let case = case.input("index", index);
             return Some(case.x("values", &places));
         }
         "unsqueeze" => json!({ "dim": draw.within(0..=dims) }),

@@ -51,12 +51,18 @@ pub(super) fn transform(operator: &str, draw: &mut Draw) -> Option<Case> {
 }
 
 fn sphere(operator: &str, draw: &mut Draw) -> Option<Case> {
-    let grid = draw.pick(&["legendre-gauss", "lobatto"]);
+    let grid = draw.pick(&["legendre-gauss", "lobatto", "equiangular"]);
     let [latitudes, longitudes] = [draw.within(3..=8), draw.within(4..=11)];
-    let degrees = latitudes - usize::from(grid == "lobatto");
+    let degrees = match grid {
+        "equiangular" => latitudes.div_ceil(2),
+        "lobatto" => latitudes - 1,
+        _ => latitudes,
+    };
     let degrees = degrees.min(longitudes / 2 + 1);
+    let truncated = draw.coin().then(|| draw.within(1..=degrees));
+    let degrees = truncated.unwrap_or(degrees);
     let options = json!({
-        "nlat": latitudes, "nlon": longitudes, "grid": grid, "norm": draw.pick(&["ortho", "four-pi", "schmidt"]),
+        "nlat": latitudes, "nlon": longitudes, "lmax": truncated, "grid": grid, "norm": draw.pick(&["ortho", "four-pi", "schmidt"]),
         "csphase": draw.coin(),
     });
     let [batch, channels] = [draw.within(1..=3), draw.within(1..=3)];
@@ -72,10 +78,22 @@ fn sphere(operator: &str, draw: &mut Draw) -> Option<Case> {
             let weight = [channels, outputs, degrees, 1, 2];
             case.x("x", &x).parameter("weight", &weight)
         }
-        "disco_conv" => {
-            let shape = [latitudes, longitudes];
+        "regrid" => {
+            let target = [draw.within(2..=9), draw.within(1..=12)];
             let options = json!({
-                "in_shape": shape, "out_shape": shape, "kernel_shape": [3, 3], "groups": 1, "grid": grid,
+                "in_shape": [latitudes, longitudes], "out_shape": target, "grid": grid,
+                "grid_out": draw.pick(&["equiangular", "lobatto"]),
+            });
+            Case::new(options).x("x", &[batch, channels, latitudes, longitudes])
+        }
+        "disco_conv" | "disco_conv_transpose" => {
+            let shape = [latitudes, longitudes];
+            let outputs = match operator {
+                "disco_conv" => shape,
+                _ => [draw.within(3..=9), longitudes * draw.within(1..=2)],
+            };
+            let options = json!({
+                "in_shape": shape, "out_shape": outputs, "kernel_shape": [3, 3], "groups": 1, "grid": grid,
                 "theta_cutoff": 1.1,
             });
             let x = [batch, channels, latitudes, longitudes];

@@ -3,7 +3,7 @@
 use halocline::prelude::TensorData;
 use serde_json::json;
 
-use super::{Case, shape, sizes, uniform, with_channels};
+use super::{Case, indices, integers, shape, sizes, uniform, with_channels};
 use crate::draw::Draw;
 
 pub(super) fn loss(operator: &str, draw: &mut Draw) -> Option<Case> {
@@ -13,13 +13,16 @@ pub(super) fn loss(operator: &str, draw: &mut Draw) -> Option<Case> {
         let dims = if operator == "cross_entropy" { 0 } else { 2 };
         let cells = draw.list(dims, 1..=5);
         let batch = draw.within(1..=6);
+        let target = indices("target", &[&[batch][..], &cells].concat(), classes);
+        // A mean without cells is NaN.
+        let has_others = target.iter::<i64>().any(|class| class != 0);
         let options = json!({
             "reduction": draw.pick(&["mean", "sum", "none"]),
-            "ignore_index": -100,
+            "ignore_index": if has_others { draw.pick(&[-100, 0]) } else { -100 },
             "label_smoothing": draw.pick(&[0.0, 0.1]),
         });
         let case = Case::new(options).x("logits", &[&[batch, classes][..], &cells].concat());
-        let case = case.index("target", &[&[batch][..], &cells].concat(), classes);
+        let case = case.input("target", target.convert_dtype(integers(draw)));
         if draw.coin() {
             return Some(case);
         }
@@ -53,8 +56,13 @@ pub(super) fn loss(operator: &str, draw: &mut Draw) -> Option<Case> {
         _ => return None,
     };
     let case = Case::new(options).x("x", &x);
+    let may_have_weight = ["mse_loss", "l1_loss", "huber_loss"].contains(&operator);
     Some(match operator {
         "total_variation" => case,
+        _ if may_have_weight && draw.coin() => {
+            let weight = TensorData::new(uniform("weight", &x, 0.5, 2.0), x.clone());
+            case.x("target", &x).input("weight", weight)
+        }
         _ => case.x("target", &x),
     })
 }
@@ -97,7 +105,8 @@ pub(super) fn product(operator: &str, draw: &mut Draw) -> Case {
             case.x("b", &[&batch[..], &[inner, columns]].concat())
         }
         "embedding" => {
-            let case = case.index("index", &[draw.within(1..=4), rows], inner);
+            let index = indices("index", &[draw.within(1..=4), rows], inner);
+            let case = case.input("index", index.convert_dtype(integers(draw)));
             case.parameter("weight", &[inner, columns])
         }
         "linear" => {

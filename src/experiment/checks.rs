@@ -1,0 +1,168 @@
+//! Checks of settings against the grid and the number of samples.
+
+use halocline_core::{Boundary, Error, Result, World};
+use halocline_io::Error::Argument;
+use halocline_io::Grid;
+
+use super::config::ExperimentConfig;
+
+/// Checks that a grid has cells inside a rim of this width, and edges.
+pub(super) fn check_rim(width: usize, grid: &Grid) -> Result<()> {
+    let [rows, columns] = grid.shape();
+    let is_region = grid.boundary()[1] != Boundary::Periodic;
+    if width == 0 || (is_region && 2 * width < rows.min(columns)) {
+        return Ok(());
+    }
+    Err(Error::from(Argument {
+        argument: "data.boundary",
+        got: format!("{width} on a grid of {rows} x {columns} cells"),
+        expected:
+            "less than half of the rows and columns of a region, which does not go around the globe"
+                .into(),
+    }))
+}
+
+/// Refuses batches of more samples than there are.
+pub(super) fn check_batch(batch: usize, samples: usize) -> halocline_io::Result<()> {
+    if batch <= samples {
+        return Ok(());
+    }
+    Err(Argument {
+        argument: "training.batch",
+        got: batch.to_string(),
+        expected: format!("at most {samples}, the samples of data.train"),
+    })
+}
+
+/// Refuses settings that do not fit this number of samples. Prints a line on rank 0 for each
+/// setting without effect.
+///
+/// # Errors
+/// Larger batches than there are samples; more accumulated batches than an epoch has.
+pub(super) fn check_training(
+    world: &World,
+    config: &ExperimentConfig,
+    samples: usize,
+) -> Result<()> {
+    let training = &config.training;
+    check_batch(training.batch, samples)?;
+    let batches = samples / training.batch;
+    if training.accumulation > batches {
+        return Err(Error::from(Argument {
+            argument: "training.accumulation",
+            got: training.accumulation.to_string(),
+            expected: format!("at most {batches}, the batches of an epoch"),
+        }));
+    }
+    if world.is_root() {
+        for line in without_effect(config, batches) {
+            eprintln!("halocline: {line}");
+        }
+    }
+    Ok(())
+}
+
+/// Returns a line for each setting without effect in a training of this number of batches per
+/// epoch. They are not errors, because training may be continued for more epochs, and forecasts
+/// may be made with other members.
+fn without_effect(config: &ExperimentConfig, batches: usize) -> Vec<String> {
+    let training = &config.training;
+    let epochs = training.epochs;
+    let steps = epochs.saturating_mul(batches.div_ceil(training.accumulation));
+    let mut lines = Vec::new();
+    let warmup = config.optimizer.warmup;
+    if warmup > steps {
+        lines.push(format!(
+            "optimizer.warmup: {warmup} steps, but training ends after {steps}, before the learning rate is reached"
+        ));
+    }
+    for [epoch, steps] in &training.curriculum {
+        if *epoch >= epochs {
+            lines.push(format!(
+                "training.curriculum: {steps} steps from epoch {epoch} on, but training ends after {epochs} epochs; \
+                 samples have targets of all these steps"
+            ));
+        }
+    }
+    let ranks = |axis: &str| config.mesh.get(axis).copied().unwrap_or(1);
+    if ranks("member") > 1 && training.members == 1 && config.forecast.members == 1 {
+        lines.push(format!(
+            "mesh.member: {} ranks compute the same, because training.members and forecast.members are 1",
+            ranks("member")
+        ));
+    }
+    if ranks("data") > training.batch {
+        lines.push(format!(
+            "mesh.data: {} ranks share {} samples of a batch, so that some have none",
+            ranks("data"),
+            training.batch
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use halocline_core::Launcher;
+
+    use super::*;
+    use crate::experiment::fixture::config_in;
+
+    fn config(tables: &str) -> ExperimentConfig {
+        config_in(Path::new("nowhere"), "", tables)
+    }
+
+    #[test]
+    fn settings_beyond_the_samples_are_refused() {
+        for (training, told) in [
+            ("batch = 4\naccumulation = 3", ""),
+            ("batch = 13", "training.batch: got 13, expected at most 12,"),
+            (
+                "batch = 4\naccumulation = 4",
+                "training.accumulation: got 4, expected at most 3,",
+            ),
+        ] {
+            let config = config(&format!("[training]\n{training}"));
+            let checked = Launcher::local(1).run(|world| check_training(&world, &config, 12));
+            let found = checked.map_or_else(|error| error.to_string(), |()| String::new());
+            assert!(
+                found.contains(told) && found.is_empty() == told.is_empty(),
+                "{found}"
+            );
+        }
+    }
+
+    #[test]
+    fn settings_without_effect_are_told() {
+        let tables = "[optimizer]\nwarmup = 90\n[training]\nepochs = 2\ncurriculum = [[1, 2], [4, 3]]\n\
+                      [mesh]\ndata = 2\nmember = 3\n";
+        let found = without_effect(&config(tables), 10);
+        let told = [
+            "optimizer.warmup: 90 steps, but training ends after 20,",
+            "training.curriculum: 3 steps from epoch 4 on, but training ends after 2 epochs",
+            "mesh.member: 3 ranks",
+            "mesh.data: 2 ranks share 1 samples",
+        ];
+        assert_eq!(found.len(), told.len(), "{found:?}");
+        for (found, told) in found.iter().zip(told) {
+            assert!(found.starts_with(told), "{found}");
+        }
+        let tables = "[optimizer]\nwarmup = 20\n[training]\nepochs = 2\n[mesh]\nmember = 3\n\
+                      [forecast]\nmembers = 3\nnoise = 0.1\n";
+        assert!(without_effect(&config(tables), 10).is_empty());
+    }
+
+    #[test]
+    fn a_rim_is_that_of_a_region_and_leaves_cells_inside() {
+        let globe = Grid::cell_centered(6, 12).unwrap();
+        assert!(check_rim(0, &globe).is_ok());
+        let region = Grid::new(vec![50.0, 40.0, 30.0], vec![0.0, 10.0, 20.0, 30.0]).unwrap();
+        assert!(check_rim(1, &region).is_ok());
+        for (width, grid) in [(1, &globe), (2, &region)] {
+            let error = check_rim(width, grid).unwrap_err().to_string();
+            assert!(error.contains("data.boundary"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Lateral boundary of forecasts of a region: a rim of cells that takes the values of the data.
+
+use halocline_core::{Error, Result, ShardTensor};
+use halocline_models::{interior, with_rim};
+
+use super::setup::{Experiment, States};
+
+impl Experiment {
+    /// Returns the number of steps of a forecast whose states in the data it reads: for forcings
+    /// of the files those before its last step, for a lateral boundary all.
+    pub(super) fn read_steps(&self, steps: usize) -> usize {
+        match (self.config.data.boundary, self.data.forcings_change) {
+            (0, false) => 0,
+            (0, true) => steps - 1,
+            _ => steps,
+        }
+    }
+
+    /// Replaces the rim of predictions by given values, if the configuration has a rim.
+    pub(super) fn with_boundary(
+        &self,
+        y: ShardTensor<4>,
+        given: impl FnOnce() -> Result<ShardTensor<4>>,
+    ) -> Result<ShardTensor<4>> {
+        match self.config.data.boundary {
+            0 => Ok(y),
+            width => with_rim(y, given()?, width),
+        }
+    }
+
+    /// Returns the normalised targets of the data at a time, as the model sees them.
+    ///
+    /// # Errors
+    /// No state at that time; data that cannot be read.
+    pub(super) fn given(
+        &self,
+        states: &States,
+        time: f64,
+        state: Option<usize>,
+    ) -> Result<ShardTensor<4>> {
+        let state = state.ok_or_else(|| {
+            Error::other(format!(
+                "data.boundary: no state of {}, whose rim the forecast takes",
+                self.data.calendar.date(time)
+            ))
+        })?;
+        let target = states.loader.load(&[state])?.target.inner();
+        self.seen(target, &[time])
+    }
+
+    /// Returns the mask of the cells that losses and scores of `field` count: without the rim, if
+    /// the configuration has one.
+    pub(super) fn without_rim(
+        &self,
+        field: &ShardTensor<4>,
+        mask: Option<ShardTensor<4>>,
+    ) -> Result<Option<ShardTensor<4>>> {
+        let width = self.config.data.boundary;
+        if width == 0 {
+            return Ok(mask);
+        }
+        let inside = interior(&field.clone().inner(), width)?;
+        let mask = mask.unwrap_or_else(|| field.clone().inner() * 0.0 + 1.0);
+        Ok(Some(mask * inside))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::Module;
+    use halocline_core::Launcher;
+    use halocline_io::{Grid, Period};
+    use halocline_ops::loss_value;
+
+    use super::*;
+    use crate::experiment::ForecastConfig;
+    use crate::experiment::fixture::{COLUMNS, ROWS, TIMES, config_in, wave, write_fields_on};
+
+    #[test]
+    fn the_rim_is_that_of_the_data_and_does_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let degrees = |count: usize| (0..count).map(|cell| 10.0 + 3.0 * cell as f64).collect();
+        let region = Grid::new(degrees(ROWS), degrees(COLUMNS)).unwrap();
+        write_fields_on(folder.path(), &region, wave);
+        let config = config_in(folder.path(), "boundary = 1", "");
+        let run = Launcher::local(2).run(|world| {
+            let experiment = Experiment::new(&world, &config)?;
+            let model = experiment.model()?;
+            let batch = experiment.batches(1)?.load(&[0])?;
+            let mut other = batch.clone();
+            let rim = interior(&batch.target, 1)? * -1.0 + 1.0;
+            other.target = batch.target.clone() + rim * 100.0;
+            let [loss, same] = [batch, other]
+                .map(|batch| loss_value(&experiment.loss(&model, batch, 1, 0).unwrap()));
+            assert!(loss == same && loss > 0.0, "{loss}, {same}");
+
+            let (model, states) = (model.valid(), experiment.states(&Period::default())?);
+            let forecast = |start: usize, steps: usize| {
+                let batch = states.loader.load(&[start])?;
+                let config = ForecastConfig {
+                    steps,
+                    ..ForecastConfig::default()
+                };
+                experiment.steps(&model, &states, batch, &config, |step| {
+                    let state = step.state.expect("a state of the data");
+                    let truth = experiment.in_units(states.loader.load(&[state])?.target.inner());
+                    let errors = (step.fields - truth).abs().full_tensor().into_data();
+                    let (mut rim, mut inside) = (0.0_f32, 0.0_f32);
+                    for (cell, error) in errors.iter::<f32>().enumerate() {
+                        let (row, column) = (cell / COLUMNS % ROWS, cell % COLUMNS);
+                        let is_inside =
+                            (1..ROWS - 1).contains(&row) && (1..COLUMNS - 1).contains(&column);
+                        let largest = if is_inside { &mut inside } else { &mut rim };
+                        *largest = largest.max(error);
+                    }
+                    assert!(rim == 0.0 && inside > 1e-3, "{rim}, {inside}");
+                    Ok(())
+                })
+            };
+            forecast(0, 2)?;
+            let error = forecast(TIMES - 1, 1).unwrap_err().to_string();
+            assert!(error.contains("data.boundary: no state of"), "{error}");
+            Ok(())
+        });
+        run.unwrap();
+    }
+}
