@@ -1,7 +1,9 @@
 //! Constant fields, in a separate file.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use ndarray::{Array3, Axis};
 
@@ -18,7 +20,12 @@ pub(crate) struct Constants {
     fields: Box<dyn Fields>,
     /// Mean and standard deviation of each channel.
     scales: Vec<(f64, f64)>,
+    /// The last box that was read of each channel, because most boxes are read for every sample.
+    last: Mutex<BTreeMap<usize, Scaled>>,
 }
+
+/// Rows and columns of a box, and its scaled values.
+type Scaled = ([Range<usize>; 2], Array3<f32>);
 
 impl Constants {
     /// Opens a file or store, and scales the channels in `used` by the values at the first time.
@@ -80,7 +87,11 @@ impl Constants {
             // A uniform field becomes zero.
             scales.push((mean, if std > 0.0 { std } else { 1.0 }));
         }
-        Ok(Self { fields, scales })
+        Ok(Self {
+            fields,
+            scales,
+            last: Mutex::default(),
+        })
     }
 
     /// Returns the constants in the order of the grid of a dataset, whose first file is
@@ -92,7 +103,11 @@ impl Constants {
         let (grid, scales) = (metadata.grid(), self.scales);
         let fields = aligned(self.fields, grid);
         same_grid((fields.grid(), fields.path()), (grid, reference))?;
-        Ok(Self { fields, scales })
+        Ok(Self {
+            fields,
+            scales,
+            last: Mutex::default(),
+        })
     }
 
     pub(crate) fn names(&self) -> &[String] {
@@ -100,11 +115,14 @@ impl Constants {
     }
 
     /// Reads a box of a channel.
-    pub(crate) fn read(
-        &self,
-        channel: usize,
-        [rows, columns]: [Range<usize>; 2],
-    ) -> Result<Array3<f32>> {
+    pub(crate) fn read(&self, channel: usize, cells: [Range<usize>; 2]) -> Result<Array3<f32>> {
+        let last = || self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((held, values)) = last().get(&channel)
+            && *held == cells
+        {
+            return Ok(values.clone());
+        }
+        let [rows, columns] = cells.clone();
         let values = self
             .fields
             .read([0..1, channel..channel + 1, rows, columns])?;
@@ -116,11 +134,39 @@ impl Constants {
                 ((f64::from(value) - mean) / std) as f32
             }
         };
-        Ok(values.index_axis_move(Axis(0), 0).mapv(scaled))
+        let values = values.index_axis_move(Axis(0), 0).mapv_into(scaled);
+        last().insert(channel, (cells, values.clone()));
+        Ok(values)
     }
 
     /// See [`Fields::fingerprint`].
     pub(crate) fn fingerprint(&self) -> Result<(u64, u32)> {
         self.fields.fingerprint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::s;
+
+    use super::*;
+    use crate::{FieldWriter, Grid, WriterConfig};
+
+    #[test]
+    fn a_box_is_read_from_the_file_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("constants.h5");
+        let grid = Grid::cell_centered(2, 4).unwrap();
+        let mut writer = FieldWriter::create(&path, &grid, &["z"], &WriterConfig::new()).unwrap();
+        let field = Array3::from_shape_fn((1, 2, 4), |(_, row, column)| (row * 4 + column) as f32);
+        writer.append(0.0, field.view()).unwrap();
+        writer.finish().unwrap();
+        let constants = Constants::open(&path, &["z".into()], &[]).unwrap();
+        let read = |rows: Range<usize>| constants.read(0, [rows, 0..4]).unwrap();
+        let whole = read(0..2);
+        let before = constants.fields.traffic();
+        assert_eq!(read(0..2), whole);
+        assert_eq!(constants.fields.traffic(), before);
+        assert_eq!(read(1..2), whole.slice(s![.., 1..2, ..]));
     }
 }

@@ -4,6 +4,7 @@ use std::f64::consts::TAU;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use ndarray::Array2;
 
 use crate::Calendar;
 
@@ -62,28 +63,47 @@ impl Forcing {
         Self::NAMES.map(|(name, _)| name).join(", ")
     }
 
-    /// Computes the value at an instant and a position in degrees.
-    pub(crate) fn at(self, instant: Instant, lat: f64, lon: f64) -> f64 {
-        let [lat, lon] = [lat, lon].map(f64::to_radians);
+    /// Computes the values at an instant, for the latitudes of rows and the longitudes of columns in
+    /// degrees. Angles are computed once per row and column.
+    pub(crate) fn on_grid(self, instant: Instant, lat: &[f64], lon: &[f64]) -> Array2<f64> {
+        let shape = (lat.len(), lon.len());
         let year = TAU * instant.day_of_year / DAYS;
         // Local solar time as an angle, from midnight on.
-        let local = lon + TAU * instant.hours / 24.0;
+        let local = |lon: f64| lon + TAU * instant.hours / 24.0;
+        let each = |degrees: &[f64], value: &dyn Fn(f64) -> f64| -> Vec<f64> {
+            degrees
+                .iter()
+                .map(|degrees| value(degrees.to_radians()))
+                .collect()
+        };
+        let by_row = |value: &dyn Fn(f64) -> f64| {
+            let values = each(lat, value);
+            Array2::from_shape_fn(shape, |(row, _)| values[row])
+        };
+        let by_column = |value: &dyn Fn(f64) -> f64| {
+            let values = each(lon, value);
+            Array2::from_shape_fn(shape, |(_, column)| values[column])
+        };
         match self {
-            Self::CosLatitude => lat.cos(),
-            Self::SinLatitude => lat.sin(),
-            Self::CosLongitude => lon.cos(),
-            Self::SinLongitude => lon.sin(),
-            Self::CosJulianDay => year.cos(),
-            Self::SinJulianDay => year.sin(),
-            Self::CosLocalTime => local.cos(),
-            Self::SinLocalTime => local.sin(),
+            Self::CosLatitude => by_row(&f64::cos),
+            Self::SinLatitude => by_row(&f64::sin),
+            Self::CosLongitude => by_column(&f64::cos),
+            Self::SinLongitude => by_column(&f64::sin),
+            Self::CosJulianDay => Array2::from_elem(shape, year.cos()),
+            Self::SinJulianDay => Array2::from_elem(shape, year.sin()),
+            Self::CosLocalTime => by_column(&|lon| local(lon).cos()),
+            Self::SinLocalTime => by_column(&|lon| local(lon).sin()),
             Self::CosSolarZenithAngle => {
                 let (declination, equation_of_time) = sun(year);
-                let hour_angle = local + equation_of_time - TAU / 2.0;
-                let height = lat.sin() * declination.sin()
-                    + lat.cos() * declination.cos() * hour_angle.cos();
-                // Zero while the sun is below the horizon.
-                height.max(0.0)
+                let sines = each(lat, &|lat| lat.sin() * declination.sin());
+                let cosines = each(lat, &|lat| lat.cos() * declination.cos());
+                let hours = each(lon, &|lon| {
+                    (local(lon) + equation_of_time - TAU / 2.0).cos()
+                });
+                Array2::from_shape_fn(shape, |(row, column)| {
+                    // Zero while the sun is below the horizon.
+                    (sines[row] + cosines[row] * hours[column]).max(0.0)
+                })
             }
         }
     }
@@ -152,9 +172,21 @@ mod tests {
     use super::*;
 
     fn at(name: &str, seconds: f64, lat: f64, lon: f64) -> f64 {
-        Forcing::of(name)
-            .unwrap()
-            .at(Instant::of(seconds, Calendar::Gregorian), lat, lon)
+        let instant = Instant::of(seconds, Calendar::Gregorian);
+        let forcing = Forcing::of(name).unwrap();
+        forcing.on_grid(instant, &[lat], &[lon])[[0, 0]]
+    }
+
+    #[test]
+    fn cells_have_the_latitude_of_their_row_and_the_longitude_of_their_column() {
+        let (lat, lon) = ([50.0, -10.0], [0.0, 120.0, 240.0]);
+        for (name, forcing) in Forcing::NAMES {
+            let instant = Instant::of(1e6, Calendar::Gregorian);
+            let field = forcing.on_grid(instant, &lat, &lon);
+            for ((row, column), value) in field.indexed_iter() {
+                assert_eq!(*value, at(name, 1e6, lat[row], lon[column]), "{name}");
+            }
+        }
     }
 
     #[test]
@@ -162,7 +194,8 @@ mod tests {
         for (calendar, year) in [(Calendar::NoLeap, 365.0), (Calendar::Day360, 360.0)] {
             let at = |name: &str, days: f64| {
                 let instant = Instant::of(days * 86_400.0, calendar);
-                Forcing::of(name).unwrap().at(instant, 0.0, 0.0)
+                let forcing = Forcing::of(name).unwrap();
+                forcing.on_grid(instant, &[0.0], &[0.0])[[0, 0]]
             };
             for years in [-1.0, 0.0, 30.0] {
                 assert!((at("cos_julian_day", years * year) - 1.0).abs() < 1e-12);

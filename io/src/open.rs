@@ -99,11 +99,12 @@ impl OpenConfig {
     ///
     /// Every variable on the dims of a latitude and a longitude is a channel; if it has one more
     /// dim, every level is a channel. Latitudes and longitudes of the cells, and variables that the
-    /// attribute `coordinates` of another one names, are channels only if they are chosen by name.
-    /// Variables on another grid or time axis than the first one are left out. A variable without a
-    /// time dim has the same values at all times. A file without a time axis has one time, that of
-    /// its scalar time coordinate, or else zero. A store of anemoi-datasets has a channel for each of
-    /// its variables; cells that form no grid are a single row.
+    /// attribute `coordinates` of another one names, are channels only if they are chosen by name,
+    /// or if there is no other. Variables on another grid or time axis than the first one are left
+    /// out. A variable without a time dim has the same values at all times. A file without a time
+    /// axis has one time, that of its scalar time coordinate, or else zero. A store of
+    /// anemoi-datasets has a channel for each of its variables; cells that form no grid are a single
+    /// row.
     ///
     /// # Errors
     /// A path that does not exist; a file or folder of another format, or damaged; a channel that
@@ -246,6 +247,7 @@ impl OpenConfig {
         if paths.len() < 2 || !matches!(error, Error::Argument { .. } | Error::Shape { .. }) {
             return whole;
         }
+        let first = chosen.first().map_or("", String::as_str);
         let part = |path: &Path| {
             let all = self.open_all(path)?;
             let own = chosen
@@ -259,7 +261,7 @@ impl OpenConfig {
                     format!(
                         "one of {} at least, or no such file: {}",
                         path.display(),
-                        listed(&chosen.join(", "), all.channels())
+                        listed(first, all.channels())
                     ),
                 ))
             } else {
@@ -307,16 +309,12 @@ impl OpenConfig {
             return error;
         };
         let mut names: Vec<String> = Vec::new();
-        for path in paths {
-            let Ok(fields) = self.open_all(path.as_ref()) else {
-                continue;
-            };
-            let others = fields
-                .channels()
-                .iter()
-                .filter(|name| !names.contains(name));
-            let others: Vec<String> = others.cloned().collect();
-            names.extend(others);
+        for fields in paths.iter().flat_map(|path| self.open_all(path.as_ref())) {
+            for name in fields.channels() {
+                if !names.contains(name) {
+                    names.push(name.clone());
+                }
+            }
         }
         if names.is_empty() {
             return error;

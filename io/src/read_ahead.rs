@@ -7,12 +7,14 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use burn::tensor::TensorData;
 use halocline_core::IndexBox;
 use ndarray::Array3;
+use rayon::prelude::*;
 
 use crate::sample::Part;
 use crate::{Error, FieldDataset, Result};
 
-/// Data of each part of a batch that a rank reads.
-pub(crate) type HostBatch = [TensorData; 3];
+/// Data of each part of a batch that a rank reads, and the mask of its values if missing ones are
+/// filled.
+pub(crate) type HostBatch = [(TensorData, Option<TensorData>); 3];
 
 /// Samples of a batch, and the boxes of its parts to read.
 pub(crate) type Job = (Vec<usize>, [IndexBox; 3]);
@@ -51,13 +53,31 @@ pub(crate) fn read_batch(
     samples: &[usize],
     boxes: &[IndexBox; 3],
 ) -> Result<HostBatch> {
+    let fills = dataset.fills()?;
     let read = |part: Part| {
-        read_box(samples, &boxes[part as usize], |sample, cells| {
-            dataset.read(sample, part, cells)
-        })
+        let cells = &boxes[part as usize];
+        let read = |sample, cells| dataset.read(sample, part, cells);
+        let mut values = read_box(samples, cells, read)?;
+        // Forcings are filled as they are read.
+        let mask = (fills && part != Part::Forcing)
+            .then(|| TensorData::new(fill(&mut values), cells.shape()));
+        Ok::<_, Error>((TensorData::new(values, cells.shape()), mask))
     };
     let [input, forcing, target] = Part::ALL.map(read);
     Ok([input?, forcing?, target?])
+}
+
+/// Replaces NaN by zero and returns the mask of the other values, in one pass.
+fn fill(values: &mut [f32]) -> Vec<f32> {
+    let fill = |value: &mut f32| {
+        if value.is_nan() {
+            *value = 0.0;
+            0.0
+        } else {
+            1.0
+        }
+    };
+    values.par_iter_mut().map(fill).collect()
 }
 
 /// Reads a box of [batch, channel, lat, lon].
@@ -65,7 +85,7 @@ fn read_box(
     samples: &[usize],
     cells: &IndexBox,
     read: impl Fn(usize, [Range<usize>; 3]) -> Result<Array3<f32>>,
-) -> Result<TensorData> {
+) -> Result<Vec<f32>> {
     let [batch, channels, rows, columns] = cells.ranges() else {
         unreachable!("a batch has 4 dims");
     };
@@ -76,7 +96,7 @@ fn read_box(
             let (mut values, offset) = field.into_raw_vec_and_offset();
             values.drain(..offset.unwrap_or(0));
             values.truncate(cells.volume());
-            return Ok(TensorData::new(values, cells.shape()));
+            return Ok(values);
         }
         values.reserve_exact(cells.volume() - values.len());
         match field.as_slice() {
@@ -84,5 +104,5 @@ fn read_box(
             None => values.extend(field.iter()),
         }
     }
-    Ok(TensorData::new(values, cells.shape()))
+    Ok(values)
 }

@@ -1,6 +1,7 @@
 //! Samples and their parts.
 
 use ndarray::{Array3, ArrayViewMut3};
+use rayon::prelude::*;
 
 /// Input, forcings, and the targets to be predicted from them.
 ///
@@ -34,8 +35,11 @@ impl Part {
 
 /// Subtracts the mean of each channel and divides by its standard deviation.
 pub(crate) fn normalize(mut values: ArrayViewMut3<'_, f32>, scale: &[(f64, f64)]) {
-    for (mut field, (mean, std)) in values.outer_iter_mut().zip(scale) {
-        // In f64, because geopotential differs from its mean only in the last digits of f32.
-        field.mapv_inplace(|value| ((f64::from(value) - mean) / std) as f32);
-    }
+    let channels: Vec<_> = values.outer_iter_mut().zip(scale).collect();
+    channels
+        .into_par_iter()
+        .for_each(|(mut field, (mean, std))| {
+            // In f64, because geopotential differs from its mean only in the last digits of f32.
+            field.mapv_inplace(|value| ((f64::from(value) - mean) / std) as f32);
+        });
 }

@@ -122,10 +122,13 @@ impl Fields for Selected {
         let mut values = Array4::zeros(cells.each_ref().map(ExactSizeIterator::len));
         let [times, channels, rows, columns] = cells;
         // Channels that are adjacent in the file are read together.
-        let mut place = 0;
+        let (mut place, count) = (0, channels.len());
         for run in self.indices[channels].chunk_by(|one, next| one + 1 == *next) {
             let range = run[0]..run[0] + run.len();
             let ranges = [times.clone(), range, rows.clone(), columns.clone()];
+            if run.len() == count {
+                return self.fields.read(ranges);
+            }
             let places = place..place + run.len();
             values
                 .slice_mut(s![.., places, .., ..])

@@ -215,6 +215,10 @@ impl Fields for CfFields {
                 blocks.map(|((field, cells, _), numbers)| self.values(field, cells, numbers));
             let blocks = blocks.collect::<Result<Vec<_>>>()?;
             for ((_, _, place), block) in runs.iter().zip(blocks) {
+                // The only run.
+                if block.dim() == values.dim() && block.is_standard_layout() {
+                    return Ok(block);
+                }
                 // A field without a time dim is broadcast over the times.
                 values
                     .slice_mut(s![.., place.clone(), .., ..])

@@ -11,7 +11,7 @@ use crate::{Calendar, Error, Grid, Result};
 /// Choice of the variables of a container that are channels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Choice<'a> {
-    /// All fields.
+    /// All fields; all coordinates on their grid, if there are no others.
     Fields,
     /// All fields, and all coordinates on their grid.
     All,
@@ -112,6 +112,10 @@ impl Plan {
                 Ok(roles) => candidates.push((index, roles)),
                 Err(reason) => left_out.push((index, reason)),
             }
+        }
+        if candidates.is_empty() && matches!(choice, Choice::Fields) {
+            // A file of coordinates only.
+            return Self::of(container, Choice::All, units);
         }
         let variable = |index: usize| &container.variables()[index];
         if let Some(chosen) = chosen

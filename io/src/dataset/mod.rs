@@ -160,20 +160,9 @@ impl FieldDataset {
     /// # Errors
     /// Statistics that lack a channel; a channel that does not vary.
     pub fn with_statistics(mut self, statistics: &Statistics) -> Result<Self> {
-        let (channels, others) = (self.metadata.channels(), statistics.metadata().channels());
-        let places = channels
-            .iter()
-            .map(|channel| others.iter().position(|other| other == channel));
-        let Some(places) = places.collect::<Option<Vec<usize>>>() else {
-            let expected = format!("those of channels {channels:?}");
-            return Err(Error::argument(
-                "statistics",
-                format!("{others:?}"),
-                expected,
-            ));
-        };
-        let (means, stds) = (statistics.means(), statistics.stds());
-        let scales: Vec<(f64, f64)> = places.iter().map(|&at| (means[at], stds[at])).collect();
+        let statistics = statistics.for_metadata(&self.metadata)?;
+        let pairs = statistics.means().iter().zip(statistics.stds());
+        let scales: Vec<(f64, f64)> = pairs.map(|(mean, std)| (*mean, *std)).collect();
         let usable = |(mean, std): &(f64, f64)| mean.is_finite() && std.is_finite() && *std > 0.0;
         if let Some(channel) = scales.iter().position(|scale| !usable(scale)) {
             let expected = "finite statistics of a channel that varies; leave constant ones out";
@@ -181,7 +170,8 @@ impl FieldDataset {
                 "statistics",
                 format!(
                     "a standard deviation of {} for {}",
-                    scales[channel].1, channels[channel]
+                    scales[channel].1,
+                    self.metadata.channels()[channel]
                 ),
                 expected,
             ));

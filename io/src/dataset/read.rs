@@ -102,55 +102,51 @@ impl FieldDataset {
         fills: bool,
         [_, rows, columns]: [Range<usize>; 3],
     ) -> Result<Array3<f32>> {
-        let at = |index: usize, channels: Range<usize>| {
-            let cells = [index..index + 1, channels, rows.clone(), columns.clone()];
-            Ok::<_, Error>(file.read(cells)?.index_axis_move(Axis(0), 0))
-        };
-        // The common case: all channels are adjacent in the file, so one read suffices.
-        if let [(index, Origin::Channel(channel)), ..] = *sources
-            && sources.chunk_by(follows).count() == 1
-            && self.scale.is_none()
-            && !fills
-        {
-            return at(index, channel..channel + sources.len());
-        }
-        let mut values = Array3::zeros((sources.len(), rows.len(), columns.len()));
-        let mut place = 0;
-        // Channels that are adjacent in the file are read together.
-        for run in sources.chunk_by(follows) {
-            let places = place..place + run.len();
-            place = places.end;
-            let mut values = values.slice_mut(s![places, .., ..]);
+        let read = |run: &[Place]| -> Result<Array3<f32>> {
             let (index, origin) = run[0];
-            let read = |channel: usize| at(index, channel..channel + run.len());
-            match origin {
+            let at = |channel: usize| {
+                let channels = channel..channel + run.len();
+                let cells = [index..index + 1, channels, rows.clone(), columns.clone()];
+                Ok::<_, Error>(file.read(cells)?.index_axis_move(Axis(0), 0))
+            };
+            Ok(match origin {
                 Origin::Channel(channel) => {
-                    values.assign(&read(channel)?);
+                    let mut values = at(channel)?;
                     if let Some(scale) = &self.scale {
                         normalize(values.view_mut(), &scale[channel..channel + run.len()]);
                     }
                     if fills {
                         values.mapv_inplace(filled);
                     }
+                    values
                 }
                 Origin::Mask(channel) => {
-                    let present = |value: f32| f32::from(u8::from(!value.is_nan()));
-                    values.assign(&read(channel)?.mapv(present));
+                    at(channel)?.mapv_into(|value| f32::from(u8::from(!value.is_nan())))
                 }
                 Origin::Constant(channel) => {
                     let constants = self.constants.as_ref().expect("they have this channel");
-                    values.assign(&constants.read(channel, [rows.clone(), columns.clone()])?);
+                    constants.read(channel, [rows.clone(), columns.clone()])?
                 }
                 Origin::Computed(forcing) => {
                     let instant = Instant::of(time(index), file.calendar());
                     let grid = self.metadata.grid();
-                    for ((_, row, column), value) in values.indexed_iter_mut() {
-                        let lat = grid.lat()[rows.start + row];
-                        let lon = grid.lon()[columns.start + column];
-                        *value = forcing.at(instant, lat, lon) as f32;
-                    }
+                    let (lat, lon) = (&grid.lat()[rows.clone()], &grid.lon()[columns.clone()]);
+                    let values = forcing.on_grid(instant, lat, lon);
+                    values.mapv(|value| value as f32).insert_axis(Axis(0))
                 }
-            }
+            })
+        };
+        // Channels that are adjacent in the file are read together. In the common case all are.
+        let mut runs = sources.chunk_by(follows);
+        if let (Some(run), None) = (runs.next(), runs.next()) {
+            return read(run);
+        }
+        let mut values = Array3::zeros((sources.len(), rows.len(), columns.len()));
+        let mut place = 0;
+        for run in sources.chunk_by(follows) {
+            let places = place..place + run.len();
+            place = places.end;
+            values.slice_mut(s![places, .., ..]).assign(&read(run)?);
         }
         Ok(values)
     }

@@ -98,6 +98,8 @@ pub struct FieldLoader {
     placements: Vec<Placement>,
     config: LoaderConfig,
     summary: Summary,
+    /// Whether input and target of every sample are the same fields.
+    are_states: bool,
     /// Number of targets per sample in a batch.
     steps: usize,
     /// Whether batches have no forcings, although the dataset has some.
@@ -145,6 +147,7 @@ impl FieldLoader {
             placements: placements.to_vec(),
             config: config.clone(),
             summary: Summary::default(),
+            are_states: false,
             steps: 0,
             leaves_forcings_out: false,
             dataset: None,
@@ -196,6 +199,7 @@ impl FieldLoader {
         };
         let checked = check(&properties, &first);
         agree(&self.mesh, OPERATION, self.fallible(), checked)?;
+        self.are_states = summary.are_states();
         (self.steps, self.summary) = (summary.steps, summary);
         self.dataset = dataset.map(Arc::new);
         Ok(())
@@ -313,7 +317,7 @@ impl FieldLoader {
         Part::ALL.map(|part| {
             let channels = match part {
                 // Neither read nor sent, because they are the targets.
-                Part::Input if self.summary.are_states() => 0,
+                Part::Input if self.are_states => 0,
                 Part::Input => self.summary.history * inputs.len(),
                 Part::Forcing if self.leaves_forcings_out => 0,
                 Part::Forcing => self.steps * forcings.len(),
@@ -345,16 +349,16 @@ impl FieldLoader {
     fn batch(&self, samples: Vec<usize>, read: Option<HostBatch>) -> halocline_core::Result<Batch> {
         let [input_layout, forcing_layout, target_layout] = self.layouts(samples.len());
         let [input, forcing, target] = match read {
-            Some(parts) => parts.map(Some),
-            None => [const { None }; 3],
+            Some(parts) => parts.map(|(values, mask)| (Some(values), mask)),
+            None => Default::default(),
         };
         let given = !self.leaves_forcings_out && !self.channels().forcings.is_empty();
-        let forcing = given.then(|| self.place(forcing, &forcing_layout));
-        let (target, mask) = self.filled(self.place(target, &target_layout)?);
-        let (input, input_mask) = if self.summary.are_states() {
+        let forcing = given.then(|| self.place(forcing.0, &forcing_layout));
+        let (target, mask) = self.place_filled(target, &target_layout)?;
+        let (input, input_mask) = if self.are_states {
             (target.clone(), mask.clone())
         } else {
-            self.filled(self.place(input, &input_layout)?)
+            self.place_filled(input, &input_layout)?
         };
         let of_samples = samples
             .iter()
@@ -374,19 +378,15 @@ impl FieldLoader {
         })
     }
 
-    /// Replaces NaN by zero and returns the mask of valid cells, if missing values are filled.
-    fn filled(&self, field: ShardTensor<4>) -> (ShardTensor<4>, Option<ShardTensor<4>>) {
-        if !self.summary.fills {
-            return (field, None);
-        }
-        let (local, layout, mesh) = field.into_parts();
-        let missing = local.clone().is_nan();
-        let mask = missing.clone().bool_not().float().cast(local.dtype());
-        let field = local.mask_fill(missing, 0.0);
-        (
-            ShardTensor::from_parts(field, layout.clone(), mesh.clone()),
-            Some(ShardTensor::from_parts(mask, layout, mesh)),
-        )
+    /// Places values and, if missing ones are filled, their mask.
+    fn place_filled(
+        &self,
+        (values, mask): (Option<TensorData>, Option<TensorData>),
+        layout: &Layout,
+    ) -> halocline_core::Result<(ShardTensor<4>, Option<ShardTensor<4>>)> {
+        let values = self.place(values, layout)?;
+        let mask = self.summary.fills.then(|| self.place(mask, layout));
+        Ok((values, mask.transpose()?))
     }
 
     fn place(

@@ -53,9 +53,9 @@ fn cells_of_a_grid_are_rows_and_columns() {
         [-10.0, 0.0, 10.0, -10.0, 0.0, 10.0],
         [0.0, 0.0, 0.0, 90.0, 90.0, 90.0],
     ];
-    for (places, expected) in [
-        (GRID, [113.0, 115.0, 213.0, 215.0]),
-        (turned, [114.0, 115.0, 214.0, 215.0]),
+    for (places, expected, single) in [
+        (GRID, [113.0, 115.0, 213.0, 215.0], 301.0),
+        (turned, [114.0, 115.0, 214.0, 215.0], 303.0),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let fields = open(write(folder.path(), places, 1, "")).unwrap();
@@ -65,7 +65,8 @@ fn cells_of_a_grid_are_rows_and_columns() {
         assert_eq!(fields.times(), [0.0, 21600.0, 43200.0, 64800.0]);
         let found = fields.read([1..3, 1..2, 1..3, 1..2]).unwrap();
         assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
-        assert_eq!(fields.read([3..4, 0..1, 0..1, 1..2]).unwrap().len(), 1);
+        let found = fields.read([3..4, 0..1, 0..1, 1..2]).unwrap();
+        assert_eq!(found[[0; 4]], single);
     }
 }
 

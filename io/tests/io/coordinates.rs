@@ -153,6 +153,10 @@ fn coordinates_of_cells_are_channels_only_by_name() {
         .with_forcings(name("nav_lat"));
     let dataset = FieldDataset::open(&[&path], &config).unwrap();
     assert_eq!(dataset.channels().forcings, ["nav_lat"]);
+    for name in ["t2m", "z", "orography"] {
+        std::fs::remove_dir_all(path.join(name)).unwrap();
+    }
+    assert_eq!(open(&path).unwrap().channels(), ["nav_lat"]);
 }
 
 /// The corners lie along the first dim, as some models write them.
