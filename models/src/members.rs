@@ -4,18 +4,19 @@
 //! sent, and a model sees one batch. If samples are sharded, the stacked batch has them in the
 //! order of the ranks, `[samples of one rank, members, samples]`, which [`split_members`] undoes.
 
+use burn::tensor::Tensor;
 use halocline_core::{
     Distribution, Error, Layout, Placement, RandomKey, Replicate, Result, Shard, ShardTensor,
 };
 use halocline_ops::prelude::*;
-use halocline_ops::rearrange;
 
-/// Makes an ensemble of states around `x` by adding normal noise with standard deviation `std`. The
-/// result is the same on any mesh, bit for bit.
+/// Makes an ensemble of states around `x` by adding normal noise with standard deviation `std`.
+/// Each member of each sample is the same on any mesh, bit for bit.
 ///
 /// Members are stacked along the batch, so that a model processes them as one batch;
 /// [`split_members`] splits off a dim of members, as [`crps`](crate::crps()) expects it. With a
-/// mesh `axis`, members are sharded over it.
+/// mesh `axis`, members are sharded over it. If samples are sharded, the batch is in the order of
+/// ranks: all members of the samples of one rank, then those of the next.
 ///
 /// # Shapes
 /// `[batch, channels, lat, lon]` → `[members · batch, channels, lat, lon]`.
@@ -66,10 +67,10 @@ pub fn perturbed(
 /// `[batch, channels, lat, lon]` → `[members · batch, channels, lat, lon]`.
 ///
 /// # Placement
-/// Same as for [`perturbed`]. Nothing is sent.
+/// Same as for [`perturbed`]. Nothing is sent; a rank holds only the copies of its members.
 ///
 /// # Adjoint
-/// The sum of the gradients of all copies.
+/// The sum of the gradients of all copies: on each rank, then over the axis of members.
 ///
 /// # Errors
 /// Same as [`perturbed`].
@@ -94,9 +95,13 @@ pub fn repeat_members(
     axis: Option<&str>,
 ) -> Result<ShardTensor<4>> {
     let layout = ensemble_layout("repeat_members", &x, members, axis)?;
-    let samples = Error::catch(|| x.unsqueeze_dim::<5>(0))?;
-    let copies = rearrange::repeat(samples, [members, 1, 1, 1, 1])?;
-    stacked(copies.try_redistribute(&layout)?)
+    let mesh = x.mesh().clone();
+    let zeros = Tensor::<5>::zeros(
+        layout.local_shape(mesh.position()),
+        (&x.device(), x.local().dtype()),
+    );
+    let zeros = ShardTensor::from_parts(zeros, layout, mesh);
+    Error::catch(|| x.unsqueeze_dim::<5>(0) + zeros).and_then(stacked)
 }
 
 /// Splits a batch of members, as [`perturbed`] stacks them, into members and samples.
@@ -242,7 +247,7 @@ fn stacked(ensemble: ShardTensor<5>) -> Result<ShardTensor<4>> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Tensor, TensorData};
+    use burn::tensor::TensorData;
     use halocline_core::Launcher;
 
     use super::*;

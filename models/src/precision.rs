@@ -45,6 +45,7 @@ mod tests {
         let next = stepped(state, half(3.0), &Param::from_tensor(scale));
         let expected = Tensor::<4>::full([1, 1, 4, 8], 1.0 + 3.0 * factor, &device);
         let tolerance = burn::tensor::Tolerance::absolute(1e-6);
-        next.into_data().assert_approx_eq::<f32>(&expected.into_data(), tolerance);
+        next.into_data()
+            .assert_approx_eq::<f32>(&expected.into_data(), tolerance);
     }
 }

@@ -210,3 +210,22 @@ impl fmt::Display for ModuleStats {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_listed_in_the_order_of_their_numbers() {
+        let counters = Counters::default();
+        let halo = Operation::new("halo", Traffic::Exchange, None);
+        let _model = module_scope("Model");
+        for _ in 0..10 {
+            let _block = module_scope("Block");
+            counters.count(&halo, 1);
+        }
+        let stats = counters.by_module();
+        let paths: Vec<&str> = stats.iter().map(|(path, _)| path).collect();
+        assert_eq!((paths[1], paths[9]), ("Model/Block#2", "Model/Block#10"));
+    }
+}

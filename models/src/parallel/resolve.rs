@@ -342,17 +342,15 @@ impl<'a> Resolver<'a> {
     ) -> Result<Layout> {
         let path = site.path_of(name);
         let mut placements = vec![Replicate; self.mesh.sizes().len()];
-        // Cells of a dim that stay together: a multiple of the units of all entries that shard it.
+        // Cells of a dim that stay together, by the units of all entries that shard it.
         let mut units = vec![1_usize; shape.len()];
         for (_, placed) in entries {
             let axes = placed.parameters.get(name);
             for (axis, along) in self.axes(axes.unwrap_or(&Axes::new()), &path)? {
                 placements[axis] = along.placement(shape.len())?;
                 match placements[axis] {
-                    Shard(dim) if units[dim].checked_rem(placed.unit) != Some(0) => {
-                        units[dim] *= placed.unit;
-                    }
-                    Shard(_) | Replicate => {}
+                    Shard(dim) => units[dim] = common_multiple(units[dim], placed.unit),
+                    Replicate => {}
                     _ => {
                         let message =
                             format!("{along} for parameter {path}; expected shard or replicate");
@@ -452,5 +450,27 @@ impl<'a> Resolver<'a> {
         let mut extents = layout.all_extents().to_vec();
         extents[dim] = extents[dim].iter().flat_map(split).collect();
         Ok(Some(layout.derive(placements, extents)))
+    }
+}
+
+/// Computes the least common multiple; zero if one number is.
+fn common_multiple(one: usize, other: usize) -> usize {
+    let (mut divisor, mut rest) = (one, other);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    one.checked_div(divisor).unwrap_or(0).saturating_mul(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_of_two_entries_are_kept_in_either_order() {
+        for (one, other, expected) in [(1, 5, 5), (4, 8, 8), (8, 4, 8), (4, 6, 12), (1, 0, 0)] {
+            assert_eq!(common_multiple(one, other), expected);
+        }
+        assert_eq!(common_multiple(0, 0), 0);
     }
 }

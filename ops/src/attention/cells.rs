@@ -54,7 +54,8 @@ pub fn cell_attention<const D: usize>(
 /// both.
 ///
 /// The `keys` and `values` of these tokens are as in
-/// [`neighborhood_attention_with_tokens`](super::neighborhood_attention_with_tokens).
+/// [`neighborhood_attention_with_tokens`](super::neighborhood_attention_with_tokens). If queries
+/// and keys are of two fields, the placement of the tokens follows the queries.
 ///
 /// # Errors
 /// The errors of [`cell_attention`]; tokens that do not fit.

@@ -212,7 +212,8 @@ impl LocalSums {
     fn added(&self, x: Tensor<2>, [from, to]: [Vec<i64>; 2], count: usize) -> Tensor<2> {
         let (device, dtype, terms) = (x.device().inner(), x.dtype(), from.len());
         let width = self.entries.longitudes[1];
-        let factors = self.held().flat_map(|(_, entry)| vec![entry.factor; width]);
+        let factors = self.held().map(|(_, entry)| entry.factor);
+        let factors = factors.flat_map(|factor| std::iter::repeat_n(factor, width));
         let mut factors: Vec<f64> = factors.collect();
         factors.resize(terms, 0.0);
         let factors =

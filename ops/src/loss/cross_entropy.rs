@@ -415,7 +415,7 @@ impl<const D: usize> CrossEntropy<D> {
         let weights: Vec<f64> = (0..self.classes).map(weight).collect();
         let weights = TensorData::new(weights, [self.classes]);
         let weights = Tensor::<1>::from_data(weights, (&like.device(), like.dtype()));
-        // On the device: it would have to wait for a copy of the targets to the host.
+        // On the device, which would otherwise wait for a copy of the targets to the host.
         let ignored = options
             .ignore_index
             .map(|index| self.target.clone().equal_elem(index));

@@ -29,7 +29,7 @@ impl Sizes {
         let pairs = || modes.iter().zip(&held);
         let triangle = harmonics.and_then(|[degree, order]| {
             let (dim, last) = (modes.len() - 2, modes.len() - 1);
-            let per_degree = held[dim] == modes[dim] && held[last] == 1;
+            let per_degree = held[..last] == modes[..last] && held[last] == 1;
             per_degree.then_some([degree, modes[dim], order])
         });
         Self {
@@ -166,5 +166,21 @@ fn add_summed<E: Float>(
             add_to(&mut total, product_conjugate(*a, *b));
         }
         *sum = total;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A weight that several fields share has the orders of each, not one triangle.
+    #[test]
+    fn only_the_weight_of_a_degree_leaves_orders_out() {
+        let nonzero = |x: &[usize], weight: &[usize]| {
+            let sizes = Sizes::of(x, weight, Some([0, 0]));
+            sizes.nonzero(0)
+        };
+        assert_eq!(nonzero(&[1, 1, 3, 5, 2], &[1, 1, 3, 1, 2]), 1);
+        assert_eq!(nonzero(&[1, 1, 4, 1, 5, 2], &[1, 1, 1, 1, 1, 2]), 20);
     }
 }

@@ -6,8 +6,9 @@
 //! `mode="bilinear"`; of fields whose values are angles, regrid the sine and the cosine.
 //!
 //! # Placement
-//! All dims may be sharded; values must be resolved. A value belongs to the rank that holds the
-//! nearest row and column before it.
+//! All dims may be sharded; values must be resolved. If the target runs in the order of the source,
+//! a value belongs to the rank that holds the nearest row and column before it. Otherwise each rank
+//! gets as many values, in the order of the target.
 //!
 //! # Communication
 //! A dim that becomes finer, or keeps its size, needs a halo of the cells of a rank's values; a dim
@@ -25,6 +26,7 @@ use halocline_core::{Error, Result, ShardTensor};
 
 use super::grid::SphereGrid;
 use crate::driver::sampling::{DimMap, Map, Taps, TapsAround, Weighted, sampled};
+use crate::loss::counted;
 use crate::precision::in_f32;
 use crate::rearrange::{narrow, profile};
 use crate::reduce::mean_dims;
@@ -338,13 +340,22 @@ pub fn regrid<const D: usize>(x: ShardTensor<D>, weights: &Regrid) -> Result<Sha
     }
     in_f32(x, |x| {
         let mut y = interpolated(x.clone(), &weights.0)?;
+        let mut polar: Option<ShardTensor<D>> = None;
         for (row, shares) in [0, rows - 1].into_iter().zip(poles) {
             if shares.iter().any(|share| *share != 0.0) {
                 let row = narrow(x.clone(), D - 2, row, 1)?;
                 let mean = mean_dims(row, &[D - 2, D - 1])?.resolve();
-                let polar = mean * profile(&y, D - 2, shares)?;
-                y = y + polar;
+                let shares = profile(&y, D - 2, shares)?;
+                // A mean that is NaN reaches only the rows with a share of it.
+                let term = counted(mean * shares.clone(), shares)?; // [.., target lat, 1]
+                polar = Some(match polar {
+                    Some(other) => other + term,
+                    None => term,
+                });
             }
+        }
+        if let Some(polar) = polar {
+            y = y + polar;
         }
         Ok(y)
     })
@@ -399,6 +410,17 @@ mod tests {
         }
     }
 
+    /// The target runs in the opposite order of the source, and around its ends.
+    #[test]
+    fn other_orders_on_shards_of_all_dims() {
+        let latitudes = [60.0, 30.0, 0.0, -30.0, -60.0];
+        let longitudes = [0.0, 60.0, 120.0, 180.0, 240.0, 300.0];
+        let rows = [-70.0, 10.0, 35.0, 80.0];
+        let columns = [-170.0, -20.0, 2.0, 40.0, 150.0];
+        let weights = Regrid::new([&latitudes, &longitudes], [&rows, &columns]).unwrap();
+        check_op(&Regridding(weights), &[[2, 5, 6]], &[], &[0, 1, 2], 2e-6);
+    }
+
     /// A region on both sides of the first meridian, from latitudes that run to the north.
     #[test]
     fn a_linear_field_stays_linear_in_a_region() {
@@ -416,6 +438,19 @@ mod tests {
         let columns = Tensor::<2>::from_floats([[0.0, 60.0, 120.0, 180.0, 240.0, 300.0]], &device);
         // Between the last column and the first one, values fall by 300 in 60 degrees.
         check(columns, [[125.0, 15.0, 35.0]; 3]);
+    }
+
+    #[test]
+    fn a_hole_near_a_pole_stays_there() {
+        let grids = [SphereGrid::LegendreGauss, SphereGrid::Equiangular];
+        let weights = Regrid::between([[4, 6], [7, 6]], grids).unwrap();
+        let mut cells = [1.0_f32; 24];
+        cells[0] = f32::NAN;
+        let x: Tensor<2> = Tensor::<1>::from_floats(cells, &Default::default()).reshape([4, 6]);
+        let y: Vec<f32> = x.regrid(&weights).into_data().iter().collect();
+        // Rows at 90 and 60 degrees lie beyond the first one, at 59, and the next row before it.
+        assert!(y[..13].iter().all(|x| x.is_nan()), "{y:?}");
+        assert!(y[13..].iter().all(|x| (x - 1.0).abs() < 1e-6), "{y:?}");
     }
 
     #[test]

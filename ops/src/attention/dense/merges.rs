@@ -130,6 +130,8 @@ fn replicated_queries_attend_to_sharded_keys() {
                 ([2, 2], over(Shard(BATCH)), last(Shard(BATCH)), false),
                 ([1, 3], whole, last(Replicate), true),
                 ([2, 2], whole, tokens, true),
+                // Nothing to merge over the second axis.
+                ([3, 1], whole, tokens, true),
             ] {
                 let case = case(fans);
                 for found in case.run(axes, queries, placed) {

@@ -10,8 +10,8 @@ use crate::precision::cast_shard;
 pub(in crate::attention) struct Axes {
     /// Axes over which keys and values fan out.
     pub fans: Vec<usize>,
-    /// Axes over which keys are sharded by tokens and queries are not: every rank attends to its
-    /// own keys, and the results are merged.
+    /// Axes of several ranks over which keys are sharded by tokens and queries are not: every rank
+    /// attends to its own keys, and the results are merged.
     pub merges: Vec<usize>,
 }
 
@@ -66,6 +66,8 @@ pub(in crate::attention) fn check(
         match pair {
             (Shard(TOKENS), Replicate) => axes.fans.push(axis),
             (Shard(TOKENS), Fan) => {}
+            // A single rank has all keys.
+            (Replicate | Fan, Shard(TOKENS)) if queries.mesh().sizes()[axis] == 1 => {}
             (Replicate | Fan, Shard(TOKENS)) => axes.merges.push(axis),
             (query, key) if query == key => {}
             (query, key) => {
