@@ -85,10 +85,22 @@ fn without_effect(config: &ExperimentConfig, batches: usize) -> Vec<String> {
         }
     }
     let ranks = |axis: &str| config.mesh.get(axis).copied().unwrap_or(1);
-    if ranks("member") > 1 && training.members == 1 && config.forecast.members == 1 {
+    let forecast = &config.forecast;
+    let most = training.members.max(forecast.members);
+    if ranks("member") > most {
+        let fault = match most {
+            1 => "compute the same, because training.members and forecast.members are 1".into(),
+            _ => format!("share at most {most} members, so that some have none"),
+        };
+        lines.push(format!("mesh.member: {} ranks {fault}", ranks("member")));
+    }
+    if config.data.constants.is_some() && config.data.forcings.is_empty() {
+        lines.push("data.constants: a file of which data.forcings names no channel".into());
+    }
+    if forecast.noise > 0.0 && forecast.members == 1 {
         lines.push(format!(
-            "mesh.member: {} ranks compute the same, because training.members and forecast.members are 1",
-            ranks("member")
+            "forecast.noise: {}, which a forecast of one member does not get; forecast.members is 1",
+            forecast.noise
         ));
     }
     if ranks("data") > training.batch {
@@ -152,6 +164,18 @@ mod tests {
         let tables = "[optimizer]\nwarmup = 20\n[training]\nepochs = 2\n[mesh]\nmember = 3\n\
                       [forecast]\nmembers = 3\nnoise = 0.1\n";
         assert!(without_effect(&config(tables), 10).is_empty());
+        for (members, told) in [
+            (2, "mesh.member: 3 ranks share at most 2 members"),
+            (1, "forecast.noise: 0.1, which a forecast of one member"),
+        ] {
+            let forecast = format!("[forecast]\nmembers = {members}\nnoise = 0.1\n");
+            let tables = format!("[mesh]\nmember = 3\n{forecast}");
+            let found = without_effect(&config(&tables), 10);
+            assert!(found.last().unwrap().starts_with(told), "{found:?}");
+        }
+        let unused = config_in(Path::new("nowhere"), "constants = \"a.nc\"", "");
+        let found = without_effect(&unused, 10);
+        assert!(found[0].starts_with("data.constants: a file"), "{found:?}");
     }
 
     #[test]

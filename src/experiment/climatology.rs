@@ -374,7 +374,7 @@ mod tests {
             }
         }
         let cycle = Cycle::Mean;
-        assert!(smoothed(sums, Times { cycle, ..times })[0].is_none());
+        assert!(smoothed(sums, Times { cycle, ..times })[2 * day + 3].is_none());
     }
 
     #[test]

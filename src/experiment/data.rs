@@ -143,6 +143,16 @@ impl Data {
         })
     }
 
+    /// Reads rows and columns in the order of the statistics, which is that of training: joined
+    /// files that are listed in another order may begin with one in another order of rows.
+    pub(super) fn in_order_of(mut self, statistics: &Statistics) -> Self {
+        let trained = statistics.metadata().grid();
+        if !self.grid.agrees_with(trained) {
+            self.grid = trained.clone();
+        }
+        self
+    }
+
     /// Returns the length of a step in seconds; `None` if a step leads to the next field.
     pub(super) fn lead(&self) -> Option<f64> {
         self.config.lead_hours.map(|hours| hours * 3600.0)
@@ -373,10 +383,10 @@ fn is_component(channel: &Channel) -> bool {
     }
     const NAMES: [&str; 6] = ["ua", "va", "uas", "vas", "uwnd", "vwnd"];
     let name = channel.variable().to_lowercase();
-    // Matches u, v, u10, v10, u100m, 10u and the like.
+    // Matches u, v, u10, v10, u100m, u_500, 10u and the like.
     let digits = name
         .strip_prefix(['u', 'v'])
-        .map(|rest| rest.trim_end_matches('m'))
+        .map(|rest| rest.trim_start_matches('_').trim_end_matches('m'))
         .or_else(|| name.strip_suffix(['u', 'v']));
     NAMES.contains(&&*name)
         || name.contains("eastward")
@@ -463,6 +473,7 @@ mod tests {
             "V10M",
             "u100",
             "uas",
+            "u_500",
             "10u",
             "northward_wind",
             "10m_v_component_of_wind",

@@ -239,8 +239,8 @@ impl Experiment {
         let (grid, channels) = (&self.data.grid, &self.data.described);
         let mut writer = ForecastWriter::create(&self.mesh, path, grid, channels, begin, &output)?
             .with_calendar(self.data.calendar);
-        let batch = states.loader.load(&[start])?;
-        self.steps(model, states, batch, config, |step| {
+        let read = |state: usize| states.loader.load(&[state]);
+        self.steps(model, states, read(start)?, config, read, |step| {
             writer.append((step.time - begin) / 3600.0, &step.fields)?;
             progress.advance();
             Ok(())
@@ -274,14 +274,15 @@ impl Experiment {
         })
     }
 
-    /// Calls a function with each step of a forecast from a state, which is a batch of one. Holds
-    /// one step in memory.
+    /// Calls a function with each step of a forecast from a state, which is a batch of one. `read`
+    /// returns a state of the data, for the boundary of a region. Holds one step in memory.
     pub(super) fn steps(
         &self,
         model: &FieldModel,
         states: &States,
         batch: Batch,
         config: &ForecastConfig,
+        read: impl Fn(usize) -> Result<Batch>,
         mut each: impl FnMut(Step) -> Result<()>,
     ) -> Result<()> {
         let (loader, channels) = (&states.loader, &self.data.channels);
@@ -317,7 +318,7 @@ impl Experiment {
             let y = given.apply(model);
             let state;
             (time, state) = states.timeline.ahead(start, number);
-            let y = self.with_boundary(y, || self.given(states, time, state))?;
+            let y = self.with_boundary(y, || self.given(&read, time, state))?;
             let mut fields = self.predicted(y.clone(), time)?;
             if let Some(gaps) = &gaps {
                 fields = fields + gaps.clone();
@@ -397,8 +398,8 @@ mod tests {
             let experiment = Experiment::new(&world, &config)?;
             let model = experiment.model()?.valid();
             let states = experiment.states(&Period::default())?;
-            let batch = states.loader.load(&[0])?;
-            experiment.steps(&model, &states, batch, &config.forecast, |step| {
+            let read = |state: usize| states.loader.load(&[state]);
+            experiment.steps(&model, &states, read(0)?, &config.forecast, read, |step| {
                 let values = step.fields.local().clone().into_data();
                 let without = values.iter::<f32>().filter(|value| value.is_nan());
                 assert_eq!(without.count(), 1);

@@ -138,6 +138,10 @@ impl Experiment {
             input.map_or(count, |input| count - inputs.len() + input)
         };
         let places: Vec<usize> = channels.targets.iter().map(place).collect();
+        let (first, targets) = (places[0], places.len());
+        if first + targets <= count && places.iter().copied().eq(first..first + targets) {
+            return present.clone().narrow(1, first, targets);
+        }
         let ones = present.clone().narrow(1, 0, 1) * 0.0 + 1.0;
         ShardTensor::cat(vec![present.clone(), ones], 1).index_select(1, &places)
     }
@@ -200,9 +204,13 @@ impl Experiment {
 #[cfg(test)]
 mod tests {
     use halocline_core::Launcher;
+    use halocline_io::Grid;
+    use halocline_ops::loss_value;
 
     use super::*;
-    use crate::experiment::fixture::{config_in, wave, write_fields};
+    use crate::experiment::fixture::{
+        COLUMNS, ROWS, config_in, wave, write_fields, write_fields_on,
+    };
 
     /// Moving ice: at each time a third of the cells has no value.
     #[test]
@@ -242,6 +250,49 @@ mod tests {
                 Ok(())
             });
             run.unwrap();
+        }
+    }
+
+    /// Missing values and the rim of a region over two steps, with members and anomalies or with a
+    /// history.
+    #[test]
+    fn losses_of_several_settings_are_the_same_on_any_mesh() {
+        let degrees = |count: usize| (0..count).map(|cell| 10.0 + 3.0 * cell as f64).collect();
+        let region = Grid::new(degrees(ROWS), degrees(COLUMNS)).unwrap();
+        for (data, loss, mesh) in [
+            (
+                "anomalies = true",
+                "loss = \"crps\"\nmembers = 3",
+                "data = 2\nmember = 2",
+            ),
+            ("history = 2", "loss = \"spectral\"", "data = 2\nlon = 2"),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            write_fields_on(folder.path(), &region, |time, cell| {
+                let (channel, row, column) = cell;
+                if channel == 0 && (time + row + column).is_multiple_of(5) {
+                    f32::NAN
+                } else {
+                    wave(time, cell)
+                }
+            });
+            let values = |ranks: usize, mesh: &str| {
+                let data = format!("missing = \"fill\"\nboundary = 1\n{data}");
+                let tables = format!("[training]\nbatch = 2\nnoise = 0.1\n{loss}\n{mesh}");
+                let config = config_in(folder.path(), &data, &tables);
+                let found = Launcher::local(ranks).collect(|world| {
+                    let experiment = Experiment::new(&world, &config)?;
+                    let batch = experiment.batches(2)?.load(&[0, 5])?;
+                    let loss = experiment.loss(&experiment.model()?, batch, 2, 0)?;
+                    Ok(loss_value(&loss))
+                });
+                found.unwrap()
+            };
+            let expected = values(1, "")[0];
+            for found in values(4, &format!("[mesh]\n{mesh}")) {
+                let is_same = (found / expected - 1.0).abs() < 1e-4;
+                assert!(is_same, "{found} for {expected}: {loss}");
+            }
         }
     }
 

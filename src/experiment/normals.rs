@@ -31,7 +31,7 @@ impl Experiment {
             (None, Some(pretrained)) => self.copy_climatology(pretrained)?,
             (None, None) if self.files == Files::Trained => self.compute_climatology(&self.data)?,
             (None, None) => {
-                let data = Data::open(config)?;
+                let data = Data::open(config)?.in_order_of(&self.statistics);
                 on_root(&self.world, || check_training_files(&self.config, &data))?;
                 let computed = self.compute_climatology(&data)?;
                 computed.with_calendar(self.data.calendar)

@@ -16,7 +16,7 @@ use halocline_models::rollout;
 use halocline_ops::backward;
 use halocline_ops::prelude::*;
 
-use super::checks::check_training;
+use super::checks::{check_rim, check_training};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::{FieldModel, ModelConfig};
@@ -85,6 +85,7 @@ impl Outlook {
         config.check()?;
         config.training.precision.check(world.device())?;
         let data = Data::open(&config.data)?;
+        check_rim(config.data.boundary, &data.grid)?;
         let samples = data.samples(config.training.most_steps())?;
         check_training(world, config, samples)?;
         let axes = config.axes(ranks);
@@ -267,7 +268,7 @@ fn plans(
     let samples = training.members * training.batch * steps(config);
     let axes: &[&str] = match training.members {
         1 => &["data", "lat", "lon"],
-        _ => &["member", "lat", "lon"],
+        _ => &["data", "member", "lat", "lon"],
     };
     let axes: Vec<&str> = axes.iter().copied().filter(|&axis| has(axis)).collect();
     let mut workload = Workload::new(samples * cells, &axes).with_states(states);

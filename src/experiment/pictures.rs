@@ -98,12 +98,12 @@ impl Experiment {
         let begin = states.timeline.states[start].1;
         let mut frames = Vec::new();
         let drawn = |field: ShardTensor<4>| field.narrow(1, 0, self.data.described.len().min(MOST));
-        let batch = states.loader.load(&[start])?;
-        self.steps(model, states, batch, config, |step| {
+        let read = |state: usize| states.loader.load(&[state]);
+        self.steps(model, states, read(start)?, config, read, |step| {
             let Some(state) = step.state else {
                 return Ok(());
             };
-            let truth = states.loader.load(&[state])?;
+            let truth = read(state)?;
             let mask = truth.mask.map(ShardTensor::inner);
             let mut truth = self.in_units(truth.target.inner());
             if let Some(mask) = mask {

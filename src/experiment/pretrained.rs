@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use halocline_core::{Error, Result};
-use halocline_io::{Metadata, Statistics};
+use halocline_io::{Gaps, Metadata, Statistics};
 
 use super::config::ExperimentConfig;
 use super::data::Data;
@@ -103,6 +103,8 @@ fn check(folder: &Path, config: &ExperimentConfig, data: &Data) -> Result<()> {
         anomalies: trained.data.anomalies,
         climatology: trained.data.climatology,
         climatology_hours: trained.data.climatology_hours,
+        // The times of a history may be further apart than those of that experiment.
+        gaps: Gaps::Allow,
         ..config.data.clone()
     };
     let other = Data::open_others(&roles, data.paths(), &statistics)
@@ -148,4 +150,39 @@ fn properties(config: &DataConfig, data: &Data, odd: &[String]) -> [(&'static st
         ("data.forcings", format!("{:?}", channels.forcings)),
         ("data.odd", format!("{odd:?}")),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use halocline_core::Launcher;
+    use halocline_io::ndarray::Array3;
+    use halocline_io::{FieldWriter, Grid, WriterConfig};
+
+    use super::*;
+    use crate::experiment::Experiment;
+    use crate::experiment::fixture::{COLUMNS, ROWS, config_in, wave, write_waves};
+
+    #[test]
+    fn times_of_a_history_may_be_further_apart_than_those_of_the_network() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let trained = config_in(folder.path(), "history = 2", "");
+        let opened = Launcher::local(1).run(|world| Experiment::new(&world, &trained).map(drop));
+        opened.unwrap();
+        std::fs::create_dir_all(trained.folder.join("checkpoints/step_000000001")).unwrap();
+        let path = folder.path().join("daily.h5");
+        let grid = Grid::cell_centered(ROWS, COLUMNS).unwrap();
+        let (names, options) = (["sst", "t2m"], WriterConfig::new());
+        let mut writer = FieldWriter::create(&path, &grid, &names, &options).unwrap();
+        for day in 0..6 {
+            let field = Array3::from_shape_fn((2, ROWS, COLUMNS), |cell| wave(4 * day, cell));
+            writer.append(86400.0 * day as f64, field.view()).unwrap();
+        }
+        writer.finish().unwrap();
+        let mut config = trained.clone();
+        config.data.files = vec![path];
+        config.data.lead_hours = None;
+        let data = Data::open(&config.data).unwrap();
+        check(&trained.folder, &config, &data).unwrap();
+    }
 }

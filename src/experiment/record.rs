@@ -30,7 +30,7 @@ pub(super) const CHECKPOINTS: &str = "checkpoints";
 const MADE: [&str; 3] = ["statistics/data.json", CLIMATOLOGY, CHECKPOINTS];
 
 /// Identity of the files of an experiment.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Record {
     files: Vec<Summary>,
     /// Units of each channel.
@@ -66,9 +66,12 @@ impl Record {
         Ok(Some(record))
     }
 
-    /// Rejects files that differ from those of this record.
-    fn check(&self, found: &Self, folder: &Path) -> Result<()> {
-        if self == found {
+    /// Rejects files that differ from those of this record, the one of a configuration's folder.
+    fn check(&self, found: &Self, config: &ExperimentConfig) -> Result<()> {
+        let folder = &config.folder;
+        // Channels that are known by their names are those of the record.
+        let is_odd_same = config.data.odd.is_none() || self.odd == found.odd;
+        if is_odd_same && self.files == found.files && self.units == found.units {
             return Ok(());
         }
         let mut pairs = self.files.iter().zip(&found.files);
@@ -172,7 +175,7 @@ pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
     let found = Record::of(config, data)?;
     let before = if made { Record::load(folder)? } else { None };
     match before {
-        Some(before) => before.check(&found, folder)?,
+        Some(before) => before.check(&found, config)?,
         None => {
             let text = serde_json::to_vec_pretty(&found).map_err(Error::other)?;
             write(&folder.join(FILES), &text)?;
@@ -189,7 +192,7 @@ pub(super) fn save_copy(config: &ExperimentConfig) -> Result<()> {
 /// Rejects files of training that have changed since the folder was written.
 pub(super) fn check_training_files(config: &ExperimentConfig, data: &Data) -> Result<()> {
     match Record::load(&config.folder)? {
-        Some(before) => before.check(&Record::of(config, data)?, &config.folder),
+        Some(before) => before.check(&Record::of(config, data)?, config),
         None => Ok(()),
     }
 }
@@ -296,10 +299,12 @@ pub(super) fn same_units(
 
 /// Compares the keys that a model depends on with the copy of an earlier configuration. The periods
 /// for validation and test may differ, files may have moved, and the model may differ until there
-/// is a checkpoint. The climatology may differ if the model does not see it.
+/// is a checkpoint. Time units are not compared. The climatology may differ if the model does not
+/// see it.
 ///
 /// # Errors
-/// No copy; other data; another model.
+/// No copy; other data; another model; without a checkpoint, a network left out whose statistics
+/// the folder has.
 pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
     let copy = config.folder.join(COPY);
     if !copy.exists() {
@@ -307,6 +312,22 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
         return Err(Error::other(message));
     }
     let before = ExperimentConfig::load(&copy)?;
+    let is_begun = has_checkpoint(&config.folder.join(CHECKPOINTS));
+    let is_left_out = config.training.pretrained.is_none() && config.data.statistics.is_none();
+    if let (Some(pretrained), None) = (&before.training.pretrained, &before.data.statistics)
+        && is_left_out
+        && !is_begun
+    {
+        return Err(Error::from(halocline_io::Error::Argument {
+            argument: "training.pretrained",
+            got: "none".into(),
+            expected: format!(
+                "{}, of which {} has the statistics, until there is a checkpoint; choose another folder, or remove that one",
+                pretrained.display(),
+                config.folder.display()
+            ),
+        }));
+    }
     let differs = |what: &str, keys: Vec<String>| {
         Err(Error::other(format!(
             "{} has another {what}, by its {}: choose another folder, or remove that one",
@@ -317,6 +338,8 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
     let mut data = before.data.clone();
     (data.validation, data.test) = (config.data.validation.clone(), config.data.test.clone());
     data.files.clone_from(&config.data.files);
+    // They show in the dates of the files of training. Those of other files may be right.
+    data.time_units.clone_from(&config.data.time_units);
     // The values are compared, not the path.
     data.statistics.clone_from(&config.data.statistics);
     if !config.data.anomalies {
@@ -329,7 +352,7 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
     if data != config.data {
         return differs("[data]", other_keys(&data, &config.data));
     }
-    if before.model != config.model && has_checkpoint(&config.folder.join(CHECKPOINTS)) {
+    if before.model != config.model && is_begun {
         return differs("[model]", other_keys(&before.model, &config.model));
     }
     Ok(())
@@ -390,6 +413,39 @@ mod tests {
         // With statistics there is nothing to compute.
         let _other = lock(&config.folder).unwrap();
         open().unwrap();
+    }
+
+    #[test]
+    fn a_network_is_left_out_once_there_is_a_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = config_in(folder.path(), "", "[training]\npretrained = \"model\"");
+        std::fs::create_dir_all(&config.folder).unwrap();
+        save_copy(&config).unwrap();
+        compare(&config).unwrap();
+        config.training.pretrained = None;
+        let error = compare(&config).unwrap_err().to_string();
+        let told = "training.pretrained: got none, expected model, of which";
+        assert!(error.contains(told), "{error}");
+        std::fs::create_dir_all(config.folder.join("checkpoints/step_000000001")).unwrap();
+        compare(&config).unwrap();
+    }
+
+    #[test]
+    fn channels_that_change_sign_by_their_names_are_those_of_the_record() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "", "");
+        let open = || {
+            let found = Launcher::local(1)
+                .collect(|world| Ok(Experiment::new(&world, &config)?.data.odd.clone()));
+            found.unwrap().remove(0)
+        };
+        assert!(open().is_empty());
+        let mut record = Record::load(&config.folder).unwrap().unwrap();
+        record.odd = vec!["t2m".into()];
+        let text = serde_json::to_vec(&record).unwrap();
+        write(&config.folder.join(FILES), &text).unwrap();
+        assert_eq!(open(), ["t2m"]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Scores of forecasts, compared with persistence and climatology.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
@@ -146,7 +147,8 @@ impl Experiment {
         let all = self.world.mesh([("rank", self.world.size())])?;
         let known = states.baselines.get();
         let known = known.filter(|(steps, _)| *steps == config.steps);
-        let mut cache = StateCache::new(states);
+        let cache = RefCell::new(StateCache::new(states));
+        let read = |state: usize| cache.borrow_mut().state(state);
         let mut powers: BTreeMap<usize, FieldPower> = BTreeMap::new();
         for start in 0..starts {
             if is_interrupted(&all)? {
@@ -156,17 +158,17 @@ impl Experiment {
                 progress.advance();
                 continue;
             };
-            cache.forget_before(start);
+            cache.borrow_mut().forget_before(start);
             powers = powers.split_off(&start);
-            let batch = cache.state(start)?;
+            let batch = read(start)?;
             let begin = known.is_none().then(|| self.truth(&batch));
             let present = batch.input_mask.clone().map(ShardTensor::inner);
             let first = present.map(|present| self.of_targets(&present));
-            self.steps(model, states, batch, config, |step| {
+            self.steps(model, states, batch, config, read, |step| {
                 let (Some(state), Some(lead)) = (step.state, hours[step.number]) else {
                     return Ok(());
                 };
-                let (truth, mask) = self.truth(&cache.state(state)?);
+                let (truth, mask) = self.truth(&read(state)?);
                 let both = |mask: &Option<ShardTensor<4>>, other: &Option<ShardTensor<4>>| {
                     let masks = [mask, other].into_iter().flatten().cloned();
                     masks.reduce(|mask, other| mask * other)

@@ -20,7 +20,9 @@ use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::FieldModel;
 use super::pretrained::given_statistics;
-use super::record::{CHECKPOINTS, STATISTICS, compare, compare_files, lock, record, untrained};
+use super::record::{
+    CHECKPOINTS, STATISTICS, compare, compare_files, lock, odd_and_units, record, untrained,
+};
 use super::root::on_root;
 use super::timeline::Timeline;
 use crate::trainer::{best_or_latest, validated_name};
@@ -39,7 +41,7 @@ pub struct Experiment {
     pub(super) mesh: DeviceMesh,
     pub(super) data: Data,
     pub(super) files: Files,
-    statistics: Statistics,
+    pub(super) statistics: Statistics,
     /// Mean of each target, its standard deviation, and the ratio of the latter to the standard
     /// deviation of its increments.
     pub(super) scales: [Vec<f64>; 3],
@@ -171,6 +173,11 @@ impl Experiment {
             Ok(())
         })?;
         let statistics = Statistics::load(&folder)?;
+        let mut data = data.in_order_of(&statistics);
+        if config.data.odd.is_none() {
+            // Those that were known by their names at the first start.
+            (data.odd, _) = odd_and_units(&config.folder)?;
+        }
         let experiment = Self::of(world, config, data, statistics, Files::Trained)?;
         Ok(Self {
             begin,

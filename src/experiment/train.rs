@@ -73,11 +73,11 @@ impl Experiment {
         let batches = data.batches();
         let trainer = self.trainer(batches)?;
         if validation.is_some() || self.config.data.anomalies {
-            let _lock = if root {
-                Some(lock(&self.config.folder)?)
-            } else {
-                None
-            };
+            let mut _lock = None;
+            on_root(&self.world, || {
+                _lock = Some(lock(&self.config.folder)?);
+                Ok(())
+            })?;
             // Before signals are watched, because computing the climatology does not check for
             // them.
             self.climatology()?;
@@ -115,9 +115,7 @@ impl Experiment {
         check_order(&mut trainer, [training.batch, data.samples()])?;
         self.check_validation(&mut trainer)?;
         let all_steps = self.schedule(&mut trainer, batches)?;
-        if root {
-            save_copy(&self.config)?;
-        }
+        on_root(&self.world, || save_copy(&self.config))?;
         let (mut pace, mut is_first, mut has_changed) = (Pace::default(), true, !is_begun);
         if let Some(states) = unvalidated {
             // The last epoch is complete, but its validation was interrupted.

@@ -6,10 +6,10 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{FloatDType, Tensor};
 use halocline_core::{
-    DeviceMesh, Error, Operation, ParamShard, PathVisitor, Replicate, Result, Traffic, ops,
-    param_shards, visit_paths,
+    DeviceMesh, Error, Operation, ParamShard, PathVisitor, Replicate, Result, ShardTensor, Traffic,
+    ops, param_shards, visit_paths,
 };
-use halocline_ops::ReduceField;
+use halocline_ops::StatisticsField;
 
 /// Scales the gradients of a model so that their norm, over all parameters, is at most `max_norm`.
 /// Returns them with the norm before scaling. Each element of a sharded parameter counts once; only
@@ -143,10 +143,11 @@ impl PathVisitor for Squares<'_> {
     }
 }
 
-/// Computes the sum of squares. Unlike burn's sum, it has the same bits on CPUs for any number of
-/// threads, as ranks compute it separately for parameters that must stay equal.
+/// Computes the sum of squares, which are not stored. Unlike burn's sum, it has the same bits on CPUs
+/// for any number of threads, as ranks compute it separately for parameters that must stay equal.
 fn sum_of_squares<const D: usize>(x: Tensor<D>) -> f64 {
-    ReduceField::sum(x.square()).into_scalar::<f64>()
+    let dims: [usize; D] = std::array::from_fn(|dim| dim);
+    x.vector_norm(2.0, &dims).into_scalar::<f64>().powi(2)
 }
 
 /// Multiplies the gradients of a model by a factor; gradients of other parameters are kept.
@@ -204,7 +205,9 @@ impl ModuleVisitor for Scale {
             } else {
                 gradient
             };
-            self.gradients.register(param.id, gradient * self.factor);
+            // By all threads, in the memory of the gradient.
+            let scaled = ShardTensor::solo(gradient) * self.factor;
+            self.gradients.register(param.id, scaled.into_local());
         }
     }
 }

@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use halocline_core::{Result, World};
+use halocline_core::{Result, ShardTensor, World};
 use halocline_io::{Checkpoint, Snapshot};
 
 use super::Trainer;
@@ -125,8 +125,10 @@ impl ModuleMapper for Mean {
         let value = self.values.values.remove::<D>(ParamId::from(self.next));
         let value = value.expect("the average has the parameters of the model");
         self.next += 1;
+        // By all threads, in the memory of the average.
+        let [average, value] = [average, value].map(ShardTensor::solo);
         // A constant value is exactly its own average, however `decay` is rounded.
-        let average = average.clone() + (value - average) * (1.0 - self.decay);
-        Param::from_mapped_value(id, average, mapper)
+        let change = (value - average.clone()) * (1.0 - self.decay);
+        Param::from_mapped_value(id, (average + change).into_local(), mapper)
     }
 }

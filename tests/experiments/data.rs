@@ -85,6 +85,17 @@ fn times_of_files_may_have_other_units() {
     succeed(folder.path(), &from);
     let forecast = open(folder.path().join("a.zarr")).unwrap();
     assert_eq!(forecast.times()[0], start + (365.0 + 9.25) * 86400.0);
+    // Other files may have units that are right. By those, the files of training have other dates.
+    write(
+        folder.path(),
+        &config.replaced(units, "lead_hours = 6.0"),
+        1,
+    );
+    let from = ["forecast", "--from", "2019-01-10T06", "--output", "b.zarr"];
+    succeed(folder.path(), &[&from[..], &["--files", "a.zarr"]].concat());
+    let forecast = open(folder.path().join("b.zarr")).unwrap();
+    assert_eq!(forecast.times()[0], start + (365.0 + 9.5) * 86400.0);
+    assert!(fail(folder.path(), &["train"]).contains("have changed"));
 }
 
 /// Writes a file of a model without leap years, with these units of temperature. Returns its start

@@ -6,7 +6,7 @@ use halocline::io::ndarray::Array3;
 use halocline::io::{FieldWriter, Fields, Grid, WriterConfig, open};
 
 use super::forecasts::trained_with;
-use super::{COLUMNS, CONFIG, Replaced, fail, scores, succeed, values, write_fields};
+use super::{COLUMNS, CONFIG, Replaced, fail, scores, succeed, values, write, write_fields};
 
 /// Number of times of training.
 const TRAINED: usize = 28;
@@ -79,6 +79,31 @@ fn periods_may_be_in_stores_of_another_order() {
     succeed(path, &["score"]);
     let before = scores(path);
     turn(&path.join("rest.h5"));
+    succeed(path, &["score"]);
+    assert_eq!(scores(path), before);
+}
+
+#[test]
+fn joined_files_of_two_orders_may_be_listed_in_any() {
+    let listed = |names: [&str; 2]| {
+        let [one, other] = names.map(|name| format!("\"FOLDER/{name}.h5\""));
+        let files = format!("[{one}, {other}]\njoined = true");
+        CONFIG.replaced("[\"FOLDER/2018.h5\"]", &files)
+    };
+    let folder = trained_with(&listed(["first", "rest"]), |path| {
+        let is_first = |time| time < TRAINED / 2;
+        write_fields(&path.join("first.h5"), |time, _| {
+            is_first(time).then_some(time)
+        });
+        write_fields(&path.join("rest.h5"), |time, _| {
+            (!is_first(time)).then_some(time)
+        });
+        turn(&path.join("rest.h5"));
+    });
+    let path = folder.path();
+    succeed(path, &["score"]);
+    let before = scores(path);
+    write(path, &listed(["rest", "first"]), 1);
     succeed(path, &["score"]);
     assert_eq!(scores(path), before);
 }

@@ -142,6 +142,11 @@ fn other_operators_send_nothing() {
         for number in 0..4 {
             let mut draw = Draw::new(number);
             let case = draw_case(golden.name, &mut draw).expect("random arguments");
+            let mut inputs = case.arguments.inputs.iter();
+            // A mean is divided by the mean of the weights, which travels.
+            if golden.travels[0].contains("weights") && inputs.any(|(name, _)| name == "weight") {
+                continue;
+            }
             let mut sharding = draw.sharding(golden, &case.arguments);
             // The comparison turns `Fan` into a shard, whose gradient travels.
             let placements = sharding.placements.iter_mut();
