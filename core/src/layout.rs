@@ -252,11 +252,12 @@ impl Layout {
         let Some((axis, op)) = self.partial_axis() else {
             return Ok(());
         };
-        Err(Error::Placement {
-            operator: operator.into(),
-            placement: format!("{} on axis \"{}\"", Partial(op), self.0.mesh.names()[axis]),
-            help: "call resolve() first".into(),
-        })
+        let placement = format!("{} on axis \"{}\"", Partial(op), self.0.mesh.names()[axis]);
+        Err(Error::placement(
+            operator,
+            placement,
+            "call resolve() first",
+        ))
     }
 
     /// Requires that a dim is not sharded.
@@ -267,11 +268,8 @@ impl Layout {
         let Some(axis) = self.axes_of(dim).first().copied() else {
             return Ok(());
         };
-        Err(Error::Placement {
-            operator: operator.into(),
-            placement: format!("{} on axis \"{}\"", Shard(dim), self.0.mesh.names()[axis]),
-            help: self.whole_in(dim),
-        })
+        let placement = format!("{} on axis \"{}\"", Shard(dim), self.0.mesh.names()[axis]);
+        Err(Error::placement(operator, placement, self.whole_in(dim)))
     }
 
     /// The redistribution that makes a dim whole, for error messages.

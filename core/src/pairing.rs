@@ -274,11 +274,8 @@ impl Axis<'_> {
         };
         let placements: Vec<String> = operands.iter().map(named).collect();
         let axis = &self.operands[0].layout.mesh().names()[self.axis];
-        Error::Placement {
-            operator: self.operator.into(),
-            placement: format!("{} on axis \"{axis}\"", placements.join(" with ")),
-            help,
-        }
+        let placement = format!("{} on axis \"{axis}\"", placements.join(" with "));
+        Error::placement(self.operator, placement, help)
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ndarray::{Array4, Axis, s};
 
-use crate::fields::check_box;
+use crate::fields::{check_box, delegate};
 use crate::grid_order::GridOrder;
 use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic};
 
@@ -32,52 +32,25 @@ pub(crate) fn aligned(fields: Box<dyn Fields>, grid: &Grid) -> Box<dyn Fields> {
 }
 
 impl Fields for Aligned {
-    fn path(&self) -> &Path {
-        self.fields.path()
-    }
-
-    fn times(&self) -> &[f64] {
-        self.fields.times()
-    }
-
-    fn file_time(&self, time: usize) -> (&Path, usize) {
-        self.fields.file_time(time)
-    }
-
-    fn calendar(&self) -> Calendar {
-        self.fields.calendar()
-    }
-
-    fn is_undated(&self) -> bool {
-        self.fields.is_undated()
-    }
-
-    fn channels(&self) -> &[String] {
-        self.fields.channels()
-    }
-
-    fn describe(&self, channel: usize) -> Channel {
-        self.fields.describe(channel)
-    }
-
-    fn left_out(&self) -> &[String] {
-        self.fields.left_out()
+    delegate! {
+        self => self.fields;
+        fn path(&self) -> &Path;
+        fn times(&self) -> &[f64];
+        fn file_time(&self, time: usize) -> (&Path, usize);
+        fn calendar(&self) -> Calendar;
+        fn is_undated(&self) -> bool;
+        fn channels(&self) -> &[String];
+        fn describe(&self, channel: usize) -> Channel;
+        fn left_out(&self) -> &[String];
+        fn gaps(&self) -> Gaps;
+        fn missing(&self) -> Missing;
+        fn time_step(&self) -> Result<f64>;
+        fn traffic(&self) -> Traffic;
+        fn fingerprint(&self) -> Result<(u64, u32)>;
     }
 
     fn grid(&self) -> &Grid {
         &self.grid
-    }
-
-    fn gaps(&self) -> Gaps {
-        self.fields.gaps()
-    }
-
-    fn missing(&self) -> Missing {
-        self.fields.missing()
-    }
-
-    fn time_step(&self) -> Result<f64> {
-        self.fields.time_step()
     }
 
     fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
@@ -97,13 +70,5 @@ impl Fields for Aligned {
             values.slice_mut(s![.., .., .., places]).assign(&part);
         }
         Ok(values)
-    }
-
-    fn traffic(&self) -> Traffic {
-        self.fields.traffic()
-    }
-
-    fn fingerprint(&self) -> Result<(u64, u32)> {
-        self.fields.fingerprint()
     }
 }

@@ -125,65 +125,40 @@ pub trait Fields: Debug + Send + Sync {
     }
 }
 
+/// Implements methods of [`Fields`] by those of other fields.
+macro_rules! delegate {
+    (
+        $self:ident => $fields:expr;
+        $(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*
+    ) => {
+        $(
+            fn $name(&$self $(, $argument: $type)*) -> $result {
+                $fields.$name($($argument),*)
+            }
+        )*
+    };
+}
+
+pub(crate) use delegate;
+
 impl<T: Fields + ?Sized> Fields for Box<T> {
-    fn path(&self) -> &Path {
-        (**self).path()
-    }
-
-    fn times(&self) -> &[f64] {
-        (**self).times()
-    }
-
-    fn file_time(&self, time: usize) -> (&Path, usize) {
-        (**self).file_time(time)
-    }
-
-    fn calendar(&self) -> Calendar {
-        (**self).calendar()
-    }
-
-    fn is_undated(&self) -> bool {
-        (**self).is_undated()
-    }
-
-    fn channels(&self) -> &[String] {
-        (**self).channels()
-    }
-
-    fn describe(&self, channel: usize) -> Channel {
-        (**self).describe(channel)
-    }
-
-    fn left_out(&self) -> &[String] {
-        (**self).left_out()
-    }
-
-    fn grid(&self) -> &Grid {
-        (**self).grid()
-    }
-
-    fn gaps(&self) -> Gaps {
-        (**self).gaps()
-    }
-
-    fn missing(&self) -> Missing {
-        (**self).missing()
-    }
-
-    fn time_step(&self) -> Result<f64> {
-        (**self).time_step()
-    }
-
-    fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
-        (**self).read(cells)
-    }
-
-    fn traffic(&self) -> Traffic {
-        (**self).traffic()
-    }
-
-    fn fingerprint(&self) -> Result<(u64, u32)> {
-        (**self).fingerprint()
+    delegate! {
+        self => **self;
+        fn path(&self) -> &Path;
+        fn times(&self) -> &[f64];
+        fn file_time(&self, time: usize) -> (&Path, usize);
+        fn calendar(&self) -> Calendar;
+        fn is_undated(&self) -> bool;
+        fn channels(&self) -> &[String];
+        fn describe(&self, channel: usize) -> Channel;
+        fn left_out(&self) -> &[String];
+        fn grid(&self) -> &Grid;
+        fn gaps(&self) -> Gaps;
+        fn missing(&self) -> Missing;
+        fn time_step(&self) -> Result<f64>;
+        fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>>;
+        fn traffic(&self) -> Traffic;
+        fn fingerprint(&self) -> Result<(u64, u32)>;
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ndarray::{Array4, s};
 
-use crate::fields::{check_box, check_units, fingerprint_of, same_calendar, same_grid};
+use crate::fields::{check_box, check_units, delegate, fingerprint_of, same_calendar, same_grid};
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic, times};
 
 /// Consecutive parts of a time axis.
@@ -127,8 +127,15 @@ fn is_static(parts: &[Box<dyn Fields>], channel: usize) -> bool {
 }
 
 impl Fields for Joined {
-    fn path(&self) -> &Path {
-        self.first().path()
+    delegate! {
+        self => self.first();
+        fn path(&self) -> &Path;
+        fn calendar(&self) -> Calendar;
+        fn channels(&self) -> &[String];
+        fn left_out(&self) -> &[String];
+        fn grid(&self) -> &Grid;
+        fn gaps(&self) -> Gaps;
+        fn missing(&self) -> Missing;
     }
 
     fn times(&self) -> &[f64] {
@@ -146,37 +153,13 @@ impl Fields for Joined {
         panic!("time {time} of {}", self.times.len())
     }
 
-    fn calendar(&self) -> Calendar {
-        self.first().calendar()
-    }
-
     fn is_undated(&self) -> bool {
         self.parts.iter().all(|part| part.is_undated())
-    }
-
-    fn channels(&self) -> &[String] {
-        self.first().channels()
     }
 
     fn describe(&self, channel: usize) -> Channel {
         let is_static = self.are_static[channel];
         self.first().describe(channel).with_is_static(is_static)
-    }
-
-    fn left_out(&self) -> &[String] {
-        self.first().left_out()
-    }
-
-    fn grid(&self) -> &Grid {
-        self.first().grid()
-    }
-
-    fn gaps(&self) -> Gaps {
-        self.first().gaps()
-    }
-
-    fn missing(&self) -> Missing {
-        self.first().missing()
     }
 
     fn time_step(&self) -> Result<f64> {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ndarray::{Array4, s};
 
-use crate::fields::{check_box, fingerprint_of, same_calendar, same_grid};
+use crate::fields::{check_box, delegate, fingerprint_of, same_calendar, same_grid};
 use crate::selected::Selected;
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
 
@@ -141,20 +141,16 @@ pub(crate) fn merge_each(groups: Vec<Vec<Box<dyn Fields>>>) -> Result<Vec<Box<dy
 }
 
 impl Fields for Merged {
-    fn path(&self) -> &Path {
-        self.first().path()
-    }
-
-    fn times(&self) -> &[f64] {
-        self.first().times()
-    }
-
-    fn file_time(&self, time: usize) -> (&Path, usize) {
-        self.first().file_time(time)
-    }
-
-    fn calendar(&self) -> Calendar {
-        self.first().calendar()
+    delegate! {
+        self => self.first();
+        fn path(&self) -> &Path;
+        fn times(&self) -> &[f64];
+        fn file_time(&self, time: usize) -> (&Path, usize);
+        fn calendar(&self) -> Calendar;
+        fn grid(&self) -> &Grid;
+        fn gaps(&self) -> Gaps;
+        fn missing(&self) -> Missing;
+        fn time_step(&self) -> Result<f64>;
     }
 
     fn is_undated(&self) -> bool {
@@ -178,22 +174,6 @@ impl Fields for Merged {
 
     fn left_out(&self) -> &[String] {
         &self.left_out
-    }
-
-    fn grid(&self) -> &Grid {
-        self.first().grid()
-    }
-
-    fn gaps(&self) -> Gaps {
-        self.first().gaps()
-    }
-
-    fn missing(&self) -> Missing {
-        self.first().missing()
-    }
-
-    fn time_step(&self) -> Result<f64> {
-        self.first().time_step()
     }
 
     fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {

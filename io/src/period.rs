@@ -7,7 +7,7 @@ use std::path::Path;
 use ndarray::Array4;
 use serde::{Deserialize, Serialize};
 
-use crate::fields::check_box;
+use crate::fields::{check_box, delegate};
 use crate::time_units::parse_time;
 use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic};
 
@@ -125,8 +125,21 @@ impl Within {
 }
 
 impl Fields for Within {
-    fn path(&self) -> &Path {
-        self.fields.path()
+    delegate! {
+        self => self.fields;
+        fn path(&self) -> &Path;
+        fn calendar(&self) -> Calendar;
+        fn is_undated(&self) -> bool;
+        fn channels(&self) -> &[String];
+        fn describe(&self, channel: usize) -> Channel;
+        fn left_out(&self) -> &[String];
+        fn grid(&self) -> &Grid;
+        fn gaps(&self) -> Gaps;
+        fn missing(&self) -> Missing;
+        // The step of the full time axis, since the period may contain a single time.
+        fn time_step(&self) -> Result<f64>;
+        fn traffic(&self) -> Traffic;
+        fn fingerprint(&self) -> Result<(u64, u32)>;
     }
 
     fn times(&self) -> &[f64] {
@@ -137,56 +150,11 @@ impl Fields for Within {
         self.fields.file_time(self.range.start + time)
     }
 
-    fn calendar(&self) -> Calendar {
-        self.fields.calendar()
-    }
-
-    fn is_undated(&self) -> bool {
-        self.fields.is_undated()
-    }
-
-    fn channels(&self) -> &[String] {
-        self.fields.channels()
-    }
-
-    fn describe(&self, channel: usize) -> Channel {
-        self.fields.describe(channel)
-    }
-
-    fn left_out(&self) -> &[String] {
-        self.fields.left_out()
-    }
-
-    fn grid(&self) -> &Grid {
-        self.fields.grid()
-    }
-
-    fn gaps(&self) -> Gaps {
-        self.fields.gaps()
-    }
-
-    fn missing(&self) -> Missing {
-        self.fields.missing()
-    }
-
-    /// Returns the step of the full time axis, since the period may contain a single time.
-    fn time_step(&self) -> Result<f64> {
-        self.fields.time_step()
-    }
-
     fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
         check_box(self, "times", &cells)?;
         let [times, channels, rows, columns] = cells;
         let times = times.start + self.range.start..times.end + self.range.start;
         self.fields.read([times, channels, rows, columns])
-    }
-
-    fn traffic(&self) -> Traffic {
-        self.fields.traffic()
-    }
-
-    fn fingerprint(&self) -> Result<(u64, u32)> {
-        self.fields.fingerprint()
     }
 }
 

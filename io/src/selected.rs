@@ -6,7 +6,7 @@ use std::path::Path;
 use ndarray::{Array4, s};
 
 use crate::cf::base;
-use crate::fields::check_box;
+use crate::fields::{check_box, delegate};
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
 
 /// Subset of the channels of fields, in any order.
@@ -63,24 +63,20 @@ pub(crate) fn find(names: &[String], chosen: &str) -> Vec<usize> {
 }
 
 impl Fields for Selected {
-    fn path(&self) -> &Path {
-        self.fields.path()
-    }
-
-    fn times(&self) -> &[f64] {
-        self.fields.times()
-    }
-
-    fn file_time(&self, time: usize) -> (&Path, usize) {
-        self.fields.file_time(time)
-    }
-
-    fn calendar(&self) -> Calendar {
-        self.fields.calendar()
-    }
-
-    fn is_undated(&self) -> bool {
-        self.fields.is_undated()
+    delegate! {
+        self => self.fields;
+        fn path(&self) -> &Path;
+        fn times(&self) -> &[f64];
+        fn file_time(&self, time: usize) -> (&Path, usize);
+        fn calendar(&self) -> Calendar;
+        fn is_undated(&self) -> bool;
+        fn left_out(&self) -> &[String];
+        fn grid(&self) -> &Grid;
+        fn gaps(&self) -> Gaps;
+        fn missing(&self) -> Missing;
+        fn time_step(&self) -> Result<f64>;
+        fn traffic(&self) -> Traffic;
+        fn fingerprint(&self) -> Result<(u64, u32)>;
     }
 
     fn channels(&self) -> &[String] {
@@ -95,26 +91,6 @@ impl Fields for Selected {
             chunk[1] = chunk[1].min(self.indices.len());
         }
         channel
-    }
-
-    fn left_out(&self) -> &[String] {
-        self.fields.left_out()
-    }
-
-    fn grid(&self) -> &Grid {
-        self.fields.grid()
-    }
-
-    fn gaps(&self) -> Gaps {
-        self.fields.gaps()
-    }
-
-    fn missing(&self) -> Missing {
-        self.fields.missing()
-    }
-
-    fn time_step(&self) -> Result<f64> {
-        self.fields.time_step()
     }
 
     fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
@@ -136,13 +112,5 @@ impl Fields for Selected {
             place += run.len();
         }
         Ok(values)
-    }
-
-    fn traffic(&self) -> Traffic {
-        self.fields.traffic()
-    }
-
-    fn fingerprint(&self) -> Result<(u64, u32)> {
-        self.fields.fingerprint()
     }
 }

@@ -1,10 +1,9 @@
 //! Energy score of ensembles.
 
 use halocline_core::{Error, Result, ShardTensor};
-use halocline_ops::counted;
 use halocline_ops::prelude::*;
 
-use crate::ensemble::{CrpsEstimator, beside, check_target, pairs, shares, together};
+use crate::ensemble::{CrpsEstimator, check_target, masked_operands, pairs, shares, together};
 
 /// Energy score of an ensemble, `mean ‖xᵢ − y‖ − ½ · mean ‖xᵢ − xⱼ‖` (Gneiting and Raftery 2007),
 /// averaged over the batch. It is the [`crps`](crate::crps()) of whole fields: it also rewards the
@@ -86,12 +85,7 @@ pub fn energy_score_masked<X: Field<5>>(
 ) -> Result<WithDims<X, 1>> {
     const NAME: &str = "energy_score_masked";
     let weights = shares(NAME, &ensemble, weights)?;
-    check_target(NAME, &ensemble, &target)?;
-    check_target(NAME, &ensemble, &mask)?;
-    let (ensemble, target) = together(ensemble, target)?;
-    let mask = beside(mask, &ensemble)?;
-    let ensemble = counted(ensemble, mask.clone())?;
-    let target = counted(target, mask.clone())?;
+    let [ensemble, target, mask] = masked_operands(NAME, ensemble, target, mask)?;
     let area = Error::catch(|| ensemble.profile(3, &weights) * mask)?;
     // Means over the sample, [1, batch, 1, 1, 1].
     let means = Error::catch(|| area.clone().mean_dims(&[2, 3, 4]))?;

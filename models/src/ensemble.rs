@@ -102,12 +102,8 @@ pub fn crps_masked<X: Field<5>>(
 ) -> Result<WithDims<X, 1>> {
     const NAME: &str = "crps_masked";
     check_weights(NAME, &ensemble, weights)?;
-    check_target(NAME, &ensemble, &target)?;
-    check_target(NAME, &ensemble, &mask)?;
-    let (ensemble, target) = together(ensemble, target)?;
-    let mask = beside(mask, &ensemble)?;
-    let ensemble = counted(ensemble, mask.clone())?;
-    let cells = crps_cells(ensemble, counted(target, mask.clone())?, estimator)?;
+    let [ensemble, target, mask] = masked_operands(NAME, ensemble, target, mask)?;
+    let cells = crps_cells(ensemble, target, estimator)?;
     let weights = Error::catch(|| cells.profile(3, weights) * mask)?;
     weighted_mean(cells, weights)
 }
@@ -196,6 +192,23 @@ pub(crate) fn together<X: Field<5>>(ensemble: X, target: X) -> Result<(X, X)> {
     })?;
     let target = beside(target, &ensemble)?;
     Ok((ensemble, target))
+}
+
+/// Checks and redistributes ensemble, target and mask of a masked score, as [`together`] does, with
+/// zeros in the cells that do not count.
+pub(crate) fn masked_operands<X: Field<5>>(
+    name: &str,
+    ensemble: X,
+    target: X,
+    mask: X,
+) -> Result<[X; 3]> {
+    check_target(name, &ensemble, &target)?;
+    check_target(name, &ensemble, &mask)?;
+    let (ensemble, target) = together(ensemble, target)?;
+    let mask = beside(mask, &ensemble)?;
+    let ensemble = counted(ensemble, mask.clone())?;
+    let target = counted(target, mask.clone())?;
+    Ok([ensemble, target, mask])
 }
 
 /// Redistributes a field `[1, batch, channels, lat, lon]` to the shards of an ensemble whose

@@ -158,11 +158,11 @@ impl<const D: usize> Operand<D> {
                 let fans = tensor.layout().axes_where(|placement| placement == Fan);
                 if let Some(&axis) = fans.iter().find(|axis| !axes.contains(axis)) {
                     let axis = &x.layout().mesh().names()[axis];
-                    return Err(Error::Placement {
-                        operator: operator.into(),
-                        placement: format!("Replicate with Fan of a parameter on axis \"{axis}\""),
-                        help: "redistribute it to Fan, too".into(),
-                    });
+                    return Err(Error::placement(
+                        operator,
+                        format!("Replicate with Fan of a parameter on axis \"{axis}\""),
+                        "redistribute it to Fan, too",
+                    ));
                 }
                 axes.retain(|axis| !fans.contains(axis));
                 tensor.into_local()

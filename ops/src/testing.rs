@@ -1,6 +1,6 @@
 //! Tests that an operator on shards returns the results of one device.
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Gradients, Tensor, TensorData};
 use halocline_core::{
     DeviceMesh, Distribution, Fan, IndexBox, Launcher, Partial, RandomKey, ReduceOp, Result,
     ShardTensor,
@@ -131,22 +131,45 @@ pub fn on_mesh<const D: usize, const E: usize>(
     let parameters = leaves(parameters);
     let y = operator.apply(inputs.clone(), parameters.clone());
     let y = sharded(y.resolve());
-    let cotangent = random(y.dims(), "cotangent", 0).inner();
-    let cotangent = cotangent.cast(y.local().dtype());
-    let cotangent = ShardTensor::distribute(cotangent, mesh, y.layout())?;
-    let loss = (y.clone() * cotangent).sum();
+    let loss = (y.clone() * cotangent_of(&y)?).sum();
     let gradients = loss.backward();
     let mut found = vec![y.full_tensor().into_data()];
-    for input in &inputs {
-        let gradient = input.grad(&gradients).expect("an input has a gradient");
-        require_layout(&gradient, input);
-        found.push(gradient.full_tensor().into_data());
-    }
+    found.extend(inputs.iter().map(|input| gradient_of(input, &gradients)));
     for parameter in &parameters {
         let gradient = parameter.grad(&gradients);
         found.push(gradient.expect("a parameter has a gradient").into_data());
     }
     Ok(found)
+}
+
+/// Returns the random cotangent of a result, distributed as the result is.
+pub(crate) fn cotangent_of<const D: usize>(y: &ShardTensor<D>) -> Result<ShardTensor<D>> {
+    let cotangent = normal(&y.dims(), "cotangent", 0);
+    let cotangent = Tensor::<D>::from_data(cotangent, &y.device().inner());
+    let cotangent = cotangent.cast(y.local().dtype());
+    ShardTensor::distribute(cotangent, y.mesh(), y.layout())
+}
+
+/// Returns the whole gradient of an input, which must have the layout of the input.
+pub(crate) fn gradient_of<const D: usize>(
+    input: &ShardTensor<D>,
+    gradients: &Gradients,
+) -> TensorData {
+    let gradient = input.grad(gradients).expect("an input has a gradient");
+    require_layout(&gradient, input);
+    gradient.full_tensor().into_data()
+}
+
+/// Returns random values of which gradients are required, distributed over a mesh.
+#[cfg(test)]
+pub(crate) fn random_leaf<const D: usize>(
+    shape: [usize; D],
+    name: &str,
+    mesh: &DeviceMesh,
+    placements: &[halocline_core::Placement],
+) -> Result<ShardTensor<D>> {
+    let whole = Tensor::<D>::from_data(normal(&shape, name, 0), mesh.device());
+    Ok(ShardTensor::distribute(whole, mesh, placements)?.require_grad())
 }
 
 /// Requires that the gradient of an input has the layout of the input, with partial sums where the

@@ -275,15 +275,15 @@ impl ParamShard {
 
     /// The error for the use of a parameter whose shards on `axis` layers compute with.
     pub(super) fn refuse(&self, axis: usize) -> Error {
-        Error::Placement {
-            operator: format!("val() of parameter {}", self.path),
-            placement: format!(
+        Error::placement(
+            &format!("val() of parameter {}", self.path),
+            format!(
                 "{} on axis \"{}\"",
                 self.layout.placements()[axis],
                 self.layout.mesh().names()[axis]
             ),
-            help: "layers compute with such a shard; whole() makes the module whole".into(),
-        }
+            "layers compute with such a shard; whole() makes the module whole",
+        )
     }
 }
 

@@ -112,11 +112,11 @@ pub fn scatter_tensor<const D: usize, K: kind::Autodiff>(
     }
     let layout = to.into_layout(&Layout::replicated(mesh.shape(), shape))?;
     if let Some((_, op)) = layout.partial_axis() {
-        return Err(Error::Placement {
-            operator: NAME.into(),
-            placement: Partial(op).to_string(),
-            help: "scatter to Shard or Replicate".into(),
-        });
+        return Err(Error::placement(
+            NAME,
+            Partial(op).to_string(),
+            "scatter to Shard or Replicate",
+        ));
     }
     let device = mesh.device().clone().inner();
     let held = match tensor {

@@ -275,12 +275,9 @@ impl<const D: usize> ShardTensor<D> {
         if let Some((axis, op)) = self.layout.partial_axis()
             && op != ReduceOp::Sum
         {
-            let error = Error::Placement {
-                operator: "grad".into(),
-                placement: format!("{} on axis \"{}\"", Partial(op), self.axis_name(axis)),
-                help: "each rank has the gradient of its own values: local().grad(..)".into(),
-            };
-            error.raise()
+            let placement = format!("{} on axis \"{}\"", Partial(op), self.axis_name(axis));
+            let help = "each rank has the gradient of its own values: local().grad(..)";
+            Error::placement("grad", placement, help).raise()
         }
         let local = self.local.grad(gradients)?;
         let placements = self.placements().iter().map(|placement| match placement {
@@ -326,21 +323,16 @@ impl<const D: usize> ShardTensor<D> {
         let allowed =
             |placement: &Placement| matches!(placement, Replicate | Partial(ReduceOp::Sum));
         if let Some(axis) = self.placements().iter().position(|p| !allowed(p)) {
-            let error = Error::Placement {
-                operator: "backward".into(),
-                placement: format!(
-                    "{} on axis \"{}\"",
-                    self.placements()[axis],
-                    self.axis_name(axis)
-                ),
-                help: match self.placements()[axis] {
-                    Partial(_) => "call resolve() first",
-                    Fan => "every rank has the same loss; shard its input with redistribute(), so that ranks have parts of it",
-                    _ => "reduce it to a loss with mean() or sum() first",
+            let placement = self.placements()[axis];
+            let help = match placement {
+                Partial(_) => "call resolve() first",
+                Fan => {
+                    "every rank has the same loss; shard its input with redistribute(), so that ranks have parts of it"
                 }
-                .into(),
+                _ => "reduce it to a loss with mean() or sum() first",
             };
-            error.raise();
+            let placement = format!("{placement} on axis \"{}\"", self.axis_name(axis));
+            Error::placement("backward", placement, help).raise();
         }
         let _span = crate::trace::span("backward");
         crate::reduce::collect(self.mesh.shape().ranks(), || self.local.backward())

@@ -188,11 +188,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                 }
                 _ => continue,
             };
-            return Err(Error::Placement {
-                operator: NAME.into(),
-                placement: format!("{from} → {to} on axis \"{}\"", self.axis_name(axis)),
-                help: help.into(),
-            });
+            let placement = format!("{from} → {to} on axis \"{}\"", self.axis_name(axis));
+            return Err(Error::placement(NAME, placement, help));
         }
         Ok(())
     }

@@ -133,11 +133,11 @@ impl FieldLoader {
         // communication.
         Layout::new(mesh.shape(), &[1; 4], placements)?;
         if let Some(placement) = placements.iter().find(|p| matches!(p, Partial(_))) {
-            return Err(halocline_core::Error::Placement {
-                operator: "FieldLoader".into(),
-                placement: placement.to_string(),
-                help: "load to Shard or Replicate".into(),
-            });
+            return Err(halocline_core::Error::placement(
+                "FieldLoader",
+                placement.to_string(),
+                "load to Shard or Replicate",
+            ));
         }
         if config.batch_size == 0 {
             return Err(Error::argument("batch_size", 0, "at least 1 sample").into());

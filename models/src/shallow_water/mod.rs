@@ -292,11 +292,8 @@ fn check_placements(layout: &Layout, config: &Config) -> Result<()> {
             }
             _ => continue,
         };
-        return Err(Error::Placement {
-            operator: NAME.into(),
-            placement: format!("{placement} on axis \"{}\"", layout.mesh().names()[axis]),
-            help: help.into(),
-        });
+        let placement = format!("{placement} on axis \"{}\"", layout.mesh().names()[axis]);
+        return Err(Error::placement(NAME, placement, help));
     }
     Ok(())
 }

@@ -184,7 +184,7 @@ mod tests {
 
     use super::*;
     use crate::prelude::*;
-    use crate::testing::{Operator, check_op, compare, normal};
+    use crate::testing::{Operator, check_op, compare, cotangent_of, gradient_of, random_leaf};
 
     struct Cells;
 
@@ -225,36 +225,19 @@ mod tests {
     ) -> Vec<Vec<TensorData>> {
         let found = Launcher::local(axes[0] * axes[1]).collect(|world| {
             let mesh = world.mesh([("a", axes[0]), ("b", axes[1])])?;
-            let whole = |shape: &[usize], name: &str| {
-                let data = normal(shape, name, 0);
-                Tensor::<5>::from_data(data, world.device())
-            };
-            let leaf = |shape: [usize; 5], name: &str, placements: [Placement; 2]| {
-                let shards = ShardTensor::distribute(whole(&shape, name), &mesh, &placements)?;
-                Ok::<_, Error>(shards.require_grad())
-            };
-            let q = leaf([2, 2, 3, 4, 5], "q", queries)?;
-            let k = leaf([2, 3, 5, 2, 5], "k", placed)?;
-            let v = leaf([2, 3, 5, 2, 5], "v", placed)?;
-            let token = |name: &str| {
-                let data = normal(&[1, 2, 2, 5], name, 0);
-                let token = Tensor::<4>::from_data(data, world.device());
-                let token = ShardTensor::distribute(token, &mesh, &[Replicate; 2])?;
-                Ok::<_, Error>(token.require_grad())
-            };
+            let q = random_leaf([2, 2, 3, 4, 5], "q", &mesh, &queries)?;
+            let k = random_leaf([2, 3, 5, 2, 5], "k", &mesh, &placed)?;
+            let v = random_leaf([2, 3, 5, 2, 5], "v", &mesh, &placed)?;
+            let token = |name: &str| random_leaf([1, 2, 2, 5], name, &mesh, &[Replicate; 2]);
             let (key, value) = (token("key")?, token("value")?);
             let y = cell_attention_with_tokens(
                 [q.clone(), k.clone(), v],
                 [key.clone(), value],
                 &AttentionOptions::default(),
             )?;
-            let cotangent = whole(&y.dims(), "cotangent").inner();
-            let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
-            let gradients = crate::reduce::sum(y.clone() * cotangent)?.backward();
-            let fields = [q, k].map(|leaf| leaf.grad(&gradients).expect("a gradient"));
-            let [query, keys] = fields.map(|gradient| gradient.full_tensor().into_data());
-            let key = key.grad(&gradients).expect("a gradient");
-            let key = key.full_tensor().into_data();
+            let gradients = crate::reduce::sum(y.clone() * cotangent_of(&y)?)?.backward();
+            let [query, keys] = [q, k].map(|leaf| gradient_of(&leaf, &gradients));
+            let key = gradient_of(&key, &gradients);
             Ok(vec![y.full_tensor().into_data(), query, keys, key])
         });
         found.unwrap()

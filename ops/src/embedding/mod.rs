@@ -77,15 +77,15 @@ pub fn embedding<const D: usize, const E: usize>(
     let pairs = index.placements().iter().zip(weight.placements());
     let both = |pair| matches!(pair, (&Shard(_), &Shard(0)));
     if let Some(axis) = pairs.into_iter().position(both) {
-        return Err(Error::Placement {
-            operator: NAME.into(),
-            placement: format!(
+        return Err(Error::placement(
+            NAME,
+            format!(
                 "{} of index with Shard(0) of weight on axis \"{}\"",
                 index.placements()[axis],
                 index.layout().mesh().names()[axis]
             ),
-            help: "redistribute one of them to Replicate".into(),
-        });
+            "redistribute one of them to Replicate",
+        ));
     }
     let one_hot = one_hot(index.layout(), weight.layout());
     let terms = [

@@ -21,20 +21,14 @@
 //! Transposed sums, each row computed by the rank that holds it; halos and longitudes return and
 //! are added.
 
-use std::fmt;
-use std::sync::Arc;
+use halocline_core::{Result, ShardTensor};
 
-use halocline_core::{Error, Result, ShardTensor};
-
-use super::basis::{DiscoBasis, DiscoKernel, Function};
-use super::filter::{Grids, entries, transposed};
-use super::node::{Entries, LocalSums};
-use super::reach::{Reach, Toward};
-use crate::conv::{ConvOptions, check_channels, conv};
-use crate::driver::empty::{drop_empty, fill};
-use crate::kernel::flex;
+use super::basis::DiscoKernel;
+use super::kernels::Kernels;
+use super::node::LocalSums;
+use super::reach::Toward;
+use crate::conv::{ConvOptions, conv};
 use crate::operand::Operand;
-use crate::rearrange::reshape as reshape_shards;
 use crate::reshape;
 use crate::sphere::SphereGrid;
 
@@ -57,17 +51,8 @@ const NAME: &str = "disco";
 /// assert_eq!(y.dims(), [1, 2, 6, 12]);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-#[derive(Clone)]
-pub struct Disco {
-    pub(super) reach: Reach,
-    pub(super) entries: Arc<Entries>,
-}
-
-impl fmt::Debug for Disco {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Disco({:?}, {} functions)", self.reach, self.functions())
-    }
-}
+#[derive(Clone, Debug)]
+pub struct Disco(pub(super) Kernels);
 
 impl Disco {
     /// Kernels from a grid of `input = [latitudes, longitudes]` to one of `output`.
@@ -110,81 +95,24 @@ impl Disco {
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     pub fn between(
-        [input, output]: [[usize; 2]; 2],
+        sizes: [[usize; 2]; 2],
         grids: [SphereGrid; 2],
         kernel: impl Into<DiscoKernel>,
         radius: Option<f64>,
     ) -> Result<Self> {
-        let DiscoKernel { basis, norm } = kernel.into();
-        let functions = functions(NAME, basis)?;
-        let reach = Reach::new(NAME, [input, output], grids, radius, Toward::Coarser)?;
-        let (cosines, weights) = grids[0].quadrature(input[0])?;
-        let (outputs, _) = grids[1].quadrature(output[0])?;
-        let grids = Grids {
-            cosines: &cosines,
-            longitudes: input[1],
-            outputs: &outputs,
-            radius: reach.radius,
-            cutoff: reach.cutoff,
-        };
-        let by_output = entries(&functions, norm, &grids, &weights);
-        Ok(Self {
-            reach,
-            entries: Arc::new(Entries {
-                by_input: transposed(&by_output, input[0]),
-                by_output,
-                functions: functions.len(),
-                longitudes: [input[1], output[1]],
-            }),
-        })
+        let (kernel, toward) = (kernel.into(), Toward::Coarser);
+        Kernels::new(NAME, sizes, grids, kernel, radius, toward).map(Self)
     }
 
     /// `[latitudes, longitudes]` of input and output.
     pub fn sizes(&self) -> [[usize; 2]; 2] {
-        self.reach.sizes
+        self.0.reach.sizes
     }
 
     /// Number of basis functions, which is the number of weights per pair of channels.
     pub fn functions(&self) -> usize {
-        self.entries.functions
+        self.0.functions()
     }
-}
-
-/// Functions of a basis.
-pub(super) fn functions(operator: &str, basis: DiscoBasis) -> Result<Vec<Function>> {
-    let invalid = |expected| Error::operator(operator, format!("{basis:?}; expected {expected}"));
-    basis.functions().map_err(invalid)
-}
-
-/// Checks the shapes and number types of the parameters of a convolution of `x` with this number of
-/// functions.
-pub(super) fn check_parameters(
-    operator: &str,
-    x: &ShardTensor<4>,
-    weight: &Operand<3>,
-    bias: Option<&Operand<1>>,
-    groups: usize,
-    functions: usize,
-) -> Result<()> {
-    let ([channels_out, channels_in, last], channels) = (weight.dims(), x.dims()[1]);
-    let divides = groups > 0 && channels_out.is_multiple_of(groups);
-    let fits = divides && channels_in * groups == channels && channels_in * channels_out > 0;
-    if last != functions || !fits {
-        let message = format!(
-            "weight {:?} with {groups} groups on {channels} channels; expected [groups·n, channels / groups, {functions}]",
-            weight.dims()
-        );
-        return Err(Error::operator(operator, message));
-    }
-    if let Some(bias) = bias
-        && bias.dims() != [channels_out]
-    {
-        let message = format!("bias {:?} for {channels_out} channels", bias.dims());
-        return Err(Error::operator(operator, message));
-    }
-    let dtype = x.local().dtype();
-    weight.require_dtype(operator, dtype)?;
-    bias.map_or(Ok(()), |bias| bias.require_dtype(operator, dtype))
 }
 
 /// Convolves a field on the sphere with local kernels. See the [module](self).
@@ -218,40 +146,9 @@ pub fn disco_conv(
     groups: usize,
     kernels: &Disco,
 ) -> Result<ShardTensor<4>> {
-    let weight = weight.into();
-    let [channels_out, channels_in, functions] = weight.dims();
-    check_parameters(
-        NAME,
-        &x,
-        &weight,
-        bias.as_ref(),
-        groups,
-        kernels.functions(),
-    )?;
-    kernels.reach.check(NAME, &x.dims())?;
-    x.require_resolved(NAME)?;
-    let mesh = x.layout().mesh();
-    let with_functions = |extents: &[usize]| -> Vec<usize> {
-        extents
-            .iter()
-            .map(|channels| channels * functions)
-            .collect()
-    };
-    let mut extents = x.layout().all_extents().to_vec();
-    extents[1] = with_functions(&extents[1]);
-    let terms = x.layout().derive(x.placements().to_vec(), extents);
-    let layout = weight.layout_on(mesh);
-    layout.require_whole(NAME, 2)?;
-    let columns = with_functions(layout.extents(1));
-    let extents = vec![layout.extents(0).to_vec(), columns, vec![1], vec![1]];
-    let matrix = layout.derive(layout.placements().to_vec(), extents);
-    let offsets = bias.as_ref().map(|bias| bias.layout_on(mesh));
-    check_channels(NAME, &terms, &matrix, offsets.as_ref(), groups)?;
-    let shape = [channels_out, channels_in * functions, 1, 1];
-    let weight = match weight {
-        Operand::Replicated(weight) => Operand::Replicated(reshape(weight, shape.to_vec())),
-        laid => Operand::Sharded(reshape_shards(laid.place_on(&x)?, shape)?),
-    };
+    let weight = kernels
+        .0
+        .pointwise(&x, weight.into(), bias.as_ref(), groups)?;
     let terms = disco(x, kernels)?;
     let options = ConvOptions::<2>::default().with_groups(groups);
     conv(terms, weight, bias, &options)
@@ -260,41 +157,21 @@ pub fn disco_conv(
 /// Integrates each channel against each function around each output cell:
 /// `[batch, channels · functions, lat, lon]`.
 pub(super) fn disco(x: ShardTensor<4>, kernels: &Disco) -> Result<ShardTensor<4>> {
-    let reach = &kernels.reach;
+    let (reach, functions) = (&kernels.0.reach, kernels.functions());
     let [[_, longitudes], [_, width]] = reach.sizes;
     reach.check(NAME, &x.dims())?;
     let before = x.layout().clone();
     let x = reach.pencil(x, NAME)?;
-    let (layout, mesh) = (x.layout().clone(), x.mesh().clone());
-    let (outputs, functions) = (
-        reach.outputs(&layout, mesh.position())?,
-        kernels.functions(),
-    );
-    let local = reach.assemble(&x, NAME)?;
-    let mut extents = layout.all_extents().to_vec();
-    extents[1]
-        .iter_mut()
-        .for_each(|channels| *channels *= functions);
-    extents[2] = reach.output_rows(&layout)?;
-    extents[3] = vec![width];
-    let result = layout.derive(layout.placements().to_vec(), extents);
-    let kernel = flex::runs_on(&local.device());
-    let local = if kernel || (!result.has_empty_shard() && reach.reaches_all(&layout)?) {
-        local
-    } else {
-        fill(1, local, &[0, 1, 2, 3], NAME, 0.0)?
-    };
-    let [batch, channels, held, _] = local.dims();
-    let sums = LocalSums {
-        entries: kernels.entries.clone(),
-        inputs: reach.inputs(&outputs),
-        outputs,
-    };
-    let y = sums.run(reshape(local, vec![batch * channels, held, longitudes]));
-    let [_, _, held, _] = y.dims();
-    let mut y = reshape(y, vec![batch, channels * functions, held, width]);
-    if !kernel {
-        y = drop_empty(y, &result, mesh.position(), NAME)?;
-    }
-    reach.restore(ShardTensor::from_parts(y, result, mesh), &before)
+    let y = kernels.0.run(&x, |local, outputs| {
+        let [batch, channels, held, _] = local.dims();
+        let sums = LocalSums {
+            entries: kernels.0.entries.clone(),
+            inputs: reach.inputs(&outputs),
+            outputs,
+        };
+        let y = sums.run(reshape(local, vec![batch * channels, held, longitudes]));
+        let [_, _, held, _] = y.dims();
+        reshape(y, vec![batch, channels * functions, held, width])
+    })?;
+    reach.restore(y, &before)
 }

@@ -11,6 +11,7 @@ mod disc;
 pub mod disco;
 mod filter;
 mod golden;
+mod kernels;
 mod node;
 mod reach;
 mod rows;

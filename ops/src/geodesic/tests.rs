@@ -312,8 +312,8 @@ fn sums_are_those_of_burns_operators() {
             Disco::new([7, 6], output, [3, 2], SphereGrid::Equiangular, Some(0.8)).unwrap();
         let outputs = 1..4;
         let sums = LocalSums {
-            entries: Arc::clone(&kernels.entries),
-            inputs: kernels.reach.inputs(&outputs),
+            entries: Arc::clone(&kernels.0.entries),
+            inputs: kernels.0.reach.inputs(&outputs),
             outputs,
         };
         let run = |composed: bool| {

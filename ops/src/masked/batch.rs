@@ -4,16 +4,14 @@ use burn::backend::DispatchTensor;
 use burn::nn::BatchNorm;
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::ops::{BackwardPass, Operator, all_gather_numbers, all_reduce, apply};
-use halocline_core::{
-    DeviceMesh, Error, Operation, ReduceOp, Replicate, Result, Shard, ShardTensor, Traffic,
-};
+use halocline_core::{DeviceMesh, Error, Operation, ReduceOp, Result, Shard, ShardTensor, Traffic};
 
 use super::norm::{Parameters, beside, check, scaled};
 use super::{broadcast, in_f32};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::Field;
 use crate::loss::counted;
-use crate::norm::batch::update_running;
+use crate::norm::batch::{channel_layout, update_running};
 use crate::norm::{BatchStatistics, Moments};
 use crate::operand::Operand;
 use crate::reduce::sum_dims;
@@ -192,17 +190,11 @@ fn normalized<const D: usize>(
         operation,
         mesh: mesh.clone(),
     };
-    let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(dim) if *dim != 1 => Replicate,
-        other => *other,
-    });
-    let mut extents = vec![vec![1]; D];
-    extents[1] = layout.extents(1).to_vec();
-    let of_channels = layout.derive(placements.collect(), extents);
+    let channels = channel_layout(&layout);
     // Without the channel that fills an empty shard.
-    let held = &total[..of_channels.local_shape(mesh.position())[1]];
+    let held = &total[..channels.local_shape(mesh.position())[1]];
     let statistic = |value: &dyn Fn(&Moments) -> f64| {
-        ShardTensor::from_parts(tensor(held, value), of_channels.clone(), mesh.clone())
+        ShardTensor::from_parts(tensor(held, value), channels.clone(), mesh.clone())
     };
     let statistics = BatchStatistics {
         mean: statistic(&|channel| match channel.count > 0.0 {

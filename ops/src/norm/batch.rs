@@ -134,20 +134,14 @@ fn by_kernels<const D: usize>(
             .map(|channel| channel.statistic(epsilon))
             .collect(),
     );
-    let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(dim) if *dim != 1 => Replicate,
-        other => *other,
-    });
-    let mut extents = vec![vec![1]; D];
-    extents[1] = layout.extents(1).to_vec();
-    let of_channels = layout.derive(placements.collect(), extents);
+    let channels = channel_layout(&layout);
     let mut shape = [1; D];
     shape[1] = held[1];
     let statistic = |value: fn(&Moments) -> f64| {
         let values: Vec<f64> = moments.iter().map(value).collect();
         let values = TensorData::new(values, shape);
         let values = Tensor::<D>::from_data(values, (&device, wider(dtype)));
-        ShardTensor::from_parts(values, of_channels.clone(), mesh.clone())
+        ShardTensor::from_parts(values, channels.clone(), mesh.clone())
     };
     let statistics = BatchStatistics {
         mean: statistic(|channel| channel.mean),
@@ -155,6 +149,18 @@ fn by_kernels<const D: usize>(
     };
     let y = Error::catch(|| Norm::Group(run).apply(local, weight, bias))?;
     Ok((ShardTensor::from_parts(y, layout, mesh), statistics))
+}
+
+/// Layout of one value per channel, `[1, channels, 1, ..]`, distributed as the channels of a field
+/// are.
+pub(crate) fn channel_layout(field: &Layout) -> Layout {
+    let placements = field.placements().iter().map(|placement| match placement {
+        Shard(dim) if *dim != 1 => Replicate,
+        other => *other,
+    });
+    let mut extents = vec![vec![1]; field.shape().len()];
+    extents[1] = field.extents(1).to_vec();
+    field.derive(placements.collect(), extents)
 }
 
 /// Normalizes each channel by a given mean and variance. See the [module](self).

@@ -70,11 +70,11 @@ fn rule(operator: &str, layout: &Layout, dims: &[usize], op: ReduceOp) -> Result
             Shard(dim) if dims.contains(dim) => Ok(Partial(op)),
             // A sum of partial sums is a partial sum; other reductions of partial values are not
             // partial values.
-            Partial(held) if *held != op => Err(Error::Placement {
-                operator: operator.into(),
-                placement: format!("{placement} on axis \"{name}\""),
-                help: "call resolve() first".into(),
-            }),
+            Partial(held) if *held != op => Err(Error::placement(
+                operator,
+                format!("{placement} on axis \"{name}\""),
+                "call resolve() first",
+            )),
             other => Ok(*other),
         })
         .collect::<Result<Vec<Placement>>>()?;

@@ -5,7 +5,7 @@ use halocline_core::{Launcher, Placement, RandomKey, Replicate, Shard};
 
 use super::dims::{BATCH, HEADS};
 use super::*;
-use crate::testing::{compare, normal};
+use crate::testing::{compare, cotangent_of, gradient_of, normal};
 
 const QUERIES: usize = 9;
 const KEYS: usize = 13;
@@ -63,17 +63,11 @@ fn on_ranks(
         }
         let [q, k, v] = [0, 1, 2].map(|input: usize| leaves[input].clone());
         let y = scaled_dot_product_attention(q, k, v, &options)?;
-        let cotangent = normal(&y.dims(), "cotangent", 0);
-        let cotangent = Tensor::<4>::from_data(cotangent, world.device()).inner();
-        let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
-        let product = y.clone() * cotangent;
+        let product = y.clone() * cotangent_of(&y)?;
         let gradients = crate::reduce::sum(product)?.backward();
-        let gradients = leaves
-            .iter()
-            .map(|leaf| leaf.grad(&gradients).expect("a gradient"));
-        let results = std::iter::once(y).chain(gradients);
-        let whole = results.map(|x| x.full_tensor().into_data());
-        Ok(whole.collect())
+        let mut found = vec![y.full_tensor().into_data()];
+        found.extend(leaves.iter().map(|leaf| gradient_of(leaf, &gradients)));
+        Ok(found)
     });
     found.unwrap()
 }

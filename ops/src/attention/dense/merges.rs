@@ -5,7 +5,7 @@ use halocline_core::{DeviceMesh, Launcher, Placement, RandomKey, Replicate, Shar
 
 use super::dims::{BATCH, HEADS};
 use super::*;
-use crate::testing::{compare, normal};
+use crate::testing::{compare, cotangent_of, gradient_of, normal, random_leaf};
 
 const QUERIES: usize = 9;
 
@@ -57,15 +57,10 @@ impl Case {
     ) -> Vec<Vec<TensorData>> {
         let found = Launcher::local(axes[0] * axes[1]).collect(|world| {
             let mesh = world.mesh([("a", axes[0]), ("b", axes[1])])?;
-            let leaf = |shape: [usize; 4], name: &str, placements: [Placement; 2]| {
-                let whole = Tensor::<4>::from_data(normal(&shape, name, 0), world.device());
-                let shards = ShardTensor::distribute(whole, &mesh, &placements)?;
-                Ok::<_, Error>(shards.require_grad())
-            };
             let leaves = [
-                leaf([2, QUERIES, 4, 36], "q", queries)?,
-                leaf([2, self.keys, 2, 36], "k", placed)?,
-                leaf([2, self.keys, 2, 33], "v", placed)?,
+                random_leaf([2, QUERIES, 4, 36], "q", &mesh, &queries)?,
+                random_leaf([2, self.keys, 2, 36], "k", &mesh, &placed)?,
+                random_leaf([2, self.keys, 2, 33], "v", &mesh, &placed)?,
             ];
             let [q, k, v] = leaves.clone();
             let q = q.try_fan_out(|_| self.fans)?;
@@ -80,12 +75,7 @@ impl Case {
                 }
             };
             let results = [rows(y.output), rows(y.lse)];
-            let weighted = |x: &ShardTensor<4>| {
-                let cotangent = normal(&x.dims(), "cotangent", 0);
-                let cotangent = Tensor::<4>::from_data(cotangent, world.device()).inner();
-                let cotangent = ShardTensor::distribute(cotangent, &mesh, x.layout())?;
-                crate::reduce::sum(x.clone() * cotangent)
-            };
+            let weighted = |x: &ShardTensor<4>| crate::reduce::sum(x.clone() * cotangent_of(x)?);
             let loss = weighted(&results[0])? + weighted(&results[1])?;
             let gradients = loss.backward();
             let mut found = Vec::new();
@@ -93,11 +83,7 @@ impl Case {
                 // Without keys the logarithm is about −1e30.
                 found.push(result.full_tensor().clamp_min(-1e3).into_data());
             }
-            for leaf in leaves {
-                let gradient = leaf.grad(&gradients).expect("a gradient");
-                assert_eq!(gradient.layout(), leaf.layout());
-                found.push(gradient.full_tensor().into_data());
-            }
+            found.extend(leaves.iter().map(|leaf| gradient_of(leaf, &gradients)));
             Ok(found)
         });
         found.unwrap()

@@ -8,7 +8,9 @@ use super::*;
 use crate::attention::{DenseAttentionField, OPERATORS};
 use crate::golden::{Arguments, Attributes};
 use crate::reduce::ReduceField;
-use crate::testing::{check_golden, compare, difference, normal, random};
+use crate::testing::{
+    check_golden, compare, cotangent_of, difference, gradient_of, normal, random,
+};
 
 /// Queries, keys and values `[batch, tokens, heads, width]`.
 fn inputs(
@@ -142,16 +144,9 @@ fn keys_may_lie_otherwise_than_queries() {
             ];
             let [q, k, v] = leaves.clone();
             let y = scaled_dot_product_attention(q, k, v, &options)?;
-            let cotangent = normal(&y.dims(), "cotangent", 0);
-            let cotangent = Tensor::<4>::from_data(cotangent, world.device()).inner();
-            let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
-            let gradients = (y.clone() * cotangent).sum().backward();
+            let gradients = (y.clone() * cotangent_of(&y)?).sum().backward();
             let mut found = vec![y.full_tensor().into_data()];
-            for leaf in leaves {
-                let gradient = leaf.grad(&gradients).expect("a gradient");
-                assert_eq!(gradient.layout(), leaf.layout());
-                found.push(gradient.full_tensor().into_data());
-            }
+            found.extend(leaves.iter().map(|leaf| gradient_of(leaf, &gradients)));
             Ok(found)
         });
         found.unwrap()
