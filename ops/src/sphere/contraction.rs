@@ -1,5 +1,6 @@
 //! Legendre sums over latitudes or degrees, for each order, as a node of the graph.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -207,8 +208,8 @@ impl Block {
         room: &mut Vec<E>,
         isa: Isa,
     ) {
-        let (table, orders) = (&*sums.table, self.len[1]);
-        let (half, columns) = (table.half(), 2 * self.len[0]);
+        let (table, [fields, orders]) = (&*sums.table, self.len);
+        let (half, columns) = (table.half(), 2 * fields);
         let [sphere, spectrum] = [2 * half, table.degrees].map(|rows| rows * columns);
         room.clear();
         room.resize(orders * (sphere + spectrum), E::default());
@@ -221,38 +222,48 @@ impl Block {
             let factors = factors.iter().map(|factor| E::from_f64(*factor));
             factors.collect::<Vec<E>>()
         });
-        let pair = |place: usize| [x[2 * place], x[2 * place + 1]];
         let write = |place: usize, pair: [E; 2]| {
             for (part, value) in sums.factor.times(pair).into_iter().enumerate() {
                 // SAFETY: within the result, and of this block.
-                unsafe { *y.at(2 * place + part) = value };
+                unsafe { *y.at(place + part) = value };
             }
         };
+        // Cells outside and fields within, so that neighbors in the room are written together.
         match sums.to {
             To::Degrees => {
-                for (field, order, k) in self.cells(half) {
-                    let even = order * sphere + k * step + 2 * field * across;
+                for k in 0..half {
                     let mirror = table.points - 1 - k;
-                    let [north, south] =
-                        [k, mirror].map(|k| pair(self.place(sums, table.points, field, order, k)));
-                    for part in 0..2 {
-                        let [north, south] = [north, south].map(|pair| pair[part] * points[k]);
-                        let even = even + part * across;
-                        let odd = even + half * columns;
-                        (on_points[even], on_points[odd]) = if k == mirror {
-                            (north, E::default())
-                        } else {
-                            (north + south, north - south)
-                        };
+                    for field in 0..fields {
+                        let [north, south] =
+                            [k, mirror].map(|k| &x[self.row(sums, table.points, field, k)]);
+                        for order in 0..orders {
+                            let even = order * sphere + k * step + 2 * field * across;
+                            for part in 0..2 {
+                                let [north, south] =
+                                    [north, south].map(|row| row[2 * order + part] * points[k]);
+                                let even = even + part * across;
+                                let odd = even + half * columns;
+                                (on_points[even], on_points[odd]) = if k == mirror {
+                                    (north, E::default())
+                                } else {
+                                    (north + south, north - south)
+                                };
+                            }
+                        }
                     }
                 }
             }
             To::Points => {
-                for (field, order, l) in self.cells(table.degrees) {
-                    let pair = pair(self.place(sums, table.degrees, field, order, l));
-                    let start = (order * table.degrees + l) * columns + 2 * field;
-                    for (part, value) in pair.into_iter().enumerate() {
-                        on_degrees[start + part] = value * degrees[l];
+                // Degrees below the orders have no functions.
+                for l in (table.orders.start + self.first[1]).min(table.degrees)..table.degrees {
+                    for field in 0..fields {
+                        let row = &x[self.row(sums, table.degrees, field, l)];
+                        for order in 0..orders {
+                            let start = (order * table.degrees + l) * columns + 2 * field;
+                            for part in 0..2 {
+                                on_degrees[start + part] = row[2 * order + part] * degrees[l];
+                            }
+                        }
                     }
                 }
             }
@@ -291,51 +302,45 @@ impl Block {
         }
         match sums.to {
             To::Degrees => {
-                for (field, order, l) in self.cells(table.degrees) {
-                    let start = (order * table.degrees + l) * columns + 2 * field;
-                    let pair = [0, 1].map(|part| on_degrees[start + part] * degrees[l]);
-                    write(self.place(sums, table.degrees, field, order, l), pair);
+                for l in 0..table.degrees {
+                    for field in 0..fields {
+                        let row = self.row(sums, table.degrees, field, l);
+                        for order in 0..orders {
+                            let start = (order * table.degrees + l) * columns + 2 * field;
+                            let pair = [0, 1].map(|part| on_degrees[start + part] * degrees[l]);
+                            write(row.start + 2 * order, pair);
+                        }
+                    }
                 }
             }
             To::Points => {
-                for (field, order, k) in self.cells(half) {
-                    let even = order * sphere + k * step + 2 * field * across;
+                for k in 0..half {
                     let mirror = table.points - 1 - k;
-                    let [even, odd] = [even, even + half * columns].map(|start| {
-                        [0, 1].map(|part| on_points[start + part * across] * points[k])
-                    });
-                    let sum = [0, 1].map(|part| even[part] + odd[part]);
-                    let difference = [0, 1].map(|part| even[part] - odd[part]);
-                    write(self.place(sums, table.points, field, order, k), sum);
-                    if k != mirror {
-                        write(
-                            self.place(sums, table.points, field, order, mirror),
-                            difference,
-                        );
+                    for field in 0..fields {
+                        let [north, south] =
+                            [k, mirror].map(|k| self.row(sums, table.points, field, k).start);
+                        for order in 0..orders {
+                            let even = order * sphere + k * step + 2 * field * across;
+                            let [even, odd] = [even, even + half * columns].map(|start| {
+                                [0, 1].map(|part| on_points[start + part * across] * points[k])
+                            });
+                            write(north + 2 * order, [0, 1].map(|part| even[part] + odd[part]));
+                            if k != mirror {
+                                write(south + 2 * order, [0, 1].map(|part| even[part] - odd[part]));
+                            }
+                        }
                     }
                 }
             }
         }
     }
 
-    /// Iterates over (field, order, cell) with `cells` cells of each, in memory order.
-    fn cells(&self, cells: usize) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
-        let [fields, orders] = self.len;
-        let all = (0..fields).flat_map(move |field| (0..cells).map(move |cell| (field, cell)));
-        all.flat_map(move |(field, cell)| (0..orders).map(move |order| (field, order, cell)))
-    }
-
-    /// Index of a complex number in `[fields, cells, orders]`.
-    fn place(
-        &self,
-        sums: &Contraction,
-        cells: usize,
-        field: usize,
-        order: usize,
-        cell: usize,
-    ) -> usize {
+    /// Elements of the complex numbers of this block's orders, in a row of
+    /// `[fields, cells, orders, 2]`.
+    fn row(&self, sums: &Contraction, cells: usize, field: usize, cell: usize) -> Range<usize> {
         let row = (self.first[0] + field) * cells + cell;
-        row * sums.table.orders.len() + self.first[1] + order
+        let start = 2 * (row * sums.table.orders.len() + self.first[1]);
+        start..start + 2 * self.len[1]
     }
 }
 
