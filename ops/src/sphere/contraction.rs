@@ -231,7 +231,7 @@ impl Block {
         // Cells outside and fields within, so that neighbors in the room are written together.
         match sums.to {
             To::Degrees => {
-                for k in 0..half {
+                for (k, factor) in points[..half].iter().enumerate() {
                     let mirror = table.points - 1 - k;
                     for field in 0..fields {
                         let [north, south] =
@@ -240,7 +240,7 @@ impl Block {
                             let even = order * sphere + k * step + 2 * field * across;
                             for part in 0..2 {
                                 let [north, south] =
-                                    [north, south].map(|row| row[2 * order + part] * points[k]);
+                                    [north, south].map(|row| row[2 * order + part] * *factor);
                                 let even = even + part * across;
                                 let odd = even + half * columns;
                                 (on_points[even], on_points[odd]) = if k == mirror {
@@ -302,19 +302,19 @@ impl Block {
         }
         match sums.to {
             To::Degrees => {
-                for l in 0..table.degrees {
+                for (l, factor) in degrees.iter().enumerate() {
                     for field in 0..fields {
                         let row = self.row(sums, table.degrees, field, l);
                         for order in 0..orders {
                             let start = (order * table.degrees + l) * columns + 2 * field;
-                            let pair = [0, 1].map(|part| on_degrees[start + part] * degrees[l]);
+                            let pair = [0, 1].map(|part| on_degrees[start + part] * *factor);
                             write(row.start + 2 * order, pair);
                         }
                     }
                 }
             }
             To::Points => {
-                for k in 0..half {
+                for (k, factor) in points[..half].iter().enumerate() {
                     let mirror = table.points - 1 - k;
                     for field in 0..fields {
                         let [north, south] =
@@ -322,7 +322,7 @@ impl Block {
                         for order in 0..orders {
                             let even = order * sphere + k * step + 2 * field * across;
                             let [even, odd] = [even, even + half * columns].map(|start| {
-                                [0, 1].map(|part| on_points[start + part * across] * points[k])
+                                [0, 1].map(|part| on_points[start + part * across] * *factor)
                             });
                             write(north + 2 * order, [0, 1].map(|part| even[part] + odd[part]));
                             if k != mirror {
