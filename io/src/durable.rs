@@ -3,8 +3,13 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
+use std::thread;
 
 use crate::{Error, Result};
+
+/// Number of files or folders that are synced at the same time. A sync waits for the disk rather
+/// than for a core, and file systems serve those that wait together with one write.
+const AT_ONCE: usize = 16;
 
 /// Writes a file, and waits until its bytes are on disk.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
@@ -21,11 +26,42 @@ pub(crate) fn sync_file(path: &Path) -> Result<()> {
     synced.map_err(|error| Error::io(path, error))
 }
 
+/// Waits until the bytes of many files are on disk.
+pub(crate) fn sync_files<P: AsRef<Path> + Sync>(paths: &[P]) -> Result<()> {
+    at_once(paths, sync_file)
+}
+
 /// Waits until the names in a folder are on disk, on file systems that support it.
 pub(crate) fn sync_folder(path: &Path) -> Result<()> {
-    let folder = File::open(path).map_err(|error| Error::io(path, error))?;
     #[cfg(test)]
     tests::SYNCED.with_borrow_mut(|synced| synced.push(path.into()));
+    sync_names(path)
+}
+
+/// Waits until the names in many folders are on disk, on file systems that support it.
+pub(crate) fn sync_folders<P: AsRef<Path> + Sync>(paths: &[P]) -> Result<()> {
+    #[cfg(test)]
+    tests::SYNCED.with_borrow_mut(|synced| {
+        synced.extend(paths.iter().map(|path| path.as_ref().to_path_buf()));
+    });
+    at_once(paths, sync_names)
+}
+
+/// Calls a function with each path, on several threads.
+fn at_once<P: AsRef<Path> + Sync>(paths: &[P], sync: fn(&Path) -> Result<()>) -> Result<()> {
+    let share = paths.len().div_ceil(AT_ONCE).max(1);
+    thread::scope(|scope| {
+        let shares = paths.chunks(share);
+        let threads: Vec<_> = shares
+            .map(|paths| scope.spawn(move || paths.iter().try_for_each(|path| sync(path.as_ref()))))
+            .collect();
+        let mut threads = threads.into_iter();
+        threads.try_for_each(|thread| thread.join().expect("syncing does not panic"))
+    })
+}
+
+fn sync_names(path: &Path) -> Result<()> {
+    let folder = File::open(path).map_err(|error| Error::io(path, error))?;
     match folder.sync_all() {
         Err(error) if !is_refusal(&error) => Err(Error::io(path, error)),
         _ => Ok(()),
@@ -60,13 +96,44 @@ pub(crate) fn enclosing_folders(path: &Path) -> impl Iterator<Item = &Path> {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::cell::RefCell;
+    use std::collections::HashSet;
     use std::path::PathBuf;
+    use std::sync::Mutex;
+    use std::thread::ThreadId;
 
     use super::*;
 
     thread_local! {
         /// Folders that this thread has synced.
         pub(crate) static SYNCED: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
+    }
+
+    #[test]
+    fn many_files_are_synced_at_the_same_time() {
+        static SEEN: Mutex<Vec<ThreadId>> = Mutex::new(Vec::new());
+        let sync = |_: &Path| {
+            SEEN.lock().unwrap().push(thread::current().id());
+            Ok::<(), Error>(())
+        };
+        at_once(&["a"; 5 * AT_ONCE - 1], sync).unwrap();
+        let seen = SEEN.lock().unwrap();
+        assert_eq!(seen.len(), 5 * AT_ONCE - 1);
+        assert_eq!(seen.iter().collect::<HashSet<_>>().len(), AT_ONCE);
+    }
+
+    #[test]
+    fn one_file_of_many_that_cannot_be_synced_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths: Vec<PathBuf> = (0..40)
+            .map(|file| folder.path().join(format!("file {file}")))
+            .collect();
+        for path in &paths {
+            std::fs::write(path, "").unwrap();
+        }
+        sync_files(&paths).unwrap();
+        std::fs::remove_file(&paths[29]).unwrap();
+        let error = sync_files(&paths).unwrap_err().to_string();
+        assert!(error.contains("file 29"), "{error}");
     }
 
     #[test]

@@ -99,6 +99,12 @@ impl StagedFolder {
         Ok(())
     }
 
+    /// Waits until the bytes of all files in the folder are on disk.
+    pub(crate) fn sync_files(&self) -> Result<()> {
+        let [files, _] = contents(&self.path)?;
+        durable::sync_files(&files)
+    }
+
     /// Marks the folder as in use, so that it is not removed as a leftover.
     pub(crate) fn touch(&self) {
         // Needed only on file systems without locks, so failures are ignored.
@@ -111,7 +117,8 @@ impl StagedFolder {
     /// A target that exists and may not be replaced; a failure to rename.
     pub(crate) fn commit(self, file: Option<&str>) -> Result<()> {
         let failed = |error| Error::io(&self.target, error);
-        sync_folders(&self.path)?;
+        let [_, folders] = contents(&self.path)?;
+        durable::sync_folders(&folders)?;
         check_target(&self.target, self.existing)?;
         let source = file.map_or_else(|| self.path.clone(), |file| self.path.join(file));
         let aside = aside_of(&self.target);
@@ -191,13 +198,21 @@ fn remove(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Waits until the names in a folder and its subfolders are on disk.
-fn sync_folders(folder: &Path) -> Result<()> {
-    for entry in fs::read_dir(folder).map_err(|error| Error::io(folder, error))? {
-        let path = entry.map_err(|error| Error::io(folder, error))?.path();
-        if path.is_dir() {
-            sync_folders(&path)?;
+/// Returns the files in a folder and its subfolders, and these folders.
+fn contents(folder: &Path) -> Result<[Vec<PathBuf>; 2]> {
+    let (mut files, mut folders) = (Vec::new(), Vec::new());
+    let mut unread = vec![folder.to_path_buf()];
+    while let Some(folder) = unread.pop() {
+        for entry in fs::read_dir(&folder).map_err(|error| Error::io(&folder, error))? {
+            let path = entry.map_err(|error| Error::io(&folder, error))?.path();
+            let paths = if path.is_dir() {
+                &mut unread
+            } else {
+                &mut files
+            };
+            paths.push(path);
         }
+        folders.push(folder);
     }
-    durable::sync_folder(folder)
+    Ok([files, folders])
 }

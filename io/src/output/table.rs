@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::agreement::{Fallible, agree};
 use crate::staged_folder::StagedFolder;
-use crate::{Error, Existing, Result, durable};
+use crate::{Error, Existing, Result};
 
 /// Table of records with labels, such as scores by channel, lead and region, stored as arrays with
 /// one dim per label.
@@ -148,7 +148,9 @@ impl Table {
     fn write(&self, path: &Path) -> Result<()> {
         let folder = StagedFolder::open(path, Existing::Replace)?;
         folder.clear()?;
-        let written = self.write_into(folder.path());
+        let written = self
+            .write_into(folder.path())
+            .and_then(|()| folder.sync_files());
         if written.is_err() {
             folder.discard();
         }
@@ -265,12 +267,16 @@ fn write_array(
     files.insert(format!("{name}/.zarray"), metadata);
     files.insert(format!("{name}/.zattrs"), attributes);
     let chunk = vec!["0"; shape.len()].join(".");
-    durable::write(&folder.join(chunk), &bytes)
+    write_file(&folder.join(chunk), &bytes)
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {
     let bytes = serde_json::to_vec_pretty(value).expect("JSON");
-    durable::write(path, &bytes)
+    write_file(path, &bytes)
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(path, bytes).map_err(|error| Error::io(path, error))
 }
 
 #[cfg(test)]
