@@ -6,6 +6,7 @@ use std::path::Path;
 
 use ndarray::{ArrayD, Axis, Slice};
 
+use crate::cf::axis::CELLS;
 use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable};
 use crate::zarr::ZarrStore;
 use crate::{Calendar, Error, Grid, Result, parse_time};
@@ -26,10 +27,11 @@ struct AnemoiStore {
     data: usize,
     names: Vec<String>,
     /// Variable `[time, variable, slow, fast]`, where the slow and the fast dim form the cells, and
-    /// the coordinates of its dims without that of the variables.
+    /// its coordinates: those of its dims without that of the variables, and the positions of cells
+    /// that are one row.
     variables: Vec<Variable>,
     /// Values of the coordinates.
-    values: [Vec<f64>; 3],
+    values: Vec<Vec<f64>>,
     /// Indices of the times that are not missing.
     times: Vec<usize>,
 }
@@ -79,9 +81,12 @@ pub(crate) fn container(store: ZarrStore) -> Result<Box<dyn Container>> {
         Ok::<Vec<f64>, Error>(read.into_iter().collect())
     };
     let (latitudes, longitudes) = (coordinate(places[0])?, coordinate(places[1])?);
-    let [(slow_name, slow), (fast_name, fast)] = lines(&latitudes, &longitudes);
+    let lines = lines(&latitudes, &longitudes);
+    let is_grid = lines.is_some();
+    let row = || one_row(latitudes.len());
+    let [(slow_name, slow), (fast_name, fast)] = lines.unwrap_or_else(row);
     let source = &store.variables()[data];
-    let variables = vec![
+    let mut variables = vec![
         Variable {
             dims: ["time", "variable", slow_name, fast_name]
                 .map(String::from)
@@ -90,16 +95,23 @@ pub(crate) fn container(store: ZarrStore) -> Result<Box<dyn Container>> {
             chunk: chunk(source, kept.len() == times, fast.len()),
             ..source.clone()
         },
-        described("time", kept.len(), "seconds since 1970-01-01"),
-        described(slow_name, slow.len(), units(slow_name)),
-        described(fast_name, fast.len(), units(fast_name)),
+        described("time", "time", kept.len(), "seconds since 1970-01-01"),
+        described(slow_name, slow_name, slow.len(), units(slow_name)),
+        described(fast_name, fast_name, fast.len(), units(fast_name)),
     ];
+    let mut values = vec![dates, slow, fast];
+    if !is_grid {
+        let positions = CELLS.into_iter().zip(["degrees_north", "degrees_east"]);
+        let along_row = |(name, units)| described(name, fast_name, cells, units);
+        variables.extend(positions.map(along_row));
+        values.extend([latitudes, longitudes]);
+    }
     Ok(Box::new(AnemoiStore {
         store,
         data,
         names,
         variables,
-        values: [dates, slow, fast],
+        values,
         times: kept,
     }))
 }
@@ -129,21 +141,24 @@ fn recognised(store: &ZarrStore) -> Option<(Vec<String>, usize, [usize; 2])> {
 /// Coordinate of a dim of the cells: its name and values.
 type Line = (&'static str, Vec<f64>);
 
-/// Splits cells into a slow and a fast dim. Cells that do not form a grid are one row, whose
-/// coordinates have no meaning.
-fn lines(latitudes: &[f64], longitudes: &[f64]) -> [Line; 2] {
+/// Splits cells that form a grid into a slow and a fast dim.
+fn lines(latitudes: &[f64], longitudes: &[f64]) -> Option<[Line; 2]> {
     let is_grid = |lat: &[f64], lon: &[f64]| Grid::new(lat.to_vec(), lon.to_vec()).is_ok();
     if let Some([lat, lon]) = product(latitudes, longitudes)
         && is_grid(&lat, &lon)
     {
-        return [("latitude", lat), ("longitude", lon)];
+        return Some([("latitude", lat), ("longitude", lon)]);
     }
     if let Some([lon, lat]) = product(longitudes, latitudes)
         && is_grid(&lat, &lon)
     {
-        return [("longitude", lon), ("latitude", lat)];
+        return Some([("longitude", lon), ("latitude", lat)]);
     }
-    let cells = latitudes.len();
+    None
+}
+
+/// Returns the dims of a row of cells, whose coordinates are not positions.
+fn one_row(cells: usize) -> [Line; 2] {
     let columns = (0..cells).map(|cell| 360.0 * cell as f64 / cells as f64);
     [("latitude", vec![0.0]), ("longitude", columns.collect())]
 }
@@ -172,11 +187,11 @@ fn chunk(source: &Variable, has_all_times: bool, columns: usize) -> Option<Vec<u
     is_box.then(|| vec![times, variables, cells / columns, columns])
 }
 
-/// Creates a coordinate variable along its own dim.
-fn described(name: &str, extent: usize, units: &str) -> Variable {
+/// Creates a coordinate variable along a dim.
+fn described(name: &str, dim: &str, extent: usize, units: &str) -> Variable {
     Variable {
         name: name.into(),
-        dims: vec![name.into()],
+        dims: vec![dim.into()],
         shape: vec![extent],
         kind: Kind::Double,
         dtype: "float64".into(),

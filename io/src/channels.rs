@@ -91,19 +91,46 @@ impl Origins {
         Err(Error::argument("forcings", forcings, expected))
     }
 
-    /// Refuses forcings that depend on the place if the grid is one row, as that of unstructured
-    /// cells is, whose places it does not have.
+    /// Refuses forcings that depend on the place if the grid is one row without the positions of its
+    /// cells.
     pub(crate) fn check_places(&self, grid: &Grid, channels: &Channels) -> Result<()> {
         let has_place =
             |origin: &Origin| matches!(origin, Origin::Computed(forcing) if forcing.has_place());
-        if grid.shape()[0] != 1 || !self.forcings.iter().any(has_place) {
+        let has_positions = grid.shape()[0] != 1 || grid.cells().is_some();
+        if has_positions || !self.forcings.iter().any(has_place) {
             return Ok(());
         }
         let forcings = format!("{:?}", channels.forcings);
-        let expected = "none that are computed from latitude or longitude, which a grid of one row does not have; \
-                        read them from a file under other names";
+        let expected = "none that are computed from latitude or longitude, which a grid of one row does not have \
+                        without the positions of its cells; read them from a file under other names";
         Err(Error::argument("forcings", forcings, expected))
     }
+}
+
+/// Returns the error for a channel that a role has more than once.
+fn repeated(role: &'static str, name: &str) -> Error {
+    Error::argument(role, format!("{name} twice"), "each channel once")
+}
+
+/// Checks that no role names a channel twice. Checked before files are opened, of which several may
+/// have only some of the channels.
+///
+/// # Errors
+/// A name that is repeated.
+pub(crate) fn check_repeats(config: &DatasetConfig) -> Result<()> {
+    let roles = [
+        ("inputs", config.inputs.as_deref()),
+        ("targets", config.targets.as_deref()),
+        ("forcings", Some(&config.forcings[..])),
+    ];
+    for (role, names) in roles {
+        let names = names.unwrap_or_default();
+        let repeats = (1..names.len()).find(|&index| names[..index].contains(&names[index]));
+        if let Some(index) = repeats {
+            return Err(repeated(role, &names[index]));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the configuration for opening the files. If the inputs are chosen but the channels are
@@ -191,7 +218,7 @@ pub(crate) fn resolve(
     let unique = |role, chosen: Vec<(Origin, String)>| {
         let twice = (1..chosen.len()).find(|&i| chosen[..i].iter().any(|one| one.1 == chosen[i].1));
         match twice {
-            Some(index) => Err(Error::argument(role, &chosen[index].1, "each channel once")),
+            Some(index) => Err(repeated(role, &chosen[index].1)),
             None => Ok(chosen.into_iter().unzip::<_, _, Vec<_>, Vec<_>>()),
         }
     };

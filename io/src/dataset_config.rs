@@ -140,6 +140,19 @@ impl DatasetConfig {
             );
             return Error::argument(argument, got, expected);
         }
+        if lead == 0 {
+            let apart = match self.history_hours {
+                Some(hours) => format!("{hours} h apart"),
+                None => "that are consecutive".into(),
+            };
+            let held = match longest {
+                1 => "1 time".into(),
+                _ => format!("{longest} times, {} h apart", time_step / 3600.0),
+            };
+            let expected =
+                format!("a file with {history} times {apart}; the longest file has {held}");
+            return Error::argument("history", history, expected);
+        }
         let lead = match steps {
             1 => lead.to_string(),
             _ => format!("{lead} times {steps} steps"),

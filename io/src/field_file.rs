@@ -169,7 +169,7 @@ impl FieldFile {
         let channel = dataset(CHANNEL)?;
         check_scale(path, &channel, CHANNEL, &shape)?;
         let (calendar, times) = times?;
-        times::check_rising(path, TIMESTAMP, &times)?;
+        times::check_rising(path, TIMESTAMP, &times, calendar)?;
         let width = fields.dtype().map_or(1, |dtype| dtype.size());
         let bytes = fields.size().saturating_mul(width).max(1);
         let plain = packing.is_plain().then_some(&fields);

@@ -66,7 +66,25 @@ impl Forcing {
     /// Computes the values at an instant, for the latitudes of rows and the longitudes of columns in
     /// degrees. Angles are computed once per row and column.
     pub(crate) fn on_grid(self, instant: Instant, lat: &[f64], lon: &[f64]) -> Array2<f64> {
-        let shape = (lat.len(), lon.len());
+        self.values(instant, lat, lon, (lat.len(), lon.len()), |(row, _)| row)
+    }
+
+    /// Computes the values at an instant, `[1, cell]`, for the latitude and the longitude of each
+    /// cell in degrees.
+    pub(crate) fn on_cells(self, instant: Instant, lat: &[f64], lon: &[f64]) -> Array2<f64> {
+        self.values(instant, lat, lon, (1, lon.len()), |(_, cell)| cell)
+    }
+
+    /// Computes the values of an array of this shape. `lat_of` maps a row and a column to the index
+    /// of the latitude; the column is the index of the longitude.
+    fn values(
+        self,
+        instant: Instant,
+        lat: &[f64],
+        lon: &[f64],
+        shape: (usize, usize),
+        lat_of: fn((usize, usize)) -> usize,
+    ) -> Array2<f64> {
         let year = TAU * instant.day_of_year / DAYS;
         // Local solar time as an angle, from midnight on.
         let local = |lon: f64| lon + TAU * instant.hours / 24.0;
@@ -78,7 +96,7 @@ impl Forcing {
         };
         let by_row = |value: &dyn Fn(f64) -> f64| {
             let values = each(lat, value);
-            Array2::from_shape_fn(shape, |(row, _)| values[row])
+            Array2::from_shape_fn(shape, |place| values[lat_of(place)])
         };
         let by_column = |value: &dyn Fn(f64) -> f64| {
             let values = each(lon, value);
@@ -101,8 +119,9 @@ impl Forcing {
                     (local(lon) + equation_of_time - TAU / 2.0).cos()
                 });
                 Array2::from_shape_fn(shape, |(row, column)| {
+                    let place = lat_of((row, column));
                     // Zero while the sun is below the horizon.
-                    (sines[row] + cosines[row] * hours[column]).max(0.0)
+                    (sines[place] + cosines[place] * hours[column]).max(0.0)
                 })
             }
         }

@@ -3,12 +3,12 @@ use std::fmt;
 use halocline_core::Boundary;
 use serde::{Deserialize, Serialize};
 
+use crate::cells::Cells;
+use crate::degrees::{TOLERANCE, is_equal, meridian};
 use crate::{Error, Result};
 
-/// Largest difference between coordinates of equal grids in two files, in degrees.
-const TOLERANCE: f64 = 1e-4;
-
-/// Latitude-longitude grid: the coordinates of its rows and columns in degrees.
+/// Latitude-longitude grid: the coordinates of its rows and columns in degrees. Cells that form no
+/// rows and columns are an [unstructured](Self::unstructured) grid of a single row.
 ///
 /// # Example
 /// ```
@@ -33,6 +33,9 @@ const TOLERANCE: f64 = 1e-4;
 pub struct Grid {
     lat: Vec<f64>,
     lon: Vec<f64>,
+    /// Positions of the cells of an unstructured grid, if they are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cells: Option<Cells>,
 }
 
 /// Serialized form of a [`Grid`], checked when it is read.
@@ -40,13 +43,24 @@ pub struct Grid {
 struct Coordinates {
     lat: Vec<f64>,
     lon: Vec<f64>,
+    #[serde(default)]
+    cells: Option<Cells>,
 }
 
 impl TryFrom<Coordinates> for Grid {
     type Error = Error;
 
-    fn try_from(Coordinates { lat, lon }: Coordinates) -> Result<Self> {
-        Self::new(lat, lon)
+    fn try_from(Coordinates { lat, lon, cells }: Coordinates) -> Result<Self> {
+        let grid = Self::new(lat, lon)?;
+        match cells {
+            None => Ok(grid),
+            Some(cells) if grid.shape() == [1, cells.len()] => Ok(Self::of_cells(cells)),
+            Some(cells) => {
+                let [rows, columns] = grid.shape();
+                let expected = format!("those of one row, on a grid of {rows} x {columns}");
+                Err(Error::argument("cells", cells.len(), expected))
+            }
+        }
     }
 }
 
@@ -88,7 +102,42 @@ impl Grid {
         Ok(Self {
             lat,
             lon: meridians,
+            cells: None,
         })
+    }
+
+    /// Creates a grid of cells that form no rows and columns, such as those of a reduced Gaussian
+    /// grid, from the latitude and the longitude of each cell in degrees. The cells are the columns
+    /// of a single row, whose own coordinates are not positions.
+    ///
+    /// # Errors
+    /// No cell; numbers of latitudes and longitudes that differ; a latitude beyond ±90; a coordinate
+    /// that is not finite.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::Grid;
+    ///
+    /// let grid = Grid::unstructured(vec![60.0, 0.0, 0.0], vec![10.0, -90.0, 90.0])?;
+    /// assert_eq!(grid.shape(), [1, 3]);
+    /// let Some([lat, lon]) = grid.cells() else { unreachable!() };
+    /// assert_eq!((lat[1], lon[1]), (0.0, 270.0));
+    /// let others = Grid::unstructured(vec![60.0, 0.0, 0.0], vec![10.0, 90.0, -90.0])?;
+    /// assert!(!grid.agrees_with(&others)); // the same cells in another order
+    /// # Ok::<(), halocline_io::Error>(())
+    /// ```
+    pub fn unstructured(lat: Vec<f64>, lon: Vec<f64>) -> Result<Self> {
+        Ok(Self::of_cells(Cells::new(lat, lon)?))
+    }
+
+    fn of_cells(cells: Cells) -> Self {
+        let count = cells.len();
+        let columns = (0..count).map(|cell| 360.0 * cell as f64 / count as f64);
+        Self {
+            lat: vec![0.0],
+            lon: columns.collect(),
+            cells: Some(cells),
+        }
     }
 
     /// Creates an equiangular grid whose first and last rows are the poles, such as the 721 × 1440
@@ -122,6 +171,19 @@ impl Grid {
         let lat = (0..rows).map(|row| ((middle - row as f64) * step).clamp(-90.0, 90.0));
         let lon = (0..columns).map(|column| 360.0 * column as f64 / columns as f64);
         Self::new(lat.collect(), lon.collect())
+    }
+
+    /// Returns the latitudes and longitudes of the cells of an
+    /// [unstructured](Self::unstructured) grid, in degrees north and degrees east in [0, 360), or
+    /// `None` if rows and columns have the coordinates.
+    pub fn cells(&self) -> Option<[&[f64]; 2]> {
+        self.cells.as_ref().map(Cells::positions)
+    }
+
+    /// Iterates over all coordinates, for checksums.
+    pub(crate) fn coordinates(&self) -> impl Iterator<Item = f64> {
+        let cells = self.cells().into_iter().flatten().flatten();
+        self.lat.iter().chain(&self.lon).chain(cells).copied()
     }
 
     /// Returns the latitude of each row, in degrees north.
@@ -212,7 +274,8 @@ impl Grid {
     }
 
     /// Whether both grids have the same coordinates, up to rounding to single precision and to the
-    /// notation of longitudes.
+    /// notation of longitudes. Positions of [cells](Self::cells) are compared if both grids have
+    /// them; files written before they were kept have none.
     ///
     /// # Example
     /// ```
@@ -228,11 +291,23 @@ impl Grid {
             let mut pairs = one.iter().zip(other);
             one.len() == other.len() && pairs.all(|(one, other)| is_equal(*one, *other))
         };
-        close(&self.lat, &other.lat) && close(&self.lon, &other.lon)
+        close(&self.lat, &other.lat)
+            && close(&self.lon, &other.lon)
+            && self.other_cell(other).is_none()
+    }
+
+    /// Returns the first cell whose position differs from that in another grid of as many cells, if
+    /// both grids have the positions.
+    pub(crate) fn other_cell(&self, other: &Self) -> Option<usize> {
+        let (cells, others) = self.cells.as_ref().zip(other.cells.as_ref())?;
+        cells.difference(others)
     }
 
     /// Returns Makani's name of the kind of grid.
     pub(crate) fn kind(&self) -> &'static str {
+        if self.cells.is_some() {
+            return "unstructured";
+        }
         fn even(mut steps: impl Iterator<Item = f64>) -> bool {
             let first = steps.next().unwrap_or(0.0);
             steps.all(|step| (step - first).abs() < TOLERANCE)
@@ -252,28 +327,14 @@ impl Grid {
 }
 
 impl fmt::Display for Grid {
-    /// Formats the numbers of rows and columns with their first and last coordinates.
+    /// Formats the numbers of rows and columns with their first and last coordinates, or the number
+    /// of cells of an unstructured grid.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.cells.is_some() {
+            return write!(f, "unstructured, {} cells", self.lon.len());
+        }
         write!(f, "lat {}, lon {}", ends(&self.lat), ends(&self.lon))
     }
-}
-
-/// Returns the distance of two coordinates in degrees, the shorter way around the globe.
-pub(crate) fn apart(one: f64, other: f64) -> f64 {
-    let distance = (one - other).abs();
-    distance.min(360.0 - distance)
-}
-
-/// Whether coordinates of two files are equal, up to rounding and to the notation of longitudes.
-pub(crate) fn is_equal(one: f64, other: f64) -> bool {
-    apart(one, other) < TOLERANCE
-}
-
-/// Returns the longitude of the same meridian in [0, 360).
-fn meridian(lon: f64) -> f64 {
-    let lon = lon.rem_euclid(360.0);
-    // The remainder of a value just below zero is rounded up to 360.
-    if lon < 360.0 { lon.abs() } else { 0.0 }
 }
 
 /// Returns the outer bound of an outermost row: the pole, if it is at most one row away, else half
@@ -322,6 +383,22 @@ mod tests {
             let error = read(&format!("{{\"lat\": {lat}, \"lon\": [0]}}")).unwrap_err();
             assert!(error.to_string().contains("lat"), "{error}");
         }
+    }
+
+    #[test]
+    fn an_unstructured_grid_keeps_the_positions_of_its_cells() {
+        let grid = |lon: &[f64]| Grid::unstructured(vec![60.0, 0.0, 0.0], lon.to_vec());
+        let first = grid(&[10.0, 90.0, -90.0]).unwrap();
+        let text = serde_json::to_string(&first).unwrap();
+        assert_eq!(serde_json::from_str::<Grid>(&text).unwrap(), first);
+        let swapped = grid(&[10.0, 270.0, 90.0]).unwrap();
+        assert_eq!(first.other_cell(&swapped), Some(1));
+        assert!(first.agrees_with(&grid(&[370.0, 90.0, 269.999_99]).unwrap()));
+        // A grid that was saved without positions.
+        let unknown = Grid::new(first.lat().to_vec(), first.lon().to_vec()).unwrap();
+        assert!(unknown.agrees_with(&first) && !first.agrees_with(&swapped));
+        let text = text.replace("[0.0]", "[1.0,0.0]");
+        assert!(serde_json::from_str::<Grid>(&text).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::Grid;
-use crate::grid::{apart, is_equal};
+use crate::degrees::{apart, is_equal};
 
 /// Order of stored rows and columns relative to a wanted grid with the same coordinates: latitudes
 /// may run in the other direction, and columns may start at another meridian.
@@ -50,6 +50,15 @@ impl GridOrder {
                     ));
                 }
             }
+        }
+        if let Some(cell) = stored.other_cell(wanted)
+            && let Some(cells) = stored.cells().zip(wanted.cells())
+        {
+            let place = |[lat, lon]: [&[f64]; 2]| {
+                format!("latitude {}, longitude {}", lat[cell], lon[cell])
+            };
+            let (found, expected) = (place(cells.0), place(cells.1));
+            return Err(format!("cell {cell} is at {found}, not {expected}"));
         }
         Ok(order)
     }
@@ -141,6 +150,10 @@ mod tests {
         let lat = [-30.0, 10.0, 40.0];
         let lon = [-91.0, 0.0, 90.0];
         assert_eq!(told(&lat, &lon), "longitude[0] is 269, not 180");
+        let cells = |lon: [f64; 2]| Grid::unstructured(vec![10.0, 20.0], lon.into()).unwrap();
+        let error = GridOrder::of(&cells([5.0, 30.0]), &cells([5.0, 40.0])).unwrap_err();
+        let expected = "cell 1 is at latitude 20, longitude 30, not latitude 20, longitude 40";
+        assert_eq!(error, expected);
         // Differences from rounding to single precision are none.
         let lon = [90.000_01, 180.0, 359.999_99];
         assert!(GridOrder::of(&grid(&lat, &lon), &wanted).is_ok());

@@ -307,14 +307,16 @@ fn duration(seconds: f64) -> String {
 
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [rows, columns] = self.grid.shape();
+        let ([rows, columns], grid) = (self.grid.shape(), &self.grid);
         writeln!(f, "{}: {}", self.path.display(), self.format)?;
-        writeln!(
-            f,
-            "  grid       {rows} x {columns}, {}: {}",
-            self.grid.kind(),
-            self.grid
-        )?;
+        match grid.cells() {
+            Some(_) => writeln!(f, "  grid       {grid}")?,
+            None => writeln!(
+                f,
+                "  grid       {rows} x {columns}, {}: {grid}",
+                grid.kind()
+            )?,
+        }
         if let [first, .., last] = self.times[..] {
             let dates = [first, last].map(|time| self.calendar.date(time));
             let steps = steps(&self.times);

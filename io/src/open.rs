@@ -259,7 +259,7 @@ impl OpenConfig {
                     "channels",
                     format!("{chosen:?}"),
                     format!(
-                        "one of {} at least, or no such file: {}",
+                        "some of the channels of each file; {} has none of these, but {}",
                         path.display(),
                         listed(first, all.channels())
                     ),
@@ -309,7 +309,9 @@ impl OpenConfig {
             return error;
         };
         let mut names: Vec<String> = Vec::new();
-        for fields in paths.iter().flat_map(|path| self.open_all(path.as_ref())) {
+        // Also those of files on another grid, of which a channel may be missing too.
+        let any = self.clone().with_grid(None);
+        for fields in paths.iter().flat_map(|path| any.open_all(path.as_ref())) {
             for name in fields.channels() {
                 if !names.contains(name) {
                     names.push(name.clone());

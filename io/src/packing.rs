@@ -245,12 +245,17 @@ fn check<T: Copy, D: Dimension>(
         index[dim] = range.start + rest % range.len();
         rest /= range.len();
     }
+    let expected = if ["inf", "-inf"].contains(&found.as_str()) {
+        "a finite value; an infinite one is not missing, write NaN or a value in its place"
+    } else {
+        "a finite value (Missing::Allow reads missing ones as NaN)"
+    };
     Err(Error::Value {
         path: path.into(),
         dataset: dataset.into(),
         index,
         found,
-        expected: "a finite value (Missing::Allow reads missing ones as NaN)".into(),
+        expected: expected.into(),
     })
 }
 

@@ -7,7 +7,6 @@ use ndarray::{Array4, ArrayView4, s};
 use ndarray_npy::ViewNpyExt;
 use rayon::prelude::*;
 
-use crate::field_file::FIELDS;
 use crate::fields::{described, same_units};
 use crate::moments::Moments;
 use crate::samples::{Lead, samples};
@@ -380,19 +379,16 @@ impl StatisticsBuilder {
                     let noun = ["values", "increments"][kind];
                     let (found, expected) = match (found, kind) {
                         (Some(_), _) => (
-                            format!("infinite {noun} of channel {name}"),
+                            format!("infinite {noun}"),
                             "finite ones; Missing::Reject names the first cell".into(),
                         ),
-                        (None, 0) => (
-                            format!("no value of channel {name}"),
-                            "one at least that is not missing".into(),
-                        ),
+                        (None, 0) => ("no value".into(), "one at least that is not missing".into()),
                         (None, _) => (
-                            format!("no increments of channel {name}"),
+                            "no increments".into(),
                             format!("two times a lead of {} apart in one file", self.lead),
                         ),
                     };
-                    return Err(Error::shape(&path, FIELDS, found, expected));
+                    return Err(Error::shape(&path, name, found, expected));
                 };
                 values[2 * kind].push(mean);
                 values[2 * kind + 1].push(std);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use burn::config::Config;
 
-use crate::{Error, Result};
+use crate::{Calendar, Error, Result};
 
 /// Tolerance for steps of an even time axis, as a fraction of the step.
 const TOLERANCE: f64 = 1e-4;
@@ -62,13 +62,22 @@ pub enum Gaps {
 
 /// Checks that times are finite, strictly increasing and not fill values. `dataset` is their name
 /// in the file.
-pub(crate) fn check_rising(path: &Path, dataset: &str, times: &[f64]) -> Result<()> {
+pub(crate) fn check_rising(
+    path: &Path,
+    dataset: &str,
+    times: &[f64],
+    calendar: Calendar,
+) -> Result<()> {
     let mut before = f64::NEG_INFINITY;
     for (index, &time) in times.iter().enumerate() {
-        let expected = if !time.is_finite() || time <= before {
+        let mut found = time.to_string();
+        let expected = if !time.is_finite() {
+            "a time; write the times, or drop those without one".into()
+        } else if time <= before {
+            found = calendar.date(time);
             format!(
-                "a time after {before}, in seconds since 1970; sort the times, and drop those \
-                 that repeat"
+                "a time after {}; sort the times, and drop those that repeat",
+                calendar.date(before)
             )
         } else if time.abs() > FARTHEST {
             format!(
@@ -82,7 +91,7 @@ pub(crate) fn check_rising(path: &Path, dataset: &str, times: &[f64]) -> Result<
             path: path.into(),
             dataset: dataset.into(),
             index: vec![index],
-            found: time.to_string(),
+            found,
             expected,
         });
     }
@@ -178,7 +187,8 @@ mod tests {
 
     #[test]
     fn times_that_were_not_written_are_refused() {
-        let check = |times: &[f64]| check_rising(Path::new("2018.nc"), "time", times);
+        let check =
+            |times: &[f64]| check_rising(Path::new("2018.nc"), "time", times, Calendar::Gregorian);
         assert!(check(&[-1e11, 0.0, 1e11]).is_ok());
         // Default fill values of NetCDF, in nanoseconds and in hours.
         for fill in [9.969_209_968_386_869e27, 9.969_209_968_386_869e36 * 3600.0] {

@@ -66,6 +66,12 @@ impl fmt::Display for Traffic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [fetched, decoded, needed] =
             [self.fetched, self.decoded, self.needed].map(|bytes| bytes as f64 / 1e6);
+        if self.decoded == 0 && self.needed > 0 {
+            return write!(
+                f,
+                "{needed:.3} MB needed, all from the cache of decoded chunks"
+            );
+        }
         write!(
             f,
             "{fetched:.3} MB fetched, {decoded:.3} MB decoded, {needed:.3} MB needed: \
@@ -124,6 +130,19 @@ pub(crate) fn covered(cells: &[Range<usize>], shape: &[usize], chunk: Option<&[u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_from_the_cache_have_no_amplification() {
+        let traffic = |decoded| Traffic {
+            needed: 2_000_000,
+            decoded,
+            ..Traffic::default()
+        };
+        let expected = "2.000 MB needed, all from the cache of decoded chunks";
+        assert_eq!(traffic(0).to_string(), expected);
+        let text = traffic(1_000_000).to_string();
+        assert!(text.ends_with("read amplification 0.50"), "{text}");
+    }
 
     #[test]
     fn chunks_are_covered_up_to_the_edge_of_the_field() {

@@ -101,6 +101,26 @@ impl Timeline {
             .position(|(_, other)| (other - time).abs() < TOLERANCE * self.step)
     }
 
+    /// Describes the states nearest to a time without one, each of which has a `history` of states.
+    pub(super) fn near(&self, time: f64, history: usize) -> String {
+        let date = |time: f64| self.calendar.date(time);
+        let times = || self.states.iter().map(|(_, time)| *time);
+        let before = times().filter(|other| *other < time).reduce(f64::max);
+        let after = times().filter(|other| *other > time).reduce(f64::min);
+        if let (Some(before), Some(after)) = (before, after) {
+            let (before, after) = (date(before), date(after));
+            return format!("the nearest are those of {before} and {after}");
+        }
+        let (first, last) = (times().reduce(f64::min), times().reduce(f64::max));
+        let [first, last] = [first, last].map(|time| time.map_or(String::new(), date));
+        let range = format!("the data are from {first} to {last}");
+        if before.is_some() || history < 2 {
+            return range;
+        }
+        let apart = self.lead.unwrap_or(self.step) / 3600.0;
+        format!("{range}, as a forecast needs {history} states {apart} h apart up to its start")
+    }
+
     /// Returns the hours of this number of steps: the mean over the states from which they lead to
     /// another state, or `None` if there are none.
     pub(super) fn hours(&self, steps: usize) -> Option<f64> {
@@ -142,6 +162,17 @@ mod tests {
         assert_eq!(timeline(None).hours(1), Some(22.0 / 3.0));
         assert_eq!(timeline(None).hours(3), None);
         assert_eq!(timeline(None).find(7.0 * HOUR), Some(1));
+    }
+
+    #[test]
+    fn times_without_a_state_are_told_the_nearest() {
+        let near = |hours: f64, history| timeline(None).near(hours * HOUR, history);
+        let between = "the nearest are those of 1970-01-01 07:00:00 and 1970-01-01 15:00:00";
+        assert_eq!(near(8.0, 2), between);
+        let range = "the data are from 1970-01-01 00:00:00 to 1970-01-01 15:00:00";
+        assert_eq!((near(16.0, 2), near(-7.0, 1)), (range.into(), range.into()));
+        let start = format!("{range}, as a forecast needs 2 states 7 h apart up to its start");
+        assert_eq!(near(-7.0, 2), start);
     }
 
     #[test]

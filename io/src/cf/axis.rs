@@ -14,6 +14,9 @@ pub(crate) enum Axis {
     Forecast,
 }
 
+/// Names of the coordinates with the latitudes and the longitudes of the cells of a single row.
+pub(crate) const CELLS: [&str; 2] = ["cell_latitude", "cell_longitude"];
+
 const LATITUDES: [&str; 6] = [
     "degrees_north",
     "degree_north",

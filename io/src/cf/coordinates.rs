@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::axis::{Axis, axis_of, is_time};
+use super::axis::{Axis, CELLS, axis_of, is_time};
 use super::variable::{Container, Kind, Variable, VariableAttributes, error_at};
 use crate::packing::Packing;
 use crate::{Calendar, Error, Result, time_units, times};
@@ -137,6 +137,17 @@ impl<'a> Coordinates<'a> {
                     .or_else(|| first(&|variable| axis_of(variable).is_some()))
             }
         }
+    }
+
+    /// Finds the coordinates with the positions of the cells along a dim, if there are any.
+    pub(super) fn cells(&self, dim: &str) -> Option<[&'a Variable; 2]> {
+        let find = |name: &str| {
+            self.container.variables().iter().find(|variable| {
+                variable.name == name && variable.kind != Kind::Other && lies_on(variable, dim)
+            })
+        };
+        let [lat, lon] = CELLS.map(find);
+        Some([lat?, lon?])
     }
 
     /// Returns the reason why the 1-D coordinates of rows and columns are not the positions of the
@@ -403,7 +414,7 @@ impl<'a> Coordinates<'a> {
             Err(_) if is_unused => return Ok(None),
             found => found?,
         };
-        times::check_rising(path, &variable.name, &seconds)?;
+        times::check_rising(path, &variable.name, &seconds, calendar)?;
         Ok(Some((variable.name.clone(), calendar, seconds)))
     }
 

@@ -3,7 +3,7 @@
 
 use super::axis::{Axis, axis_of, is_time};
 use super::coordinates::{Coordinates, Role, refused_time, undated};
-use super::variable::{Container, VariableAttributes};
+use super::variable::{Container, Variable, VariableAttributes};
 use crate::fields::in_file;
 use crate::packing::Packing;
 use crate::{Calendar, Error, Grid, Result};
@@ -122,10 +122,13 @@ impl Plan {
             && candidates.is_empty()
             && left_out.is_empty()
         {
-            let names = container.variables().iter();
+            let is_field = |variable: &&Variable| {
+                axis_of(variable).is_none() && matches!(coordinates.roles(variable), Ok(Ok(_)))
+            };
+            let names = container.variables().iter().filter(is_field);
             let names: Vec<&str> = names.map(|variable| variable.name.as_str()).collect();
             let found = format!("none of {}", chosen.join(", "));
-            let expected = format!("some of its variables {}", names.join(", "));
+            let expected = format!("some of its channels {}", names.join(", "));
             return Err(Error::shape(path, "/", found, expected));
         }
         let named = |left_out: &[(usize, String)]| -> Vec<String> {
@@ -181,8 +184,15 @@ impl Plan {
             let dim = dim(&main, role).expect("a field has rows and columns");
             coordinates.values(coordinates.find(dim).expect("it gave the dim its role"))
         };
-        let grid = Grid::new(values(Role::Row)?, values(Role::Column)?)
+        let mut grid = Grid::new(values(Role::Row)?, values(Role::Column)?)
             .map_err(|error| in_file(path, error))?;
+        let cells = dim(&main, Role::Column).and_then(|column| coordinates.cells(column));
+        if let Some([lat, lon]) = cells
+            && grid.shape()[0] == 1
+        {
+            let (lat, lon) = (coordinates.values(lat)?, coordinates.values(lon)?);
+            grid = Grid::unstructured(lat, lon).map_err(|error| in_file(path, error))?;
+        }
         // Time axis of other variables in the file, for chosen fields that have no time dim.
         let timed_beside = || {
             let mut variables = container.variables().iter().enumerate();

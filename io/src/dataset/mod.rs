@@ -3,7 +3,7 @@ mod read;
 use std::path::Path;
 
 use crate::alike::{Property, checksum};
-use crate::channels::{Origins, open_config, resolve, with_role};
+use crate::channels::{Origins, check_repeats, open_config, resolve, with_role};
 use crate::constants::Constants;
 use crate::fields::{check_units, same_calendar};
 use crate::sample::Part;
@@ -75,6 +75,7 @@ impl FieldDataset {
         if config.history == 0 {
             return Err(Error::argument("history", 0, "at least 1 time"));
         }
+        check_repeats(config)?;
         if config.steps == 0 {
             return Err(Error::argument("steps", 0, "at least 1 target"));
         }
@@ -368,7 +369,6 @@ impl FieldDataset {
     pub(crate) fn properties(&self) -> Result<Vec<Property>> {
         let metadata = &self.metadata;
         let grid = metadata.grid();
-        let coordinates = grid.lat().iter().chain(grid.lon()).copied();
         let scales = self.scale.as_ref().map(|scales| {
             let numbers = scales.iter().flat_map(|(mean, std)| [*mean, *std]);
             format!("statistics with checksum {:08x}", checksum(numbers))
@@ -389,7 +389,7 @@ impl FieldDataset {
             ("targets", format!("{:?}", self.channels.targets)),
             (
                 "grid",
-                format!("{grid} with checksum {:08x}", checksum(coordinates)),
+                format!("{grid} with checksum {:08x}", checksum(grid.coordinates())),
             ),
             ("time step", format!("{} s", metadata.time_step())),
             ("statistics", scales.unwrap_or_else(|| "none".into())),

@@ -130,8 +130,16 @@ impl FieldDataset {
                 Origin::Computed(forcing) => {
                     let instant = Instant::of(time(index), file.calendar());
                     let grid = self.metadata.grid();
-                    let (lat, lon) = (&grid.lat()[rows.clone()], &grid.lon()[columns.clone()]);
-                    let values = forcing.on_grid(instant, lat, lon);
+                    let values = match grid.cells() {
+                        Some(cells) if !rows.is_empty() => {
+                            let [lat, lon] = cells.map(|values| &values[columns.clone()]);
+                            forcing.on_cells(instant, lat, lon)
+                        }
+                        _ => {
+                            let lat = &grid.lat()[rows.clone()];
+                            forcing.on_grid(instant, lat, &grid.lon()[columns.clone()])
+                        }
+                    };
                     values.mapv(|value| value as f32).insert_axis(Axis(0))
                 }
             })

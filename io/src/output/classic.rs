@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ndarray::ArrayView3;
 
-use super::schema::{Attributes, Coordinate, LEAD, START, Schema, TIME, Times};
+use super::schema::{Attributes, Coordinate, Schema, TIME, Times};
 use crate::{Error, Result};
 
 /// Tags and types of the format.
@@ -74,6 +74,7 @@ impl FileLayout {
         }
         let sizes = fixed
             .iter()
+            .filter(|coordinate| coordinate.dim.as_ref() == Some(&coordinate.name))
             .map(|coordinate| (coordinate.name.clone(), coordinate.values.len() as u64));
         dims.extend(sizes);
         let coordinate = |coordinate: &Coordinate| Entry {
@@ -91,9 +92,8 @@ impl FileLayout {
         entries.extend(time_coordinates.iter().map(coordinate));
         for (variable, output) in schema.variables.iter().enumerate() {
             let mut attributes = output.attributes.clone();
-            if times.start.is_some() && !output.is_static {
-                attributes.push(("coordinates", format!("{LEAD} {START}")));
-            }
+            let auxiliary = schema.auxiliary(variable, times.start.is_some());
+            attributes.extend(auxiliary.map(|names| ("coordinates", names)));
             let planes = schema.level_count(variable) * schema.members;
             entries.push(Entry {
                 name: output.name.clone(),

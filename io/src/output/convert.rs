@@ -217,13 +217,12 @@ fn plan(
     chunk: [usize; 3],
     config: &ConvertConfig,
 ) -> Result<String> {
-    let coordinates = source.grid().lat().iter().chain(source.grid().lon());
     Ok(format!(
         "{:?} {:?} {:08x} {:08x} {} {:?} {chunk:?} {:?} {}",
         source.fingerprint()?,
         channels,
         checksum(source.times().iter().copied()),
-        checksum(coordinates.copied()),
+        checksum(source.grid().coordinates()),
         source.calendar(),
         source.missing(),
         config.output,

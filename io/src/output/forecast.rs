@@ -9,6 +9,7 @@ use super::config::{OutputConfig, OutputFormat};
 use super::schema::{Schema, Times};
 use super::target::Target;
 use crate::agreement::{Fallible, agree, agree_at};
+use crate::alike::checksum;
 use crate::staged_folder::StagedFolder;
 use crate::{Calendar, Channel, Error, Grid, Result};
 
@@ -86,7 +87,10 @@ impl ForecastWriter {
     ) -> halocline_core::Result<Self> {
         let path = path.as_ref();
         let checked = check(grid, channels, start, config);
-        let text = format!("{path:?}, {channels:?} on {grid} from {start} s, {config:?}");
+        let sum = checksum(grid.coordinates());
+        let text = format!(
+            "{path:?}, {channels:?} on {grid} with checksum {sum:08x} from {start} s, {config:?}"
+        );
         let of_forecast = ("forecast", text.as_str());
         let schema = agree_at(mesh, OPERATION, Fallible::All, of_forecast, checked)?;
         let begin = || {

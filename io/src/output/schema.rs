@@ -1,17 +1,20 @@
 //! Variables and coordinates of an output by the CF conventions, derived from its channels and
 //! grid.
 
+use crate::cf::axis::CELLS;
 use crate::{Calendar, Channel, Error, Grid, Result};
 
 pub(crate) const TIME: &str = "time";
 pub(crate) const LATITUDE: &str = "latitude";
 pub(crate) const LONGITUDE: &str = "longitude";
 pub(crate) const MEMBER: &str = "realization";
-pub(crate) const LEAD: &str = "lead_time";
-pub(crate) const START: &str = "forecast_reference_time";
+const LEAD: &str = "lead_time";
+const START: &str = "forecast_reference_time";
 const LEVEL: &str = "level";
 /// Names reserved for coordinates.
-const TAKEN: [&str; 6] = [TIME, LATITUDE, LONGITUDE, MEMBER, LEAD, START];
+const TAKEN: [&str; 8] = [
+    TIME, LATITUDE, LONGITUDE, MEMBER, LEAD, START, CELLS[0], CELLS[1],
+];
 
 /// Text attributes of a variable, by name.
 pub(crate) type Attributes = Vec<(&'static str, String)>;
@@ -178,6 +181,16 @@ impl Schema {
         levels.map_or(1, |levels| self.levels[levels].values.len())
     }
 
+    /// Returns the attribute `coordinates` of a variable, which names the coordinates that are not
+    /// those of its dims: those of a forecast, and the positions of cells that are one row.
+    pub(crate) fn auxiliary(&self, variable: usize, is_forecast: bool) -> Option<String> {
+        let is_timed = is_forecast && !self.variables[variable].is_static;
+        let times = is_timed.then_some([LEAD, START]);
+        let cells = self.grid.cells().map(|_| CELLS);
+        let names: Vec<&str> = times.into_iter().chain(cells).flatten().collect();
+        (!names.is_empty()).then(|| names.join(" "))
+    }
+
     /// Returns the coordinates that do not grow with time.
     pub(crate) fn fixed(&self) -> Vec<Coordinate> {
         let along = |name: &str, values: &[f64], units: &str, axis: &str| Coordinate {
@@ -194,6 +207,19 @@ impl Schema {
             along(LATITUDE, self.grid.lat(), "degrees_north", "Y"),
             along(LONGITUDE, &eastward(self.grid.lon()), "degrees_east", "X"),
         ];
+        if let Some(cells) = self.grid.cells() {
+            for (index, values) in cells.into_iter().enumerate() {
+                let mut positions = all[index].clone();
+                positions.name = CELLS[index].into();
+                positions.dim = Some(LONGITUDE.into());
+                positions.values = values.into();
+                positions.attributes.retain(|(name, _)| *name != "axis");
+                all.push(positions);
+                // Recognised by its name; with units it would pass for positions.
+                let note = format!("number without a meaning, see {}", CELLS[index]);
+                all[index].attributes = vec![("long_name", note)];
+            }
+        }
         all.extend(self.levels.iter().cloned());
         if self.members > 1 {
             let numbers: Vec<f64> = (0..self.members).map(|member| member as f64).collect();

@@ -16,7 +16,7 @@ use zarrs::storage::{
 };
 
 use super::config::{Compression, OutputConfig, OutputFormat};
-use super::schema::{Attributes, Coordinate, LEAD, START, Schema, TIME, Times};
+use super::schema::{Attributes, Coordinate, Schema, TIME, Times};
 use crate::{Error, Result, durable, zarr};
 
 /// More times than any output has. Used while chunks are written, when the number of times is not
@@ -120,7 +120,8 @@ impl ZarrOutput {
         })
     }
 
-    /// Writes the coordinates and then the metadata, and waits until they are on disk.
+    /// Writes the coordinates and then the metadata, and waits until their bytes are on disk. Their
+    /// names are synced with the folder that is renamed.
     pub(crate) fn finish(&self, schema: &Schema, times: &Times<'_>) -> Result<()> {
         let count = times.seconds.len();
         let mut members: Vec<(String, Value)> = Vec::new();
@@ -145,20 +146,26 @@ impl ZarrOutput {
             OutputFormat::Zarr2 => self.describe_2(&members, &attributes)?,
             _ => self.describe_3(&members, &attributes)?,
         }
-        self.sync()
+        self.sync_files()?;
+        Ok(())
     }
 
     /// Waits until the files that this rank has written, and their names, are on disk.
     pub(crate) fn sync(&self) -> Result<()> {
-        let written = std::mem::take(&mut *self.files.written());
-        written
-            .par_iter()
-            .try_for_each(|path| durable::sync_file(path))?;
+        let written = self.sync_files()?;
         // Their folders may be new too.
         let folders = written.iter().flat_map(|path| path.ancestors().skip(1));
         let folders = folders.filter(|folder| folder.starts_with(&self.files.root));
         let folders: BTreeSet<&Path> = folders.collect();
-        folders.into_iter().try_for_each(durable::sync_folder)
+        durable::sync_folders(&folders.into_iter().collect::<Vec<_>>())
+    }
+
+    /// Waits until the bytes of the files that this rank has written are on disk, and returns these
+    /// files.
+    fn sync_files(&self) -> Result<Vec<PathBuf>> {
+        let written = std::mem::take(&mut *self.files.written());
+        durable::sync_files(&written)?;
+        Ok(written)
     }
 
     fn describe_3(&self, members: &[(String, Value)], attributes: &Value) -> Result<()> {
@@ -225,8 +232,8 @@ impl ZarrOutput {
             })
             .collect();
         let mut attributes = object(&output.attributes);
-        if leads && !output.is_static {
-            attributes.insert("coordinates".into(), format!("{LEAD} {START}").into());
+        if let Some(names) = schema.auxiliary(variable, leads) {
+            attributes.insert("coordinates".into(), names.into());
         }
         self.described(&shape, &chunk, &dims, 4, attributes)
     }
@@ -375,7 +382,8 @@ impl WritableStorageTraits for Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Calendar, Channel, Grid};
+    use crate::staged_folder::StagedFolder;
+    use crate::{Calendar, Channel, Existing, Grid};
 
     #[test]
     fn chunks_have_their_names_on_the_disk() {
@@ -398,5 +406,28 @@ mod tests {
         // Each file is synced once.
         output.sync().unwrap();
         assert_eq!(durable::tests::SYNCED.take(), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn each_folder_of_the_metadata_is_synced_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let grid = Grid::with_poles(3, 4).unwrap();
+        let channels = [Channel::new("t2m".into())];
+        let schema = Schema::new(&grid, Calendar::Gregorian, &channels).unwrap();
+        let staged = StagedFolder::open(&folder.path().join("a.zarr"), Existing::Reject).unwrap();
+        let output =
+            ZarrOutput::new(staged.path(), &schema, [1, 3, 4], &OutputConfig::new()).unwrap();
+        let times = Times {
+            seconds: &[0.0],
+            start: None,
+        };
+        let root = staged.path().to_path_buf();
+        durable::tests::SYNCED.take();
+        output.finish(&schema, &times).unwrap();
+        staged.commit(None).unwrap();
+        let synced: Vec<PathBuf> = durable::tests::SYNCED.take();
+        let folders: BTreeSet<&PathBuf> = synced.iter().collect();
+        assert!(folders.contains(&root.join("latitude/c")), "{synced:?}");
+        assert_eq!(folders.len(), synced.len(), "{synced:?}");
     }
 }

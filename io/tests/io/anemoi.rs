@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use halocline_io::{DatasetConfig, FieldDataset, Gaps, OpenConfig, open};
+use halocline_io::{
+    ConvertConfig, DatasetConfig, FieldDataset, Gaps, OpenConfig, OutputConfig, OutputFormat, Scan,
+    Statistics, convert, inspect, open,
+};
 
 use crate::coordinates::array;
 
@@ -96,14 +99,69 @@ fn cells_of_no_grid_are_one_row() {
     assert_eq!(fields.grid().shape(), [1, CELLS]);
     let found = fields.read([2..3, 1..2, 0..1, 3..5]).unwrap();
     assert_eq!(found.into_iter().collect::<Vec<_>>(), [213.0, 214.0]);
-    // The row does not have their latitudes.
-    let dataset = |forcing: &str| {
-        let config = DatasetConfig::new().with_forcings(vec![forcing.into()]);
-        FieldDataset::open(&[&path], &config).map(drop)
-    };
-    dataset("cos_julian_day").unwrap();
-    let error = dataset("cos_latitude").unwrap_err().to_string();
-    assert!(error.contains("a grid of one row"), "{error}");
+    assert_eq!(
+        fields.grid().cells(),
+        Some(reduced.each_ref().map(|values| &values[..]))
+    );
+    let forcings = ["sin_latitude", "cos_longitude", "cos_solar_zenith_angle"];
+    let config = DatasetConfig::new().with_forcings(forcings.map(String::from).into());
+    let dataset = FieldDataset::open(&[&path], &config).unwrap();
+    let forcing = dataset.sample(0).unwrap().forcing;
+    for cell in 0..CELLS {
+        let [lat, lon] = reduced.map(|values| values[cell].to_radians());
+        let found = [0, 1].map(|channel| f64::from(forcing[[channel, 0, cell]]));
+        assert!((found[0] - lat.sin()).abs() < 1e-6, "{forcing}");
+        assert!((found[1] - lon.cos()).abs() < 1e-6, "{forcing}");
+    }
+    // At midnight UTC, the sun shines on the date line.
+    assert!(forcing[[2, 0, 1]] > 0.8 && forcing[[2, 0, 2]] == 0.0);
+    let report = inspect(&path, &OpenConfig::new(), Scan::Sample).unwrap();
+    assert!(
+        report.to_string().contains("unstructured, 6 cells\n"),
+        "{report}"
+    );
+}
+
+#[test]
+fn cells_at_other_positions_are_another_grid() {
+    let reduced = [
+        [10.0, 10.0, 0.0, 0.0, 0.0, -10.0],
+        [0.0, 180.0, 0.0, 120.0, 240.0, 0.0],
+    ];
+    let mut swapped = reduced;
+    swapped[1].swap(3, 4);
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let first = write(folders[0].path(), reduced, 1, "");
+    let other = write(folders[1].path(), swapped, 1, "");
+    let told = "cell 3 is at latitude 0, longitude 240, not latitude 0, longitude 120";
+    let error = FieldDataset::open(&[&first, &other], &DatasetConfig::new()).unwrap_err();
+    assert!(error.to_string().contains(told), "{error}");
+    // Statistics, and output in each format, keep the positions.
+    let statistics = Statistics::compute(&[open(&first).unwrap()], 1).unwrap();
+    statistics.save(folders[2].path()).unwrap();
+    let loaded = Statistics::load(folders[2].path()).unwrap();
+    let mut grids = vec![loaded.metadata().grid().clone()];
+    let source = open(&first).unwrap();
+    for format in [
+        OutputFormat::Zarr2,
+        OutputFormat::Zarr3,
+        OutputFormat::NetCdf3,
+    ] {
+        let path = folders[2].path().join(format!("{format:?}"));
+        let output = OutputConfig::new().with_format(format);
+        let config = ConvertConfig::new().with_output(output);
+        convert(&source, &path, &config, |_| ()).unwrap();
+        let written = open(&path).unwrap();
+        assert_eq!(written.channels(), source.channels());
+        grids.push(written.grid().clone());
+    }
+    for grid in grids {
+        assert_eq!(&grid, source.grid());
+        let config = OpenConfig::new().with_grid(Some(grid));
+        assert!(config.open(&first).is_ok());
+        let error = config.open(&other).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use halocline_io::{
 };
 
 use crate::formats::{copy, replace, store};
-use crate::listing;
+use crate::{grid, listing, numbered_file};
 
 const SOURCES: [&str; 4] = ["v2.zarr", "v3.zarr", "packed.nc", "classic.nc"];
 
@@ -302,4 +302,20 @@ fn mistakes_are_errors() {
         "{error}"
     );
     assert!(!target.exists());
+}
+
+#[test]
+fn errors_about_a_channel_list_all_others_and_no_coordinates() {
+    let (folder, source) = numbered_file([3, 2, 4, 5]);
+    let path = folder.path().join("converted.zarr");
+    let source = OpenConfig::new().open(&source).unwrap();
+    convert(&source, &path, &ConvertConfig::new(), |_| ()).unwrap();
+    let message = |channels: &[&str]| {
+        // Another grid than that of the file.
+        let config = OpenConfig::of_channels(channels).with_grid(Some(grid(3, 4)));
+        config.open(&path).unwrap_err().to_string()
+    };
+    let expected = "/converted.zarr, each once: z0, z1";
+    assert!(message(&["z0", "q"]).ends_with(expected));
+    assert!(message(&["q"]).ends_with("found none of q, expected some of its channels z0, z1"));
 }

@@ -163,6 +163,11 @@ fn arguments_must_leave_a_sample() {
         message(DatasetConfig::new().with_history(3).with_lead(2)),
         "history and lead: got 3 and 2, expected a sum of at most the 4 times of the longest file"
     );
+    let states = DatasetConfig::new().with_history(5).with_lead(0);
+    assert_eq!(
+        message(states.with_history_hours(Some(12.0))),
+        "history: got 5, expected a file with 5 times 12 h apart; the longest file has 4 times, 6 h apart"
+    );
     assert_eq!(
         message(DatasetConfig::new().with_history(0)),
         "history: got 0, expected at least 1 time"

@@ -150,8 +150,8 @@ fn another_shape_or_type_is_named() {
     );
     assert_eq!(
         replace("timestamp", &[3]),
-        "dataset \"timestamp\"[1]: found 0, expected a time after 0, in seconds since 1970; \
-         sort the times, and drop those that repeat"
+        "dataset \"timestamp\"[1]: found 1970-01-01 00:00:00, expected a time after \
+         1970-01-01 00:00:00; sort the times, and drop those that repeat"
     );
     assert_eq!(
         replace("channel", &[2]),
@@ -363,4 +363,11 @@ fn missing_values_are_found_where_they_are() {
             path.display()
         )
     );
+    fields[[2, 1, 3, 0]] = f32::INFINITY;
+    let path = path.with_file_name("infinite.h5");
+    write(&path, &fields, &WriterConfig::new());
+    let infinite = FieldFile::open(&path).unwrap();
+    let error = infinite.read([1..3, 1..2, 2..4, 0..5]).unwrap_err();
+    let told = "found inf, expected a finite value; an infinite one is not missing";
+    assert!(error.to_string().contains(told), "{error}");
 }

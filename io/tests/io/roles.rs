@@ -104,7 +104,9 @@ fn channels_of_no_file_are_told_with_those_that_there_are() {
         "{found}"
     );
     let found = message(new().with_forcings(names(&["z0", "z0"])));
-    assert_eq!(found, "forcings: got z0, expected each channel once");
+    assert_eq!(found, "forcings: got z0 twice, expected each channel once");
+    let found = message(new().with_inputs(Some(names(&["z1", "z1"]))));
+    assert_eq!(found, "inputs: got z1 twice, expected each channel once");
     let found = message(new().with_forcings(names(&["z0", "z1"])));
     assert_eq!(found, "inputs: got none, expected at least one channel");
     assert!(message(new().with_steps(0)).starts_with("steps: got 0"));

@@ -247,8 +247,7 @@ fn missing_values_are_left_out_or_refused() {
     write(&path, &fields, &WriterConfig::new());
     let error = Statistics::compute(&lenient(), 1).unwrap_err().to_string();
     assert!(
-        error
-            .contains("found infinite values of channel z0, expected finite ones; Missing::Reject"),
+        error.contains("\"z0\": found infinite values, expected finite ones; Missing::Reject"),
         "{error}"
     );
 }
@@ -269,7 +268,7 @@ fn there_must_be_something_to_collect() {
     let error = message(&[FieldFile::open(&path).unwrap()], 3);
     assert!(
         error.ends_with(
-            "found no increments of channel z0, expected two times a lead of 3 steps apart in one file"
+            "dataset \"z0\": found no increments, expected two times a lead of 3 steps apart in one file"
         ),
         "{error}"
     );
