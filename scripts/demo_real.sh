@@ -22,7 +22,8 @@ say "statistics of all 24 states; those of training are of the training period a
 "$program" stats era5_sample.zarr --time-units "$units" --gaps allow --channels t2m,msl,u10,v10 --output statistics --replace
 say "training for two minutes on 4 ranks"
 rm -rf era5 era5.zarr winds
-"$program" train --config "$configs/era5_sample.toml"
+# Status 75: the time limit ended it before its last epoch.
+"$program" train --config "$configs/era5_sample.toml" || [ $? -eq 75 ]
 say "a forecast from the first held-out state"
 "$program" forecast --config "$configs/era5_sample.toml" --from 2026-03-29T05 --output era5.zarr
 say "errors on the held-out states, of steps 1, 3 and 7"

@@ -1,10 +1,11 @@
-//! Checks of settings against the grid and the number of samples.
+//! Checks of settings against the grid, the channels and the number of samples.
 
-use halocline_core::{Boundary, Error, Result, World};
+use halocline_core::{Boundary, Error, Result};
 use halocline_io::Error::Argument;
-use halocline_io::Grid;
+use halocline_io::{Channels, Grid};
 
-use super::config::ExperimentConfig;
+use super::config::{ExperimentConfig, TrainingConfig};
+use super::data::{Data, stands_for};
 
 /// Checks that a grid has cells inside a rim of this width, and edges.
 pub(super) fn check_rim(width: usize, grid: &Grid) -> Result<()> {
@@ -34,17 +35,29 @@ pub(super) fn check_batch(batch: usize, samples: usize) -> halocline_io::Result<
     })
 }
 
-/// Refuses settings that do not fit this number of samples. Prints a line on rank 0 for each
-/// setting without effect.
+/// Refuses weights of names that are neither targets nor their variables.
+pub(super) fn check_weights(training: &TrainingConfig, targets: &[String]) -> Result<()> {
+    let is_target = |name: &String| targets.iter().any(|target| stands_for(name, target));
+    match training.weights.keys().find(|name| !is_target(name)) {
+        None => Ok(()),
+        Some(name) => Err(Error::from(Argument {
+            argument: "training.weights",
+            got: name.clone(),
+            expected: format!("targets or their variables: {}", targets.join(", ")),
+        })),
+    }
+}
+
+/// Refuses settings that do not fit this number of samples or these channels.
 ///
 /// # Errors
-/// Larger batches than there are samples; more accumulated batches than an epoch has.
+/// Larger batches than there are samples; more accumulated batches than an epoch has; weights of
+/// other names than targets; inputs that are not targets, if training takes several steps.
 pub(super) fn check_training(
-    world: &World,
-    config: &ExperimentConfig,
+    training: &TrainingConfig,
+    channels: &Channels,
     samples: usize,
 ) -> Result<()> {
-    let training = &config.training;
     check_batch(training.batch, samples)?;
     let batches = samples / training.batch;
     if training.accumulation > batches {
@@ -54,12 +67,46 @@ pub(super) fn check_training(
             expected: format!("at most {batches}, the batches of an epoch"),
         }));
     }
-    if world.is_root() {
-        for line in without_effect(config, batches) {
-            eprintln!("halocline: {line}");
-        }
+    check_weights(training, &channels.targets)?;
+    if training.most_steps() > 1 {
+        channels.feedback()?;
     }
     Ok(())
+}
+
+/// Prints a line for each setting that has no effect on a training of this number of samples, or
+/// that does not suit its data.
+pub(super) fn warn(config: &ExperimentConfig, data: &Data, samples: usize) {
+    let lines = without_effect(config, samples / config.training.batch);
+    for line in lines.into_iter().chain(unsuited(config, data)) {
+        eprintln!("halocline: {line}");
+    }
+}
+
+/// Returns a line for each setting that does not suit the grid or the channels.
+fn unsuited(config: &ExperimentConfig, data: &Data) -> Vec<String> {
+    let mut lines = Vec::new();
+    let [rows, columns] = data.grid.shape();
+    for (axis, cells, name) in [("lat", rows, "rows"), ("lon", columns, "columns")] {
+        let ranks = config.mesh.get(axis).copied().unwrap_or(1);
+        if ranks > cells {
+            lines.push(format!(
+                "mesh.{axis}: {ranks} ranks share {cells} {name}, so that some have none"
+            ));
+        }
+    }
+    let is_input = |name: &String| data.channels.inputs.contains(name);
+    let files = data.files.iter();
+    let fixed = files.filter(|channel| channel.is_static && is_input(&channel.name));
+    let fixed: Vec<&str> = fixed.map(|channel| &channel.name[..]).collect();
+    if !fixed.is_empty() && config.data.inputs.is_none() {
+        let names = fixed.join(", ");
+        lines.push(format!(
+            "data.inputs: by default with {names}, which do not change in time; data.forcings takes them without predicting \
+             them"
+        ));
+    }
+    lines
 }
 
 /// Returns a line for each setting without effect in a training of this number of batches per
@@ -77,7 +124,7 @@ fn without_effect(config: &ExperimentConfig, batches: usize) -> Vec<String> {
         ));
     }
     for [epoch, steps] in &training.curriculum {
-        if *epoch >= epochs {
+        if *epoch > epochs {
             lines.push(format!(
                 "training.curriculum: {steps} steps from epoch {epoch} on, but training ends after {epochs} epochs; \
                  samples have targets of all these steps"
@@ -117,10 +164,8 @@ fn without_effect(config: &ExperimentConfig, batches: usize) -> Vec<String> {
 mod tests {
     use std::path::Path;
 
-    use halocline_core::Launcher;
-
     use super::*;
-    use crate::experiment::fixture::config_in;
+    use crate::experiment::fixture::{config_in, write_waves};
 
     fn config(tables: &str) -> ExperimentConfig {
         config_in(Path::new("nowhere"), "", tables)
@@ -128,6 +173,11 @@ mod tests {
 
     #[test]
     fn settings_beyond_the_samples_are_refused() {
+        let channels = Channels {
+            inputs: vec!["t2m".into(), "z@500".into()],
+            forcings: Vec::new(),
+            targets: vec!["t2m".into()],
+        };
         for (training, told) in [
             ("batch = 4\naccumulation = 3", ""),
             ("batch = 13", "training.batch: got 13, expected at most 12,"),
@@ -135,9 +185,14 @@ mod tests {
                 "batch = 4\naccumulation = 4",
                 "training.accumulation: got 4, expected at most 3,",
             ),
+            ("weights = { z = 2.0 }", "training.weights: got z, expected"),
+            (
+                "curriculum = [[2, 2]]",
+                "inputs: got z@500, expected a target",
+            ),
         ] {
             let config = config(&format!("[training]\n{training}"));
-            let checked = Launcher::local(1).run(|world| check_training(&world, &config, 12));
+            let checked = check_training(&config.training, &channels, 12);
             let found = checked.map_or_else(|error| error.to_string(), |()| String::new());
             assert!(
                 found.contains(told) && found.is_empty() == told.is_empty(),
@@ -148,12 +203,12 @@ mod tests {
 
     #[test]
     fn settings_without_effect_are_told() {
-        let tables = "[optimizer]\nwarmup = 90\n[training]\nepochs = 2\ncurriculum = [[1, 2], [4, 3]]\n\
+        let tables = "[optimizer]\nwarmup = 90\n[training]\nepochs = 2\ncurriculum = [[2, 2], [3, 3]]\n\
                       [mesh]\ndata = 2\nmember = 3\n";
         let found = without_effect(&config(tables), 10);
         let told = [
             "optimizer.warmup: 90 steps, but training ends after 20,",
-            "training.curriculum: 3 steps from epoch 4 on, but training ends after 2 epochs",
+            "training.curriculum: 3 steps from epoch 3 on, but training ends after 2 epochs",
             "mesh.member: 3 ranks",
             "mesh.data: 2 ranks share 1 samples",
         ];
@@ -176,6 +231,24 @@ mod tests {
         let unused = config_in(Path::new("nowhere"), "constants = \"a.nc\"", "");
         let found = without_effect(&unused, 10);
         assert!(found[0].starts_with("data.constants: a file"), "{found:?}");
+    }
+
+    #[test]
+    fn ranks_without_rows_and_inputs_without_times_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "", "[mesh]\nlat = 6\nlon = 8\n");
+        let mut data = Data::open(&config.data).unwrap();
+        let told = "mesh.lat: 6 ranks share 5 rows, so that some have none";
+        assert_eq!(unsuited(&config, &data), [told]);
+        data.files[0].is_static = true;
+        let found = unsuited(&config, &data);
+        assert!(
+            found[1].starts_with("data.inputs: by default with sst,"),
+            "{found:?}"
+        );
+        let config = config_in(folder.path(), "inputs = [\"sst\", \"t2m\"]", "");
+        assert!(unsuited(&config, &data).is_empty());
     }
 
     #[test]

@@ -99,32 +99,44 @@ pub(super) struct Climatology {
 
 /// Name of the tensor in its checkpoint.
 const NAME: &str = "climatology";
+/// Name of its checkpoint in its folder.
+const SAVED: &str = "step_000000000";
 /// Name of the cycle and of the parts of a day in its checkpoint.
 const TIMES: &str = "times";
 
 impl Climatology {
-    /// Loads the climatology from a folder, if it holds one of this cycle, or of the default one,
-    /// and of this number of parts of a day.
+    /// Returns the cycle and the number of parts of a day of the climatology in a folder, if it
+    /// holds one.
+    pub(super) fn resolution(folder: &Path) -> Result<Option<(Cycle, usize)>> {
+        let saved = folder.join(SAVED);
+        if !saved.exists() {
+            return Ok(None);
+        }
+        let (cycle, parts, _): (Cycle, usize, bool) = Checkpoint::open(saved)?.value(TIMES)?;
+        Ok(Some((cycle, parts)))
+    }
+
+    /// Loads the climatology from a folder, if it holds one that is wanted, by its cycle, its number
+    /// of parts of a day, and whether the cycle is the default one.
     pub(super) fn load(
         world: &World,
         (mesh, placements): (&DeviceMesh, &[Placement]),
         folder: &Path,
-        (cycle, parts): (Option<Cycle>, usize),
+        is_wanted: impl FnOnce(Cycle, usize, bool) -> bool,
         calendar: Calendar,
     ) -> Result<Option<Self>> {
         let Some(saved) = Checkpoint::latest(world, folder)? else {
             return Ok(None);
         };
-        let (found, parts_found, is_default): (Cycle, usize, bool) = saved.value(TIMES)?;
-        let is_wanted = cycle.map_or(is_default, |cycle| cycle == found);
-        if !is_wanted || parts_found != parts {
+        let (cycle, parts, is_default): (Cycle, usize, bool) = saved.value(TIMES)?;
+        if !is_wanted(cycle, parts, is_default) {
             return Ok(None);
         }
         let all = saved.sharded::<4, Float>(NAME, mesh, placements)?.inner();
         let class = |class| all.clone().narrow(0, class, 1);
         Ok(Some(Self {
             times: Times {
-                cycle: found,
+                cycle,
                 is_default,
                 parts,
                 calendar,
@@ -202,22 +214,30 @@ fn compute(world: &World, loader: &FieldLoader, times: Times) -> Result<Vec<Shar
         progress.advance();
     }
     progress.finish();
-    let all = sums
-        .iter()
-        .flatten()
-        .cloned()
-        .fold(None, |all, sum| added(all, Some(sum)));
+    let all = sums.iter().cloned().fold(None, added);
     let [sum, count] = all.expect("a loader has samples");
     let whole = sum / count.clamp_min(1.0);
-    // Times of the year or of the day without a value take the mean of all.
-    let mean = |sum: Option<Sum>| match sum {
-        None => whole.clone(),
+    // Times of the year without a value take the mean of their part of the day, and parts of the
+    // day without a value the mean of all times.
+    let part = |part: usize| {
+        let sums = sums.iter().skip(part).step_by(times.parts);
+        mean(sums.cloned().fold(None, added), &whole)
+    };
+    let parts: Vec<ShardTensor<4>> = (0..times.parts).map(part).collect();
+    let classes = smoothed(sums, times).into_iter().enumerate();
+    let means = classes.map(|(class, sum)| mean(sum, &parts[class % times.parts]));
+    Ok(means.collect())
+}
+
+/// Returns the mean of a sum, and `other` in cells without a value.
+fn mean(sum: Option<Sum>, other: &ShardTensor<4>) -> ShardTensor<4> {
+    match sum {
+        None => other.clone(),
         Some([sum, count]) => {
             let none = count.clone().lower_elem(0.5);
-            (sum / count.clamp_min(1.0)).mask_where(none, whole.clone())
+            (sum / count.clamp_min(1.0)).mask_where(none, other.clone())
         }
-    };
-    Ok(smoothed(sums, times).into_iter().map(mean).collect())
+    }
 }
 
 /// Sum of values, and their number.
@@ -281,7 +301,7 @@ mod tests {
     use halocline_core::Launcher;
 
     use super::*;
-    use crate::experiment::fixture::{config_in, write_waves};
+    use crate::experiment::fixture::{config_in, wave, write_fields, write_waves};
     use crate::experiment::{Experiment, ExperimentConfig};
 
     #[test]
@@ -338,6 +358,38 @@ mod tests {
         }
         assert_eq!(times(Cycle::Day, 1).class(hours(-1.0)), 365);
         assert_eq!(times(Cycle::Mean, 24).class(hours(49.0)), 1);
+    }
+
+    #[test]
+    fn a_month_without_values_has_the_mean_of_each_part_of_the_day() {
+        let folder = tempfile::tempdir().unwrap();
+        // Three days of January; one cell has values at midnight only.
+        write_fields(folder.path(), |time, cell| match (time % 4, cell) {
+            (1.., (0, 2, 3)) => f32::NAN,
+            (part, _) => wave(time, cell) + 10.0 * part as f32,
+        });
+        let keys = "missing = \"fill\"\nclimatology = \"month\"\nclimatology_hours = 6";
+        let config = config_in(folder.path(), keys, "");
+        let run = Launcher::local(1).run(|world| {
+            let experiment = Experiment::new(&world, &config)?;
+            let climatology = experiment.climatology()?;
+            let means = |day: f64, hour: f64| {
+                let means = climatology.at(&[DAY * day + 3600.0 * hour]);
+                let data = means.local().clone().into_data();
+                data.iter::<f32>().collect::<Vec<f32>>()
+            };
+            for hour in [0.0, 6.0, 12.0, 18.0] {
+                assert_eq!(means(40.0, hour), means(0.0, hour), "{hour}");
+            }
+            let [night, morning] = [0.0, 6.0].map(|hour| means(40.0, hour));
+            let alike = night
+                .iter()
+                .zip(&morning)
+                .filter(|(one, other)| one == other);
+            assert_eq!(alike.count(), 1, "the cell without a value in the morning");
+            Ok(())
+        });
+        run.unwrap();
     }
 
     /// Sum of a single cell.

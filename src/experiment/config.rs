@@ -8,7 +8,7 @@ use halocline_models::parallel::Plan;
 use serde::{Deserialize, Serialize};
 
 use super::data_config::{DataConfig, deviation, positive, refuse};
-use super::near::{near, nearest};
+use super::near::{model_key, near, nearest};
 use super::network::ModelConfig;
 use super::optimizer::OptimizerConfig;
 use super::precision::Precision;
@@ -88,8 +88,8 @@ fn yes() -> bool {
 /// use halocline::experiment::TrainingConfig;
 ///
 /// // One step in the first 10 epochs, two in the next 10, then four.
-/// let training = TrainingConfig { curriculum: vec![[10, 2], [20, 4]], ..TrainingConfig::default() };
-/// assert_eq!([0, 10, 19, 25].map(|epoch| training.steps(epoch)), [1, 2, 2, 4]);
+/// let training = TrainingConfig { curriculum: vec![[11, 2], [21, 4]], ..TrainingConfig::default() };
+/// assert_eq!([1, 10, 11, 20, 25].map(|epoch| training.steps(epoch)), [1, 1, 2, 2, 4]);
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -107,7 +107,7 @@ pub struct TrainingConfig {
     /// Batches per optimizer step, at most those of an epoch.
     pub accumulation: usize,
     /// Autoregressive steps of training by epoch, as pairs `[epoch, steps]`: the number of steps
-    /// from that epoch on, counted from 0. One step before the first pair.
+    /// from that epoch on, counted from 1, as in the log. One step before the first pair.
     pub curriculum: Vec<[usize; 2]>,
     /// Standard deviation of the noise on inputs, in standard deviations of their channels.
     pub noise: f64,
@@ -196,7 +196,7 @@ impl Default for ForecastConfig {
 }
 
 impl TrainingConfig {
-    /// Returns the number of autoregressive steps of an epoch.
+    /// Returns the number of autoregressive steps of an epoch, counted from 1.
     pub fn steps(&self, epoch: usize) -> usize {
         let begun = self.curriculum.iter().rfind(|[first, _]| *first <= epoch);
         begun.map_or(1, |[_, steps]| *steps)
@@ -212,6 +212,8 @@ impl TrainingConfig {
 
 impl ForecastConfig {
     pub(super) fn check(&self) -> Result<()> {
+        let noise = self.noise;
+        let noise = format!("forecast.noise: {noise}; expected a standard deviation from 0 on");
         refuse(&[
             (
                 self.steps == 0,
@@ -221,10 +223,7 @@ impl ForecastConfig {
                 self.members == 0,
                 "forecast.members: 0; expected at least 1 member",
             ),
-            (
-                !deviation(self.noise),
-                "forecast.noise: expected a standard deviation from 0 on",
-            ),
+            (!deviation(self.noise), &noise[..]),
             (
                 self.members > 1 && self.noise == 0.0,
                 "forecast.noise: 0, with which all members are the same; expected a standard deviation, such as 0.1, \
@@ -256,7 +255,9 @@ impl ExperimentConfig {
         let config: Self = toml::from_str(text).map_err(|error| {
             let near =
                 near(error.message()).map_or(String::new(), |near| format!("near it: {near}\n"));
-            Error::other(format!("{error}{near}"))
+            let wrong = model_key(text).filter(|key| !error.message().contains(&key[..]));
+            let wrong = wrong.map_or(String::new(), |key| format!("key: model.{key}\n"));
+            Error::other(format!("{error}{wrong}{near}"))
         })?;
         config.check()?;
         Ok(config)
@@ -340,6 +341,10 @@ impl ExperimentConfig {
                 "training.clip_norm: expected a norm above 0",
             ),
             (
+                training.curriculum.iter().any(|[epoch, _]| *epoch == 0),
+                "training.curriculum: epoch 0; expected 1 or more, because epochs are counted from 1",
+            ),
+            (
                 !rises || training.curriculum.iter().any(|[_, steps]| *steps == 0),
                 "training.curriculum: expected pairs [epoch, steps] with rising epochs and at least 1 step",
             ),
@@ -405,6 +410,8 @@ mod tests {
         assert!(error.contains("near it: width"), "{error}");
         let error = refused(&LEAST.replace("cnn", "transfromer"));
         assert!(error.contains("near it: transformer"), "{error}");
+        let error = refused(&format!("{LEAST}kernel = [3, 3]"));
+        assert!(error.contains("key: model.kernel"), "{error}");
         let error = refused(&LEAST.replace("files", "file"));
         assert!(error.contains("near it: files"), "{error}");
         for text in [
@@ -448,6 +455,10 @@ mod tests {
             (
                 then("[training]\ncurriculum = [[4, 2], [2, 3]]"),
                 "training.curriculum",
+            ),
+            (
+                then("[training]\ncurriculum = [[0, 2]]"),
+                "training.curriculum: epoch 0; expected 1 or more",
             ),
             (then("[training]\nnoise = nan"), "noise"),
             (then("[training]\nprecision = \"fb16\""), "near it: f16"),

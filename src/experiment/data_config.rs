@@ -62,10 +62,11 @@ pub struct DataConfig {
     #[serde(default = "reject_missing", with = "MissingName")]
     pub missing: Missing,
     /// Resolution of the climatology over the year. Default `month` if the training period is a
-    /// year or longer, otherwise `mean`.
+    /// year or longer, otherwise `mean`; with `anomalies`, that of the
+    /// [pretrained](super::TrainingConfig::pretrained) network.
     pub climatology: Option<Cycle>,
     /// Hours of the day, UTC, that share a mean of the climatology; a divisor of 24, such as 6.
-    /// Default 24.
+    /// Default 24; with `anomalies`, that of the pretrained network.
     pub climatology_hours: Option<usize>,
     /// Whether the model sees and predicts differences from the climatology.
     #[serde(default)]
@@ -156,6 +157,14 @@ impl DataConfig {
     /// Returns the number of parts of a day with separate means in the climatology.
     pub(super) fn parts_of_day(&self) -> usize {
         self.climatology_hours.map_or(1, |hours| 24 / hours)
+    }
+
+    /// Returns whether this cycle and number of parts of a day are those of the keys of the
+    /// climatology. A key that is left out agrees with any.
+    pub(super) fn has_resolution(&self, cycle: Cycle, parts: usize) -> bool {
+        let is_cycle = self.climatology.is_none_or(|wanted| wanted == cycle);
+        let hours = self.climatology_hours;
+        is_cycle && hours.is_none_or(|hours| 24 / hours == parts)
     }
 
     /// Rejects periods that have dates in common.

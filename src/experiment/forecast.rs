@@ -47,8 +47,8 @@ impl Experiment {
     ///
     /// # Errors
     /// A date without a state; an experiment without a test period; from a date, an output that
-    /// exists and is not to be replaced, or forcings or a boundary that end before the forecast; a
-    /// folder with forecasts of another configuration or, if [`trained`](Self::trained) loaded the
+    /// exists and is not to be replaced; forcings or a boundary that end before the forecast, or
+    /// without a date before every forecast; a folder with forecasts of another configuration or, if [`trained`](Self::trained) loaded the
     /// model, of another checkpoint, unless `existing` replaces them all; a failure of files or
     /// communication.
     pub fn forecast(
@@ -96,6 +96,13 @@ impl Experiment {
                         short.len(),
                         dates.len()
                     );
+                }
+                if all.is_empty() {
+                    return Err(Error::other(format!(
+                        "forecast.steps: {}, and no state whose forcings or boundaries reach as far; expected fewer steps, or \
+                         later data",
+                        config.steps
+                    )));
                 }
                 let outputs: Vec<&PathBuf> = all.iter().map(|(_, path)| path).collect();
                 self.begin(path, &note, existing, &outputs)?;
@@ -263,14 +270,8 @@ impl Experiment {
         let time = parse_time(date, self.data.calendar)?;
         let found = states.timeline.find(time);
         found.ok_or_else(|| {
-            let name = |state: Option<&(usize, f64)>| {
-                state.map_or(String::new(), |(_, time)| self.data.calendar.date(*time))
-            };
-            let all = &states.timeline.states;
-            let (first, last) = (name(all.first()), name(all.last()));
-            Error::other(format!(
-                "no state of {date}; the data are from {first} to {last}"
-            ))
+            let near = states.timeline.near(time, self.config.data.history);
+            Error::other(format!("no state of {date}; {near}"))
         })
     }
 

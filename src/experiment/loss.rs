@@ -8,6 +8,7 @@ use halocline_models::{
 use halocline_ops::prelude::*;
 use halocline_ops::{counted, spectral_loss};
 
+use super::checks::check_weights;
 use super::config::Loss;
 use super::data::stands_for;
 use super::network::FieldModel;
@@ -97,14 +98,7 @@ impl Experiment {
     /// A weight of a name that is not a target.
     pub(super) fn factors(&self) -> Result<Vec<f64>> {
         let (training, targets) = (&self.config.training, &self.data.channels.targets);
-        let is_target = |name: &String| targets.iter().any(|target| stands_for(name, target));
-        if let Some(name) = training.weights.keys().find(|name| !is_target(name)) {
-            return Err(Error::from(halocline_io::Error::Argument {
-                argument: "training.weights",
-                got: name.clone(),
-                expected: format!("targets or their variables: {}", targets.join(", ")),
-            }));
-        }
+        check_weights(training, targets)?;
         let weight = |target: &String| {
             let level = training.weights.get(target);
             let variable = || {

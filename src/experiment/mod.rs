@@ -38,6 +38,7 @@ mod optimizer;
 mod outlook;
 mod pace;
 mod package;
+mod patches;
 #[cfg(feature = "plot")]
 mod pictures;
 mod precision;
@@ -47,6 +48,7 @@ mod root;
 mod score;
 mod setup;
 mod state_cache;
+mod summary;
 mod timeline;
 mod train;
 

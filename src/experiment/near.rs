@@ -1,5 +1,7 @@
 //! Suggestions for unknown names, for error messages.
 
+use super::network::ModelConfig;
+
 /// Largest number of names that an error suggests.
 const PROPOSED: usize = 3;
 
@@ -14,6 +16,24 @@ pub(super) fn near(message: &str) -> Option<String> {
         return None;
     }
     Some(nearest(unknown, known))
+}
+
+/// Returns the key of the table `model` with a wrong value, which the error of the parser lacks.
+pub(super) fn model_key(text: &str) -> Option<String> {
+    let table: toml::Table = toml::from_str(text).ok()?;
+    let model = table.get("model")?.as_table()?;
+    let fault = |model: toml::Table| {
+        let read: Result<ModelConfig, toml::de::Error> = model.try_into();
+        read.err().map(|error| error.to_string())
+    };
+    let found = fault(model.clone())?;
+    // Without the key there is no error, or another one.
+    let is_wrong = |key: &&String| {
+        let mut others = model.clone();
+        others.remove(key.as_str());
+        key.as_str() != "kind" && fault(others).as_ref() != Some(&found)
+    };
+    model.keys().find(is_wrong).cloned()
 }
 
 /// Returns the known names nearest to an unknown one, separated by commas.

@@ -14,6 +14,8 @@ use halocline_ops::prelude::*;
 use halocline_ops::{Sht, SphereGrid};
 use serde::{Deserialize, Serialize};
 
+use super::patches::check_kernel;
+
 /// Kind and sizes of a model. Channels, boundaries and the spherical grid follow from the data.
 ///
 /// # Example
@@ -282,16 +284,8 @@ impl ModelConfig {
                         "model.patch: {patch:?}; expected one cell or more"
                     )));
                 }
-                let patches = [0, 1].map(|dim| grid.shape()[dim].div_ceil(patch[dim]));
-                let mut dims = [0, 1].into_iter().filter(|_| dense_blocks < blocks);
-                if let Some(dim) = dims.find(|&dim| !(2..=patches[dim]).contains(&kernel[dim])) {
-                    return Err(Error::other(format!(
-                        "model.kernel: {kernel:?} on {} x {} patches; expected from 2 to {} along {}, or a smaller model.patch",
-                        patches[0],
-                        patches[1],
-                        patches[dim],
-                        ["latitude", "longitude"][dim]
-                    )));
+                if dense_blocks < blocks {
+                    check_kernel(grid.shape(), patch, kernel)?;
                 }
                 let config = self.transformer(same(channels)?, forcings, history);
                 let config = config.expect("the kind is a transformer");

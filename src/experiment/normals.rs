@@ -47,8 +47,18 @@ impl Experiment {
         let place = (&self.mesh, &placements[..]);
         let folder = folder.join(CLIMATOLOGY);
         let config = &self.config.data;
-        let means = (config.climatology, config.parts_of_day());
-        Climatology::load(&self.world, place, &folder, means, self.data.calendar)
+        let is_wanted = |cycle: Cycle, parts: usize, is_default: bool| {
+            if config.anomalies {
+                // The model sees differences from no other one. It may be that of the network from
+                // which training started.
+                return config.has_resolution(cycle, parts);
+            }
+            let is_cycle = config
+                .climatology
+                .map_or(is_default, |wanted| wanted == cycle);
+            is_cycle && parts == config.parts_of_day()
+        };
+        Climatology::load(&self.world, place, &folder, is_wanted, self.data.calendar)
     }
 
     /// Copies the climatology of another experiment.
@@ -57,7 +67,7 @@ impl Experiment {
         let climatology = found.ok_or_else(|| {
             let other = other.join(CLIMATOLOGY);
             Error::other(format!(
-                "{}: no climatology; expected that of the network of training.pretrained, which saw differences from it",
+                "{}: no climatology of data.climatology and data.climatology_hours; expected that of the network of training.pretrained, which saw differences from it",
                 other.display()
             ))
         })?;

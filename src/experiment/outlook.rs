@@ -16,7 +16,7 @@ use halocline_models::rollout;
 use halocline_ops::backward;
 use halocline_ops::prelude::*;
 
-use super::checks::{check_rim, check_training};
+use super::checks::{check_rim, check_training, warn};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::{FieldModel, ModelConfig};
@@ -87,7 +87,10 @@ impl Outlook {
         let data = Data::open(&config.data)?;
         check_rim(config.data.boundary, &data.grid)?;
         let samples = data.samples(config.training.most_steps())?;
-        check_training(world, config, samples)?;
+        check_training(&config.training, &data.channels, samples)?;
+        if world.is_root() {
+            warn(config, &data, samples);
+        }
         let axes = config.axes(ranks);
         let ranks = axes.iter().map(|(_, size)| size).product();
         let dry = DryMesh::new(

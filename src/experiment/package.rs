@@ -9,6 +9,7 @@ use super::config::ExperimentConfig;
 use super::record::{self, CHECKPOINTS, CLIMATOLOGY, STATISTICS};
 use super::root::on_root;
 use super::setup::{CheckpointChoice, Experiment};
+use super::summary::FILES;
 use crate::trainer::MODEL;
 
 /// Name of the folder of the constants file in a package.
@@ -69,7 +70,7 @@ impl Experiment {
             let message = format!("{}: it exists; choose another path", path.display());
             return Err(Error::other(message));
         }
-        for name in [STATISTICS, record::FILES] {
+        for name in [STATISTICS, FILES] {
             copy(&self.config.folder.join(name), &path.join(name))?;
         }
         match constants {

@@ -5,17 +5,36 @@ use std::path::Path;
 use halocline_core::{Error, Result};
 use halocline_io::{Gaps, Metadata, Statistics};
 
+use super::climatology::Climatology;
 use super::config::ExperimentConfig;
 use super::data::Data;
 use super::data_config::DataConfig;
 use super::record::{
-    CHECKPOINTS, COPY, STATISTICS, has_checkpoint, odd_and_units, other_keys, same_units,
+    CHECKPOINTS, CLIMATOLOGY, COPY, STATISTICS, has_checkpoint, odd_and_units, other_keys,
+    same_units,
 };
 
 /// Key of the network from which training starts.
 const PRETRAINED: &str = "training.pretrained";
 /// Key of the statistics that replace those of the training period.
 const GIVEN: &str = "data.statistics";
+
+/// Returns the folder of the network from which training starts; `None` if there is none, or once
+/// the experiment has a checkpoint.
+fn network(config: &ExperimentConfig) -> Option<&Path> {
+    let is_begun = has_checkpoint(&config.folder.join(CHECKPOINTS));
+    let pretrained = config.training.pretrained.as_deref();
+    pretrained.filter(|_| !is_begun)
+}
+
+/// Reads rows and columns in the order of the network from which training starts.
+pub(super) fn in_order_of_network(config: &ExperimentConfig, data: Data) -> Result<Data> {
+    let statistics = network(config).map(|folder| folder.join(STATISTICS));
+    match statistics.filter(|folder| folder.join("data.json").exists()) {
+        Some(folder) => Ok(data.in_order_of(&Statistics::load(folder)?)),
+        None => Ok(data),
+    }
+}
 
 /// Checks the network from which training starts, unless the folder has a checkpoint already.
 /// Returns the statistics that replace those of the training period, for its channels: those that
@@ -29,9 +48,7 @@ pub(super) fn given_statistics(
     config: &ExperimentConfig,
     data: &Data,
 ) -> Result<Option<Statistics>> {
-    let is_begun = has_checkpoint(&config.folder.join(CHECKPOINTS));
-    let pretrained = config.training.pretrained.as_deref();
-    let pretrained = pretrained.filter(|_| !is_begun);
+    let pretrained = network(config);
     if let Some(folder) = pretrained {
         check(folder, config, data)?;
     }
@@ -89,10 +106,6 @@ fn check(folder: &Path, config: &ExperimentConfig, data: &Data) -> Result<()> {
         return refused(got, "the same [model]".into());
     }
     let statistics = Statistics::load(folder.join(STATISTICS))?;
-    let grid = statistics.metadata().grid();
-    if !data.grid.agrees_with(grid) {
-        return refused(format!("trained on {grid}"), data.grid.to_string());
-    }
     // The files of this experiment, with the roles of channels of that one.
     let roles = DataConfig {
         inputs: trained.data.inputs,
@@ -101,8 +114,6 @@ fn check(folder: &Path, config: &ExperimentConfig, data: &Data) -> Result<()> {
         odd: None,
         history: trained.data.history,
         anomalies: trained.data.anomalies,
-        climatology: trained.data.climatology,
-        climatology_hours: trained.data.climatology_hours,
         // The times of a history may be further apart than those of that experiment.
         gaps: Gaps::Allow,
         ..config.data.clone()
@@ -114,8 +125,29 @@ fn check(folder: &Path, config: &ExperimentConfig, data: &Data) -> Result<()> {
     let theirs = properties(&roles, &other, &odd);
     for ((key, ours), (_, theirs)) in ours.into_iter().zip(theirs) {
         if ours != theirs {
-            return refused(format!("trained with {key} {theirs}"), ours);
+            let is_list = key == "data.inputs" || key == "data.targets";
+            let remedy = if is_list {
+                format!("; {key} = {theirs} takes these channels in this order")
+            } else {
+                String::new()
+            };
+            return refused(
+                format!("trained with {key} {theirs}"),
+                format!("{ours}{remedy}"),
+            );
         }
+    }
+    let resolution = Climatology::resolution(&folder.join(CLIMATOLOGY))?;
+    if let Some((cycle, parts)) = resolution
+        && config.data.anomalies
+        && !config.data.has_resolution(cycle, parts)
+    {
+        let (cycle, hours) = (format!("{cycle:?}").to_lowercase(), 24 / parts);
+        let keys = format!("data.climatology = \"{cycle}\" and data.climatology_hours = {hours}");
+        return refused(
+            format!("trained with {keys}"),
+            "the same; without these keys, those of the network hold".into(),
+        );
     }
     same_units(&units, data, PRETRAINED)?;
     if config.data.anomalies && config.data.statistics.is_some() {
@@ -129,13 +161,8 @@ fn check(folder: &Path, config: &ExperimentConfig, data: &Data) -> Result<()> {
 }
 
 /// Lists the keys that determine the values that a network receives and returns.
-fn properties(config: &DataConfig, data: &Data, odd: &[String]) -> [(&'static str, String); 7] {
+fn properties(config: &DataConfig, data: &Data, odd: &[String]) -> [(&'static str, String); 6] {
     let channels = &data.channels;
-    let climatology = match config.climatology {
-        // The network does not see it.
-        _ if !config.anomalies => String::new(),
-        cycle => format!("{cycle:?} with {} parts of a day", config.parts_of_day()),
-    };
     let odd = if data.grid.boundary()[0].is_pole() {
         odd
     } else {
@@ -144,7 +171,6 @@ fn properties(config: &DataConfig, data: &Data, odd: &[String]) -> [(&'static st
     [
         ("data.history", config.history.to_string()),
         ("data.anomalies", config.anomalies.to_string()),
-        ("data.climatology", climatology),
         ("data.inputs", format!("{:?}", channels.inputs)),
         ("data.targets", format!("{:?}", channels.targets)),
         ("data.forcings", format!("{:?}", channels.forcings)),
@@ -159,8 +185,65 @@ mod tests {
     use halocline_io::{FieldWriter, Grid, WriterConfig};
 
     use super::*;
-    use crate::experiment::Experiment;
-    use crate::experiment::fixture::{COLUMNS, ROWS, config_in, wave, write_waves};
+    use crate::experiment::fixture::{
+        COLUMNS, ROWS, config_in, wave, write_fields_on, write_waves,
+    };
+    use crate::experiment::{Cycle, Experiment};
+
+    /// Returns the configuration of an experiment that starts from another one, which has a
+    /// climatology, and a folder in place of a checkpoint.
+    fn tuned(folder: &Path, data: &str) -> ExperimentConfig {
+        let trained = config_in(folder, data, "");
+        open(&trained).unwrap();
+        std::fs::create_dir_all(trained.folder.join("checkpoints/step_000000001")).unwrap();
+        let mut config = trained.clone();
+        config.folder = folder.join("tuned");
+        config.training.pretrained = Some(trained.folder);
+        config
+    }
+
+    /// Opens an experiment, and returns the grid on which it reads its files.
+    fn open(config: &ExperimentConfig) -> Result<Grid> {
+        let found = Launcher::local(1).collect(|world| {
+            let experiment = Experiment::new(&world, config)?;
+            experiment.climatology()?;
+            Ok(experiment.data.grid.clone())
+        });
+        Ok(found?.remove(0))
+    }
+
+    #[test]
+    fn files_are_read_in_the_order_of_the_network() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = tuned(folder.path(), "");
+        let grid = Grid::cell_centered(ROWS, COLUMNS).unwrap();
+        let lat = grid.lat().iter().rev().copied().collect();
+        let turned = Grid::new(lat, grid.lon().to_vec()).unwrap();
+        write_fields_on(folder.path(), &turned, wave);
+        assert!(open(&config).unwrap().agrees_with(&grid));
+        let statistics = Statistics::load(config.folder.join(STATISTICS)).unwrap();
+        assert!(statistics.metadata().grid().agrees_with(&grid));
+    }
+
+    #[test]
+    fn keys_of_the_climatology_that_are_left_out_are_those_of_the_network() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let keys = "anomalies = true\nclimatology = \"month\"\nclimatology_hours = 6";
+        let mut config = tuned(folder.path(), keys);
+        config.data.climatology = Some(Cycle::Day);
+        let error = open(&config).unwrap_err().to_string();
+        let told = "trained with data.climatology = \"month\" and data.climatology_hours = 6";
+        assert!(error.contains(told), "{error}");
+        (config.data.climatology, config.data.climatology_hours) = (None, None);
+        // The second start finds the copy.
+        for _ in 0..2 {
+            open(&config).unwrap();
+            let copy = Climatology::resolution(&config.folder.join(CLIMATOLOGY)).unwrap();
+            assert_eq!(copy, Some((Cycle::Month, 4)));
+        }
+    }
 
     #[test]
     fn times_of_a_history_may_be_further_apart_than_those_of_the_network() {

@@ -1,21 +1,20 @@
 //! Record of an experiment in its folder: the configuration, and a summary of the files.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::fs::{File, TryLockError};
 use std::path::Path;
 
 use halocline_core::{Error, Result};
-use halocline_io::{Channel, Fields, Gaps, OpenConfig, save_whole};
-use serde::{Deserialize, Serialize};
+use halocline_io::{Channel, save_whole};
+use serde::Serialize;
 
 use super::config::ExperimentConfig;
 use super::data::Data;
+use super::data_config::DataConfig;
+use super::summary::{FILES, Record, Summary, Units, failed};
 
 /// Name of the copy of the configuration in the folder.
 pub(super) const COPY: &str = "experiment.toml";
-/// Name of the summary of the files.
-pub(super) const FILES: &str = "files.json";
 /// Name of the file that a job locks while it computes statistics.
 const LOCK: &str = ".statistics.lock";
 /// Name of the folder of statistics.
@@ -28,117 +27,6 @@ pub(super) const CHECKPOINTS: &str = "checkpoints";
 /// Paths in the folder that training and scoring write: once one exists, the folder belongs to its
 /// configuration.
 const MADE: [&str; 3] = ["statistics/data.json", CLIMATOLOGY, CHECKPOINTS];
-
-/// Identity of the files of an experiment.
-#[derive(Debug, Serialize, Deserialize)]
-struct Record {
-    files: Vec<Summary>,
-    /// Units of each channel.
-    units: Units,
-    /// Inputs and forcings that change sign across a pole.
-    odd: Vec<String>,
-}
-
-impl Record {
-    fn of(config: &ExperimentConfig, data: &Data) -> Result<Self> {
-        let files = data.training_files()?;
-        let mut files: Vec<Summary> = files
-            .iter()
-            .map(|file| Summary::of(file))
-            .collect::<Result<_>>()?;
-        files.extend(Summary::of_constants(config)?);
-        let units = |channel: &Channel| (channel.name.clone(), channel.units.clone());
-        Ok(Self {
-            files,
-            units: data.files.iter().map(units).collect(),
-            odd: data.odd.clone(),
-        })
-    }
-
-    /// Reads the record of a folder, if there is one.
-    fn load(folder: &Path) -> Result<Option<Self>> {
-        let path = folder.join(FILES);
-        if !path.exists() {
-            return Ok(None);
-        }
-        let text = std::fs::read(&path).map_err(|error| failed(&path, &error))?;
-        let record = serde_json::from_slice(&text).map_err(|error| failed(&path, &error))?;
-        Ok(Some(record))
-    }
-
-    /// Rejects files that differ from those of this record, the one of a configuration's folder.
-    fn check(&self, found: &Self, config: &ExperimentConfig) -> Result<()> {
-        let folder = &config.folder;
-        // Channels that are known by their names are those of the record.
-        let is_odd_same = config.data.odd.is_none() || self.odd == found.odd;
-        if is_odd_same && self.files == found.files && self.units == found.units {
-            return Ok(());
-        }
-        let mut pairs = self.files.iter().zip(&found.files);
-        let pair = pairs.find(|(one, other)| one != other);
-        let told = pair.map_or_else(
-            || "others, or other units or names".into(),
-            |(before, found)| format!("{found}, and before {before}"),
-        );
-        Err(Error::other(format!(
-            "{}: the files of data.files have changed since statistics, climatology and model were made of them: {told}; \
-             choose another folder, remove {}, or name files that are only to be forecast or scored by --files",
-            folder.join(FILES).display(),
-            folder.display()
-        )))
-    }
-}
-
-/// Identity of a file of the training period, or of several joined ones.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Summary {
-    bytes: u64,
-    /// Checksum of parts of the bytes.
-    checksum: u32,
-    times: usize,
-    /// First and last time, in the calendar of the files.
-    dates: Option<[String; 2]>,
-}
-
-impl Summary {
-    fn of_constants(config: &ExperimentConfig) -> Result<Option<Self>> {
-        let open = OpenConfig::new().with_gaps(Gaps::Allow);
-        let constants = config.data.constants.as_ref();
-        let summary = constants.map(|constants| Self::of(&open.open(constants)?));
-        summary.transpose()
-    }
-
-    fn of(fields: &dyn Fields) -> Result<Self> {
-        let (bytes, checksum) = fields.fingerprint()?;
-        let date = |time: &f64| fields.calendar().date(*time);
-        let ends = fields.times().first().zip(fields.times().last());
-        Ok(Self {
-            bytes,
-            checksum,
-            times: fields.times().len(),
-            dates: ends.map(|(first, last)| [date(first), date(last)]),
-        })
-    }
-}
-
-impl fmt::Display for Summary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            bytes,
-            checksum,
-            times,
-            dates,
-        } = self;
-        write!(
-            f,
-            "{bytes} bytes (checksum {checksum:08x}) of {times} times"
-        )?;
-        match dates {
-            Some([first, last]) => write!(f, " from {first} to {last}"),
-            None => Ok(()),
-        }
-    }
-}
 
 /// Locks a folder for the job that computes its statistics, until the returned file is dropped.
 ///
@@ -160,7 +48,9 @@ pub(super) fn lock(folder: &Path) -> Result<File> {
 }
 
 /// Writes the configuration and the summary into the folder. If training or scoring has already
-/// written there, compares them with the existing ones.
+/// written there, compares them with the existing ones. Before the first checkpoint, keys on which
+/// statistics do not depend may differ; the climatology of other forcings is removed, because it may
+/// be of other targets.
 ///
 /// # Errors
 /// Other data; another model; files that have changed.
@@ -168,20 +58,33 @@ pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
     let folder = &config.folder;
     let made = MADE.iter().any(|made| folder.join(made).exists());
     let is_copied = made && folder.join(COPY).exists();
-    if is_copied {
-        compare(config)?;
-    }
+    let earlier = if is_copied { compare(config)? } else { None };
     std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
     let found = Record::of(config, data)?;
     let before = if made { Record::load(folder)? } else { None };
-    match before {
-        Some(before) => before.check(&found, config)?,
-        None => {
-            let text = serde_json::to_vec_pretty(&found).map_err(Error::other)?;
-            write(&folder.join(FILES), &text)?;
+    match (&before, &earlier) {
+        (Some(before), None) => before.check(&found, config)?,
+        (Some(before), Some(earlier)) => {
+            before.check_statistics(&found, [earlier, &config.data], folder)?;
         }
+        (None, _) => {}
     }
-    if is_copied { Ok(()) } else { save_copy(config) }
+    if before.is_none() || earlier.is_some() {
+        let text = serde_json::to_vec_pretty(&found).map_err(Error::other)?;
+        write(&folder.join(FILES), &text)?;
+    }
+    let climatology = folder.join(CLIMATOLOGY);
+    if climatology.exists()
+        && let Some(earlier) = &earlier
+        && earlier.forcings != config.data.forcings
+    {
+        std::fs::remove_dir_all(&climatology).map_err(|error| failed(&climatology, &error))?;
+    }
+    if is_copied && earlier.is_none() {
+        Ok(())
+    } else {
+        save_copy(config)
+    }
 }
 
 /// Writes the configuration of a training into its folder.
@@ -257,9 +160,6 @@ pub(super) fn compare_files(config: &ExperimentConfig, data: &mut Data) -> Resul
     same_units(&record.units, data, "files")
 }
 
-/// Units of channels.
-pub(super) type Units = Vec<(String, Option<String>)>;
-
 /// Returns the channels that change sign across a pole and the units of all channels, as recorded
 /// in the folder of an experiment.
 pub(super) fn odd_and_units(folder: &Path) -> Result<(Vec<String>, Units)> {
@@ -300,12 +200,13 @@ pub(super) fn same_units(
 /// Compares the keys that a model depends on with the copy of an earlier configuration. The periods
 /// for validation and test may differ, files may have moved, and the model may differ until there
 /// is a checkpoint. Time units are not compared. The climatology may differ if the model does not
-/// see it.
+/// see it. Before the first checkpoint, keys may differ on which statistics do not depend; the
+/// earlier ones are returned if they do.
 ///
 /// # Errors
 /// No copy; other data; another model; without a checkpoint, a network left out whose statistics
 /// the folder has.
-pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
+pub(super) fn compare(config: &ExperimentConfig) -> Result<Option<DataConfig>> {
     let copy = config.folder.join(COPY);
     if !copy.exists() {
         let message = format!("{}: no experiment; train first", config.folder.display());
@@ -349,13 +250,24 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
     if data.constants.is_some() && config.data.constants.is_some() {
         data.constants.clone_from(&config.data.constants);
     }
+    let mut earlier = None;
+    if !is_begun {
+        let before = data.clone();
+        data.forcings.clone_from(&config.data.forcings);
+        data.constants.clone_from(&config.data.constants);
+        let missing = &config.data.constants_missing;
+        data.constants_missing.clone_from(missing);
+        data.odd.clone_from(&config.data.odd);
+        (data.boundary, data.history) = (config.data.boundary, config.data.history);
+        earlier = (data != before).then_some(before);
+    }
     if data != config.data {
         return differs("[data]", other_keys(&data, &config.data));
     }
     if before.model != config.model && is_begun {
         return differs("[model]", other_keys(&before.model, &config.model));
     }
-    Ok(())
+    Ok(earlier)
 }
 
 /// Returns the keys whose values differ between two tables.
@@ -377,10 +289,6 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     save_whole(path, |path| {
         std::fs::write(path, bytes).map_err(|error| failed(path, &error))
     })
-}
-
-fn failed(path: &Path, error: &dyn std::fmt::Display) -> Error {
-    Error::other(format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]
@@ -449,6 +357,42 @@ mod tests {
     }
 
     #[test]
+    fn forcings_are_compared_once_there_is_a_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "", "");
+        let targets = |config: &ExperimentConfig| {
+            let found = Launcher::local(1).collect(|world| {
+                let experiment = Experiment::new(&world, config)?;
+                let climatology = experiment.climatology()?.at(&[0.0]);
+                Ok((
+                    experiment.data.channels.targets.len(),
+                    climatology.dims()[1],
+                ))
+            });
+            found.map(|mut found| found.remove(0))
+        };
+        assert_eq!(targets(&config).unwrap(), (2, 2));
+        let mut other = config.clone();
+        other.data.forcings = vec!["sst".into()];
+        other.data.history = 2;
+        // The second start finds its own configuration.
+        for _ in 0..2 {
+            assert_eq!(targets(&other).unwrap(), (1, 1));
+        }
+        let mut refused = other.clone();
+        refused.data.train.until = Some("1970-01-02".into());
+        let error = targets(&refused).unwrap_err().to_string();
+        assert!(error.contains("another [data], by its train"), "{error}");
+        std::fs::create_dir_all(config.folder.join("checkpoints/step_000000001")).unwrap();
+        let error = targets(&config).unwrap_err().to_string();
+        assert!(
+            error.contains("another [data], by its forcings, history"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn a_model_is_compared_once_there_is_a_checkpoint() {
         let folder = tempfile::tempdir().unwrap();
         write_waves(folder.path());
@@ -465,6 +409,11 @@ mod tests {
         // A model that does not fit leaves nothing behind.
         let error = open(&other).unwrap_err();
         assert!(error.contains("model.levels: 9"), "{error}");
+        // Neither do settings that do not fit the samples.
+        let mut batch = config.clone();
+        batch.training.batch = 99;
+        let error = open(&batch).unwrap_err();
+        assert!(error.contains("training.batch: got 99"), "{error}");
         assert!(!other.folder.exists());
         open(&config).unwrap();
         other.model = serde_json::from_str(r#"{ "kind": "unet", "levels": 1 }"#).unwrap();

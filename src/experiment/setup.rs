@@ -14,12 +14,12 @@ use halocline_io::{Checkpoint, FieldLoader, LoaderConfig, Order, Period, Source,
 use halocline_models::parallel::build;
 use halocline_ops::prelude::*;
 
-use super::checks::{check_batch, check_rim};
+use super::checks::{check_batch, check_rim, check_training};
 use super::climatology::Climatology;
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::FieldModel;
-use super::pretrained::given_statistics;
+use super::pretrained::{given_statistics, in_order_of_network};
 use super::record::{
     CHECKPOINTS, STATISTICS, compare, compare_files, lock, odd_and_units, record, untrained,
 };
@@ -139,15 +139,16 @@ impl Experiment {
     ///
     /// # Errors
     /// A configuration with values out of range; a mesh of another number of ranks; data that
-    /// cannot be read, or lack a channel; a model that does not fit, or a precision that the device
-    /// lacks, if there are no statistics yet; a folder that holds an experiment with other data or
-    /// another model, whose files have changed since, or whose statistics another job is computing;
-    /// given statistics that lack a channel or differ from those of the folder; a pretrained model
-    /// of other data or of another configuration; periods that overlap; a failure of communication.
+    /// cannot be read, or lack a channel; if there are no statistics yet, a model that does not fit,
+    /// a precision that the device lacks, or batches, steps or weights of training that do not fit
+    /// the samples or channels; a folder that holds an experiment with other data or another model,
+    /// whose files have changed since, or whose statistics another job is computing; given
+    /// statistics that lack a channel or differ from those of the folder; a pretrained model of
+    /// other data or of another configuration; periods that overlap; a failure of communication.
     pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
         let begin = Instant::now();
         config.check_run()?;
-        let data = Data::open(&config.data)?;
+        let data = in_order_of_network(config, Data::open(&config.data)?)?;
         check_rim(config.data.boundary, &data.grid)?;
         let folder = config.folder.join(STATISTICS);
         on_root(world, || {
@@ -159,6 +160,8 @@ impl Experiment {
                 // Fails before the data are read.
                 config.training.precision.check(world.device())?;
                 config.model_on(&data, &world.device().clone().inner())?;
+                let samples = data.samples(config.training.most_steps())?;
+                check_training(&config.training, &data.channels, samples)?;
                 Some(lock(&config.folder)?)
             };
             record(config, &data)?;

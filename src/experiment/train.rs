@@ -7,7 +7,7 @@ use burn::module::Module;
 use halocline_core::{Error, Result};
 use halocline_io::{Progress, save_json};
 
-use super::checks::check_training;
+use super::checks::{check_training, warn};
 use super::keys::in_keys;
 use super::log::{self, Epoch};
 use super::network::FieldModel;
@@ -21,9 +21,9 @@ use crate::trainer::{Ended, Trainer, clip_grad_norm};
 
 impl Experiment {
     /// Trains the model from the newest checkpoint on, or from the start, and prints a line for
-    /// each epoch on rank 0. Training ends after the last epoch, at the time limit, when validation
-    /// stops improving, or when [interrupted](Ended::Interrupted) by a signal; its state is saved
-    /// in every case. A run that has ended is left unchanged.
+    /// each epoch on rank 0. Training ends after the last epoch, when validation stops improving, or
+    /// [interrupted](Ended::Interrupted), with epochs left, by a signal or the time limit; its state
+    /// is saved in every case. A run that has ended is left unchanged.
     ///
     /// # Errors
     /// An experiment of [other files](Self::of_files); data that cannot be read; a precision that
@@ -42,7 +42,10 @@ impl Experiment {
         training.precision.check(self.world.device())?;
         let most = training.most_steps();
         let mut data = self.batches(most)?;
-        check_training(&self.world, &self.config, data.samples())?;
+        check_training(training, &self.data.channels, data.samples())?;
+        if self.world.is_root() {
+            warn(&self.config, &self.data, data.samples());
+        }
         let validation = self
             .config
             .data
@@ -52,10 +55,9 @@ impl Experiment {
         let validation = validation.transpose()?;
         // Errors that would otherwise surface only after hours.
         let forecast = &self.config.forecast;
-        if most > 1 || (validation.is_some() && forecast.steps > 1) {
+        if validation.is_some() && forecast.steps > 1 {
             self.data.channels.feedback()?;
         }
-        self.factors()?;
         if let Some(states) = &validation {
             Self::check_truth(states, forecast.steps)?;
         }
@@ -117,6 +119,7 @@ impl Experiment {
         let all_steps = self.schedule(&mut trainer, batches)?;
         on_root(&self.world, || save_copy(&self.config))?;
         let (mut pace, mut is_first, mut has_changed) = (Pace::default(), true, !is_begun);
+        let mut is_limited = false;
         if let Some(states) = unvalidated {
             // The last epoch is complete, but its validation was interrupted.
             let Some((line, stopped)) = self.validate(&mut trainer, states)? else {
@@ -133,12 +136,15 @@ impl Experiment {
                 .minutes
                 .map_or(f64::INFINITY, |minutes| 60.0 * minutes);
             let (start, epoch, first) = (Instant::now(), trainer.epoch(), trainer.batch());
-            let (steps, before) = (training.steps(epoch), trainer.step());
+            let (steps, before) = (training.steps(epoch + 1), trainer.step());
             let end = self.begin.elapsed().as_secs_f64() + pace.epoch(steps);
             if !self.agreed(end <= limit)? {
                 if root {
-                    say("the time limit leaves no time for another epoch");
+                    say(
+                        "the time limit leaves no time for another epoch: start again for the rest",
+                    );
                 }
+                is_limited = true;
                 break;
             }
             has_changed = true;
@@ -211,7 +217,11 @@ impl Experiment {
         if root && data.traffic().needed > 0 {
             say(&format!("read by rank 0: {}", data.traffic()));
         }
-        Ok(Ended::Completed)
+        Ok(if is_limited {
+            Ended::Interrupted
+        } else {
+            Ended::Completed
+        })
     }
 
     /// Prints on rank 0 that validation stopped improving, if that ended training.

@@ -148,7 +148,8 @@ pub enum Ended {
     /// All batches of the epoch were used.
     Completed,
     /// A signal to rank 0 (SIGINT, i.e. Ctrl-C, or SIGTERM) ended the epoch after a step; the state
-    /// is saved.
+    /// is saved. [`Experiment::train`](crate::experiment::Experiment::train) returns it at its time
+    /// limit, too.
     Interrupted,
 }
 

@@ -190,9 +190,30 @@ fn members_that_would_be_the_same_are_refused() {
         assert!(found.contains("all members are the same"), "{found}");
     }
     assert!(!folder.path().join("a").exists());
+    let found = fail(folder.path(), &["score", "--noise", "-0.5"]);
+    assert!(found.contains("forecast.noise: -0.5; expected"), "{found}");
     let noise = ["score", "--members", "3", "--noise", "0.1"];
     let table = succeed(folder.path(), &noise);
     assert!(table.contains("CRPS"), "{table}");
+    let run = folder.path().join("run");
+    assert!(run.join("scores-members3-noise0.1.json").exists());
+    assert!(
+        !run.join("scores.json").exists(),
+        "those of the configuration"
+    );
+    // One member has no noise.
+    let alone = [
+        "forecast",
+        "--noise",
+        "0.1",
+        "--from",
+        "2018-01-10",
+        "--output",
+        "a.nc",
+    ];
+    let output = super::halocline(folder.path(), &alone);
+    let found = String::from_utf8_lossy(&output.stderr);
+    assert!(found.contains("halocline: --noise 0.1, which"), "{found}");
 }
 
 /// The first training reports missing values; a configuration that handles them is not another
@@ -284,7 +305,7 @@ fn anomalies_of_inputs_that_are_no_targets_are_refused_at_once() {
             "kind = \"cnn\"\nwidth = 6\nblocks = 1",
             "kind = \"unet\"\nwidth = 4\nlevels = 1",
         )
-        .replaced("[[3, 2]]", "[]")
+        .replaced("[[4, 2]]", "[]")
         .replaced("steps = 3", "steps = 1");
     let folder = prepared(&config);
     let found = fail(folder.path(), &["train"]);

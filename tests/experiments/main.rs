@@ -51,7 +51,7 @@ schedule = "constant"
 [training]
 epochs = EPOCHS
 batch = 2
-curriculum = [[3, 2]]
+curriculum = [[4, 2]]
 noise = 0.01
 clip_norm = 1.0
 
@@ -376,7 +376,7 @@ fn ensembles_of_anomalies_have_probabilistic_scores() {
 
 #[test]
 fn plans_are_priced_before_they_run() {
-    let config = CONFIG.replaced("[[3, 2]]", "[[3, 4]]");
+    let config = CONFIG.replaced("[[4, 2]]", "[[4, 4]]");
     let config = format!("{config}\n[mesh]\ndata = 2\nlat = 2\ntensor = 2\n");
     let folder = prepared(&config);
     let network = ["--latency", "5", "--bandwidth", "10"];
@@ -443,8 +443,8 @@ fn mistakes_are_one_line_and_end_with_a_code() {
             "training.batch: got 40, expected at most",
         ),
         (
-            "[[3, 2]]",
-            "[[3, 90]]",
+            "[[4, 2]]",
+            "[[4, 90]]",
             "training.curriculum: got 90 steps, expected at most",
         ),
         (

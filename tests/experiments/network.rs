@@ -75,6 +75,41 @@ fn sizes_that_do_not_fit_the_grid_are_errors() {
 }
 
 #[test]
+fn kinds_for_a_row_of_cells_are_named() {
+    let grid = Grid::new(
+        vec![0.0],
+        (0..12).map(|cell| 30.0 * f64::from(cell)).collect(),
+    )
+    .unwrap();
+    let channels = Channels {
+        inputs: vec!["t2m".into()],
+        forcings: Vec::new(),
+        targets: vec!["t2m".into()],
+    };
+    let device = Device::default();
+    let make = |text: &str| {
+        let config: ModelConfig = serde_json::from_str(text).unwrap();
+        config.init(&channels, 1, &grid, &[], &device)
+    };
+    let error = make(r#"{ "kind": "transformer" }"#)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("a grid of 1 x 12; expected at least 2 cells along latitude"),
+        "{error}"
+    );
+    for text in [
+        r#"{ "kind": "cnn" }"#,
+        r#"{ "kind": "fno", "modes": [1, 3] }"#,
+        r#"{ "kind": "unet", "levels": 0 }"#,
+    ] {
+        let model = make(text).unwrap();
+        let x = Tensor::<4>::ones([1, 1, 1, 12], &device);
+        assert_eq!(x.apply(&model).dims(), [1, 1, 1, 12], "{text}");
+    }
+}
+
+#[test]
 fn winds_change_their_sign_across_a_pole() {
     let grid = Grid::with_poles(ROWS, COLUMNS).unwrap();
     for config in [

@@ -78,7 +78,9 @@ fn batches_accumulate_in_steps_that_warm_up() {
 fn an_epoch_that_would_exceed_the_time_limit_does_not_begin() {
     let config = CONFIG.replaced("noise = 0.01", "noise = 0.01\nminutes = 1e-6");
     let folder = prepared(&config);
-    let out = succeed(folder.path(), &["train"]);
+    let output = super::halocline(folder.path(), &["train"]);
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(75), "{out}");
     assert!(out.contains("no time for another epoch"), "{out}");
     assert!(!out.contains("epoch 1"), "{out}");
 }

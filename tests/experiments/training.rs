@@ -26,7 +26,7 @@ fn losses_of(model: &str, mesh: &str, training: &str) -> (tempfile::TempDir, Vec
         .replaced("[optimizer]", &format!("{mesh}\n[optimizer]"))
         .replaced("noise = 0.01", training)
         .replaced("EPOCHS", "3")
-        .replaced("[[3, 2]]", "[[2, 2]]");
+        .replaced("[[4, 2]]", "[[3, 2]]");
     let folder = prepared(&config);
     let out = succeed(folder.path(), &["train"]);
     let losses = out.lines().filter_map(|line| {
@@ -116,6 +116,13 @@ fn forcings_may_be_fields_of_the_files() {
     // The last two states lack forcings for the third step.
     let out = succeed(folder.path(), &["forecast", "--output", "forecasts"]);
     assert_eq!(out.lines().count(), TIMES - TEST - 2, "{out}");
+    let far = ["forecast", "--steps", "40", "--output", "far"];
+    let found = fail(folder.path(), &far);
+    assert!(
+        found.contains("forecast.steps: 40, and no state"),
+        "{found}"
+    );
+    assert!(!folder.path().join("far").exists(), "nothing is made");
 }
 
 /// Steps and members of validation must not change while epochs are left, because patience compares

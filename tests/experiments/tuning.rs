@@ -66,7 +66,7 @@ fn networks_of_other_data_or_models_are_refused() {
         (
             "\"t2m\", \"z@500\"",
             "\"z@500\", \"t2m\"",
-            "trained with data.inputs",
+            "; data.inputs = [\"t2m\", \"z@500\"] takes these channels in this order",
         ),
         (
             "cos_solar_zenith_angle",

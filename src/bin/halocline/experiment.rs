@@ -13,6 +13,7 @@ use halocline::io::{Existing, save_json};
 use halocline::models::parallel::{Link, Machine};
 use halocline::{Ended, Error};
 
+use crate::hints::hint_at_device;
 use crate::report::Result;
 
 /// Configuration and ranks.
@@ -75,6 +76,7 @@ fn run_on<T: Send>(
         if world.is_root() {
             let device = device_name(world.device());
             eprintln!("halocline: {} on {device}", counted(world.size()));
+            hint_at_device(&device);
         }
         program(world, config)
     })
@@ -171,7 +173,7 @@ pub(crate) struct Forecasting {
     members: Option<usize>,
     /// Standard deviation of the noise on the initial states of members, in standard deviations of
     /// the inputs, in place of that of the configuration
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     noise: Option<f64>,
     /// Other files to take states from, all of them, in place of those of the configuration
     #[arg(long, num_args = 1..)]
@@ -202,6 +204,38 @@ impl Forecasting {
             members: self.members.unwrap_or(config.forecast.members),
             noise: self.noise.unwrap_or(config.forecast.noise),
         }
+    }
+
+    /// Prints a line on rank 0 if `--noise` has no effect.
+    fn hint_at_noise(&self, world: &World, config: &ForecastConfig) {
+        if world.is_root()
+            && config.members == 1
+            && let Some(noise) = self.noise.filter(|noise| *noise > 0.0)
+        {
+            eprintln!(
+                "halocline: --noise {noise}, which a forecast of one member does not get; choose --members 2 or more"
+            );
+        }
+    }
+
+    /// Returns the part of the names of scores for options that differ from the configuration, such
+    /// as `-members1-noise0`.
+    fn suffix(&self, config: &ExperimentConfig) -> String {
+        let (configured, chosen) = (&config.forecast, self.config(config));
+        let mut suffix = String::new();
+        if chosen.steps != configured.steps {
+            suffix += &format!("-steps{}", chosen.steps);
+        }
+        if chosen.members != configured.members {
+            suffix += &format!("-members{}", chosen.members);
+        }
+        if chosen.noise != configured.noise {
+            suffix += &format!("-noise{}", chosen.noise);
+        }
+        if matches!(self.checkpoint, Checkpoint::Last) {
+            suffix += "-last";
+        }
+        suffix
     }
 
     fn open(&self, world: &World, config: &ExperimentConfig) -> halocline::Result<Experiment> {
@@ -269,6 +303,7 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
         let experiment = forecasting.open(world, config)?;
         let model = experiment.trained(forecasting.checkpoint.choice())?;
         let config = forecasting.config(config);
+        forecasting.hint_at_noise(world, &config);
         let written = experiment.forecast(&model, from.as_deref(), &config, output, existing)?;
         Ok(Some(written).filter(|_| world.is_root()))
     })?;
@@ -287,7 +322,8 @@ pub(crate) struct ScoreOptions {
     #[command(flatten)]
     forecasting: Forecasting,
     /// JSON file of all scores by channel, lead and region; by default scores.json in the folder of
-    /// the experiment, or scores-FILE.json with --files; with --package in the current folder
+    /// the experiment, with other names such as scores-FILE-steps4.json for --files and options that
+    /// differ from the configuration; with --package in the current folder
     #[arg(long)]
     output: Option<PathBuf>,
     /// Draw no pictures; otherwise they are in a folder next to the scores
@@ -303,16 +339,20 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
         ..
     } = options;
     options.run.run(|world, config| {
+        let suffix = forecasting.suffix(config);
         let path = match (output, forecasting.files.first()) {
             (Some(output), _) => output.clone(),
-            (None, None) => options.run.scores(config).join("scores.json"),
+            (None, None) => {
+                let name = format!("scores{suffix}.json");
+                options.run.scores(config).join(name)
+            }
             (None, Some(first)) => {
                 let stem = first.file_stem().unwrap_or_default().to_string_lossy();
                 let others = match forecasting.files.len() - 1 {
                     0 => String::new(),
                     others => format!("+{others}"),
                 };
-                let name = format!("scores-{stem}{others}.json");
+                let name = format!("scores-{stem}{others}{suffix}.json");
                 options.run.scores(config).join(name)
             }
         };
@@ -328,6 +368,7 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
         // Fails before the forecasts are made.
         path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
         let forecast = forecasting.config(config);
+        forecasting.hint_at_noise(world, &forecast);
         let report = experiment.score(&model, &forecast)?;
         if world.is_root() {
             println!("{report}\nall regions: {}", path.display());
@@ -380,10 +421,10 @@ pub(crate) struct PlanOptions {
     #[command(flatten)]
     run: Run,
     /// Latency of messages between ranks, in microseconds; measured on this machine by default
-    #[arg(long, requires = "bandwidth")]
+    #[arg(long, requires = "bandwidth", allow_negative_numbers = true)]
     latency: Option<f64>,
     /// Bandwidth between ranks, in GB/s
-    #[arg(long, requires = "latency")]
+    #[arg(long, requires = "latency", allow_negative_numbers = true)]
     bandwidth: Option<f64>,
 }
 
@@ -418,6 +459,7 @@ pub(crate) fn plan(options: &PlanOptions) -> Result {
         let planned = counted(options.run.planned(&config));
         let device = device_name(world.device());
         eprintln!("halocline: plan for {planned}, computed on {device}");
+        hint_at_device(&device);
         println!("{}", Outlook::new(world, &config, ranks, &machine)?);
         Ok(())
     })?;

@@ -6,6 +6,7 @@
 
 mod convert;
 mod experiment;
+mod hints;
 mod inspect;
 mod reading;
 mod rechunk;
@@ -44,7 +45,8 @@ enum Command {
     Rechunk(rechunk::Options),
     /// Compute means and standard deviations for normalisation
     Stats(stats::Options),
-    /// Train a model, from the newest checkpoint on; exit code 75 means interrupted: start again
+    /// Train a model, from the newest checkpoint on; exit code 75 means that epochs are
+    /// left, after a signal or at the time limit: start again
     Train(experiment::TrainOptions),
     /// Write forecasts of a trained model as Zarr or NetCDF
     Forecast(experiment::ForecastOptions),
