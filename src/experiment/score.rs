@@ -6,7 +6,7 @@ use std::collections::btree_map::Entry;
 use std::fmt;
 
 use halocline_core::{Boundary, Error, Result, ShardTensor};
-use halocline_io::{Batch, Channel, Progress};
+use halocline_io::{Batch, Channel, Grid, Progress};
 use halocline_models::{FieldPower, Power, Region, Score, Spectra, Verification};
 use halocline_ops::prelude::*;
 use serde::Serialize;
@@ -42,7 +42,8 @@ pub struct Report {
     /// All scores.
     pub rows: Vec<Row>,
     /// Power of forecasts (of ensembles, that of the first member) and of their truth, by
-    /// wavenumber; none on grids that do not go around the globe, and where values are missing.
+    /// wavenumber; none on grids that do not go around the globe, on unstructured ones, and where
+    /// values are missing.
     pub spectra: Vec<Power>,
 }
 
@@ -59,11 +60,11 @@ impl Experiment {
         let grid = &self.data.grid;
         let weights = grid.latitude_weights();
         let mut spectra = match grid.boundary()[1] {
-            Boundary::Periodic => Some(Spectra::new(
+            Boundary::Periodic if grid.cells().is_none() => Some(Spectra::new(
                 &self.data.channels.targets,
                 &weights,
                 grid.lat(),
-                self.regions(),
+                regions(grid),
             )?),
             _ => None,
         };
@@ -74,14 +75,6 @@ impl Experiment {
             spectra: spectra.map_or(Vec::new(), |spectra| spectra.spectra()),
             ..report
         })
-    }
-
-    /// Returns the standard regions that contain rows of the grid.
-    fn regions(&self) -> Vec<Region> {
-        Region::standard()
-            .into_iter()
-            .filter(|region| region.rows(self.data.grid.lat()).contains(&1.0))
-            .collect()
     }
 
     /// Shortens a forecast to the last step that has a truth; `None` if no step has one. Forcings
@@ -134,7 +127,7 @@ impl Experiment {
         Self::check_truth(states, config.steps)?;
         let (targets, grid) = (&self.data.channels.targets, &self.data.grid);
         let weights = grid.latitude_weights();
-        let regions = self.regions();
+        let regions = regions(grid);
         let empty =
             || Verification::new(targets, &weights, grid.lat(), grid.lon(), regions.clone());
         let [mut ours, mut mean, mut persistence, mut climatology] =
@@ -356,6 +349,16 @@ fn number(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
+/// Returns the standard regions that contain rows of the grid; of unstructured cells, whose single
+/// row has no latitude, the globe.
+fn regions(grid: &Grid) -> Vec<Region> {
+    let is_held = |region: &Region| match grid.cells() {
+        Some(_) => region.name == "globe",
+        None => region.rows(grid.lat()).contains(&1.0),
+    };
+    Region::standard().into_iter().filter(is_held).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use burn::module::Module;
@@ -365,6 +368,18 @@ mod tests {
 
     use super::*;
     use crate::experiment::fixture::{TIMES, config_in, write_waves};
+
+    #[test]
+    fn unstructured_cells_are_in_no_region_but_the_globe() {
+        let names = |grid: Grid| -> Vec<String> {
+            let regions = regions(&grid).into_iter();
+            regions.map(|region| region.name).collect()
+        };
+        let cells = Grid::unstructured(vec![60.0, 0.0, -60.0], vec![10.0, 20.0, 0.0]);
+        assert_eq!(names(cells.unwrap()), ["globe"]);
+        let row = Grid::new(vec![0.0], vec![0.0, 120.0, 240.0]);
+        assert_eq!(names(row.unwrap()), ["globe", "tropics"]);
+    }
 
     #[test]
     fn each_state_is_read_once() {

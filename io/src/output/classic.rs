@@ -254,13 +254,17 @@ impl ClassicOutput {
     pub(crate) fn finish(&self, schema: &Schema, times: &Times<'_>) -> Result<()> {
         for coordinate in schema.fixed().into_iter().chain(times.coordinates(schema)) {
             let entry = self.entry(&coordinate.name);
-            let step = if entry.has_time() {
-                self.layout.record
-            } else {
-                8
-            };
-            for (index, value) in coordinate.values.iter().enumerate() {
-                self.write_at(entry.begin + index as u64 * step, &value.to_be_bytes())?;
+            let values: Vec<[u8; 8]> = coordinate
+                .values
+                .iter()
+                .map(|value| value.to_be_bytes())
+                .collect();
+            if !entry.has_time() {
+                self.write_at(entry.begin, &values.concat())?;
+                continue;
+            }
+            for (record, value) in values.iter().enumerate() {
+                self.write_at(entry.begin + record as u64 * self.layout.record, value)?;
             }
         }
         let has_records = self.layout.entries.iter().any(Entry::has_time);
