@@ -51,8 +51,9 @@ pub(super) fn check_weights(training: &TrainingConfig, targets: &[String]) -> Re
 /// Refuses settings that do not fit this number of samples or these channels.
 ///
 /// # Errors
-/// Larger batches than there are samples; more accumulated batches than an epoch has; weights of
-/// other names than targets; inputs that are not targets, if training takes several steps.
+/// Larger batches than there are samples; more accumulated batches than an epoch has; a curriculum
+/// that counts epochs from 0; weights of other names than targets; inputs that are not targets, if
+/// training takes several steps.
 pub(super) fn check_training(
     training: &TrainingConfig,
     channels: &Channels,
@@ -65,6 +66,14 @@ pub(super) fn check_training(
             argument: "training.accumulation",
             got: training.accumulation.to_string(),
             expected: format!("at most {batches}, the batches of an epoch"),
+        }));
+    }
+    // Not an error of the configuration itself, because copies of earlier ones count from 0.
+    if training.curriculum.iter().any(|[epoch, _]| *epoch == 0) {
+        return Err(Error::from(Argument {
+            argument: "training.curriculum",
+            got: "epoch 0".into(),
+            expected: "1 or more, because epochs are counted from 1".into(),
         }));
     }
     check_weights(training, &channels.targets)?;
@@ -184,6 +193,10 @@ mod tests {
             (
                 "batch = 4\naccumulation = 4",
                 "training.accumulation: got 4, expected at most 3,",
+            ),
+            (
+                "curriculum = [[0, 2]]",
+                "training.curriculum: got epoch 0, expected 1 or more",
             ),
             ("weights = { z = 2.0 }", "training.weights: got z, expected"),
             (

@@ -341,10 +341,6 @@ impl ExperimentConfig {
                 "training.clip_norm: expected a norm above 0",
             ),
             (
-                training.curriculum.iter().any(|[epoch, _]| *epoch == 0),
-                "training.curriculum: epoch 0; expected 1 or more, because epochs are counted from 1",
-            ),
-            (
                 !rises || training.curriculum.iter().any(|[_, steps]| *steps == 0),
                 "training.curriculum: expected pairs [epoch, steps] with rising epochs and at least 1 step",
             ),
@@ -455,10 +451,6 @@ mod tests {
             (
                 then("[training]\ncurriculum = [[4, 2], [2, 3]]"),
                 "training.curriculum",
-            ),
-            (
-                then("[training]\ncurriculum = [[0, 2]]"),
-                "training.curriculum: epoch 0; expected 1 or more",
             ),
             (then("[training]\nnoise = nan"), "noise"),
             (then("[training]\nprecision = \"fb16\""), "near it: f16"),

@@ -47,10 +47,10 @@ impl Experiment {
     ///
     /// # Errors
     /// A date without a state; an experiment without a test period; from a date, an output that
-    /// exists and is not to be replaced; forcings or a boundary that end before the forecast, or
-    /// without a date before every forecast; a folder with forecasts of another configuration or, if [`trained`](Self::trained) loaded the
-    /// model, of another checkpoint, unless `existing` replaces them all; a failure of files or
-    /// communication.
+    /// exists and is not to be replaced; forcings or a boundary that end before the forecast from
+    /// the date or, without a date, before that from every state; a folder with forecasts of
+    /// another configuration or, if [`trained`](Self::trained) loaded the model, of another
+    /// checkpoint, unless `existing` replaces them all; a failure of files or communication.
     pub fn forecast(
         &self,
         model: &FieldModel,

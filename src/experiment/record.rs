@@ -49,16 +49,19 @@ pub(super) fn lock(folder: &Path) -> Result<File> {
 
 /// Writes the configuration and the summary into the folder. If training or scoring has already
 /// written there, compares them with the existing ones. Before the first checkpoint, keys on which
-/// statistics do not depend may differ; the climatology of other forcings is removed, because it may
-/// be of other targets.
+/// statistics do not depend may differ; the climatology of other forcings is removed, because it
+/// may be of other targets.
 ///
 /// # Errors
-/// Other data; another model; files that have changed.
+/// Other data; another model; files that have changed; other keys while a job trains in the folder.
 pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
     let folder = &config.folder;
     let made = MADE.iter().any(|made| folder.join(made).exists());
     let is_copied = made && folder.join(COPY).exists();
     let earlier = if is_copied { compare(config)? } else { None };
+    if earlier.is_some() {
+        check_idle(folder)?;
+    }
     std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
     let found = Record::of(config, data)?;
     let before = if made { Record::load(folder)? } else { None };
@@ -84,6 +87,20 @@ pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
         Ok(())
     } else {
         save_copy(config)
+    }
+}
+
+/// Refuses a folder in which a job trains: the record must stay that of its checkpoints.
+fn check_idle(folder: &Path) -> Result<()> {
+    let lock = folder.join(CHECKPOINTS).join(".lock");
+    let file = File::options().write(true).open(lock);
+    match file.map(|file| file.try_lock()) {
+        Ok(Err(TryLockError::WouldBlock)) => Err(Error::other(format!(
+            "{}: another job trains in this folder, with another [data]; choose another folder",
+            folder.display()
+        ))),
+        // Without the file no job trains; file systems without locks are accepted.
+        _ => Ok(()),
     }
 }
 
@@ -247,11 +264,12 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<Option<DataConfig>> {
         data.climatology = config.data.climatology;
         data.climatology_hours = config.data.climatology_hours;
     }
-    if data.constants.is_some() && config.data.constants.is_some() {
-        data.constants.clone_from(&config.data.constants);
-    }
     let mut earlier = None;
-    if !is_begun {
+    if is_begun {
+        if data.constants.is_some() && config.data.constants.is_some() {
+            data.constants.clone_from(&config.data.constants);
+        }
+    } else {
         let before = data.clone();
         data.forcings.clone_from(&config.data.forcings);
         data.constants.clone_from(&config.data.constants);
@@ -380,6 +398,15 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(targets(&other).unwrap(), (1, 1));
         }
+        // Another job trains in the folder, until its first checkpoint.
+        let checkpoints = config.folder.join(CHECKPOINTS);
+        std::fs::create_dir_all(&checkpoints).unwrap();
+        let training = File::create(checkpoints.join(".lock")).unwrap();
+        training.lock().unwrap();
+        let error = targets(&config).unwrap_err().to_string();
+        assert!(error.contains("another job trains"), "{error}");
+        assert_eq!(targets(&other).unwrap(), (1, 1));
+        drop(training);
         let mut refused = other.clone();
         refused.data.train.until = Some("1970-01-02".into());
         let error = targets(&refused).unwrap_err().to_string();
