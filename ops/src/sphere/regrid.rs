@@ -38,7 +38,10 @@ const SAME: f64 = 1e-9;
 /// pole, lies outside the grid.
 const WIDE: f64 = 2.0;
 
-/// Weights of a bilinear regridding. Clones share the data.
+/// Weights of a bilinear regridding, as torch-harmonics' `ResampleS2` has them: along each dim, a
+/// value is the linear interpolation of the two nearest cells in degrees. Longitude is periodic;
+/// beyond the first and the last row, values are interpolated to the pole, whose value is the mean
+/// of that row. Clones share the data.
 ///
 /// # Example
 /// ```
@@ -303,8 +306,11 @@ impl Meridians {
     }
 }
 
-/// Interpolates a field `[.., lat, lon]` to another grid. See [`Regrid`] and the
-/// [operator's placement](self).
+/// Interpolates a field `[.., lat, lon]` to another grid, as [`Regrid`] describes.
+///
+/// All dims may be sharded. If the target runs in the order of the source, a value belongs to the
+/// rank that holds the nearest row and column before it. Otherwise each rank gets as many values, in
+/// the order of the target.
 ///
 /// # Errors
 /// Fails for a field on another grid than the source, for partial values, and if communication
