@@ -6,6 +6,7 @@ use std::path::Path;
 
 use ndarray::{ArrayD, Axis, Slice};
 
+use crate::cells::columns;
 use crate::cf::axis::CELLS;
 use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable};
 use crate::zarr::ZarrStore;
@@ -159,8 +160,7 @@ fn lines(latitudes: &[f64], longitudes: &[f64]) -> Option<[Line; 2]> {
 
 /// Returns the dims of a row of cells, whose coordinates are not positions.
 fn one_row(cells: usize) -> [Line; 2] {
-    let columns = (0..cells).map(|cell| 360.0 * cell as f64 / cells as f64);
-    [("latitude", vec![0.0]), ("longitude", columns.collect())]
+    [("latitude", vec![0.0]), ("longitude", columns(cells))]
 }
 
 /// Returns the values of two coordinates whose product the cells are, if there are such.

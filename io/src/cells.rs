@@ -5,6 +5,12 @@ use serde::{Deserialize, Serialize};
 use crate::degrees::{TOLERANCE, is_equal, meridian};
 use crate::{Error, Result};
 
+/// Returns longitudes that stand for the columns of a row of cells; they are not positions.
+pub(crate) fn columns(cells: usize) -> Vec<f64> {
+    let columns = (0..cells).map(|cell| 360.0 * cell as f64 / cells as f64);
+    columns.collect()
+}
+
 /// Latitude and longitude of each cell of an unstructured grid, in degrees.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "[Vec<f64>; 2]", into = "[Vec<f64>; 2]")]

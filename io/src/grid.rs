@@ -3,7 +3,7 @@ use std::fmt;
 use halocline_core::Boundary;
 use serde::{Deserialize, Serialize};
 
-use crate::cells::Cells;
+use crate::cells::{Cells, columns};
 use crate::degrees::{TOLERANCE, is_equal, meridian};
 use crate::{Error, Result};
 
@@ -131,11 +131,9 @@ impl Grid {
     }
 
     fn of_cells(cells: Cells) -> Self {
-        let count = cells.len();
-        let columns = (0..count).map(|cell| 360.0 * cell as f64 / count as f64);
         Self {
             lat: vec![0.0],
-            lon: columns.collect(),
+            lon: columns(cells.len()),
             cells: Some(cells),
         }
     }

@@ -12,28 +12,10 @@ pub(crate) fn listed(unknown: &str, names: &[String]) -> String {
         return names.join(", ");
     }
     let mut nearest: Vec<&str> = names.iter().map(String::as_str).collect();
-    nearest.sort_by_cached_key(|name| distance(unknown, name));
+    nearest.sort_by_cached_key(|name| strsim::levenshtein(unknown, name));
     nearest.truncate(NEAREST);
     let others = names.len() - NEAREST;
     format!("{} and {others} others", nearest.join(", "))
-}
-
-/// Returns the number of characters to insert, remove or replace in one text to get the other
-/// (Levenshtein distance).
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    // Distances of the part of `one` so far to each beginning of `other`.
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (length, letter) in one.chars().enumerate() {
-        let mut corner = row[0];
-        row[0] = length + 1;
-        for (column, character) in other.iter().enumerate() {
-            let replaced = corner + usize::from(letter != *character);
-            corner = row[column + 1];
-            row[column + 1] = replaced.min(corner + 1).min(row[column] + 1);
-        }
-    }
-    row[other.len()]
 }
 
 #[cfg(test)]
@@ -42,8 +24,6 @@ mod tests {
 
     #[test]
     fn many_names_are_listed_by_their_likeness() {
-        assert_eq!(distance("kitten", "sitting"), 3);
-        assert_eq!(distance("", "t2m"), 3);
         let names = |count: usize| -> Vec<String> {
             (0..count)
                 .map(|level| format!("z@{}", 50 * level))

@@ -120,21 +120,12 @@ fn of_norms<X: Field<5>>(
         let mut score = norm(ensemble.clone() - target).mean();
         for distance in 1..members {
             let count = members - distance;
-            let norms = norm(later(&ensemble, distance) - earlier(&ensemble, distance));
+            let part = |first: usize| ensemble.clone().narrow(0, first, count);
+            let norms = norm(part(distance) - part(0));
             score = score - norms.mean() * (count as f64 / pairs);
         }
         score
     })
-}
-
-fn later<X: Field<5>>(ensemble: &X, distance: usize) -> X {
-    let count = ensemble.dims()[0] - distance;
-    ensemble.clone().narrow(0, distance, count)
-}
-
-fn earlier<X: Field<5>>(ensemble: &X, distance: usize) -> X {
-    let count = ensemble.dims()[0] - distance;
-    ensemble.clone().narrow(0, 0, count)
 }
 
 #[cfg(test)]

@@ -92,12 +92,17 @@ pub(super) fn warn(config: &ExperimentConfig, data: &Data, samples: usize) {
     }
 }
 
+/// Returns the number of ranks along an axis of the mesh.
+fn ranks(config: &ExperimentConfig, axis: &str) -> usize {
+    config.mesh.get(axis).copied().unwrap_or(1)
+}
+
 /// Returns a line for each setting that does not suit the grid or the channels.
 fn unsuited(config: &ExperimentConfig, data: &Data) -> Vec<String> {
     let mut lines = Vec::new();
     let [rows, columns] = data.grid.shape();
     for (axis, cells, name) in [("lat", rows, "rows"), ("lon", columns, "columns")] {
-        let ranks = config.mesh.get(axis).copied().unwrap_or(1);
+        let ranks = ranks(config, axis);
         if ranks > cells {
             lines.push(format!(
                 "mesh.{axis}: {ranks} ranks share {cells} {name}, so that some have none"
@@ -140,7 +145,7 @@ fn without_effect(config: &ExperimentConfig, batches: usize) -> Vec<String> {
             ));
         }
     }
-    let ranks = |axis: &str| config.mesh.get(axis).copied().unwrap_or(1);
+    let ranks = |axis: &str| ranks(config, axis);
     let forecast = &config.forecast;
     let most = training.members.max(forecast.members);
     if ranks("member") > most {

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::record::write;
+use super::summary::failed;
 
 /// Name of the log in the folder of an experiment.
 const NAME: &str = "log.jsonl";
@@ -69,7 +70,7 @@ fn replace(folder: &Path, epoch: usize, change: impl FnOnce(Line) -> Line) -> Re
     let path = folder.join(NAME);
     let bytes = match std::fs::read(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(Error::other(format!("{}: {error}", path.display())));
+            return Err(failed(&path, &error));
         }
         bytes => bytes.unwrap_or_default(),
     };

@@ -64,7 +64,7 @@ pub(super) fn given_statistics(
         let metadata = Metadata::of(&files[0])?;
         return Ok(Some(Statistics::load(&given)?.for_metadata(&metadata)?));
     }
-    // Those of the folder are used from now on, so the given ones may be gone.
+    // The statistics of the folder are used from now on, so the given ones may be gone.
     if exists(&given) {
         let used = Statistics::load(&kept)?;
         if Statistics::load(&given)?.for_metadata(used.metadata())? != used {

@@ -14,7 +14,7 @@ use crate::operator::{BackwardPass, Operator, Recompute, apply, one};
 use crate::ops::in_order;
 use crate::{Result, tasks};
 
-/// Number of elements per task, which stay in the first-level cache.
+/// Number of elements per task.
 const TASK: usize = 1 << 12;
 /// Number of tasks that is worth a thread.
 const LEAST: usize = 8;

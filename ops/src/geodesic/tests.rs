@@ -338,7 +338,7 @@ fn sums_are_those_of_burns_operators() {
     }
 }
 
-/// Of the finer rows only some are held, as on one of several ranks.
+/// Sums for a part of the finer rows, as on one of several ranks.
 #[test]
 fn transposed_sums_are_those_of_burns_operators() {
     for input in [[5, 6], [5, 3]] {

@@ -197,9 +197,12 @@ fn normalized<const D: usize>(
         ShardTensor::from_parts(tensor(held, value), channels.clone(), mesh.clone())
     };
     let statistics = BatchStatistics {
-        mean: statistic(&|channel| match channel.count > 0.0 {
-            true => channel.mean,
-            false => f64::NAN,
+        mean: statistic(&|channel| {
+            if channel.count > 0.0 {
+                channel.mean
+            } else {
+                f64::NAN
+            }
         }),
         variance: statistic(&|channel| channel.squares / channel.count),
     };

@@ -174,7 +174,7 @@ fn widest(coordinates: &[f64]) -> Option<f64> {
     gaps.reduce(f64::max)
 }
 
-/// Whether a gap is part of a grid with these coordinates.
+/// Returns whether a gap is part of a grid with these coordinates.
 fn is_inside(gap: f64, coordinates: &[f64]) -> bool {
     widest(coordinates).is_none_or(|widest| gap <= WIDE * widest + SAME)
 }

@@ -2,8 +2,9 @@
 
 use burn::tensor::Tensor;
 use halocline_core::ops::{all_reduce, fan_out};
-use halocline_core::{DeviceMesh, Error, Fan, Layout, Operation, ReduceOp, Result};
-use halocline_core::{ShardTensor, Traffic};
+use halocline_core::{
+    DeviceMesh, Error, Fan, Layout, Operation, ReduceOp, Result, ShardTensor, Traffic,
+};
 
 use super::dims::{NAME, WIDTH};
 use crate::attention::attended::{AttentionOutput, attended};
