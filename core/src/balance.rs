@@ -85,11 +85,7 @@ impl Balance {
         let mut extents: Vec<Vec<usize>> = shape
             .iter()
             .zip(parts)
-            .map(|(size, parts)| {
-                (0..*parts)
-                    .map(|part| size / parts + usize::from(part < size % parts))
-                    .collect()
-            })
+            .map(|(&size, &parts)| even_extents(size, parts))
             .collect();
         let even = field.imbalance(&extents);
         let mut balanced = even;
@@ -120,6 +116,13 @@ impl fmt::Display for Balance {
             "the most work of a shard over the mean: {even:.2} in even extents, {balanced:.2} in these"
         )
     }
+}
+
+/// The extents of a dim of `size` cells that is divided as evenly as possible.
+pub(crate) fn even_extents(size: usize, parts: usize) -> Vec<usize> {
+    (0..parts)
+        .map(|part| size / parts + usize::from(part < size % parts))
+        .collect()
 }
 
 struct Field<'a> {

@@ -10,6 +10,7 @@ use foldhash::fast::FixedState;
 use lru::LruCache;
 
 use crate::Result;
+use crate::lock::lock;
 
 /// Maximum number of plans kept of one kind.
 const MOST_PLANS: usize = 1024;
@@ -67,7 +68,7 @@ impl PlanCache {
         K: Hash + Eq + Send + 'static,
         V: Send + Sync + 'static,
     {
-        let mut tables = self.tables.lock().unwrap_or_else(|e| e.into_inner());
+        let mut tables = lock(&self.tables);
         let table = tables.entry(TypeId::of::<(K, V)>()).or_insert_with(|| {
             Box::new(Table::<K, V>::unbounded_with_hasher(FixedState::default()))
         });

@@ -9,20 +9,17 @@
 /// ```
 pub fn raise_descriptor_limit() {
     #[cfg(unix)]
-    raise_limit();
-}
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-#[cfg(unix)]
-fn raise_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    // If refused, the old limit stays; the error for a missing descriptor names it.
-    let _ = setrlimit(Resource::Nofile, raised);
+        let limit = getrlimit(Resource::Nofile);
+        let raised = Rlimit {
+            current: limit.maximum,
+            ..limit
+        };
+        // If refused, the old limit stays; the error for a missing descriptor names it.
+        let _ = setrlimit(Resource::Nofile, raised);
+    }
 }
 
 /// Text of a system error, with the remedy if descriptors have run out.

@@ -10,6 +10,7 @@ use crate::cache::PlanCache;
 use crate::comm::local::Hub;
 use crate::comm::{Communicator, Operation, Settings, Traffic, collectives};
 use crate::exchange::{ExchangePlan, Need, Source};
+use crate::layout::Layout;
 use crate::mesh::MeshShape;
 use crate::settings::loopback;
 use crate::{Error, Result};
@@ -46,7 +47,7 @@ thread_local! {
 #[derive(Clone, Debug)]
 pub struct DeviceMesh(Arc<Inner>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Inner {
     shape: Arc<MeshShape>,
     position: usize,
@@ -86,8 +87,7 @@ impl DeviceMesh {
                 "rank {other} of the {shape} is not in a world of {size} ranks"
             )));
         }
-        let position = shape.ranks().iter().position(|&other| other == rank);
-        Ok(position.map(|position| {
+        Ok(shape.position_of(rank).map(|position| {
             Self(Arc::new(Inner {
                 lines: shape.sizes().iter().map(|_| OnceLock::new()).collect(),
                 shape: Arc::new(shape),
@@ -103,12 +103,8 @@ impl DeviceMesh {
     /// do not depend on the engine.
     pub(crate) fn with_comm(&self, comm: Arc<dyn Communicator>) -> Self {
         Self(Arc::new(Inner {
-            lines: self.0.lines.clone(),
-            shape: self.0.shape.clone(),
-            position: self.0.position,
             comm,
-            device: self.0.device.clone(),
-            cache: self.0.cache.clone(),
+            ..(*self.0).clone()
         }))
     }
 
@@ -247,6 +243,17 @@ impl DeviceMesh {
         } else {
             plan
         }
+    }
+
+    /// Returns the cached plan by which every rank receives its box of `target` from the owners in
+    /// `source`.
+    pub(crate) fn plan_between(&self, source: &Layout, target: &Layout) -> Arc<ExchangePlan> {
+        let key = ("layouts", source.clone(), target.clone());
+        let plan = self.cache().get_or_make(key, |_| {
+            let need_of = |position| Need::of(target.local_box(position));
+            Ok(self.exchange_plan(Source::Layout(source), need_of))
+        });
+        plan.expect("making this plan cannot fail")
     }
 
     /// Sends bytes from rank `source` of the world to all ranks of the mesh. Errors name the

@@ -125,17 +125,10 @@ pub(crate) fn from_host(data: TensorData, device: &DispatchDevice) -> DispatchTe
     )
 }
 
-/// Whether two float tensors share the same CPU memory.
+/// Whether two tensors share the same CPU memory.
 pub(crate) fn same_memory(first: &DispatchTensor, second: &DispatchTensor) -> bool {
-    let memory = |tensor: &DispatchTensor| {
-        let tensor: BackendTensor<Flex> = DispatchTensor::try_into_backend(tensor.clone()).ok()?;
-        match tensor {
-            BackendTensor::Float(tensor) => Some(tensor.data_arc()),
-            _ => None,
-        }
-    };
-    match (memory(first), memory(second)) {
-        (Some(first), Some(second)) => Arc::ptr_eq(&first, &second),
+    match (here(first), here(second)) {
+        (Some(first), Some(second)) => Arc::ptr_eq(&first.data_arc(), &second.data_arc()),
         _ => false,
     }
 }

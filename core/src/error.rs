@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// let result = Launcher::local(2).run(|world| world.mesh([("lat", 3)]).map(drop));
 /// let error = result.unwrap_err();
-/// assert!(matches!(error, Error::Rank { .. }));
+/// assert!(matches!(error, Error::Mesh(_)));
 /// assert!(error.to_string().contains("multiply to 3, but there are 2 ranks"));
 /// ```
 #[derive(thiserror::Error)]
@@ -90,7 +90,8 @@ pub enum Error {
         /// Why that rank ended.
         cause: String,
     },
-    /// The program of a rank failed, which ended the job.
+    /// The program of a rank failed, which ended the job. An error that all local ranks return is
+    /// not wrapped.
     #[error("rank {rank} failed: {cause}")]
     Rank {
         /// The rank that failed first.

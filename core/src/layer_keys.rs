@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use crate::RandomKey;
+use crate::scoped::with_value;
 
 thread_local! {
     static CURRENT: Cell<Option<LayerKeys>> = const { Cell::new(None) };
@@ -52,17 +53,7 @@ impl LayerKeys {
 
     /// Runs a function without advancing the current sequence: its draws are undone afterwards.
     pub(crate) fn aside<T>(program: impl FnOnce() -> T) -> T {
-        /// Restores the sequence also after a panic, which the program may catch.
-        struct Restore(LayerKeys);
-
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                self.0.install();
-            }
-        }
-
-        let _restore = Restore(Self::current());
-        program()
+        with_value(&CURRENT, CURRENT.get(), program)
     }
 
     /// Draws a key.

@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::balance::even_extents;
 use crate::mesh::{MeshShape, ravel, unravel};
 use crate::{Error, IndexBox, Result};
 
@@ -67,12 +68,7 @@ impl Layout {
             }
         }
         let extents = (0..shape.len())
-            .map(|dim| {
-                let parts = parts(mesh, placements, dim);
-                (0..parts)
-                    .map(|part| shape[dim] / parts + usize::from(part < shape[dim] % parts))
-                    .collect()
-            })
+            .map(|dim| even_extents(shape[dim], parts(mesh, placements, dim)))
             .collect();
         Ok(Self::build(
             mesh.clone(),
@@ -232,16 +228,24 @@ impl Layout {
             .collect()
     }
 
+    /// The axes with partial values, and the reduction of each.
+    pub(crate) fn partial_axes(&self) -> impl Iterator<Item = (usize, ReduceOp)> {
+        let placements = self.0.placements.iter().enumerate();
+        placements.filter_map(|(axis, placement)| match placement {
+            Partial(op) => Some((axis, *op)),
+            _ => None,
+        })
+    }
+
     /// The first axis with a partial value, if any.
     pub fn partial_axis(&self) -> Option<(usize, ReduceOp)> {
-        self.0
-            .placements
-            .iter()
-            .enumerate()
-            .find_map(|(axis, placement)| match placement {
-                Partial(op) => Some((axis, *op)),
-                _ => None,
-            })
+        self.partial_axes().next()
+    }
+
+    /// The placement on an axis, with the name of the axis, for error messages.
+    pub(crate) fn placement_on(&self, axis: usize) -> String {
+        let (placement, name) = (self.0.placements[axis], &self.0.mesh.names()[axis]);
+        format!("{placement} on axis \"{name}\"")
     }
 
     /// Requires that no axis holds partial values.
@@ -249,15 +253,11 @@ impl Layout {
     /// # Errors
     /// [`Error::Placement`] with the axis, and `resolve()` as the remedy.
     pub fn require_resolved(&self, operator: &str) -> Result<()> {
-        let Some((axis, op)) = self.partial_axis() else {
+        let Some((axis, _)) = self.partial_axis() else {
             return Ok(());
         };
-        let placement = format!("{} on axis \"{}\"", Partial(op), self.0.mesh.names()[axis]);
-        Err(Error::placement(
-            operator,
-            placement,
-            "call resolve() first",
-        ))
+        let (placement, help) = (self.placement_on(axis), "call resolve() first");
+        Err(Error::placement(operator, placement, help))
     }
 
     /// Requires that a dim is not sharded.
@@ -268,8 +268,8 @@ impl Layout {
         let Some(axis) = self.axes_of(dim).first().copied() else {
             return Ok(());
         };
-        let placement = format!("{} on axis \"{}\"", Shard(dim), self.0.mesh.names()[axis]);
-        Err(Error::placement(operator, placement, self.whole_in(dim)))
+        let (placement, help) = (self.placement_on(axis), self.whole_in(dim));
+        Err(Error::placement(operator, placement, help))
     }
 
     /// The redistribution that makes a dim whole, for error messages.
@@ -403,14 +403,8 @@ impl fmt::Display for Layout {
     /// Prints the global shape, then the placement on each axis, with the extents of sharded dims.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0.shape)?;
-        for ((name, size), placement) in self
-            .0
-            .mesh
-            .names()
-            .iter()
-            .zip(self.0.mesh.sizes())
-            .zip(&self.0.placements)
-        {
+        let axes = self.0.mesh.names().iter().zip(self.0.mesh.sizes());
+        for ((name, size), placement) in axes.zip(&self.0.placements) {
             write!(f, " {name}({size}):{placement}")?;
             if let Shard(dim) = placement {
                 write!(f, "{:?}", self.0.extents[*dim])?;

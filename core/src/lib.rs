@@ -25,10 +25,12 @@ mod layer_keys;
 mod layer_placements;
 mod layout;
 mod layout_table;
+mod lock;
 pub mod memory;
 mod mesh;
 mod module;
 mod module_scope;
+mod near;
 mod operator;
 pub mod ops;
 mod pairing;
@@ -39,6 +41,7 @@ mod reduce;
 mod region;
 mod replicas;
 mod rng;
+mod scoped;
 mod settings;
 pub mod tasks;
 mod tensor;
@@ -66,6 +69,7 @@ pub use memory::release_memory;
 pub use mesh::MeshShape;
 pub use module::{check_replicas, sync_module};
 pub use module_scope::{ModuleScope, module_scope};
+pub use near::nearest;
 pub use pairing::{Linearity, Pairing, Role, Term};
 pub use param::{
     Gather, GatherAhead, ParamShard, gather_ahead, is_running_state, param_shards,
@@ -74,5 +78,7 @@ pub use param::{
 pub use paths::{PathVisitor, visit_paths};
 pub use region::{Boundary, IndexBox, Segment, Sides, check_poles, segments};
 pub use rng::{RandomKey, philox4x32_10};
-pub use tensor::{Halo, Halos, LocalGradient, ShardTensor, is_recomputing, scatter_tensor};
+pub use tensor::{
+    Halo, Halos, LocalGradient, MeshOptions, ShardTensor, is_recomputing, scatter_tensor,
+};
 pub use world::World;

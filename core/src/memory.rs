@@ -10,11 +10,14 @@ use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Element;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+
+use crate::lock::lock;
+pub use tensors::{CpuFloat, contiguous, elements, elements_mut, is_cpu, unwritten};
+
+mod tensors;
 
 /// Blocks smaller than this are left to the allocator.
 const SMALL: usize = 1 << SMALL_BITS;
@@ -70,8 +73,7 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
 });
 
 fn pool() -> MutexGuard<'static, Pool> {
-    // The pool is consistent between statements, so a panic elsewhere does not matter.
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&POOL)
 }
 
 /// Returns the memory of dropped tensors to the system, instead of keeping it for later ones.
@@ -280,73 +282,6 @@ impl Block {
         // SAFETY: the block has this many bytes, and they are initialised.
         unsafe { Bytes::from_controller(Box::new(self), len) }
     }
-}
-
-/// Returns the tensor itself if it is contiguous, else a contiguous copy. burn's own function also
-/// copies contiguous views of a part.
-///
-/// # Example
-/// ```
-/// use burn::backend::flex::FlexTensor;
-/// use burn::tensor::TensorData;
-/// use halocline_core::memory::contiguous;
-///
-/// let x = FlexTensor::from_data(TensorData::new(vec![1.0_f32, 2.0], [2]));
-/// assert!(contiguous(x).is_contiguous());
-/// ```
-pub fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    if tensor.is_contiguous() {
-        tensor
-    } else {
-        tensor.to_contiguous()
-    }
-}
-
-/// The elements of a contiguous tensor.
-///
-/// # Panics
-/// Panics if the tensor has elements of another type.
-///
-/// # Example
-/// ```
-/// use burn::backend::flex::FlexTensor;
-/// use burn::tensor::TensorData;
-/// use halocline_core::memory::elements;
-///
-/// let x = FlexTensor::from_data(TensorData::new(vec![1.0_f32, 2.0], [2]));
-/// assert_eq!(elements::<f32>(&x), [1.0, 2.0]);
-/// ```
-pub fn elements<E: Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
-    let layout = tensor.layout();
-    match layout.num_elements() {
-        // An empty view may start outside the storage.
-        0 => &[],
-        elements => &tensor.storage()[layout.start_offset()..][..elements],
-    }
-}
-
-/// The elements of a contiguous tensor, if it is the only user of its memory and covers all of it;
-/// else `None`.
-///
-/// # Panics
-/// Panics if the tensor has elements of another type.
-///
-/// # Example
-/// ```
-/// use burn::backend::flex::FlexTensor;
-/// use burn::tensor::TensorData;
-/// use halocline_core::memory::elements_mut;
-///
-/// let mut x = FlexTensor::from_data(TensorData::new(vec![1.0_f32, 2.0], [2]));
-/// assert!(elements_mut::<f32>(&mut x).is_some());
-/// let other = x.clone();
-/// assert!(elements_mut::<f32>(&mut x).is_none());
-/// # drop(other);
-/// ```
-pub fn elements_mut<E: Element + bytemuck::Pod>(tensor: &mut FlexTensor) -> Option<&mut [E]> {
-    let elements = tensor.layout().num_elements();
-    let storage = tensor.try_storage_mut()?;
-    (storage.len() == elements).then_some(storage)
 }
 
 impl Drop for Block {

@@ -11,8 +11,10 @@ use burn::tensor::{Device, Tensor, TensorData};
 use foldhash::quality::FixedState;
 
 use crate::comm::{Communicator, Expected, Operation, Payload, Traffic, collectives};
+use crate::lock::lock;
 use crate::param::{ParamShard, param_shards};
 use crate::paths::{PathVisitor, visit_paths};
+use crate::scoped::with_value;
 use crate::tensor::on_device;
 use crate::{DeviceMesh, Error, Result};
 
@@ -30,22 +32,15 @@ thread_local! {
 /// # Errors
 /// A nested call within `make`, which would deadlock.
 pub(crate) fn seeded<T>(device: &Device, seed: u64, make: impl FnOnce(&Device) -> T) -> Result<T> {
-    struct Restore;
-
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            DRAWS.set(false);
-        }
-    }
-
-    if DRAWS.replace(true) {
+    if DRAWS.get() {
         let message = "called while another module is made; make both of one device";
         return Err(Error::operator("init", message));
     }
-    let _restore = Restore;
-    let _guard = GENERATOR.lock().unwrap_or_else(|e| e.into_inner());
-    device.seed(seed);
-    Ok(make(device))
+    with_value(&DRAWS, true, || {
+        let _guard = lock(&GENERATOR);
+        device.seed(seed);
+        Ok(make(device))
+    })
 }
 
 /// Draws the parameters of a module.
@@ -73,13 +68,13 @@ pub(crate) fn sync<M: Module>(
     visit_paths(&module, &mut held);
     // Not while parameters are mapped: a batch norm shared between ranks locks its statistics
     // during that.
-    let received = held.parameters.into_iter().map(|parameter| {
-        let Parameter {
-            path,
-            tensor,
-            expected,
-        } = parameter;
+    let received = held.0.into_iter().map(|(path, tensor)| {
         let operation = Operation::new("sync_module", Traffic::Scatter, None);
+        let expected = Expected::Tensors {
+            shapes: vec![tensor.shape()],
+            dtype: tensor.dtype(),
+            device: tensor.device(),
+        };
         let (shape, payload) = (tensor.shape(), Payload::Tensors(vec![tensor]));
         let received = collectives::broadcast(comm, group, source, &operation, &payload, expected);
         let received = received.map_err(|error| match error {
@@ -91,40 +86,20 @@ pub(crate) fn sync<M: Module>(
             )),
             other => other,
         })?;
-        Ok(match received {
-            Some(Payload::Tensors(mut tensors)) => tensors.pop(),
-            _ => None,
-        })
+        Ok(collectives::only_tensor(received))
     });
     let received: Vec<Option<DispatchTensor>> = received.collect::<Result<_>>()?;
     Ok(module.map(&mut Received(received.into_iter())))
 }
 
-/// The parameters of a module, in module order.
+/// The paths and values of the parameters of a module, in module order.
 #[derive(Default)]
-struct Held {
-    parameters: Vec<Parameter>,
-}
-
-struct Parameter {
-    path: String,
-    tensor: DispatchTensor,
-    expected: Expected,
-}
+struct Held(Vec<(String, DispatchTensor)>);
 
 impl PathVisitor for Held {
     fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
         let plain = param.val().inner();
-        let expected = Expected::Tensors {
-            shapes: vec![plain.shape()],
-            dtype: plain.dtype(),
-            device: plain.device().as_dispatch().clone(),
-        };
-        self.parameters.push(Parameter {
-            path: path.join("."),
-            tensor: plain.into_dispatch(),
-            expected,
-        });
+        self.0.push((path.join("."), plain.into_dispatch()));
     }
 }
 

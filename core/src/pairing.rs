@@ -198,13 +198,11 @@ impl Axis<'_> {
         if let Some(partial) = all().find(|&index| matches!(self.placement(index), Partial(_))) {
             let sum = Partial(ReduceOp::Sum);
             let sums = all().filter(|&index| self.placement(index) == sum).count();
-            let rest = all().filter(whole).count();
+            let alone = sums == 1 && all().filter(whole).count() + 1 == self.operands.len();
             let allowed = match linearity {
                 Linearity::Additive => sums == self.operands.len(),
-                Linearity::Multiplicative => sums == 1 && rest + 1 == self.operands.len(),
-                Linearity::First => {
-                    self.placement(0) == sum && sums == 1 && rest + 1 == self.operands.len()
-                }
+                Linearity::Multiplicative => alone,
+                Linearity::First => alone && self.placement(0) == sum,
                 Linearity::None => false,
             };
             if !allowed {
@@ -305,6 +303,15 @@ mod tests {
         Layout::new(&mesh, shape, placements).unwrap()
     }
 
+    /// An operand without a name.
+    fn term<'a>(layout: &'a Layout, roles: &'a [Role]) -> Term<'a> {
+        Term {
+            name: "",
+            layout,
+            roles,
+        }
+    }
+
     /// A linear layer: `x[i, k] · weight[k, j] + bias[j]`.
     fn linear(
         x: &[Placement],
@@ -378,18 +385,10 @@ mod tests {
         let partial = error(linear(&[SUM], &[SUM], None));
         assert!(partial.contains("call resolve() first"), "{partial}");
         let whole = layout(&[4, 8], &[Shard(1)]);
-        let operand = Term {
-            name: "",
-            layout: &whole,
-            roles: &[Common(0), Whole],
-        };
+        let roles = [Common(0), Whole];
+        let operand = term(&whole, &roles);
         assert_eq!(
-            error(Pairing::new(
-                "norm",
-                &[operand],
-                &[Common(0), Whole],
-                Linearity::None
-            )),
+            error(Pairing::new("norm", &[operand], &roles, Linearity::None)),
             "norm: no rule for Shard(1) on axis \"a\"; redistribute(&[Replicate]) first"
         );
     }
@@ -404,12 +403,7 @@ mod tests {
         ] {
             let field = layout(&[6, 4], &placements);
             let parameter = layout(&[3], &[Replicate, Replicate]);
-            let term = |layout, roles| Term {
-                name: "",
-                layout,
-                roles,
-            };
-            let terms = [term(&field, &roles[..]), term(&parameter, &[Whole])];
+            let terms = [term(&field, &roles), term(&parameter, &[Whole])];
             let pairing = Pairing::new("norm", &terms, &roles, Linearity::None);
             let expected = pairing.map(|pairing| pairing.fan_out(1).to_vec());
             let found = Pairing::of_whole("norm", &field);
@@ -429,16 +423,8 @@ mod tests {
         assert_eq!(linear(&[SUM], &[Replicate], None).unwrap().fan_out(1), [0]);
         let [x, y] = [layout(&[6, 4], &[SUM]), layout(&[6, 1], &[SUM])];
         let operands = [
-            Term {
-                name: "",
-                layout: &x,
-                roles: &[Common(0), Common(1)],
-            },
-            Term {
-                name: "",
-                layout: &y,
-                roles: &[Common(0), Broadcast],
-            },
+            term(&x, &[Common(0), Common(1)]),
+            term(&y, &[Common(0), Broadcast]),
         ];
         let pair = |linearity| Pairing::new("add", &operands, &[Common(0), Common(1)], linearity);
         assert_eq!(pair(Linearity::Additive).unwrap().placements(), [SUM]);
@@ -449,13 +435,9 @@ mod tests {
     fn extents_of_common_dims_agree() {
         let x = layout(&[6, 4], &[Shard(0)]);
         let uneven = x.with_extents(0, &[5, 1]).unwrap();
-        let roles = &[Common(0), Common(1)];
-        let operands = [&x, &uneven].map(|layout| Term {
-            name: "",
-            layout,
-            roles,
-        });
-        let error = Pairing::new("add", &operands, roles, Linearity::None).unwrap_err();
+        let roles = [Common(0), Common(1)];
+        let operands = [&x, &uneven].map(|layout| term(layout, &roles));
+        let error = Pairing::new("add", &operands, &roles, Linearity::None).unwrap_err();
         assert!(matches!(error, Error::Placement { .. }));
         assert!(error.to_string().contains("extents differ"), "{error}");
     }

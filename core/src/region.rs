@@ -360,13 +360,6 @@ mod tests {
     }
 
     #[test]
-    fn periodic_runs_wrap_at_the_ends() {
-        let runs = segments(-1..5, 4, Boundary::Periodic, Boundary::Periodic);
-        let cells: Vec<_> = runs.iter().map(|r| (r.dst, r.src.clone())).collect();
-        assert_eq!(cells, [(0, 3..4), (1, 0..4), (5, 0..1)]);
-    }
-
-    #[test]
     fn reflection_does_not_repeat_the_last_cell() {
         let runs = segments(-2..3, 5, Boundary::Reflect, Boundary::Zeros);
         assert_eq!((runs[0].src.clone(), runs[0].flip), (0..3, true));

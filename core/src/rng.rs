@@ -137,8 +137,13 @@ impl RandomKey {
 
     /// Returns a number specific to this stream, to seed another generator.
     pub fn number(self) -> u64 {
-        let words = self.words(0);
-        u64::from(words[0]) | u64::from(words[1]) << 32
+        self.double_word(0)
+    }
+
+    /// Returns the first two of the [`words`](Self::words) of a group as one number.
+    fn double_word(self, block: u64) -> u64 {
+        let [low, high, ..] = self.words(block).map(u64::from);
+        low | high << 32
     }
 
     /// Returns the random words of the `block`-th group of four consecutive elements.
@@ -220,8 +225,7 @@ impl RandomKey {
     pub fn permutation(self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         for last in (1..count).rev() {
-            let words = self.words(last as u64);
-            let word = u64::from(words[0]) | u64::from(words[1]) << 32;
+            let word = self.double_word(last as u64);
             // The high half of a 128-bit product: uniform up to a bias below 2⁻⁶⁴·count.
             let pick = (u128::from(word) * (last as u128 + 1)) >> 64;
             order.swap(last, pick as usize);
@@ -319,7 +323,7 @@ mod tests {
             let whole = key.fill(normal, &shape, &IndexBox::whole(&shape));
             let part = key.fill(normal, &shape, &cells);
             let expected: Vec<f32> = (0..cells.volume()).map(|index| {
-                let place: Vec<usize> = crate::mesh::unravel(index, &cells.shape())
+                let place: Vec<usize> = unravel(index, &cells.shape())
                     .iter().zip(cells.ranges()).map(|(o, r)| o + r.start).collect();
                 whole[ravel(&place, &shape)]
             }).collect();

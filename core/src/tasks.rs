@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::Thread;
 
+use crate::lock::lock;
+
 /// Spins before the calling thread sleeps while the last tasks finish, which usually takes little
 /// time.
 const SPINS: usize = 1 << 12;
@@ -252,11 +254,7 @@ impl Crew {
                 std::thread::park();
             }
         }
-        let failure = self
-            .failure
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .take();
+        let failure = lock(&self.failure).take();
         if let Some(failure) = failure {
             resume_unwind(failure);
         }
@@ -282,10 +280,7 @@ impl Crew {
         let body = unsafe { &*self.body };
         let done = catch_unwind(AssertUnwindSafe(|| body(&self.shares, thread)));
         if let Err(failure) = done {
-            let mut first = self
-                .failure
-                .lock()
-                .unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut first = lock(&self.failure);
             if first.is_none() {
                 *first = Some(failure);
             } else {

@@ -122,13 +122,7 @@ impl Drop for Span {
 /// Engine wrapper that records the communications.
 #[derive(Debug)]
 pub(crate) struct Traced {
-    engine: Arc<dyn Communicator>,
-}
-
-impl Traced {
-    pub(crate) fn new(engine: Arc<dyn Communicator>) -> Self {
-        Self { engine }
-    }
+    pub(crate) engine: Arc<dyn Communicator>,
 }
 
 /// Record of one communication.
@@ -153,18 +147,13 @@ impl Account {
             received,
             start,
         } = self;
-        let (now, name) = (Instant::now(), operation.name());
-        let pass = if operation.is_backward() {
-            " (backward)"
-        } else {
-            ""
-        };
+        let (now, title) = (Instant::now(), operation.title());
         let kind = format!("{:?}", operation.traffic()).to_lowercase();
         let received = received.map_or("unknown".into(), |bytes| bytes.to_string());
         let millis = |from: Instant| (now - from).as_secs_f64() * 1e3;
         if log {
             let line = format!(
-                "halocline: rank {rank}: {name}{pass}: {kind} {along}, {messages} messages, {sent} bytes out, \
+                "halocline: rank {rank}: {title}: {kind} {along}, {messages} messages, {sent} bytes out, \
                  {received} in, {:.3} ms, of which {:.3} waiting\n",
                 millis(start),
                 millis(waited_from),
@@ -178,7 +167,7 @@ impl Account {
                 along.replace('"', "'"),
                 millis(waited_from),
             );
-            timeline.push(&format!("{name}{pass}"), &kind, start, now, &arguments);
+            timeline.push(&title, &kind, start, now, &arguments);
         });
     }
 }
@@ -236,25 +225,20 @@ fn along(rank: usize, batch: &Batch) -> String {
     let mut peers: Vec<usize> = peers.collect();
     peers.sort_unstable();
     peers.dedup();
-    match batch.operation.layout() {
-        Some(layout) => {
-            let mesh = layout.mesh();
-            let coords = |rank: usize| {
-                let position = mesh.ranks().iter().position(|&other| other == rank);
-                position.map(|position| mesh.coords(position))
-            };
-            let origin = coords(rank);
-            let differs = |axis: usize, peer: usize| match (&origin, coords(peer)) {
-                (Some(origin), Some(target)) => origin[axis] != target[axis],
-                _ => false,
-            };
-            let names = mesh.names().iter().enumerate();
-            let axes = names.filter(|(axis, _)| peers.iter().any(|&peer| differs(*axis, peer)));
-            let axes: Vec<String> = axes.map(|(_, name)| format!("\"{name}\"")).collect();
-            format!("along {}", axes.join(", "))
-        }
-        None => format!("with ranks {peers:?}"),
-    }
+    let Some(layout) = batch.operation.layout() else {
+        return format!("with ranks {peers:?}");
+    };
+    let mesh = layout.mesh();
+    let coords = |rank: usize| Some(mesh.coords(mesh.position_of(rank)?));
+    let origin = coords(rank);
+    let differs = |axis: usize, peer: usize| match (&origin, coords(peer)) {
+        (Some(origin), Some(target)) => origin[axis] != target[axis],
+        _ => false,
+    };
+    let names = mesh.names().iter().enumerate();
+    let axes = names.filter(|(axis, _)| peers.iter().any(|&peer| differs(*axis, peer)));
+    let axes: Vec<String> = axes.map(|(_, name)| format!("\"{name}\"")).collect();
+    format!("along {}", axes.join(", "))
 }
 
 #[cfg(test)]

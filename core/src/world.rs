@@ -193,9 +193,7 @@ impl World {
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     pub fn init<M: Module>(&self, make: impl FnOnce(&Device) -> M) -> Result<M> {
-        let module = self.modules.fetch_add(1, Ordering::Relaxed);
-        let seed = RandomKey::new(self.seed, ("module", module)).number();
-        let made = module::seeded(&self.device, seed, |device| {
+        let made = module::seeded(&self.device, self.next_seed(), |device| {
             let made = make(device);
             module::draw(&made);
             made
@@ -241,8 +239,7 @@ impl World {
         plan: impl FnOnce(&M) -> Result<P>,
         shard: impl FnOnce(M, P) -> Result<M>,
     ) -> Result<M> {
-        let module = self.modules.fetch_add(1, Ordering::Relaxed);
-        let seed = RandomKey::new(self.seed, ("module", module)).number();
+        let seed = self.next_seed();
         // Ranks that are threads share the generator, so no rank may communicate while it holds it.
         let sketch = module::seeded(&self.device, seed, &make)?;
         let plan = plan(&sketch)?;
@@ -334,6 +331,12 @@ impl World {
         let ranks: Vec<String> = std::iter::once(events).chain(others).collect();
         std::fs::write(file, trace::document(&ranks))
             .map_err(|error| Error::other(format!("{}: {error}", file.display())))
+    }
+
+    /// Returns the seed of the next module.
+    fn next_seed(&self) -> u64 {
+        let module = self.modules.fetch_add(1, Ordering::Relaxed);
+        RandomKey::new(self.seed, ("module", module)).number()
     }
 
     fn everyone(&self) -> Vec<usize> {

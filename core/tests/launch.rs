@@ -7,6 +7,15 @@ use halocline_core::{Launcher, Result, Shard, ShardTensor};
 
 const CHILD: &str = "HALOCLINE_TEST_CHILD";
 
+/// The command that runs a test of this file as a child process.
+fn child(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    command
+        .args(["--exact", test, "--nocapture"])
+        .env(CHILD, "1");
+    command
+}
+
 /// Rank 0 computes and never receives a message; rank 1 fails. Does nothing when run as a test.
 #[test]
 fn a_rank_that_never_communicates() {
@@ -34,9 +43,7 @@ fn ranks_that_panic_alike() {
 
 #[test]
 fn the_panic_of_all_ranks_is_printed_once_with_its_backtrace() {
-    let output = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "ranks_that_panic_alike", "--nocapture"])
-        .env(CHILD, "1")
+    let output = child("ranks_that_panic_alike")
         .env("RUST_BACKTRACE", "1")
         .output()
         .expect("this binary can be started");
@@ -74,11 +81,8 @@ fn ranks_that_make_mistakes() {
 
 #[test]
 fn a_mistake_is_printed_with_its_place_in_the_program() {
-    let output = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "ranks_that_make_mistakes", "--nocapture"])
-        .env(CHILD, "1")
-        .output()
-        .expect("this binary can be started");
+    let output = child("ranks_that_make_mistakes").output();
+    let output = output.expect("this binary can be started");
     let errors = String::from_utf8_lossy(&output.stderr);
     for mistake in ["|x, y| x + y", "x.map_local(|x| x.sum"] {
         let line = include_str!("launch.rs")
@@ -94,11 +98,8 @@ fn a_mistake_is_printed_with_its_place_in_the_program() {
 #[test]
 fn a_failure_ends_the_process_though_another_rank_is_busy() {
     let start = Instant::now();
-    let output = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "a_rank_that_never_communicates", "--nocapture"])
-        .env(CHILD, "1")
-        .output()
-        .expect("this binary can be started");
+    let output = child("a_rank_that_never_communicates").output();
+    let output = output.expect("this binary can be started");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(

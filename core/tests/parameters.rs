@@ -7,9 +7,9 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, Error, Gather, Launcher, Layout, Overlap, ParamShard, Partial, ReduceOp, Replicate,
-    Result, Shard, ShardTensor, Traffic, World, gather_ahead, param_shards, shard_parameters,
-    whole,
+    CommStats, DeviceMesh, Error, Gather, Launcher, Layout, Overlap, ParamShard, Partial, ReduceOp,
+    Replicate, Result, Shard, ShardTensor, Traffic, World, gather_ahead, param_shards,
+    shard_parameters, whole,
 };
 
 const INPUTS: usize = 5;
@@ -227,19 +227,14 @@ fn gathers_ahead_have_the_same_bits() {
                 let mut value = loss(&model, x.clone())?;
                 if step == 2 {
                     // Another order of gathers, and a model with other values under the same paths.
-                    let other = model.valid().map(&mut Doubled);
+                    let other = model.valid().map(&mut Scaled(2.0));
                     let doubled = loss(&other, x.inner())?;
                     value = value + doubled;
                 }
                 let gradients = value.backward();
                 drop(ahead);
-                messages.push(
-                    world
-                        .comm_stats()
-                        .since(&before)
-                        .of(Traffic::Gather)
-                        .messages,
-                );
+                let sent = world.comm_stats().since(&before);
+                messages.push(sent.of(Traffic::Gather).messages);
                 let gradients = GradientsParams::from_grads(gradients, &model);
                 model = optimizer.step(1e-2, model, gradients);
             }
@@ -262,12 +257,13 @@ fn gathers_ahead_have_the_same_bits() {
     }
 }
 
-struct Doubled;
+/// Multiplies all parameters by a factor.
+struct Scaled(f64);
 
-impl ModuleMapper for Doubled {
+impl ModuleMapper for Scaled {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
-        Param::from_mapped_value(id, tensor * 2.0, mapper)
+        Param::from_mapped_value(id, tensor * self.0, mapper)
     }
 }
 
@@ -284,7 +280,7 @@ fn parameters_travel_once_a_pass() {
             let loss = loss(&model, x)?;
             let forward = world.comm_stats();
             loss.backward();
-            let count = |stats: halocline_core::CommStats| stats.of(Traffic::Gather).messages;
+            let count = |stats: CommStats| stats.of(Traffic::Gather).messages;
             Ok([
                 count(forward.since(&start)),
                 count(world.comm_stats().since(&forward)),
@@ -305,15 +301,6 @@ fn parameters_travel_once_a_pass() {
 /// burn's operations on modules preserve layouts.
 #[test]
 fn layouts_travel_with_parameters() {
-    struct Same;
-
-    impl ModuleMapper for Same {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let (id, tensor, mapper) = param.consume();
-            Param::from_mapped_value(id, tensor * 1.0, mapper)
-        }
-    }
-
     let run = Launcher::local(2).run(|world| {
         let mesh = world.mesh([("data", 2)])?;
         let model = stored(model(&world)?, &mesh, Gather::Again)?;
@@ -327,7 +314,7 @@ fn layouts_travel_with_parameters() {
             ("valid", model.valid()),
             ("train", model.valid().train()),
             ("no_grad", model.clone().no_grad()),
-            ("map", model.clone().map(&mut Same)),
+            ("map", model.clone().map(&mut Scaled(1.0))),
             ("load_record", model.clone().load_record(record)),
         ] {
             assert_eq!(param_shards(&kept).len(), 2, "{name}");
@@ -355,17 +342,20 @@ fn records_of_other_shapes_are_refused() {
     run.unwrap();
 }
 
+/// A model whose two layers share their parameter.
+fn tied(world: &World) -> Result<Model> {
+    let one = model(world)?;
+    Ok(Model {
+        second: one.first.clone(),
+        ..one
+    })
+}
+
 /// A parameter that occurs in two places stays whole.
 #[test]
 fn tied_parameters_may_stay_whole() {
-    let run = Launcher::local(2).run(|world| {
-        let one = model(&world)?;
-        let both = Model {
-            second: one.first.clone(),
-            ..one
-        };
-        shard_parameters(both, |_, _| Ok(None)).map(drop)
-    });
+    let run =
+        Launcher::local(2).run(|world| shard_parameters(tied(&world)?, |_, _| Ok(None)).map(drop));
     run.unwrap();
 }
 
@@ -380,24 +370,19 @@ fn bad_layouts_are_refused() {
     let twice = message(&|world| {
         let mesh = world.mesh([("data", 2)])?;
         let once = stored(model(world)?, &mesh, Gather::Once)?;
-        stored(once, &mesh, Gather::Once).map(|_| ())
+        stored(once, &mesh, Gather::Once).map(drop)
     });
     assert!(
         twice.contains("parameter first.weight is sharded"),
         "{twice}"
     );
-    let tied = message(&|world| {
+    let shared = message(&|world| {
         let mesh = world.mesh([("data", 2)])?;
-        let one = model(world)?;
-        let both = Model {
-            second: one.first.clone(),
-            ..one
-        };
-        stored(both, &mesh, Gather::Once).map(|_| ())
+        stored(tied(world)?, &mesh, Gather::Once).map(drop)
     });
     assert!(
-        tied.contains("first.weight and second.weight are one"),
-        "{tied}"
+        shared.contains("first.weight and second.weight are one"),
+        "{shared}"
     );
     let columns = message(&|world| {
         let mesh = world.mesh([("data", 2)])?;
@@ -407,7 +392,7 @@ fn bad_layouts_are_refused() {
             first: linear,
             ..model(world)?
         };
-        stored(model, &mesh, Gather::Once).map(|_| ())
+        stored(model, &mesh, Gather::Once).map(drop)
     });
     assert!(columns.contains("LinearLayout::Col"), "{columns}");
     let axis = message(&|world| {
@@ -415,7 +400,7 @@ fn bad_layouts_are_refused() {
         let layout = Layout::new(mesh.shape(), &[4, 4], &[Replicate])?;
         ParamShard::new(layout, &mesh)
             .with_stored(&["data"], Gather::Once)
-            .map(|_| ())
+            .map(drop)
     });
     assert!(axis.contains("Replicate on the axis \"data\""), "{axis}");
     let computed = message(&|world| {
@@ -424,7 +409,7 @@ fn bad_layouts_are_refused() {
             let layout = Layout::new(mesh.shape(), shape, &[Shard(1)])?;
             Ok(Some(ParamShard::new(layout, &mesh)))
         })?;
-        halocline_core::Error::catch(|| model.first.weight.val()).map(|_| ())
+        Error::catch(|| model.first.weight.val()).map(drop)
     });
     assert!(
         computed.contains("first.weight") && computed.contains("Shard(1)"),
@@ -434,7 +419,7 @@ fn bad_layouts_are_refused() {
         let mesh = world.mesh([("data", 2)])?;
         let model = stored(model(world)?, &mesh, Gather::Once)?;
         let x = ShardTensor::<2>::ones([8, INPUTS], &world.mesh([("rows", 2)])?, &[Shard(0)])?;
-        loss(&model, x).map(|_| ())
+        loss(&model, x).map(drop)
     });
     assert!(other.contains("another mesh"), "{other}");
 }

@@ -6,6 +6,13 @@ use halocline_core::{
     ShardTensor, Traffic, World,
 };
 
+const OPS: [ReduceOp; 4] = [
+    ReduceOp::Max,
+    ReduceOp::Min,
+    ReduceOp::Product,
+    ReduceOp::Sum,
+];
+
 /// The contribution of a rank: few distinct values, so that ranks tie, with zeros among them;
 /// products have no rounding error.
 fn contribution(rank: usize, elements: usize) -> Vec<f32> {
@@ -83,12 +90,7 @@ fn check(
 
 #[test]
 fn values_and_gradients_are_those_of_one_device() {
-    for op in [
-        ReduceOp::Max,
-        ReduceOp::Min,
-        ReduceOp::Product,
-        ReduceOp::Sum,
-    ] {
+    for op in OPS {
         // No elements, fewer than ranks, and more than the size above which reductions are split.
         for rows in [0, 1, 5, 6000] {
             for to in [Replicate, Shard(0), Shard(1)] {
@@ -194,16 +196,10 @@ fn the_gradient_of_a_product_needs_no_quotient() {
 
 #[test]
 fn half_precision_is_reduced_too() {
-    use burn::tensor::DType;
     Launcher::local(3)
         .run(|world| {
             let mesh = world.mesh([("x", 3)])?;
-            for op in [
-                ReduceOp::Max,
-                ReduceOp::Min,
-                ReduceOp::Product,
-                ReduceOp::Sum,
-            ] {
+            for op in OPS {
                 let values = contribution(world.rank(), 40);
                 let own = Tensor::<1>::from_floats(values.as_slice(), world.device());
                 let own = own.cast(DType::F16);

@@ -42,3 +42,22 @@ pub(super) unsafe fn write_line<T: Copy>(
         other => write(other),
     }
 }
+
+/// Writes a line of equally spaced runs of `N` contiguous cells.
+///
+/// # Safety
+/// `count` runs must lie at the strides from `cell`, and as many runs of the result from `place`.
+pub(super) unsafe fn write_runs<T: Copy, const N: usize>(
+    place: *mut T,
+    cell: *const T,
+    strides: Dim,
+    count: usize,
+) {
+    for index in 0..count as isize {
+        // SAFETY: guaranteed by the caller; an array is aligned as its elements are.
+        unsafe {
+            let run = cell.offset(index * strides.from).cast::<[T; N]>().read();
+            place.offset(index * strides.to).cast::<[T; N]>().write(run);
+        }
+    }
+}

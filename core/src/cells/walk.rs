@@ -7,6 +7,10 @@ use super::transpose::{SIDE, Transpose};
 
 /// Number of elements per task.
 pub(super) const TASK: usize = 1 << 14;
+/// Lengths of short runs of cells that are copied together, each by code of its own.
+const UNITS: [usize; 3] = [2, 4, 8];
+/// Distance of cells that are probably in one cache line.
+const CLOSE: usize = 16;
 
 /// Dim of a copy: its size, and its strides in the result and in the source.
 #[derive(Clone, Copy)]
@@ -31,6 +35,8 @@ impl Dim {
 
 /// Order of the dims of a copy.
 pub(super) struct Walk {
+    /// Number of cells that are contiguous in both tensors and copied together.
+    pub(super) unit: usize,
     pub(super) outer: Vec<Dim>,
     pub(super) slow: Dim,
     pub(super) fast: Dim,
@@ -39,21 +45,39 @@ pub(super) struct Walk {
 impl Walk {
     /// Chooses the dim in which source cells are closest as the fast one, within blocks of the
     /// innermost dim of the result, so that cache lines of both sides are reused while they are
-    /// still cached; the other way round if that dim is short.
+    /// still cached; the other way round if that dim is short. Of close dims, takes a long one.
     pub(super) fn through(mut dims: Vec<Dim>) -> Self {
         const SHORT: usize = 16;
+        let unit = match dims[..] {
+            [first, _, ..] if first.in_one_piece() && UNITS.contains(&first.size) => {
+                dims.remove(0).size
+            }
+            _ => 1,
+        };
         // Repeated cells (stride zero) count as close only where they are written contiguously.
         let distance = |dim: &Dim| (dim.from == 0 && dim.to != 1, dim.from.unsigned_abs());
         let nearest = (0..dims.len()).min_by_key(|dim| distance(&dims[*dim]));
-        let mut fast = dims.remove(nearest.expect("a dim"));
-        let mut slow = match nearest {
-            Some(0) => Dim::ONE,
+        let nearest = nearest.expect("a dim");
+        let size = dims[nearest].size;
+        let mut others = 1..dims.len();
+        let longer = others.find(|dim| {
+            let dim = &dims[*dim];
+            (1..=CLOSE).contains(&dim.from.unsigned_abs()) && dim.size >= 4 * size
+        });
+        let chosen = match longer {
+            Some(longer) if nearest > 0 && size < SIDE => longer,
+            _ => nearest,
+        };
+        let mut fast = dims.remove(chosen);
+        let mut slow = match chosen {
+            0 => Dim::ONE,
             _ => dims.remove(0),
         };
         if fast.size < SHORT.min(slow.size) {
             std::mem::swap(&mut fast, &mut slow);
         }
         Self {
+            unit,
             outer: dims,
             slow,
             fast,
@@ -80,10 +104,12 @@ impl Walk {
     }
 }
 
-/// Blocks of two dims.
+/// Blocks of the slow and the fast dim of a walk.
 pub(super) struct Blocks {
     sizes: [usize; 2],
     block: [usize; 2],
+    /// Maximum number of runs of cells per task.
+    task: usize,
 }
 
 impl Blocks {
@@ -92,20 +118,21 @@ impl Blocks {
     /// Number of cells per line.
     const CELLS: usize = 128;
 
-    pub(super) fn of(slow: Dim, fast: Dim) -> Self {
+    pub(super) fn of(walk: &Walk) -> Self {
+        let (slow, fast, task) = (walk.slow, walk.fast, TASK / walk.unit);
         let sizes = [slow.size, fast.size];
         if fast.in_one_piece() {
-            let cells = fast.size.min(TASK);
-            let block = [(TASK / cells).min(slow.size), cells];
-            return Self { sizes, block };
+            let cells = fast.size.min(task);
+            let block = [(task / cells).min(slow.size), cells];
+            return Self { sizes, block, task };
         }
         let lines = slow.size.min(Self::LINES);
         let cells = match slow.size {
-            1 => TASK,
+            1 => task,
             _ => Self::CELLS.max(Self::CELLS * Self::LINES / lines),
         };
         let block = [lines, cells.min(fast.size)];
-        Self { sizes, block }
+        Self { sizes, block, task }
     }
 
     fn parts(&self) -> [usize; 2] {
@@ -118,7 +145,7 @@ impl Blocks {
 
     /// Number of blocks that make up the work of one task.
     pub(super) fn together(&self) -> usize {
-        (TASK / self.block.iter().product::<usize>()).max(1)
+        (self.task / self.block.iter().product::<usize>()).max(1)
     }
 
     pub(super) fn ranges(&self, block: usize) -> [Range<usize>; 2] {

@@ -11,7 +11,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 
 use super::collectives::{
-    concatenated, exchange_all, expected_like, only_tensor, payload, start_all,
+    concatenated, exchange_all, expected_like, only_tensor, payload, place_in, start_all,
 };
 use super::host::{self, Room};
 use super::{Communicator, Expected, InFlight, Operation, Payload};
@@ -101,8 +101,7 @@ pub(crate) fn start(
     op: ReduceOp,
     tensor: DispatchTensor,
 ) -> Result<PendingReduction> {
-    let place = group.iter().position(|&rank| rank == comm.rank());
-    let place = place.expect("a rank reduces in groups that it is in");
+    let place = place_in(comm, group);
     let length = row_length(group.len());
     let (first, across) = (place / length * length, place % length);
     let elements = tensor.shape()[0];
@@ -224,12 +223,7 @@ impl PendingReduction {
     /// Waits for the result.
     pub(crate) fn finish(self) -> Result<DispatchTensor> {
         let dtype = self.dtype;
-        let result = self.reduced()?;
-        if result.dtype() == dtype {
-            Ok(result)
-        } else {
-            Ok(cast(result, dtype))
-        }
+        Ok(cast(self.reduced()?, dtype))
     }
 
     /// Waits for the result, in the element type that travels.
@@ -315,7 +309,7 @@ pub(crate) fn combination(op: ReduceOp, tensors: Vec<DispatchTensor>) -> Dispatc
     if tensors.iter().all(host::holds) {
         return host::combination(op, tensors);
     }
-    let dtype = tensors.first().map(TensorMetadata::dtype);
+    let dtype = tensors[0].dtype();
     // A sum of several half-precision numbers is rounded once.
     let widen = op == ReduceOp::Sum && tensors.len() > 2;
     let combined = tensors
@@ -323,9 +317,10 @@ pub(crate) fn combination(op: ReduceOp, tensors: Vec<DispatchTensor>) -> Dispatc
         .map(|tensor| if widen { widened(tensor) } else { tensor })
         .reduce(|first, second| combined(op, first, second));
     let combined = combined.expect("a group has at least one rank");
-    match dtype {
-        Some(dtype) if widen => cast(combined, dtype),
-        _ => combined,
+    if widen {
+        cast(combined, dtype)
+    } else {
+        combined
     }
 }
 

@@ -10,6 +10,12 @@ use super::{Batch, Communicator, Expected, InFlight, Operation, Payload, Traffic
 use crate::dispatch::joined;
 use crate::{Error, Result};
 
+/// The index of this rank in a group that it is in.
+pub(crate) fn place_in(comm: &Arc<dyn Communicator>, group: &[usize]) -> usize {
+    let place = group.iter().position(|&rank| rank == comm.rank());
+    place.expect("a rank reduces in groups that it is in")
+}
+
 /// Starts to send a payload to each other rank of the group.
 pub(super) fn start_all(
     comm: &Arc<dyn Communicator>,
@@ -116,7 +122,7 @@ pub(crate) fn broadcast_bytes(
 /// Waits until every rank of the group has called it.
 pub(crate) fn barrier(comm: &Arc<dyn Communicator>, group: &[usize]) -> Result<()> {
     let operation = Operation::new("barrier", Traffic::Control, None);
-    all_gather_bytes(comm, group, &operation, &[]).map(|_| ())
+    all_gather_bytes(comm, group, &operation, &[]).map(drop)
 }
 
 /// Name of the operation in which ranks [`agree`] to the gather of a parameter.
@@ -137,30 +143,14 @@ pub(crate) fn agree(
     };
     let check = Operation::new(name, Traffic::Control, None);
     let text = format!("{operation:#}");
-    let texts = all_gather_bytes(comm, group, &check, text.as_bytes()).map_err(|e| match e {
+    let texts = all_gather_bytes(comm, group, &check, text.as_bytes());
+    let texts = texts.map_err(|mut error| {
+        let name = operation.to_string();
         // Errors name the operation, not the check.
-        Error::Timeout {
-            rank,
-            peer,
-            expected,
-            seconds,
-            ..
-        } => Error::Timeout {
-            rank,
-            operation: operation.to_string(),
-            peer,
-            expected,
-            seconds,
-        },
-        Error::PeerEnded {
-            rank, peer, cause, ..
-        } => Error::PeerEnded {
-            rank,
-            operation: operation.to_string(),
-            peer,
-            cause,
-        },
-        other => other,
+        if let Error::Timeout { operation, .. } | Error::PeerEnded { operation, .. } = &mut error {
+            *operation = name;
+        }
+        error
     })?;
     for (&peer, other) in group.iter().zip(texts) {
         if other != text.as_bytes() {

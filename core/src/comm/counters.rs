@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::{Operation, Traffic};
+use crate::lock::lock;
 use crate::module_scope;
 
 /// Running counts of messages and bytes sent, by kind and pass.
@@ -38,10 +39,7 @@ impl Counters {
         messages.fetch_add(1, Ordering::Relaxed);
         total.fetch_add(bytes as u64, Ordering::Relaxed);
         if let Some(module) = module_scope::current().filter(|_| !operation.has_parts()) {
-            let mut modules = self
-                .by_module
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut modules = lock(&self.by_module);
             let counts = &mut modules.entry(module).or_default().0;
             let count = &mut counts[operation.traffic() as usize][pass];
             count.messages += 1;
@@ -51,11 +49,7 @@ impl Counters {
 
     /// Returns the counts so far, by module.
     pub fn by_module(&self) -> ModuleStats {
-        let modules = self
-            .by_module
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        ModuleStats(modules.clone())
+        ModuleStats(lock(&self.by_module).clone())
     }
 
     /// Returns the counts so far.
@@ -130,11 +124,16 @@ impl CommStats {
     }
 }
 
+/// Writes the titles of a table of counts, whose first column has this title and width.
+fn write_titles(f: &mut fmt::Formatter<'_>, first: &str, width: usize) -> fmt::Result {
+    writeln!(f, "{first:<width$}{:>26}{:>26}", "forward", "backward")?;
+    write!(f, "{:<width$}", "")?;
+    write!(f, "{0:>10}{1:>16}{0:>10}{1:>16}", "messages", "bytes")
+}
+
 impl fmt::Display for CommStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:<14}{:>26}{:>26}", "sent", "forward", "backward")?;
-        write!(f, "\n{:<14}", "")?;
-        write!(f, "{0:>10}{1:>16}{0:>10}{1:>16}", "messages", "bytes")?;
+        write_titles(f, "sent", 14)?;
         for traffic in Traffic::ALL {
             write!(f, "\n{:<14}", format!("{traffic:?}"))?;
             for Count { messages, bytes } in self.0[traffic as usize] {
@@ -188,16 +187,9 @@ fn numbered(path: &str) -> Vec<(&str, usize)> {
 
 impl fmt::Display for ModuleStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self
-            .0
-            .keys()
-            .map(|path| path.len())
-            .max()
-            .unwrap_or(0)
-            .max(6);
-        write!(f, "{:<width$}{:>26}{:>26}", "module", "forward", "backward")?;
-        write!(f, "\n{:<width$}", "")?;
-        write!(f, "{0:>10}{1:>16}{0:>10}{1:>16}", "messages", "bytes")?;
+        let longest = self.0.keys().map(|path| path.len()).max();
+        let width = longest.unwrap_or(0).max(6);
+        write_titles(f, "module", width)?;
         for (path, stats) in self.iter() {
             write!(f, "\n{path:<width$}")?;
             for pass in 0..2 {

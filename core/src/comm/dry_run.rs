@@ -8,6 +8,7 @@ use super::{
 };
 use crate::Result;
 use crate::dispatch::blank_of;
+use crate::lock::lock;
 
 /// Messages of one operation; see the example of [`PlannedMessages`].
 #[derive(Clone, Debug)]
@@ -109,11 +110,6 @@ pub(crate) struct DryRun {
 }
 
 impl DryRun {
-    /// Makes a dry run for the rank of another engine.
-    pub(crate) fn of(engine: &dyn Communicator) -> Self {
-        Self::new(engine.rank(), engine.size(), *engine.settings())
-    }
-
     /// Makes a dry run for a rank of a world of the given size.
     pub(crate) fn new(rank: usize, size: usize, settings: Settings) -> Self {
         Self {
@@ -135,7 +131,7 @@ impl DryRun {
     }
 
     fn planned(&self) -> MutexGuard<'_, PlannedMessages> {
-        self.planned.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.planned)
     }
 }
 

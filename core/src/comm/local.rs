@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use burn::backend::flex::FlexTensor;
@@ -14,6 +14,7 @@ use super::mailbox::{Content, Mailbox, Message, Queue, Sender, Ticket};
 use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
 use crate::cells::copied;
 use crate::dispatch::here;
+use crate::lock::lock;
 use crate::{Error, Result};
 
 /// Number of polls of a waiting rank before it sleeps, so that a message that is about to arrive
@@ -132,10 +133,6 @@ fn is_thin(view: &FlexTensor) -> bool {
     2 * view.shape().num_elements() * view.dtype().size() < view.bytes().len()
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
-}
-
 /// One rank's end of a [`Hub`].
 pub(crate) struct Local {
     hub: Arc<Hub>,
@@ -151,10 +148,6 @@ impl std::fmt::Debug for Local {
 }
 
 impl Local {
-    fn take(&self, peer: usize, ticket: Ticket) -> Option<Message> {
-        lock(&self.hub.mailboxes[self.rank].queues)[peer].take(ticket)
-    }
-
     /// Returns an error if no further message can arrive from `peer`.
     fn ended(&self, operation: &Operation, peer: usize) -> Option<Error> {
         let ended = |peer, cause| Error::PeerEnded {
@@ -178,13 +171,13 @@ impl Local {
         (peer, ticket): (usize, Ticket),
         expected: &Expected,
     ) -> Result<Message> {
+        let mailbox = &self.hub.mailboxes[self.rank];
         for _ in 0..LOOKS_BEFORE_SLEEP {
-            if let Some(message) = self.take(peer, ticket) {
+            if let Some(message) = lock(&mailbox.queues)[peer].take(ticket) {
                 return Ok(message);
             }
             std::thread::yield_now();
         }
-        let mailbox = &self.hub.mailboxes[self.rank];
         let start = Instant::now();
         let mut queues = lock(&mailbox.queues);
         loop {
@@ -279,18 +272,6 @@ impl Drop for Receipt {
     }
 }
 
-impl std::fmt::Display for Payload {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Tensors(tensors) => {
-                let shapes: Vec<_> = tensors.iter().map(|t| t.shape().to_vec()).collect();
-                write!(f, "{shapes:?}")
-            }
-            Self::Bytes(bytes) => write!(f, "{} bytes of metadata", bytes.len()),
-        }
-    }
-}
-
 /// Converts a payload to content that may be handed to another thread.
 ///
 /// On the CPU, thin slices are copied: a message must not keep a whole field alive for its edge,
@@ -312,19 +293,6 @@ fn content(payload: Payload) -> Content {
     Content::Handed(Payload::Tensors(
         tensors.into_iter().map(separate).collect(),
     ))
-}
-
-impl Payload {
-    /// The size of the payload in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        match self {
-            Self::Tensors(tensors) => tensors
-                .iter()
-                .map(|t| t.shape().num_elements() * t.dtype().size())
-                .sum(),
-            Self::Bytes(bytes) => bytes.len(),
-        }
-    }
 }
 
 impl Communicator for Local {

@@ -97,7 +97,6 @@ impl Content {
 }
 
 /// Messages for one rank, one queue per sender.
-#[derive(Default)]
 pub(super) struct Mailbox {
     pub(super) queues: Mutex<Vec<Queue>>,
     pub(super) arrived: Condvar,

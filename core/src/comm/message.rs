@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Instant;
 
-use burn::backend::{DispatchDevice, DispatchTensor};
+use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
 use super::host::Place;
@@ -17,6 +17,31 @@ pub enum Payload {
     Tensors(Vec<DispatchTensor>),
     /// Metadata.
     Bytes(Vec<u8>),
+}
+
+impl Payload {
+    /// The size of the payload in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Tensors(tensors) => tensors
+                .iter()
+                .map(|t| t.shape().num_elements() * t.dtype().size())
+                .sum(),
+            Self::Bytes(bytes) => bytes.len(),
+        }
+    }
+}
+
+impl fmt::Display for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tensors(tensors) => {
+                let shapes: Vec<_> = tensors.iter().map(|t| t.shape().to_vec()).collect();
+                write!(f, "{shapes:?}")
+            }
+            Self::Bytes(bytes) => write!(f, "{} bytes of metadata", bytes.len()),
+        }
+    }
 }
 
 /// Form of an expected message; see the example of [`Communicator`](super::Communicator).
@@ -53,7 +78,6 @@ impl Expected {
 
     /// Whether a payload has the expected form.
     pub(crate) fn accepts(&self, payload: &Payload) -> bool {
-        use burn::backend::TensorMetadata;
         match (self, payload) {
             (Self::Bytes, Payload::Bytes(_)) => true,
             (Self::Place(place), Payload::Tensors(_)) => payload.bytes() == place.bytes(),

@@ -134,7 +134,5 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     fn counters(&self) -> &Counters;
 
     /// Describes the boxes of the batch started last, for engines that record plans.
-    fn describe_boxes(&self, boxes: &dyn fmt::Display) {
-        let _ = boxes;
-    }
+    fn describe_boxes(&self, _: &dyn fmt::Display) {}
 }

@@ -147,6 +147,12 @@ impl Operation {
         self.name
     }
 
+    /// The name, followed by the pass if that is the backward pass.
+    pub(crate) fn title(&self) -> String {
+        let pass = if self.backward { " (backward)" } else { "" };
+        format!("{}{pass}", self.name)
+    }
+
     /// The purpose of the communication, by which it is counted.
     pub fn traffic(&self) -> Traffic {
         self.traffic
@@ -185,10 +191,7 @@ impl Operation {
 impl fmt::Display for Operation {
     /// Prints name, pass, layouts and element types; with `#` also the hash of the arguments.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)?;
-        if self.backward {
-            f.write_str(" (backward)")?;
-        }
+        f.write_str(&self.title())?;
         if let Some(layout) = &self.layout {
             write!(f, " on {layout}")?;
         }
@@ -204,11 +207,11 @@ impl fmt::Display for Operation {
         if f.alternate() && self.arguments != 0 {
             write!(f, ", arguments {:016x}", self.arguments)?;
         }
-        let Some(parts) = &self.parts else {
-            return Ok(());
-        };
-        let shapes: Vec<&[usize]> = parts.iter().map(|shape| &shape[..]).collect();
-        write!(f, " of {shapes:?}")
+        if let Some(parts) = &self.parts {
+            let shapes: Vec<&[usize]> = parts.iter().map(|shape| &shape[..]).collect();
+            write!(f, " of {shapes:?}")?;
+        }
+        Ok(())
     }
 }
 

@@ -9,6 +9,7 @@ use super::{
     Batch, Communicator, Counters, Expected, InFlight, Payload, Pending, Settings, Traffic,
 };
 use crate::Result;
+use crate::lock::lock;
 
 /// Engine that first records the batches of a program, then replays them once to the same program
 /// without any message, and finally passes batches on. Gathers of parameters are always passed on.
@@ -43,7 +44,7 @@ impl Replay {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.state)
     }
 
     /// Ends the recording, and starts the replay.

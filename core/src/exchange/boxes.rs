@@ -101,12 +101,7 @@ impl Exchange {
             Direction::Reverse => (&plan.receives, &plan.sends),
         };
         if outgoing.is_empty() && expected.is_empty() {
-            return Ok(Boxes {
-                comm,
-                in_flight: None,
-                bytes: 0,
-                expected,
-            });
+            return Ok(self.boxes(None));
         }
         let sends = outgoing.iter().map(|(peer, transfers)| {
             let boxes = transfers.iter().map(&mut cells_of);
@@ -151,7 +146,8 @@ impl Exchange {
         })
     }
 
-    /// Attaches boxes whose [`send`](Self::send) this exchange has started.
+    /// Attaches boxes whose [`send`](Self::send) this exchange has started; `None` if nothing
+    /// travels.
     pub(crate) fn boxes(&self, in_flight: Option<InFlight>) -> Boxes<'_> {
         let Move { plan, direction } = &self.forward;
         Boxes {

@@ -163,7 +163,7 @@ impl ExchangePlan {
     pub fn is_identity(&self) -> bool {
         self.source_shape == self.output_shape
             && match self.copies.as_slice() {
-                [] => self.covers_nothing() && self.output_shape.contains(&0),
+                [] => self.receives.is_empty() && self.output_shape.contains(&0),
                 [copy] => {
                     copy.src == copy.dst
                         && copy.src.shape() == self.source_shape
@@ -205,10 +205,6 @@ impl ExchangePlan {
         }
         Some(IndexBox::new(inside))
     }
-
-    fn covers_nothing(&self) -> bool {
-        self.copies.is_empty() && self.receives.is_empty()
-    }
 }
 
 fn push(list: &mut Vec<(usize, Vec<Transfer>)>, peer: usize, transfer: Transfer) {
@@ -239,15 +235,9 @@ fn transfers(
         };
         let owned = part.map_or(Vec::new(), |part| source.owners(&part, receiver));
         for (owner, cells) in owned {
-            let origin = source.local_box(owner);
-            let dims = 0..cells.ranges().len();
-            let src = dims.clone().map(|dim| {
-                let (cell, start) = (&cells.ranges()[dim], origin.ranges()[dim].start);
-                cell.start - start..cell.end - start
-            });
             // A reversed piece starts with its last cell.
-            let dst = dims.map(|dim| {
-                let (cell, from) = (&cells.ranges()[dim], &piece.src.ranges()[dim]);
+            let dst = cells.ranges().iter().enumerate().map(|(dim, cell)| {
+                let from = &piece.src.ranges()[dim];
                 let start = piece.dst[dim]
                     + if piece.flip[dim] {
                         from.end - cell.end
@@ -257,7 +247,7 @@ fn transfers(
                 start..start + cell.len()
             });
             let transfer = Transfer {
-                src: IndexBox::new(src.collect()),
+                src: cells.seen_from(&source.local_box(owner)),
                 dst: IndexBox::new(dst.collect()),
                 flip: piece.flip.clone(),
             };

@@ -233,14 +233,15 @@ impl Launcher {
     /// Runs a program on every rank and waits for all of them.
     ///
     /// # Errors
-    /// The error or panic of the rank that failed first. Other ranks stop at their next
+    /// The error or panic of the rank that failed first, as [`Error::Rank`], or the error of the
+    /// program if all ranks are local and return the same one. Other ranks stop at their next
     /// communication; if a rank has not stopped within three seconds, the process ends. Also: no
     /// ranks; a timeout of 0; no GPU, or one that the program has used in several streams before
     /// the first `Launcher`; processes of a job with different versions, seeds, or settings of
     /// [`check`](Self::check), [`overlap`](Self::overlap), [`buckets`](Self::buckets),
     /// [`trace`](Self::trace), `HALOCLINE_ISA` or `HALOCLINE_CONV`.
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
-        self.collect(program).map(|_| ())
+        self.collect(program).map(drop)
     }
 
     /// Like [`run`](Self::run), and returns the results of the ranks of this process, in order.
@@ -284,7 +285,7 @@ impl Launcher {
         let watched = self.settings.log || self.trace.is_some();
         let world = |mut comm: Arc<dyn Communicator>, device: &Device| {
             if watched {
-                comm = Arc::new(trace::Traced::new(comm));
+                comm = Arc::new(trace::Traced { engine: comm });
             }
             World::new(comm, device.clone().autodiff(), self.seed)
         };
@@ -456,17 +457,14 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_the_result_of_the_run() {
+    fn an_error_of_all_ranks_is_the_result_of_the_run() {
         let result = Launcher::local(2).run(|world| {
             world.mesh([("lat", 3)])?;
             Ok(())
         });
-        assert!(
-            result
-                .unwrap_err()
-                .to_string()
-                .contains("there are 2 ranks")
-        );
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Mesh(_)), "{error}");
+        assert!(error.to_string().contains("there are 2 ranks"));
     }
 
     #[test]

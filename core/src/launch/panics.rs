@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::panic::PanicHookInfo;
 use std::sync::{Arc, Mutex, Once};
 
+use crate::lock::lock;
+
 /// Source location: file, line and column.
 type Place = (String, u32, u32);
 
@@ -48,7 +50,7 @@ fn repeated(panic: &PanicHookInfo<'_>) -> Option<String> {
     let first = RANK.try_with(|rank| {
         let rank = rank.borrow();
         let (rank, panics) = rank.as_ref()?;
-        let mut first = panics.0.lock().unwrap_or_else(|e| e.into_inner());
+        let mut first = lock(&panics.0);
         let message = panic.payload_as_str().unwrap_or("no message");
         let (other, same, said) =
             first.get_or_insert_with(|| (*rank, place.clone(), message.to_string()));

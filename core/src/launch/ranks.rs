@@ -13,6 +13,7 @@ use rayon::ThreadPoolBuilder;
 use super::agreement::require_same_settings;
 use super::between_gpus;
 use super::panics::Panics;
+use crate::balance::even_extents;
 use crate::comm::local::Hub;
 use crate::comm::{Communicator, Settings};
 use crate::settings::GRACE;
@@ -51,6 +52,11 @@ pub(super) fn run_process<T>(
     ended.map_err(|failure| {
         let (rank, cause) = failure.origin(this_rank);
         comm.fail(rank, &cause);
+        if comm.size() == 1
+            && let Failure::Error(error) = failure
+        {
+            return error;
+        }
         let (rank, mut cause) = comm.failure().unwrap_or((rank, cause));
         if let Failure::Error(Error::PeerEnded { operation, .. }) = failure
             && rank != this_rank
@@ -135,9 +141,11 @@ pub(super) fn run_threads<T: Send>(
                     result
                 };
                 let thread = std::thread::Builder::new().name(format!("rank {rank}"));
-                thread.spawn_scoped(scope, body).inspect_err(|error| {
-                    hub.fail(rank, &format!("its thread cannot be started: {error}"));
+                thread.spawn_scoped(scope, body).map_err(|error| {
+                    let error = Error::other(format!("its thread cannot be started: {error}"));
+                    hub.fail(rank, &error.to_string());
                     let _ = ended.send(());
+                    Failure::Error(error)
                 })
             })
             .collect();
@@ -145,13 +153,13 @@ pub(super) fn run_threads<T: Send>(
         threads
             .into_iter()
             .map(|thread| {
-                let joined = thread.map_err(|e| Failure::Error(e.into()))?.join();
+                let joined = thread?.join();
                 joined.unwrap_or_else(|payload| Err(Failure::Panic(message_of(&*payload))))
             })
             .collect::<Vec<Result<T, Failure>>>()
     });
     if let Some((rank, cause)) = hub.failure() {
-        return Err(Error::Rank { rank, cause });
+        return Err(common_error(results).unwrap_or(Error::Rank { rank, cause }));
     }
     let ranks = results.into_iter().enumerate();
     ranks
@@ -162,6 +170,19 @@ pub(super) fn run_threads<T: Send>(
             })
         })
         .collect()
+}
+
+/// Returns the error of the ranks if all have returned the same one: a mistake of the program,
+/// rather than the failure of a rank.
+fn common_error<T>(results: Vec<Result<T, Failure>>) -> Option<Error> {
+    let mut errors = results.into_iter().map(|result| match result {
+        Err(Failure::Error(error)) => Some(error),
+        _ => None,
+    });
+    let first = errors.next()??;
+    let message = first.to_string();
+    let is_same = |error: Option<Error>| error.is_some_and(|error| error.to_string() == message);
+    errors.all(is_same).then_some(first)
 }
 
 /// Runs the program of a rank with its share of the process's threads, in a separate pool. In a
@@ -178,8 +199,7 @@ fn with_share_of_threads<T: Send>(
     if ranks == 1 {
         return program();
     }
-    let threads = rayon::current_num_threads();
-    let share = threads / ranks + usize::from(rank < threads % ranks);
+    let share = even_extents(rayon::current_num_threads(), ranks)[rank];
     let mut running = Vec::new();
     let pool = ThreadPoolBuilder::new()
         .num_threads(share.max(1))

@@ -106,43 +106,50 @@ where
         if self.failed.is_some() || self.running.contains(&param.id) {
             return (param, None);
         }
-        let shape = param.dims();
-        match (self.shard)(path, &shape).and_then(|shard| match shard {
-            Some(shard) => checked(shard, path, &shape).map(Some),
-            None => Ok(None),
-        }) {
-            Ok(None) => (param, None),
-            Ok(Some(_)) if self.tied.contains_key(&param.id) => {
-                let [one, another] = &self.tied[&param.id];
-                let message = format!(
-                    "parameters {one} and {another} are one; shard them by one layer that both use"
-                );
-                *self.failed = Some(Error::operator("shard_parameters", message));
-                (param, None)
-            }
-            Ok(Some(shard)) => {
-                let (id, whole, mapper) = param.consume();
-                if saved_otherwise(id, &whole, &mapper) {
-                    let message = format!(
-                        "parameter {path} is saved in another form than it is used in, such as LinearLayout::Col; use \
-                         LinearLayout::Row"
-                    );
-                    *self.failed = Some(Error::operator("shard_parameters", message));
-                    return (Param::from_mapped_value(id, whole, mapper), None);
-                }
-                let (device, tracked) = (whole.device(), whole.is_require_grad());
-                let held = shard.layout.local_box(shard.mesh.position());
-                let local = Tensor::<D>::from_dispatch(cut(&whole.inner().into_dispatch(), &held));
-                // A copy, which does not keep the whole tensor alive.
-                let local = Tensor::from_data(local.to_data(), (&local.device(), local.dtype()));
-                let local = on_device(local, &device).set_require_grad(tracked);
-                (Param::from_mapped_value(id, local, mapper), Some(shard))
-            }
+        let shard = match self.shard_of(param.id, path, &param.dims()) {
+            Ok(Some(shard)) => shard,
+            Ok(None) => return (param, None),
             Err(error) => {
                 *self.failed = Some(error);
-                (param, None)
+                return (param, None);
             }
+        };
+        let (id, whole, mapper) = param.consume();
+        if saved_otherwise(id, &whole, &mapper) {
+            let message = format!(
+                "parameter {path} is saved in another form than it is used in, such as LinearLayout::Col; use \
+                 LinearLayout::Row"
+            );
+            *self.failed = Some(Error::operator("shard_parameters", message));
+            return (Param::from_mapped_value(id, whole, mapper), None);
         }
+        let (device, tracked) = (whole.device(), whole.is_require_grad());
+        let held = shard.layout.local_box(shard.mesh.position());
+        let local = Tensor::<D>::from_dispatch(cut(&whole.inner().into_dispatch(), &held));
+        // A copy, which does not keep the whole tensor alive.
+        let local = Tensor::from_data(local.to_data(), (&local.device(), local.dtype()));
+        let local = on_device(local, &device).set_require_grad(tracked);
+        (Param::from_mapped_value(id, local, mapper), Some(shard))
+    }
+}
+
+impl<F> Sharder<'_, F>
+where
+    F: FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
+{
+    /// Returns the checked layout of a parameter; `None` leaves it whole.
+    fn shard_of(&mut self, id: ParamId, path: &str, shape: &[usize]) -> Result<Option<ParamShard>> {
+        let Some(shard) = (self.shard)(path, shape)? else {
+            return Ok(None);
+        };
+        let shard = checked(shard, path, shape)?;
+        if let Some([one, another]) = self.tied.get(&id) {
+            let message = format!(
+                "parameters {one} and {another} are one; shard them by one layer that both use"
+            );
+            return Err(Error::operator("shard_parameters", message));
+        }
+        Ok(Some(shard))
     }
 }
 

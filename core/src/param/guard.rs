@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 use super::ahead::{self, Held};
 use super::layout::ParamShard;
 use super::module::param_shards;
-use crate::dispatch::same_memory;
+use crate::dispatch::here;
 use crate::exchange::travels;
 use crate::paths::{PathVisitor, visit_paths};
 
@@ -82,7 +82,7 @@ impl PathVisitor for Finder {
             return;
         };
         let shard = param.val().inner().into_dispatch();
-        if same_memory(&shard, &shard) {
+        if here(&shard).is_some() {
             let (layout, mesh) = (stored.layout().clone(), stored.mesh().clone());
             self.held.insert(
                 path,

@@ -105,15 +105,11 @@ impl ParamShard {
             }
         };
         let stored = axes.iter().map(find).collect::<Result<Vec<usize>>>()?;
-        let computes = |axis: &usize| !stored.contains(axis);
         for &axis in &stored {
             let placement = self.layout.placements()[axis];
             let alike = self.layout.axes_where(|other| other == placement);
-            if let Some(&inner) = alike
-                .iter()
-                .filter(|other| **other > axis)
-                .find(|axis| computes(axis))
-            {
+            let computes = |other: &&usize| **other > axis && !stored.contains(other);
+            if let Some(&inner) = alike.iter().find(computes) {
                 let message = format!(
                     "{placement} on the axis {:?} of storage and on {:?}, right of it, with which layers compute; \
                      order the mesh axes otherwise, or store another dim",
@@ -177,8 +173,7 @@ impl ParamShard {
 
     /// The cells held by a rank of the world; `None` if the rank is not in the mesh.
     pub fn cells_of(&self, rank: usize) -> Option<IndexBox> {
-        let ranks = self.mesh.shape().ranks();
-        let position = ranks.iter().position(|held| *held == rank)?;
+        let position = self.mesh.shape().position_of(rank)?;
         Some(self.layout.local_box(position))
     }
 
@@ -277,11 +272,7 @@ impl ParamShard {
     pub(super) fn refuse(&self, axis: usize) -> Error {
         Error::placement(
             &format!("val() of parameter {}", self.path),
-            format!(
-                "{} on axis \"{}\"",
-                self.layout.placements()[axis],
-                self.layout.mesh().names()[axis]
-            ),
+            self.layout.placement_on(axis),
             "layers compute with such a shard; whole() makes the module whole",
         )
     }

@@ -10,6 +10,7 @@ use burn::module::{
 use burn::tensor::Tensor;
 
 use super::layout::ParamShard;
+use crate::scoped::with_value;
 use crate::{Error, Result, ShardTensor};
 
 /// Whether a field of a module is a running statistic of burn's `BatchNorm`. Visitors and mappers
@@ -133,17 +134,7 @@ impl ModuleDisplay for ParamShard {}
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn whole<M: Module>(module: M) -> Result<M> {
-    /// Restores the previous state, also after a panic.
-    struct Restore(bool);
-
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            WHOLE.set(self.0);
-        }
-    }
-
-    let _restore = Restore(WHOLE.replace(true));
-    Error::catch(|| module.materialize())
+    with_value(&WHOLE, true, || Error::catch(|| module.materialize()))
 }
 
 /// Returns the layouts of a module's sharded parameters, by path.

@@ -6,7 +6,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, Shape, Tensor};
 
 use crate::comm::all_reduce::combination;
-use crate::comm::collectives::{agree, exchange_all, expected_like, only_tensor};
+use crate::comm::collectives::{agree, exchange_all, expected_like, only_tensor, place_in};
 use crate::comm::{Communicator, Expected, Operation, Payload};
 use crate::dispatch::{blank, cut, flattened, paste, reshaped};
 use crate::layout::ReduceOp;
@@ -35,13 +35,14 @@ pub(crate) struct ReduceScatter {
 impl ReduceScatter {
     /// This rank's box.
     pub(super) fn own_box(&self) -> &IndexBox {
-        &self.boxes[self.place()]
+        &self.boxes[place_in(&self.comm, &self.group)]
     }
 
-    fn place(&self) -> usize {
-        let rank = self.comm.rank();
-        let place = self.group.iter().position(|&other| other == rank);
-        place.expect("a rank reduces in groups that it is in")
+    /// The shape of the tensors, which the boxes cover.
+    fn shape(&self) -> Vec<usize> {
+        let dims = 0..self.own_box().ranges().len();
+        let end = |dim: usize| self.boxes.iter().map(move |cells| cells.ranges()[dim].end);
+        dims.map(|dim| end(dim).max().unwrap_or(0)).collect()
     }
 
     /// Sends flat tensors to the ranks of the group and returns those that this one receives, by
@@ -129,15 +130,6 @@ impl Operator for ReduceScatter {
     }
 }
 
-impl ReduceScatter {
-    /// The shape of the tensors, which the boxes cover.
-    fn shape(&self) -> Vec<usize> {
-        let dims = 0..self.own_box().ranges().len();
-        let end = |dim: usize| self.boxes.iter().map(move |cells| cells.ranges()[dim].end);
-        dims.map(|dim| end(dim).max().unwrap_or(0)).collect()
-    }
-}
-
 /// Computes the gradients of flat contributions: for an extremum, the cotangent goes to the first
 /// contribution that attains it; for a product, each gradient is the cotangent times the other
 /// contributions.
@@ -154,7 +146,7 @@ fn gradients(
     };
     let cotangent = Tensor::<1>::from_dispatch(cotangent);
     let gradients: Vec<Tensor<1>> = match op {
-        ReduceOp::Sum => tensors().map(|_| cotangent.clone()).collect(),
+        ReduceOp::Sum => vec![cotangent; contributions.len()],
         ReduceOp::Max | ReduceOp::Min => {
             let extremum = Tensor::<1>::from_dispatch(combination(op, contributions.to_vec()));
             let mut held: Option<Tensor<1, Bool>> = None;

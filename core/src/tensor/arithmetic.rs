@@ -28,14 +28,11 @@ fn pair(operator: &str, operands: [&Layout; 2], linearity: Linearity) -> Result<
     let common: Vec<Role> = (0..shapes[0].len()).map(Role::Common).collect();
     let roles = operands.map(|layout| {
         let meets_all = |dim: usize| layout.shape()[dim] == 1 && !layout.is_sharded(dim);
-        let role = |(dim, &role): (usize, &Role)| {
-            if meets_all(dim) {
-                Role::Broadcast
-            } else {
-                role
-            }
+        let role = |common: &Role| match *common {
+            Role::Common(dim) if meets_all(dim) => Role::Broadcast,
+            other => other,
         };
-        common.iter().enumerate().map(role).collect::<Vec<_>>()
+        common.iter().map(role).collect::<Vec<_>>()
     });
     let operands = [0, 1].map(|operand| Term {
         name: "",

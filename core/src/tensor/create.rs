@@ -1,9 +1,9 @@
 //! Constructors of sharded tensors: from whole tensors, from one rank's tensor, and from values.
 
-use std::sync::Arc;
-
 use burn::tensor::kind::{self, Basic};
-use burn::tensor::{BoolStore, DType, Device, Distribution, ElementConversion, Tensor};
+use burn::tensor::{
+    BoolStore, DType, Device, Distribution, ElementConversion, Tensor, TensorCreationOptions,
+};
 
 use super::ShardTensor;
 use crate::comm::{Operation, Traffic};
@@ -35,6 +35,43 @@ const TYPES: [DType; 15] = [
     DType::Bool(BoolStore::U8),
     DType::Bool(BoolStore::U32),
 ];
+
+/// Mesh of a new tensor, and its element type: `&mesh` or `(&mesh, dtype)`, as burn's factories take
+/// a device. The default is the type of the device.
+///
+/// # Example
+/// ```
+/// use burn::tensor::DType;
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let field = ShardTensor::<2>::zeros([5, 3], (&mesh, DType::F64), &[Shard(0)])?;
+///     assert_eq!(field.local().dtype(), DType::F64);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct MeshOptions<'a> {
+    mesh: &'a DeviceMesh,
+    dtype: Option<DType>,
+}
+
+impl<'a> From<&'a DeviceMesh> for MeshOptions<'a> {
+    fn from(mesh: &'a DeviceMesh) -> Self {
+        Self { mesh, dtype: None }
+    }
+}
+
+impl<'a> From<(&'a DeviceMesh, DType)> for MeshOptions<'a> {
+    fn from((mesh, dtype): (&'a DeviceMesh, DType)) -> Self {
+        Self {
+            mesh,
+            dtype: Some(dtype),
+        }
+    }
+}
 
 /// Scatters a tensor held by one rank of the world to the ranks of a mesh, each of which receives
 /// only its shard.
@@ -68,14 +105,10 @@ pub fn scatter_tensor<const D: usize, K: kind::Autodiff>(
     to: impl IntoLayout,
 ) -> Result<ShardTensor<D, K>> {
     const NAME: &str = "scatter_tensor";
-    let ranks: Arc<[usize]> = mesh.shape().ranks().into();
     let comm = mesh.comm();
-    let owner = ranks
-        .iter()
-        .position(|&rank| rank == source)
-        .ok_or_else(|| {
-            Error::operator(NAME, format!("source rank {source} is not in the {mesh}"))
-        })?;
+    let owner = mesh.shape().position_of(source).ok_or_else(|| {
+        Error::operator(NAME, format!("source rank {source} is not in the {mesh}"))
+    })?;
     // Type and shape; empty if the source passed `None`, so that all ranks return the same error.
     let metadata = (comm.rank() == source).then(|| {
         let place = |other: DType| TYPES.iter().position(|dtype| *dtype == other);
@@ -182,10 +215,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Self::from_parts(tensor, whole, mesh.clone()).try_redistribute(to)
     }
 
-    /// Makes a tensor of zeros; each rank allocates only its shard.
+    /// Makes a tensor of zeros; each rank allocates only its shard. See [`MeshOptions`] for other
+    /// element types.
     ///
     /// # Errors
-    /// The layout does not fit the shape, or has partial values.
+    /// The layout does not fit the shape, or has partial values; an element type of another kind.
     ///
     /// # Example
     /// ```
@@ -201,26 +235,34 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
-    pub fn zeros(shape: [usize; D], mesh: &DeviceMesh, to: impl IntoLayout) -> Result<Self> {
-        Self::create(shape, mesh, to, |cells| {
-            Tensor::zeros(cells.shape(), mesh.device())
+    pub fn zeros<'m>(
+        shape: [usize; D],
+        mesh: impl Into<MeshOptions<'m>>,
+        to: impl IntoLayout,
+    ) -> Result<Self> {
+        Self::create("zeros", shape, mesh, to, |cells, options| {
+            Tensor::zeros(cells.shape(), options)
         })
     }
 
     /// Makes a tensor of ones; see [`zeros`](Self::zeros).
     ///
     /// # Errors
-    /// The layout does not fit the shape, or has partial values.
-    pub fn ones(shape: [usize; D], mesh: &DeviceMesh, to: impl IntoLayout) -> Result<Self> {
-        Self::create(shape, mesh, to, |cells| {
-            Tensor::ones(cells.shape(), mesh.device())
+    /// Errors of [`zeros`](Self::zeros).
+    pub fn ones<'m>(
+        shape: [usize; D],
+        mesh: impl Into<MeshOptions<'m>>,
+        to: impl IntoLayout,
+    ) -> Result<Self> {
+        Self::create("ones", shape, mesh, to, |cells, options| {
+            Tensor::ones(cells.shape(), options)
         })
     }
 
     /// Makes a tensor whose elements are all `value`.
     ///
     /// # Errors
-    /// The layout does not fit the shape, or has partial values.
+    /// Errors of [`zeros`](Self::zeros).
     ///
     /// # Example
     /// ```
@@ -236,30 +278,40 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
-    pub fn full(
+    pub fn full<'m>(
         shape: [usize; D],
         value: impl ElementConversion,
-        mesh: &DeviceMesh,
+        mesh: impl Into<MeshOptions<'m>>,
         to: impl IntoLayout,
     ) -> Result<Self> {
-        Self::create(shape, mesh, to, |cells| {
-            Tensor::full(cells.shape(), value, mesh.device())
+        Self::create("full", shape, mesh, to, |cells, options| {
+            Tensor::full(cells.shape(), value, options)
         })
     }
 
-    fn create(
+    fn create<'m>(
+        operator: &str,
         shape: [usize; D],
-        mesh: &DeviceMesh,
+        mesh: impl Into<MeshOptions<'m>>,
         to: impl IntoLayout,
-        local: impl FnOnce(&IndexBox) -> Tensor<D, K>,
+        local: impl FnOnce(&IndexBox, TensorCreationOptions) -> Tensor<D, K>,
     ) -> Result<Self> {
+        let MeshOptions { mesh, dtype } = mesh.into();
+        let mut options = TensorCreationOptions::new(mesh.device().clone());
+        if let Some(dtype) = dtype {
+            if kind_of(dtype) != K::KIND {
+                let message = format!("elements of {dtype:?}; expected the kind {:?}", K::KIND);
+                return Err(Error::operator(operator, message));
+            }
+            options = options.with_dtype(dtype);
+        }
         let layout = to.into_layout(&Layout::replicated(mesh.shape(), &shape))?;
         if layout.partial_axis().is_some() {
             return Err(Error::Layout(format!(
                 "cannot create partial values {layout}"
             )));
         }
-        let local = local(&layout.local_box(mesh.position()));
+        let local = local(&layout.local_box(mesh.position()), options);
         Ok(Self::from_parts(local, layout, mesh.clone()))
     }
 }
@@ -285,24 +337,26 @@ impl<const D: usize> ShardTensor<D> {
     /// assert_eq!(fields[0], fields[1]);
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
-    pub fn random(
+    pub fn random<'m>(
         shape: [usize; D],
         distribution: Distribution,
         key: rng::RandomKey,
-        mesh: &DeviceMesh,
+        mesh: impl Into<MeshOptions<'m>>,
         to: impl IntoLayout,
     ) -> Result<Self> {
         rng::check(distribution)?;
-        Self::create(shape, mesh, to, |cells| {
+        Self::create("random", shape, mesh, to, |cells, options| {
             let values = key.fill(distribution, &shape, cells);
             let data = burn::tensor::TensorData::new(values, cells.shape());
-            Tensor::from_data(data, mesh.device())
+            Tensor::from_data(data, options)
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Int;
+
     use super::*;
     use crate::{Launcher, Replicate, Shard, World};
 
@@ -328,6 +382,23 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         }
         random(Uniform(1.0, 1.0)).unwrap();
+    }
+
+    #[test]
+    fn elements_are_of_the_kind_of_the_tensor() {
+        let run = Launcher::local(1).run(|world| {
+            let mesh = world.mesh([("x", 1)])?;
+            let small = ShardTensor::<1, Int>::ones([3], (&mesh, DType::I16), &[Shard(0)])?;
+            assert_eq!(small.local().dtype(), DType::I16);
+            let floats = ShardTensor::<1, Int>::zeros([3], (&mesh, DType::F32), &[Shard(0)]);
+            let error = floats.unwrap_err().to_string();
+            assert!(
+                error.contains("elements of F32; expected the kind Int"),
+                "{error}"
+            );
+            Ok(())
+        });
+        run.unwrap();
     }
 
     #[test]

@@ -10,14 +10,10 @@ impl<const D: usize, K: Basic> fmt::Display for ShardTensor<D, K> {
     /// Prints the global shape, one line per axis with its placement and extents, and this rank's
     /// box.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shape = self.layout.mesh();
+        let mesh = self.layout.mesh();
         writeln!(f, "ShardTensor {:?}", self.layout.shape())?;
-        for ((name, size), placement) in shape
-            .names()
-            .iter()
-            .zip(shape.sizes())
-            .zip(self.placements())
-        {
+        let axes = mesh.names().iter().zip(mesh.sizes());
+        for ((name, size), placement) in axes.zip(self.placements()) {
             write!(f, "  {name:<8} {size:>4} × {placement}")?;
             match placement {
                 crate::Shard(dim) => writeln!(f, "  extents {:?}", self.layout.extents(*dim))?,

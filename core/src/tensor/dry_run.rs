@@ -33,7 +33,8 @@ impl<const D: usize> ShardTensor<D> {
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     pub fn dry_run<T>(&self, program: impl FnOnce(Self) -> Result<T>) -> Result<PlannedMessages> {
-        let engine = Arc::new(DryRun::of(&**self.mesh.comm()));
+        let comm = self.mesh.comm();
+        let engine = Arc::new(DryRun::new(comm.rank(), comm.size(), *comm.settings()));
         let mesh = self.mesh.with_comm(engine.clone());
         let local = self.local.clone().detach();
         let x = Self::from_parts(local, self.layout.clone(), mesh);

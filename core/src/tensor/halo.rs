@@ -84,14 +84,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                 return Err(Error::operator(operator, message));
             }
         }
-        let find = |dim| halos.iter().find(|halo| halo.dim == dim);
-        let sides: Vec<Sides> = (0..D)
-            .map(|dim| {
-                find(dim).map_or_else(Default::default, |halo| {
-                    ([halo.low, halo.high], halo.boundary)
-                })
-            })
-            .collect();
+        let mut sides = [Sides::default(); D];
+        for halo in halos {
+            sides[halo.dim] = ([halo.low, halo.high], halo.boundary);
+        }
         check_poles(operator, self.layout().shape(), &sides)?;
         let layout = self.layout().clone();
         self.assemble(operator, halos.to_vec(), |position| {
@@ -101,7 +97,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                 range.start as isize - *low as isize..(range.end + high) as isize
             });
             let ranges: Vec<_> = ranges.collect();
-            let boundaries: Vec<_> = sides.iter().map(|(_, boundary)| *boundary).collect();
+            let boundaries = sides.map(|(_, boundary)| boundary);
             Need::within(layout.shape(), &ranges, &boundaries)
         })
     }

@@ -115,13 +115,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                 "{layout} of booleans, which have no sum; take that of int()"
             )));
         }
-        let mut reductions = layout
-            .placements()
-            .iter()
-            .filter_map(|placement| match placement {
-                Partial(op) => Some(*op),
-                _ => None,
-            });
+        let mut reductions = layout.partial_axes().map(|(_, op)| op);
         let first = reductions.next();
         if let Some(other) = reductions.find(|op| Some(*op) != first) {
             return Err(Error::Layout(format!(

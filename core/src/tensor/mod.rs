@@ -24,7 +24,7 @@ use crate::layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate};
 use crate::{Error, OrRaise, Result};
 
 pub(crate) use create::on_device;
-pub use create::scatter_tensor;
+pub use create::{MeshOptions, scatter_tensor};
 pub use halo::Halo;
 pub use local::LocalGradient;
 pub use recompute::{Halos, is_recomputing};
@@ -234,10 +234,6 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     pub fn require_whole(&self, operator: &str, dim: usize) -> Result<()> {
         self.layout.require_whole(operator, dim)
     }
-
-    fn axis_name(&self, axis: usize) -> &str {
-        &self.layout.mesh().names()[axis]
-    }
 }
 
 impl<const D: usize, K: kind::Autodiff> ShardTensor<D, K> {
@@ -275,7 +271,7 @@ impl<const D: usize> ShardTensor<D> {
         if let Some((axis, op)) = self.layout.partial_axis()
             && op != ReduceOp::Sum
         {
-            let placement = format!("{} on axis \"{}\"", Partial(op), self.axis_name(axis));
+            let placement = self.layout.placement_on(axis);
             let help = "each rank has the gradient of its own values: local().grad(..)";
             Error::placement("grad", placement, help).raise()
         }
@@ -323,16 +319,14 @@ impl<const D: usize> ShardTensor<D> {
         let allowed =
             |placement: &Placement| matches!(placement, Replicate | Partial(ReduceOp::Sum));
         if let Some(axis) = self.placements().iter().position(|p| !allowed(p)) {
-            let placement = self.placements()[axis];
-            let help = match placement {
+            let help = match self.placements()[axis] {
                 Partial(_) => "call resolve() first",
                 Fan => {
                     "every rank has the same loss; shard its input with redistribute(), so that ranks have parts of it"
                 }
                 _ => "reduce it to a loss with mean() or sum() first",
             };
-            let placement = format!("{placement} on axis \"{}\"", self.axis_name(axis));
-            Error::placement("backward", placement, help).raise();
+            Error::placement("backward", self.layout.placement_on(axis), help).raise();
         }
         let _span = crate::trace::span("backward");
         crate::reduce::collect(self.mesh.shape().ranks(), || self.local.backward())

@@ -12,8 +12,10 @@ use burn::tensor::{Gradients, Tensor};
 
 use super::{ShardTensor, on_device};
 use crate::comm::Replay;
+use crate::lock::lock;
 use crate::module_scope::{self, ScopeState};
 use crate::operator::{BackwardPass, Operator, apply};
+use crate::scoped::with_value;
 use crate::{DeviceMesh, Error, LayerKeys, Layout, Result, reduce};
 
 /// Handling of halos, and of everything else that a block receives from other ranks, until the
@@ -41,16 +43,7 @@ pub fn is_recomputing() -> bool {
 
 /// Runs a function in which layers leave their state unchanged.
 pub(super) fn recomputing<T>(program: impl FnOnce() -> T) -> T {
-    struct Restore(bool);
-
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            RECOMPUTES.set(self.0);
-        }
-    }
-
-    let _restore = Restore(RECOMPUTES.replace(true));
-    program()
+    with_value(&RECOMPUTES, true, program)
 }
 
 impl<const D: usize> ShardTensor<D> {
@@ -192,8 +185,8 @@ where
     /// Applies the block. With `leaves`, parameters that have gradients become leaves of the graph
     /// of this run.
     fn run(&self, x: &Tensor<D>, other: &Tensor<E>, leaves: bool) -> (ShardTensor<D>, M) {
-        let module = self.module.lock().unwrap_or_else(|e| e.into_inner());
-        let module = module.clone().map(&mut Detached { leaves });
+        let module = lock(&self.module).clone();
+        let module = module.map(&mut Detached { leaves });
         let (of_x, of_other) = self.layouts.clone();
         let x = ShardTensor::from_parts(x.clone(), of_x, self.mesh.clone());
         let other = ShardTensor::from_parts(other.clone(), of_other, self.mesh.clone());
@@ -411,16 +404,11 @@ mod tests {
             let gradients = loss.backward();
             let sent = world.comm_stats().since(&before);
             let gradient = x.grad(&gradients).expect("a gradient");
-            let weight = model
-                .linear
-                .weight
-                .val()
-                .grad(&gradients)
-                .expect("a gradient");
+            let weight = model.linear.weight.val().grad(&gradients);
             let found = vec![
                 forward.into_data(),
                 gradient.full_tensor().into_data(),
-                weight.into_data(),
+                weight.expect("a gradient").into_data(),
             ];
             Ok((found, sent))
         });

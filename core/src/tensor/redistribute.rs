@@ -1,13 +1,11 @@
 //! Changes of placement.
 
-use std::sync::Arc;
-
 use burn::tensor::Tensor;
 use burn::tensor::kind::{self, Basic};
 
 use super::{LocalGradient, ShardTensor};
 use crate::comm::{Operation, Traffic};
-use crate::exchange::{Direction, Exchange, ExchangePlan, Move, Need, Source};
+use crate::exchange::{Direction, Exchange, Move, Need, Source};
 use crate::into_layout::IntoLayout;
 use crate::layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 use crate::operator::is_tracked;
@@ -119,15 +117,12 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                     _ => tensor.resolve_axis(axis, op),
                 };
             }
-            let fans = layout.axes_where(|placement| placement == Fan);
-            if fans.iter().all(|axis| tensor.placements()[*axis] == Fan) {
+            let mut fans = layout.axes_where(|placement| placement == Fan);
+            fans.retain(|axis| tensor.placements()[*axis] != Fan);
+            if fans.is_empty() {
                 return tensor.move_to(layout);
             }
             // The fan-out comes last, so that gradients are whole until then.
-            let fans = fans.into_iter();
-            let fans: Vec<_> = fans
-                .filter(|axis| tensor.placements()[*axis] != Fan)
-                .collect();
             let mut before = layout.placements().to_vec();
             fans.iter()
                 .for_each(|axis| before[*axis] = tensor.placements()[*axis]);
@@ -188,7 +183,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                 }
                 _ => continue,
             };
-            let placement = format!("{from} → {to} on axis \"{}\"", self.axis_name(axis));
+            let name = &layout.mesh().names()[axis];
+            let placement = format!("{from} → {to} on axis \"{name}\"");
             return Err(Error::placement(NAME, placement, help));
         }
         Ok(())
@@ -231,13 +227,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// axis comes first, so that if several ranks hold an extremum, the first in mesh order
     /// receives the gradient.
     fn partial_axes(&self) -> Vec<(usize, ReduceOp)> {
-        let placements = self.placements().iter().enumerate();
-        let mut axes: Vec<_> = placements
-            .filter_map(|(axis, placement)| match placement {
-                Partial(op) => Some((axis, *op)),
-                _ => None,
-            })
-            .collect();
+        let mut axes: Vec<_> = self.layout.partial_axes().collect();
         if axes.iter().all(|(_, op)| *op != ReduceOp::Sum) {
             axes.reverse();
         }
@@ -281,19 +271,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 
     /// `Partial(Sum)` → `Shard(dim)`: the all-gather of the sharded layout, run in reverse.
     fn sum_scatter(&self, sharded: &Layout) -> Tensor<D, K> {
-        let gather = self.plan(sharded, &self.layout);
-        let run = |direction| Move {
-            plan: gather.clone(),
-            direction,
-        };
-        let exchange = Exchange {
-            operation: self.operation(sharded),
-            comm: self.mesh.comm().clone(),
-            ranks: self.ranks(),
-            forward: run(Direction::Reverse),
-            backward: run(Direction::Forward),
-        };
-        ops::run(self.local.clone(), exchange)
+        let plan = self.mesh.plan_between(sharded, &self.layout);
+        let (comm, operation) = (self.mesh.comm().clone(), self.operation(sharded));
+        // The backward pass of the gather is the forward pass of this operation.
+        let gather = Exchange::with_adjoint(operation.backward(), comm, self.ranks(), plan);
+        ops::run(self.local.clone(), gather.reversed())
     }
 
     /// `Replicate` → `Fan`.
@@ -330,7 +312,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                 layout = last.or_raise();
             }
         }
-        let (plan, operation) = (self.plan(&self.layout, &layout), self.operation(&layout));
+        let plan = self.mesh.plan_between(&self.layout, &layout);
+        let operation = self.operation(&layout);
         let local = ops::exchange(self.local, &self.mesh, plan, operation);
         Self::from_parts(local, layout, self.mesh)
     }
@@ -350,8 +333,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             operation: self.operation(layout),
             comm: self.mesh.comm().clone(),
             ranks: self.ranks(),
-            forward: forward(self.plan(&self.layout, layout)),
-            backward: forward(self.plan(layout, &self.layout)),
+            forward: forward(self.mesh.plan_between(&self.layout, layout)),
+            backward: forward(self.mesh.plan_between(layout, &self.layout)),
         };
         let local = ops::run(self.local, exchange);
         Self::from_parts(local, layout.clone(), self.mesh)
@@ -359,16 +342,6 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 
     fn operation(&self, target: &Layout) -> Operation {
         Operation::new(NAME, Traffic::Redistribute, Some(target)).leaving(&self.layout)
-    }
-
-    /// The plan by which every rank receives its box of `target` from the owners in `source`.
-    fn plan(&self, source: &Layout, target: &Layout) -> Arc<ExchangePlan> {
-        let key = (NAME, source.clone(), target.clone());
-        let plan = self.mesh.cache().get_or_make(key, |_| {
-            let need_of = |position| Need::of(target.local_box(position));
-            Ok(self.mesh.exchange_plan(Source::Layout(source), need_of))
-        });
-        plan.expect("making this plan cannot fail")
     }
 
     /// Returns the whole tensor on every rank: a gather, for small tensors and for tests.
@@ -421,7 +394,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         if gradient == LocalGradient::Partial && all_sharded {
             // From shards to replicas on every axis: the adjoint of the exchange is the
             // reduce-scatter that sums the gradients.
-            let plan = resolved.plan(&resolved.layout, &whole);
+            let plan = resolved.mesh.plan_between(&resolved.layout, &whole);
             let operation = resolved.operation(&whole);
             return ops::exchange(resolved.local, &resolved.mesh, plan, operation);
         }
@@ -451,19 +424,17 @@ impl<const D: usize, K: kind::Autodiff> ShardTensor<D, K> {
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     pub fn gather_tensor(&self, root: usize) -> Result<Option<Tensor<D, K>>> {
-        let ranks = self.mesh.shape().ranks();
-        let root = ranks.iter().position(|&rank| rank == root).ok_or_else(|| {
+        let root = self.mesh.shape().position_of(root).ok_or_else(|| {
             Error::operator(
                 "gather_tensor",
                 format!("rank {root} is not in the {}", self.mesh),
             )
         })?;
-        let whole = IndexBox::whole(self.layout.shape());
         Error::catch(|| {
             let resolved = self.clone().inner().resolve();
             let need = |position| {
                 if position == root {
-                    Need::of(whole.clone())
+                    Need::of(IndexBox::whole(self.layout.shape()))
                 } else {
                     Need::nothing(vec![0; D])
                 }

@@ -1,15 +1,13 @@
 //! Functions of one large tensor, computed on the CPU by all threads in reused memory.
 
-use std::ops::{Add, Mul, Neg, Sub};
-
-use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, Flex, TensorMetadata};
+use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::kind::Basic;
-use burn::tensor::{DType, Element, ElementConversion, Tensor};
+use burn::tensor::{DType, ElementConversion, Tensor};
 
 use crate::dispatch::{from_dispatch, here, of_cpu};
-use crate::memory::{self, Block, elements_mut};
+use crate::memory::{self, CpuFloat, elements_mut, is_cpu, unwritten};
 use crate::operator::{BackwardPass, Operator, Recompute, apply, one};
 use crate::ops::in_order;
 use crate::{Result, tasks};
@@ -37,14 +35,7 @@ pub(super) enum Unary {
 }
 
 /// Float type of the kernels.
-pub(super) trait Number:
-    Element
-    + bytemuck::Pod
-    + Add<Output = Self>
-    + Sub<Output = Self>
-    + Mul<Output = Self>
-    + Neg<Output = Self>
-{
+pub(super) trait Number: CpuFloat {
     fn absolute(self) -> Self;
 
     /// −1, 0 or 1; 0 for NaN, as burn has it.
@@ -111,7 +102,7 @@ pub(super) fn negated(x: DispatchTensor) -> Result<DispatchTensor> {
 pub(super) fn is_served<const D: usize, K: Basic>(x: &Tensor<D, K>) -> bool {
     matches!(x.dtype(), DType::F32 | DType::F64)
         && x.shape().num_elements() >= LARGE
-        && matches!(x.device().inner().as_dispatch(), DispatchDevice::Flex(_))
+        && is_cpu(&x.device())
 }
 
 impl Unary {
@@ -237,16 +228,14 @@ pub(super) fn updated<E: Number>(
         return x;
     }
     let elements = memory::elements::<E>(&x);
-    let bytes = size_of_val(elements);
-    let mut block = Block::new(bytes);
-    let copy: &mut [E] = bytemuck::cast_slice_mut(&mut block.bytes_mut()[..bytes]);
-    tasks::for_each_part(copy, TASK, LEAST, |task, part| {
+    let mut copy = unwritten::<E>(x.layout().shape());
+    let written = elements_mut::<E>(&mut copy).expect("new memory");
+    tasks::for_each_part(written, TASK, LEAST, |task, part| {
         let place = task * TASK;
         part.copy_from_slice(&elements[place..][..part.len()]);
         update(place, part);
     });
-    let layout = Layout::contiguous(x.layout().shape().clone());
-    FlexTensor::new(block.into_bytes(bytes), layout, E::dtype())
+    copy
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use super::{
     Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Pending, Settings,
     within,
 };
+use crate::lock::lock;
 use crate::{Error, Result};
 use raw::{Incoming, Link};
 use traffic::{Arrival, Ticket, Traffic};
@@ -67,7 +68,7 @@ impl std::fmt::Debug for Mpi {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Option<Traffic>> {
-        self.traffic.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.traffic)
     }
 
     /// Drives messages while no other thread does, until MPI is closed.
@@ -171,7 +172,7 @@ impl Mpi {
         }
         drop(self.shared.lock().take());
         self.shared.wake.notify_all();
-        let thread = self.thread.lock().unwrap_or_else(|e| e.into_inner()).take();
+        let thread = lock(&self.thread).take();
         let ended = thread.map_or(Ok(Ok(())), JoinHandle::join);
         ended.unwrap_or_else(|_| Err(Error::Engine("the thread that calls MPI panicked".into())))
     }

@@ -18,7 +18,7 @@
 //! **Type-checked only**: this engine has not run yet.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
@@ -32,6 +32,7 @@ use super::{
 };
 use crate::comm::gpu;
 use crate::dispatch::reshaped;
+use crate::lock::lock;
 use crate::settings::GRACE;
 use crate::{Error, Result};
 use raw::{Buffer, Comm, Gpu, Message, Posted, Way};
@@ -148,10 +149,6 @@ fn cuda_index(device: &DispatchDevice) -> Option<usize> {
         DispatchDevice::Cube(CubeDevice::Cuda(device)) => Some(device.index),
         _ => None,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// Ends the process when watched work has waited for too long, or after an NCCL error, because a

@@ -12,6 +12,7 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
 use crate::descriptors::explained;
+use crate::lock::lock;
 
 /// Marker of a connection of this version of Halocline, in the byte order of the host.
 const MAGIC: u64 = 0x6861_6c6f_636c_0001;
@@ -39,7 +40,7 @@ struct Unproven(Mutex<VecDeque<Arc<TcpStream>>>);
 
 impl Unproven {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<TcpStream>>> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.0)
     }
 
     fn add(&self, stream: &Arc<TcpStream>) {

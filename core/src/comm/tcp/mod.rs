@@ -18,6 +18,7 @@ use super::wire::Outgoing;
 use super::{Batch, Communicator, Counters, InFlight, Payload, Settings};
 use crate::Result;
 use crate::descriptors::raise_descriptor_limit;
+use crate::lock::lock;
 use crate::memory::Block;
 use crate::settings::GRACE;
 pub(crate) use rendezvous::Rendezvous;
@@ -240,8 +241,7 @@ impl Tcp {
 /// Sends an order to a writer thread. The order is lost if the thread has ended; then the
 /// connection is broken, which the reader thread records.
 fn order(orders: &Mutex<mpsc::Sender<Order>>, order: Order) {
-    let orders = orders.lock().unwrap_or_else(|e| e.into_inner());
-    let _ = orders.send(order);
+    let _ = lock(orders).send(order);
 }
 
 /// Writes the ordered frames; calls `progress` after each piece of a long message, because a peer
@@ -318,18 +318,13 @@ impl Communicator for Tcp {
                 self.hub.deliver(peer, peer, Message { sender, content });
                 continue;
             };
-            let pass = if operation.is_backward() {
-                " (backward)"
-            } else {
-                ""
-            };
             let frame = Frame {
                 kind: match &payload {
                     Payload::Tensors(_) => Kind::Tensors,
                     Payload::Bytes(_) => Kind::Metadata,
                 },
                 number: operation.fingerprint(),
-                name: format!("{}{pass}", operation.name()),
+                name: operation.title(),
                 body: Outgoing::of(payload),
             };
             order(orders, Order::Write(frame));

@@ -414,13 +414,7 @@ fn the_environment_describes_a_job_or_what_is_missing() {
         rendezvous(&slurm).ok().map(|job| (job.rank, job.size)),
         Some((3, 4))
     );
-    let torchrun = [
-        all[0],
-        all[1],
-        all[2],
-        all[3],
-        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
-    ];
+    let torchrun = [&all[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
     assert_eq!(rendezvous(&torchrun).ok().map(|job| job.port), Some(29501));
     for missing in 0..4 {
         let mut some = all.to_vec();

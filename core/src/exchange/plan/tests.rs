@@ -2,26 +2,17 @@
 
 use super::*;
 use crate::Layout;
-use crate::mesh::unravel;
+use crate::mesh::{ravel, unravel};
 use crate::{Boundary, MeshShape, Placement, Replicate, Shard, segments};
 use proptest::prelude::*;
 use std::sync::Arc;
 
 /// All cells of a box, as flat indices of an array of `shape`.
 fn cells(part: &IndexBox, shape: &[usize]) -> Vec<usize> {
-    (0..part.volume())
-        .map(|index| {
-            let offsets = unravel(index, &part.shape());
-            let place: Vec<usize> = offsets
-                .iter()
-                .zip(part.ranges())
-                .map(|(offset, range)| range.start + offset)
-                .collect();
-            crate::mesh::ravel(&place, shape)
-        })
-        .collect()
+    flipped(part, &vec![false; shape.len()], shape)
 }
 
+/// The same, in reverse order in some dims.
 fn flipped(part: &IndexBox, flip: &[bool], shape: &[usize]) -> Vec<usize> {
     let sizes = part.shape();
     (0..part.volume())
@@ -37,7 +28,7 @@ fn flipped(part: &IndexBox, flip: &[bool], shape: &[usize]) -> Vec<usize> {
                     }
                 })
                 .collect();
-            crate::mesh::ravel(&place, shape)
+            ravel(&place, shape)
         })
         .collect()
 }
@@ -154,9 +145,7 @@ proptest! {
                     let global = held.ranges()[dim].start as isize - pads[dim].0 + i as isize;
                     pads[dim].2.source(global, layout.shape()[dim])
                 }).collect();
-                let expected = place.map_or(-1, |place| {
-                    crate::mesh::ravel(&place, layout.shape()) as i64
-                });
+                let expected = place.map_or(-1, |place| ravel(&place, layout.shape()) as i64);
                 prop_assert_eq!(value, expected);
             }
         }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{Launcher, Layout, Replicate, Shard};
-use burn::tensor::{Bool, DType, activation};
+use burn::tensor::{Bool, DType, Device, Int, activation};
 
 type Map = fn(Tensor<2>) -> Tensor<2>;
 
@@ -36,7 +36,7 @@ fn closures_of_integers_are_run_on_integers_of_the_field() {
         let field = |first: i64| {
             let data = TensorData::new((first..first + 12).collect::<Vec<_>>(), [12]);
             let options = (world.device(), DType::I64);
-            let x = Tensor::<1, burn::tensor::Int>::from_data(data, options);
+            let x = Tensor::<1, Int>::from_data(data, options);
             ShardTensor::distribute(x, &mesh, &[Shard(0)])
         };
         field((1 << 53) + 1)?.map_local(|x| x + 1);
@@ -44,11 +44,11 @@ fn closures_of_integers_are_run_on_integers_of_the_field() {
         Ok(())
     });
     result.unwrap();
-    let places = |x: Tensor<2, burn::tensor::Int>| x.flip([0]);
+    let places = |x: Tensor<2, Int>| x.flip([0]);
     let refused = Launcher::local(1).check(true).run(|world| {
         let mesh = world.mesh([("rows", 1)])?;
         let data = TensorData::new((1_i64..13).collect::<Vec<_>>(), [4, 3]);
-        let x = Tensor::<2, burn::tensor::Int>::from_data(data, world.device());
+        let x = Tensor::<2, Int>::from_data(data, world.device());
         ShardTensor::distribute(x, &mesh, &[Shard(0)])?.map_local(places);
         Ok(())
     });
@@ -73,7 +73,7 @@ fn closures_that_are_not_elementwise_are_refused() {
         }),
         ("weighted by place", |x| {
             let [rows, columns] = x.dims();
-            let weights = Tensor::<1, burn::tensor::Int>::arange(1..rows as i64 + 1, &x.device());
+            let weights = Tensor::<1, Int>::arange(1..rows as i64 + 1, &x.device());
             x * weights.float().reshape([rows, 1]).expand([rows, columns])
         }),
     ];
@@ -97,7 +97,7 @@ fn closures_that_are_not_elementwise_are_refused() {
 /// With and without checks.
 #[test]
 fn closures_that_capture_gradients_are_refused() {
-    let device = burn::tensor::Device::default().autodiff();
+    let device = Device::default().autodiff();
     for check in [false, true] {
         for shape in [[1, 1], [1, 3], [2, 3]] {
             let scale = Tensor::<2>::ones(shape, &device).require_grad();
@@ -164,7 +164,7 @@ fn closures_that_change_the_shape_are_refused() {
         );
     }
     let weights = TensorData::new(cells(2, 3), [2, 3]);
-    let device = burn::tensor::Device::default();
+    let device = Device::default();
     let weights = Tensor::<2>::from_data(weights, &device);
     let error = refused(&[2, 2], true, |x| x * weights.clone());
     assert!(error.contains("operand"), "{error}");
