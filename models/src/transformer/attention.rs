@@ -144,18 +144,22 @@ macro_rules! neighborhood_attention {
                 attention: impl FnOnce([WithDims<X, $e>; 3]) -> WithDims<X, $e>,
             ) -> X {
                 let [heads, key_heads] = self.heads;
-                let (shared, y) = (heads / key_heads, x.apply(&self.query_key_value));
-                let of_head = y.dims()[$d - 1] / key_heads;
-                let width = of_head / (shared + 2);
-                let y = y.unflatten::<$e>($d - 1, &[key_heads, of_head]);
+                let (shared, mut y) = (heads / key_heads, x.apply(&self.query_key_value));
+                // Queries, a key and a value.
+                let group = shared + 2;
+                let width = y.dims()[$d - 1] / (key_heads * group);
+                if let Some(rotary) = &self.rotary {
+                    // Before the split, in place.
+                    let heads = y.unflatten::<$e>($d - 1, &[key_heads * group, width]);
+                    let heads = rotary.rotate_in_groups(heads, [shared + 1, group]);
+                    y = heads.flatten::<$d>($d - 1, $d);
+                }
+                let y = y.unflatten::<$e>($d - 1, &[key_heads, group * width]);
                 let parts = y.split_with_sizes(&[shared * width, width, width], $d);
-                let [mut q, mut k, v] = parts.try_into().ok().expect("three parts");
+                let [mut q, k, v] = parts.try_into().ok().expect("three parts");
                 if shared > 1 {
                     let columns = q.flatten::<$d>($d - 1, $d);
                     q = columns.unflatten::<$e>($d - 1, &[heads, width]);
-                }
-                if let Some(rotary) = &self.rotary {
-                    (q, k) = (rotary.rotate(q), rotary.rotate(k));
                 }
                 let y = attention([q, k, v]);
                 y.flatten::<$d>($d - 1, $d).apply(&self.output)

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::OrRaise;
-use halocline_ops::attention::rotary;
+use halocline_ops::attention::rotary_in_groups;
 use halocline_ops::prelude::*;
 
 /// Rotary position embedding (J. Su et al., "RoFormer", 2021) for the cells of a field: the
@@ -60,6 +60,20 @@ impl Rotary {
     /// number.
     #[must_use]
     pub fn rotate<const D: usize, X: Field<D>>(&self, x: X) -> X {
+        self.rotate_in_groups(x, [1, 1])
+    }
+
+    /// Rotates the first `rotated` of every `group` heads, such as queries and keys beside values.
+    ///
+    /// # Panics
+    /// As [`rotate`](Self::rotate); also if the heads are not a multiple of the group, or a group
+    /// has fewer heads than are rotated.
+    #[must_use]
+    pub fn rotate_in_groups<const D: usize, X: Field<D>>(
+        &self,
+        x: X,
+        [rotated, group]: [usize; 2],
+    ) -> X {
         let (shape, spatial) = (x.dims(), self.periodic.len());
         let width = shape[D - 1];
         assert!(
@@ -69,7 +83,8 @@ impl Rotary {
         let dims = 0..spatial;
         let angles = dims.map(|dim| self.angles(dim, shape[dim + 1], width / (2 * spatial)));
         let angles: Vec<Vec<f64>> = angles.collect();
-        x.try_op(|x| rotary(x, &angles)).or_raise()
+        x.try_op(|x| rotary_in_groups(x, &angles, [rotated, group]))
+            .or_raise()
     }
 }
 

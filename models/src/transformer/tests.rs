@@ -308,11 +308,15 @@ fn layers_of_one_and_three_dims_may_be_sharded() {
 /// Angles of a periodic dim fit its length, so that a shifted field has shifted results.
 #[test]
 fn rotary_attention_of_a_periodic_field_shifts_with_it() {
-    let config = NeighborhoodAttention1dConfig::new(8, 2, [5]).with_periodic([true]);
-    let attention = config.with_rotary(Some(20.0)).init(&Default::default());
     let x = random::<3>([1, 12, 8], "x", 0).inner();
-    let y = x.clone().apply(&attention);
-    let shifted = RearrangeField::roll(x, &[5], &[1]).apply(&attention);
-    let back = RearrangeField::roll(shifted, &[-5], &[1]);
-    compare(&[back.into_data()], &[y.into_data()], 1e-5, "shifted");
+    for key_heads in [2, 1] {
+        let config = NeighborhoodAttention1dConfig::new(8, 2, [5]).with_periodic([true]);
+        let config = config.with_key_heads(Some(key_heads));
+        let attention = config.with_rotary(Some(20.0)).init(&Default::default());
+        let y = x.clone().apply(&attention);
+        let shifted = RearrangeField::roll(x.clone(), &[5], &[1]).apply(&attention);
+        let back = RearrangeField::roll(shifted, &[-5], &[1]);
+        let place = format!("{key_heads} heads of keys, shifted");
+        compare(&[back.into_data()], &[y.into_data()], 1e-5, &place);
+    }
 }

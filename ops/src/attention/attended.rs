@@ -8,7 +8,7 @@ use halocline_core::ops::cut;
 use halocline_core::{DeviceMesh, IndexBox, Layout, Result, ShardTensor};
 
 use super::engine::weights::row_products;
-use super::widths::with_width;
+use crate::driver::place::resized;
 use crate::field::Field;
 use crate::kernel::flex::{self, Float};
 use crate::precision::cast_shard;
@@ -84,15 +84,11 @@ fn merged<const D: usize>(
     let most = most.expect("parts to merge");
     let dtype = parts[0].output.local().dtype();
     let wide = most.local().dtype();
-    let mut sums = None;
-    for AttentionOutput { output, lse } in parts {
+    let sums = parts.into_iter().map(|AttentionOutput { output, lse }| {
         let weight = (lse - most.clone()).exp();
-        let weighted = cast_shard(output, wide) * weight.clone();
-        sums = Some(match sums {
-            None => (weighted, weight),
-            Some((output, sum)) => (output + weighted, sum + weight),
-        });
-    }
+        (cast_shard(output, wide) * weight.clone(), weight)
+    });
+    let sums = sums.reduce(|(output, sum), (more, weight)| (output + more, sum + weight));
     let (output, sum) = sums.expect("parts to merge");
     AttentionOutput {
         output: cast_shard(output / sum.clone(), dtype),
@@ -119,11 +115,7 @@ pub(super) fn unpacked(
     let whole = IndexBox::whole(&cotangent.shape()[..]);
     let last = whole.ranges().len() - 1;
     let width = whole.ranges()[last].len() - 1;
-    let columns = |columns| {
-        let mut ranges = whole.ranges().to_vec();
-        ranges[last] = columns;
-        cut(&cotangent, &IndexBox::new(ranges))
-    };
+    let columns = |columns| cut(&cotangent, &whole.with_range(last, columns));
     (columns(0..width), Some(columns(width..width + 1)))
 }
 
@@ -153,7 +145,8 @@ pub(super) fn attended<const D: usize>(
     dtype: DType,
 ) -> Result<AttentionOutput<ShardTensor<D>>> {
     let width = layout.shape()[D - 1];
-    let both = ShardTensor::from_parts(both, with_width(layout, width + 1), mesh.clone());
+    let layout = resized(layout, D - 1, vec![width + 1]);
+    let both = ShardTensor::from_parts(both, layout, mesh.clone());
     Ok(AttentionOutput {
         output: cast_shard(narrow(both.clone(), D - 1, 0, width)?, dtype),
         lse: narrow(both, D - 1, width, 1)?,

@@ -1,13 +1,14 @@
 //! Dense attention among the cells of a field.
 
-use halocline_core::{DeviceMesh, Error, Layout, Placement, Result, Shard, ShardTensor};
+use halocline_core::{DeviceMesh, Error, Layout, Result, ShardTensor};
 
 use super::attended::AttentionOutput;
 use super::dense::{
     self, AttentionOptions, scaled_dot_product_attention, scaled_dot_product_attention_with_lse,
 };
 use super::tokens;
-use super::widths::with_width;
+use crate::driver::place::resized;
+use crate::graph::merged;
 use crate::operand::fan_out_alike;
 use crate::reshape;
 
@@ -135,52 +136,20 @@ fn check<const D: usize>(
 
 /// Reshapes tokens to the cells of a field of this layout, except for its width.
 fn cells<const D: usize>(y: ShardTensor<4>, layout: &Layout, mesh: &DeviceMesh) -> ShardTensor<D> {
-    let layout = with_width(layout, y.dims()[3]);
+    let layout = resized(layout, D - 1, vec![y.dims()[3]]);
     let local = reshape(y.into_local(), layout.local_shape(mesh.position()));
     ShardTensor::from_parts(local, layout, mesh.clone())
 }
 
 /// Flattens cells to tokens, in the order in which ranks hold them.
 fn flat<const D: usize>(x: ShardTensor<D>) -> ShardTensor<4> {
-    let (local, layout, mesh) = x.into_parts();
-    let cells = |shape: &[usize]| -> usize { shape[1..D - 2].iter().product() };
-    let (heads, width) = (D - 2, D - 1);
-    let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(0) => Shard(0),
-        Shard(dim) if *dim == heads => Shard(2),
-        Shard(dim) if *dim == width => Shard(3),
-        Shard(_) => Shard(1),
-        other => *other,
-    });
-    let placements: Vec<Placement> = placements.collect();
-    let global = [
-        layout.shape()[0],
-        cells(layout.shape()),
-        layout.shape()[heads],
-        layout.shape()[width],
-    ];
-    let even = Layout::new(layout.mesh(), &global, &placements);
-    let even = even.expect("the placements of a field");
-    let mut extents = vec![0; even.extents(1).len()];
-    for position in 0..mesh.size() {
-        extents[even.part(1, position)] = cells(&layout.local_shape(position));
-    }
-    let all = layout.all_extents();
-    let extents = vec![
-        all[0].clone(),
-        extents,
-        all[heads].clone(),
-        all[width].clone(),
-    ];
-    let tokens = layout.derive(placements, extents);
-    let local = reshape(local, tokens.local_shape(mesh.position()));
-    ShardTensor::from_parts(local, tokens, mesh)
+    merged(x, 1..D - 2)
 }
 
 #[cfg(test)]
 mod tests {
     use burn::tensor::{Tensor, TensorData};
-    use halocline_core::{Launcher, Replicate};
+    use halocline_core::{Launcher, Placement, Replicate, Shard};
 
     use super::*;
     use crate::prelude::*;
@@ -199,19 +168,13 @@ mod tests {
     #[test]
     fn queries_that_do_not_fit_tokens_are_refused() {
         let cells = |heads, width| {
-            ShardTensor::solo(Tensor::<4>::zeros(
-                [1, 4, heads, width],
-                &Default::default(),
-            ))
+            let cells = Tensor::<4>::zeros([1, 4, heads, width], &Default::default());
+            ShardTensor::solo(cells)
         };
         for (heads, width) in [(3, 8), (2, 4)] {
-            let (keys, tokens) = ([cells(2, 8), cells(2, 8)], [cells(2, 8), cells(2, 8)]);
-            let [k, v] = keys;
-            let refused = cell_attention_with_tokens(
-                [cells(heads, width), k, v],
-                tokens,
-                &Default::default(),
-            );
+            let fields = [cells(heads, width), cells(2, 8), cells(2, 8)];
+            let tokens = [cells(2, 8), cells(2, 8)];
+            let refused = cell_attention_with_tokens(fields, tokens, &Default::default());
             let error = refused.unwrap_err().to_string();
             assert!(error.contains("n·heads"), "{error}");
         }

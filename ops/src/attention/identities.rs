@@ -1,12 +1,14 @@
 //! Identities between kinds of attention, on random shapes and meshes.
 
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{DeviceMesh, Launcher, Layout, Placement, Result, Shard, ShardTensor};
+use halocline_core::{
+    DeviceMesh, Launcher, Layout, Placement, Replicate, Result, Shard, ShardTensor,
+};
 use proptest::prelude::*;
 
 use super::*;
 use crate::prelude::*;
-use crate::testing::{difference, extents_between, normal};
+use crate::testing::{compare, difference, extents_between, gradient_of, normal};
 
 /// Cuts between ranks, in thousandths of a dim: any extents, including empty ones.
 type Cuts = Vec<usize>;
@@ -29,6 +31,15 @@ fn cut<const D: usize>(
     let layout = Layout::new(mesh.shape(), &shape, &placements)?;
     let layout = layout.with_extents(1, &extents(cuts, shape[1]))?;
     ShardTensor::distribute(whole.clone(), mesh, &layout)
+}
+
+/// Distributes a tensor, whose gradient is required.
+fn leaf<const D: usize>(
+    whole: &Tensor<D>,
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+) -> Result<ShardTensor<D>> {
+    Ok(ShardTensor::distribute(whole.clone(), mesh, placements)?.require_grad())
 }
 
 fn field<const D: usize>(shape: [usize; D], name: &str) -> Tensor<D> {
@@ -265,7 +276,7 @@ proptest! {
             for part in extents(&parts, keys).into_iter().filter(|part| *part > 0) {
                 let whole = |x: &Tensor<4>| {
                     let x = x.clone().narrow(1, start, part);
-                    ShardTensor::distribute(x, &mesh, &[halocline_core::Replicate])
+                    ShardTensor::distribute(x, &mesh, &[Replicate])
                 };
                 let (q, k, v) = (cut(&q, &mesh, &cuts)?, whole(&k)?, whole(&v)?);
                 merged.push(scaled_dot_product_attention_with_lse(q, k, v, &options)?);
@@ -286,10 +297,10 @@ proptest! {
         let of_field = fields([2, length, 2, 4]);
         let of_tokens = ["tk", "tv"].map(|name| field::<4>([2, tokens, 2, 4], name));
         let options = NeighborhoodOptions::new([length]);
-        let leaf = |x: &Tensor<4>| x.clone().autodiff().detach().require_grad();
+        let tracked = |x: &Tensor<4>| x.clone().autodiff().detach().require_grad();
         // A window of the whole length, so that dense attention to both is the reference.
-        let [q, k, v] = of_field.each_ref().map(leaf);
-        let [tk, tv] = of_tokens.each_ref().map(leaf);
+        let [q, k, v] = of_field.each_ref().map(tracked);
+        let [tk, tv] = of_tokens.each_ref().map(tracked);
         let both = |x: &Tensor<4>, y: &Tensor<4>| Tensor::cat(vec![x.clone(), y.clone()], 1);
         let y = q.clone().scaled_dot_product_attention(both(&k, &tk), both(&v, &tv), &AttentionOptions::default());
         let gradients = (y.clone() * y.clone()).sum().backward();
@@ -301,8 +312,8 @@ proptest! {
             let mesh = world.mesh([("x", world.size())])?;
             let [q, k, v] = of_field.each_ref().map(|x| cut(x, &mesh, &cuts));
             let [q, k, v] = [q?, k?, v?].map(ShardTensor::require_grad);
-            let whole = |x: &Tensor<4>| ShardTensor::distribute(x.clone(), &mesh, &[halocline_core::Replicate]);
-            let [tk, tv] = [whole(&of_tokens[0])?, whole(&of_tokens[1])?].map(ShardTensor::require_grad);
+            let [tk, tv] = of_tokens.each_ref().map(|x| leaf(x, &mesh, &[Replicate]));
+            let (tk, tv) = (tk?, tv?);
             let y = neighborhood_attention_with_tokens(
                 [q.clone(), k.clone(), v.clone()],
                 [tk.clone(), tv.clone()],
@@ -314,7 +325,7 @@ proptest! {
             let whole = found.into_iter().map(|x| x.full_tensor().into_data());
             Ok(whole.collect::<Vec<_>>())
         });
-        crate::testing::compare(&found.unwrap()[0], &expected, 1e-5, "tokens");
+        compare(&found.unwrap()[0], &expected, 1e-5, "tokens");
     }
 }
 
@@ -347,16 +358,10 @@ fn tokens_are_keys_of_every_cell() {
     };
     let found = Launcher::local(4).collect(|world| {
         let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-        let shard = |x: &Tensor<5>| {
-            let x = ShardTensor::distribute(x.clone(), &mesh, &[Shard(1), Shard(2)])?;
-            Ok::<_, halocline_core::Error>(x.require_grad())
-        };
-        let [q, k, v] = [0, 1, 2].map(|input: usize| shard(&of_field[input]));
+        let shard = |x: &Tensor<5>| leaf(x, &mesh, &[Shard(1), Shard(2)]);
+        let [q, k, v] = of_field.each_ref().map(shard);
         let (q, k, v) = (q?, k?, v?);
-        let replicated = |x: &Tensor<4>| {
-            let x = ShardTensor::distribute(x.clone(), &mesh, &[halocline_core::Replicate; 2])?;
-            Ok::<_, halocline_core::Error>(x.require_grad())
-        };
+        let replicated = |x: &Tensor<4>| leaf(x, &mesh, &[Replicate; 2]);
         let (tk, tv) = (replicated(&of_tokens[0])?, replicated(&of_tokens[1])?);
         let y = cell_attention_with_tokens(
             [q.clone(), k.clone(), v.clone()],
@@ -364,15 +369,13 @@ fn tokens_are_keys_of_every_cell() {
             &AttentionOptions::default(),
         )?;
         let gradients = (y.clone() * y.clone()).sum().backward();
-        let cells = [q, k, v].map(|leaf| leaf.grad(&gradients).expect("a gradient"));
-        let tokens = [tk, tv].map(|leaf| leaf.grad(&gradients).expect("a gradient"));
         let mut found = vec![y.full_tensor().into_data()];
-        found.extend(cells.map(|x| x.full_tensor().into_data()));
-        found.extend(tokens.map(|x| x.full_tensor().into_data()));
+        found.extend([q, k, v].map(|leaf| gradient_of(&leaf, &gradients)));
+        found.extend([tk, tv].map(|leaf| gradient_of(&leaf, &gradients)));
         Ok(found)
     });
     for found in found.unwrap() {
-        crate::testing::compare(&found, &expected, 1e-5, "all cells and tokens");
+        compare(&found, &expected, 1e-5, "all cells and tokens");
     }
 }
 
@@ -387,25 +390,19 @@ fn tokens_of_one_sample_serve_all_samples() {
         let found = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh([("batch", ranks)])?;
             let shard = |x: &Tensor<4>| ShardTensor::distribute(x.clone(), &mesh, &[Shard(0)]);
-            let whole = |x: &Tensor<4>| {
-                let x = ShardTensor::distribute(x.clone(), &mesh, &[halocline_core::Replicate])?;
-                Ok::<_, halocline_core::Error>(x.require_grad())
-            };
+            let whole = |x: &Tensor<4>| leaf(x, &mesh, &[Replicate]);
             let tokens = [whole(&tokens[0])?, whole(&tokens[1])?];
             let fields = [shard(&q)?, shard(&k)?, shard(&v)?];
             let y = neighborhood_attention_with_tokens(fields, tokens.clone(), &options)?;
             let gradients = (y.clone() * y.clone()).sum().backward();
             let mut found = vec![y.full_tensor().into_data()];
-            for leaf in tokens {
-                let gradient = leaf.grad(&gradients).expect("a gradient");
-                found.push(gradient.full_tensor().into_data());
-            }
+            found.extend(tokens.map(|leaf| gradient_of(&leaf, &gradients)));
             Ok(found)
         });
         found.unwrap()
     };
     let expected = run(1).remove(0);
     for found in run(4) {
-        crate::testing::compare(&found, &expected, 1e-5, "tokens of one sample");
+        compare(&found, &expected, 1e-5, "tokens of one sample");
     }
 }

@@ -50,7 +50,10 @@ fn bad_neighborhoods_are_refused_before_anything_is_sent() {
     };
     let three = NeighborhoodOptions::new([3]);
     refused(
-        &["kernel 13", "expected 1 to 12"],
+        &[
+            "na1d: dim 1: kernel 13 × dilation 1 is 13 cells",
+            "expected 1 to 12, the size of the field",
+        ],
         near([SHAPE; 3], NeighborhoodOptions::new([13])),
     );
     refused(
@@ -118,7 +121,10 @@ fn bad_dense_attention_is_refused_before_anything_is_sent() {
         dense([tokens, tokens, ([1, 10, 4, 8], Shard(1))], options.clone()),
     );
     refused(
-        &["Shard(2) of queries", "redistribute"],
+        &[
+            "no rule for Shard(2) of queries with Shard(1) of keys on axis \"x\"",
+            "redistribute",
+        ],
         dense([(SHAPE, Shard(2)), tokens, tokens], options.clone()),
     );
     let key = RandomKey::new(0, "dropout");

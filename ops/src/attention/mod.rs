@@ -22,7 +22,6 @@ mod messages;
 pub mod neighborhood;
 pub mod rotary;
 mod tokens;
-mod widths;
 
 pub use attended::AttentionOutput;
 pub use cells::{cell_attention, cell_attention_with_tokens};
@@ -36,7 +35,7 @@ pub use neighborhood::{
     NeighborhoodOptions, neighborhood_attention, neighborhood_attention_with_lse,
     neighborhood_attention_with_tokens,
 };
-pub use rotary::rotary;
+pub use rotary::{rotary, rotary_in_groups};
 
 use crate::field::{Field, WithDims, run};
 use halocline_core::OrRaise;

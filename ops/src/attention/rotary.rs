@@ -11,18 +11,19 @@
 //! # Adjoint
 //! The opposite rotation.
 
-use burn::backend::flex::FlexTensor;
-use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{Tensor, TensorData};
-use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
+use burn::backend::{DispatchTensor, Flex, TensorMetadata};
+use burn::tensor::{Bool, Tensor, TensorData};
+use halocline_core::memory::elements_mut;
+use halocline_core::ops::{BackwardPass, Operator, Recompute, apply, to_dispatch};
 use halocline_core::{Error, IndexBox, Result, ShardTensor, tasks};
 use pulp::{Simd, WithSimd};
 
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::{load, store};
 use crate::kernel::lines::{slice, vectors};
+use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
 const NAME: &str = "rotary";
@@ -50,6 +51,36 @@ const TASK: usize = 1 << 14;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn rotary<const D: usize>(x: ShardTensor<D>, angles: &[Vec<f64>]) -> Result<ShardTensor<D>> {
+    rotary_in_groups(x, angles, [1, 1])
+}
+
+/// Rotates the first `rotated` of every `group` heads, such as the queries and keys of a projection
+/// to queries, keys and values, before it is split. See [`rotary`].
+///
+/// # Errors
+/// Those of [`rotary`]; heads that are not a multiple of the group; more rotated heads than a group
+/// has.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::attention::rotary_in_groups;
+///
+/// // [batch, cells, heads, width]: a query, a key and a value of the second cell.
+/// let x = ShardTensor::solo(Tensor::<4>::ones([1, 2, 3, 2], &Default::default()));
+/// let y = rotary_in_groups(x, &[vec![std::f64::consts::PI]], [2, 3])?;
+/// let second = y.into_local().narrow(1, 1, 1).into_data();
+/// for (y, expected) in second.iter::<f32>().zip([-1.0, -1.0, -1.0, -1.0, 1.0, 1.0]) {
+///     assert!((y - expected).abs() < 1e-6);
+/// }
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn rotary_in_groups<const D: usize>(
+    x: ShardTensor<D>,
+    angles: &[Vec<f64>],
+    [rotated, group]: [usize; 2],
+) -> Result<ShardTensor<D>> {
     x.require_resolved(NAME)?;
     let (shape, spatial) = (x.dims(), angles.len());
     let fits = (1..=3).contains(&spatial)
@@ -67,44 +98,55 @@ pub fn rotary<const D: usize>(x: ShardTensor<D>, angles: &[Vec<f64>]) -> Result<
         );
         return Err(Error::operator(NAME, message));
     }
+    if group == 0 || rotated > group || !shape[D - 2].is_multiple_of(group) {
+        let heads = shape[D - 2];
+        let message = format!(
+            "{rotated} of every {group} heads of {heads}; expected a divisor of the heads, and at most as many rotated ones"
+        );
+        return Err(Error::operator(NAME, message));
+    }
     let (local, layout, mesh) = x.into_parts();
-    let turns = Turns::new(angles, &layout.local_box(mesh.position()));
+    let turns = Turns::new(angles, [rotated, group], &layout.local_box(mesh.position()));
     let local = if flex::runs_on(&local.device()) {
         Tensor::from_dispatch(apply(turns, [local.into_dispatch()]))
     } else {
-        let all: Vec<usize> = (0..D).collect();
-        let y = composed(fill_empty(local, &layout, &all, NAME, 0.0)?, &turns);
+        let y = composed(fill_all(local, &layout, NAME, 0.0)?, &turns);
         drop_empty(y, &layout, mesh.position(), NAME)?
     };
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// Rotations of the cells of a shard.
+/// Rotations of the heads of the cells of a shard.
 #[derive(Clone, Debug)]
 struct Turns {
     /// Cosine and sine of every pair of every cell, for each spatial dim.
     of_dims: Vec<Vec<[f64; 2]>>,
     /// Number of pairs of a dim.
     pairs: usize,
+    /// Whether each head is rotated.
+    heads: Vec<bool>,
 }
 
 impl Turns {
-    fn new(angles: &[Vec<f64>], cells: &IndexBox) -> Self {
+    fn new(angles: &[Vec<f64>], [rotated, group]: [usize; 2], cells: &IndexBox) -> Self {
+        let ranges = cells.ranges();
+        // An empty shard may have been padded with one cell.
+        let padded = |dim: usize| ranges[dim].start..ranges[dim].end.max(ranges[dim].start + 1);
         let of_dim = |(dim, angles): (usize, &Vec<f64>)| {
-            let cells = cells.ranges()[dim + 1].clone();
-            // An empty shard may have been padded with one cell.
-            let cells = cells.start..cells.end.max(cells.start + 1);
             let turn = |cell: usize, angle: &f64| {
                 let (sin, cos) = (cell as f64 * angle).sin_cos();
                 [cos, sin]
             };
-            cells
+            padded(dim + 1)
                 .flat_map(|cell| angles.iter().map(move |angle| turn(cell, angle)))
                 .collect()
         };
         Self {
             of_dims: angles.iter().enumerate().map(of_dim).collect(),
             pairs: angles[0].len(),
+            heads: padded(ranges.len() - 2)
+                .map(|head| head % group < rotated)
+                .collect(),
         }
     }
 }
@@ -133,72 +175,93 @@ impl Operator for Turns {
     }
 }
 
-/// Rotates a shard forward, or backward if `sign` is −1.
+/// Rotates a shard forward, or backward if `sign` is −1; in place if nothing else uses its memory.
 fn rotated(turns: &Turns, x: DispatchTensor, sign: f64) -> Result<DispatchTensor> {
     let (dtype, shape) = (x.dtype(), x.shape());
     Ok(with_float!(dtype, E => {
-        let mut x = flex::cast::<E>(x)?;
-        if x.layout().strides()[shape.len() - 1] != 1 {
-            x = flex::contiguous(x);
+        let mut x = flex::operand::<E>(x)?;
+        let kernel = Kernel::<E>::new(turns, &shape, sign)?;
+        match elements_mut::<E>(&mut x) {
+            Some(elements) => {
+                kernel.run(Shared::new(elements), None);
+                flex::in_dtype(to_dispatch::<Flex>(x), dtype)
+            }
+            None => {
+                let elements = flex::elements::<E>(&x);
+                let rotate = |y| kernel.run(y, Some(elements));
+                // SAFETY: the kernel writes all elements of all cells.
+                let y = unsafe { Buffer::filled(elements.len(), rotate) };
+                flex::result(y, &shape, dtype)
+            }
         }
-        flex::result(kernel::<E>(turns, &x, sign)?, &shape, dtype)
     }))
 }
 
-fn kernel<E: Float>(turns: &Turns, x: &FlexTensor, sign: f64) -> Result<Buffer<E>> {
-    let layout = x.layout();
-    let (shape, strides) = (layout.shape(), layout.strides());
-    let dims = shape.len();
-    let (cells, [heads, width]) = (&shape[..dims - 2], [shape[dims - 2], shape[dims - 1]]);
-    let count: usize = cells.iter().product();
-    let elements: &[E] = x.storage();
-    let (pairs, of_cell) = (turns.pairs, heads * width);
-    let tables: Vec<[Vec<E>; 2]> = turns
-        .of_dims
-        .iter()
-        .map(|turns| {
+/// Rotation of a shard `[.., heads, width]`.
+struct Kernel<'a, E> {
+    /// Sizes of the dims before the heads.
+    cells: &'a [usize],
+    heads: &'a [bool],
+    width: usize,
+    pairs: usize,
+    /// Cosines and sines of the pairs of every cell, for each spatial dim.
+    tables: Vec<[Vec<E>; 2]>,
+    isa: Isa,
+}
+
+impl<'a, E: Float> Kernel<'a, E> {
+    fn new(turns: &'a Turns, shape: &'a [usize], sign: f64) -> Result<Self> {
+        let [cells @ .., heads, width] = shape else {
+            unreachable!("a width and heads");
+        };
+        let tables = turns.of_dims.iter().map(|turns| {
             let part = |which: usize, factor: f64| {
                 let values = turns.iter().map(|turn| E::from_f64(turn[which] * factor));
                 values.collect()
             };
             [part(0, 1.0), part(1, sign)]
+        });
+        Ok(Self {
+            cells,
+            // Without the padding of a shard without heads.
+            heads: &turns.heads[..*heads],
+            width: *width,
+            pairs: turns.pairs,
+            tables: tables.collect(),
+            isa: Isa::chosen()?,
         })
-        .collect();
-    let isa = Isa::chosen()?;
-    let run = |y: &mut [E], cell: usize| {
-        let (mut rest, mut from) = (cell, layout.start_offset() as isize);
-        let mut places = [0; 4];
-        for (dim, size) in cells.iter().enumerate().rev() {
-            let place = rest % size;
-            rest /= size;
-            from += place as isize * strides[dim];
-            places[dim] = place;
-        }
-        let turns = tables.iter().zip(&places[1..]).map(|(table, place)| {
-            let turns = place * pairs..(place + 1) * pairs;
-            table.each_ref().map(|values| &values[turns.clone()])
-        });
-        isa.run(Cell {
-            turns,
-            pairs,
-            x: elements,
-            from,
-            head: strides[dims - 2],
-            width,
-            y,
-        });
-    };
-    let together = (TASK / of_cell.max(1)).max(1);
-    // SAFETY: together, the tasks write all cells.
-    Ok(unsafe {
-        Buffer::filled(count * of_cell, |y| {
-            tasks::for_each(count, together, |cell| {
-                // SAFETY: the cell belongs to this task, which writes every element of it and reads
-                // none.
-                run(slice(y, cell * of_cell..(cell + 1) * of_cell), cell);
+    }
+
+    /// Rotates the cells of `y`, after copying them from `x` if it is given.
+    fn run(&self, y: Shared<E>, x: Option<&[E]>) {
+        let of_cell = self.heads.len() * self.width;
+        let count = self.cells.iter().product();
+        let together = (TASK / of_cell.max(1)).max(1);
+        tasks::for_each(count, together, |cell| {
+            let elements = cell * of_cell..(cell + 1) * of_cell;
+            // SAFETY: the cell belongs to this task.
+            let y = unsafe { slice(y, elements.clone()) };
+            if let Some(x) = x {
+                y.copy_from_slice(&x[elements]);
+            }
+            let mut rest = cell;
+            let mut places = [0; 4];
+            for (place, size) in places.iter_mut().zip(self.cells).rev() {
+                (*place, rest) = (rest % size, rest / size);
+            }
+            let turns = self.tables.iter().zip(&places[1..]).map(|(table, place)| {
+                let turns = place * self.pairs..(place + 1) * self.pairs;
+                table.each_ref().map(|values| &values[turns.clone()])
             });
-        })
-    })
+            self.isa.run(Cell {
+                turns,
+                pairs: self.pairs,
+                heads: self.heads,
+                width: self.width,
+                y,
+            });
+        });
+    }
 }
 
 /// Rotates the pairs of a cell: one half of a dim's elements holds the first of each pair, the
@@ -207,10 +270,8 @@ struct Cell<'a, E, T> {
     /// Cosines and sines of the pairs, for each spatial dim.
     turns: T,
     pairs: usize,
-    x: &'a [E],
-    /// Position of the first head, and the distance to the next.
-    from: isize,
-    head: isize,
+    /// Whether each head is rotated.
+    heads: &'a [bool],
     width: usize,
     y: &'a mut [E],
 }
@@ -220,33 +281,56 @@ impl<'a, E: Element, T: Iterator<Item = [&'a [E]; 2]>> WithSimd for Cell<'a, E, 
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
+        let in_vectors = self.pairs.is_multiple_of(E::lanes::<S>());
         for (dim, [cos, sin]) in self.turns.enumerate() {
             let start = 2 * dim * self.pairs;
-            for (head, y) in self.y.chunks_exact_mut(self.width).enumerate() {
-                let from = (self.from + head as isize * self.head) as usize + start;
-                let x = &self.x[from..][..2 * self.pairs];
-                let (x_first, x_second) = x.split_at(self.pairs);
-                let (y_first, y_second) = y[start..][..2 * self.pairs].split_at_mut(self.pairs);
-                for part in vectors::<S, E>(self.pairs) {
-                    let cos = load(simd, &cos[part.clone()]);
-                    let sin = load(simd, &sin[part.clone()]);
-                    let first = load(simd, &x_first[part.clone()]);
-                    let second = load(simd, &x_second[part.clone()]);
-                    let turned = E::minus(
-                        simd,
-                        E::times(simd, first, cos),
-                        E::times(simd, second, sin),
-                    );
-                    store(simd, &mut y_first[part.clone()], turned);
-                    let turned = E::plus(
-                        simd,
-                        E::times(simd, first, sin),
-                        E::times(simd, second, cos),
-                    );
-                    store(simd, &mut y_second[part], turned);
+            for (head, y) in self.heads.iter().zip(self.y.chunks_exact_mut(self.width)) {
+                if !head {
+                    continue;
+                }
+                let (first, second) = y[start..][..2 * self.pairs].split_at_mut(self.pairs);
+                if in_vectors {
+                    turn(simd, [first, second], [cos, sin]);
+                } else {
+                    turn_short([first, second], [cos, sin]);
                 }
             }
         }
+    }
+}
+
+#[inline(always)]
+fn turn<S: Simd, E: Element>(simd: S, [first, second]: [&mut [E]; 2], [cos, sin]: [&[E]; 2]) {
+    for part in vectors::<S, E>(cos.len()) {
+        let cos = load(simd, &cos[part.clone()]);
+        let sin = load(simd, &sin[part.clone()]);
+        let x = load(simd, &first[part.clone()]);
+        let y = load(simd, &second[part.clone()]);
+        let turned = E::minus(simd, E::times(simd, x, cos), E::times(simd, y, sin));
+        store(simd, &mut first[part.clone()], turned);
+        let turned = E::plus(simd, E::times(simd, x, sin), E::times(simd, y, cos));
+        store(simd, &mut second[part], turned);
+    }
+}
+
+/// The same for less than a vector of pairs, four of which are computed together.
+#[inline(always)]
+fn turn_short<E: Element>([first, second]: [&mut [E]; 2], [cos, sin]: [&[E]; 2]) {
+    let (first, first_rest) = first.as_chunks_mut::<4>();
+    let (second, second_rest) = second.as_chunks_mut::<4>();
+    let (cos, cos_rest) = cos.as_chunks::<4>();
+    let (sin, sin_rest) = sin.as_chunks::<4>();
+    let quads = first.iter_mut().zip(second).zip(cos.iter().zip(sin));
+    for ((first, second), (cos, sin)) in quads {
+        let (x, y) = (*first, *second);
+        *first = std::array::from_fn(|pair| x[pair] * cos[pair] - y[pair] * sin[pair]);
+        *second = std::array::from_fn(|pair| x[pair] * sin[pair] + y[pair] * cos[pair]);
+    }
+    let rest = first_rest.iter_mut().zip(second_rest);
+    for ((first, second), (cos, sin)) in rest.zip(cos_rest.iter().zip(sin_rest)) {
+        let (x, y) = (*first, *second);
+        *first = x * *cos - y * *sin;
+        *second = x * *sin + y * *cos;
     }
 }
 
@@ -267,11 +351,21 @@ fn composed<const D: usize>(x: Tensor<D>, turns: &Turns) -> Tensor<D> {
         let second = part.clone().narrow(D - 1, pairs, pairs);
         part * table(0) + Tensor::cat(vec![-second, first], D - 1) * table(1)
     });
-    Tensor::cat(parts.collect(), D - 1)
+    let y = Tensor::cat(parts.collect(), D - 1);
+    if turns.heads.iter().all(|head| *head) {
+        return y;
+    }
+    let mut sizes = [1; D];
+    sizes[D - 2] = turns.heads.len();
+    let rotated = TensorData::new(turns.heads.clone(), sizes);
+    let rotated = Tensor::<D, Bool>::from_data(rotated, &device).expand(x.dims());
+    x.mask_where(rotated, y)
 }
 
 #[cfg(test)]
 mod tests {
+    use halocline_core::{Launcher, Placement};
+
     use super::*;
     use crate::prelude::*;
     use crate::testing::{check_op, difference, random};
@@ -299,7 +393,7 @@ mod tests {
         type View = fn(Tensor<5>) -> Tensor<5>;
 
         let whole = IndexBox::whole(&[2, 3, 4, 2, 8]);
-        let turns = Turns::new(&angles(), &whole);
+        let turns = Turns::new(&angles(), [1, 2], &whole);
         let of = |kernel: bool, x: Tensor<5>, view: View| {
             let x = x.detach().require_grad();
             let seen = view(x.clone());
@@ -328,9 +422,48 @@ mod tests {
         let empty = IndexBox::new(vec![0..2, 3..3, 0..4, 0..2, 0..8]);
         let x = random::<5>([2, 1, 4, 2, 8], "x", 0);
         assert_eq!(
-            composed(x, &Turns::new(&angles(), &empty)).dims(),
+            composed(x, &Turns::new(&angles(), [1, 1], &empty)).dims(),
             [2, 1, 4, 2, 8]
         );
+    }
+
+    #[test]
+    fn heads_turn_by_their_group() {
+        let grouped = |x: ShardTensor<5>| {
+            let y = rotary_in_groups(x, &angles(), [2, 3]).expect("a rotation");
+            y.full_tensor()
+        };
+        let x = random::<5>([2, 3, 5, 6, 8], "x", 0).inner();
+        let y = grouped(ShardTensor::solo(x.clone()));
+        let whole = rotary(ShardTensor::solo(x.clone()), &angles()).expect("a rotation");
+        let whole = whole.into_local();
+        for head in 0..6 {
+            let expected = if head % 3 < 2 { &whole } else { &x };
+            let [y, expected] = [&y, expected].map(|y| y.clone().narrow(3, head, 1).into_data());
+            assert_eq!(y, expected, "head {head}");
+        }
+        Launcher::local(4)
+            .run(|world| {
+                let mesh = world.mesh([("heads", 4)])?;
+                let x = ShardTensor::distribute(x.clone(), &mesh, &[Placement::Shard(3)])?;
+                assert_eq!(grouped(x).into_data(), y.clone().into_data());
+                Ok(())
+            })
+            .expect("four ranks");
+    }
+
+    #[test]
+    fn tensors_used_elsewhere_keep_their_values() {
+        for pairs in [2, 16] {
+            let x = random::<4>([1, 5, 2, 2 * pairs], "x", 0);
+            let before = x.to_data();
+            let y = rotary(ShardTensor::solo(x.clone()), &[vec![0.5; pairs]]).expect("a rotation");
+            assert_eq!(x.to_data(), before);
+            drop(before);
+            let again = rotary(ShardTensor::solo(x * 1.0), &[vec![0.5; pairs]]);
+            let again = again.expect("a rotation").into_local().into_data();
+            assert_eq!(y.into_local().into_data(), again);
+        }
     }
 
     #[test]

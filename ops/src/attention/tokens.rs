@@ -6,8 +6,8 @@ use halocline_core::{Error, Fan, IndexBox, Placement, Replicate, Result, Shard, 
 
 use super::attended::{AttentionOutput, attended};
 use super::dense::{self, Scores};
-use super::widths::with_width;
 use crate::driver::empty::keep;
+use crate::driver::place::resized;
 use crate::reshape;
 
 /// Attention of the queries of a field to the keys and values of tokens, whose heads and samples
@@ -44,10 +44,8 @@ pub(super) fn attention<const D: usize>(
         _ => Replicate,
     };
     let placements: Vec<Placement> = q.placements().iter().map(of_tokens).collect();
-    let [keys, values] = {
-        let fans = |axis: usize| placements.get(axis) == Some(&Fan);
-        [keys.try_fan_out(fans)?, values.try_fan_out(fans)?]
-    };
+    let fans = |axis: usize| placements.get(axis) == Some(&Fan);
+    let [keys, values] = [keys.try_fan_out(fans)?, values.try_fan_out(fans)?];
     for tensor in [&keys, &values] {
         let [found, expected] = [tensor.local().dtype(), k.local().dtype()];
         if found != expected {
@@ -68,7 +66,7 @@ pub(super) fn attention<const D: usize>(
     }
     let (q, layout, mesh) = q.into_parts();
     let dtype = q.dtype();
-    let shape = q.dims();
+    let mut shape = q.dims();
     let of_samples = |tensor: ShardTensor<4>| -> Result<Tensor<4>> {
         let tensor = tensor.into_local();
         if batch > 1 {
@@ -92,12 +90,7 @@ pub(super) fn attention<const D: usize>(
         ..Scores::default()
     };
     let both = dense::local(flat, keys, values, scores, layout.has_empty_shard())?;
-    let mut shape = shape;
     shape[width] = both.dims()[3];
-    attended(
-        reshape(both, shape.to_vec()),
-        &with_width(&layout, value_width),
-        &mesh,
-        dtype,
-    )
+    let output = resized(&layout, width, vec![value_width]);
+    attended(reshape(both, shape.to_vec()), &output, &mesh, dtype)
 }

@@ -137,15 +137,12 @@ fn numbers(
     of_lse: Option<DispatchTensor>,
 ) -> DispatchTensor {
     let shape = cotangent.shape();
-    let (last, rows) = (
-        shape.len() - 1,
-        shape.num_elements() / shape[shape.len() - 1],
-    );
+    let width = shape[shape.len() - 1];
+    let rows = shape.num_elements() / width;
     let flat = |tensor: DispatchTensor, width: usize| {
         let tensor = Dispatch::float_reshape(tensor, Shape::from([rows, width]));
         Tensor::<2>::from_dispatch(tensor)
     };
-    let width = shape[last];
     let products = flat(saved.output.clone(), width) * flat(cotangent.clone(), width);
     let mut products = products.sum_dim(1);
     if let Some(of_lse) = of_lse {

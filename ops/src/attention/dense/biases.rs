@@ -1,7 +1,7 @@
 //! Tests of biases and key padding, sharded like queries or like keys.
 
 use burn::tensor::{Bool, Device, Tensor, TensorData};
-use halocline_core::{Launcher, Placement, RandomKey, Replicate, Shard};
+use halocline_core::{DeviceMesh, Launcher, Placement, RandomKey, Replicate, Shard};
 
 use super::dims::{BATCH, HEADS};
 use super::*;
@@ -46,12 +46,12 @@ fn by_definition(
 }
 
 /// The same on ranks; `options` creates the options on a mesh.
-fn on_ranks(
+pub(super) fn on_ranks(
     inputs: &[TensorData; 3],
     axes: [usize; 2],
     queries: [Placement; 2],
     keys: [Placement; 2],
-    options: impl Fn(&halocline_core::DeviceMesh, &Device) -> Result<AttentionOptions> + Send + Sync,
+    options: impl Fn(&DeviceMesh, &Device) -> Result<AttentionOptions> + Send + Sync,
 ) -> Vec<Vec<TensorData>> {
     let found = Launcher::local(axes[0] * axes[1]).collect(|world| {
         let mesh = world.mesh([("a", axes[0]), ("b", axes[1])])?;

@@ -15,11 +15,9 @@ use super::scores::{Dropped, Scores};
 use crate::attention::composed::{result, weights};
 #[cfg(feature = "cube")]
 use crate::attention::cube;
-use crate::attention::widths::with_width;
-use crate::driver::empty::{drop_empty, fill, fill_empty, keep};
+use crate::driver::empty::{drop_empty, fill, fill_all, keep};
+use crate::driver::place::resized;
 use crate::precision::widened;
-
-const ALL: [usize; 4] = [0, 1, 2, 3];
 
 /// Dense attention of this rank's queries to all keys and values; those of other ranks are
 /// gathered.
@@ -33,12 +31,12 @@ pub(super) fn attention(
     let (q, queries, mesh) = q.into_parts();
     let gathered = |tensor: ShardTensor<4>| -> Result<Tensor<4>> {
         let (tensor, layout, _) = tensor.try_redistribute(&placements)?.into_parts();
-        fill_empty(tensor, &layout, &ALL, NAME, 0.0)
+        fill_all(tensor, &layout, NAME, 0.0)
     };
     let (k, v) = (gathered(k)?, gathered(v)?);
-    let q = fill_empty(q, &queries, &ALL, NAME, 0.0)?;
+    let q = fill_all(q, &queries, NAME, 0.0)?;
     let y = attend(q, k, v, scores);
-    let output = with_width(&queries, y.dims()[WIDTH]);
+    let output = resized(&queries, WIDTH, vec![y.dims()[WIDTH]]);
     drop_empty(y, &output, mesh.position(), NAME)
 }
 
@@ -59,7 +57,7 @@ pub(super) fn learned(bias: ShardTensor<4>, q: &ShardTensor<4>) -> Result<Tensor
     let axes: Vec<usize> = shared.map(|(axis, _)| axis).collect();
     let (bias, layout, mesh) = bias.into_parts();
     let bias = Error::catch(|| fan_out(bias, &mesh, &axes, NAME))?;
-    fill_empty(bias, &layout, &ALL, NAME, 0.0)
+    fill_all(bias, &layout, NAME, 0.0)
 }
 
 /// Dense attention to keys and values that are present. `empty` says whether some rank lacks one of
@@ -75,7 +73,7 @@ pub(super) fn local(
         return Ok(attend(q, k, v, scores));
     }
     let mut shape = q.dims();
-    let filled = |tensor| fill(1, tensor, &ALL, NAME, 0.0);
+    let filled = |tensor| fill(1, tensor, &[0, 1, 2, 3], NAME, 0.0);
     let y = attend(filled(q)?, filled(k)?, filled(v)?, scores);
     shape[WIDTH] = y.dims()[WIDTH];
     keep(y, &IndexBox::whole(&shape), NAME)

@@ -78,11 +78,9 @@ impl Case {
             let weighted = |x: &ShardTensor<4>| crate::reduce::sum(x.clone() * cotangent_of(x)?);
             let loss = weighted(&results[0])? + weighted(&results[1])?;
             let gradients = loss.backward();
-            let mut found = Vec::new();
-            for result in results {
-                // Without keys the logarithm is about −1e30.
-                found.push(result.full_tensor().clamp_min(-1e3).into_data());
-            }
+            // Without keys the logarithm is about −1e30.
+            let results = results.map(|x| x.full_tensor().clamp_min(-1e3).into_data());
+            let mut found = results.to_vec();
             found.extend(leaves.iter().map(|leaf| gradient_of(leaf, &gradients)));
             Ok(found)
         });

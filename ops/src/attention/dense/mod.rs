@@ -60,7 +60,7 @@ use halocline_core::ops::fan_out;
 use halocline_core::{Error, Operation, Replicate, Result, ShardTensor, Traffic};
 
 use super::attended::{AttentionOutput, attended};
-use super::widths::with_width;
+use crate::driver::place::resized;
 use crate::kernel::flex;
 use crate::kernel::simd::Isa;
 use crate::operand::fan_out_alike;
@@ -68,8 +68,8 @@ use dims::{NAME, TOKENS, WIDTH};
 use node::DenseRun;
 pub use options::{AttentionOptions, causal_extents};
 use ring::Ring;
-pub(super) use rule::check;
 use rule::{Beside, both, check_bias};
+pub(super) use rule::{check, check_rows};
 use scores::Dropped;
 pub(super) use scores::Scores;
 use travel::Travel;
@@ -106,7 +106,7 @@ pub fn scaled_dot_product_attention(
     options: &AttentionOptions,
 ) -> Result<ShardTensor<4>> {
     let [q, k, v] = fan_out_alike([q, k, v])?;
-    let output = with_width(q.layout(), v.dims()[WIDTH]);
+    let output = resized(q.layout(), WIDTH, vec![v.dims()[WIDTH]]);
     let mesh = q.mesh().clone();
     let y = attention(q, k, v, options, false)?;
     Ok(ShardTensor::from_parts(y, output, mesh))
@@ -124,7 +124,7 @@ pub fn scaled_dot_product_attention_with_lse(
     options: &AttentionOptions,
 ) -> Result<AttentionOutput<ShardTensor<4>>> {
     let [q, k, v] = fan_out_alike([q, k, v])?;
-    let output = with_width(q.layout(), v.dims()[WIDTH]);
+    let output = resized(q.layout(), WIDTH, vec![v.dims()[WIDTH]]);
     let (mesh, dtype) = (q.mesh().clone(), q.local().dtype());
     let both = attention(q, k, v, options, true)?;
     attended(both, &output, &mesh, dtype)
@@ -208,7 +208,7 @@ fn attention(
         beside_keys,
         ring,
     };
-    let output = with_width(q.layout(), v.dims()[WIDTH]);
+    let output = resized(q.layout(), WIDTH, vec![v.dims()[WIDTH]]);
     let [q, k, v] = [q, k, v].map(|tensor| tensor.into_local());
     let dtype = q.dtype();
     let y = Error::catch(|| {

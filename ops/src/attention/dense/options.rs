@@ -1,10 +1,10 @@
 //! Options of dense attention.
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor};
-use halocline_core::{RandomKey, Shard, ShardTensor};
+use halocline_core::{RandomKey, ShardTensor};
 
+use crate::driver::place::renumbered;
 use crate::field::Field;
-use crate::reshape;
 
 /// Options of dense attention: causal order, scale, bias and dropout.
 ///
@@ -82,17 +82,11 @@ impl AttentionOptions {
     pub fn with_key_padding(self, padding: ShardTensor<2, Bool>) -> Self {
         let (local, layout, mesh) = padding.into_parts();
         let zeros = Tensor::<2>::zeros(local.dims(), (&local.device(), DType::F32));
-        let [batch, keys] = local.dims();
         let added = zeros.mask_fill(local, f64::NEG_INFINITY);
-        let extents = layout.all_extents();
-        let extents = vec![extents[0].clone(), vec![1], vec![1], extents[1].clone()];
-        let placements = layout.placements().iter().map(|placement| match placement {
-            Shard(1) => Shard(3),
-            other => *other,
-        });
-        let layout = layout.derive(placements.collect(), extents);
-        let added = reshape(added, vec![batch, 1, 1, keys]);
+        let [batch, keys] = [0, 1].map(|dim| layout.extents(dim).to_vec());
         let added = ShardTensor::from_parts(added, layout, mesh);
+        let moved = |dim: usize| if dim == 1 { 3 } else { dim };
+        let added = renumbered(added, vec![batch, vec![1], vec![1], keys], moved);
         Self {
             key_padding: Some(added),
             ..self

@@ -38,14 +38,7 @@ pub(in crate::attention) fn check(
              [batch, keys, heads, width] and [batch, keys, heads, value_width]"
         ));
     }
-    let types = [q, k, v].map(|tensor| tensor.local().dtype());
-    if types[1..].iter().any(|dtype| *dtype != types[0]) {
-        return fail(format!("queries, keys and values of {types:?}"));
-    }
-    for tensor in [q, k, v] {
-        tensor.require_resolved(NAME)?;
-        tensor.require_whole(NAME, WIDTH)?;
-    }
+    check_rows(NAME, [q, k, v])?;
     let (queries, keys) = (q.layout(), k.layout());
     if queries.mesh() != keys.mesh() || keys.mesh() != v.layout().mesh() {
         return fail(format!(
@@ -95,6 +88,23 @@ pub(in crate::attention) fn check(
         ));
     }
     Ok(axes)
+}
+
+/// Checks that queries, keys and values have the same dtype, and rows that are whole and resolved.
+pub(in crate::attention) fn check_rows<const D: usize>(
+    operator: &str,
+    operands: [&ShardTensor<D>; 3],
+) -> Result<()> {
+    let types = operands.map(|tensor| tensor.local().dtype());
+    if types[1..].iter().any(|dtype| *dtype != types[0]) {
+        let message = format!("queries, keys and values of {types:?}");
+        return Err(Error::operator(operator, message));
+    }
+    for tensor in operands {
+        tensor.require_resolved(operator)?;
+        tensor.require_whole(operator, D - 1)?;
+    }
+    Ok(())
 }
 
 /// A bias, by the operand whose layout it has.

@@ -1,16 +1,12 @@
-use std::collections::HashMap;
-
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use halocline_core::{Launcher, Placement, Replicate, Shard};
+use halocline_core::{Launcher, Replicate, Shard};
 
+use super::biases::on_ranks;
 use super::dims::{BATCH, HEADS};
 use super::*;
 use crate::attention::{DenseAttentionField, OPERATORS};
 use crate::golden::{Arguments, Attributes};
-use crate::reduce::ReduceField;
-use crate::testing::{
-    check_golden, compare, cotangent_of, difference, gradient_of, normal, random,
-};
+use crate::testing::{check_golden, compare, difference, normal, random};
 
 /// Queries, keys and values `[batch, tokens, heads, width]`.
 fn inputs(
@@ -108,11 +104,11 @@ fn shards_give_the_result_and_gradients_of_one_rank() {
         let numbers = [("is_causal".to_string(), vec![f64::from(u8::from(causal))])];
         let arguments = Arguments {
             attributes: Attributes {
-                numbers: HashMap::from(numbers),
-                texts: HashMap::new(),
+                numbers: numbers.into(),
+                ..Attributes::default()
             },
             inputs: ["q", "k", "v"].map(input).to_vec(),
-            parameters: HashMap::new(),
+            ..Arguments::default()
         };
         let mut all = OPERATORS.iter();
         let golden = all
@@ -129,84 +125,27 @@ fn shards_give_the_result_and_gradients_of_one_rank() {
 #[test]
 fn keys_may_lie_otherwise_than_queries() {
     let data = inputs([19, 31], [4, 2], [36, 34]);
-    let options = AttentionOptions::default();
-    let run = |ranks: usize, queries: Vec<Placement>, keys: Vec<Placement>| {
-        let found = Launcher::local(ranks).collect(|world| {
-            let mesh = world.mesh([("one", ranks / ranks.min(2)), ("two", ranks.min(2))])?;
-            let shard = |data: &TensorData, placements: &[Placement]| {
-                let whole = Tensor::<4>::from_data(data.clone(), world.device());
-                Ok::<_, Error>(ShardTensor::distribute(whole, &mesh, placements)?.require_grad())
-            };
-            let leaves = [
-                shard(&data[0], &queries)?,
-                shard(&data[1], &keys)?,
-                shard(&data[2], &keys)?,
-            ];
-            let [q, k, v] = leaves.clone();
-            let y = scaled_dot_product_attention(q, k, v, &options)?;
-            let gradients = (y.clone() * cotangent_of(&y)?).sum().backward();
-            let mut found = vec![y.full_tensor().into_data()];
-            found.extend(leaves.iter().map(|leaf| gradient_of(leaf, &gradients)));
-            Ok(found)
-        });
-        found.unwrap()
-    };
-    let expected = by_definition(&data, &options);
-    for (ranks, queries, keys) in [
-        (2, [Replicate, Shard(TOKENS)], [Replicate, Replicate]),
-        (2, [Replicate, Shard(HEADS)], [Replicate, Shard(HEADS)]),
-        (
-            4,
-            [Shard(TOKENS), Shard(TOKENS)],
-            [Shard(TOKENS), Shard(TOKENS)],
-        ),
-        (
-            4,
-            [Shard(HEADS), Shard(TOKENS)],
-            [Shard(HEADS), Shard(TOKENS)],
-        ),
-        (
-            4,
-            [Shard(TOKENS), Shard(TOKENS)],
-            [Replicate, Shard(TOKENS)],
-        ),
-        (
-            4,
-            [Shard(TOKENS), Shard(BATCH)],
-            [Shard(TOKENS), Shard(BATCH)],
-        ),
+    let expected = by_definition(&data, &AttentionOptions::default());
+    let tokens = [Shard(TOKENS), Shard(TOKENS)];
+    let last_tokens = [Replicate, Shard(TOKENS)];
+    let heads = [Replicate, Shard(HEADS)];
+    let heads_and_tokens = [Shard(HEADS), Shard(TOKENS)];
+    let tokens_and_batch = [Shard(TOKENS), Shard(BATCH)];
+    for (axes, queries, keys) in [
+        ([1, 2], last_tokens, [Replicate; 2]),
+        ([1, 2], heads, heads),
+        ([2, 2], tokens, tokens),
+        ([2, 2], heads_and_tokens, heads_and_tokens),
+        ([2, 2], tokens, last_tokens),
+        ([2, 2], tokens_and_batch, tokens_and_batch),
     ] {
-        for found in run(ranks, queries.to_vec(), keys.to_vec()) {
+        let found = on_ranks(&data, axes, queries, keys, |_, _| {
+            Ok(AttentionOptions::default())
+        });
+        for found in found {
             compare(&found, &expected, 1e-5, &format!("{queries:?} {keys:?}"));
         }
     }
-}
-
-#[test]
-fn what_has_no_rule_is_refused() {
-    let refused = Launcher::local(2).run(|world| {
-        let mesh = world.mesh([("x", 2)])?;
-        let tokens = |placement| ShardTensor::<4>::ones([1, 6, 2, 4], &mesh, &[placement]);
-        let options = AttentionOptions::default();
-        let (keys, values) = (tokens(Shard(TOKENS))?, tokens(Shard(TOKENS))?);
-        let refused = scaled_dot_product_attention(tokens(Shard(HEADS))?, keys, values, &options);
-        assert!(matches!(refused, Err(Error::Placement { .. })));
-        refused.map(drop)
-    });
-    let error = refused.unwrap_err().to_string();
-    assert!(
-        error.contains("Shard(2) of queries with Shard(1) of keys on axis \"x\""),
-        "{error}"
-    );
-    let tensor = |shape| ShardTensor::solo(Tensor::<4>::zeros(shape, &Default::default()));
-    let heads = scaled_dot_product_attention(
-        tensor([1, 6, 3, 4]),
-        tensor([1, 6, 2, 4]),
-        tensor([1, 6, 2, 4]),
-        &AttentionOptions::default(),
-    );
-    let error = heads.unwrap_err().to_string();
-    assert!(error.contains("n·heads"), "{error}");
 }
 
 /// A plain bias, distributed like queries, and padding on the mesh; a score of NaN.

@@ -13,7 +13,7 @@ pub(super) struct Class {
     /// Sources that a tile reaches, in every dim.
     pub sources: [usize; 3],
     /// Number of neighbors in the lanes of a vector; one if every lane holds another tile.
-    pub neighbours: usize,
+    pub neighbors: usize,
     pub groups: Vec<Group>,
     /// Sources of segments: the slot of their row, and their position in it.
     pub reached: Vec<[usize; 2]>,
@@ -53,18 +53,18 @@ impl Class {
     pub(super) fn new(
         pattern: [usize; 3],
         ranges: [&[Range<usize>]; 3],
-        neighbours: usize,
+        neighbors: usize,
         along: usize,
     ) -> Self {
         let targets = ranges.map(<[_]>::len);
         let mut sources =
             ranges.map(|ranges| ranges.iter().map(|range| range.end).max().unwrap_or(0));
-        sources[2] += neighbours - 1;
+        sources[2] += neighbors - 1;
         let mut class = Self {
             pattern,
             targets,
             sources,
-            neighbours,
+            neighbors,
             groups: Vec::new(),
             reached: Vec::new(),
             held: 0,
@@ -96,8 +96,8 @@ impl Class {
             let lines = reached().map(|[line, _]| *line);
             needed.push(lines.clone().min().unwrap_or(0)..lines.max().map_or(0, |last| last + 1));
             for [line, column] in reached() {
-                let last = column + self.neighbours - 1;
-                for vector in column / self.neighbours..=last / self.neighbours {
+                let last = column + self.neighbors - 1;
+                for vector in column / self.neighbors..=last / self.neighbors {
                     let number = line * columns + vector;
                     if !std::mem::replace(&mut packed[number], true) {
                         group.fresh.push(number);
@@ -106,7 +106,7 @@ impl Class {
             }
             group.fresh.sort_unstable();
         }
-        self.held = held(needed.iter());
+        self.held = held(&needed);
         for [line, _] in &mut self.reached {
             *line %= self.held;
         }
@@ -115,7 +115,7 @@ impl Class {
     /// Number of vectors that the sources take, in every dim.
     pub(super) fn vectors(&self) -> [usize; 3] {
         let [planes, rows, columns] = self.sources;
-        [planes, rows, columns.div_ceil(self.neighbours)]
+        [planes, rows, columns.div_ceil(self.neighbors)]
     }
 
     /// Adds the group of targets that begins at a position along a dim.
@@ -179,29 +179,28 @@ impl Class {
 
 /// Maximum number of rows from the first that a group or a later one needs to the last that it or
 /// an earlier one needs.
-fn held<'a>(groups: impl Iterator<Item = &'a Range<usize>> + Clone) -> usize {
-    let needed = groups.filter(|rows| !rows.is_empty());
+fn held(groups: &[Range<usize>]) -> usize {
+    let needed = groups.iter().filter(|rows| !rows.is_empty());
     let mut end = 0;
-    let ends = needed.clone().map(|rows| {
+    let up_to_now = needed.map(|rows| {
         end = rows.end.max(end);
-        end
+        rows.start..end
     });
-    let ends: Vec<_> = ends.collect();
+    let up_to_now: Vec<_> = up_to_now.collect();
     let mut start = usize::MAX;
-    let rows = needed.zip(ends).collect::<Vec<_>>().into_iter().rev();
-    rows.map(|(rows, end)| {
+    let held = up_to_now.iter().rev().map(|rows| {
         start = rows.start.min(start);
-        end - start
-    })
-    .max()
-    .unwrap_or(0)
+        rows.end - start
+    });
+    held.max().unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::held;
+
     #[test]
     fn rows_are_held_until_no_group_needs_them() {
-        let held = |groups: &[std::ops::Range<usize>]| super::held(groups.iter());
         assert_eq!(held(&[]), 0);
         assert_eq!(held(&[0..3, 1..4, 2..5]), 3);
         assert_eq!(held(&[0..3, 3..7, 0..0, 5..8]), 4);

@@ -57,7 +57,7 @@ impl<'a, E> Piece<'a, E> {
 
 impl<E> Piece<'_, E> {
     #[inline(always)]
-    fn at(&self, batch: usize, head: usize, cell: usize) -> *mut E {
+    pub(crate) fn at(&self, batch: usize, head: usize, cell: usize) -> *mut E {
         debug_assert!(cell < self.cells && head < self.heads);
         let offset = ((batch * self.cells + cell) * self.heads + head) * self.pitch;
         self.first.wrapping_add(offset)

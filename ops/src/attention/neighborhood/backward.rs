@@ -10,6 +10,7 @@ use halocline_core::ops::{BackwardPass, Boxes, add_box, cut};
 use halocline_core::trace::span;
 use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
+use super::heads::in_heads;
 use super::places::{
     Placed, alone, of_owner, own_copies, places, spatial, three_ranges, with_width,
 };
@@ -111,7 +112,7 @@ impl<'r, E: Float> Operands<'r, E> {
         (cotangent, of_lse): (DispatchTensor, Option<DispatchTensor>),
         saved: &Saved,
     ) -> Result<Self> {
-        let [q, k, v] = inputs.map(flex::operand::<E>);
+        let [q, k, v] = inputs.map(in_heads::<E>);
         let (q, k, v, cotangent) = (q?, k?, v?, flex::operand::<E>(cotangent)?);
         let output = flex::operand::<E>(saved.output.clone())?;
         let boxes = saved.received.iter().cloned().map(flex::operand::<E>);

@@ -1,8 +1,6 @@
 //! Neighborhood attention of assembled keys and values: with kernels for GPUs, and on other devices
 //! with burn's operators, for which keys are gathered for every query.
 
-use std::sync::Arc;
-
 use burn::tensor::{Int, Tensor, TensorData};
 #[cfg(feature = "cube")]
 use halocline_core::ops::is_on_gpu;
@@ -11,12 +9,13 @@ use halocline_core::{Result, ShardTensor};
 #[cfg(feature = "cube")]
 use super::places::spatial;
 use super::prepared::Prepared;
+use super::run::NeighborhoodRun;
 use crate::attention::composed::{result, weights};
 #[cfg(feature = "cube")]
 use crate::attention::cube;
 use crate::attention::engine::tiles::Dim;
-use crate::attention::widths::with_width;
-use crate::driver::empty::{drop_empty, fill_empty, fill_up_to};
+use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::place::resized;
 use crate::precision::widened;
 
 /// Attention of this rank's queries.
@@ -32,28 +31,31 @@ pub(super) fn attention<const D: usize>(
         pairs,
         output,
     } = prepared;
-    let [key_width, value_width] = run.widths;
-    let dtype = q.local().dtype();
     let (q, queries, mesh) = q.into_parts();
     let both = Tensor::cat(vec![k.into_local(), v.into_local()], D - 1);
     let both = match &run.exchange {
         None => both,
         Some(exchange) => {
             let both = ShardTensor::from_parts(both, pairs.clone(), mesh.clone());
-            both.run_plan(operator, &Arc::clone(&exchange.forward.plan))?
+            both.run_plan(operator, &exchange.forward.plan)?
         }
     };
-    let all: Vec<usize> = (0..D).collect();
-    let q = fill_empty(q, &queries, &all, operator, 0.0)?;
-    let both = fill_up_to(1, both, output, &all, operator, 0.0)?;
+    let q = fill_all(q, &queries, operator, 0.0)?;
+    let both = fill_all(both, output, operator, 0.0)?;
+    let y = attend(q, both, run);
+    let kept = resized(output, D - 1, vec![y.dims()[D - 1]]);
+    drop_empty(y, &kept, mesh.position(), operator)
+}
+
+/// Attention of queries to keys and values concatenated, none of whose dims is empty.
+fn attend<const D: usize>(q: Tensor<D>, both: Tensor<D>, run: &NeighborhoodRun) -> Tensor<D> {
+    let ([key_width, value_width], dtype) = (run.widths, q.dtype());
     #[cfg(feature = "cube")]
     if is_on_gpu(&q.device()) {
         let [queries, keys] = [q.dims(), both.dims()].map(|shape| spatial(&shape));
         let windows = cube::Windows::near(&run.dims, queries, keys);
         let (q, both) = (widened(q) * run.scale, widened(both));
-        let y = cube::attention(q, both, windows, run.with_lse, dtype);
-        let kept = with_width(output, y.dims()[D - 1]);
-        return drop_empty(y, &kept, mesh.position(), operator);
+        return cube::attention(q, both, windows, run.with_lse, dtype);
     }
     let (shape, [batch, heads]) = (q.dims(), [q.dims()[0], q.dims()[D - 2]]);
     let cells = |shape: &[usize; D]| -> usize { shape[1..D - 2].iter().product() };
@@ -81,9 +83,7 @@ pub(super) fn attention<const D: usize>(
         shape
     };
     let (y, lse) = (y.reshape(of_width(value_width)), lse.reshape(of_width(1)));
-    let y = result(y, lse, run.with_lse, dtype);
-    let kept = with_width(output, y.dims()[D - 1]);
-    drop_empty(y, &kept, mesh.position(), operator)
+    result(y, lse, run.with_lse, dtype)
 }
 
 /// Lists the same number of keys for every query, by their indices among those that are present,

@@ -10,6 +10,7 @@ use halocline_core::ops::cut;
 use halocline_core::trace::span;
 use halocline_core::{IndexBox, Result};
 
+use super::heads::in_heads;
 use super::places::{spatial, with_width};
 use super::run::{NeighborhoodRun, Saved};
 use super::shapes::Shapes;
@@ -28,7 +29,7 @@ impl NeighborhoodRun {
     ) -> Result<(DispatchTensor, Saved)> {
         let isa = Isa::chosen()?;
         let [key, value] = [1, 2].map(|input: usize| inputs[input].clone());
-        let operands = inputs.into_iter().map(flex::operand::<E>);
+        let operands = inputs.into_iter().map(in_heads::<E>);
         let operands: Vec<FlexTensor> = operands.collect::<Result<_>>()?;
         let [q, k, v] = operands.try_into().expect("queries, keys and values");
         let job = Shapes::new(self, &q, &k);

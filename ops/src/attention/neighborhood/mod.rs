@@ -23,6 +23,7 @@
 mod backward;
 mod composed;
 mod forward;
+mod heads;
 #[cfg(test)]
 mod natten;
 mod node;

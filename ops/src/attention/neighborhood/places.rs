@@ -23,27 +23,28 @@ impl Placed {
     }
 }
 
+/// Values of the spatial dims of `[batch, *spatial, heads, width]`, preceded by `one` where there
+/// are fewer than three.
+fn three<T: Clone>(values: &[T], one: T) -> [T; 3] {
+    let mut three = [one.clone(), one.clone(), one];
+    let count = values.len() - 3;
+    three[3 - count..].clone_from_slice(&values[1..=count]);
+    three
+}
+
 /// Spatial extents of `[batch, *spatial, heads, width]`, as three.
 pub(super) fn spatial(shape: &[usize]) -> [usize; 3] {
-    let mut dims = [1; 3];
-    let count = shape.len() - 3;
-    dims[3 - count..].copy_from_slice(&shape[1..=count]);
-    dims
+    three(shape, 1)
 }
 
 /// Spatial ranges of a box, as three.
 pub(super) fn three_ranges(cells: &IndexBox) -> [Range<usize>; 3] {
-    let mut ranges = [const { 0..1 }; 3];
-    let count = cells.ranges().len() - 3;
-    ranges[3 - count..].clone_from_slice(&cells.ranges()[1..=count]);
-    ranges
+    three(cells.ranges(), 0..1)
 }
 
 /// Replaces the range of a box in the last dim.
 pub(super) fn with_width(cells: &IndexBox, width: Range<usize>) -> IndexBox {
-    let mut ranges = cells.ranges().to_vec();
-    *ranges.last_mut().expect("a width") = width;
-    IndexBox::new(ranges)
+    cells.with_range(cells.ranges().len() - 1, width)
 }
 
 /// For every cell of the assembled field, its piece and its index there.
@@ -68,18 +69,13 @@ pub(super) fn places(shape: [usize; 3], boxes: &[Placed]) -> Vec<[u32; 2]> {
 pub(super) fn own_copies(plan: &ExchangePlan) -> (Option<&Transfer>, Vec<&Transfer>) {
     let mut copies: Vec<&Transfer> = plan.copies.iter().collect();
     copies.sort_by_key(|copy| std::cmp::Reverse(copy.src.volume()));
-    match copies.split_first() {
-        Some((first, rest)) => (Some(first), rest.to_vec()),
-        None => (None, Vec::new()),
-    }
+    let mut copies = copies.into_iter();
+    (copies.next(), copies.collect())
 }
 
 /// Spatial dims that a transfer reverses, as three.
 pub(super) fn flips(transfer: &Transfer) -> [bool; 3] {
-    let mut flips = [false; 3];
-    let count = transfer.flip.len() - 3;
-    flips[3 - count..].copy_from_slice(&transfer.flip[1..=count]);
-    flips
+    three(&transfer.flip, false)
 }
 
 /// A box at its place on its owner, in a tensor of this shape.

@@ -4,8 +4,9 @@ use halocline_core::{Error, Exchange, Layout, Operation, Result, ShardTensor, Tr
 
 use super::options::NeighborhoodOptions;
 use super::run::NeighborhoodRun;
+use crate::attention::dense::check_rows;
 use crate::attention::engine::tiles::Dim;
-use crate::attention::widths::with_width;
+use crate::driver::place::resized;
 use crate::driver::{Neighborhood, Reach, Reaches};
 use crate::kernel::simd::Isa;
 
@@ -48,7 +49,7 @@ impl Prepared {
         Isa::chosen()?;
         let [key_width, value_width] = [k.dims()[D - 1], v.dims()[D - 1]];
         // Keys and values are sent as one tensor, concatenated in every head.
-        let pairs = with_width(k.layout(), key_width + value_width);
+        let pairs = resized(k.layout(), D - 1, vec![key_width + value_width]);
         let (mesh, cache) = (q.mesh().clone(), q.mesh().cache());
         let plan = cache.get_or_make(
             (operator, options.dims, pairs.clone()),
@@ -62,7 +63,7 @@ impl Prepared {
                 reaches.plan(pairs, &mesh, pairs, 0.0)
             },
         )?;
-        let output = with_width(q.layout(), value_width);
+        let output = resized(q.layout(), D - 1, vec![value_width]);
         let own = q.layout().local_box(mesh.position());
         let mut dims = [(); 3].map(|()| Dim::single());
         for dim in 0..N {
@@ -116,7 +117,6 @@ fn check<const D: usize>(
     k: &ShardTensor<D>,
     v: &ShardTensor<D>,
 ) -> Result<()> {
-    let fail = |message: String| Err(Error::operator(operator, message));
     let [shape_q, shape_k, shape_v] = [q.dims(), k.dims(), v.dims()];
     let (heads, width) = (D - 2, D - 1);
     let shared = shape_q[heads].checked_div(shape_k[heads]).unwrap_or(0);
@@ -128,20 +128,14 @@ fn check<const D: usize>(
         && shape_q[width] > 0
         && shape_v[width] > 0;
     if !fits {
-        return fail(format!(
+        let message = format!(
             "queries {shape_q:?}, keys {shape_k:?}, values {shape_v:?}; expected [batch, *spatial, n·heads, width], \
              [batch, *spatial, heads, width] and [batch, *spatial, heads, value_width]"
-        ));
+        );
+        return Err(Error::operator(operator, message));
     }
-    let types = [q, k, v].map(|tensor| tensor.local().dtype());
-    if types[1..].iter().any(|dtype| *dtype != types[0]) {
-        return fail(format!("queries, keys and values of {types:?}"));
-    }
-    for tensor in [q, k, v] {
-        tensor.require_resolved(operator)?;
-        tensor.require_whole(operator, width)?;
-    }
-    let alike = |tensor: &ShardTensor<D>, shared: usize| {
+    check_rows(operator, [q, k, v])?;
+    let alike = |tensor: &ShardTensor<D>| {
         let heads_of = |dim: usize| if dim == heads { shared } else { 1 };
         tensor.layout().mesh() == q.layout().mesh()
             && tensor.placements() == q.placements()
@@ -152,7 +146,7 @@ fn check<const D: usize>(
             })
     };
     for (name, tensor) in [("keys", k), ("values", v)] {
-        if !alike(tensor, shared) {
+        if !alike(tensor) {
             return Err(Error::placement(
                 operator,
                 format!("{name} {} with queries {}", tensor.layout(), q.layout()),

@@ -7,6 +7,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use halocline_core::ops::Boxes;
 use halocline_core::{Exchange, ExchangePlan, Transfer};
 
+use super::heads::piece;
 use super::places::{alone, flips, of_owner, places, spatial, three_ranges};
 use crate::attention::engine::rows::{Piece, Rows};
 use crate::attention::engine::tiles::Dim;
@@ -57,15 +58,10 @@ impl NeighborhoodRun {
         places: &'a [[u32; 2]],
     ) -> Rows<'a, E> {
         let shape = own.shape();
-        let [heads, width] = [shape[shape.len() - 2], shape[shape.len() - 1]];
-        let cells = spatial(&shape);
-        let own = Piece::reading(
-            flex::elements(own),
-            [cells.iter().product(), heads, width],
-            0,
-        );
+        let heads = shape[shape.len() - 2];
+        let own = piece(own);
         let Some(plan) = self.plan() else {
-            return Rows::whole(cells, own);
+            return Rows::whole(spatial(&shape), own);
         };
         let both = self.widths[0] + self.widths[1];
         let pieces = boxes.iter().map(|cells| {

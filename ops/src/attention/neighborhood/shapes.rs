@@ -3,11 +3,12 @@
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 
+use super::heads::piece;
 use super::places::spatial;
 use super::run::NeighborhoodRun;
 use crate::attention::engine::rows::{Piece, Rows};
 use crate::attention::engine::windows::{Results, Windows};
-use crate::kernel::flex::{self, Float};
+use crate::kernel::flex::Float;
 use crate::kernel::memory::Shared;
 
 /// Sizes of queries, in the form that kernels need.
@@ -81,7 +82,7 @@ impl Shapes {
             shared: self.shared,
             widths: run.widths,
             scale: run.scale,
-            queries: self.reading(flex::elements(q), run.widths[0]),
+            queries: Rows::whole(self.cells, piece(q)),
             keys,
             values,
             results,

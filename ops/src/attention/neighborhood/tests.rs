@@ -1,7 +1,5 @@
-use std::collections::HashMap;
-
 use burn::tensor::{DType, Tensor, TensorData};
-use halocline_core::{Error, Launcher, Shard, ShardTensor};
+use halocline_core::{Launcher, Shard, ShardTensor};
 use proptest::prelude::*;
 
 use super::*;
@@ -9,7 +7,7 @@ use crate::attention::{AttentionField, OPERATORS};
 use crate::driver::Neighborhood;
 use crate::golden::{Arguments, Attributes};
 use crate::prelude::*;
-use crate::testing::{check_golden, compare, difference, normal, random};
+use crate::testing::{check_golden, compare, difference, gradient_of, normal, random, random_leaf};
 
 fn arguments(
     shape: &[usize],
@@ -30,10 +28,10 @@ fn arguments(
     Arguments {
         attributes: Attributes {
             numbers: numbers.collect(),
-            texts: HashMap::new(),
+            ..Attributes::default()
         },
         inputs: vec![input("q", shape), input("k", &keys), input("v", &values)],
-        parameters: HashMap::new(),
+        ..Arguments::default()
     }
 }
 
@@ -254,18 +252,15 @@ fn heads_of_grouped_queries_may_be_sharded() {
         let found = Launcher::local(axes[0] * axes[1]).collect(|world| {
             let mesh = world.mesh([("heads", axes[0]), ("lat", axes[1])])?;
             let leaf = |name: &str, heads: usize, width: usize| {
-                let x = random::<5>([1, 9, 6, heads, width], name, 0).inner();
-                let x = ShardTensor::distribute(x, &mesh, &[Shard(3), Shard(1)])?;
-                Ok::<_, Error>(x.require_grad())
+                random_leaf([1, 9, 6, heads, width], name, &mesh, &[Shard(3), Shard(1)])
             };
             let leaves = [leaf("q", 6, 4)?, leaf("k", 2, 4)?, leaf("v", 2, 3)?];
             let [q, k, v] = leaves.clone();
             let y = neighborhood_attention(q, k, v, &options)?;
             let gradients = (y.clone() * y.clone()).sum().backward();
-            let gradients = leaves.map(|leaf| leaf.grad(&gradients).expect("a gradient"));
-            let whole = std::iter::once(y).chain(gradients);
-            let whole = whole.map(|x| x.full_tensor().into_data());
-            Ok(whole.collect::<Vec<_>>())
+            let mut found = vec![y.full_tensor().into_data()];
+            found.extend(leaves.iter().map(|leaf| gradient_of(leaf, &gradients)));
+            Ok(found)
         });
         found.unwrap()
     };
@@ -406,40 +401,6 @@ fn agree<const D: usize, const N: usize>(
     for (ours, burns) in ours.iter().zip(&burns) {
         assert!(difference(ours, burns) < 1e-5);
     }
-}
-
-#[test]
-fn what_does_not_fit_is_refused_before_anything_is_sent() {
-    let refused = |q: [usize; 4], k: [usize; 4], v: [usize; 4], options: NeighborhoodOptions<1>| {
-        let tensor =
-            |shape: [usize; 4]| ShardTensor::solo(Tensor::<4>::zeros(shape, &Default::default()));
-        let refused = neighborhood_attention(tensor(q), tensor(k), tensor(v), &options);
-        refused.unwrap_err().to_string()
-    };
-    let shape = [1, 9, 4, 8];
-    let three = NeighborhoodOptions::new([3]);
-    let long = refused(shape, shape, shape, NeighborhoodOptions::new([10]));
-    assert_eq!(
-        long,
-        "na1d: dim 1: kernel 10 × dilation 1 is 10 cells; expected 1 to 9, the size of the field"
-    );
-    let heads = refused(shape, [1, 9, 3, 8], [1, 9, 3, 8], three);
-    assert!(
-        heads.contains("expected [batch, *spatial, n·heads, width]"),
-        "{heads}"
-    );
-    let values = refused(shape, shape, [1, 8, 4, 8], three);
-    assert!(values.contains("values [1, 8, 4, 8]"), "{values}");
-    let ring = refused(
-        shape,
-        shape,
-        shape,
-        three.with_dilation([2]).with_periodic([true]),
-    );
-    assert!(
-        ring.contains("does not divide the 9 cells of a periodic dim"),
-        "{ring}"
-    );
 }
 
 fn case() -> impl Strategy<Value = (NeighborhoodOptions<2>, [usize; 2])> {

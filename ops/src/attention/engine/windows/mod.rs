@@ -90,7 +90,7 @@ impl<E: Element> WithSimd for Whole<'_, E> {
         for (tiles, class, operands) in &classes {
             let count = tiles.count(class) * job.batch;
             // One tile in each lane, or some heads of one tile.
-            let (stretch, each) = match class.neighbours {
+            let (stretch, each) = match class.neighbors {
                 1 => (count * heads, lanes),
                 _ => (heads, tiles.heads),
             };

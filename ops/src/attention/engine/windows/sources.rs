@@ -66,11 +66,11 @@ impl Operands {
         let columns = class.vectors()[2];
         Self([key, value, 1].map(|width| {
             let row = width * columns * lanes;
-            let (step, vector) = match class.neighbours {
+            let (step, vector) = match class.neighbors {
                 1 => (lanes, width * lanes),
                 _ => (columns * lanes, lanes),
             };
-            let next = vector / class.neighbours;
+            let next = vector / class.neighbors;
             let offset = |[line, column]: &[usize; 2]| line * row + column * next;
             PackedSources {
                 width,

@@ -145,7 +145,7 @@ impl<E> Task<'_, E> {
     /// Number of heads that are processed one after another; if lanes hold tiles, these have any
     /// head.
     pub(super) fn turns(&self) -> usize {
-        match self.class.neighbours {
+        match self.class.neighbors {
             1 => 1,
             _ => self.places.len(),
         }
@@ -171,17 +171,17 @@ impl<E> Task<'_, E> {
     fn vector(&self, part: Part, number: usize) -> ([usize; 3], usize) {
         let class = self.class;
         let (shape, all) = match part {
-            Part::Targets => (class.targets, class.targets[2] * class.neighbours),
+            Part::Targets => (class.targets, class.targets[2] * class.neighbors),
             Part::Sources => (class.vectors(), class.sources[2]),
         };
         debug_assert!(!shape.contains(&0));
-        let column = number % shape[2] * class.neighbours;
+        let column = number % shape[2] * class.neighbors;
         let place = [
             number / (shape[1] * shape[2]),
             number / shape[2] % shape[1],
             column,
         ];
-        let count = match class.neighbours {
+        let count = match class.neighbors {
             1 => self.places.len(),
             neighbours => {
                 // Fewer than the class has, in a tile whose last vector is not full.
@@ -205,7 +205,7 @@ impl<E> Task<'_, E> {
         heads: &[usize],
     ) -> InLane<E> {
         let row = |lane: usize| {
-            let (tile, before) = match self.class.neighbours {
+            let (tile, before) = match self.class.neighbors {
                 1 => (lane, 0),
                 _ => (turn, lane),
             };
