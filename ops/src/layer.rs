@@ -108,11 +108,9 @@ impl<const D: usize> PlanOf for ShardTensor<D> {
 /// is rejected later.
 fn same_padding(size: usize, kernel: usize, stride: usize) -> Padding {
     let outputs = size.div_ceil(stride.max(1));
-    let total = (outputs.max(1) - 1) * stride + kernel;
-    let total = if outputs == 0 {
-        0
-    } else {
-        total.saturating_sub(size)
+    let total = match outputs {
+        0 => 0,
+        _ => ((outputs - 1) * stride + kernel).saturating_sub(size),
     };
     Padding::zeros(total / 2, total - total / 2)
 }

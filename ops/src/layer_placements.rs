@@ -134,9 +134,8 @@ pub fn with_layer_placements<const D: usize, const E: usize, X: Field<D>>(
     x: X,
     layer: impl FnOnce(X) -> X,
 ) -> X {
-    let has_placements =
-        ParamShard::of(first).is_some_and(|shard| shard.layer_placements().is_some());
-    if !has_placements {
+    let placements = ParamShard::of(first).and_then(ParamShard::layer_placements);
+    if placements.is_none() {
         return layer(x);
     }
     let y = layer(run(x, |x| enter(first, x)));

@@ -72,7 +72,7 @@ pub use resample::ResampleField;
 pub use reshard::{Reshard, Resharded, set_reshards};
 pub use softmax::SoftmaxField;
 pub use spectral::{FftNorm, SpectralField};
-pub use sphere::{Regrid, Sht, ShtNorm, ShtPhase, SphereField, SphereGrid};
+pub use sphere::{Regrid, RegridMode, Sht, ShtNorm, ShtPhase, SphereField, SphereGrid};
 
 /// Imports for model code: fields, layers, and the methods of all operator families.
 pub mod prelude {
@@ -82,17 +82,18 @@ pub mod prelude {
         DiscoBasis, DiscoNorm, DiscoTranspose, DropoutField, FftNorm, Field, GeodesicField,
         GeodesicNeighborhood, Layer, MatmulField, NeighborhoodOptions, NormField, Operand, Padding,
         Penalty, PlanOf, PoolField, PoolOptions, RearrangeField, ReduceField, Reduction, Regrid,
-        ResampleField, Reshard, ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField, SpectralField,
-        SphereField, SphereGrid, SsimOptions, StatisticsField, Stencil, Window, WithDims,
-        gradient_loss, huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss, total_variation,
-        weighted_loss,
+        RegridMode, ResampleField, Reshard, ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField,
+        SpectralField, SphereField, SphereGrid, SsimOptions, StatisticsField, Stencil, Window,
+        WithDims, gradient_loss, huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss,
+        total_variation, weighted_loss,
     };
 }
 
 use burn::backend::Dispatch;
-use burn::backend::ops::FloatTensorOps;
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::tensor::kind::{Basic, Kind};
 use burn::tensor::{Shape, Tensor};
-use halocline_core::ShardTensor;
+use halocline_core::{Result, ShardTensor};
 
 /// Converts the type of a tensor from `D` dims to `E` dims, where `E` equals `D`.
 pub(crate) fn retype<const D: usize, const E: usize>(x: Tensor<D>) -> Tensor<E> {
@@ -111,13 +112,35 @@ pub(crate) fn constant<const D: usize>(x: &ShardTensor<D>) -> ShardTensor<D> {
     ShardTensor::from_parts(local, x.layout().clone(), x.mesh().clone())
 }
 
+/// Applies a function of floats to a tensor whose kind is known to be that.
+pub(crate) fn with_floats<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
+    f: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<D>>,
+) -> Result<ShardTensor<D, K>> {
+    let (local, layout, mesh) = x.into_parts();
+    let local = Tensor::from_dispatch(local.into_dispatch());
+    let (local, layout, mesh) = f(ShardTensor::from_parts(local, layout, mesh))?.into_parts();
+    let local = Tensor::from_dispatch(local.into_dispatch());
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
 /// Reshapes a tensor. `Tensor::reshape` would read a size of zero as "keep the size".
 pub(crate) fn reshape<const D: usize, const E: usize>(
     x: Tensor<D>,
     shape: Vec<usize>,
 ) -> Tensor<E> {
-    Tensor::from_dispatch(Dispatch::float_reshape(
-        x.into_dispatch(),
-        Shape::from(shape),
-    ))
+    reshape_any(x, shape)
+}
+
+/// [`reshape`] for elements of any kind.
+pub(crate) fn reshape_any<const D: usize, const E: usize, K: Basic>(
+    x: Tensor<D, K>,
+    shape: Vec<usize>,
+) -> Tensor<E, K> {
+    let (x, shape) = (x.into_dispatch(), Shape::from(shape));
+    Tensor::from_dispatch(match K::KIND {
+        Kind::Float => Dispatch::float_reshape(x, shape),
+        Kind::Int => Dispatch::int_reshape(x, shape),
+        Kind::Bool => Dispatch::bool_reshape(x, shape),
+    })
 }

@@ -189,15 +189,10 @@ pub(crate) fn part_beside<const D: usize, const E: usize>(
 pub(crate) fn fan_out_alike<const D: usize, const N: usize>(
     tensors: [ShardTensor<D>; N],
 ) -> Result<[ShardTensor<D>; N]> {
-    let axes = tensors[0].placements().len();
-    let fans = |axis: usize| {
-        tensors
-            .iter()
-            .any(|x| x.placements().get(axis) == Some(&Fan))
-    };
-    let fans: Vec<bool> = (0..axes).map(fans).collect();
+    let fans = |x: &ShardTensor<D>| x.layout().axes_where(|placement| placement == Fan);
+    let fans: Vec<usize> = tensors.iter().flat_map(fans).collect();
     let all = tensors.into_iter();
-    let all = all.map(|x| x.try_fan_out(|axis| fans.get(axis) == Some(&true)));
+    let all = all.map(|x| x.try_fan_out(|axis| fans.contains(&axis)));
     let all: Vec<_> = all.collect::<Result<_>>()?;
     Ok(all.try_into().expect("as many as were given"))
 }

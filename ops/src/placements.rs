@@ -11,19 +11,9 @@ use crate::matmul::{linear, matmul};
 use crate::operand::Operand;
 use crate::prelude::*;
 use crate::sharding::sharded;
-use crate::testing::{compare, random};
+use crate::testing::{compare, cotangent_of, random_leaf};
 
 const ALL: [Placement; 4] = [Replicate, Fan, Shard(0), Shard(1)];
-
-fn leaf<const D: usize>(
-    mesh: &DeviceMesh,
-    name: &str,
-    shape: [usize; D],
-    placement: Placement,
-) -> Result<ShardTensor<D>> {
-    let whole = random::<D>(shape, name, 0).inner();
-    Ok(ShardTensor::distribute(whole, mesh, &[placement])?.require_grad())
-}
 
 /// The result and the requested gradients.
 fn found(
@@ -31,9 +21,7 @@ fn found(
     gradients: impl FnOnce(&burn::tensor::Gradients) -> Vec<TensorData>,
 ) -> Result<Vec<TensorData>> {
     let y = sharded(y.resolve());
-    let cotangent = random::<2>(y.dims(), "cotangent", 0).inner();
-    let cotangent = ShardTensor::distribute(cotangent, y.mesh(), y.layout())?;
-    let all = (y.clone() * cotangent).sum().backward();
+    let all = (y.clone() * cotangent_of(&y)?).sum().backward();
     let mut found = vec![y.full_tensor().into_data()];
     found.extend(gradients(&all));
     Ok(found)
@@ -83,9 +71,9 @@ fn check<const N: usize>(
 fn linear_layers_take_every_placement_that_has_a_rule() {
     let bias = [Replicate, Fan, Shard(0)];
     let allowed = check([&ALL, &ALL, &bias], |mesh, [x, weight, bias]| {
-        let x = leaf(mesh, "x", [5, 4], x)?;
-        let weight = leaf(mesh, "weight", [4, 7], weight)?;
-        let bias = leaf(mesh, "bias", [7], bias)?;
+        let x = random_leaf([5, 4], "x", mesh, &[x])?;
+        let weight = random_leaf([4, 7], "weight", mesh, &[weight])?;
+        let bias = random_leaf([7], "bias", mesh, &[bias])?;
         let y = linear(x.clone(), weight.clone(), Some(Operand::from(bias.clone())))?;
         found(y, |all| {
             vec![
@@ -99,8 +87,8 @@ fn linear_layers_take_every_placement_that_has_a_rule() {
     // Sharded columns of the weight: two.
     assert_eq!(allowed, 4 * 2 + 2 * 2 + 2);
     let without = check([&ALL, &ALL], |mesh, [x, weight]| {
-        let x = leaf(mesh, "x", [5, 4], x)?;
-        let weight = leaf(mesh, "weight", [4, 7], weight)?;
+        let x = random_leaf([5, 4], "x", mesh, &[x])?;
+        let weight = random_leaf([4, 7], "weight", mesh, &[weight])?;
         let y = linear(x.clone(), weight.clone(), None)?;
         found(y, |all| vec![gradient(&x, all), gradient(&weight, all)])
     });
@@ -110,8 +98,8 @@ fn linear_layers_take_every_placement_that_has_a_rule() {
 #[test]
 fn products_take_every_placement_that_has_a_rule() {
     let allowed = check([&ALL, &ALL], |mesh, [a, b]| {
-        let a = leaf(mesh, "a", [5, 4], a)?;
-        let b = leaf(mesh, "b", [4, 7], b)?;
+        let a = random_leaf([5, 4], "a", mesh, &[a])?;
+        let b = random_leaf([4, 7], "b", mesh, &[b])?;
         let y = matmul(a.clone(), b.clone())?;
         found(y, |all| vec![gradient(&a, all), gradient(&b, all)])
     });
@@ -124,7 +112,7 @@ fn embeddings_take_every_placement_that_has_a_rule() {
     let allowed = check([&index, &ALL], |mesh, [index, weight]| {
         let rows = Tensor::<1, Int>::from_ints([3, 0, 9, 9, 4], mesh.device());
         let rows = ShardTensor::distribute(rows, mesh, &[index])?;
-        let weight = leaf(mesh, "weight", [10, 4], weight)?;
+        let weight = random_leaf([10, 4], "weight", mesh, &[weight])?;
         let y = embedding::<1, 2>(rows, weight.clone())?;
         found(y, |all| vec![gradient(&weight, all)])
     });
@@ -134,8 +122,8 @@ fn embeddings_take_every_placement_that_has_a_rule() {
 #[test]
 fn elementwise_operands_take_every_placement_that_has_a_rule() {
     let allowed = check([&ALL, &ALL], |mesh, [a, b]| {
-        let a = leaf(mesh, "a", [5, 4], a)?;
-        let b = leaf(mesh, "b", [5, 4], b)?;
+        let a = random_leaf([5, 4], "a", mesh, &[a])?;
+        let b = random_leaf([5, 4], "b", mesh, &[b])?;
         let y = Error::catch(|| a.clone() * b.clone())?;
         found(y, |all| vec![gradient(&a, all), gradient(&b, all)])
     });

@@ -7,8 +7,8 @@ use crate::golden::{Golden, Output};
 use crate::reduce::ReduceField;
 use crate::sharding::sharded;
 use crate::{
-    attention, conv, embedding, geodesic, graph, loss, matmul, norm, pool, rearrange, reduce,
-    resample, softmax, spectral, sphere,
+    activation, arithmetic, attention, conv, embedding, geodesic, graph, loss, matmul, norm, pool,
+    rearrange, reduce, resample, softmax, spectral, sphere,
 };
 
 /// Iterates over all operators that golden cases may name, by family.
@@ -24,6 +24,8 @@ pub fn operators() -> impl Iterator<Item = &'static Golden> {
         loss::OPERATORS,
         attention::OPERATORS,
         softmax::OPERATORS,
+        activation::OPERATORS,
+        arithmetic::OPERATORS,
         embedding::OPERATORS,
         graph::OPERATORS,
         spectral::OPERATORS,

@@ -25,18 +25,11 @@ impl Sharding {
     /// # Errors
     /// The errors of [`Layout::new`].
     pub fn layout(&self, mesh: &DeviceMesh, shape: &[usize]) -> Result<Layout> {
-        let has = |placement: &Placement| !matches!(placement, Shard(dim) if *dim >= shape.len());
-        let placements: Vec<Placement> = self
-            .placements
-            .iter()
-            .map(|placement| {
-                if has(placement) {
-                    *placement
-                } else {
-                    Replicate
-                }
-            })
-            .collect();
+        let placements = self.placements.iter().map(|placement| match placement {
+            Shard(dim) if *dim >= shape.len() => Replicate,
+            other => *other,
+        });
+        let placements: Vec<Placement> = placements.collect();
         let mut layout = Layout::new(mesh.shape(), shape, &placements)?;
         for (dim, extents) in &self.extents {
             if let Ok(with) = layout.with_extents(*dim, extents) {

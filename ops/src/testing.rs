@@ -58,12 +58,8 @@ pub fn check_op<const D: usize, const E: usize>(
             })
             .unwrap_or_else(|error| panic!("{sharding:?}: {error}"));
         for (rank, found) in results.iter().enumerate() {
-            compare(
-                found,
-                &expected,
-                tolerance,
-                &format!("{sharding:?}, rank {rank}"),
-            );
+            let place = format!("{sharding:?}, rank {rank}");
+            compare(found, &expected, tolerance, &place);
         }
     }
 }
@@ -95,13 +91,8 @@ pub fn check_golden(golden: &Golden, arguments: &Arguments, ranks: &[usize], tol
             compare(&[found], std::slice::from_ref(&expected), tolerance, &place);
             assert_eq!(gradients.len(), expected_gradients.len(), "{place}");
             for ((name, found), (_, expected)) in gradients.iter().zip(&expected_gradients) {
-                let (found, expected) = (found.as_slice(), expected.as_slice());
-                compare(
-                    found,
-                    expected,
-                    tolerance,
-                    &format!("{place}: gradient of {name}"),
-                );
+                let place = format!("{place}: gradient of {name}");
+                compare(found.as_slice(), expected.as_slice(), tolerance, &place);
             }
         }
     }

@@ -298,7 +298,8 @@ def regrid(a, x):
     import torch_harmonics
 
     grids = (a["grid"], a.get("grid_out", a["grid"]))
-    return torch_harmonics.ResampleS2(*a["in_shape"], *a["out_shape"], *grids).double()(x)
+    mode = a.get("mode", "bilinear")
+    return torch_harmonics.ResampleS2(*a["in_shape"], *a["out_shape"], *grids, mode).double()(x)
 
 
 def disco_conv(a, x, weight, bias=None, name="DiscreteContinuousConvS2"):
@@ -387,6 +388,11 @@ OPERATORS = {
         x, a["ord"], a.get("dims"), keepdim=a.get("keepdim", "dims" in a)
     ),
     "logsumexp": lambda a, x: torch.logsumexp(x, a["dims"], a["keepdim"]),
+    "relu": lambda _, x: F.relu(x),
+    "gelu": lambda _, x: F.gelu(x),
+    "silu": lambda _, x: F.silu(x),
+    "prelu": lambda _, x, weight: F.prelu(x, weight),
+    "addcmul": lambda _, x, other, scale: torch.addcmul(x, other, scale),
     "softmax": lambda a, x: torch.softmax(x, a["dim"]),
     "log_softmax": lambda a, x: torch.log_softmax(x, a["dim"]),
     "matmul": lambda _, a, b: a @ b,
@@ -402,7 +408,7 @@ OPERATORS = {
         x, weight=weight, bias=bias, eps=a["eps"]
     ),
     "batch_norm": batch_norm,
-    "weight_norm": lambda a, v, g: torch._weight_norm(v, g, a["dim"]),
+    "weight_norm": lambda a, v, g: torch._weight_norm(v, g, -1 if a["dim"] is None else a["dim"]),
     "layer_norm": lambda a, x, weight=None, bias=None: F.layer_norm(
         x, a["normalized_shape"], weight, bias, a["eps"]
     ),

@@ -5,7 +5,6 @@ use burn::nn::activation::{GLU, PRelu};
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::ActivationField;
-use crate::field::Field;
 use crate::layers::{displayed, layers};
 use crate::operand::Operand;
 use crate::rearrange::{RearrangeField, distribute_operand, reshape};
@@ -96,11 +95,6 @@ pub fn glu<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<
     })
 }
 
-/// Applies burn's layer to either kind of tensor.
-pub(crate) fn prelu_of<const D: usize, X: Field<D>>(layer: &PRelu, x: X) -> X {
-    x.prelu(&layer.alpha)
-}
-
 /// Dim of burn's layer, which counts from the end if it is negative.
 fn dim_of(layer: &GLU, dims: usize) -> usize {
     let dim: isize = displayed(|content| layer.content(content), "dim");
@@ -112,7 +106,7 @@ fn dim_of(layer: &GLU, dims: usize) -> usize {
 }
 
 layers! {
-    PRelu: |layer, x| prelu_of(layer, x);
+    PRelu: |layer, x| ActivationField::prelu(x, &layer.alpha);
     GLU: |layer, x| ActivationField::glu(x, dim_of(layer, D));
 }
 

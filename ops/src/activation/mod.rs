@@ -1,6 +1,7 @@
 //! Activations: elementwise nonlinearities on resolved values of any placement.
 
 mod gated;
+mod golden;
 mod kernel;
 
 use std::f64::consts::SQRT_2;
@@ -20,8 +21,8 @@ use crate::kernel::local::LocalOperator;
 use crate::kernel::simd::Isa;
 use crate::layers::layers;
 use crate::operand::Operand;
-pub(crate) use gated::prelu_of;
 pub use gated::{glu, prelu};
+pub(crate) use golden::OPERATORS;
 pub use kernel::Activation;
 
 /// Applies an activation to a sharded tensor; errors name `operator`.

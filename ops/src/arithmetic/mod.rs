@@ -8,11 +8,21 @@ use halocline_core::ops::{self, BackwardPass, Operator, Recompute, to_dispatch};
 use halocline_core::{Error, Layout, Result, ShardTensor};
 
 use crate::field::{Field, run};
+use crate::golden::{Golden, output, with_dims};
 use crate::kernel::flex::{self, with_float};
 use crate::kernel::simd::Isa;
 use crate::operand::{Operand, part_beside};
 use crate::rearrange::distribute_operand;
 use kernel::Rows;
+
+/// Registry entry of `addcmul`.
+pub(crate) const OPERATORS: &[Golden] = &[Golden::new("addcmul", |case| {
+    with_dims!(case.dims(), D => {
+        let scale = case.needed::<D>("scale")?;
+        output(addcmul(case.input::<D>(0)?, case.input(1)?, scale))
+    })
+})
+.with_travels(["–", "sums of factors' gradients"])];
 
 /// Adds a scaled field, `x + y · scale`, as in residual connections with one factor per channel.
 ///

@@ -162,8 +162,8 @@ fn used(run: &ConvRun, results: &IndexBox, field: &[usize]) -> IndexBox {
     for (dim, cells) in cells.iter_mut().enumerate().skip(2) {
         let (spatial, results) = (dim - 2 + missing, &results.ranges()[dim]);
         let last = results.end.saturating_sub(1) * run.conv.stride[spatial];
-        let span = (run.conv.kernel[spatial] - 1) * run.conv.dilation[spatial] + 1;
-        *cells = results.start * run.conv.stride[spatial]..cells.end.min(last + span);
+        let end = cells.end.min(last + run.conv.span(spatial));
+        *cells = results.start * run.conv.stride[spatial]..end;
     }
     IndexBox::new(cells)
 }

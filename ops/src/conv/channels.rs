@@ -4,22 +4,21 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 use halocline_core::ops::{fan_out, fan_out_with};
 use halocline_core::{
-    Error, Fan, Layout, Linearity, Pairing, ParamShard, Placement, Result, Role, Shard,
-    ShardTensor, Term,
+    Error, Fan, Layout, Linearity, Pairing, ParamShard, Result, Role, Shard, ShardTensor, Term,
 };
 
+use super::groups::beside_groups;
 use super::{ConvOptions, run_conv};
+use crate::driver::place::resized;
 use crate::layer_placements::{enter, leave, leave_with_bias, with_extents_of};
 use crate::operand::Operand;
 use crate::rearrange::cat;
 
-/// Layout of the channels of a convolution's result.
+/// Placements and channels of a convolution's result.
 #[derive(Debug)]
 pub(super) struct Channels {
-    /// Placements of the result.
-    pub placements: Vec<Placement>,
-    /// Extents of the result's channels.
-    pub extents: Vec<usize>,
+    /// Layout of the input, with the placements and the channels of the result.
+    pub layout: Layout,
     pub pairing: Pairing,
 }
 
@@ -47,9 +46,9 @@ pub(super) fn conv<const D: usize, const N: usize>(
     let operator = stencil.operator();
     let (weight, bias, channels) =
         parameters(operator, &x, weight, bias, options.groups, Weight::Direct)?;
-    let plan = stencil
-        .with_channels_on(channels.placements.clone(), channels.extents.clone())
-        .plan(&x)?;
+    let (placements, extents) = (channels.layout.placements(), channels.layout.extents(1));
+    let stencil = stencil.with_channels_on(placements.to_vec(), extents.to_vec());
+    let plan = stencil.plan(&x)?;
     let (local, layout, mesh) = x.into_parts();
     let axes = channels.pairing.fan_out(0);
     let local = Error::catch(|| fan_out(local, &mesh, axes, operator))?;
@@ -85,8 +84,9 @@ pub(super) fn parameters<const D: usize>(
     weight.require_dtype(operator, dtype)?;
     bias.iter()
         .try_for_each(|bias| bias.require_dtype(operator, dtype))?;
-    let weight = weight.place_on(x)?;
-    let bias = bias.map(|bias| bias.place_on(x)).transpose()?;
+    let weight = beside_groups(weight.place_on(x)?, x, groups)?;
+    let bias = bias.map(|bias| beside_groups(bias.place_on(x)?, x, groups));
+    let bias = bias.transpose()?;
     let of_bias = bias.as_ref().map(ShardTensor::layout);
     let channels = checked_rule(operator, x.layout(), weight.layout(), of_bias, groups, kind)?;
     Ok((weight, bias, channels))
@@ -228,16 +228,11 @@ fn rule(
         Weight::Direct => (second, first),
         Weight::Transposed => (first, second),
     };
-    let (x, weight, bias) = if grouped {
-        (
-            in_units(operator, x, 1, inputs_each)?,
-            in_units(operator, weight, 0, first)?,
-            bias.map(|bias| in_units(operator, bias, 0, per_group))
-                .transpose()?,
-        )
-    } else {
-        (x.clone(), weight.clone(), bias.cloned())
-    };
+    let unit = |channels: usize| if grouped { channels } else { 1 };
+    let x = in_units(operator, x, 1, unit(inputs_each))?;
+    let weight = in_units(operator, weight, 0, unit(first))?;
+    let bias = bias.map(|bias| in_units(operator, bias, 0, unit(per_group)));
+    let bias = bias.transpose()?;
     let result = if grouped { inputs } else { outputs };
     let of_x: Vec<Role> = (0..dims).map(Role::Common).collect();
     let mut of_weight = vec![Role::Whole; dims];
@@ -268,27 +263,23 @@ fn rule(
     };
     let pairing = Pairing::new(operator, &terms, &of_result, linearity)?;
     let layout = pairing.layout(&x);
-    let size = if grouped { per_group } else { 1 };
+    let extents = layout.extents(1).iter();
+    let extents = extents.map(|extent| extent * unit(per_group)).collect();
     Ok(Channels {
-        placements: layout.placements().to_vec(),
-        extents: layout
-            .extents(1)
-            .iter()
-            .map(|extent| extent * size)
-            .collect(),
+        layout: resized(&layout, 1, extents),
         pairing,
     })
 }
 
 /// Layout in which a dim counts units of `unit` cells.
 fn in_units(operator: &str, layout: &Layout, dim: usize, unit: usize) -> Result<Layout> {
-    let mut extents = layout.all_extents().to_vec();
-    if extents[dim].iter().any(|extent| extent % unit != 0) {
+    let extents = layout.extents(dim);
+    if extents.iter().any(|extent| extent % unit != 0) {
         let message = format!("{layout} in groups of {unit} channels");
         return Err(Error::operator(operator, message));
     }
-    extents[dim].iter_mut().for_each(|extent| *extent /= unit);
-    Ok(layout.derive(layout.placements().to_vec(), extents))
+    let extents = extents.iter().map(|extent| extent / unit).collect();
+    Ok(resized(layout, dim, extents))
 }
 
 #[cfg(test)]
@@ -301,7 +292,7 @@ mod tests {
     use crate::conv::{ConvOptions, conv};
     use crate::driver::Padding;
     use crate::prelude::*;
-    use crate::testing::{compare, random};
+    use crate::testing::{compare, cotangent_of, gradient_of, random};
 
     /// Placements of input, weight and bias, and the extents of sharded channels.
     #[derive(Clone, Debug)]
@@ -354,19 +345,13 @@ mod tests {
             .with_groups(groups);
         let operand = bias.clone().map(Operand::from);
         let y = conv(x.clone(), weight.clone(), operand, &options)?.resolve();
-        let mesh = y.mesh().clone();
-        let cotangent = random::<4>(y.dims(), "cotangent", 0).inner();
-        let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
-        let gradients = (y.clone() * cotangent).sum().backward();
-        fn whole<const D: usize>(shard: ShardTensor<D>) -> TensorData {
-            shard.full_tensor().into_data()
-        }
-        let mut found = vec![whole(y)];
-        found.push(whole(x.grad(&gradients).expect("a gradient")));
-        found.push(whole(weight.grad(&gradients).expect("a gradient")));
-        if let Some(bias) = bias {
-            found.push(whole(bias.grad(&gradients).expect("a gradient")));
-        }
+        let gradients = (y.clone() * cotangent_of(&y)?).sum().backward();
+        let mut found = vec![
+            y.full_tensor().into_data(),
+            gradient_of(&x, &gradients),
+            gradient_of(&weight, &gradients),
+        ];
+        found.extend(bias.map(|bias| gradient_of(&bias, &gradients)));
         Ok(found)
     }
 
@@ -386,12 +371,8 @@ mod tests {
         };
         let expected = collect(&one).remove(0);
         for found in collect(case) {
-            compare(
-                &found,
-                &expected,
-                1e-5,
-                &format!("{case:?}, {groups} groups"),
-            );
+            let place = format!("{case:?}, {groups} groups");
+            compare(&found, &expected, 1e-5, &place);
         }
     }
 

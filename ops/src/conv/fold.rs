@@ -3,13 +3,14 @@
 use burn::nn::Fold4d;
 use burn::tensor::Tensor;
 use halocline_core::ops::{self, apply};
-use halocline_core::{Boundary, Error, Exchange, Operation, Result, ShardTensor, Traffic};
+use halocline_core::{Boundary, Error, Result, ShardTensor};
 
 use super::ConvOptions;
 use super::patches::{Patches, Way};
 use super::transposed::{ConvTransposeOptions, plan};
-use super::unfold::{check, of_case, options, windows};
-use crate::driver::empty::fill_empty;
+use super::unfold::{check, of_case, options};
+use crate::driver::empty::fill_all;
+use crate::driver::place::resized;
 use crate::field::{Field, WithDims, run};
 use crate::golden::{Dims, Golden, Output, output};
 use crate::layer::Layer;
@@ -56,8 +57,9 @@ pub fn fold<const D: usize, const N: usize>(
         return Err(Error::operator(NAME, message));
     }
     let channels = channels.iter().map(|channels| channels / count).collect();
+    let windows = options.windows(&kernel);
     let mut more = [0; N];
-    for (dim, window) in windows(kernel, options).into_iter().enumerate() {
+    for (dim, window) in windows.iter().enumerate() {
         let padding = window.padding;
         if padding.low != padding.high
             || (padding.low > 0 && padding.boundary != [Boundary::Zeros; 2])
@@ -76,35 +78,30 @@ pub fn fold<const D: usize, const N: usize>(
         }
         more[dim] = (size + 2 * padding.low - window.span()) % window.stride;
     }
-    let like = ConvTransposeOptions::default()
+    let transposed = ConvTransposeOptions::default()
         .with_stride(options.stride)
         .with_dilation(options.dilation)
         .with_padding(options.padding.map(|padding| padding.low))
         .with_output_padding(more);
-    let plan = plan(NAME, &like, &kernel, x.placements().to_vec(), channels, &x)?;
+    let like = resized(x.layout(), 1, channels);
+    let plan = plan(NAME, &transposed, &kernel, like, &x)?;
     let dtype = x.local().dtype();
     // Widened before the exchange, so that parts from other ranks are added in this precision, too.
     let (local, layout, mesh) = cast_shard(x, wider(dtype)).into_parts();
-    let all: Vec<usize> = (0..D).collect();
-    let local = fill_empty(local, &layout, &all, NAME, 0.0)?;
+    let local = fill_all(local, &layout, NAME, 0.0)?;
     let sum = Patches {
         way: Way::AddUp,
-        windows: windows(kernel, options),
+        windows,
         shape: match &plan.exchange {
             Some(exchange) => exchange.output_shape.clone(),
             None => plan.output.local_shape(mesh.position()),
         },
     };
     let y = Tensor::<D>::from_dispatch(apply(sum, [local.into_dispatch()]));
-    let y = match &plan.exchange {
+    let y = match plan.exchange(NAME, &layout, &mesh) {
         None => y,
-        Some(exchange) => {
-            // Cells of other ranks are sent back to them, in the opposite direction of halos.
-            let operation = Operation::new(NAME, Traffic::Exchange, Some(&layout)).backward();
-            let (comm, ranks) = (mesh.comm().clone(), mesh.shape().ranks().into());
-            let exchange = Exchange::with_adjoint(operation, comm, ranks, exchange.clone());
-            Error::catch(|| ops::run(y, exchange.reversed()))?
-        }
+        // Cells of other ranks are sent back to them, in the opposite direction of halos.
+        Some(exchange) => Error::catch(|| ops::run(y, exchange.reversed()))?,
     };
     Ok(ShardTensor::from_parts(
         cast(y, dtype),
@@ -120,12 +117,9 @@ impl<X: Field<3>> Layer<X> for Fold4d {
     fn forward(&self, x: X) -> WithDims<X, 4> {
         let options = options(self.stride, self.dilation, self.padding);
         run(x, |x| {
-            let windows = windows(self.kernel_size, &options)
-                .into_iter()
-                .zip(self.output_size);
-            let counts = windows
-                .zip(2..)
-                .map(|((window, size), dim)| window.output_size("fold", dim, size));
+            let windows = options.windows(&self.kernel_size);
+            let windows = windows.iter().zip(self.output_size).zip(2..);
+            let counts = windows.map(|((window, size), dim)| window.output_size(NAME, dim, size));
             let counts: Vec<usize> = counts.collect::<Result<_>>()?;
             let x: ShardTensor<4> = unflatten(x, 2, &counts)?;
             fold(x, self.output_size, self.kernel_size, &options)

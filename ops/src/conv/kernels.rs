@@ -3,8 +3,6 @@
 //! the gradients of periodic ends that a rank holds itself are part of the gradient of its own
 //! cells ([`continued`]).
 
-use std::ops::Range;
-
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{DType, Element as BurnElement};
@@ -17,9 +15,10 @@ use super::engine::method::Method;
 use super::engine::pieces::{Piece, Pieces};
 use super::engine::plan::WeightJob;
 use super::periodic::{Cotangent, continued};
-use super::run::{ConvRun, channels_of, joint_shape, spatial, split};
+use super::run::{ConvRun, channels_of, joint_shape, spatial, split, three_ranges};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float};
+use crate::kernel::memory::Shared;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Isa;
 
@@ -39,7 +38,7 @@ impl ConvRun {
             return Pieces::new(whole.collect());
         };
         let plan = &exchange.forward.plan;
-        let own = plan.copies.iter().flat_map(|copy| {
+        let copies = plan.copies.iter().flat_map(|copy| {
             channels_of(fields).map(move |(channel, x)| {
                 let cells = copy.src.with_range(1, 0..x.shape()[1]);
                 Piece {
@@ -50,7 +49,7 @@ impl ConvRun {
             })
         });
         let transfers = plan.receives.iter().flat_map(|(_, transfers)| transfers);
-        let others = transfers.zip(received).map(|(transfer, cells)| {
+        let boxes = transfers.zip(received).map(|(transfer, cells)| {
             let whole = IndexBox::whole(&transfer.src.shape());
             Piece {
                 channel: 0,
@@ -58,7 +57,7 @@ impl ConvRun {
                 cells: flex::field_box(cells, &whole, &transfer.flip),
             }
         });
-        Pieces::new(own.chain(others).collect())
+        Pieces::new(copies.chain(boxes).collect())
     }
 
     /// Computes the result, with sums of type `E`, and also returns the received boxes.
@@ -70,47 +69,11 @@ impl ConvRun {
     where
         P::Number: BurnElement + bytemuck::Pod,
     {
+        let (isa, method) = (Isa::chosen()?, Method::chosen()?);
         let (fields, parameters) = inputs.split_at(self.fields);
-        let fields = fields.to_vec();
-        let (weight, bias) = (parameters[0].clone(), parameters[1].clone());
-        let (weight, bias) = (
-            flex::operand::<P::Number>(weight)?,
-            flex::operand::<E>(bias)?,
-        );
-        let inputs = casts::<P::Number>(&fields)?;
-        let whole = self.conv.forward(spatial(&self.output));
-        let mut received = Vec::new();
-        let y = self.forward_with::<E, P>(weight, bias, dtype, |compute| {
-            received = self.in_stages(&fields, |received, results| {
-                let parts: Vec<Correlation> = results
-                    .iter()
-                    .map(|results| whole.within(&three_ranges(results)))
-                    .collect();
-                let boxes = received
-                    .iter()
-                    .map(|(_, cells)| flex::cast::<P::Number>(cells.clone()));
-                let boxes = boxes.collect::<Result<Vec<_>>>()?;
-                compute(&parts, &self.pieces(&inputs, &boxes));
-                Ok(())
-            })?;
-            Ok(())
-        })?;
-        Ok((y, received))
-    }
-
-    /// Runs a forward pass in stages, each of which computes a part of the results from the pieces
-    /// present.
-    fn forward_with<E: Float, P: Products<E>>(
-        &self,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        dtype: DType,
-        stages: impl FnOnce(&dyn Fn(&[Correlation], &Pieces<'_, P::Number>)) -> Result<()>,
-    ) -> Result<DispatchTensor>
-    where
-        P::Number: BurnElement + bytemuck::Pod,
-    {
-        let isa = Isa::chosen()?;
+        let cells = casts::<P::Number>(fields)?;
+        let weight = flex::operand::<P::Number>(parameters[0].clone())?;
+        let bias = flex::operand::<E>(parameters[1].clone())?;
         let Conv {
             groups,
             inputs,
@@ -123,32 +86,37 @@ impl ConvRun {
         let weight = |[group, output, input, element]: [usize; 4]| {
             weight[((group * outputs + output) * inputs + input) * kernel + element]
         };
-        let nothing = Pieces::new(Vec::new());
-        let job = Job {
-            parts: &[],
-            groups,
-            inputs,
-            outputs,
-            batch: self.output[0],
-            shape: spatial(&self.output),
-            pieces: &nothing,
-            bias: (!bias.is_empty()).then_some(bias),
-            method: Method::chosen()?,
-        };
-        let mut result = Ok(());
-        let fill = |output| {
-            result = stages(&|parts, pieces| {
-                let stage = Job {
-                    parts,
-                    pieces,
-                    ..job
+        let whole = self.conv.forward(spatial(&self.output));
+        let mut received = Ok(Vec::new());
+        let fill = |y: Shared<P::Number>| {
+            received = self.in_stages(fields, |boxes, results| {
+                let parts = results
+                    .iter()
+                    .map(|results| whole.within(&three_ranges(results)));
+                let parts: Vec<Correlation> = parts.collect();
+                let boxes = boxes
+                    .iter()
+                    .map(|(_, cells)| flex::cast::<P::Number>(cells.clone()));
+                let boxes = boxes.collect::<Result<Vec<_>>>()?;
+                let job = Job {
+                    parts: &parts,
+                    groups,
+                    inputs,
+                    outputs,
+                    batch: self.output[0],
+                    shape: spatial(&self.output),
+                    pieces: &self.pieces::<P::Number>(&cells, &boxes),
+                    bias: (!bias.is_empty()).then_some(bias),
+                    method,
                 };
-                stage.run_into::<P>(isa, &weight, output);
+                job.run_into::<P>(isa, &weight, y);
+                Ok(())
             });
         };
-        // SAFETY: stages compute all results, or fail.
-        let y = unsafe { Buffer::filled(job.len(), fill) };
-        result.map(|()| flex::result(y, &self.output, dtype))
+        // SAFETY: the stages compute all results, or fail.
+        let y = unsafe { Buffer::filled(self.output.iter().product(), fill) };
+        let received = received?;
+        Ok((flex::result(y, &self.output, dtype), received))
     }
 
     /// Computes the requested gradients of input, weight and bias, with sums of type `E`.
@@ -185,7 +153,7 @@ impl ConvRun {
             .map(|exchange| exchange.send(&like, |transfer| gradient(plain, &transfer.dst)))
             .transpose()?;
         boxes.iter().for_each(Boxes::in_background);
-        let own = input_wanted.then(|| match &self.exchange {
+        let sum = input_wanted.then(|| match &self.exchange {
             None => gradient(plain, &IndexBox::whole(&joint_shape(&fields))),
             Some(exchange) => {
                 let plan = &exchange.forward.plan;
@@ -211,9 +179,9 @@ impl ConvRun {
             };
             job.run::<E, P>(isa)
         });
-        let input = match (own, boxes) {
+        let input = match (sum, boxes) {
             (Some(sum), Some(boxes)) => Some(boxes.finish()?.into_iter().fold(sum, add_wide::<E>)),
-            (own, _) => own,
+            (sum, _) => sum,
         };
         let input = input.map(|input| flex::in_dtype(input, dtype));
         let mut gradients = split(input, &fields);
@@ -271,14 +239,6 @@ impl ConvRun {
 /// Casts boxes to the dtype of a kernel.
 fn casts<N: BurnElement>(boxes: &[DispatchTensor]) -> Result<Vec<FlexTensor>> {
     boxes.iter().cloned().map(flex::cast::<N>).collect()
-}
-
-/// Spatial ranges of a box, as three.
-fn three_ranges(cells: &IndexBox) -> [Range<usize>; 3] {
-    let mut ranges = [const { 0..1 }; 3];
-    let missing = 5 - cells.ranges().len();
-    ranges[missing..].clone_from_slice(&cells.ranges()[2..]);
-    ranges
 }
 
 /// First cell of a box, in its spatial dims.

@@ -7,7 +7,7 @@ use crate::field::Field;
 use crate::layer::{Layer, PaddingOf};
 
 macro_rules! conv_layer {
-    ($module:ident, $d:literal, $n:literal, $array:expr) => {
+    ($module:ident, $d:literal, $array:expr) => {
         impl<X: Field<$d>> Layer<X> for $module {
             type Output = X;
 
@@ -26,6 +26,6 @@ macro_rules! conv_layer {
     };
 }
 
-conv_layer!(Conv1d, 3, 1, |x| [x]);
-conv_layer!(Conv2d, 4, 2, |x| x);
-conv_layer!(Conv3d, 5, 3, |x| x);
+conv_layer!(Conv1d, 3, |x| [x]);
+conv_layer!(Conv2d, 4, |x| x);
+conv_layer!(Conv3d, 5, |x| x);

@@ -14,7 +14,7 @@
 //! Batch and spatial dims may be sharded, in any combination; values must be resolved. Channels are
 //! whole, or sharded together with the weight: a weight sharded in output channels yields a result
 //! that is sharded in them, a weight and `x` sharded in input channels yield a partial result, and
-//! whole groups stay on their rank.
+//! whole groups stay on their rank, where the weight may be replicated.
 //!
 //! # Adjoint
 //! The gradient of a halo cell is added to that of the owner's cell. Gradients of weight and bias
@@ -25,6 +25,7 @@ mod channels;
 mod engine;
 mod fold;
 mod golden;
+mod groups;
 mod kernels;
 mod layer;
 mod node;
@@ -46,12 +47,12 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 use halocline_core::{Error, Layout, OrRaise, Result, ShardTensor};
 
-use crate::driver::{Padding, Rounding, Stencil, StencilPlan, Window};
+use crate::driver::{Padding, Stencil, StencilPlan, Window};
 use crate::field::{Field, run};
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use crate::rearrange::{cat, joined};
-use engine::geometry::Conv;
+use engine::geometry::{Conv, three};
 use engine::method::Method;
 pub(crate) use golden::OPERATORS;
 use run::ConvRun;
@@ -131,14 +132,19 @@ impl<const N: usize> ConvOptions<N> {
             );
             return Err(Error::operator(operator, message));
         }
-        let windows = (0..N).map(|dim| Window {
-            kernel: weight[dim + 2],
+        let windows = self.windows(&weight[2..]);
+        Ok(Stencil::new(operator, windows).with_channels(weight[0]))
+    }
+
+    /// Windows of a kernel of this size.
+    fn windows(&self, kernel: &[usize]) -> Vec<Window> {
+        let window = |dim: usize| Window {
             stride: self.stride[dim],
             dilation: self.dilation[dim],
             padding: self.padding[dim],
-            rounding: Rounding::Floor,
-        });
-        Ok(Stencil::new(operator, windows.collect()).with_channels(weight[0]))
+            ..Window::new(kernel[dim])
+        };
+        (0..N).map(window).collect()
     }
 }
 
@@ -216,16 +222,8 @@ pub fn conv_cat<const D: usize, const N: usize>(
     }
     let layout = joined("conv_cat", &fields, 1)?;
     let stencil = options.stencil(&shape, layout.shape()[1])?;
-    if let Some(bias) = &bias
-        && bias.dims() != [shape[0]]
-    {
-        let message = format!("bias {:?} for {} channels", bias.dims(), shape[0]);
-        return Err(Error::operator(stencil.operator(), message));
-    }
-    // Checked here, not in a kernel: an unknown setting is an error before anything is sent.
-    Isa::chosen()?;
-    Method::chosen()?;
-    if weight.is_sharded() {
+    check(stencil.operator(), bias.as_ref(), shape[0])?;
+    if weight.is_sharded() || (options.groups > 1 && layout.is_sharded(1)) {
         return channels::conv(cat(fields, 1)?, weight, bias, options);
     }
     let operator = stencil.operator();
@@ -248,6 +246,20 @@ pub fn conv_cat<const D: usize, const N: usize>(
         operator,
         &plan,
     )
+}
+
+/// Checks the bias of a convolution with this number of output channels, and the settings of
+/// kernels: an unknown one is an error before anything is sent.
+fn check(operator: &str, bias: Option<&Operand<1>>, channels: usize) -> Result<()> {
+    if let Some(bias) = bias
+        && bias.dims() != [channels]
+    {
+        let message = format!("bias {:?} for {channels} channels", bias.dims());
+        return Err(Error::operator(operator, message));
+    }
+    Isa::chosen()?;
+    Method::chosen()?;
+    Ok(())
 }
 
 /// Checks the shards of parameters for a field of this layout, before the field is made and
@@ -276,8 +288,7 @@ fn run_conv<const D: usize, const N: usize>(
 ) -> Result<ShardTensor<D>> {
     let shape = weight.dims();
     let mesh = fields[0].mesh().clone();
-    let locals = fields.into_iter().map(|field| field.into_local());
-    let locals: Vec<_> = locals.collect();
+    let locals: Vec<_> = fields.into_iter().map(ShardTensor::into_local).collect();
     let run = ConvRun {
         conv: Conv {
             groups,
@@ -428,11 +439,3 @@ pub trait ConvField<const D: usize>: Field<D> {
 }
 
 impl<const D: usize, X: Field<D>> ConvField<D> for X {}
-
-/// Sizes of up to three dims as three, with leading dims of one cell, which do not change a
-/// convolution.
-fn three(sizes: &[usize]) -> [usize; 3] {
-    let mut dims = [1; 3];
-    dims[3 - sizes.len()..].copy_from_slice(sizes);
-    dims
-}

@@ -70,9 +70,8 @@ impl Patches {
             let mut shape = view.shape().to_vec();
             shape.insert(0, 1);
             let view = Dispatch::float_expand(view, Shape::from(shape));
-            let mut place = IndexBox::whole(&whole).ranges().to_vec();
-            place[2] = element..element + 1;
-            (IndexBox::new(place), Dispatch::float_permute(view, &axes))
+            let place = IndexBox::whole(&whole).with_range(2, element..element + 1);
+            (place, Dispatch::float_permute(view, &axes))
         });
         let gathered = of_boxes(x, &whole, None, &boxes.collect::<Vec<_>>());
         let shape = [&[batch, channels * elements], &held[..]].concat();
@@ -89,15 +88,11 @@ impl Patches {
         let mut sum = blank(&x, &self.shape, Some(0.0));
         let x = Dispatch::float_reshape(x, Shape::from([planes, elements, count]));
         for element in 0..elements {
-            let own = [
-                Slice::from(0..planes),
-                Slice::from(element..element + 1),
-                Slice::from(0..count),
-            ];
-            let part = Dispatch::float_slice(x.clone(), &own);
-            let mut of_part = self.shape.clone();
-            of_part[2..].copy_from_slice(&held);
-            let part = Dispatch::float_reshape(part, Shape::from(of_part));
+            let slices = [0..planes, element..element + 1, 0..count].map(Slice::from);
+            let part = Dispatch::float_slice(x.clone(), &slices);
+            let mut shape = self.shape.clone();
+            shape[2..].copy_from_slice(&held);
+            let part = Dispatch::float_reshape(part, Shape::from(shape));
             let cells = self.cells(element, &held);
             let part = Dispatch::float_add(Dispatch::float_slice(sum.clone(), &cells), part);
             sum = Dispatch::float_slice_assign(sum, &cells, part);

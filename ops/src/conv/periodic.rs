@@ -27,7 +27,7 @@ pub(super) fn continued(
     for dim in 2..output.len() {
         let place = dim + 3 - output.len();
         let size = plan.source_shape[dim];
-        let reach = (conv.kernel[place] - 1) * conv.dilation[place];
+        let reach = conv.span(place) - 1;
         let keeps_size = conv.stride[place] == 1 && output[dim] == size;
         let flips = copies.iter().any(|copy| copy.flip[dim]);
         if !keeps_size || flips || !(1..size).contains(&reach) {

@@ -1,10 +1,12 @@
 //! A convolution on one rank: its cells, and the order of exchange and computation.
 
+use std::ops::Range;
+
 use burn::backend::{DispatchTensor, TensorMetadata};
 use halocline_core::ops::{Boxes, blank, cut, of_boxes};
 use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
-use super::engine::geometry::{Conv, Dims};
+use super::engine::geometry::{Conv, Dims, three};
 use super::engine::winograd::whole_tiles;
 
 /// A convolution on one rank.
@@ -64,18 +66,16 @@ impl ConvRun {
     /// Results to compute while boxes are in flight; `None` if that does not pay.
     fn early(&self, boxes: &Boxes<'_>) -> Option<IndexBox> {
         let interior = self.exchange.as_ref()?.forward.plan.interior()?;
-        let mut cells = [const { 0..1 }; 3];
-        let missing = 5 - interior.ranges().len();
-        cells[missing..].clone_from_slice(&interior.ranges()[2..]);
-        let mut early = self.conv.results_within(&cells, spatial(&self.output));
+        let results = spatial(&self.output);
+        let mut early = self.conv.results_within(&three_ranges(&interior), results);
         for dim in [1, 2] {
             if self.conv.kernel[dim] > 1 {
                 // Winograd's method computes adjacent rows together, and columns, too.
-                early[dim] = whole_tiles(&early[dim], spatial(&self.output)[dim]);
+                early[dim] = whole_tiles(&early[dim], results[dim]);
             }
         }
         let mut ranges = IndexBox::whole(&self.output).ranges().to_vec();
-        ranges[2..].clone_from_slice(&early[missing..]);
+        ranges[2..].clone_from_slice(&early[5 - self.output.len()..]);
         let early = IndexBox::new(ranges);
         let all: usize = self.output.iter().product();
         boxes
@@ -137,7 +137,13 @@ pub(super) fn split<T: TensorMetadata>(
 
 /// Spatial extents of a shape, as three.
 pub(super) fn spatial(shape: &[usize]) -> Dims {
-    let mut dims = [1; 3];
-    dims[5 - shape.len()..].copy_from_slice(&shape[2..]);
-    dims
+    three(&shape[2..])
+}
+
+/// Spatial ranges of a box, as three.
+pub(super) fn three_ranges(cells: &IndexBox) -> [Range<usize>; 3] {
+    let mut ranges = [const { 0..1 }; 3];
+    let missing = 5 - cells.ranges().len();
+    ranges[missing..].clone_from_slice(&cells.ranges()[2..]);
+    ranges
 }

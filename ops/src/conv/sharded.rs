@@ -2,11 +2,9 @@
 
 use super::*;
 use crate::prelude::*;
-use crate::testing::{Operator, check_op};
-use burn::tensor::{FloatDType, Tensor};
-use halocline_core::{
-    Boundary, Distribution, Launcher, Overlap, Placement, RandomKey, Replicate, Shard,
-};
+use crate::testing::{Operator, check_op, random_leaf};
+use burn::tensor::{FloatDType, Tensor, TensorData};
+use halocline_core::{Boundary, DeviceMesh, Launcher, Overlap, Placement, Replicate, Shard};
 
 struct Conv<const N: usize>(ConvOptions<N>);
 
@@ -32,44 +30,52 @@ fn weather_padding_is_periodic_in_longitude_and_zero_beyond_the_poles() {
     );
 }
 
-/// On any mesh, with any boundary and window, results that need no halo have the same bits when
-/// they are computed before it arrives.
-#[test]
-fn halos_may_travel_while_the_interior_is_computed() {
-    let boundaries = [Boundary::Zeros, Boundary::Periodic, Boundary::Reflect];
-    let results = |overlap| {
+/// Checks that results on a mesh of two by two ranks have the same bits whether those that need no
+/// halo are computed before it arrives or after.
+fn check_overlap(results: impl Fn(&DeviceMesh) -> Result<Vec<TensorData>> + Sync) {
+    let run = |overlap| {
         let launcher = Launcher::local(4).overlap(overlap);
-        let found = launcher.collect(|world| {
-            let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-            let normal = Distribution::Normal(0.0, 1.0);
-            let mut found = Vec::new();
-            for (case, [low, high]) in [[0, 1], [1, 1], [1, 2], [2, 0]].into_iter().enumerate() {
-                let (low, high) = (boundaries[low], boundaries[high]);
-                let padding = [Padding::new(1, low), Padding::new(2, high)];
-                let options = ConvOptions::default()
-                    .with_padding(padding)
-                    .with_stride([1 + case % 2, 1])
-                    .with_dilation([1, 1 + case / 2]);
-                for placements in [[Shard(2), Shard(3)], [Shard(0), Shard(2)]] {
-                    let key = RandomKey::new(5, "x");
-                    let x = ShardTensor::random([3, 2, 13, 19], normal, key, &mesh, &placements)?;
-                    let key = RandomKey::new(6, "weight");
-                    let placements = [Replicate, Replicate];
-                    let weight =
-                        ShardTensor::random([4, 2, 3, 3], normal, key, &mesh, &placements)?;
-                    let [x, weight] = [x.inner(), weight.inner()];
-                    let y = conv(x, weight.into_local(), None, &options)?;
-                    found.push(y.into_local().into_data());
-                }
-            }
-            Ok(found)
-        });
+        let found = launcher.collect(|world| results(&world.mesh([("lat", 2), ("lon", 2)])?));
         found.unwrap()
     };
-    let (early, late) = (results(Overlap::On), results(Overlap::Off));
+    let (early, late) = (run(Overlap::On), run(Overlap::Off));
     for (early, late) in early.iter().flatten().zip(late.iter().flatten()) {
         early.assert_eq(late, true);
     }
+}
+
+/// This rank's result of a convolution of random numbers with weights of this shape.
+fn convolved(
+    mesh: &DeviceMesh,
+    (shape, placements): ([usize; 4], [Placement; 2]),
+    weight: [usize; 4],
+    options: &ConvOptions<2>,
+) -> Result<TensorData> {
+    let x = random_leaf(shape, "x", mesh, &placements)?.inner();
+    let weight = random_leaf(weight, "weight", mesh, &[Replicate; 2])?.inner();
+    let y = conv(x, weight.into_local(), None, options)?;
+    Ok(y.into_local().into_data())
+}
+
+/// On any mesh, with any boundary and window.
+#[test]
+fn halos_may_travel_while_the_interior_is_computed() {
+    let boundaries = [Boundary::Zeros, Boundary::Periodic, Boundary::Reflect];
+    check_overlap(|mesh| {
+        let mut found = Vec::new();
+        for (case, [low, high]) in [[0, 1], [1, 1], [1, 2], [2, 0]].into_iter().enumerate() {
+            let (low, high) = (boundaries[low], boundaries[high]);
+            let options = ConvOptions::default()
+                .with_padding([Padding::new(1, low), Padding::new(2, high)])
+                .with_stride([1 + case % 2, 1])
+                .with_dilation([1, 1 + case / 2]);
+            for placements in [[Shard(2), Shard(3)], [Shard(0), Shard(2)]] {
+                let x = ([3, 2, 13, 19], placements);
+                found.push(convolved(mesh, x, [4, 2, 3, 3], &options)?);
+            }
+        }
+        Ok(found)
+    });
 }
 
 /// Shards that hold a periodic dim whole compute gradients from a periodic cotangent, others do
@@ -113,27 +119,11 @@ fn rows_of_several_results_may_be_cut_by_shards() {
 
 #[test]
 fn rows_of_several_results_may_be_computed_while_halos_travel() {
-    let results = |overlap| {
-        let launcher = Launcher::local(4).overlap(overlap);
-        let found = launcher.collect(|world| {
-            let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-            let normal = Distribution::Normal(0.0, 1.0);
-            let (key, shape) = (RandomKey::new(5, "x"), [2, 8, 41, 19]);
-            let x = ShardTensor::random(shape, normal, key, &mesh, &[Shard(2), Shard(3)])?;
-            let (key, whole) = (RandomKey::new(6, "weight"), [Replicate, Replicate]);
-            let weight = ShardTensor::random([8, 8, 3, 3], normal, key, &mesh, &whole)?;
-            let [x, weight] = [x.inner(), weight.inner()];
-            let options =
-                ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 2]);
-            let y = conv(x, weight.into_local(), None, &options)?;
-            Ok(y.into_local().into_data())
-        });
-        found.unwrap()
-    };
-    let (early, late) = (results(Overlap::On), results(Overlap::Off));
-    for (early, late) in early.iter().zip(&late) {
-        early.assert_eq(late, true);
-    }
+    check_overlap(|mesh| {
+        let x = ([2, 8, 41, 19], [Shard(2), Shard(3)]);
+        let options = ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 2]);
+        Ok(vec![convolved(mesh, x, [8, 8, 3, 3], &options)?])
+    });
 }
 
 #[test]
@@ -197,9 +187,7 @@ fn three_dims_on_a_three_dimensional_mesh() {
             let sizes = if ranks == 1 { [1, 1, 1] } else { [2, 2, 2] };
             let mesh = world.mesh([("z", sizes[0]), ("y", sizes[1]), ("x", sizes[2])])?;
             let placements = [Shard(2), Shard(3), Shard(4)];
-            let normal = halocline_core::Distribution::Normal(0.0, 1.0);
-            let key = halocline_core::RandomKey::new(1, "x");
-            let x = ShardTensor::random([1, 2, 5, 3, 7], normal, key, &mesh, &placements)?;
+            let x = random_leaf([1, 2, 5, 3, 7], "x", &mesh, &placements)?;
             let options =
                 ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 3]);
             let weight = Tensor::<5>::ones([2, 2, 3, 3, 3], world.device());
@@ -286,10 +274,8 @@ fn joined_fields_need_not_be_made() {
 fn check_joined(launcher: Launcher, dtype: FloatDType) {
     let found = launcher.collect(|world| {
         let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-        let normal = Distribution::Normal(0.0, 1.0);
         let random = |name: &str, shape: [usize; 4], placements: [Placement; 2]| {
-            let key = RandomKey::new(7, name);
-            let x = ShardTensor::random(shape, normal, key, &mesh, &placements)?;
+            let x = random_leaf(shape, name, &mesh, &placements)?;
             Ok::<_, Error>(x.map(|x| x.cast(dtype).detach()))
         };
         let shards = [Shard(2), Shard(3)];

@@ -7,9 +7,9 @@ use halocline_core::ops::{BackwardPass, Operator};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
-use super::engine::geometry::Conv;
+use super::engine::geometry::{Conv, three};
 use super::run::ConvRun;
-use super::{ConvOptions, assembled, three};
+use super::{ConvOptions, assembled};
 use crate::prelude::*;
 use crate::testing::difference;
 
@@ -67,20 +67,22 @@ fn case<const N: usize>(cells: usize) -> impl Strategy<Value = Case<N>> {
                 biased,
                 view,
             };
-            let fits = (0..N).all(|dim| {
-                let span = (case.kernel[dim] - 1) * case.dilation[dim] + 1;
-                case.cells[dim] + 2 * case.padding[dim] >= span
-            });
+            let fits = (0..N).all(|dim| case.cells[dim] + 2 * case.padding[dim] >= case.span(dim));
             fits.then_some(case)
         },
     )
 }
 
 impl<const N: usize> Case<N> {
+    /// Number of cells from the first to the last element of the kernel, in a dim.
+    fn span(&self, dim: usize) -> usize {
+        (self.kernel[dim] - 1) * self.dilation[dim] + 1
+    }
+
     fn leaves_cells_over(&self) -> bool {
         (0..N).any(|dim| {
-            let span = (self.kernel[dim] - 1) * self.dilation[dim] + 1;
-            !(self.cells[dim] + 2 * self.padding[dim] - span).is_multiple_of(self.stride[dim])
+            let after_first = self.cells[dim] + 2 * self.padding[dim] - self.span(dim);
+            !after_first.is_multiple_of(self.stride[dim])
         })
     }
 
@@ -211,11 +213,9 @@ impl<const N: usize> Case<N> {
             Tensor::<D>::random(shape, uniform, (&device, DType::F64)).into_dispatch()
         };
         let shape = |ends: [usize; 2], dims: [usize; N]| [&ends[..], &dims].concat();
-        let spans: [usize; N] =
-            std::array::from_fn(|dim| (self.kernel[dim] - 1) * self.dilation[dim] + 1);
-        let cells: [usize; N] = std::array::from_fn(|dim| self.cells[dim].max(spans[dim]));
+        let cells: [usize; N] = std::array::from_fn(|dim| self.cells[dim].max(self.span(dim)));
         let outputs: [usize; N] =
-            std::array::from_fn(|dim| (cells[dim] - spans[dim]) / self.stride[dim] + 1);
+            std::array::from_fn(|dim| (cells[dim] - self.span(dim)) / self.stride[dim] + 1);
         let channels = [self.groups * self.inputs, self.groups * self.outputs];
         let run = ConvRun {
             conv: Conv {

@@ -23,7 +23,7 @@ use halocline_core::{Error, Result, ShardTensor};
 
 use super::ConvOptions;
 use super::patches::{Patches, Way};
-use crate::driver::{Padding, Stencil, Window};
+use crate::driver::{Padding, Stencil};
 use crate::field::{Field, WithDims, run};
 use crate::golden::{Case, Golden, output};
 use crate::layer::Layer;
@@ -60,13 +60,10 @@ pub fn unfold<const D: usize, const N: usize>(
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "unfold";
     check(NAME, &x, options)?;
-    let windows = windows(kernel, options);
+    let windows = options.windows(&kernel);
     let count: usize = kernel.iter().product();
-    let channels = x
-        .layout()
-        .extents(1)
-        .iter()
-        .map(|channels| channels * count);
+    let channels = x.layout().extents(1).iter();
+    let channels = channels.map(|channels| channels * count);
     let stencil = Stencil::new(NAME, windows.clone());
     let stencil = stencil.with_channels_on(x.placements().to_vec(), channels.collect());
     stencil.run(x, move |x, _| {
@@ -95,17 +92,6 @@ pub(super) fn check<const D: usize, const N: usize>(
     Ok(())
 }
 
-/// Windows of a convolution with this kernel.
-pub(super) fn windows<const N: usize>(kernel: [usize; N], options: &ConvOptions<N>) -> Vec<Window> {
-    let window = |dim: usize| Window {
-        stride: options.stride[dim],
-        dilation: options.dilation[dim],
-        padding: options.padding[dim],
-        ..Window::new(kernel[dim])
-    };
-    (0..N).map(window).collect()
-}
-
 /// Converts the options of burn's modules.
 pub(super) fn options(
     stride: [usize; 2],
@@ -125,7 +111,7 @@ impl<X: Field<4>> Layer<X> for Unfold4d {
     fn forward(&self, x: X) -> WithDims<X, 3> {
         let options = options(self.stride, self.dilation, self.padding);
         run(x, |x| {
-            flatten::<4, 3>(unfold(x, self.kernel_size, &options)?, 2, 3)
+            flatten::<4, 3, _>(unfold(x, self.kernel_size, &options)?, 2, 3)
         })
     }
 }

@@ -8,28 +8,40 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
+use burn::tensor::kind::Basic;
 use halocline_core::{ExchangePlan, IndexBox, Layout, Need, Result, ShardTensor, Source};
 
 /// Pads empty dims with one cell of `value`, if any rank's shard is empty in one of `dims`.
-pub(crate) fn fill_empty<const D: usize>(
-    local: Tensor<D>,
+pub(crate) fn fill_empty<const D: usize, K: Basic>(
+    local: Tensor<D, K>,
     layout: &Layout,
     dims: &[usize],
     operator: &'static str,
     value: f64,
-) -> Result<Tensor<D>> {
+) -> Result<Tensor<D, K>> {
     fill_up_to(1, local, layout, dims, operator, value)
 }
 
+/// Pads all empty dims with one cell of `value`, if any rank's shard is empty.
+pub(crate) fn fill_all<const D: usize, K: Basic>(
+    local: Tensor<D, K>,
+    layout: &Layout,
+    operator: &'static str,
+    value: f64,
+) -> Result<Tensor<D, K>> {
+    let all: Vec<usize> = (0..D).collect();
+    fill_empty(local, layout, &all, operator, value)
+}
+
 /// Pads dims to at least `least` cells of `value`, if any rank's shard is empty in one of `dims`.
-pub(crate) fn fill_up_to<const D: usize>(
+pub(crate) fn fill_up_to<const D: usize, K: Basic>(
     least: usize,
-    local: Tensor<D>,
+    local: Tensor<D, K>,
     layout: &Layout,
     dims: &[usize],
     operator: &'static str,
     value: f64,
-) -> Result<Tensor<D>> {
+) -> Result<Tensor<D, K>> {
     if !dims.iter().any(|&dim| layout.extents(dim).contains(&0)) {
         return Ok(local);
     }
@@ -37,13 +49,13 @@ pub(crate) fn fill_up_to<const D: usize>(
 }
 
 /// Pads dims to at least `least` cells, with the same step on every rank.
-pub(crate) fn fill<const D: usize>(
+pub(crate) fn fill<const D: usize, K: Basic>(
     least: usize,
-    local: Tensor<D>,
+    local: Tensor<D, K>,
     dims: &[usize],
     operator: &'static str,
     value: f64,
-) -> Result<Tensor<D>> {
+) -> Result<Tensor<D, K>> {
     let held = local.dims();
     let plan = ExchangePlan::new(Source::Single(0, &held), 0, 1, |_| {
         let mut need = Need::of(IndexBox::whole(&held));
@@ -56,12 +68,12 @@ pub(crate) fn fill<const D: usize>(
 }
 
 /// Drops the padding of a result, if any rank's shard of the result is empty.
-pub(crate) fn drop_empty<const D: usize>(
-    local: Tensor<D>,
+pub(crate) fn drop_empty<const D: usize, K: Basic>(
+    local: Tensor<D, K>,
     layout: &Layout,
     position: usize,
     operator: &'static str,
-) -> Result<Tensor<D>> {
+) -> Result<Tensor<D, K>> {
     if !layout.has_empty_shard() {
         return Ok(local);
     }
@@ -70,11 +82,11 @@ pub(crate) fn drop_empty<const D: usize>(
 }
 
 /// Cuts a box, which may be empty, out of a shard; the graph does not depend on the box.
-pub(crate) fn keep<const D: usize>(
-    local: Tensor<D>,
+pub(crate) fn keep<const D: usize, K: Basic>(
+    local: Tensor<D, K>,
     cells: &IndexBox,
     operator: &'static str,
-) -> Result<Tensor<D>> {
+) -> Result<Tensor<D, K>> {
     let plan = ExchangePlan::new(Source::Single(0, &local.dims()), 0, 1, |_| {
         Need::of(cells.clone())
     });
@@ -82,10 +94,10 @@ pub(crate) fn keep<const D: usize>(
 }
 
 /// Runs a plan that sends no messages.
-fn run<const D: usize>(
-    local: Tensor<D>,
+fn run<const D: usize, K: Basic>(
+    local: Tensor<D, K>,
     operator: &'static str,
     plan: ExchangePlan,
-) -> Result<Tensor<D>> {
+) -> Result<Tensor<D, K>> {
     ShardTensor::solo(local).run_plan(operator, &Arc::new(plan))
 }

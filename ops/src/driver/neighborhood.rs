@@ -134,22 +134,20 @@ mod tests {
 
     fn neighborhood() -> impl Strategy<Value = (Neighborhood, usize)> {
         let sizes = (2..9_usize, 1..4_usize, 0..3_usize, 0..12_usize);
-        (sizes, any::<bool>(), any::<bool>()).prop_flat_map(
-            |((kernel, dilation, kind, more), _, _)| {
-                (1..=kernel).prop_map(move |stride| {
-                    let periodic = kind == 2;
-                    let size = kernel * dilation + if periodic { more * dilation } else { more };
-                    let neighborhood = Neighborhood {
-                        kernel,
-                        dilation,
-                        stride,
-                        causal: kind == 1,
-                        periodic,
-                    };
-                    (neighborhood, size)
-                })
-            },
-        )
+        sizes.prop_flat_map(|(kernel, dilation, kind, more)| {
+            (1..=kernel).prop_map(move |stride| {
+                let periodic = kind == 2;
+                let size = kernel * dilation + if periodic { more * dilation } else { more };
+                let neighborhood = Neighborhood {
+                    kernel,
+                    dilation,
+                    stride,
+                    causal: kind == 1,
+                    periodic,
+                };
+                (neighborhood, size)
+            })
+        })
     }
 
     proptest! {

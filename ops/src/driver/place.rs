@@ -1,14 +1,14 @@
-//! Moves cells to their positions in a result, dim by dim.
+//! Moves cells to their positions in a result, dim by dim, and derives the layouts of results.
 
 use std::hash::Hash;
 use std::ops::Range;
 
+use burn::tensor::kind::Basic;
 use halocline_core::{
-    Boundary, Error, IndexBox, Layout, Need, Placement, Result, Segment, Shard, ShardTensor,
-    Source, segments,
+    Boundary, Error, IndexBox, Layout, Need, Result, Segment, Shard, ShardTensor, Source, segments,
 };
 
-use crate::reshape;
+use crate::reshape_any;
 
 /// Moves cells of `x` to their positions in a result of layout `output`. For a dim and a range of
 /// the result's cells in it, `runs` returns the runs of cells of `x`. Cells of the result that no
@@ -19,14 +19,14 @@ use crate::reshape;
 ///
 /// # Errors
 /// Partial values; a failure of communication.
-pub(crate) fn placed<const D: usize, Key>(
-    x: ShardTensor<D>,
+pub(crate) fn placed<const D: usize, K: Basic, Key>(
+    x: ShardTensor<D, K>,
     operator: &'static str,
     key: Key,
     output: Layout,
     fill: f64,
     runs: impl Fn(usize, &Range<usize>) -> Vec<Segment>,
-) -> Result<ShardTensor<D>>
+) -> Result<ShardTensor<D, K>>
 where
     Key: Hash + Eq + Send + 'static,
 {
@@ -42,14 +42,14 @@ where
 ///
 /// # Errors
 /// The errors of [`placed`].
-pub(crate) fn assembled<const D: usize, Key>(
-    x: ShardTensor<D>,
+pub(crate) fn assembled<const D: usize, K: Basic, Key>(
+    x: ShardTensor<D, K>,
     operator: &'static str,
     key: Key,
     output: Layout,
     fill: f64,
     need_of: impl Fn(&IndexBox) -> Need,
-) -> Result<ShardTensor<D>>
+) -> Result<ShardTensor<D, K>>
 where
     Key: Hash + Eq + Send + 'static,
 {
@@ -96,9 +96,9 @@ pub(crate) fn runs(indices: &[usize]) -> Vec<Segment> {
 }
 
 /// Requires that a dim exists.
-pub(crate) fn require_dim<const D: usize>(
+pub(crate) fn require_dim<const D: usize, K: Basic>(
     operator: &str,
-    x: &ShardTensor<D>,
+    x: &ShardTensor<D, K>,
     dim: usize,
 ) -> Result<()> {
     if dim < D {
@@ -108,20 +108,44 @@ pub(crate) fn require_dim<const D: usize>(
     Err(Error::operator(operator, message))
 }
 
+/// Requires that dims exist and are not repeated.
+pub(crate) fn require_dims<const D: usize>(operator: &str, dims: &[usize]) -> Result<()> {
+    let is_wrong = |(i, dim): (usize, &usize)| *dim >= D || dims[..i].contains(dim);
+    if !dims.iter().enumerate().any(is_wrong) {
+        return Ok(());
+    }
+    let message = format!("dims {dims:?} of a tensor of {D} dims; each at most once");
+    Err(Error::operator(operator, message))
+}
+
+/// Ranges of parts with these extents, one after the other.
+pub(crate) fn part_ranges(extents: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    extents.iter().scan(0_usize, |end, extent| {
+        *end += extent;
+        Some(*end - extent..*end)
+    })
+}
+
+/// Layout with these extents of one dim, whose size may change.
+pub(crate) fn resized(layout: &Layout, dim: usize, extents: Vec<usize>) -> Layout {
+    let mut all = layout.all_extents().to_vec();
+    all[dim] = extents;
+    layout.derive(layout.placements().to_vec(), all)
+}
+
 /// Reshapes a tensor to dims of these extents, with the same cells on every rank; `moved` maps a
 /// sharded dim to its number in the result.
-pub(crate) fn renumbered<const D: usize, const E: usize>(
-    x: ShardTensor<D>,
+pub(crate) fn renumbered<const D: usize, const E: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     extents: Vec<Vec<usize>>,
     moved: impl Fn(usize) -> usize,
-) -> ShardTensor<E> {
+) -> ShardTensor<E, K> {
     let (local, layout, mesh) = x.into_parts();
     let placements = layout.placements().iter().map(|placement| match placement {
         Shard(dim) => Shard(moved(*dim)),
         other => *other,
     });
-    let placements: Vec<Placement> = placements.collect();
-    let layout: Layout = layout.derive(placements, extents);
-    let local = reshape(local, layout.local_shape(mesh.position()));
+    let layout = layout.derive(placements.collect(), extents);
+    let local = reshape_any(local, layout.local_shape(mesh.position()));
     ShardTensor::from_parts(local, layout, mesh)
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use halocline_core::{Boundary, Result, Sides};
 
 use super::neighborhood::Neighborhood;
-use super::window::{Padding, Rounding, Window};
+use super::window::{Rounding, Window};
 
 /// Map from the outputs of an operator to its inputs, in one dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,14 +77,7 @@ impl Reach {
     /// Padding of the field.
     pub(super) fn sides(&self) -> Sides {
         match self {
-            Self::Window(window) => {
-                let Padding {
-                    low,
-                    high,
-                    boundary,
-                } = window.padding;
-                ([low, high], boundary)
-            }
+            Self::Window(window) => window.padding.sides(),
             Self::Neighborhood(_) => Sides::default(),
         }
     }

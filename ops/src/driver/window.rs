@@ -3,7 +3,9 @@
 
 use std::ops::Range;
 
-use halocline_core::{Boundary, Error, Result};
+use halocline_core::{Boundary, Error, Result, Sides};
+
+use super::place::part_ranges;
 
 /// Padding of one dim: the number of cells on each side, and their values.
 ///
@@ -48,6 +50,11 @@ impl Padding {
             boundary: [boundary; 2],
             ..self
         }
+    }
+
+    /// Widths and values of both sides.
+    pub(crate) fn sides(&self) -> Sides {
+        ([self.low, self.high], self.boundary)
     }
 }
 
@@ -205,20 +212,15 @@ impl Window {
                 reach.div_ceil(self.stride).min(outputs)
             }
         };
-        let mut start = 0;
-        extents
-            .iter()
-            .map(|extent| {
-                let range = start..start + extent;
-                start = range.end;
-                // A part without cells owns nothing.
-                if range.is_empty() {
-                    0
-                } else {
-                    bound(range.end) - bound(range.start)
-                }
-            })
-            .collect()
+        let owned = |cells: Range<usize>| {
+            // A part without cells owns nothing.
+            if cells.is_empty() {
+                0
+            } else {
+                bound(cells.end) - bound(cells.start)
+            }
+        };
+        part_ranges(extents).map(owned).collect()
     }
 }
 

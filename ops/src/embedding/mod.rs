@@ -24,7 +24,7 @@ use halocline_core::{
     ShardTensor, Term,
 };
 
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output};
 use crate::kernel::flex::{self, with_integers};
@@ -105,7 +105,7 @@ pub fn embedding<const D: usize, const E: usize>(
     let mesh = index.mesh().clone();
     let (weight, layout_weight, _) = weight.into_parts();
     let weight = fan_out(weight, &mesh, pairing.fan_out(1), NAME);
-    let weight = fill_empty(weight, &layout_weight, &[0, 1], NAME, 0.0)?;
+    let weight = fill_all(weight, &layout_weight, NAME, 0.0)?;
     let index = flex::signed(index.into_local());
     if flex::runs_on(&index.device()) {
         check(&index, rows)?;
@@ -120,11 +120,9 @@ pub fn embedding<const D: usize, const E: usize>(
     } else {
         index.reshape([count])
     };
-    let held = layout_weight.local_box(mesh.position()).ranges()[0].clone();
-    let y = if !layout_weight.is_sharded(0) {
-        rows_of(weight, index)
-    } else {
+    let y = if layout_weight.is_sharded(0) {
         // Rows on other ranks count as zero here.
+        let held = layout_weight.local_box(mesh.position()).ranges()[0].clone();
         let [first, end] = [held.start, held.end].map(|row| row as i64);
         let elsewhere = index
             .clone()
@@ -134,6 +132,8 @@ pub fn embedding<const D: usize, const E: usize>(
         let y = rows_of(weight, (index - first).clamp(0, last));
         let elsewhere = elsewhere.unsqueeze_dim::<2>(1).expand(y.dims());
         y.mask_fill(elsewhere, 0.0)
+    } else {
+        rows_of(weight, index)
     };
     let y = drop_empty(
         y.reshape(Shape::from(shape)),

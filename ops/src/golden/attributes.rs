@@ -97,10 +97,8 @@ impl<'a> Options<'a> {
     /// Returns the non-negative integers under `key`; empty if there are none.
     pub fn list(&self, key: &str) -> Vec<usize> {
         let numbers = self.numbers(key);
-        if numbers
-            .iter()
-            .any(|number| *number < 0.0 || number.fract() != 0.0)
-        {
+        let wrong = |number: &f64| *number < 0.0 || number.fract() != 0.0;
+        if numbers.iter().any(wrong) {
             self.refuse(key, &numbers, &"whole numbers from zero on");
         }
         numbers.iter().map(|number| *number as usize).collect()
@@ -246,7 +244,7 @@ mod tests {
             numbers: numbers
                 .map(|(key, list)| ((*key).into(), list.to_vec()))
                 .collect(),
-            texts: HashMap::new(),
+            ..Attributes::default()
         }
     }
 

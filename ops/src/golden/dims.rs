@@ -37,9 +37,8 @@ impl Dims {
     /// may be sharded.
     pub fn of(self, arguments: &Arguments) -> (Vec<usize>, Vec<usize>) {
         let inputs = arguments.shapes();
-        let mut shape = inputs[0].clone();
-        let dims = shape.len();
-        let first = shape.clone();
+        let first = &inputs[0];
+        let (mut shape, dims) = (first.clone(), first.len());
         let sharded = |dim: &usize| match self {
             Self::All | Self::Product | Self::Classes => true,
             Self::AllButChannels => *dim != 1,
@@ -90,7 +89,7 @@ impl Dims {
 impl std::fmt::Display for Dims {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::All => "all",
+            Self::All | Self::Classes => "all",
             Self::InTurn(0) => "all, if there are several",
             Self::InTurn(_) => "all but the last, if several are left",
             Self::AllButChannels => "all but channels",
@@ -99,7 +98,6 @@ impl std::fmt::Display for Dims {
             Self::Flattened => "all but those joined to an earlier one",
             Self::AllButLast | Self::Alike => "all but the last",
             Self::Product => "batch, rows, columns, summed",
-            Self::Classes => "all",
         })
     }
 }
@@ -114,9 +112,8 @@ mod tests {
     fn a_lone_dim_has_no_other_for_its_shards() {
         let dims = |whole: usize, shape: &[usize]| {
             let x = TensorData::zeros::<f32, _>(shape);
-            let inputs = vec![("x".into(), x)];
             let arguments = Arguments {
-                inputs,
+                inputs: vec![("x".into(), x)],
                 ..Arguments::default()
             };
             Dims::InTurn(whole).of(&arguments).1

@@ -236,7 +236,7 @@ macro_rules! with_dims {
                 const $d: usize = $n;
                 $expression
             })*
-            dims => Err(halocline_core::Error::other(format!("an input of {dims} dims"))),
+            dims => Err($crate::golden::no_case(dims)),
         }
     };
 }
@@ -347,11 +347,8 @@ impl<'a> Case<'a> {
         input: usize,
     ) -> Result<ShardTensor<D, K>> {
         self.read.borrow_mut().insert(format!("input {input}"));
-        let tensor = self
-            .inputs
-            .get(input)
-            .and_then(|(tensor, _)| tensor.downcast_ref());
-        let tensor: Option<&ShardTensor<D, K>> = tensor;
+        let tensor = self.inputs.get(input);
+        let tensor = tensor.and_then(|(tensor, _)| tensor.downcast_ref::<ShardTensor<D, K>>());
         tensor
             .cloned()
             .ok_or_else(|| Error::other(format!("no input {input} of {D} dims")))

@@ -6,6 +6,8 @@
 //!
 //! - [`take_cells`]: gathers cells by number from any ranks. Such lists of cells ([`CellMap`]) also
 //!   describe halos, among them [`healpix_padding`] and [`tripolar_fold`].
+//! - [`flatten_cells`], [`unflatten_cells`]: cells of rows and columns as one dim, and back;
+//!   [`cell_numbers`] and [`flat_layout`] are their order and layout.
 //! - [`Icosphere`]: icosahedral grids, and their neighbour graphs on all levels.
 //! - [`pad_healpix`]: halo of HEALPix faces that form their own dim; [`healpix_from_file`],
 //!   [`healpix_to_file`] and [`healpix_centers`]: ring and nested numbering of files, and the positions
@@ -22,12 +24,14 @@
 mod cells;
 mod edges;
 mod extremum;
+mod flatten;
 pub mod healpix;
 mod icosphere;
 mod maps;
 pub mod neighbours;
 mod numbering;
 mod part;
+mod peaks;
 mod plan;
 mod reduce;
 mod tree;
@@ -35,6 +39,8 @@ mod tree;
 pub(crate) use cells::take_named;
 pub use cells::{CellMap, take_cells};
 pub use edges::{EdgeShards, Graph};
+pub(crate) use flatten::merged;
+pub use flatten::{cell_numbers, flat_layout, flatten_cells, unflatten_cells};
 pub use healpix::pad_healpix;
 pub use icosphere::Icosphere;
 pub use maps::{Fold, healpix_padding, tripolar_fold};

@@ -58,14 +58,20 @@ pub fn nearest_neighbours(
         let message = format!("{count} neighbours among {} points", points.dims()[0]);
         return Err(Error::operator(NAME, message));
     }
-    search(NAME, points, queries, Limit::Count(count))
+    let limit = Limit {
+        count,
+        square: f64::INFINITY,
+    };
+    search(NAME, points, queries, limit)
 }
 
 /// Finds the points within a radius of each query, bound included, as edges from the points to the
-/// query, nearest first.
+/// query, nearest first. With `max_points`, at most so many are kept for each query: the nearest,
+/// of equal distances those with the lowest numbers.
 ///
 /// # Errors
-/// Fails for a radius that is not a positive number; otherwise errors of [`nearest_neighbours`].
+/// Fails for a radius that is not a positive number and for `max_points` of zero; otherwise errors
+/// of [`nearest_neighbours`].
 ///
 /// # Example
 /// ```
@@ -74,21 +80,32 @@ pub fn nearest_neighbours(
 /// use halocline_ops::graph::neighbours_within;
 ///
 /// let points = ShardTensor::solo(Tensor::<2>::from([[0.0], [1.0], [3.0]]));
-/// let graph = neighbours_within(&points, &points, 1.0)?;
+/// let graph = neighbours_within(&points, &points, 1.0, None)?;
 /// assert_eq!(graph.edges(), [[0, 0], [1, 0], [1, 1], [0, 1], [2, 2]]);
+/// let nearest = neighbours_within(&points, &points, 1.0, Some(1))?;
+/// assert_eq!(nearest.edges(), [[0, 0], [1, 1], [2, 2]]);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn neighbours_within(
     points: &ShardTensor<2>,
     queries: &ShardTensor<2>,
     radius: f64,
+    max_points: Option<usize>,
 ) -> Result<Graph> {
     const NAME: &str = "neighbours_within";
     if !(radius.is_finite() && radius > 0.0) {
         let message = format!("a radius of {radius}; expected a positive number");
         return Err(Error::operator(NAME, message));
     }
-    search(NAME, points, queries, Limit::Radius(radius * radius))
+    if max_points == Some(0) {
+        let message = "max_points of 0; expected one or more";
+        return Err(Error::operator(NAME, message));
+    }
+    let limit = Limit {
+        count: max_points.unwrap_or(usize::MAX),
+        square: radius * radius,
+    };
+    search(NAME, points, queries, limit)
 }
 
 /// Computes the length of each edge of a graph of points, `[edges, 1]`, with gradients to both

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::kernel::taken::Places;
 
-/// Targets of one part, and their edges.
+/// Targets of one part, and their edges. A part without targets has a placeholder without edges.
 #[derive(Debug)]
 pub(super) struct Part {
     /// Range of edges of each target.
@@ -25,13 +25,13 @@ pub(super) struct Blocks {
     pub(super) levels: Vec<Arc<Places>>,
     /// Final cell of each target, which holds its extremum; any cell for a target without edges.
     pub(super) left: Arc<Places>,
-    /// Whether each target has no edges; the placeholder for an empty list of targets counts as
-    /// one.
+    /// Whether each target has no edges.
     pub(super) alone: Vec<bool>,
 }
 
 impl Part {
-    pub(super) fn new(targets: Vec<Range<usize>>) -> Self {
+    pub(super) fn new(mut targets: Vec<Range<usize>>) -> Self {
+        targets.resize(targets.len().max(1), 0..0);
         let of_edge = targets.iter().enumerate();
         let of_edge = of_edge.flat_map(|(target, edges)| std::iter::repeat_n(target, edges.len()));
         let mut of_edge: Vec<usize> = of_edge.collect();
@@ -43,9 +43,14 @@ impl Part {
         }
     }
 
-    /// Number of targets; one if there are none, for a placeholder.
+    /// Number of targets.
     pub(super) fn len(&self) -> usize {
-        self.targets.len().max(1)
+        self.targets.len()
+    }
+
+    /// Range of edges of each target.
+    pub(super) fn targets(&self) -> &[Range<usize>] {
+        &self.targets
     }
 
     /// Target of each edge. The placeholder for an empty list of edges belongs to the first target.
@@ -55,8 +60,7 @@ impl Part {
 
     /// Number of edges of each target.
     pub(super) fn counts(&self) -> impl Iterator<Item = usize> {
-        let counts = self.targets.iter().map(ExactSizeIterator::len);
-        counts.chain(std::iter::repeat(0)).take(self.len())
+        self.targets.iter().map(ExactSizeIterator::len)
     }
 
     pub(super) fn blocks(&self) -> &Blocks {
@@ -87,14 +91,11 @@ impl Blocks {
                 *cells = start..end;
             }
         }
-        let mut alone: Vec<bool> = left.iter().map(Range::is_empty).collect();
-        let mut left: Vec<usize> = left
+        let alone = left.iter().map(Range::is_empty).collect();
+        let left = left
             .iter()
             .map(|found| found.start.min(cells - 1))
             .collect();
-        let count = targets.len().max(1);
-        left.resize(count, 0);
-        alone.resize(count, true);
         Self {
             width,
             levels,

@@ -202,16 +202,20 @@ fn neighbours_are_those_of_brute_force_on_any_ranks() {
                 let all = lattice(&mesh, &[Replicate])?;
                 let (points, queries) = (lattice(&mesh, &[points])?, lattice(&mesh, &[queries])?);
                 let nearest = nearest_neighbours(&points, &queries, 5)?;
-                let within = neighbours_within(&points, &queries, 2.0)?;
-                let (mut five, mut near) = (Vec::new(), Vec::new());
+                let within = neighbours_within(&points, &queries, 2.0, None)?;
+                let few = neighbours_within(&points, &queries, 2.0, Some(5))?;
+                let (mut five, mut near, mut nearest_five) = (Vec::new(), Vec::new(), Vec::new());
                 for query in 0..28 {
                     let sorted = sorted_by_distance(query, &all);
                     five.extend(sorted[..5].iter().map(|(_, point)| [*point, query]));
                     let close = sorted.iter().filter(|(square, _)| *square <= 4.0);
-                    near.extend(close.map(|(_, point)| [*point, query]));
+                    let close = close.map(|(_, point)| [*point, query]);
+                    near.extend(close.clone());
+                    nearest_five.extend(close.take(5));
                 }
                 assert_eq!(nearest.edges(), five);
                 assert_eq!(within.edges(), near);
+                assert_eq!(few.edges(), nearest_five);
                 Ok(())
             })
             .unwrap();
@@ -280,6 +284,14 @@ fn misuse_is_told() {
     let error = nearest_neighbours(&x, &x, 4).unwrap_err().to_string();
     assert!(error.contains("4 neighbours among 3 points"), "{error}");
     let apart = x.clone() / 0.0;
-    let error = neighbours_within(&x, &apart, 1.0).unwrap_err().to_string();
-    assert!(error.contains("not finite"), "{error}");
+    let told = |max_points| {
+        let result = neighbours_within(&x, &apart, 1.0, max_points);
+        result.unwrap_err().to_string()
+    };
+    assert!(told(None).contains("not finite"), "{}", told(None));
+    assert!(
+        told(Some(0)).contains("max_points of 0"),
+        "{}",
+        told(Some(0))
+    );
 }

@@ -7,10 +7,11 @@ const LEAF: usize = 16;
 
 /// Limit on the neighbours of a query.
 #[derive(Clone, Copy)]
-pub(super) enum Limit {
-    Count(usize),
-    /// Squared distance.
-    Radius(f64),
+pub(super) struct Limit {
+    /// Maximum number; the nearest are kept.
+    pub(super) count: usize,
+    /// Maximum squared distance.
+    pub(super) square: f64,
 }
 
 /// Points in a k-d tree: a range longer than a leaf is split at its middle, along the coordinate
@@ -108,10 +109,9 @@ fn split(coordinates: &[f64], width: usize, order: &mut [usize], cuts: &mut [(us
 
 /// Squared distance beyond which no point counts.
 fn most(found: &[(f64, usize)], limit: Limit) -> f64 {
-    match limit {
-        Limit::Radius(most) => most,
-        Limit::Count(count) if found.len() == count => found.last().map_or(0.0, |last| last.0),
-        Limit::Count(_) => f64::INFINITY,
+    match found.last() {
+        Some(last) if found.len() == limit.count => last.0,
+        _ => limit.square,
     }
 }
 
@@ -127,9 +127,7 @@ fn insert(found: &mut Vec<(f64, usize)>, point: (f64, usize), limit: Limit) {
             .is_lt()
     };
     found.insert(found.partition_point(before), point);
-    if let Limit::Count(count) = limit {
-        found.truncate(count);
-    }
+    found.truncate(limit.count);
 }
 
 #[cfg(test)]
@@ -159,14 +157,15 @@ mod tests {
                     .zip(5..)
                     .collect();
                 all.sort_by(|a, b| a.partial_cmp(b).unwrap());
-                let near = |limit| {
+                let near = |count, square| {
                     let mut found = Vec::new();
-                    tree.add_to(&mut found, query, limit);
+                    tree.add_to(&mut found, query, Limit { count, square });
                     found
                 };
-                assert_eq!(near(Limit::Count(20)), all[..20]);
+                assert_eq!(near(20, f64::INFINITY), all[..20]);
                 let within: Vec<_> = all.iter().filter(|(far, _)| *far <= 2.0).copied().collect();
-                assert_eq!(near(Limit::Radius(2.0)), within);
+                assert_eq!(near(usize::MAX, 2.0), within);
+                assert_eq!(near(9, 2.0), within[..within.len().min(9)]);
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 
+use burn_std::Bytes;
 use halocline_core::memory::Block;
 use halocline_core::tasks;
 
@@ -48,9 +49,9 @@ impl<E: Copy> Buffer<E> {
         Shared::at_start(self.block.start().cast())
     }
 
-    /// Returns the memory block and the size of the elements in bytes.
-    pub(crate) fn into_block(self) -> (Block, usize) {
-        (self.block, self.len * size_of::<E>())
+    /// Converts the elements to the type from which tensors are made.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        self.block.into_bytes(self.len * size_of::<E>())
     }
 }
 
@@ -109,17 +110,6 @@ impl<E> Deref for Buffer<E> {
 mod tests {
     use super::*;
 
-    fn filled(len: usize, value: f32) -> Buffer<f32> {
-        // SAFETY: all elements are written.
-        unsafe {
-            Buffer::filled(len, |elements| {
-                for index in 0..len {
-                    *elements.at(index) = value;
-                }
-            })
-        }
-    }
-
     #[test]
     fn parts_are_zeros_but_for_what_is_changed() {
         for (len, part) in [(0, 3), (7, 3), (1 << 18, 512), (5, 0)] {
@@ -137,7 +127,7 @@ mod tests {
     #[test]
     fn buffers_hold_what_they_were_filled_with() {
         for len in [0, 1, 7, 1000, 1 << 18, (1 << 18) + 1] {
-            let buffer = filled(len, 3.0);
+            let buffer = filled::<f32>(len, 3.0);
             assert_eq!(buffer.len(), len);
             assert!(buffer.iter().all(|&value| value == 3.0));
         }

@@ -3,12 +3,11 @@
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{
-    BackendTensor, Dispatch, DispatchDevice, DispatchTensor, DispatchTensorKind, Flex,
-    TensorMetadata,
+    BackendTensor, Dispatch, DispatchTensor, DispatchTensorKind, Flex, TensorMetadata,
 };
-use burn::tensor::{DType, Device, Element as BurnElement, Int, IntDType, Shape, Tensor};
+use burn::tensor::{DType, Element as BurnElement, Int, IntDType, Shape, Tensor};
 use burn_std::Bytes;
-pub(crate) use halocline_core::memory::{elements, elements_mut};
+pub(crate) use halocline_core::memory::{elements, elements_mut, is_cpu as runs_on};
 use halocline_core::ops::{from_dispatch, in_order, to_dispatch};
 use halocline_core::{IndexBox, Result};
 
@@ -16,14 +15,6 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::View;
 use crate::kernel::simd::Element;
 use crate::kernel::widths;
-
-/// Whether our kernels run on this device.
-pub(crate) fn runs_on(device: &Device) -> bool {
-    matches!(
-        device.clone().inner().as_dispatch(),
-        DispatchDevice::Flex(_)
-    )
-}
 
 /// Float type of both burn and kernels.
 pub(crate) trait Float: Element + BurnElement + bytemuck::Pod {}
@@ -33,7 +24,7 @@ impl Float for f64 {}
 
 /// Views a tensor `[batch, channels, *spatial]` with three spatial dims; missing leading ones have
 /// size one.
-pub(crate) fn field<N: BurnElement + bytemuck::Pod>(tensor: &FlexTensor) -> View<'_, N, 5> {
+pub(crate) fn field<N: BurnElement + bytemuck::Pod>(tensor: &FlexTensor) -> View<'_, N> {
     let whole = IndexBox::whole(&tensor.layout().shape()[..]);
     field_box(tensor, &whole, &[])
 }
@@ -43,7 +34,7 @@ pub(crate) fn field_box<'a, N: BurnElement + bytemuck::Pod>(
     tensor: &'a FlexTensor,
     cells: &IndexBox,
     flip: &[bool],
-) -> View<'a, N, 5> {
+) -> View<'a, N> {
     let layout = tensor.layout();
     let mut start = layout.start_offset() as isize;
     let (mut shape, mut strides) = ([1; 5], [0; 5]);
@@ -204,8 +195,7 @@ pub(crate) fn result<E: BurnElement>(
     dtype: DType,
 ) -> DispatchTensor {
     debug_assert_eq!(elements.len(), shape.iter().product::<usize>());
-    let (block, len) = elements.into_block();
-    narrowed::<E>(block.into_bytes(len), shape, dtype)
+    from_bytes::<E>(elements.into_bytes(), shape, dtype)
 }
 
 /// Converts a small result of a kernel to a tensor of a dtype.
@@ -214,15 +204,13 @@ pub(crate) fn small_result<E: Float>(
     shape: &[usize],
     dtype: DType,
 ) -> DispatchTensor {
-    narrowed::<E>(Bytes::from_elems(elements), shape, dtype)
+    from_bytes::<E>(Bytes::from_elems(elements), shape, dtype)
 }
 
-fn narrowed<E: BurnElement>(bytes: Bytes, shape: &[usize], dtype: DType) -> DispatchTensor {
+fn from_bytes<E: BurnElement>(bytes: Bytes, shape: &[usize], dtype: DType) -> DispatchTensor {
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
-    in_dtype(
-        to_dispatch::<Flex>(FlexTensor::new(bytes, layout, E::dtype())),
-        dtype,
-    )
+    let tensor = FlexTensor::new(bytes, layout, E::dtype());
+    in_dtype(to_dispatch::<Flex>(tensor), dtype)
 }
 
 /// Casts a tensor to another float type.
@@ -240,7 +228,7 @@ pub(crate) fn in_dtype(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::FloatDType;
+    use burn::tensor::{Device, FloatDType};
 
     use super::*;
 

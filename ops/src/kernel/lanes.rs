@@ -292,26 +292,23 @@ pub(crate) unsafe fn filled_bands<E: Element>(
     run: impl Fn([usize; 2], &mut [E]) + Sync,
 ) -> Buffer<E> {
     let (plane, bands) = (rows * columns, (rows / band).max(1));
-    let place = |task: usize| [task / bands, task % bands];
-    let range = |task| {
-        let [number, index] = place(task);
-        let end = if index + 1 == bands {
-            plane
-        } else {
-            (index + 1) * band * columns
-        };
-        number * plane + index * band * columns..number * plane + end
-    };
     let len = planes * plane;
     let tasks = if len == 0 { 0 } else { planes * bands };
     let together = (CHUNK * tasks / len.max(1)).max(1);
-    // SAFETY: the ranges are the bands of all planes; the rest is guaranteed by the caller.
+    // SAFETY: the tasks have the bands of all planes; the rest is guaranteed by the caller.
     unsafe {
         Buffer::filled(len, |elements| {
             tasks::for_each(tasks, together, |task| {
-                let range = range(task);
-                let start: *mut E = elements.at(range.start);
-                run(place(task), slice::from_raw_parts_mut(start, range.len()));
+                let (number, index) = (task / bands, task % bands);
+                let start = number * plane + index * band * columns;
+                let end = if index + 1 == bands {
+                    (number + 1) * plane
+                } else {
+                    start + band * columns
+                };
+                let first: *mut E = elements.at(start);
+                let elements = slice::from_raw_parts_mut(first, end - start);
+                run([number, index], elements);
             });
         })
     }

@@ -45,6 +45,12 @@ impl Lines {
         self.count() * self.cells
     }
 
+    /// Range of elements of one cell, in all lines of an outer index.
+    pub(crate) fn row(self, outer: usize, cell: usize) -> Range<usize> {
+        let start = (outer * self.cells + cell) * self.inner;
+        start..start + self.inner
+    }
+
     /// Range of elements of one cell, in the lines of these columns.
     pub(crate) fn part(self, place: &Columns, cell: usize) -> Range<usize> {
         let start = (place.outer * self.cells + cell) * self.inner;

@@ -88,17 +88,14 @@ impl<'a, E: Copy> Matrix<'a, E> {
     }
 }
 
-/// Writes `a · b` to rows that start at `y` and lie `y_row` elements apart, or adds it to them.
+/// Writes `a · b` to rows that start at `y` and lie `y_row` elements apart, on this thread.
 ///
 /// # Safety
-/// The rows must lie in one allocation that nothing else accesses meanwhile; if they are added to,
-/// they must be initialised.
+/// The rows must lie in one allocation that nothing else accesses meanwhile.
 pub(crate) unsafe fn multiply<E: Element>(
     (y, y_row): (*mut E, usize),
     a: Matrix<'_, E>,
     b: Matrix<'_, E>,
-    adds: bool,
-    parallelism: Parallelism,
 ) {
     let ([rows, summed], [_, columns]) = (a.size, b.size);
     assert_eq!(b.size[0], summed);
@@ -115,7 +112,7 @@ pub(crate) unsafe fn multiply<E: Element>(
             y,
             1,
             y_row as isize,
-            adds,
+            false,
             a.elements.as_ptr(),
             a_column,
             a_row,
@@ -127,7 +124,7 @@ pub(crate) unsafe fn multiply<E: Element>(
             false,
             false,
             false,
-            parallelism,
+            Parallelism::None,
         );
     }
 }

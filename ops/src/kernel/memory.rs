@@ -9,27 +9,27 @@ use super::simd::Element;
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
-/// Strided view of a dense buffer with `N` dims. Strides count elements; they may be negative or
-/// zero.
+/// Strided view of a field, `[batch, channels, depth, rows, columns]`. Strides count elements; they
+/// may be negative or zero.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View<'a, E, const N: usize> {
+pub(crate) struct View<'a, E> {
     first: *const E,
-    shape: [usize; N],
-    strides: [isize; N],
+    shape: [usize; 5],
+    strides: [isize; 5],
     data: PhantomData<&'a [E]>,
 }
 
 // SAFETY: a view is a shared borrow of a slice.
-unsafe impl<E: Sync, const N: usize> Send for View<'_, E, N> {}
+unsafe impl<E: Sync> Send for View<'_, E> {}
 // SAFETY: as above.
-unsafe impl<E: Sync, const N: usize> Sync for View<'_, E, N> {}
+unsafe impl<E: Sync> Sync for View<'_, E> {}
 
-impl<'a, E, const N: usize> View<'a, E, N> {
+impl<'a, E> View<'a, E> {
     /// Creates the view whose first element is `data[start]`.
     ///
     /// # Panics
     /// Panics if an element would lie outside `data`.
-    pub(crate) fn new(data: &'a [E], start: usize, shape: [usize; N], strides: [isize; N]) -> Self {
+    pub(crate) fn new(data: &'a [E], start: usize, shape: [usize; 5], strides: [isize; 5]) -> Self {
         let (mut low, mut high) = (start as isize, start as isize);
         for (size, stride) in shape.iter().zip(strides) {
             let reach = (size.max(&1) - 1) as isize * stride;
@@ -53,18 +53,18 @@ impl<'a, E, const N: usize> View<'a, E, N> {
     }
 
     /// Number of elements in each dim.
-    pub(crate) fn shape(&self) -> [usize; N] {
+    pub(crate) fn shape(&self) -> [usize; 5] {
         self.shape
     }
 
     /// Strides.
-    pub(crate) fn strides(&self) -> [isize; N] {
+    pub(crate) fn strides(&self) -> [isize; 5] {
         self.strides
     }
 
     /// Pointer to an element. Reading it is sound for indices within the shape.
-    pub(crate) fn at(&self, index: [usize; N]) -> *const E {
-        let offset: isize = (0..N)
+    pub(crate) fn at(&self, index: [usize; 5]) -> *const E {
+        let offset: isize = (0..5)
             .map(|dim| index[dim] as isize * self.strides[dim])
             .sum();
         self.first.wrapping_offset(offset)
@@ -173,7 +173,7 @@ pub(crate) fn prefetch_to_write<E>(first: *const E, [rows, elements]: [usize; 2]
 ///
 /// Inlined, so that `f` is compiled for the instruction set of the caller.
 #[inline(always)]
-pub(crate) fn with_scratch<E: Element, T>(len: usize, f: impl FnOnce(&mut [E]) -> T) -> T {
+pub(crate) fn with_scratch<E: Element>(len: usize, f: impl FnOnce(&mut [E])) {
     thread_local! {
         static SCRATCH: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
     }
@@ -194,7 +194,6 @@ pub(crate) fn with_scratch<E: Element, T>(len: usize, f: impl FnOnce(&mut [E]) -
     let room = &mut scratch[skip..];
     // SAFETY: aligned for `E`, initialised, long enough, and any bits are a float.
     let elements = unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast::<E>(), len) };
-    let result = f(elements);
+    f(elements);
     SCRATCH.set(scratch);
-    result
 }

@@ -266,7 +266,7 @@ fn copy<E: Copy>(
 
 /// Creates a buffer of `[outer, count, inner]`; `fill` writes a range of rows of `inner`, or of
 /// columns of one row.
-fn rows<E: Copy + Send + Sync>(
+pub(crate) fn rows<E: Copy + Send + Sync>(
     [outer, count, inner]: [usize; 3],
     fill: impl Fn(usize, Range<usize>, Range<usize>, &mut [E]) + Sync,
 ) -> Buffer<E> {

@@ -3,7 +3,7 @@
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{DType, Shape};
 use burn_std::{bf16, f16};
-use halocline_core::memory::contiguous;
+use halocline_core::memory::{contiguous, elements};
 use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
@@ -42,13 +42,8 @@ where
     B: Copy + Send,
 {
     let x = contiguous(x.clone());
-    let layout = x.layout();
-    let (start, len) = (layout.start_offset(), layout.num_elements());
-    let from: &[A] = match len {
-        // An empty view may begin outside the storage.
-        0 => &[],
-        _ => &x.storage()[start..][..len],
-    };
+    let from = elements::<A>(&x);
+    let len = from.len();
     let isa = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
     let fill = |to: Shared<B>| {
         tasks::for_each(len.div_ceil(CHUNK), 1, |index| {
@@ -60,9 +55,8 @@ where
     };
     // SAFETY: the chunks cover the result.
     let elements = unsafe { Buffer::filled(len, fill) };
-    let (block, bytes) = elements.into_block();
-    let layout = Layout::contiguous(Shape::from(layout.shape()[..].to_vec()));
-    FlexTensor::new(block.into_bytes(bytes), layout, dtype)
+    let layout = Layout::contiguous(Shape::from(x.layout().shape()[..].to_vec()));
+    FlexTensor::new(elements.into_bytes(), layout, dtype)
 }
 
 struct Chunk<'a, A, B, F> {

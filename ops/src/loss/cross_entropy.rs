@@ -9,7 +9,7 @@ use halocline_core::{
 };
 
 use super::Reduction;
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::kernel::flex::signed;
 use crate::precision::{cast, cast_shard, highest, narrowed, wider};
 use crate::reduce::sum;
@@ -175,21 +175,10 @@ fn wide_cells<const D: usize, const E: usize>(
     let (local, layout, mesh) = logits.into_parts();
     let losses = target.layout().clone();
     // Fan placements stay, since their gradients are partial.
-    let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(CLASSES) | Replicate => Replicate,
-        Shard(dim) => Shard(dim - usize::from(*dim > CLASSES)),
-        other => *other,
-    });
+    let placements = layout.placements().iter().copied().map(of_cells);
     let losses = losses.derive(placements.collect(), losses.all_extents().to_vec());
-    let all: Vec<usize> = (0..D).collect();
-    let held = local.dims();
-    let filled = fill_empty(
-        cast(local, wider(dtype)),
-        &layout,
-        &all,
-        NAME,
-        -highest(wider(dtype)),
-    )?;
+    let (held, wide) = (local.dims(), wider(dtype));
+    let filled = fill_all(cast(local, wide), &layout, NAME, -highest(wide))?;
     let mut shape = filled.dims();
     shape[CLASSES] = 1;
     // Filler cells have no target.
@@ -227,6 +216,15 @@ fn wide_cells<const D: usize, const E: usize>(
     })?
 }
 
+/// Placement of the losses of cells, for one of the logits.
+fn of_cells(placement: Placement) -> Placement {
+    match placement {
+        Shard(CLASSES) => Replicate,
+        Shard(dim) => Shard(dim - usize::from(dim > CLASSES)),
+        other => other,
+    }
+}
+
 fn check<const D: usize, const E: usize>(
     logits: &ShardTensor<D>,
     target: &ShardTensor<E, Int>,
@@ -257,19 +255,15 @@ fn check<const D: usize, const E: usize>(
     }
     // Integers have no gradients: `Fan` is the same as `Replicate`.
     let whole = |placement: Placement| match placement {
-        Shard(CLASSES) | Fan => Replicate,
-        Shard(dim) => Shard(dim - usize::from(dim > CLASSES)),
+        Fan => Replicate,
         other => other,
     };
-    let expected = logits.placements().iter().copied().map(whole);
-    let held = target.placements().iter().map(|placement| match placement {
-        Fan => Replicate,
-        other => *other,
-    });
+    let expected = logits.placements().iter().copied().map(of_cells);
+    let held = target.placements().iter().copied().map(whole);
     let extents =
         |cell: usize| logits.layout().extents(dim_of(cell)) == target.layout().extents(cell);
     let alike = logits.layout().mesh() == target.layout().mesh()
-        && held.eq(expected)
+        && held.eq(expected.map(whole))
         && (0..E).all(extents);
     if !alike {
         return Err(Error::placement(
@@ -369,11 +363,10 @@ impl<const D: usize> CrossEntropy<D> {
         let options = &self.options;
         let (dims, device) = (like.dims(), (&like.device(), like.dtype()));
         let classes = dims[CLASSES];
-        let along = |values: Vec<f64>| {
-            let mut shape = [1; D];
-            shape[CLASSES] = classes;
-            Tensor::<D>::from_data(TensorData::new(values, shape), device)
-        };
+        let mut shape = [1; D];
+        shape[CLASSES] = classes;
+        let along =
+            |values: Vec<f64>| Tensor::<D>::from_data(TensorData::new(values, shape), device);
         let weight = |class: usize| {
             if class < self.held {
                 options.weight(self.first + class)
@@ -384,14 +377,12 @@ impl<const D: usize> CrossEntropy<D> {
         let hit = (0..classes).map(|class| (1.0 - options.label_smoothing) * weight(class));
         let all = options.label_smoothing / self.classes as f64;
         let smooth = (0..classes).map(|class| all * weight(class));
-        let mut numbers = [1; D];
-        numbers[CLASSES] = classes;
         // In the type of the targets, since burn only compares equal types.
         let classes: Vec<i64> = (0..classes)
             .map(|class| (self.first + class) as i64)
             .collect();
         let kind = (&like.device(), self.target.dtype());
-        let numbers = Tensor::<D, Int>::from_data(TensorData::new(classes, numbers), kind);
+        let numbers = Tensor::<D, Int>::from_data(TensorData::new(classes, shape), kind);
         let target = self.target.clone().expand(dims);
         let is_hit = numbers.expand(dims).equal(target.clone());
         let nothing = Tensor::<D>::zeros(dims, device);

@@ -90,7 +90,7 @@ fn of_differences<const D: usize, X: Field<D>>(
     reduction: Reduction,
     penalty: Penalty,
 ) -> WithDims<X, 1> {
-    let (shape, dtype) = (x.dims(), x.clone().into_shard().local().dtype());
+    let (shape, dtype) = (x.dims(), x.dtype());
     let wide = |x: X| X::from_shard(cast_shard(x.into_shard(), wider(dtype)));
     let along = |&(dim, boundary): &(usize, Boundary)| {
         if !matches!(boundary, Boundary::Periodic | Boundary::Replicate) {

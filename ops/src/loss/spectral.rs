@@ -6,6 +6,7 @@ use pulp::{Simd, WithSimd};
 
 use super::fused::penalized;
 use super::{Penalty, Reduction};
+use crate::driver::place::resized;
 use crate::field::{Field, WithDims};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::Float;
@@ -54,9 +55,7 @@ pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
         let modes: ShardTensor<E> =
             SpectralField::rfft(cast_shard(x, wider(dtype)), dims, FftNorm::Ortho);
         let (local, layout, mesh) = modes.into_parts();
-        let mut extents = layout.all_extents().to_vec();
-        extents[E - 1] = vec![1];
-        let layout = layout.derive(layout.placements().to_vec(), extents);
+        let layout = resized(&layout, E - 1, vec![1]);
         ShardTensor::from_parts(Amplitude.run(local), layout, mesh)
     };
     let (x, target) = (amplitude(x), amplitude(target));

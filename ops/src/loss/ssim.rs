@@ -379,7 +379,7 @@ mod tests {
         assert!(ssim(x.clone(), x, &narrow).is_err());
     }
 
-    /// Naive `E[x²] − E[x]²` cancels here (notes/peers.md, 5).
+    /// Naive `E[x²] − E[x]²` cancels here.
     #[test]
     fn a_large_mean_costs_no_digits() {
         let [x, target] = [0, 1].map(|index| random::<3>([1, 1, 40], "x", index).inner());

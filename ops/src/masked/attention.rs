@@ -7,6 +7,7 @@ use super::weights;
 use crate::attention::{
     AttentionOptions, NeighborhoodOptions, cell_attention, neighborhood_attention,
 };
+use crate::driver::place::resized;
 use crate::field::Field;
 use crate::loss::counted;
 use crate::precision::{cast_shard, wider};
@@ -136,9 +137,7 @@ fn logarithms<const D: usize>(mask: ShardTensor<D>) -> ShardTensor<D> {
 
 /// One-element extension of the width of a field, with a constant value.
 fn column<const D: usize>(x: &ShardTensor<D>, value: f64) -> ShardTensor<D> {
-    let mut extents = x.layout().all_extents().to_vec();
-    extents[D - 1] = vec![1];
-    let layout = x.layout().derive(x.placements().to_vec(), extents);
+    let layout = resized(x.layout(), D - 1, vec![1]);
     let mut shape = x.local().dims();
     shape[D - 1] = 1;
     let full = Tensor::full(shape, value, (&x.local().device(), x.local().dtype()));

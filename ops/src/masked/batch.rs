@@ -8,7 +8,7 @@ use halocline_core::{DeviceMesh, Error, Operation, ReduceOp, Result, Shard, Shar
 
 use super::norm::{Parameters, beside, check, scaled};
 use super::{broadcast, in_f32};
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::field::Field;
 use crate::loss::counted;
 use crate::norm::batch::{channel_layout, update_running};
@@ -153,10 +153,9 @@ fn normalized<const D: usize>(
     mask: &ShardTensor<D>,
     epsilon: f64,
 ) -> Result<(ShardTensor<D>, BatchStatistics<D>)> {
-    let dims: Vec<usize> = (0..D).collect();
     let weights = broadcast(&x, mask.clone())?.into_local();
     let (local, layout, mesh) = x.into_parts();
-    let filled = |local: Tensor<D>| fill_empty(local, &layout, &dims, NAME, 0.0);
+    let filled = |local: Tensor<D>| fill_all(local, &layout, NAME, 0.0);
     let (local, weights) = (filled(local)?, filled(weights)?);
     let axes = layout.axes_where(|placement| matches!(placement, Shard(dim) if dim != 1));
     let operation = Operation::new(NAME, Traffic::Reduce, Some(&layout));
@@ -182,7 +181,7 @@ fn normalized<const D: usize>(
     let if_any = |channel: &Moments, value: f64| if channel.count > 0.0 { value } else { 0.0 };
     let constant = |value: &dyn Fn(&Moments) -> f64| tensor(&total[..], value).inner();
     let run = Normalize {
-        mask: fill_empty(mask.local().clone(), mask.layout(), &dims, NAME, 0.0)?,
+        mask: fill_all(mask.local().clone(), mask.layout(), NAME, 0.0)?,
         mean: constant(&|channel| channel.mean),
         scale: constant(&|channel| if_any(channel, channel.statistic(epsilon).scale)),
         inverse: constant(&|channel| if_any(channel, channel.count.recip())),

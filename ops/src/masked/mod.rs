@@ -87,10 +87,16 @@ pub fn masked_mean_dims<const D: usize, X: Field<D>>(x: X, mask: X, dims: &[usiz
     in_f32(x, mask, |x, mask| {
         let mask = broadcast(&x, mask)?;
         let x = counted(x, mask.clone())?;
-        let sums = sum_dims(Error::catch(|| x * mask.clone())?, dims)?;
-        let weights = sum_dims(mask, dims)?;
-        Error::catch(|| sums.resolve() * reciprocal(weights.resolve()))
+        let sums = resolved_sums(Error::catch(|| x * mask.clone())?, dims)?;
+        let weights = resolved_sums(mask, dims)?;
+        Error::catch(|| sums * reciprocal(weights))
     })
+}
+
+/// Sums over dims, complete on every rank.
+fn resolved_sums<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
+    let sums = sum_dims(x, dims)?;
+    Error::catch(|| sums.resolve())
 }
 
 /// Runs an operator on a field and its mask in at least f32; the result has the element type of the

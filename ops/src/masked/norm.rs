@@ -3,13 +3,12 @@
 use burn::tensor::FloatDType;
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::{broadcast, in_f32, reciprocal};
+use super::{broadcast, in_f32, reciprocal, resolved_sums};
 use crate::field::Field;
 use crate::loss::counted;
 use crate::norm::require_epsilon;
 use crate::operand::Operand;
 use crate::rearrange::{distribute_operand, expand, reshape};
-use crate::reduce::sum_dims;
 
 /// Group normalization by mean and variance of the cells that count, per sample and group. Cells
 /// that do not count become zero.
@@ -58,13 +57,11 @@ pub fn masked_group_norm<const D: usize, X: Field<D>>(
     let spatial: Vec<usize> = (2..D).collect();
     // Sums over the cells of a group, for each of its channels.
     let sums = |x: ShardTensor<D>| {
-        let sums = sum_dims(x, &spatial)?;
-        let sums = Error::catch(|| sums.resolve())?;
+        let sums = resolved_sums(x, &spatial)?;
         let (kept, each) = (sums.dims(), shape[1] / groups);
         let grouped: ShardTensor<3> = reshape(sums, [shape[0], groups, each])?;
-        let total = sum_dims(grouped, &[2])?;
-        let total = Error::catch(|| total.resolve())?;
-        reshape::<3, D>(expand(total, [shape[0], groups, each])?, kept)
+        let total = resolved_sums(grouped, &[2])?;
+        reshape::<3, D, _>(expand(total, [shape[0], groups, each])?, kept)
     };
     normalized(
         NAME,
@@ -116,10 +113,7 @@ pub fn masked_layer_norm<const D: usize, X: Field<D>>(
     }
     shape[..D - dims].fill(1);
     let normalized_dims: Vec<usize> = (D - dims..D).collect();
-    let sums = |x: ShardTensor<D>| {
-        let sums = sum_dims(x, &normalized_dims)?;
-        Error::catch(|| sums.resolve())
-    };
+    let sums = |x: ShardTensor<D>| resolved_sums(x, &normalized_dims);
     normalized(
         NAME,
         x,

@@ -1,14 +1,13 @@
 use burn::nn::BatchNormConfig;
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{Launcher, Shard};
+use halocline_core::{Boundary, Launcher, Shard};
 
 use super::*;
 use crate::conv::ConvOptions;
 use crate::driver::Padding;
 use crate::pool::PoolOptions;
 use crate::prelude::*;
-use crate::testing::{Operator, check_op, difference, random};
-use halocline_core::Boundary;
+use crate::testing::{Operator, check_op, difference, gradient_of, random};
 
 const SHAPE: [usize; 4] = [2, 4, 5, 7];
 
@@ -46,6 +45,7 @@ impl Kind {
         let spatial = [1, 1, SHAPE[2], SHAPE[3]];
         let ones = mask_beside(&x, spatial, false);
         let weighted = mask_beside(&x, spatial, true);
+        let pool = PoolOptions::<2>::new([2, 3]).with_stride([2, 1]);
         let mut channels = || -> Operand<1> { parameters.remove(0).flatten::<1>(0, 3).into() };
         match self {
             Self::Conv => {
@@ -57,16 +57,8 @@ impl Kind {
                 let bias = parameters.remove(1).flatten::<1>(0, 3).into();
                 masked_conv(x, ones, parameters.remove(0), Some(bias), &options)
             }
-            Self::Pool => masked_avg_pool(
-                x,
-                weighted,
-                &PoolOptions::<2>::new([2, 3]).with_stride([2, 1]),
-            ),
-            Self::Max => masked_max_pool(
-                x,
-                weighted,
-                &PoolOptions::<2>::new([2, 3]).with_stride([2, 1]),
-            ),
+            Self::Pool => masked_avg_pool(x, weighted, &pool),
+            Self::Max => masked_max_pool(x, weighted, &pool),
             Self::Mean => masked_mean_dims(x, weighted, &[1, 3]),
             Self::Batch => {
                 let (weight, bias) = (channels(), channels());
@@ -77,15 +69,8 @@ impl Kind {
                 masked_group_norm(x, weighted, 2, Some(weight), Some(bias), 1e-2)
             }
             Self::Layer => {
-                let bias = parameters.remove(1).into();
-                masked_layer_norm(
-                    x,
-                    ones,
-                    2,
-                    Some(parameters.remove(0).into()),
-                    Some(bias),
-                    1e-2,
-                )
+                let (bias, weight) = (parameters.remove(1), parameters.remove(0));
+                masked_layer_norm(x, ones, 2, Some(weight.into()), Some(bias.into()), 1e-2)
             }
         }
         .unwrap()
@@ -139,30 +124,14 @@ fn no_masked_cell_reaches_a_result_or_a_gradient() {
                 &world.device().clone().inner(),
             );
             let x = ShardTensor::distribute(x, &mesh, &[Shard(2)])?.require_grad();
-            let parameters: Vec<Tensor<4>> = kind
-                .parameters()
-                .into_iter()
-                .enumerate()
-                .map(|(i, shape)| random(shape, "parameter", i))
-                .collect();
-            let leaves: Vec<_> = parameters
-                .into_iter()
-                .map(|leaf| leaf.detach().require_grad())
-                .collect();
+            let leaf = |(i, shape)| random::<4>(shape, "parameter", i).detach().require_grad();
+            let leaves = kind.parameters().into_iter().enumerate().map(leaf);
+            let leaves: Vec<Tensor<4>> = leaves.collect();
             let y = kind.run(x.clone(), leaves.clone());
             let gradients = y.clone().square().sum().backward();
-            let mut found = vec![
-                y.full_tensor().into_data(),
-                x.grad(&gradients)
-                    .expect("a gradient")
-                    .full_tensor()
-                    .into_data(),
-            ];
-            found.extend(
-                leaves
-                    .iter()
-                    .map(|leaf| leaf.grad(&gradients).expect("a gradient").into_data()),
-            );
+            let mut found = vec![y.full_tensor().into_data(), gradient_of(&x, &gradients)];
+            let of_leaves = leaves.iter().map(|leaf| leaf.grad(&gradients));
+            found.extend(of_leaves.map(|gradient| gradient.expect("a gradient").into_data()));
             Ok(found)
         });
         found.unwrap().remove(0)
@@ -286,11 +255,9 @@ fn misuse_is_told() {
         error.contains("3 groups of channels of [2, 4, 5, 7]"),
         "{error}"
     );
-    let (y, ones) = (Tensor::<3>::ones([8, 2, 3], &Default::default()), || {
-        Tensor::<3>::ones([8, 2, 3], &Default::default())
-    });
+    let ones = || Tensor::<3>::ones([8, 2, 3], &Default::default());
     let turned = Tensor::<3>::ones([1, 3, 2], &Default::default());
-    let error = masked_layer_norm(y, ones(), 2, Some(turned.into()), None, 1e-5);
+    let error = masked_layer_norm(ones(), ones(), 2, Some(turned.into()), None, 1e-5);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("expected [1, 2, 3]"), "{error}");
     let field = || Tensor::<4>::ones([1, 4, 1, 2], &Default::default());
@@ -360,8 +327,6 @@ fn attention_reaches_no_masked_cell() {
 /// Weights of a mask beyond f16, as areas are, or slightly negative, as the cosine at a pole is.
 #[test]
 fn weights_may_be_areas_and_cosines() {
-    use burn::tensor::DType;
-
     let device = Default::default();
     let x = |dtype| Tensor::<3>::from_data([[[1.0, f32::NAN, 3.0, 5.0]]], (&device, dtype));
     let mask = |scale: f32| {

@@ -60,13 +60,11 @@ pub fn masked_conv<const D: usize, const N: usize, X: Field<D>>(
         // Weights such as areas, and their reciprocals, exceed the range of f16.
         let in_single = |x: ShardTensor<D>| Error::catch(|| cast_shard(x, DType::F32));
         let weight = in_single(weight.place_on(&x)?)?;
-        let bias = match bias {
-            None => None,
-            Some(bias) => {
-                let bias = bias.place_on(&x)?;
-                Some(Error::catch(|| cast_shard(bias, DType::F32))?.into())
-            }
-        };
+        let bias = bias.map(|bias| {
+            let bias = bias.place_on(&x)?;
+            Error::catch(|| cast_shard(bias, DType::F32))
+        });
+        let bias = bias.transpose()?.map(Operand::from);
         let y = by_present(in_single(x)?, mask, weight.into(), bias, options)?;
         Error::catch(|| narrowed(y, dtype))
     })
@@ -90,24 +88,22 @@ fn by_present<const D: usize, const N: usize>(
     let mask = cast_shard(mask, dtype);
     let x = counted(x, mask.clone())?;
     let y = conv(Error::catch(|| x * mask)?, weight, None, options)?;
-    let some = cast_shard(some(&present), dtype);
-    let factor = cast_shard(reciprocal(present), dtype);
+    let factor = cast_shard(reciprocal(present.clone()), dtype);
     let y = Error::catch(|| y * factor)?;
-    match bias {
-        None => Ok(y),
-        Some(bias) => {
-            let mut shape = [1; D];
-            shape[1] = y.dims()[1];
-            let bias: ShardTensor<D> = reshape(bias.place_on(&y)?, shape)?;
-            let bias = distribute_operand(&y, bias)?;
-            Error::catch(|| y + bias * some)
-        }
-    }
+    let Some(bias) = bias else {
+        return Ok(y);
+    };
+    let mut shape = [1; D];
+    shape[1] = y.dims()[1];
+    let bias: ShardTensor<D> = reshape(bias.place_on(&y)?, shape)?;
+    let bias = distribute_operand(&y, bias)?;
+    let some = cast_shard(some(present), dtype);
+    Error::catch(|| y + bias * some)
 }
 
 /// One where a value is positive, else zero.
-fn some<const D: usize>(x: &ShardTensor<D>) -> ShardTensor<D> {
-    let (local, layout, mesh) = x.clone().into_parts();
+fn some<const D: usize>(x: ShardTensor<D>) -> ShardTensor<D> {
+    let (local, layout, mesh) = x.into_parts();
     let some = local.clone().greater_elem(0.0);
     ShardTensor::from_parts(local.zeros_like().mask_fill(some, 1.0), layout, mesh)
 }

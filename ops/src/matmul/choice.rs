@@ -3,7 +3,7 @@
 use burn::nn::activation::Activation as Wrapper;
 
 use super::gated::swiglu_of;
-use crate::activation::{ActivationField, gelu_of, prelu_of};
+use crate::activation::{ActivationField, gelu_of};
 use crate::field::Field;
 use crate::layers::layers;
 
@@ -19,7 +19,7 @@ pub(crate) fn activation_of<const D: usize, X: Field<D>>(layer: &Wrapper, x: X) 
         Wrapper::LeakyRelu(leaky) => Field::leaky_relu(x, leaky.negative_slope),
         Wrapper::Sigmoid(_) => Field::sigmoid(x),
         Wrapper::Tanh(_) => Field::tanh(x),
-        Wrapper::PRelu(layer) => prelu_of(layer, x),
+        Wrapper::PRelu(layer) => x.prelu(&layer.alpha),
         Wrapper::SwiGlu(layer) => swiglu_of(layer, x),
         other => x.map(|x| other.forward(x)),
     }

@@ -30,9 +30,9 @@ pub(crate) use golden::OPERATORS;
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{fan_out, fan_out_with};
-use halocline_core::{Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term};
+use halocline_core::{Error, Linearity, Pairing, Result, Role, ShardTensor, Term};
 
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::field::{Field, WithDims, run};
 use crate::layer_placements::{enter, leave, leave_with_bias, with_extents_of};
 use crate::layers::layers;
@@ -106,21 +106,11 @@ fn contracted<const A: usize, const B: usize, const R: usize>(
     let b = fan_out_with(b, &a, &mesh, pairing.fan_out(1), operator);
     let a = fan_out(a, &mesh, pairing.fan_out(0), operator);
     let y = contract(
-        filled(a, &layout_a, operator)?,
-        filled(b, &layout_b, operator)?,
+        fill_all(a, &layout_a, operator, 0.0)?,
+        fill_all(b, &layout_b, operator, 0.0)?,
     );
     let y = drop_empty(y, &layout, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(y, layout, mesh))
-}
-
-/// Fills the empty dims of an operand.
-fn filled<const D: usize>(
-    local: Tensor<D>,
-    layout: &Layout,
-    operator: &'static str,
-) -> Result<Tensor<D>> {
-    let all: Vec<usize> = (0..D).collect();
-    fill_empty(local, layout, &all, operator, 0.0)
 }
 
 /// `x · weight + bias` over the last dim, with `weight` `[features_in, features_out]` as in burn.
@@ -193,15 +183,15 @@ pub fn linear<const D: usize>(
     let (x, layout_x, mesh) = x.into_parts();
     let (weight, layout_weight, _) = weight.into_parts();
     let weight = fan_out_with(weight, &x, &mesh, pairing.fan_out(1), NAME);
-    let weight = filled(weight, &layout_weight, NAME)?;
+    let weight = fill_all(weight, &layout_weight, NAME, 0.0)?;
     let bias = bias.map(|bias| {
         let (bias, layout_bias, _) = bias.into_parts();
         let bias = fan_out_with(bias, &x, &mesh, pairing.fan_out(2), NAME);
-        filled(bias, &layout_bias, NAME)
+        fill_all(bias, &layout_bias, NAME, 0.0)
     });
     let bias = bias.transpose()?;
     let x = fan_out(x, &mesh, pairing.fan_out(0), NAME);
-    let y = product(filled(x, &layout_x, NAME)?, weight, bias);
+    let y = product(fill_all(x, &layout_x, NAME, 0.0)?, weight, bias);
     let y = drop_empty(y, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
@@ -311,7 +301,7 @@ mod tests {
     use super::*;
     use crate::prelude::*;
     use crate::testing::{Operator, check_op};
-    use halocline_core::{Launcher, Replicate, Shard};
+    use halocline_core::{Launcher, Layout, Replicate, Shard};
 
     struct Dense;
 

@@ -27,7 +27,7 @@ use halocline_core::{
 use super::kernel::group::Extents;
 use super::kernel::moments::Moments;
 use super::node::{GroupRun, Norm};
-use super::parameter::{along, factors};
+use super::parameter::{affine, along, factors};
 use super::require_epsilon;
 use crate::field::{Field, run};
 use crate::golden::{Golden, output, with_dims};
@@ -95,7 +95,7 @@ pub fn batch_norm_train<const D: usize>(
     let variance = mean_dims(centred.clone().square(), &others)?.resolve();
     let y = centred / (variance.clone() + epsilon).sqrt();
     let [mean, variance] = [mean, variance].map(ShardTensor::detach);
-    let y = scaled(cast_shard(y, dtype), parameters);
+    let y = affine(cast_shard(y, dtype), parameters);
     Ok((y, BatchStatistics { mean, variance }))
 }
 
@@ -198,11 +198,11 @@ pub fn batch_norm<const D: usize>(
             Operand::Replicated(moments) => Operand::Replicated(cast(moments, wider(dtype))),
             laid => Operand::Sharded(cast_shard(laid.place_on(&x)?, wider(dtype))),
         };
-        Ok(parameter(&x, Some(moments))?.expect("one that was given"))
+        along(&x, 1, moments, NAME)
     };
     let (mean, variance) = (beside(mean)?, beside(variance)?);
     let y = (x - mean) / (variance + epsilon).sqrt();
-    Ok(scaled(cast_shard(y, dtype), parameters))
+    Ok(affine(cast_shard(y, dtype), parameters))
 }
 
 fn check<const D: usize>(x: &ShardTensor<D>, epsilon: f64) -> Result<()> {
@@ -222,20 +222,6 @@ fn parameter<const D: usize>(
 ) -> Result<Option<ShardTensor<D>>> {
     let parameter = parameter.map(|parameter| along(x, 1, parameter, NAME));
     parameter.transpose()
-}
-
-fn scaled<const D: usize>(
-    y: ShardTensor<D>,
-    [weight, bias]: [Option<ShardTensor<D>>; 2],
-) -> ShardTensor<D> {
-    let y = match weight {
-        Some(weight) => y * weight,
-        None => y,
-    };
-    match bias {
-        Some(bias) => y + bias,
-        None => y,
-    }
 }
 
 /// Applies burn's layer to either kind of tensor. In training it updates the running statistics,
@@ -295,11 +281,13 @@ pub(super) const GOLDEN: Golden = Golden::new("batch_norm", |case| {
     let trains = case.attributes.number("training").unwrap_or(1.0) == 1.0;
     with_dims!(case.dims(), D => {
         let x = case.input::<D>(0)?;
-        output(if trains {batch_norm_train(x, weight, bias, epsilon).map(|(y, _)| y)} else {
-                let mean = case.needed("running_mean")?.detach().into();
-                let variance = case.needed("running_var")?.detach().into();
-                batch_norm(x, [mean, variance], weight, bias, epsilon)
-            })
+        output(if trains {
+            batch_norm_train(x, weight, bias, epsilon).map(|(y, _)| y)
+        } else {
+            let mean = case.needed("running_mean")?.detach().into();
+            let variance = case.needed("running_var")?.detach().into();
+            batch_norm(x, [mean, variance], weight, bias, epsilon)
+        })
     })
 })
 .with_travels([

@@ -30,7 +30,7 @@ pub(super) fn group_norm<const D: usize>(
     let mean = sum(x.clone().sum_dim(1)) / count;
     let centred = x - mean;
     // A factor instead of a branch: the graph is the same on all ranks.
-    let squares = centred.clone().square().sum_dim(1) * f64::from(u8::from(present));
+    let squares = centred.clone().square().sum_dim(1) * f64::from(present);
     let deviation = (sum(squares) / count + epsilon).sqrt();
     let y = (centred / deviation).reshape([batch, channels, cells]);
     (y * weight + bias).reshape(shape).cast(dtype)

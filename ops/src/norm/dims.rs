@@ -5,6 +5,7 @@ use halocline_core::{Error, Operation, Result, Shard, ShardTensor, Traffic};
 
 use super::kernel::group::Extents;
 use super::node::{GroupRun, Norm};
+use super::parameter::affine;
 use super::require_epsilon;
 use crate::kernel::flex;
 use crate::kernel::simd::Isa;
@@ -154,16 +155,9 @@ fn over<const D: usize>(
         let beside = |parameter| beside(parameter, &x, first, operator);
         parameter.map(beside).transpose()
     };
-    let (weight, bias) = (parameter(weight)?, parameter(bias)?);
+    let parameters = [parameter(weight)?, parameter(bias)?];
     let y = in_f32(x, |x| normalize(x, &normalized))?;
-    let y = match weight {
-        Some(weight) => y * weight,
-        None => y,
-    };
-    Ok(match bias {
-        Some(bias) => y + bias,
-        None => y,
-    })
+    Ok(affine(y, parameters))
 }
 
 /// Distributes a parameter as a field is.

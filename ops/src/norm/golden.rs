@@ -10,7 +10,6 @@ use crate::operand::Operand;
 /// Operators of this family.
 pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("group_norm", group)
-        .with_sharded(Dims::AllButChannels)
         .with_travels([
             "three numbers per group",
             "two numbers per group; sums of parameters' gradients",

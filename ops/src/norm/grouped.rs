@@ -3,11 +3,12 @@
 use halocline_core::ops::{all_reduce, fan_out};
 use halocline_core::{Error, Operation, ReduceOp, Result, Shard, ShardTensor, Traffic};
 
+use super::cut::cut;
 use super::kernel::group::Extents;
 use super::node::{GroupRun, Norm};
 use super::parameter::factors;
 use super::{composed, require_epsilon};
-use crate::driver::empty::{drop_empty, fill, fill_empty};
+use crate::driver::empty::{drop_empty, fill, fill_all};
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 
@@ -36,7 +37,7 @@ pub(super) fn grouped<const D: usize>(
         .iter()
         .all(|held| held.is_multiple_of(channels));
     if !apart && groups > 1 {
-        x.require_whole(NAME, 1)?;
+        return cut(x, groups, parameters, epsilon, NAME);
     }
     let together = |dim: usize| dim >= 2 || (dim == 1 && groups == 1);
     let axes = x
@@ -110,8 +111,7 @@ impl<F> Grouped<F> {
             });
             Error::catch(|| run.apply(local, weight, bias))?
         } else {
-            let all: Vec<usize> = (0..D).collect();
-            let filled = fill_empty(local, &layout, &all, operator, 0.0)?;
+            let filled = fill_all(local, &layout, operator, 0.0)?;
             let (extents, present) = (extents(filled.dims()), !held.contains(&0));
             let mut parameters = [weight, bias];
             if layout.extents(dim).contains(&0) {

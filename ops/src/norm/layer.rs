@@ -14,7 +14,9 @@ use crate::operand::Operand;
 layers! {
     BatchNorm: |norm, x| with_layer_placements(&norm.gamma, x, |x| batch_norm_of(norm, x));
     LayerNorm: |norm, x| layer_norm_of(norm, x);
-    RmsNorm: |norm, x| rms_norm_of(norm, x);
+    RmsNorm: |norm, x| with_layer_placements(&norm.gamma, x, |x| {
+        x.rms_norm(Some(Operand::from(&norm.gamma)), norm.epsilon)
+    });
     GroupNorm: |norm, x| {
         let parameters = norm.affine.then_some([&norm.gamma, &norm.beta]);
         normalize(x, norm.num_channels, norm.num_groups, parameters, norm.epsilon)
@@ -31,13 +33,6 @@ pub(crate) fn layer_norm_of<const D: usize, X: Field<D>>(norm: &LayerNorm, x: X)
     with_layer_placements(&norm.gamma, x, |x| {
         let epsilon = displayed(|content| norm.custom_content(content), "epsilon");
         x.layer_norm(Some(Operand::from(&norm.gamma)), bias, epsilon)
-    })
-}
-
-/// Applies burn's layer to either kind of tensor.
-pub(super) fn rms_norm_of<const D: usize, X: Field<D>>(norm: &RmsNorm, x: X) -> X {
-    with_layer_placements(&norm.gamma, x, |x| {
-        x.rms_norm(Some(Operand::from(&norm.gamma)), norm.epsilon)
     })
 }
 

@@ -12,24 +12,25 @@
 //! - [`rms_norm_dims`]: the same, with the mean over several last dims.
 //!
 //! # Placement
-//! All dims may be sharded; channels of `group_norm` only such that every group lies on one rank,
-//! or if there is one group. Weight and bias are replicated, or sharded like their dim of `x`.
+//! All dims may be sharded. Weight and bias are replicated, or sharded like their dim of `x`.
 //! Values must be resolved.
 //!
 //! # Communication
 //! `group_norm` gathers count, mean and sum of squared deviations, per sample and group, from the
 //! ranks that hold the group's cells, and combines them in rank order; in the backward pass, two
-//! sums. `layer_norm` does the same for each row if the last dim is sharded; `rms_norm` reduces one
-//! mean per row, and one in the backward pass. If the last dim is not sharded, neither sends
-//! anything. `layer_norm_dims` communicates as `group_norm` among the ranks that share a sample; on
-//! devices without our kernels it reduces two means, and two sums in the backward pass.
-//! `rms_norm_dims` reduces one of each.
+//! sums. Where shards cut groups of several channels, it reduces a mean and a variance per group
+//! instead. `layer_norm` gathers and combines the same for each row if the last dim is sharded;
+//! `rms_norm` reduces one mean per row, and one in the backward pass. If the last dim is not
+//! sharded, neither sends anything. `layer_norm_dims` communicates as `group_norm` among the ranks
+//! that share a sample; on devices without our kernels it reduces two means, and two sums in the
+//! backward pass. `rms_norm_dims` reduces one of each.
 //!
 //! # Adjoint
 //! Gradients of weight and bias are summed over all ranks over which `x` is sharded.
 
 pub mod batch;
 mod composed;
+mod cut;
 mod dims;
 mod golden;
 mod grouped;
@@ -61,7 +62,7 @@ use grouped::{Grouped, grouped};
 use kernel::group::Extents;
 use kernel::layer::RowNorm;
 use node::Norm;
-use parameter::{along, factors};
+use parameter::{affine, along, factors};
 
 /// Normalizes every group of channels of every sample. See the [module](self).
 ///
@@ -250,7 +251,7 @@ pub trait NormField<const D: usize>: Field<D> {
     /// ```
     #[must_use]
     #[track_caller]
-    fn weight_norm(self, g: impl Into<Operand<D>>, dim: usize) -> Self {
+    fn weight_norm(self, g: impl Into<Operand<D>>, dim: impl Into<Option<usize>>) -> Self {
         run(self, |x| weight_norm(x, g, dim))
     }
 }
@@ -344,7 +345,7 @@ fn rows<const D: usize>(
     require_epsilon(operator, epsilon)?;
     if x.layout().is_sharded(D - 1) {
         return match norm {
-            RowNorm::Layer { epsilon } => {
+            RowNorm::Layer { .. } => {
                 let run = Grouped {
                     operator,
                     dim: D - 1,
@@ -360,15 +361,12 @@ fn rows<const D: usize>(
                 };
                 run.apply(x, parameters, epsilon, kernels)
             }
-            RowNorm::Rms { epsilon } => {
+            RowNorm::Rms { .. } => {
                 let [weight, _] = parameters;
                 let weight = weight.map(|weight| along(&x, D - 1, weight, operator));
                 let weight = weight.transpose()?;
                 let y = in_f32(x, |x| by_root_mean_square(x, &[D - 1], epsilon, operator))?;
-                Ok(match weight {
-                    Some(weight) => y * weight,
-                    None => y,
-                })
+                Ok(affine(y, [weight, None]))
             }
         };
     }

@@ -52,6 +52,21 @@ pub(super) fn factors<const D: usize>(
     Ok([part(weight, 1.0)?, part(bias, 0.0)?])
 }
 
+/// Multiplies by a weight and adds a bias, where there are any.
+pub(super) fn affine<const D: usize>(
+    y: ShardTensor<D>,
+    [weight, bias]: [Option<ShardTensor<D>>; 2],
+) -> ShardTensor<D> {
+    let y = match weight {
+        Some(weight) => y * weight,
+        None => y,
+    };
+    match bias {
+        Some(bias) => y + bias,
+        None => y,
+    }
+}
+
 /// Requires one value of the field's element type per cell of `dim`.
 fn require<const D: usize>(
     x: &ShardTensor<D>,

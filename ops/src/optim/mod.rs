@@ -56,22 +56,15 @@ pub struct FusedAdamWConfig {
 impl FusedAdamWConfig {
     /// Creates the optimizer of a module.
     pub fn init(&self) -> ModuleOptimizer {
-        let Self {
-            beta_1,
-            beta_2,
-            epsilon,
-            weight_decay,
-            ref grad_clipping,
-        } = *self;
         let composed = AdamWConfig::new()
-            .with_beta_1(beta_1)
-            .with_beta_2(beta_2)
-            .with_epsilon(epsilon)
-            .with_weight_decay(weight_decay)
+            .with_beta_1(self.beta_1)
+            .with_beta_2(self.beta_2)
+            .with_epsilon(self.epsilon)
+            .with_weight_decay(self.weight_decay)
             .build();
         let config = self.clone();
         let optimizer = ModuleOptimizer::from(FusedAdamW { config, composed });
-        match grad_clipping {
+        match &self.grad_clipping {
             Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
             None => optimizer,
         }
@@ -96,15 +89,13 @@ impl Optimizer for FusedAdamW {
         grad: Tensor<D>,
         state: Option<AdamWState<D>>,
     ) -> (Tensor<D>, Option<AdamWState<D>>) {
-        let is_kept =
+        let fits =
             |tensor: &Tensor<D>| tensor.dtype() == DType::F32 && flex::runs_on(&tensor.device());
         let moments = state.as_ref().map(|state| &state.momentum);
-        let kept = [Some(&tensor), Some(&grad)]
-            .into_iter()
-            .chain([moments.map(|m| &m.moment_1), moments.map(|m| &m.moment_2)])
-            .flatten()
-            .all(is_kept);
-        if !kept || moments.is_some_and(|moments| moments.max_moment_2.is_some()) {
+        let moments_fit = moments.is_none_or(|moments| {
+            fits(&moments.moment_1) && fits(&moments.moment_2) && moments.max_moment_2.is_none()
+        });
+        if !fits(&tensor) || !fits(&grad) || !moments_fit {
             return self.composed.step(lr, tensor, grad, state);
         }
         let time = moments.map_or(0, |moments| moments.time) + 1;

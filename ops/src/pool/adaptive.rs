@@ -174,7 +174,6 @@ mod tests {
         }
     }
 
-    /// Peers, 7: pooling that gathers the field.
     #[test]
     fn an_average_of_all_cells_sends_one() {
         Launcher::local(2)

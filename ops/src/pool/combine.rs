@@ -6,7 +6,8 @@ use crate::kernel::lanes::Function;
 use crate::kernel::lines::by_lane;
 use crate::kernel::simd::Element;
 
-/// A reduction: cells are prepared, combined one after the other, and the result finished.
+/// A reduction, by default the sum: cells are prepared, combined one after the other, and the
+/// result finished.
 pub(super) trait Combine<E: Element>: Copy + Sync {
     /// Neutral element: combining it with a prepared cell yields that cell.
     #[inline(always)]
@@ -19,7 +20,10 @@ pub(super) trait Combine<E: Element>: Copy + Sync {
         cell
     }
 
-    fn combine<S: Simd>(self, simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S>;
+    #[inline(always)]
+    fn combine<S: Simd>(self, simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S> {
+        E::plus(simd, a, b)
+    }
 
     #[inline(always)]
     fn finish<S: Simd>(self, _: S, a: E::Vector<S>) -> E::Vector<S> {
@@ -60,11 +64,6 @@ pub(super) struct Total<E>(pub(super) E);
 
 impl<E: Element> Combine<E> for Total<E> {
     #[inline(always)]
-    fn combine<S: Simd>(self, simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S> {
-        E::plus(simd, a, b)
-    }
-
-    #[inline(always)]
     fn finish<S: Simd>(self, simd: S, a: E::Vector<S>) -> E::Vector<S> {
         E::times(simd, a, E::splat(simd, self.0))
     }
@@ -82,11 +81,6 @@ impl<E: Element> Combine<E> for Norm {
             2.0 => E::times(simd, cell, cell),
             order => powers::<S, E>(simd, E::abs(simd, cell), order),
         }
-    }
-
-    #[inline(always)]
-    fn combine<S: Simd>(self, simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S> {
-        E::plus(simd, a, b)
     }
 
     #[inline(always)]

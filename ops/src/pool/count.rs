@@ -24,11 +24,9 @@ pub(super) fn factors(
         cells.filter(counts).count().max(1)
     };
     let factor = |output: usize| window.kernel as f64 / counted(output) as f64;
-    (0..outputs)
-        .any(|output| counted(output) != window.kernel)
-        .then(|| {
-            range
-                .map(|output| factor(output.min(outputs - 1)))
-                .collect()
-        })
+    if (0..outputs).all(|output| counted(output) == window.kernel) {
+        return None;
+    }
+    let factors = range.map(|output| factor(output.min(outputs - 1)));
+    Some(factors.collect())
 }

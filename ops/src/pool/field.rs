@@ -22,7 +22,7 @@ pub(super) struct Piece<'a, E> {
     pub(super) rows: Range<usize>,
     pub(super) columns: Range<usize>,
     /// `[batch, channels, 1, rows, columns]`; columns are contiguous.
-    pub(super) cells: View<'a, E, 5>,
+    pub(super) cells: View<'a, E>,
 }
 
 impl<'a, E> Planes<'a, E> {

@@ -204,14 +204,12 @@ pub(crate) fn spread<E: Element>(
     })
 }
 
-/// Two rows of a band of windows, for writing.
-struct Band<'a, E> {
-    rows: [&'a mut [E]; 2],
-}
-
 /// Creates a buffer of `shape` that is zero outside windows; `run` fills those of a band, given its
-/// plane and row.
-fn bands<E: Element>(shape: [usize; 3], run: impl Fn([usize; 2], Band<'_, E>) + Sync) -> Buffer<E> {
+/// plane and row, and both rows of its cells.
+fn bands<E: Element>(
+    shape: [usize; 3],
+    run: impl Fn([usize; 2], [&mut [E]; 2]) + Sync,
+) -> Buffer<E> {
     let [_, rows, columns] = shape;
     let pairs = columns / 2 * 2;
     let fill = |place: [usize; 2], elements: &mut [E]| {
@@ -224,12 +222,7 @@ fn bands<E: Element>(shape: [usize; 3], run: impl Fn([usize; 2], Band<'_, E>) + 
         }
         if pairs > 0 && rows > 1 {
             let (high, low) = windows.split_at_mut(columns);
-            run(
-                place,
-                Band {
-                    rows: [&mut high[..pairs], &mut low[..pairs]],
-                },
-            );
+            run(place, [&mut high[..pairs], &mut low[..pairs]]);
         }
     };
     // SAFETY: `run` writes all windows, and the rest is zeroed here.
@@ -239,7 +232,7 @@ fn bands<E: Element>(shape: [usize; 3], run: impl Fn([usize; 2], Band<'_, E>) + 
 struct Spread<'a, E> {
     cotangent: &'a [E],
     factor: f64,
-    band: Band<'a, E>,
+    band: [&'a mut [E]; 2],
 }
 
 impl<E: Element> WithSimd for Spread<'_, E> {
@@ -250,7 +243,7 @@ impl<E: Element> WithSimd for Spread<'_, E> {
         let Self {
             cotangent,
             factor,
-            band: Band { rows: [high, low] },
+            band: [high, low],
         } = self;
         let (lanes, factor) = (E::lanes::<S>(), E::splat(simd, E::from_f64(factor)));
         let rows = high.chunks_mut(2 * lanes).zip(low.chunks_mut(2 * lanes));
@@ -267,7 +260,7 @@ struct Adjoint<'a, E> {
     cotangent: &'a [E],
     /// Norm; `None` for the maximum.
     norm: Option<Norm>,
-    band: Band<'a, E>,
+    band: [&'a mut [E]; 2],
 }
 
 impl<E: Element> WithSimd for Adjoint<'_, E> {
@@ -279,9 +272,7 @@ impl<E: Element> WithSimd for Adjoint<'_, E> {
             rows: [high, low],
             cotangent,
             norm,
-            band: Band {
-                rows: [out_high, out_low],
-            },
+            band: [out_high, out_low],
         } = self;
         let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
         let inputs = high.chunks(2 * lanes).zip(low.chunks(2 * lanes));
@@ -395,25 +386,12 @@ mod tests {
 
     #[test]
     fn nan_is_the_largest_and_the_last_of_several_takes_the_gradient() {
-        let nan = f32::NAN;
-        let x = [
-            1.0,
-            nan,
-            nan,
-            5.0,
-            nan,
-            2.0,
-            7.0,
-            3.0,
-            f32::INFINITY,
-            9.0,
-            nan,
-            nan,
+        let (nan, infinity) = (f32::NAN, f32::INFINITY);
+        let rows = [
+            [1.0, nan, nan, 2.0, infinity, 9.0],
+            [nan, 5.0, 7.0, 3.0, nan, nan],
         ];
-        let shape = [1, 2, 6];
-        let x: Vec<f32> = [0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11]
-            .map(|cell| x[cell])
-            .to_vec();
+        let (x, shape) = (rows.concat(), [1, 2, 6]);
         for isa in Isa::available() {
             assert!(max(isa, &x, shape).iter().all(|value| value.is_nan()));
             let gradient = max_adjoint(isa, &x, &[1.0, 2.0, 3.0], shape);

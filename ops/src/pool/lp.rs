@@ -1,7 +1,8 @@
 //! Norms over windows.
 //!
 //! `y = (Σ |x|^p)^(1/p)` over a window. Semantics follow PyTorch's `lp_pool{1,2,3}d`, except that
-//! PyTorch sums powers of `x` itself: results differ where `x` is negative and `p` is not even.
+//! PyTorch sums powers of `x` itself. Where `x` is negative and `p` is not even, it returns NaN or,
+//! if other cells of the window are larger, less than the norm; for `p = 1` it returns the sum.
 //!
 //! # Placement
 //! All dims may be sharded. An output belongs to the rank that holds the middle cell of its window.

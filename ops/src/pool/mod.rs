@@ -268,11 +268,8 @@ fn counted<const D: usize, const N: usize, W: Windows>(
                 let factors: Vec<f64> = factors.into_iter().map(&scale).collect();
                 let mut shape = [1; D];
                 shape[dim] = factors.len();
-                y = y.clone()
-                    * Tensor::from_data(
-                        TensorData::new(factors, shape),
-                        (&y.device().inner(), y.dtype()),
-                    );
+                let options = (&y.device().inner(), y.dtype());
+                y = y * Tensor::from_data(TensorData::new(factors, shape), options);
             }
         }
         y

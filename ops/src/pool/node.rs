@@ -151,7 +151,11 @@ impl<W: Windows> Operator for Pool<W> {
         let (y, places) = with_float!(dtype, E => {
             let (isa, pieces) = (Isa::chosen()?, self.pieces::<E>(x, &received)?);
             let x = self.planes::<E>(&shape, &pieces);
-            let (y, places) = if self.has_gradient {self.windows.with_places(isa, &x, self.slides)} else {(self.windows.forward(isa, &x, self.slides), None)};
+            let (y, places) = if self.has_gradient {
+                self.windows.with_places(isa, &x, self.slides)
+            } else {
+                (self.windows.forward(isa, &x, self.slides), None)
+            };
             let pooled = self.pooled(&shape);
             let places = places.map(|places| flex::result(places, &pooled, E::dtype()));
             (flex::result(y, &pooled, dtype), places)

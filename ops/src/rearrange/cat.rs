@@ -14,11 +14,13 @@ use std::ops::Range;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
+use burn::tensor::kind::Basic;
 use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, cut, of_boxes};
 use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
 
+use super::narrow::part_layout;
 use super::shape::unsqueeze;
-use crate::driver::place::{in_place, placed, require_dim};
+use crate::driver::place::{in_place, part_ranges, placed, require_dim};
 use crate::golden::{Golden, output, with_dims};
 
 const NAME: &str = "cat";
@@ -45,7 +47,10 @@ const NAME: &str = "cat";
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn cat<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<ShardTensor<D>> {
+pub fn cat<const D: usize, K: Basic>(
+    parts: Vec<ShardTensor<D, K>>,
+    dim: usize,
+) -> Result<ShardTensor<D, K>> {
     let Some(first) = parts.first() else {
         return Err(Error::operator(NAME, "no tensors"));
     };
@@ -72,7 +77,10 @@ pub fn cat<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<Sha
 }
 
 /// Concatenates one or more shards of this rank, empty ones too.
-pub(super) fn join_shards<const D: usize>(shards: Vec<Tensor<D>>, dim: usize) -> Tensor<D> {
+pub(super) fn join_shards<const D: usize, K: Basic>(
+    shards: Vec<Tensor<D, K>>,
+    dim: usize,
+) -> Tensor<D, K> {
     let mut shards: Vec<_> = shards.into_iter().map(Tensor::into_dispatch).collect();
     // An operator has at most four inputs.
     while shards.len() > 1 {
@@ -99,19 +107,19 @@ pub(super) fn join_shards<const D: usize>(shards: Vec<Tensor<D>>, dim: usize) ->
 /// y.local().to_data().assert_eq(&[[1.0_f32, 0.0], [2.0, 0.0]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn stack<const D: usize, const E: usize>(
-    parts: Vec<ShardTensor<D>>,
+pub fn stack<const D: usize, const E: usize, K: Basic>(
+    parts: Vec<ShardTensor<D, K>>,
     dim: usize,
-) -> Result<ShardTensor<E>> {
+) -> Result<ShardTensor<E, K>> {
     let parts = parts.into_iter().map(|part| unsqueeze(part, dim));
     cat(parts.collect::<Result<_>>()?, dim)
 }
 
 /// Checks that a part can be concatenated with the first one.
-fn require_alike<const D: usize>(
+fn require_alike<const D: usize, K: Basic>(
     operator: &str,
-    first: &ShardTensor<D>,
-    part: &ShardTensor<D>,
+    first: &ShardTensor<D, K>,
+    part: &ShardTensor<D, K>,
     dim: usize,
 ) -> Result<()> {
     let others = |layout: &Layout| {
@@ -146,20 +154,15 @@ fn require_alike<const D: usize>(
 ///
 /// # Errors
 /// Layouts that differ in anything else.
-pub(crate) fn joined<const D: usize>(
+pub(crate) fn joined<const D: usize, K: Basic>(
     operator: &str,
-    parts: &[ShardTensor<D>],
+    parts: &[ShardTensor<D, K>],
     dim: usize,
 ) -> Result<Layout> {
     let first = parts[0].layout();
-    let [_, others @ ..] = parts else {
-        return Ok(first.clone());
-    };
-    for part in others {
-        require_alike(operator, &parts[0], part, dim)?;
-    }
     let mut extents = first.all_extents().to_vec();
     for part in &parts[1..] {
+        require_alike(operator, &parts[0], part, dim)?;
         let more = part.layout().extents(dim);
         extents[dim]
             .iter_mut()
@@ -171,21 +174,13 @@ pub(crate) fn joined<const D: usize>(
 
 /// Moves the cells of a part, cells `cells` of the result, to the ranks that hold them in the
 /// result.
-fn beside<const D: usize>(
-    part: ShardTensor<D>,
+fn beside<const D: usize, K: Basic>(
+    part: ShardTensor<D, K>,
     dim: usize,
     cells: Range<usize>,
     result: &Layout,
-) -> Result<ShardTensor<D>> {
-    let mut extents = result.all_extents().to_vec();
-    let mut start = 0;
-    for extent in &mut extents[dim] {
-        let held = start..start + *extent;
-        start = held.end;
-        let within = |cell: usize| cell.clamp(cells.start, cells.end);
-        *extent = within(held.end) - within(held.start);
-    }
-    let output = result.derive(result.placements().to_vec(), extents);
+) -> Result<ShardTensor<D, K>> {
+    let output = part_layout(result, dim, &cells);
     let sizes = part.dims();
     placed(part, NAME, (), output, 0.0, |dim, cells| {
         in_place(cells, sizes[dim])
@@ -193,7 +188,7 @@ fn beside<const D: usize>(
 }
 
 fn join(parts: &[DispatchTensor], dim: usize) -> DispatchTensor {
-    match parts.to_vec().as_slice() {
+    match parts {
         [one] => one.clone(),
         [a, b] => ops::apply(Join(dim), [a, b].map(Clone::clone)),
         [a, b, c] => ops::apply(Join(dim), [a, b, c].map(Clone::clone)),
@@ -209,16 +204,9 @@ struct Join(usize);
 impl Join {
     /// Boxes of parts with these sizes in a result of this shape.
     fn boxes(&self, sizes: &[usize], shape: &[usize]) -> Vec<IndexBox> {
-        let starts = sizes.iter().scan(0, |end, size| {
-            *end += size;
-            Some(*end - size..*end)
-        });
-        let part = |cells| {
-            let mut ranges = IndexBox::whole(shape).ranges().to_vec();
-            ranges[self.0] = cells;
-            IndexBox::new(ranges)
-        };
-        starts.map(part).collect()
+        let whole = IndexBox::whole(shape);
+        let part = |cells| whole.with_range(self.0, cells);
+        part_ranges(sizes).map(part).collect()
     }
 }
 
@@ -276,7 +264,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
         let dim = case.attributes.place_or("dim", case.dims() + 1, 0);
         with_dims!(case.dims(), D => {
             let parts = (0..case.inputs()).map(|part| case.input::<D>(part));
-            output(stack::<D, { D + 1 }>(parts.collect::<Result<_>>()?, dim))
+            output(stack::<D, { D + 1 }, _>(parts.collect::<Result<_>>()?, dim))
         })
     }),
 ];

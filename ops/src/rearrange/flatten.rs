@@ -7,6 +7,7 @@
 //! # Adjoint
 //! The inverse operator.
 
+use burn::tensor::kind::Basic;
 use halocline_core::{Error, Result, ShardTensor};
 
 use crate::driver::place::renumbered;
@@ -31,11 +32,11 @@ use crate::golden::{Dims, Golden, output, with_dims};
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn flatten<const D: usize, const E: usize>(
-    x: ShardTensor<D>,
+pub fn flatten<const D: usize, const E: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     start: usize,
     end: usize,
-) -> Result<ShardTensor<E>> {
+) -> Result<ShardTensor<E, K>> {
     const NAME: &str = "flatten";
     if end >= D || start > end || D - (end - start) != E {
         let message = format!(
@@ -75,11 +76,11 @@ pub fn flatten<const D: usize, const E: usize>(
 /// heads.local().to_data().assert_eq(&[[[1.0_f32, 2.0], [3.0, 4.0]]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn unflatten<const D: usize, const E: usize>(
-    x: ShardTensor<D>,
+pub fn unflatten<const D: usize, const E: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     dim: usize,
     sizes: &[usize],
-) -> Result<ShardTensor<E>> {
+) -> Result<ShardTensor<E, K>> {
     const NAME: &str = "unflatten";
     let more = sizes.len().saturating_sub(1);
     let fits = !sizes.is_empty()
@@ -125,7 +126,7 @@ pub(super) const GOLDEN: Golden = Golden::new("flatten", |case| {
     let [start, end] = case.attributes.flattened(dims);
     with_dims!(dims, D => {
         with_dims!((dims + start).saturating_sub(end), E => {
-            output(flatten::<D, E>(case.input::<D>(0)?, start, end))
+            output(flatten::<D, E, _>(case.input::<D>(0)?, start, end))
         })
     })
 })
@@ -160,9 +161,9 @@ mod tests {
         let refused = Launcher::local(2).run(|world| {
             let mesh = world.mesh([("x", 2)])?;
             let x = ShardTensor::<2>::ones([5, 6], &mesh, &[Shard(1)])?;
-            let error = flatten::<2, 1>(x.clone(), 0, 1).unwrap_err().to_string();
+            let error = flatten::<2, 1, _>(x.clone(), 0, 1).unwrap_err().to_string();
             assert!(error.contains("no rule for Shard(1)"), "{error}");
-            unflatten::<2, 3>(x, 1, &[3, 2]).map(drop)
+            unflatten::<2, 3, _>(x, 1, &[3, 2]).map(drop)
         });
         let error = refused.unwrap_err().to_string();
         assert!(error.contains("multiples of 2"), "{error}");

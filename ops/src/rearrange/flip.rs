@@ -8,6 +8,7 @@
 //! # Adjoint
 //! The same flip.
 
+use burn::tensor::kind::Basic;
 use halocline_core::{Result, Segment, ShardTensor};
 
 use super::roll::moved;
@@ -27,7 +28,10 @@ use crate::golden::{Golden, output, with_dims};
 /// let y = RearrangeField::flip(x, &[0]);
 /// y.into_data().assert_eq(&[3.0_f32, 2.0, 1.0].into(), true);
 /// ```
-pub fn flip<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
+pub fn flip<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
+    dims: &[usize],
+) -> Result<ShardTensor<D, K>> {
     moved(x, "flip", &vec![0; dims.len()], dims, |cells, size, _| {
         if cells.is_empty() {
             return Vec::new();

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use halocline_core::{Boundary, Error, IndexBox, Need, Result, Segment, ShardTensor, segments};
 
+use super::pad::widen;
+use super::poles::{ROWS, require_channels, turned};
 use crate::driver::place::{assembled, in_place};
 use crate::graph::Fold;
-use crate::rearrange::profile;
 
 const NAME: &str = "pad_fold";
-const ROWS: usize = 2;
 const COLUMNS: usize = 3;
 
 /// Pads the rows and columns of a field on a tripolar ocean grid (R. Murray 1996) by `width` cells
@@ -64,31 +64,15 @@ pub fn pad_fold<const D: usize>(
         );
         return Err(Error::operator(NAME, message));
     }
-    if let Some(channel) = odd.iter().find(|channel| **channel >= sizes[1]) {
-        let message = format!("odd channel {channel} of {}", sizes[1]);
-        return Err(Error::operator(NAME, message));
-    }
+    require_channels(NAME, odd, sizes[1])?;
     let mut extents = x.layout().all_extents().to_vec();
     for extents in &mut extents[ROWS..=COLUMNS] {
-        let held = |extent: &usize| *extent > 0;
-        let first = extents.iter().position(held).unwrap_or(0);
-        let last = extents.iter().rposition(held).unwrap_or(0);
-        extents[first] += width;
-        extents[last] += width;
+        widen(extents, [width; 2]);
     }
     let output = x.layout().derive(x.placements().to_vec(), extents);
     let need_of = |cells: &IndexBox| need(cells, &sizes, width, fold);
     let y = assembled(x, NAME, (width, fold), output, 0.0, need_of)?;
-    if odd.is_empty() {
-        return Ok(y);
-    }
-    let indicator = |inside: bool| if inside { 1.0 } else { 0.0 };
-    let is_odd = (0..sizes[1]).map(|channel| indicator(odd.contains(&channel)));
-    let is_odd = profile(&y, 1, &is_odd.collect::<Vec<_>>())?;
-    let rows = 0..sizes[ROWS] + 2 * width;
-    let across = rows.map(|row| indicator(row >= width + sizes[ROWS]));
-    let across = profile(&y, ROWS, &across.collect::<Vec<_>>())?;
-    Ok(y * (is_odd * across * -2.0 + 1.0))
+    turned(y, odd, |row| row >= width + sizes[ROWS])
 }
 
 /// Source cells of a box of the padded field.

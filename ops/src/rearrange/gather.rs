@@ -11,10 +11,11 @@
 //! `gather` and `scatter_add` are adjoint to each other. `scatter` passes the cotangent of replaced
 //! cells to `values`, and that of the others to `x`.
 
+use burn::tensor::kind::{Basic, Kind};
 use burn::tensor::{Int, Tensor};
 use halocline_core::{Error, Layout, Result, ShardTensor};
 
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::driver::place::require_dim;
 use crate::golden::{Dims, Golden, output, with_dims};
 use crate::kernel::{flex, gathered};
@@ -40,23 +41,28 @@ use crate::kernel::{flex, gathered};
 /// y.local().to_data().assert_eq(&[[2.0_f32, 1.0, 2.0], [3.0, 3.0, 4.0]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn gather<const D: usize>(
-    x: ShardTensor<D>,
+pub fn gather<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     dim: usize,
     index: ShardTensor<D, Int>,
-) -> Result<ShardTensor<D>> {
+) -> Result<ShardTensor<D, K>> {
     const NAME: &str = "gather";
-    require_dim(NAME, &x, dim)?;
-    x.require_resolved(NAME)?;
-    x.require_whole(NAME, dim)?;
-    require_beside(NAME, x.layout(), index.layout(), dim)?;
-    require_cells(NAME, x.dims()[dim], index.dims()[dim])?;
+    check_indexed(NAME, &x, dim, &index)?;
     let (index, layout, mesh) = index.into_parts();
     let (local, from, _) = x.into_parts();
     let index = places(index);
-    let all: Vec<usize> = (0..D).collect();
-    let local = fill_empty(local, &from, &all, NAME, 0.0)?;
-    let taken = gathered::gather(NAME, local, dim, index)?;
+    let local = fill_all(local, &from, NAME, 0.0)?;
+    let taken: Tensor<D, K> = match K::KIND {
+        Kind::Float => {
+            let local = Tensor::from_dispatch(local.into_dispatch());
+            let taken = gathered::gather(NAME, local, dim, index)?;
+            Tensor::from_dispatch(taken.into_dispatch())
+        }
+        Kind::Int | Kind::Bool => {
+            require_within(NAME, &index, local.dims()[dim])?;
+            local.gather(dim, flex::signed(index))
+        }
+    };
     let local = drop_empty(taken, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
@@ -145,11 +151,7 @@ fn check_scattered<const D: usize>(
     index: &ShardTensor<D, Int>,
     values: &ShardTensor<D>,
 ) -> Result<()> {
-    require_dim(operator, x, dim)?;
-    x.require_resolved(operator)?;
-    x.require_whole(operator, dim)?;
-    require_beside(operator, x.layout(), index.layout(), dim)?;
-    require_cells(operator, x.dims()[dim], index.dims()[dim])?;
+    check_indexed(operator, x, dim, index)?;
     let dtypes = [x, values].map(|tensor| tensor.local().dtype());
     if dtypes[0] != dtypes[1] {
         let message = format!("cells of {:?} and values of {:?}", dtypes[0], dtypes[1]);
@@ -173,21 +175,30 @@ fn scattered<const D: usize>(
     let (local, layout, mesh) = x.into_parts();
     let index = places(index.into_local());
     let (values, held, _) = values.into_parts();
-    let all: Vec<usize> = (0..D).collect();
-    let local = fill_empty(local, &layout, &all, operator, 0.0)?;
-    let values = fill_empty(values, &held, &all, operator, 0.0)?;
+    let local = fill_all(local, &layout, operator, 0.0)?;
+    let values = fill_all(values, &held, operator, 0.0)?;
     let local = scatter(local, index, values)?;
     let local = drop_empty(local, &layout, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// Checks that an indexed dim has cells.
-fn require_cells(operator: &str, cells: usize, indices: usize) -> Result<()> {
-    if cells > 0 || indices == 0 {
-        return Ok(());
+/// Checks a tensor and the indices of cells of a dim, which must be whole.
+fn check_indexed<const D: usize, K: Basic>(
+    operator: &str,
+    x: &ShardTensor<D, K>,
+    dim: usize,
+    index: &ShardTensor<D, Int>,
+) -> Result<()> {
+    require_dim(operator, x, dim)?;
+    x.require_resolved(operator)?;
+    x.require_whole(operator, dim)?;
+    require_beside(operator, x.layout(), index.layout(), dim)?;
+    let indices = index.dims()[dim];
+    if x.dims()[dim] == 0 && indices > 0 {
+        let message = format!("{indices} indices of a dim of 0 cells");
+        return Err(Error::operator(operator, message));
     }
-    let message = format!("{indices} indices of a dim of 0 cells");
-    Err(Error::operator(operator, message))
+    Ok(())
 }
 
 /// Checks that indices are distributed like a tensor in all dims but one.
@@ -211,6 +222,24 @@ fn places<const D: usize>(index: Tensor<D, Int>) -> Tensor<D, Int> {
         return Tensor::zeros(shape, (&index.device(), index.dtype()));
     }
     index
+}
+
+/// Checks on CPUs that indices lie below the size of a dim.
+fn require_within<const D: usize>(
+    operator: &str,
+    index: &Tensor<D, Int>,
+    size: usize,
+) -> Result<()> {
+    if !flex::runs_on(&index.device()) {
+        return Ok(());
+    }
+    let indices = index.clone().into_data();
+    let beyond = |index: &i64| *index < 0 || *index as usize >= size;
+    if let Some(index) = indices.iter::<i64>().find(beyond) {
+        let message = format!("index {index} of a dim of {size} cells");
+        return Err(Error::operator(operator, message));
+    }
+    Ok(())
 }
 
 /// Checks on CPUs that no index occurs twice along a dim.

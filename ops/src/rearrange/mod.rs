@@ -1,5 +1,9 @@
 //! Operators that rearrange cells: concatenation, slicing, padding, indexing, flip, roll,
 //! permutation and reshaping of dims, and alignment to the shards of another tensor.
+//!
+//! Most functions also take sharded integers and booleans: `cat`, `stack`, `narrow`, `slice`,
+//! `select`, `index_select`, `gather`, `pad`, `shift`, `roll`, `flip`, `repeat`, `permute`, and the
+//! changes of shape. The methods of fields take floats.
 
 mod align;
 pub mod cat;

@@ -3,9 +3,12 @@
 use std::ops::Range;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::kind::Basic;
 use burn::tensor::{Shape, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, cut, of_boxes};
 use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
+
+use crate::driver::place::{part_ranges, resized};
 
 /// Takes `length` cells of a dim, from `start` on. In a sharded dim each rank keeps its cells of
 /// the range; nothing is sent.
@@ -30,12 +33,12 @@ use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn narrow<const D: usize>(
-    x: ShardTensor<D>,
+pub fn narrow<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     dim: usize,
     start: usize,
     length: usize,
-) -> Result<ShardTensor<D>> {
+) -> Result<ShardTensor<D, K>> {
     const NAME: &str = "narrow";
     let range = start..start.saturating_add(length);
     if dim >= D || range.end > x.dims()[dim] || range.is_empty() {
@@ -47,9 +50,14 @@ pub fn narrow<const D: usize>(
     if range == (0..x.dims()[dim]) {
         return Ok(x);
     }
-    let (layout, kept) = part(x.layout(), dim, &range, x.mesh().position());
-    let (local, _, mesh) = x.into_parts();
-    let local = Tensor::from_dispatch(ops::apply(Cut(kept), [local.into_dispatch()]));
+    let (local, layout, mesh) = x.into_parts();
+    let shard = layout.local_box(mesh.position());
+    let held = &shard.ranges()[dim];
+    let found = common(held, &range);
+    let kept = found.start - held.start..found.end - held.start;
+    let cut = Cut(IndexBox::whole(&shard.shape()).with_range(dim, kept));
+    let local = Tensor::from_dispatch(ops::apply(cut, [local.into_dispatch()]));
+    let layout = part_layout(&layout, dim, &range);
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
@@ -90,28 +98,10 @@ pub(super) fn cells(x: &DispatchTensor, place: &IndexBox) -> DispatchTensor {
     }
 }
 
-/// Returns the layout of a range of a dim, where each rank keeps its cells, and the box of kept
-/// cells in the shard at a mesh position.
-pub(super) fn part(
-    layout: &Layout,
-    dim: usize,
-    range: &Range<usize>,
-    position: usize,
-) -> (Layout, IndexBox) {
-    let mut extents = layout.all_extents().to_vec();
-    let mut first = 0;
-    for extent in &mut extents[dim] {
-        let cells = first..first + *extent;
-        first = cells.end;
-        *extent = common(&cells, range).len();
-    }
-    let shard = layout.local_box(position);
-    let mut kept = IndexBox::whole(&shard.shape()).ranges().to_vec();
-    let cells = &shard.ranges()[dim];
-    let found = common(cells, range);
-    kept[dim] = found.start - cells.start..found.end - cells.start;
-    let layout = layout.derive(layout.placements().to_vec(), extents);
-    (layout, IndexBox::new(kept))
+/// Layout of a range of a dim, where each rank keeps its cells.
+pub(super) fn part_layout(layout: &Layout, dim: usize, range: &Range<usize>) -> Layout {
+    let kept = part_ranges(layout.extents(dim)).map(|cells| common(&cells, range).len());
+    resized(layout, dim, kept.collect())
 }
 
 /// Intersects two ranges; an empty intersection lies at one of the ends of `cells`.

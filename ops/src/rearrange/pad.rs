@@ -16,6 +16,7 @@
 //! # Adjoint
 //! The cotangent of a padded cell is added to that of the cell it copies.
 
+use burn::tensor::kind::Basic;
 use halocline_core::{Boundary, Error, IndexBox, Need, Result, ShardTensor, Sides, check_poles};
 
 use crate::driver::Padding;
@@ -50,12 +51,13 @@ const NAME: &str = "pad";
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn pad<const D: usize>(
-    x: ShardTensor<D>,
+pub fn pad<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     paddings: &[(usize, Padding)],
     value: f64,
-) -> Result<ShardTensor<D>> {
+) -> Result<ShardTensor<D, K>> {
     let mut extents = x.layout().all_extents().to_vec();
+    let mut sides = vec![Sides::default(); D];
     for (i, &(dim, padding)) in paddings.iter().enumerate() {
         require_dim(NAME, &x, dim)?;
         if paddings[..i].iter().any(|(other, _)| *other == dim) {
@@ -63,23 +65,11 @@ pub fn pad<const D: usize>(
             return Err(Error::operator(NAME, message));
         }
         check(dim, x.dims()[dim], &padding)?;
-        let extents = &mut extents[dim];
-        let held = |extent: &usize| *extent > 0;
-        let first = extents.iter().position(held).unwrap_or(0);
-        let last = extents.iter().rposition(held).unwrap_or(0);
-        extents[first] += padding.low;
-        extents[last] += padding.high;
+        widen(&mut extents[dim], [padding.low, padding.high]);
+        sides[dim] = padding.sides();
     }
     let output = x.layout().derive(x.placements().to_vec(), extents);
     let sizes = x.dims();
-    let find = |dim: usize| paddings.iter().find(|(padded, _)| *padded == dim);
-    let sides: Vec<Sides> = (0..D)
-        .map(|dim| {
-            find(dim).map_or_else(Default::default, |(_, padding)| {
-                ([padding.low, padding.high], padding.boundary)
-            })
-        })
-        .collect();
     check_poles(NAME, &sizes, &sides)?;
     let boundaries: Vec<_> = sides.iter().map(|(_, boundary)| *boundary).collect();
     let need_of = |cells: &IndexBox| {
@@ -94,6 +84,15 @@ pub fn pad<const D: usize>(
         Need::within(&sizes, &ranges.collect::<Vec<_>>(), &boundaries)
     };
     assembled(x, NAME, paddings.to_vec(), output, value, need_of)
+}
+
+/// Adds cells to the first and the last part that has any.
+pub(super) fn widen(extents: &mut [usize], [low, high]: [usize; 2]) {
+    let held = |extent: &usize| *extent > 0;
+    let first = extents.iter().position(held).unwrap_or(0);
+    let last = extents.iter().rposition(held).unwrap_or(0);
+    extents[first] += low;
+    extents[last] += high;
 }
 
 fn check(dim: usize, size: usize, padding: &Padding) -> Result<()> {
@@ -172,7 +171,6 @@ mod tests {
         }
     }
 
-    /// Peers, 11 and 13: no circular padding there, and no halo wider than the neighbour's shard.
     #[test]
     fn padding_may_differ_by_side_and_be_wider_than_shards() {
         use Boundary::{Periodic, Reflect, Replicate, Zeros};

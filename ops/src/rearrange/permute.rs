@@ -3,6 +3,7 @@
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::Tensor;
+use burn::tensor::kind::{Basic, Kind};
 use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 use halocline_core::{Error, Result, Shard, ShardTensor};
 
@@ -32,7 +33,10 @@ use crate::golden::{Golden, array, output, with_dims};
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn permute<const D: usize>(x: ShardTensor<D>, axes: [usize; D]) -> Result<ShardTensor<D>> {
+pub fn permute<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
+    axes: [usize; D],
+) -> Result<ShardTensor<D, K>> {
     let place = |dim: usize| axes.iter().position(|axis| *axis == dim);
     if (0..D).any(|dim| place(dim).is_none()) {
         let message = format!("axes {axes:?}; expected each of 0..{D} once");
@@ -45,8 +49,13 @@ pub fn permute<const D: usize>(x: ShardTensor<D>, axes: [usize; D]) -> Result<Sh
     });
     let extents = axes.map(|dim| layout.extents(dim).to_vec()).to_vec();
     let layout = layout.derive(placements.collect(), extents);
-    let order = Order(axes.to_vec());
-    let local = Tensor::from_dispatch(apply(order, [local.into_dispatch()]));
+    let local = match K::KIND {
+        Kind::Float => {
+            let order = Order(axes.to_vec());
+            Tensor::from_dispatch(apply(order, [local.into_dispatch()]))
+        }
+        Kind::Int | Kind::Bool => local.permute(axes),
+    };
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 

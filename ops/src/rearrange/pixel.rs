@@ -200,7 +200,6 @@ mod tests {
         }
     }
 
-    /// Peers, 3: shards that the factor does not divide.
     #[test]
     fn shards_may_cut_through_blocks() {
         check_op(&Blocks, &[[1, 2, 6, 9]], &[], &[0, 1, 2, 3], 1e-6);

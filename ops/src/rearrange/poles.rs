@@ -5,6 +5,9 @@ use halocline_core::{Boundary, Error, Result, ShardTensor};
 use crate::driver::Padding;
 use crate::rearrange::{pad, profile};
 
+/// Dim of the rows, which are latitudes here.
+pub(super) const ROWS: usize = 2;
+
 /// Pads latitudes by rows from across the poles: mirrored, and from the opposite meridian. Channels
 /// `odd`, such as wind components, change sign there, because east and north point the other way.
 ///
@@ -51,35 +54,48 @@ pub fn pad_poles<const D: usize>(
     odd: &[usize],
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "pad_poles";
-    const LAT: usize = 2;
-    if D <= LAT + 1 || !boundary.is_pole() {
+    if D <= ROWS + 1 || !boundary.is_pole() {
         let message = format!(
             "boundary {boundary:?} of a tensor of {D} dims; expected PoleRow or PoleEdge, and [batch, channels, lat, lon]"
         );
         return Err(Error::operator(NAME, message));
     }
-    let (channels, rows) = (x.dims()[1], x.dims()[LAT]);
-    if let Some(channel) = odd.iter().find(|channel| **channel >= channels) {
-        let message = format!("odd channel {channel} of {channels}");
-        return Err(Error::operator(NAME, message));
-    }
+    let rows = x.dims()[ROWS];
+    require_channels(NAME, odd, x.dims()[1])?;
     let padding = Padding {
         low,
         high,
         boundary: [boundary; 2],
     };
-    let y = pad(x, &[(LAT, padding)], 0.0)?;
+    let y = pad(x, &[(ROWS, padding)], 0.0)?;
+    turned(y, odd, |row| row < low || row >= low + rows)
+}
+
+/// Requires that the channels `odd` exist.
+pub(super) fn require_channels(operator: &str, odd: &[usize], channels: usize) -> Result<()> {
+    match odd.iter().find(|channel| **channel >= channels) {
+        None => Ok(()),
+        Some(channel) => {
+            let message = format!("odd channel {channel} of {channels}");
+            Err(Error::operator(operator, message))
+        }
+    }
+}
+
+/// Changes the sign of the channels `odd` in the rows `across` a pole or a fold.
+pub(super) fn turned<const D: usize>(
+    y: ShardTensor<D>,
+    odd: &[usize],
+    across: impl Fn(usize) -> bool,
+) -> Result<ShardTensor<D>> {
     if odd.is_empty() {
         return Ok(y);
     }
-    let indicator = |inside: bool| if inside { 1.0 } else { 0.0 };
-    let is_odd: Vec<f64> = (0..channels)
-        .map(|channel| indicator(odd.contains(&channel)))
-        .collect();
-    let across = |row: usize| indicator(row < low || row >= low + rows);
-    let across: Vec<f64> = (0..low + rows + high).map(across).collect();
-    let changes = profile(&y, 1, &is_odd)? * profile(&y, LAT, &across)?;
-    Ok(y * (changes * -2.0 + 1.0))
+    let is_odd = (0..y.dims()[1]).map(|channel| f64::from(odd.contains(&channel)));
+    let is_odd = profile(&y, 1, &is_odd.collect::<Vec<_>>())?;
+    let across = (0..y.dims()[ROWS]).map(|row| f64::from(across(row)));
+    let across = profile(&y, ROWS, &across.collect::<Vec<_>>())?;
+    Ok(y * (is_odd * across * -2.0 + 1.0))
 }
 
 #[cfg(test)]

@@ -117,7 +117,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn flatten<const E: usize>(self, start: usize, end: usize) -> WithDims<Self, E> {
-        run(self, |x| flatten::<D, E>(x, start, end))
+        run(self, |x| flatten::<D, E, _>(x, start, end))
     }
 
     /// Splits a dim into several; the result has `E` dims. See [`unflatten`](fn@unflatten).
@@ -136,7 +136,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn unflatten<const E: usize>(self, dim: usize, sizes: &[usize]) -> WithDims<Self, E> {
-        run(self, |x| unflatten::<D, E>(x, dim, sizes))
+        run(self, |x| unflatten::<D, E, _>(x, dim, sizes))
     }
 
     /// Permutes dims. See [`permute`](fn@permute).

@@ -12,13 +12,14 @@
 //! # Adjoint
 //! The sum of the cotangents of all copies of a cell.
 
+use burn::tensor::kind::{Basic, Kind};
 use halocline_core::{Boundary, Error, Layout, Result, ShardTensor, segments};
 
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::driver::place::placed;
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::taken::{Places, take};
-use crate::reshape;
+use crate::{reshape, with_floats};
 
 /// Repeats the field `times[dim]` times along each dim.
 ///
@@ -36,7 +37,10 @@ use crate::reshape;
 /// y.local().to_data().assert_eq(&[1.0_f32, 2.0, 1.0, 2.0].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn repeat<const D: usize>(x: ShardTensor<D>, times: [usize; D]) -> Result<ShardTensor<D>> {
+pub fn repeat<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
+    times: [usize; D],
+) -> Result<ShardTensor<D, K>> {
     const NAME: &str = "repeat";
     let counts = x.dims().into_iter().zip(times);
     let mut counts = counts.map(|(size, times)| size.checked_mul(times));
@@ -65,7 +69,10 @@ pub fn repeat<const D: usize>(x: ShardTensor<D>, times: [usize; D]) -> Result<Sh
         let extents = extents.map(|(dim, times)| dim.iter().map(|extent| extent * times).collect());
         layout.derive(layout.placements().to_vec(), extents.collect())
     };
-    let (exchanged, local_copies) = (copies(true), copies(false));
+    let (exchanged, local_copies) = match K::KIND {
+        Kind::Float => (copies(true), copies(false)),
+        Kind::Int | Kind::Bool => (times, [1; D]),
+    };
     let x = if exchanged == [1; D] {
         x
     } else {
@@ -75,24 +82,28 @@ pub fn repeat<const D: usize>(x: ShardTensor<D>, times: [usize; D]) -> Result<Sh
             segments(range, sizes[dim], Boundary::Periodic, Boundary::Periodic)
         })?
     };
-    let (local, layout, mesh) = x.into_parts();
-    let output = repeated(&layout, local_copies);
-    let all: Vec<usize> = (0..D).collect();
-    let mut local = fill_empty(local, &layout, &all, NAME, 0.0)?;
-    // Last dims first, where a copy is smallest.
-    for dim in (0..D).rev().filter(|dim| local_copies[*dim] > 1) {
-        let mut shape = local.dims();
-        let [outer, size] =
-            [&shape[..dim], &shape[dim..]].map(|dims| dims.iter().product::<usize>());
-        let one = reshape::<D, 3>(local, vec![outer, 1, size]);
-        shape[dim] *= local_copies[dim];
-        local = reshape(
-            take(one, 1, &Places::new(vec![0; local_copies[dim]])),
-            shape.to_vec(),
-        );
+    if local_copies == [1; D] {
+        return Ok(x);
     }
-    let local = drop_empty(local, &output, mesh.position(), NAME)?;
-    Ok(ShardTensor::from_parts(local, output, mesh))
+    with_floats(x, |x| {
+        let (local, layout, mesh) = x.into_parts();
+        let output = repeated(&layout, local_copies);
+        let mut local = fill_all(local, &layout, NAME, 0.0)?;
+        // Last dims first, where a copy is smallest.
+        for dim in (0..D).rev().filter(|dim| local_copies[*dim] > 1) {
+            let mut shape = local.dims();
+            let [outer, size] =
+                [&shape[..dim], &shape[dim..]].map(|dims| dims.iter().product::<usize>());
+            let one = reshape::<D, 3>(local, vec![outer, 1, size]);
+            shape[dim] *= local_copies[dim];
+            local = reshape(
+                take(one, 1, &Places::new(vec![0; local_copies[dim]])),
+                shape.to_vec(),
+            );
+        }
+        let local = drop_empty(local, &output, mesh.position(), NAME)?;
+        Ok(ShardTensor::from_parts(local, output, mesh))
+    })
 }
 
 /// Registry entry of repeat.

@@ -8,9 +8,10 @@
 //! # Adjoint
 //! The roll by the opposite shift.
 
+use burn::tensor::kind::Basic;
 use halocline_core::{Boundary, Error, Result, Segment, ShardTensor, segments};
 
-use crate::driver::place::{in_place, placed};
+use crate::driver::place::{in_place, placed, require_dims};
 use crate::golden::{Golden, output, with_dims};
 
 /// Shifts the cells of `dims[i]` by `shifts[i]`, periodically.
@@ -28,11 +29,11 @@ use crate::golden::{Golden, output, with_dims};
 /// let y = RearrangeField::roll(x, &[1], &[0]);
 /// y.into_data().assert_eq(&[4.0_f32, 1.0, 2.0, 3.0].into(), true);
 /// ```
-pub fn roll<const D: usize>(
-    x: ShardTensor<D>,
+pub fn roll<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     shifts: &[isize],
     dims: &[usize],
-) -> Result<ShardTensor<D>> {
+) -> Result<ShardTensor<D, K>> {
     if shifts.len() != dims.len() {
         let message = format!("shifts {shifts:?} for dims {dims:?}; expected one for each");
         return Err(Error::operator("roll", message));
@@ -46,18 +47,14 @@ pub fn roll<const D: usize>(
 
 /// Moves cells within their dims; `from` returns the source cells of `x` for a range of a dim of
 /// the result.
-pub(super) fn moved<const D: usize>(
-    x: ShardTensor<D>,
+pub(super) fn moved<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     operator: &'static str,
     arguments: &[isize],
     dims: &[usize],
     from: impl Fn(&std::ops::Range<usize>, usize, isize) -> Vec<Segment>,
-) -> Result<ShardTensor<D>> {
-    let twice = |(i, dim): (usize, &usize)| *dim >= D || dims[..i].contains(dim);
-    if dims.iter().enumerate().any(twice) {
-        let message = format!("dims {dims:?} of a tensor of {D} dims; each at most once");
-        return Err(Error::operator(operator, message));
-    }
+) -> Result<ShardTensor<D, K>> {
+    require_dims::<D>(operator, dims)?;
     let (layout, sizes) = (x.layout().clone(), x.dims());
     let key = (arguments.to_vec(), dims.to_vec());
     placed(x, operator, key, layout, 0.0, |dim, cells| {

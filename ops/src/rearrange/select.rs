@@ -4,8 +4,8 @@
 //! `y[.., i, ..] = x[.., indices[i], ..]`. Semantics follow PyTorch.
 //!
 //! # Placement
-//! All dims may be sharded. `select` along a sharded dim returns a partial sum: the cells on the
-//! rank that holds them, and zeros on the others. `index_select` along a sharded dim returns a dim
+//! All dims may be sharded. `select` along a sharded dim returns a partial sum, of booleans a partial
+//! maximum: the cells on the rank that holds them, and zeros on the others. `index_select` along a sharded dim returns a dim
 //! that is sharded as evenly as possible; values must be resolved.
 //!
 //! # Communication
@@ -15,14 +15,16 @@
 //! # Adjoint
 //! The cotangents of all copies of a cell are added.
 
+use burn::tensor::kind::{Basic, Kind};
 use halocline_core::{Error, Layout, Partial, ReduceOp, Replicate, Result, Shard, ShardTensor};
 
 use super::narrow::narrow;
-use crate::driver::empty::{drop_empty, fill, fill_empty};
-use crate::driver::place::{renumbered, require_dim};
+use crate::driver::empty::{drop_empty, fill, fill_all};
+use crate::driver::place::{in_place, placed, renumbered, require_dim, resized, runs};
 use crate::golden::{Golden, output, with_dims};
 use crate::graph::{CellMap, take_named};
 use crate::kernel::taken::{Places, take};
+use crate::with_floats;
 
 /// Selects one index along a dim and removes the dim. The result has `E` dims, one fewer than `x`.
 /// See the [module](self).
@@ -46,11 +48,11 @@ use crate::kernel::taken::{Places, take};
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn select<const D: usize, const E: usize>(
-    x: ShardTensor<D>,
+pub fn select<const D: usize, const E: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     dim: usize,
     index: usize,
-) -> Result<ShardTensor<E>> {
+) -> Result<ShardTensor<E, K>> {
     const NAME: &str = "select";
     require_dim(NAME, &x, dim)?;
     if index >= x.dims()[dim] || E + 1 != D {
@@ -77,16 +79,21 @@ pub fn select<const D: usize, const E: usize>(
     }))
 }
 
-/// Turns a sharded dim of one cell into a partial sum of that cell and zeros.
-fn term<const D: usize>(
-    cell: ShardTensor<D>,
+/// Turns a sharded dim of one cell into a partial sum of that cell and zeros; of booleans, into a
+/// partial maximum.
+fn term<const D: usize, K: Basic>(
+    cell: ShardTensor<D, K>,
     dim: usize,
     operator: &'static str,
-) -> Result<ShardTensor<D>> {
+) -> Result<ShardTensor<D, K>> {
     let (local, layout, mesh) = cell.into_parts();
     let local = fill(1, local, &[dim], operator, 0.0)?;
+    let op = match K::KIND {
+        Kind::Float | Kind::Int => ReduceOp::Sum,
+        Kind::Bool => ReduceOp::Max,
+    };
     let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(held) if *held == dim => Partial(ReduceOp::Sum),
+        Shard(held) if *held == dim => Partial(op),
         other => *other,
     });
     let mut extents = layout.all_extents().to_vec();
@@ -116,11 +123,11 @@ fn term<const D: usize>(
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn index_select<const D: usize>(
-    x: ShardTensor<D>,
+pub fn index_select<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     dim: usize,
     indices: &[usize],
-) -> Result<ShardTensor<D>> {
+) -> Result<ShardTensor<D, K>> {
     const NAME: &str = "index_select";
     require_dim(NAME, &x, dim)?;
     let size = x.dims()[dim];
@@ -131,23 +138,47 @@ pub fn index_select<const D: usize>(
     if indices.is_empty() {
         return Err(Error::operator(NAME, "no indices"));
     }
-    let mut extents = x.layout().all_extents().to_vec();
-    if x.layout().is_sharded(dim) {
-        let even = even(&x, dim, indices.len())?;
-        return take_named(NAME, x, dim, &CellMap::new(indices.to_vec()), &even);
+    let extents = even(&x, dim, indices.len())?;
+    match K::KIND {
+        Kind::Float => with_floats(x, |x| floats_at(NAME, x, dim, indices, extents)),
+        Kind::Int | Kind::Bool => {
+            let (output, sizes) = (resized(x.layout(), dim, extents), x.dims());
+            let key = (dim, indices.to_vec());
+            placed(x, NAME, key, output, 0.0, |other, cells| {
+                match other == dim {
+                    true => runs(&indices[cells.clone()]),
+                    false => in_place(cells, sizes[other]),
+                }
+            })
+        }
     }
-    extents[dim] = vec![indices.len()];
+}
+
+/// [`index_select`] with gradients.
+fn floats_at<const D: usize>(
+    operator: &'static str,
+    x: ShardTensor<D>,
+    dim: usize,
+    indices: &[usize],
+    extents: Vec<usize>,
+) -> Result<ShardTensor<D>> {
+    if x.layout().is_sharded(dim) {
+        return take_named(operator, x, dim, &CellMap::new(indices.to_vec()), &extents);
+    }
     let (local, from, mesh) = x.into_parts();
-    let layout = from.derive(from.placements().to_vec(), extents);
-    let all: Vec<usize> = (0..D).collect();
-    let local = fill_empty(local, &from, &all, NAME, 0.0)?;
+    let layout = resized(&from, dim, extents);
+    let local = fill_all(local, &from, operator, 0.0)?;
     let local = take(local, dim, &Places::new(indices.to_vec()));
-    let local = drop_empty(local, &layout, mesh.position(), NAME)?;
+    let local = drop_empty(local, &layout, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
 /// Even extents of a dim of `size` cells over the axes that shard `dim` of `x`.
-fn even<const D: usize>(x: &ShardTensor<D>, dim: usize, size: usize) -> Result<Vec<usize>> {
+fn even<const D: usize, K: Basic>(
+    x: &ShardTensor<D, K>,
+    dim: usize,
+    size: usize,
+) -> Result<Vec<usize>> {
     let placements = x.placements().iter().map(|placement| match placement {
         Shard(held) if *held == dim => Shard(0),
         _ => Replicate,
@@ -165,7 +196,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
             let dim = case.attributes.dim("dim", D);
             let size = x.dims().get(dim).copied().unwrap_or(0);
             let index = case.attributes.place("index", size);
-            output(select::<D, { if D > 1 { D - 1 } else { 1 } }>(x, dim, index))
+            output(select::<D, { if D > 1 { D - 1 } else { 1 } }, _>(x, dim, index))
         })
     })
     .with_method("select_dim")
@@ -185,9 +216,8 @@ pub(super) const GOLDEN: [Golden; 2] = [
 
 #[cfg(test)]
 mod tests {
-    use halocline_core::{Launcher, Traffic};
-
     use burn::tensor::Tensor;
+    use halocline_core::{Launcher, Traffic};
 
     use super::*;
     use crate::prelude::*;
@@ -221,7 +251,6 @@ mod tests {
         check_op(&Cell, &[[2, 5, 3]], &[], &[0, 1, 2], 1e-6);
     }
 
-    /// Peers, 14: an `index_select` that gathers.
     #[test]
     fn index_select_sends_the_cells_that_it_takes_and_no_others() {
         Launcher::local(2)
@@ -241,7 +270,7 @@ mod tests {
         let x = ShardTensor::solo(Tensor::<2>::ones([3, 4], &Default::default()));
         let error = index_select(x.clone(), 1, &[0, 4]).unwrap_err().to_string();
         assert!(error.contains("cell 4 of dim 1 of [3, 4]"), "{error}");
-        let error = select::<2, 1>(x, 2, 0).unwrap_err().to_string();
+        let error = select::<2, 1, _>(x, 2, 0).unwrap_err().to_string();
         assert!(error.contains("dim 2 of [3, 4]"), "{error}");
     }
 }

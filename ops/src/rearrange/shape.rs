@@ -11,10 +11,11 @@
 
 use std::ops::Range;
 
+use burn::tensor::kind::Basic;
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::select::select;
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::driver::place::{renumbered, require_dim};
 use crate::golden::{Dims, Golden, array, output, with_dims};
 
@@ -38,10 +39,10 @@ use crate::golden::{Dims, Golden, array, output, with_dims};
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn unsqueeze<const D: usize, const E: usize>(
-    x: ShardTensor<D>,
+pub fn unsqueeze<const D: usize, const E: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     dim: usize,
-) -> Result<ShardTensor<E>> {
+) -> Result<ShardTensor<E, K>> {
     if dim > D || D + 1 != E {
         let message = format!(
             "a new dim {dim} of {:?}, for a result of {E} dims",
@@ -74,10 +75,10 @@ pub fn unsqueeze<const D: usize, const E: usize>(
 /// y.local().to_data().assert_eq(&[1.0_f32, 2.0].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn squeeze<const D: usize, const E: usize>(
-    x: ShardTensor<D>,
+pub fn squeeze<const D: usize, const E: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     dim: usize,
-) -> Result<ShardTensor<E>> {
+) -> Result<ShardTensor<E, K>> {
     require_dim("squeeze", &x, dim)?;
     if x.dims()[dim] != 1 {
         let message = format!("dim {dim} of {:?}; expected one of one cell", x.dims());
@@ -102,16 +103,16 @@ pub fn squeeze<const D: usize, const E: usize>(
 ///     let x = ShardTensor::<3>::ones([6, 4, 3], &mesh, &[Shard(1)])?;
 ///     let y: ShardTensor<4> = reshape(x.clone(), [2, 3, 4, 3])?; // splits dim 0
 ///     assert_eq!(y.placements(), [Shard(2)]);
-///     let error = reshape::<3, 2>(x, [24, 3]).unwrap_err().to_string(); // merges dims 0 and 1
+///     let error = reshape::<3, 2, _>(x, [24, 3]).unwrap_err().to_string(); // merges dims 0 and 1
 ///     assert!(error.ends_with("redistribute(&[Replicate]) first"));
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn reshape<const D: usize, const E: usize>(
-    x: ShardTensor<D>,
+pub fn reshape<const D: usize, const E: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     shape: [usize; E],
-) -> Result<ShardTensor<E>> {
+) -> Result<ShardTensor<E, K>> {
     const NAME: &str = "reshape";
     let from = x.dims();
     let cells = |shape: &[usize]| shape.iter().product::<usize>();
@@ -204,7 +205,10 @@ fn groups(from: &[usize], target: &[usize]) -> Vec<(Range<usize>, Range<usize>)>
 /// y.local().to_data().assert_eq(&[[1.0_f32, 2.0], [1.0, 2.0]].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn expand<const D: usize>(x: ShardTensor<D>, sizes: [usize; D]) -> Result<ShardTensor<D>> {
+pub fn expand<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
+    sizes: [usize; D],
+) -> Result<ShardTensor<D, K>> {
     const NAME: &str = "expand";
     let grows = |dim: &usize| x.dims()[*dim] != sizes[*dim];
     let mut extents = x.layout().all_extents().to_vec();
@@ -218,14 +222,9 @@ pub fn expand<const D: usize>(x: ShardTensor<D>, sizes: [usize; D]) -> Result<Sh
     }
     let (local, from, mesh) = x.into_parts();
     let layout = from.derive(from.placements().to_vec(), extents);
-    let all: Vec<usize> = (0..D).collect();
-    let local = fill_empty(local, &from, &all, NAME, 0.0)?;
-    let shape = layout
-        .local_shape(mesh.position())
-        .into_iter()
-        .map(|size| size.max(1));
-    let shape: Vec<usize> = shape.collect();
-    let shape: [usize; D] = shape.try_into().expect("as many dims");
+    let local = fill_all(local, &from, NAME, 0.0)?;
+    let held = layout.local_shape(mesh.position());
+    let shape: [usize; D] = std::array::from_fn(|dim| held[dim].max(1));
     let local = drop_empty(local.expand(shape), &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
@@ -235,14 +234,14 @@ pub(super) const GOLDEN: [Golden; 4] = [
     Golden::new("unsqueeze", |case| {
         let dim = case.attributes.dim("dim", case.dims() + 1);
         with_dims!(case.dims(), D => {
-            output(unsqueeze::<D, { D + 1 }>(case.input::<D>(0)?, dim))
+            output(unsqueeze::<D, { D + 1 }, _>(case.input::<D>(0)?, dim))
         })
     })
     .with_method("unsqueeze_dim"),
     Golden::new("squeeze", |case| {
         let dim = case.attributes.dim("dim", case.dims());
         with_dims!(case.dims(), D => {
-            output(squeeze::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, dim))
+            output(squeeze::<D, { if D > 1 { D - 1 } else { 1 } }, _>(case.input::<D>(0)?, dim))
         })
     })
     .with_method("squeeze_dim")
@@ -254,7 +253,7 @@ pub(super) const GOLDEN: [Golden; 4] = [
             let x = case.input::<D>(0)?;
             let cells: usize = x.dims().iter().product();
             let shape = case.attributes.sizes("shape", |_| cells / (known as usize).max(1));
-            with_dims!(shape.len(), E => output(reshape::<D, E>(x, array(&shape)?)))
+            with_dims!(shape.len(), E => output(reshape::<D, E, _>(x, array(&shape)?)))
         })
     })
     .with_sharded(Dims::Leading(2)),
@@ -325,7 +324,7 @@ mod tests {
             let x = ShardTensor::<2>::ones([6, 5], &mesh, &[Shard(0)])?;
             let error = expand(x.clone(), [6, 6]).unwrap_err().to_string();
             assert!(error.contains("only dims of one cell"), "{error}");
-            reshape::<2, 2>(x, [3, 10]).map(drop)
+            reshape::<2, 2, _>(x, [3, 10]).map(drop)
         });
         let error = refused.unwrap_err().to_string();
         assert!(error.contains("multiples of 10 cells"), "{error}");

@@ -22,7 +22,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn unsqueeze_dim<const E: usize>(self, dim: usize) -> WithDims<Self, E> {
-        run(self, |x| unsqueeze::<D, E>(x, dim))
+        run(self, |x| unsqueeze::<D, E, _>(x, dim))
     }
 
     /// Removes a dim of one cell. See [`squeeze`](fn@squeeze).
@@ -41,7 +41,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn squeeze_dim<const E: usize>(self, dim: usize) -> WithDims<Self, E> {
-        run(self, |x| squeeze::<D, E>(x, dim))
+        run(self, |x| squeeze::<D, E, _>(x, dim))
     }
 
     /// Selects one index along a dim and removes the dim. See [`select`](fn@select).
@@ -60,7 +60,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn select_dim<const E: usize>(self, dim: usize, index: usize) -> WithDims<Self, E> {
-        run(self, |x| select::<D, E>(x, dim, index))
+        run(self, |x| select::<D, E, _>(x, dim, index))
     }
 
     /// Reshapes the tensor. See [`reshape`](fn@reshape).
@@ -79,7 +79,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn reshape<const E: usize>(self, shape: [usize; E]) -> WithDims<Self, E> {
-        run(self, |x| reshape::<D, E>(x, shape))
+        run(self, |x| reshape::<D, E, _>(x, shape))
     }
 
     /// Expands dims of one cell to these sizes. See [`expand`](fn@expand).
@@ -119,7 +119,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     #[track_caller]
     fn stack<const E: usize>(tensors: Vec<Self>, dim: usize) -> WithDims<Self, E> {
         let tensors = tensors.into_iter().map(Self::into_shard).collect();
-        Field::from_shard(stack::<D, E>(tensors, dim).or_raise())
+        Field::from_shard(stack::<D, E, _>(tensors, dim).or_raise())
     }
 
     /// Splits a dim into parts of these sizes. See [`split`](fn@split).

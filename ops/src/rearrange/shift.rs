@@ -12,6 +12,7 @@
 //! # Adjoint
 //! The cotangent of a cell is added to that of the cell it copies.
 
+use burn::tensor::kind::Basic;
 use halocline_core::{Boundary, Error, Result, ShardTensor, segments};
 
 use crate::driver::place::{in_place, placed, require_dim};
@@ -37,12 +38,12 @@ const NAME: &str = "shift";
 /// differences.local().to_data().assert_eq(&[3.0_f32, 5.0, 0.0].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn shift<const D: usize>(
-    x: ShardTensor<D>,
+pub fn shift<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     dim: usize,
     offset: isize,
     boundary: Boundary,
-) -> Result<ShardTensor<D>> {
+) -> Result<ShardTensor<D, K>> {
     require_dim(NAME, &x, dim)?;
     if boundary.is_pole() {
         let message = format!("{boundary:?} moves cells along longitude, too; use pad_poles");

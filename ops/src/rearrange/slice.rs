@@ -12,12 +12,13 @@ use std::ops::Range;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::kind::{Basic, Kind};
 use burn::tensor::{Device, Shape, Slice, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank};
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::narrow::narrow;
-use crate::driver::place::require_dim;
+use crate::driver::place::{part_ranges, require_dim, resized};
 use crate::driver::strides::row_major;
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::buffer::{self, Buffer};
@@ -45,12 +46,12 @@ const NAME: &str = "slice";
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn slice<const D: usize>(
-    x: ShardTensor<D>,
+pub fn slice<const D: usize, K: Basic>(
+    x: ShardTensor<D, K>,
     dim: usize,
     range: Range<usize>,
     step: usize,
-) -> Result<ShardTensor<D>> {
+) -> Result<ShardTensor<D, K>> {
     require_dim(NAME, &x, dim)?;
     if step == 0 || range.is_empty() || range.end > x.dims()[dim] {
         let message = format!(
@@ -69,14 +70,9 @@ pub fn slice<const D: usize>(
             .abs_diff(range.start)
             .div_ceil(step)
     };
-    let mut extents = layout.all_extents().to_vec();
-    let mut start = 0;
-    for extent in &mut extents[dim] {
-        let cells = start..start + *extent;
-        start = cells.end;
-        *extent = before(cells.end) - before(cells.start);
-    }
-    let output = layout.derive(layout.placements().to_vec(), extents);
+    let parts = part_ranges(layout.extents(dim));
+    let extents = parts.map(|cells| before(cells.end) - before(cells.start));
+    let output = resized(&layout, dim, extents.collect());
     let cells = layout.local_box(mesh.position()).ranges()[dim].clone();
     let cut = Strided {
         dim,
@@ -84,7 +80,11 @@ pub fn slice<const D: usize>(
         step,
         shape: output.local_shape(mesh.position()),
     };
-    let local: Tensor<D> = Tensor::from_dispatch(ops::apply(cut, [local.into_dispatch()]));
+    let local: Tensor<D, K> = match K::KIND {
+        Kind::Float => Tensor::from_dispatch(ops::apply(cut, [local.into_dispatch()])),
+        _ if cut.shape.contains(&0) => Tensor::empty(cut.shape, (&local.device(), local.dtype())),
+        _ => local.slice(&cut.slices()),
+    };
     Ok(ShardTensor::from_parts(local, output, mesh))
 }
 

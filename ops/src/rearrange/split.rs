@@ -18,8 +18,8 @@ use halocline_core::ops::{BackwardPass, Operator, Recompute, apply, blank, of_bo
 use halocline_core::{Error, IndexBox, Result, ShardTensor};
 
 use super::cat::cat;
-use super::narrow::{cells, part};
-use crate::driver::place::require_dim;
+use super::narrow::{cells, part_layout};
+use crate::driver::place::{part_ranges, require_dim, resized};
 use crate::golden::{Golden, Output, output, with_dims};
 
 /// Splits a dim into parts of these sizes.
@@ -51,13 +51,8 @@ pub fn split<const D: usize>(
     if sizes.len() == 1 {
         return Ok(vec![x]);
     }
-    let mut start = 0;
-    let extents = sizes.iter().map(|size| {
-        start += size;
-        let (part, _) = part(x.layout(), dim, &(start - size..start), 0);
-        part.extents(dim).to_vec()
-    });
-    let extents = extents.collect();
+    let layouts = part_ranges(sizes).map(|range| part_layout(x.layout(), dim, &range));
+    let extents = layouts.map(|part| part.extents(dim).to_vec()).collect();
     Ok(parts(x, dim, extents))
 }
 
@@ -75,16 +70,11 @@ pub(super) fn parts<const D: usize>(
     let shard = layout.local_shape(mesh.position());
     let mut start = 0;
     let parts = extents.into_iter().map(|extents| {
-        let mut cells = IndexBox::whole(&shard).ranges().to_vec();
-        cells[dim] = start..start + extents[own];
-        start += extents[own];
-        let mut all = layout.all_extents().to_vec();
-        all[dim] = extents;
-        let layout = layout.derive(layout.placements().to_vec(), all);
-        let local = apply(
-            Part(gradients.clone(), IndexBox::new(cells)),
-            [whole.clone()],
-        );
+        let cells = start..start + extents[own];
+        start = cells.end;
+        let place = IndexBox::whole(&shard).with_range(dim, cells);
+        let layout = resized(&layout, dim, extents);
+        let local = apply(Part(gradients.clone(), place), [whole.clone()]);
         ShardTensor::from_parts(Tensor::from_dispatch(local), layout, mesh.clone())
     });
     parts.collect()
@@ -206,10 +196,8 @@ pub fn chunk<const D: usize>(
 /// Registry entries of split and chunk; the parts are joined again in reverse order.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("split", |case| {
-        let (sizes, dim) = (
-            case.attributes.list("sizes"),
-            case.attributes.place_or("dim", case.dims(), 0),
-        );
+        let sizes = case.attributes.list("sizes");
+        let dim = case.attributes.place_or("dim", case.dims(), 0);
         with_dims!(case.dims(), D => {
             joined(split(case.input::<D>(0)?, &sizes, dim)?, dim)
         })

@@ -14,7 +14,7 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::golden::{Case, Golden, output, with_dims};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::Float;
@@ -77,8 +77,7 @@ fn triangle<const D: usize>(
     let (local, layout, mesh) = x.into_parts();
     let held = layout.local_box(mesh.position());
     let [rows, columns] = [D - 2, D - 1].map(|dim| held.ranges()[dim].start as i64);
-    let all: Vec<usize> = (0..D).collect();
-    let local = fill_empty(local, &layout, &all, operator, 0.0)?;
+    let local = fill_all(local, &layout, operator, 0.0)?;
     let diagonal = diagonal.saturating_add(rows - columns);
     let local = Triangle { lower, diagonal }.run(local);
     let local = drop_empty(local, &layout, mesh.position(), operator)?;

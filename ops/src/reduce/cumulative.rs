@@ -20,14 +20,14 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::apply;
 use halocline_core::{
-    DeviceMesh, Error, Exchange, ExchangePlan, IndexBox, Layout, Need, Operation, Piece, Result,
-    ShardTensor, Source, Traffic,
+    DeviceMesh, Error, Exchange, ExchangePlan, Layout, Need, Operation, Piece, Result, ShardTensor,
+    Source, Traffic,
 };
 
-use super::check_dims;
 use super::product::CumulativeProduct;
 use super::scan::{CarriedSum, CumulativeSum};
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::place::{require_dims, resized};
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::flex;
 use crate::kernel::local::LocalOperator;
@@ -124,7 +124,7 @@ fn cumulative<const D: usize>(
     dim: usize,
     scan: &Scan<D>,
 ) -> Result<ShardTensor<D>> {
-    check_dims::<D>(operator, &[dim])?;
+    require_dims::<D>(operator, &[dim])?;
     x.require_resolved(operator)?;
     in_f32(x, |x| {
         let (local, layout, mesh) = x.into_parts();
@@ -140,8 +140,7 @@ fn cumulative<const D: usize>(
             let y = Error::catch(|| carried(local, dim, exchange))?;
             return Ok(ShardTensor::from_parts(y, layout, mesh));
         }
-        let all: Vec<usize> = (0..D).collect();
-        let local = fill_empty(local, &layout, &all, operator, scan.neutral)?;
+        let local = fill_all(local, &layout, operator, scan.neutral)?;
         let mut y = (scan.scan)(local, dim);
         if is_sharded {
             let last = y.dims()[dim] - 1;
@@ -167,8 +166,7 @@ fn before<const D: usize>(
     let total = drop_empty(total, &totals, mesh.position(), operator)?;
     let total = ShardTensor::from_parts(total, totals, mesh.clone());
     let others = total.run_plan(operator, &plan)?;
-    let all: Vec<usize> = (0..D).collect();
-    let others = fill_empty(others, total.layout(), &all, operator, scan.neutral)?;
+    let others = fill_all(others, total.layout(), operator, scan.neutral)?;
     let ranks = layout.extents(dim).len();
     Ok((scan.scan)(others, dim).narrow(dim, ranks - 1, 1))
 }
@@ -181,16 +179,13 @@ fn totals(
     dim: usize,
     neutral: f64,
 ) -> Result<(Layout, Arc<ExchangePlan>)> {
-    let mut extents = layout.all_extents().to_vec();
-    extents[dim].fill(1);
-    let totals = layout.derive(layout.placements().to_vec(), extents);
+    let totals = resized(layout, dim, vec![1; layout.extents(dim).len()]);
     let key = (operator, totals.clone(), dim);
     let plan = mesh.cache().get_or_make(key, |(_, totals, dim)| {
         // One cell per rank on every rank, so that all ranks assemble the same shape.
         let need_of = |position: usize| {
-            let mut cells = totals.local_box(position).ranges().to_vec();
-            cells[*dim] = 0..totals.part(*dim, position);
-            let cells = IndexBox::new(cells);
+            let before = 0..totals.part(*dim, position);
+            let cells = totals.local_box(position).with_range(*dim, before);
             let mut shape = cells.shape();
             shape[*dim] = totals.shape()[*dim];
             let pieces = (cells.volume() > 0).then(|| Piece {

@@ -20,8 +20,9 @@ use halocline_core::ops::blank;
 use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use super::largest::largest;
-use super::{check_dims, extremum_dims, rule};
-use crate::driver::empty::{drop_empty, fill_empty};
+use super::{extremum_dims, holders, rule};
+use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::place::{require_dims, resized};
 use crate::golden::{Dims, Golden, output, reduced, with_dims, without_gradients};
 use crate::kernel::flex;
 
@@ -75,7 +76,7 @@ fn first_extremum<const D: usize>(
     dim: usize,
     op: ReduceOp,
 ) -> Result<ShardTensor<D, Int>> {
-    check_dims::<D>(operator, &[dim])?;
+    require_dims::<D>(operator, &[dim])?;
     x.require_resolved(operator)?;
     if x.dims()[dim] == 0 {
         return Err(Error::operator(operator, format!("dim {dim} has no cells")));
@@ -96,10 +97,7 @@ fn first_extremum<const D: usize>(
         let like = Tensor::<1, Int>::full([1], beyond, &device).into_dispatch();
         Tensor::from_dispatch(blank(&like, &result, Some(beyond as f64)))
     } else {
-        let holds = local
-            .clone()
-            .equal(extremum.expand(shape))
-            .bool_or(local.is_nan());
+        let holds = holders(&local, extremum.expand(shape));
         let mut along = [1; D];
         along[dim] = shape[dim];
         let cells = Tensor::<1, Int>::arange(start..start + shape[dim] as i64, &device);
@@ -135,19 +133,16 @@ pub fn topk<const D: usize>(
     dim: usize,
 ) -> Result<(ShardTensor<D>, ShardTensor<D, Int>)> {
     const NAME: &str = "topk";
-    check_dims::<D>(NAME, &[dim])?;
+    require_dims::<D>(NAME, &[dim])?;
     x.require_resolved(NAME)?;
     if count == 0 || count > x.dims()[dim] {
         let message = format!("{count} cells of dim {dim} of {:?}", x.dims());
         return Err(Error::operator(NAME, message));
     }
     x.require_whole(NAME, dim)?;
-    let mut extents = x.layout().all_extents().to_vec();
-    extents[dim] = vec![count];
     let (local, from, mesh) = x.into_parts();
-    let layout = from.derive(from.placements().to_vec(), extents);
-    let all: Vec<usize> = (0..D).collect();
-    let local = fill_empty(local, &from, &all, NAME, 0.0)?;
+    let layout = resized(&from, dim, vec![count]);
+    let local = fill_all(local, &from, NAME, 0.0)?;
     let (values, indices) = if flex::runs_on(&local.device()) {
         largest(local, count, dim)?
     } else {

@@ -19,12 +19,12 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, apply, blank};
 use halocline_core::{
-    DeviceMesh, Error, Operation, Partial, Placement, ReduceOp, Replicate, Result, ShardTensor,
-    Traffic,
+    DeviceMesh, Error, Operation, Partial, ReduceOp, Replicate, Result, ShardTensor, Traffic,
 };
 
 use super::sums::ranges;
-use super::{check_dims, peak, rule};
+use super::{peak, rule};
+use crate::driver::place::require_dims;
 use crate::kernel::flex::{self, with_float};
 use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
@@ -60,7 +60,7 @@ pub fn extremum_dims<const D: usize>(
             return Err(Error::operator("extremum_dims", message));
         }
     };
-    check_dims::<D>(operator, dims)?;
+    require_dims::<D>(operator, dims)?;
     x.require_resolved(operator)?;
     if let Some(dim) = dims.iter().find(|&&dim| x.dims()[dim] == 0) {
         return Err(Error::operator(operator, format!("dim {dim} has no cells")));
@@ -74,8 +74,7 @@ pub fn extremum_dims<const D: usize>(
             Partial(_) => Replicate,
             other => *other,
         });
-    let placements: Vec<Placement> = placements.collect();
-    let layout = partial.derive(placements, partial.all_extents().to_vec());
+    let layout = partial.derive(placements.collect(), partial.all_extents().to_vec());
     let (local, from, mesh) = x.into_parts();
     let over_ranks = OverRanks {
         mesh: mesh.clone(),
@@ -214,13 +213,8 @@ impl<const D: usize> Operator for Extremum<D> {
             });
             return Ok(vec![Some(gradient)]);
         }
-        let is_empty = shape.contains(&0);
+        let holders = (!shape.contains(&0)).then(|| holders(&x, y.expand(shape)));
         // Cells are counted in at least f32.
-        let holders = if is_empty {
-            None
-        } else {
-            Some(holders(&x, y.expand(shape)))
-        };
         let counted = match &holders {
             None => x.clone(),
             Some(holders) => holders.clone().float(),

@@ -74,11 +74,11 @@ impl Operator for Taken {
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
         let (dtype, shape) = (pass.cotangent.dtype(), pass.saved);
         Ok(vec![Some(with_float!(dtype, E => {
-                    let cotangent = flex::operand::<E>(pass.cotangent)?;
-                    let gradient = self.lines.added::<E>(None, &self.cells, flex::elements(&cotangent));
-        let gradient = gradient.expect("cells of the lines");
-                    flex::result(gradient, shape, dtype)
-                }))])
+            let cotangent = flex::operand::<E>(pass.cotangent)?;
+            let gradient = self.lines.added::<E>(None, &self.cells, flex::elements(&cotangent));
+            let gradient = gradient.expect("cells of the lines");
+            flex::result(gradient, shape, dtype)
+        }))])
     }
 }
 

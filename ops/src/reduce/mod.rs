@@ -40,25 +40,14 @@ pub(crate) use scaled::scaled;
 pub use statistics::StatisticsField;
 pub use variance::{std_dims, var_dims};
 
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::Tensor;
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
+use crate::driver::place::{renumbered, require_dims};
 use crate::field::{Field, WithDims, run};
 use crate::precision::narrowed;
 use crate::reshape;
 use sums::{squares, sums};
-
-fn check_dims<const D: usize>(operator: &str, dims: &[usize]) -> Result<()> {
-    let bad = dims
-        .iter()
-        .enumerate()
-        .any(|(i, dim)| *dim >= D || dims[..i].contains(dim));
-    if bad {
-        let message = format!("dims {dims:?} of a tensor of {D} dims; each at most once");
-        return Err(Error::operator(operator, message));
-    }
-    Ok(())
-}
 
 /// Placement rule: the layout of the result of reducing `dims`.
 fn rule(operator: &str, layout: &Layout, dims: &[usize], op: ReduceOp) -> Result<Layout> {
@@ -132,7 +121,7 @@ fn over<const D: usize>(
     dims: &[usize],
     sum: impl FnOnce(Tensor<D>, &[usize]) -> Tensor<D>,
 ) -> Result<ShardTensor<D>> {
-    check_dims::<D>(operator, dims)?;
+    require_dims::<D>(operator, dims)?;
     let layout = rule(operator, x.layout(), dims, ReduceOp::Sum)?;
     // A dim of one cell that all ranks hold is its own sum; keeping it would split a range of dims
     // in two.
@@ -162,7 +151,7 @@ fn over<const D: usize>(
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
-    check_dims::<D>("mean_dims", dims)?;
+    require_dims::<D>("mean_dims", dims)?;
     let count: usize = dims.iter().map(|&dim| x.dims()[dim]).product();
     over("mean_dims", x, dims, |local, dims| {
         sums(local, dims, (count as f64).recip())
@@ -193,11 +182,7 @@ pub fn global_avg_pool<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<
     let spatial: Vec<usize> = (2..D).collect();
     let means = mean_dims(x, &spatial)?;
     let extents = means.layout().all_extents()[..2].to_vec();
-    let layout = means.layout().derive(means.placements().to_vec(), extents);
-    let (local, _, mesh) = means.into_parts();
-    let dims = local.dims();
-    let local = local.reshape(Shape::from([dims[0], dims[1]]));
-    Ok(ShardTensor::from_parts(local, layout, mesh))
+    Ok(renumbered(means, extents, |dim| dim))
 }
 
 /// Sums all cells; the result has shape `[1]`.

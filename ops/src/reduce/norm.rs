@@ -1,7 +1,7 @@
 //! Vector norms.
 //!
-//! `(Σ |x|^p)^(1/p)` over dims; the largest or smallest `|x|` for an infinite `p`. Semantics follow
-//! PyTorch's `linalg.vector_norm`.
+//! `(Σ |x|^p)^(1/p)` over dims; the largest or smallest `|x|` for an infinite `p`, and the number
+//! of cells other than zero for an order of zero. Semantics follow PyTorch's `linalg.vector_norm`.
 //!
 //! # Shapes
 //! Reduced dims keep one cell each.
@@ -15,19 +15,21 @@
 //!
 //! # Adjoint
 //! `sign(x) · (|x| / norm)^(p − 1)` times the cotangent; zero where the norm is zero and, for
-//! orders below one, where `x` is zero. Cells that hold an extremum share its cotangent equally.
+//! orders below one, where `x` is zero. Zero for an order of zero. Cells that hold an extremum
+//! share its cotangent equally.
 
 use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use super::root::{at_zero, but_at_zero, root};
-use super::{check_dims, extremum_dims, sum_dims, sum_of_squares};
+use super::{extremum_dims, sum_dims, sum_of_squares};
+use crate::driver::place::require_dims;
 use crate::golden::{Golden, output, reduced, with_dims};
 use crate::precision::in_f32;
 
 /// Computes the norm of the given order over `dims`. See the [module](self).
 ///
 /// # Errors
-/// An order of zero or NaN; a dim that does not exist or is repeated; partial values; a failure of
+/// An order of NaN; a dim that does not exist or is repeated; partial values; a failure of
 /// communication.
 ///
 /// # Example
@@ -50,10 +52,10 @@ pub fn vector_norm<const D: usize>(
     dims: &[usize],
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "vector_norm";
-    check_dims::<D>(NAME, dims)?;
+    require_dims::<D>(NAME, dims)?;
     x.require_resolved(NAME)?;
-    if order == 0.0 || order.is_nan() {
-        let message = format!("a norm of order {order}; expected a number other than zero");
+    if order.is_nan() {
+        let message = format!("a norm of order {order}; expected a number");
         return Err(Error::operator(NAME, message));
     }
     in_f32(x, |x| {
@@ -66,12 +68,21 @@ pub fn vector_norm<const D: usize>(
             return extremum_dims(x.abs(), dims, op);
         }
         let sum = match order {
+            0.0 => return Ok(sum_dims(ones(x), dims)?.resolve()),
             1.0 => sum_dims(x.abs(), dims)?,
             2.0 => sum_of_squares(x, dims, 1.0, NAME)?,
             _ => sum_dims(power(x.abs(), order), dims)?,
         };
         Ok(root(sum.resolve(), order))
     })
+}
+
+/// One in cells other than zero, with a gradient of zero in all cells.
+fn ones<const D: usize>(x: ShardTensor<D>) -> ShardTensor<D> {
+    let (local, layout, mesh) = x.into_parts();
+    let is_zero = local.clone().equal_elem(0.0);
+    let ones = local.mask_fill(is_zero.clone().bool_not(), 1.0);
+    ShardTensor::from_parts(ones.mask_fill(is_zero, 0.0), layout, mesh)
 }
 
 /// Powers of absolute values. For an order below one the derivative at zero is infinite, and taken
@@ -119,7 +130,7 @@ mod tests {
 
     #[test]
     fn any_order_over_sharded_dims() {
-        for order in [0.5, 1.0, 2.0, 3.0, f64::INFINITY, f64::NEG_INFINITY] {
+        for order in [0.0, 0.5, 1.0, 2.0, 3.0, f64::INFINITY, f64::NEG_INFINITY] {
             check_op(&Norm(order), &[[2, 5, 7]], &[], &[0, 1, 2], 1e-5);
         }
     }
@@ -130,7 +141,11 @@ mod tests {
     fn orders_below_one_have_finite_gradients_at_zero() {
         let device = burn::tensor::Device::default().autodiff();
         let x = Tensor::<1>::from_floats([0.0, 4.0], &device).require_grad();
-        for (order, norm, gradient) in [(0.5, 4.0, [0.0, 1.0]), (-1.0, 0.0, [0.0, 0.0])] {
+        for (order, norm, gradient) in [
+            (0.5, 4.0, [0.0, 1.0]),
+            (0.0, 1.0, [0.0, 0.0]),
+            (-1.0, 0.0, [0.0, 0.0]),
+        ] {
             let y = x.clone().vector_norm(order, &[0]);
             let found = x.grad(&y.clone().sum().backward()).expect("a gradient");
             y.into_data().assert_eq(&[norm as f32].into(), true);

@@ -32,10 +32,8 @@ impl LocalOperator for CumulativeSum {
     const KEEPS_INPUT: bool = false;
 
     fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
-        (
-            scanned(isa, self.lines(shape), x, &[], false),
-            shape.to_vec(),
-        )
+        let y = scanned(isa, self.lines(shape), x, &[], false);
+        (y, shape.to_vec())
     }
 
     /// Sums the cotangents from each cell on.

@@ -23,8 +23,9 @@
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::root::root;
-use super::{check_dims, mean_dims, over, squares};
+use super::{mean_dims, over, squares};
 use crate::constant;
+use crate::driver::place::require_dims;
 use crate::golden::{Case, Golden, output, reduced, with_dims};
 use crate::precision::{cast_shard, in_f32, narrowed, wider};
 
@@ -54,7 +55,7 @@ pub fn var_dims<const D: usize>(
     correction: f64,
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "var_dims";
-    check_dims::<D>(NAME, dims)?;
+    require_dims::<D>(NAME, dims)?;
     x.require_resolved(NAME)?;
     let count: usize = dims.iter().map(|&dim| x.dims()[dim]).product();
     let free = count as f64 - correction;
@@ -146,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Peers, 5: `E[x²] − E[x]²` cancels.
+    /// `E[x²] − E[x]²` would cancel.
     #[test]
     fn a_small_variance_around_a_large_mean_is_exact() {
         let x = Tensor::<1>::from([10_000.0, 10_001.0, 10_002.0, 10_003.0]);

@@ -269,7 +269,6 @@ mod tests {
         }
     }
 
-    /// Peers, 4: `align_corners`, explicit sizes and scales below one.
     #[test]
     fn any_size_with_corners_both_ways() {
         for mode in [Mode::Nearest, Mode::Linear, Mode::Cubic, Mode::Area] {

@@ -26,9 +26,9 @@ pub use interpolate::interpolate;
 pub use rules::{Antialias, Corners, Interpolation, Mode};
 
 use burn::tensor::Tensor;
-use halocline_core::{Boundary, Error, Halo, Result, ShardTensor};
+use halocline_core::{Boundary, Error, Halo, Layout, Result, ShardTensor};
 
-use crate::driver::empty::{drop_empty, fill_empty, fill_up_to};
+use crate::driver::empty::{drop_empty, fill_all, fill_empty, fill_up_to};
 use crate::field::{Field, run};
 use crate::golden::Golden;
 use crate::kernel::flex;
@@ -75,14 +75,9 @@ pub fn upsample_nearest<const D: usize>(
         );
         return Err(Error::operator(NAME, message));
     }
-    let mut extents = x.layout().all_extents().to_vec();
-    for extent in extents.iter_mut().skip(2).flatten() {
-        *extent *= factor;
-    }
-    let layout = x.layout().derive(x.placements().to_vec(), extents);
-    let all: Vec<usize> = (0..D).collect();
     let (local, from, mesh) = x.into_parts();
-    let mut local = fill_empty(local, &from, &all, NAME, 0.0)?;
+    let layout = enlarged(&from, factor);
+    let mut local = fill_all(local, &from, NAME, 0.0)?;
     let mut repeated = 2..D;
     if factor == 2 && D >= 4 {
         local = double::Nearest.run(local);
@@ -93,6 +88,15 @@ pub fn upsample_nearest<const D: usize>(
     }
     let local = drop_empty(local, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Layout with `factor` times as many cells in each spatial dim.
+fn enlarged(layout: &Layout, factor: usize) -> Layout {
+    let mut extents = layout.all_extents().to_vec();
+    for extent in extents.iter_mut().skip(2).flatten() {
+        *extent *= factor;
+    }
+    layout.derive(layout.placements().to_vec(), extents)
 }
 
 /// Repeats the cells along one dim.
@@ -138,12 +142,8 @@ pub fn upsample_bilinear<const D: usize>(
     }
     let halos = [Halo::new(2, 1, boundary[0]), Halo::new(3, 1, boundary[1])];
     let haloed = x.with_halo_for(NAME, &halos)?;
-    let mut extents = x.layout().all_extents().to_vec();
-    for extent in extents.iter_mut().skip(2).flatten() {
-        *extent *= 2;
-    }
-    let layout = x.layout().derive(x.placements().to_vec(), extents);
     let (_, from, mesh) = x.into_parts();
+    let layout = enlarged(&from, 2);
     let local = if flex::runs_on(&haloed.device()) {
         double::Bilinear.run(haloed)
     } else {

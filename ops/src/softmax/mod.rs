@@ -14,10 +14,11 @@
 mod kernel;
 mod node;
 
-use halocline_core::{Error, ReduceOp, Result, ShardTensor};
+use halocline_core::{ReduceOp, Result, ShardTensor};
 
 use crate::constant;
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::place::{require_dim, resized};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output, reduced, with_dims};
 use crate::precision::{highest, in_f32};
@@ -47,14 +48,7 @@ use node::Exponentials;
 pub fn softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
     const NAME: &str = "softmax";
     if is_whole(&x, dim, NAME)? {
-        return local(
-            x,
-            NAME,
-            Exponentials {
-                kind: Kind::Softmax,
-                dim,
-            },
-        );
+        return local(x, NAME, Kind::Softmax, dim);
     }
     in_f32(x, |x| {
         let shifted = shifted(x, dim)?;
@@ -84,14 +78,7 @@ pub fn softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
 pub fn log_softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
     const NAME: &str = "log_softmax";
     if is_whole(&x, dim, NAME)? {
-        return local(
-            x,
-            NAME,
-            Exponentials {
-                kind: Kind::LogSoftmax,
-                dim,
-            },
-        );
+        return local(x, NAME, Kind::LogSoftmax, dim);
     }
     in_f32(x, |x| {
         let shifted = shifted(x, dim)?;
@@ -120,14 +107,7 @@ pub fn log_softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<Shar
 pub fn logsumexp<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
     const NAME: &str = "logsumexp";
     if is_whole(&x, dim, NAME)? && x.dims()[dim] > 0 {
-        return local(
-            x,
-            NAME,
-            Exponentials {
-                kind: Kind::LogSumExp,
-                dim,
-            },
-        );
+        return local(x, NAME, Kind::LogSumExp, dim);
     }
     in_f32(x, |x| {
         // An infinite shift would turn an infinite result into NaN; any value near the largest
@@ -145,10 +125,7 @@ pub fn logsumexp<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardT
 /// Returns whether a dim is whole; checks that it exists and that values are resolved.
 fn is_whole<const D: usize>(x: &ShardTensor<D>, dim: usize, operator: &str) -> Result<bool> {
     x.require_resolved(operator)?;
-    if dim >= D {
-        let message = format!("dim {dim} of {:?}", x.dims());
-        return Err(Error::operator(operator, message));
-    }
+    require_dim(operator, x, dim)?;
     Ok(!x.layout().is_sharded(dim))
 }
 
@@ -156,16 +133,15 @@ fn is_whole<const D: usize>(x: &ShardTensor<D>, dim: usize, operator: &str) -> R
 fn local<const D: usize>(
     x: ShardTensor<D>,
     operator: &'static str,
-    function: Exponentials,
+    kind: Kind,
+    dim: usize,
 ) -> Result<ShardTensor<D>> {
-    let all: Vec<usize> = (0..D).collect();
     let (local, layout, mesh) = x.into_parts();
-    let y = function.run(fill_empty(local, &layout, &all, operator, 0.0)?);
-    let mut extents = layout.all_extents().to_vec();
-    if function.kind == Kind::LogSumExp {
-        extents[function.dim] = vec![1];
-    }
-    let layout = layout.derive(layout.placements().to_vec(), extents);
+    let y = Exponentials { kind, dim }.run(fill_all(local, &layout, operator, 0.0)?);
+    let layout = match kind {
+        Kind::LogSumExp => resized(&layout, dim, vec![1]),
+        _ => layout,
+    };
     let y = drop_empty(y, &layout, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
@@ -278,13 +254,6 @@ mod tests {
     use super::*;
     use crate::testing::{Operator, check_op};
 
-    #[derive(Clone, Copy)]
-    enum Function {
-        Softmax,
-        LogSoftmax,
-        LogSumExp,
-    }
-
     #[test]
     fn lines_of_minus_infinity_have_no_gradient_on_any_ranks() {
         for ranks in 1..3 {
@@ -307,24 +276,23 @@ mod tests {
         }
     }
 
-    struct Along(Function, usize);
+    struct Along(Kind);
 
     impl Operator<3, 3> for Along {
         fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
             let x = inputs.remove(0) * 30.0; // its exponentials overflow
             match self.0 {
-                Function::Softmax => x.softmax(self.1),
-                Function::LogSoftmax => x.log_softmax(self.1),
-                Function::LogSumExp => x.logsumexp(self.1),
+                Kind::Softmax => x.softmax(1),
+                Kind::LogSoftmax => x.log_softmax(1),
+                Kind::LogSumExp => x.logsumexp(1),
             }
         }
     }
 
     #[test]
     fn any_dim_may_be_sharded() {
-        use Function::{LogSoftmax, LogSumExp, Softmax};
-        for function in [Softmax, LogSoftmax, LogSumExp] {
-            check_op(&Along(function, 1), &[[2, 7, 5]], &[], &[0, 1, 2], 1e-5);
+        for kind in [Kind::Softmax, Kind::LogSoftmax, Kind::LogSumExp] {
+            check_op(&Along(kind), &[[2, 7, 5]], &[], &[0, 1, 2], 1e-5);
         }
     }
 

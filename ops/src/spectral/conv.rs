@@ -25,7 +25,7 @@ use halocline_core::{Error, Partial, Replicate, Result, ShardTensor};
 
 use super::fft::{check_dims, each, each_from};
 use super::line::{Frequencies, Line, Scale, Sign};
-use super::local::{along, along_layout};
+use super::local::{along, along_layout, transformed_layout};
 use super::modes::{check_channels, check_modes, mode_product, own_modes};
 use super::pencil::return_to;
 use crate::operand::Operand;
@@ -116,16 +116,9 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     let y = if before.is_sharded(D - 1) || 2 * modes >= size {
         y
     } else {
-        let mut extents = before.all_extents().to_vec();
-        extents[D - 1] = vec![modes];
-        extents.push(vec![2]);
-        return_to(&before.derive(before.placements().to_vec(), extents), y)?
+        return_to(&transformed_layout(&before, D - 1, line), y)?
     };
-    let factor = (size as f64).recip();
-    let scale = Scale {
-        edge: factor,
-        interior: 2.0 * factor,
-    };
+    let scale = Scale::with_conjugates((size as f64).recip());
     let line = Line::FromModes { size, modes, scale };
     let y: ShardTensor<D> = along(y, D - 1, line, [fixed, &[]], NAME)?;
     return_to(&before, y)

@@ -132,11 +132,7 @@ pub fn irfft<const D: usize, const E: usize>(
         return Err(Error::operator(NAME, message));
     }
     let x = complex(x, others, &[*last], norm, Way::Inverse, NAME)?;
-    let factor = norm.factor(Way::Inverse, size);
-    let scale = Scale {
-        edge: factor,
-        interior: 2.0 * factor,
-    };
+    let scale = Scale::with_conjugates(norm.factor(Way::Inverse, size));
     let line = Line::FromModes { size, modes, scale };
     along(x, *last, line, [&[]; 2], NAME)
 }

@@ -60,18 +60,9 @@ pub(crate) const OPERATORS: &[Golden] = &[
     .with_sharded(Dims::InTurn(0))
     .with_travels(ALL_TO_ALL),
     Golden::new("spectral_conv", |case| match case.dims() {
-        3 => output(spectral_conv::<3, 4>(
-            case.input(0)?,
-            case.needed("weight")?,
-        )),
-        4 => output(spectral_conv::<4, 5>(
-            case.input(0)?,
-            case.needed("weight")?,
-        )),
-        5 => output(spectral_conv::<5, 6>(
-            case.input(0)?,
-            case.needed("weight")?,
-        )),
+        3 => convolved::<3, 4>(case),
+        4 => convolved::<4, 5>(case),
+        5 => convolved::<5, 6>(case),
         dims => Err(no_case(dims)),
     })
     .with_pytorch("SpectralConv2d of Li et al.")
@@ -88,7 +79,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
     .with_travels(MODES),
     Golden::new("rfft2_power", |case| {
         let modes = rfft::<4, 5>(case.input(0)?, &[2, 3], FftNorm::Ortho)?;
-        output(squeeze::<5, 4>(sum_dims(modes.square(), &[4])?, 4))
+        output(squeeze::<5, 4, _>(sum_dims(modes.square(), &[4])?, 4))
     })
     .with_method("")
     .with_pytorch("fft.rfft2, abs, square")
@@ -122,4 +113,9 @@ fn to_real<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output
     let whole = 2 * halved.unwrap_or(1).saturating_sub(1);
     let [size] = case.attributes.array_or("n", [whole]);
     output(irfft::<D, E>(x, &dims, size, norm(case)))
+}
+
+fn convolved<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let weight = case.needed::<E>("weight")?;
+    output(spectral_conv::<D, E>(case.input(0)?, weight))
 }

@@ -69,6 +69,14 @@ impl Scale {
             interior: value,
         }
     }
+
+    /// Doubles interior modes, which stand for their conjugates, too.
+    pub(crate) fn with_conjugates(value: f64) -> Self {
+        Self {
+            edge: value,
+            interior: 2.0 * value,
+        }
+    }
 }
 
 impl Frequencies {

@@ -6,7 +6,7 @@ use halocline_core::{Layout, Result, ShardTensor};
 use super::kernel::transform;
 use super::line::Line;
 use super::pencil::{whole, whole_layout};
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float};
 use crate::kernel::local::LocalOperator;
@@ -28,8 +28,7 @@ pub(crate) fn along<const D: usize, const E: usize>(
     let (mut local, layout, mesh) = whole(x, dim, &fixed, pending, operator)?.into_parts();
     let kernels = flex::runs_on(&local.device());
     if !kernels {
-        let all: Vec<usize> = (0..D).collect();
-        local = fill_empty(local, &layout, &all, operator, 0.0)?;
+        local = fill_all(local, &layout, operator, 0.0)?;
     }
     let shape = local.dims().to_vec();
     let [outer, inner] = [&shape[..dim], &shape[dim + 1..]].map(|sizes| sizes.iter().product());
@@ -67,7 +66,8 @@ fn with_pairs(layout: &Layout, line: Line, fixed: &[usize], operator: &str) -> R
     Ok([fixed, &[last]].concat())
 }
 
-fn transformed_layout(lines: &Layout, dim: usize, line: Line) -> Layout {
+/// Layout of transformed lines.
+pub(super) fn transformed_layout(lines: &Layout, dim: usize, line: Line) -> Layout {
     let extents = transformed(lines.all_extents().to_vec(), dim, line, |size| vec![size]);
     lines.derive(lines.placements().to_vec(), extents)
 }

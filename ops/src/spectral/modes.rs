@@ -26,7 +26,7 @@ use halocline_core::{
 };
 
 use super::products::{Factors, Sizes, products};
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::kernel::flex::{self, with_float};
 use crate::operand::Operand;
 use crate::reshape;
@@ -85,21 +85,11 @@ fn multiplied<const D: usize>(
     let cut = cut(x.layout(), weight.layout(), own);
     let weight = weight.try_redistribute(&cut)?;
     let (layout, fans) = rule(NAME, x.layout(), weight.layout(), own)?;
-    let kernels = flex::runs_on(&x.local().device());
-    let filled = |local: Tensor<D>, layout: &Layout| {
-        let all: Vec<usize> = (0..D).collect();
-        if kernels {
-            Ok(local)
-        } else {
-            fill_empty(local, layout, &all, NAME, 0.0)
-        }
-    };
     let (x, layout_x, mesh) = x.into_parts();
     let (weight, layout_weight, _) = weight.into_parts();
     let weight = fan_out_with(weight, &x, &mesh, &fans[1], NAME);
     let x = fan_out(x, &mesh, &fans[0], NAME);
-    let (x, weight) = (filled(x, &layout_x)?, filled(weight, &layout_weight)?);
-    let mut y = if kernels {
+    let y = if flex::runs_on(&x.device()) {
         let cells = layout_x.local_box(mesh.position());
         let harmonics = match modes {
             Modes::Any => None,
@@ -108,11 +98,10 @@ fn multiplied<const D: usize>(
         let inputs = [x.into_dispatch(), weight.into_dispatch()];
         Tensor::from_dispatch(apply(ModeProduct { harmonics }, inputs))
     } else {
-        composed(x, weight)
+        let x = fill_all(x, &layout_x, NAME, 0.0)?;
+        let weight = fill_all(weight, &layout_weight, NAME, 0.0)?;
+        drop_empty(composed(x, weight), &layout, mesh.position(), NAME)?
     };
-    if !kernels {
-        y = drop_empty(y, &layout, mesh.position(), NAME)?;
-    }
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 

@@ -1,12 +1,12 @@
 //! Power of the modes along a dim.
 
-use halocline_core::{Placement, Result, Shard, ShardTensor};
+use halocline_core::{Result, ShardTensor};
 
 use super::fft::{FftNorm, rfft};
+use crate::driver::place::renumbered;
 use crate::precision::{cast_shard, narrowed, wider};
 use crate::rearrange::profile;
 use crate::reduce::sum_dims;
-use crate::reshape;
 
 /// Computes the power of each mode along a dim, averaged over all other dims: `|x̂_k/n|²`, doubled
 /// where a mode has a conjugate. The sum over all modes is the mean of `x²`. `E = D + 1`.
@@ -54,14 +54,7 @@ pub fn power_spectrum<const D: usize, const E: usize>(
     let squares = modes.square();
     let weights = profile(&squares, dim, &weights)?;
     let summed: Vec<usize> = (0..E).filter(|other| *other != dim).collect();
-    let (local, layout, mesh) = sum_dims(squares * weights, &summed)?.into_parts();
-    let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(_) => Shard(0),
-        other => *other,
-    });
-    let placements: Vec<Placement> = placements.collect();
-    let size = local.dims()[dim];
-    let layout = layout.derive(placements, vec![layout.extents(dim).to_vec()]);
-    let power = ShardTensor::from_parts(reshape(local, vec![size]), layout, mesh);
-    Ok(narrowed(power, dtype))
+    let power = sum_dims(squares * weights, &summed)?;
+    let extents = vec![power.layout().extents(dim).to_vec()];
+    Ok(narrowed(renumbered(power, extents, |_| 0), dtype))
 }

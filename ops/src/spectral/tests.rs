@@ -6,7 +6,7 @@ use halocline_core::{Launcher, Partial, ReduceOp, Replicate, Shard, ShardTensor}
 use crate::prelude::*;
 use crate::reduce::sum_dims;
 use crate::spectral::{irfft, mode_product, rfft, spectral_conv};
-use crate::testing::{Operator, check_op, compare, difference, random};
+use crate::testing::{Operator, check_op, compare, difference, gradient_of, random, random_leaf};
 
 struct Modes(&'static [usize]);
 
@@ -88,9 +88,8 @@ fn sums_are_transformed_before_they_are_resolved() {
 #[test]
 fn other_number_types() {
     for (dtype, tolerance) in [(DType::F64, 1e-13), (DType::BF16, 2e-2), (DType::F16, 2e-3)] {
-        let x = random::<2>([3, 9], "x", 0)
-            .inner()
-            .cast(burn::tensor::FloatDType::from(dtype));
+        let x = random::<2>([3, 9], "x", 0).inner();
+        let x = x.cast(FloatDType::from(dtype));
         let y: Tensor<3> = SpectralField::rfft(x.clone(), &[0, 1], FftNorm::Ortho);
         assert_eq!(y.dtype(), dtype);
         let back: Tensor<2> = SpectralField::irfft(y, &[0, 1], 9, FftNorm::Ortho);
@@ -230,27 +229,19 @@ fn weights_may_be_sharded_in_channels() {
     let run = |ranks: usize, dim: Option<usize>| {
         let found = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh([("x", ranks)])?;
-            let whole = random::<4>([3, 5, 4, 2], "weight", 0).inner();
-            let weight = match dim {
-                Some(dim) => ShardTensor::distribute(whole, &mesh, &[Shard(dim)])?,
-                None => ShardTensor::distribute(whole, &mesh, &[Replicate])?,
-            }
-            .require_grad();
-            let x = random::<3>([2, 3, 7], "x", 0).inner();
-            let x = ShardTensor::distribute(x, &mesh, &[Replicate])?.require_grad();
+            let placement = dim.map_or(Replicate, Shard);
+            let weight = random_leaf([3, 5, 4, 2], "weight", &mesh, &[placement])?;
+            let x = random_leaf([2, 3, 7], "x", &mesh, &[Replicate])?;
             let y = match dim {
                 Some(0) => x.clone().redistribute(&[Shard(1)]),
                 _ => x.clone(),
             };
             let y = y.spectral_conv::<4>(weight.clone()).resolve();
             let gradients = (y.clone() * y.clone()).sum().backward();
-            let of_weight = weight.grad(&gradients).expect("a gradient");
-            assert_eq!(of_weight.layout(), weight.layout());
-            let of_x = x.grad(&gradients).expect("a gradient");
             Ok(vec![
                 y.full_tensor().into_data(),
-                of_x.full_tensor().into_data(),
-                of_weight.full_tensor().into_data(),
+                gradient_of(&x, &gradients),
+                gradient_of(&weight, &gradients),
             ])
         });
         found.unwrap()
@@ -258,12 +249,8 @@ fn weights_may_be_sharded_in_channels() {
     let expected = run(1, None).remove(0);
     for dim in [None, Some(0), Some(1)] {
         for found in run(2, dim) {
-            compare(
-                &found,
-                &expected,
-                2e-6,
-                &format!("weight sharded in {dim:?}"),
-            );
+            let place = format!("weight sharded in {dim:?}");
+            compare(&found, &expected, 2e-6, &place);
         }
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
-use gemm::Parallelism;
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::tasks;
@@ -355,42 +354,24 @@ fn multiply<E: Float>(
 ) {
     assert!(on_points.len() >= points * columns);
     assert!(on_degrees.len() >= (2 * degrees - 1) * columns);
-    let (rows, strides, y, y_row, x, x_row) = match to {
-        To::Degrees => {
-            let (y, x) = (on_degrees, &*on_points);
-            (
-                [degrees, points],
-                [2 * points, 1],
-                y,
-                2 * columns,
-                x,
-                columns,
-            )
-        }
-        To::Points => {
-            let (y, x) = (on_points, &*on_degrees);
-            (
-                [points, degrees],
-                [1, 2 * points],
-                y,
-                columns,
-                x,
-                2 * columns,
-            )
-        }
+    let (rows, strides, (y, y_row), (x, x_row)) = match to {
+        To::Degrees => (
+            [degrees, points],
+            [2 * points, 1],
+            (on_degrees, 2 * columns),
+            (&*on_points, columns),
+        ),
+        To::Points => (
+            [points, degrees],
+            [1, 2 * points],
+            (on_points, columns),
+            (&*on_degrees, 2 * columns),
+        ),
     };
     let functions = Matrix::strided(functions, rows, strides);
     let x = Matrix::strided(x, [rows[1], columns], [x_row, 1]);
     // SAFETY: all rows are within the slice, as asserted above.
-    unsafe {
-        matrices::multiply(
-            (y.as_mut_ptr(), y_row),
-            functions,
-            x,
-            false,
-            Parallelism::None,
-        )
-    };
+    unsafe { matrices::multiply((y.as_mut_ptr(), y_row), functions, x) };
 }
 
 /// [`multiply`] for few columns, each with contiguous points.

@@ -4,7 +4,7 @@ use halocline_core::Result;
 
 use super::conv::sphere_conv;
 use super::grid::SphereGrid;
-use super::regrid::{Regrid, regrid};
+use super::regrid::{Regrid, RegridMode, regrid};
 use super::sht::{Sht, ShtNorm, ShtPhase};
 use super::transform::{isht, sht, vector_isht, vector_sht};
 use crate::golden::{Case, Dims, Golden, no_case, output};
@@ -65,7 +65,11 @@ pub(crate) const OPERATORS: &[Golden] = &[
     ]),
     Golden::new("regrid", |case| {
         let sizes = ["in_shape", "out_shape"].map(|key| case.attributes.array::<2>(key, 1));
-        let weights = Regrid::between(sizes, grids_of(case))?;
+        let mode = match case.attributes.text("mode") {
+            "bilinear-spherical" => RegridMode::BilinearSpherical,
+            _ => RegridMode::Bilinear,
+        };
+        let weights = Regrid::between(sizes, grids_of(case))?.with_mode(mode);
         match case.dims() {
             3 => output(regrid::<3>(case.input(0)?, &weights)),
             4 => output(regrid::<4>(case.input(0)?, &weights)),

@@ -49,15 +49,8 @@ impl SphereGrid {
             Self::Equiangular => clenshaw_curtis,
         };
         // The southern half mirrors the northern one bit for bit.
-        let north: Vec<(f64, f64)> = (0..size.div_ceil(2))
-            .map(|k| {
-                if 2 * k + 1 == size {
-                    (0.0, point(k, size).1)
-                } else {
-                    point(k, size)
-                }
-            })
-            .collect();
+        let north = (0..size.div_ceil(2)).map(|k| point(k, size));
+        let north: Vec<(f64, f64)> = north.collect();
         let south = north[..size / 2].iter().rev();
         let south = south.map(|(cosine, weight)| (-cosine, *weight));
         Ok(north.iter().copied().chain(south).unzip())
@@ -153,7 +146,12 @@ fn clenshaw_curtis(k: usize, size: usize) -> (f64, f64) {
     });
     let share = if k == 0 || k == last { 1.0 } else { 2.0 };
     let weight = share / last as f64 * (1.0 - terms.sum::<f64>());
-    ((PI * k as f64 / last as f64).cos(), weight)
+    let cosine = if 2 * k == last {
+        0.0
+    } else {
+        (PI * k as f64 / last as f64).cos()
+    };
+    (cosine, weight)
 }
 
 #[cfg(test)]

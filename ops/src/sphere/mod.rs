@@ -31,8 +31,10 @@
 //! that each function is even or odd in latitude, and zero where the degree is below the order: a
 //! quarter of the work of full matrices.
 
+mod angles;
 mod contraction;
 mod conv;
+mod coordinates;
 mod golden;
 mod grid;
 mod legendre;
@@ -47,7 +49,7 @@ pub(crate) use golden::{OPERATORS, grids_of};
 
 pub use conv::{sphere_conv, sphere_conv_between, sphere_resample};
 pub use grid::SphereGrid;
-pub use regrid::{Regrid, regrid};
+pub use regrid::{Regrid, RegridMode, regrid};
 pub use sht::{Sht, ShtNorm, ShtPhase};
 pub use transform::{isht, sht, vector_isht, vector_sht};
 

@@ -2,8 +2,9 @@
 //!
 //! Along each dim, a value is the linear interpolation of the two nearest cells in degrees.
 //! Longitude is periodic. Beyond the first and the last row, values are interpolated to the pole,
-//! whose value is the mean of that row. Semantics follow torch-harmonics' `ResampleS2` with
-//! `mode="bilinear"`; of fields whose values are angles, regrid the sine and the cosine.
+//! whose value is the mean of that row. Of fields whose values are angles ([`RegridMode`]), a value
+//! lies on the shorter arc between those of two cells, and a pole has the mean direction. Semantics
+//! follow torch-harmonics' `ResampleS2`.
 //!
 //! # Placement
 //! All dims may be sharded; values must be resolved. If the target runs in the order of the source,
@@ -24,19 +25,27 @@ use std::sync::Arc;
 
 use halocline_core::{Error, Result, ShardTensor};
 
+use super::angles::{mean_direction, on_arc};
+use super::coordinates::{Meridians, NAME, Parallels, SAME};
 use super::grid::SphereGrid;
+use crate::constant;
 use crate::driver::sampling::{DimMap, Map, Taps, TapsAround, Weighted, sampled};
 use crate::loss::counted;
 use crate::precision::in_f32;
 use crate::rearrange::{narrow, profile};
 use crate::reduce::mean_dims;
 
-const NAME: &str = "regrid";
-/// Distance in degrees below which two coordinates are the same.
-const SAME: f64 = 1e-9;
-/// Ratio to the widest other gap from which a gap in longitude, or between the last row and the
-/// pole, lies outside the grid.
-const WIDE: f64 = 2.0;
+/// Interpolation of a regridding, named as in torch-harmonics. See [`Regrid::with_mode`] for an
+/// example.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RegridMode {
+    /// Linear interpolation of numbers.
+    #[default]
+    Bilinear,
+    /// Interpolation of angles in radians along the shorter arc. A result is not reduced to one
+    /// turn: it is at most half a turn from the value of the cell before it.
+    BilinearSpherical,
+}
 
 /// Weights of a bilinear regridding, as torch-harmonics' `ResampleS2` has them: along each dim, a
 /// value is the linear interpolation of the two nearest cells in degrees. Longitude is periodic;
@@ -58,7 +67,10 @@ const WIDE: f64 = 2.0;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Regrid(Arc<Weights>);
+pub struct Regrid {
+    weights: Arc<Weights>,
+    mode: RegridMode,
+}
 
 struct Weights {
     /// `[latitudes, longitudes]` of source and target.
@@ -74,7 +86,7 @@ struct Weights {
 impl fmt::Debug for Regrid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [source, target] = self.sizes();
-        write!(f, "Regrid({source:?} to {target:?})")
+        write!(f, "Regrid({source:?} to {target:?}, {:?})", self.mode)
     }
 }
 
@@ -115,13 +127,17 @@ impl Regrid {
         let key = lists
             .iter()
             .flat_map(|list| once(list.len() as u64).chain(list.iter().map(|x| x.to_bits())));
-        Ok(Self(Arc::new(Weights {
+        let weights = Weights {
             sizes: [source, target].map(|grid| grid.map(<[f64]>::len)),
             columns: columns.collect::<Result<_>>()?,
             poles: [0, 1].map(|end| rows.iter().map(|(_, shares)| shares[end]).collect()),
             rows: rows.into_iter().map(|(taps, _)| taps).collect(),
             key: key.collect(),
-        })))
+        };
+        Ok(Self {
+            weights: Arc::new(weights),
+            mode: RegridMode::default(),
+        })
     }
 
     /// Weights between grids of a kind each, whose longitudes start at zero. `sizes` and `grids`
@@ -152,157 +168,28 @@ impl Regrid {
         Self::new(source, target)
     }
 
+    /// Sets the interpolation, such as of wind directions.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{Regrid, RegridMode, SphereField};
+    ///
+    /// let source = [&[0.0][..], &[0.0, 90.0, 180.0, 270.0]];
+    /// let weights = Regrid::new(source, [&[0.0], &[45.0]])?.with_mode(RegridMode::BilinearSpherical);
+    /// let x = Tensor::<2>::from([[3.0, -3.0, 0.0, 0.0]]); // two directions near π
+    /// let y = x.regrid(&weights).into_scalar::<f32>();
+    /// assert!((y - std::f32::consts::PI).abs() < 1e-6);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_mode(self, mode: RegridMode) -> Self {
+        Self { mode, ..self }
+    }
+
     /// `[latitudes, longitudes]` of source and target.
     pub fn sizes(&self) -> [[usize; 2]; 2] {
-        self.0.sizes
-    }
-}
-
-/// Linear interpolation between two cells; the second one is left out if it has no weight.
-fn taps<C>(cells: [C; 2], [start, end]: [f64; 2], place: f64) -> Vec<(C, f64)> {
-    let [first, second] = cells;
-    if place - start <= SAME {
-        return vec![(first, 1.0)];
-    }
-    let weight = (place - start) / (end - start);
-    vec![(first, 1.0 - weight), (second, weight)]
-}
-
-/// Widest distance of adjacent coordinates; `None` for a single one.
-fn widest(coordinates: &[f64]) -> Option<f64> {
-    let gaps = coordinates.windows(2).map(|pair| pair[1] - pair[0]);
-    gaps.reduce(f64::max)
-}
-
-/// Returns whether a gap is part of a grid with these coordinates.
-fn is_inside(gap: f64, coordinates: &[f64]) -> bool {
-    widest(coordinates).is_none_or(|widest| gap <= WIDE * widest + SAME)
-}
-
-/// Requires that the `places` of coordinates increase.
-fn require_increasing(
-    name: &str,
-    coordinates: &[f64],
-    places: &[f64],
-    expected: &str,
-) -> Result<()> {
-    let mut pairs = coordinates.iter().zip(places.windows(2));
-    match pairs.find(|(_, pair)| pair[1] - pair[0] <= SAME) {
-        None => Ok(()),
-        Some((coordinate, _)) => {
-            let message = format!("{name} of the source after {coordinate}; expected {expected}");
-            Err(Error::operator(NAME, message))
-        }
-    }
-}
-
-/// Latitudes of a source.
-struct Parallels {
-    /// Latitudes, or their negatives, so that they increase.
-    places: Vec<f64>,
-    sign: f64,
-    /// Whether values may be interpolated to the pole before the first and after the last row.
-    reaches: [bool; 2],
-}
-
-impl Parallels {
-    fn new(latitudes: &[f64], closed: bool) -> Result<Self> {
-        let sign = if latitudes[0] > latitudes[latitudes.len() - 1] {
-            -1.0
-        } else {
-            1.0
-        };
-        let places: Vec<f64> = latitudes.iter().map(|latitude| sign * latitude).collect();
-        let expected = "all from north to south or from south to north";
-        require_increasing("latitudes", latitudes, &places, expected)?;
-        let gaps = [90.0 + places[0], 90.0 - places[places.len() - 1]];
-        Ok(Self {
-            reaches: gaps.map(|gap| closed && is_inside(gap, &places)),
-            places,
-            sign,
-        })
-    }
-
-    /// Rows with their weights, and the shares of the means of the first and the last row.
-    fn place(&self, latitude: f64) -> Result<(Taps, [f64; 2])> {
-        let (place, last) = (self.sign * latitude, self.places.len() - 1);
-        let [low, high] = [self.places[0], self.places[last]];
-        let ends = [
-            (0, low - place, 90.0 + low),
-            (last, place - high, 90.0 - high),
-        ];
-        for (end, (row, beyond, gap)) in ends.into_iter().enumerate() {
-            if beyond <= SAME {
-                continue;
-            }
-            if !self.reaches[end] {
-                let [first, last] = [self.sign * low, self.sign * high];
-                let message = format!(
-                    "latitude {latitude} of the target for {first} to {last} of a regional source; expected one inside"
-                );
-                return Err(Error::operator(NAME, message));
-            }
-            let share = (beyond / gap).min(1.0);
-            let mut shares = [0.0; 2];
-            shares[end] = share;
-            return Ok((vec![(row, 1.0 - share)], shares));
-        }
-        let row = self.places.partition_point(|other| *other <= place + SAME);
-        let row = row.saturating_sub(1);
-        let next = last.min(row + 1);
-        let around = [self.places[row], self.places[next]];
-        Ok((taps([row, next], around, place), [0.0; 2]))
-    }
-}
-
-/// Longitudes of a source.
-struct Meridians {
-    first: f64,
-    /// Distances from the first longitude, and 360 degrees.
-    places: Vec<f64>,
-    /// Whether the last longitude and the first one are neighbours.
-    closed: bool,
-}
-
-impl Meridians {
-    fn new(longitudes: &[f64]) -> Result<Self> {
-        let first = longitudes[0];
-        let mut places: Vec<f64> = longitudes
-            .iter()
-            .map(|longitude| longitude - first)
-            .collect();
-        let gap = 360.0 - places[places.len() - 1];
-        let closed = is_inside(gap, &places);
-        places.push(360.0);
-        let expected = "an increase, by less than 360 degrees in all";
-        require_increasing("longitudes", longitudes, &places, expected)?;
-        Ok(Self {
-            first,
-            places,
-            closed,
-        })
-    }
-
-    /// Columns with their weights. Between the last column and the first one, columns are counted
-    /// from before the first column if the value lies `early` in its row, so that they increase.
-    fn place(&self, longitude: f64, early: bool) -> Result<TapsAround> {
-        let count = self.places.len() - 1;
-        let place = (longitude - self.first).rem_euclid(360.0);
-        let place = if 360.0 - place <= SAME { 0.0 } else { place };
-        let column = self.places.partition_point(|other| *other <= place + SAME);
-        let column = column.saturating_sub(1);
-        let around = [self.places[column], self.places[column + 1]];
-        let in_gap = column + 1 == count && place - around[0] > SAME;
-        if in_gap && !self.closed {
-            let [start, end] = [self.first, self.first + self.places[count - 1]];
-            let message = format!(
-                "longitude {longitude} of the target for {start} to {end} of a regional source; expected one inside"
-            );
-            return Err(Error::operator(NAME, message));
-        }
-        let turn = if in_gap && early { count } else { 0 };
-        let column = column as isize - turn as isize;
-        Ok(taps([column, column + 1], around, place))
+        self.weights.sizes
     }
 }
 
@@ -334,18 +221,22 @@ impl Meridians {
 /// ```
 pub fn regrid<const D: usize>(x: ShardTensor<D>, weights: &Regrid) -> Result<ShardTensor<D>> {
     const { assert!(D >= 2, "a field of [.., lat, lon]") };
-    let Weights { sizes, poles, .. } = &*weights.0;
+    let Regrid { weights, mode } = weights;
+    let Weights { sizes, poles, .. } = &**weights;
     let [rows, columns] = sizes[0];
     if x.dims()[D - 2..] != [rows, columns] {
         let message = format!("{:?}; expected [.., {rows}, {columns}]", x.dims());
         return Err(Error::operator(NAME, message));
     }
     x.require_resolved(NAME)?;
+    if *mode == RegridMode::BilinearSpherical {
+        return in_f32(x, |x| of_angles(x, weights));
+    }
     if poles.iter().flatten().all(|share| *share == 0.0) {
-        return interpolated(x, &weights.0);
+        return interpolated(x, weights);
     }
     in_f32(x, |x| {
-        let mut y = interpolated(x.clone(), &weights.0)?;
+        let mut y = interpolated(x.clone(), weights)?;
         let mut polar: Option<ShardTensor<D>> = None;
         for (row, shares) in [0, rows - 1].into_iter().zip(poles) {
             if shares.iter().any(|share| *share != 0.0) {
@@ -367,13 +258,77 @@ pub fn regrid<const D: usize>(x: ShardTensor<D>, weights: &Regrid) -> Result<Sha
     })
 }
 
+impl Weights {
+    /// Whether the target has the rows, and whether it has the columns, of the source.
+    fn same(&self) -> [bool; 2] {
+        let [source, target] = self.sizes;
+        let row = |(row, taps): (usize, &Taps)| taps[..] == [(row, 1.0)];
+        let column = |(column, taps): (usize, &TapsAround)| taps[..] == [(column as isize, 1.0)];
+        [
+            source[0] == target[0] && self.rows.iter().enumerate().all(row),
+            source[1] == target[1] && self.columns.iter().enumerate().all(column),
+        ]
+    }
+}
+
+/// Interpolates angles between rows, with the mean directions at the poles, then between columns.
+fn of_angles<const D: usize>(x: ShardTensor<D>, weights: &Weights) -> Result<ShardTensor<D>> {
+    let ([same_rows, same_columns], [rows, _]) = (weights.same(), weights.sizes[0]);
+    let mut y = x.clone();
+    if !same_rows {
+        let map = |taps: Vec<Taps>| DimMap::new(D - 2, taps);
+        y = between(y, D - 2, &weights.rows, weights, map)?;
+    }
+    for (end, (row, shares)) in [0, rows - 1].into_iter().zip(&weights.poles).enumerate() {
+        if shares.iter().all(|share| *share == 0.0) {
+            continue;
+        }
+        let pole = mean_direction(narrow(x.clone(), D - 2, row, 1)?)?; // [.., 1, 1]
+        let beyond = profile(&y, D - 2, shares)?;
+        let value = match end {
+            0 => on_arc(pole, y.clone(), -beyond.clone() + 1.0),
+            _ => on_arc(y.clone(), pole, beyond.clone()),
+        };
+        let mask = (constant(&y) * 0.0 + beyond).greater_elem(0.0);
+        y = y.mask_where(mask, value);
+    }
+    if !same_columns {
+        let map = |taps: Vec<TapsAround>| DimMap::around(D - 1, taps);
+        y = between(y, D - 1, &weights.columns, weights, map)?;
+    }
+    Ok(y)
+}
+
+/// Interpolates angles along one dim: samples both cells of each value, then goes along the arc.
+fn between<const D: usize, C: Copy>(
+    x: ShardTensor<D>,
+    dim: usize,
+    outputs: &[Vec<(C, f64)>],
+    weights: &Weights,
+    map: impl Fn(Vec<Vec<(C, f64)>>) -> DimMap,
+) -> Result<ShardTensor<D>> {
+    let cells = |end: usize| {
+        let selection = |taps: &Vec<(C, f64)>| {
+            let chosen = end.min(taps.len() - 1);
+            let taps = taps.iter().enumerate();
+            let weight = |number: usize| f64::from(u8::from(number == chosen));
+            taps.map(|(number, (cell, _))| (*cell, weight(number)))
+                .collect::<Vec<_>>()
+        };
+        let key = (weights.key.clone(), dim, end);
+        let maps = || vec![map(outputs.iter().map(selection).collect())];
+        sampled::<D, Weighted, _>(x.clone(), NAME, key, maps)
+    };
+    let (start, end) = (cells(0)?, cells(1)?);
+    let share = |taps: &Vec<(C, f64)>| taps.get(1).map_or(0.0, |(_, weight)| *weight);
+    let shares: Vec<f64> = outputs.iter().map(share).collect();
+    let shares = profile(&start, dim, &shares)?;
+    Ok(on_arc(start, end, shares))
+}
+
 /// Interpolates between rows and columns, without the poles.
 fn interpolated<const D: usize>(x: ShardTensor<D>, weights: &Weights) -> Result<ShardTensor<D>> {
-    let [source, target] = weights.sizes;
-    let row = |(row, taps): (usize, &Taps)| taps[..] == [(row, 1.0)];
-    let column = |(column, taps): (usize, &TapsAround)| taps[..] == [(column as isize, 1.0)];
-    let same_rows = source[0] == target[0] && weights.rows.iter().enumerate().all(row);
-    let same_columns = source[1] == target[1] && weights.columns.iter().enumerate().all(column);
+    let [same_rows, same_columns] = weights.same();
     if same_rows && same_columns {
         return Ok(x);
     }
@@ -405,14 +360,14 @@ mod tests {
         let grids = [SphereGrid::LegendreGauss, SphereGrid::Equiangular];
         for sizes in [[[5, 6], [8, 7]], [[9, 8], [4, 3]]] {
             let weights = Regrid::between(sizes, grids).unwrap();
-            let [rows, columns] = sizes[0];
-            check_op(
-                &Regridding(weights),
-                &[[2, rows, columns]],
-                &[],
-                &[0, 1, 2],
-                2e-6,
-            );
+            let shape = [2, sizes[0][0], sizes[0][1]];
+            for (mode, tolerance) in [
+                (RegridMode::Bilinear, 2e-6),
+                (RegridMode::BilinearSpherical, 1e-5),
+            ] {
+                let operator = Regridding(weights.clone().with_mode(mode));
+                check_op(&operator, &[shape], &[], &[0, 1, 2], tolerance);
+            }
         }
     }
 

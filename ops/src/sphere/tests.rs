@@ -3,13 +3,13 @@
 use std::f64::consts::PI;
 use std::sync::Arc;
 
-use burn::tensor::{FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
 
 use super::contraction::{Contraction, Factor, To};
 use super::legendre::Function;
 use crate::prelude::*;
-use crate::sphere::{sht, sphere_conv, sphere_conv_between};
+use crate::sphere::{isht, sht, sphere_conv, sphere_conv_between};
 use crate::testing::{Operator, check_op, difference, random};
 
 const GRIDS: [SphereGrid; 3] = [
@@ -50,7 +50,7 @@ struct Filter([Sht; 2]);
 impl Operator<4, 4> for Filter {
     fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<4>>) -> X {
         let weight = parameters.remove(0).unsqueeze_dim::<5>(3); // [in, out, degrees, 1, 2]
-        let transforms = [&self.0[0], &self.0[1]];
+        let transforms = self.0.each_ref();
         let y = inputs.remove(0).sphere_conv_between(weight, transforms);
         y.resolve()
     }
@@ -61,8 +61,7 @@ struct Resampled([Sht; 2]);
 
 impl Operator<4, 4> for Resampled {
     fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
-        let transforms = [&self.0[0], &self.0[1]];
-        inputs.remove(0).sphere_resample::<5>(transforms)
+        inputs.remove(0).sphere_resample::<5>(self.0.each_ref())
     }
 }
 
@@ -155,7 +154,7 @@ fn a_harmonic_has_one_coefficient() {
             (0..longitudes).map(move |j| radius * angle(j).cos())
         });
         let cells = TensorData::new(cells.collect::<Vec<f64>>(), [latitudes, longitudes]);
-        let x = Tensor::<2>::from_data(cells, (&Default::default(), burn::tensor::DType::F64));
+        let x = Tensor::<2>::from_data(cells, (&Default::default(), DType::F64));
         let y: Tensor<3> = SphereField::sht(x, &sht);
         let mut expected = vec![0.0_f64; y.dims().iter().product()];
         // The real part is half the harmonic and half its conjugate.
@@ -209,7 +208,7 @@ fn sums_by_the_halves_are_those_of_the_whole_sphere() {
         for latitudes in [6, 7] {
             let sht = Sht::new([latitudes, 24], SphereGrid::LegendreGauss).unwrap();
             let sht = sht.with_degrees(11).unwrap();
-            let table = sht.table(function, 2..13, burn::tensor::DType::F32);
+            let table = sht.table(function, 2..13, DType::F32);
             for (to, factor) in [(To::Degrees, Factor::PlusI), (To::Points, Factor::MinusI)] {
                 let contraction = Contraction {
                     table: table.clone(),
@@ -260,7 +259,7 @@ fn other_sizes_are_refused_before_anything_is_sent() {
                 "{error}"
             );
             let x = ShardTensor::<3>::ones([5, 5, 2], &mesh, &[Replicate])?;
-            let error = crate::sphere::isht::<3, 2>(x.redistribute(&[Shard(2)]), &transform);
+            let error = isht::<3, 2>(x.redistribute(&[Shard(2)]), &transform);
             let error = error.unwrap_err().to_string();
             assert!(error.contains("isht: no rule for Shard(2)"), "{error}");
             let x = ShardTensor::<4>::ones([1, 2, 6, 8], &mesh, &[Shard(2)])?;
@@ -291,7 +290,7 @@ fn power_in_half_precision_is_resolved_where_orders_are_sharded() {
     let result = Launcher::local(2).run(|world| {
         let mesh = world.mesh([("orders", 2)])?;
         let device = world.device().clone().inner();
-        let x = Tensor::<3>::ones([4, 5, 2], (&device, burn::tensor::DType::BF16));
+        let x = Tensor::<3>::ones([4, 5, 2], (&device, DType::BF16));
         let x = ShardTensor::distribute(x, &mesh, &[Shard(1)])?;
         let power = x.sphere_power();
         assert_eq!(power.placements(), [Replicate]);

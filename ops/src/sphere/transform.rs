@@ -9,7 +9,8 @@ use halocline_core::{Error, Layout, Result, ShardTensor};
 use super::contraction::{Contraction, Factor, To};
 use super::legendre::Function;
 use super::sht::Sht;
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::place::resized;
 use crate::kernel::flex;
 use crate::rearrange::{flip, profile};
 use crate::reshape;
@@ -74,9 +75,7 @@ pub(super) fn sht_layout(field: &Layout, transform: &Sht, fixed: &[usize]) -> Re
     let line = line_to_orders(transform);
     let orders = along_layout(field, longitudes, line, [fixed, &[latitudes]], NAME)?;
     let lines = whole_layout(&orders, latitudes, &[fixed, &[dims]].concat(), &[], NAME)?;
-    let mut extents = lines.all_extents().to_vec();
-    extents[latitudes] = vec![transform.degrees()];
-    Ok(lines.derive(lines.placements().to_vec(), extents))
+    Ok(resized(&lines, latitudes, vec![transform.degrees()]))
 }
 
 /// Transforms spherical harmonics to a field: the inverse of [`sht`], with `E = D − 1`.
@@ -110,13 +109,8 @@ pub(super) fn isht_beside<const D: usize, const E: usize>(
     fixed: &[usize],
 ) -> Result<ShardTensor<E>> {
     const NAME: &str = "isht";
-    let spectrum = [transform.degrees(), transform.orders()];
-    check(
-        NAME,
-        &x.dims(),
-        &[spectrum[0], spectrum[1], 2],
-        "[.., degrees, orders, 2]",
-    )?;
+    let expected = [transform.degrees(), transform.orders(), 2];
+    check(NAME, &x.dims(), &expected, "[.., degrees, orders, 2]")?;
     let analysis = transform.analysis();
     let sum = Sum {
         function: Function::Value,
@@ -124,12 +118,8 @@ pub(super) fn isht_beside<const D: usize, const E: usize>(
         degrees: degrees(transform, |degree| analysis(degree).recip()),
         factor: Factor::One,
     };
-    from_orders(
-        sum.along(x, transform, fixed, NAME)?,
-        transform,
-        fixed,
-        NAME,
-    )
+    let y = sum.along(x, transform, fixed, NAME)?;
+    from_orders(y, transform, fixed, NAME)
 }
 
 /// Transforms a vector field `[.., 2, lat, lon]`, with components along colatitude and longitude,
@@ -199,13 +189,8 @@ pub fn vector_isht<const D: usize, const E: usize>(
     transform: &Sht,
 ) -> Result<ShardTensor<E>> {
     const NAME: &str = "vector_isht";
-    let spectrum = [transform.degrees(), transform.orders()];
-    check(
-        NAME,
-        &x.dims(),
-        &[2, spectrum[0], spectrum[1], 2],
-        "[.., 2, degrees, orders, 2]",
-    )?;
+    let expected = [2, transform.degrees(), transform.orders(), 2];
+    check(NAME, &x.dims(), &expected, "[.., 2, degrees, orders, 2]")?;
     x.require_resolved(NAME)?;
     let analysis = transform.analysis();
     let factors = degrees(transform, |degree| analysis(degree).recip());
@@ -278,10 +263,7 @@ fn from_orders<const D: usize, const E: usize>(
     let line = Line::FromModes {
         size,
         modes: transform.orders(),
-        scale: Scale {
-            edge: 1.0,
-            interior: 2.0,
-        },
+        scale: Scale::with_conjugates(1.0),
     };
     along(x, D - 2, line, [fixed, &[]], operator)
 }
@@ -325,8 +307,7 @@ impl Sum {
         let mut held = layout.local_box(mesh.position()).ranges()[orders].clone();
         let kernels = flex::runs_on(&local.device());
         if !kernels {
-            let all: Vec<usize> = (0..D).collect();
-            local = fill_empty(local, &layout, &all, operator, 0.0)?;
+            local = fill_all(local, &layout, operator, 0.0)?;
             held = if held.is_empty() { 0..1 } else { held };
         }
         let contraction = Contraction {
@@ -345,9 +326,7 @@ impl Sum {
         let cells = contraction.run(cells);
         let [_, found, _, _] = cells.dims();
         shape[summed] = found;
-        let mut extents = layout.all_extents().to_vec();
-        extents[summed] = vec![found];
-        let layout = layout.derive(layout.placements().to_vec(), extents);
+        let layout = resized(&layout, summed, vec![found]);
         let mut local = reshape(cells, shape);
         if !kernels {
             local = drop_empty(local, &layout, mesh.position(), operator)?;

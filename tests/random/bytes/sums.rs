@@ -164,7 +164,20 @@ fn products() -> Vec<Sent> {
         .parameter("b1", &[7])
         .parameter("w2", &[5, 7])
         .parameter("b2", &[5]);
+    let field = || field(json!({}));
     vec![
+        sent(
+            "prelu",
+            field().parameter("weight", &[4]),
+            2,
+            [0, summed(4)],
+        ),
+        sent(
+            "addcmul",
+            field().x("other", &FIELD).parameter("scale", &[1, 4, 1]),
+            2,
+            [0, summed(4)],
+        ),
         sent("matmul", matrices, 0, [0, summed(35)]),
         sent("linear", linear, 1, [0, summed(35 + 7)]),
         sent("einsum", einsum.parameter("w", &[3, 4]), 2, [0, summed(12)]),

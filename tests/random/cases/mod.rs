@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::draw::Draw;
 use crate::file::attributes;
 use moves::{rearrangement, reduction};
-use values::{einsum, loss, product};
+use values::{einsum, elementwise, loss, product};
 
 /// Drawn options, and the arguments of an operator.
 pub(crate) struct Case {
@@ -115,6 +115,7 @@ pub(crate) fn draw_case(operator: &str, draw: &mut Draw) -> Option<Case> {
         {
             loss(operator, draw)?
         }
+        "relu" | "gelu" | "silu" | "prelu" | "addcmul" => elementwise(operator, draw),
         "einsum" => einsum(draw),
         "matmul" | "linear" | "linear_row_col_mlp" | "embedding" => product(operator, draw),
         _ => reduction(operator, draw).or_else(|| rearrangement(operator, draw))?,
@@ -334,9 +335,9 @@ fn norm(operator: &str, draw: &mut Draw) -> Case {
     let with = draw.coin();
     if operator == "weight_norm" {
         let v = draw.list(3, 1..=6);
-        let dim = draw.within(0..=2);
+        let dim = draw.pick(&[None, Some(0), Some(1), Some(2)]);
         let g: Vec<usize> = (0..3)
-            .map(|other| if other == dim { v[dim] } else { 1 })
+            .map(|other| if dim == Some(other) { v[other] } else { 1 })
             .collect();
         return Case::new(json!({ "dim": dim }))
             .x("v", &v)

@@ -6,6 +6,23 @@ use serde_json::json;
 use super::{Case, indices, integers, shape, sizes, uniform, with_channels};
 use crate::draw::Draw;
 
+pub(super) fn elementwise(operator: &str, draw: &mut Draw) -> Case {
+    let x = shape(draw);
+    let case = Case::new(json!({})).x("x", &x);
+    match operator {
+        "prelu" => {
+            let slopes = if x.len() > 1 && draw.coin() { x[1] } else { 1 };
+            case.parameter("weight", &[slopes])
+        }
+        "addcmul" => {
+            let sizes = x.iter().map(|&size| if draw.coin() { size } else { 1 });
+            let scale: Vec<usize> = sizes.collect();
+            case.x("other", &x).parameter("scale", &scale)
+        }
+        _ => case,
+    }
+}
+
 pub(super) fn loss(operator: &str, draw: &mut Draw) -> Option<Case> {
     let reduction = draw.pick(&["mean", "sum"]);
     if operator.starts_with("cross_entropy") {

@@ -8,6 +8,23 @@ use crate::driver::windows_within;
 /// cell.
 pub(crate) type Dims = [usize; 3];
 
+/// Sizes of up to three dims as three, with leading dims of one cell, which do not change a
+/// convolution.
+pub(crate) fn three(sizes: &[usize]) -> Dims {
+    let mut dims = [1; 3];
+    dims[3 - sizes.len()..].copy_from_slice(sizes);
+    dims
+}
+
+/// Position of an element in three dims of these sizes, from its index in row-major order.
+pub(crate) fn unravel(index: usize, [_, rows, columns]: Dims) -> Dims {
+    [
+        index / (rows * columns),
+        index / columns % rows,
+        index % columns,
+    ]
+}
+
 /// Parameters of a convolution on a field with every cell that its windows reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Conv {
@@ -62,6 +79,11 @@ impl Conv {
         self.kernel.iter().product()
     }
 
+    /// Number of cells from the first to the last element of the kernel, in a dim.
+    pub(crate) fn span(&self, dim: usize) -> usize {
+        (self.kernel[dim] - 1) * self.dilation[dim] + 1
+    }
+
     /// The convolution as a correlation with `count` results, the first of which is that of the
     /// window that begins at cell zero.
     pub(crate) fn forward(&self, count: Dims) -> Correlation {
@@ -87,11 +109,7 @@ impl Conv {
         count: Dims,
     ) -> [Range<usize>; 3] {
         std::array::from_fn(|dim| {
-            let (stride, span) = (
-                self.stride[dim],
-                (self.kernel[dim] - 1) * self.dilation[dim] + 1,
-            );
-            windows_within(&cells[dim], stride, span, count[dim])
+            windows_within(&cells[dim], self.stride[dim], self.span(dim), count[dim])
         })
     }
 
@@ -101,8 +119,7 @@ impl Conv {
         let residues: usize = self.stride.iter().product();
         let mut parts = Vec::new();
         for index in 0..residues {
-            let [_, high, wide] = self.stride;
-            let residue = [index / (high * wide), index / wide % high, index % wide];
+            let residue = unravel(index, self.stride);
             // Cells of the box with `cell ≡ residue`: `first + stride·m`.
             let first: Dims = std::array::from_fn(|dim| {
                 let (from, stride) = (cells[dim].start, self.stride[dim]);

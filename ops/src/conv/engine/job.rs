@@ -1,11 +1,12 @@
 //! Jobs of the drivers of forward passes and input gradients.
 
+use halocline_core::tasks;
+
 use super::geometry::{Correlation, Dims};
 use super::method::Method;
 use super::pieces::Pieces;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
-use halocline_core::tasks;
 
 /// Number of tasks of a call with enough work, for balance among threads.
 const TASKS: usize = 32;
@@ -13,7 +14,7 @@ const TASKS: usize = 32;
 /// tile.
 pub(super) const OUTPUTS: usize = 32;
 /// Minimum multiplications for which a second thread pays.
-pub(super) const SERIAL: usize = 1 << 19;
+const SERIAL: usize = 1 << 19;
 /// Strips of a tile's row, if the field has as many: long rows suit the TLB and prefetchers.
 pub(super) const STRIPS: usize = 10;
 
@@ -24,6 +25,16 @@ pub(super) fn block<E: Element, P: Products<E>>(factors: usize, inputs: usize) -
         (factors.max(1) * P::NUMBERS).min(inputs)
     } else {
         inputs
+    }
+}
+
+/// Runs tasks, on this thread alone if they do little `work`: few multiplications, or packing of
+/// few weights.
+pub(super) fn deal(tasks: usize, work: usize, run: impl Fn(usize) + Sync) {
+    if work < SERIAL {
+        (0..tasks).for_each(run);
+    } else {
+        tasks::for_each(tasks, 1, run);
     }
 }
 
@@ -84,10 +95,6 @@ impl<E: Element, N: Sync> Job<'_, E, N> {
 
     /// Runs the tasks of a part.
     pub(super) fn run_tasks(&self, part: &Correlation, tasks: usize, run: impl Fn(usize) + Sync) {
-        if self.products(part) < SERIAL {
-            (0..tasks).for_each(run);
-        } else {
-            tasks::for_each(tasks, 1, run);
-        }
+        deal(tasks, self.products(part), run);
     }
 }

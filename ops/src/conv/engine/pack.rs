@@ -1,9 +1,8 @@
 //! Weights in the order in which strips read them.
 
-use halocline_core::tasks;
 use pulp::Simd;
 
-use super::job::{Job, SERIAL};
+use super::job::{Job, deal};
 use super::strip::panels;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::Shared;
@@ -56,12 +55,7 @@ pub(super) fn pack<S: Simd, E: Element, P: Products<E>, const PRODUCTS: usize>(
                 }
             }
         };
-        let all = job.groups * blocks * runs;
-        if len < SERIAL {
-            (0..all).for_each(pack);
-        } else {
-            tasks::for_each(all, 1, pack);
-        }
+        deal(job.groups * blocks * runs, len, pack);
     };
     // SAFETY: the runs of all blocks and groups write every factor once.
     unsafe { Buffer::filled(len, fill) }

@@ -11,7 +11,7 @@ use super::matrices;
 use super::pack::pack;
 use super::rows::{ROWS, Recipe};
 use super::strip;
-use super::tile::{SCRATCH_BYTES, TileLayout, tile_extents};
+use super::tile::{SCRATCH_BYTES, TileLayout, tile_count, tile_extents};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
@@ -71,47 +71,32 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
         weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
         matrices: bool,
     ) -> Self {
-        let mut block = match matrices {
-            true => job.inputs,
-            false => block::<E, P>(TERMS / correlation.terms().max(1), job.inputs),
-        };
-        let lanes = E::lanes::<S>();
-        let strip = if matrices {
-            matrices::COLUMNS
-        } else {
-            strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes
-        };
-        // Independent of the box of results: the order of sums, and so their bits, are the same in
-        // any box.
-        let smallest = TileLayout::smallest(correlation, strip);
-        let once = matrices || size_of::<P::Number>() < size_of::<E>();
-        while block > P::NUMBERS && !once && smallest.len(block) > SCRATCH_BYTES / size_of::<E>() {
-            block /= 2;
-        }
-        let held = if matrices {
-            matrices::held(block) * P::PARTS
-        } else {
-            block.div_ceil(P::NUMBERS)
-        };
-        let room = TILE_BYTES / size_of::<E>() / held;
+        let (lanes, tasks) = (E::lanes::<S>(), job.tasks(correlation));
         let most_room = SCRATCH_BYTES / size_of::<E>();
-        let fits =
-            |layout: &TileLayout, _: Dims| layout.copied() <= room && layout.len(held) <= most_room;
-        let tasks = match matrices {
+        let ([block, held, strip], [tasks, most]) = if matrices {
+            let held = matrices::held(job.inputs) * P::PARTS;
             // Copying tiles takes a larger share of the time, and each is copied for every range of
             // outputs.
-            true => job.tasks(correlation).min(4 * rayon::current_num_threads()),
-            false => job.tasks(correlation),
-        };
-        let most = if matrices {
-            1
+            let tasks = tasks.min(4 * rayon::current_num_threads());
+            ([job.inputs, held, matrices::COLUMNS], [tasks, 1])
         } else {
-            job.outputs.div_ceil(OUTPUTS)
+            let strip = strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes;
+            let mut block = block::<E, P>(TERMS / correlation.terms().max(1), job.inputs);
+            // Independent of the box of results: the order of sums, and so their bits, are the same
+            // in any box.
+            let smallest = TileLayout::smallest(correlation, strip);
+            let once = size_of::<P::Number>() < size_of::<E>();
+            while block > P::NUMBERS && !once && smallest.len(block) > most_room {
+                block /= 2;
+            }
+            let held = block.div_ceil(P::NUMBERS);
+            ([block, held, strip], [tasks, job.outputs.div_ceil(OUTPUTS)])
         };
+        let room = TILE_BYTES / size_of::<E>() / held;
+        let fits =
+            |layout: &TileLayout, _: Dims| layout.copied() <= room && layout.len(held) <= most_room;
         let tile = tile_extents(correlation, [strip, STRIPS], tasks.div_ceil(most), fits);
-        let tiles = (0..3)
-            .map(|dim| correlation.count[dim].div_ceil(tile[dim]))
-            .product();
+        let tiles = tile_count(tile, correlation.count);
         let layout = TileLayout::new(correlation, tile);
         let vectors = tile[2].div_ceil(lanes);
         let alone = (job.inputs, job.outputs) == (1, 1) && tile[1] >= ROWS;

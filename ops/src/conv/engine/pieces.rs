@@ -11,7 +11,7 @@ pub(crate) struct Piece<'a, E> {
     /// First cell of the box in the field.
     pub at: Dims,
     /// The cells, `[batch, channels, depth, rows, columns]`.
-    pub cells: View<'a, E, 5>,
+    pub cells: View<'a, E>,
 }
 
 impl<E> Piece<'_, E> {
@@ -34,8 +34,7 @@ impl<'a, E> Pieces<'a, E> {
     }
 
     /// Creates a field of one piece.
-    #[cfg(test)]
-    pub(crate) fn whole(cells: View<'a, E, 5>) -> Self {
+    pub(crate) fn whole(cells: View<'a, E>) -> Self {
         Self(vec![Piece {
             channel: 0,
             at: [0; 3],

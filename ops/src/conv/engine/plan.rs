@@ -8,7 +8,7 @@ use super::geometry::{Conv, Correlation, Dims};
 use super::method::Method;
 use super::pieces::Pieces;
 use super::source::Source;
-use super::tile::{SKEW, TileLayout, balanced, tile_extents};
+use super::tile::{SKEW, TileLayout, balanced, tile_count, tile_extents};
 use super::winograd::{Factors, RowTiles};
 use crate::kernel::memory::View;
 use crate::kernel::products::Products;
@@ -59,7 +59,7 @@ pub(crate) struct WeightJob<'a, N> {
     /// Input of the convolution.
     pub pieces: &'a Pieces<'a, N>,
     /// Gradient of the output, `[batch, channels, *cells]`.
-    pub cotangent: View<'a, N, 5>,
+    pub cotangent: View<'a, N>,
     /// Method of computing sums.
     pub method: Method,
 }
@@ -117,17 +117,19 @@ impl<'a, N: Send + Sync> Plan<'a, N> {
         } = *job.conv;
         let [batch, _, count @ ..] = job.cotangent.shape();
         let correlation = job.conv.forward(count);
-        let rows = || job.rows();
-        let source_of = |tile: Dims| match rows() {
+        let rows = job.rows();
+        let source_of = |tile: Dims| match &rows {
             None => Source::Cells(TileLayout::new(&correlation, tile)),
             Some(rows) => {
-                let factors = Box::new(Factors::new(&rows, tile, [1, P::NUMBERS]));
-                Source::Factors(Box::new(rows), factors)
+                let factors = Factors::new(rows, tile, [1, P::NUMBERS]);
+                Source::Factors(Box::new(factors), rows.elements.clone())
             }
         };
-        let grid = rows().map_or(correlation.clone(), |rows| rows.flat);
+        let (grid, bytes) = match &rows {
+            None => (correlation.clone(), CELLS_BYTES),
+            Some(rows) => (rows.flat.clone(), FACTORS_BYTES),
+        };
         let (count, lanes) = (grid.count, E::lanes::<S>());
-        let bytes = rows().map_or(CELLS_BYTES, |_| FACTORS_BYTES);
         let cells = bytes / size_of::<E>() / block::<S>();
         let room = TILE_BYTES / size_of::<E>();
         let fits = |_: &TileLayout, tile: Dims| {
@@ -138,7 +140,7 @@ impl<'a, N: Send + Sync> Plan<'a, N> {
         let tile = tile_extents(&grid, [4 * lanes, 8], 1, fits);
         let tile = balanced(tile, count, batch * groups * ranges);
         let source = source_of(tile);
-        let tiles: usize = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
+        let tiles = tile_count(tile, count);
         let block = (room / source.len(1)).clamp(1, inputs);
         let fields = batch * tiles;
         let wanted = TASKS.div_ceil(groups * ranges);

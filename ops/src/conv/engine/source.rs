@@ -3,27 +3,28 @@
 use pulp::{Scalar, Simd};
 
 use super::tile::TileLayout;
-use super::winograd::{Factors, PRODUCTS, RESULTS, RowTiles, TAPS, of_cotangent, to_taps};
+use super::winograd::{Factors, PRODUCTS, RESULTS, TAPS, of_cotangent, to_taps};
 use crate::kernel::simd::Element;
 
-/// A tile of the source: its cells, or factors of its rows.
+/// A tile of the source: its cells, or factors of its rows, with the elements of the kernel that
+/// each tap of the factors stands for.
 pub(super) enum Source {
     Cells(TileLayout),
-    Factors(Box<RowTiles>, Box<Factors>),
+    Factors(Box<Factors>, Vec<[usize; TAPS]>),
 }
 
 impl Source {
     pub(super) fn layout(&self) -> &TileLayout {
         match self {
             Self::Cells(layout) => layout,
-            Self::Factors(_, factors) => &factors.layout,
+            Self::Factors(factors, _) => &factors.layout,
         }
     }
 
     pub(super) fn len(&self, channels: usize) -> usize {
         match self {
             Self::Cells(layout) => layout.len(channels),
-            Self::Factors(_, factors) => factors.len(channels),
+            Self::Factors(factors, _) => factors.len(channels),
         }
     }
 
@@ -45,14 +46,14 @@ impl Source {
 
     /// Computes the gradients of weights, of kernels of `kernel` elements, from their sums.
     pub(super) fn weights<E: Element>(&self, sums: Vec<E>, kernel: usize) -> Vec<E> {
-        let Self::Factors(rows, _) = self else {
+        let Self::Factors(_, taps) = self else {
             return sums;
         };
         let of_product = sums.len() / PRODUCTS;
         let mut weights = vec![E::default(); TAPS * of_product];
         for (index, weights) in weights.chunks_exact_mut(kernel).enumerate() {
-            for (tap, elements) in rows.elements.iter().enumerate() {
-                let first = index * rows.elements.len() + tap;
+            for (tap, elements) in taps.iter().enumerate() {
+                let first = index * taps.len() + tap;
                 let sums = std::array::from_fn(|k| E::splat(Scalar, sums[k * of_product + first]));
                 for (element, value) in elements.iter().zip(to_taps::<_, E>(Scalar, sums)) {
                     weights[*element] = E::sum(Scalar, value);

@@ -11,7 +11,7 @@ use pulp::Simd;
 
 use super::ahead::Stretch;
 use super::cells::{clear_around, copy, copy_strided};
-use super::geometry::{Correlation, Dims, reach};
+use super::geometry::{Correlation, Dims, reach, unravel};
 use super::pieces::{Piece, Pieces};
 use crate::kernel::memory::prefetch_run;
 use crate::kernel::products::Products;
@@ -63,9 +63,9 @@ pub(crate) fn tile_extents(
     fits: impl Fn(&TileLayout, Dims) -> bool,
 ) -> Dims {
     let count = correlation.count;
-    let tiles =
-        |tile: Dims| -> usize { (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product() };
-    let good = |tile: Dims| fits(&TileLayout::new(correlation, tile), tile) && tiles(tile) >= tasks;
+    let good = |tile: Dims| {
+        fits(&TileLayout::new(correlation, tile), tile) && tile_count(tile, count) >= tasks
+    };
     // Copied cells for each cell that no other tile needs.
     let overhead = |tile: Dims, dim: usize| {
         let inner = tile[dim] * correlation.step[dim];
@@ -108,8 +108,7 @@ pub(crate) fn balanced(tile: Dims, count: Dims, others: usize) -> Dims {
     const THREADS: usize = 4;
     let with_rows = |rows: usize| [tile[0], rows, tile[2]];
     let good = |tile: &Dims| {
-        let tiles = (0..3).map(|dim| count[dim].div_ceil(tile[dim]));
-        let tasks = others * tiles.product::<usize>();
+        let tasks = others * tile_count(*tile, count);
         tasks >= MANY || tasks.is_multiple_of(THREADS)
     };
     let mut lower = (1..=tile[1]).rev().map(with_rows);
@@ -118,15 +117,18 @@ pub(crate) fn balanced(tile: Dims, count: Dims, others: usize) -> Dims {
     with_rows(count[1].div_ceil(count[1].div_ceil(found[1])))
 }
 
+/// Number of tiles of `extents` in a lattice of `count`.
+pub(crate) fn tile_count(extents: Dims, count: Dims) -> usize {
+    (0..3)
+        .map(|dim| count[dim].div_ceil(extents[dim]))
+        .product()
+}
+
 /// First result of a tile and its size in every dim, in a lattice of `count` with tiles of
 /// `extents`.
 pub(crate) fn tile_box(index: usize, extents: Dims, count: Dims) -> [Dims; 2] {
     let tiles: Dims = std::array::from_fn(|dim| count[dim].div_ceil(extents[dim]));
-    let place = [
-        index / (tiles[1] * tiles[2]),
-        index / tiles[2] % tiles[1],
-        index % tiles[2],
-    ];
+    let place = unravel(index, tiles);
     let origin: Dims = std::array::from_fn(|dim| place[dim] * extents[dim]);
     [
         origin,

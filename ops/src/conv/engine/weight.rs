@@ -208,7 +208,7 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                                 layout.fill::<S, E, P>(simd, tile, pieces, batch, held, origin);
                                 &*tile
                             }
-                            Source::Factors(_, factors) => {
+                            Source::Factors(factors, _) => {
                                 factors.fill::<S, E, P>(simd, tile, job.pieces, batch, held, origin)
                             }
                         };

@@ -36,19 +36,18 @@ use std::sync::Arc;
 
 use halocline_core::ops::fan_out;
 use halocline_core::{
-    Boundary, DeviceMesh, Error, Exchange, ExchangePlan, Layout, Operation, Placement, Result,
-    ShardTensor, Traffic,
+    Boundary, DeviceMesh, Error, Exchange, ExchangePlan, Layout, Operation, Result, ShardTensor,
+    Traffic,
 };
 
 use super::channels::{Weight, held_groups, parameters};
-use super::engine::geometry::Conv;
-use super::engine::method::Method;
+use super::check;
+use super::engine::geometry::{Conv, three};
 use super::run::ConvRun;
-use super::three;
+use crate::driver::place::part_ranges;
 use crate::driver::{Padding, Reach, Reaches, Window};
 use crate::field::{Field, run};
 use crate::golden::{Case, Dims, Golden, Output, output};
-use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use node::Transposed;
 
@@ -229,6 +228,22 @@ pub(super) struct Plan {
     pub exchange: Option<Arc<ExchangePlan>>,
 }
 
+impl Plan {
+    /// Exchange of the convolution, which is the backward pass of an operator on this layout.
+    pub(super) fn exchange(
+        &self,
+        operator: &'static str,
+        layout: &Layout,
+        mesh: &DeviceMesh,
+    ) -> Option<Exchange> {
+        self.exchange.as_ref().map(|plan| {
+            let operation = Operation::new(operator, Traffic::Exchange, Some(layout)).backward();
+            let ranks = mesh.shape().ranks().into();
+            Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
+        })
+    }
+}
+
 /// Convolves a sharded field with the transpose of a kernel. See the [module](self).
 ///
 /// # Errors
@@ -277,26 +292,11 @@ pub fn conv_transpose<const D: usize, const N: usize>(
         return Err(Error::operator(operator, message));
     }
     let outputs = shape[1] * groups;
-    if let Some(bias) = &bias
-        && bias.dims() != [outputs]
-    {
-        let message = format!("bias {:?} for {outputs} channels", bias.dims());
-        return Err(Error::operator(operator, message));
-    }
-    // Checked here, not in a kernel: an unknown setting is an error before anything is sent.
-    Isa::chosen()?;
-    Method::chosen()?;
+    check(operator, bias.as_ref(), outputs)?;
     x.require_resolved(operator)?;
     let (weight, bias, channels) =
         parameters(operator, &x, weight, bias, groups, Weight::Transposed)?;
-    let plan = plan(
-        operator,
-        options,
-        &shape[2..],
-        channels.placements.clone(),
-        channels.extents.clone(),
-        &x,
-    )?;
+    let plan = plan(operator, options, &shape[2..], channels.layout.clone(), &x)?;
     let groups = held_groups(&x, groups);
     let (weight, bias) = channels.fanned_out(weight, bias, &x, operator)?;
     let mesh = x.mesh().clone();
@@ -315,12 +315,7 @@ pub fn conv_transpose<const D: usize, const N: usize>(
             dilation: three(&options.dilation),
         },
         fields: 1,
-        exchange: plan.exchange.as_ref().map(|plan| {
-            // The convolution is the backward pass.
-            let operation = Operation::new(operator, Traffic::Exchange, Some(&layout)).backward();
-            let ranks = mesh.shape().ranks().into();
-            Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
-        }),
+        exchange: plan.exchange(operator, &layout, &mesh),
         output: held,
     };
     let node = Transposed {
@@ -331,34 +326,19 @@ pub fn conv_transpose<const D: usize, const N: usize>(
     Ok(ShardTensor::from_parts(y, plan.output.clone(), mesh))
 }
 
-/// Plan for this rank's position, for a result with these placements and extents of channels.
+/// Plan for this rank's position, for a result with the placements and channels of `like`.
 pub(super) fn plan<const D: usize, const N: usize>(
     operator: &'static str,
     options: &ConvTransposeOptions<N>,
     kernel: &[usize],
-    placements: Vec<Placement>,
-    channels: Vec<usize>,
+    like: Layout,
     x: &ShardTensor<D>,
 ) -> Result<Arc<Plan>> {
-    let (mesh, kernel) = (x.mesh(), kernel.to_vec());
-    let key = (
-        operator,
-        *options,
-        kernel,
-        placements,
-        channels,
-        x.layout().clone(),
-    );
+    let (mesh, layout) = (x.mesh(), x.layout().clone());
+    let key = (operator, *options, kernel.to_vec(), like, layout);
     mesh.cache().get_or_make(key, |key| {
-        let (operator, options, kernel, placements, channels, layout) = key;
-        make(
-            operator,
-            options,
-            kernel,
-            (&placements[..], &channels[..]),
-            layout,
-            mesh,
-        )
+        let (operator, options, kernel, like, layout) = key;
+        make(operator, options, kernel, like, layout, mesh)
     })
 }
 
@@ -366,21 +346,20 @@ fn make<const N: usize>(
     operator: &'static str,
     options: &ConvTransposeOptions<N>,
     kernel: &[usize],
-    (placements, channels): (&[Placement], &[usize]),
+    like: &Layout,
     layout: &Layout,
     mesh: &DeviceMesh,
 ) -> Result<Plan> {
-    let mut extents = layout.all_extents().to_vec();
-    extents[1] = channels.to_vec();
     let sizes = kernel.iter().zip(&layout.shape()[2..]).enumerate();
     let sizes = sizes
         .map(|(spatial, (kernel, size))| options.output_size(operator, spatial, *size, *kernel));
     let sizes: Vec<usize> = sizes.collect::<Result<_>>()?;
     let windows = options.windows(kernel);
+    let mut extents = like.all_extents().to_vec();
     for ((dim, window), outputs) in (2..).zip(&windows).zip(sizes) {
         extents[dim] = output_extents(window, layout.extents(dim), outputs);
     }
-    let output = layout.derive(placements.to_vec(), extents);
+    let output = like.derive(like.placements().to_vec(), extents);
     let reaches: Vec<Reach> = windows.into_iter().map(Reach::from).collect();
     let reaches = Reaches {
         operator,
@@ -388,10 +367,7 @@ fn make<const N: usize>(
         dims: &reaches,
     };
     // Both sides have the channels of the outputs.
-    let mut extents = layout.all_extents().to_vec();
-    extents[1] = output.extents(1).to_vec();
-    let windows = layout.derive(placements.to_vec(), extents);
-    let exchange = reaches.between(&output, &windows, mesh, 0.0);
+    let exchange = reaches.between(&output, like, mesh, 0.0);
     Ok(Plan { output, exchange })
 }
 
@@ -406,13 +382,10 @@ fn output_extents(window: &Window, extents: &[usize], outputs: usize) -> Vec<usi
             .saturating_sub(window.padding.low)
             .min(outputs),
     };
-    let mut start = 0;
-    let part = |extent: &usize| {
-        let cells = start..start + extent;
-        start = cells.end;
-        bound(cells.end) - bound(cells.start)
-    };
-    extents.iter().map(part).collect()
+    let parts = part_ranges(extents);
+    parts
+        .map(|cells| bound(cells.end) - bound(cells.start))
+        .collect()
 }
 
 /// Transposed convolution as a method.

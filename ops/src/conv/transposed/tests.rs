@@ -4,7 +4,9 @@ use halocline_core::{Launcher, Partial, Placement, ReduceOp, Replicate, Shard};
 
 use super::*;
 use crate::prelude::*;
-use crate::testing::{Operator, check_op, compare, difference, random};
+use crate::testing::{
+    Operator, check_op, compare, cotangent_of, difference, gradient_of, random, random_leaf,
+};
 
 struct Up<const N: usize>(ConvTransposeOptions<N>);
 
@@ -14,6 +16,17 @@ impl<const D: usize, const N: usize> Operator<D, D> for Up<N> {
             .remove(0)
             .conv_transpose(parameters.remove(0), None, &self.0)
     }
+}
+
+/// Compares a transposed convolution of two dims on shards with one on one device.
+fn check_plane(options: ConvTransposeOptions<2>) {
+    check_op(
+        &Up(options),
+        &[[2, 3, 5, 7]],
+        &[[3, 2, 3, 4]],
+        &[0, 2, 3],
+        1e-5,
+    );
 }
 
 /// Any transposed convolution with overlap.
@@ -28,15 +41,7 @@ fn windows_overlap_across_ranks() {
             .with_output_padding([2, 1]),
         plain.with_stride([4, 5]).with_output_padding([3, 0]),
     ];
-    for options in all {
-        check_op(
-            &Up(options),
-            &[[2, 3, 5, 7]],
-            &[[3, 2, 3, 4]],
-            &[0, 2, 3],
-            1e-5,
-        );
-    }
+    all.into_iter().for_each(check_plane);
     check_op(
         &Up(ConvTransposeOptions::<1>::default()),
         &[[1, 2, 9]],
@@ -64,15 +69,7 @@ fn windows_go_around_a_periodic_dim() {
             .with_dilation([1, 4])
             .with_boundary([Boundary::Periodic; 2]),
     ];
-    for options in all {
-        check_op(
-            &Up(options),
-            &[[2, 3, 5, 7]],
-            &[[3, 2, 3, 4]],
-            &[0, 2, 3],
-            1e-5,
-        );
-    }
+    all.into_iter().for_each(check_plane);
 }
 
 /// ⟨conv(x), y⟩ = ⟨x, conv_transpose(y)⟩ with the same stride, dilation and padding.
@@ -189,41 +186,31 @@ fn laid(
     let found = Launcher::local(ranks).collect(|world| {
         let mesh = world.mesh([("tensor", ranks)])?;
         let outputs = if groups == 1 { 4 } else { 6 };
-        let field = |name, shape: [usize; 4], placement| {
-            let whole = random::<4>(shape, name, 0).inner();
-            Ok::<_, Error>(ShardTensor::distribute(whole, &mesh, &[placement])?.require_grad())
-        };
-        let x = field("x", [2, 6, 5, 4], x)?;
-        let weight = field("weight", [6, outputs / groups, 3, 2], weight)?;
-        let of_bias = random::<1>([outputs], "bias", 0).inner();
-        let of_bias = ShardTensor::distribute(of_bias, &mesh, &[bias])?.require_grad();
+        let x = random_leaf([2, 6, 5, 4], "x", &mesh, &[x])?;
+        let weight = random_leaf([6, outputs / groups, 3, 2], "weight", &mesh, &[weight])?;
+        let bias = random_leaf([outputs], "bias", &mesh, &[bias])?;
         let options = ConvTransposeOptions::default()
             .with_stride([2, 1])
             .with_groups(groups);
         // A bias is added to the sum, not to each of its parts.
         let partial = weight.placements() == [Shard(0)] && groups == 1;
-        let operand = (!partial).then(|| Operand::from(of_bias.clone()));
+        let operand = (!partial).then(|| Operand::from(bias.clone()));
         let y = conv_transpose(x.clone(), weight.clone(), operand, &options)?;
         if partial {
             assert_eq!(y.placements(), [Partial(ReduceOp::Sum)]);
         }
         let y = y.resolve();
         let y = match partial {
-            true => y + crate::rearrange::reshape::<1, 4>(of_bias.clone(), [1, outputs, 1, 1])?,
+            true => y + crate::rearrange::reshape::<1, 4, _>(bias.clone(), [1, outputs, 1, 1])?,
             false => y,
         };
-        let cotangent = random::<4>(y.dims(), "cotangent", 0).inner();
-        let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
-        let gradients = (y.clone() * cotangent).sum().backward();
-        let fields = [
-            y,
-            x.grad(&gradients).unwrap(),
-            weight.grad(&gradients).unwrap(),
-        ];
-        let fields = fields.map(|x| x.full_tensor().into_data());
-        let bias = of_bias.grad(&gradients).unwrap();
-        let bias = bias.full_tensor().into_data();
-        Ok(fields.into_iter().chain([bias]).collect())
+        let gradients = (y.clone() * cotangent_of(&y)?).sum().backward();
+        Ok(vec![
+            y.full_tensor().into_data(),
+            gradient_of(&x, &gradients),
+            gradient_of(&weight, &gradients),
+            gradient_of(&bias, &gradients),
+        ])
     });
     found.unwrap()
 }
@@ -237,12 +224,8 @@ fn channels_may_be_sharded_with_the_weight() {
     ] {
         let expected = laid(1, groups, [Replicate; 3]).remove(0);
         for found in laid(3, groups, placements) {
-            compare(
-                &found,
-                &expected,
-                1e-5,
-                &format!("{groups} groups, {placements:?}"),
-            );
+            let place = format!("{groups} groups, {placements:?}");
+            compare(&found, &expected, 1e-5, &place);
         }
     }
 }

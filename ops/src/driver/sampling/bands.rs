@@ -19,6 +19,7 @@ use crate::kernel::transpose::{pack, unpack};
 
 /// Outputs per row and task.
 const BLOCK: usize = 128;
+
 /// A [`Map`] in the form that kernels read: the cells and weights of all outputs, one after
 /// another.
 #[derive(Debug)]

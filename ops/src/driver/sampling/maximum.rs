@@ -98,11 +98,11 @@ impl Operator for Maximum {
                 Cells::OfKernel(cells) => {
                     let dtype = gradient.dtype();
                     with_float!(dtype, E => {
-                                            let gradient = flex::operand::<E>(gradient)?;
-                                            let gradient = lines.added::<E>(None, cells, flex::elements(&gradient));
-                    let gradient = gradient.expect("cells of the lines");
-                                            flex::result(gradient, shape, dtype)
-                                        })
+                        let gradient = flex::operand::<E>(gradient)?;
+                        let gradient = lines.added::<E>(None, cells, flex::elements(&gradient));
+                        let gradient = gradient.expect("cells of the lines");
+                        flex::result(gradient, shape, dtype)
+                    })
                 }
                 Cells::OfBurn(cells) => {
                     let zeros = blank(&gradient, shape, Some(0.0));

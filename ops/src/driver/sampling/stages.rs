@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::{DimMap, Map, Taps};
+use crate::driver::place::part_ranges;
 
 /// Stages of a map on the shards of a dim.
 pub(super) struct Stages {
@@ -28,12 +29,7 @@ impl Stages {
             [_] => (map.wrapped(size), 0),
             _ => (map.map.clone(), map.before),
         };
-        let mut start = 0;
-        let parts = extents.iter().map(|extent| {
-            start += extent;
-            start - extent..start
-        });
-        let parts: Vec<Range<usize>> = parts.collect();
+        let parts: Vec<Range<usize>> = part_ranges(extents).collect();
         // Number of outputs of each part: an output belongs to the part of its middle cell or, if
         // that lies beyond an end, of the cell at this end.
         let middle = |taps: &Taps| taps[(taps.len() - 1) / 2].0;
@@ -171,19 +167,14 @@ mod tests {
             let map = map.wrapped(size);
             prop_assert_eq!(stages.outputs.iter().sum::<usize>(), map.len());
             let mut middle = Vec::new();
-            let mut start = 0;
-            for (part, extent) in extents.iter().enumerate() {
-                let own = &x[start..start + extent];
-                start += extent;
+            for (part, cells) in part_ranges(&extents).enumerate() {
+                let own = &x[cells];
                 let own = stages.local.get(part).map_or(own.to_vec(), |map| apply(map, own));
                 prop_assert_eq!(own.len(), stages.middle[part]);
                 middle.extend(own);
             }
             let mut found = Vec::new();
-            let mut start = 0;
-            for extent in &stages.outputs {
-                let outputs = start..start + extent;
-                start = outputs.end;
+            for outputs in part_ranges(&stages.outputs) {
                 let cell = |cell: isize| cell.rem_euclid(middle.len() as isize) as usize;
                 let cells = stages.reach(&outputs).map(|place| middle[cell(place)]);
                 let cells: Vec<f64> = cells.collect();

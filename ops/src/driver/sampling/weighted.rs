@@ -12,6 +12,7 @@ use super::{Combine, Map};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::filled_bands;
+use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
 use crate::precision::{cast, wider};
 
@@ -91,25 +92,21 @@ fn along_all(x: DispatchTensor, steps: &[(usize, &Sums<f64>)]) -> Result<Dispatc
 /// Applies a map along a dim.
 fn along(x: DispatchTensor, dim: usize, map: &Sums<f64>) -> Result<DispatchTensor> {
     let mut shape = x.shape().to_vec();
-    let extents = [
-        shape[..dim].iter().product(),
-        shape[dim],
-        shape[dim + 1..].iter().product(),
-    ];
+    let lines = Lines::along(&shape, dim..dim + 1);
     shape[dim] = map.outputs();
     if x.shape().contains(&0) || shape.contains(&0) {
         return Ok(blank(&x, &shape, Some(0.0)));
     }
     if !flex::runs_on(&Device::new(x.device())) {
-        return Ok(composed(x, extents, map, &shape));
+        return Ok(composed(x, lines, map, &shape));
     }
     let dtype = x.dtype();
     with_float!(dtype, E => {
         let (isa, x) = (Isa::chosen()?, flex::operand::<E>(x)?);
-        let (x, [outer, size, inner]) = (flex::elements::<E>(&x), extents);
-        let y = match inner {
-            1 => of_rows(isa, x, [outer, size], &map.to()),
-            _ => sums(isa, x, extents, map),
+        let x = flex::elements::<E>(&x);
+        let y = match lines.inner {
+            1 => of_rows(isa, x, [lines.outer, lines.cells], &map.to()),
+            _ => sums(isa, x, lines, map),
         };
         Ok(flex::result(y, &shape, dtype))
     })
@@ -119,7 +116,11 @@ fn along(x: DispatchTensor, dim: usize, map: &Sums<f64>) -> Result<DispatchTenso
 /// does not use does not affect it, even if it is NaN.
 fn composed(
     x: DispatchTensor,
-    [outer, size, inner]: [usize; 3],
+    Lines {
+        outer,
+        cells: size,
+        inner,
+    }: Lines,
     map: &Sums<f64>,
     shape: &[usize],
 ) -> DispatchTensor {
@@ -148,24 +149,18 @@ fn composed(
     crate::reshape::<4, 1>(terms.sum_dim(2), shape.to_vec()).into_dispatch()
 }
 
-/// Computes `[outer, outputs, inner]` from `[outer, size, inner]`.
-fn sums<E: Float>(
-    isa: Isa,
-    x: &[E],
-    [outer, size, inner]: [usize; 3],
-    map: &Sums<f64>,
-) -> Buffer<E> {
-    let sums = map.to::<E>();
+/// Computes `[outer, outputs, inner]` from `[outer, cells, inner]`.
+fn sums<E: Float>(isa: Isa, x: &[E], lines: Lines, map: &Sums<f64>) -> Buffer<E> {
+    let (sums, size) = (map.to::<E>(), lines.cells * lines.inner);
     let row = |[plane, row]: [usize; 2], output: &mut [E]| {
-        let cells = &x[plane * size * inner..][..size * inner];
         isa.run(Row {
-            cells,
+            cells: &x[plane * size..][..size],
             taps: sums.of(row),
             output,
         });
     };
     // SAFETY: the task writes all elements of its row.
-    unsafe { filled_bands([outer, map.outputs(), inner], 1, row) }
+    unsafe { filled_bands([lines.outer, map.outputs(), lines.inner], 1, row) }
 }
 
 #[cfg(test)]
@@ -188,8 +183,8 @@ mod tests {
             let x = x.clone();
             let ours = along(x.clone(), dim, &map).unwrap();
             let shape = ours.shape().to_vec();
-            let extents = [5_usize.pow(dim as u32), 5, 5_usize.pow(2 - dim as u32)];
-            let burns = composed(x, extents, &map, &shape);
+            let lines = Lines::along(&[5, 5, 5], dim..dim + 1);
+            let burns = composed(x, lines, &map, &shape);
             let [ours, burns] = [ours, burns].map(|y| Tensor::<3>::from_dispatch(y).into_data());
             assert!(difference(&ours, &burns) < 1e-6);
         }
@@ -202,7 +197,7 @@ mod tests {
         let cells = [f32::INFINITY, 1.0, f32::NAN, 2.0];
         let x = Tensor::<1>::from_floats(cells, &Device::flex()).into_dispatch();
         for y in [
-            composed(x.clone(), [1, 4, 1], &map, &[3]),
+            composed(x.clone(), Lines::along(&[4], 0..1), &map, &[3]),
             along(x, 0, &map).unwrap(),
         ] {
             let y = Tensor::<1>::from_dispatch(y).into_data();

@@ -218,23 +218,14 @@ pub(crate) struct Sums<E, A = Factors<E>> {
 impl<E> Sums<E, ()> {
     /// Sets the row factors.
     pub(super) fn with_rows<A>(self, a: A) -> Sums<E, A> {
-        let Self {
-            rows,
-            b,
-            width,
-            steps,
-            from,
-            to,
-            ..
-        } = self;
         Sums {
             a,
-            rows,
-            b,
-            width,
-            steps,
-            from,
-            to,
+            rows: self.rows,
+            b: self.b,
+            width: self.width,
+            steps: self.steps,
+            from: self.from,
+            to: self.to,
         }
     }
 }

@@ -10,6 +10,12 @@ fn numbers<N>(count: usize, of: impl Fn(f32) -> N) -> Vec<N> {
         .collect()
 }
 
+/// Transposes a matrix of this number of columns.
+fn turned<N: Copy>(numbers: &[N], columns: usize) -> Vec<N> {
+    let column = |column: usize| numbers[column..].iter().step_by(columns).copied();
+    (0..columns).flat_map(column).collect()
+}
+
 fn check<P: Products<f32>>(isa: Isa, of: impl Fn(f32) -> P::Number) {
     for [rows, summed, columns] in [
         [1, 1, 1],
@@ -19,67 +25,44 @@ fn check<P: Products<f32>>(isa: Isa, of: impl Fn(f32) -> P::Number) {
         [5, 4803, 6],
         [4500, 5, 18],
     ] {
-        let (a, b) = (numbers(rows * summed, &of), numbers(summed * columns, &of));
-        let bias = numbers(columns, &of);
-        let [of_a, of_b] = [(&a, [rows, summed]), (&b, [summed, columns])];
-        let a = Matrix::new(of_a.0, of_a.1);
-        let b = Matrix::new(of_b.0, of_b.1);
-        let wide = |m: Matrix<'_, P::Number>, row: usize, column: usize| {
-            let [of_row, of_column] = m.strides();
-            // SAFETY: an element.
-            P::widened(unsafe { m.at(row * of_row + column * of_column) })
+        let [of_a, of_b, bias] =
+            [rows * summed, summed * columns, columns].map(|count| numbers(count, &of));
+        let a = Matrix::new(&of_a, [rows, summed]);
+        let b = Matrix::new(&of_b, [summed, columns]);
+        let product_at = |row: usize, k: usize, column: usize| {
+            P::widened(of_a[row * summed + k]) * P::widened(of_b[k * columns + column])
         };
-        let sum = |row: usize, column: usize| -> f32 {
-            let products = (0..summed).map(|k| wide(a, row, k) * wide(b, k, column));
-            products.sum::<f32>()
-        };
-        let expected = |bias: bool| -> Vec<f32> {
+        let expected = |bias: &[P::Number]| -> Vec<f32> {
             let places = (0..rows * columns).map(|index| (index / columns, index % columns));
-            let added = |column: usize| {
-                if bias {
-                    P::widened(numbers(columns, &of)[column])
-                } else {
-                    0.0
-                }
-            };
-            let sums = places.map(|(row, column)| P::number(sum(row, column) + added(column)));
-            sums.map(P::widened).collect()
+            let sums = places.map(|(row, column)| {
+                let products = (0..summed).map(|k| product_at(row, k, column));
+                products.sum::<f32>() + P::widened(bias[column])
+            });
+            sums.map(|sum| P::widened(P::number(sum))).collect()
         };
         let widened = |y: Buffer<P::Number>| y.iter().map(|y| P::widened(*y)).collect::<Vec<f32>>();
-        assert_eq!(
-            widened(product::<f32, P>(isa, a, b, Some(&bias))),
-            expected(true)
-        );
-        assert_eq!(widened(product::<f32, P>(isa, a, b, None)), expected(false));
+        let y = product::<f32, P>(isa, a, b, Some(&bias));
+        assert_eq!(widened(y), expected(&bias));
+        let expected = expected(&vec![P::Number::default(); columns]);
+        assert_eq!(widened(product::<f32, P>(isa, a, b, None)), expected);
         // The same product with both operands transposed.
-        let mut turned = Vec::new();
-        for k in 0..summed {
-            turned.extend((0..rows).map(|row| of_a.0[row * summed + k]));
-        }
-        let x = Matrix::new(&turned, [summed, rows]);
-        assert_eq!(
-            widened(product_over_rows::<f32, P>(isa, x, b)),
-            expected(false)
-        );
+        let (turned_a, turned_b) = (turned(&of_a, summed), turned(&of_b, columns));
+        let x = Matrix::new(&turned_a, [summed, rows]);
+        assert_eq!(widened(product_over_rows::<f32, P>(isa, x, b)), expected);
         let [y, sums] = product_and_sums_over_rows::<f32, P>(isa, x, b);
-        assert_eq!(widened(y), expected(false));
-        let of_column = |column: usize| {
-            let numbers = (0..summed).map(|k| P::widened(of_b.0[k * columns + column]));
+        assert_eq!(widened(y), expected);
+        let of_columns = turned_b.chunks(summed).map(|column| {
+            let numbers = column.iter().map(|number| P::widened(*number));
             P::widened(P::number(numbers.sum::<f32>()))
-        };
-        let of_columns: Vec<f32> = (0..columns).map(of_column).collect();
-        assert_eq!(widened(sums), of_columns);
-        let mut turned_b = Vec::new();
-        for column in 0..columns {
-            turned_b.extend((0..summed).map(|k| of_b.0[k * columns + column]));
-        }
+        });
+        assert_eq!(widened(sums), of_columns.collect::<Vec<f32>>());
         let turned_b = Matrix::new(&turned_b, [columns, summed]).transposed();
         let y = product::<f32, P>(isa, x.transposed(), turned_b, None);
-        assert_eq!(widened(y), expected(false));
+        assert_eq!(widened(y), expected);
         // SAFETY: all elements are written.
         let y =
             unsafe { Buffer::filled(rows * columns, |y| dots_to::<f32, P>(isa, [a, turned_b], y)) };
-        assert_eq!(widened(y), expected(false));
+        assert_eq!(widened(y), expected);
     }
 }
 
@@ -117,10 +100,7 @@ fn products_have_all_bits_of_numbers() {
         let (a, b) = (bits(rows * summed, 1), bits(summed * columns, 2));
         let of_a = Matrix::new(&a, [rows, summed]);
         let of_b = Matrix::new(&b, [summed, columns]);
-        let mut turned = vec![0.0; rows * summed];
-        for (index, number) in a.iter().enumerate() {
-            turned[index % summed * rows + index / summed] = *number;
-        }
+        let turned = turned(&a, summed);
         let turned = Matrix::new(&turned, [summed, rows]);
         let found = [
             product::<f32, Numbers>(isa, of_a, of_b, None),

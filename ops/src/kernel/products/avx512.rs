@@ -136,7 +136,7 @@ pub(super) unsafe fn join(first: __m512, second: __m512) -> __m512 {
             first = in(zmm_reg) first,
             options(pure, nomem, nostack, preserves_flags),
         );
-        let turns = std::mem::transmute::<[u16; 32], std::arch::x86_64::__m512i>(TURNS);
+        let turns = std::mem::transmute::<[u16; 32], __m512i>(TURNS);
         let both = _mm512_permutexvar_epi16(turns, _mm512_castps_si512(both));
         _mm512_castsi512_ps(both)
     }

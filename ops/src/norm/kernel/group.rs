@@ -299,44 +299,23 @@ mod tests {
     use crate::kernel::testing::{assert_close, dot, random, rounded, same_for_all_pools};
 
     const CASES: [Extents; 6] = [
-        Extents {
-            batch: 2,
-            channels: 6,
-            cells: 35,
-            groups: 3,
-        },
-        Extents {
-            batch: 1,
-            channels: 4,
-            cells: 20_001,
-            groups: 2,
-        },
-        Extents {
-            batch: 3,
-            channels: 5,
-            cells: 1,
-            groups: 1,
-        },
-        Extents {
-            batch: 1,
-            channels: 3,
-            cells: 4_097,
-            groups: 3,
-        },
-        Extents {
-            batch: 0,
-            channels: 2,
-            cells: 7,
-            groups: 2,
-        },
-        Extents {
-            batch: 2,
-            channels: 2,
-            cells: 0,
-            groups: 1,
-        },
+        extents([2, 6, 35], 3),
+        extents([1, 4, 20_001], 2),
+        extents([3, 5, 1], 1),
+        extents([1, 3, 4_097], 3),
+        extents([0, 2, 7], 2),
+        extents([2, 2, 0], 1),
     ];
     const EPSILON: f64 = 1e-5;
+
+    const fn extents([batch, channels, cells]: [usize; 3], groups: usize) -> Extents {
+        Extents {
+            batch,
+            channels,
+            cells,
+            groups,
+        }
+    }
 
     /// Normalization by its definition, in double precision.
     fn naive(x: &[f64], extents: Extents, weight: &[f64], bias: &[f64]) -> Vec<f64> {

@@ -36,7 +36,7 @@ use halocline_core::{
 };
 
 use super::rules::{Corners, Mode};
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_all};
 use crate::driver::place::{in_place, runs};
 use crate::golden::{Case, Dims, Golden, Output, no_case, output};
 use crate::kernel::flex;
@@ -107,8 +107,7 @@ fn displaced<const D: usize, const N: usize>(
     let points = cast_shard(displacement, wider(dtype)).try_fan_out(fans(1))?;
     let cells = with_halo(&x, options)?;
     let (points, held, mesh) = points.into_parts();
-    let all: Vec<usize> = (0..D).collect();
-    let points = fill_empty(points, &held, &all, NAME, 0.0)?;
+    let points = fill_all(points, &held, NAME, 0.0)?;
     let held_box = output.local_box(mesh.position());
     let first = std::array::from_fn(|dim| held_box.ranges()[dim + 2].start);
     let y = if flex::runs_on(&cells.device()) {
@@ -172,12 +171,12 @@ pub fn grid_sample<const D: usize, const N: usize>(
     let channels = |axis: usize| matches!(x.placements().get(axis), Some(Shard(1) | Fan));
     let grid = grid.try_fan_out(channels)?;
     let dtype = wider(grid.local().dtype());
-    let mut axes = [0; D];
-    axes[1] = D - 1;
-    axes[2..]
-        .iter_mut()
-        .enumerate()
-        .for_each(|(dim, axis)| *axis = dim + 1);
+    // Components become dim 1.
+    let axes = std::array::from_fn(|dim| match dim {
+        0 => 0,
+        1 => D - 1,
+        _ => dim - 1,
+    });
     let places = flip(permute(cast_shard(grid, dtype), axes)?, &[1])?;
     let spatial = || sizes[2..].iter().map(|&size| size as f64);
     let scales: Vec<f64> = match options.corners {
@@ -191,9 +190,7 @@ pub fn grid_sample<const D: usize, const N: usize>(
     );
     let mut displacement = without_ends(places * scales + middles, &sizes, options)?;
     for dim in 0..N {
-        let component: Vec<f64> = (0..N)
-            .map(|other| f64::from(u8::from(other == dim)))
-            .collect();
+        let component: [f64; N] = std::array::from_fn(|other| f64::from(other == dim));
         let cells: Vec<f64> = (0..sizes[dim + 2]).map(|cell| cell as f64).collect();
         let component = profile(&displacement, 1, &component)?;
         let cells = profile(&displacement, dim + 2, &cells)?;

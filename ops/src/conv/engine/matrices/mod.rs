@@ -5,11 +5,10 @@ pub(crate) mod gradient;
 
 use std::marker::PhantomData;
 
-use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::geometry::{Correlation, Tap};
-use super::job::{Job, SERIAL};
+use super::job::{Job, deal};
 use super::method::Method;
 use super::tile::TileLayout;
 use crate::kernel::amx::{self, Factor, Place, SIDE};
@@ -120,12 +119,7 @@ impl<E: Element> Weights<E> {
                     products: PhantomData,
                 });
             };
-            let all = job.groups * count;
-            if len < SERIAL / 4 {
-                (0..all).for_each(one);
-            } else {
-                tasks::for_each(all, 1, one);
-            }
+            deal(job.groups * count, 4 * len, one);
         };
         Self {
             pairs,

@@ -3,13 +3,13 @@
 use burn_std::bf16;
 use proptest::prelude::*;
 
-use crate::conv::engine::geometry::{Conv, Dims};
+use crate::conv::engine::geometry::{Conv, Dims, unravel};
 use crate::conv::engine::job::Job;
 use crate::conv::engine::method::Method;
 use crate::conv::engine::pieces::{Piece, Pieces};
 use crate::conv::engine::plan::WeightJob;
 use crate::kernel::memory::View;
-use crate::kernel::products::Products;
+use crate::kernel::products::{Halves, Numbers, Pairs, Products};
 use crate::kernel::simd::{Element, Isa};
 
 /// A convolution, on a field that holds the cells of all windows.
@@ -82,8 +82,7 @@ pub(super) fn volume(dims: Dims) -> usize {
 
 /// All indices of a box.
 pub(super) fn indices(dims: Dims) -> impl Iterator<Item = Dims> {
-    let [_, rows, columns] = dims;
-    (0..volume(dims)).map(move |i| [i / (rows * columns), i / columns % rows, i % columns])
+    (0..volume(dims)).map(move |index| unravel(index, dims))
 }
 
 pub(super) fn flat(at: Dims, dims: Dims) -> usize {
@@ -179,9 +178,15 @@ impl<N: Number> Stored<N> {
         }
     }
 
-    pub(super) fn view(&self) -> View<'_, N, 5> {
+    pub(super) fn view(&self) -> View<'_, N> {
         View::new(&self.data, self.start, self.shape, self.strides)
     }
+}
+
+/// View of contiguous cells.
+pub(super) fn contiguous<N>(cells: &[N], shape: [usize; 5]) -> View<'_, N> {
+    let strides = std::array::from_fn(|dim| shape[dim + 1..].iter().product::<usize>() as isize);
+    View::new(cells, 0, shape, strides)
 }
 
 /// Field, weights, bias and cotangent as numbers, and the expected results.
@@ -200,9 +205,7 @@ pub(super) struct Truth {
 impl Case {
     pub(super) fn cells(&self) -> Dims {
         std::array::from_fn(|dim| {
-            let conv = &self.conv;
-            let span = (conv.kernel[dim] - 1) * conv.dilation[dim] + 1;
-            (self.count[dim] - 1) * conv.stride[dim] + span + self.rest[dim]
+            (self.count[dim] - 1) * self.conv.stride[dim] + self.conv.span(dim) + self.rest[dim]
         })
     }
 
@@ -382,6 +385,20 @@ impl Case {
         let [weight, bias] = [parameters.weight, parameters.bias]
             .map(|sums| sums.into_iter().map(E::to_f64).collect());
         [y, x_gradient, weight, bias]
+    }
+
+    /// Checks all passes on every instruction set, with numbers of every type.
+    pub(super) fn check_all(&self) -> Result<(), TestCaseError> {
+        let truth = self.truth();
+        for isa in Isa::available() {
+            self.check::<f32, Numbers>(isa, &truth)?;
+            self.check::<f64, Numbers>(isa, &truth)?;
+            self.check::<f32, Halves>(isa, &truth)?;
+            if Pairs::run_on(isa) {
+                self.check::<f32, Pairs>(isa, &truth)?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn check<E: Element, P: Products<E>>(

@@ -10,8 +10,7 @@ use crate::conv::engine::method::Method;
 use crate::conv::engine::part::holds_matrices;
 use crate::conv::engine::pieces::Pieces;
 use crate::conv::engine::tile::TileLayout;
-use crate::kernel::memory::View;
-use crate::kernel::products::{Halves, Numbers, Pairs, Products};
+use crate::kernel::products::{Numbers, Pairs, Products};
 use crate::kernel::simd::Isa;
 
 use case::*;
@@ -24,15 +23,7 @@ proptest! {
 
     #[test]
     fn all_passes_are_the_sums_that_define_them(case in case()) {
-        let truth = case.truth();
-        for isa in Isa::available() {
-            case.check::<f32, Numbers>(isa, &truth)?;
-            case.check::<f64, Numbers>(isa, &truth)?;
-            case.check::<f32, Halves>(isa, &truth)?;
-            if Pairs::run_on(isa) {
-                case.check::<f32, Pairs>(isa, &truth)?;
-            }
-        }
+        case.check_all()?;
     }
 
     #[test]
@@ -50,9 +41,7 @@ proptest! {
         let weight: Vec<f32> = truth.weight.iter().map(|w| *w as f32).collect();
         let cotangent: Vec<f32> = truth.cotangent.iter().map(|g| (*g * 1.1) as f32).collect();
         let [d, h, w] = case.count;
-        let shape = [case.batch, groups * outputs, d, h, w];
-        let strides = [groups * outputs * d * h * w, d * h * w, h * w, w, 1].map(|stride| stride as isize);
-        let cells = View::new(&cotangent, 0, shape, strides);
+        let cells = contiguous(&cotangent, [case.batch, groups * outputs, d, h, w]);
         let gradient = |ranges: [std::ops::Range<usize>; 3]| {
             let parts = case.conv.input_gradient(&ranges).into_iter();
             let parts: Vec<_> = parts.map(|part| part.meeting(case.count)).collect();
@@ -88,25 +77,13 @@ proptest! {
             }
         }
     }
-}
-
-proptest! {
-    #![proptest_config(Config { cases: 48, ..Config::default() })]
 
     #[test]
     fn channels_that_do_not_mix_share_reads_between_rows(case in case(), rows in 1..=23_usize, columns in 1..=130_usize) {
         let mut case = case;
         (case.conv.inputs, case.conv.outputs) = (1, 1);
         case.count = [case.count[0].min(2), rows, columns];
-        let truth = case.truth();
-        for isa in Isa::available() {
-            case.check::<f32, Numbers>(isa, &truth)?;
-            case.check::<f64, Numbers>(isa, &truth)?;
-            case.check::<f32, Halves>(isa, &truth)?;
-            if Pairs::run_on(isa) {
-                case.check::<f32, Pairs>(isa, &truth)?;
-            }
-        }
+        case.check_all()?;
     }
 }
 

@@ -10,7 +10,6 @@ use crate::conv::engine::job::Job;
 use crate::conv::engine::method::Method;
 use crate::conv::engine::pieces::Pieces;
 use crate::conv::engine::winograd::RowTiles;
-use crate::kernel::memory::View;
 use crate::kernel::products::{Numbers, Pairs, Products};
 use crate::kernel::simd::Isa;
 
@@ -107,10 +106,8 @@ where
     let x: Vec<P::Number> = truth.x.iter().map(|x| P::Number::of(*x * 1.1)).collect();
     let weight: Vec<P::Number> = truth.weight.iter().map(|w| P::Number::of(*w)).collect();
     let [d, h, w] = truth.cells;
-    let shape = [case.batch, groups * inputs, d, h, w];
-    let strides =
-        [groups * inputs * d * h * w, d * h * w, h * w, w, 1].map(|stride| stride as isize);
-    let pieces = Pieces::whole(View::new(&x, 0, shape, strides));
+    let cells = contiguous(&x, [case.batch, groups * inputs, d, h, w]);
+    let pieces = Pieces::whole(cells);
     let whole = case.conv.forward(case.count);
     let results = |boxes: &[[std::ops::Range<usize>; 3]]| {
         let parts: Vec<_> = boxes.iter().map(|lattice| whole.within(lattice)).collect();

@@ -12,7 +12,7 @@ use super::squares::{PANEL, Squares, boxes, padded, products};
 use super::{PRODUCTS, RESULTS, TAPS, Tiles, oblongs, to_taps};
 use crate::conv::engine::ahead::{Stretch, ask_for, shares};
 use crate::conv::engine::geometry::{Conv, Correlation, Dims, Tap};
-use crate::conv::engine::pieces::{Piece, Pieces};
+use crate::conv::engine::pieces::Pieces;
 use crate::conv::engine::plan::{
     self, OUTPUTS, TASKS, WeightGradient, WeightJob, chunks, place_of,
 };
@@ -147,17 +147,12 @@ impl<'a, N: Copy + Send + Sync, const COLUMNS: usize> Plan<'a, N, COLUMNS> {
             }],
             ..tiles.source.clone()
         };
-        let field = Piece {
-            channel: 0,
-            at: [0; 3],
-            cells: job.cotangent,
-        };
         Self {
             job,
             tiles,
             source: Squares::new(&tiles.source, [tile[1], tile[2]]),
             cotangent: Squares::new(&cells, [tile[1], tile[2]]),
-            pieces: Pieces::new(vec![field]),
+            pieces: Pieces::whole(job.cotangent),
             tile,
             boxes,
             chunks: chunks(batch * boxes, wanted, sums * size_of::<E>()),

@@ -5,14 +5,13 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::squares::{ALL, PANEL, Squares, boxes, padded};
 use super::{PRODUCTS, RESULTS, SquareTiles, TAPS, of_taps, to_results};
 use crate::conv::engine::ahead::{Stretch, ask_for, shares};
 use crate::conv::engine::geometry::{Correlation, Dims};
-use crate::conv::engine::job::{Job, SERIAL};
+use crate::conv::engine::job::{Job, deal};
 use crate::conv::engine::tile::{SKEW, tile_box};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::WIDEST;
@@ -138,10 +137,7 @@ impl<E: Element> Weights<E> {
                     products: PhantomData,
                 });
             };
-            match len {
-                0..SERIAL => (0..job.groups * parts).for_each(part),
-                _ => tasks::for_each(job.groups * parts, 1, part),
-            }
+            deal(job.groups * parts, len, part);
         };
         // SAFETY: the parts write every factor, and the gaps between products are set to zero.
         let factors = unsafe { Buffer::filled(len, fill) };

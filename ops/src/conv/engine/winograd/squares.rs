@@ -12,7 +12,7 @@ use super::{PRODUCTS, RESULTS, TAPS, oblongs, of_cotangent, of_source};
 use crate::conv::engine::ahead::Stretch;
 use crate::conv::engine::geometry::{Correlation, Dims};
 use crate::conv::engine::pieces::Pieces;
-use crate::conv::engine::tile::{SKEW, TileLayout};
+use crate::conv::engine::tile::{SKEW, TileLayout, tile_count};
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
@@ -48,8 +48,7 @@ pub(super) fn boxes<E, const COLUMNS: usize>(
     let columns = even(count[2], squares).next_multiple_of(WIDEST / COLUMNS);
     let columns = columns.min(count[2]);
     let extents = [1, even(count[1], (squares / columns).max(1)), columns];
-    let boxes = (0..3).map(|dim| count[dim].div_ceil(extents[dim]));
-    (extents, boxes.product())
+    (extents, tile_count(extents, count))
 }
 
 /// A block of each row of products, `[channel][column]`, and the same transposed, after the last

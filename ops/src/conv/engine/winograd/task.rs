@@ -9,7 +9,7 @@ use super::super::geometry::{Correlation, Dims};
 use super::super::job::{Job, OUTPUTS, STRIPS, block};
 use super::super::pack::pack;
 use super::super::strip::{self, Terms, panels};
-use super::super::tile::{tile_box, tile_extents};
+use super::super::tile::{tile_box, tile_count, tile_extents};
 use super::strip::Strip;
 use super::{Factors, PRODUCTS, RESULTS, RowTiles, TAPS, of_taps};
 use crate::kernel::buffer::Buffer;
@@ -36,7 +36,16 @@ pub(crate) fn correlate<S: Simd, E: Element, P: Products<E>>(
     let part = Part::<E, P>::new::<S>(job, correlation, rows, weight);
     let tasks = job.batch * job.groups * part.tiles * part.ranges;
     job.run_tasks(correlation, tasks, |index| {
-        simd.vectorize(Task::new(job, &part, index, output));
+        let [batch, group, tile, range] = job.place(index, [part.tiles, part.ranges]);
+        simd.vectorize(Task {
+            job,
+            part: &part,
+            batch,
+            group,
+            tile,
+            range,
+            output,
+        });
     });
 }
 
@@ -76,11 +85,10 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
         let room = TILE_BYTES / size_of::<E>();
         let tasks = job.tasks(correlation);
         let most = job.outputs.div_ceil(OUTPUTS);
-        let count = rows.flat.count;
         let held = [P::NUMBERS, 1];
         let fits = |_: &_, tile: Dims| Factors::new(&rows, tile, held).len(block) <= room;
         let tile = tile_extents(&rows.flat, [strip, STRIPS], tasks.div_ceil(most), fits);
-        let tiles = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
+        let tiles = tile_count(tile, rows.flat.count);
         let factors = Factors::new(&rows, tile, held);
         let vectors = tile[2].div_ceil(lanes);
         Self {
@@ -130,27 +138,6 @@ struct Task<'a, E: Element, P: Products<E>> {
     tile: usize,
     range: usize,
     output: Shared<P::Number>,
-}
-
-impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
-    /// Creates the task with this index.
-    fn new(
-        job: &'a Job<'a, E, P::Number>,
-        part: &'a Part<'a, E, P>,
-        index: usize,
-        output: Shared<P::Number>,
-    ) -> Self {
-        let [batch, group, tile, range] = job.place(index, [part.tiles, part.ranges]);
-        Self {
-            job,
-            part,
-            batch,
-            group,
-            tile,
-            range,
-            output,
-        }
-    }
 }
 
 impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
