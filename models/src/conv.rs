@@ -63,9 +63,8 @@ impl FieldConv2dConfig {
     /// # Panics
     /// Panics if a kernel size is even.
     pub fn init(&self, device: &Device) -> FieldConv2d {
-        let odd = self.kernel.iter().all(|size| size % 2 == 1);
         assert!(
-            odd,
+            self.kernel.iter().all(|size| size % 2 == 1),
             "FieldConv2d: kernel {:?} must be odd in both dims",
             self.kernel
         );
@@ -96,10 +95,9 @@ impl FieldConv2d {
     /// let [skip, x] = [1, 2].map(|channels| Tensor::<4>::ones([1, channels, 6, 12], &device));
     /// assert_eq!(conv.forward_cat(vec![skip, x]).dims(), [1, 8, 6, 12]);
     /// ```
-    pub fn forward_cat<X: Field<4>>(&self, fields: Vec<X>) -> X {
+    pub fn forward_cat<X: Field<4>>(&self, mut fields: Vec<X>) -> X {
         let widths = self.conv.kernel_size.map(|size| size / 2);
         let [mut lat, lon] = [0, 1].map(|dim| Padding::new(widths[dim], self.boundary[dim]));
-        let mut fields = fields;
         if !self.odd.is_empty() && self.boundary[0].is_pole() {
             let x = X::cat(fields, 1);
             fields = vec![x.pad_poles([widths[0]; 2], self.boundary[0], &self.odd)];

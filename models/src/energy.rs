@@ -1,6 +1,7 @@
 //! Energy score of ensembles.
 
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Error, Result};
+use halocline_ops::counted;
 use halocline_ops::prelude::*;
 
 use crate::ensemble::{CrpsEstimator, check_target, masked_operands, pairs, shares, together};
@@ -89,15 +90,11 @@ pub fn energy_score_masked<X: Field<5>>(
     let [ensemble, target, mask] = masked_operands(NAME, ensemble, target, mask)?;
     let area = Error::catch(|| ensemble.profile(3, &weights) * mask)?;
     // Means over the sample, [1, batch, 1, 1, 1].
-    let means = Error::catch(|| area.clone().mean_dims(&[2, 3, 4]))?;
-    let means = means.try_op(|means| {
-        let (local, layout, mesh) = Error::catch(|| means.resolve())?.into_parts();
-        let none = local.clone().equal_elem(0.0);
-        let local = local.mask_fill(none, 1.0);
-        Ok(ShardTensor::from_parts(local, layout, mesh))
-    })?;
+    let means = Error::catch(|| area.clone().mean_dims(&[2, 3, 4]).resolve())?;
+    // 0/0 in a sample without values.
+    let fractions = counted(Error::catch(|| area.clone() / means)?, area)?;
     let root = cells(&ensemble).recip().sqrt();
-    let roots = Error::catch(|| (area / means).sqrt() * root)?;
+    let roots = Error::catch(|| fractions.sqrt() * root)?;
     of_norms(ensemble, target, roots, estimator)
 }
 
@@ -134,6 +131,7 @@ mod tests {
     use halocline_core::{Launcher, Placement, Replicate, Shard};
 
     use super::*;
+    use crate::testing::distributed;
 
     const WEIGHTS: [f64; 3] = [0.5, 1.5, 1.0];
 
@@ -154,10 +152,9 @@ mod tests {
         cell < 5 || cell.is_multiple_of(7)
     }
 
-    /// Definition of the score, in f64, over the cells with these weights.
-    fn expected(estimator: CrpsEstimator, weight: impl Fn(usize) -> f64) -> f64 {
-        let [x, y] =
-            [data(4, 29, 0.0), data(1, 17, 0.0)].map(|data| data.iter::<f64>().collect::<Vec<_>>());
+    /// Definition of the score of members `x`, in f64, over the cells with these weights.
+    fn definition(x: &[f64], estimator: CrpsEstimator, weight: impl Fn(usize) -> f64) -> f64 {
+        let y: Vec<f64> = data(1, 17, 0.0).iter().collect();
         let pairs = if estimator == CrpsEstimator::Fair {
             12.0
         } else {
@@ -188,19 +185,14 @@ mod tests {
     ) -> Vec<(f64, TensorData)> {
         let found = Launcher::local(4).collect(|world| {
             let mesh = world.mesh([("a", 2), ("b", 2)])?;
-            let place = |data: TensorData| {
-                let whole = Tensor::<5>::from_data(data, &world.device().clone().inner());
-                let one = |p: Placement| whole.dims()[0] == 1 && p == Shard(0);
-                let placements = placements.map(|p| if one(p) { Replicate } else { p });
-                ShardTensor::distribute(whole, &mesh, &placements)
-            };
+            let place = |data: TensorData| distributed::<5>(data, &mesh, &placements);
             let filled = hole.unwrap_or(0.0);
             let ensemble = place(data(4, 29, filled))?.require_grad();
             let (members, target) = (ensemble.clone() * 1.0, place(data(1, 17, filled))?);
             let score = match hole {
                 None => energy_score(members, target, &WEIGHTS, estimator)?,
                 Some(_) => {
-                    let mask = (0..30).map(|cell| f32::from(u8::from(!is_masked(cell))));
+                    let mask = (0..30).map(|cell| f32::from(!is_masked(cell)));
                     let mask = TensorData::new(mask.collect::<Vec<f32>>(), [1, 2, 1, 3, 5]);
                     energy_score_masked(members, target, place(mask)?, &WEIGHTS, estimator)?
                 }
@@ -213,15 +205,30 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_those_of_the_definition_with_and_without_a_mask_on_any_mesh() {
+    fn scores_and_gradients_are_those_of_the_definition_with_and_without_a_mask_on_any_mesh() {
         let weight = |cell: usize| WEIGHTS[cell / 5 % 3];
+        let x: Vec<f64> = data(4, 29, 0.0).iter().collect();
         for estimator in [CrpsEstimator::Fair, CrpsEstimator::Biased] {
             for holes in [[None, None], [Some(0.0), Some(f32::NAN)]] {
-                let expected = expected(estimator, |cell| match holes[0] {
-                    Some(_) if is_masked(cell) => 0.0,
-                    _ => weight(cell),
-                });
+                let score = |x: &[f64]| {
+                    definition(x, estimator, |cell| match holes[0] {
+                        Some(_) if is_masked(cell) => 0.0,
+                        _ => weight(cell),
+                    })
+                };
+                let expected = score(&x);
+                let slope = |cell: usize| {
+                    let moved = |step: f64| {
+                        let mut x = x.clone();
+                        x[cell] += step;
+                        score(&x)
+                    };
+                    ((moved(1e-4) - moved(-1e-4)) / 2e-4) as f32
+                };
+                let slopes: Vec<f32> = (0..x.len()).map(slope).collect();
+                let slopes = TensorData::new(slopes, [4, 2, 1, 3, 5]);
                 let (_, gradient) = run([Replicate, Replicate], estimator, holes[0]).remove(0);
+                gradient.assert_approx_eq::<f32>(&slopes, Tolerance::absolute(2e-6));
                 for placements in [
                     [Shard(1), Shard(3)],
                     [Shard(3), Shard(4)],

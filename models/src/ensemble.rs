@@ -184,10 +184,14 @@ pub(crate) fn check_target<X: Field<5>>(name: &str, ensemble: &X, target: &X) ->
 /// members become shards of longitude.
 pub(crate) fn together<X: Field<5>>(ensemble: X, target: X) -> Result<(X, X)> {
     let ensemble = ensemble.try_op(|x| {
-        let Some(_) = x.layout().axes_of(0).first() else {
+        if !x.layout().is_sharded(0) {
             return Ok(x);
-        };
-        let placements: Vec<Placement> = x.placements().iter().map(moved).collect();
+        }
+        let placements = x.placements().iter().map(|placement| match placement {
+            Shard(0) => Shard(4),
+            other => *other,
+        });
+        let placements: Vec<Placement> = placements.collect();
         x.try_redistribute(&placements)
     })?;
     let target = beside(target, &ensemble)?;
@@ -226,14 +230,6 @@ pub(crate) fn beside<X: Field<5>>(target: X, ensemble: &X) -> Result<X> {
     })
 }
 
-/// Placement with shards of members replaced by shards of longitude.
-fn moved(placement: &Placement) -> Placement {
-    match placement {
-        Shard(0) => Shard(4),
-        other => *other,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use burn::tensor::{Tensor, TensorData};
@@ -241,6 +237,7 @@ mod tests {
     use halocline_ops::loss_value;
 
     use super::*;
+    use crate::testing::distributed;
 
     const SHAPE: [usize; 5] = [4, 2, 1, 3, 5];
     const WEIGHTS: [f64; 3] = [0.5, 1.5, 1.0];
@@ -280,12 +277,7 @@ mod tests {
         let run = |placements: [Placement; 2], estimator| {
             let found = Launcher::local(4).collect(|world| {
                 let mesh = world.mesh([("a", 2), ("b", 2)])?;
-                let place = |data: TensorData| {
-                    let whole = Tensor::<5>::from_data(data, &world.device().clone().inner());
-                    let one = |p: Placement| whole.dims()[0] == 1 && p == Shard(0);
-                    let placements = placements.map(|p| if one(p) { Replicate } else { p });
-                    ShardTensor::distribute(whole, &mesh, &placements)
-                };
+                let place = |data: TensorData| distributed::<5>(data, &mesh, &placements);
                 let ensemble = place(data(4, 29))?.require_grad();
                 let score = crps(ensemble.clone(), place(data(1, 17))?, &WEIGHTS, estimator)?;
                 let value = score.clone().resolve().local().clone().into_scalar::<f64>();
@@ -330,14 +322,10 @@ mod tests {
         let run = |placements: [Placement; 2], hole: f32| {
             let found = Launcher::local(4).collect(|world| {
                 let mesh = world.mesh([("a", 2), ("b", 2)])?;
-                let place = |data: TensorData, placements: &[Placement]| {
-                    let whole = Tensor::<5>::from_data(data, &world.device().clone().inner());
-                    ShardTensor::distribute(whole, &mesh, placements)
-                };
-                let single = placements.map(|p| if p == Shard(0) { Replicate } else { p });
-                let ensemble = place(holed(data(4, 29), hole), &placements)?.require_grad();
-                let target = place(holed(data(1, 17), hole), &single)?;
-                let mask = place(holed(ones.clone(), 0.0), &single)?;
+                let place = |data: TensorData| distributed::<5>(data, &mesh, &placements);
+                let ensemble = place(holed(data(4, 29), hole))?.require_grad();
+                let target = place(holed(data(1, 17), hole))?;
+                let mask = place(holed(ones.clone(), 0.0))?;
                 let fair = CrpsEstimator::Fair;
                 let score = crps_masked(ensemble.clone() * 1.0, target, mask, &WEIGHTS, fair)?;
                 let value = score.clone().resolve().local().clone().into_scalar::<f64>();
@@ -351,20 +339,11 @@ mod tests {
         // weights.
         let scores = Launcher::local(1).collect(|world| {
             let mesh = world.mesh([("a", 1)])?;
-            let place = |data| {
-                let whole = Tensor::<5>::from_data(data, &world.device().clone().inner());
-                ShardTensor::distribute(whole, &mesh, &[Replicate])
-            };
-            let (ensemble, target) = (
-                place(holed(data(4, 29), 0.0))?,
-                place(holed(data(1, 17), 0.0))?,
-            );
-            Ok(loss_value(&crps(
-                ensemble,
-                target,
-                &WEIGHTS,
-                CrpsEstimator::Fair,
-            )?))
+            let place = |data: TensorData| distributed::<5>(data, &mesh, &[Replicate]);
+            let ensemble = place(holed(data(4, 29), 0.0))?;
+            let target = place(holed(data(1, 17), 0.0))?;
+            let score = crps(ensemble, target, &WEIGHTS, CrpsEstimator::Fair)?;
+            Ok(loss_value(&score))
         });
         let expected = scores.unwrap()[0] * 3.0 / (0.5 + 1.0);
         let (_, gradient) = run([Replicate, Replicate], 0.0).remove(0);

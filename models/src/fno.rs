@@ -172,9 +172,7 @@ impl FnoConfig {
             head: linear([self.projection, self.channels_out]),
         }
     }
-}
 
-impl FnoConfig {
     /// Returns a tensor-parallel plan over a mesh axis. It shards the channels between the two
     /// blocks of each pair, and those of the projection.
     ///

@@ -1,7 +1,7 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::nn::Initializer;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{Initializer, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Tensor};
 use halocline_ops::prelude::*;
 
@@ -174,6 +174,10 @@ pub struct SphereAttentionConfig {
     /// Whether the projections add biases.
     #[config(default = "true")]
     pub bias: bool,
+    /// Whether queries and keys are divided by their root mean square per head, times a learned
+    /// factor per channel, as by torch-harmonics' `use_qknorm`.
+    #[config(default = "false")]
+    pub qk_norm: bool,
 }
 
 /// Neighborhood attention on the sphere, with linear projections of queries, keys, values and the
@@ -205,6 +209,10 @@ pub struct SphereAttention {
     key: Conv2d,
     value: Conv2d,
     output: Conv2d,
+    /// Norm of each head of the queries; torch-harmonics stores its factors less one.
+    query_norm: Option<RmsNorm>,
+    /// Norm of each head of the keys.
+    key_norm: Option<RmsNorm>,
     heads: usize,
     /// Factor of queries, beyond the scale of the operator.
     factor: f64,
@@ -229,14 +237,22 @@ impl SphereAttentionConfig {
             let config = Conv2dConfig::new(channels, [1, 1]).with_bias(self.bias);
             config.init(device)
         };
-        let width = (keys / heads) as f64;
+        let width = keys / heads;
+        let norm = || {
+            let config = RmsNormConfig::new(width).with_epsilon(f32::EPSILON.into());
+            self.qk_norm.then(|| config.init(device))
+        };
         SphereAttention {
             query: linear([channels, keys]),
             key: linear([channels, keys]),
             value: linear([channels, values]),
             output: linear([values; 2]),
+            query_norm: norm(),
+            key_norm: norm(),
             heads,
-            factor: self.scale.map_or(1.0, |scale| scale * width.sqrt()),
+            factor: self
+                .scale
+                .map_or(1.0, |scale| scale * (width as f64).sqrt()),
             neighborhood: neighborhood.clone(),
         }
     }
@@ -272,9 +288,9 @@ impl SphereAttention {
         let linear = |x: X, layer: &Conv2d| -> X {
             x.apply_conv::<2>(&layer.weight, &layer.bias, &ConvOptions::default())
         };
-        let keys = linear(context.clone(), &self.key);
+        let keys = self.normalized(linear(context.clone(), &self.key), &self.key_norm);
         let values = linear(context, &self.value);
-        let queries = linear(queries, &self.query);
+        let queries = self.normalized(linear(queries, &self.query), &self.query_norm);
         let queries = if self.factor == 1.0 {
             queries
         } else {
@@ -282,6 +298,17 @@ impl SphereAttention {
         };
         let y = queries.sphere_attention(keys, values, self.heads, &self.neighborhood);
         linear(y, &self.output)
+    }
+
+    /// Normalizes the channels of each head.
+    fn normalized<X: Field<4>>(&self, x: X, norm: &Option<RmsNorm>) -> X {
+        let Some(norm) = norm else {
+            return x;
+        };
+        let width = x.dims()[1] / self.heads;
+        let heads = x.unflatten::<5>(1, &[self.heads, width]);
+        let y = heads.permute([0, 1, 3, 4, 2]).apply(norm); // [batch, heads, lat, lon, width]
+        y.permute([0, 1, 4, 2, 3]).flatten::<4>(1, 2)
     }
 }
 
@@ -326,6 +353,48 @@ mod tests {
             .assert_approx_eq::<f32>(&first.into_data(), tolerance);
     }
 
+    fn sines<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+        let numbers = (0..shape.iter().product::<usize>()).map(|number| (number as f32).sin());
+        let numbers: Vec<f32> = numbers.collect();
+        Tensor::from_data(TensorData::new(numbers, shape), &Device::default())
+    }
+
+    /// Every eighth value of torch-harmonics' `NeighborhoodAttentionS2(use_qknorm=True)` with the
+    /// same parameters, in f64.
+    #[test]
+    fn attention_with_norms_has_the_values_of_torch_harmonics() {
+        let near = GeodesicNeighborhood::new([4, 6], SphereGrid::LegendreGauss, Some(0.9)).unwrap();
+        let config = SphereAttentionConfig::new(3, 2)
+            .with_key_channels(Some(4))
+            .with_value_channels(Some(2))
+            .with_qk_norm(true);
+        let mut attention = config.init(&near, &Device::default());
+        let set = |conv: &mut Conv2d, shift: f64, factor: f64| {
+            let weight = sines(conv.weight.dims()) + shift;
+            conv.bias = Some(Param::from_tensor(sines([weight.dims()[0]]) * factor));
+            conv.weight = Param::from_tensor(weight);
+        };
+        set(&mut attention.query, 0.0, 1.0);
+        set(&mut attention.key, 0.5, 2.0);
+        set(&mut attention.value, 0.0, 1.0);
+        set(&mut attention.output, 0.0, 1.0);
+        for (norm, factors) in [
+            (&mut attention.query_norm, [1.5, 0.75]),
+            (&mut attention.key_norm, [2.0, 3.0]),
+        ] {
+            let norm = norm.as_mut().expect("a norm");
+            norm.gamma = Param::from_tensor(Tensor::<1>::from(factors));
+        }
+        let y = sines([1, 3, 4, 6]).apply(&attention);
+        let y: Vec<f32> = y.into_data().iter().step_by(8).collect();
+        let expected = [1.785_39, 0.982_94, -0.513_01, 0.181_03, 0.895_04, 2.042_99];
+        let off = y
+            .iter()
+            .zip(expected)
+            .map(|(y, x): (&f32, f32)| (y - x).abs());
+        assert!(off.fold(0.0, f32::max) < 1e-4, "{y:?}");
+    }
+
     #[test]
     fn layers_on_ranks_give_what_one_device_gives() {
         let run = |ranks: usize| {
@@ -336,7 +405,7 @@ mod tests {
                 let near = GeodesicNeighborhood::between([[9, 8], [5, 4]], [grid; 2], Some(0.9))?;
                 let config = DiscoConvConfig::new([4, 4]).with_groups(2);
                 let conv = world.init(|device| config.init(&kernels, device))?;
-                let config = SphereAttentionConfig::new(4, 2);
+                let config = SphereAttentionConfig::new(4, 2).with_qk_norm(true);
                 let attention = world.init(|device| config.init(&near, device))?;
                 let kernels = DiscoTranspose::new([5, 4], [9, 8], [3, 1], grid, None)?;
                 let config = DiscoConvConfig::new([4, 3]);

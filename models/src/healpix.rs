@@ -65,13 +65,9 @@ impl<X: Field<5>> Layer<X> for HealpixConv {
 
     fn forward(&self, x: X) -> X {
         let width = self.conv.kernel_size[1] / 2;
-        let padded = x.try_op(|x| pad_healpix(x, width));
-        let padded = padded.or_raise();
-        padded.apply_conv(
-            &self.conv.weight,
-            &self.conv.bias,
-            &ConvOptions::<3>::default(),
-        )
+        let padded = x.try_op(|x| pad_healpix(x, width)).or_raise();
+        let options = ConvOptions::<3>::default();
+        padded.apply_conv(&self.conv.weight, &self.conv.bias, &options)
     }
 }
 

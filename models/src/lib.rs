@@ -11,6 +11,7 @@ mod ensemble;
 mod fno;
 mod geodesic;
 mod graph;
+mod graphcast;
 mod healpix;
 mod members;
 mod metrics;
@@ -24,6 +25,8 @@ mod sfno;
 pub mod shallow_water;
 mod spectra;
 mod surrogate;
+#[cfg(test)]
+mod testing;
 mod transformer;
 mod unet;
 mod verification;
@@ -39,6 +42,7 @@ pub use geodesic::{
     DiscoConv, DiscoConvConfig, DiscoConvTranspose, SphereAttention, SphereAttentionConfig,
 };
 pub use graph::{GraphConv, GraphConvConfig};
+pub use graphcast::{GraphCastNet, GraphCastNetConfig, GridMesh};
 pub use healpix::{HealpixConv, HealpixConvConfig};
 pub use members::{perturbed, repeat_members, split_members};
 pub use metrics::{Evaluation, Scores, weighted_mse};

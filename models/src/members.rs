@@ -4,7 +4,8 @@
 //! sent, and a model sees one batch. If samples are sharded, the stacked batch has them in the
 //! order of the ranks, `[samples of one rank, members, samples]`, which [`split_members`] undoes.
 
-use burn::tensor::Tensor;
+use burn::tensor::Shape;
+use halocline_core::ops::fan_out;
 use halocline_core::{
     Distribution, Error, Layout, Placement, RandomKey, Replicate, Result, Shard, ShardTensor,
 };
@@ -94,14 +95,16 @@ pub fn repeat_members(
     members: usize,
     axis: Option<&str>,
 ) -> Result<ShardTensor<4>> {
-    let layout = ensemble_layout("repeat_members", &x, members, axis)?;
-    let mesh = x.mesh().clone();
-    let zeros = Tensor::<5>::zeros(
-        layout.local_shape(mesh.position()),
-        (&x.device(), x.local().dtype()),
-    );
-    let zeros = ShardTensor::from_parts(zeros, layout, mesh);
-    Error::catch(|| x.unsqueeze_dim::<5>(0) + zeros).and_then(stacked)
+    const NAME: &str = "repeat_members";
+    let layout = ensemble_layout(NAME, &x, members, axis)?;
+    let (local, _, mesh) = x.into_parts();
+    // A `Shape`, unlike an array, may hold zeros: ranks without members are part of the graph.
+    let shape = Shape::from(layout.local_shape(mesh.position()));
+    let copies = Error::catch(|| {
+        let local = fan_out(local, &mesh, &layout.axes_of(0), NAME);
+        local.unsqueeze_dim::<5>(0).expand::<5, _>(shape)
+    })?;
+    stacked(ShardTensor::from_parts(copies, layout, mesh))
 }
 
 /// Splits a batch of members, as [`perturbed`] stacks them, into members and samples.
@@ -251,6 +254,7 @@ mod tests {
     use halocline_core::Launcher;
 
     use super::*;
+    use crate::testing::distributed;
 
     const SHAPE: [usize; 4] = [3, 2, 3, 4];
     const MEMBERS: usize = 3;
@@ -262,13 +266,9 @@ mod tests {
             let mesh = world.mesh_of(axes)?;
             let axis = axes.iter().any(|(name, _)| *name == "member");
             let axis = axis.then_some("member");
-            let count = SHAPE.iter().product::<usize>();
-            let values: Vec<f32> = (0..count).map(|cell| cell as f32 / 7.0).collect();
-            let whole = Tensor::<4>::from_data(
-                TensorData::new(values, SHAPE),
-                &world.device().clone().inner(),
-            );
-            let x = ShardTensor::distribute(whole, &mesh, placements)?.require_grad();
+            let values = (0..SHAPE.iter().product()).map(|cell: usize| cell as f32 / 7.0);
+            let data = TensorData::new(values.collect::<Vec<f32>>(), SHAPE);
+            let x = distributed::<4>(data, &mesh, placements)?.require_grad();
             let key = RandomKey::new(7, "members");
             let states = perturbed(x.clone(), MEMBERS, 0.3, key, axis)?;
             let states = split_members(states, MEMBERS, axis)?;

@@ -59,6 +59,35 @@ struct Sums {
     members: f64,
 }
 
+impl Sums {
+    /// Adds the sums of [`Shards::errors`] over the rows of one field. A climatology makes them
+    /// `correlated`.
+    fn add_errors(&mut self, totals: [f64; 7], correlated: bool) {
+        let [
+            weight,
+            squared,
+            absolute,
+            error,
+            covariance,
+            forecast,
+            truth,
+        ] = totals;
+        if weight == 0.0 {
+            return;
+        }
+        self.forecasts += 1;
+        self.squared += squared / weight;
+        self.absolute += absolute / weight;
+        self.error += error / weight;
+        // Without anomalies, as for snow in summer, there is no correlation.
+        let scale = (forecast * truth).sqrt();
+        if correlated && scale != 0.0 {
+            self.correlated += 1;
+            self.correlation += covariance / scale;
+        }
+    }
+}
+
 /// Accumulator of scores of forecasts with the same lead time, over the globe or a region.
 ///
 /// # Example
@@ -169,37 +198,6 @@ impl Evaluation {
         Ok(())
     }
 
-    /// Adds the sums of [`Shards::errors`] over the rows, by sample and variable. A climatology
-    /// makes them `correlated`.
-    fn add_errors(&mut self, totals: &[[f64; 7]], correlated: bool) {
-        let variables = self.sums.len();
-        for (index, totals) in totals.iter().enumerate() {
-            let [
-                weight,
-                squared,
-                absolute,
-                error,
-                covariance,
-                forecast,
-                truth,
-            ] = *totals;
-            if weight == 0.0 {
-                continue;
-            }
-            let sums = &mut self.sums[index % variables];
-            sums.forecasts += 1;
-            sums.squared += squared / weight;
-            sums.absolute += absolute / weight;
-            sums.error += error / weight;
-            // Without anomalies, as for snow in summer, there is no correlation.
-            let scale = (forecast * truth).sqrt();
-            if correlated && scale != 0.0 {
-                sums.correlated += 1;
-                sums.correlation += covariance / scale;
-            }
-        }
-    }
-
     /// Returns the scores of every variable so far.
     pub fn scores(&self) -> Vec<Scores> {
         let scores = self.sums.iter().map(|sums| {
@@ -222,8 +220,8 @@ impl Evaluation {
     }
 }
 
-/// Adds fields to evaluations as [`Evaluation::add_masked`] does, with one message, and one pass over
-/// the fields for all evaluations with the same columns.
+/// Adds fields to evaluations as [`Evaluation::add_masked`] does, with one message, and one pass
+/// over the fields for all evaluations with the same columns.
 pub(crate) fn add_fields<X: Field<4>>(
     evaluations: &mut [Evaluation],
     fields: [X; 2],
@@ -232,14 +230,17 @@ pub(crate) fn add_fields<X: Field<4>>(
 ) -> Result<()> {
     let shards = shards(evaluations, fields, climatology, mask)?;
     let sums = |columns: &[f64]| shards.errors(columns);
-    let errors = shards.totals(NAME, &weights(evaluations), sums)?;
-    for (evaluation, errors) in evaluations.iter_mut().zip(errors) {
-        evaluation.add_errors(&errors, shards.has_climatology());
+    let totals = shards.totals(NAME, &weights(evaluations), sums)?;
+    for (evaluation, totals) in evaluations.iter_mut().zip(totals) {
+        let variables = evaluation.sums.len();
+        for (index, errors) in totals.into_iter().enumerate() {
+            evaluation.sums[index % variables].add_errors(errors, shards.has_climatology());
+        }
     }
     Ok(())
 }
 
-/// Adds ensembles to evaluations as [`Evaluation::add_ensemble`] does.
+/// Adds ensembles to evaluations as [`Evaluation::add_ensemble`] does, with one message.
 pub(crate) fn add_ensembles<X: Field<5>>(
     evaluations: &mut [Evaluation],
     ensemble: X,
@@ -263,18 +264,26 @@ pub(crate) fn add_ensembles<X: Field<5>>(
             [mean, truth, crps, variance].map(|field| field.squeeze_dim::<4>(0));
         let shards = shards(evaluations, [mean, truth], None, mask)?;
         let cells = [crps.into_shard(), variance.into_shard()];
-        // All that can fail comes before the sums change.
-        let sums = |columns: &[f64]| shards.cells(cells.clone(), columns);
-        let cells = shards.totals(NAME, &weights(evaluations), sums)?;
-        let sums = |columns: &[f64]| shards.errors(columns);
-        let errors = shards.totals(NAME, &weights(evaluations), sums)?;
-        for ((evaluation, errors), cells) in evaluations.iter_mut().zip(errors).zip(cells) {
-            evaluation.add_errors(&errors, false);
+        let sums = |columns: &[f64]| -> Result<Vec<[f64; 9]>> {
+            let errors = shards.errors(columns)?.into_iter();
+            let pairs = errors.zip(shards.cells(cells.clone(), columns)?);
+            let joined = pairs.map(|(errors, cells)| {
+                let mut all = [0.0; 9];
+                all[..7].copy_from_slice(&errors);
+                all[7..].copy_from_slice(&cells);
+                all
+            });
+            Ok(joined.collect())
+        };
+        let totals = shards.totals(NAME, &weights(evaluations), sums)?;
+        for (evaluation, totals) in evaluations.iter_mut().zip(totals) {
             let variables = evaluation.sums.len();
-            for (index, (errors, [crps, variance])) in errors.iter().zip(cells).enumerate() {
+            for (index, totals) in totals.into_iter().enumerate() {
+                let [errors @ .., crps, variance] = totals;
+                let sums = &mut evaluation.sums[index % variables];
+                sums.add_errors(errors, false);
                 let weight = errors[0];
                 if weight != 0.0 {
-                    let sums = &mut evaluation.sums[index % variables];
                     sums.ensembles += 1;
                     sums.crps += crps / weight;
                     sums.variance += variance / weight;
@@ -315,9 +324,11 @@ fn weights(evaluations: &[Evaluation]) -> Vec<Weights<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use burn::tensor::Tensor;
-    use halocline_core::{Launcher, Placement, Replicate, Shard, ShardTensor};
+    use halocline_core::{Launcher, Shard, ShardTensor};
+
+    use super::*;
+    use crate::testing::distributed;
 
     /// Snow in summer: a field equal to its climatology has no correlation.
     #[test]
@@ -370,9 +381,8 @@ mod tests {
         let close = |scores: &[Scores]| {
             let found = [scores[0].rmse, scores[0].acc, scores[0].bias];
             let pairs = found.iter().zip([rmse, acc, bias]);
-            let off: f64 = pairs
-                .map(|(found, expected)| (found - expected).abs())
-                .sum();
+            let differences = pairs.map(|(found, expected)| (found - expected).abs());
+            let off: f64 = differences.sum();
             assert!(off < 1e-5, "{scores:?}, expected {rmse}, {acc}, {bias}");
         };
 
@@ -387,30 +397,19 @@ mod tests {
                 let mesh = world.mesh([("a", 2), ("b", 2)])?;
                 // Sharded over space, and over forecasts that share one climatology.
                 for placements in [[Shard(2), Shard(3)], [Shard(0), Shard(2)]] {
-                    let shard = |t: &Tensor<4>| {
-                        let whole = |p: Placement| p == Shard(0) && t.dims()[0] == 1;
-                        let placements = placements.map(|p| if whole(p) { Replicate } else { p });
-                        ShardTensor::distribute(t.clone(), &mesh, &placements)
-                    };
+                    let shard =
+                        |whole: &Tensor<4>| distributed::<4>(whole.to_data(), &mesh, &placements);
                     let mut sharded = Evaluation::new(&weights, 1);
                     sharded.add(shard(&forecast)?, shard(&truth)?, shard(&climatology)?)?;
                     close(&sharded.scores());
                     let mut two = Evaluation::new(&weights, 2);
                     let error = two.add(shard(&forecast)?, shard(&truth)?, shard(&climatology)?);
-                    assert!(
-                        error
-                            .unwrap_err()
-                            .to_string()
-                            .contains("1 channels for 2 variables")
-                    );
+                    let error = error.unwrap_err().to_string();
+                    assert!(error.contains("1 channels for 2 variables"), "{error}");
                     let one = shard(&truth.clone().narrow(0, 0, 1))?;
                     let error = sharded.add(shard(&forecast)?, one, shard(&climatology)?);
-                    assert!(
-                        error
-                            .unwrap_err()
-                            .to_string()
-                            .contains("the truth [1, 1, 3, 4]")
-                    );
+                    let error = error.unwrap_err().to_string();
+                    assert!(error.contains("the truth [1, 1, 3, 4]"), "{error}");
                 }
                 Ok(())
             })
@@ -426,7 +425,7 @@ mod tests {
         // The second field of the first forecast has no cells.
         let kept = |i: usize| !(i * 3).is_multiple_of(4) && !(15..30).contains(&i);
         let (rows, columns) = ([0.75, 1.5, 0.0], [1.0, 1.0, 0.0, 1.0, 1.0]);
-        let weight = |i: usize| rows[i / 5 % 3] * columns[i % 5] * f64::from(u8::from(kept(i)));
+        let weight = |i: usize| rows[i / 5 % 3] * columns[i % 5] * f64::from(kept(i));
         let expected = |channel: usize| {
             let fields = [0, 1].map(|batch| 2 * batch + channel);
             let means = fields.map(|field| {
@@ -446,7 +445,7 @@ mod tests {
         };
         let tensor = |step: Option<usize>| {
             let cell = |i: usize| match (step, kept(i)) {
-                (None, kept) => f32::from(u8::from(kept)),
+                (None, kept) => f32::from(kept),
                 (Some(step), true) => value(i, step) as f32,
                 (Some(_), false) => f32::NAN,
             };

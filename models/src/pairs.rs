@@ -1,12 +1,12 @@
 //! Distances between the members of an ensemble.
 
-use std::ops::{AddAssign, Div, Mul, Sub};
-
-use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, Flex};
-use burn::tensor::{DType, Element, ElementConversion, FloatDType, Shape, Tensor};
-use halocline_core::memory::{Block, contiguous, elements, elements_mut};
-use halocline_core::ops::{BackwardPass, Operator, apply, blank, from_dispatch, to_dispatch};
+use burn::tensor::{DType, ElementConversion, FloatDType, Tensor};
+use halocline_core::memory::{CpuFloat, elements, elements_mut, is_cpu, unwritten};
+use halocline_core::ops::{
+    BackwardPass, Operator, apply, blank, from_dispatch, in_order, to_dispatch,
+};
 use halocline_core::{Error, Result, ShardTensor, tasks};
 use halocline_ops::widened;
 
@@ -55,9 +55,10 @@ impl Operator for Distances {
             return Ok((blank(&x.into_dispatch(), &shape, Some(0.0)), ()));
         }
         let x = widened(x);
-        let sum = match on_cpu(&x) {
-            Some(x) => self.sum_on_cpu(&x, &shape),
-            None => self.composed_sum(x),
+        let sum = match x.dtype() {
+            _ if !is_cpu(&x.device()) => self.composed_sum(x),
+            DType::F64 => self.sum_on_cpu::<f64>(x, &shape)?,
+            _ => self.sum_on_cpu::<f32>(x, &shape)?,
         };
         Ok((sum.cast(FloatDType::from(dtype)).into_dispatch(), ()))
     }
@@ -71,49 +72,39 @@ impl Operator for Distances {
         }
         let cotangent = widened(Tensor::<5>::from_dispatch(pass.cotangent));
         let x = widened(x);
-        let gradient = match (on_cpu(&x), on_cpu(&cotangent)) {
-            (Some(x), Some(cotangent)) => self.gradient_on_cpu(&x, &cotangent),
-            _ => self.composed_gradient(x, cotangent),
+        let gradient = match x.dtype() {
+            _ if !is_cpu(&x.device()) => self.composed_gradient(x, cotangent),
+            DType::F64 => self.gradient_on_cpu::<f64>(x, cotangent)?,
+            _ => self.gradient_on_cpu::<f32>(x, cotangent)?,
         };
         let gradient = gradient.cast(FloatDType::from(dtype));
         Ok(vec![Some(gradient.into_dispatch())])
     }
 }
 
-/// Evaluates an expression with the element type of a tensor in f32 or f64.
-macro_rules! with_float {
-    ($tensor:expr, $float:ident => $expression:expr) => {
-        match $tensor.dtype() {
-            DType::F64 => {
-                type $float = f64;
-                $expression
-            }
-            _ => {
-                type $float = f32;
-                $expression
-            }
-        }
-    };
-}
-
 impl Distances {
-    fn sum_on_cpu(&self, x: &FlexTensor, shape: &[usize]) -> Tensor<5> {
-        let mut sums = unspecified(shape, x.dtype());
-        with_float!(x, E => {
-            let sums = elements_mut::<E>(&mut sums).expect("new memory");
-            write_sums(elements::<E>(x), self.pairs.elem(), sums);
-        });
-        Tensor::from_dispatch(to_dispatch::<Flex>(sums))
+    fn sum_on_cpu<E: CpuFloat>(&self, x: Tensor<5>, shape: &[usize]) -> Result<Tensor<5>> {
+        let (x, mut sums) = (cpu_tensor(x)?, unwritten::<E>(shape));
+        let written = elements_mut(&mut sums).expect("new memory");
+        write_sums::<E>(elements(&x), self.pairs.elem(), written);
+        Ok(Tensor::from_dispatch(to_dispatch::<Flex>(sums)))
     }
 
-    fn gradient_on_cpu(&self, x: &FlexTensor, cotangent: &FlexTensor) -> Tensor<5> {
-        let mut gradients = unspecified(x.layout().shape(), x.dtype());
-        with_float!(x, E => {
-            let gradients = elements_mut::<E>(&mut gradients).expect("new memory");
-            let (x, cotangent) = (elements::<E>(x), elements::<E>(cotangent));
-            write_gradients(x, cotangent, self.pairs.elem(), gradients);
-        });
-        Tensor::from_dispatch(to_dispatch::<Flex>(gradients))
+    fn gradient_on_cpu<E: CpuFloat>(
+        &self,
+        x: Tensor<5>,
+        cotangent: Tensor<5>,
+    ) -> Result<Tensor<5>> {
+        let mut gradients = unwritten::<E>(&x.dims());
+        let (x, cotangent) = (cpu_tensor(x)?, cpu_tensor(cotangent)?);
+        let written = elements_mut(&mut gradients).expect("new memory");
+        write_gradients::<E>(
+            elements(&x),
+            elements(&cotangent),
+            self.pairs.elem(),
+            written,
+        );
+        Ok(Tensor::from_dispatch(to_dispatch::<Flex>(gradients)))
     }
 
     /// Computes the sum by burn's operators.
@@ -138,36 +129,13 @@ impl Distances {
     }
 }
 
-/// Float type of the kernels.
-trait Number:
-    Element
-    + PartialOrd
-    + From<i8>
-    + AddAssign
-    + Sub<Output = Self>
-    + Mul<Output = Self>
-    + Div<Output = Self>
-{
-}
-
-impl Number for f32 {}
-impl Number for f64 {}
-
-/// Returns a contiguous tensor of the CPU, or `None` for other devices.
-fn on_cpu(x: &Tensor<5>) -> Option<FlexTensor> {
-    let x = from_dispatch::<Flex>(x.clone().into_dispatch());
-    x.ok().map(contiguous)
-}
-
-/// Makes a tensor of the CPU in reused memory, with unspecified values.
-fn unspecified(shape: &[usize], dtype: DType) -> FlexTensor {
-    let bytes = shape.iter().product::<usize>() * dtype.size();
-    let layout = Layout::contiguous(Shape::from(shape.to_vec()));
-    FlexTensor::new(Block::new(bytes).into_bytes(bytes), layout, dtype)
+/// Returns a contiguous tensor of the CPU.
+fn cpu_tensor(x: Tensor<5>) -> Result<FlexTensor> {
+    from_dispatch::<Flex>(in_order(x.into_dispatch()))
 }
 
 /// Writes the sum of `|x_i − x_j|` over all pairs of members for each cell, divided by `pairs`.
-fn write_sums<E: Number>(x: &[E], pairs: E, sums: &mut [E]) {
+fn write_sums<E: CpuFloat>(x: &[E], pairs: E, sums: &mut [E]) {
     let (cells, zero) = (sums.len(), E::default());
     let members = x.len() / cells;
     tasks::for_each_part(sums, CELLS, LEAST, |task, sums| {
@@ -197,7 +165,7 @@ fn write_sums<E: Number>(x: &[E], pairs: E, sums: &mut [E]) {
 
 /// Writes the sum of `sign(x_i − x_j)` over all members `j` for each member `i` and cell, times the
 /// cotangent of the cell divided by `pairs`.
-fn write_gradients<E: Number>(x: &[E], cotangent: &[E], pairs: E, gradients: &mut [E]) {
+fn write_gradients<E: CpuFloat>(x: &[E], cotangent: &[E], pairs: E, gradients: &mut [E]) {
     let cells = cotangent.len();
     let [zero, one, minus_one] = [0_i8, 1, -1].map(E::from);
     let blocks = cells.div_ceil(CELLS);
@@ -243,6 +211,16 @@ mod tests {
         x.into_data().iter::<f64>().map(bits).collect()
     }
 
+    fn kernels<E: CpuFloat>(
+        distances: &Distances,
+        x: &Tensor<5>,
+        cotangent: &Tensor<5>,
+    ) -> (Tensor<5>, Tensor<5>) {
+        let sum = distances.sum_on_cpu::<E>(x.clone(), &cotangent.dims());
+        let gradient = distances.gradient_on_cpu::<E>(x.clone(), cotangent.clone());
+        (sum.unwrap(), gradient.unwrap())
+    }
+
     /// Covers equal members, infinities, NaN, several tasks, and a cotangent that is a view.
     #[test]
     fn kernels_have_the_bits_of_burns_operators() {
@@ -258,10 +236,11 @@ mod tests {
             let data = TensorData::new(numbers.clone(), shape).convert_dtype(dtype);
             let x = Tensor::<5>::from_data(data, (&Device::flex(), dtype));
             let cotangent = x.clone().narrow(0, 1, 1);
-            let [cpu, cpu_cotangent] = [&x, &cotangent].map(|x| on_cpu(x).expect("on the CPU"));
-            let sum = distances.sum_on_cpu(&cpu, &[1, 1, 2, 61, 40]);
+            let (sum, gradient) = match dtype {
+                DType::F64 => kernels::<f64>(&distances, &x, &cotangent),
+                _ => kernels::<f32>(&distances, &x, &cotangent),
+            };
             assert!(bits(sum) == bits(distances.composed_sum(x.clone())));
-            let gradient = distances.gradient_on_cpu(&cpu, &cpu_cotangent);
             assert!(bits(gradient) == bits(distances.composed_gradient(x, cotangent)));
         }
     }

@@ -34,7 +34,7 @@ pub fn interior<X: Field<4>>(x: &X, width: usize) -> Result<X> {
     }
     let weights = |size: usize| -> Vec<f64> {
         let inside = width..size - width;
-        let weight = |cell: usize| f64::from(u8::from(inside.contains(&cell)));
+        let weight = |cell: usize| f64::from(inside.contains(&cell));
         (0..size).map(weight).collect()
     };
     Error::catch(|| x.profile(2, &weights(rows)) * x.profile(3, &weights(columns)))
@@ -79,9 +79,10 @@ pub fn with_rim<X: Field<4>>(x: X, given: X, width: usize) -> Result<X> {
 #[cfg(test)]
 mod tests {
     use burn::tensor::{Tensor, TensorData};
-    use halocline_core::{Launcher, Placement, Replicate, Shard, ShardTensor};
+    use halocline_core::{Launcher, Placement, Shard, ShardTensor};
 
     use super::*;
+    use crate::testing::distributed;
 
     /// Returns a field with a replaced rim of two cells, and the gradients of its square.
     fn replaced(axes: &[(&str, usize)], placements: &[Placement]) -> Vec<[TensorData; 3]> {
@@ -91,17 +92,9 @@ mod tests {
             let place = |batch: usize, start: f32| {
                 let values = (0..batch * 2 * 5 * 7).map(|cell| start + cell as f32);
                 let data = TensorData::new(values.collect::<Vec<f32>>(), [batch, 2, 5, 7]);
-                let whole = Tensor::<4>::from_data(data, &world.device().clone().inner());
-                let placements = placements.iter().map(|placement| match placement {
-                    Shard(0) if batch == 1 => Replicate,
-                    other => *other,
-                });
-                ShardTensor::distribute(whole, &mesh, &placements.collect::<Vec<_>>())
+                distributed::<4>(data, &mesh, placements).map(ShardTensor::require_grad)
             };
-            let (x, given) = (
-                place(3, 1.0)?.require_grad(),
-                place(1, 500.0)?.require_grad(),
-            );
+            let (x, given) = (place(3, 1.0)?, place(1, 500.0)?);
             let y = with_rim(x.clone(), given.clone(), 2)?;
             let gradients = y.clone().square().sum().backward();
             let gradient = |x: &ShardTensor<4>| x.grad(&gradients).expect("a gradient");

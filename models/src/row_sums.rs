@@ -1,9 +1,9 @@
 //! Weighted sums over the columns of every row of this rank's shards, from which scores follow.
 
+use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use burn::backend::{DispatchDevice, Flex};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
-use halocline_core::memory::elements;
+use halocline_core::memory::{elements, is_cpu};
 use halocline_core::ops::{from_dispatch, in_order};
 use halocline_core::{
     DeviceMesh, Error, Fan, Layout, Operation, Replicate, Result, Shard, ShardTensor, Traffic, ops,
@@ -81,7 +81,7 @@ impl Shards {
     /// zero do not count, whatever they hold.
     pub(crate) fn errors(&self, columns: &[f64]) -> Result<Vec<[f64; 7]>> {
         let (forecast, truth) = (&self.forecast, &self.truth);
-        if !is_on_cpu(forecast) {
+        if !is_cpu(&forecast.device()) {
             return Ok(self.composed(|| self.products(), columns));
         }
         let products = |forecast: f64, truth: f64, normal: f64| {
@@ -117,7 +117,7 @@ impl Shards {
     ) -> Result<Vec<[f64; N]>> {
         let dtype = FloatDType::from(self.forecast.dtype());
         let fields = fields.map(|field| field.inner().into_local().cast(dtype));
-        if is_on_cpu(&self.forecast) {
+        if is_cpu(&self.forecast.device()) {
             self.by_rows(fields.each_ref(), columns, |cells| cells)
         } else {
             Ok(self.composed(|| fields, columns))
@@ -327,11 +327,6 @@ fn sums<E: Copy + Into<f64> + Sync, const M: usize, const N: usize>(
         sum[0] = total;
     });
     sums
-}
-
-/// Whether the elements of a tensor without autodiff lie in the memory of the CPU.
-fn is_on_cpu(field: &Tensor<4>) -> bool {
-    matches!(field.device().as_dispatch(), DispatchDevice::Flex(_))
 }
 
 /// Requires the size and the shards of the forecast, or one cell on all ranks in the first `ones`

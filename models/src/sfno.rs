@@ -228,9 +228,7 @@ impl SfnoConfig {
             }),
         }
     }
-}
 
-impl SfnoConfig {
     /// Returns a tensor-parallel plan over a mesh axis. It shards the channels after the spherical
     /// convolution, which the next layer sums over.
     ///

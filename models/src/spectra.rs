@@ -88,7 +88,6 @@ impl Spectra {
         lat: &[f64],
         regions: Vec<Region>,
     ) -> Result<Self> {
-        let part = |region: &&Region| region.lon[1] - region.lon[0] < 360.0;
         if weights.len() != lat.len() {
             let message = format!(
                 "{} weights for {} latitudes; expected one for each",
@@ -97,7 +96,8 @@ impl Spectra {
             );
             return Err(Error::operator(NAME, message));
         }
-        if let Some(region) = regions.iter().find(part) {
+        let is_part = |region: &&Region| region.lon[1] - region.lon[0] < 360.0;
+        if let Some(region) = regions.iter().find(is_part) {
             let message = format!(
                 "region {:?} from {} to {} degrees east; expected one around the globe, whose zonal waves are whole",
                 region.name, region.lon[0], region.lon[1]
@@ -189,12 +189,9 @@ impl Spectra {
         forecast: &FieldPower,
         truth: &FieldPower,
     ) -> Result<()> {
-        if !lead.is_finite() {
-            let message = format!("a lead of {lead} hours; expected a number");
-            return Err(Error::operator(NAME, message));
-        }
+        let key = key(NAME, lead)?;
         let expected = [self.regions.len(), self.channels.len()];
-        let known = self.leads.get(&key(lead)).map(|sums| sums.columns);
+        let known = self.leads.get(&key).map(|sums| sums.columns);
         let [columns, batch] = [known.unwrap_or(forecast.columns), forecast.batch];
         for fields in [forecast, truth] {
             let power = &fields.power;
@@ -208,7 +205,7 @@ impl Spectra {
                 return Err(Error::operator(NAME, message));
             }
         }
-        let sums = self.leads.entry(key(lead)).or_default();
+        let sums = self.leads.entry(key).or_default();
         sums.fields += batch;
         sums.columns = columns;
         for (sum, fields) in sums.power.iter_mut().zip([forecast, truth]) {
@@ -216,10 +213,9 @@ impl Spectra {
                 sum.clone_from(&fields.power);
                 continue;
             }
-            let pairs = sum.iter_mut().flatten().flatten();
-            pairs
-                .zip(fields.power.iter().flatten().flatten())
-                .for_each(|(sum, power)| *sum += power);
+            let powers = fields.power.iter().flatten().flatten();
+            let pairs = sum.iter_mut().flatten().flatten().zip(powers);
+            pairs.for_each(|(sum, power)| *sum += power);
         }
         Ok(())
     }
@@ -266,16 +262,15 @@ impl Spectra {
             let is_alone = wave == 0 || 2 * wave == columns;
             if is_alone { *sum } else { 2.0 * sum }
         };
-        let of_channel = |region: usize, channel: usize| {
+        let of_channel = |region: usize, channel: usize| -> Vec<f64> {
             let start = (channel * regions + region) * waves;
             let sums = sums[start..start + waves].iter();
-            sums.enumerate().map(pair).collect::<Vec<f64>>()
+            sums.enumerate().map(pair).collect()
         };
-        let of_region = |region: usize| {
-            let channels = 0..self.channels.len();
-            channels
-                .map(|channel| of_channel(region, channel))
-                .collect::<Vec<_>>()
+        let channels = self.channels.len();
+        let of_region = |region: usize| -> Vec<Vec<f64>> {
+            let channels = (0..channels).map(|channel| of_channel(region, channel));
+            channels.collect()
         };
         Ok((0..regions).map(of_region).collect())
     }
@@ -283,7 +278,7 @@ impl Spectra {
     /// Returns the power at all wavenumbers from 0, of the forecasts and of their truth, for a lead
     /// in hours.
     pub fn of(&self, channel: &str, lead: f64, region: &str) -> Option<[Vec<f64>; 2]> {
-        let sums = self.leads.get(&key(lead))?;
+        let sums = self.leads.get(&key(NAME, lead).ok()?)?;
         let region = self.regions.iter().position(|(name, _)| name == region)?;
         let channel = self.channels.iter().position(|name| name == channel)?;
         let mean = |power: &Vec<Vec<Vec<f64>>>| {
@@ -356,6 +351,7 @@ mod tests {
     use halocline_core::{Launcher, Placement, Replicate};
 
     use super::*;
+    use crate::testing::distributed;
 
     const SHAPE: [usize; 4] = [2, 3, 5, 8];
     const WEIGHTS: [f64; 5] = [0.2, 1.0, 1.6, 1.0, 0.2];
@@ -402,8 +398,7 @@ mod tests {
                 let field = |step: usize| {
                     let values = (0..SHAPE.iter().product()).map(|i| value(i, step) as f32);
                     let data = TensorData::new(values.collect::<Vec<f32>>(), SHAPE);
-                    let whole = Tensor::<4>::from_data(data, &world.device().clone().inner());
-                    ShardTensor::distribute(whole, &mesh, &placements)
+                    distributed::<4>(data, &mesh, &placements)
                 };
                 let names = ["z@500", "t", "q"];
                 let mut spectra = Spectra::new(&names, &WEIGHTS, &LAT, Region::standard())?;

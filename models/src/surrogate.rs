@@ -110,9 +110,7 @@ impl SurrogateCnnConfig {
             variables: self.variables,
         }
     }
-}
 
-impl SurrogateCnnConfig {
     /// Returns a tensor-parallel plan over a mesh axis. It shards the channels between the two
     /// convolutions of every block.
     ///
@@ -146,10 +144,8 @@ impl<X: Field<4>> Layer<X> for SurrogateCnn {
         let oldest = (self.history - 1) * self.variables;
         let state = x.clone().narrow(1, oldest, self.variables); // [batch, variables, lat, lon]
         let x = computed(x, &self.scale);
-        let mut y = x.apply(&self.stem).gelu(); // [batch, width, lat, lon]
-        for block in &self.blocks {
-            y = y.apply(block);
-        }
+        let y = x.apply(&self.stem).gelu(); // [batch, width, lat, lon]
+        let y = self.blocks.iter().fold(y, |y, block| y.apply(block));
         let increment = y.gelu().apply(&self.head);
         stepped(state, increment, &self.scale)
     }

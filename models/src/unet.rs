@@ -103,9 +103,7 @@ impl UNetConfig {
             head: conv([self.width, self.channels_out], 1, 0).init(device),
         }
     }
-}
 
-impl UNetConfig {
     /// Returns a tensor-parallel plan over a mesh axis. It shards the channels between the two
     /// convolutions of every level.
     ///

@@ -8,6 +8,8 @@ use serde::Serialize;
 
 use crate::metrics::{Evaluation, Scores, add_ensembles, add_fields};
 
+const NAME: &str = "Verification";
+
 /// Region of the globe, a box of latitudes and longitudes in degrees.
 ///
 /// # Example
@@ -59,9 +61,7 @@ impl Region {
     pub fn rows(&self, lat: &[f64]) -> Vec<f64> {
         let [one, other] = self.lat;
         let inside = |lat: &f64| (one.min(other)..=one.max(other)).contains(lat);
-        lat.iter()
-            .map(|lat| f64::from(u8::from(inside(lat))))
-            .collect()
+        lat.iter().map(|lat| f64::from(inside(lat))).collect()
     }
 
     /// Returns one for each column inside the region, and zero for the others.
@@ -73,9 +73,7 @@ impl Region {
             (east - west).rem_euclid(360.0)
         };
         let inside = |lon: &f64| (lon - west).rem_euclid(360.0) <= width;
-        lon.iter()
-            .map(|lon| f64::from(u8::from(inside(lon))))
-            .collect()
+        lon.iter().map(|lon| f64::from(inside(lon))).collect()
     }
 }
 
@@ -168,13 +166,13 @@ impl Verification {
         climatology: Option<X>,
         mask: Option<X>,
     ) -> Result<()> {
-        let mut evaluations = self.of_lead(lead)?;
-        add_fields(&mut evaluations, [forecast, truth], climatology, mask)?;
-        self.leads.insert(key(lead), evaluations);
-        Ok(())
+        self.update(lead, |evaluations| {
+            add_fields(evaluations, [forecast, truth], climatology, mask)
+        })
     }
 
-    /// Adds ensembles for a lead in hours to every region, as [`Evaluation::add_ensemble`] does.
+    /// Adds ensembles for a lead in hours to every region, as [`Evaluation::add_ensemble`] does,
+    /// with one message.
     ///
     /// # Errors
     /// The lead is not finite; the numbers of weights and latitudes differ;
@@ -186,27 +184,30 @@ impl Verification {
         truth: X,
         mask: Option<X>,
     ) -> Result<()> {
-        let mut evaluations = self.of_lead(lead)?;
-        add_ensembles(&mut evaluations, ensemble, truth, mask)?;
-        self.leads.insert(key(lead), evaluations);
-        Ok(())
+        self.update(lead, |evaluations| {
+            add_ensembles(evaluations, ensemble, truth, mask)
+        })
     }
 
-    /// Returns a copy of the evaluations of a lead, which replaces them when all regions are added.
-    fn of_lead(&self, lead: f64) -> Result<Vec<Evaluation>> {
-        if !lead.is_finite() {
-            let message = format!("a lead of {lead} hours; expected a number");
-            return Err(Error::operator("Verification", message));
-        }
+    /// Adds to the evaluations of all regions for a lead; an error leaves them as they were.
+    fn update(
+        &mut self,
+        lead: f64,
+        add: impl FnOnce(&mut [Evaluation]) -> Result<()>,
+    ) -> Result<()> {
+        let key = key(NAME, lead)?;
         let [weights, latitudes] = self.rows;
         if weights != latitudes {
             let message =
                 format!("{weights} weights for {latitudes} latitudes; expected one for each");
-            return Err(Error::operator("Verification", message));
+            return Err(Error::operator(NAME, message));
         }
         let empty = self.regions.iter().map(|(_, empty)| empty.clone());
-        let found = self.leads.get(&key(lead)).cloned();
-        Ok(found.unwrap_or_else(|| empty.collect()))
+        let found = self.leads.get(&key).cloned();
+        let mut evaluations = found.unwrap_or_else(|| empty.collect());
+        add(&mut evaluations)?;
+        self.leads.insert(key, evaluations);
+        Ok(())
     }
 
     /// Returns the scores of every channel, lead and region, as a list that serializes to JSON.
@@ -235,7 +236,7 @@ impl Verification {
 
     /// Returns the scores of a channel for a lead in hours in a region, if there are any.
     pub fn score(&self, channel: &str, lead: f64, region: &str) -> Option<Scores> {
-        let evaluations = self.leads.get(&key(lead))?;
+        let evaluations = self.leads.get(&key(NAME, lead).ok()?)?;
         let region = self.regions.iter().position(|(name, _)| name == region)?;
         let channel = self.channels.iter().position(|name| name == channel)?;
         evaluations[region].scores().get(channel).copied()
@@ -245,9 +246,13 @@ impl Verification {
 /// Milliseconds per hour.
 const MILLISECONDS: f64 = 3.6e6;
 
-/// Converts a lead in hours to a key.
-pub(crate) fn key(lead: f64) -> i64 {
-    (lead * MILLISECONDS).round() as i64
+/// Converts a finite lead in hours to a key.
+pub(crate) fn key(operator: &str, lead: f64) -> Result<i64> {
+    if lead.is_finite() {
+        return Ok((lead * MILLISECONDS).round() as i64);
+    }
+    let message = format!("a lead of {lead} hours; expected a number");
+    Err(Error::operator(operator, message))
 }
 
 /// Converts a key to a lead in hours.
@@ -296,10 +301,15 @@ mod tests {
             let mut scores = Verification::new(&["z", "t"], &[1.0; 4], &lat, &[0.0; 3], globe);
             let before = world.comm_stats();
             scores.add(6.0, field.clone(), field, None, None)?;
-            let sent = world.comm_stats().since(&before);
-            Ok(sent.of(Traffic::Reduce).messages)
+            let fields = world.comm_stats().since(&before);
+            let ensemble = ShardTensor::<5>::ones([2, 1, 2, 4, 3], &mesh, &[Shard(3)])?;
+            let truth = ensemble.clone().narrow(0, 0, 1);
+            let before = world.comm_stats();
+            scores.add_ensemble(6.0, ensemble, truth, None)?;
+            let ensembles = world.comm_stats().since(&before);
+            Ok([fields, ensembles].map(|sent| sent.of(Traffic::Reduce).messages))
         });
-        assert_eq!(messages.unwrap(), [1, 1]);
+        assert_eq!(messages.unwrap(), [[1, 1], [1, 1]]);
     }
 
     #[test]
@@ -347,6 +357,7 @@ mod tests {
             .add(f64::NAN, truth(), truth(), None, None)
             .unwrap_err();
         assert!(error.to_string().contains("a lead of NaN hours"));
+        assert!(scores.score("t", f64::NAN, "globe").is_none());
         // A failure adds no lead.
         let other = truth().narrow(2, 0, 2);
         assert!(scores.add(18.0, truth(), other, None, None).is_err());

@@ -27,8 +27,10 @@ mod device;
 #[cfg(test)]
 mod fixture;
 mod forecast;
+mod geometry;
 mod keys;
 mod lateral;
+mod lock;
 mod log;
 mod loss;
 mod near;
@@ -44,7 +46,6 @@ mod pictures;
 mod precision;
 mod pretrained;
 mod record;
-mod root;
 mod score;
 mod setup;
 mod state_cache;

@@ -7,13 +7,13 @@ use halocline_core::{Boundary, Error, Halos, Result};
 use halocline_io::{Channels, Grid};
 use halocline_models::parallel::Plan;
 use halocline_models::{
-    FieldTransformer, FieldTransformerConfig, Fno, FnoConfig, Sfno, SfnoConfig, SurrogateCnn,
-    SurrogateCnnConfig, UNet, UNetConfig,
+    FieldTransformer, FieldTransformerConfig, Fno, FnoConfig, GraphCastNet, GraphCastNetConfig,
+    GridMesh, Sfno, SfnoConfig, SurrogateCnn, SurrogateCnnConfig, UNet, UNetConfig,
 };
 use halocline_ops::prelude::*;
-use halocline_ops::{Sht, SphereGrid};
 use serde::{Deserialize, Serialize};
 
+use super::geometry::{around, halved, harmonics, positions};
 use super::patches::check_kernel;
 
 /// Kind and sizes of a model. Channels, boundaries and the spherical grid follow from the data.
@@ -109,6 +109,17 @@ pub enum ModelConfig {
         #[serde(default = "fno::blocks")]
         blocks: usize,
     },
+    /// Graph network between the cells of any grid and an icosahedral mesh.
+    Graph {
+        /// Features of cells and edges.
+        #[serde(default = "graph::width")]
+        width: usize,
+        /// Number of message-passing layers on the mesh.
+        #[serde(default = "graph::layers")]
+        layers: usize,
+        /// Number of times the faces of the icosahedron are divided.
+        mesh_level: usize,
+    },
 }
 
 /// Declares modules of functions that return default values, for serde.
@@ -130,6 +141,7 @@ defaults! {
         patch: [usize; 2] = [2, 2], kernel: [usize; 2] = [7, 7],
     }
     fno { width: usize = 32, blocks: usize = 4, }
+    graph { width: usize = 32, layers: usize = 4, }
 }
 
 /// Model built from a [`ModelConfig`]. Adds an increment to the newest state and subtracts a
@@ -162,6 +174,7 @@ enum Network {
     Transformer(FieldTransformer),
     Fno(Fno),
     Sfno(Sfno),
+    Graph(GraphCastNet),
 }
 
 /// Scale of increments, small so that the untrained model is close to persistence. `SurrogateCnn`
@@ -184,7 +197,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// Targets that are not the inputs, for kinds that require it; sizes that do not fit; for
-    /// `sfno`, a grid without spherical harmonics.
+    /// `sfno`, a grid without spherical harmonics; for `graph`, a grid without positions.
     pub fn init(
         &self,
         channels: &Channels,
@@ -207,7 +220,8 @@ impl ModelConfig {
             Self::Cnn { width, .. }
             | Self::Unet { width, .. }
             | Self::Fno { width, .. }
-            | Self::Sfno { width, .. } => ("width", width),
+            | Self::Sfno { width, .. }
+            | Self::Graph { width, .. } => ("width", width),
         };
         if hidden == 0 {
             let message = format!("model.{key}: 0; expected at least 1 channel");
@@ -313,6 +327,23 @@ impl ModelConfig {
                     .with_blocks(blocks);
                 Network::Sfno(config.init(&harmonics(grid)?, device))
             }
+            Self::Graph {
+                width,
+                layers,
+                mesh_level,
+            } => {
+                if !(1..=GridMesh::FINEST).contains(&mesh_level) {
+                    return Err(Error::other(format!(
+                        "model.mesh_level: {mesh_level}; expected 1 to {}",
+                        GridMesh::FINEST
+                    )));
+                }
+                let config = GraphCastNetConfig::new(channels_in, channels_out)
+                    .with_width(width)
+                    .with_layers(layers);
+                let mesh = GridMesh::new(&positions(grid)?, mesh_level)?;
+                Network::Graph(config.init(&mesh, device))
+            }
         };
         let newest = (history - 1) * inputs;
         let place = |target| channels.inputs.iter().position(|input| input == target);
@@ -353,6 +384,7 @@ impl ModelConfig {
                 Some(within(config.tensor_parallel(axis)))
             }
             Self::Sfno { .. } => Some(within(SfnoConfig::new(1, 1).tensor_parallel(axis))),
+            Self::Graph { .. } => Some(within(GraphCastNetConfig::new(1, 1).tensor_parallel(axis))),
         }
     }
 
@@ -400,58 +432,9 @@ fn same(channels: &Channels) -> Result<usize> {
     } else {
         Err(Error::other(format!(
             "data.targets: {targets:?} of a model that predicts its inputs, {inputs:?}; expected the same, or \
-             model.kind unet, fno or sfno"
+             model.kind unet, fno, sfno or graph"
         )))
     }
-}
-
-/// Returns whether longitudes go around the globe.
-fn around(grid: &Grid) -> bool {
-    grid.boundary()[1] == Boundary::Periodic
-}
-
-/// Returns the boundaries of a grid that is halved `levels` times. Cells beyond a pole are those
-/// across it only if every level has opposite meridians. Halving merges two rows into one, so no
-/// row lies on a pole, except a last row that is halved alone.
-fn halved(grid: &Grid, levels: usize) -> [Boundary; 2] {
-    let [lat, lon] = grid.boundary();
-    let has_opposite = grid.shape()[1].trailing_zeros() as usize > levels;
-    match lat {
-        Boundary::PoleRow | Boundary::PoleEdge if has_opposite => [Boundary::PoleEdge, lon],
-        _ => [Boundary::Replicate, lon],
-    }
-}
-
-/// Returns the spherical harmonic transform of a grid with rows in either order.
-fn harmonics(grid: &Grid) -> Result<Sht> {
-    let sines: Vec<f64> = grid
-        .lat()
-        .iter()
-        .map(|lat| lat.to_radians().sin())
-        .collect();
-    let sign = if sines.first() < sines.last() {
-        -1.0
-    } else {
-        1.0
-    };
-    let grids = [
-        SphereGrid::Equiangular,
-        SphereGrid::LegendreGauss,
-        SphereGrid::Lobatto,
-    ];
-    for kind in grids.into_iter().filter(|_| around(grid)) {
-        let sht = Sht::new(grid.shape(), kind)?;
-        let mut pairs = sht.cosines().iter().zip(&sines);
-        // A hundredth of the distance between rows.
-        let near = 0.01 * std::f64::consts::PI / sines.len() as f64;
-        if pairs.all(|(cosine, sine)| (cosine.acos() - (sign * sine).acos()).abs() < near) {
-            return Ok(sht);
-        }
-    }
-    Err(Error::other(format!(
-        "model.kind sfno: {grid}; expected a globe whose latitudes are equidistant from pole to pole, or those of a \
-         Gaussian grid"
-    )))
 }
 
 impl<X: Field<4>> Layer<X> for FieldModel {
@@ -483,6 +466,7 @@ impl<X: Field<4>> Layer<X> for FieldModel {
             Network::Unet(model) => add(model.forward(x.cast(computed))),
             Network::Fno(model) => add(model.forward(x.cast(computed))),
             Network::Sfno(model) => add(model.forward(x.cast(computed))),
+            Network::Graph(model) => add(model.forward(x.cast(computed))),
         };
         next.addcmul(state, (damping * -1.0).into_shard())
     }

@@ -14,7 +14,7 @@ pub(super) fn check_kernel(shape: [usize; 2], patch: [usize; 2], kernel: [usize;
     let message = if shape[dim] < 2 {
         format!(
             "model.kind: transformer on a grid of {rows} x {columns}; expected at least 2 cells along {axis}, or \
-             model.kind cnn, fno, or unet with model.levels = 0"
+             model.kind graph, cnn, fno, or unet with model.levels = 0"
         )
     } else if patches[dim] < 2 {
         format!(

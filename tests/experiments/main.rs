@@ -3,6 +3,7 @@
 
 mod data;
 mod forecasts;
+mod graph;
 mod network;
 mod options;
 mod orders;
@@ -12,7 +13,8 @@ mod tuning;
 
 use std::f64::consts::TAU;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
 
 use halocline::io::ndarray::{Array3, Array4, Axis};
 use halocline::io::{FieldWriter, Fields, Grid, WriterConfig, open, parse_time};
@@ -59,13 +61,30 @@ clip_norm = 1.0
 steps = 3
 "#;
 
-fn halocline(folder: &Path, arguments: &[&str]) -> Output {
+/// Returns the command that runs the program in a folder with its configuration.
+fn command(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_halocline"));
     command
         .args(arguments)
         .args(["--config", "config.toml"])
-        .current_dir(folder);
-    command.env("BURN_DEVICE", "flex").output().unwrap()
+        .current_dir(folder)
+        .env("BURN_DEVICE", "flex");
+    command
+}
+
+fn halocline(folder: &Path, arguments: &[&str]) -> Output {
+    command(folder, arguments).output().unwrap()
+}
+
+/// Interrupts a program, as Ctrl-C does, once a path exists or after two minutes.
+fn interrupt_at(program: &Child, path: &Path) {
+    let start = Instant::now();
+    while !path.exists() && start.elapsed() < Duration::from_secs(120) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let signal = ["-INT", &program.id().to_string()].map(String::from);
+    let sent = Command::new("kill").args(signal).status().unwrap();
+    assert!(sent.success());
 }
 
 /// Returns the standard output of a run that must succeed.
@@ -104,6 +123,16 @@ fn write_fields(path: &Path, phase: impl Fn(usize, [usize; 2]) -> Option<usize>)
         }
     }
     writer.finish().unwrap();
+}
+
+/// Writes the times before `end` to `first.h5`, and the others to `rest.h5`.
+fn write_parts(folder: &Path, end: usize) {
+    write_fields(&folder.join("first.h5"), |time, _| {
+        (time < end).then_some(time)
+    });
+    write_fields(&folder.join("rest.h5"), |time, _| {
+        (time >= end).then_some(time)
+    });
 }
 
 /// Returns a time in seconds.

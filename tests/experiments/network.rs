@@ -11,15 +11,20 @@ use halocline::prelude::*;
 const ROWS: usize = 9;
 const COLUMNS: usize = 12;
 
-/// Returns the prediction, by row, of a model of a temperature and a wind, with the same parameters
-/// each time.
-fn predict(config: &ModelConfig, grid: &Grid, odd: &[&str]) -> Vec<Vec<f32>> {
-    let names: Vec<String> = ["t2m", "u10"].map(String::from).into();
-    let channels = Channels {
+/// Returns channels that are inputs and targets.
+fn channels(names: &[&str]) -> Channels {
+    let names: Vec<String> = names.iter().map(|name| (*name).into()).collect();
+    Channels {
         inputs: names.clone(),
         forcings: Vec::new(),
         targets: names,
-    };
+    }
+}
+
+/// Returns the prediction, by row, of a model of a temperature and a wind, with the same parameters
+/// each time.
+fn predict(config: &ModelConfig, grid: &Grid, odd: &[&str]) -> Vec<Vec<f32>> {
+    let channels = channels(&["t2m", "u10"]);
     let odd: Vec<String> = odd.iter().map(|name| (*name).into()).collect();
     let found = Launcher::local(1).seed(3).collect(|world| {
         let make = |device: &Device| config.init(&channels, 1, grid, &odd, device);
@@ -39,11 +44,7 @@ fn predict(config: &ModelConfig, grid: &Grid, odd: &[&str]) -> Vec<Vec<f32>> {
 #[test]
 fn sizes_that_do_not_fit_the_grid_are_errors() {
     let grid = Grid::with_poles(ROWS, COLUMNS).unwrap();
-    let channels = Channels {
-        inputs: vec!["t2m".into()],
-        forcings: Vec::new(),
-        targets: vec!["t2m".into()],
-    };
+    let channels = channels(&["t2m"]);
     let make = |text: &str| {
         let config: ModelConfig = serde_json::from_str(text).unwrap();
         config.init(&channels, 1, &grid, &[], &Device::default())
@@ -65,6 +66,10 @@ fn sizes_that_do_not_fit_the_grid_are_errors() {
         (r#"{ "kind": "fno", "modes": [10, 3] }"#, "model.modes"),
         (r#"{ "kind": "fno", "modes": [3, 8] }"#, "model.modes"),
         (r#"{ "kind": "cnn", "kernel": 19 }"#, "model.kernel: 19"),
+        (
+            r#"{ "kind": "graph", "mesh_level": 10 }"#,
+            "model.mesh_level: 10; expected 1 to 9",
+        ),
     ] {
         let error = make(text).unwrap_err().to_string();
         assert!(error.contains(told), "{told} in {error}");
@@ -81,11 +86,7 @@ fn kinds_for_a_row_of_cells_are_named() {
         (0..12).map(|cell| 30.0 * f64::from(cell)).collect(),
     )
     .unwrap();
-    let channels = Channels {
-        inputs: vec!["t2m".into()],
-        forcings: Vec::new(),
-        targets: vec!["t2m".into()],
-    };
+    let channels = channels(&["t2m"]);
     let device = Device::default();
     let make = |text: &str| {
         let config: ModelConfig = serde_json::from_str(text).unwrap();
@@ -135,18 +136,14 @@ fn winds_change_their_sign_across_a_pole() {
 #[test]
 fn plans_of_all_kinds_give_what_one_rank_gives() {
     let grid = Grid::with_poles(ROWS, COLUMNS).unwrap();
-    let names: Vec<String> = ["t2m", "u10"].map(String::from).into();
-    let channels = Channels {
-        inputs: names.clone(),
-        forcings: Vec::new(),
-        targets: names,
-    };
+    let channels = channels(&["t2m", "u10"]);
     for text in [
         r#"{ "kind": "cnn", "width": 4, "blocks": 1 }"#,
         r#"{ "kind": "unet", "width": 4, "levels": 1 }"#,
         r#"{ "kind": "transformer", "d_model": 8, "heads": 2, "blocks": 2, "dense_blocks": 1, "kernel": [3, 3] }"#,
         r#"{ "kind": "fno", "width": 4, "blocks": 2, "modes": [3, 3] }"#,
         r#"{ "kind": "sfno", "width": 4, "blocks": 1 }"#,
+        r#"{ "kind": "graph", "width": 4, "layers": 1, "mesh_level": 1 }"#,
     ] {
         let config: ModelConfig = serde_json::from_str(text).unwrap();
         let plan = config.tensor_parallel("tensor").expect("a plan");

@@ -12,7 +12,7 @@ use halocline_core::{
 use halocline_ops::{Around, set_reshards};
 
 use super::plan::Plan;
-use super::resolve::{ResolvedPlan, resolve};
+use super::resolve::{ResolvedParam, ResolvedPlan, resolve};
 
 const NAME: &str = "parallelize_module";
 
@@ -73,37 +73,29 @@ fn resolved_alike<M: Module>(module: &M, mesh: &DeviceMesh, plan: &Plan) -> Resu
 }
 
 fn shard<M: Module>(module: M, mesh: &DeviceMesh, resolved: &ResolvedPlan) -> Result<M> {
-    let mut by_path: HashMap<&str, _> = HashMap::new();
-    for parameter in &resolved.parameters {
-        by_path.insert(&parameter.path, parameter);
-    }
+    let parameters = resolved.parameters.iter();
+    let by_path: HashMap<&str, &ResolvedParam> = parameters
+        .map(|parameter| (&parameter.path[..], parameter))
+        .collect();
     let module = shard_parameters(module, |path, shape| {
         let parameter = by_path.get(path);
         let parameter =
             parameter.ok_or_else(|| Error::Plan(format!("no parameter {path} {shape:?}")))?;
-        let whole = parameter
-            .layout
-            .placements()
-            .iter()
-            .all(|placement| *placement == Replicate);
-        if whole && parameter.layer_placements == LayerPlacements::default() {
+        let (layout, placed) = (&parameter.layout, &parameter.layer_placements);
+        let is_placed = *placed != LayerPlacements::default();
+        let sharded = layout.axes_where(|placement| placement != Replicate);
+        if sharded.is_empty() && !is_placed {
             return Ok(None);
         }
         let names = mesh.shape().names();
-        let stored: Vec<&str> = parameter
-            .stored
-            .iter()
-            .map(|axis| &names[*axis][..])
-            .collect();
-        let shard = ParamShard::new(parameter.layout.clone(), mesh)
-            .with_stored(&stored, parameter.gather)?;
-        Ok(Some(
-            if parameter.layer_placements == LayerPlacements::default() {
-                shard
-            } else {
-                shard.with_layer_placements(parameter.layer_placements.clone())
-            },
-        ))
+        let stored = parameter.stored.iter().map(|axis| &names[*axis][..]);
+        let stored: Vec<&str> = stored.collect();
+        let shard = ParamShard::new(layout.clone(), mesh).with_stored(&stored, parameter.gather)?;
+        Ok(Some(if is_placed {
+            shard.with_layer_placements(placed.clone())
+        } else {
+            shard
+        }))
     })?;
     set_reshards(module, &resolved.reshards)
 }
@@ -160,11 +152,11 @@ pub fn distribute_module<M: Module>(
 ) -> Result<M> {
     check_replicas(mesh, &module)?;
     shard_parameters(module, |path, shape| {
-        let placements = partition(path, shape);
-        let layout = placements.map(|placements| Layout::new(mesh.shape(), shape, &placements));
-        Ok(layout
-            .transpose()?
-            .map(|layout| ParamShard::new(layout, mesh)))
+        let Some(placements) = partition(path, shape) else {
+            return Ok(None);
+        };
+        let layout = Layout::new(mesh.shape(), shape, &placements)?;
+        Ok(Some(ParamShard::new(layout, mesh)))
     })
 }
 

@@ -10,7 +10,7 @@ use super::machine::Machine;
 use super::plan::{Plan, Store};
 use super::price::{Price, Workload};
 use super::resolve::{matched_layers, resolve};
-use super::sites::Sites;
+use super::sites::{Site, Sites, parent};
 use super::style::Style;
 
 /// Maximum number of partial plans to combine.
@@ -104,22 +104,21 @@ impl Plan {
             )));
         }
         let sites = Sites::of(module);
-        let layers = parts.iter().map(|part| matched_layers(&sites, mesh, part));
-        let layers = layers.collect::<Result<Vec<BTreeSet<String>>>>()?;
+        let parts = parts.iter().map(|part| {
+            let layers = matched_layers(&sites, mesh, part)?;
+            Ok((part, layers))
+        });
+        let parts = parts.collect::<Result<Vec<(&Self, BTreeSet<String>)>>>()?;
         let mut found = Vec::new();
-        for chosen in 0..1_usize << parts.len() {
-            let is_chosen = |part: &usize| chosen >> part & 1 == 1;
-            let numbers: Vec<usize> = (0..parts.len()).filter(is_chosen).collect();
-            let touched: usize = numbers.iter().map(|part| layers[*part].len()).sum();
-            let distinct: BTreeSet<&String> =
-                numbers.iter().flat_map(|part| &layers[*part]).collect();
+        for bits in 0..1_usize << parts.len() {
+            let chosen = || subset(&parts, bits);
+            let touched: usize = chosen().map(|(_, layers)| layers.len()).sum();
+            let distinct: BTreeSet<&String> = chosen().flat_map(|(_, layers)| layers).collect();
             // Parts that match the same layer are alternatives.
             if distinct.len() < touched {
                 continue;
             }
-            let combined = numbers
-                .iter()
-                .fold(Self::default(), |plan, part| plan.merge(&parts[*part]));
+            let combined = chosen().fold(Self::default(), |plan, (part, _)| plan.merge(part));
             for stores in storages(mesh, workload) {
                 let plan = Self {
                     store: [&combined.store[..], &stores].concat(),
@@ -156,19 +155,12 @@ impl Plan {
 /// Lists the storage options: none, and storage over every subset of the row axes, gathered once or
 /// again.
 fn storages(mesh: &MeshShape, workload: &Workload) -> Vec<Vec<Store>> {
-    let long = |axis: &&String| {
-        let mut axes = mesh.names().iter().zip(mesh.sizes());
-        axes.any(|(name, size)| **name == ***axis && *size > 1)
-    };
+    let long = |axis: &&String| mesh.axis(axis).is_ok_and(|axis| mesh.sizes()[axis] > 1);
     let axes: Vec<&String> = workload.axes.iter().filter(long).collect();
     let mut found = vec![Vec::new()];
-    for chosen in 1..1_usize << axes.len() {
+    for bits in 1..1_usize << axes.len() {
         for gather in [Gather::Once, Gather::Again] {
-            let chosen = axes
-                .iter()
-                .enumerate()
-                .filter(|(axis, _)| chosen >> axis & 1 == 1);
-            let stores = chosen.map(|(_, axis)| {
+            let stores = subset(&axes, bits).map(|axis| {
                 Store::new("**", axis)
                     .with_at_least(AT_LEAST)
                     .with_gather(gather)
@@ -177,6 +169,13 @@ fn storages(mesh: &MeshShape, workload: &Workload) -> Vec<Vec<Store>> {
         }
     }
     found
+}
+
+/// Returns the items whose bits are set.
+fn subset<T>(items: &[T], bits: usize) -> impl Iterator<Item = &T> {
+    let items = items.iter().enumerate();
+    let chosen = items.filter(move |(place, _)| bits >> place & 1 == 1);
+    chosen.map(|(_, item)| item)
 }
 
 /// Returns plans for pairs of consecutive linear layers: the first is sharded by columns, the
@@ -207,19 +206,10 @@ pub fn linear_pairs<M: Module>(module: &M, axis: &str) -> Vec<Plan> {
     let sites = Sites::of(module);
     let mut plans: Vec<(&str, Plan)> = Vec::new();
     for (path, kind) in &sites.modules {
-        let prefix = if path.is_empty() {
-            String::new()
-        } else {
-            format!("{path}.")
-        };
         if kind == "Vec" {
             continue;
         }
-        let direct = |site: &&super::sites::Site| {
-            let name = site.path.strip_prefix(&prefix);
-            site.kind == "Linear"
-                && name.is_some_and(|name| !name.is_empty() && !name.contains('.'))
-        };
+        let direct = |site: &&Site| site.kind == "Linear" && parent(&site.path) == path;
         let linears: Vec<_> = sites.sites.iter().filter(direct).collect();
         let [first, second] = linears[..] else {
             continue;

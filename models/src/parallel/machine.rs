@@ -124,41 +124,10 @@ impl Machine {
         let seconds = product(size)? - overhead;
         let flops = 2.0 * (size as f64).powi(3) / seconds.max(1e-9);
         let mut links = BTreeMap::new();
-        for (axis, (name, ranks)) in mesh
-            .shape()
-            .names()
-            .iter()
-            .zip(mesh.shape().sizes())
-            .enumerate()
-        {
-            if *ranks == 1 {
-                continue;
+        for (axis, name) in mesh.shape().names().iter().enumerate() {
+            if mesh.shape().sizes()[axis] > 1 {
+                links.insert(name.clone(), measured_link(mesh, axis)?);
             }
-            let sum = |elements: usize| {
-                let values = Tensor::<1>::ones([elements], &device);
-                fastest(mesh, || {
-                    let operation = Operation::new("measure", Traffic::Control, None);
-                    Error::catch(|| {
-                        let sum = ops::all_reduce(
-                            values.clone(),
-                            mesh,
-                            &[axis],
-                            ReduceOp::Sum,
-                            operation,
-                        );
-                        sum.narrow(0, 0, 1).into_data(); // waits for a GPU to finish
-                    })
-                })
-            };
-            let [small, large] = [1 << 10, 1 << 20];
-            let [first, second] = [sum(small)?, sum(large)?];
-            let others = (ranks - 1) as f64;
-            let moved = 2.0 * 4.0 * (large - small) as f64 * others / *ranks as f64;
-            let link = Link {
-                latency: first / (2.0 * others),
-                bandwidth: moved / (second - first).max(1e-9),
-            };
-            links.insert(name.to_string(), link);
         }
         let local = Link {
             latency: overhead,
@@ -172,6 +141,30 @@ impl Machine {
             links,
         })
     }
+}
+
+/// Measures sums over the ranks along an axis, of few numbers and of many.
+fn measured_link(mesh: &DeviceMesh, axis: usize) -> Result<Link> {
+    let device = mesh.device().clone().inner();
+    let sum = |elements: usize| {
+        let values = Tensor::<1>::ones([elements], &device);
+        fastest(mesh, || {
+            let operation = Operation::new("measure", Traffic::Control, None);
+            Error::catch(|| {
+                let sum = ops::all_reduce(values.clone(), mesh, &[axis], ReduceOp::Sum, operation);
+                sum.narrow(0, 0, 1).into_data(); // waits for a GPU to finish
+            })
+        })
+    };
+    let [small, large] = [1 << 10, 1 << 20];
+    let [first, second] = [sum(small)?, sum(large)?];
+    let ranks = mesh.shape().sizes()[axis];
+    let others = (ranks - 1) as f64;
+    let moved = 2.0 * 4.0 * (large - small) as f64 * others / ranks as f64;
+    Ok(Link {
+        latency: first / (2.0 * others),
+        bandwidth: moved / (second - first).max(1e-9),
+    })
 }
 
 /// Measures the seconds that a step of AdamW takes per parameter element.

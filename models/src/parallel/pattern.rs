@@ -1,7 +1,7 @@
 //! Patterns for module paths.
 
 use globset::{GlobBuilder, GlobMatcher};
-use halocline_core::{Error, Result};
+use halocline_core::{Error, Result, nearest};
 
 /// Maximum number of names that an error suggests.
 const PROPOSED: usize = 3;
@@ -31,15 +31,10 @@ impl Pattern {
 
     /// Returns the error for a pattern that matches no path; it suggests similar ones.
     pub(super) fn unmatched<'a>(&self, what: &str, paths: impl Iterator<Item = &'a str>) -> Error {
-        let mut near: Vec<(f64, &str)> = paths
-            .map(|path| (strsim::jaro_winkler(&self.text, path), path))
-            .collect();
-        near.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let near: Vec<&str> = near.iter().take(PROPOSED).map(|(_, path)| *path).collect();
+        let near = nearest(&self.text, paths, PROPOSED).join(", ");
         Error::Plan(format!(
-            "{:?} matches no {what}; near it: {}",
-            self.text,
-            near.join(", ")
+            "{:?} matches no {what}; near it: {near}",
+            self.text
         ))
     }
 }

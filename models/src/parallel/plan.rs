@@ -167,10 +167,8 @@ impl Plan {
         let path = path.as_ref();
         let named = |error: String| Error::Plan(format!("{}: {error}", path.display()));
         let text = fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
-        let json = path
-            .extension()
-            .is_some_and(|extension| extension == "json");
-        let plan = if json {
+        let extension = path.extension();
+        let plan = if extension.is_some_and(|extension| extension == "json") {
             serde_json::from_str(&text).map_err(|error| error.to_string())
         } else {
             toml::from_str(&text).map_err(|error| error.to_string())

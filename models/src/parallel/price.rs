@@ -19,11 +19,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use halocline_core::{Error, Gather, PlanPlacement, Result, Shard};
+use halocline_core::{Error, Gather, PlanPlacement, Replicate, Result, Shard};
 
 use super::machine::{Link, Machine};
 use super::pattern::Pattern;
 use super::resolve::{Features, ResolvedParam, ResolvedPlan};
+use super::sites::parent;
 
 /// Rows, element size and memory budget of a training step.
 ///
@@ -220,19 +221,14 @@ impl Pricing<'_> {
                 continue;
             };
             let rows = self.rows(parameter.layer());
-            let local = parameter
-                .layout
-                .gathered(&parameter.stored, halocline_core::Replicate);
+            let local = parameter.layout.gathered(&parameter.stored, Replicate);
             let local = local.local_shape(FIRST);
             if multiplies {
                 price.compute +=
                     6.0 * used * rows / self.machine.flops + 3.0 * self.machine.overhead;
                 price.used += rows * local[inputs] as f64 * bytes;
             }
-            let module = parameter
-                .layer()
-                .rsplit_once('.')
-                .map_or("", |(module, _)| module);
+            let module = parent(parameter.layer());
             let width = rows * bytes;
             for (axis, along) in &parameter.layer_placements.input {
                 if *along == PlanPlacement::Fan {
@@ -276,10 +272,8 @@ impl Pricing<'_> {
     }
 
     fn row_axes(&self) -> impl Iterator<Item = usize> {
-        let names = self.plan.mesh.names().iter().enumerate();
-        names
-            .filter(|(_, name)| self.workload.axes.iter().any(|axis| axis == *name))
-            .map(|(axis, _)| axis)
+        let names = self.plan.mesh.names();
+        (0..names.len()).filter(move |axis| self.workload.axes.contains(&names[*axis]))
     }
 
     fn sum(&self, axis: usize, bytes: f64) -> f64 {
@@ -297,11 +291,9 @@ impl Pricing<'_> {
     /// Whether the layers of a module share the input that fans out: those of attention, and those
     /// behind a `Reshard`.
     fn shares_input(&self, module: &str) -> bool {
-        let parent =
-            |path: &String| path.rsplit_once('.').map_or("", |(parent, _)| parent) == module;
         let kind = self.plan.modules.get(module);
         kind.is_some_and(|kind| kind == "MultiHeadAttention")
-            || self.plan.reshards.keys().any(parent)
+            || self.plan.reshards.keys().any(|path| parent(path) == module)
     }
 
     /// Seconds to gather a stored parameter and to scatter its gradient.

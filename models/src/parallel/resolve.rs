@@ -11,7 +11,7 @@ use halocline_core::{
 
 use super::pattern::Pattern;
 use super::plan::{Entry, Plan, Store};
-use super::sites::{Site, Sites};
+use super::sites::{Site, Sites, parent, within};
 use super::style::{Axes, LayerSharding, Style, is_spectral};
 
 /// Layout of one parameter under a plan; [`resolve`](fn@resolve) has an example.
@@ -37,7 +37,7 @@ pub struct ResolvedParam {
 impl ResolvedParam {
     /// Returns the path of its layer.
     pub fn layer(&self) -> &str {
-        self.path.rsplit_once('.').map_or("", |(layer, _)| layer)
+        parent(&self.path)
     }
 
     /// Returns which dims of a layer's weight are features.
@@ -174,38 +174,17 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
                 site.path, site.kind
             )));
         }
+        check_names(site, entries)?;
         if site.is_reshard() {
-            let mut names = entries
-                .iter()
-                .flat_map(|(_, placed)| placed.parameters.keys());
-            if let Some(name) = names.next() {
-                return Err(Error::Plan(format!(
-                    "{} has no parameter {name}; it is a Reshard",
-                    site.path
-                )));
-            }
             if let Some(to) = reshard(site, layer_placements)? {
                 resolved.reshards.insert(site.path.clone(), to);
             }
             continue;
         }
-        let known = |name: &String| site.parameters.iter().any(|(held, _)| held == name);
-        let written = entries
-            .iter()
-            .filter(|(entry, _)| matches!(entry.style, Style::Placed(_)));
-        let mut written = written.flat_map(|(_, placed)| placed.parameters.keys());
-        if let Some(name) = written.find(|name| !known(name)) {
-            let names: Vec<&str> = site.parameters.iter().map(|(name, _)| &name[..]).collect();
-            return Err(Error::Plan(format!(
-                "{} has no parameter {name}; it has {}",
-                site.path,
-                names.join(", ")
-            )));
-        }
         for (index, (name, shape)) in site.parameters.iter().enumerate() {
             let layout = resolver.layout(site, name, shape, entries)?;
             resolved.parameters.push(ResolvedParam {
-                path: site.path_of(name),
+                path: within(&site.path, name),
                 kind: site.kind.clone(),
                 layout,
                 stored: Vec::new(),
@@ -264,18 +243,35 @@ fn has_layer_placements(kind: &str) -> bool {
     crosses || is_spectral(kind)
 }
 
+/// Checks that a layer has the parameters that the plan names.
+fn check_names(site: &Site, entries: &[(&Entry, LayerSharding)]) -> Result<()> {
+    let placed = entries
+        .iter()
+        .filter(|(entry, _)| matches!(entry.style, Style::Placed(_)));
+    let mut names = placed.flat_map(|(_, placed)| placed.parameters.keys());
+    let Some(name) = names.find(|name| site.shape_of(name).is_none()) else {
+        return Ok(());
+    };
+    let held: Vec<&str> = site.parameters.iter().map(|(held, _)| &held[..]).collect();
+    let what = if site.is_reshard() {
+        "is a Reshard".into()
+    } else {
+        format!("has {}", held.join(", "))
+    };
+    let message = format!("{} has no parameter {name}; it {what}", site.path);
+    Err(Error::Plan(message))
+}
+
 /// Returns the placements that a [`Reshard`](halocline_ops::Reshard) sets.
 fn reshard(
     site: &Site,
     layer_placements: LayerPlacements,
 ) -> Result<Option<Vec<(usize, PlanPlacement)>>> {
-    match (
-        layer_placements.input.is_empty(),
-        layer_placements.output.is_empty(),
-    ) {
+    let LayerPlacements { input, output } = layer_placements;
+    match (input.is_empty(), output.is_empty()) {
         (true, true) => Ok(None),
-        (false, true) => Ok(Some(layer_placements.input)),
-        (true, false) => Ok(Some(layer_placements.output)),
+        (false, true) => Ok(Some(input)),
+        (true, false) => Ok(Some(output)),
         (false, false) => Err(Error::Plan(format!(
             "input and output of {}, a Reshard, which has one place; use prepare_input",
             site.path
@@ -300,8 +296,8 @@ impl<'a> Resolver<'a> {
         if !matched.is_empty() {
             return Ok(matched);
         }
-        let mut composites = self.sites.composites.iter();
-        match composites.find(|path| pattern.matches(path)) {
+        let mut modules = self.sites.modules.keys();
+        match modules.find(|path| pattern.matches(path)) {
             Some(path) => Err(Error::Plan(format!(
                 "{path} has no parameters of its own; name the layers in it, or give it a field of type Reshard \
                  where the layout is to change"
@@ -327,9 +323,7 @@ impl<'a> Resolver<'a> {
             let axis = self.axis(name, path)?;
             Ok(axis.map(|axis| (axis, *along)))
         });
-        let mut axes: Vec<_> = axes.filter_map(Result::transpose).collect::<Result<_>>()?;
-        axes.sort_unstable_by_key(|(axis, _)| *axis);
-        Ok(axes)
+        axes.filter_map(Result::transpose).collect()
     }
 
     /// Computes the layout of a parameter under the entries of its layer, each over its own axes.
@@ -340,7 +334,7 @@ impl<'a> Resolver<'a> {
         shape: &[usize],
         entries: &[(&Entry, LayerSharding)],
     ) -> Result<Layout> {
-        let path = site.path_of(name);
+        let path = within(&site.path, name);
         let mut placements = vec![Replicate; self.mesh.sizes().len()];
         // Cells of a dim that stay together, by the units of all entries that shard it.
         let mut units = vec![1_usize; shape.len()];
@@ -360,8 +354,8 @@ impl<'a> Resolver<'a> {
             }
         }
         let layout = Layout::new(self.mesh, shape, &placements)?;
-        let sharded = (0..shape.len()).filter(|dim| layout.is_sharded(*dim));
-        sharded.into_iter().try_fold(layout.clone(), |layout, dim| {
+        let mut sharded = (0..shape.len()).filter(|dim| layout.is_sharded(*dim));
+        sharded.try_fold(layout.clone(), |layout, dim| {
             let (size, unit) = (shape[dim], units[dim]);
             if unit == 0 || size % unit != 0 {
                 let message = format!("{path} {shape:?} in units of {unit} along dim {dim}");
@@ -387,7 +381,6 @@ impl<'a> Resolver<'a> {
             .filter(|parameter| pattern.matches(&parameter.path))
         {
             found = true;
-            let shape = parameter.layout.shape().to_vec();
             if parameter.stored.contains(&axis) {
                 return Err(Error::Plan(format!(
                     "two entries store {} over {:?}",
@@ -400,7 +393,7 @@ impl<'a> Resolver<'a> {
                     parameter.path, store.over
                 )));
             }
-            if shape.iter().product::<usize>() < store.at_least {
+            if parameter.layout.shape().iter().product::<usize>() < store.at_least {
                 continue;
             }
             if !parameter.stored.is_empty() && parameter.gather != store.gather {
@@ -419,13 +412,10 @@ impl<'a> Resolver<'a> {
             }
         }
         if found {
-            Ok(())
-        } else {
-            Err(pattern.unmatched(
-                "parameter",
-                parameters.iter().map(|parameter| &parameter.path[..]),
-            ))
+            return Ok(());
         }
+        let paths = parameters.iter().map(|parameter| &parameter.path[..]);
+        Err(pattern.unmatched("parameter", paths))
     }
 
     /// Returns the layout sharded over one more axis: along the longest dim that no axis shards, or

@@ -27,14 +27,19 @@ impl Site {
         let found = self.parameters.iter().find(|(held, _)| held == name);
         found.map(|(_, shape)| &shape[..])
     }
+}
 
-    /// Returns the path of a parameter.
-    pub(super) fn path_of(&self, name: &str) -> String {
-        match self.path.as_str() {
-            "" => name.into(),
-            path => format!("{path}.{name}"),
-        }
+/// Joins the path of a module and a name within it.
+pub(super) fn within(module: &str, name: &str) -> String {
+    match module {
+        "" => name.into(),
+        module => format!("{module}.{name}"),
     }
+}
+
+/// Returns the path of the module that a path lies in.
+pub(super) fn parent(path: &str) -> &str {
+    path.rsplit_once('.').map_or("", |(module, _)| module)
 }
 
 /// Visitor that collects all modules of a model by path, and those that are sites.
@@ -42,9 +47,7 @@ impl Site {
 pub(super) struct Sites {
     stack: Vec<(String, String)>,
     pub(super) sites: Vec<Site>,
-    /// Paths of modules that have parameters only in submodules.
-    pub(super) composites: Vec<String>,
-    /// Paths and types of all modules.
+    /// Types of all modules but [`Reshard`]s, by path.
     pub(super) modules: BTreeMap<String, String>,
 }
 
@@ -52,9 +55,6 @@ impl Sites {
     pub(super) fn of<M: Module>(module: &M) -> Self {
         let mut sites = Self::default();
         module.visit(&mut sites);
-        let held: Vec<String> = sites.sites.iter().map(|site| site.path.clone()).collect();
-        sites.composites.retain(|path| !held.contains(path));
-        sites.composites.dedup();
         sites
     }
 
@@ -77,9 +77,7 @@ impl ModuleVisitor for Sites {
                 parameters: Vec::new(),
             });
         } else {
-            let kind = container.strip_prefix("Struct:").unwrap_or(container);
-            self.modules.insert(path.clone(), kind.into());
-            self.composites.push(path);
+            self.modules.insert(path, kind_of(container).into());
         }
         self.stack.push((name.into(), container.into()));
     }
@@ -96,18 +94,20 @@ impl ModuleVisitor for Sites {
         if is_running_state(name, container) {
             return;
         }
-        let kind = container.strip_prefix("Struct:").unwrap_or(container);
-        let (parameter, path) = (
-            (name.clone(), param.lazy_shape().to_vec()),
-            self.path(self.stack.len() - 1),
-        );
+        let parameter = (name.clone(), param.lazy_shape().to_vec());
+        let path = self.path(self.stack.len() - 1);
         match self.sites.iter_mut().find(|site| site.path == path) {
             Some(site) => site.parameters.push(parameter),
             None => self.sites.push(Site {
-                kind: kind.into(),
                 path,
+                kind: kind_of(container).into(),
                 parameters: vec![parameter],
             }),
         }
     }
+}
+
+/// Returns the name of a module's type.
+fn kind_of(container: &str) -> &str {
+    container.strip_prefix("Struct:").unwrap_or(container)
 }

@@ -240,7 +240,10 @@ impl Style {
     /// # Errors
     /// The style does not support the kind.
     pub(super) fn placed(&self, kind: &str, path: &str) -> Result<LayerSharding> {
-        let along = |axis: &str, along| Axes::from([(axis.to_string(), along)]);
+        let axes = |axis: &str, along: Option<PlanPlacement>| -> Axes {
+            let along = along.map(|along| (axis.to_string(), along));
+            along.into_iter().collect()
+        };
         Ok(match self {
             Self::Colwise(Split {
                 axis,
@@ -249,15 +252,12 @@ impl Style {
                 output,
             }) => {
                 let features = Features::of(kind, path, "colwise")?;
-                let fan = (features.takes_gradient).then_some(PlanPlacement::Fan);
+                let fan = features.takes_gradient.then_some(PlanPlacement::Fan);
                 LayerSharding {
-                    parameters: features.sharded(axis, features.columns),
+                    parameters: sharded(axis, features.columns),
                     unit: *unit,
-                    input: input
-                        .or(fan)
-                        .map(|input| along(axis, input))
-                        .unwrap_or_default(),
-                    output: output.map(|output| along(axis, output)).unwrap_or_default(),
+                    input: axes(axis, input.or(fan)),
+                    output: axes(axis, *output),
                 }
             }
             Self::Rowwise(Split {
@@ -267,20 +267,17 @@ impl Style {
                 output,
             }) => {
                 let features = Features::of(kind, path, "rowwise")?;
-                let sharded = features.takes_gradient.then_some(features.dim);
+                let channels = features.takes_gradient.then_some(features.dim);
                 LayerSharding {
-                    parameters: features.sharded(axis, features.rows),
+                    parameters: sharded(axis, features.rows),
                     unit: *unit,
-                    input: input
-                        .or(sharded)
-                        .map(|input| along(axis, input))
-                        .unwrap_or_default(),
-                    output: along(axis, output.unwrap_or(PlanPlacement::Replicate)),
+                    input: axes(axis, input.or(channels)),
+                    output: axes(axis, output.or(Some(PlanPlacement::Replicate))),
                 }
             }
             Self::SequenceParallel { axis, dim, output } => LayerSharding {
-                input: along(axis, PlanPlacement::Shard(*dim)),
-                output: output.map(|output| along(axis, output)).unwrap_or_default(),
+                input: axes(axis, Some(PlanPlacement::Shard(*dim))),
+                output: axes(axis, *output),
                 ..LayerSharding::default()
             },
             Self::PrepareInput(input) => LayerSharding {
@@ -360,14 +357,15 @@ impl Features {
             }
         })
     }
+}
 
-    fn sharded(&self, axis: &str, dims: &[(&'static str, isize)]) -> BTreeMap<String, Axes> {
-        let shard = |(name, dim): &(&str, isize)| {
-            let axes = Axes::from([(axis.to_string(), PlanPlacement::Shard(*dim))]);
-            (name.to_string(), axes)
-        };
-        dims.iter().map(shard).collect()
-    }
+/// Returns the placements of parameters that are sharded along these dims over an axis.
+fn sharded(axis: &str, dims: &[(&str, isize)]) -> BTreeMap<String, Axes> {
+    let shard = |(name, dim): &(&str, isize)| {
+        let axes = Axes::from([(axis.to_string(), PlanPlacement::Shard(*dim))]);
+        (name.to_string(), axes)
+    };
+    dims.iter().map(shard).collect()
 }
 
 /// Whether a layer multiplies the channels of spectral modes.

@@ -15,32 +15,9 @@ impl ResolvedPlan {
     /// Returns the table that the plan prints as, with the box of another mesh position than the
     /// first.
     pub fn on(&self, position: usize) -> impl fmt::Display {
-        OnPosition {
-            plan: self,
-            position,
-        }
+        fmt::from_fn(move |f| self.write(position, f))
     }
-}
 
-impl fmt::Display for ResolvedPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.on(0).fmt(f)
-    }
-}
-
-/// Plan at one mesh position.
-struct OnPosition<'a> {
-    plan: &'a ResolvedPlan,
-    position: usize,
-}
-
-impl fmt::Display for OnPosition<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.plan.write(self.position, f)
-    }
-}
-
-impl ResolvedPlan {
     fn write(&self, position: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self
             .parameters
@@ -68,11 +45,8 @@ impl ResolvedPlan {
                     )?;
                 }
             }
-            if layout
-                .placements()
-                .iter()
-                .any(|placement| *placement != Replicate)
-            {
+            let sharded = layout.axes_where(|placement| placement != Replicate);
+            if !sharded.is_empty() {
                 write!(f, "  holds {:?}", layout.local_box(position).ranges())?;
             }
             if !parameter.stored.is_empty() {
@@ -115,5 +89,11 @@ impl ResolvedPlan {
             f,
             "{held} of {all} elements at position {position} of the mesh, {gathered} more gathered for use, layer by layer (bytes are of f32)"
         )
+    }
+}
+
+impl fmt::Display for ResolvedPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(0, f)
     }
 }

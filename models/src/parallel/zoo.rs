@@ -4,6 +4,7 @@ use burn::nn::transformer::TransformerEncoderConfig;
 use halocline_core::PlanPlacement;
 
 use super::plan::Plan;
+use super::sites::within;
 use super::style::Style;
 
 /// Returns plans for burn's transformer encoder at a path of a model: one shards attention heads
@@ -69,12 +70,4 @@ fn styles(
         .with_layer(&layer("pwff.linear_inner"), Style::colwise(axis))
         .with_layer(&layer("pwff.linear_outer"), rowwise());
     [attention, feed_forward]
-}
-
-/// Joins the path of a module and the name of a layer within it.
-fn within(path: &str, name: &str) -> String {
-    match path {
-        "" => name.into(),
-        path => format!("{path}.{name}"),
-    }
 }

@@ -124,9 +124,11 @@ impl Flow for SolidBody {
                     .clamp(-1.0, 1.0)
                     .acos();
                 let radius = 1.0 / 3.0;
-                let inside =
-                    (distance < radius).then(|| 500.0 * (1.0 + (PI * distance / radius).cos()));
-                inside.unwrap_or(0.0)
+                if distance < radius {
+                    500.0 * (1.0 + (PI * distance / radius).cos())
+                } else {
+                    0.0
+                }
             }
             Profile::Balanced { depth, over } => {
                 let Planet {

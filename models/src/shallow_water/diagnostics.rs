@@ -1,13 +1,11 @@
 //! Integrals over the sphere, errors, and fields derived from a state.
 
 use burn::tensor::{DType, Tensor, TensorData};
-use halocline_core::{
-    Error, IndexBox, Partial, Placement, ReduceOp, Replicate, Result, Shard, ShardTensor,
-};
+use halocline_core::{Error, Partial, Placement, ReduceOp, Replicate, Result, Shard, ShardTensor};
 
 use super::scheme::{Block, window};
 use super::{
-    Dynamics, LATITUDE, LONGITUDE, Metrics, NAME, PolarFilter, STATES, ShallowWater, device,
+    Dynamics, LATITUDE, Metrics, NAME, PolarFilter, STATES, ShallowWater, device, local_cells,
     with_halo,
 };
 
@@ -25,13 +23,7 @@ impl ShallowWater {
     /// The tensor is not a state of this solver; communication fails.
     pub fn mass(&self, state: &ShardTensor<4>) -> Result<Vec<f64>> {
         self.check_state(state)?;
-        let depth = state
-            .local()
-            .clone()
-            .inner()
-            .narrow(1, 0, 1)
-            .cast(DType::F64);
-        self.integral(state, depth * self.exact_metrics().areas.cell)
+        self.integral(state, depth(state) * self.exact_metrics().areas.cell)
     }
 
     /// Computes the energy of every state divided by the density of water, in m⁵/s²: kinetic
@@ -94,33 +86,20 @@ impl ShallowWater {
             return Err(Error::operator(NAME, message));
         }
         // A single reference is replicated on the axes on which states are sharded.
-        let everywhere = reference
-            .placements()
-            .iter()
-            .map(|placement| match placement {
-                Shard(STATES) if references == 1 => Replicate,
-                other => *other,
-            });
+        let placements = reference.placements().iter();
+        let everywhere = placements.map(|placement| match placement {
+            Shard(STATES) if references == 1 => Replicate,
+            other => *other,
+        });
         let everywhere: Vec<Placement> = everywhere.collect();
         let reference = &reference.clone().try_redistribute(&everywhere)?;
-        let depth = |state: &ShardTensor<4>| {
-            state
-                .local()
-                .clone()
-                .inner()
-                .narrow(1, 0, 1)
-                .cast(DType::F64)
-        };
         let area = self.exact_metrics().areas.cell;
         let (found, expected) = (depth(state), depth(reference));
         let error = (found - expected.clone()).square() * area.clone();
         let errors = self.integral(state, error)?;
         let norms = self.integral(reference, expected.square() * area)?;
-        Ok(errors
-            .iter()
-            .zip(norms.iter().cycle())
-            .map(|(error, norm)| (error / norm).sqrt())
-            .collect())
+        let pairs = errors.iter().zip(norms.iter().cycle());
+        Ok(pairs.map(|(error, norm)| (error / norm).sqrt()).collect())
     }
 
     /// Computes the longest stable time step for a state, in s, from its fastest wave and the
@@ -233,16 +212,9 @@ impl ShallowWater {
         if self.metrics.dtype == DType::F64 {
             return self.metrics.clone();
         }
-        let cells = self.layout.local_box(self.mesh.position());
-        let cells = [LATITUDE, LONGITUDE].map(|dim| cells.ranges()[dim].clone());
-        let cells = IndexBox::new(cells.to_vec());
-        Metrics::new(
-            &self.grid,
-            &self.config,
-            &cells,
-            DType::F64,
-            &device(&self.mesh),
-        )
+        let cells = local_cells(&self.layout, &self.mesh);
+        let device = device(&self.mesh);
+        Metrics::new(&self.grid, &self.config, &cells, DType::F64, &device)
     }
 
     /// Sums `[states, 1, rows, columns]` over all cells of all ranks, for every state.
@@ -260,14 +232,17 @@ impl ShallowWater {
     }
 }
 
+/// Returns the depth of this rank's cells, in f64.
+fn depth(state: &ShardTensor<4>) -> Tensor<4> {
+    let depth = state.local().clone().inner().narrow(1, 0, 1);
+    depth.cast(DType::F64)
+}
+
 /// Gathers the values of all ranks on every rank.
 fn to_vec(values: ShardTensor<1>) -> Result<Vec<f64>> {
     let everywhere: Vec<Placement> = vec![Replicate; values.placements().len()];
-    let data = values
-        .try_redistribute(&everywhere)?
-        .local()
-        .clone()
-        .into_data();
+    let values = values.try_redistribute(&everywhere)?;
+    let data = values.into_local().into_data();
     data.try_to_vec()
         .map_err(|error| Error::other(format!("{error:?}")))
 }

@@ -189,6 +189,12 @@ impl Jet {
         let node = 0.6_f64.sqrt();
         half * (5.0 * (slope(-node) + slope(node)) + 8.0 * slope(0.0)) / 9.0
     }
+
+    /// Returns depth and wind of each vortex.
+    fn vortices_at(&self, latitude: f64, longitude: f64) -> impl Iterator<Item = [f64; 3]> {
+        let vortices = self.vortices.iter();
+        vortices.map(move |vortex| vortex.at(&self.planet, latitude, longitude))
+    }
 }
 
 /// Southern bound of an interval.
@@ -201,33 +207,25 @@ impl Flow for Jet {
         let interval = ((latitude + FRAC_PI_2) / PI * INTERVALS as f64) as usize;
         let interval = interval.min(INTERVALS - 1);
         let balanced = self.depth[interval] + self.rise(bound(interval), latitude);
-        let bumps: f64 = self
-            .bumps
-            .iter()
-            .map(|bump| bump.at(latitude, longitude))
-            .sum();
-        let vortices = self
-            .vortices
-            .iter()
-            .map(|vortex| vortex.at(&self.planet, latitude, longitude));
-        self.mean + balanced + bumps + vortices.map(|[depth, ..]| depth).sum::<f64>()
+        let bumps = self.bumps.iter().map(|bump| bump.at(latitude, longitude));
+        let vortices = self.vortices_at(latitude, longitude);
+        let vortices = vortices.map(|[depth, ..]| depth);
+        self.mean + balanced + bumps.sum::<f64>() + vortices.sum::<f64>()
     }
 
     fn wind(&self, latitude: f64, longitude: f64) -> [f64; 2] {
-        let vortices = self
-            .vortices
-            .iter()
-            .map(|vortex| vortex.at(&self.planet, latitude, longitude));
         let zonal = [(self.wind)(latitude), 0.0];
+        let vortices = self.vortices_at(latitude, longitude);
         vortices.fold(zonal, |[east, north], [_, u, v]| [east + u, north + v])
     }
 }
 
 impl fmt::Debug for Jet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = f.debug_struct("Jet");
-        out.field("planet", &self.planet).field("mean", &self.mean);
-        out.field("bumps", &self.bumps)
+        f.debug_struct("Jet")
+            .field("planet", &self.planet)
+            .field("mean", &self.mean)
+            .field("bumps", &self.bumps)
             .field("vortices", &self.vortices)
             .finish_non_exhaustive()
     }

@@ -94,12 +94,8 @@ impl ShallowWater {
         config: Config,
     ) -> Result<Self> {
         let shape = [1, CHANNELS.len(), grid.rows(), grid.columns()];
-        Self::with_layout(
-            grid,
-            mesh,
-            Layout::new(mesh.shape(), &shape, placements)?,
-            config,
-        )
+        let layout = Layout::new(mesh.shape(), &shape, placements)?;
+        Self::with_layout(grid, mesh, layout, config)
     }
 
     /// Sets the extents of latitude (dim 2) or longitude (dim 3).
@@ -118,13 +114,12 @@ impl ShallowWater {
     fn with_layout(grid: Grid, mesh: &DeviceMesh, layout: Layout, config: Config) -> Result<Self> {
         check_placements(&layout, &config)?;
         check_config(&config)?;
-        let cells = layout.local_box(mesh.position());
-        let [rows, columns] = [LATITUDE, LONGITUDE].map(|dim| cells.ranges()[dim].clone());
-        let local = IndexBox::new(vec![rows.clone(), columns]);
+        let cells = local_cells(&layout, mesh);
+        let rows = &cells.ranges()[0];
         let device = device(mesh);
         Ok(Self {
-            metrics: Metrics::new(&grid, &config, &local, config.dtype, &device),
-            filter: Filter::new(&grid, config.filter, &rows, config.dtype, &device),
+            metrics: Metrics::new(&grid, &config, &cells, config.dtype, &device),
+            filter: Filter::new(&grid, config.filter, rows, config.dtype, &device),
             mesh: mesh.clone(),
             grid,
             config,
@@ -274,6 +269,12 @@ fn with_halo(state: &ShardTensor<4>, width: usize) -> Result<Tensor<4>> {
         Halo::new(LATITUDE, width, Boundary::Zeros),
         Halo::new(LONGITUDE, width, Boundary::Periodic),
     ])
+}
+
+/// Returns this rank's rows and columns.
+fn local_cells(layout: &Layout, mesh: &DeviceMesh) -> IndexBox {
+    let cells = layout.local_box(mesh.position());
+    IndexBox::new(cells.ranges()[LATITUDE..].to_vec())
 }
 
 /// Returns this rank's device, without autodiff.

@@ -53,11 +53,8 @@ fn largest_error(case: Case, rows: usize) -> f64 {
 
 /// Relative change of a sum.
 fn change(end: Vec<f64>, start: Vec<f64>) -> f64 {
-    let changes = end
-        .iter()
-        .zip(&start)
-        .map(|(end, start)| (end / start - 1.0).abs());
-    worst(changes)
+    let pairs = end.iter().zip(&start);
+    worst(pairs.map(|(end, start)| (end / start - 1.0).abs()))
 }
 
 /// Largest number, or NaN if there is one, which `f64::max` ignores.
@@ -214,14 +211,11 @@ fn vorticity_and_diffusion_of_a_turning_body_are_the_known_ones() {
             ..case.config()
         };
         let model = |viscosity| {
-            model(
-                &world,
-                48,
-                Config {
-                    viscosity,
-                    ..config
-                },
-            )
+            let config = Config {
+                viscosity,
+                ..config
+            };
+            model(&world, 48, config)
         };
         let (inviscid, viscous) = (model(0.0)?, model(1e6)?);
         let state = inviscid.initial(case)?;
@@ -309,8 +303,7 @@ fn run_on(
     let ranks = axes.iter().map(|(_, size)| size).product();
     let mut results = Launcher::local(ranks)
         .collect(|world| {
-            let shape = halocline_core::MeshShape::new(axes, (0..ranks).collect())?;
-            let mesh = DeviceMesh::new(shape, world.comm().clone(), world.device().clone())?;
+            let mesh = world.mesh_of(axes)?;
             let mut model = ShallowWater::new(Grid::new(11, 18)?, &mesh, placements, config)?;
             for (dim, extents) in extents {
                 model = model.with_extents(*dim, extents)?;
@@ -458,13 +451,8 @@ fn misuse_is_told() {
 
             let model = ShallowWater::new(grid, &mesh, &[Shard(LATITUDE)], Config::default())?;
             let none: &[Box<dyn Flow>] = &[];
-            assert!(
-                model
-                    .states(none)
-                    .unwrap_err()
-                    .to_string()
-                    .contains("0 flows")
-            );
+            let error = model.states(none).unwrap_err().to_string();
+            assert!(error.contains("0 flows"), "{error}");
             let foreign = ShardTensor::<4>::zeros([1, 3, 9, 16], &mesh, &[Shard(LATITUDE)])?;
             let error = model.step(&foreign, 1.0).unwrap_err().to_string();
             assert!(

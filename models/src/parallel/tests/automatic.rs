@@ -1,13 +1,11 @@
 //! Prices of plans, and the plans chosen by price.
 
-use std::sync::Arc;
-
 use burn::module::Module;
 use burn::nn::transformer::TransformerEncoderConfig;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Device;
-use halocline_core::MeshShape;
 
+use super::mesh;
 use crate::parallel::{
     Link, Machine, Plan, Price, Store, Style, Workload, linear_pairs, resolve, transformer_encoder,
 };
@@ -35,11 +33,6 @@ fn mlp(width: usize, hidden: usize) -> Mlp {
         up: linear(width, hidden),
         down: linear(hidden, width),
     }
-}
-
-fn mesh(axes: &[(&str, usize)]) -> Arc<MeshShape> {
-    let size = axes.iter().map(|(_, size)| size).product();
-    MeshShape::new(axes, (0..size).collect()).unwrap().into()
 }
 
 const LINK: Link = Link {
@@ -148,15 +141,9 @@ fn storage_over_two_axes_is_one_gather() {
 #[test]
 fn plans_that_store_parameters_themselves_are_candidates() {
     let part = Plan::default().with_store(Store::new("up.*", "data"));
-    let mesh = mesh(&[("data", 2)]);
-    let model = mlp(200, 300);
-    let found = Plan::candidates(
-        &model,
-        &mesh,
-        &[part],
-        &Workload::new(8, &["data"]),
-        &machine(),
-    );
+    let (model, mesh) = (mlp(200, 300), mesh(&[("data", 2)]));
+    let workload = Workload::new(8, &["data"]);
+    let found = Plan::candidates(&model, &mesh, &[part], &workload, &machine());
     // No storage, gathered once or again; and the part alone.
     assert_eq!(found.unwrap().len(), 3 + 1);
 }
@@ -166,12 +153,12 @@ fn rows_of_layers_differ() {
     let few = Workload::new(10, &[]).with_rows("down", 1);
     let found = price(&[("data", 1)], &Plan::default(), &few);
     near(found.compute, 6.0 * 100.0 * 200.0 * 11.0 / 1e10);
-    let bad = resolve(&mlp(2, 2), &mesh(&[("data", 1)]), &Plan::default()).unwrap();
-    let bad = bad.price(&Workload::new(1, &[]).with_rows("[", 1), &machine());
-    assert!(bad.unwrap_err().to_string().contains("pattern"));
-    let other = resolve(&mlp(2, 2), &mesh(&[("data", 1)]), &Plan::default()).unwrap();
-    let other = other.price(&Workload::new(1, &[]).with_rows("dwn", 1), &machine());
-    assert!(other.unwrap_err().to_string().contains("near it: down"));
+    let resolved = resolve(&mlp(2, 2), &mesh(&[("data", 1)]), &Plan::default()).unwrap();
+    for (pattern, part) in [("[", "pattern"), ("dwn", "near it: down")] {
+        let workload = Workload::new(1, &[]).with_rows(pattern, 1);
+        let error = resolved.price(&workload, &machine()).unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
+    }
 }
 
 #[test]

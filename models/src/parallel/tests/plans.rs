@@ -1,7 +1,5 @@
 //! Plans as text, and their resolution.
 
-use std::sync::Arc;
-
 use burn::module::{Module, Param};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{
@@ -9,9 +7,10 @@ use burn::nn::{
     LinearConfig,
 };
 use burn::tensor::{Device, Tensor};
-use halocline_core::{Gather, Launcher, MeshShape, PlanPlacement, Replicate, Shard};
+use halocline_core::{Gather, Launcher, PlanPlacement, Replicate, Shard};
 use halocline_ops::Reshard;
 
+use super::mesh;
 use crate::parallel::{
     Axes, LayerSharding, Plan, ResolvedPlan, Store, Style, parallelize_module, resolve,
 };
@@ -60,11 +59,6 @@ fn model() -> Model {
     }
 }
 
-fn mesh(axes: &[(&str, usize)]) -> Arc<MeshShape> {
-    let size = axes.iter().map(|(_, size)| size).product();
-    MeshShape::new(axes, (0..size).collect()).unwrap().into()
-}
-
 fn on(axes: &[(&str, usize)], plan: &Plan) -> ResolvedPlan {
     resolve(&model(), &mesh(axes), plan).unwrap()
 }
@@ -72,6 +66,15 @@ fn on(axes: &[(&str, usize)], plan: &Plan) -> ResolvedPlan {
 fn error(plan: &Plan) -> String {
     let resolved = resolve(&model(), &mesh(&[("data", 2), ("tensor", 3)]), plan);
     resolved.unwrap_err().to_string()
+}
+
+/// Style that places a parameter over the tensor axis.
+fn placed(parameter: &str, along: PlanPlacement) -> Style {
+    let axes = Axes::from([("tensor".into(), along)]);
+    Style::Placed(LayerSharding {
+        parameters: [(parameter.into(), axes)].into(),
+        ..LayerSharding::default()
+    })
 }
 
 fn plan() -> Plan {
@@ -98,16 +101,8 @@ fn plan() -> Plan {
 
 #[test]
 fn plans_are_the_same_as_text() {
-    let placed = LayerSharding {
-        parameters: [(
-            "weight".into(),
-            Axes::from([("tensor".into(), PlanPlacement::Shard(-1))]),
-        )]
-        .into(),
-        ..LayerSharding::default()
-    };
     let plan = plan()
-        .with_layer("other", Style::Placed(placed))
+        .with_layer("other", placed("weight", PlanPlacement::Shard(-1)))
         .with_layer(
             "both",
             Style::PrepareInputOutput {
@@ -146,11 +141,9 @@ fn plans_are_the_same_as_text() {
 fn layouts_are_those_of_the_styles() {
     let resolved = on(&[("tensor", 3), ("data", 2)], &plan());
     let param = |path: &str| {
-        let mut found = resolved
-            .parameters
-            .iter()
-            .filter(|parameter| parameter.path == path);
-        found.next().unwrap_or_else(|| panic!("no {path}"))
+        let mut found = resolved.parameters.iter();
+        let found = found.find(|parameter| parameter.path == path);
+        found.unwrap_or_else(|| panic!("no {path}"))
     };
     let up = param("blocks.1.up.weight");
     assert_eq!(up.layout.placements(), [Shard(1), Shard(0)]);
@@ -247,25 +240,18 @@ fn mistakes_are_told_with_the_way_out() {
         .with_layer("blocks.{0,1}.*", Style::sequence_parallel("tensor"));
     let twice = error(&twice);
     assert!(twice.contains("both match blocks.0.up"), "{twice}");
-    let missing = LayerSharding {
-        parameters: [(
-            "bias".into(),
-            Axes::from([("tensor".into(), PlanPlacement::Shard(0))]),
-        )]
-        .into(),
-        ..LayerSharding::default()
-    };
-    let missing = layer("blocks.0.down", Style::Placed(missing));
-    assert!(missing.contains("has no parameter bias"), "{missing}");
-    let fan = LayerSharding {
-        parameters: [(
-            "weight".into(),
-            Axes::from([("tensor".into(), PlanPlacement::Fan)]),
-        )]
-        .into(),
-        ..LayerSharding::default()
-    };
-    assert!(layer("blocks.0.down", Style::Placed(fan)).contains("expected shard or replicate"));
+    let missing = layer("blocks.0.down", placed("bias", PlanPlacement::Shard(0)));
+    assert!(
+        missing.contains("has no parameter bias; it has weight"),
+        "{missing}"
+    );
+    let reshard = layer("blocks.0.enter", placed("bias", PlanPlacement::Shard(0)));
+    assert!(
+        reshard.contains("has no parameter bias; it is a Reshard"),
+        "{reshard}"
+    );
+    let fan = layer("blocks.0.down", placed("weight", PlanPlacement::Fan));
+    assert!(fan.contains("expected shard or replicate"), "{fan}");
     let fan = LayerSharding {
         input: [("tensor".into(), PlanPlacement::Fan)].into(),
         ..LayerSharding::default()
@@ -337,14 +323,11 @@ fn a_model_larger_than_memory_is_resolved() {
         .with_layer("layers.*.pwff.linear_outer", Style::rowwise("tensor"))
         .with_store(Store::new("**", "data").with_at_least(1 << 20));
     let resolved = resolve(&model, &mesh(&[("tensor", 64), ("data", 64)]), &plan).unwrap();
-    let all: usize = (resolved.parameters.iter())
-        .map(|parameter| parameter.layout.shape().iter().product::<usize>())
-        .sum();
-    let held: usize = resolved
-        .parameters
-        .iter()
-        .map(|parameter| parameter.elements_held(0))
-        .sum();
+    let parameters = resolved.parameters.iter();
+    let (all, held) = parameters.fold((0, 0), |(all, held), parameter| {
+        let elements: usize = parameter.layout.shape().iter().product();
+        (all + elements, held + parameter.elements_held(0))
+    });
     assert!(all * 4 > 4 << 40, "{} bytes", all * 4);
     assert!(held * 4000 < all, "{held} of {all}");
 }
