@@ -2,7 +2,14 @@
 
 use std::ops::Range;
 
-use halocline_core::{Batch, DeviceMesh, Error, Expected, Operation, Payload, Result, Traffic};
+use halocline_core::{
+    Batch, DeviceMesh, Error, Expected, Operation, Payload, Result, Traffic, World,
+};
+
+/// Returns a mesh of all ranks.
+pub(crate) fn all_ranks(world: &World) -> Result<DeviceMesh> {
+    world.mesh([("rank", world.size())])
+}
 
 /// Broadcasts the bytes of the mesh's first rank.
 pub(crate) fn broadcast(
@@ -11,6 +18,34 @@ pub(crate) fn broadcast(
     bytes: Vec<u8>,
 ) -> Result<Vec<u8>> {
     mesh.broadcast_bytes(operation, mesh.shape().ranks()[0], Some(bytes))
+}
+
+/// Sends bytes to other ranks and returns the bytes that it receives, each by position in the mesh.
+pub(crate) fn exchange(
+    mesh: &DeviceMesh,
+    operation: &'static str,
+    traffic: Traffic,
+    sends: impl IntoIterator<Item = (usize, Vec<u8>)>,
+    receives: impl IntoIterator<Item = usize>,
+) -> Result<Vec<Vec<u8>>> {
+    let ranks = mesh.shape().ranks();
+    let sends = sends.into_iter();
+    let receives = receives.into_iter();
+    let batch = Batch {
+        operation: Operation::new(operation, traffic, None),
+        sends: sends
+            .map(|(position, bytes)| (ranks[position], Payload::Bytes(bytes)))
+            .collect(),
+        receives: receives
+            .map(|position| (ranks[position], Expected::Bytes))
+            .collect(),
+    };
+    let received = mesh.comm().clone().start(batch)?.finish()?;
+    let bytes = received.into_iter().map(|payload| match payload {
+        Payload::Bytes(bytes) => bytes,
+        Payload::Tensors(_) => unreachable!("the engine gives what was expected, or an error"),
+    });
+    Ok(bytes.collect())
 }
 
 /// Size of the largest mesh on which all ranks exchange messages directly, so that each can name a
@@ -25,25 +60,30 @@ fn gather(
     readers: Range<usize>,
     bytes: &[u8],
 ) -> Result<Vec<Vec<u8>>> {
-    let (here, ranks) = (mesh.position(), mesh.shape().ranks());
+    let here = mesh.position();
     let others = |positions: Range<usize>| positions.filter(move |&position| position != here);
     let is_reader = readers.contains(&here);
-    let batch = Batch {
-        operation: Operation::new(operation, Traffic::Control, None),
-        sends: others(readers)
-            .map(|position| (ranks[position], Payload::Bytes(bytes.to_vec())))
-            .collect(),
-        receives: others(0..mesh.size())
-            .filter(|_| is_reader)
-            .map(|position| (ranks[position], Expected::Bytes))
-            .collect(),
-    };
-    let received = mesh.comm().clone().start(batch)?.finish()?;
-    let mut all: Vec<Vec<u8>> = received.into_iter().map(into_bytes).collect();
+    let sends = others(readers).map(|position| (position, bytes.to_vec()));
+    let receives = others(0..mesh.size()).filter(|_| is_reader);
+    let mut all = exchange(mesh, operation, Traffic::Control, sends, receives)?;
     if is_reader {
         all.insert(here, bytes.to_vec());
     }
     Ok(all)
+}
+
+/// Calls a function on the first rank of a mesh. Returns its value there and the default elsewhere,
+/// or its error on every rank.
+pub(crate) fn on_first<T: Default>(
+    mesh: &DeviceMesh,
+    operation: &'static str,
+    call: impl FnOnce() -> std::result::Result<T, crate::Error>,
+) -> Result<T> {
+    let result = match mesh.position() {
+        0 => call(),
+        _ => Ok(T::default()),
+    };
+    agree(mesh, operation, Fallible::First, result)
 }
 
 /// Returns each rank's own value if all ranks have one, otherwise the error of the first rank that
@@ -154,13 +194,6 @@ fn encode(report: &Report) -> Vec<u8> {
 
 fn decode(bytes: &[u8]) -> Report {
     serde_json::from_slice(bytes).expect("what encode() wrote on another rank")
-}
-
-fn into_bytes(payload: Payload) -> Vec<u8> {
-    match payload {
-        Payload::Bytes(bytes) => bytes,
-        Payload::Tensors(_) => unreachable!("the engine gives what was expected, or an error"),
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use jiff::tz::Offset;
 /// Seconds in a day.
 const DAY: i64 = 86400;
 /// Lengths of the months of a year of 365 days.
-const MONTHS: [i64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+pub(crate) const MONTHS: [i64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
 
 /// Calendar of a time axis (CF 1.11, section 4.4.1).
 ///
@@ -98,13 +98,8 @@ impl Calendar {
             return Some(Offset::UTC.to_timestamp(date).ok()?.as_second() / DAY);
         }
         let lengths = self.months();
-        let before = usize::try_from(month).ok()?.checked_sub(1)?;
-        let length = *lengths.get(before)?;
-        let months: i64 = lengths[..before].iter().sum();
         let year_length: i64 = lengths.iter().sum();
-        (1..=length)
-            .contains(&day)
-            .then(|| (year - 1970) * year_length + months + day - 1)
+        Some((year - 1970) * year_length + days_before(&lengths, month, day)?)
     }
 
     /// Returns year, month and day of a number of days since 1970-01-01.
@@ -145,6 +140,15 @@ impl Calendar {
             Self::Day360 => "360_day",
         }
     }
+}
+
+/// Returns the days from the start of a year to a date in it, or `None` if the year has no such
+/// date.
+pub(crate) fn days_before(lengths: &[i64; 12], month: i64, day: i64) -> Option<i64> {
+    let before = usize::try_from(month).ok()?.checked_sub(1)?;
+    let length = *lengths.get(before)?;
+    let months: i64 = lengths[..before].iter().sum();
+    (1..=length).contains(&day).then(|| months + day - 1)
 }
 
 impl fmt::Display for Calendar {

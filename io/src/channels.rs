@@ -102,14 +102,22 @@ impl Origins {
         }
         let forcings = format!("{:?}", channels.forcings);
         let expected = "none that are computed from latitude or longitude, which a grid of one row does not have \
-                        without the positions of its cells; read them from a file under other names";
+                        without the positions of its cells; put these into the file as cell_latitude and cell_longitude, in \
+                        degrees, along the dim of the cells, or read the forcings from a file under other names";
         Err(Error::argument("forcings", forcings, expected))
     }
 }
 
-/// Returns the error for a channel that a role has more than once.
-fn repeated(role: &'static str, name: &str) -> Error {
-    Error::argument(role, format!("{name} twice"), "each channel once")
+/// Checks that a role names no channel twice.
+fn check_once(role: &'static str, names: &[String]) -> Result<()> {
+    let twice = (1..names.len()).find(|&index| names[..index].contains(&names[index]));
+    match twice {
+        Some(index) => {
+            let got = format!("{} twice", names[index]);
+            Err(Error::argument(role, got, "each channel once"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Checks that no role names a channel twice. Checked before files are opened, of which several may
@@ -123,14 +131,8 @@ pub(crate) fn check_repeats(config: &DatasetConfig) -> Result<()> {
         ("targets", config.targets.as_deref()),
         ("forcings", Some(&config.forcings[..])),
     ];
-    for (role, names) in roles {
-        let names = names.unwrap_or_default();
-        let repeats = (1..names.len()).find(|&index| names[..index].contains(&names[index]));
-        if let Some(index) = repeats {
-            return Err(repeated(role, &names[index]));
-        }
-    }
-    Ok(())
+    let mut roles = roles.into_iter();
+    roles.try_for_each(|(role, names)| check_once(role, names.unwrap_or_default()))
 }
 
 /// Returns the configuration for opening the files. If the inputs are chosen but the channels are
@@ -216,11 +218,8 @@ pub(crate) fn resolve(
         Err(Error::argument(role, name, expected))
     };
     let unique = |role, chosen: Vec<(Origin, String)>| {
-        let twice = (1..chosen.len()).find(|&i| chosen[..i].iter().any(|one| one.1 == chosen[i].1));
-        match twice {
-            Some(index) => Err(repeated(role, &chosen[index].1)),
-            None => Ok(chosen.into_iter().unzip::<_, _, Vec<_>, Vec<_>>()),
-        }
+        let (origins, names): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
+        check_once(role, &names).map(|()| (origins, names))
     };
     let plain = |index: usize| (Origin::Channel(index), names[index].clone());
     let list = |role, chosen: &[String]| {

@@ -109,8 +109,14 @@ impl DatasetConfig {
 
 impl DatasetConfig {
     /// Returns the error for files that are too short for any sample. The files have this time
-    /// step, and at most `longest` times.
-    pub(crate) fn no_samples(&self, time_step: f64, longest: usize) -> Error {
+    /// step, at most `longest` times, and samples of up to `most_steps` steps.
+    pub(crate) fn too_short(&self, time_step: f64, longest: usize, most_steps: usize) -> Error {
+        let too_short = |argument, got, expected| Error::TooShort {
+            argument,
+            got,
+            expected,
+            most_steps,
+        };
         let Self {
             history,
             lead,
@@ -138,7 +144,7 @@ impl DatasetConfig {
                 "{times} of a file, after a history of {history}{apart}; the time step is {step} h, and the longest \
                  file has {longest} times"
             );
-            return Error::argument(argument, got, expected);
+            return too_short(argument, got, expected);
         }
         if lead == 0 {
             let apart = match self.history_hours {
@@ -151,13 +157,13 @@ impl DatasetConfig {
             };
             let expected =
                 format!("a file with {history} times {apart}; the longest file has {held}");
-            return Error::argument("history", history, expected);
+            return too_short("history", history.to_string(), expected);
         }
         let lead = match steps {
             1 => lead.to_string(),
             _ => format!("{lead} times {steps} steps"),
         };
-        Error::argument(
+        too_short(
             "history and lead",
             format!("{history} and {lead}"),
             format!("a sum of at most the {longest} times of the longest file"),

@@ -108,6 +108,26 @@ pub enum Error {
         /// The cause.
         cause: String,
     },
+    /// A file on another grid than [`OpenConfig::grid`](crate::OpenConfig::grid).
+    #[error("grid: got {got}, expected {expected}, in this order or another one")]
+    OtherGrid {
+        /// The grid of the file.
+        got: String,
+        /// The chosen grid.
+        expected: String,
+    },
+    /// Files that are too short for any sample.
+    #[error("{argument}: got {got}, expected {expected}")]
+    TooShort {
+        /// The argument that requires longer files.
+        argument: &'static str,
+        /// Its value.
+        got: String,
+        /// Description of valid values.
+        expected: String,
+        /// Largest number of steps for which the files have samples; zero if there is none.
+        most_steps: usize,
+    },
     /// An argument that is out of range or does not fit the data.
     #[error("{argument}: got {got}, expected {expected}")]
     Argument {
@@ -148,6 +168,22 @@ impl Error {
             dataset: dataset.into(),
             found: found.into(),
             expected: expected.into(),
+        }
+    }
+
+    pub(crate) fn differs(
+        path: &Path,
+        what: &'static str,
+        found: String,
+        expected: String,
+        reference: &Path,
+    ) -> Self {
+        Self::Differs {
+            path: path.into(),
+            what,
+            found,
+            expected,
+            reference: reference.into(),
         }
     }
 

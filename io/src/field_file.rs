@@ -9,6 +9,7 @@ use ndarray::{Array4, ArrayD};
 
 use crate::alike::fingerprint;
 use crate::attributes::{Attributes, DatasetAttributes};
+use crate::cf::axis::CELLS;
 use crate::cf::variable::stamp;
 use crate::chunked::Chunked;
 use crate::fields::{check_box, in_file};
@@ -40,6 +41,9 @@ pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 /// The last four are attached to the first as dimension scales, where h5py, netCDF and xarray find
 /// them. Reading does not depend on this, and accepts latitudes in either direction, longitudes
 /// from any start (see [`Grid::new`]), any dtype for coordinates, and any kind of string.
+///
+/// A file of one row may have the positions of its [cells](Grid::cells) as `cell_latitude` and
+/// `cell_longitude`, in degrees, of shape \[lon\].
 ///
 /// These attributes of the CF conventions are supported. Other values of them are errors.
 ///
@@ -146,7 +150,7 @@ impl FieldFile {
             let expected = format!("extents that a file of {size} bytes can hold");
             return Err(Error::shape(path, FIELDS, found, expected));
         }
-        let [times, lat, lon] = [TIMESTAMP, LAT, LON].map(|name| {
+        let coordinate = |name: &'static str| {
             let scale = dataset(name)?;
             check_scale(path, &scale, name, &shape)?;
             let (packing, attributes) = packing_of(path, name, &scale)?;
@@ -165,7 +169,16 @@ impl FieldFile {
                 }
                 _ => Ok((Calendar::Gregorian, values)),
             }
-        });
+        };
+        let [times, lat, lon] = [TIMESTAMP, LAT, LON].map(coordinate);
+        let grid = || {
+            let has = |name: &str| members.iter().any(|(member, _)| member == name);
+            if shape[2] == 1 && CELLS.into_iter().all(has) {
+                let [lat, lon] = CELLS.map(coordinate);
+                return Grid::unstructured(lat?.1, lon?.1);
+            }
+            Grid::new(lat?.1, lon?.1)
+        };
         let channel = dataset(CHANNEL)?;
         check_scale(path, &channel, CHANNEL, &shape)?;
         let (calendar, times) = times?;
@@ -184,7 +197,7 @@ impl FieldFile {
             times,
             calendar,
             channels: names::of_dataset(path, CHANNEL, &channel)?,
-            grid: Grid::new(lat?.1, lon?.1).map_err(|error| in_file(path, error))?,
+            grid: grid().map_err(|error| in_file(path, error))?,
             packing,
             missing: Missing::Reject,
             path: path.into(),
@@ -406,7 +419,7 @@ fn check_fields(path: &Path, fields: &Dataset, packing: &Packing) -> Result<[usi
         .map_err(|shape| error(format!("{shape:?}"), "4 dims [time, channel, lat, lon]"))
 }
 
-/// Checks that a scale has one value per index of its dim.
+/// Checks that a scale has one value per index of its dim, and positions one per cell.
 fn check_scale(
     path: &Path,
     scale: &Dataset,
@@ -416,7 +429,7 @@ fn check_scale(
     let dim = SCALES
         .iter()
         .position(|&scale| scale == name)
-        .expect("a scale of the layout");
+        .unwrap_or(SCALES.len() - 1); // Positions of cells lie along the columns.
     if scale.shape() == [fields[dim]] {
         return Ok(());
     }

@@ -5,6 +5,7 @@ use hdf5_metno::types::VarLenUnicode;
 use hdf5_metno::{Dataset, File, FileBuilder};
 use ndarray::ArrayView3;
 
+use crate::cf::axis::CELLS;
 use crate::field_file::{CHANNEL, FIELDS, LAT, LON, SCALES, TIMESTAMP};
 use crate::staged::Staged;
 use crate::{Error, Grid, Result, scales, time_units};
@@ -34,7 +35,8 @@ pub struct WriterConfig {
 }
 
 /// Writer of a field file, which appends one time after another. See
-/// [`FieldFile`](crate::FieldFile) for the layout.
+/// [`FieldFile`](crate::FieldFile) for the layout, which includes the positions of the cells of an
+/// [unstructured](Grid::unstructured) grid.
 ///
 /// The file has a temporary name until it is [finished](Self::finish). A writer that fails or is
 /// dropped before that leaves no file behind, and an earlier file of the same name unchanged.
@@ -91,7 +93,10 @@ impl FieldWriter {
         // As even as possible, because HDF5 stores partial chunks at the end of a dim in full.
         let even = |size: usize| size.div_ceil(size.div_ceil(MAX_CHUNK_EXTENT).max(1));
         let chunk = config.chunk.unwrap_or([1, 1, even(rows), even(columns)]);
-        if chunk.contains(&0) || cells_of(chunk).is_none_or(|cells| cells >= 1 << 30) {
+        let cells = chunk
+            .iter()
+            .try_fold(1_usize, |cells, extent| cells.checked_mul(*extent));
+        if !cells.is_some_and(|cells| (1..1 << 30).contains(&cells)) {
             let expected = "extents from 1, of less than 4 GiB together";
             return Err(Error::argument("chunk", format!("{chunk:?}"), expected));
         }
@@ -195,11 +200,16 @@ impl FieldWriter {
             staged,
             ..
         } = self;
+        let (all, lon): (&[&str], &[&str]) = (&SCALES, &[LON]);
+        let mut scaled = vec![(FIELDS, all)];
+        if file.link_exists(CELLS[0]) {
+            scaled.extend(CELLS.map(|name| (name, lon)));
+        }
         // A failed append may have extended the datasets.
         let trimmed = fields.resize((count, channels, rows, columns));
         trimmed
             .and_then(|()| timestamp.resize(count))
-            .and_then(|()| scales::attach(&file, FIELDS, &SCALES))
+            .and_then(|()| scales::attach(&file, &scaled))
             .and_then(|()| file.flush())
             .map_err(|e| Error::data(&path, FIELDS, e))?;
         drop((fields, timestamp));
@@ -210,13 +220,6 @@ impl FieldWriter {
     fn path(&self) -> PathBuf {
         self.staged.target().into()
     }
-}
-
-/// Returns the number of cells of a chunk, or `None` on overflow.
-fn cells_of(chunk: [usize; 4]) -> Option<usize> {
-    chunk
-        .iter()
-        .try_fold(1_usize, |cells, &extent| cells.checked_mul(extent))
 }
 
 fn check_channels(channels: &[&str]) -> Result<()> {
@@ -277,5 +280,9 @@ fn create_datasets(
     };
     scales::describe(&coordinate(LAT, grid.lat())?, "units", b"degrees_north")?;
     scales::describe(&coordinate(LON, grid.lon())?, "units", b"degrees_east")?;
+    if let Some([lat, lon]) = grid.cells() {
+        scales::describe(&coordinate(CELLS[0], lat)?, "units", b"degrees_north")?;
+        scales::describe(&coordinate(CELLS[1], lon)?, "units", b"degrees_east")?;
+    }
     Ok([fields, timestamp])
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use halocline_core::IndexBox;
-use ndarray::Array4;
+use ndarray::{Array4, Axis, Slice};
 
 use crate::grid_order::difference;
 use crate::{Calendar, Channel, Error, Gaps, Grid, Missing, Result, Traffic};
@@ -202,13 +202,9 @@ pub(crate) fn same_grid(
     if grid.agrees_with(expected) {
         return Ok(());
     }
-    Err(Error::Differs {
-        path: path.into(),
-        what: "grid",
-        found: format!("{grid} ({})", difference(grid, expected)),
-        expected: expected.to_string(),
-        reference: reference.into(),
-    })
+    let found = format!("{grid} ({})", difference(grid, expected));
+    let expected = expected.to_string();
+    Err(Error::differs(path, "grid", found, expected, reference))
 }
 
 /// Returns the descriptions of all channels of a file.
@@ -231,19 +227,65 @@ pub(crate) fn same_units(
                 let level = level.map_or(String::new(), |units| format!(", levels in {units}"));
                 format!("{units} of {}{level}", channel.name)
             };
-            return Err(Error::Differs {
-                path: path.into(),
-                what: "units",
-                found: told(found),
-                expected: format!(
-                    "{} (convert the values of one file, write its attribute units, or leave it out)",
-                    told(expected)
-                ),
-                reference: reference.into(),
-            });
+            let expected = format!(
+                "{} (convert the values of one file, write its attribute units, or leave it out)",
+                told(expected)
+            );
+            let found = told(found);
+            return Err(Error::differs(path, "units", found, expected, reference));
         }
     }
     Ok(())
+}
+
+/// Finds the part that holds an index along a dim, in which the parts lie one after another.
+/// Returns it with the index in the part.
+pub(crate) fn part_of(
+    parts: &[Box<dyn Fields>],
+    dim: usize,
+    mut index: usize,
+) -> Option<(&dyn Fields, usize)> {
+    for part in parts {
+        match index.checked_sub(part.shape()[dim]) {
+            Some(rest) => index = rest,
+            None => return Some((&**part, index)),
+        }
+    }
+    None
+}
+
+/// Reads a box of parts that lie one after another along a dim.
+pub(crate) fn read_parts(
+    parts: &[Box<dyn Fields>],
+    dim: usize,
+    cells: [Range<usize>; 4],
+) -> Result<Array4<f32>> {
+    let mut values = Array4::zeros(cells.each_ref().map(ExactSizeIterator::len));
+    let whole = cells[dim].clone();
+    let mut end = 0;
+    for part in parts {
+        let start = end;
+        end += part.shape()[dim];
+        let held = whole.start.clamp(start, end)..whole.end.clamp(start, end);
+        if held.is_empty() {
+            continue;
+        }
+        let mut ranges = cells.clone();
+        ranges[dim] = held.start - start..held.end - start;
+        let read = part.read(ranges)?;
+        if held == whole {
+            return Ok(read);
+        }
+        let places = Slice::from(held.start - whole.start..held.end - whole.start);
+        values.slice_axis_mut(Axis(dim), places).assign(&read);
+    }
+    Ok(values)
+}
+
+/// Sums the bytes that reading several sources has taken.
+pub(crate) fn traffic_of(parts: &[Box<dyn Fields>]) -> Traffic {
+    let traffic = parts.iter().map(|part| part.traffic());
+    traffic.fold(Traffic::default(), |sum, part| sum + part)
 }
 
 /// Combines the fingerprints of several sources: total size and a CRC-32 of their checksums.
@@ -264,13 +306,9 @@ pub(crate) fn same_calendar(file: &dyn Fields, reference: &dyn Fields) -> Result
     if found == expected {
         return Ok(());
     }
-    Err(Error::Differs {
-        path: file.path().into(),
-        what: "calendar",
-        found: found.to_string(),
-        expected: expected.to_string(),
-        reference: reference.path().into(),
-    })
+    let [found, expected] = [found, expected].map(|calendar| calendar.to_string());
+    let (path, reference) = (file.path(), reference.path());
+    Err(Error::differs(path, "calendar", found, expected, reference))
 }
 
 /// Adds the path of the file to an error about its coordinates.

@@ -2,7 +2,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::open::format_name;
-use crate::times::close;
+use crate::times::distinct_steps;
 use crate::traffic::covered;
 use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, OpenConfig, Result};
 
@@ -149,7 +149,7 @@ impl Inspection {
 
     fn find_problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        let steps = steps(&self.times);
+        let steps = distinct_steps(&self.times);
         if steps.len() > 1 {
             let text = steps.iter().take(4).map(|(step, count)| match count {
                 1 => format!("{} (once)", duration(*step)),
@@ -287,16 +287,6 @@ impl Values {
     }
 }
 
-/// Returns the distinct steps of a time axis with their counts, most frequent first.
-fn steps(times: &[f64]) -> Vec<(f64, usize)> {
-    let mut steps: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    steps.sort_by(f64::total_cmp);
-    let runs = steps.chunk_by(|one, next| close(*one, *next, *one));
-    let mut runs: Vec<(f64, usize)> = runs.map(|run| (run[0], run.len())).collect();
-    runs.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    runs
-}
-
 /// Formats a duration in the largest unit that it reaches.
 fn duration(seconds: f64) -> String {
     let units = [(86400.0, "d"), (3600.0, "h"), (60.0, "min")];
@@ -319,7 +309,7 @@ impl fmt::Display for Inspection {
         }
         if let [first, .., last] = self.times[..] {
             let dates = [first, last].map(|time| self.calendar.date(time));
-            let steps = steps(&self.times);
+            let steps = distinct_steps(&self.times);
             writeln!(
                 f,
                 "  times      {} from {} to {}, {}, step {}{}",
@@ -438,9 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_counted_and_named() {
-        assert_eq!(steps(&[0.0, 7.0, 14.0, 22.0, 29.0]), [(7.0, 3), (8.0, 1)]);
-        assert_eq!(steps(&[1.0]), []);
+    fn durations_and_numbers_are_short() {
         let names = [21600.0, 86400.0, 90.0, 0.5, 2_629_746.0].map(duration);
         assert_eq!(names, ["6 h", "1 d", "1.5 min", "0.5 s", "30.4369 d"]);
         assert_eq!(

@@ -3,10 +3,16 @@
 use std::ops::Range;
 use std::path::Path;
 
-use ndarray::{Array4, s};
+use ndarray::Array4;
 
-use crate::fields::{check_box, check_units, delegate, fingerprint_of, same_calendar, same_grid};
+use crate::fields::{
+    check_box, check_units, delegate, fingerprint_of, part_of, read_parts, same_calendar,
+    same_grid, traffic_of,
+};
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic, times};
+
+/// Dim along which parts are joined.
+const TIME: usize = 0;
 
 /// Consecutive parts of a time axis.
 #[derive(Debug)]
@@ -36,13 +42,8 @@ impl Joined {
         for part in &parts[1..] {
             if part.channels() != first.channels() {
                 let [found, expected] = [part, first].map(|part| format!("{:?}", part.channels()));
-                return Err(Error::Differs {
-                    path: part.path().into(),
-                    what: "channels",
-                    found,
-                    expected,
-                    reference: first.path().into(),
-                });
+                let (path, reference) = (part.path(), first.path());
+                return Err(Error::differs(path, "channels", found, expected, reference));
             }
             same_calendar(&**part, &**first)?;
             same_grid((part.grid(), part.path()), (first.grid(), first.path()))?;
@@ -52,16 +53,16 @@ impl Joined {
             if let (Some(last), Some(next)) = (pair[0].times().last(), pair[1].times().first())
                 && next <= last
             {
-                return Err(Error::Differs {
-                    path: pair[1].path().into(),
-                    what: "first time",
-                    found: pair[1].calendar().date(*next),
-                    expected: format!(
-                        "a time after the last one, {},",
-                        pair[0].calendar().date(*last)
-                    ),
-                    reference: pair[0].path().into(),
-                });
+                let [last, next] = [last, next].map(|time| first.calendar().date(*time));
+                let expected = format!("a time after the last one, {last},");
+                let (path, reference) = (pair[1].path(), pair[0].path());
+                return Err(Error::differs(
+                    path,
+                    "first time",
+                    next,
+                    expected,
+                    reference,
+                ));
             }
         }
         let times = parts
@@ -143,14 +144,10 @@ impl Fields for Joined {
     }
 
     fn file_time(&self, time: usize) -> (&Path, usize) {
-        let mut place = time;
-        for part in &self.parts {
-            match place.checked_sub(part.times().len()) {
-                Some(rest) => place = rest,
-                None => return part.file_time(place),
-            }
+        match part_of(&self.parts, TIME, time) {
+            Some((part, time)) => part.file_time(time),
+            None => panic!("time {time} of {}", self.times.len()),
         }
-        panic!("time {time} of {}", self.times.len())
     }
 
     fn is_undated(&self) -> bool {
@@ -173,32 +170,11 @@ impl Fields for Joined {
 
     fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
         check_box(self, "/", &cells)?;
-        let mut values = Array4::zeros(cells.each_ref().map(ExactSizeIterator::len));
-        let [times, channels, rows, columns] = cells;
-        let mut first = 0;
-        for part in &self.parts {
-            let count = part.times().len();
-            let low = times.start.clamp(first, first + count);
-            let high = times.end.clamp(first, first + count);
-            if low < high {
-                let range = low - first..high - first;
-                let ranges = [range, channels.clone(), rows.clone(), columns.clone()];
-                let places = low - times.start..high - times.start;
-                if places.len() == times.len() {
-                    return part.read(ranges);
-                }
-                values
-                    .slice_mut(s![places, .., .., ..])
-                    .assign(&part.read(ranges)?);
-            }
-            first += count;
-        }
-        Ok(values)
+        read_parts(&self.parts, TIME, cells)
     }
 
     fn traffic(&self) -> Traffic {
-        let traffic = self.parts.iter().map(|part| part.traffic());
-        traffic.fold(Traffic::default(), |sum, part| sum + part)
+        traffic_of(&self.parts)
     }
 
     fn fingerprint(&self) -> Result<(u64, u32)> {

@@ -7,7 +7,7 @@ use std::path::Path;
 use halocline_core::World;
 use serde::Serialize;
 
-use crate::agreement::{Fallible, agree};
+use crate::agreement::{all_ranks, on_first};
 use crate::staged::Staged;
 use crate::{Error, Result};
 
@@ -34,16 +34,13 @@ pub fn save_json(
     path: impl AsRef<Path>,
     value: &impl Serialize,
 ) -> halocline_core::Result<()> {
-    let mesh = world.mesh([("rank", world.size())])?;
-    let written = if world.is_root() {
-        write(path.as_ref(), value)
-    } else {
-        Ok(())
-    };
-    agree(&mesh, "save_json", Fallible::First, written)
+    on_first(&all_ranks(world)?, "save_json", || {
+        stage(path.as_ref(), value)?.commit()
+    })
 }
 
-fn write(path: &Path, value: &impl Serialize) -> Result<()> {
+/// Writes a value as JSON under a temporary name.
+pub(crate) fn stage(path: &Path, value: &impl Serialize) -> Result<Staged> {
     let staged = Staged::new(path)?;
     let write = || {
         let mut file = BufWriter::new(File::create(staged.path())?);
@@ -51,5 +48,5 @@ fn write(path: &Path, value: &impl Serialize) -> Result<()> {
         file.flush()
     };
     write().map_err(|e: std::io::Error| Error::io(path, e))?;
-    staged.commit()
+    Ok(staged)
 }

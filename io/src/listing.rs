@@ -1,5 +1,7 @@
 //! Lists of names in error messages.
 
+use halocline_core::nearest;
+
 /// Largest number of names of which all are listed.
 const ALL: usize = 24;
 /// Number of names listed out of more.
@@ -11,11 +13,9 @@ pub(crate) fn listed(unknown: &str, names: &[String]) -> String {
     if names.len() <= ALL {
         return names.join(", ");
     }
-    let mut nearest: Vec<&str> = names.iter().map(String::as_str).collect();
-    nearest.sort_by_cached_key(|name| strsim::levenshtein(unknown, name));
-    nearest.truncate(NEAREST);
+    let near = nearest(unknown, names.iter().map(String::as_str), NEAREST);
     let others = names.len() - NEAREST;
-    format!("{} and {others} others", nearest.join(", "))
+    format!("{} and {others} others", near.join(", "))
 }
 
 #[cfg(test)]

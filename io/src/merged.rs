@@ -3,11 +3,16 @@
 use std::ops::Range;
 use std::path::Path;
 
-use ndarray::{Array4, s};
+use ndarray::Array4;
 
-use crate::fields::{check_box, delegate, fingerprint_of, same_calendar, same_grid};
+use crate::fields::{
+    check_box, delegate, fingerprint_of, part_of, read_parts, same_calendar, same_grid, traffic_of,
+};
 use crate::selected::Selected;
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
+
+/// Dim along which parts are merged.
+const CHANNEL: usize = 1;
 
 /// Parts with different channels, such as surface and pressure levels, in sequence.
 #[derive(Debug)]
@@ -33,21 +38,15 @@ impl Merged {
         };
         let mut names = first.channels().to_vec();
         for part in &parts[1..] {
-            let differs = |what, found, expected| {
-                Err(Error::Differs {
-                    path: part.path().into(),
-                    what,
-                    found,
-                    expected,
-                    reference: first.path().into(),
-                })
-            };
+            let (path, reference) = (part.path(), first.path());
+            let differs =
+                |what, found, expected| Err(Error::differs(path, what, found, expected, reference));
             same_calendar(&**part, &**first)?;
             if part.times() != first.times() {
                 let [found, expected] = [part, first].map(|part| told(&**part));
                 return differs("times of other channels", found, expected);
             }
-            same_grid((part.grid(), part.path()), (first.grid(), first.path()))?;
+            same_grid((part.grid(), path), (first.grid(), reference))?;
             if let Some(name) = part.channels().iter().find(|name| names.contains(name)) {
                 let expected =
                     "a channel of one file only, or the same channels in all files".into();
@@ -162,14 +161,10 @@ impl Fields for Merged {
     }
 
     fn describe(&self, channel: usize) -> Channel {
-        let mut place = channel;
-        for part in &self.parts {
-            match place.checked_sub(part.channels().len()) {
-                Some(rest) => place = rest,
-                None => return part.describe(place),
-            }
+        match part_of(&self.parts, CHANNEL, channel) {
+            Some((part, channel)) => part.describe(channel),
+            None => panic!("channel {channel} of {}", self.names.len()),
         }
-        panic!("channel {channel} of {}", self.names.len())
     }
 
     fn left_out(&self) -> &[String] {
@@ -178,32 +173,11 @@ impl Fields for Merged {
 
     fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
         check_box(self, "/", &cells)?;
-        let mut values = Array4::zeros(cells.each_ref().map(ExactSizeIterator::len));
-        let [times, channels, rows, columns] = cells;
-        let mut first = 0;
-        for part in &self.parts {
-            let count = part.channels().len();
-            let low = channels.start.clamp(first, first + count);
-            let high = channels.end.clamp(first, first + count);
-            if low < high {
-                let range = low - first..high - first;
-                let ranges = [times.clone(), range, rows.clone(), columns.clone()];
-                let places = low - channels.start..high - channels.start;
-                if places.len() == channels.len() {
-                    return part.read(ranges);
-                }
-                values
-                    .slice_mut(s![.., places, .., ..])
-                    .assign(&part.read(ranges)?);
-            }
-            first += count;
-        }
-        Ok(values)
+        read_parts(&self.parts, CHANNEL, cells)
     }
 
     fn traffic(&self) -> Traffic {
-        let traffic = self.parts.iter().map(|part| part.traffic());
-        traffic.fold(Traffic::default(), |sum, part| sum + part)
+        traffic_of(&self.parts)
     }
 
     fn fingerprint(&self) -> Result<(u64, u32)> {

@@ -1,5 +1,5 @@
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::BufReader;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::field_file::{CHANNEL, FIELDS, LAT, LON};
 use crate::fields::same_grid;
 use crate::staged::Staged;
-use crate::{Error, Fields, Grid, Result};
+use crate::{Error, Fields, Grid, Result, json};
 
 /// Name of the metadata file.
 const NAME: &str = "data.json";
@@ -93,15 +93,8 @@ impl Metadata {
 
     /// Checks like [`check`](Self::check), given the metadata `other` of the file at `path`.
     pub(crate) fn check_same(&self, other: &Self, path: &Path, reference: &Path) -> Result<()> {
-        let differs = |property: &'static str, found: String, expected: String| {
-            Err(Error::Differs {
-                path: path.into(),
-                what: property,
-                found,
-                expected,
-                reference: reference.into(),
-            })
-        };
+        let differs =
+            |what, found, expected| Err(Error::differs(path, what, found, expected, reference));
         if other.channels() != self.channels() {
             let [found, expected] = [other, self].map(|m| format!("{:?}", m.channels()));
             return differs("channels", found, expected);
@@ -112,6 +105,18 @@ impl Metadata {
             return differs("time step", found, expected);
         }
         Ok(())
+    }
+
+    /// Whether a folder has a `data.json`.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::Metadata;
+    ///
+    /// assert!(!Metadata::exists("nowhere"));
+    /// ```
+    pub fn exists(folder: impl AsRef<Path>) -> bool {
+        folder.as_ref().join(NAME).exists()
     }
 
     /// Reads `data.json` from a folder.
@@ -136,13 +141,6 @@ impl Metadata {
     /// exist.
     pub(crate) fn stage(&self, folder: &Path) -> Result<Staged> {
         std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-        let staged = Staged::new(&folder.join(NAME))?;
-        let write = || {
-            let mut file = BufWriter::new(File::create(staged.path())?);
-            serde_json::to_writer_pretty(&mut file, self)?;
-            file.flush()
-        };
-        write().map_err(|e: std::io::Error| Error::io(staged.target(), e))?;
-        Ok(staged)
+        json::stage(&folder.join(NAME), self)
     }
 }

@@ -172,8 +172,9 @@ impl Heap {
 
 /// Reads `length` bytes of a file at `offset`.
 fn bytes(file: &mut File, offset: u64, length: usize) -> Result<Vec<u8>> {
+    let size = file.metadata()?.len();
     let end = offset.checked_add(length as u64);
-    if end.is_none_or(|end| end > u64::MAX / 2) || file.metadata()?.len() < end.unwrap_or(0) {
+    if end.is_none_or(|end| end > size) {
         return Err(broken("a string lies outside of the file"));
     }
     let mut bytes = vec![0; length];

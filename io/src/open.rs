@@ -98,8 +98,10 @@ impl OpenConfig {
     /// Opens a field file, a Zarr store or a NetCDF file. The format is recognised by content.
     ///
     /// Every variable on the dims of a latitude and a longitude is a channel; if it has one more
-    /// dim, every level is a channel. Latitudes and longitudes of the cells, and variables that the
-    /// attribute `coordinates` of another one names, are channels only if they are chosen by name,
+    /// dim, every level is a channel. So is a variable on one dim of cells that has a latitude and a
+    /// longitude, as on the grids of ICON, and on the cells of a HEALPix sphere: the cells are a
+    /// single row. Latitudes and longitudes of the cells, and variables that the attributes
+    /// `coordinates` or `bounds` of another one name, are channels only if they are chosen by name,
     /// or if there is no other. Variables on another grid or time axis than the first one are left
     /// out. A variable without a time dim has the same values at all times. A file without a time
     /// axis has one time, that of its scalar time coordinate, or else zero. A store of
@@ -159,8 +161,10 @@ impl OpenConfig {
         }
         let (path, difference) = (fields.path().display(), difference(found, grid));
         let got = format!("{found} of {path} ({difference})");
-        let expected = format!("{grid}, in this order or another one");
-        Err(Error::argument("grid", got, expected))
+        Err(Error::OtherGrid {
+            got,
+            expected: grid.to_string(),
+        })
     }
 
     /// Opens several files or stores, each with its own time axis. Leaves out those without a time

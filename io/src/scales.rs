@@ -5,6 +5,7 @@
 //! back to the dataset in `REFERENCE_LIST`. The bindings lack HDF5's functions for them
 //! (`H5DSset_scale`, `H5DSattach_scale`), so they are written here.
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 
 use hdf5_metno::types::{FixedAscii, VarLenArray};
@@ -31,28 +32,35 @@ struct BackReference {
     dimension: i32,
 }
 
-/// Makes the datasets called `scales` the dimension scales of `dataset`, in the order of its dims.
-pub(crate) fn attach(file: &File, dataset: &str, scales: &[&str]) -> Result<()> {
-    let mut list: Vec<VarLenArray<ObjectReference1>> = Vec::with_capacity(scales.len());
-    for (dim, &name) in scales.iter().enumerate() {
+/// Attaches dimension scales to datasets. Each dataset is given with the names of its scales, in the
+/// order of its dims.
+pub(crate) fn attach(file: &File, datasets: &[(&str, &[&str])]) -> Result<()> {
+    let mut references: BTreeMap<&str, Vec<BackReference>> = BTreeMap::new();
+    for &(name, scales) in datasets {
+        let mut list: Vec<VarLenArray<ObjectReference1>> = Vec::with_capacity(scales.len());
+        for (dim, &scale) in scales.iter().enumerate() {
+            let back = BackReference {
+                dataset: file.reference(name)?,
+                dimension: dim as i32,
+            };
+            references.entry(scale).or_default().push(back);
+            list.push(VarLenArray::from_slice(&[file.reference(scale)?]));
+        }
+        let dataset = file.dataset(name)?;
+        dataset
+            .new_attr_builder()
+            .with_data(&list)
+            .create("DIMENSION_LIST")?;
+    }
+    for (name, references) in &references {
         let scale = file.dataset(name)?;
         write_text(&scale, "CLASS", CLASS)?;
         write_text(&scale, "NAME", name)?;
-        let back = BackReference {
-            dataset: file.reference(dataset)?,
-            dimension: dim as i32,
-        };
         scale
             .new_attr_builder()
-            .with_data(&[back])
+            .with_data(references)
             .create("REFERENCE_LIST")?;
-        list.push(VarLenArray::from_slice(&[file.reference(name)?]));
     }
-    let dataset = file.dataset(dataset)?;
-    dataset
-        .new_attr_builder()
-        .with_data(&list)
-        .create("DIMENSION_LIST")?;
     Ok(())
 }
 
@@ -101,7 +109,7 @@ mod tests {
         let file = File::create(folder.path().join("scales.h5")).unwrap();
         file.new_dataset::<f32>().shape(3).create("field").unwrap();
         file.new_dataset::<f32>().shape(3).create("lat").unwrap();
-        attach(&file, "field", &["lat"]).unwrap();
+        attach(&file, &[("field", &["lat"][..])]).unwrap();
         let class = file.dataset("lat").unwrap().attr("CLASS").unwrap();
         let datatype = class.dtype().unwrap();
         // SAFETY: the id belongs to a live datatype, and the lock of the bindings is held.

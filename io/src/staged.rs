@@ -1,4 +1,5 @@
 use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -116,12 +117,25 @@ pub(crate) fn remove_leftovers(folder: &Path) {
         let is_ours = name.starts_with(PREFIX)
             && (name.ends_with(SUFFIX) || name.contains(&format!("{SUFFIX}.")));
         if is_ours && is_leftover(&entry.path()) {
-            let _ = if entry.path().is_dir() {
-                fs::remove_dir_all(entry.path())
-            } else {
-                fs::remove_file(entry.path())
-            };
+            let _ = remove(&entry.path());
         }
+    }
+}
+
+/// Removes a file, or a folder with all that is in it.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
+    }
+}
+
+/// Removes a file, unless there is none.
+pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use burn::config::Config;
 
-use crate::staged::{LOCK, PREFIX, SUFFIX, remove_leftovers};
+use crate::staged::{LOCK, PREFIX, SUFFIX, remove, remove_leftovers};
 use crate::{Error, Result, durable, zarr};
 
 /// Handling of an existing file or store with the name of an output.
@@ -89,12 +89,7 @@ impl StagedFolder {
             if entry.file_name() == LOCK {
                 continue;
             }
-            let removed = if entry.file_type().map_err(failed)?.is_dir() {
-                fs::remove_dir_all(entry.path())
-            } else {
-                fs::remove_file(entry.path())
-            };
-            removed.map_err(failed)?;
+            remove(&entry.path()).map_err(failed)?;
         }
         Ok(())
     }
@@ -188,14 +183,6 @@ fn check_target(target: &Path, existing: Existing) -> Result<()> {
     };
     let error = std::io::Error::new(ErrorKind::AlreadyExists, cause);
     Err(Error::io(target, error))
-}
-
-fn remove(path: &Path) -> std::io::Result<()> {
-    if path.is_dir() {
-        fs::remove_dir_all(path)
-    } else {
-        fs::remove_file(path)
-    }
 }
 
 /// Returns the files in a folder and its subfolders, and these folders.

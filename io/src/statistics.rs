@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use crate::fields::{described, same_units};
 use crate::moments::Moments;
 use crate::samples::{Lead, samples};
-use crate::staged::Staged;
+use crate::staged::{Staged, remove_if_there};
 use crate::{Channel, Error, Fields, Metadata, Progress, Result};
 
 /// Mean and standard deviation of each channel, and of its increments over a lead.
@@ -184,12 +184,7 @@ impl Statistics {
             staged.push(file);
         }
         // A mix of old and new files never has a `data.json`, without which it cannot be loaded.
-        match std::fs::remove_file(metadata.target()) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io(metadata.target(), error));
-            }
-            _ => {}
-        }
+        remove_if_there(metadata.target()).map_err(|e| Error::io(metadata.target(), e))?;
         staged.push(metadata);
         staged.into_iter().try_for_each(Staged::commit)
     }

@@ -5,6 +5,7 @@ use jiff::civil::DateTime;
 use jiff::tz::Offset;
 
 use crate::attributes::Attributes;
+use crate::calendar::{MONTHS, days_before};
 use crate::{Calendar, Error, Result};
 
 /// Units of written times, and of files that state none.
@@ -222,29 +223,12 @@ fn parse_reference(text: &str, dates: Dates) -> Option<f64> {
 
 /// Returns the days from Gregorian 1970-01-01 to a date in the Julian calendar, from year 1 on.
 fn julian_days((year, month, day): (i64, i64, i64)) -> Option<i64> {
-    let lengths = [
-        31,
-        28 + i64::from(year % 4 == 0),
-        31,
-        30,
-        31,
-        30,
-        31,
-        31,
-        30,
-        31,
-        30,
-        31,
-    ];
-    let before = usize::try_from(month).ok()?.checked_sub(1)?;
-    let length = *lengths.get(before)?;
-    if year < 1 || !(1..=length).contains(&day) {
-        return None;
-    }
+    let mut lengths = MONTHS;
+    lengths[1] += i64::from(year % 4 == 0);
+    let days = days_before(&lengths, month, day)?;
     let years = year - 1;
-    let months: i64 = lengths[..before].iter().sum();
     // Julian 0001-01-01 is two days before proleptic Gregorian 0001-01-01.
-    Some(years * 365 + years / 4 + months + day - 1 - 719_164)
+    (years >= 0).then(|| years * 365 + years / 4 + days - 719_164)
 }
 
 /// Parses a zone, as its offset from UTC in seconds: nothing, `Z`, `UTC`, `GMT`, `+1`, `+01:30` or

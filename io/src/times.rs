@@ -114,7 +114,7 @@ pub(crate) fn step(path: &Path, dataset: &str, times: &[f64], gaps: Gaps) -> Res
         return Err(Error::shape(path, dataset, found, expected));
     };
     if gaps != Gaps::Reject {
-        return Ok(most_frequent(steps().collect()));
+        return Ok(distinct_steps(times)[0].0);
     }
     let uneven = steps().position(|step| !close(step, first, first));
     let Some(index) = uneven else {
@@ -159,12 +159,15 @@ pub(crate) fn close(one: f64, other: f64, step: f64) -> bool {
     (one - other).abs() <= TOLERANCE * step
 }
 
-/// Returns the most frequent step; of equally frequent ones, the shortest.
-fn most_frequent(mut steps: Vec<f64>) -> f64 {
+/// Returns the distinct steps of a time axis with their counts, most frequent first; of equally
+/// frequent ones, the shortest first.
+pub(crate) fn distinct_steps(times: &[f64]) -> Vec<(f64, usize)> {
+    let mut steps: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     steps.sort_by(f64::total_cmp);
-    let runs = steps.chunk_by(|one, other| close(*one, *other, *one));
-    let longest = runs.rev().max_by_key(|run| run.len());
-    longest.map_or(0.0, |run| run[0])
+    let runs = steps.chunk_by(|one, next| close(*one, *next, *one));
+    let mut runs: Vec<(f64, usize)> = runs.map(|run| (run[0], run.len())).collect();
+    runs.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    runs
 }
 
 #[cfg(test)]
@@ -201,10 +204,11 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_step_is_the_most_frequent() {
-        assert_eq!(most_frequent(vec![8.0, 7.0, 7.0, 8.0, 7.0]), 7.0);
-        assert_eq!(most_frequent(vec![12.0, 6.0, 6.0, 12.0]), 6.0);
-        assert_eq!(most_frequent(vec![5.0]), 5.0);
-        assert_eq!(most_frequent(vec![]), 0.0);
+    fn the_most_frequent_step_is_first() {
+        let steps = distinct_steps(&[0.0, 8.0, 15.0, 22.0, 30.0, 37.0]);
+        assert_eq!(steps, [(7.0, 3), (8.0, 2)]);
+        let steps = distinct_steps(&[0.0, 12.0, 18.0, 24.0, 36.0]);
+        assert_eq!(steps, [(6.0, 2), (12.0, 2)]);
+        assert_eq!(distinct_steps(&[1.0]), []);
     }
 }

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::axis::{Axis, CELLS, axis_of, is_time};
+use super::axis::{Axis, axis_of, is_time};
+use super::unstructured::{healpix_dim, place_of, positions, unplaced};
 use super::variable::{Container, Kind, Variable, VariableAttributes, error_at};
 use crate::packing::Packing;
 use crate::{Calendar, Error, Result, time_units, times};
@@ -12,7 +13,7 @@ use crate::{Calendar, Error, Result, time_units, times};
 /// Tolerance for equal coordinates, in degrees.
 const NOMINAL: f64 = 0.01;
 /// Largest number of values in a coordinate.
-const MAX_VALUES: usize = 1 << 24;
+pub(super) const MAX_VALUES: usize = 1 << 24;
 
 /// Role of a dim of a channel's variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +23,7 @@ pub(crate) enum Role {
     Time,
     Level,
     Row,
+    /// Columns, or cells that form no rows and columns.
     Column,
 }
 
@@ -55,16 +57,6 @@ fn time_among<'a>(
 fn has_reference(variable: &Variable) -> bool {
     let units = variable.text("units");
     units.is_some_and(|units| units.contains(" since "))
-}
-
-/// Whether a variable varies along this dim only; its other dims, if any, have length one.
-fn lies_on(variable: &Variable, dim: &str) -> bool {
-    let dims = variable.dims.iter().zip(&variable.shape);
-    let long: Vec<&String> = dims
-        .filter(|(_, extent)| **extent != 1)
-        .map(|(dim, _)| dim)
-        .collect();
-    !dim.is_empty() && (variable.dims == [dim] || long == [dim])
 }
 
 /// Whether the long name of a 1-D coordinate says that its values are not the positions of the
@@ -104,7 +96,7 @@ impl<'a> Coordinates<'a> {
     /// Finds the coordinate of a dim: the variable of the same name, else a recognised variable
     /// along the dim.
     pub(super) fn find(&self, dim: &str) -> Option<&'a Variable> {
-        let on_dim = |variable: &&Variable| variable.kind != Kind::Other && lies_on(variable, dim);
+        let on_dim = |variable: &&Variable| variable.kind != Kind::Other && variable.lies_on(dim);
         let variables = self.container.variables();
         let first = |is: &dyn Fn(&Variable) -> bool| {
             let mut along = variables.iter().filter(on_dim);
@@ -139,15 +131,32 @@ impl<'a> Coordinates<'a> {
         }
     }
 
-    /// Finds the coordinates with the positions of the cells along a dim, if there are any.
-    pub(super) fn cells(&self, dim: &str) -> Option<[&'a Variable; 2]> {
-        let find = |name: &str| {
-            self.container.variables().iter().find(|variable| {
-                variable.name == name && variable.kind != Kind::Other && lies_on(variable, dim)
-            })
+    /// Finds the dim of a variable along which cells lie that form no rows and columns.
+    fn cells<'v>(&self, variable: &'v Variable) -> Result<Option<&'v str>> {
+        let dims = variable.dims.iter().map(String::as_str);
+        let dims: Vec<&str> = dims.filter(|dim| !self.is_track(dim)).collect();
+        let mut placed = dims.iter().copied();
+        match placed.find(|dim| positions(self.container, dim).is_some()) {
+            Some(dim) => Ok(Some(dim)),
+            None => healpix_dim(self.container, variable, &dims),
+        }
+    }
+
+    /// Whether positions along a dim are those of a track or a profile, because it has times, which
+    /// may not be numbers, or levels.
+    fn is_track(&self, dim: &str) -> bool {
+        let coordinate = self.find(dim);
+        let is_own = coordinate.is_some_and(|coordinate| coordinate.name == dim);
+        let is_unread_time = |variable: &Variable| {
+            variable.kind == Kind::Other
+                && variable.dims.iter().any(|own| own == dim)
+                && axis_of(variable) == Some(Axis::Time)
         };
-        let [lat, lon] = CELLS.map(find);
-        Some([lat?, lon?])
+        match coordinate.and_then(axis_of) {
+            Some(Axis::Time | Axis::Forecast) => true,
+            Some(Axis::Level) if is_own => true,
+            _ => self.container.variables().iter().any(is_unread_time),
+        }
     }
 
     /// Returns the reason why the 1-D coordinates of rows and columns are not the positions of the
@@ -233,12 +242,31 @@ impl<'a> Coordinates<'a> {
         if variable.kind == Kind::Other {
             return Ok(Err("not of numbers".into()));
         }
+        // A coordinate, such as the numbers of cells.
+        if variable.dims == [variable.name.as_str()] {
+            return Ok(Err(format!("dims {:?}", variable.dims)));
+        }
+        let found: Vec<_> = variable.dims.iter().map(|dim| self.find(dim)).collect();
+        let has = |axis: Axis| {
+            let mut found = found.iter().copied().flatten();
+            found.any(|coordinate| axis_of(coordinate) == Some(axis))
+        };
+        let cells = if has(Axis::Latitude) && has(Axis::Longitude) {
+            None
+        } else {
+            self.cells(variable)?
+        };
         let mut roles = Vec::new();
-        for (dim, &extent) in variable.dims.iter().zip(&variable.shape) {
-            let coordinate = self.find(dim);
+        for ((dim, &extent), found) in variable.dims.iter().zip(&variable.shape).zip(found) {
+            let is_cells = cells == Some(dim.as_str());
+            let coordinate = if is_cells {
+                positions(self.container, dim).map(|[lat, _]| lat)
+            } else {
+                found
+            };
             let axis = coordinate.and_then(axis_of);
             if let Some(coordinate) = coordinate
-                && axis.is_some()
+                && (is_cells || axis.is_some())
                 && coordinate.shape.iter().product::<usize>() != extent
             {
                 let found = format!("{:?} with dims {:?}", variable.shape, variable.dims);
@@ -251,6 +279,7 @@ impl<'a> Coordinates<'a> {
                 ));
             }
             roles.push(match axis {
+                _ if is_cells => Role::Column,
                 Some(Axis::Time) => Role::Time,
                 Some(Axis::Latitude) => Role::Row,
                 Some(Axis::Longitude) => Role::Column,
@@ -260,8 +289,12 @@ impl<'a> Coordinates<'a> {
             });
         }
         let count = |role| roles.iter().filter(|this| **this == role).count();
-        if (count(Role::Row), count(Role::Column)) != (1, 1) {
-            return Ok(Err(format!("dims {:?}", variable.dims)));
+        let rows = usize::from(cells.is_none());
+        if (count(Role::Row), count(Role::Column)) != (rows, 1) {
+            let reason = unplaced(self.container, variable);
+            return Ok(Err(
+                reason.unwrap_or_else(|| format!("dims {:?}", variable.dims))
+            ));
         }
         for dim in &variable.dims {
             self.check_time(dim)?;
@@ -344,14 +377,20 @@ impl<'a> Coordinates<'a> {
     }
 
     /// Returns the reason why a variable on the grid is a coordinate, if it is one: it has the
-    /// latitudes or longitudes of the cells, or the attribute `coordinates` of another variable
-    /// names it (CF 1.11, section 5).
+    /// latitudes or longitudes of the cells, or the numbers of a mesh, or the attributes
+    /// `coordinates` or `bounds` of another variable name it (CF 1.11, sections 5 and 7.1).
     pub(super) fn auxiliary(&self, variable: &Variable) -> Option<String> {
-        if let Some(Axis::Latitude | Axis::Longitude) = axis_of(variable) {
+        if place_of(variable).is_some() {
             return Some("latitudes or longitudes of the cells".into());
         }
+        if let Some(role) = variable.text("cf_role") {
+            return Some(format!("a {role}; choose it by name to read it"));
+        }
         let names_it = |other: &&Variable| {
-            let mut listed = other.text("coordinates").unwrap_or("").split_whitespace();
+            let lists = ["coordinates", "bounds"].into_iter();
+            let mut listed = lists
+                .filter_map(|attribute| other.text(attribute))
+                .flat_map(str::split_whitespace);
             other.name != variable.name && listed.any(|name| name == variable.name)
         };
         let other = self.container.variables().iter().find(names_it)?;

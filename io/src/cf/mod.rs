@@ -4,6 +4,7 @@ pub(crate) mod axis;
 mod coordinates;
 mod plan;
 mod shared;
+mod unstructured;
 pub(crate) mod variable;
 
 use std::ops::Range;
@@ -96,6 +97,9 @@ impl CfFields {
         }
         if count(Role::Level) == 0 {
             values = values.insert_axis(Axis(1));
+        }
+        if count(Role::Row) == 0 {
+            values = values.insert_axis(Axis(2));
         }
         Ok(values.into_dimensionality::<Ix4>().expect("four roles"))
     }

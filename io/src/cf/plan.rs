@@ -2,11 +2,12 @@
 //! axis.
 
 use super::axis::{Axis, axis_of, is_time};
-use super::coordinates::{Coordinates, Role, refused_time, undated};
+use super::coordinates::{Coordinates, MAX_VALUES, Role, refused_time, undated};
+use super::unstructured::{is_in_radians, named_positions, place_of, positions};
 use super::variable::{Container, Variable, VariableAttributes};
 use crate::fields::in_file;
 use crate::packing::Packing;
-use crate::{Calendar, Error, Grid, Result};
+use crate::{Calendar, Error, Grid, Result, cells};
 
 /// Choice of the variables of a container that are channels.
 #[derive(Clone, Copy, Debug)]
@@ -64,9 +65,9 @@ impl Plan {
     /// Finds the chosen fields of a container.
     ///
     /// # Errors
-    /// No field on a latitude-longitude grid; coordinates that do not form a grid or are not times;
-    /// dims whose length differs from that of their coordinate; a member that cannot be read,
-    /// unless the chosen channels do not need it.
+    /// No field on a latitude-longitude grid or on cells with positions; coordinates that do not
+    /// form a grid or are not times; dims whose length differs from that of their coordinate; a
+    /// member that cannot be read, unless the chosen channels do not need it.
     pub(crate) fn of(
         container: &dyn Container,
         choice: Choice<'_>,
@@ -123,7 +124,7 @@ impl Plan {
             && left_out.is_empty()
         {
             let is_field = |variable: &&Variable| {
-                axis_of(variable).is_none() && matches!(coordinates.roles(variable), Ok(Ok(_)))
+                !is_coordinate(variable) && matches!(coordinates.roles(variable), Ok(Ok(_)))
             };
             let names = container.variables().iter().filter(is_field);
             let names: Vec<&str> = names.map(|variable| variable.name.as_str()).collect();
@@ -140,14 +141,17 @@ impl Plan {
             let dim = roles.iter().position(|this| *this == role)?;
             Some(variable(*index).dims[dim].as_str())
         };
-        let timed = candidates
-            .iter()
-            .find(|field| dim(field, Role::Time).is_some());
-        let Some(main) = timed.or(candidates.first()).cloned() else {
+        // Fields of stations may lie beside those of a grid.
+        let main = candidates.iter().min_by_key(|field| {
+            let lacks = |role| dim(field, role).is_none();
+            (lacks(Role::Row), lacks(Role::Time))
+        });
+        let Some(main) = main.cloned() else {
             let names = named(&left_out).join(", ");
             let expected = "variables on the dims of a latitude and a longitude, which have \
-                            coordinates with units of degrees_north and degrees_east, or their names; fields \
-                            on curvilinear or rotated grids must be interpolated to such a grid first";
+                            coordinates with units of degrees_north and degrees_east, or their names, or on one dim \
+                            of cells that has both; fields on curvilinear or rotated grids must be interpolated to \
+                            such a grid first";
             return Err(Error::shape(
                 path,
                 "/",
@@ -179,20 +183,13 @@ impl Plan {
         left_out.extend(others.collect::<Vec<_>>());
         candidates.retain(fits);
         // Coordinates are never fields, so they need not be reported as left out.
-        left_out.retain(|(index, _)| axis_of(variable(*index)).is_none());
-        let values = |role| {
-            let dim = dim(&main, role).expect("a field has rows and columns");
-            coordinates.values(coordinates.find(dim).expect("it gave the dim its role"))
-        };
-        let mut grid = Grid::new(values(Role::Row)?, values(Role::Column)?)
-            .map_err(|error| in_file(path, error))?;
-        let cells = dim(&main, Role::Column).and_then(|column| coordinates.cells(column));
-        if let Some([lat, lon]) = cells
-            && grid.shape()[0] == 1
-        {
-            let (lat, lon) = (coordinates.values(lat)?, coordinates.values(lon)?);
-            grid = Grid::unstructured(lat, lon).map_err(|error| in_file(path, error))?;
-        }
+        left_out.retain(|(index, _)| !is_coordinate(variable(*index)));
+        let column = main.1.iter().position(|role| *role == Role::Column);
+        let column = column.expect("a field has columns");
+        let extent = variable(main.0).shape[column];
+        let columns = (variable(main.0).dims[column].as_str(), extent);
+        let grid = grid(&coordinates, dim(&main, Role::Row), columns);
+        let grid = grid.map_err(|error| in_file(path, error))?;
         // Time axis of other variables in the file, for chosen fields that have no time dim.
         let timed_beside = || {
             let mut variables = container.variables().iter().enumerate();
@@ -265,6 +262,52 @@ impl Plan {
         });
         Ok(())
     }
+}
+
+/// Whether a variable is a coordinate of a dim, or has the positions of cells.
+fn is_coordinate(variable: &Variable) -> bool {
+    axis_of(variable).is_some() || place_of(variable).is_some()
+}
+
+/// Creates the grid of the dims of rows and columns or, without rows, of one dim of cells; the
+/// columns are given as dim and extent.
+fn grid(
+    coordinates: &Coordinates<'_>,
+    row: Option<&str>,
+    (column, columns): (&str, usize),
+) -> Result<Grid> {
+    let line = |dim: &str| {
+        let coordinate = coordinates.find(dim);
+        coordinates.values(coordinate.expect("it gave the dim its role"))
+    };
+    let container = coordinates.container;
+    let positions = match row {
+        Some(row) => {
+            let grid = Grid::new(line(row)?, line(column)?)?;
+            match named_positions(container, column) {
+                Some(positions) if grid.shape()[0] == 1 => positions,
+                _ => return Ok(grid),
+            }
+        }
+        None => match positions(container, column) {
+            Some(positions) => positions,
+            // An extent in a damaged store may exceed the memory.
+            None if columns > MAX_VALUES => {
+                let expected = format!("at most {MAX_VALUES} cells");
+                let found = columns.to_string();
+                return Err(Error::shape(container.path(), column, found, expected));
+            }
+            None => return Grid::new(vec![0.0], cells::columns(columns)),
+        },
+    };
+    let [lat, lon] = positions.map(|variable| {
+        let mut values = coordinates.values(variable)?;
+        if is_in_radians(variable) {
+            values = values.into_iter().map(f64::to_degrees).collect();
+        }
+        Ok::<Vec<f64>, Error>(values)
+    });
+    Grid::unstructured(lat?, lon?)
 }
 
 /// Returns the name of a channel without its level, which is the name of its variable.

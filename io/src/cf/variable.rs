@@ -61,6 +61,16 @@ impl Variable {
         }
     }
 
+    /// Whether the variable varies along this dim only; its other dims, if any, have length one.
+    pub(crate) fn lies_on(&self, dim: &str) -> bool {
+        let dims = self.dims.iter().zip(&self.shape);
+        let long: Vec<&String> = dims
+            .filter(|(_, extent)| **extent != 1)
+            .map(|(dim, _)| dim)
+            .collect();
+        !dim.is_empty() && (self.dims == [dim] || long == [dim])
+    }
+
     /// Type of the numbers, which determines their packing.
     pub(crate) fn number_type(&self) -> NumberType {
         match self.kind {

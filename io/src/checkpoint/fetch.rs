@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use burn::tensor::{DType, TensorData};
-use halocline_core::{Batch, DeviceMesh, Expected, IndexBox, Layout, Operation, Payload, Traffic};
+use halocline_core::{DeviceMesh, IndexBox, Layout, Traffic};
 
 use super::index::{PieceEntry, TensorEntry};
 use super::{file, pieces};
-use crate::agreement::{Fallible, agree, broadcast, same};
+use crate::agreement::{self, Fallible, agree, broadcast, same};
 use crate::{Error, Result};
 
 /// Name of checkpoint communication in errors.
@@ -197,22 +197,9 @@ fn exchange(
                 .push((job.target, part));
         }
     }
-    let batch = Batch {
-        operation: Operation::new(OPERATION, Traffic::Scatter, None),
-        sends: sends
-            .into_iter()
-            .map(|(position, bytes)| (ranks[position], Payload::Bytes(bytes)))
-            .collect(),
-        receives: expected
-            .keys()
-            .map(|&position| (ranks[position], Expected::Bytes))
-            .collect(),
-    };
-    let received = mesh.comm().clone().start(batch)?.finish()?;
-    for (payload, (position, parts)) in received.into_iter().zip(expected) {
-        let Payload::Bytes(bytes) = payload else {
-            unreachable!("the engine gives what was expected, or an error");
-        };
+    let readers = expected.keys().copied();
+    let received = agreement::exchange(mesh, OPERATION, Traffic::Scatter, sends, readers)?;
+    for (bytes, (position, parts)) in received.into_iter().zip(expected) {
         put_parts(&bytes, &parts, arrays).map_err(|expected| {
             let got = format!("{} bytes from rank {}", bytes.len(), ranks[position]);
             Error::argument("checkpoint", got, format!("{expected}, as its pieces have"))

@@ -11,7 +11,7 @@ use halocline_core::{DeviceMesh, World};
 use super::fetch::OPERATION;
 use super::retention::{Kept, Worth, by_metric};
 use super::{Checkpoint, file, index};
-use crate::agreement::{Fallible, agree, broadcast};
+use crate::agreement::{all_ranks, broadcast, on_first};
 use crate::{Error, Result, durable};
 
 /// Returns the folder name of a step. Names sort like steps.
@@ -141,8 +141,8 @@ impl Checkpoint {
     /// is newer than every complete one; a folder with checkpoints but no complete one; a failure
     /// of communication.
     pub fn latest(world: &World, folder: impl AsRef<Path>) -> halocline_core::Result<Option<Self>> {
-        let (folder, mesh) = (folder.as_ref(), world.mesh([("rank", world.size())])?);
-        first_of(&mesh, folder, || {
+        let folder = folder.as_ref();
+        first_of(&all_ranks(world)?, folder, || {
             Ok(steps_in(folder)?.into_iter().rev().collect())
         })
     }
@@ -176,8 +176,8 @@ impl Checkpoint {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn best(world: &World, folder: impl AsRef<Path>) -> halocline_core::Result<Option<Self>> {
-        let (folder, mesh) = (folder.as_ref(), world.mesh([("rank", world.size())])?);
-        first_of(&mesh, folder, || {
+        let folder = folder.as_ref();
+        first_of(&all_ranks(world)?, folder, || {
             let mut steps = BTreeMap::new();
             for step in steps_in(folder)? {
                 match whole(folder, step) {
@@ -199,11 +199,7 @@ pub(super) fn first_of(
     folder: &Path,
     steps: impl FnOnce() -> Result<Vec<u64>>,
 ) -> halocline_core::Result<Option<Checkpoint>> {
-    let found = match mesh.position() {
-        0 => steps().and_then(|steps| first_whole(folder, &steps)),
-        _ => Ok(None),
-    };
-    let found = agree(mesh, OPERATION, Fallible::First, found)?;
+    let found = on_first(mesh, OPERATION, || first_whole(folder, &steps()?))?;
     broadcast_checkpoint(mesh, folder, found)
 }
 

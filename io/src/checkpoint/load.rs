@@ -15,6 +15,7 @@ use super::fetch::{Wanted, fetch};
 use super::index::{self, Index, TensorEntry};
 use super::parameters::{Parameter, difference, parameters};
 use super::{file, pieces};
+use crate::agreement::all_ranks;
 use crate::{Error, Result};
 
 /// Saved state: the folder of a checkpoint, or a single safetensors file.
@@ -478,10 +479,6 @@ impl Checkpoint {
 pub(super) fn pack(name: String, data: TensorData, id: Option<u64>) -> burn_pack::Tensor {
     let (bytes, shape, dtype): (Bytes, _, _) = data.into_parts();
     burn_pack::Tensor::new(name, dtype, shape, id, bytes)
-}
-
-pub(super) fn all_ranks(world: &World) -> halocline_core::Result<DeviceMesh> {
-    world.mesh([("rank", world.size())])
 }
 
 /// Whether two meshes have the same ranks, in any order.

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, Result, durable};
 
+/// Name of the file that is locked.
+const NAME: &str = ".lock";
 /// Maximum wait for an earlier job to release the folder.
 const HANDOVER: Duration = Duration::from_secs(5);
 
@@ -14,12 +16,19 @@ pub(super) fn lock_folder(folder: &Path) -> Result<File> {
     for parent in durable::enclosing_folders(folder) {
         let _ = durable::sync_folder(parent);
     }
-    let path = folder.join(".lock");
+    let path = folder.join(NAME);
     let lock = File::create(&path).map_err(|error| Error::io(&path, error))?;
     if let Some(warning) = acquire(folder, || lock.try_lock())? {
         eprintln!("halocline: {warning}");
     }
     Ok(lock)
+}
+
+/// Whether a job has locked a folder; never on a file system without locks.
+pub(super) fn is_locked(folder: &Path) -> bool {
+    let lock = File::options().write(true).open(folder.join(NAME));
+    let tried = lock.map(|lock| lock.try_lock());
+    matches!(tried, Ok(Err(TryLockError::WouldBlock)))
 }
 
 /// Waits up to [`HANDOVER`] for the lock. Returns a warning if the file system does not support

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
-use burn::module::{Module, Param};
-use burn::tensor::{Bool, DType, Int, Tensor};
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{Bool, DType, Int, Shape, Tensor};
 use halocline_core::{ParamShard, PathVisitor, visit_paths};
 
 /// Tensor of a module, trained or not.
@@ -60,10 +60,10 @@ struct List {
 }
 
 impl List {
-    fn add(&mut self, path: &[String], id: u64, shape: &[usize], dtype: DType) {
+    fn add(&mut self, path: &[String], id: ParamId, shape: Shape, dtype: DType) {
         self.found.push(Parameter {
             path: path.join("."),
-            id,
+            id: id.val(),
             shape: shape.to_vec(),
             dtype,
         });
@@ -72,29 +72,14 @@ impl List {
 
 impl PathVisitor for List {
     fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
-        self.add(
-            path,
-            param.id.val(),
-            &param.lazy_shape(),
-            param.val().dtype(),
-        );
+        self.add(path, param.id, param.lazy_shape(), param.val().dtype());
     }
 
     fn visit_int<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D, Int>>) {
-        self.add(
-            path,
-            param.id.val(),
-            &param.lazy_shape(),
-            param.val().dtype(),
-        );
+        self.add(path, param.id, param.lazy_shape(), param.val().dtype());
     }
 
     fn visit_bool<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D, Bool>>) {
-        self.add(
-            path,
-            param.id.val(),
-            &param.lazy_shape(),
-            param.val().dtype(),
-        );
+        self.add(path, param.id, param.lazy_shape(), param.val().dtype());
     }
 }

@@ -11,10 +11,10 @@ use super::commit::{Commit, Others, lock, write_share};
 use super::fetch::OPERATION;
 use super::folder::{first_of, is_damage, mark_damaged, name_of, tidy};
 use super::index::Index;
-use super::lock::lock_folder;
+use super::lock::{is_locked, lock_folder};
 use super::retention::{CheckpointConfig, Kept, by_metric};
 use super::{Checkpoint, Snapshot};
-use crate::agreement::{Fallible, agree, all, broadcast};
+use crate::agreement::{Fallible, agree, all, all_ranks, broadcast, on_first};
 use crate::{Error, Result};
 
 /// Maximum wait for the files of other ranks when a program ends without [`Checkpoints::wait`].
@@ -98,7 +98,7 @@ impl Checkpoints {
             return Err(Error::argument("keep_last", 0, "at least 1").into());
         }
         let folder = folder.as_ref();
-        let mesh = world.mesh([("rank", world.size())])?;
+        let mesh = all_ranks(world)?;
         let path = folder.to_path_buf();
         let tidying = world.is_root().then(|| {
             background(folder, move || {
@@ -126,6 +126,27 @@ impl Checkpoints {
             kept: Arc::new(Mutex::new(kept)),
             _lock: lock,
         })
+    }
+
+    /// Whether a job has a folder [open](Self::open). Always `false` on file systems without locks.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::Launcher;
+    /// use halocline_io::{CheckpointConfig, Checkpoints};
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path();
+    ///
+    /// Launcher::local(1).run(|world| {
+    ///     let _checkpoints = Checkpoints::open(&world, folder, &CheckpointConfig::new())?;
+    ///     assert!(Checkpoints::is_open(folder));
+    ///     Ok(())
+    /// })?;
+    /// assert!(!Checkpoints::is_open(folder));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn is_open(folder: impl AsRef<Path>) -> bool {
+        is_locked(folder.as_ref())
     }
 
     /// Saves a state in the background. Returns when the previous save is on disk. A lower `metric`
@@ -179,11 +200,9 @@ impl Checkpoints {
         };
         let write = move || write_share(&partial, rank, &cells);
         let writer = background(&self.folder, write)?;
-        let committer = if rank == self.mesh.shape().ranks()[0] {
-            Some(background(&self.folder, move || commit.run())?)
-        } else {
-            None
-        };
+        let committer = (self.mesh.position() == 0)
+            .then(|| background(&self.folder, move || commit.run()))
+            .transpose()?;
         self.writing = Some(Writing {
             writer,
             committer,
@@ -306,7 +325,7 @@ impl Checkpoints {
     /// Renames the checkpoints after `step`, from which training continues, to `damaged_step_…`.
     fn set_aside_after(&mut self, step: u64) -> halocline_core::Result<()> {
         self.wait()?;
-        let set_aside = || {
+        on_first(&self.mesh, OPERATION, || {
             let mut kept = self.kept();
             let later = kept.steps.split_off(&(step + 1));
             for step in later.into_keys() {
@@ -314,12 +333,7 @@ impl Checkpoints {
             }
             kept.newest = Some(step);
             Ok(())
-        };
-        let result = match self.mesh.position() {
-            0 => set_aside(),
-            _ => Ok(()),
-        };
-        agree(&self.mesh, OPERATION, Fallible::First, result)
+        })
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {

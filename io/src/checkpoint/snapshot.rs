@@ -227,13 +227,7 @@ impl Snapshot {
                 ),
             };
             if *rank == self.rank {
-                let data = cut(cells);
-                let data = if dtype == stored {
-                    data
-                } else {
-                    data.convert_dtype(stored)
-                };
-                let (bytes, ..) = data.into_parts();
+                let (bytes, ..) = cut(cells).convert_dtype(stored).into_parts();
                 self.cells.push(Cells {
                     key: key.clone(),
                     dtype: dtype::in_files(dtype_name).expect("a type that files have"),

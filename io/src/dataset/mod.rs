@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::alike::{Property, checksum};
 use crate::channels::{Origins, check_repeats, open_config, resolve, with_role};
 use crate::constants::Constants;
-use crate::fields::{check_units, same_calendar};
+use crate::fields::{check_units, same_calendar, traffic_of};
 use crate::sample::Part;
 use crate::samples::{Lead, SampleTimes, samples};
 use crate::{
@@ -70,7 +70,8 @@ impl FieldDataset {
     /// differ in channels, grid, time step, units or calendar; times that are not evenly spaced,
     /// unless [gaps](crate::Gaps) are permitted; channels that do not exist or are chosen twice;
     /// constants on another grid, or with missing values that are not permitted; a history or
-    /// number of steps of zero; a negative lead; files too short for any sample.
+    /// number of steps of zero; a negative lead; files too short for any sample
+    /// ([`Error::TooShort`]).
     pub fn open(paths: &[impl AsRef<Path>], config: &DatasetConfig) -> Result<Self> {
         if config.history == 0 {
             return Err(Error::argument("history", 0, "at least 1 time"));
@@ -114,22 +115,18 @@ impl FieldDataset {
             .first()
             .ok_or_else(|| Error::argument("files", 0, "at least one field file"))?;
         let metadata = Metadata::of(first)?;
+        let step = metadata.time_step();
+        let apart = config.history_hours.map(|hours| hours * 3600.0);
+        let samples_of = |times: &[f64], steps: usize| {
+            let history = (config.history, apart);
+            samples(times, step, history, (lead, steps), config.open.gaps)
+        };
         let mut all = Vec::new();
         for (index, file) in files.iter().enumerate() {
             metadata.check(file, first.path())?;
             check_units(file, first)?;
             same_calendar(file, first)?;
-            let (times, step) = (file.times(), metadata.time_step());
-            let found = samples(
-                times,
-                step,
-                (
-                    config.history,
-                    config.history_hours.map(|hours| hours * 3600.0),
-                ),
-                (lead, config.steps),
-                config.open.gaps,
-            );
+            let found = samples_of(file.times(), config.steps);
             all.extend(found.into_iter().map(|times| (index, times)));
         }
         let constants = constants.map(|constants| constants.in_order(&metadata, first.path()));
@@ -149,9 +146,14 @@ impl FieldDataset {
             files,
         };
         if dataset.is_empty() {
-            let longest = dataset.files.iter().map(|file| file.times().len()).max();
-            let step = dataset.metadata.time_step();
-            return Err(config.no_samples(step, longest.unwrap_or(0)));
+            let axes = || dataset.files.iter().map(|file| file.times());
+            let longest = axes().map(<[f64]>::len).max().unwrap_or(0);
+            let fewer: Vec<usize> = (1..config.steps.min(longest)).collect();
+            let most = fewer.partition_point(|steps| {
+                let mut axes = axes();
+                axes.any(|times| !samples_of(times, *steps).is_empty())
+            });
+            return Err(config.too_short(step, longest, most));
         }
         Ok(dataset)
     }
@@ -330,8 +332,7 @@ impl FieldDataset {
     /// Returns the bytes that reading samples has taken so far on this rank, from which the read
     /// amplification follows.
     pub fn traffic(&self) -> Traffic {
-        let traffic = self.files.iter().map(|file| file.traffic());
-        traffic.fold(Traffic::default(), |sum, file| sum + file)
+        traffic_of(&self.files)
     }
 
     /// Reads a sample.
@@ -343,22 +344,15 @@ impl FieldDataset {
     /// # Panics
     /// Panics if there is no such sample.
     pub fn sample(&self, sample: usize) -> Result<Sample> {
-        let mut input = self.read(sample, Part::Input, self.input_shape().map(|size| 0..size))?;
+        let whole = |part, shape: [usize; 3]| self.read(sample, part, shape.map(|size| 0..size));
+        let mut input = whole(Part::Input, self.input_shape())?;
         if self.fills()? {
             input.mapv_inplace(read::filled);
         }
         Ok(Sample {
             input,
-            forcing: self.read(
-                sample,
-                Part::Forcing,
-                self.forcing_shape().map(|size| 0..size),
-            )?,
-            target: self.read(
-                sample,
-                Part::Target,
-                self.target_shape().map(|size| 0..size),
-            )?,
+            forcing: whole(Part::Forcing, self.forcing_shape())?,
+            target: whole(Part::Target, self.target_shape())?,
             time: self.time(sample),
             lead: self.lead(sample),
         })

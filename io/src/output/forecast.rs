@@ -8,7 +8,7 @@ use super::chunking::{aligned, extent};
 use super::config::{OutputConfig, OutputFormat};
 use super::schema::{Schema, Times};
 use super::target::Target;
-use crate::agreement::{Fallible, agree, agree_at};
+use crate::agreement::{Fallible, agree, agree_at, on_first};
 use crate::alike::checksum;
 use crate::staged_folder::StagedFolder;
 use crate::{Calendar, Channel, Error, Grid, Result};
@@ -93,16 +93,10 @@ impl ForecastWriter {
         );
         let of_forecast = ("forecast", text.as_str());
         let schema = agree_at(mesh, OPERATION, Fallible::All, of_forecast, checked)?;
-        let begin = || {
+        let staged = on_first(mesh, OPERATION, || {
             let staged = StagedFolder::open(path, config.existing)?;
             staged.clear().map(|()| Some(staged))
-        };
-        let staged = if mesh.position() == 0 {
-            begin()
-        } else {
-            Ok(None)
-        };
-        let staged = agree(mesh, OPERATION, Fallible::First, staged)?;
+        })?;
         let mut writer = Self {
             mesh: mesh.clone(),
             schema,
@@ -216,13 +210,7 @@ impl ForecastWriter {
                 &self.config,
             )
         };
-        let is_first = self.mesh.position() == 0;
-        let created = if is_first {
-            open(true).map(Some)
-        } else {
-            Ok(None)
-        };
-        let created = agree(&self.mesh, OPERATION, Fallible::First, created)?;
+        let created = on_first(&self.mesh, OPERATION, || open(true).map(Some))?;
         let opened = created.map_or_else(|| open(false), Ok);
         let target = agree(&self.mesh, OPERATION, Fallible::All, opened)?;
         self.target = Some((target, chunk));
@@ -243,7 +231,8 @@ impl ForecastWriter {
         let values = local.into_data().convert::<f32>();
         let values = values.as_slice::<f32>();
         let values = values.map_err(|error| failed(format!("{error:?}")))?;
-        let values = ArrayView4::from_shape(local_shape(&cells.shape()), values);
+        let shape = [members, channels, rows, columns].map(ExactSizeIterator::len);
+        let values = ArrayView4::from_shape(shape, values);
         let values = values.map_err(|error| failed(error.to_string()))?;
         let fields: Vec<_> = members
             .clone()
@@ -339,8 +328,4 @@ fn is_writer(layout: &Layout, position: usize) -> bool {
     let coords = layout.mesh().coords(position);
     let whole = layout.axes_where(|placement| !matches!(placement, Shard(_)));
     whole.into_iter().all(|axis| coords[axis] == 0)
-}
-
-fn local_shape(shape: &[usize]) -> [usize; 4] {
-    shape.try_into().expect("a field has 4 dims")
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::staged::remove_if_there;
 use crate::staged_folder::StagedFolder;
 use crate::{Error, Result, durable};
 
@@ -71,12 +72,7 @@ impl Journal {
 
     /// Removes the journal from a folder that is complete.
     pub(crate) fn remove(self) -> Result<()> {
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::io(&self.path, error))
-            }
-            _ => Ok(()),
-        }
+        remove_if_there(&self.path).map_err(|error| Error::io(&self.path, error))
     }
 }
 

@@ -17,6 +17,7 @@ use zarrs::storage::{
 
 use super::config::{Compression, OutputConfig, OutputFormat};
 use super::schema::{Attributes, Coordinate, Schema, TIME, Times};
+use crate::staged::remove_if_there;
 use crate::{Error, Result, durable, zarr};
 
 /// More times than any output has. Used while chunks are written, when the number of times is not
@@ -361,12 +362,8 @@ impl WritableStorageTraits for Files {
     }
 
     fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-        match fs::remove_file(self.root.join(key.as_str())) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(Arc::new(error).into())
-            }
-            _ => Ok(()),
-        }
+        let removed = remove_if_there(&self.root.join(key.as_str()));
+        removed.map_err(|error| Arc::new(error).into())
     }
 
     fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {

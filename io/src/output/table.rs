@@ -7,7 +7,7 @@ use halocline_core::World;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::agreement::{Fallible, agree};
+use crate::agreement::{all_ranks, on_first};
 use crate::staged_folder::StagedFolder;
 use crate::{Error, Existing, Result};
 
@@ -136,13 +136,7 @@ impl Table {
     /// On all ranks: a path that cannot be written, or is taken by something other than a store; a
     /// failure of communication.
     pub fn save(&self, world: &World, path: impl AsRef<Path>) -> halocline_core::Result<()> {
-        let mesh = world.mesh([("rank", world.size())])?;
-        let written = if world.is_root() {
-            self.write(path.as_ref())
-        } else {
-            Ok(())
-        };
-        agree(&mesh, "table", Fallible::First, written)
+        on_first(&all_ranks(world)?, "table", || self.write(path.as_ref()))
     }
 
     fn write(&self, path: &Path) -> Result<()> {

@@ -30,11 +30,16 @@ const SLOW: Duration = Duration::from_secs(2);
 /// names take more space than their text.
 const MEMORY: [usize; 2] = [1 << 20, 64];
 
+/// Number of mutated files per reader.
+fn count() -> usize {
+    let count = std::env::var("HALOCLINE_FUZZ").ok();
+    count.and_then(|count| count.parse().ok()).unwrap_or(300)
+}
+
 /// Reads mutations of a file, each of which must return a value or an error. `seal` renews
 /// checksums, which would otherwise reveal the mutation.
 fn survive(path: &Path, seal: impl Fn(&mut Vec<u8>), read: impl Fn() -> Result<(), String>) {
-    let count = std::env::var("HALOCLINE_FUZZ").ok();
-    let count = count.and_then(|count| count.parse().ok()).unwrap_or(300);
+    let count = count();
     let original = std::fs::read(path).unwrap();
     assert_eq!(read(), Ok(()), "the file that is mutated can be read");
     let mut refused = 0;

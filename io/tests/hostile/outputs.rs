@@ -7,12 +7,7 @@ use halocline_io::{ConvertConfig, Fields, OpenConfig, convert};
 
 use crate::mutation::Mutations;
 use crate::stores::{read, source};
-use crate::survive;
-
-fn count() -> usize {
-    let count = std::env::var("HALOCLINE_FUZZ").ok();
-    count.and_then(|count| count.parse().ok()).unwrap_or(300)
-}
+use crate::{count, survive};
 
 fn bits(fields: &dyn Fields) -> Vec<u32> {
     let values = fields.read(fields.shape().map(|size| 0..size)).unwrap();

@@ -1,5 +1,7 @@
+use std::path::Path;
+
 use halocline_io::{
-    DatasetConfig, FieldDataset, FieldFile, FieldWriter, Missing, Statistics, WriterConfig,
+    DatasetConfig, Error, FieldDataset, FieldFile, FieldWriter, Missing, Statistics, WriterConfig,
 };
 use ndarray::{Array4, concatenate, s};
 
@@ -76,18 +78,22 @@ fn statistics_must_fit() {
     );
 }
 
+/// Writes a file of zeros at these hours.
+fn write_hours(path: &Path, hours: &[f64]) {
+    let mut writer =
+        FieldWriter::create(path, &grid(3, 4), &names(1), &WriterConfig::new()).unwrap();
+    let field = zeros([1, 3, 4]);
+    for hour in hours {
+        writer.append(hour * 3600.0, field.view()).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
 #[test]
 fn time_steps_must_be_even() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("2018.h5");
-    let mut writer =
-        FieldWriter::create(&path, &grid(3, 4), &names(1), &WriterConfig::new()).unwrap();
-    for hour in [0.0, 6.0, 12.0, 24.0] {
-        writer
-            .append(hour * 3600.0, zeros([1, 3, 4]).view())
-            .unwrap();
-    }
-    writer.finish().unwrap();
+    write_hours(&path, &[0.0, 6.0, 12.0, 24.0]);
     assert_eq!(
         FieldDataset::open(&[&path], &DatasetConfig::new())
             .unwrap_err()
@@ -102,16 +108,8 @@ fn time_steps_must_be_even() {
     );
     // The remedy that the message suggests works.
     let parts = ["1.h5", "2.h5"].map(|name| folder.path().join(name));
-    for (path, hours) in parts.iter().zip([[0.0, 6.0, 12.0], [24.0, 30.0, 36.0]]) {
-        let mut writer =
-            FieldWriter::create(path, &grid(3, 4), &names(1), &WriterConfig::new()).unwrap();
-        for hour in hours {
-            writer
-                .append(hour * 3600.0, zeros([1, 3, 4]).view())
-                .unwrap();
-        }
-        writer.finish().unwrap();
-    }
+    write_hours(&parts[0], &[0.0, 6.0, 12.0]);
+    write_hours(&parts[1], &[24.0, 30.0, 36.0]);
     let dataset = FieldDataset::open(&parts, &DatasetConfig::new()).unwrap();
     assert_eq!(dataset.len(), 4);
 }
@@ -162,6 +160,12 @@ fn arguments_must_leave_a_sample() {
     assert_eq!(
         message(DatasetConfig::new().with_history(3).with_lead(2)),
         "history and lead: got 3 and 2, expected a sum of at most the 4 times of the longest file"
+    );
+    let steps = DatasetConfig::new().with_steps(40);
+    let error = FieldDataset::open(&[&path], &steps).unwrap_err();
+    assert!(
+        matches!(error, Error::TooShort { most_steps: 3, .. }),
+        "{error}"
     );
     let states = DatasetConfig::new().with_history(5).with_lead(0);
     assert_eq!(

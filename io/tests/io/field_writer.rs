@@ -1,8 +1,8 @@
-use halocline_io::{FieldFile, FieldWriter, WriterConfig};
+use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
 use hdf5_metno::types::FixedAscii;
 use hdf5_metno::{ObjectReference1, ReferencedObject, types::VarLenArray};
 
-use crate::{grid, listing, numbered, numbered_file, write, zeros};
+use crate::{edit, grid, listing, numbered, numbered_file, write, zeros};
 
 #[test]
 fn a_writer_that_is_dropped_leaves_nothing() {
@@ -113,6 +113,29 @@ fn arguments_are_checked_before_anything_is_written() {
         "{error}"
     );
     assert!(error.contains("No such file"), "{error}");
+}
+
+#[test]
+fn positions_of_cells_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cells.h5");
+    let cells = Grid::unstructured(vec![60.0, 0.0, -30.0], vec![10.0, 350.0, 90.0]).unwrap();
+    let mut writer = FieldWriter::create(&path, &cells, &["a"], &WriterConfig::new()).unwrap();
+    writer.append(0.0, zeros([1, 1, 3]).view()).unwrap();
+    writer.finish().unwrap();
+    assert_eq!(FieldFile::open(&path).unwrap().grid(), &cells);
+    // Both lie along the dim of the columns, as fields do.
+    edit(&path, |file| {
+        let columns = file.dataset("lon").unwrap();
+        assert_eq!(columns.attr("REFERENCE_LIST").unwrap().size(), 3);
+        let lat = file.dataset("cell_latitude").unwrap();
+        lat.write(&[60.0_f64, 95.0, -30.0]).unwrap();
+    });
+    let error = FieldFile::open(&path).unwrap_err().to_string();
+    assert!(
+        error.contains("latitude 95, longitude 350 of cell 1"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -22,7 +22,8 @@ pub(crate) fn store(name: &str) -> PathBuf {
         .join(name)
 }
 
-fn lenient() -> OpenConfig {
+/// Returns a configuration that allows missing values and gaps.
+pub(crate) fn lenient() -> OpenConfig {
     OpenConfig::new()
         .with_missing(Missing::Allow)
         .with_gaps(Gaps::Allow)

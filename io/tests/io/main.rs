@@ -21,6 +21,7 @@ mod refused;
 mod roles;
 mod shared;
 mod statistics;
+mod unstructured;
 mod xarray;
 
 use std::path::{Path, PathBuf};

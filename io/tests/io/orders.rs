@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::path::Path;
 
 use halocline_io::{
-    DatasetConfig, FieldDataset, FieldWriter, Fields, Gaps, Grid, Missing, OpenConfig, Series,
-    Statistics, WriterConfig, open,
+    DatasetConfig, FieldDataset, FieldWriter, Fields, Grid, OpenConfig, Series, Statistics,
+    WriterConfig, open,
 };
 use ndarray::Array3;
 
 use crate::STEP;
-use crate::formats::store;
+use crate::formats::{lenient, store};
 
 fn from_north() -> Grid {
     Grid::new(vec![60.0, 20.0, -40.0], vec![0.0, 90.0, 180.0, 270.0]).unwrap()
@@ -39,9 +39,7 @@ fn write(path: &Path, grid: &Grid, name: &str, times: Range<usize>) {
 
 #[test]
 fn boxes_are_read_in_the_order_of_a_grid() {
-    let config = OpenConfig::new()
-        .with_missing(Missing::Allow)
-        .with_gaps(Gaps::Allow);
+    let config = lenient();
     let south = config.open(store("v2.zarr")).unwrap();
     let config = config.with_channels(Some(south.channels().to_vec()));
     let stored = config.open(store("v3.zarr")).unwrap();

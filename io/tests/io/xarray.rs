@@ -8,13 +8,14 @@ use std::process::Command;
 
 use halocline_core::{Balance, Launcher, Shard};
 use halocline_io::{
-    Calendar, Compression, ConvertConfig, Fields, Gaps, Missing, OpenConfig, OutputConfig,
-    OutputFormat, Table, amplification, convert,
+    Calendar, Compression, ConvertConfig, Fields, Gaps, OpenConfig, OutputConfig, OutputFormat,
+    Table, amplification, convert,
 };
 use ndarray::Array4;
 use serde::Deserialize;
 
 use crate::forecast;
+use crate::formats::lenient;
 
 /// Files by the end of their path, with units for times that have none. Comments name the format or
 /// the reason for the test.
@@ -141,10 +142,7 @@ fn all_values_are_those_of_xarray() {
         return;
     };
     for (path, units) in files(&python) {
-        let config = OpenConfig::new()
-            .with_missing(Missing::Allow)
-            .with_gaps(Gaps::Allow)
-            .with_time_units(units.map(String::from));
+        let config = lenient().with_time_units(units.map(String::from));
         let fields = config.open(&path).unwrap_or_else(|error| panic!("{error}"));
         let folder = tempfile::tempdir().unwrap();
         let values = folder.path().join("values");
@@ -210,10 +208,7 @@ fn all_values_are_those_of_xarray() {
             .with_ranks([2, 2])
             .with_memory(32 << 20);
         convert(&fields, &converted, &config, |_| ()).unwrap();
-        let open = OpenConfig::new()
-            .with_missing(Missing::Allow)
-            .with_gaps(Gaps::Allow);
-        let again = open.open(&converted).unwrap();
+        let again = lenient().open(&converted).unwrap();
         let all = |fields: &dyn Fields| fields.read(fields.shape().map(|size| 0..size)).unwrap();
         let bits = |fields: &dyn Fields| all(fields).mapv(f32::to_bits);
         assert_eq!(again.channels(), fields.channels(), "{}", path.display());

@@ -11,14 +11,13 @@ use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::tensor::{DType, TensorData};
-use halocline_core::{Batch, DeviceMesh, Expected, Operation, Payload, Traffic, World};
+use halocline_core::{DeviceMesh, Traffic, World};
 use module::{Parameter, filled, parameters};
 use name::{Strided, concatenated};
 use source::{Stored, Tensors};
 
 use super::file;
-use super::load::all_ranks;
-use crate::agreement::{Fallible, agree, agree_at};
+use crate::agreement::{self, Fallible, agree, agree_at, all_ranks};
 use crate::{Error, Result};
 
 pub use name::StateName;
@@ -290,25 +289,10 @@ fn exchange(
     let read = agree(mesh, NAME, Fallible::All, read)?;
     let cells = |slot: &Slot<'_>, rank| slot.cells(read.as_deref().unwrap_or_default(), rank);
     let others = || (0..mesh.size()).filter(|position| *position != here);
-    let batch = Batch {
-        operation: Operation::new(NAME, Traffic::Scatter, None),
-        sends: own.map_or(Vec::new(), |slot| {
-            let send = |position: usize| {
-                let rank = ranks[position];
-                (rank, Payload::Bytes(cells(slot, rank)))
-            };
-            others().map(send).collect()
-        }),
-        receives: others()
-            .filter(|position| *position < round.len())
-            .map(|position| (ranks[position], Expected::Bytes))
-            .collect(),
-    };
-    let received = mesh.comm().clone().start(batch)?.finish()?;
-    let received = received.into_iter().map(|payload| match payload {
-        Payload::Bytes(bytes) => bytes,
-        Payload::Tensors(_) => unreachable!("the engine gives what was expected, or an error"),
-    });
+    let send = |position: usize| Some((position, cells(own?, ranks[position])));
+    let sends = others().filter_map(send);
+    let readers = others().filter(|position| *position < round.len());
+    let received = agreement::exchange(mesh, NAME, Traffic::Scatter, sends, readers)?;
     let slots = others()
         .filter_map(|position| round.get(position))
         .zip(received);

@@ -101,10 +101,8 @@ impl StateName {
         for (name, source) in self.names.iter().zip(sources).skip(1) {
             let others = |shape: &[usize]| {
                 let mut others = shape.to_vec();
-                (self.dim < others.len()).then(|| {
-                    others[self.dim] = 0;
-                    others
-                })
+                *others.get_mut(self.dim)? = 0;
+                Some(others)
             };
             let is_alike = others(&shape).is_some() && others(&shape) == others(&source.shape);
             if !is_alike || source.dtype != dtype {

@@ -1,0 +1,251 @@
+//! Fields on one dim of cells: unstructured, reduced and HEALPix grids, and stations.
+
+use std::path::{Path, PathBuf};
+
+use halocline_io::{
+    ConvertConfig, DatasetConfig, FieldDataset, OpenConfig, OutputConfig, OutputFormat, Statistics,
+    convert, open,
+};
+
+use crate::coordinates::{array, attribute};
+use crate::formats::replace;
+
+const TIMES: usize = 3;
+/// Latitude and longitude of each cell, in degrees.
+const CELLS: [[f64; 4]; 2] = [[60.0, 0.0, -30.0, 90.0], [10.0, 350.0, 90.0, 0.0]];
+
+fn doubles(values: impl IntoIterator<Item = f64>) -> Vec<u8> {
+    values.into_iter().flat_map(f64::to_le_bytes).collect()
+}
+
+/// Writes a store of times, of levels 10 and 2 and, along a dim of cells, of `t2m`, `w` with levels
+/// and `topography`, whose values encode time, level and cell.
+fn write(folder: &Path, dim: &str, cells: usize) -> PathBuf {
+    let path = folder.join("cells.zarr");
+    std::fs::create_dir(&path).unwrap();
+    std::fs::write(path.join(".zgroup"), "{\"zarr_format\": 2}").unwrap();
+    let hours = doubles((0..TIMES).map(|time| 6.0 * time as f64));
+    array(&path.join("time"), "<f8", &[TIMES], &["time"], &hours);
+    attribute(&path.join("time"), "\"units\": \"hours since 1970-01-01\"");
+    let heights = doubles([10.0, 2.0]);
+    array(&path.join("height"), "<f8", &[2], &["height"], &heights);
+    let field = |name: &str, dims: &[&str], shape: &[usize], value: &dyn Fn(usize) -> usize| {
+        let values = (0..shape.iter().product::<usize>()).map(|index| value(index) as f32);
+        let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+        array(&path.join(name), "<f4", shape, dims, &bytes);
+    };
+    field("t2m", &["time", dim], &[TIMES, cells], &|index| {
+        1000 * (index / cells) + index % cells
+    });
+    // The cells come first.
+    field(
+        "w",
+        &[dim, "time", "height"],
+        &[cells, TIMES, 2],
+        &|index| {
+            let (cell, time, level) = (index / 2 / TIMES, index / 2 % TIMES, index % 2);
+            1000 * time + 100 * (level + 1) + cell
+        },
+    );
+    field("topography", &[dim], &[cells], &|index| index);
+    path
+}
+
+/// Adds the positions of the cells as variables with these names and attributes.
+fn place(path: &Path, dim: &str, scale: f64, positions: [(&str, &str); 2]) {
+    for ((name, attributes), values) in positions.into_iter().zip(CELLS) {
+        let bytes = doubles(values.map(|value| value * scale));
+        array(&path.join(name), "<f8", &[CELLS[0].len()], &[dim], &bytes);
+        if !attributes.is_empty() {
+            attribute(&path.join(name), attributes);
+        }
+    }
+}
+
+#[test]
+fn cells_with_positions_are_one_row() {
+    let radians = 1.0_f64.to_radians();
+    for (dim, scale, positions) in [
+        (
+            "ncells",
+            radians,
+            [
+                (
+                    "clat",
+                    "\"standard_name\": \"latitude\", \"units\": \"radian\"",
+                ),
+                (
+                    "clon",
+                    "\"standard_name\": \"longitude\", \"units\": \"radian\"",
+                ),
+            ],
+        ),
+        // The file of the grid.
+        (
+            "cell",
+            radians,
+            [
+                (
+                    "clat",
+                    "\"standard_name\": \"grid_latitude\", \"units\": \"radian\"",
+                ),
+                (
+                    "clon",
+                    "\"standard_name\": \"grid_longitude\", \"units\": \"radian\"",
+                ),
+            ],
+        ),
+        ("nCells", radians, [("latCell", ""), ("lonCell", "")]),
+        (
+            "mesh2d_nFaces",
+            1.0,
+            [
+                ("mesh2d_face_y", "\"units\": \"degrees_north\""),
+                ("mesh2d_face_x", "\"units\": \"degrees_east\""),
+            ],
+        ),
+        ("values", 1.0, [("latitude", ""), ("longitude", "")]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write(folder.path(), dim, 4);
+        place(&path, dim, scale, positions);
+        // Corners and numbers of cells, which are no fields.
+        let corners = doubles([0.0; 12]);
+        array(
+            &path.join("clat_bnds"),
+            "<f8",
+            &[4, 3],
+            &[dim, "nv"],
+            &corners,
+        );
+        attribute(&path.join(positions[0].0), "\"bounds\": \"clat_bnds\"");
+        array(
+            &path.join(dim),
+            "<f8",
+            &[4],
+            &[dim],
+            &doubles([0.0, 1.0, 2.0, 3.0]),
+        );
+
+        let fields = open(&path).unwrap();
+        let mut channels = fields.channels().to_vec();
+        channels.sort();
+        assert_eq!(channels, ["t2m", "topography", "w@10", "w@2"], "{dim}");
+        assert_eq!(fields.grid().shape(), [1, 4], "{dim}");
+        let found = fields.grid().cells().unwrap();
+        for (found, expected) in found.into_iter().zip(CELLS) {
+            for (found, expected) in found.iter().zip(expected) {
+                assert!((found - expected).abs() < 1e-9, "{dim}: {found} {expected}");
+            }
+        }
+        let fields = OpenConfig::of_channels(&["t2m", "w@2", "topography"]).open(&path);
+        let values = fields.unwrap().read([1..3, 0..3, 0..1, 1..3]).unwrap();
+        let expected = [
+            [[1001.0, 1002.0], [1201.0, 1202.0], [1.0, 2.0]],
+            [[2001.0, 2002.0], [2201.0, 2202.0], [1.0, 2.0]],
+        ];
+        let expected: Vec<f32> = expected.into_iter().flatten().flatten().collect();
+        assert_eq!(values.into_iter().collect::<Vec<f32>>(), expected, "{dim}");
+    }
+}
+
+#[test]
+fn forcings_statistics_and_outputs_have_the_positions_of_cells() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "station", 4);
+    place(&path, "station", 1.0, [("lat", ""), ("lon", "")]);
+    let config = DatasetConfig::new()
+        .with_inputs(Some(vec!["t2m".into(), "w@10".into()]))
+        .with_forcings(vec!["sin_latitude".into(), "topography".into()]);
+    let dataset = FieldDataset::open(&[&path], &config).unwrap();
+    let forcing = dataset.sample(0).unwrap().forcing;
+    for (cell, lat) in CELLS[0].into_iter().enumerate() {
+        let sine = f64::from(forcing[[0, 0, cell]]);
+        assert!((sine - lat.to_radians().sin()).abs() < 1e-6, "{forcing}");
+    }
+    let fields = open(&path).unwrap();
+    let statistics = Statistics::compute(&[open(&path).unwrap()], 1).unwrap();
+    assert_eq!(statistics.metadata().grid(), fields.grid());
+    for format in [OutputFormat::Zarr3, OutputFormat::NetCdf3] {
+        let copy = folder.path().join(format!("{format:?}"));
+        let config = ConvertConfig::new().with_output(OutputConfig::new().with_format(format));
+        convert(&fields, &copy, &config, |_| ()).unwrap();
+        assert_eq!(open(&copy).unwrap().grid(), fields.grid());
+    }
+}
+
+/// HEALPix spheres of 12 · 2² cells.
+#[test]
+fn cells_of_a_healpix_sphere_need_no_positions() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "cell", 48);
+    assert!(open(&path).is_err());
+    array(&path.join("crs"), "<f8", &[], &[], &doubles([0.0]));
+    let mapping = "\"grid_mapping_name\": \"healpix\", \"healpix_order\": \"nest\"";
+    attribute(&path.join("crs"), mapping);
+    attribute(&path.join("t2m"), "\"grid_mapping\": \"crs\"");
+    let read = || {
+        let fields = OpenConfig::of_channels(&["w@10"]).open(&path).unwrap();
+        assert_eq!(
+            (fields.grid().shape(), fields.grid().cells()),
+            ([1, 48], None)
+        );
+        fields.read([2..3, 0..1, 0..1, 47..48]).unwrap()[[0; 4]]
+    };
+    assert_eq!(read(), 2147.0);
+    attribute(&path.join("crs"), "\"healpix_nside\": 2");
+    assert_eq!(read(), 2147.0);
+    let config = DatasetConfig::new().with_forcings(vec!["cos_latitude".into()]);
+    let error = FieldDataset::open(&[&path], &config)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("as cell_latitude and cell_longitude"),
+        "{error}"
+    );
+    // The 12 · 2⁴⁰ columns of a damaged store are not allocated.
+    replace(
+        &path.join("topography/.zarray"),
+        "\"shape\":[48]",
+        "\"shape\":[13194139533312]",
+    );
+    replace(&path.join("crs/.zattrs"), "nside\": 2", "nside\": 1048576");
+    let damaged = OpenConfig::of_channels(&["topography"]).open(&path);
+    let error = damaged.unwrap_err().to_string();
+    assert!(error.contains("at most 16777216 cells"), "{error}");
+    replace(&path.join("crs/.zattrs"), "1048576", "4");
+    let error = open(&path).unwrap_err().to_string();
+    assert!(
+        error.contains("none with the 12 · n² cells of the grid mapping crs"),
+        "{error}"
+    );
+}
+
+#[test]
+fn cells_without_positions_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "ncells", 4);
+    attribute(&path.join("t2m"), "\"CDI_grid_type\": \"unstructured\"");
+    let error = open(&path).unwrap_err().to_string();
+    for part in ["cells without positions", "such as clat and clon"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    // A position of each cell is required.
+    let text = "\"units\": \"degrees_north\"";
+    place(&path, "ncells", 2.0, [("clat", text), ("clon", "")]);
+    let error = open(&path).unwrap_err().to_string();
+    assert!(error.contains("latitude 120"), "{error}");
+    // The positions of a track lie along its times.
+    let track = tempfile::tempdir().unwrap();
+    let path = write(track.path(), "obs", 4);
+    place(&path, "obs", 1.0, [("lat", ""), ("lon", "")]);
+    let times = doubles([0.0, 1.0, 2.0, 3.0]);
+    array(&path.join("date"), "<f8", &[4], &["obs"], &times);
+    let units = "\"units\": \"days since 1970-01-01\"";
+    attribute(&path.join("date"), units);
+    assert!(open(&path).is_err());
+    // Times may be texts.
+    replace(&path.join("date/.zattrs"), units, "\"axis\": \"T\"");
+    replace(&path.join("date/.zarray"), "<f8", "<U4");
+    assert!(open(&path).is_err());
+}
