@@ -12,9 +12,6 @@
 //! is a Python with PyTorch, and arguments select cases by substrings of their names.
 
 use std::error::Error;
-use std::fs::File;
-use std::io::Write;
-use std::path::Path;
 use std::time::Duration;
 
 use burn::optim::{GradientsParams, ModuleOptimizer};
@@ -25,7 +22,7 @@ use halocline::ops::prelude::*;
 use halocline::prelude::{Device, Tensor};
 use serde_json::{Value, json};
 
-use beside::{PyTorch, in_turn, timed};
+use beside::{PyTorch, arguments, budget, in_turn, is_chosen, timed, write_table};
 use cotangent::pair;
 
 mod beside;
@@ -299,12 +296,7 @@ impl Row {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let budget = match std::env::var("HALOCLINE_BENCH_SECONDS") {
-        Ok(seconds) => Duration::from_secs_f64(seconds.parse()?),
-        Err(_) => Duration::from_secs(15),
-    };
-    let arguments = std::env::args().skip(1);
-    let chosen: Vec<String> = arguments.filter(|part| part != "--bench").collect();
+    let (budget, chosen) = (budget(15.0)?, arguments());
     let mut pytorch = PyTorch::start("attention_pytorch.py");
     println!(
         "\n{:<27}{:<8}{:>12}{:>12}{:>10}{:>12}{:>10}{:>10}{:>10}",
@@ -318,20 +310,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         "pytorch's",
         "GFLOP/s"
     );
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench/attention.csv");
-    std::fs::create_dir_all(path.with_file_name(""))?;
-    let mut table = File::create(&path)?;
-    writeln!(table, "case,pass,impl,median_s,gflops")?;
-    let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(part));
-    for case in CASES.iter().filter(|case| is_chosen(&case.name())) {
-        for row in case.measure(&mut pytorch, budget) {
-            table.write_all(row.report().as_bytes())?;
+    let mut table = String::from("case,pass,impl,median_s,gflops\n");
+    for case in &CASES {
+        if is_chosen(&chosen, &case.name()) {
+            for row in case.measure(&mut pytorch, budget) {
+                table += &row.report();
+            }
         }
     }
-    if is_chosen("FieldTransformer") {
-        let row = transformer(&mut pytorch, budget);
-        table.write_all(row.report().as_bytes())?;
+    if is_chosen(&chosen, "FieldTransformer") {
+        table += &transformer(&mut pytorch, budget).report();
     }
-    println!("{}", path.display());
+    write_table("attention.csv", &table)?;
     Ok(())
 }

@@ -223,7 +223,7 @@ def main():
         (kind,) = make.keys() & case.keys()
         return make[kind](**case)
 
-    print(f"PyTorch {torch.__version__}", flush=True)
+    print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
     for line in sys.stdin:
         name, _, text = line.partition(" ")
         case = case_of(text)

@@ -13,6 +13,9 @@ use halocline::io::{CheckpointConfig, Checkpoints};
 use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
 use halocline::{Ended, NonFinite, Trainer};
+use median::median;
+
+mod median;
 
 /// [batch, variables, lat, lon]
 const SHAPE: [usize; 4] = [1, 5, 128, 256];
@@ -130,11 +133,6 @@ fn trainer(world: &World) -> Result<Trainer<SurrogateCnn>> {
         optimizer,
         ModuleLrScheduler::new(1e-3),
     ))
-}
-
-fn median(mut samples: Vec<f64>) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
 }
 
 /// Bytes that this thread has read from files, as counted by Linux.

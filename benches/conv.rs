@@ -28,14 +28,13 @@
 
 use std::error::Error;
 use std::fmt;
-use std::path::Path;
 use std::time::Duration;
 
 use burn::tensor::{DType, Distribution, FloatDType, module};
 use halocline::ops::prelude::*;
 use halocline::prelude::{Device, Tensor};
 
-use beside::{PyTorch, in_turn, timed};
+use beside::{PyTorch, arguments, budget, in_turn, is_chosen, timed, write_table};
 use cotangent::pair;
 
 mod beside;
@@ -152,14 +151,9 @@ const IMPLEMENTATIONS: [[&str; 3]; 2] = [
 const MIN_ROUNDS: usize = 5;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let budget = match std::env::var("HALOCLINE_BENCH_SECONDS") {
-        Ok(seconds) => Duration::from_secs_f64(seconds.parse()?),
-        Err(_) => Duration::from_secs(25),
-    };
-    let arguments = std::env::args().skip(1);
-    let arguments: Vec<String> = arguments.filter(|part| part != "--bench").collect();
+    let budget = budget(25.0)?;
     let (options, chosen): (Vec<String>, Vec<String>) =
-        arguments.into_iter().partition(|part| part == "--bf16");
+        arguments().into_iter().partition(|part| part == "--bf16");
     let bf16 = !options.is_empty();
     let mut pytorch = PyTorch::start("conv_pytorch.py");
     println!(
@@ -172,7 +166,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut rows = Vec::new();
     for (index, case) in CASES.iter().enumerate() {
         let name = case.to_string();
-        if !chosen.is_empty() && !chosen.iter().any(|part| name.contains(part)) {
+        if !is_chosen(&chosen, &name) {
             continue;
         }
         macro_rules! measure {
@@ -215,18 +209,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         });
         println!("{}", line(title, pass, means.map(number)));
     }
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name(if bf16 {
-        "bench/conv_bf16.csv"
-    } else {
-        "bench/conv.csv"
-    });
-    std::fs::create_dir_all(path.with_file_name(""))?;
+    let file = if bf16 { "conv_bf16.csv" } else { "conv.csv" };
     let lines: String = rows
         .iter()
         .map(|(_, row)| row.csv([ours, base, torch]))
         .collect();
-    std::fs::write(&path, format!("case,pass,impl,median_s,gflops\n{lines}"))?;
-    println!("{}", path.display());
+    write_table(file, &format!("case,pass,impl,median_s,gflops\n{lines}"))?;
     Ok(())
 }
 

@@ -14,20 +14,21 @@
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use burn::backend::TensorMetadata;
 use burn::optim::{AdamWConfig, GradientsParams};
 use halocline::core::ops::all_reduce;
-use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
+use halocline::core::{Operation, Traffic};
 use halocline::models::{SurrogateCnnConfig, weighted_mse};
 use halocline::ops::attention::{neighborhood_attention, scaled_dot_product_attention};
 use halocline::prelude::*;
 use peers::{Samples, collect, median};
+use swap::swap;
 
 mod peers;
+mod swap;
 
 const SIZES: [usize; 8] = [
     4 << 10,
@@ -120,7 +121,7 @@ fn measure(
         }
     }
     if world.is_root() {
-        println!("{what},{bytes},{:.9}", median(&times));
+        println!("{what},{bytes},{:.9}", median(times));
     }
     Ok(())
 }
@@ -137,19 +138,7 @@ fn exchange(world: &World, bytes: usize, budget: f64) -> Result<()> {
     let peer = world.size() - 1 - world.rank();
     let row = field(world, bytes).into_dispatch();
     measure(world, "exchange", bytes, budget, || {
-        let batch = Batch {
-            operation: Operation::new("halo", Traffic::Exchange, None),
-            sends: vec![(peer, Payload::Tensors(vec![row.clone()]))],
-            receives: vec![(
-                peer,
-                Expected::Tensors {
-                    shapes: vec![[bytes / 4].into()],
-                    dtype: row.dtype(),
-                    device: row.device(),
-                },
-            )],
-        };
-        world.comm().clone().start(batch)?.finish().map(drop)
+        swap(world, peer, row.clone()).map(drop)
     })
 }
 
@@ -243,7 +232,8 @@ fn convolution(world: &World, grid: [usize; 2], budget: f64) -> Result<()> {
 
 fn compare() -> Result<()> {
     let budget = std::env::var("HALOCLINE_BENCH_SECONDS").unwrap_or_else(|_| "0.3".into());
-    let folder = folder();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench");
+    std::fs::create_dir_all(&folder)?;
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches");
     let peer = folder.join("engines_mpi");
     let compiled = Command::new("mpicc")
@@ -296,7 +286,7 @@ fn compare() -> Result<()> {
     }
     let of = |by: &str, what: &str, bytes| {
         let times = found.get(by)?.get(&(what.to_string(), bytes))?;
-        Some(median(times) * 1e6)
+        Some(median(times.clone()) * 1e6)
     };
     report(&folder.join("engines.csv"), of)?;
     println!("\nconvolution 32→32 3×3 on two processes, µs: while halos travel, after them");
@@ -310,18 +300,6 @@ fn compare() -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Folder for the files that the bench makes.
-fn folder() -> PathBuf {
-    let me = std::env::current_exe().unwrap_or_default();
-    let target = me.ancestors().find(|path| path.ends_with("release"));
-    let folder = target
-        .and_then(Path::parent)
-        .unwrap_or(Path::new("target"))
-        .join("bench");
-    std::fs::create_dir_all(&folder).expect("the target folder can be written");
-    folder
 }
 
 fn mpirun(program: &Path) -> Command {

@@ -17,16 +17,17 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use burn::backend::TensorMetadata;
 use burn::optim::{AdamWConfig, GradientsParams};
+use halocline::core::IndexBox;
 use halocline::core::ops::{cut, paste};
-use halocline::core::{Batch, Expected, IndexBox, Operation, Payload, Traffic};
 use halocline::models::UNetConfig;
 use halocline::ops::{Reduction, mse_loss};
 use halocline::prelude::*;
 use peers::{Samples, collect, median};
+use swap::swap;
 
 mod peers;
+mod swap;
 
 /// Bytes of a halo.
 const SIZES: [usize; 3] = [1 << 20, 4 << 20, 16 << 20];
@@ -97,7 +98,7 @@ fn measure(
         }
     }
     if world.is_root() {
-        println!("{what},{of},{:.9}", median(&times));
+        println!("{what},{of},{:.9}", median(times));
     }
     Ok(())
 }
@@ -115,24 +116,9 @@ fn exchange(world: &World, bytes: usize) -> Result<()> {
     let mut haloed = Some(full(3 * ROWS, 7.0).into_dispatch());
     let peer = 1 - world.rank();
     measure(world, "exchange", bytes, TOGETHER, || {
-        let batch = Batch {
-            operation: Operation::new("halo", Traffic::Exchange, None),
-            sends: vec![(peer, Payload::Tensors(vec![cut(&field, &last)]))],
-            receives: vec![(
-                peer,
-                Expected::Tensors {
-                    shapes: vec![last.shape().into()],
-                    dtype: field.dtype(),
-                    device: field.device(),
-                },
-            )],
-        };
-        let came = world.comm().clone().start(batch)?.finish()?;
-        let Some(Payload::Tensors(mut cells)) = came.into_iter().next() else {
-            unreachable!("tensors were asked for");
-        };
+        let cells = swap(world, peer, cut(&field, &last))?;
         let room = haloed.take().expect("an exchange gives it back");
-        haloed = Some(paste(room, &halo, cells.remove(0)));
+        haloed = Some(paste(room, &halo, cells));
         Ok(())
     })?;
     let found = haloed.map(|haloed| Tensor::<4>::from_dispatch(cut(&haloed, &halo)));
@@ -199,7 +185,7 @@ fn compare() -> Result<()> {
     }
     let figure = |samples: &Samples, what: &str, size: usize, unit: f64| {
         let found = samples.get(&(what.to_string(), size));
-        found.map_or(f64::NAN, |found| median(found) / unit)
+        found.map_or(f64::NAN, |found| median(found.clone()) / unit)
     };
     let row = |name: String, ours: f64, peer: f64| {
         println!("{name:<44}{ours:>12.1}{peer:>12.1}{:>8.2}", ours / peer);

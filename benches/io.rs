@@ -14,10 +14,10 @@
 //! ready, one being read, one in use.
 
 mod alive;
+mod median;
+mod python;
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
@@ -30,6 +30,9 @@ use halocline::io::{
 };
 use halocline::models::{SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
+use median::median;
+use python::Python;
+use serde_json::{Value, json};
 
 const TIMES: usize = 48;
 const CHANNELS: [&str; 4] = ["t2m", "msl", "u10", "v10"];
@@ -39,7 +42,7 @@ const ROUNDS: usize = 5;
 fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let [states, shards, file, packed] = stores(folder.path())?;
-    let mut python = Python::start();
+    let mut python = Python::start("io_xarray.py", &[], "xarray, zarr and h5py");
     println!(
         "{:<44}{:>12}{:>12}{:>8}",
         "seconds for an epoch", "halocline", "Python", "ratio"
@@ -64,11 +67,9 @@ fn main() -> Result<()> {
         let mut theirs = Vec::new();
         for round in 0..ROUNDS {
             ours.push(epoch(path, ranks, round)?);
-            theirs.extend(
-                python
-                    .as_mut()
-                    .map(|python| python.epoch(path, ranks, round)),
-            );
+            if let Some(python) = &mut python {
+                theirs.push(python.ask(request(path, ranks, round)));
+            }
         }
         let [ours, theirs] = [ours, theirs].map(median);
         let ratio = theirs / ours;
@@ -243,48 +244,11 @@ fn epoch(path: &Path, [lat, lon]: [usize; 2], round: usize) -> Result<f64> {
     Ok(seconds.into_iter().fold(0.0, f64::max))
 }
 
-fn median(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// Process that reads with xarray and h5py.
-struct Python {
-    process: Child,
-    answers: std::io::Lines<BufReader<ChildStdout>>,
-}
-
-impl Python {
-    fn start() -> Option<Self> {
-        let python = std::env::var("HALOCLINE_PYTHON").unwrap_or_else(|_| "python3".into());
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/io_xarray.py");
-        let mut command = Command::new(python);
-        let started = command
-            .arg(script)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn();
-        let started = started.ok().and_then(|mut process| {
-            let mut answers = BufReader::new(process.stdout.take()?).lines();
-            println!("{}", answers.next()?.ok()?);
-            Some(Self { process, answers })
-        });
-        if started.is_none() {
-            println!("Without Python: HALOCLINE_PYTHON names one that has xarray, zarr and h5py.");
-        }
-        started
-    }
-
-    /// Measures the seconds of an epoch over the same samples as [`epoch`].
-    fn epoch(&mut self, path: &Path, ranks: [usize; 2], round: usize) -> f64 {
-        let Order::Shuffled { seed } = order(round) else {
-            unreachable!("samples are shuffled");
-        };
-        let samples = RandomKey::new(seed, ("epoch", 0_usize)).permutation(TIMES - 1);
-        let request = serde_json::json!({ "path": path, "ranks": ranks, "samples": samples });
-        let requests = self.process.stdin.as_mut().expect("a pipe");
-        writeln!(requests, "{request}").expect("the process is alive");
-        let answer = self.answers.next().expect("the process answers");
-        answer.expect("a line").parse().expect("seconds")
-    }
+/// Request for an epoch over the same samples as [`epoch`], in the format of `io_xarray.py`.
+fn request(path: &Path, ranks: [usize; 2], round: usize) -> Value {
+    let Order::Shuffled { seed } = order(round) else {
+        unreachable!("samples are shuffled");
+    };
+    let samples = RandomKey::new(seed, ("epoch", 0_usize)).permutation(TIMES - 1);
+    json!({ "path": path, "ranks": ranks, "samples": samples })
 }

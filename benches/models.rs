@@ -16,7 +16,6 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use burn::optim::{GradientsParams, ModuleOptimizer};
@@ -28,7 +27,7 @@ use halocline::ops::{Reduction, mse_loss};
 use halocline::prelude::*;
 use serde_json::{Value, json};
 
-use beside::{PyTorch, in_turn, timed};
+use beside::{PyTorch, arguments, budget, in_turn, is_chosen, timed, write_table};
 
 mod beside;
 
@@ -42,14 +41,9 @@ const IMPLEMENTATIONS: [&str; 3] = ["halocline", "pytorch", "pytorch-channels-la
 const MIN_ROUNDS: usize = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let budget = match std::env::var("HALOCLINE_BENCH_SECONDS") {
-        Ok(seconds) => Duration::from_secs_f64(seconds.parse()?),
-        Err(_) => Duration::from_secs(6),
-    };
-    let arguments = std::env::args().skip(1);
     let mut bench = Bench {
-        chosen: arguments.filter(|part| part != "--bench").collect(),
-        budget,
+        chosen: arguments(),
+        budget: budget(6.0)?,
         pytorch: PyTorch::start("models_pytorch.py"),
         csv: String::from("case,pass,impl,median_s,peak_mib\n"),
     };
@@ -68,10 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Its tokens have channels last in any case.
     let transformer = FieldTransformerConfig::new(VARIABLES);
     bench.model("FieldTransformer", false, |device| transformer.init(device))?;
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench/models.csv");
-    fs::create_dir_all(path.with_file_name(""))?;
-    fs::write(&path, bench.csv)?;
-    println!("{}", path.display());
+    write_table("models.csv", &bench.csv)?;
     Ok(())
 }
 
@@ -112,7 +103,7 @@ impl Bench {
                 String::new()
             };
             let case = format!("{name} {samples}{rows}×{columns}");
-            if self.chosen.is_empty() || self.chosen.iter().any(|part| case.contains(part)) {
+            if is_chosen(&self.chosen, &case) {
                 self.case(name, &case, field, channels_last, &init);
                 any = true;
             }

@@ -11,6 +11,7 @@
 //! - the plan chosen automatically, against the fastest of all candidates, each measured.
 
 mod alive;
+mod median;
 
 use std::time::Instant;
 
@@ -23,6 +24,7 @@ use halocline::models::parallel::{
 };
 use halocline::ops::{Reduction, mse_loss};
 use halocline::prelude::*;
+use median::median;
 
 fn main() -> Result<()> {
     println!("{:<66}{:>12}{:>12}{:>9}", "", "sharded", "peer", "ratio");
@@ -101,10 +103,7 @@ fn steps() -> Result<()> {
             samples.push(times.into_iter().fold(0.0, f64::max));
         }
     }
-    let [one, tensor, replicated, stored] = seconds.map(|mut samples| {
-        samples.sort_by(f64::total_cmp);
-        samples[ROUNDS / 2] * 1e3
-    });
+    let [one, tensor, replicated, stored] = seconds.map(|samples| median(samples) * 1e3);
     row(
         "step, tensor parallel, 2 local ranks (peer: 1 rank)",
         tensor,
@@ -335,13 +334,8 @@ where
             samples.push(times.into_iter().fold(0.0, f64::max));
         }
     }
-    let medians: Vec<f64> = seconds
-        .into_iter()
-        .map(|mut samples| {
-            samples.sort_by(f64::total_cmp);
-            samples[ROUNDS / 2] * 1e3
-        })
-        .collect();
+    let medians = seconds.into_iter().map(|samples| median(samples) * 1e3);
+    let medians: Vec<f64> = medians.collect();
     let fastest = medians.iter().copied().fold(f64::INFINITY, f64::min);
     row(
         &format!("chosen: {name} (peer: fastest of {})", medians.len()),

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -22,13 +22,8 @@ fn main() -> Result<()> {
 
 /// Reads a table written by another bench.
 fn table(name: &str) -> Result<String> {
-    let me = std::env::current_exe()?;
-    let target = me.ancestors().find(|path| path.ends_with("release"));
-    let target: PathBuf = target
-        .and_then(Path::parent)
-        .ok_or("no target folder")?
-        .into();
-    let file = target.join("bench").join(name);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench");
+    let file = folder.join(name);
     std::fs::read_to_string(&file).map_err(|error| {
         format!(
             "{}: {error}; run make bench-conv bench-engines",

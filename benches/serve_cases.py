@@ -60,7 +60,7 @@ def serve(make, kept=1):
             cases[text] = make(**json.loads(text)), before
         return cases[text]
 
-    print(f"PyTorch {torch.__version__}", flush=True)
+    print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
     for line in sys.stdin:
         name, _, text = line.partition(" ")
         case, before = case_of(text)

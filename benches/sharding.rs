@@ -11,21 +11,21 @@
 //!   one rank and on four, against inputs, results, gradients and communicated data.
 
 mod alive;
+mod swap;
 #[path = "beside/turns.rs"]
 mod turns;
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use burn::backend::TensorMetadata;
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
 use halocline::models::{SurrogateCnn, SurrogateCnnConfig, UNetConfig, weighted_mse};
 use halocline::ops::optim::FusedAdamWConfig;
 use halocline::ops::prelude::*;
 use halocline::prelude::*;
-use turns::{in_turn, timed};
+use swap::swap;
+use turns::{in_turn, median, timed};
 
 /// Minimum number of rounds, and the time for each comparison of ranks.
 const ROUNDS: usize = 5;
@@ -46,10 +46,6 @@ fn row(what: &str, ours: f64, peer: f64, unit: &str) {
         "{what:<58}{ours:>9.2} {unit}{peer:>9.2} {unit}{:>9.2}",
         ours / peer
     );
-}
-
-fn median(mut samples: Vec<f64>) -> f64 {
-    turns::median(&mut samples).expect("samples")
 }
 
 /// Model on a field, ready to take a training step.
@@ -267,20 +263,8 @@ fn halo() -> Result<()> {
             world.barrier()?;
             let start = Instant::now();
             let row = field.local().clone().narrow(2, edge, 1).into_dispatch();
-            let batch = Batch {
-                operation: Operation::new("halo", Traffic::Exchange, None),
-                sends: vec![(peer, Payload::Tensors(vec![row.clone()]))],
-                receives: vec![(
-                    peer,
-                    Expected::Tensors {
-                        shapes: vec![[1, 64, 1, 512].into()],
-                        dtype: row.dtype(),
-                        device: row.device(),
-                    },
-                )],
-            };
-            let received = world.comm().clone().start(batch)?.finish()?;
-            black_box(received); // a thin message arrives in the receiver's own memory
+            // A thin message arrives in the receiver's own memory.
+            black_box(swap(&world, peer, row)?);
             exchanged.push(start.elapsed().as_secs_f64() * 1e6);
             let row = field.local().clone().narrow(2, edge, 1);
             copied.push(timed(|| copy(row)) * 1e6);

@@ -19,6 +19,7 @@ pub mod experiment;
 pub mod learner;
 #[cfg(feature = "plot")]
 pub mod plot;
+mod root;
 mod trainer;
 
 pub use halocline_core as core;

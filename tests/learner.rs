@@ -215,11 +215,11 @@ fn early_stopping_and_interruptions_end_all_ranks() {
             Split::Valid,
             StoppingCondition::NoImprovementSince { n_epochs: 1 },
         );
-        let training = training(&mesh, Shard(2), folder.path())?
+        let early = training(&mesh, Shard(2), folder.path())?
             .metrics((LossMetric::new(),))
             .metric_valid(epochs.clone())
             .early_stopping(stopping);
-        let result = launch(&world, training)?;
+        let result = launch(&world, early)?;
         assert!(result.interrupted.is_none());
 
         // If either rank is stopped, both end.
@@ -230,8 +230,10 @@ fn early_stopping_and_interruptions_end_all_ranks() {
                 stop.stop(Some("enough"));
             }
         });
-        let training = training_with(&mesh, folder.path(), seen.clone(), &interrupter)?;
-        let result = launch(&world, training)?;
+        let interrupted = training(&mesh, Shard(2), folder.path())?
+            .with_interrupter(interrupter)
+            .metric_train(seen.clone());
+        let result = launch(&world, interrupted)?;
         let seen = seen.values.lock().unwrap().len();
         Ok((seen, result.interrupted.and_then(|stopped| stopped.reason)))
     });
@@ -240,16 +242,6 @@ fn early_stopping_and_interruptions_end_all_ranks() {
     assert!((2..=BATCHES + 1).contains(&steps[0].0), "{steps:?}");
     assert_eq!(steps[0].1.as_deref(), Some("enough"));
     assert_eq!(steps[1], (0, Some("rank 0 was stopped".into())));
-}
-
-fn training_with(
-    mesh: &DeviceMesh,
-    folder: &Path,
-    losses: Losses,
-    interrupter: &Interrupter,
-) -> Result<SupervisedTraining<Net>> {
-    let training = training(mesh, Shard(2), folder)?.with_interrupter(interrupter.clone());
-    Ok(training.metric_train(losses))
 }
 
 #[test]

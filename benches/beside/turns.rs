@@ -5,7 +5,11 @@ use std::sync::{LazyLock, Mutex};
 use std::thread::{self, available_parallelism};
 use std::time::{Duration, Instant};
 
+pub(crate) use median::median;
 use pulp::{Arch, Simd, WithSimd};
+
+#[path = "../median/mod.rs"]
+mod median;
 
 /// Measurements of the peak between turns, the best of which counts, as PyTorch's threads keep
 /// spinning for a while after their work.
@@ -139,8 +143,8 @@ fn medians<const IMPLEMENTATIONS: usize, const PASSES: usize>(
     let of_turns = |turns: &Vec<Turn>| {
         let quiet = turns.iter().filter(is_quiet);
         let enough = quiet.clone().count() >= MIN_TURNS;
-        let mut seconds: Vec<f64> = quiet.flat_map(|turn| &turn.seconds).copied().collect();
-        enough.then(|| median(&mut seconds)).flatten()
+        let seconds = quiet.flat_map(|turn| &turn.seconds).copied();
+        enough.then(|| median(seconds.collect()))
     };
     let medians = turns.each_ref().map(|pass| pass.each_ref().map(of_turns));
     let measured = turns.iter().flatten().filter(|turns| !turns.is_empty());
@@ -151,22 +155,20 @@ fn medians<const IMPLEMENTATIONS: usize, const PASSES: usize>(
             100.0 * *QUIET
         );
     }
-    let mut gflops: Vec<f64> = all()
+    let gflops: Vec<f64> = all()
         .filter(is_quiet)
         .flat_map(|turn| turn.around.map(|peak| peak.gflops))
         .collect();
-    (medians, median(&mut gflops).unwrap_or(best.gflops))
+    if gflops.is_empty() {
+        return (medians, best.gflops);
+    }
+    (medians, median(gflops))
 }
 
 pub(crate) fn timed<T>(f: impl FnOnce() -> T) -> f64 {
     let start = Instant::now();
     black_box(f());
     start.elapsed().as_secs_f64()
-}
-
-pub(crate) fn median(samples: &mut [f64]) -> Option<f64> {
-    samples.sort_by(f64::total_cmp);
-    samples.get(samples.len() / 2).copied()
 }
 
 /// Measures the multiply-adds in registers of all cores, in GFLOP/s.

@@ -18,7 +18,6 @@
 //! written to `bench/ops.csv` in cargo's target directory.
 
 use std::error::Error;
-use std::path::Path;
 use std::sync::{LazyLock, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -27,7 +26,7 @@ use burn::tensor::Distribution;
 use halocline::prelude::{Device, Tensor};
 use rayon::prelude::*;
 
-use beside::{PyTorch, cores, in_turn, timed};
+use beside::{PyTorch, arguments, budget, cores, in_turn, is_chosen, timed, write_table};
 use cotangent::pair;
 use ranks::Ranks;
 use rows::{ROWS, Row, Target};
@@ -48,14 +47,7 @@ const TWO_RANKS: f64 = 1.1;
 type Medians = [Option<f64>; IMPLEMENTATIONS.len()];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let budget = match std::env::var("HALOCLINE_BENCH_SECONDS") {
-        Ok(seconds) => Duration::from_secs_f64(seconds.parse()?),
-        Err(_) => Duration::from_secs(4),
-    };
-    let arguments = std::env::args().skip(1);
-    let chosen: Vec<String> = arguments.filter(|part| part != "--bench").collect();
-    let is_chosen =
-        |row: &&Row| chosen.is_empty() || chosen.iter().any(|part| row.name.contains(&**part));
+    let (budget, chosen) = (budget(4.0)?, arguments());
     let mut pytorch = PyTorch::start("ops_pytorch.py");
     println!(
         "\n{:30}{:8}{:>10}{:>10}{:>10}{:>9}{:>11}",
@@ -63,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     let mut speedups = Vec::new();
     let mut lines = String::from("operator,pass,impl,median_s\n");
-    for row in ROWS.iter().filter(is_chosen) {
+    for row in ROWS.iter().filter(|row| is_chosen(&chosen, row.name)) {
         let passes = measure(row, &mut pytorch, budget);
         for (pass, medians) in PASSES.iter().zip(passes) {
             speedups.extend(print(row, pass, medians));
@@ -77,10 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let logarithms = speedups.iter().map(|ratio: &f64| ratio.ln());
     let mean = (logarithms.sum::<f64>() / speedups.len() as f64).exp();
     println!("{:58}{mean:>10.2}", "geometric mean");
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench/ops.csv");
-    std::fs::create_dir_all(path.with_file_name(""))?;
-    std::fs::write(&path, lines)?;
-    println!("{}", path.display());
+    write_table("ops.csv", &lines)?;
     Ok(())
 }
 

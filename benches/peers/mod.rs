@@ -5,16 +5,13 @@ use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
 use halocline::prelude::*;
+pub(crate) use median::median;
+
+#[path = "../median/mod.rs"]
+mod median;
 
 /// Figures of every round, by (what, of).
 pub(crate) type Samples = BTreeMap<(String, usize), Vec<f64>>;
-
-/// Returns the median.
-pub(crate) fn median(samples: &[f64]) -> f64 {
-    let mut samples = samples.to_vec();
-    samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
-}
 
 /// Runs a program and adds the lines that it prints.
 ///

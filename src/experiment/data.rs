@@ -30,9 +30,6 @@ pub(super) struct Data {
     pub(super) forcings_change: bool,
 }
 
-/// Arguments that an error names if files are too short for any sample.
-const TOO_SHORT: [&str; 2] = ["lead_hours and steps", "history and lead"];
-
 /// Content of samples.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Samples {
@@ -185,45 +182,31 @@ impl Data {
         period: &Period,
         samples: Samples,
     ) -> halocline_io::Result<FieldDataset> {
-        let attempt = |samples: Samples| {
-            let mut config = dataset(&self.config, period, samples);
-            if let Samples::Targets = samples {
-                // Other inputs are not read; the files are those of all channels.
-                let names = self.files.iter().map(|channel| channel.name.clone());
-                config.open.channels = Some(names.collect());
-                config.inputs = Some(self.channels.targets.clone());
-                config.targets = None;
-            }
-            open_on(&self.grid, &self.config.files, config)
-        };
-        let opened = attempt(samples);
-        let is_short = matches!(
-            &opened,
-            Err(halocline_io::Error::Argument { argument, .. }) if TOO_SHORT.contains(argument)
-        );
-        let Samples::Steps(steps) = samples else {
-            return opened;
-        };
-        if !is_short || attempt(Samples::Steps(1)).is_err() {
-            return opened;
+        use halocline_io::Error::{Argument, TooShort};
+        let mut config = dataset(&self.config, period, samples);
+        if let Samples::Targets = samples {
+            // Other inputs are not read; the files are those of all channels.
+            let names = self.files.iter().map(|channel| channel.name.clone());
+            config.open.channels = Some(names.collect());
+            config.inputs = Some(self.channels.targets.clone());
+            config.targets = None;
         }
-        // The most steps that samples have, and the least that none has.
-        let (mut most, mut least) = (1, steps);
-        while least - most > 1 {
-            let middle = most + (least - most) / 2;
-            if attempt(Samples::Steps(middle)).is_ok() {
-                most = middle;
-            } else {
-                least = middle;
-            }
-        }
-        Err(halocline_io::Error::Argument {
-            argument: "training.curriculum",
-            got: format!("{steps} steps"),
-            expected: format!(
-                "at most {most}, the most between two times of data.train ({period})"
-            ),
+        open_on(&self.grid, &self.config.files, config).map_err(|error| match (error, samples) {
+            (TooShort { most_steps, .. }, Samples::Steps(steps)) if most_steps > 0 => Argument {
+                argument: "training.curriculum",
+                got: format!("{steps} steps"),
+                expected: format!(
+                    "at most {most_steps}, the most between two times of data.train ({period})"
+                ),
+            },
+            (error, _) => error,
         })
+    }
+
+    /// Opens the states of a period in the units of the files, with NaN for missing values.
+    pub(super) fn states_in_units(&self, period: &Period) -> halocline_io::Result<FieldDataset> {
+        let config = dataset(&self.config, period, Samples::States).with_missing(Missing::Allow);
+        open_on(&self.grid, &self.config.files, config)
     }
 
     /// Returns the times of a dataset of [states](Samples::States). Where gaps are skipped, no step
@@ -323,17 +306,13 @@ fn open_on(
     files: &[PathBuf],
     mut config: DatasetConfig,
 ) -> halocline_io::Result<FieldDataset> {
-    use halocline_io::Error::Argument;
+    use halocline_io::Error::{Argument, OtherGrid};
     config.open.grid = Some(grid.clone());
     FieldDataset::open(files, &config).map_err(|error| match error {
-        Argument {
-            argument: "grid",
-            got,
-            expected,
-        } => Argument {
+        OtherGrid { got, expected } => Argument {
             argument: "files",
             got,
-            expected: format!("{expected}, as in training"),
+            expected: format!("{expected}, in this order or another one, as in training"),
         },
         other => other,
     })

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 
 use halocline_core::{Error, RandomKey, Result, ShardTensor};
 use halocline_io::{
-    Batch, Existing, ForecastWriter, OutputConfig, OutputFormat, Period, Progress, parse_time,
-    save_whole,
+    Batch, Existing, FieldLoader, ForecastWriter, OutputConfig, OutputFormat, Period, Progress,
+    parse_time, save_whole,
 };
 use halocline_models::{next_input, perturbed};
 use halocline_ops::prelude::*;
 
 use super::config::ForecastConfig;
 use super::network::FieldModel;
-use super::root::on_root;
 use super::setup::{Experiment, Files, States, missing};
+use crate::root::on_root;
 
 /// File in a folder of forecasts that records their configuration and checkpoint.
 const NOTE: &str = "forecasts.json";
@@ -65,7 +65,7 @@ impl Experiment {
             Some(_) => Period::default(),
             None => self.scored()?,
         };
-        let states = self.states(&period)?;
+        let (states, rims) = (self.states(&period)?, self.rims(&period)?);
         let date = |start: &usize| self.data.calendar.date(states.timeline.states[*start].1);
         let note = self.note(model, config)?;
         let starts: Vec<(usize, PathBuf)> = match from {
@@ -120,8 +120,9 @@ impl Experiment {
             }
         };
         let progress = Progress::new(self.world.rank(), "forecast", starts.len() * config.steps);
+        let sources = (&states, rims.as_ref());
         for (start, path) in &starts {
-            self.write(model, &states, *start, config, (path, existing), &progress)?;
+            self.write(model, sources, *start, config, (path, existing), &progress)?;
         }
         progress.finish();
         if from.is_none() && existing == Existing::Replace {
@@ -224,7 +225,7 @@ impl Experiment {
     fn write(
         &self,
         model: &FieldModel,
-        states: &States,
+        (states, rims): (&States, Option<&FieldLoader>),
         start: usize,
         config: &ForecastConfig,
         (path, existing): (&Path, Existing),
@@ -248,7 +249,8 @@ impl Experiment {
             .with_calendar(self.data.calendar);
         let read = |state: usize| states.loader.load(&[state]);
         self.steps(model, states, read(start)?, config, read, |step| {
-            writer.append((step.time - begin) / 3600.0, &step.fields)?;
+            let fields = self.with_rim_of_data(rims, step.state, step.fields)?;
+            writer.append((step.time - begin) / 3600.0, &fields)?;
             progress.advance();
             Ok(())
         })?;

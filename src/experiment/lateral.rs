@@ -1,10 +1,11 @@
 //! Lateral boundary of forecasts of a region: a rim of cells that takes the values of the data.
 
 use halocline_core::{Error, Result, ShardTensor};
-use halocline_io::Batch;
+use halocline_io::{Batch, FieldLoader, LoaderConfig, Period, Source};
 use halocline_models::{interior, with_rim};
 
-use super::setup::Experiment;
+use super::data::Samples;
+use super::setup::{Experiment, placements};
 
 impl Experiment {
     /// Returns the number of steps of a forecast whose states in the data it reads: for forcings
@@ -49,6 +50,42 @@ impl Experiment {
         self.seen(read(state)?.target.inner(), &[time])
     }
 
+    /// Opens the states of a period in their units, if the configuration has a rim. Their samples
+    /// are those of [`states`](Self::states).
+    ///
+    /// # Errors
+    /// Data that cannot be read; a failure of communication.
+    pub(super) fn rims(&self, period: &Period) -> Result<Option<FieldLoader>> {
+        if self.config.data.boundary == 0 {
+            return Ok(None);
+        }
+        let placements = placements(self.mesh.shape(), Samples::States);
+        let config = LoaderConfig::new(1)
+            .with_prefetch(0)
+            .with_source(Source::PerRank);
+        let loader = FieldLoader::new(&self.mesh, &placements, &config, || {
+            self.data.states_in_units(period)
+        })?;
+        Ok(Some(loader.without_forcings()))
+    }
+
+    /// Replaces the rim of a forecast in units by that of the data at its time. The rim that the
+    /// model sees has the same values up to rounding, because they are normalised.
+    pub(super) fn with_rim_of_data(
+        &self,
+        rims: Option<&FieldLoader>,
+        state: Option<usize>,
+        fields: ShardTensor<4>,
+    ) -> Result<ShardTensor<4>> {
+        match (rims, state) {
+            (Some(rims), Some(state)) => {
+                let given = rims.load(&[state])?.target.inner();
+                with_rim(fields, given, self.config.data.boundary)
+            }
+            _ => Ok(fields),
+        }
+    }
+
     /// Returns the mask of the cells that losses and scores of `field` count: without the rim, if
     /// the configuration has one.
     pub(super) fn without_rim(
@@ -70,19 +107,73 @@ impl Experiment {
 mod tests {
     use burn::module::Module;
     use halocline_core::Launcher;
-    use halocline_io::{Grid, Period};
+    use halocline_io::{Existing, Grid, Missing, OpenConfig};
     use halocline_ops::loss_value;
 
     use super::*;
     use crate::experiment::ForecastConfig;
-    use crate::experiment::fixture::{COLUMNS, ROWS, TIMES, config_in, wave, write_fields_on};
+    use crate::experiment::fixture::{
+        COLUMNS, Cell, ROWS, TIMES, config_in, wave, write_fields_on,
+    };
+
+    /// Returns a region of the rows and columns of the fixture.
+    fn region() -> Grid {
+        let degrees = |count: usize| (0..count).map(|cell| 10.0 + 3.0 * cell as f64).collect();
+        Grid::new(degrees(ROWS), degrees(COLUMNS)).unwrap()
+    }
+
+    fn is_inside(row: usize, column: usize) -> bool {
+        (1..ROWS - 1).contains(&row) && (1..COLUMNS - 1).contains(&column)
+    }
+
+    #[test]
+    fn the_written_rim_has_the_bits_of_the_data() {
+        let folder = tempfile::tempdir().unwrap();
+        // Values that normalising and its inverse do not keep, and one that is missing.
+        let value = |time: usize, cell: Cell| match (time, cell) {
+            (3, (0, 0, 2)) => f32::NAN,
+            _ => wave(time, cell) / 3.0,
+        };
+        write_fields_on(folder.path(), &region(), value);
+        let config = config_in(folder.path(), "boundary = 1\nmissing = \"fill\"", "");
+        let output = folder.path().join("forecast.zarr");
+        let run = Launcher::local(2).run(|world| {
+            let experiment = Experiment::new(&world, &config)?;
+            let model = experiment.model()?.valid();
+            let forecast = ForecastConfig {
+                steps: 3,
+                ..ForecastConfig::default()
+            };
+            let existing = Existing::Reject;
+            experiment.forecast(&model, Some("1970-01-01"), &forecast, &output, existing)?;
+            Ok(())
+        });
+        run.unwrap();
+        let written = OpenConfig::new().with_missing(Missing::Allow).open(&output);
+        let written = written.unwrap();
+        let values = written.read(written.shape().map(|size| 0..size)).unwrap();
+        let names = ["sst", "t2m"];
+        let mut compared = 0;
+        for ((step, channel, row, column), found) in values.indexed_iter() {
+            let channel = &written.channels()[channel];
+            if is_inside(row, column) {
+                continue;
+            }
+            let place = names.iter().position(|name| name == channel).unwrap();
+            let expected = value(step + 1, (place, row, column));
+            assert!(
+                found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()),
+                "step {step}, {channel}, row {row}, column {column}: {found} for {expected}"
+            );
+            compared += 1;
+        }
+        assert!(compared > 0);
+    }
 
     #[test]
     fn the_rim_is_that_of_the_data_and_does_not_count() {
         let folder = tempfile::tempdir().unwrap();
-        let degrees = |count: usize| (0..count).map(|cell| 10.0 + 3.0 * cell as f64).collect();
-        let region = Grid::new(degrees(ROWS), degrees(COLUMNS)).unwrap();
-        write_fields_on(folder.path(), &region, wave);
+        write_fields_on(folder.path(), &region(), wave);
         let config = config_in(folder.path(), "boundary = 1", "");
         let run = Launcher::local(2).run(|world| {
             let experiment = Experiment::new(&world, &config)?;
@@ -110,9 +201,7 @@ mod tests {
                     let mut inside = 0.0_f32;
                     for (cell, error) in errors.iter::<f32>().enumerate() {
                         let (row, column) = (cell / COLUMNS % ROWS, cell % COLUMNS);
-                        let is_inside =
-                            (1..ROWS - 1).contains(&row) && (1..COLUMNS - 1).contains(&column);
-                        if is_inside {
+                        if is_inside(row, column) {
                             inside = inside.max(error);
                         } else {
                             assert_eq!(error, 0.0, "row {row}, column {column}");

@@ -38,13 +38,7 @@ pub(super) fn model_key(text: &str) -> Option<String> {
 
 /// Returns the known names nearest to an unknown one, separated by commas.
 pub(super) fn nearest(unknown: &str, known: &[&str]) -> String {
-    let mut known: Vec<(f64, &str)> = known
-        .iter()
-        .map(|name| (strsim::jaro_winkler(unknown, name), *name))
-        .collect();
-    known.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let near: Vec<&str> = known.iter().take(PROPOSED).map(|(_, name)| *name).collect();
-    near.join(", ")
+    halocline_core::nearest(unknown, known.iter().copied(), PROPOSED).join(", ")
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use halocline_ops::prelude::*;
 use super::climatology::{Climatology, Cycle, Times};
 use super::data::{Data, Samples};
 use super::record::{CLIMATOLOGY, check_training_files};
-use super::root::on_root;
 use super::setup::{Experiment, Files, like_batch_of, placements};
+use crate::root::on_root;
 
 /// Seconds per year.
 const YEAR: f64 = 365.0 * 86400.0;

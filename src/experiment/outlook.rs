@@ -302,6 +302,21 @@ pub(super) fn memory(name: &str) -> Option<usize> {
     Some(kib * 1024)
 }
 
+/// Formats a time with two digits, or more before the point, in the largest unit that it reaches.
+fn duration(seconds: f64) -> String {
+    let units = [
+        ("days", 86400.0),
+        ("hours", 3600.0),
+        ("minutes", 60.0),
+        ("seconds", 1.0),
+    ];
+    let reached = units.into_iter().find(|(_, length)| seconds >= *length);
+    let (unit, length) = reached.unwrap_or(("ms", 1e-3));
+    let value = seconds / length;
+    let digits = usize::from(value < 9.95);
+    format!("{value:.digits$} {unit}")
+}
+
 impl fmt::Display for Outlook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let megabytes = |bytes: usize| bytes as f64 / 1e6;
@@ -357,8 +372,8 @@ impl fmt::Display for Outlook {
         let (batches, epochs) = self.batches;
         write!(
             f,
-            "training: {epochs} epochs of {batches} batches, {:.1} minutes",
-            self.seconds() / 60.0
+            "training: {epochs} epochs of {batches} batches, {}",
+            duration(self.seconds())
         )?;
         for (place, priced) in self.plans.iter().enumerate() {
             let plan = priced.plan.to_toml();
@@ -376,5 +391,27 @@ impl fmt::Display for Outlook {
             )?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_two_digits_in_a_suitable_unit() {
+        for (seconds, expected) in [
+            (0.0042, "4.2 ms"),
+            (0.25, "250 ms"),
+            (1.24, "1.2 seconds"),
+            (9.96, "10 seconds"),
+            (42.4, "42 seconds"),
+            (150.0, "2.5 minutes"),
+            (5400.0, "1.5 hours"),
+            (36.0 * 3600.0, "1.5 days"),
+            (123.0 * 86400.0, "123 days"),
+        ] {
+            assert_eq!(duration(seconds), expected);
+        }
     }
 }

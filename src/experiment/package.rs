@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use halocline_core::{Error, Result};
-use halocline_io::{CheckpointConfig, Checkpoints, Snapshot};
+use halocline_io::{CheckpointConfig, Checkpoints};
 
 use super::config::ExperimentConfig;
 use super::record::{self, CHECKPOINTS, CLIMATOLOGY, STATISTICS};
-use super::root::on_root;
 use super::setup::{CheckpointChoice, Experiment};
 use super::summary::FILES;
-use crate::trainer::MODEL;
+use crate::root::on_root;
+use crate::trainer::{check_new, save_model};
 
 /// Name of the folder of the constants file in a package.
 const CONSTANTS: &str = "constants";
@@ -52,13 +52,10 @@ impl Experiment {
         (config.mesh, config.plan) = Default::default();
         (config.data.statistics, config.training.pretrained) = Default::default();
         on_root(&self.world, || self.copy_files(path, constants.as_deref()))?;
-        let open = |name| Checkpoints::open(&self.world, path.join(name), &CheckpointConfig::new());
-        self.climatology()?.save(&self.world, open(CLIMATOLOGY)?)?;
-        let mut checkpoints = open(CHECKPOINTS)?;
-        let mut snapshot = Snapshot::new(&self.world);
-        snapshot.module(MODEL, &model)?;
-        checkpoints.save(0, snapshot, None)?;
-        checkpoints.wait()?;
+        let folder = path.join(CLIMATOLOGY);
+        let checkpoints = Checkpoints::open(&self.world, folder, &CheckpointConfig::new())?;
+        self.climatology()?.save(&self.world, checkpoints)?;
+        save_model(&self.world, &path.join(CHECKPOINTS), &model)?;
         // Written last, so that an incomplete package cannot be loaded.
         config.folder = path.into();
         on_root(&self.world, || record::save_copy(&config))
@@ -66,10 +63,7 @@ impl Experiment {
 
     /// Copies the files of the folder that belong to a package, and the constants.
     fn copy_files(&self, path: &Path, constants: Option<&Path>) -> Result<()> {
-        if path.exists() {
-            let message = format!("{}: it exists; choose another path", path.display());
-            return Err(Error::other(message));
-        }
+        check_new(path)?;
         for name in [STATISTICS, FILES] {
             copy(&self.config.folder.join(name), &path.join(name))?;
         }

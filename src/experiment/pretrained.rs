@@ -30,9 +30,11 @@ fn network(config: &ExperimentConfig) -> Option<&Path> {
 /// Reads rows and columns in the order of the network from which training starts.
 pub(super) fn in_order_of_network(config: &ExperimentConfig, data: Data) -> Result<Data> {
     let statistics = network(config).map(|folder| folder.join(STATISTICS));
-    match statistics.filter(|folder| folder.join("data.json").exists()) {
-        Some(folder) => Ok(data.in_order_of(&Statistics::load(folder)?)),
-        None => Ok(data),
+    match statistics {
+        Some(folder) if Metadata::exists(&folder) => {
+            Ok(data.in_order_of(&Statistics::load(folder)?))
+        }
+        _ => Ok(data),
     }
 }
 
@@ -58,14 +60,13 @@ pub(super) fn given_statistics(
         (None, None) => return Ok(None),
     };
     let kept = config.folder.join(STATISTICS);
-    let exists = |folder: &Path| folder.join("data.json").exists();
-    if !exists(&kept) {
+    if !Metadata::exists(&kept) {
         let files = data.training_files()?;
         let metadata = Metadata::of(&files[0])?;
         return Ok(Some(Statistics::load(&given)?.for_metadata(&metadata)?));
     }
     // The statistics of the folder are used from now on, so the given ones may be gone.
-    if exists(&given) {
+    if Metadata::exists(&given) {
         let used = Statistics::load(&kept)?;
         if Statistics::load(&given)?.for_metadata(used.metadata())? != used {
             return Err(Error::from(halocline_io::Error::Argument {

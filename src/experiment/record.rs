@@ -1,66 +1,53 @@
 //! Record of an experiment in its folder: the configuration, and a summary of the files.
 
 use std::collections::BTreeSet;
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::path::Path;
 
 use halocline_core::{Error, Result};
-use halocline_io::{Channel, save_whole};
+use halocline_io::{Channel, Checkpoints, Metadata, save_whole};
 use serde::Serialize;
 
 use super::config::ExperimentConfig;
 use super::data::Data;
 use super::data_config::DataConfig;
+use super::lock::lock;
 use super::summary::{FILES, Record, Summary, Units, failed};
+pub(super) use crate::trainer::{CHECKPOINTS, STATISTICS};
 
 /// Name of the copy of the configuration in the folder.
 pub(super) const COPY: &str = "experiment.toml";
-/// Name of the file that a job locks while it computes statistics.
-const LOCK: &str = ".statistics.lock";
-/// Name of the folder of statistics.
-pub(super) const STATISTICS: &str = "statistics";
 /// Name of the folder of the climatology.
 pub(super) const CLIMATOLOGY: &str = "climatology";
-/// Name of the folder of checkpoints.
-pub(super) const CHECKPOINTS: &str = "checkpoints";
-
-/// Paths in the folder that training and scoring write: once one exists, the folder belongs to its
-/// configuration.
-const MADE: [&str; 3] = ["statistics/data.json", CLIMATOLOGY, CHECKPOINTS];
-
-/// Locks a folder for the job that computes its statistics, until the returned file is dropped.
-///
-/// # Errors
-/// A lock that another job holds; a folder that cannot be written.
-pub(super) fn lock(folder: &Path) -> Result<File> {
-    std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
-    let path = folder.join(LOCK);
-    let file = File::create(&path).map_err(|error| failed(&path, &error))?;
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(Error::other(format!(
-            "{}: another job computes the statistics or the climatology of this folder; start this one when they are there, \
-             or choose another folder",
-            folder.display()
-        ))),
-        // File systems without locks are accepted.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
-    }
-}
 
 /// Writes the configuration and the summary into the folder. If training or scoring has already
 /// written there, compares them with the existing ones. Before the first checkpoint, keys on which
 /// statistics do not depend may differ; the climatology of other forcings is removed, because it
-/// may be of other targets.
+/// may be of other targets. `locked` is the lock of the folder, which is taken for such a change.
 ///
 /// # Errors
-/// Other data; another model; files that have changed; other keys while a job trains in the folder.
-pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
+/// Other data; another model; files that have changed; other keys while a job computes or trains in
+/// the folder.
+pub(super) fn record(
+    config: &ExperimentConfig,
+    data: &Data,
+    locked: &mut Option<File>,
+) -> Result<()> {
     let folder = &config.folder;
-    let made = MADE.iter().any(|made| folder.join(made).exists());
+    // Once training or scoring has written, the folder belongs to its configuration.
+    let made = Metadata::exists(folder.join(STATISTICS))
+        || [CLIMATOLOGY, CHECKPOINTS]
+            .iter()
+            .any(|made| folder.join(made).exists());
     let is_copied = made && folder.join(COPY).exists();
-    let earlier = if is_copied { compare(config)? } else { None };
+    let mut earlier = if is_copied { compare(config)? } else { None };
     if earlier.is_some() {
+        if locked.is_none() {
+            *locked = Some(lock(folder)?);
+        }
         check_idle(folder)?;
+        // Another job may have changed the record before the folder was locked.
+        earlier = compare(config)?;
     }
     std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
     let found = Record::of(config, data)?;
@@ -92,15 +79,27 @@ pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
 
 /// Refuses a folder in which a job trains: the record must stay that of its checkpoints.
 fn check_idle(folder: &Path) -> Result<()> {
-    let lock = folder.join(CHECKPOINTS).join(".lock");
-    let file = File::options().write(true).open(lock);
-    match file.map(|file| file.try_lock()) {
-        Ok(Err(TryLockError::WouldBlock)) => Err(Error::other(format!(
-            "{}: another job trains in this folder, with another [data]; choose another folder",
-            folder.display()
+    if !Checkpoints::is_open(folder.join(CHECKPOINTS)) {
+        return Ok(());
+    }
+    Err(Error::other(format!(
+        "{}: another job trains in this folder, with another [data]; choose another folder",
+        folder.display()
+    )))
+}
+
+/// Locks a folder for the job that starts to train there, until the returned file is dropped.
+///
+/// # Errors
+/// A lock that another job holds; a record that another job has changed since this one read it.
+pub(super) fn lock_for_training(config: &ExperimentConfig) -> Result<File> {
+    let locked = lock(&config.folder)?;
+    match compare(config)? {
+        None => Ok(locked),
+        Some(_) => Err(Error::other(format!(
+            "{}: another job has changed [data] since this one started; choose another folder",
+            config.folder.display()
         ))),
-        // Without the file no job trains; file systems without locks are accepted.
-        _ => Ok(()),
     }
 }
 
@@ -394,6 +393,10 @@ mod tests {
         let mut other = config.clone();
         other.data.forcings = vec!["sst".into()];
         other.data.history = 2;
+        let computing = lock(&config.folder).unwrap();
+        let error = targets(&other).unwrap_err().to_string();
+        assert!(error.contains("another job computes"), "{error}");
+        drop(computing);
         // The second start finds its own configuration.
         for _ in 0..2 {
             assert_eq!(targets(&other).unwrap(), (1, 1));
@@ -417,6 +420,24 @@ mod tests {
             error.contains("another [data], by its forcings, history"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn training_does_not_begin_with_the_record_of_another_job() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "", "");
+        let mut other = config.clone();
+        other.data.forcings = vec!["sst".into()];
+        let run = Launcher::local(1).run(|world| {
+            let experiment = Experiment::new(&world, &config)?;
+            Experiment::new(&world, &other)?;
+            let error = experiment.train().unwrap_err().to_string();
+            assert!(error.contains("another job has changed [data]"), "{error}");
+            assert!(!config.folder.join(CHECKPOINTS).exists());
+            Ok(())
+        });
+        run.unwrap();
     }
 
     #[test]

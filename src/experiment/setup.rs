@@ -10,7 +10,9 @@ use halocline_core::{
     DeviceMesh, Launcher, MeshShape, Placement, Replicate, Result, Shard, ShardTensor, World,
     with_all_threads,
 };
-use halocline_io::{Checkpoint, FieldLoader, LoaderConfig, Order, Period, Source, Statistics};
+use halocline_io::{
+    Checkpoint, FieldLoader, LoaderConfig, Metadata, Order, Period, Source, Statistics,
+};
 use halocline_models::parallel::build;
 use halocline_ops::prelude::*;
 
@@ -18,13 +20,14 @@ use super::checks::{check_batch, check_rim, check_training};
 use super::climatology::Climatology;
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
+use super::lock::lock;
 use super::network::FieldModel;
 use super::pretrained::{given_statistics, in_order_of_network};
 use super::record::{
-    CHECKPOINTS, STATISTICS, compare, compare_files, lock, odd_and_units, record, untrained,
+    CHECKPOINTS, STATISTICS, compare, compare_files, odd_and_units, record, untrained,
 };
-use super::root::on_root;
 use super::timeline::Timeline;
+use crate::root::on_root;
 use crate::trainer::{best_or_latest, validated_name};
 
 /// Experiment on one rank. All ranks create it and call its methods together.
@@ -153,8 +156,8 @@ impl Experiment {
         let folder = config.folder.join(STATISTICS);
         on_root(world, || {
             let given = given_statistics(config, &data)?;
-            let is_computed = || folder.join("data.json").exists();
-            let _lock = if is_computed() {
+            let is_computed = || Metadata::exists(&folder);
+            let mut locked = if is_computed() {
                 None
             } else {
                 // Fails before the data are read.
@@ -164,7 +167,7 @@ impl Experiment {
                 check_training(&config.training, &data.channels, samples)?;
                 Some(lock(&config.folder)?)
             };
-            record(config, &data)?;
+            record(config, &data, &mut locked)?;
             if !is_computed() {
                 let statistics = match given {
                     Some(given) => given,

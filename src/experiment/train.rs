@@ -14,9 +14,9 @@ use super::network::FieldModel;
 use super::optimizer::OptimizerKind;
 use super::outlook::memory;
 use super::pace::Pace;
-use super::record::{CHECKPOINTS, lock, save_copy};
-use super::root::on_root;
+use super::record::{CHECKPOINTS, lock_for_training, save_copy};
 use super::setup::{Experiment, Files, States};
+use crate::root::on_root;
 use crate::trainer::{Ended, Trainer, clip_grad_norm};
 
 impl Experiment {
@@ -30,8 +30,8 @@ impl Experiment {
     /// the device lacks; more samples per batch, batches per step, or autoregressive steps than the
     /// training period has; inputs that are not targets, where training or validation takes several
     /// steps; another kind of optimizer than in earlier steps; another definition of validation
-    /// than in earlier epochs; other batches than those of an interrupted epoch; the errors of
-    /// [`Trainer`].
+    /// than in earlier epochs; other batches than those of an interrupted epoch; another job that
+    /// starts in the folder at the same time; the errors of [`Trainer`].
     pub fn train(&self) -> Result<Ended> {
         if self.files == Files::Others {
             return Err(Error::other(
@@ -74,12 +74,13 @@ impl Experiment {
         }
         let batches = data.batches();
         let trainer = self.trainer(batches)?;
+        // Held until the checkpoints are locked, so that the record stays that of this run.
+        let mut locked = None;
+        on_root(&self.world, || {
+            locked = Some(lock_for_training(&self.config)?);
+            Ok(())
+        })?;
         if validation.is_some() || self.config.data.anomalies {
-            let mut _lock = None;
-            on_root(&self.world, || {
-                _lock = Some(lock(&self.config.folder)?);
-                Ok(())
-            })?;
             // Before signals are watched, because computing the climatology does not check for
             // them.
             self.climatology()?;
@@ -91,6 +92,7 @@ impl Experiment {
                 trainer.resume_or_start_from(self.checkpoints(), weights)?
             }
         };
+        drop(locked);
         let unvalidated = match &validation {
             Some(states) if is_unvalidated(&trainer)? => Some(states),
             _ => None,

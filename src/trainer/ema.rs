@@ -3,14 +3,14 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use halocline_core::{Result, ShardTensor, World};
+use halocline_core::{Result, ShardTensor};
 use halocline_io::{Checkpoint, Snapshot};
 
 use super::Trainer;
 
 const NAME: &str = "ema";
 /// Name of the trained model in a checkpoint.
-pub(crate) const MODEL: &str = "model";
+pub(super) const MODEL: &str = "model";
 
 /// Exponential moving average of a model's parameters over steps.
 #[derive(Debug)]
@@ -69,21 +69,15 @@ impl<M: Module> Trainer<M> {
     }
 
     /// Loads the average; if the checkpoint has none, it starts from the parameters of `model`.
-    pub(super) fn restore_ema(
-        &mut self,
-        world: &World,
-        checkpoint: &Checkpoint,
-        model: &M,
-    ) -> Result<()> {
+    pub(super) fn restore_ema(&mut self, checkpoint: &Checkpoint, model: &M) -> Result<()> {
         let Some(average) = &mut self.ema else {
             return Ok(());
         };
-        let loaded = if has_ema(checkpoint) {
-            checkpoint.module(world, NAME, average.model.clone())?
+        average.model = if has_ema(checkpoint) {
+            checkpoint.module(&self.world, NAME, average.model.clone())?
         } else {
             model.valid()
         };
-        average.model = loaded;
         Ok(())
     }
 }

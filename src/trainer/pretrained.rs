@@ -89,16 +89,15 @@ impl<M: Module> Trainer<M> {
 
     /// Loads the validated model of a folder of checkpoints.
     fn load_weights(&mut self, folder: &Path) -> Result<()> {
-        let world = self.world.clone();
-        let checkpoint = best_or_latest(&world, folder)?.ok_or_else(|| {
+        let checkpoint = best_or_latest(&self.world, folder)?.ok_or_else(|| {
             Error::other(format!(
                 "{}: no checkpoint; expected one to start from",
                 folder.display()
             ))
         })?;
         let name = validated_name(&checkpoint);
-        let model = checkpoint.module(&world, name, self.model().clone())?;
-        self.restore_ema(&world, &checkpoint, &model)?;
+        let model = checkpoint.module(&self.world, name, self.model().clone())?;
+        self.restore_ema(&checkpoint, &model)?;
         self.model = Some(model);
         self.forget_rounded();
         Ok(())

@@ -93,11 +93,10 @@ impl<M: Module> Trainer<M> {
     /// Returns the gradients for the optimizer, or `None` if the step is skipped.
     fn acceptable(
         &mut self,
-        gradients: GradientsParams,
+        mut gradients: GradientsParams,
         losses: &[Tensor<1>],
     ) -> Result<Option<GradientsParams>> {
         let mut found = self.non_finite(&gradients, losses)?;
-        let mut gradients = gradients;
         if found.is_none()
             && let Some(mut hook) = self.hook.take()
         {

@@ -1,8 +1,7 @@
 //! Data with gaps, missing values, other calendars, and files that change.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Stdio;
 
 use halocline::io::{
     Calendar, Channel, Fields, ForecastWriter, Grid, Missing, OpenConfig, OutputConfig,
@@ -11,8 +10,8 @@ use halocline::io::{
 use halocline::prelude::*;
 
 use super::{
-    COLUMNS, CONFIG, ROWS, Replaced, TIMES, fail, prepared, score, scores, seconds, succeed, write,
-    write_fields,
+    COLUMNS, CONFIG, ROWS, Replaced, TIMES, command, fail, interrupt_at, prepared, score, scores,
+    seconds, succeed, write, write_fields,
 };
 
 #[test]
@@ -259,24 +258,11 @@ fn an_epoch_that_was_interrupted_goes_on_with_its_batches() {
         .replaced("width = 6", "width = 32");
     let of_batch = |batch: &str| config.replaced("BATCH", batch);
     let folder = prepared(&of_batch("1"));
-    let mut program = Command::new(env!("CARGO_BIN_EXE_halocline"));
-    let program = program
-        .args(["train", "--config", "config.toml"])
-        .current_dir(folder.path())
-        .env("BURN_DEVICE", "flex")
-        .stdout(Stdio::null());
-    let mut program = program.spawn().unwrap();
-    while !folder.path().join("run/checkpoints").exists() {
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let signal = ["-INT", &program.id().to_string()].map(String::from);
-    assert!(
-        Command::new("kill")
-            .args(signal)
-            .status()
-            .unwrap()
-            .success()
-    );
+    let mut program = command(folder.path(), &["train"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    interrupt_at(&program, &folder.path().join("run/checkpoints"));
     assert_eq!(program.wait().unwrap().code(), Some(75));
     for batch in ["2", "26"] {
         write(folder.path(), &of_batch(batch), 4);

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use halocline::io::ndarray::s;
-use halocline::io::{Fields, Missing, OpenConfig, open};
+use halocline::io::ndarray::{Array3, s};
+use halocline::io::{FieldWriter, Fields, Grid, Missing, OpenConfig, WriterConfig, open};
 
 use super::{
-    CONFIG, Replaced, fail, prepared, score, scores, scores_in, seconds, succeed, values, write,
-    write_fields,
+    COLUMNS, CONFIG, ROWS, Replaced, TIMES, fail, prepared, score, scores, scores_in, seconds,
+    succeed, values, write, write_fields,
 };
 
 const FROM: [&str; 3] = ["forecast", "--from", "2018-01-10"];
@@ -173,27 +173,25 @@ fn other_files_may_have_another_order_of_levels() {
 
 /// Writes a field for each name, with values that depend on the name and the time.
 fn write_levels(path: &Path, names: [&str; 3]) {
-    use halocline::io::{FieldWriter, Grid, WriterConfig, ndarray::Array3};
-    let grid = Grid::cell_centered(super::ROWS, super::COLUMNS).unwrap();
+    let grid = Grid::cell_centered(ROWS, COLUMNS).unwrap();
     let mut writer = FieldWriter::create(path, &grid, &names, &WriterConfig::new()).unwrap();
-    for time in 0..super::TIMES {
+    for time in 0..TIMES {
         let of = |(channel, row, column): (usize, usize, usize)| {
             let offset = names[channel].bytes().map(usize::from).sum::<usize>() % 97;
             (((row * 18 + column) * 7 + time * 5 + offset * 31) % 113) as f32
         };
-        let field = Array3::from_shape_fn((3, super::ROWS, super::COLUMNS), of);
+        let field = Array3::from_shape_fn((3, ROWS, COLUMNS), of);
         writer.append(seconds(time), field.view()).unwrap();
     }
     writer.finish().unwrap();
 }
 
 fn other(path: &Path, [rows, columns]: [usize; 2], names: [&str; 2]) {
-    use halocline::io::{FieldWriter, Grid, WriterConfig, ndarray::Array3};
     let grid = Grid::cell_centered(rows, columns).unwrap();
     let mut writer = FieldWriter::create(path, &grid, &names, &WriterConfig::new()).unwrap();
     for time in 36..38 {
         let field = Array3::ones((2, rows, columns));
-        writer.append(super::seconds(time), field.view()).unwrap();
+        writer.append(seconds(time), field.view()).unwrap();
     }
     writer.finish().unwrap();
 }

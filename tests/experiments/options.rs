@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::forecasts::trained_with;
 use super::training::losses_on;
-use super::{CONFIG, Replaced, prepared, score, scores, succeed, write_fields};
+use super::{CONFIG, Replaced, TEST, prepared, score, scores, succeed, write_parts};
 
 #[test]
 fn configurations_of_the_examples_are_read() {
@@ -38,21 +38,13 @@ fn parameters_may_be_stored_over_the_axis_of_samples() {
 #[test]
 fn samples_of_joined_files_cross_their_ends() {
     let files = "[\"FOLDER/first.h5\", \"FOLDER/rest.h5\"]";
-    // The first file ends after four times of the test period.
-    let is_first = |time| time < 40;
     for (joined, forecasts) in [(false, 10.0), (true, 11.0)] {
         let joined = format!("lead_hours = 6.0\njoined = {joined}");
         let config = CONFIG
             .replaced("[\"FOLDER/2018.h5\"]", files)
             .replaced("lead_hours = 6.0", &joined);
-        let folder = trained_with(&config, |path| {
-            write_fields(&path.join("first.h5"), |time, _| {
-                is_first(time).then_some(time)
-            });
-            write_fields(&path.join("rest.h5"), |time, _| {
-                (!is_first(time)).then_some(time)
-            });
-        });
+        // The first file ends after four times of the test period.
+        let folder = trained_with(&config, |path| write_parts(path, TEST + 4));
         succeed(folder.path(), &["score"]);
         let found = score(&scores(folder.path()), "t2m", 6.0, "forecasts");
         assert_eq!(found, forecasts, "{joined}");

@@ -6,7 +6,7 @@ use halocline::io::ndarray::Array3;
 use halocline::io::{FieldWriter, Fields, Grid, WriterConfig, open};
 
 use super::forecasts::trained_with;
-use super::{COLUMNS, CONFIG, Replaced, fail, scores, succeed, values, write, write_fields};
+use super::{COLUMNS, CONFIG, Replaced, fail, scores, succeed, values, write, write_parts};
 
 /// Number of times of training.
 const TRAINED: usize = 28;
@@ -66,15 +66,7 @@ fn other_files_in_another_order_are_forecast_in_that_of_training() {
 fn periods_may_be_in_stores_of_another_order() {
     let files = "[\"FOLDER/first.h5\", \"FOLDER/rest.h5\"]";
     let config = CONFIG.replaced("[\"FOLDER/2018.h5\"]", files);
-    let folder = trained_with(&config, |path| {
-        let is_first = |time| time < TRAINED;
-        write_fields(&path.join("first.h5"), |time, _| {
-            is_first(time).then_some(time)
-        });
-        write_fields(&path.join("rest.h5"), |time, _| {
-            (!is_first(time)).then_some(time)
-        });
-    });
+    let folder = trained_with(&config, |path| write_parts(path, TRAINED));
     let path = folder.path();
     succeed(path, &["score"]);
     let before = scores(path);
@@ -91,13 +83,7 @@ fn joined_files_of_two_orders_may_be_listed_in_any() {
         CONFIG.replaced("[\"FOLDER/2018.h5\"]", &files)
     };
     let folder = trained_with(&listed(["first", "rest"]), |path| {
-        let is_first = |time| time < TRAINED / 2;
-        write_fields(&path.join("first.h5"), |time, _| {
-            is_first(time).then_some(time)
-        });
-        write_fields(&path.join("rest.h5"), |time, _| {
-            (!is_first(time)).then_some(time)
-        });
+        write_parts(path, TRAINED / 2);
         turn(&path.join("rest.h5"));
     });
     let path = folder.path();

@@ -1,12 +1,12 @@
 //! Losses, precision, validation and resumption of training.
 
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Stdio;
 
 use serde_json::Value;
 
 use super::{
-    CONFIG, Replaced, TEST, TIMES, fail, halocline, prepared, score, scores, succeed, write,
+    CONFIG, Replaced, TEST, TIMES, command, fail, halocline, interrupt_at, prepared, score, scores,
+    succeed, write,
 };
 
 /// Returns the losses that training prints, by epoch.
@@ -153,23 +153,12 @@ fn an_epoch_whose_validation_was_interrupted_is_validated_first() {
     let long = CONFIG.replaced("steps = 3\n", ensemble);
     let folder = prepared(&long);
     write(folder.path(), &long, 1);
-    let program = Command::new(env!("CARGO_BIN_EXE_halocline"))
-        .args(["train", "--config", "config.toml"])
-        .current_dir(folder.path())
-        .env("BURN_DEVICE", "flex")
+    let program = command(folder.path(), &["train"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let checkpoint = folder.path().join("run/checkpoints/step_000000013");
-    for _ in 0..30_000 {
-        if checkpoint.exists() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let signal = ["-INT", &program.id().to_string()].map(String::from);
-    let sent = Command::new("kill").args(signal).status().unwrap();
-    assert!(sent.success());
+    interrupt_at(&program, &checkpoint);
     let output = program.wait_with_output().unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(75), "{out}");
@@ -319,10 +308,7 @@ fn another_seed_or_optimizer_is_told_once() {
 fn a_reader_that_ends_does_not_end_the_training() {
     let folder = prepared(CONFIG);
     write(folder.path(), CONFIG, 2);
-    let mut program = Command::new(env!("CARGO_BIN_EXE_halocline"))
-        .args(["train", "--config", "config.toml"])
-        .current_dir(folder.path())
-        .env("BURN_DEVICE", "flex")
+    let mut program = command(folder.path(), &["train"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();

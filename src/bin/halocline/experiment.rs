@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Mutex;
 
 use clap::{Args, ValueEnum};
 use halocline::core::{Launcher, World};
@@ -72,14 +71,15 @@ fn run_on<T: Send>(
     ranks: usize,
     program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
 ) -> Result<Vec<T>> {
-    collect(config.launcher(ranks), |world| {
+    let launcher = config.launcher(ranks);
+    Ok(launcher.collect(|world| {
         if world.is_root() {
             let device = device_name(world.device());
             eprintln!("halocline: {} on {device}", counted(world.size()));
             hint_at_device(&device);
         }
-        program(world, config)
-    })
+        program(&world, config)
+    })?)
 }
 
 /// Formats a number of ranks.
@@ -88,30 +88,6 @@ fn counted(ranks: usize) -> String {
         1 => "1 rank".into(),
         _ => format!("{ranks} ranks"),
     }
-}
-
-/// Runs a program on all ranks. A mistake for which all ranks return the same error is not told as
-/// the failure of one of them.
-fn collect<T: Send>(
-    launcher: Launcher,
-    program: impl Fn(&World) -> halocline::Result<T> + Send + Sync,
-) -> Result<Vec<T>> {
-    let errors: Mutex<Vec<(usize, String)>> = Mutex::default();
-    let collected = launcher.collect(|world| {
-        program(&world).inspect_err(|error| {
-            let mut errors = errors.lock().unwrap_or_else(|e| e.into_inner());
-            errors.push((world.size(), error.to_string()));
-        })
-    });
-    let errors = errors.into_inner().unwrap_or_else(|e| e.into_inner());
-    let is_of_all = |cause: &String| {
-        let ranks = errors.first().map(|(ranks, _)| *ranks);
-        ranks == Some(errors.len()) && errors.iter().all(|(_, error)| error == cause)
-    };
-    collected.map_err(|error| match error {
-        Error::Rank { cause, .. } if is_of_all(&cause) => cause.into(),
-        other => other.into(),
-    })
 }
 
 /// Configuration or package of a trained model, and ranks.
@@ -340,21 +316,20 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
     } = options;
     options.run.run(|world, config| {
         let suffix = forecasting.suffix(config);
-        let path = match (output, forecasting.files.first()) {
-            (Some(output), _) => output.clone(),
-            (None, None) => {
-                let name = format!("scores{suffix}.json");
-                options.run.scores(config).join(name)
-            }
-            (None, Some(first)) => {
+        let files = match &forecasting.files[..] {
+            [] => String::new(),
+            [first, others @ ..] => {
                 let stem = first.file_stem().unwrap_or_default().to_string_lossy();
-                let others = match forecasting.files.len() - 1 {
-                    0 => String::new(),
-                    others => format!("+{others}"),
-                };
-                let name = format!("scores-{stem}{others}{suffix}.json");
-                options.run.scores(config).join(name)
+                match others.len() {
+                    0 => format!("-{stem}"),
+                    others => format!("-{stem}+{others}"),
+                }
             }
+        };
+        let name = format!("scores{files}{suffix}.json");
+        let path = match output {
+            Some(output) => output.clone(),
+            None => options.run.scores(config).join(name),
         };
         // Next to scores.json are spectra.json and pictures; next to scores of another name, theirs
         // have that name too.
@@ -455,12 +430,12 @@ pub(crate) fn plan(options: &PlanOptions) -> Result {
         };
     }
     let ranks = options.run.ranks();
-    collect(Launcher::local(1), |world| {
+    Launcher::local(1).run(|world| {
         let planned = counted(options.run.planned(&config));
         let device = device_name(world.device());
         eprintln!("halocline: plan for {planned}, computed on {device}");
         hint_at_device(&device);
-        println!("{}", Outlook::new(world, &config, ranks, &machine)?);
+        println!("{}", Outlook::new(&world, &config, ranks, &machine)?);
         Ok(())
     })?;
     Ok(())

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use halocline::io::{Fields, Progress, StatisticsBuilder};
+use halocline::io::{Fields, Metadata, Progress, StatisticsBuilder};
 
 use crate::reading::{GapsChoice, MissingChoice, Reading};
 use crate::report::Result;
@@ -45,11 +45,10 @@ pub(crate) fn run(options: &Options) -> Result {
         .as_deref()
         .or(beside)
         .unwrap_or(Path::new("."));
-    let there = folder.join("data.json");
-    if there.exists() && !options.replace {
+    if Metadata::exists(folder) && !options.replace {
         let message = format!(
             "{}: there are statistics, perhaps of other files; choose another folder by --output, or --replace",
-            there.display()
+            folder.display()
         );
         return Err(message.into());
     }

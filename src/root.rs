@@ -6,7 +6,7 @@ use halocline_core::{Error, Result, World};
 ///
 /// # Errors
 /// The error of the function; a failure of communication.
-pub(super) fn on_root(world: &World, function: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(crate) fn on_root(world: &World, function: impl FnOnce() -> Result<()>) -> Result<()> {
     let done = if world.is_root() { function() } else { Ok(()) };
     let message = done.as_ref().err().map(ToString::to_string);
     let bytes = serde_json::to_vec(&message).map_err(Error::other)?;
