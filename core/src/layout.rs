@@ -70,19 +70,14 @@ impl Layout {
         let extents = (0..shape.len())
             .map(|dim| even_extents(shape[dim], parts(mesh, placements, dim)))
             .collect();
-        Ok(Self::build(
-            mesh.clone(),
-            shape.to_vec(),
-            placements.to_vec(),
-            extents,
-        ))
+        Ok(Self::build(mesh.clone(), placements.to_vec(), extents))
     }
 
     /// Makes a layout in which every rank holds the whole field.
     pub fn replicated(mesh: &Arc<MeshShape>, shape: &[usize]) -> Self {
         let placements = vec![Replicate; mesh.sizes().len()];
         let extents = shape.iter().map(|&size| vec![size]).collect();
-        Self::build(mesh.clone(), shape.to_vec(), placements, extents)
+        Self::build(mesh.clone(), placements, extents)
     }
 
     /// Returns this layout with the given extents of a dim, one per part; zero is allowed.
@@ -103,14 +98,29 @@ impl Layout {
                 self.0.shape
             )));
         }
+        Ok(self.resized(dim, extents.to_vec()))
+    }
+
+    /// Returns this layout with another size of a dim, from the extents of all its parts.
+    ///
+    /// # Panics
+    /// Panics for a dim that does not exist, and if the number of extents differs from the number
+    /// of parts.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Layout, MeshShape, Shard};
+    ///
+    /// let mesh = MeshShape::new(&[("lat", 2)], vec![0, 1])?;
+    /// let layout = Layout::new(&mesh.into(), &[3, 721], &[Shard(1)])?;
+    /// let coarse = layout.resized(1, vec![181, 180]);
+    /// assert_eq!(coarse.to_string(), "[3, 361] lat(2):Shard(1)[181, 180]");
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn resized(&self, dim: usize, extents: Vec<usize>) -> Self {
         let mut all = self.0.extents.clone();
-        all[dim] = extents.to_vec();
-        Ok(Self::build(
-            self.0.mesh.clone(),
-            self.0.shape.clone(),
-            self.0.placements.clone(),
-            all,
-        ))
+        all[dim] = extents;
+        self.derive(self.0.placements.clone(), all)
     }
 
     /// Returns the layout of an operator's result on the same mesh, from its placements and all its
@@ -127,8 +137,7 @@ impl Layout {
                 "extents {extents:?} of dim {dim} under {placements:?}"
             );
         }
-        let shape = extents.iter().map(|e| e.iter().sum()).collect();
-        Self::build(self.0.mesh.clone(), shape, placements, extents)
+        Self::build(self.0.mesh.clone(), placements, extents)
     }
 
     /// Returns this layout with another placement on one axis.
@@ -168,18 +177,13 @@ impl Layout {
         self.derive(placements, extents)
     }
 
-    fn build(
-        mesh: Arc<MeshShape>,
-        shape: Vec<usize>,
-        placements: Vec<Placement>,
-        extents: Vec<Vec<usize>>,
-    ) -> Self {
+    fn build(mesh: Arc<MeshShape>, placements: Vec<Placement>, extents: Vec<Vec<usize>>) -> Self {
         // Hashed once, because layouts are keys of all plan caches.
         let mut hasher = DefaultHasher::new();
         (&mesh, &placements, &extents).hash(&mut hasher);
         Self(Arc::new(Inner {
             mesh,
-            shape,
+            shape: extents.iter().map(|parts| parts.iter().sum()).collect(),
             placements,
             extents,
             hash: hasher.finish(),

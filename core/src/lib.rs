@@ -19,6 +19,7 @@ mod dispatch;
 mod dry_mesh;
 mod error;
 mod exchange;
+mod healpix;
 mod into_layout;
 mod launch;
 mod layer_keys;
@@ -60,6 +61,7 @@ pub use device_mesh::DeviceMesh;
 pub use dry_mesh::DryMesh;
 pub use error::{Error, OrRaise, Result};
 pub use exchange::{Direction, Exchange, ExchangePlan, Move, Need, Piece, Source, Transfer};
+pub use healpix::{HealpixOrder, healpix_centers, healpix_numbers};
 pub use into_layout::IntoLayout;
 pub use launch::{Launcher, with_all_threads};
 pub use layer_keys::LayerKeys;
@@ -69,7 +71,7 @@ pub use memory::release_memory;
 pub use mesh::MeshShape;
 pub use module::{check_replicas, sync_module};
 pub use module_scope::{ModuleScope, module_scope};
-pub use near::nearest;
+pub use near::nearest_names;
 pub use pairing::{Linearity, Pairing, Role, Term};
 pub use param::{
     Gather, GatherAhead, ParamShard, gather_ahead, is_running_state, param_shards,

@@ -5,11 +5,11 @@
 ///
 /// # Example
 /// ```
-/// use halocline_core::nearest;
+/// use halocline_core::nearest_names;
 ///
-/// assert_eq!(nearest("lta", ["lon", "lat", "data"], 2), ["lat", "lon"]);
+/// assert_eq!(nearest_names("lta", ["lon", "lat", "data"], 2), ["lat", "lon"]);
 /// ```
-pub fn nearest<'a>(
+pub fn nearest_names<'a>(
     unknown: &str,
     names: impl IntoIterator<Item = &'a str>,
     count: usize,

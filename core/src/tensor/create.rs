@@ -318,11 +318,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 
 impl<const D: usize> ShardTensor<D> {
     /// Makes a tensor of random values that depend only on seed, stream and global index: the same
-    /// field on any mesh, bit for bit.
+    /// field on any mesh, bit for bit. They are drawn in single precision.
     ///
     /// # Errors
-    /// The layout does not fit the shape, or has partial values; the distribution has invalid
-    /// parameters.
+    /// Errors of [`zeros`](Self::zeros); the distribution has invalid parameters.
     ///
     /// # Example
     /// ```

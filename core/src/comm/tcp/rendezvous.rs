@@ -98,7 +98,6 @@ impl Rendezvous {
     /// Ranks do not connect in time, or disagree about the job.
     pub(super) fn join(&self, timeout: Duration) -> Result<Vec<Option<Arc<TcpStream>>>> {
         let end = Instant::now() + timeout;
-        let seconds = timeout.as_secs_f64();
         let addresses = self.addresses(end)?;
         let address = addresses[0];
         if self.secret.is_none() && !addresses.iter().all(|address| address.ip().is_loopback()) {
@@ -107,78 +106,28 @@ impl Rendezvous {
                  ranks, or MASTER_ADDR=localhost if all are on one host"
             )));
         }
-        let mut streams: Vec<Option<Arc<TcpStream>>> = (0..self.size).map(|_| None).collect();
+        let mut joining = Joining {
+            job: self,
+            address,
+            end,
+            seconds: timeout.as_secs_f64(),
+            streams: vec![None; self.size],
+        };
         if self.rank == 0 {
-            let table = self.receive_all(address, &mut streams, end, seconds)?;
-            for stream in streams.iter().flatten() {
-                // The reader thread reports a rank that has left.
-                let _ = send(stream, table.as_bytes());
-            }
-            return Ok(streams);
+            joining.serve()?;
+            return Ok(joining.streams);
         }
-        let master = self.call(0, &addresses, end, seconds)?;
-        let host = master.peer_addr()?;
-        let near = SocketAddr::new(master.local_addr()?.ip(), 0);
-        let listener = self
-            .listen(near)
-            .map_err(|error| Error::Engine(format!("rank {}: {}", self.rank, explained(&error))))?;
-        let port = listener.local_addr()?.port();
-        let greeting = format!("{} {} {port}", self.rank, self.size);
-        send(&master, greeting.as_bytes())?;
-        master.set_read_timeout(Some(left(end) + GREETING))?;
-        let table = receive(&master).map_err(|error| {
-            Error::Engine(format!(
-                "rank {}: rank 0 left the rendezvous at {address} ({error})",
-                self.rank
-            ))
-        })?;
-        let table = String::from_utf8_lossy(&table).into_owned();
-        if let Some(cause) = table.strip_prefix(REFUSED) {
-            return Err(Error::Engine(cause.into()));
-        }
-        master.set_read_timeout(None)?;
-        streams[0] = Some(master);
-        // The table may arrive at the last moment.
-        let end = end.max(Instant::now() + GREETING);
+        let (listener, earlier) = joining.register(&addresses)?;
         // Each rank calls the ranks before it and accepts those after it. Calls need no order
         // between ranks, because every listener was open before its address was in the table.
-        for (peer, line) in table.lines().enumerate().take(self.rank).skip(1) {
-            let mut address: SocketAddr = line.parse().map_err(Error::other)?;
-            if address.ip().is_loopback() {
-                // The peer is on rank 0's host, and connected to it by an address that is valid
-                // only on that host.
-                address.set_ip(host.ip());
-            }
-            if let (SocketAddr::V6(address), SocketAddr::V6(host)) = (&mut address, host)
-                && address.ip().is_unicast_link_local()
-            {
-                // The address is valid on one link, whose number differs between hosts.
-                address.set_scope_id(host.scope_id());
-            }
-            let stream = self.call(peer, &[address], end, seconds)?;
+        for (peer, address) in (1..).zip(earlier) {
+            let stream = joining.call(peer, &[address])?;
             send(&stream, self.rank.to_string().as_bytes())?;
             stream.set_read_timeout(None)?;
-            streams[peer] = Some(stream);
+            joining.streams[peer] = Some(stream);
         }
-        let accepted = self.accept(&listener, end, |stream| {
-            let rank = receive(&stream)?;
-            let rank = String::from_utf8_lossy(&rank).parse::<usize>().ok();
-            let free = rank.filter(|&rank| rank > self.rank && rank < self.size);
-            if let Some(rank) = free {
-                stream.set_read_timeout(None)?;
-                streams[rank] = Some(stream);
-            }
-            Ok(streams[self.rank + 1..].iter().all(Option::is_some))
-        });
-        accepted.map_err(|obstacle| {
-            Error::Engine(format!(
-                "rank {}: no connection from rank {} of the rendezvous at {address} within {seconds} s; has it ended, \
-                 or is there a firewall between the hosts?{obstacle}",
-                self.rank,
-                missing(&streams, self.rank + 1)
-            ))
-        })?;
-        Ok(streams)
+        joining.accept_later(&listener)?;
+        Ok(joining.streams)
     }
 
     /// Accepts the connections of ranks after this one, until `take` returns that all are
@@ -243,17 +192,27 @@ impl Rendezvous {
                 .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))),
         }
     }
+}
 
-    /// On rank 0: waits for all others, and returns the table of the addresses on which they
+/// State of a rank that connects to the others.
+struct Joining<'a> {
+    job: &'a Rendezvous,
+    /// The address at which rank 0 listens.
+    address: SocketAddr,
+    /// The time by which all ranks must be connected.
+    end: Instant,
+    /// The time limit in seconds, for error messages.
+    seconds: f64,
+    /// The connections by rank.
+    streams: Vec<Option<Arc<TcpStream>>>,
+}
+
+impl Joining<'_> {
+    /// On rank 0: waits for all others, and sends each the table of the addresses on which they
     /// listen, one per line.
-    fn receive_all(
-        &self,
-        address: SocketAddr,
-        streams: &mut [Option<Arc<TcpStream>>],
-        end: Instant,
-        seconds: f64,
-    ) -> Result<String> {
-        let listener = self.listen(address).map_err(|error| {
+    fn serve(&mut self) -> Result<()> {
+        let (job, address, seconds) = (self.job, self.address, self.seconds);
+        let listener = job.listen(address).map_err(|error| {
             Error::Engine(format!(
                 "rank 0 cannot listen at {address} ({}); is MASTER_ADDR a name of rank 0's host, and MASTER_PORT a \
                  port that is free there?",
@@ -262,7 +221,7 @@ impl Rendezvous {
         })?;
         let mut addresses = BTreeMap::from([(0, address.to_string())]);
         let mut refused = None;
-        let complete = self.accept(&listener, end, |stream| {
+        let complete = job.accept(&listener, self.end, |stream| {
             let greeting = receive(&stream)?;
             let greeting = String::from_utf8_lossy(&greeting).into_owned();
             let words: Vec<&str> = greeting.split(' ').collect();
@@ -271,11 +230,11 @@ impl Rendezvous {
             else {
                 return Ok(false);
             };
-            let place = streams.get(rank).map(Option::is_some);
-            if size != self.size {
+            let place = self.streams.get(rank).map(Option::is_some);
+            if size != job.size {
                 refused = Some(format!(
                     "rank 0 was told WORLD_SIZE={}, rank {rank} WORLD_SIZE={size}",
-                    self.size
+                    job.size
                 ));
             } else if place != Some(false) || rank == 0 {
                 refused = Some(format!("two processes were told RANK={rank}"));
@@ -287,26 +246,94 @@ impl Rendezvous {
             stream.set_read_timeout(None)?;
             let host = stream.peer_addr()?.ip().to_canonical();
             addresses.insert(rank, SocketAddr::new(host, port as u16).to_string());
-            streams[rank] = Some(stream);
-            Ok(streams[1..].iter().all(Option::is_some))
+            self.streams[rank] = Some(stream);
+            Ok(self.streams[1..].iter().all(Option::is_some))
         });
         let failure = refused.or_else(|| {
             complete.err().map(|obstacle| {
                 format!(
                     "nothing from rank {} at the rendezvous {address} within {seconds} s; was every process started with \
                      the same MASTER_ADDR, MASTER_PORT and HALOCLINE_SECRET?{obstacle}",
-                    missing(streams, 1)
+                    self.missing(1)
                 )
             })
         });
-        let Some(cause) = failure else {
-            return Ok(addresses.into_values().collect::<Vec<_>>().join("\n"));
+        let message = match &failure {
+            Some(cause) => format!("{REFUSED}{cause}"),
+            None => addresses.into_values().collect::<Vec<_>>().join("\n"),
         };
-        for stream in streams.iter().flatten() {
-            // A rank that does not receive it times out.
-            let _ = send(stream, format!("{REFUSED}{cause}").as_bytes());
+        for stream in self.streams.iter().flatten() {
+            // The reader thread reports a rank that has left; a refused rank that does not receive
+            // the cause times out.
+            let _ = send(stream, message.as_bytes());
         }
-        Err(Error::Engine(cause))
+        failure.map_or(Ok(()), |cause| Err(Error::Engine(cause)))
+    }
+
+    /// On another rank: sends rank 0 the port of a new listener. Returns the listener, and the
+    /// addresses of the ranks from 1 to the one before this.
+    fn register(&mut self, addresses: &[SocketAddr]) -> Result<(TcpListener, Vec<SocketAddr>)> {
+        let rank = self.job.rank;
+        let master = self.call(0, addresses)?;
+        let host = master.peer_addr()?;
+        let near = SocketAddr::new(master.local_addr()?.ip(), 0);
+        let listener = self
+            .job
+            .listen(near)
+            .map_err(|error| Error::Engine(format!("rank {rank}: {}", explained(&error))))?;
+        let port = listener.local_addr()?.port();
+        let greeting = format!("{rank} {} {port}", self.job.size);
+        send(&master, greeting.as_bytes())?;
+        master.set_read_timeout(Some(left(self.end) + GREETING))?;
+        let table = receive(&master).map_err(|error| {
+            let address = self.address;
+            Error::Engine(format!(
+                "rank {rank}: rank 0 left the rendezvous at {address} ({error})"
+            ))
+        })?;
+        let table = String::from_utf8_lossy(&table);
+        if let Some(cause) = table.strip_prefix(REFUSED) {
+            return Err(Error::Engine(cause.into()));
+        }
+        master.set_read_timeout(None)?;
+        self.streams[0] = Some(master);
+        // The table may arrive at the last moment.
+        self.end = self.end.max(Instant::now() + GREETING);
+        let earlier = table.lines().take(rank).skip(1).map(|line| {
+            let address = line.parse::<SocketAddr>().map_err(Error::other);
+            address.map(|address| reachable(address, host))
+        });
+        Ok((listener, earlier.collect::<Result<_>>()?))
+    }
+
+    /// Accepts the connections of the ranks after this one.
+    fn accept_later(&mut self, listener: &TcpListener) -> Result<()> {
+        let (job, address, seconds) = (self.job, self.address, self.seconds);
+        let later = job.rank + 1..job.size;
+        let accepted = job.accept(listener, self.end, |stream| {
+            let rank = receive(&stream)?;
+            let rank = String::from_utf8_lossy(&rank).parse::<usize>().ok();
+            if let Some(rank) = rank.filter(|rank| later.contains(rank)) {
+                stream.set_read_timeout(None)?;
+                self.streams[rank] = Some(stream);
+            }
+            Ok(self.streams[later.clone()].iter().all(Option::is_some))
+        });
+        accepted.map_err(|obstacle| {
+            Error::Engine(format!(
+                "rank {}: no connection from rank {} of the rendezvous at {address} within {seconds} s; has it ended, \
+                 or is there a firewall between the hosts?{obstacle}",
+                job.rank,
+                self.missing(later.start)
+            ))
+        })
+    }
+
+    /// Lists the ranks from `first` onwards that are not connected.
+    fn missing(&self, first: usize) -> String {
+        let ranks = (first..self.streams.len()).filter(|&rank| self.streams[rank].is_none());
+        let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
+        ranks.join(", ")
     }
 
     /// Connects to the listener of a rank, which must have the secret, at one of its addresses.
@@ -314,13 +341,8 @@ impl Rendezvous {
     /// # Errors
     /// The rank does not listen in time. For a rank other than 0, which may start later, an error
     /// is returned as soon as it does not listen.
-    fn call(
-        &self,
-        callee: usize,
-        addresses: &[SocketAddr],
-        end: Instant,
-        seconds: f64,
-    ) -> Result<Arc<TcpStream>> {
+    fn call(&self, callee: usize, addresses: &[SocketAddr]) -> Result<Arc<TcpStream>> {
+        let (rank, end, seconds) = (self.job.rank, self.end, self.seconds);
         loop {
             let mut failure = String::new();
             for address in addresses {
@@ -331,28 +353,26 @@ impl Rendezvous {
                         // reach itself.
                         return Err(ErrorKind::ConnectionRefused.into());
                     }
-                    self.secret().greet(&stream, Side::Caller, || true)?;
+                    self.job.secret().greet(&stream, Side::Caller, || true)?;
                     Ok(Arc::new(stream))
                 });
                 match connected {
                     Ok(stream) => return Ok(stream),
                     Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                        let text = format!("rank {}: {address}: {error}", self.rank);
+                        let text = format!("rank {rank}: {address}: {error}");
                         return Err(Error::Engine(text));
                     }
                     // The rank has been listening since before its address was in the table.
                     Err(error) if error.kind() == ErrorKind::ConnectionRefused && callee > 0 => {
                         return Err(Error::Engine(format!(
-                            "rank {}: rank {callee} left during the start, or a firewall rejects connections to it \
-                             ({address}: {error})",
-                            self.rank
+                            "rank {rank}: rank {callee} left during the start, or a firewall rejects connections to it \
+                             ({address}: {error})"
                         )));
                     }
                     Err(error) => failure = format!("{address}: {}", explained(&error)),
                 }
             }
             if Instant::now() >= end {
-                let rank = self.rank;
                 return Err(Error::Engine(match callee {
                     0 => format!(
                         "rank {rank}: no rendezvous within {seconds} s ({failure}); is rank 0 running, and are MASTER_ADDR \
@@ -369,11 +389,20 @@ impl Rendezvous {
     }
 }
 
-/// Lists the ranks from `first` onwards that are not connected.
-fn missing(streams: &[Option<Arc<TcpStream>>], first: usize) -> String {
-    let ranks = (first..streams.len()).filter(|&rank| streams[rank].is_none());
-    let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
-    ranks.join(", ")
+/// Address in the table, changed to one that is valid on this host, which reaches rank 0 at `host`.
+fn reachable(mut address: SocketAddr, host: SocketAddr) -> SocketAddr {
+    if address.ip().is_loopback() {
+        // The peer is on rank 0's host, and connected to it by an address that is valid only on
+        // that host.
+        address.set_ip(host.ip());
+    }
+    if let (SocketAddr::V6(address), SocketAddr::V6(host)) = (&mut address, host)
+        && address.ip().is_unicast_link_local()
+    {
+        // The address is valid on one link, whose number differs between hosts.
+        address.set_scope_id(host.scope_id());
+    }
+    address
 }
 
 /// Prefix of an error message sent in place of a table.
