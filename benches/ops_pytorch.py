@@ -197,6 +197,7 @@ OPERATORS = {
     "ssim_loss": ssim,
     "spectral_loss": spectrum,
     "message_passing": messages,
+    "message_passing, 64 features": messages,
     "rfft": lambda x: parts(torch.fft.rfft(x)),
     "rfft2": lambda x: parts(torch.fft.rfft2(x)),
     "rfft2, 721 x 1440": lambda x: parts(torch.fft.rfft2(x)),

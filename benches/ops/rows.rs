@@ -67,6 +67,8 @@ const VECTORS: [usize; 4] = [1, 2, 361, 720];
 const VECTOR_HARMONICS: [usize; 4] = [1, 2, 181, 2 * 181];
 const COARSE: [usize; 4] = [1, 32, 91, 180];
 const CELLS: [usize; 4] = [1, 1, 65536, 16];
+/// A million edges.
+const MANY_CELLS: [usize; 4] = [1, 1, 166_912, 64];
 
 /// Windows of three cells around every second one.
 fn window() -> PoolOptions<2> {
@@ -135,10 +137,10 @@ fn backwards<X: Field<4>>(x: &X) -> ShardTensor<4, Int> {
 
 /// Six neighbours of each cell, on one rank and on two.
 fn edges<X: Field<4>>(x: &X) -> &'static EdgeShards {
-    static EDGES: [OnceLock<EdgeShards>; 2] = [const { OnceLock::new() }; 2];
+    static EDGES: [[OnceLock<EdgeShards>; 2]; 2] = [const { [const { OnceLock::new() }; 2] }; 2];
+    let cells = x.dims()[2];
     let parts = x.clone().into_shard().layout().extents(2).len();
-    EDGES[parts - 1].get_or_init(|| {
-        let cells = CELLS[2];
+    EDGES[usize::from(cells == CELLS[2])][parts - 1].get_or_init(|| {
         let near = [1, 256, 257].map(|step| [step, cells - step]);
         let edges_to = |cell: usize| {
             let near = near.as_flattened().iter();
@@ -290,6 +292,10 @@ pub(crate) const ROWS: &[Row] = rows! {
         number(spectral_loss::<5, 4, X>(x, y[0].clone(), &[2, 3], Reduction::Mean))
     };
     "message_passing", ANY, [CELLS]: |x, _| {
+        let edges = edges(&x);
+        edges.reduce(edges.sources(x), Aggregate::Sum)
+    };
+    "message_passing, 64 features", ANY, [MANY_CELLS]: |x, _| {
         let edges = edges(&x);
         edges.reduce(edges.sources(x), Aggregate::Sum)
     };

@@ -223,10 +223,7 @@ pub(crate) fn beside<X: Field<5>>(target: X, ensemble: &X) -> Result<X> {
         if target.placements() == ensemble.placements() {
             return Ok(target);
         }
-        let mut extents = ensemble.layout().all_extents().to_vec();
-        extents[0] = vec![1];
-        let placements = ensemble.placements().to_vec();
-        target.try_redistribute(&ensemble.layout().derive(placements, extents))
+        target.try_redistribute(&ensemble.layout().resized(0, vec![1]))
     })
 }
 

@@ -19,9 +19,7 @@ const LEAST: usize = 4;
 /// divides by `pairs`. No differences are stored for the gradient.
 pub(crate) fn distances(ensemble: ShardTensor<5>, pairs: f64) -> Result<ShardTensor<5>> {
     let (local, layout, mesh) = ensemble.into_parts();
-    let mut extents = layout.all_extents().to_vec();
-    extents[0] = vec![1];
-    let output = layout.derive(layout.placements().to_vec(), extents);
+    let output = layout.resized(0, vec![1]);
     let sum = Error::catch(|| apply(Distances { pairs }, [local.into_dispatch()]))?;
     Ok(ShardTensor::from_parts(
         Tensor::from_dispatch(sum),

@@ -151,6 +151,45 @@ impl Verification {
         }
     }
 
+    /// Makes scores of channels on cells that form no rows and columns, of the same weight each,
+    /// from the latitude and the longitude of each cell in degrees. Fields have the cells as
+    /// columns of a single row.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_models::{Region, Verification};
+    ///
+    /// let (lat, lon) = ([60.0, 0.0, 30.0], [10.0, 20.0, 300.0]);
+    /// let mut scores = Verification::of_cells(&["t2m"], &lat, &lon, Region::standard());
+    /// let forecast = Tensor::<4>::from([[[[2.0, 9.0, 4.0]]]]); // [batch, channels, 1, cells]
+    /// let truth = forecast.zeros_like();
+    /// scores.add(6.0, forecast, truth, None, None)?;
+    /// let bias = |region| scores.score("t2m", 6.0, region).expect("was added").bias;
+    /// assert_eq!((bias("globe"), bias("northern extratropics"), bias("tropics")), (5.0, 3.0, 9.0));
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn of_cells(
+        channels: &[impl AsRef<str>],
+        lat: &[f64],
+        lon: &[f64],
+        regions: Vec<Region>,
+    ) -> Self {
+        let evaluation = |region: &Region| {
+            let pairs = region.rows(lat).into_iter().zip(region.columns(lon));
+            let cells: Vec<f64> = pairs.map(|(row, column)| row * column).collect();
+            Evaluation::new(&[1.0], channels.len()).with_columns(&cells)
+        };
+        let evaluations = regions.iter().map(evaluation);
+        let names = regions.iter().map(|region| region.name.clone());
+        Self {
+            channels: channels.iter().map(|name| name.as_ref().into()).collect(),
+            regions: names.zip(evaluations).collect(),
+            leads: BTreeMap::new(),
+            rows: [1, 1],
+        }
+    }
+
     /// Adds forecasts `[batch, channels, lat, lon]`, in physical units, for a lead in hours, to every
     /// region as [`Evaluation::add_masked`] does. Regions with the same longitudes share one pass
     /// over the fields, and all share one message.

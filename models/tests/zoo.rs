@@ -134,7 +134,9 @@ fn spherical_fourier_operators() {
 #[test]
 fn attention_on_the_sphere() {
     let near = GeodesicNeighborhood::new([7, 6], SphereGrid::Lobatto, Some(0.9)).unwrap();
-    let config = SphereAttentionConfig::new(4, 4).with_key_channels(Some(8));
+    let config = SphereAttentionConfig::new(4, 4)
+        .with_key_channels(Some(8))
+        .with_qk_norm(true);
     let plan = stored(config.tensor_parallel("tensor"));
     let places = [(DATA_2, 3), (TENSOR_2, 3), (TENSOR_4, 3), (ALL, 3)];
     check(

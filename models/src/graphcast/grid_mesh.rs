@@ -1,7 +1,7 @@
 //! Icosahedral mesh of a grid, and the edges of both.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use halocline_core::{Error, Fan, Layout, PlanCache, Result, Shard, ShardTensor};
@@ -134,6 +134,18 @@ impl GridMesh {
         self.0.positions[1].len()
     }
 
+    /// Returns the numbers of cells of grid and mesh, and of edges of encoder, processor and
+    /// decoder.
+    pub(super) fn counts(&self) -> ([usize; 2], [usize; 3]) {
+        let Inner {
+            positions, edges, ..
+        } = &*self.0;
+        (
+            positions.each_ref().map(Vec::len),
+            edges.each_ref().map(Vec::len),
+        )
+    }
+
     /// Returns the mesh and the edges distributed to the ranks of a field
     /// `[batch, channels, lat, lon]`.
     ///
@@ -233,6 +245,8 @@ pub(super) struct DistributedEdges {
 pub(super) struct Constant {
     layout: Layout,
     values: Vec<f32>,
+    /// Tensor on the device and in the dtype of the last field.
+    last: Mutex<Option<Tensor<3>>>,
 }
 
 impl Constant {
@@ -247,14 +261,24 @@ impl Constant {
         let layout = placed.derive(placed.placements().to_vec(), extents);
         let held = layout.part_range(1, layout.part(1, position));
         let values = held.flat_map(values).map(|value| value as f32).collect();
-        Self { layout, values }
+        Self {
+            layout,
+            values,
+            last: Mutex::default(),
+        }
     }
 
     /// Returns the tensor on the mesh and in the dtype of a field.
     pub(super) fn beside<const D: usize>(&self, x: &ShardTensor<D>) -> ShardTensor<3> {
-        let shape = self.layout.local_shape(x.mesh().position());
-        let data = TensorData::new(self.values.clone(), shape);
-        let local = Tensor::from_data(data, (&x.device().inner(), x.local().dtype()));
+        let (device, dtype) = (x.device().inner(), x.local().dtype());
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |local: &Tensor<3>| local.device() == device && local.dtype() == dtype;
+        let local = last.take().filter(fits).unwrap_or_else(|| {
+            let shape = self.layout.local_shape(x.mesh().position());
+            let data = TensorData::new(self.values.clone(), shape);
+            Tensor::from_data(data, (&device, dtype))
+        });
+        *last = Some(local.clone());
         ShardTensor::from_parts(local, self.layout.clone(), x.mesh().clone())
     }
 }
@@ -331,7 +355,21 @@ fn edge_features(source: Point, target: Point, longest: f64) -> [f64; 4] {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::FloatDType;
+
     use super::*;
+
+    #[test]
+    fn constants_have_the_dtype_of_each_field() {
+        let x = ShardTensor::solo(Tensor::<2>::zeros([1, 3], &Device::flex()));
+        let constant = Constant::new(x.layout(), vec![3], 0, |cell| [cell as f64]);
+        for dtype in [DType::F32, DType::F64, DType::F32] {
+            let field = x.clone().cast(FloatDType::from(dtype));
+            let local = constant.beside(&field).into_local();
+            assert_eq!((local.dtype(), local.dims()), (dtype, [1, 3, 1]));
+            assert!(local.into_data().iter::<f64>().eq([0.0, 1.0, 2.0]));
+        }
+    }
 
     #[test]
     fn offsets_of_edges_are_local_to_their_targets() {

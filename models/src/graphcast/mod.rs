@@ -129,6 +129,45 @@ impl GraphCastNetConfig {
 }
 
 impl GraphCastNet {
+    /// Returns the rows of layers by path pattern, for
+    /// [`Workload::with_rows`](crate::parallel::Workload::with_rows): cells of the mesh, or edges,
+    /// of all samples. Layers that are not listed compute with the cells of the grid. The
+    /// embeddings of positions and edges are the same for all samples, and computed once in each
+    /// of the forward passes into which these are divided.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Device;
+    /// use halocline_models::{GraphCastNetConfig, GridMesh};
+    ///
+    /// let mesh = GridMesh::new(&[[45.0, 0.0], [-45.0, 120.0], [0.0, 240.0]], 1)?;
+    /// let model = GraphCastNetConfig::new(3, 2).init(&mesh, &Device::default());
+    /// let rows = model.rows(8, 2); // two passes of four samples
+    /// assert!(rows.contains(&("nodes.1.*", 2 * mesh.size())));
+    /// assert!(rows.contains(&("decoder.source", 8 * mesh.size())));
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn rows(&self, samples: usize, passes: usize) -> Vec<(&'static str, usize)> {
+        let ([cells, corners], [encoder, processor, decoder]) = self.mesh.counts();
+        let mut rows = vec![
+            ("nodes.0.inner", passes * cells),
+            ("nodes.1.*", passes * corners),
+            ("edges.0.*", passes * encoder),
+            ("edges.1.*", passes * processor),
+            ("edges.2.*", passes * decoder),
+            ("encoder.message.*", samples * encoder),
+            ("encoder.{target,aggregate}", samples * corners),
+            ("encoder.update.*", samples * corners),
+            ("decoder.message.*", samples * decoder),
+            ("decoder.source", samples * corners),
+        ];
+        if !self.processor.is_empty() {
+            rows.push(("processor.*.message.*", samples * processor));
+            rows.push(("processor.**", samples * corners));
+        }
+        rows
+    }
+
     fn computed(&self, x: ShardTensor<4>) -> Result<ShardTensor<4>> {
         let graph = self.mesh.distributed(&x)?;
         let layout = x.layout().clone();
@@ -145,15 +184,17 @@ impl GraphCastNet {
         let [mut mesh, _] = self.encoder.forward([&grid, &mesh], features(0), shards(0));
         let grid = grid.clone() + self.grid.forward(grid, []);
         let mut edges = features(1);
-        for layer in &self.processor {
+        for (place, layer) in self.processor.iter().enumerate() {
             let [next, messages] = layer.forward([&mesh, &mesh], edges.clone(), shards(1));
-            (mesh, edges) = (next, edges + messages);
+            mesh = next;
+            // No layer reads the edges after the last one.
+            if place + 1 < self.processor.len() {
+                edges = edges + messages;
+            }
         }
         let [grid, _] = self.decoder.forward([&mesh, &grid], features(2), shards(2));
         let y = self.output.forward(grid, []).permute([0, 2, 1]); // [batch, channels, cells]
-        let mut extents = layout.all_extents().to_vec();
-        extents[1] = vec![y.dims()[1]];
-        let layout = layout.derive(layout.placements().to_vec(), extents);
+        let layout = layout.resized(1, vec![y.dims()[1]]);
         unflatten_cells(y, 2..4, &layout)
     }
 }

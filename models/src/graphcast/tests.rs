@@ -1,8 +1,9 @@
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{Launcher, Layout, Placement, Shard};
+use halocline_core::{Launcher, Layout, MeshShape, Placement, Shard};
 use halocline_ops::testing::{compare, random};
 
 use super::*;
+use crate::parallel::{Link, Machine, Workload, resolve};
 
 /// Positions of cells that spiral from pole to pole.
 fn spiral() -> Vec<[f64; 2]> {
@@ -117,4 +118,36 @@ fn fields_of_other_grids_are_refused() {
     let x = ShardTensor::solo(Tensor::<4>::ones([1, 1, 4, 9], &device));
     let error = model.computed(x).unwrap_err().to_string();
     assert!(error.contains("4 x 9 cells; expected 40"), "{error}");
+}
+
+#[test]
+fn layers_are_priced_by_their_cells_and_edges() {
+    let graph = GridMesh::new(&spiral(), 1).unwrap();
+    let config = GraphCastNetConfig::new(3, 2).with_width(6).with_layers(2);
+    let model = config.init(&graph, &Device::default());
+    let (samples, passes) = (4, 2);
+    let mut workload = Workload::new(samples * 40, &[]);
+    for (path, rows) in model.rows(samples, passes) {
+        workload = workload.with_rows(path, rows);
+    }
+    let link = Link {
+        latency: 0.0,
+        bandwidth: 1.0,
+    };
+    let mesh = MeshShape::new(&[("data", 1)], vec![0]).unwrap().into();
+    let resolved = resolve(&model, &mesh, &Plan::default()).unwrap();
+    let price = resolved.price(&workload, &Machine::new(6.0, link)).unwrap();
+    let ([cells, corners], [encoder, processor, decoder]) = graph.counts();
+    // Weights of each row, for features of width 6.
+    let embeddings = (3 * 6) * cells + (3 * 6 + 36) * corners;
+    let embedded = embeddings + (4 * 6 + 36) * (encoder + processor + decoder);
+    let for_cells = (3 * 6 + 36 + 36 + 72 + 4 * 36 + 36 + 6 * 2) * cells;
+    let for_corners = (4 * 36 + 2 * 5 * 36 + 36) * corners;
+    let for_edges = 72 * (encoder + 2 * processor + decoder);
+    let products = passes * embedded + samples * (for_cells + for_corners + for_edges);
+    let expected = products as f64;
+    assert!(
+        (price.compute - expected).abs() < 1e-9 * expected,
+        "{price}"
+    );
 }

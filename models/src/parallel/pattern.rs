@@ -1,7 +1,7 @@
 //! Patterns for module paths.
 
 use globset::{GlobBuilder, GlobMatcher};
-use halocline_core::{Error, Result, nearest};
+use halocline_core::{Error, Result, nearest_names};
 
 /// Maximum number of names that an error suggests.
 const PROPOSED: usize = 3;
@@ -31,7 +31,7 @@ impl Pattern {
 
     /// Returns the error for a pattern that matches no path; it suggests similar ones.
     pub(super) fn unmatched<'a>(&self, what: &str, paths: impl Iterator<Item = &'a str>) -> Error {
-        let near = nearest(&self.text, paths, PROPOSED).join(", ");
+        let near = nearest_names(&self.text, paths, PROPOSED).join(", ");
         Error::Plan(format!(
             "{:?} matches no {what}; near it: {near}",
             self.text

@@ -194,9 +194,7 @@ impl ShallowWater {
         let block = Block::new(&with_halo(&state.clone().inner(), 1)?, &self.metrics);
         let vorticity = block.vorticity(&self.metrics);
         let corners = window(&vorticity, 1..block.rows + 1, 1..block.columns + 1);
-        let mut extents = state.layout().all_extents().to_vec();
-        extents[1] = vec![1];
-        let layout = state.layout().derive(state.placements().to_vec(), extents);
+        let layout = state.layout().resized(1, vec![1]);
         Ok(self.sharded(corners, &layout))
     }
 

@@ -112,7 +112,7 @@ pub(crate) fn backward<E: Element>(
                     y: &y[range.clone()],
                     scale: scale[row % rows.channels],
                     cotangent: &cotangent[range.clone()],
-                    gradient: std::slice::from_raw_parts_mut(gradient.at(range.start), len),
+                    gradient: gradient.slice(range),
                 });
             });
         })

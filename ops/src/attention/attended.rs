@@ -8,7 +8,6 @@ use halocline_core::ops::cut;
 use halocline_core::{DeviceMesh, IndexBox, Layout, Result, ShardTensor};
 
 use super::engine::weights::row_products;
-use crate::driver::place::resized;
 use crate::field::Field;
 use crate::kernel::flex::{self, Float};
 use crate::precision::cast_shard;
@@ -96,11 +95,19 @@ fn merged<const D: usize>(
     }
 }
 
-/// Concatenates output and logarithms into one result of an operator.
-pub(super) fn packed<E: Float>(output: DispatchTensor, lse: &DispatchTensor) -> DispatchTensor {
-    let dims = output.shape().len();
-    let output = flex::in_dtype(output, E::dtype());
-    Dispatch::float_cat(vec![output, lse.clone()], dims - 1)
+/// Result of an attention operator: the output, with the logarithms as its last column if they are
+/// requested.
+pub(super) fn packed(
+    output: &DispatchTensor,
+    lse: &DispatchTensor,
+    with_lse: bool,
+) -> DispatchTensor {
+    if !with_lse {
+        return output.clone();
+    }
+    let last = output.shape().len() - 1;
+    let output = flex::in_dtype(output.clone(), lse.dtype());
+    Dispatch::float_cat(vec![output, lse.clone()], last)
 }
 
 /// Splits the gradient of a result into those of the output and, if the result has them, of the
@@ -145,7 +152,7 @@ pub(super) fn attended<const D: usize>(
     dtype: DType,
 ) -> Result<AttentionOutput<ShardTensor<D>>> {
     let width = layout.shape()[D - 1];
-    let layout = resized(layout, D - 1, vec![width + 1]);
+    let layout = layout.resized(D - 1, vec![width + 1]);
     let both = ShardTensor::from_parts(both, layout, mesh.clone());
     Ok(AttentionOutput {
         output: cast_shard(narrow(both.clone(), D - 1, 0, width)?, dtype),

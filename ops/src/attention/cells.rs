@@ -7,7 +7,6 @@ use super::dense::{
     self, AttentionOptions, scaled_dot_product_attention, scaled_dot_product_attention_with_lse,
 };
 use super::tokens;
-use crate::driver::place::resized;
 use crate::graph::merged;
 use crate::operand::fan_out_alike;
 use crate::reshape;
@@ -136,7 +135,7 @@ fn check<const D: usize>(
 
 /// Reshapes tokens to the cells of a field of this layout, except for its width.
 fn cells<const D: usize>(y: ShardTensor<4>, layout: &Layout, mesh: &DeviceMesh) -> ShardTensor<D> {
-    let layout = resized(layout, D - 1, vec![y.dims()[3]]);
+    let layout = layout.resized(D - 1, vec![y.dims()[3]]);
     let local = reshape(y.into_local(), layout.local_shape(mesh.position()));
     ShardTensor::from_parts(local, layout, mesh.clone())
 }

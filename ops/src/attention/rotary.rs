@@ -22,8 +22,8 @@ use crate::driver::empty::{drop_empty, fill_all};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::{load, store};
-use crate::kernel::lines::{slice, vectors};
-use crate::kernel::memory::Shared;
+use crate::kernel::lines::vectors;
+use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::{Element, Isa};
 
 const NAME: &str = "rotary";
@@ -204,7 +204,7 @@ struct Kernel<'a, E> {
     heads: &'a [bool],
     width: usize,
     pairs: usize,
-    /// Cosines and sines of the pairs of every cell, for each spatial dim.
+    /// Factors of the elements of every cell, and of their partners, for each spatial dim.
     tables: Vec<[Vec<E>; 2]>,
     isa: Isa,
 }
@@ -214,12 +214,15 @@ impl<'a, E: Float> Kernel<'a, E> {
         let [cells @ .., heads, width] = shape else {
             unreachable!("a width and heads");
         };
-        let tables = turns.of_dims.iter().map(|turns| {
-            let part = |which: usize, factor: f64| {
-                let values = turns.iter().map(|turn| E::from_f64(turn[which] * factor));
-                values.collect()
+        let tables = turns.of_dims.iter().map(|of_dim| {
+            let factors = |which: usize, signs: [f64; 2]| {
+                let halves = |turns: &'a [[f64; 2]]| {
+                    signs.map(|sign| turns.iter().map(move |turn| turn[which] * sign))
+                };
+                let elements = of_dim.chunks(turns.pairs).flat_map(halves).flatten();
+                elements.map(E::from_f64).collect()
             };
-            [part(0, 1.0), part(1, sign)]
+            [factors(0, [1.0, 1.0]), factors(1, [-sign, sign])]
         });
         Ok(Self {
             cells,
@@ -240,7 +243,7 @@ impl<'a, E: Float> Kernel<'a, E> {
         tasks::for_each(count, together, |cell| {
             let elements = cell * of_cell..(cell + 1) * of_cell;
             // SAFETY: the cell belongs to this task.
-            let y = unsafe { slice(y, elements.clone()) };
+            let y = unsafe { y.slice(elements.clone()) };
             if let Some(x) = x {
                 y.copy_from_slice(&x[elements]);
             }
@@ -249,12 +252,13 @@ impl<'a, E: Float> Kernel<'a, E> {
             for (place, size) in places.iter_mut().zip(self.cells).rev() {
                 (*place, rest) = (rest % size, rest / size);
             }
-            let turns = self.tables.iter().zip(&places[1..]).map(|(table, place)| {
-                let turns = place * self.pairs..(place + 1) * self.pairs;
-                table.each_ref().map(|values| &values[turns.clone()])
+            let size = 2 * self.pairs;
+            let factors = self.tables.iter().zip(&places[1..]).map(|(table, place)| {
+                let elements = place * size..(place + 1) * size;
+                table.each_ref().map(|factors| &factors[elements.clone()])
             });
             self.isa.run(Cell {
-                turns,
+                factors,
                 pairs: self.pairs,
                 heads: self.heads,
                 width: self.width,
@@ -267,8 +271,8 @@ impl<'a, E: Float> Kernel<'a, E> {
 /// Rotates the pairs of a cell: one half of a dim's elements holds the first of each pair, the
 /// other half the second.
 struct Cell<'a, E, T> {
-    /// Cosines and sines of the pairs, for each spatial dim.
-    turns: T,
+    /// Factors of the elements, and of their partners, for each spatial dim.
+    factors: T,
     pairs: usize,
     /// Whether each head is rotated.
     heads: &'a [bool],
@@ -281,56 +285,56 @@ impl<'a, E: Element, T: Iterator<Item = [&'a [E]; 2]>> WithSimd for Cell<'a, E, 
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let in_vectors = self.pairs.is_multiple_of(E::lanes::<S>());
-        for (dim, [cos, sin]) in self.turns.enumerate() {
-            let start = 2 * dim * self.pairs;
-            for (head, y) in self.heads.iter().zip(self.y.chunks_exact_mut(self.width)) {
-                if !head {
-                    continue;
+        let (width, pairs) = (self.width, self.pairs);
+        with_scratch(
+            3 * width,
+            #[inline(always)]
+            |scratch: &mut [E]| {
+                let (partners, factors) = scratch.split_at_mut(width);
+                let (cos, sin) = factors.split_at_mut(width);
+                for (dim, factors) in self.factors.enumerate() {
+                    let elements = 2 * dim * pairs..2 * (dim + 1) * pairs;
+                    cos[elements.clone()].copy_from_slice(factors[0]);
+                    sin[elements].copy_from_slice(factors[1]);
                 }
-                let (first, second) = y[start..][..2 * self.pairs].split_at_mut(self.pairs);
-                if in_vectors {
-                    turn(simd, [first, second], [cos, sin]);
-                } else {
-                    turn_short([first, second], [cos, sin]);
+                for (rotated, y) in self.heads.iter().zip(self.y.chunks_exact_mut(width)) {
+                    if !rotated {
+                        continue;
+                    }
+                    match pairs {
+                        2 => swap_halves::<E, 2>(y, partners),
+                        4 => swap_halves::<E, 4>(y, partners),
+                        8 => swap_halves::<E, 8>(y, partners),
+                        _ => swap_any_halves(y, partners, pairs),
+                    }
+                    for part in vectors::<S, E>(width) {
+                        let [x, partner, cos, sin] = [&*y, &*partners, &*cos, &*sin]
+                            .map(|elements| load(simd, &elements[part.clone()]));
+                        let turned =
+                            E::plus(simd, E::times(simd, x, cos), E::times(simd, partner, sin));
+                        store(simd, &mut y[part], turned);
+                    }
                 }
-            }
-        }
+            },
+        );
+    }
+}
+
+/// Copies each element to the place of its partner in a pair, `N` elements away.
+#[inline(always)]
+fn swap_halves<E: Copy, const N: usize>(x: &[E], y: &mut [E]) {
+    let (x, y) = (x.as_chunks::<N>().0, y.as_chunks_mut::<N>().0);
+    for (x, y) in x.chunks_exact(2).zip(y.chunks_exact_mut(2)) {
+        (y[0], y[1]) = (x[1], x[0]);
     }
 }
 
 #[inline(always)]
-fn turn<S: Simd, E: Element>(simd: S, [first, second]: [&mut [E]; 2], [cos, sin]: [&[E]; 2]) {
-    for part in vectors::<S, E>(cos.len()) {
-        let cos = load(simd, &cos[part.clone()]);
-        let sin = load(simd, &sin[part.clone()]);
-        let x = load(simd, &first[part.clone()]);
-        let y = load(simd, &second[part.clone()]);
-        let turned = E::minus(simd, E::times(simd, x, cos), E::times(simd, y, sin));
-        store(simd, &mut first[part.clone()], turned);
-        let turned = E::plus(simd, E::times(simd, x, sin), E::times(simd, y, cos));
-        store(simd, &mut second[part], turned);
-    }
-}
-
-/// The same for less than a vector of pairs, four of which are computed together.
-#[inline(always)]
-fn turn_short<E: Element>([first, second]: [&mut [E]; 2], [cos, sin]: [&[E]; 2]) {
-    let (first, first_rest) = first.as_chunks_mut::<4>();
-    let (second, second_rest) = second.as_chunks_mut::<4>();
-    let (cos, cos_rest) = cos.as_chunks::<4>();
-    let (sin, sin_rest) = sin.as_chunks::<4>();
-    let quads = first.iter_mut().zip(second).zip(cos.iter().zip(sin));
-    for ((first, second), (cos, sin)) in quads {
-        let (x, y) = (*first, *second);
-        *first = std::array::from_fn(|pair| x[pair] * cos[pair] - y[pair] * sin[pair]);
-        *second = std::array::from_fn(|pair| x[pair] * sin[pair] + y[pair] * cos[pair]);
-    }
-    let rest = first_rest.iter_mut().zip(second_rest);
-    for ((first, second), (cos, sin)) in rest.zip(cos_rest.iter().zip(sin_rest)) {
-        let (x, y) = (*first, *second);
-        *first = x * *cos - y * *sin;
-        *second = x * *sin + y * *cos;
+fn swap_any_halves<E: Copy>(x: &[E], y: &mut [E], pairs: usize) {
+    for (x, y) in x.chunks_exact(2 * pairs).zip(y.chunks_exact_mut(2 * pairs)) {
+        let (first, second) = x.split_at(pairs);
+        y[..pairs].copy_from_slice(second);
+        y[pairs..].copy_from_slice(first);
     }
 }
 
@@ -425,6 +429,20 @@ mod tests {
             composed(x, &Turns::new(&angles(), [1, 1], &empty)).dims(),
             [2, 1, 4, 2, 8]
         );
+    }
+
+    #[test]
+    fn any_number_of_pairs_is_rotated() {
+        for pairs in [1, 3, 4, 8, 17] {
+            let angles: Vec<f64> = (0..pairs).map(|pair| 0.9 / (pair + 1) as f64).collect();
+            let shape = [2, 5, 3, 2 * pairs];
+            let turns = Turns::new(&[angles], [1, 1], &IndexBox::whole(&shape));
+            let x = random::<4>(shape, "x", 0).inner();
+            let y = apply(turns.clone(), [x.clone().into_dispatch()]);
+            let y = Tensor::<4>::from_dispatch(y).into_data();
+            let expected = composed(x, &turns).into_data();
+            assert!(difference(&y, &expected) < 1e-5, "{pairs} pairs");
+        }
     }
 
     #[test]

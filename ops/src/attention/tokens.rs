@@ -7,7 +7,6 @@ use halocline_core::{Error, Fan, IndexBox, Placement, Replicate, Result, Shard, 
 use super::attended::{AttentionOutput, attended};
 use super::dense::{self, Scores};
 use crate::driver::empty::keep;
-use crate::driver::place::resized;
 use crate::reshape;
 
 /// Attention of the queries of a field to the keys and values of tokens, whose heads and samples
@@ -91,6 +90,6 @@ pub(super) fn attention<const D: usize>(
     };
     let both = dense::local(flat, keys, values, scores, layout.has_empty_shard())?;
     shape[width] = both.dims()[3];
-    let output = resized(&layout, width, vec![value_width]);
+    let output = layout.resized(width, vec![value_width]);
     attended(reshape(both, shape.to_vec()), &output, &mesh, dtype)
 }

@@ -9,7 +9,6 @@ use halocline_core::{
 
 use super::groups::beside_groups;
 use super::{ConvOptions, run_conv};
-use crate::driver::place::resized;
 use crate::layer_placements::{enter, leave, leave_with_bias, with_extents_of};
 use crate::operand::Operand;
 use crate::rearrange::cat;
@@ -266,7 +265,7 @@ fn rule(
     let extents = layout.extents(1).iter();
     let extents = extents.map(|extent| extent * unit(per_group)).collect();
     Ok(Channels {
-        layout: resized(&layout, 1, extents),
+        layout: layout.resized(1, extents),
         pairing,
     })
 }
@@ -279,7 +278,7 @@ fn in_units(operator: &str, layout: &Layout, dim: usize, unit: usize) -> Result<
         return Err(Error::operator(operator, message));
     }
     let extents = extents.iter().map(|extent| extent / unit).collect();
-    Ok(resized(layout, dim, extents))
+    Ok(layout.resized(dim, extents))
 }
 
 #[cfg(test)]

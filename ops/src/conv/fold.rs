@@ -10,7 +10,6 @@ use super::patches::{Patches, Way};
 use super::transposed::{ConvTransposeOptions, plan};
 use super::unfold::{check, of_case, options};
 use crate::driver::empty::fill_all;
-use crate::driver::place::resized;
 use crate::field::{Field, WithDims, run};
 use crate::golden::{Dims, Golden, Output, output};
 use crate::layer::Layer;
@@ -83,7 +82,7 @@ pub fn fold<const D: usize, const N: usize>(
         .with_dilation(options.dilation)
         .with_padding(options.padding.map(|padding| padding.low))
         .with_output_padding(more);
-    let like = resized(x.layout(), 1, channels);
+    let like = x.layout().resized(1, channels);
     let plan = plan(NAME, &transposed, &kernel, like, &x)?;
     let dtype = x.local().dtype();
     // Widened before the exchange, so that parts from other ranks are added in this precision, too.

@@ -4,20 +4,22 @@ use halocline_core::{Fan, Replicate, Result, Shard, ShardTensor};
 
 /// Shards a parameter that every rank holds whole by groups, as the channels of `x` are; nothing is
 /// sent forward. The groups follow one another in the parameter's first dim. Returns the parameter
-/// as it is if there is one group, or if shards of `x` cut groups.
+/// as it is if there is one group, if it is sharded already, or if shards of `x` cut groups.
 pub(super) fn beside_groups<const D: usize, const E: usize>(
     parameter: ShardTensor<E>,
     x: &ShardTensor<D>,
     groups: usize,
 ) -> Result<ShardTensor<E>> {
-    let [channels, cells] = [x.dims()[1], parameter.dims()[0]].map(|size| size / groups);
     let (field, held) = (x.layout(), parameter.layout());
+    if groups == 1 || !field.is_sharded(1) || held.is_sharded(0) || field.mesh() != held.mesh() {
+        return Ok(parameter);
+    }
+    let [channels, cells] = [x.dims()[1], parameter.dims()[0]].map(|size| size / groups);
     let pairs = || field.placements().iter().zip(held.placements());
     let is_whole =
         pairs().all(|(field, held)| *field != Shard(1) || [Replicate, Fan].contains(held));
     let is_apart = |extent: &usize| extent.is_multiple_of(channels);
-    let fits = is_whole && !held.is_sharded(0) && field.extents(1).iter().all(is_apart);
-    if groups == 1 || !field.is_sharded(1) || !fits || field.mesh() != held.mesh() {
+    if !is_whole || !field.extents(1).iter().all(is_apart) {
         return Ok(parameter);
     }
     let placements = pairs().map(|(field, held)| match *field {

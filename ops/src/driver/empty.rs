@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn::tensor::kind::Basic;
-use halocline_core::{ExchangePlan, IndexBox, Layout, Need, Result, ShardTensor, Source};
+use halocline_core::{
+    DeviceMesh, ExchangePlan, IndexBox, Layout, Need, Result, ShardTensor, Source,
+};
 
 /// Pads empty dims with one cell of `value`, if any rank's shard is empty in one of `dims`.
 pub(crate) fn fill_empty<const D: usize, K: Basic>(
@@ -79,6 +81,17 @@ pub(crate) fn drop_empty<const D: usize, K: Basic>(
     }
     let kept = IndexBox::whole(&layout.local_shape(position));
     keep(local, &kept, operator)
+}
+
+/// Shard of a result, without the padding that [`drop_empty`] drops.
+pub(crate) fn without_fill<const D: usize, K: Basic>(
+    local: Tensor<D, K>,
+    layout: Layout,
+    mesh: DeviceMesh,
+    operator: &'static str,
+) -> Result<ShardTensor<D, K>> {
+    let local = drop_empty(local, &layout, mesh.position(), operator)?;
+    Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
 /// Cuts a box, which may be empty, out of a shard; the graph does not depend on the box.

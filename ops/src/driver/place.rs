@@ -126,13 +126,6 @@ pub(crate) fn part_ranges(extents: &[usize]) -> impl Iterator<Item = Range<usize
     })
 }
 
-/// Layout with these extents of one dim, whose size may change.
-pub(crate) fn resized(layout: &Layout, dim: usize, extents: Vec<usize>) -> Layout {
-    let mut all = layout.all_extents().to_vec();
-    all[dim] = extents;
-    layout.derive(layout.placements().to_vec(), all)
-}
-
 /// Reshapes a tensor to dims of these extents, with the same cells on every rank; `moved` maps a
 /// sharded dim to its number in the result.
 pub(crate) fn renumbered<const D: usize, const E: usize, K: Basic>(

@@ -13,7 +13,7 @@ use halocline_core::{
     DeviceMesh, Error, Exchange, IndexBox, Layout, Placement, Result, ShardTensor, trace,
 };
 
-use super::empty::drop_empty;
+use super::empty::without_fill;
 use super::plan::{Reaches, StencilPlan};
 use super::reach::Reach;
 use super::window::Window;
@@ -176,17 +176,15 @@ impl Stencil {
 
     /// Plan for this rank's position.
     fn make(&self, layout: &Layout, mesh: &DeviceMesh) -> Result<StencilPlan> {
-        let (mut placements, mut extents) =
-            (layout.placements().to_vec(), layout.all_extents().to_vec());
-        match &self.channels {
-            Channels::Alike => {}
-            Channels::Mixed(channels) => extents[1] = vec![*channels],
-            Channels::Laid(laid, channels) => {
-                placements.clone_from(laid);
+        let like = match &self.channels {
+            Channels::Alike => layout.clone(),
+            Channels::Mixed(channels) => layout.resized(1, vec![*channels]),
+            Channels::Laid(placements, channels) => {
+                let mut extents = layout.all_extents().to_vec();
                 extents[1].clone_from(channels);
+                layout.derive(placements.clone(), extents)
             }
-        }
-        let like = layout.derive(placements, extents);
+        };
         let windows: Vec<Reach> = self.windows.iter().copied().map(Reach::from).collect();
         let reaches = Reaches {
             operator: self.operator,
@@ -330,8 +328,7 @@ impl Stencil {
             return Err(Error::operator(self.operator, message));
         }
         let (_, _, mesh) = x.into_parts();
-        let local = drop_empty(local, &plan.output, mesh.position(), self.operator)?;
-        Ok(ShardTensor::from_parts(local, plan.output.clone(), mesh))
+        without_fill(local, plan.output.clone(), mesh, self.operator)
     }
 
     /// Runs the kernel on one window without gradients: a result that has gradients then captures a

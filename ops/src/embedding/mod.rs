@@ -24,7 +24,7 @@ use halocline_core::{
     ShardTensor, Term,
 };
 
-use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output};
 use crate::kernel::flex::{self, with_integers};
@@ -135,13 +135,7 @@ pub fn embedding<const D: usize, const E: usize>(
     } else {
         rows_of(weight, index)
     };
-    let y = drop_empty(
-        y.reshape(Shape::from(shape)),
-        &layout,
-        mesh.position(),
-        NAME,
-    )?;
-    Ok(ShardTensor::from_parts(y, layout, mesh))
+    without_fill(y.reshape(Shape::from(shape)), layout, mesh, NAME)
 }
 
 /// Selects rows of the table by index.

@@ -281,11 +281,11 @@ pub fn sphere_attention(
     let [queries, keys, values] = all;
     let (keys, values) = (reach.pencil(keys, NAME)?, reach.pencil(values, NAME)?);
     // Queries move to the ranks that hold the keys they reach.
-    let mut extents = keys.layout().all_extents().to_vec();
-    extents[1] = channels;
-    extents[2] = reach.output_rows(keys.layout())?;
-    extents[3] = vec![reach.sizes[1][1]];
-    let beside = keys.layout().derive(keys.placements().to_vec(), extents);
+    let beside = keys
+        .layout()
+        .resized(1, channels)
+        .resized(2, reach.output_rows(keys.layout())?)
+        .resized(3, vec![reach.sizes[1][1]]);
     let queries = if same_grid {
         reach.pencil(queries, NAME)?
     } else {
@@ -329,9 +329,7 @@ pub fn sphere_attention(
     let inputs = [by_phase(queries, phases), keys, values];
     let y = attention.run(inputs, rows.unwrap_or_default() * phases);
     let y = from_phases(y, phases);
-    let mut extents = layout.all_extents().to_vec();
-    extents[1] = channels_out;
-    let result = layout.derive(layout.placements().to_vec(), extents);
+    let result = layout.resized(1, channels_out);
     let [batch_and_heads, width, rows, longitudes] = y.dims();
     let batch = batch_and_heads / heads_here;
     let shape = vec![batch, width * heads_here, rows, longitudes];

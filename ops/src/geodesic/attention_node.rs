@@ -14,7 +14,6 @@ use halocline_core::tasks;
 use super::rows::{Around, Backward, Forward, Neighbor, Row};
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::flex::{self, Float, with_float};
-use crate::kernel::lines::slice;
 use crate::kernel::simd::Isa;
 use crate::precision::{cast, widened};
 use crate::reshape;
@@ -186,7 +185,7 @@ impl<E: Float> Operands<'_, E> {
         tasks::for_each(self.heads, 1, |head| {
             let [queries, keys, values] = all.map(|(all, len)| {
                 // SAFETY: each task takes only the elements of its own head.
-                unsafe { slice(all, head * len..(head + 1) * len) }
+                unsafe { all.slice(head * len..(head + 1) * len) }
             });
             for row in 0..self.rows {
                 isa.run(Backward {

@@ -195,7 +195,7 @@ mod tests {
     fn check_orthonormal(functions: &[impl Fn(f64, f64) -> f64]) {
         for (a, row) in products(functions).iter().enumerate() {
             for (b, product) in row.iter().enumerate() {
-                let expected = f64::from(u8::from(a == b));
+                let expected = f64::from(a == b);
                 assert!((product - expected).abs() < 1e-3, "{a} and {b}: {product}");
             }
         }

@@ -118,11 +118,8 @@ impl Kernels {
         let matrix = layout.derive(layout.placements().to_vec(), extents);
         let offsets = bias.map(|bias| bias.layout_on(mesh));
         let with_functions = |layout: &Layout, dim: usize| {
-            let mut extents = layout.all_extents().to_vec();
-            for channels in &mut extents[dim] {
-                *channels *= functions;
-            }
-            layout.derive(layout.placements().to_vec(), extents)
+            let channels = layout.extents(dim).iter();
+            layout.resized(dim, channels.map(|count| count * functions).collect())
         };
         let (field, matrix, offsets, shape) = match self.toward {
             Toward::Coarser => (
@@ -196,16 +193,14 @@ impl Kernels {
         let (layout, mesh) = (x.layout().clone(), x.mesh().clone());
         let outputs = reach.outputs(&layout, mesh.position())?;
         let local = reach.assemble(x, self.operator)?;
-        let mut extents = layout.all_extents().to_vec();
-        for channels in &mut extents[1] {
-            match self.toward {
-                Toward::Coarser => *channels *= functions,
-                Toward::Finer => *channels /= functions,
-            }
-        }
-        extents[2] = reach.output_rows(&layout)?;
-        extents[3] = vec![reach.sizes[1][1]];
-        let result = layout.derive(layout.placements().to_vec(), extents);
+        let channels = layout.extents(1).iter().map(|count| match self.toward {
+            Toward::Coarser => count * functions,
+            Toward::Finer => count / functions,
+        });
+        let result = layout
+            .resized(1, channels.collect())
+            .resized(2, reach.output_rows(&layout)?)
+            .resized(3, vec![reach.sizes[1][1]]);
         let filled: &[usize] = match self.toward {
             Toward::Coarser => &[0, 1, 2, 3],
             Toward::Finer => &[0, 2, 3],

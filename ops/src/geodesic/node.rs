@@ -14,7 +14,6 @@ use super::rows::Around;
 use super::sums::{Sums, Term};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
-use crate::kernel::lines::slice;
 use crate::kernel::simd::Isa;
 use crate::reshape;
 
@@ -82,7 +81,7 @@ impl LocalSums {
                         isa.run(Sums {
                             lines: &lines[plane * channel..][..channel],
                             terms,
-                            to: slice(y, start..start + width),
+                            to: y.slice(start..start + width),
                         });
                     }
                 });
@@ -121,7 +120,7 @@ impl LocalSums {
                 tasks::for_each_init(planes * inputs, 1, scratch, |sums, task| {
                     let (plane, row) = (task / inputs, task % inputs);
                     let lines = &lines[plane * channel..][..channel];
-                    let x = slice(x, task * wide..(task + 1) * wide);
+                    let x = x.slice(task * wide..(task + 1) * wide);
                     for (phase, terms) in terms[row].iter().enumerate() {
                         isa.run(Sums {
                             lines,

@@ -7,7 +7,6 @@ use pulp::{Simd, WithSimd};
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::WIDEST;
-use crate::kernel::lines::slice;
 use crate::kernel::math::exp;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::Element;
@@ -68,7 +67,7 @@ impl Around {
             Buffer::filled(count * len, |lines| {
                 tasks::for_each(count, 16, |line| {
                     let x = &x[line / phases * size * phases..][..size * phases];
-                    let y = slice(lines, line * len..(line + 1) * len);
+                    let y = lines.slice(line * len..(line + 1) * len);
                     let (first, again) = y.split_at_mut(size);
                     let cells = x[line % phases..].iter().step_by(phases);
                     first.iter_mut().zip(cells).for_each(|(y, x)| *y = *x);
@@ -87,7 +86,7 @@ impl Around {
         unsafe {
             Buffer::filled(count * size, |x| {
                 tasks::for_each(count / phases, 16, |row| {
-                    let x = slice(x, row * size * phases..(row + 1) * size * phases);
+                    let x = x.slice(row * size * phases..(row + 1) * size * phases);
                     for phase in 0..phases {
                         let line = &lines[(row * phases + phase) * len..][..len];
                         for (longitude, cell) in line.iter().enumerate() {
@@ -250,7 +249,7 @@ impl<E: Element> WithSimd for Forward<'_, E> {
                             }
                             E::store::<S>(line.as_mut_ptr().add(place), sum);
                         }
-                        let target = slice(y, row.part(feature));
+                        let target = y.slice(row.part(feature));
                         target.copy_from_slice(&line[..target.len()]);
                     }
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use halocline_core::{Error, Operation, PlanCache, Result, ShardTensor, Traffic, ops};
 
 use super::plan::TakePlan;
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::driver::place::require_dim;
 use crate::kernel::taken::{Places, take};
 
@@ -98,8 +98,9 @@ pub(crate) fn take_named<const D: usize>(
     require_dim(operator, &x, dim)?;
     x.require_resolved(operator)?;
     let (size, parts) = (x.dims()[dim], x.layout().extents(dim).len());
-    if let Some(beyond) = map.cells().iter().find(|cell| **cell >= size) {
-        let message = format!("cell {beyond} of dim {dim} of {:?}", x.dims());
+    let bound = map.places.bound();
+    if bound > size {
+        let message = format!("cell {} of dim {dim} of {:?}", bound - 1, x.dims());
         return Err(Error::operator(operator, message));
     }
     let sum: usize = extents.iter().sum();
@@ -110,12 +111,9 @@ pub(crate) fn take_named<const D: usize>(
         );
         return Err(Error::operator(operator, message));
     }
-    let mut all = x.layout().all_extents().to_vec();
-    all[dim] = extents.to_vec();
-    let output = x.layout().derive(x.placements().to_vec(), all);
+    let output = x.layout().resized(dim, extents.to_vec());
     let (local, layout, mesh) = x.into_parts();
-    let dims: Vec<usize> = (0..D).collect();
-    let local = fill_empty(local, &layout, &dims, operator, 0.0)?;
+    let local = fill_all(local, &layout, operator, 0.0)?;
     let local = if layout.is_sharded(dim) {
         // Ranks in threads of one process may share the map.
         let key = (layout.clone(), mesh.position(), dim, extents.to_vec());
@@ -133,8 +131,7 @@ pub(crate) fn take_named<const D: usize>(
             _ => take(local, dim, &map.places),
         }
     };
-    let local = drop_empty(local, &output, mesh.position(), operator)?;
-    Ok(ShardTensor::from_parts(local, output, mesh))
+    without_fill(local, output, mesh, operator)
 }
 
 #[cfg(test)]

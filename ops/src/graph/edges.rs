@@ -7,10 +7,13 @@ use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
 use super::cells::{CellMap, take_cells};
 use super::part::Part;
 use super::reduce::{Aggregate, reduced};
-use crate::constant;
+use super::softmax::softmax;
+use crate::driver::empty::{fill_all, without_fill};
 use crate::field::{Field, run};
 use crate::operand::Operand;
 use crate::precision::in_f32;
+
+const NAME: &str = "EdgeShards";
 
 /// Edges from source cells to target cells, sorted by target.
 ///
@@ -176,7 +179,7 @@ impl EdgeShards {
         if size != Some(self.graph.cells[end]) {
             let (kind, expected) = (["sources", "targets"][end], self.graph.cells[end]);
             let message = format!("dim {} of {:?} for {expected} {kind}", self.dim, x.dims());
-            return Err(Error::operator("EdgeShards", message));
+            return Err(Error::operator(NAME, message));
         }
         take_cells(
             x,
@@ -195,18 +198,23 @@ impl EdgeShards {
         messages: ShardTensor<D>,
         aggregate: Aggregate,
     ) -> Result<ShardTensor<D>> {
-        messages.require_resolved("EdgeShards")?;
+        let part = self.part_of(&messages)?;
+        reduced(messages, self.dim, &self.held, part, aggregate)
+    }
+
+    /// Edges of this rank, on which the messages lie.
+    fn part_of<const D: usize>(&self, messages: &ShardTensor<D>) -> Result<&Arc<Part>> {
+        messages.require_resolved(NAME)?;
         let layout = messages.layout();
         if self.dim >= D || layout.extents(self.dim) != self.extents {
             let message = format!(
                 "messages {layout} of edges {:?} in dim {}",
                 self.extents, self.dim
             );
-            return Err(Error::operator("EdgeShards", message));
+            return Err(Error::operator(NAME, message));
         }
         let number = layout.part(self.dim, messages.mesh().position());
-        let part = self.parts[number].get_or_init(|| Arc::new(self.part(number)));
-        reduced(messages, self.dim, &self.held, part, aggregate)
+        Ok(self.parts[number].get_or_init(|| Arc::new(self.part(number))))
     }
 
     /// Computes the softmax over the edges of each target, such as attention weights. Nothing is
@@ -215,13 +223,12 @@ impl EdgeShards {
     /// # Errors
     /// Errors of [`try_reduce`](Self::try_reduce).
     pub fn try_softmax<const D: usize>(&self, scores: ShardTensor<D>) -> Result<ShardTensor<D>> {
+        let part = self.part_of(&scores)?;
         in_f32(scores, |scores| {
-            let largest = self.try_reduce(constant(&scores), Aggregate::Max)?;
-            let largest = self.try_targets(largest)?;
-            let shares = Error::catch(|| (scores - largest).exp())?;
-            let sums = self.try_reduce(shares.clone(), Aggregate::Sum)?;
-            let sums = self.try_targets(sums)?;
-            Error::catch(|| shares / sums)
+            let (local, layout, mesh) = scores.into_parts();
+            let local = fill_all(local, &layout, NAME, 0.0)?;
+            let y = Error::catch(|| softmax(local, self.dim, part))?;
+            without_fill(y, layout, mesh, NAME)
         })
     }
 
@@ -268,7 +275,7 @@ impl EdgeShards {
                 "features {shape:?} of {edges} edges in dim {}, beside targets {held} of extents {:?}",
                 self.dim, self.held
             );
-            return Err(Error::operator("EdgeShards", message));
+            return Err(Error::operator(NAME, message));
         }
         let placements = held.placements().iter().map(|placement| match placement {
             Shard(dim) if !follows(*dim) => Replicate,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::{Bool, Tensor, TensorData};
+use burn::tensor::Tensor;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::{Error, ReduceOp, Result};
 
@@ -127,9 +127,9 @@ impl<const D: usize> Extrema<D> {
         }
         let x = take(x, dim, &blocks.left);
         let mut flags = [1; D];
-        flags[dim] = blocks.alone.len();
-        let alone = TensorData::new(blocks.alone.clone(), flags);
-        let alone = Tensor::<D, Bool>::from_data(alone, &x.device());
+        flags[dim] = self.part.len();
+        let counts = self.part.counts(&x.device()).reshape::<D, _>(flags);
+        let alone = counts.equal_elem(0);
         let shape = x.dims();
         x.mask_fill(alone.expand(shape), 0.0)
     }

@@ -26,7 +26,7 @@ use halocline_core::{
 };
 
 use super::maps::healpix_cell;
-use crate::driver::empty::drop_empty;
+use crate::driver::empty::without_fill;
 use crate::kernel::taken::{Places, take};
 
 const NAME: &str = "pad_healpix";
@@ -87,8 +87,7 @@ pub fn pad_healpix(x: ShardTensor<5>, width: usize) -> Result<ShardTensor<5>> {
     let [one, other] = cells.each_ref().map(|cells| take(strips.clone(), 2, cells));
     // Both are the same cell except at corners that are a mean.
     let y = (one * 0.5 + other * 0.5).reshape(*shape);
-    let y = drop_empty(y, &output, mesh.position(), NAME)?;
-    Ok(ShardTensor::from_parts(y, output, mesh))
+    without_fill(y, output, mesh, NAME)
 }
 
 /// Strips of faces that hold a rank's cells, stacked, and the position of each cell in them.

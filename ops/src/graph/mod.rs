@@ -34,6 +34,7 @@ mod part;
 mod peaks;
 mod plan;
 mod reduce;
+mod softmax;
 mod tree;
 
 pub(crate) use cells::take_named;
@@ -41,11 +42,12 @@ pub use cells::{CellMap, take_cells};
 pub use edges::{EdgeShards, Graph};
 pub(crate) use flatten::merged;
 pub use flatten::{cell_numbers, flat_layout, flatten_cells, unflatten_cells};
+pub use halocline_core::{HealpixOrder, healpix_centers};
 pub use healpix::pad_healpix;
 pub use icosphere::Icosphere;
 pub use maps::{Fold, healpix_padding, tripolar_fold};
 pub use neighbours::{distances, nearest_neighbours, neighbours_within};
-pub use numbering::{HealpixOrder, healpix_centers, healpix_from_file, healpix_to_file};
+pub use numbering::{healpix_from_file, healpix_to_file};
 pub use reduce::Aggregate;
 
 use crate::golden::{Case, Golden, Output, output};

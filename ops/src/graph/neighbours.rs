@@ -180,7 +180,7 @@ fn search(
         });
     }
     // Pairs, preceded by a flag: whether this rank's coordinates are finite.
-    let mut told = vec![f64::from(u8::from(finite))];
+    let mut told = vec![f64::from(finite)];
     for (row, found) in found.iter().enumerate() {
         let query = (own.start + row) as f64;
         told.extend(found.iter().flat_map(|(_, point)| [*point as f64, query]));

@@ -3,6 +3,9 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use burn::tensor::{Device, Int, Tensor};
+
+use crate::kernel::ints::Ints;
 use crate::kernel::taken::Places;
 
 /// Targets of one part, and their edges. A part without targets has a placeholder without edges.
@@ -12,6 +15,7 @@ pub(super) struct Part {
     targets: Vec<Range<usize>>,
     of_edge: Arc<Places>,
     blocks: OnceLock<Blocks>,
+    counts: Ints,
 }
 
 /// Plan that reduces the edges of each target block by block, until one cell is left.
@@ -25,8 +29,6 @@ pub(super) struct Blocks {
     pub(super) levels: Vec<Arc<Places>>,
     /// Final cell of each target, which holds its extremum; any cell for a target without edges.
     pub(super) left: Arc<Places>,
-    /// Whether each target has no edges.
-    pub(super) alone: Vec<bool>,
 }
 
 impl Part {
@@ -40,6 +42,7 @@ impl Part {
             targets,
             of_edge: Places::new(of_edge),
             blocks: OnceLock::new(),
+            counts: Ints::default(),
         }
     }
 
@@ -53,14 +56,24 @@ impl Part {
         &self.targets
     }
 
+    /// Ranges of edges by target that cover all edges, or the placeholder for an empty list.
+    pub(super) fn ranges(&self) -> &[Range<usize>] {
+        static PLACEHOLDER: Range<usize> = 0..1;
+        if self.targets.iter().all(Range::is_empty) {
+            return std::slice::from_ref(&PLACEHOLDER);
+        }
+        &self.targets
+    }
+
     /// Target of each edge. The placeholder for an empty list of edges belongs to the first target.
     pub(super) fn of_edge(&self) -> &Arc<Places> {
         &self.of_edge
     }
 
     /// Number of edges of each target.
-    pub(super) fn counts(&self) -> impl Iterator<Item = usize> {
-        self.targets.iter().map(ExactSizeIterator::len)
+    pub(super) fn counts(&self, device: &Device) -> Tensor<1, Int> {
+        let counts = self.targets.iter().map(ExactSizeIterator::len);
+        self.counts.on(device, counts)
     }
 
     pub(super) fn blocks(&self) -> &Blocks {
@@ -91,7 +104,6 @@ impl Blocks {
                 *cells = start..end;
             }
         }
-        let alone = left.iter().map(Range::is_empty).collect();
         let left = left
             .iter()
             .map(|found| found.start.min(cells - 1))
@@ -100,7 +112,6 @@ impl Blocks {
             width,
             levels,
             left: Places::new(left),
-            alone,
         }
     }
 }

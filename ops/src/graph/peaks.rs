@@ -62,8 +62,7 @@ pub(super) fn backward<E: Element>(
                 for edge in targets[target].clone() {
                     let x = &x[lines.row(outer, edge)][columns.clone()];
                     for ((count, x), extremum) in shares.iter_mut().zip(x).zip(extrema) {
-                        let holder = f64::from(u8::from(holds(*x, *extremum)));
-                        *count += E::from_f64(holder);
+                        *count += E::from_f64(f64::from(holds(*x, *extremum)));
                     }
                 }
                 for (share, cotangent) in shares.iter_mut().zip(&cotangent[held][columns.clone()]) {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{FloatDType, Tensor};
 use halocline_core::{ReduceOp, Result, ShardTensor};
 
 use super::extremum::extrema;
 use super::part::Part;
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::kernel::taken::add;
 use crate::precision::{cast, widened};
 
@@ -36,27 +36,22 @@ pub(super) fn reduced<const D: usize>(
     aggregate: Aggregate,
 ) -> Result<ShardTensor<D>> {
     let (local, layout, mesh) = messages.into_parts();
-    let mut extents = layout.all_extents().to_vec();
-    extents[dim] = held.to_vec();
-    let output = layout.derive(layout.placements().to_vec(), extents);
-    let all: Vec<usize> = (0..D).collect();
+    let output = layout.resized(dim, held.to_vec());
     let dtype = local.dtype();
-    let local = widened(fill_empty(local, &layout, &all, NAME, 0.0)?);
+    let local = widened(fill_all(local, &layout, NAME, 0.0)?);
     let y = match aggregate {
         Aggregate::Sum => sums(local, dim, part),
         Aggregate::Mean => {
             let mut shape = [1; D];
             shape[dim] = part.len();
-            let counts = part.counts().map(|count| count.max(1) as f32);
-            let counts = TensorData::new(counts.collect::<Vec<f32>>(), shape);
-            let counts = Tensor::<D>::from_data(counts, (&local.device(), local.dtype()));
+            let counts = part.counts(&local.device()).reshape::<D, _>(shape);
+            let counts = counts.cast(FloatDType::from(local.dtype())).clamp_min(1.0);
             sums(local, dim, part) / counts
         }
         Aggregate::Max => extrema(local, dim, part, ReduceOp::Max),
         Aggregate::Min => extrema(local, dim, part, ReduceOp::Min),
     };
-    let y = drop_empty(cast(y, dtype), &output, mesh.position(), NAME)?;
-    Ok(ShardTensor::from_parts(y, output, mesh))
+    without_fill(cast(y, dtype), output, mesh, NAME)
 }
 
 fn sums<const D: usize>(messages: Tensor<D>, dim: usize, part: &Part) -> Tensor<D> {

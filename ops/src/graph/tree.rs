@@ -1,5 +1,7 @@
 //! k-d tree for finding the points near a query.
 
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
 use std::ops::Range;
 
 /// Maximum number of points of a leaf.
@@ -12,6 +14,24 @@ pub(super) struct Limit {
     pub(super) count: usize,
     /// Maximum squared distance.
     pub(super) square: f64,
+}
+
+/// Squared distance and number of a point, ordered by distance, ties by number.
+#[derive(PartialEq)]
+struct Near(f64, usize);
+
+impl Eq for Near {}
+
+impl Ord for Near {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0).then(self.1.cmp(&other.1))
+    }
+}
+
+impl PartialOrd for Near {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 /// Points in a k-d tree: a range longer than a leaf is split at its middle, along the coordinate
@@ -47,13 +67,19 @@ impl Tree {
     /// Merges the points near a query into those found so far: squared distances and numbers,
     /// sorted.
     pub(super) fn add_to(&self, found: &mut Vec<(f64, usize)>, query: &[f64], limit: Limit) {
-        self.visit(0..self.numbers.len(), found, query, limit);
+        let before = found.drain(..);
+        let mut near: BinaryHeap<Near> = before
+            .map(|(square, number)| Near(square, number))
+            .collect();
+        self.visit(0..self.numbers.len(), &mut near, query, limit);
+        let sorted = near.into_sorted_vec().into_iter();
+        found.extend(sorted.map(|Near(square, number)| (square, number)));
     }
 
     fn visit(
         &self,
         range: Range<usize>,
-        found: &mut Vec<(f64, usize)>,
+        found: &mut BinaryHeap<Near>,
         query: &[f64],
         limit: Limit,
     ) {
@@ -61,7 +87,7 @@ impl Tree {
             for place in range {
                 let squares = self.point(place).iter().zip(query);
                 let square = squares.map(|(a, b)| (a - b) * (a - b)).sum();
-                insert(found, (square, self.numbers[place]), limit);
+                insert(found, Near(square, self.numbers[place]), limit);
             }
             return;
         }
@@ -108,26 +134,22 @@ fn split(coordinates: &[f64], width: usize, order: &mut [usize], cuts: &mut [(us
 }
 
 /// Squared distance beyond which no point counts.
-fn most(found: &[(f64, usize)], limit: Limit) -> f64 {
-    match found.last() {
+fn most(found: &BinaryHeap<Near>, limit: Limit) -> f64 {
+    match found.peek() {
         Some(last) if found.len() == limit.count => last.0,
         _ => limit.square,
     }
 }
 
-/// Inserts a point in order of distance, ties in order of number.
-fn insert(found: &mut Vec<(f64, usize)>, point: (f64, usize), limit: Limit) {
+/// Inserts a point, and removes the farthest if there are too many.
+fn insert(found: &mut BinaryHeap<Near>, point: Near, limit: Limit) {
     if point.0 > most(found, limit) {
         return;
     }
-    let before = |held: &(f64, usize)| {
-        held.0
-            .total_cmp(&point.0)
-            .then(held.1.cmp(&point.1))
-            .is_lt()
-    };
-    found.insert(found.partition_point(before), point);
-    found.truncate(limit.count);
+    found.push(point);
+    if found.len() > limit.count {
+        found.pop();
+    }
 }
 
 #[cfg(test)]

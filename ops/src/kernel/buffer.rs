@@ -91,7 +91,7 @@ pub(crate) fn scattered<E: Element>(
                 let range = number * part..len.min((number + 1) * part);
                 let start: *mut E = elements.at(range.start);
                 start.write_bytes(0, range.len());
-                run(number, std::slice::from_raw_parts_mut(start, range.len()));
+                run(number, elements.slice(range));
             });
         })
     }

@@ -13,7 +13,7 @@ use halocline_core::{Error, Result, tasks};
 use super::buffer::Buffer;
 use super::flex::{self, with_float, with_integers, with_numbers};
 use super::lanes::CHUNK;
-use super::lines::{Columns, Lines, slice};
+use super::lines::{Columns, Lines};
 use super::memory::Shared;
 use super::simd::Element;
 use crate::precision::{cast, widened, widened_for_gradient};
@@ -252,7 +252,7 @@ impl Lines {
             Buffer::filled(places.len(), |y| {
                 tasks::for_each(places.len().div_ceil(CHUNK), 1, |part| {
                     let range = part * CHUNK..places.len().min((part + 1) * CHUNK);
-                    fill(range.clone(), slice(y, range));
+                    fill(range.clone(), y.slice(range));
                 });
             })
         };
@@ -284,7 +284,7 @@ impl Lines {
         let along = |line: usize, y: Shared<E>| {
             let [of_x, of_values] = [cells, from.cells].map(|len| line * len..(line + 1) * len);
             // SAFETY: elements of this line.
-            let sums = unsafe { slice(y, of_x.clone()) };
+            let sums = unsafe { y.slice(of_x.clone()) };
             begin(sums, of_x);
             let pairs = places[of_values.clone()].iter().zip(&values[of_values]);
             pairs.for_each(|(cell, value)| add(sums.get_mut(cell.number()), *value));
@@ -293,7 +293,7 @@ impl Lines {
             for cell in 0..cells {
                 let range = self.part(part, cell);
                 // SAFETY: elements of these columns.
-                begin(unsafe { slice(y, range.clone()) }, range);
+                begin(unsafe { y.slice(range.clone()) }, range);
             }
             for place in 0..from.cells {
                 let range = from.part(part, place);

@@ -306,9 +306,7 @@ pub(crate) unsafe fn filled_bands<E: Element>(
                 } else {
                     start + band * columns
                 };
-                let first: *mut E = elements.at(start);
-                let elements = slice::from_raw_parts_mut(first, end - start);
-                run([number, index], elements);
+                run([number, index], elements.slice(start..end));
             });
         })
     }

@@ -63,6 +63,12 @@ impl Lines {
         start + place.columns.start..start + place.columns.end
     }
 
+    /// Elements of a line, in the order of its cells.
+    pub(crate) fn of_line(self, line: usize) -> impl Iterator<Item = usize> {
+        let (outer, column) = (line / self.inner, line % self.inner);
+        (0..self.cells).map(move |cell| (outer * self.cells + cell) * self.inner + column)
+    }
+
     /// Runs a task for each range of columns; the ranges follow from the shape alone.
     pub(crate) fn for_each(self, run: impl Fn(Columns) + Sync) {
         if self.count() == 0 {
@@ -125,16 +131,6 @@ pub(crate) fn by_lane<S: Simd, E: Element>(
         *lane = f(*lane);
     }
     load(simd, lanes)
-}
-
-/// Returns the elements of a range of a shared buffer.
-///
-/// # Safety
-/// The elements must lie in the buffer and be initialised, or written before they are read; nothing
-/// else may access them meanwhile.
-pub(crate) unsafe fn slice<'a, E>(elements: Shared<E>, range: Range<usize>) -> &'a mut [E] {
-    // SAFETY: guaranteed by the caller.
-    unsafe { std::slice::from_raw_parts_mut(elements.at(range.start), range.len()) }
 }
 
 #[cfg(test)]

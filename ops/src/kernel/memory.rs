@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::simd::Element;
 
@@ -114,6 +115,16 @@ impl<E> Shared<E> {
     pub(crate) unsafe fn at(self, index: usize) -> *mut E {
         // SAFETY: guaranteed by the caller.
         unsafe { self.0.add(index) }
+    }
+
+    /// Elements of a range.
+    ///
+    /// # Safety
+    /// The elements must lie in the buffer and be initialised, or written before they are read;
+    /// nothing else may access them meanwhile.
+    pub(crate) unsafe fn slice<'a>(self, range: Range<usize>) -> &'a mut [E] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.at(range.start), range.len()) }
     }
 }
 

@@ -5,22 +5,26 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{IndexingUpdateOp, Int, Shape, Tensor, TensorData};
+use burn::tensor::{IndexingUpdateOp, Int, Shape, Tensor};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 use halocline_core::tasks;
 
 use super::buffer::Buffer;
 use super::flex::{self, Float, with_float, with_numbers};
+use super::ints::Ints;
 use super::lanes::CHUNK;
-use super::lines::{Lines, slice};
+use super::lines::Lines;
 use crate::precision::{cast, widened, widened_for_gradient};
 
 /// Cell numbers to gather: any cells, in any order, with repetitions.
 #[derive(Debug)]
 pub(crate) struct Places {
     cells: Vec<usize>,
+    /// One more than the largest cell number; zero without cells.
+    bound: usize,
     by_cell: OnceLock<ByCell>,
+    ints: Ints,
 }
 
 /// Places at which each cell occurs.
@@ -35,8 +39,10 @@ struct ByCell {
 impl Places {
     pub(crate) fn new(cells: Vec<usize>) -> Arc<Self> {
         Arc::new(Self {
+            bound: cells.iter().max().map_or(0, |last| last + 1),
             cells,
             by_cell: OnceLock::new(),
+            ints: Ints::default(),
         })
     }
 
@@ -44,9 +50,14 @@ impl Places {
         &self.cells
     }
 
+    /// One more than the largest cell number; zero without cells.
+    pub(crate) fn bound(&self) -> usize {
+        self.bound
+    }
+
     fn by_cell(&self) -> &ByCell {
         self.by_cell.get_or_init(|| {
-            let count = self.cells.iter().max().map_or(0, |last| last + 1);
+            let count = self.bound;
             let mut starts = vec![0; count + 1];
             for cell in &self.cells {
                 starts[cell + 1] += 1;
@@ -68,9 +79,7 @@ impl Places {
     }
 
     fn ints<const D: usize>(&self, beside: &Tensor<D>) -> Tensor<1, Int> {
-        let cells: Vec<i64> = self.cells.iter().map(|cell| *cell as i64).collect();
-        let count = cells.len();
-        Tensor::from_data(TensorData::new(cells, [count]), &beside.device())
+        self.ints.on(&beside.device(), self.cells.iter().copied())
     }
 }
 
@@ -282,7 +291,7 @@ pub(crate) fn rows<E: Copy + Send + Sync>(
                 let columns = column..inner.min(column + wide);
                 let place = |row: usize| (outer * count + row) * inner;
                 let cells = place(rows.start) + columns.start..place(rows.end - 1) + columns.end;
-                fill(outer, rows, columns, slice(y, cells));
+                fill(outer, rows, columns, y.slice(cells));
             });
         })
     }

@@ -47,9 +47,10 @@ where
     let isa = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
     let fill = |to: Shared<B>| {
         tasks::for_each(len.div_ceil(CHUNK), 1, |index| {
-            let from = &from[index * CHUNK..len.min((index + 1) * CHUNK)];
+            let range = index * CHUNK..len.min((index + 1) * CHUNK);
+            let from = &from[range.clone()];
             // SAFETY: the range of this chunk, which no other task accesses.
-            let to = unsafe { std::slice::from_raw_parts_mut(to.at(index * CHUNK), from.len()) };
+            let to = unsafe { to.slice(range) };
             isa.run(Chunk { from, to, convert });
         });
     };

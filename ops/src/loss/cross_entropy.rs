@@ -9,7 +9,7 @@ use halocline_core::{
 };
 
 use super::Reduction;
-use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::kernel::flex::signed;
 use crate::precision::{cast, cast_shard, highest, narrowed, wider};
 use crate::reduce::sum;
@@ -211,8 +211,7 @@ fn wide_cells<const D: usize, const E: usize>(
         let mut shape = shape.to_vec();
         shape.remove(CLASSES);
         let y = reshape::<D, E>(y, shape);
-        let y = drop_empty(y, &losses, mesh.position(), NAME)?;
-        Ok(ShardTensor::from_parts(y, losses, mesh))
+        without_fill(y, losses, mesh, NAME)
     })?
 }
 

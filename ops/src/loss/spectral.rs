@@ -6,7 +6,6 @@ use pulp::{Simd, WithSimd};
 
 use super::fused::penalized;
 use super::{Penalty, Reduction};
-use crate::driver::place::resized;
 use crate::field::{Field, WithDims};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::Float;
@@ -55,7 +54,7 @@ pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
         let modes: ShardTensor<E> =
             SpectralField::rfft(cast_shard(x, wider(dtype)), dims, FftNorm::Ortho);
         let (local, layout, mesh) = modes.into_parts();
-        let layout = resized(&layout, E - 1, vec![1]);
+        let layout = layout.resized(E - 1, vec![1]);
         ShardTensor::from_parts(Amplitude.run(local), layout, mesh)
     };
     let (x, target) = (amplitude(x), amplitude(target));

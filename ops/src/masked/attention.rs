@@ -7,7 +7,6 @@ use super::weights;
 use crate::attention::{
     AttentionOptions, NeighborhoodOptions, cell_attention, neighborhood_attention,
 };
-use crate::driver::place::resized;
 use crate::field::Field;
 use crate::loss::counted;
 use crate::precision::{cast_shard, wider};
@@ -137,7 +136,7 @@ fn logarithms<const D: usize>(mask: ShardTensor<D>) -> ShardTensor<D> {
 
 /// One-element extension of the width of a field, with a constant value.
 fn column<const D: usize>(x: &ShardTensor<D>, value: f64) -> ShardTensor<D> {
-    let layout = resized(x.layout(), D - 1, vec![1]);
+    let layout = x.layout().resized(D - 1, vec![1]);
     let mut shape = x.local().dims();
     shape[D - 1] = 1;
     let full = Tensor::full(shape, value, (&x.local().device(), x.local().dtype()));

@@ -8,7 +8,7 @@ use halocline_core::{DeviceMesh, Error, Operation, ReduceOp, Result, Shard, Shar
 
 use super::norm::{Parameters, beside, check, scaled};
 use super::{broadcast, in_f32};
-use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::field::Field;
 use crate::loss::counted;
 use crate::norm::batch::{channel_layout, update_running};
@@ -206,8 +206,7 @@ fn normalized<const D: usize>(
         variance: statistic(&|channel| channel.squares / channel.count),
     };
     let y = Error::catch(|| Tensor::<D>::from_dispatch(apply(run, [local.into_dispatch()])))?;
-    let y = drop_empty(y, &layout, mesh.position(), NAME)?;
-    Ok((ShardTensor::from_parts(y, layout, mesh), statistics))
+    Ok((without_fill(y, layout, mesh, NAME)?, statistics))
 }
 
 /// Computes sum of weights, mean and sum of squared deviations of this rank's cells: the first of

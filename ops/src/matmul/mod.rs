@@ -32,7 +32,7 @@ use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{fan_out, fan_out_with};
 use halocline_core::{Error, Linearity, Pairing, Result, Role, ShardTensor, Term};
 
-use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::field::{Field, WithDims, run};
 use crate::layer_placements::{enter, leave, leave_with_bias, with_extents_of};
 use crate::layers::layers;
@@ -109,8 +109,7 @@ fn contracted<const A: usize, const B: usize, const R: usize>(
         fill_all(a, &layout_a, operator, 0.0)?,
         fill_all(b, &layout_b, operator, 0.0)?,
     );
-    let y = drop_empty(y, &layout, mesh.position(), operator)?;
-    Ok(ShardTensor::from_parts(y, layout, mesh))
+    without_fill(y, layout, mesh, operator)
 }
 
 /// `x · weight + bias` over the last dim, with `weight` `[features_in, features_out]` as in burn.
@@ -192,8 +191,7 @@ pub fn linear<const D: usize>(
     let bias = bias.transpose()?;
     let x = fan_out(x, &mesh, pairing.fan_out(0), NAME);
     let y = product(fill_all(x, &layout_x, NAME, 0.0)?, weight, bias);
-    let y = drop_empty(y, &layout, mesh.position(), NAME)?;
-    Ok(ShardTensor::from_parts(y, layout, mesh))
+    without_fill(y, layout, mesh, NAME)
 }
 
 /// Multiplies all rows with a weight and adds a bias. burn's own operator takes a path that depends

@@ -6,7 +6,7 @@ use halocline_core::ops::{all_reduce, fan_out};
 use halocline_core::{Error, Operation, ReduceOp, Result, Shard, ShardTensor, Traffic};
 
 use super::parameter::{affine, along};
-use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::kernel::taken::{Places, add, take};
 use crate::operand::Operand;
 use crate::precision::in_f32;
@@ -62,6 +62,5 @@ fn normalized<const D: usize>(
         let variance = mean(offsets.clone().square());
         offsets / (variance + epsilon).sqrt()
     })?;
-    let y = drop_empty(y, &layout, mesh.position(), operator)?;
-    Ok(ShardTensor::from_parts(y, layout, mesh))
+    without_fill(y, layout, mesh, operator)
 }

@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use halocline_core::Result;
 
 use super::{batch, group_norm, layer_norm, layer_norm_dims, rms_norm, rms_norm_dims, weight};
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::golden::{Case, Golden, Output, output, with_dims};
 use crate::operand::Operand;
 
 /// Operators of this family.
@@ -17,7 +17,6 @@ pub(crate) const OPERATORS: &[Golden] = &[
         .with_modules("`GroupNorm`"),
     Golden::new("instance_norm", group)
         .with_method("group_norm")
-        .with_sharded(Dims::AllButChannels)
         .with_travels([
             "three numbers per channel",
             "two numbers per channel; sums of parameters' gradients",

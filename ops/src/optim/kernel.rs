@@ -72,8 +72,7 @@ pub(super) fn run<const D: usize>(
         let start = task * CHUNK;
         let count = CHUNK.min(len - start);
         // SAFETY: the range lies in the results, and no other task accesses it.
-        let outputs =
-            places.map(|place| unsafe { std::slice::from_raw_parts_mut(place.at(start), count) });
+        let outputs = places.map(|place| unsafe { place.slice(start..start + count) });
         isa.run(Task {
             step,
             inputs: inputs.map(|input| &input[start..][..count]),

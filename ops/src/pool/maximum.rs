@@ -24,11 +24,9 @@ pub(super) fn max_and_places<E: Element>(
     let mut largest = None;
     let fill = |numbers: Shared<E>| {
         let run = |place: [usize; 2], largest: &mut [E]| {
+            let first = (place[0] * rows + place[1]) * all;
             // SAFETY: the numbers of this row, which only this task writes.
-            let numbers = unsafe {
-                let first = numbers.at((place[0] * rows + place[1]) * all);
-                std::slice::from_raw_parts_mut(first, all)
-            };
+            let numbers = unsafe { numbers.slice(first..first + all) };
             let room = Phases::<E>::room(columns, slides[1]);
             with_scratch(2 * room, |scratch| {
                 isa.run(Row {

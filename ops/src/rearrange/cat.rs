@@ -160,16 +160,14 @@ pub(crate) fn joined<const D: usize, K: Basic>(
     dim: usize,
 ) -> Result<Layout> {
     let first = parts[0].layout();
-    let mut extents = first.all_extents().to_vec();
+    let mut extents = first.extents(dim).to_vec();
     for part in &parts[1..] {
         require_alike(operator, &parts[0], part, dim)?;
-        let more = part.layout().extents(dim);
-        extents[dim]
-            .iter_mut()
-            .zip(more)
-            .for_each(|(sum, more)| *sum += more);
+        for (sum, more) in extents.iter_mut().zip(part.layout().extents(dim)) {
+            *sum += more;
+        }
     }
-    Ok(first.derive(first.placements().to_vec(), extents))
+    Ok(first.resized(dim, extents))
 }
 
 /// Moves the cells of a part, cells `cells` of the result, to the ranks that hold them in the

@@ -15,7 +15,7 @@ use burn::tensor::kind::{Basic, Kind};
 use burn::tensor::{Int, Tensor};
 use halocline_core::{Error, Layout, Result, ShardTensor};
 
-use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::driver::place::require_dim;
 use crate::golden::{Dims, Golden, output, with_dims};
 use crate::kernel::{flex, gathered};
@@ -63,8 +63,7 @@ pub fn gather<const D: usize, K: Basic>(
             local.gather(dim, flex::signed(index))
         }
     };
-    let local = drop_empty(taken, &layout, mesh.position(), NAME)?;
-    Ok(ShardTensor::from_parts(local, layout, mesh))
+    without_fill(taken, layout, mesh, NAME)
 }
 
 /// Adds `values` to the cells of a dim of `x` at the indices in `index`. See the [module](self).
@@ -178,8 +177,7 @@ fn scattered<const D: usize>(
     let local = fill_all(local, &layout, operator, 0.0)?;
     let values = fill_all(values, &held, operator, 0.0)?;
     let local = scatter(local, index, values)?;
-    let local = drop_empty(local, &layout, mesh.position(), operator)?;
-    Ok(ShardTensor::from_parts(local, layout, mesh))
+    without_fill(local, layout, mesh, operator)
 }
 
 /// Checks a tensor and the indices of cells of a dim, which must be whole.
@@ -203,11 +201,9 @@ fn check_indexed<const D: usize, K: Basic>(
 
 /// Checks that indices are distributed like a tensor in all dims but one.
 fn require_beside(operator: &str, x: &Layout, index: &Layout, dim: usize) -> Result<()> {
-    let mut extents = x.all_extents().to_vec();
-    extents[dim] = index.extents(dim).to_vec();
     let alike = x.mesh() == index.mesh()
         && x.placements() == index.placements()
-        && index.all_extents() == extents;
+        && *index == x.resized(dim, index.extents(dim).to_vec());
     if alike {
         return Ok(());
     }

@@ -8,7 +8,7 @@ use burn::tensor::{Shape, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, cut, of_boxes};
 use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
 
-use crate::driver::place::{part_ranges, resized};
+use crate::driver::place::part_ranges;
 
 /// Takes `length` cells of a dim, from `start` on. In a sharded dim each rank keeps its cells of
 /// the range; nothing is sent.
@@ -101,7 +101,7 @@ pub(super) fn cells(x: &DispatchTensor, place: &IndexBox) -> DispatchTensor {
 /// Layout of a range of a dim, where each rank keeps its cells.
 pub(super) fn part_layout(layout: &Layout, dim: usize, range: &Range<usize>) -> Layout {
     let kept = part_ranges(layout.extents(dim)).map(|cells| common(&cells, range).len());
-    resized(layout, dim, kept.collect())
+    layout.resized(dim, kept.collect())
 }
 
 /// Intersects two ranges; an empty intersection lies at one of the ends of `cells`.

@@ -15,7 +15,7 @@
 use burn::tensor::kind::{Basic, Kind};
 use halocline_core::{Boundary, Error, Layout, Result, ShardTensor, segments};
 
-use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::driver::place::placed;
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::taken::{Places, take};
@@ -101,8 +101,7 @@ pub fn repeat<const D: usize, K: Basic>(
                 shape.to_vec(),
             );
         }
-        let local = drop_empty(local, &output, mesh.position(), NAME)?;
-        Ok(ShardTensor::from_parts(local, output, mesh))
+        without_fill(local, output, mesh, NAME)
     })
 }
 

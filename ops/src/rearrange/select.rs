@@ -4,9 +4,10 @@
 //! `y[.., i, ..] = x[.., indices[i], ..]`. Semantics follow PyTorch.
 //!
 //! # Placement
-//! All dims may be sharded. `select` along a sharded dim returns a partial sum, of booleans a partial
-//! maximum: the cells on the rank that holds them, and zeros on the others. `index_select` along a sharded dim returns a dim
-//! that is sharded as evenly as possible; values must be resolved.
+//! All dims may be sharded. `select` along a sharded dim returns a partial sum, of booleans a
+//! partial maximum: the cells on the rank that holds them, and zeros on the others. `index_select`
+//! along a sharded dim returns a dim that is sharded as evenly as possible; values must be
+//! resolved.
 //!
 //! # Communication
 //! `select` sends nothing. `index_select` along a sharded dim sends the cells that move to another
@@ -16,11 +17,12 @@
 //! The cotangents of all copies of a cell are added.
 
 use burn::tensor::kind::{Basic, Kind};
+use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::{Error, Layout, Partial, ReduceOp, Replicate, Result, Shard, ShardTensor};
 
 use super::narrow::narrow;
-use crate::driver::empty::{drop_empty, fill, fill_all};
-use crate::driver::place::{in_place, placed, renumbered, require_dim, resized, runs};
+use crate::driver::empty::{fill, fill_all, without_fill};
+use crate::driver::place::{in_place, placed, renumbered, require_dim, runs};
 use crate::golden::{Golden, output, with_dims};
 use crate::graph::{CellMap, take_named};
 use crate::kernel::taken::{Places, take};
@@ -139,11 +141,19 @@ pub fn index_select<const D: usize, K: Basic>(
         return Err(Error::operator(NAME, "no indices"));
     }
     let extents = even(&x, dim, indices.len())?;
+    let output = x.layout().resized(dim, extents.clone());
+    if !x.layout().is_sharded(dim) {
+        let (local, from, mesh) = x.into_parts();
+        let local = fill_all(local, &from, NAME, 0.0)?;
+        return without_fill(cells_at(local, dim, indices), output, mesh, NAME);
+    }
     match K::KIND {
-        Kind::Float => with_floats(x, |x| floats_at(NAME, x, dim, indices, extents)),
+        Kind::Float => {
+            let map = CellMap::new(indices.to_vec());
+            with_floats(x, |x| take_named(NAME, x, dim, &map, &extents))
+        }
         Kind::Int | Kind::Bool => {
-            let (output, sizes) = (resized(x.layout(), dim, extents), x.dims());
-            let key = (dim, indices.to_vec());
+            let (key, sizes) = ((dim, indices.to_vec()), x.dims());
             placed(x, NAME, key, output, 0.0, |other, cells| {
                 match other == dim {
                     true => runs(&indices[cells.clone()]),
@@ -154,23 +164,21 @@ pub fn index_select<const D: usize, K: Basic>(
     }
 }
 
-/// [`index_select`] with gradients.
-fn floats_at<const D: usize>(
-    operator: &'static str,
-    x: ShardTensor<D>,
+/// Takes cells of a shard.
+fn cells_at<const D: usize, K: Basic>(
+    local: Tensor<D, K>,
     dim: usize,
     indices: &[usize],
-    extents: Vec<usize>,
-) -> Result<ShardTensor<D>> {
-    if x.layout().is_sharded(dim) {
-        return take_named(operator, x, dim, &CellMap::new(indices.to_vec()), &extents);
+) -> Tensor<D, K> {
+    if K::KIND == Kind::Float {
+        let local = Tensor::<D>::from_dispatch(local.into_dispatch());
+        let taken = take(local, dim, &Places::new(indices.to_vec()));
+        return Tensor::from_dispatch(taken.into_dispatch());
     }
-    let (local, from, mesh) = x.into_parts();
-    let layout = resized(&from, dim, extents);
-    let local = fill_all(local, &from, operator, 0.0)?;
-    let local = take(local, dim, &Places::new(indices.to_vec()));
-    let local = drop_empty(local, &layout, mesh.position(), operator)?;
-    Ok(ShardTensor::from_parts(local, layout, mesh))
+    let numbers: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
+    let numbers = TensorData::new(numbers, [indices.len()]);
+    let places = Tensor::<1, Int>::from_data(numbers, &local.device());
+    local.select(dim, places)
 }
 
 /// Even extents of a dim of `size` cells over the axes that shard `dim` of `x`.
@@ -216,7 +224,6 @@ pub(super) const GOLDEN: [Golden; 2] = [
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Tensor;
     use halocline_core::{Launcher, Traffic};
 
     use super::*;

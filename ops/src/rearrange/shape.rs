@@ -15,7 +15,7 @@ use burn::tensor::kind::Basic;
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::select::select;
-use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::driver::place::{renumbered, require_dim};
 use crate::golden::{Dims, Golden, array, output, with_dims};
 
@@ -211,22 +211,20 @@ pub fn expand<const D: usize, K: Basic>(
 ) -> Result<ShardTensor<D, K>> {
     const NAME: &str = "expand";
     let grows = |dim: &usize| x.dims()[*dim] != sizes[*dim];
-    let mut extents = x.layout().all_extents().to_vec();
+    let mut layout = x.layout().clone();
     for dim in (0..D).filter(grows) {
         if x.dims()[dim] != 1 || sizes[dim] == 0 {
             let message = format!("{:?} to {sizes:?}; only dims of one cell grow", x.dims());
             return Err(Error::operator(NAME, message));
         }
         x.require_whole(NAME, dim)?;
-        extents[dim] = vec![sizes[dim]];
+        layout = layout.resized(dim, vec![sizes[dim]]);
     }
     let (local, from, mesh) = x.into_parts();
-    let layout = from.derive(from.placements().to_vec(), extents);
     let local = fill_all(local, &from, NAME, 0.0)?;
     let held = layout.local_shape(mesh.position());
     let shape: [usize; D] = std::array::from_fn(|dim| held[dim].max(1));
-    let local = drop_empty(local.expand(shape), &layout, mesh.position(), NAME)?;
-    Ok(ShardTensor::from_parts(local, layout, mesh))
+    without_fill(local.expand(shape), layout, mesh, NAME)
 }
 
 /// Registry entries of changes of shape.

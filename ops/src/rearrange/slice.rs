@@ -18,7 +18,7 @@ use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank};
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::narrow::narrow;
-use crate::driver::place::{part_ranges, require_dim, resized};
+use crate::driver::place::{part_ranges, require_dim};
 use crate::driver::strides::row_major;
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::buffer::{self, Buffer};
@@ -72,7 +72,7 @@ pub fn slice<const D: usize, K: Basic>(
     };
     let parts = part_ranges(layout.extents(dim));
     let extents = parts.map(|cells| before(cells.end) - before(cells.start));
-    let output = resized(&layout, dim, extents.collect());
+    let output = layout.resized(dim, extents.collect());
     let cells = layout.local_box(mesh.position()).ranges()[dim].clone();
     let cut = Strided {
         dim,

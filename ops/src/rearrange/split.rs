@@ -19,7 +19,7 @@ use halocline_core::{Error, IndexBox, Result, ShardTensor};
 
 use super::cat::cat;
 use super::narrow::{cells, part_layout};
-use crate::driver::place::{part_ranges, require_dim, resized};
+use crate::driver::place::{part_ranges, require_dim};
 use crate::golden::{Golden, Output, output, with_dims};
 
 /// Splits a dim into parts of these sizes.
@@ -73,7 +73,7 @@ pub(super) fn parts<const D: usize>(
         let cells = start..start + extents[own];
         start = cells.end;
         let place = IndexBox::whole(&shard).with_range(dim, cells);
-        let layout = resized(&layout, dim, extents);
+        let layout = layout.resized(dim, extents);
         let local = apply(Part(gradients.clone(), place), [whole.clone()]);
         ShardTensor::from_parts(Tensor::from_dispatch(local), layout, mesh.clone())
     });

@@ -14,7 +14,7 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
-use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::golden::{Case, Golden, output, with_dims};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::Float;
@@ -80,8 +80,7 @@ fn triangle<const D: usize>(
     let local = fill_all(local, &layout, operator, 0.0)?;
     let diagonal = diagonal.saturating_add(rows - columns);
     let local = Triangle { lower, diagonal }.run(local);
-    let local = drop_empty(local, &layout, mesh.position(), operator)?;
-    Ok(ShardTensor::from_parts(local, layout, mesh))
+    without_fill(local, layout, mesh, operator)
 }
 
 /// Triangle of the matrices of one shard.

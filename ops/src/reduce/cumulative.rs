@@ -26,8 +26,8 @@ use halocline_core::{
 
 use super::product::CumulativeProduct;
 use super::scan::{CarriedSum, CumulativeSum};
-use crate::driver::empty::{drop_empty, fill_all};
-use crate::driver::place::{require_dims, resized};
+use crate::driver::empty::{fill_all, without_fill};
+use crate::driver::place::require_dims;
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::flex;
 use crate::kernel::local::LocalOperator;
@@ -148,8 +148,7 @@ fn cumulative<const D: usize>(
             let before = before(total, &layout, &mesh, operator, dim, scan)?;
             y = (scan.join)(y, before);
         }
-        let y = drop_empty(y, &layout, mesh.position(), operator)?;
-        Ok(ShardTensor::from_parts(y, layout, mesh))
+        without_fill(y, layout, mesh, operator)
     })
 }
 
@@ -163,8 +162,7 @@ fn before<const D: usize>(
     scan: &Scan<D>,
 ) -> Result<Tensor<D>> {
     let (totals, plan) = totals(layout, mesh, operator, dim, scan.neutral)?;
-    let total = drop_empty(total, &totals, mesh.position(), operator)?;
-    let total = ShardTensor::from_parts(total, totals, mesh.clone());
+    let total = without_fill(total, totals, mesh.clone(), operator)?;
     let others = total.run_plan(operator, &plan)?;
     let others = fill_all(others, total.layout(), operator, scan.neutral)?;
     let ranks = layout.extents(dim).len();
@@ -179,7 +177,7 @@ fn totals(
     dim: usize,
     neutral: f64,
 ) -> Result<(Layout, Arc<ExchangePlan>)> {
-    let totals = resized(layout, dim, vec![1; layout.extents(dim).len()]);
+    let totals = layout.resized(dim, vec![1; layout.extents(dim).len()]);
     let key = (operator, totals.clone(), dim);
     let plan = mesh.cache().get_or_make(key, |(_, totals, dim)| {
         // One cell per rank on every rank, so that all ranks assemble the same shape.

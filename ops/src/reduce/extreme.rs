@@ -22,7 +22,7 @@ use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 use super::largest::largest;
 use super::{extremum_dims, holders, rule};
 use crate::driver::empty::{drop_empty, fill_all};
-use crate::driver::place::{require_dims, resized};
+use crate::driver::place::require_dims;
 use crate::golden::{Dims, Golden, output, reduced, with_dims, without_gradients};
 use crate::kernel::flex;
 
@@ -141,7 +141,7 @@ pub fn topk<const D: usize>(
     }
     x.require_whole(NAME, dim)?;
     let (local, from, mesh) = x.into_parts();
-    let layout = resized(&from, dim, vec![count]);
+    let layout = from.resized(dim, vec![count]);
     let local = fill_all(local, &from, NAME, 0.0)?;
     let (values, indices) = if flex::runs_on(&local.device()) {
         largest(local, count, dim)?

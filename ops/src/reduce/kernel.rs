@@ -12,7 +12,7 @@ use pulp::{Simd, WithSimd};
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, load, store, sums};
-use crate::kernel::lines::{Columns, Lines, slice, vectors};
+use crate::kernel::lines::{Columns, Lines, vectors};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
@@ -101,28 +101,26 @@ pub(super) fn forward<E: Element>(
         });
     };
     let (partial, blocks) = of_blocks(lines, BLOCKS, E::default(), run);
-    let inner = lines.inner;
-    let total = |line: usize| {
-        let (outer, column) = (line / inner, line % inner);
-        let all = (0..blocks).map(|block| partial[(outer * blocks + block) * inner + column]);
-        E::from_f64(all.map(E::to_f64).sum::<f64>() * scale)
-    };
-    if blocks == 1 && scale == 1.0 {
+    if blocks.cells == 1 && scale == 1.0 {
         return partial;
     }
+    let total = |line| {
+        let sums = blocks.of_line(line).map(|place| partial[place].to_f64());
+        E::from_f64(sums.sum::<f64>() * scale)
+    };
     (0..lines.count()).map(total).collect()
 }
 
-/// Computes a value for each block of cells of each line, `[outer][block][inner]`, and returns it
-/// with the number of blocks. `block` has the cells per block for contiguous lines, and for
-/// adjacent lines with strided cells. `run` combines cells of some columns with the values passed
-/// to it, which are initially `first`, the value of no cells.
+/// Computes a value for each block of cells of each line, and returns these as lines of values.
+/// `block` has the cells per block for contiguous lines, and for adjacent lines with strided cells.
+/// `run` combines cells of some columns with the values passed to it, which are initially `first`,
+/// the value of no cells.
 pub(super) fn of_blocks<E: Element>(
     lines: Lines,
     block: [usize; 2],
     first: E,
     run: impl Fn(Columns, Range<usize>, &mut [E]) + Sync,
-) -> (Vec<E>, usize) {
+) -> (Vec<E>, Lines) {
     let Lines { cells, inner, .. } = lines;
     let block = block[usize::from(inner > 1)];
     let blocks = cells.div_ceil(block).max(1);
@@ -141,6 +139,10 @@ pub(super) fn of_blocks<E: Element>(
             run(place, cells.clone(), values);
         });
     });
+    let blocks = Lines {
+        cells: blocks,
+        ..lines
+    };
     (partial, blocks)
 }
 
@@ -268,7 +270,7 @@ impl<E: Element> WithSimd for Gradient<'_, E> {
             let range = place.outer * lines.cells..(place.outer + 1) * lines.cells;
             let start = range.start;
             // SAFETY: the line of this task.
-            let gradient = unsafe { slice(gradient, range) };
+            let gradient = unsafe { gradient.slice(range) };
             let cotangent = E::splat(simd, scale * cotangent[place.outer]);
             let middle = E::splat(simd, term.middle(place.outer));
             for part in vectors::<S, E>(lines.cells) {
@@ -283,7 +285,7 @@ impl<E: Element> WithSimd for Gradient<'_, E> {
             let range = lines.part(&place, cell);
             let start = range.start;
             // SAFETY: within the lines of this task.
-            let gradient = unsafe { slice(gradient, range) };
+            let gradient = unsafe { gradient.slice(range) };
             for part in vectors::<S, E>(gradient.len()) {
                 let cotangent = load(simd, &cotangent[of_columns.clone()][part.clone()]);
                 let middles = match term {

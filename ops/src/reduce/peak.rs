@@ -8,7 +8,7 @@ use pulp::{Simd, WithSimd};
 use super::kernel::of_blocks;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, WIDEST, load, store};
-use crate::kernel::lines::{Columns, Lines, slice, vectors};
+use crate::kernel::lines::{Columns, Lines, vectors};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
@@ -37,12 +37,11 @@ pub(super) fn forward<E: Element>(isa: Isa, lines: Lines, x: &[E], least: bool) 
         });
     };
     let (partial, blocks) = of_blocks(lines, BLOCKS, nothing, run);
-    let of_line = |line: usize| {
-        let (outer, column) = (line / lines.inner, line % lines.inner);
-        let all = (0..blocks).map(|block| partial[(outer * blocks + block) * lines.inner + column]);
-        all.fold(nothing, |a, b| pick_one(least, a, b))
+    let peak = |line| {
+        let peaks = blocks.of_line(line).map(|place| partial[place]);
+        peaks.fold(nothing, |a, b| pick_one(least, a, b))
     };
-    (0..lines.count()).map(of_line).collect()
+    (0..lines.count()).map(peak).collect()
 }
 
 /// Counts the cells of each line that hold its extremum.
@@ -59,12 +58,11 @@ pub(super) fn holders<E: Element>(isa: Isa, lines: Lines, x: &[E], extrema: &[E]
         });
     };
     let (partial, blocks) = of_blocks(lines, BLOCKS, E::default(), run);
-    let of_line = |line: usize| {
-        let (outer, column) = (line / lines.inner, line % lines.inner);
-        let all = (0..blocks).map(|block| partial[(outer * blocks + block) * lines.inner + column]);
-        E::from_f64(all.map(E::to_f64).sum())
+    let count = |line| {
+        let counts = blocks.of_line(line).map(|place| partial[place].to_f64());
+        E::from_f64(counts.sum())
     };
-    (0..lines.count()).map(of_line).collect()
+    (0..lines.count()).map(count).collect()
 }
 
 /// Assigns its line's share to each cell that holds the extremum, and zero to other cells.
@@ -270,7 +268,7 @@ impl<E: Element> WithSimd for Share<'_, E> {
                 let range = lines.part(&place, cell);
                 let x = &x[range.clone()];
                 // SAFETY: within the lines of this task.
-                let gradient = unsafe { slice(gradient, range) };
+                let gradient = unsafe { gradient.slice(range) };
                 for part in vectors::<S, E>(gradient.len()) {
                     let [extremum, share] =
                         of_lines.map(|values| load(simd, &values[part.clone()]));
@@ -285,7 +283,7 @@ impl<E: Element> WithSimd for Share<'_, E> {
         let range = place.outer * lines.cells..(place.outer + 1) * lines.cells;
         let x = &x[range.clone()];
         // SAFETY: the line of this task.
-        let gradient = unsafe { slice(gradient, range) };
+        let gradient = unsafe { gradient.slice(range) };
         for part in vectors::<S, E>(lines.cells) {
             let found = if_held::<S, E>(simd, load(simd, &x[part.clone()]), extremum, share);
             store(simd, &mut gradient[part], found);

@@ -10,7 +10,7 @@ use super::kernel::{Term, forward};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::{load, store};
-use crate::kernel::lines::{Columns, Lines, slice, vectors};
+use crate::kernel::lines::{Columns, Lines, vectors};
 use crate::kernel::local::LocalOperator;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
@@ -97,7 +97,7 @@ impl<E: Element> WithSimd for Scan<'_, E> {
         if lines.inner == 1 {
             let line = place.outer * cells..(place.outer + 1) * cells;
             // SAFETY: the line of this task.
-            let y = unsafe { slice(y, line.clone()) };
+            let y = unsafe { y.slice(line.clone()) };
             let mut sum = carried.get(place.outer).map_or(0.0, |sum| sum.to_f64());
             let mut add = |(y, x): (&mut E, &E)| {
                 sum += x.to_f64();
@@ -139,7 +139,7 @@ impl<E: Element> WithSimd for Scan<'_, E> {
                 lost = E::select_equal(simd, is_finite, lost, zero);
                 sum = next;
                 // SAFETY: within the lines of this task.
-                store(simd, unsafe { slice(y, range) }, sum);
+                store(simd, unsafe { y.slice(range) }, sum);
             }
         }
     }

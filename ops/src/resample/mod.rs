@@ -28,7 +28,7 @@ pub use rules::{Antialias, Corners, Interpolation, Mode};
 use burn::tensor::Tensor;
 use halocline_core::{Boundary, Error, Halo, Layout, Result, ShardTensor};
 
-use crate::driver::empty::{drop_empty, fill_all, fill_empty, fill_up_to};
+use crate::driver::empty::{drop_empty, fill_all, fill_empty, fill_up_to, without_fill};
 use crate::field::{Field, run};
 use crate::golden::Golden;
 use crate::kernel::flex;
@@ -86,8 +86,7 @@ pub fn upsample_nearest<const D: usize>(
     for dim in repeated {
         local = repeat_cells(local, dim, factor);
     }
-    let local = drop_empty(local, &layout, mesh.position(), NAME)?;
-    Ok(ShardTensor::from_parts(local, layout, mesh))
+    without_fill(local, layout, mesh, NAME)
 }
 
 /// Layout with `factor` times as many cells in each spatial dim.

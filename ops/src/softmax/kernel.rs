@@ -4,7 +4,7 @@ use pulp::{Simd, WithSimd};
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{WIDEST, load, store, sums};
-use crate::kernel::lines::{Columns, Lines, by_lane, slice, vectors};
+use crate::kernel::lines::{Columns, Lines, by_lane, vectors};
 use crate::kernel::math::exp;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
@@ -63,12 +63,12 @@ pub(super) fn backward<E: Element>(
     unsafe { lines.filled(lines.len(), run) }
 }
 
-struct Forward<'a, E> {
-    kind: Kind,
-    lines: Lines,
-    place: Columns,
-    x: &'a [E],
-    y: Shared<E>,
+pub(super) struct Forward<'a, E> {
+    pub(super) kind: Kind,
+    pub(super) lines: Lines,
+    pub(super) place: Columns,
+    pub(super) x: &'a [E],
+    pub(super) y: Shared<E>,
 }
 
 /// Argument of the exponential function: a cell minus the maximum of its line. For log-sum-exp an
@@ -136,7 +136,7 @@ impl<E: Element> Forward<'_, E> {
         let top = E::splat(simd, most);
         if kind == Kind::Softmax {
             // SAFETY: the line of this task.
-            let y = unsafe { slice(y, place.outer * cells..(place.outer + 1) * cells) };
+            let y = unsafe { y.slice(place.outer * cells..(place.outer + 1) * cells) };
             for part in vectors::<S, E>(cells) {
                 let away = away::<S, E>(simd, kind, load(simd, &x[part.clone()]), top);
                 store(simd, &mut y[part], exp::<S, E>(simd, away));
@@ -175,7 +175,7 @@ impl<E: Element> Forward<'_, E> {
             return;
         }
         // SAFETY: the line of this task.
-        let y = unsafe { slice(y, place.outer * cells..(place.outer + 1) * cells) };
+        let y = unsafe { y.slice(place.outer * cells..(place.outer + 1) * cells) };
         let logarithm = E::splat(simd, logarithm);
         for part in vectors::<S, E>(cells) {
             let away = E::minus(simd, load(simd, &x[part.clone()]), top);
@@ -198,7 +198,7 @@ impl<E: Element> Forward<'_, E> {
             let parts = || vectors::<S, E>(count).enumerate();
             let cells = |cell: usize| &x[lines.part(&place, cell)];
             // SAFETY: within the lines of this task.
-            let row = |cell: usize| unsafe { slice(y, lines.part(&place, cell)) };
+            let row = |cell: usize| unsafe { y.slice(lines.part(&place, cell)) };
             let zero = E::splat(simd, E::default());
             let mut most = [E::splat(simd, E::from_f64(f64::NEG_INFINITY)); TOGETHER];
             for cell in 0..lines.cells {
@@ -237,7 +237,7 @@ impl<E: Element> Forward<'_, E> {
             }
             if kind == Kind::LogSumExp {
                 // SAFETY: the results of this task's lines.
-                let results = unsafe { slice(y, lines.of_columns(&place)) };
+                let results = unsafe { y.slice(lines.of_columns(&place)) };
                 for (vector, part) in parts() {
                     store(
                         simd,
@@ -272,14 +272,14 @@ fn together<S: Simd, E: Element>(place: &Columns) -> impl Iterator<Item = Column
     })
 }
 
-struct Backward<'a, E> {
-    kind: Kind,
-    lines: Lines,
-    place: Columns,
-    x: &'a [E],
-    y: &'a [E],
-    cotangent: &'a [E],
-    gradient: Shared<E>,
+pub(super) struct Backward<'a, E> {
+    pub(super) kind: Kind,
+    pub(super) lines: Lines,
+    pub(super) place: Columns,
+    pub(super) x: &'a [E],
+    pub(super) y: &'a [E],
+    pub(super) cotangent: &'a [E],
+    pub(super) gradient: Shared<E>,
 }
 
 /// Computes the gradient of a cell of the input.
@@ -331,7 +331,7 @@ impl<E: Element> Backward<'_, E> {
         let range = self.place.outer * cells..(self.place.outer + 1) * cells;
         let (y, cotangent) = (&self.y[range.clone()], &self.cotangent[range.clone()]);
         // SAFETY: the line of this task.
-        let gradient = unsafe { slice(self.gradient, range) };
+        let gradient = unsafe { self.gradient.slice(range) };
         let zero = E::splat(simd, E::default());
         let [products, plain] = sums(
             simd,
@@ -366,7 +366,7 @@ impl<E: Element> Backward<'_, E> {
         let range = outer * cells..(outer + 1) * cells;
         let x = &self.x[range.clone()];
         // SAFETY: the line of this task.
-        let gradient = unsafe { slice(self.gradient, range) };
+        let gradient = unsafe { self.gradient.slice(range) };
         let y = E::splat(simd, shift(self.y[outer]));
         let cotangent = E::splat(simd, self.cotangent[outer]);
         for part in vectors::<S, E>(cells) {
@@ -384,7 +384,7 @@ impl<E: Element> Backward<'_, E> {
         let (lines, count) = (self.lines, place.columns.len());
         let parts = || vectors::<S, E>(count).enumerate();
         // SAFETY: within the lines of this task.
-        let row = |cell: usize| unsafe { slice(self.gradient, lines.part(place, cell)) };
+        let row = |cell: usize| unsafe { self.gradient.slice(lines.part(place, cell)) };
         let zero = E::splat(simd, E::default());
         if self.kind == Kind::LogSumExp {
             let of_columns = lines.of_columns(place);

@@ -13,18 +13,20 @@
 
 mod kernel;
 mod node;
+mod ranges;
 
 use halocline_core::{ReduceOp, Result, ShardTensor};
 
 use crate::constant;
-use crate::driver::empty::{drop_empty, fill_all};
-use crate::driver::place::{require_dim, resized};
+use crate::driver::empty::{fill_all, without_fill};
+use crate::driver::place::require_dim;
 use crate::field::{Field, run};
 use crate::golden::{Golden, output, reduced, with_dims};
 use crate::precision::{highest, in_f32};
 use crate::reduce::{but_at_zero, extremum_dims, sum_dims};
 use kernel::Kind;
 use node::Exponentials;
+pub(crate) use ranges::{backward_of_ranges, forward_of_ranges};
 
 /// Computes the softmax along a dim. See the [module](self).
 ///
@@ -139,11 +141,10 @@ fn local<const D: usize>(
     let (local, layout, mesh) = x.into_parts();
     let y = Exponentials { kind, dim }.run(fill_all(local, &layout, operator, 0.0)?);
     let layout = match kind {
-        Kind::LogSumExp => resized(&layout, dim, vec![1]),
+        Kind::LogSumExp => layout.resized(dim, vec![1]),
         _ => layout,
     };
-    let y = drop_empty(y, &layout, mesh.position(), operator)?;
-    Ok(ShardTensor::from_parts(y, layout, mesh))
+    without_fill(y, layout, mesh, operator)
 }
 
 /// Subtracts the maximum along a dim. The shift cancels from every result, hence from gradients.

@@ -12,7 +12,6 @@ use rustdct::{DctNum, DctPlanner, TransformType2And3};
 use super::complex::{Work, complex, complex_mut, number, scaled, zero};
 use super::line::{Frequencies, Line, Scale, Sign};
 use super::real::RealFft;
-use crate::kernel::lines::slice;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::Isa;
 use halocline_core::tasks;
@@ -51,7 +50,7 @@ pub(super) unsafe fn transform<T: DctNum>(
         if inner == 1 {
             let before = &x[o * lengths[0]..][..lengths[0]];
             // SAFETY: the line of this task, which is written before it is read.
-            let after = unsafe { slice(y, o * lengths[1]..(o + 1) * lengths[1]) };
+            let after = unsafe { y.slice(o * lengths[1]..(o + 1) * lengths[1]) };
             return plan.run(isa, before, after, &mut scratch.work);
         }
         let (mut before, mut after) = scratch.lines(strides.map(|stride| lines * stride));
@@ -69,7 +68,7 @@ pub(super) unsafe fn transform<T: DctNum>(
         for k in 0..cells_y {
             let start = start + k * inner * parts_y;
             // SAFETY: within the result, and written by this task alone.
-            let row = unsafe { slice(y, start..start + lines * parts_y) };
+            let row = unsafe { y.slice(start..start + lines * parts_y) };
             match parts_y {
                 2 => scatter::<T, 2>(row, &after, strides[1], k),
                 _ => scatter::<T, 1>(row, &after, strides[1], k),

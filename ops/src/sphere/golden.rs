@@ -65,10 +65,11 @@ pub(crate) const OPERATORS: &[Golden] = &[
     ]),
     Golden::new("regrid", |case| {
         let sizes = ["in_shape", "out_shape"].map(|key| case.attributes.array::<2>(key, 1));
-        let mode = match case.attributes.text("mode") {
-            "bilinear-spherical" => RegridMode::BilinearSpherical,
-            _ => RegridMode::Bilinear,
-        };
+        let modes = [
+            ("bilinear", RegridMode::Bilinear),
+            ("bilinear-spherical", RegridMode::BilinearSpherical),
+        ];
+        let mode = case.attributes.choice("mode", &modes);
         let weights = Regrid::between(sizes, grids_of(case))?.with_mode(mode);
         match case.dims() {
             3 => output(regrid::<3>(case.input(0)?, &weights)),

@@ -171,7 +171,7 @@ mod tests {
             ] {
                 let terms = row(a).iter().zip(row(b)).zip(&weights);
                 let found: f64 = terms.map(|((a, b), w)| a * b * w).sum::<f64>() * 2.0 * PI;
-                let expected = f64::from(u8::from(a == b));
+                let expected = f64::from(a == b);
                 let off = (found - expected).abs();
                 assert!(off < 1e-11, "order {order}, degrees {a} and {b}: {off:e}");
             }

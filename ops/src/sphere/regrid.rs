@@ -300,6 +300,8 @@ fn of_angles<const D: usize>(x: ShardTensor<D>, weights: &Weights) -> Result<Sha
 }
 
 /// Interpolates angles along one dim: samples both cells of each value, then goes along the arc.
+/// Either sampling keeps the other cell, with a weight of zero, so that both results have one
+/// layout.
 fn between<const D: usize, C: Copy>(
     x: ShardTensor<D>,
     dim: usize,
@@ -311,7 +313,7 @@ fn between<const D: usize, C: Copy>(
         let selection = |taps: &Vec<(C, f64)>| {
             let chosen = end.min(taps.len() - 1);
             let taps = taps.iter().enumerate();
-            let weight = |number: usize| f64::from(u8::from(number == chosen));
+            let weight = |number: usize| f64::from(number == chosen);
             taps.map(|(number, (cell, _))| (*cell, weight(number)))
                 .collect::<Vec<_>>()
         };
@@ -408,10 +410,17 @@ mod tests {
         let mut cells = [1.0_f32; 24];
         cells[0] = f32::NAN;
         let x: Tensor<2> = Tensor::<1>::from_floats(cells, &Default::default()).reshape([4, 6]);
-        let y: Vec<f32> = x.regrid(&weights).into_data().iter().collect();
-        // Rows at 90 and 60 degrees lie beyond the first one, at 59, and the next row before it.
-        assert!(y[..13].iter().all(|x| x.is_nan()), "{y:?}");
-        assert!(y[13..].iter().all(|x| (x - 1.0).abs() < 1e-6), "{y:?}");
+        for mode in [RegridMode::Bilinear, RegridMode::BilinearSpherical] {
+            let y = x.clone().regrid(&weights.clone().with_mode(mode));
+            let y: Vec<f32> = y.into_data().iter().collect();
+            // Rows at 90 and 60 degrees lie beyond the first one, at 59, and the next row before
+            // it.
+            assert!(y[..13].iter().all(|x| x.is_nan()), "{mode:?}: {y:?}");
+            assert!(
+                y[13..].iter().all(|x| (x - 1.0).abs() < 1e-6),
+                "{mode:?}: {y:?}"
+            );
+        }
     }
 
     #[test]

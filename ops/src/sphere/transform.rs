@@ -10,7 +10,6 @@ use super::contraction::{Contraction, Factor, To};
 use super::legendre::Function;
 use super::sht::Sht;
 use crate::driver::empty::{drop_empty, fill_all};
-use crate::driver::place::resized;
 use crate::kernel::flex;
 use crate::rearrange::{flip, profile};
 use crate::reshape;
@@ -75,7 +74,7 @@ pub(super) fn sht_layout(field: &Layout, transform: &Sht, fixed: &[usize]) -> Re
     let line = line_to_orders(transform);
     let orders = along_layout(field, longitudes, line, [fixed, &[latitudes]], NAME)?;
     let lines = whole_layout(&orders, latitudes, &[fixed, &[dims]].concat(), &[], NAME)?;
-    Ok(resized(&lines, latitudes, vec![transform.degrees()]))
+    Ok(lines.resized(latitudes, vec![transform.degrees()]))
 }
 
 /// Transforms spherical harmonics to a field: the inverse of [`sht`], with `E = D − 1`.
@@ -326,7 +325,7 @@ impl Sum {
         let cells = contraction.run(cells);
         let [_, found, _, _] = cells.dims();
         shape[summed] = found;
-        let layout = resized(&layout, summed, vec![found]);
+        let layout = layout.resized(summed, vec![found]);
         let mut local = reshape(cells, shape);
         if !kernels {
             local = drop_empty(local, &layout, mesh.position(), operator)?;

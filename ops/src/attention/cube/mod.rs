@@ -17,7 +17,7 @@ use burn_cubecl::CubeDevice;
 use halocline_core::ops::{BackwardPass, Operator, apply, with_memory};
 use halocline_core::{Error, Result};
 
-use super::attended::unpacked;
+use super::attended::{packed, unpacked};
 use super::engine::tiles::Side;
 use crate::precision::cast;
 pub(super) use windows::Windows;
@@ -82,16 +82,11 @@ impl Operator for Attention {
 
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Saved)> {
         let (pairs, q) = (inputs.remove(1), inputs.remove(0));
-        let last = q.shape().len() - 1;
         let table = self.table(Side::Queries, &q);
         let [output, lse] = with_memory([q, pairs, table], |memory| {
             kernels::forward(memory, &self.windows)
         });
-        let result = if self.with_lse {
-            Dispatch::float_cat(vec![output.clone(), lse.clone()], last)
-        } else {
-            output.clone()
-        };
+        let result = packed(&output, &lse, self.with_lse);
         Ok((result, Saved { output, lse }))
     }
 

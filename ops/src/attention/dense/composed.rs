@@ -16,7 +16,6 @@ use crate::attention::composed::{result, weights};
 #[cfg(feature = "cube")]
 use crate::attention::cube;
 use crate::driver::empty::{drop_empty, fill, fill_all, keep};
-use crate::driver::place::resized;
 use crate::precision::widened;
 
 /// Dense attention of this rank's queries to all keys and values; those of other ranks are
@@ -36,7 +35,7 @@ pub(super) fn attention(
     let (k, v) = (gathered(k)?, gathered(v)?);
     let q = fill_all(q, &queries, NAME, 0.0)?;
     let y = attend(q, k, v, scores);
-    let output = resized(&queries, WIDTH, vec![y.dims()[WIDTH]]);
+    let output = queries.resized(WIDTH, vec![y.dims()[WIDTH]]);
     drop_empty(y, &output, mesh.position(), NAME)
 }
 

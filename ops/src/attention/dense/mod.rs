@@ -57,10 +57,9 @@ mod travel;
 
 use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
-use halocline_core::{Error, Operation, Replicate, Result, ShardTensor, Traffic};
+use halocline_core::{Error, Layout, Operation, Replicate, Result, ShardTensor, Traffic};
 
 use super::attended::{AttentionOutput, attended};
-use crate::driver::place::resized;
 use crate::kernel::flex;
 use crate::kernel::simd::Isa;
 use crate::operand::fan_out_alike;
@@ -106,9 +105,8 @@ pub fn scaled_dot_product_attention(
     options: &AttentionOptions,
 ) -> Result<ShardTensor<4>> {
     let [q, k, v] = fan_out_alike([q, k, v])?;
-    let output = resized(q.layout(), WIDTH, vec![v.dims()[WIDTH]]);
     let mesh = q.mesh().clone();
-    let y = attention(q, k, v, options, false)?;
+    let (y, output) = attention(q, k, v, options, false)?;
     Ok(ShardTensor::from_parts(y, output, mesh))
 }
 
@@ -124,72 +122,50 @@ pub fn scaled_dot_product_attention_with_lse(
     options: &AttentionOptions,
 ) -> Result<AttentionOutput<ShardTensor<4>>> {
     let [q, k, v] = fan_out_alike([q, k, v])?;
-    let output = resized(q.layout(), WIDTH, vec![v.dims()[WIDTH]]);
     let (mesh, dtype) = (q.mesh().clone(), q.local().dtype());
-    let both = attention(q, k, v, options, true)?;
+    let (both, output) = attention(q, k, v, options, true)?;
     attended(both, &output, &mesh, dtype)
 }
 
-/// Result for this rank's queries, with the logarithms if they are requested.
+/// Result for this rank's queries, with the logarithms if they are requested, and the layout of the
+/// output.
 fn attention(
     q: ShardTensor<4>,
     k: ShardTensor<4>,
     v: ShardTensor<4>,
     options: &AttentionOptions,
     with_lse: bool,
-) -> Result<Tensor<4>> {
+) -> Result<(Tensor<4>, Layout)> {
     let axes = check(&q, &k, &v)?;
     #[cfg(feature = "cube")]
     super::cube::check(NAME, &q.device(), q.local().dtype())?;
-    let own = q.layout().local_box(q.mesh().position());
-    let own: Vec<usize> = own.ranges().iter().map(|range| range.start).collect();
+    let mesh = q.mesh().clone();
+    let output = q.layout().resized(WIDTH, vec![v.dims()[WIDTH]]);
+    let cells = q.layout().local_box(mesh.position());
+    let first = [0, 1, 2].map(|dim| cells.ranges()[dim].start);
     let [batch, queries, heads, width] = q.dims();
     let dropout = options
         .dropout
-        .filter(|(probability, _)| *probability != 0.0);
-    let dropout = dropout.map(|(probability, key)| {
-        let shape = [batch, queries, heads, k.dims()[TOKENS]];
-        Dropped::new(probability, key, shape, [own[0], own[1], own[2]])
-    });
-    let dropout = dropout.transpose()?;
-    let mut bias = None;
-    for added in [&options.bias, &options.key_padding].into_iter().flatten() {
-        let added = check_bias(added, &q, &k)?;
-        bias = Some(match bias {
-            None => added,
-            Some(bias) => both(bias, added)?,
-        });
-    }
+        .filter(|(probability, _)| *probability != 0.0)
+        .map(|(probability, key)| {
+            let shape = [batch, queries, heads, k.dims()[TOKENS]];
+            Dropped::new(probability, key, shape, first)
+        })
+        .transpose()?;
     Isa::chosen()?;
-    let learned = options
-        .bias
-        .as_ref()
-        .is_some_and(|bias| bias.local().is_tracked());
     // The kernels compute no gradient of scores.
-    let runs_kernels = flex::runs_on(&q.device()) && !learned;
-    let (bias, beside_keys) = match bias {
-        None => (None, None),
-        Some(Beside::Queries(bias)) => (Some(bias), None),
-        Some(Beside::Keys(bias)) if runs_kernels => (None, Some(bias)),
-        Some(Beside::Keys(bias)) => (Some(composed::whole_in_keys(bias)?), None),
-    };
-    let constant = |bias: ShardTensor<4>| bias.inner().into_local();
-    let bias = match bias {
-        Some(bias) if learned => Some(composed::learned(bias, &q)?),
-        constants => constants.map(constant),
-    };
-    let beside_keys = beside_keys.map(constant);
-    let mesh = q.mesh().clone();
+    let runs_kernels = flex::runs_on(&q.device()) && !options.learns_bias();
+    let [bias, beside_keys] = biases(&q, &k, options, runs_kernels)?;
     let merges = runs_kernels && !axes.merges.is_empty();
     let scores = Scores {
         scale: options.scale.unwrap_or(1.0 / (width as f64).sqrt()),
         with_lse: with_lse || merges,
-        causal: options.causal.then_some(own[TOKENS]),
+        causal: options.causal.then_some(first[TOKENS]),
         bias,
         dropout,
     };
     if !runs_kernels {
-        return composed::attention(q, k, v, &scores);
+        return Ok((composed::attention(q, k, v, &scores)?, output));
     }
     let ring = Ring::new(
         k.layout(),
@@ -208,7 +184,6 @@ fn attention(
         beside_keys,
         ring,
     };
-    let output = resized(q.layout(), WIDTH, vec![v.dims()[WIDTH]]);
     let [q, k, v] = [q, k, v].map(|tensor| tensor.into_local());
     let dtype = q.dtype();
     let y = Error::catch(|| {
@@ -220,14 +195,44 @@ fn attention(
         node::attention(q, k, v, run)
     })?;
     if !merges {
-        return Ok(y);
+        return Ok((y, output));
     }
     let merged = merge::over_ranks(y, &output, &mesh, &axes.merges)?;
     if with_lse {
-        return Ok(merged);
+        return Ok((merged, output));
     }
     let all = attended(merged, &output, &mesh, dtype)?;
-    Ok(all.output.into_local())
+    Ok((all.output.into_local(), output))
+}
+
+/// Sum of bias and key padding: whole in keys, or, only for kernels, with the layout of the keys.
+fn biases(
+    q: &ShardTensor<4>,
+    k: &ShardTensor<4>,
+    options: &AttentionOptions,
+    runs_kernels: bool,
+) -> Result<[Option<Tensor<4>>; 2]> {
+    let mut sum = None;
+    for added in [&options.bias, &options.key_padding].into_iter().flatten() {
+        let added = check_bias(added, q, k)?;
+        sum = Some(match sum {
+            None => added,
+            Some(sum) => both(sum, added)?,
+        });
+    }
+    let constant = |bias: ShardTensor<4>| bias.inner().into_local();
+    let bias = match sum {
+        None => return Ok([None, None]),
+        Some(Beside::Keys(bias)) if runs_kernels => return Ok([None, Some(constant(bias))]),
+        Some(Beside::Keys(bias)) => composed::whole_in_keys(bias)?,
+        Some(Beside::Queries(bias)) => bias,
+    };
+    let bias = if options.learns_bias() {
+        composed::learned(bias, q)?
+    } else {
+        constant(bias)
+    };
+    Ok([Some(bias), None])
 }
 
 /// Attention of queries to keys and values that are all present, `[batch, tokens, heads, width]`.

@@ -239,11 +239,7 @@ impl DenseRun {
         let with_width = |width| [&shape[..WIDTH], &[width]].concat();
         let output = flex::result(output, &with_width(width), dtype);
         let lse = flex::result(most, &with_width(1), E::dtype());
-        let result = if self.scores.with_lse {
-            packed::<E>(output.clone(), &lse)
-        } else {
-            output.clone()
-        };
+        let result = packed(&output, &lse, self.scores.with_lse);
         Ok((result, Saved { output, lse }))
     }
 

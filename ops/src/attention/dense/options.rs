@@ -102,6 +102,13 @@ impl AttentionOptions {
             ..self
         }
     }
+
+    /// Whether the bias has gradients.
+    pub(super) fn learns_bias(&self) -> bool {
+        self.bias
+            .as_ref()
+            .is_some_and(|bias| bias.local().is_tracked())
+    }
 }
 
 /// Returns extents of `tokens` over `parts` ranks that give every rank of a ring the same work in

@@ -15,7 +15,6 @@ use crate::attention::composed::{result, weights};
 use crate::attention::cube;
 use crate::attention::engine::tiles::Dim;
 use crate::driver::empty::{drop_empty, fill_all};
-use crate::driver::place::resized;
 use crate::precision::widened;
 
 /// Attention of this rank's queries.
@@ -43,7 +42,7 @@ pub(super) fn attention<const D: usize>(
     let q = fill_all(q, &queries, operator, 0.0)?;
     let both = fill_all(both, output, operator, 0.0)?;
     let y = attend(q, both, run);
-    let kept = resized(output, D - 1, vec![y.dims()[D - 1]]);
+    let kept = output.resized(D - 1, vec![y.dims()[D - 1]]);
     drop_empty(y, &kept, mesh.position(), operator)
 }
 

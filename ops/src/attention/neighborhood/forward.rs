@@ -62,11 +62,7 @@ impl NeighborhoodRun {
         result?;
         let output = flex::result(output, &job.shape(self.widths[1]), dtype);
         let lse = flex::result(lse.expect("filled"), &job.shape(1), E::dtype());
-        let result = if self.with_lse {
-            packed::<E>(output.clone(), &lse)
-        } else {
-            output.clone()
-        };
+        let result = packed(&output, &lse, self.with_lse);
         let saved = Saved {
             received,
             output,

@@ -6,7 +6,6 @@ use super::options::NeighborhoodOptions;
 use super::run::NeighborhoodRun;
 use crate::attention::dense::check_rows;
 use crate::attention::engine::tiles::Dim;
-use crate::driver::place::resized;
 use crate::driver::{Neighborhood, Reach, Reaches};
 use crate::kernel::simd::Isa;
 
@@ -49,7 +48,7 @@ impl Prepared {
         Isa::chosen()?;
         let [key_width, value_width] = [k.dims()[D - 1], v.dims()[D - 1]];
         // Keys and values are sent as one tensor, concatenated in every head.
-        let pairs = resized(k.layout(), D - 1, vec![key_width + value_width]);
+        let pairs = k.layout().resized(D - 1, vec![key_width + value_width]);
         let (mesh, cache) = (q.mesh().clone(), q.mesh().cache());
         let plan = cache.get_or_make(
             (operator, options.dims, pairs.clone()),
@@ -63,7 +62,7 @@ impl Prepared {
                 reaches.plan(pairs, &mesh, pairs, 0.0)
             },
         )?;
-        let output = resized(q.layout(), D - 1, vec![value_width]);
+        let output = q.layout().resized(D - 1, vec![value_width]);
         let own = q.layout().local_box(mesh.position());
         let mut dims = [(); 3].map(|()| Dim::single());
         for dim in 0..N {

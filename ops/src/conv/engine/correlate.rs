@@ -80,7 +80,7 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
         }
         if job.parts.iter().any(|part| part.taps.is_empty()) {
             // SAFETY: the buffer has room for `len` elements.
-            unsafe { std::slice::from_raw_parts_mut(output.at(0), len) }.fill(P::Number::default());
+            unsafe { output.slice(0..len) }.fill(P::Number::default());
         }
         for correlation in job.parts.iter().filter(|part| !part.taps.is_empty()) {
             let sizes = [job.inputs, job.outputs, job.shape[1]];

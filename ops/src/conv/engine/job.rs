@@ -1,20 +1,17 @@
 //! Jobs of the drivers of forward passes and input gradients.
 
-use halocline_core::tasks;
-
 use super::geometry::{Correlation, Dims};
 use super::method::Method;
 use super::pieces::Pieces;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
+use crate::kernel::work::{SERIAL, deal};
 
 /// Number of tasks of a call with enough work, for balance among threads.
 const TASKS: usize = 32;
 /// Minimum outputs of a task where several tasks share a tile for balance: each task copies the
 /// tile.
 pub(super) const OUTPUTS: usize = 32;
-/// Minimum multiplications for which a second thread pays.
-const SERIAL: usize = 1 << 19;
 /// Strips of a tile's row, if the field has as many: long rows suit the TLB and prefetchers.
 pub(super) const STRIPS: usize = 10;
 
@@ -25,16 +22,6 @@ pub(super) fn block<E: Element, P: Products<E>>(factors: usize, inputs: usize) -
         (factors.max(1) * P::NUMBERS).min(inputs)
     } else {
         inputs
-    }
-}
-
-/// Runs tasks, on this thread alone if they do little `work`: few multiplications, or packing of
-/// few weights.
-pub(super) fn deal(tasks: usize, work: usize, run: impl Fn(usize) + Sync) {
-    if work < SERIAL {
-        (0..tasks).for_each(run);
-    } else {
-        tasks::for_each(tasks, 1, run);
     }
 }
 

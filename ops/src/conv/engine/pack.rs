@@ -2,12 +2,13 @@
 
 use pulp::Simd;
 
-use super::job::{Job, deal};
+use super::job::Job;
 use super::strip::panels;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::Shared;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
+use crate::kernel::work::deal;
 
 /// Input channels of a task, which packs their weights for all outputs: in an input gradient they
 /// are the outer dim of the weights, so that these are read in order.

@@ -18,7 +18,7 @@
 //! Batch and spatial dims may be sharded, in any combination; values must be resolved. Channels are
 //! whole, or sharded together with the weight: a weight sharded in output channels yields a result
 //! that is sharded in them, a weight and `x` sharded in input channels yield a partial result, and
-//! whole groups stay on their rank.
+//! whole groups stay on their rank, where the weight may be replicated.
 //!
 //! # Communication
 //! Where windows cross shards, each rank sends its contributions to outputs of other ranks; the

@@ -221,6 +221,7 @@ fn channels_may_be_sharded_with_the_weight() {
         (1, [Replicate, Shard(1), Shard(0)]),
         (1, [Shard(1), Shard(0), Replicate]),
         (3, [Shard(1), Shard(0), Shard(0)]),
+        (3, [Shard(1), Replicate, Replicate]),
     ] {
         let expected = laid(1, groups, [Replicate; 3]).remove(0);
         for found in laid(3, groups, placements) {

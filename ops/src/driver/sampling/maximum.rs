@@ -13,7 +13,7 @@ use super::{Combine, Map, Taps};
 use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::{CHUNK, WIDEST};
-use crate::kernel::lines::{Lines, slice};
+use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
 use crate::reshape;
 
@@ -193,7 +193,7 @@ fn maxima<E: Float>(
     let y_rows = y.shared();
     tasks::for_each_part(&mut chosen, inner, together, |row, chosen| {
         // SAFETY: only this task accesses this row.
-        let y = unsafe { slice(y_rows, row * inner..(row + 1) * inner) };
+        let y = unsafe { y_rows.slice(row * inner..(row + 1) * inner) };
         let start = row / map.len() * cells * inner;
         isa.run(Row {
             x: &x[start..][..cells * inner],

@@ -163,14 +163,12 @@ impl<S: Combine> Plan<S> {
         let stages: Vec<(usize, Stages)> = stages
             .map(|map| (map.dim, Stages::new(map, layout.extents(map.dim), moves)))
             .collect();
-        let extents = |stage: fn(&Stages) -> &[usize]| {
-            let mut extents = layout.all_extents().to_vec();
-            for (dim, stages) in &stages {
-                extents[*dim] = stage(stages).to_vec();
-            }
-            layout.derive(layout.placements().to_vec(), extents)
+        let after = |extents: fn(&Stages) -> &[usize]| {
+            stages.iter().fold(layout.clone(), |layout, (dim, stages)| {
+                layout.resized(*dim, extents(stages).to_vec())
+            })
         };
-        let (middle, output) = (extents(|s| &s.middle), extents(|s| &s.outputs));
+        let (middle, output) = (after(|s| &s.middle), after(|s| &s.outputs));
         let first = stages.iter().filter(|(_, stages)| !stages.local.is_empty());
         let local =
             first.map(|(dim, stages)| (*dim, stages.local[layout.part(*dim, position)].clone()));

@@ -162,8 +162,7 @@ pub(crate) fn backward<E: Element>(
         let run = |index: usize, sums: &mut [E]| {
             let range = index * part * features..((index + 1) * part).min(rows) * features;
             // SAFETY: the parts are disjoint.
-            let input =
-                unsafe { std::slice::from_raw_parts_mut(input.at(range.start), range.len()) };
+            let input = unsafe { input.slice(range.clone()) };
             let (x, cotangent) = (&x[range.clone()], &cotangent[range]);
             isa.run(Backward {
                 norm,

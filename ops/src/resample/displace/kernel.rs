@@ -12,7 +12,6 @@ use super::local::KEYS;
 use super::options::{OutOfBounds, SampleOptions};
 use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
-use crate::kernel::lines::slice;
 use crate::kernel::simd::{Compiled, Isa};
 use crate::resample::rules::Mode;
 
@@ -212,7 +211,7 @@ impl<const N: usize> Sample<N> {
                             for plane in sample * channels..(sample + 1) * channels {
                                 let field = &cells[plane * inputs..][..inputs];
                                 let start = plane * outputs + part.start;
-                                let sums = slice(sums, start..start + part.len());
+                                let sums = sums.slice(start..start + part.len());
                                 match C.pow(N as u32) {
                                     4 => weigh::<E, 4>(field, &table, sums),
                                     8 => weigh::<E, 8>(field, &table, sums),

@@ -36,7 +36,7 @@ use halocline_core::{
 };
 
 use super::rules::{Corners, Mode};
-use crate::driver::empty::{drop_empty, fill_all};
+use crate::driver::empty::{fill_all, without_fill};
 use crate::driver::place::{in_place, runs};
 use crate::golden::{Case, Dims, Golden, Output, no_case, output};
 use crate::kernel::flex;
@@ -120,8 +120,7 @@ fn displaced<const D: usize, const N: usize>(
     } else {
         local::sampled(cells, points, options, first)
     };
-    let y = drop_empty(cast(y, dtype), &output, mesh.position(), NAME)?;
-    Ok(ShardTensor::from_parts(y, output, mesh))
+    without_fill(cast(y, dtype), output, mesh, NAME)
 }
 
 /// Samples a field at points near each cell, like PyTorch's `grid_sample`. See the [module](self).

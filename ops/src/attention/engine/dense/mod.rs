@@ -22,7 +22,6 @@ mod task;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use crate::kernel::amx::{self, SIDE};
@@ -31,14 +30,13 @@ use crate::kernel::lanes::CHUNK;
 use crate::kernel::memory::with_scratch;
 use crate::kernel::products::{Numbers, Products, Rounded, matrices_multiply};
 use crate::kernel::simd::{Element, Isa};
+use crate::kernel::work::deal;
 pub(crate) use job::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
 use room::{GROUPS, Room, SOURCES, together};
 use task::Task;
 
 /// Minimum number of tasks for the threads.
 const TASKS: usize = 32;
-/// Multiplications below which a second thread does not pay.
-const SERIAL: usize = 1 << 19;
 /// Number of tasks of the gradient pass, if there are enough tiles: those of a head add to sums of
 /// their own.
 const GRADIENT_TASKS: usize = 128;
@@ -80,12 +78,9 @@ impl<E: Element> Dense<E> {
 
     /// Runs tasks, on one thread if there is little to do.
     fn deal(&self, tasks: usize, run: impl Fn(usize) + Sync) {
+        let widths = self.queries.width + self.values.width;
         let products = self.queries.tokens * self.keys.tokens * self.queries.heads * self.batch;
-        if products * (self.queries.width + self.values.width) < SERIAL {
-            (0..tasks).for_each(run);
-        } else {
-            tasks::for_each(tasks, 1, run);
-        }
+        deal(tasks, products * widths, run);
     }
 
     fn forward<S: Simd>(&self, simd: S, parts: usize) {

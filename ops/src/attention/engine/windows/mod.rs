@@ -15,14 +15,13 @@ mod task;
 
 use std::ops::Range;
 
-use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::blocks::TARGETS;
-use super::class::Class;
 use super::tiles::{Budget, Side, Tiles};
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
+use crate::kernel::work::{SERIAL, deal};
 pub(crate) use job::{Backward, Results, Windows};
 use sources::Operands;
 use task::{Room, Task};
@@ -35,8 +34,6 @@ const TILE_BYTES: [usize; 2] = [768 << 10, 640 << 10];
 const CELL_BYTES: usize = 512;
 /// Number of tasks per thread to aim for, so that all threads end at about the same time.
 const TASKS: usize = 4;
-/// Minimum multiplications for which a second thread pays.
-const SERIAL: usize = 1 << 19;
 
 impl<E: Element> Windows<'_, E> {
     /// Computes the results for the targets in a box: of queries, or of keys for their gradients.
@@ -67,13 +64,13 @@ impl<E: Element> WithSimd for Whole<'_, E> {
         };
         let kernel: usize = job.dims.iter().map(|dim| dim.neighborhood.kernel).product();
         let cells: usize = part.iter().map(Range::len).product();
-        let serial = cells * kernel * job.heads * job.batch * job.products() < SERIAL;
+        let products = cells * kernel * job.heads * job.batch * job.products();
         let budget = Budget {
             lanes,
             sources: TILE_BYTES[side as usize] / (key + value),
             heads: (CELL_BYTES / key.min(value)).clamp(1, heads),
             all_heads: heads * job.batch,
-            tasks: if serial {
+            tasks: if products < SERIAL {
                 1
             } else {
                 TASKS * rayon::current_num_threads()
@@ -100,7 +97,8 @@ impl<E: Element> WithSimd for Whole<'_, E> {
                 tasks.extend(ranges.map(|range| (*tiles, *class, operands, range)));
             }
         }
-        let run = |(tiles, class, operands, range): &(&Tiles, &Class, &Operands, Range<usize>)| {
+        deal(tasks.len(), products, |task| {
+            let (tiles, class, operands, range) = &tasks[task];
             let places = range
                 .clone()
                 .map(|index| tiles.place(class, index, heads))
@@ -113,12 +111,7 @@ impl<E: Element> WithSimd for Whole<'_, E> {
                 steps,
                 places,
             });
-        };
-        if serial {
-            tasks.iter().for_each(run);
-        } else {
-            tasks::for_each(tasks.len(), 1, |task| run(&tasks[task]));
-        }
+        });
     }
 }
 

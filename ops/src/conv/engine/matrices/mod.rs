@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use pulp::{Simd, WithSimd};
 
 use super::geometry::{Correlation, Tap};
-use super::job::{Job, deal};
+use super::job::Job;
 use super::method::Method;
 use super::tile::TileLayout;
 use crate::kernel::amx::{self, Factor, Place, SIDE};
@@ -16,6 +16,7 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, prefetch_to_write};
 use crate::kernel::products::{MOST_PARTS, Products, store_parts};
 use crate::kernel::simd::Element;
+use crate::kernel::work::deal;
 
 /// Columns of a strip: two matrices.
 pub(super) const COLUMNS: usize = 2 * SIDE;

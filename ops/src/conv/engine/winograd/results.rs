@@ -11,7 +11,7 @@ use super::squares::{ALL, PANEL, Squares, boxes, padded};
 use super::{PRODUCTS, RESULTS, SquareTiles, TAPS, of_taps, to_results};
 use crate::conv::engine::ahead::{Stretch, ask_for, shares};
 use crate::conv::engine::geometry::{Correlation, Dims};
-use crate::conv::engine::job::{Job, deal};
+use crate::conv::engine::job::Job;
 use crate::conv::engine::tile::{SKEW, tile_box};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::WIDEST;
@@ -20,6 +20,7 @@ use crate::kernel::panels::{Factors, Sums};
 use crate::kernel::products::{Numbers, Products};
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::transpose;
+use crate::kernel::work::deal;
 
 /// Minimum cells of all fields for which this pays: the factors of taps are as many as those of
 /// this number of cells.
