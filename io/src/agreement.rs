@@ -20,7 +20,8 @@ pub(crate) fn broadcast(
     mesh.broadcast_bytes(operation, mesh.shape().ranks()[0], Some(bytes))
 }
 
-/// Sends bytes to other ranks and returns the bytes that it receives, each by position in the mesh.
+/// Sends bytes to the ranks at some positions of the mesh, and returns the bytes from those at
+/// `receives`, in that order.
 pub(crate) fn exchange(
     mesh: &DeviceMesh,
     operation: &'static str,

@@ -34,7 +34,8 @@ impl From<Cells> for [Vec<f64>; 2] {
 }
 
 impl Cells {
-    /// Maps each longitude to the same meridian in [0, 360).
+    /// Maps each longitude to the same meridian in [0, 360), and latitudes that rounding put beyond
+    /// a pole to the pole.
     ///
     /// # Errors
     /// No cell; numbers of latitudes and longitudes that differ; a latitude beyond ±90; a coordinate
@@ -57,6 +58,7 @@ impl Cells {
                 "finite degrees, of latitude from 90 to -90",
             ));
         }
+        let lat = lat.into_iter().map(|lat| lat.clamp(-90.0, 90.0)).collect();
         let lon = lon.into_iter().map(meridian).collect();
         Ok(Self { lat, lon })
     }

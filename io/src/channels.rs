@@ -91,13 +91,12 @@ impl Origins {
         Err(Error::argument("forcings", forcings, expected))
     }
 
-    /// Refuses forcings that depend on the place if the grid is one row without the positions of its
-    /// cells.
+    /// Refuses forcings that depend on the place if the grid is one row of cells without
+    /// [positions](Grid::has_positions).
     pub(crate) fn check_places(&self, grid: &Grid, channels: &Channels) -> Result<()> {
         let has_place =
             |origin: &Origin| matches!(origin, Origin::Computed(forcing) if forcing.has_place());
-        let has_positions = grid.shape()[0] != 1 || grid.cells().is_some();
-        if has_positions || !self.forcings.iter().any(has_place) {
+        if grid.has_positions() || !self.forcings.iter().any(has_place) {
             return Ok(());
         }
         let forcings = format!("{:?}", channels.forcings);

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cells::{Cells, columns};
 use crate::degrees::{TOLERANCE, is_equal, meridian};
+use crate::row_weights::row_weights;
 use crate::{Error, Result};
 
 /// Latitude-longitude grid: the coordinates of its rows and columns in degrees. Cells that form no
@@ -178,6 +179,27 @@ impl Grid {
         self.cells.as_ref().map(Cells::positions)
     }
 
+    /// Whether rows and columns, or [cells](Self::cells), have positions. A single row at latitude
+    /// zero, whose columns divide the globe evenly from longitude zero on, stands for cells whose
+    /// positions are not known.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::Grid;
+    ///
+    /// let lon = vec![0.0, 120.0, 240.0];
+    /// assert!(Grid::new(vec![45.0], lon.clone())?.has_positions());
+    /// assert!(!Grid::new(vec![0.0], lon.clone())?.has_positions());
+    /// assert!(Grid::unstructured(vec![0.0; 3], lon)?.has_positions());
+    /// # Ok::<(), halocline_io::Error>(())
+    /// ```
+    pub fn has_positions(&self) -> bool {
+        let mut pairs = self.lon.iter().zip(columns(self.lon.len()));
+        self.cells.is_some()
+            || self.lat != [0.0]
+            || !pairs.all(|(lon, column)| is_equal(*lon, column))
+    }
+
     /// Iterates over all coordinates, for checksums.
     pub(crate) fn coordinates(&self) -> impl Iterator<Item = f64> {
         let cells = self.cells().into_iter().flatten().flatten();
@@ -206,25 +228,7 @@ impl Grid {
     /// poles; its area is the difference of the sines of its bounds. On a regional grid, the
     /// outermost rows are as wide as the distance to their neighbours.
     pub fn latitude_weights(&self) -> Vec<f64> {
-        let sign = if self.lat.len() > 1 && self.lat[0] < self.lat[1] {
-            -1.0
-        } else {
-            1.0
-        };
-        let lat: Vec<f64> = self.lat.iter().map(|lat| sign * lat).collect();
-        let rows = lat.len();
-        // Bounds of the rows from north to south, one more than rows.
-        let bounds = (0..=rows).map(|row| match row {
-            0 if rows == 1 => 90.0,
-            _ if rows == 1 => -90.0,
-            0 => outer_bound(lat[0], lat[0] - lat[1], 90.0),
-            row if row == rows => outer_bound(lat[rows - 1], lat[rows - 1] - lat[rows - 2], -90.0),
-            row => (lat[row - 1] + lat[row]) / 2.0,
-        });
-        let sines: Vec<f64> = bounds.map(|bound: f64| bound.to_radians().sin()).collect();
-        let areas: Vec<f64> = sines.windows(2).map(|pair| pair[0] - pair[1]).collect();
-        let mean = areas.iter().sum::<f64>() / rows as f64;
-        areas.iter().map(|area| area / mean).collect()
+        row_weights(&self.lat)
     }
 
     /// Returns the boundary conditions of stencils along latitude and longitude: across the poles,
@@ -332,16 +336,6 @@ impl fmt::Display for Grid {
             return write!(f, "unstructured, {} cells", self.lon.len());
         }
         write!(f, "lat {}, lon {}", ends(&self.lat), ends(&self.lon))
-    }
-}
-
-/// Returns the outer bound of an outermost row: the pole, if it is at most one row away, else half
-/// a row outward.
-fn outer_bound(lat: f64, outward: f64, pole: f64) -> f64 {
-    if (pole - lat).abs() <= outward.abs() {
-        pole
-    } else {
-        lat + outward / 2.0
     }
 }
 

@@ -62,6 +62,7 @@ mod packing;
 mod period;
 mod progress;
 mod read_ahead;
+mod row_weights;
 mod sample;
 mod samples;
 mod scales;

@@ -1,6 +1,6 @@
 //! Lists of names in error messages.
 
-use halocline_core::nearest;
+use halocline_core::nearest_names;
 
 /// Largest number of names of which all are listed.
 const ALL: usize = 24;
@@ -13,7 +13,7 @@ pub(crate) fn listed(unknown: &str, names: &[String]) -> String {
     if names.len() <= ALL {
         return names.join(", ");
     }
-    let near = nearest(unknown, names.iter().map(String::as_str), NEAREST);
+    let near = nearest_names(unknown, names.iter().map(String::as_str), NEAREST);
     let others = names.len() - NEAREST;
     format!("{} and {others} others", near.join(", "))
 }

@@ -1,11 +1,12 @@
 //! Checks of settings against the grid, the channels and the number of samples.
 
-use halocline_core::{Boundary, Error, Result};
+use halocline_core::{Boundary, Result};
 use halocline_io::Error::Argument;
 use halocline_io::{Channels, Grid};
 
 use super::config::{ExperimentConfig, TrainingConfig};
 use super::data::{Data, stands_for};
+use super::errors::invalid;
 
 /// Checks that a grid has cells inside a rim of this width, and edges.
 pub(super) fn check_rim(width: usize, grid: &Grid) -> Result<()> {
@@ -14,13 +15,11 @@ pub(super) fn check_rim(width: usize, grid: &Grid) -> Result<()> {
     if width == 0 || (is_region && 2 * width < rows.min(columns)) {
         return Ok(());
     }
-    Err(Error::from(Argument {
-        argument: "data.boundary",
-        got: format!("{width} on a grid of {rows} x {columns} cells"),
-        expected:
-            "less than half of the rows and columns of a region, which does not go around the globe"
-                .into(),
-    }))
+    Err(invalid(
+        "data.boundary",
+        format!("{width} on a grid of {rows} x {columns} cells"),
+        "less than half of the rows and columns of a region, which does not go around the globe",
+    ))
 }
 
 /// Refuses batches of more samples than there are.
@@ -40,11 +39,10 @@ pub(super) fn check_weights(training: &TrainingConfig, targets: &[String]) -> Re
     let is_target = |name: &String| targets.iter().any(|target| stands_for(name, target));
     match training.weights.keys().find(|name| !is_target(name)) {
         None => Ok(()),
-        Some(name) => Err(Error::from(Argument {
-            argument: "training.weights",
-            got: name.clone(),
-            expected: format!("targets or their variables: {}", targets.join(", ")),
-        })),
+        Some(name) => {
+            let expected = format!("targets or their variables: {}", targets.join(", "));
+            Err(invalid("training.weights", name, expected))
+        }
     }
 }
 
@@ -62,19 +60,17 @@ pub(super) fn check_training(
     check_batch(training.batch, samples)?;
     let batches = samples / training.batch;
     if training.accumulation > batches {
-        return Err(Error::from(Argument {
-            argument: "training.accumulation",
-            got: training.accumulation.to_string(),
-            expected: format!("at most {batches}, the batches of an epoch"),
-        }));
+        let expected = format!("at most {batches}, the batches of an epoch");
+        return Err(invalid(
+            "training.accumulation",
+            training.accumulation,
+            expected,
+        ));
     }
     // Not an error of the configuration itself, because copies of earlier ones count from 0.
     if training.curriculum.iter().any(|[epoch, _]| *epoch == 0) {
-        return Err(Error::from(Argument {
-            argument: "training.curriculum",
-            got: "epoch 0".into(),
-            expected: "1 or more, because epochs are counted from 1".into(),
-        }));
+        let expected = "1 or more, because epochs are counted from 1";
+        return Err(invalid("training.curriculum", "epoch 0", expected));
     }
     check_weights(training, &channels.targets)?;
     if training.most_steps() > 1 {

@@ -7,7 +7,8 @@ use halocline_core::{Error, Result};
 use halocline_models::parallel::Plan;
 use serde::{Deserialize, Serialize};
 
-use super::data_config::{DataConfig, deviation, positive, refuse};
+use super::data_config::{DataConfig, deviation, positive};
+use super::errors::{failed, refuse};
 use super::near::{model_key, near, nearest};
 use super::network::ModelConfig;
 use super::optimizer::OptimizerConfig;
@@ -212,8 +213,6 @@ impl TrainingConfig {
 
 impl ForecastConfig {
     pub(super) fn check(&self) -> Result<()> {
-        let noise = self.noise;
-        let noise = format!("forecast.noise: {noise}; expected a standard deviation from 0 on");
         refuse(&[
             (
                 self.steps == 0,
@@ -223,7 +222,13 @@ impl ForecastConfig {
                 self.members == 0,
                 "forecast.members: 0; expected at least 1 member",
             ),
-            (!deviation(self.noise), &noise[..]),
+            (
+                !deviation(self.noise),
+                &format!(
+                    "forecast.noise: {}; expected a standard deviation from 0 on",
+                    self.noise
+                ),
+            ),
             (
                 self.members > 1 && self.noise == 0.0,
                 "forecast.noise: 0, with which all members are the same; expected a standard deviation, such as 0.1, \
@@ -240,10 +245,8 @@ impl ExperimentConfig {
     /// A file that cannot be read; the errors of [`from_toml`](Self::from_toml), with the path.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let failed =
-            |error: &dyn std::fmt::Display| Error::other(format!("{}: {error}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
-        Self::from_toml(&text).map_err(|error| failed(&error))
+        let text = std::fs::read_to_string(path).map_err(failed(path))?;
+        Self::from_toml(&text).map_err(failed(path))
     }
 
     /// Parses TOML.

@@ -9,6 +9,7 @@ use halocline_io::{
 };
 
 use super::data_config::DataConfig;
+use super::errors::invalid;
 use super::timeline::Timeline;
 
 /// Channels, grid and times of an experiment's files.
@@ -61,8 +62,7 @@ impl Data {
         files: &[PathBuf],
         trained: &Statistics,
     ) -> Result<Self> {
-        let (mut config, trained) = (config.clone(), trained.metadata());
-        config.files = files.to_vec();
+        let trained = trained.metadata();
         let constants = match &config.constants {
             None => Vec::new(),
             Some(path) => {
@@ -71,37 +71,8 @@ impl Data {
                 open.channels().to_vec()
             }
         };
-        // A variable stands for all its levels, in the order of the files of training.
-        let levels = |name: &String| {
-            if constants.contains(name) {
-                return vec![name.clone()];
-            }
-            let (mask, variable) = match name.strip_prefix("mask:") {
-                Some(variable) => ("mask:", variable),
-                None => ("", &name[..]),
-            };
-            let known = trained.channels();
-            let levels = known.iter().filter(|channel| stands_for(variable, channel));
-            let levels: Vec<String> = levels.map(|channel| format!("{mask}{channel}")).collect();
-            if levels.is_empty() || known.iter().any(|channel| channel == variable) {
-                vec![name.clone()]
-            } else {
-                levels
-            }
-        };
-        let all = |names: &Vec<String>| names.iter().flat_map(levels).collect::<Vec<_>>();
-        config.inputs = config.inputs.as_ref().map(all);
-        config.targets = config.targets.as_ref().map(all);
-        config.forcings = all(&config.forcings);
-        if config.inputs.is_none() {
-            let is_forcing = |name: &&String| {
-                let forcings = config.forcings.iter();
-                let mut of_files = forcings.filter(|forcing| !constants.contains(forcing));
-                of_files.any(|forcing| stands_for(forcing, name))
-            };
-            let inputs = trained.channels().iter().filter(|name| !is_forcing(name));
-            config.inputs = Some(inputs.cloned().collect());
-        }
+        let mut config = with_all_levels(config, trained.channels(), &constants);
+        config.files = files.to_vec();
         if config.gaps != Gaps::Allow {
             // Steps have the length that was learnt, whatever the gaps.
             let learnt = trained.time_step() / 3600.0;
@@ -153,6 +124,15 @@ impl Data {
     /// Returns the length of a step in seconds; `None` if a step leads to the next field.
     pub(super) fn lead(&self) -> Option<f64> {
         self.config.lead_hours.map(|hours| hours * 3600.0)
+    }
+
+    /// Returns the index of each input among the targets, by which forecasts of several steps feed
+    /// predictions back; none for one step, whose inputs may have other channels than targets.
+    pub(super) fn feedback(&self, steps: usize) -> Result<Vec<usize>> {
+        match steps {
+            1 => Ok(Vec::new()),
+            _ => Ok(self.channels.feedback()?),
+        }
     }
 
     /// Returns the number of samples of the training period with targets of this number of steps.
@@ -337,14 +317,49 @@ fn odd(config: &DataConfig, dataset: &FieldDataset) -> Result<Vec<String>> {
         .iter()
         .find(|chosen| !all().any(|name| stands_for(chosen, name)))
     {
-        return Err(Error::from(halocline_io::Error::Argument {
-            argument: "data.odd",
-            got: unknown.clone(),
-            expected: format!("inputs or forcings: {:?}", all().collect::<Vec<_>>()),
-        }));
+        let expected = format!("inputs or forcings: {:?}", all().collect::<Vec<_>>());
+        return Err(invalid("data.odd", unknown, expected));
     }
     let is_chosen = |name: &&String| chosen.iter().any(|chosen| stands_for(chosen, name));
     Ok(all().filter(is_chosen).cloned().collect())
+}
+
+/// Replaces variables by all their levels, in the order of the channels of training. Inputs that
+/// are left out become all of these channels but the forcings.
+fn with_all_levels(config: &DataConfig, trained: &[String], constants: &[String]) -> DataConfig {
+    let levels = |name: &String| {
+        let (mask, variable) = match name.strip_prefix("mask:") {
+            Some(variable) => ("mask:", variable),
+            None => ("", &name[..]),
+        };
+        let is_channel = trained.iter().any(|channel| channel == variable);
+        let levels = trained
+            .iter()
+            .filter(|channel| stands_for(variable, channel));
+        let levels: Vec<String> = levels.map(|channel| format!("{mask}{channel}")).collect();
+        if constants.contains(name) || is_channel || levels.is_empty() {
+            vec![name.clone()]
+        } else {
+            levels
+        }
+    };
+    let all = |names: &Vec<String>| names.iter().flat_map(levels).collect::<Vec<_>>();
+    let forcings = all(&config.forcings);
+    let inputs_by_default = || {
+        let is_forcing = |name: &&String| {
+            let mut of_files = forcings.iter().filter(|name| !constants.contains(name));
+            of_files.any(|forcing| stands_for(forcing, name))
+        };
+        let inputs = trained.iter().filter(|name| !is_forcing(name));
+        inputs.cloned().collect()
+    };
+    let inputs = config.inputs.as_ref().map(all);
+    DataConfig {
+        inputs: Some(inputs.unwrap_or_else(inputs_by_default)),
+        targets: config.targets.as_ref().map(all),
+        forcings,
+        ..config.clone()
+    }
 }
 
 /// Returns whether `chosen` is the channel `name`, or its variable, which stands for all levels.

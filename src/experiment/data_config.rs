@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use halocline_core::{Error, Result};
+use halocline_core::Result;
 use halocline_io::{Calendar, Gaps, Missing, Period};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::climatology::Cycle;
+use super::errors::{invalid, refuse};
 
 /// Data of an experiment: files, channels by role, time steps, and the periods for training,
 /// validation and test.
@@ -127,31 +128,26 @@ impl DataConfig {
             ),
         ])?;
         for (key, period) in self.periods() {
-            let Some(period) = period else {
-                continue;
-            };
             // The dates of any calendar are those of one of these, in the same order. A period has
             // dates in common with itself, unless it ends before it begins.
             let calendars = [Calendar::Gregorian, Calendar::AllLeap, Calendar::Day360];
             let overlaps = |calendar: Calendar| period.overlaps(period, calendar).ok();
             if calendars.into_iter().find_map(overlaps) == Some(false) {
-                return Err(Error::from(halocline_io::Error::Argument {
-                    argument: key,
-                    got: period.to_string(),
-                    expected: "an end after the beginning".into(),
-                }));
+                return Err(invalid(key, period, "an end after the beginning"));
             }
         }
         Ok(())
     }
 
-    /// Returns the periods by their keys.
-    fn periods(&self) -> [(&'static str, Option<&Period>); 3] {
-        [
+    /// Returns the periods that are given, and that of training, with their keys.
+    fn periods(&self) -> Vec<(&'static str, &Period)> {
+        let periods = [
             ("data.train", Some(&self.train)),
             ("data.validation", self.validation.as_ref()),
             ("data.test", self.test.as_ref()),
-        ]
+        ];
+        let given = periods.map(|(key, period)| Some((key, period?)));
+        given.into_iter().flatten().collect()
     }
 
     /// Returns the number of parts of a day with separate means in the climatology.
@@ -172,17 +168,11 @@ impl DataConfig {
         let periods = self.periods();
         for (index, (name, period)) in periods.iter().enumerate() {
             for (other_name, other) in &periods[..index] {
-                let (Some(period), Some(other)) = (period, other) else {
-                    continue;
-                };
                 if period.overlaps(other, calendar)? {
-                    return Err(Error::from(halocline_io::Error::Argument {
-                        argument: name,
-                        got: period.to_string(),
-                        expected: format!(
-                            "dates outside {other_name}, which is {other}; the last date of a period does not belong to it"
-                        ),
-                    }));
+                    let expected = format!(
+                        "dates outside {other_name}, which is {other}; the last date of a period does not belong to it"
+                    );
+                    return Err(invalid(name, period, expected));
                 }
             }
         }
@@ -198,14 +188,6 @@ pub(super) fn positive(value: f64) -> bool {
 /// Returns whether a number is a standard deviation: finite and not negative.
 pub(super) fn deviation(value: f64) -> bool {
     value >= 0.0 && value.is_finite()
-}
-
-/// Returns the message of the first check that holds as an error.
-pub(super) fn refuse(checks: &[(bool, &str)]) -> Result<()> {
-    match checks.iter().find(|(wrong, _)| *wrong) {
-        Some((_, message)) => Err(Error::other(*message)),
-        None => Ok(()),
-    }
 }
 
 /// Deserializes a period whose dates are strings or TOML dates.

@@ -17,6 +17,12 @@ pub(super) const TIMES: usize = 12;
 /// Channel, row and column of a cell.
 pub(super) type Cell = (usize, usize, usize);
 
+/// Returns the grid of a region, of the rows and columns of the fields.
+pub(super) fn region() -> Grid {
+    let degrees = |count: usize| (0..count).map(|cell| 10.0 + 3.0 * cell as f64).collect();
+    Grid::new(degrees(ROWS), degrees(COLUMNS)).unwrap()
+}
+
 /// Writes a data file into a folder, with the channels `sst` and `t2m` and the given value at each
 /// time and cell.
 pub(super) fn write_fields(folder: &Path, value: impl Fn(usize, Cell) -> f32) {

@@ -6,18 +6,23 @@ use std::path::{Path, PathBuf};
 use halocline_core::{Error, RandomKey, Result, ShardTensor};
 use halocline_io::{
     Batch, Existing, FieldLoader, ForecastWriter, OutputConfig, OutputFormat, Period, Progress,
-    parse_time, save_whole,
+    parse_time,
 };
 use halocline_models::{next_input, perturbed};
 use halocline_ops::prelude::*;
 
 use super::config::ForecastConfig;
+use super::errors::failed;
 use super::network::FieldModel;
+use super::record::write;
 use super::setup::{Experiment, Files, States, missing};
 use crate::root::on_root;
 
 /// File in a folder of forecasts that records their configuration and checkpoint.
 const NOTE: &str = "forecasts.json";
+
+/// Index of a state, and the path of the forecast from it.
+type Output = (usize, PathBuf);
 
 /// One step of a forecast.
 pub(super) struct Step {
@@ -66,57 +71,13 @@ impl Experiment {
             None => self.scored()?,
         };
         let (states, rims) = (self.states(&period)?, self.rims(&period)?);
-        let date = |start: &usize| self.data.calendar.date(states.timeline.states[*start].1);
         let note = self.note(model, config)?;
-        let starts: Vec<(usize, PathBuf)> = match from {
+        let starts: Vec<Output> = match from {
             Some(date) => vec![(self.start(&states, date)?, path.into())],
             None => {
-                let dates: Vec<String> = (0..states.loader.samples())
-                    .map(|start| date(&start))
-                    .collect();
-                // Runs that overlap have several states of one date.
-                let mut named: HashMap<String, usize> = HashMap::new();
-                for date in &dates {
-                    *named.entry(file_name(date, None)).or_default() += 1;
-                }
-                let all = dates.iter().enumerate().map(|(start, date)| {
-                    let is_alone = named[&file_name(date, None)] == 1;
-                    let series = (!is_alone).then_some(states.timeline.states[start].0);
-                    (start, path.join(file_name(date, series)))
-                });
-                // Forcings and boundaries that are read from the files end with them.
-                let reaches = |start: usize| {
-                    let mut steps = 1..=self.read_steps(config.steps);
-                    steps.all(|step| states.timeline.ahead(start, step).1.is_some())
-                };
-                let (all, short): (Vec<_>, Vec<_>) = all.partition(|(start, _)| reaches(*start));
-                if self.world.is_root() && !short.is_empty() {
-                    eprintln!(
-                        "forecast: {} of {} states are left out, whose forcings or boundaries end before the forecast",
-                        short.len(),
-                        dates.len()
-                    );
-                }
-                if all.is_empty() {
-                    return Err(Error::other(format!(
-                        "forecast.steps: {}, and no state whose forcings or boundaries reach as far; expected fewer steps, or \
-                         later data",
-                        config.steps
-                    )));
-                }
-                let outputs: Vec<&PathBuf> = all.iter().map(|(_, path)| path).collect();
-                self.begin(path, &note, existing, &outputs)?;
-                let is_left = |(_, path): &(usize, PathBuf)| {
-                    u8::from(existing == Existing::Replace || !path.exists())
-                };
-                // Rank 0 decides, because a file system may show other ranks another state.
-                let flags = self
-                    .world
-                    .is_root()
-                    .then(|| all.iter().map(is_left).collect());
-                let left = self.world.broadcast_bytes(0, flags)?;
-                let left = all.into_iter().zip(left).filter(|(_, left)| *left == 1);
-                left.map(|(start, _)| start).collect()
+                let all = self.outputs(&states, config, path)?;
+                self.begin(path, &note, existing, &all)?;
+                self.left(all, existing)?
             }
         };
         let progress = Progress::new(self.world.rank(), "forecast", starts.len() * config.steps);
@@ -131,10 +92,70 @@ impl Experiment {
         Ok(starts.into_iter().map(|(_, path)| path).collect())
     }
 
+    /// Returns the outputs in a folder of the forecasts from each state, without those from states
+    /// whose forcings or boundaries, which are read from the files, end before the forecast.
+    ///
+    /// # Errors
+    /// No state whose forcings and boundaries reach as far.
+    fn outputs(
+        &self,
+        states: &States,
+        config: &ForecastConfig,
+        folder: &Path,
+    ) -> Result<Vec<Output>> {
+        let timeline = &states.timeline;
+        let stem = |(_, time): &(usize, f64)| file_stem(&self.data.calendar.date(*time));
+        let stems: Vec<String> = timeline.states.iter().map(stem).collect();
+        let steps = self.read_steps(config.steps);
+        let reaches =
+            |start: &usize| (1..=steps).all(|step| timeline.ahead(*start, step).1.is_some());
+        let (starts, short): (Vec<usize>, Vec<usize>) = (0..stems.len()).partition(reaches);
+        if self.world.is_root() && !short.is_empty() {
+            eprintln!(
+                "forecast: {} of {} states are left out, whose forcings or boundaries end before the forecast",
+                short.len(),
+                stems.len()
+            );
+        }
+        if starts.is_empty() {
+            return Err(Error::other(format!(
+                "forecast.steps: {}, and no state whose forcings or boundaries reach as far; expected fewer steps, or \
+                 later data",
+                config.steps
+            )));
+        }
+        // Runs that overlap have several states of one date.
+        let mut counts: HashMap<&str, usize> = HashMap::new();
+        for stem in &stems {
+            *counts.entry(stem).or_default() += 1;
+        }
+        let output = |start: usize| {
+            let (stem, (series, _)) = (&stems[start][..], timeline.states[start]);
+            let name = match counts[stem] {
+                1 => format!("{stem}.zarr"),
+                _ => format!("{stem}-{series}.zarr"),
+            };
+            (start, folder.join(name))
+        };
+        Ok(starts.into_iter().map(output).collect())
+    }
+
+    /// Returns the outputs that are left to write: those that do not exist, or all that are to be
+    /// replaced.
+    fn left(&self, all: Vec<Output>, existing: Existing) -> Result<Vec<Output>> {
+        let is_left =
+            |(_, path): &Output| u8::from(existing == Existing::Replace || !path.exists());
+        // Rank 0 decides, because a file system may show other ranks another state.
+        let root = self.world.is_root();
+        let flags = root.then(|| all.iter().map(is_left).collect());
+        let left = self.world.broadcast_bytes(0, flags)?;
+        let left = all.into_iter().zip(left).filter(|(_, left)| *left == 1);
+        Ok(left.map(|(output, _)| output).collect())
+    }
+
     /// Refuses an output that is one of the files that are read, and a folder of outputs that is a
     /// file or a store.
     fn check_output(&self, path: &Path, is_single: bool) -> Result<()> {
-        let refuse = |fault: &str| Err(Error::other(format!("{}: {fault}", path.display())));
         let data = &self.config.data;
         let mut inputs = self
             .data
@@ -144,15 +165,15 @@ impl Experiment {
             .chain(&data.constants);
         let output = path.canonicalize().ok();
         if output.is_some() && inputs.any(|input| input.canonicalize().ok() == output) {
-            return refuse("one of the files that are read; choose another output");
+            let fault = "one of the files that are read; choose another output";
+            return Err(failed(path)(fault));
         }
         let is_store = ["zarr.json", ".zgroup"]
             .iter()
             .any(|name| path.join(name).exists());
         if !is_single && (path.is_file() || is_store) {
-            return refuse(
-                "a file or a store; expected a folder for the forecasts from each state",
-            );
+            let fault = "a file or a store; expected a folder for the forecasts from each state";
+            return Err(failed(path)(fault));
         }
         Ok(())
     }
@@ -178,7 +199,7 @@ impl Experiment {
         folder: &Path,
         note: &[u8],
         existing: Existing,
-        outputs: &[&PathBuf],
+        outputs: &[Output],
     ) -> Result<()> {
         let replaces = existing == Existing::Replace;
         on_root(&self.world, || {
@@ -186,7 +207,7 @@ impl Experiment {
             let before = std::fs::read(&path).ok();
             let is_other = match before.as_deref() {
                 Some(before) => before != note,
-                None => outputs.iter().any(|output| output.exists()),
+                None => outputs.iter().any(|(_, output)| output.exists()),
             };
             if is_other && !replaces {
                 return Err(Error::other(format!(
@@ -195,18 +216,16 @@ impl Experiment {
                     path.display()
                 )));
             }
-            let stays = if replaces && before.as_ref().is_some_and(|before| before != note) {
-                stores_beside(folder, outputs)?
-            } else {
-                Vec::new()
-            };
-            if !stays.is_empty() {
-                return Err(Error::other(format!(
-                    "{}: stores that may be of another configuration or checkpoint, and that this run does not replace, {}; \
-                     remove them, or choose another folder",
-                    folder.display(),
-                    stays.join(", ")
-                )));
+            if replaces && before.is_some_and(|before| before != note) {
+                let stays = stores_beside(folder, outputs)?;
+                if !stays.is_empty() {
+                    return Err(Error::other(format!(
+                        "{}: stores that may be of another configuration or checkpoint, and that this run does not replace, {}; \
+                         remove them, or choose another folder",
+                        folder.display(),
+                        stays.join(", ")
+                    )));
+                }
             }
             Ok(())
         })?;
@@ -215,10 +234,8 @@ impl Experiment {
 
     fn save_note(&self, folder: &Path, note: &[u8]) -> Result<()> {
         on_root(&self.world, || {
-            let path = folder.join(NOTE);
-            let failed = |error| Error::other(format!("{}: {error}", path.display()));
-            std::fs::create_dir_all(folder).map_err(failed)?;
-            save_whole(&path, |path| std::fs::write(path, note).map_err(failed))
+            std::fs::create_dir_all(folder).map_err(failed(folder))?;
+            write(&folder.join(NOTE), note)
         })
     }
 
@@ -288,8 +305,7 @@ impl Experiment {
         read: impl Fn(usize) -> Result<Batch>,
         mut each: impl FnMut(Step) -> Result<()>,
     ) -> Result<()> {
-        let (loader, channels) = (&states.loader, &self.data.channels);
-        let start = batch.samples[0];
+        let (loader, start) = (&states.loader, batch.samples[0]);
         let begin = states.timeline.states[start].1;
         let mut x = batch.input.inner();
         let present = batch.input_mask.map(ShardTensor::inner);
@@ -304,10 +320,7 @@ impl Experiment {
             }
         }
         x = self.seen_inputs(x, &[begin])?;
-        let feedback = match config.steps {
-            1 => Vec::new(),
-            _ => channels.feedback()?,
-        };
+        let feedback = self.data.feedback(config.steps)?;
         let mut time = begin;
         for number in 1..=config.steps {
             let given = match loader.forcing(start, time)? {
@@ -345,15 +358,15 @@ impl Experiment {
 }
 
 /// Returns the sorted names of the Zarr stores in a folder that are not among `outputs`.
-fn stores_beside(folder: &Path, outputs: &[&PathBuf]) -> Result<Vec<String>> {
-    let failed = |error| Error::other(format!("{}: {error}", folder.display()));
+fn stores_beside(folder: &Path, outputs: &[Output]) -> Result<Vec<String>> {
     let mut names = Vec::new();
     if !folder.exists() {
         return Ok(names);
     }
-    let outputs: HashSet<_> = outputs.iter().filter_map(|path| path.file_name()).collect();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
+    let names_of_outputs = outputs.iter().filter_map(|(_, path)| path.file_name());
+    let outputs: HashSet<_> = names_of_outputs.collect();
+    for entry in std::fs::read_dir(folder).map_err(failed(folder))? {
+        let name = entry.map_err(failed(folder))?.file_name();
         let is_store = Path::new(&name)
             .extension()
             .is_some_and(|end| end == "zarr");
@@ -365,15 +378,10 @@ fn stores_beside(folder: &Path, outputs: &[&PathBuf]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Returns the name of the output for a date such as `2018-01-01 06:00:00`, and for a series if
-/// several have this date.
-fn file_name(date: &str, series: Option<usize>) -> String {
+/// Returns the name, without its ending, of the output for a date such as `2018-01-01 06:00:00`.
+fn file_stem(date: &str) -> String {
     let date = date.strip_suffix(":00").unwrap_or(date);
-    let date = date.replace(' ', "T").replace(':', "");
-    match series {
-        None => format!("{date}.zarr"),
-        Some(series) => format!("{date}-{series}.zarr"),
-    }
+    date.replace(' ', "T").replace(':', "")
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub(super) fn positions(grid: &Grid) -> Result<Vec<[f64; 2]>> {
     if let Some([lat, lon]) = grid.cells() {
         return Ok(lat.iter().zip(lon).map(|(lat, lon)| [*lat, *lon]).collect());
     }
-    if grid.lat().len() == 1 {
+    if !grid.has_positions() {
         return Err(Error::other(format!(
             "model.kind graph: one row of {} cells without positions; expected several rows, or a file with the latitude \
              and the longitude of each cell",

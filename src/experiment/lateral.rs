@@ -107,20 +107,14 @@ impl Experiment {
 mod tests {
     use burn::module::Module;
     use halocline_core::Launcher;
-    use halocline_io::{Existing, Grid, Missing, OpenConfig};
+    use halocline_io::{Existing, Missing, OpenConfig};
     use halocline_ops::loss_value;
 
     use super::*;
     use crate::experiment::ForecastConfig;
     use crate::experiment::fixture::{
-        COLUMNS, Cell, ROWS, TIMES, config_in, wave, write_fields_on,
+        COLUMNS, Cell, ROWS, TIMES, config_in, region, wave, write_fields_on,
     };
-
-    /// Returns a region of the rows and columns of the fixture.
-    fn region() -> Grid {
-        let degrees = |count: usize| (0..count).map(|cell| 10.0 + 3.0 * cell as f64).collect();
-        Grid::new(degrees(ROWS), degrees(COLUMNS)).unwrap()
-    }
 
     fn is_inside(row: usize, column: usize) -> bool {
         (1..ROWS - 1).contains(&row) && (1..COLUMNS - 1).contains(&column)

@@ -3,9 +3,9 @@
 use std::fs::{File, TryLockError};
 use std::path::Path;
 
-use halocline_core::{Error, Result};
+use halocline_core::Result;
 
-use super::summary::failed;
+use super::errors::failed;
 
 /// Name of the file that is locked.
 const LOCK: &str = ".statistics.lock";
@@ -16,15 +16,14 @@ const LOCK: &str = ".statistics.lock";
 /// # Errors
 /// A lock that another job holds; a folder that cannot be written.
 pub(super) fn lock(folder: &Path) -> Result<File> {
-    std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
+    std::fs::create_dir_all(folder).map_err(failed(folder))?;
     let path = folder.join(LOCK);
-    let file = File::create(&path).map_err(|error| failed(&path, &error))?;
+    let file = File::create(&path).map_err(failed(&path))?;
     match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(Error::other(format!(
-            "{}: another job computes the statistics or the climatology of this folder, or begins to train in it; start \
-             this one later, or choose another folder",
-            folder.display()
-        ))),
+        Err(TryLockError::WouldBlock) => Err(failed(folder)(
+            "another job computes the statistics or the climatology of this folder, or begins to train in it; start this \
+             one later, or choose another folder",
+        )),
         // File systems without locks are accepted.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
     }

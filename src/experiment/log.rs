@@ -1,6 +1,7 @@
 //! Log of training: a file with a line of JSON for each epoch.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -8,8 +9,8 @@ use halocline_core::{Error, Result};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::errors::failed;
 use super::record::write;
-use super::summary::failed;
 
 /// Name of the log in the folder of an experiment.
 const NAME: &str = "log.jsonl";
@@ -34,6 +35,25 @@ pub(super) struct Epoch {
     pub(super) seconds: f64,
     /// Samples per second, over all ranks.
     pub(super) samples_per_second: f64,
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            epoch,
+            rollout,
+            loss,
+            seconds,
+            ..
+        } = self;
+        write!(f, "epoch {epoch}: loss ")?;
+        if (1e-3..1e6).contains(loss) {
+            write!(f, "{loss:.4}")?;
+        } else {
+            write!(f, "{loss:.3e}")?;
+        }
+        write!(f, ", {rollout} step(s), {seconds:.1} s")
+    }
 }
 
 type Line = Map<String, Value>;
@@ -69,9 +89,7 @@ pub(super) fn add_validation<'a>(
 fn replace(folder: &Path, epoch: usize, change: impl FnOnce(Line) -> Line) -> Result<()> {
     let path = folder.join(NAME);
     let bytes = match std::fs::read(&path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(failed(&path, &error));
-        }
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(&path)(error)),
         bytes => bytes.unwrap_or_default(),
     };
     let text = String::from_utf8_lossy(&bytes);

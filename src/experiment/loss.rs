@@ -1,7 +1,7 @@
 //! Loss of a batch.
 
 use halocline_core::{Distribution, Error, RandomKey, Result, ShardTensor};
-use halocline_io::Batch;
+use halocline_io::{Batch, Channel};
 use halocline_models::{
     CrpsEstimator, crps, crps_masked, perturbed, repeat_members, rollout, split_members,
 };
@@ -10,8 +10,7 @@ use halocline_ops::{counted, spectral_loss};
 
 use super::checks::check_weights;
 use super::config::Loss;
-use super::data::stands_for;
-use super::network::FieldModel;
+use super::network::{FieldModel, places_of_targets, select_channels};
 use super::setup::Experiment;
 
 impl Experiment {
@@ -44,10 +43,7 @@ impl Experiment {
         }
         let x = self.seen_inputs(x, &batch.times)?;
         let channels = self.data.channels.targets.len();
-        let feedback = match steps {
-            1 => Vec::new(),
-            _ => self.data.channels.feedback()?,
-        };
+        let feedback = self.data.feedback(steps)?;
         let times = |step: usize| -> Vec<f64> {
             let times = batch.times.iter().zip(&batch.leads);
             times
@@ -99,18 +95,12 @@ impl Experiment {
     pub(super) fn factors(&self) -> Result<Vec<f64>> {
         let (training, targets) = (&self.config.training, &self.data.channels.targets);
         check_weights(training, targets)?;
+        let weights = &training.weights;
         let weight = |target: &String| {
-            let level = training.weights.get(target);
-            let variable = || {
-                training
-                    .weights
-                    .iter()
-                    .find(|(name, _)| stands_for(name, target))
-            };
-            level
-                .or_else(|| variable().map(|(_, weight)| weight))
-                .copied()
-                .unwrap_or(1.0)
+            let of_level = weights.get(target);
+            let channel = Channel::new(target.clone());
+            let weight = of_level.or_else(|| weights.get(channel.variable()));
+            weight.copied().unwrap_or(1.0)
         };
         let [_, _, ratios] = &self.scales;
         let factor = |(target, ratio): (&String, &f64)| match training.loss {
@@ -125,19 +115,9 @@ impl Experiment {
     /// For a target that is not an input it is one everywhere, because no forecast needs its value
     /// there.
     pub(super) fn of_targets(&self, present: &ShardTensor<4>) -> ShardTensor<4> {
-        let (channels, count) = (&self.data.channels, present.dims()[1]);
-        let inputs = &channels.inputs;
-        let place = |target: &String| {
-            let input = inputs.iter().position(|input| input == target);
-            input.map_or(count, |input| count - inputs.len() + input)
-        };
-        let places: Vec<usize> = channels.targets.iter().map(place).collect();
-        let (first, targets) = (places[0], places.len());
-        if first + targets <= count && places.iter().copied().eq(first..first + targets) {
-            return present.clone().narrow(1, first, targets);
-        }
-        let ones = present.clone().narrow(1, 0, 1) * 0.0 + 1.0;
-        ShardTensor::cat(vec![present.clone(), ones], 1).index_select(1, &places)
+        let inputs = present.dims()[1];
+        let places = places_of_targets(&self.data.channels, inputs, inputs);
+        select_channels(present.clone(), &places, |channel| channel * 0.0 + 1.0)
     }
 
     /// Returns the loss of predictions `[members · batch, steps · targets, lat, lon]`, whose errors
@@ -198,13 +178,10 @@ impl Experiment {
 #[cfg(test)]
 mod tests {
     use halocline_core::Launcher;
-    use halocline_io::Grid;
     use halocline_ops::loss_value;
 
     use super::*;
-    use crate::experiment::fixture::{
-        COLUMNS, ROWS, config_in, wave, write_fields, write_fields_on,
-    };
+    use crate::experiment::fixture::{config_in, region, wave, write_fields, write_fields_on};
 
     /// Moving ice: at each time a third of the cells has no value.
     #[test]
@@ -251,8 +228,6 @@ mod tests {
     /// history.
     #[test]
     fn losses_of_several_settings_are_the_same_on_any_mesh() {
-        let degrees = |count: usize| (0..count).map(|cell| 10.0 + 3.0 * cell as f64).collect();
-        let region = Grid::new(degrees(ROWS), degrees(COLUMNS)).unwrap();
         for (data, loss, mesh) in [
             (
                 "anomalies = true",
@@ -262,7 +237,7 @@ mod tests {
             ("history = 2", "loss = \"spectral\"", "data = 2\nlon = 2"),
         ] {
             let folder = tempfile::tempdir().unwrap();
-            write_fields_on(folder.path(), &region, |time, cell| {
+            write_fields_on(folder.path(), &region(), |time, cell| {
                 let (channel, row, column) = cell;
                 if channel == 0 && (time + row + column).is_multiple_of(5) {
                     f32::NAN

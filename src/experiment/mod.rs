@@ -24,6 +24,7 @@ mod config;
 mod data;
 mod data_config;
 mod device;
+mod errors;
 #[cfg(test)]
 mod fixture;
 mod forecast;

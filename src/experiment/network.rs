@@ -181,6 +181,16 @@ enum Network {
 /// and `FieldTransformer` apply their own.
 const INCREMENT: f64 = 0.1;
 
+impl FieldModel {
+    /// Returns the network of kind `graph`.
+    pub(super) fn graph(&self) -> Option<&GraphCastNet> {
+        match &self.network {
+            Network::Graph(model) => Some(model),
+            _ => None,
+        }
+    }
+}
+
 impl ModelConfig {
     /// Returns the handling of received halos in recomputed steps. Dense blocks receive the keys
     /// and values of all ranks, which would not fit in memory if they were kept.
@@ -345,47 +355,31 @@ impl ModelConfig {
                 Network::Graph(config.init(&mesh, device))
             }
         };
-        let newest = (history - 1) * inputs;
-        let place = |target| channels.inputs.iter().position(|input| input == target);
-        let places = channels
-            .targets
-            .iter()
-            .map(|target| place(target).map_or(channels_in, |place| newest + place));
         Ok(FieldModel {
             network,
             damping: Initializer::Zeros.init([1, channels_out, 1, 1], device),
-            places: places.collect(),
+            places: places_of_targets(channels, history * inputs, channels_in),
             checkpoint: None,
         })
     }
 
     /// Returns the plan of tensor parallelism over a mesh axis, for kinds that have one.
     pub fn tensor_parallel(&self, axis: &str) -> Option<Plan> {
-        let within = |plan: Plan| Plan {
-            layer: plan
-                .layer
-                .into_iter()
-                .map(|mut entry| {
-                    entry.path = format!("network.*.{}", entry.path);
-                    entry
-                })
-                .collect(),
-            ..plan
-        };
-        match self {
-            Self::Cnn { .. } => Some(within(SurrogateCnnConfig::new(1).tensor_parallel(axis))),
-            Self::Unet { .. } => Some(within(UNetConfig::new(1, 1).tensor_parallel(axis))),
-            Self::Transformer { .. } => {
-                let config = self.transformer(1, 0, 1)?;
-                Some(within(config.tensor_parallel(axis)))
-            }
+        let mut plan = match self {
+            Self::Cnn { .. } => SurrogateCnnConfig::new(1).tensor_parallel(axis),
+            Self::Unet { .. } => UNetConfig::new(1, 1).tensor_parallel(axis),
+            Self::Transformer { .. } => self.transformer(1, 0, 1)?.tensor_parallel(axis),
             Self::Fno { blocks, modes, .. } => {
                 let config = FnoConfig::new(1, 1, *modes).with_blocks(*blocks);
-                Some(within(config.tensor_parallel(axis)))
+                config.tensor_parallel(axis)
             }
-            Self::Sfno { .. } => Some(within(SfnoConfig::new(1, 1).tensor_parallel(axis))),
-            Self::Graph { .. } => Some(within(GraphCastNetConfig::new(1, 1).tensor_parallel(axis))),
+            Self::Sfno { .. } => SfnoConfig::new(1, 1).tensor_parallel(axis),
+            Self::Graph { .. } => GraphCastNetConfig::new(1, 1).tensor_parallel(axis),
+        };
+        for entry in &mut plan.layer {
+            entry.path = format!("network.*.{}", entry.path);
         }
+        Some(plan)
     }
 
     fn transformer(
@@ -437,23 +431,44 @@ fn same(channels: &Channels) -> Result<usize> {
     }
 }
 
+/// Returns the place of each target among the channels of an input, of which the first `inputs` are
+/// those of all times of its history. The place of a target that is not an input is `absent`.
+pub(super) fn places_of_targets(channels: &Channels, inputs: usize, absent: usize) -> Vec<usize> {
+    let newest = inputs - channels.inputs.len();
+    let place = |target: &String| {
+        let input = channels.inputs.iter().position(|input| input == target);
+        input.map_or(absent, |input| newest + input)
+    };
+    channels.targets.iter().map(place).collect()
+}
+
+/// Selects channels of a field by their places. The place after the last channel is that of a
+/// channel made by a function of another channel.
+pub(super) fn select_channels<X: Field<4>>(
+    x: X,
+    places: &[usize],
+    other: impl FnOnce(X) -> X,
+) -> X {
+    let x = if places.contains(&x.dims()[1]) {
+        let other = other(x.clone().narrow(1, 0, 1));
+        X::cat(vec![x, other], 1)
+    } else {
+        x
+    };
+    let (first, count) = (places[0], places.len());
+    if places.iter().copied().eq(first..first + count) {
+        x.narrow(1, first, count) // without a copy
+    } else {
+        x.index_select(1, places)
+    }
+}
+
 impl<X: Field<4>> Layer<X> for FieldModel {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let channels = x.dims()[1];
-        let state = if self.places.contains(&channels) {
-            // A target that is not an input starts from its mean, which is zero.
-            X::cat(vec![x.clone(), x.clone().narrow(1, 0, 1) * 0.0], 1)
-        } else {
-            x.clone()
-        };
-        let (first, targets) = (self.places[0], self.places.len());
-        let state = if self.places.iter().copied().eq(first..first + targets) {
-            state.narrow(1, first, targets) // without a copy
-        } else {
-            state.index_select(1, &self.places)
-        }; // [batch, targets, lat, lon]
+        // [batch, targets, lat, lon]; a target that is not an input starts from its mean, zero.
+        let state = select_channels(x.clone(), &self.places, |channel| channel * 0.0);
         // Networks compute in the dtype of the parameters; increments are added in that of
         // the state.
         let types = [x.dtype(), self.damping.base().dtype()];

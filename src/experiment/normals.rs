@@ -67,7 +67,8 @@ impl Experiment {
         let climatology = found.ok_or_else(|| {
             let other = other.join(CLIMATOLOGY);
             Error::other(format!(
-                "{}: no climatology of data.climatology and data.climatology_hours; expected that of the network of training.pretrained, which saw differences from it",
+                "{}: no climatology of data.climatology and data.climatology_hours; expected that of the network of \
+                 training.pretrained, which saw differences from it",
                 other.display()
             ))
         })?;

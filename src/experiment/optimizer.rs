@@ -7,9 +7,11 @@ use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
-use halocline_core::{Error, Result};
+use halocline_core::Result;
 use halocline_ops::optim::FusedAdamWConfig;
 use serde::{Deserialize, Serialize};
+
+use super::errors::refuse;
 
 /// Optimizer, and schedule of its learning rate over all steps of training.
 ///
@@ -108,39 +110,38 @@ impl OptimizerConfig {
             epsilon,
             ..
         } = self;
-        if !(*learning_rate > 0.0 && *learning_rate <= 1.0) {
-            let message =
-                format!("optimizer.learning_rate: {learning_rate}; expected above 0, to 1");
-            return Err(Error::other(message));
-        }
-        if !(0.0..1.0).contains(weight_decay) || !(0.0..1.0).contains(momentum) {
-            let message = format!(
-                "optimizer.weight_decay and momentum: {weight_decay} and {momentum}; expected from 0 to below 1"
-            );
-            return Err(Error::other(message));
-        }
-        if *momentum > 0.0 && self.kind != OptimizerKind::Sgd {
-            let message = "optimizer.momentum: that of sgd; adamw and adam have optimizer.betas";
-            return Err(Error::other(message));
-        }
-        if self.nesterov && *momentum == 0.0 {
-            let message = "optimizer.nesterov: without optimizer.momentum; expected one above 0";
-            return Err(Error::other(message));
-        }
-        if !betas.iter().all(|beta| (0.0..1.0).contains(beta)) {
-            let message = format!("optimizer.betas: {betas:?}; expected two from 0 to below 1");
-            return Err(Error::other(message));
-        }
-        if !(*epsilon > 0.0 && *epsilon <= 1.0) {
-            let message = format!("optimizer.epsilon: {epsilon:e}; expected above 0, to 1");
-            return Err(Error::other(message));
-        }
-        if self.kind == OptimizerKind::Sgd && (*betas, *epsilon) != (BETAS, EPSILON) {
-            let message =
-                "optimizer.betas and epsilon: those of adamw and adam; sgd has optimizer.momentum";
-            return Err(Error::other(message));
-        }
-        Ok(())
+        refuse(&[
+            (
+                !(*learning_rate > 0.0 && *learning_rate <= 1.0),
+                &format!("optimizer.learning_rate: {learning_rate}; expected above 0, to 1"),
+            ),
+            (
+                !(0.0..1.0).contains(weight_decay) || !(0.0..1.0).contains(momentum),
+                &format!(
+                    "optimizer.weight_decay and momentum: {weight_decay} and {momentum}; expected from 0 to below 1"
+                ),
+            ),
+            (
+                *momentum > 0.0 && self.kind != OptimizerKind::Sgd,
+                "optimizer.momentum: that of sgd; adamw and adam have optimizer.betas",
+            ),
+            (
+                self.nesterov && *momentum == 0.0,
+                "optimizer.nesterov: without optimizer.momentum; expected one above 0",
+            ),
+            (
+                !betas.iter().all(|beta| (0.0..1.0).contains(beta)),
+                &format!("optimizer.betas: {betas:?}; expected two from 0 to below 1"),
+            ),
+            (
+                !(*epsilon > 0.0 && *epsilon <= 1.0),
+                &format!("optimizer.epsilon: {epsilon:e}; expected above 0, to 1"),
+            ),
+            (
+                self.kind == OptimizerKind::Sgd && (*betas, *epsilon) != (BETAS, EPSILON),
+                "optimizer.betas and epsilon: those of adamw and adam; sgd has optimizer.momentum",
+            ),
+        ])
     }
 
     /// Initializes the optimizer.

@@ -91,7 +91,7 @@ impl Outlook {
         if world.is_root() {
             warn(config, &data, samples);
         }
-        let axes = config.axes(ranks);
+        let axes = config.axes(ranks, &data.grid);
         let ranks = axes.iter().map(|(_, size)| size).product();
         let dry = DryMesh::new(
             MeshShape::new(&axes, (0..ranks).collect())?,
@@ -179,12 +179,10 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
     let (channels, [rows, columns]) = (&data.channels, data.grid.shape());
     let mesh = dry.mesh();
     let mut placements = placements(mesh.shape(), Samples::Steps(steps));
-    if config.training.members > 1 {
-        for (placement, name) in placements.iter_mut().zip(mesh.shape().names()) {
-            if name == "member" {
-                *placement = Shard(0);
-            }
-        }
+    if config.training.members > 1
+        && let Ok(axis) = mesh.shape().axis("member")
+    {
+        placements[axis] = Shard(0);
     }
     let field = |channels: usize| {
         let samples = config.training.members * config.training.batch;
@@ -196,10 +194,7 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
         0 => None,
         forcings => Some(field(steps * forcings)?),
     };
-    let feedback = match steps {
-        1 => Vec::new(),
-        _ => channels.feedback()?,
-    };
+    let feedback = data.feedback(steps)?;
     let halos = config.model.halos();
     Error::catch(|| {
         let y = rollout(input, forcing, steps, &feedback, |_, x| {
@@ -220,16 +215,8 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
 
 /// Returns the bytes that a rank needs from the files for a batch, and the read amplification.
 fn read(config: &ExperimentConfig, data: &Data, dry: &DryMesh) -> Result<(usize, f64)> {
-    let size = |axis: &str| {
-        let mut axes = dry
-            .mesh()
-            .shape()
-            .names()
-            .iter()
-            .zip(dry.mesh().shape().sizes());
-        axes.find(|(name, _)| *name == axis)
-            .map_or(1, |(_, size)| *size)
-    };
+    let mesh = dry.mesh().shape();
+    let size = |axis: &str| mesh.axis(axis).map_or(1, |axis| mesh.sizes()[axis]);
     let channels = &data.channels;
     let is_read = |name: &&String| {
         let name = name.strip_prefix("mask:").unwrap_or(name);
@@ -282,6 +269,15 @@ fn plans(
                 workload.with_rows(&format!("network.*.{{down,up}}.{level}.**"), rows(level));
         }
         workload = workload.with_rows("network.*.bottom.**", rows(levels));
+    }
+    if let Some(graph) = model.graph() {
+        // Ranks with different samples run passes of their own.
+        let sizes = mesh.names().iter().zip(mesh.sizes());
+        let groups = sizes.filter(|(name, _)| matches!(&name[..], "data" | "member"));
+        let passes = steps(config) * groups.map(|(_, size)| size).product::<usize>();
+        for (path, rows) in graph.rows(samples, passes) {
+            workload = workload.with_rows(&format!("network.*.{path}"), rows);
+        }
     }
     let parts = config
         .model

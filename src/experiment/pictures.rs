@@ -9,10 +9,11 @@ use halocline_models::Power;
 use halocline_ops::prelude::*;
 
 use super::config::ForecastConfig;
+use super::errors::failed;
 use super::network::FieldModel;
 use super::score::{Report, Row};
 use super::setup::{Experiment, States, missing};
-use crate::plot::{Chart, Map, animate, save_charts, save_maps};
+use crate::plot::{Chart, Map, Raster, animate, save_charts, save_maps};
 
 /// Largest number of channels that have pictures.
 const MOST: usize = 6;
@@ -26,8 +27,9 @@ impl Experiment {
     /// Draws pictures of the first six channels into a folder: scores over lead, compared with
     /// persistence and climatology, and the spectrum at the last lead (`t2m.png`); maps of
     /// forecast, truth and difference at the last step of the first forecast (`t2m_map.png`); and
-    /// all its steps as an animation (`t2m.gif`). Returns the paths on rank 0, and none on the
-    /// others.
+    /// all its steps as an animation (`t2m.gif`). Grids without
+    /// [positions](halocline_io::Grid::has_positions) have no maps. Returns the paths on rank 0, and
+    /// none on the others.
     ///
     /// # Errors
     /// An experiment without a test period; a folder that cannot be written; a failure of
@@ -60,15 +62,17 @@ impl Experiment {
         let start = whole.or_else(|| starts().find(|start| reaches(*start, 1)));
         let config = start.and_then(|start| self.with_truth(config, &states, start));
         let frames = match start.zip(config) {
-            Some((start, config)) => self.frames(model, &config, &states, start)?,
-            None => Vec::new(),
+            Some((start, config)) if self.data.grid.has_positions() => {
+                self.frames(model, &config, &states, start)?
+            }
+            _ => Vec::new(),
         };
         if !self.world.is_root() {
             return Ok(Vec::new());
         }
+        let raster = self.data.grid.cells().map(Raster::new).transpose()?;
         let folder = folder.as_ref();
-        let failed = |error| Error::other(format!("{}: {error}", folder.display()));
-        std::fs::create_dir_all(folder).map_err(failed)?;
+        std::fs::create_dir_all(folder).map_err(failed(folder))?;
         let mut drawn = Vec::new();
         for channel in 0..self.data.described.len().min(MOST) {
             let name = &self.data.described[channel].name;
@@ -77,7 +81,9 @@ impl Experiment {
                 drawn[drawn.len() - 1].clone()
             };
             save_charts(path(".png"), &report.charts(name))?;
-            let maps = frames.iter().map(|frame| self.maps(channel, frame));
+            let maps = frames
+                .iter()
+                .map(|frame| self.maps(channel, raster.as_ref(), frame));
             let maps: Vec<Vec<Map>> = maps.collect::<Result<_>>()?;
             if let Some(last) = maps.last() {
                 save_maps(path("_map.png"), last)?;
@@ -103,9 +109,7 @@ impl Experiment {
             let Some(state) = step.state else {
                 return Ok(());
             };
-            let truth = read(state)?;
-            let mask = truth.mask.map(ShardTensor::inner);
-            let mut truth = self.in_units(truth.target.inner());
+            let (mut truth, mask) = self.truth(&read(state)?);
             if let Some(mask) = mask {
                 truth = truth + missing(mask);
             }
@@ -130,13 +134,23 @@ impl Experiment {
         Ok(Some(values.index_axis_move(Axis(0), 0)))
     }
 
-    /// Returns maps of forecast, truth and difference.
-    fn maps(&self, channel: usize, (lead, fields): &Frame) -> Result<Vec<Map>> {
-        let (grid, described) = (&self.data.grid, &self.data.described[channel]);
+    /// Returns maps of forecast, truth and difference, of unstructured cells by their raster.
+    fn maps(
+        &self,
+        channel: usize,
+        raster: Option<&Raster>,
+        (lead, fields): &Frame,
+    ) -> Result<Vec<Map>> {
+        let grid = raster.map_or(&self.data.grid, Raster::grid);
+        let described = &self.data.described[channel];
         let unit = described.units.as_deref().unwrap_or("");
         let fields = fields
             .each_ref()
-            .map(|field| field.slice(s![channel, .., ..]).to_owned());
+            .map(|field| field.slice(s![channel, .., ..]).to_owned())
+            .map(|field| match raster {
+                Some(raster) => raster.values(&field),
+                None => field,
+            });
         let [forecast, truth]: [Array2<f32>; 2] = fields;
         let title = |what: &str| format!("{}, {what} after {lead:.1} h", described.name);
         let difference = Map::difference(&title("forecast less truth"), grid, &forecast, &truth)?;

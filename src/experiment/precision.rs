@@ -1,10 +1,11 @@
 //! Number types of training.
 
 use burn::tensor::{Device, FloatDType};
-use halocline_core::{Error, Result};
+use halocline_core::Result;
 use serde::{Deserialize, Serialize};
 
 use super::device::device_name;
+use super::errors::invalid;
 
 /// Number type in which a model computes in training.
 ///
@@ -47,14 +48,14 @@ impl Precision {
         let name = |precision: Self| format!("{precision:?}").to_lowercase();
         let all = [Self::F32, Self::Bf16, Self::F16];
         let others: Vec<String> = all.into_iter().filter(is_supported).map(name).collect();
-        Err(Error::from(halocline_io::Error::Argument {
-            argument: "training.precision",
-            got: format!("{} on {device}, which does not compute in it", name(self)),
-            expected: format!(
+        Err(invalid(
+            "training.precision",
+            format!("{} on {device}, which does not compute in it", name(self)),
+            format!(
                 "{}, or another device, such as the CPU by BURN_DEVICE=flex",
                 others.join(" or ")
             ),
-        }))
+        ))
     }
 }
 

@@ -9,6 +9,7 @@ use super::climatology::Climatology;
 use super::config::ExperimentConfig;
 use super::data::Data;
 use super::data_config::DataConfig;
+use super::errors::invalid;
 use super::record::{
     CHECKPOINTS, CLIMATOLOGY, COPY, STATISTICS, has_checkpoint, odd_and_units, other_keys,
     same_units,
@@ -69,14 +70,14 @@ pub(super) fn given_statistics(
     if Metadata::exists(&given) {
         let used = Statistics::load(&kept)?;
         if Statistics::load(&given)?.for_metadata(used.metadata())? != used {
-            return Err(Error::from(halocline_io::Error::Argument {
-                argument: key,
-                got: format!("other statistics in {}", given.display()),
-                expected: format!(
+            return Err(invalid(
+                key,
+                format!("other statistics in {}", given.display()),
+                format!(
                     "those of {}, which this experiment began with; choose another folder, or remove that one",
                     kept.display()
                 ),
-            }));
+            ));
         }
     }
     Ok(None)
@@ -86,11 +87,8 @@ pub(super) fn given_statistics(
 /// for the same channels in the same units on the same grid.
 fn check(folder: &Path, config: &ExperimentConfig, data: &Data) -> Result<()> {
     let refused = |got: String, expected: String| {
-        Err(Error::from(halocline_io::Error::Argument {
-            argument: PRETRAINED,
-            got: format!("{}, {got}", folder.display()),
-            expected,
-        }))
+        let got = format!("{}, {got}", folder.display());
+        Err(invalid(PRETRAINED, got, expected))
     };
     if !folder.join(COPY).exists() || !has_checkpoint(&folder.join(CHECKPOINTS)) {
         return refused(
@@ -152,11 +150,11 @@ fn check(folder: &Path, config: &ExperimentConfig, data: &Data) -> Result<()> {
     }
     same_units(&units, data, PRETRAINED)?;
     if config.data.anomalies && config.data.statistics.is_some() {
-        return Err(Error::from(halocline_io::Error::Argument {
-            argument: GIVEN,
-            got: "statistics besides those of training.pretrained".into(),
-            expected: "none with data.anomalies, whose climatology is normalised by those".into(),
-        }));
+        return Err(invalid(
+            GIVEN,
+            "statistics besides those of training.pretrained",
+            "none with data.anomalies, whose climatology is normalised by those",
+        ));
     }
     Ok(())
 }

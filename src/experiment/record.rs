@@ -11,8 +11,9 @@ use serde::Serialize;
 use super::config::ExperimentConfig;
 use super::data::Data;
 use super::data_config::DataConfig;
+use super::errors::{failed, invalid};
 use super::lock::lock;
-use super::summary::{FILES, Record, Summary, Units, failed};
+use super::summary::{FILES, Record, Summary, Units};
 pub(super) use crate::trainer::{CHECKPOINTS, STATISTICS};
 
 /// Name of the copy of the configuration in the folder.
@@ -49,7 +50,7 @@ pub(super) fn record(
         // Another job may have changed the record before the folder was locked.
         earlier = compare(config)?;
     }
-    std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
+    std::fs::create_dir_all(folder).map_err(failed(folder))?;
     let found = Record::of(config, data)?;
     let before = if made { Record::load(folder)? } else { None };
     match (&before, &earlier) {
@@ -68,7 +69,7 @@ pub(super) fn record(
         && let Some(earlier) = &earlier
         && earlier.forcings != config.data.forcings
     {
-        std::fs::remove_dir_all(&climatology).map_err(|error| failed(&climatology, &error))?;
+        std::fs::remove_dir_all(&climatology).map_err(failed(&climatology))?;
     }
     if is_copied && earlier.is_none() {
         Ok(())
@@ -82,10 +83,8 @@ fn check_idle(folder: &Path) -> Result<()> {
     if !Checkpoints::is_open(folder.join(CHECKPOINTS)) {
         return Ok(());
     }
-    Err(Error::other(format!(
-        "{}: another job trains in this folder, with another [data]; choose another folder",
-        folder.display()
-    )))
+    let fault = "another job trains in this folder, with another [data]; choose another folder";
+    Err(failed(folder)(fault))
 }
 
 /// Locks a folder for the job that starts to train there, until the returned file is dropped.
@@ -96,10 +95,9 @@ pub(super) fn lock_for_training(config: &ExperimentConfig) -> Result<File> {
     let locked = lock(&config.folder)?;
     match compare(config)? {
         None => Ok(locked),
-        Some(_) => Err(Error::other(format!(
-            "{}: another job has changed [data] since this one started; choose another folder",
-            config.folder.display()
-        ))),
+        Some(_) => Err(failed(&config.folder)(
+            "another job has changed [data] since this one started; choose another folder",
+        )),
     }
 }
 
@@ -147,7 +145,7 @@ impl ExperimentConfig {
 
 /// Returns the error for a folder without a checkpoint.
 pub(super) fn untrained(folder: &Path) -> Error {
-    Error::other(format!("{}: no checkpoint; train first", folder.display()))
+    failed(folder)("no checkpoint; train first")
 }
 
 /// Returns whether a folder has a checkpoint.
@@ -167,11 +165,8 @@ pub(super) fn compare_files(config: &ExperimentConfig, data: &mut Data) -> Resul
     if let Some(constants) = Summary::of_constants(config)?
         && record.files.last() != Some(&constants)
     {
-        return Err(Error::from(halocline_io::Error::Argument {
-            argument: "data.constants",
-            got: constants.to_string(),
-            expected: "the file that training had".into(),
-        }));
+        let expected = "the file that training had";
+        return Err(invalid("data.constants", constants, expected));
     }
     same_units(&record.units, data, "files")
 }
@@ -181,18 +176,17 @@ pub(super) fn compare_files(config: &ExperimentConfig, data: &mut Data) -> Resul
 pub(super) fn odd_and_units(folder: &Path) -> Result<(Vec<String>, Units)> {
     match Record::load(folder)? {
         Some(record) => Ok((record.odd, record.units)),
-        None => Err(Error::other(format!(
-            "{}: missing; expected the summary of the files of training",
-            folder.join(FILES).display()
-        ))),
+        None => Err(failed(&folder.join(FILES))(
+            "missing; expected the summary of the files of training",
+        )),
     }
 }
 
-/// Rejects data whose units are not those of training. The error names `argument`.
+/// Rejects data whose units are not those of training. The error names the setting of the files.
 pub(super) fn same_units(
     trained: &[(String, Option<String>)],
     data: &Data,
-    argument: &'static str,
+    setting: &'static str,
 ) -> Result<()> {
     for (name, units) in trained {
         let trained = Channel::new(name.clone()).with_units(units.clone());
@@ -200,14 +194,14 @@ pub(super) fn same_units(
         let other = files.find(|file| file.name == trained.name && !file.has_units_of(&trained));
         if let Some(other) = other {
             let units = |channel: &Channel| channel.units.clone().unwrap_or("none".into());
-            return Err(Error::from(halocline_io::Error::Argument {
-                argument,
-                got: format!("{} of {}", units(other), other.name),
-                expected: format!(
+            return Err(invalid(
+                setting,
+                format!("{} of {}", units(other), other.name),
+                format!(
                     "{}, as in training; convert the values, or write the attribute units",
                     units(&trained)
                 ),
-            }));
+            ));
         }
     }
     Ok(())
@@ -225,8 +219,7 @@ pub(super) fn same_units(
 pub(super) fn compare(config: &ExperimentConfig) -> Result<Option<DataConfig>> {
     let copy = config.folder.join(COPY);
     if !copy.exists() {
-        let message = format!("{}: no experiment; train first", config.folder.display());
-        return Err(Error::other(message));
+        return Err(failed(&config.folder)("no experiment; train first"));
     }
     let before = ExperimentConfig::load(&copy)?;
     let is_begun = has_checkpoint(&config.folder.join(CHECKPOINTS));
@@ -235,15 +228,15 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<Option<DataConfig>> {
         && is_left_out
         && !is_begun
     {
-        return Err(Error::from(halocline_io::Error::Argument {
-            argument: "training.pretrained",
-            got: "none".into(),
-            expected: format!(
+        return Err(invalid(
+            "training.pretrained",
+            "none",
+            format!(
                 "{}, of which {} has the statistics, until there is a checkpoint; choose another folder, or remove that one",
                 pretrained.display(),
                 config.folder.display()
             ),
-        }));
+        ));
     }
     let differs = |what: &str, keys: Vec<String>| {
         Err(Error::other(format!(
@@ -289,11 +282,8 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<Option<DataConfig>> {
 
 /// Returns the keys whose values differ between two tables.
 pub(super) fn other_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<String> {
-    let table = |table: Result<toml::Table, toml::ser::Error>| table.unwrap_or_default();
-    let (one, other) = (
-        table(toml::Table::try_from(one)),
-        table(toml::Table::try_from(other)),
-    );
+    let one = toml::Table::try_from(one).unwrap_or_default();
+    let other = toml::Table::try_from(other).unwrap_or_default();
     let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
     let differ = keys
         .into_iter()
@@ -304,7 +294,7 @@ pub(super) fn other_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<St
 /// Writes a file of a folder whole, or leaves it as it was.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     save_whole(path, |path| {
-        std::fs::write(path, bytes).map_err(|error| failed(path, &error))
+        std::fs::write(path, bytes).map_err(failed(path))
     })
 }
 

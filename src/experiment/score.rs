@@ -60,12 +60,11 @@ impl Experiment {
         let grid = &self.data.grid;
         let weights = grid.latitude_weights();
         let mut spectra = match grid.boundary()[1] {
-            Boundary::Periodic if grid.cells().is_none() => Some(Spectra::new(
-                &self.data.channels.targets,
-                &weights,
-                grid.lat(),
-                regions(grid),
-            )?),
+            Boundary::Periodic if grid.cells().is_none() && grid.has_positions() => {
+                let targets = &self.data.channels.targets;
+                let regions = regions(grid);
+                Some(Spectra::new(targets, &weights, grid.lat(), regions)?)
+            }
             _ => None,
         };
         let states = self.states(&self.scored()?)?;
@@ -110,7 +109,7 @@ impl Experiment {
     }
 
     /// Returns a state in its units, and the mask of its values.
-    fn truth(&self, state: &Batch) -> (ShardTensor<4>, Option<ShardTensor<4>>) {
+    pub(super) fn truth(&self, state: &Batch) -> (ShardTensor<4>, Option<ShardTensor<4>>) {
         let field = self.in_units(state.target.clone().inner());
         (field, state.mask.clone().map(ShardTensor::inner))
     }
@@ -128,8 +127,10 @@ impl Experiment {
         let (targets, grid) = (&self.data.channels.targets, &self.data.grid);
         let weights = grid.latitude_weights();
         let regions = regions(grid);
-        let empty =
-            || Verification::new(targets, &weights, grid.lat(), grid.lon(), regions.clone());
+        let empty = || match grid.cells() {
+            Some([lat, lon]) => Verification::of_cells(targets, lat, lon, regions.clone()),
+            None => Verification::new(targets, &weights, grid.lat(), grid.lon(), regions.clone()),
+        };
         let [mut ours, mut mean, mut persistence, mut climatology] =
             [empty(), empty(), empty(), empty()];
         let hours: Vec<Option<f64>> = (0..=config.steps)
@@ -214,30 +215,33 @@ impl Experiment {
                 found
             }
         };
-        let ensembles = ours.scores();
-        let rows = mean.scores().into_iter().zip(baselines).enumerate();
-        let rows = rows.map(|(index, (mut score, [persistence, climatology]))| {
+        Ok(Some(Report {
+            rows: self.rows(mean.scores(), &ours.scores(), &baselines),
+            spectra: Vec::new(),
+        }))
+    }
+
+    /// Returns the rows of a report from the scores of forecasts or ensemble means, of ensembles if
+    /// there are any, and of persistence and climatology, all in the same order.
+    fn rows(&self, means: Vec<Score>, ensembles: &[Score], baselines: &[[f64; 2]]) -> Vec<Row> {
+        let rows = means.into_iter().zip(baselines).enumerate();
+        let rows = rows.map(|(index, (mut score, baselines))| {
             if let Some(ensemble) = ensembles.get(index) {
                 score.scores.crps = ensemble.scores.crps;
                 score.scores.spread = ensemble.scores.spread;
                 score.scores.spread_skill = ensemble.scores.spread_skill;
             }
-            let described = self
-                .data
-                .described
-                .iter()
-                .find(|channel| channel.name == score.channel);
+            let mut described = self.data.described.iter();
+            let described = described.find(|channel| channel.name == score.channel);
+            let [rmse_persistence, rmse_climatology] = *baselines;
             Row {
                 score,
                 units: described.and_then(|channel| channel.units.clone()),
-                rmse_persistence: persistence,
-                rmse_climatology: climatology,
+                rmse_persistence,
+                rmse_climatology,
             }
         });
-        Ok(Some(Report {
-            rows: rows.collect(),
-            spectra: Vec::new(),
-        }))
+        rows.collect()
     }
 }
 
@@ -319,18 +323,16 @@ impl fmt::Display for Report {
                 )?;
             }
         }
-        let count = self
-            .first_region()
-            .filter(|row| row.score.scores.rmse < row.rmse_persistence)
-            .count();
-        let better = self
-            .first_region()
-            .filter(|row| row.score.scores.rmse < row.rmse_climatology)
-            .count();
-        let all = self.first_region().count();
+        let below = |baseline: fn(&Row) -> f64| {
+            let is_below = |row: &&Row| row.score.scores.rmse < baseline(row);
+            self.first_region().filter(is_below).count()
+        };
         write!(
             f,
-            "\nof {all} RMSE, {count} are below persistence and {better} below climatology"
+            "\nof {} RMSE, {} are below persistence and {} below climatology",
+            self.first_region().count(),
+            below(|row| row.rmse_persistence),
+            below(|row| row.rmse_climatology)
         )
     }
 }
@@ -349,12 +351,16 @@ fn number(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// Returns the standard regions that contain rows of the grid; of unstructured cells, whose single
-/// row has no latitude, the globe.
+/// Returns the standard regions that contain cells of the grid; without positions, the globe.
 fn regions(grid: &Grid) -> Vec<Region> {
-    let is_held = |region: &Region| match grid.cells() {
-        Some(_) => region.name == "globe",
-        None => region.rows(grid.lat()).contains(&1.0),
+    let lat = grid.cells().map_or(grid.lat(), |[lat, _]| lat);
+    let has_positions = grid.has_positions();
+    let is_held = |region: &Region| {
+        if has_positions {
+            region.rows(lat).contains(&1.0)
+        } else {
+            region.name == "globe"
+        }
     };
     Region::standard().into_iter().filter(is_held).collect()
 }
@@ -370,15 +376,18 @@ mod tests {
     use crate::experiment::fixture::{TIMES, config_in, write_waves};
 
     #[test]
-    fn unstructured_cells_are_in_no_region_but_the_globe() {
+    fn regions_hold_cells_by_their_positions() {
         let names = |grid: Grid| -> Vec<String> {
             let regions = regions(&grid).into_iter();
             regions.map(|region| region.name).collect()
         };
-        let cells = Grid::unstructured(vec![60.0, 0.0, -60.0], vec![10.0, 20.0, 0.0]);
-        assert_eq!(names(cells.unwrap()), ["globe"]);
-        let row = Grid::new(vec![0.0], vec![0.0, 120.0, 240.0]);
-        assert_eq!(names(row.unwrap()), ["globe", "tropics"]);
+        let cells = Grid::unstructured(vec![60.0, 0.0, 30.0], vec![10.0, 20.0, 0.0]);
+        let expected = ["globe", "northern extratropics", "tropics"];
+        assert_eq!(names(cells.unwrap()), expected);
+        let row = |lat: f64| Grid::new(vec![lat], vec![0.0, 120.0, 240.0]);
+        assert_eq!(names(row(10.0).unwrap()), ["globe", "tropics"]);
+        // Cells without positions.
+        assert_eq!(names(row(0.0).unwrap()), ["globe"]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use halocline_core::{
     with_all_threads,
 };
 use halocline_io::{
-    Checkpoint, FieldLoader, LoaderConfig, Metadata, Order, Period, Source, Statistics,
+    Checkpoint, FieldLoader, Grid, LoaderConfig, Metadata, Order, Period, Source, Statistics,
 };
 use halocline_models::parallel::build;
 use halocline_ops::prelude::*;
@@ -100,8 +100,9 @@ impl ExperimentConfig {
         }
     }
 
-    /// Returns names and sizes of the mesh's axes on this number of ranks.
-    pub(super) fn axes(&self, ranks: usize) -> Vec<(&str, usize)> {
+    /// Returns names and sizes of the mesh's axes on this number of ranks: as square as possible,
+    /// unless the configuration names them or the grid has fewer rows.
+    pub(super) fn axes(&self, ranks: usize, grid: &Grid) -> Vec<(&str, usize)> {
         if !self.mesh.is_empty() {
             return self
                 .mesh
@@ -109,8 +110,9 @@ impl ExperimentConfig {
                 .map(|(name, size)| (&name[..], *size))
                 .collect();
         }
+        let [rows, _] = grid.shape();
         let divides = |lat: &usize| ranks.is_multiple_of(*lat) && lat * lat <= ranks;
-        let lat = (1..=ranks).filter(divides).max().unwrap_or(1);
+        let lat = (1..=ranks.min(rows)).filter(divides).max().unwrap_or(1);
         vec![("lat", lat), ("lon", ranks / lat)]
     }
 
@@ -236,7 +238,7 @@ impl Experiment {
             statistics
         };
         Ok(Self {
-            mesh: world.mesh_of(&config.axes(world.size()))?,
+            mesh: world.mesh_of(&config.axes(world.size(), &data.grid))?,
             scales: data.scales(&statistics)?,
             config: config.clone(),
             world: world.clone(),
@@ -371,7 +373,19 @@ pub(super) fn missing(mask: ShardTensor<4>) -> ShardTensor<4> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::experiment::fixture::config_in;
+
+    #[test]
+    fn a_single_row_is_sharded_along_longitude() {
+        let config = config_in(Path::new("a"), "", "");
+        let cells = Grid::unstructured(vec![0.0; 40], vec![0.0; 40]).unwrap();
+        assert_eq!(config.axes(4, &cells), [("lat", 1), ("lon", 4)]);
+        let grid = Grid::with_poles(5, 8).unwrap();
+        assert_eq!(config.axes(4, &grid), [("lat", 2), ("lon", 2)]);
+    }
 
     #[test]
     fn a_batch_on_one_rank_is_whole() {

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::config::ExperimentConfig;
 use super::data::Data;
 use super::data_config::DataConfig;
+use super::errors::failed;
 
 /// Name of the summary in the folder of an experiment.
 pub(super) const FILES: &str = "files.json";
@@ -49,8 +50,8 @@ impl Record {
         if !path.exists() {
             return Ok(None);
         }
-        let text = std::fs::read(&path).map_err(|error| failed(&path, &error))?;
-        let record = serde_json::from_slice(&text).map_err(|error| failed(&path, &error))?;
+        let text = std::fs::read(&path).map_err(failed(&path))?;
+        let record = serde_json::from_slice(&text).map_err(failed(&path))?;
         Ok(Some(record))
     }
 
@@ -163,9 +164,4 @@ impl fmt::Display for Summary {
             None => Ok(()),
         }
     }
-}
-
-/// Returns the error for a path.
-pub(super) fn failed(path: &Path, error: &dyn fmt::Display) -> Error {
-    Error::other(format!("{}: {error}", path.display()))
 }

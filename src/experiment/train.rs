@@ -1,13 +1,15 @@
 //! Training, with a validation after each epoch.
 
+use std::fmt::Display;
 use std::io::Write;
 use std::time::Instant;
 
 use burn::module::Module;
 use halocline_core::{Error, Result};
-use halocline_io::{Progress, save_json};
+use halocline_io::{FieldLoader, Progress, save_json};
 
 use super::checks::{check_training, warn};
+use super::errors::invalid;
 use super::keys::in_keys;
 use super::log::{self, Epoch};
 use super::network::FieldModel;
@@ -40,73 +42,25 @@ impl Experiment {
         }
         let training = &self.config.training;
         training.precision.check(self.world.device())?;
-        let most = training.most_steps();
-        let mut data = self.batches(most)?;
+        let mut data = self.batches(training.most_steps())?;
         check_training(training, &self.data.channels, data.samples())?;
-        if self.world.is_root() {
+        let root = self.world.is_root();
+        if root {
             warn(&self.config, &self.data, data.samples());
         }
-        let validation = self
-            .config
-            .data
-            .validation
-            .as_ref()
-            .map(|period| self.states(period));
-        let validation = validation.transpose()?;
-        // Errors that would otherwise surface only after hours.
-        let forecast = &self.config.forecast;
-        if validation.is_some() && forecast.steps > 1 {
-            self.data.channels.feedback()?;
-        }
-        if let Some(states) = &validation {
-            Self::check_truth(states, forecast.steps)?;
-        }
-        let root = self.world.is_root();
-        let tested = self.config.data.test.as_ref().map(|period| {
-            let states = self.states(period)?;
-            Self::check_truth(&states, forecast.steps)
-        });
-        if let Some(Err(error)) = tested
-            && root
-        {
-            let error = in_keys(&error.to_string());
-            eprintln!("train: data.test has no forecast to score: {error}");
-        }
+        let validation = self.validation_states()?;
+        self.warn_of_test();
         let batches = data.batches();
-        let trainer = self.trainer(batches)?;
-        // Held until the checkpoints are locked, so that the record stays that of this run.
-        let mut locked = None;
-        on_root(&self.world, || {
-            locked = Some(lock_for_training(&self.config)?);
-            Ok(())
-        })?;
-        if validation.is_some() || self.config.data.anomalies {
-            // Before signals are watched, because computing the climatology does not check for
-            // them.
-            self.climatology()?;
-        }
-        let mut trainer = match &training.pretrained {
-            None => trainer.resume_or_start(self.checkpoints())?,
-            Some(pretrained) => {
-                let weights = pretrained.join(CHECKPOINTS);
-                trainer.resume_or_start_from(self.checkpoints(), weights)?
-            }
-        };
-        drop(locked);
+        let mut trainer = self.resume(self.trainer(batches)?, validation.is_some())?;
         let unvalidated = match &validation {
             Some(states) if is_unvalidated(&trainer)? => Some(states),
             _ => None,
         };
-        let (is_done, mut stop) = (
-            trainer.epoch() >= training.epochs,
-            trainer.is_out_of_patience(),
-        );
-        if root && is_done {
-            say(&format!(
-                "{} of {} epochs are done",
-                trainer.epoch(),
-                training.epochs
-            ));
+        let is_done = trainer.epoch() >= training.epochs;
+        let mut stop = trainer.is_out_of_patience();
+        if is_done {
+            let (done, all) = (trainer.epoch(), training.epochs);
+            self.say(format!("{done} of {all} epochs are done"));
         }
         // Nothing is noted or saved: with another configuration the last checkpoint could lose its
         // average.
@@ -121,7 +75,7 @@ impl Experiment {
         let all_steps = self.schedule(&mut trainer, batches)?;
         on_root(&self.world, || save_copy(&self.config))?;
         let (mut pace, mut is_first, mut has_changed) = (Pace::default(), true, !is_begun);
-        let mut is_limited = false;
+        let mut ended = Ended::Completed;
         if let Some(states) = unvalidated {
             // The last epoch is complete, but its validation was interrupted.
             let Some((line, stopped)) = self.validate(&mut trainer, states)? else {
@@ -129,63 +83,26 @@ impl Experiment {
             };
             stop = stopped;
             has_changed = true;
-            if root {
-                say(&format!("epoch {}: {line}", trainer.epoch()));
-            }
+            self.say(format!("epoch {}: {line}", trainer.epoch()));
         }
         while !stop && trainer.epoch() < training.epochs {
-            let limit = training
-                .minutes
-                .map_or(f64::INFINITY, |minutes| 60.0 * minutes);
-            let (start, epoch, first) = (Instant::now(), trainer.epoch(), trainer.batch());
-            let (steps, before) = (training.steps(epoch + 1), trainer.step());
-            let end = self.begin.elapsed().as_secs_f64() + pace.epoch(steps);
-            if !self.agreed(end <= limit)? {
-                if root {
-                    say(
-                        "the time limit leaves no time for another epoch: start again for the rest",
-                    );
-                }
-                is_limited = true;
+            let steps = training.steps(trainer.epoch() + 1);
+            if !self.has_time(pace.epoch(steps))? {
+                self.say(
+                    "the time limit leaves no time for another epoch: start again for the rest",
+                );
+                ended = Ended::Interrupted;
                 break;
             }
             has_changed = true;
             data.set_steps(steps)?;
-            let count = data.batches();
-            let title = format!("epoch {}", epoch + 1);
-            let progress = Progress::new(self.world.rank(), &title, count - first);
-            let ended = trainer.train_epoch(data.epoch_from(epoch, first), |model, batch| {
-                let loss = self.loss(model, batch?, steps, epoch)?;
-                progress.advance();
-                Ok(loss)
-            })?;
-            progress.finish();
-            if ended == Ended::Interrupted {
+            let (start, count) = (Instant::now(), data.batches());
+            let trained = (count - trainer.batch()).max(1) as f64;
+            let Some(epoch) = self.train_epoch(&mut trainer, &data, all_steps)? else {
                 return self.interrupted(trainer);
-            }
-            let losses = trainer.losses();
-            let loss = losses[losses.len() - count..].iter().sum::<f64>() / count as f64;
-            let seconds = start.elapsed().as_secs_f64();
-            let told = if (1e-3..1e6).contains(&loss) {
-                format!("{loss:.4}")
-            } else {
-                format!("{loss:.3e}")
             };
-            let mut line = format!("{title}: loss {told}, {steps} step(s), {seconds:.1} s");
-            let (last, optimizer) = (trainer.step(), &self.config.optimizer);
-            let logged = Epoch {
-                epoch: epoch + 1,
-                step: last,
-                rollout: steps,
-                learning_rate: optimizer.rate(last.saturating_sub(1), all_steps),
-                loss,
-                skipped: (count - first).div_ceil(training.accumulation) - (last - before) as usize,
-                seconds,
-                samples_per_second: (training.batch * (count - first)) as f64 / seconds,
-            };
-            // Before the epoch is saved: one that is lost is repeated, with its line.
-            on_root(&self.world, || log::add_epoch(&self.config.folder, &logged))?;
             trainer.save(None)?;
+            let mut line = epoch.to_string();
             if let Some(states) = &validation {
                 let Some((validated, stopped)) = self.validate(&mut trainer, states)? else {
                     return self.interrupted(trainer);
@@ -193,44 +110,153 @@ impl Experiment {
                 line = format!("{line}; {validated}");
                 stop = stopped;
             }
-            if root {
-                say(&line);
-            }
+            self.say(line);
             if root && is_first {
                 let parameters = trainer.model().num_params();
-                let step = 1e3 * seconds / (count - first).max(1) as f64;
+                let step = 1e3 * epoch.seconds / trained;
                 let memory = memory("VmHWM:").map_or(String::new(), |bytes| {
                     format!(", {} MiB at most", bytes >> 20)
                 });
-                say(&format!(
+                self.say(format!(
                     "{parameters} parameters on a rank, {step:.0} ms per batch{memory}"
                 ));
             }
             is_first = false;
             // Extrapolated to a whole epoch if only the rest of an interrupted one was trained.
-            let whole = count as f64 / (count - first).max(1) as f64;
-            let rest = start.elapsed().as_secs_f64() - seconds;
-            pace.add(steps, whole * seconds, rest);
+            let whole = count as f64 / trained * epoch.seconds;
+            pace.add(steps, whole, start.elapsed().as_secs_f64() - epoch.seconds);
         }
         self.say_patience(stop);
         if has_changed {
             trainer.finish()?;
         }
         if root && data.traffic().needed > 0 {
-            say(&format!("read by rank 0: {}", data.traffic()));
+            self.say(format!("read by rank 0: {}", data.traffic()));
         }
-        Ok(if is_limited {
-            Ended::Interrupted
-        } else {
-            Ended::Completed
-        })
+        Ok(ended)
     }
 
-    /// Prints on rank 0 that validation stopped improving, if that ended training.
+    /// Opens the states of the validation period, if there is one.
+    ///
+    /// # Errors
+    /// Those of a validation, which would otherwise surface only after hours.
+    fn validation_states(&self) -> Result<Option<States>> {
+        let Some(period) = &self.config.data.validation else {
+            return Ok(None);
+        };
+        let (states, steps) = (self.states(period)?, self.config.forecast.steps);
+        self.data.feedback(steps)?;
+        Self::check_truth(&states, steps)?;
+        Ok(Some(states))
+    }
+
+    /// Prints a warning on rank 0 if no forecast of the test period can be scored.
+    fn warn_of_test(&self) {
+        let Some(period) = &self.config.data.test else {
+            return;
+        };
+        let steps = self.config.forecast.steps;
+        let states = self.states(period);
+        let tested = states.and_then(|states| Self::check_truth(&states, steps));
+        if let Err(error) = tested
+            && self.world.is_root()
+        {
+            let error = in_keys(&error.to_string());
+            eprintln!("train: data.test has no forecast to score: {error}");
+        }
+    }
+
+    /// Resumes a run, or starts it, with the lock of the folder.
+    fn resume(
+        &self,
+        trainer: Trainer<FieldModel>,
+        is_validated: bool,
+    ) -> Result<Trainer<FieldModel>> {
+        // Held until the checkpoints are locked, so that the record stays that of this run.
+        let mut locked = None;
+        on_root(&self.world, || {
+            locked = Some(lock_for_training(&self.config)?);
+            Ok(())
+        })?;
+        if is_validated || self.config.data.anomalies {
+            // Before signals are watched, because computing the climatology does not check for
+            // them.
+            self.climatology()?;
+        }
+        let trainer = match &self.config.training.pretrained {
+            None => trainer.resume_or_start(self.checkpoints())?,
+            Some(pretrained) => {
+                let weights = pretrained.join(CHECKPOINTS);
+                trainer.resume_or_start_from(self.checkpoints(), weights)?
+            }
+        };
+        drop(locked);
+        Ok(trainer)
+    }
+
+    /// Trains the rest of an epoch with the samples of a loader, and adds the epoch to the log. The
+    /// schedule has `all_steps` steps. Returns `None` if a signal interrupted the epoch.
+    fn train_epoch(
+        &self,
+        trainer: &mut Trainer<FieldModel>,
+        data: &FieldLoader,
+        all_steps: usize,
+    ) -> Result<Option<Epoch>> {
+        let start = Instant::now();
+        let (training, optimizer) = (&self.config.training, &self.config.optimizer);
+        let (epoch, first, before) = (trainer.epoch(), trainer.batch(), trainer.step());
+        let (steps, count) = (training.steps(epoch + 1), data.batches());
+        let title = format!("epoch {}", epoch + 1);
+        let progress = Progress::new(self.world.rank(), title, count - first);
+        let ended = trainer.train_epoch(data.epoch_from(epoch, first), |model, batch| {
+            let loss = self.loss(model, batch?, steps, epoch)?;
+            progress.advance();
+            Ok(loss)
+        })?;
+        progress.finish();
+        if ended == Ended::Interrupted {
+            return Ok(None);
+        }
+        let losses = trainer.losses();
+        let loss = losses[losses.len() - count..].iter().sum::<f64>() / count as f64;
+        let (last, seconds) = (trainer.step(), start.elapsed().as_secs_f64());
+        let logged = Epoch {
+            epoch: epoch + 1,
+            step: last,
+            rollout: steps,
+            learning_rate: optimizer.rate(last.saturating_sub(1), all_steps),
+            loss,
+            skipped: (count - first).div_ceil(training.accumulation) - (last - before) as usize,
+            seconds,
+            samples_per_second: (training.batch * (count - first)) as f64 / seconds,
+        };
+        // Before the epoch is saved: one that is lost is repeated, with its line.
+        on_root(&self.world, || log::add_epoch(&self.config.folder, &logged))?;
+        Ok(Some(logged))
+    }
+
+    /// Returns whether the time limit leaves time for an epoch of this many seconds, as rank 0 sees
+    /// it.
+    fn has_time(&self, seconds: f64) -> Result<bool> {
+        let limit = self.config.training.minutes.unwrap_or(f64::INFINITY);
+        let end = self.begin.elapsed().as_secs_f64() + seconds;
+        let root = self.world.is_root();
+        let flag = root.then(|| vec![u8::from(end <= 60.0 * limit)]);
+        Ok(self.world.broadcast_bytes(0, flag)? == [1])
+    }
+
+    /// Prints a line on rank 0. A closed pipe, as after `head`, does not end training.
+    fn say(&self, line: impl Display) {
+        if self.world.is_root() {
+            let _ = writeln!(std::io::stdout(), "{line}");
+        }
+    }
+
+    /// Prints that validation stopped improving, if that ended training.
     fn say_patience(&self, stop: bool) {
-        if self.world.is_root() && stop {
+        if stop {
             let patience = self.config.training.patience.unwrap_or(0);
-            say(&format!("{patience} validations without a better one"));
+            self.say(format!("{patience} validations without a better one"));
         }
     }
 
@@ -301,14 +327,14 @@ impl Experiment {
         };
         match trainer.noted::<(OptimizerKind, bool)>(NOTE)? {
             Some(before) if before == kind => Ok(()),
-            Some(before) if trainer.step() > 0 => Err(Error::from(halocline_io::Error::Argument {
-                argument: NOTE,
-                got: told(kind),
-                expected: format!(
+            Some(before) if trainer.step() > 0 => Err(invalid(
+                NOTE,
+                told(kind),
+                format!(
                     "{}, as in the steps before; choose another folder for another optimizer",
                     told(before)
                 ),
-            })),
+            )),
             _ => trainer.note(NOTE, &kind),
         }
     }
@@ -325,13 +351,13 @@ impl Experiment {
         let is_validated = !trainer.validations()?.is_empty();
         match trainer.noted::<String>(NOTE)? {
             Some(before) if before == definition => Ok(()),
-            Some(before) if is_validated => Err(Error::from(halocline_io::Error::Argument {
-                argument: "data.validation and forecast",
-                got: definition,
-                expected: format!(
+            Some(before) if is_validated => Err(invalid(
+                "data.validation and forecast",
+                definition,
+                format!(
                     "{before}, by which the epochs before were validated; `halocline score` takes other steps and members"
                 ),
-            })),
+            )),
             _ => trainer.note(NOTE, &definition),
         }
     }
@@ -379,22 +405,9 @@ impl Experiment {
     /// Saves a run that was ended by a signal.
     fn interrupted(&self, mut trainer: Trainer<FieldModel>) -> Result<Ended> {
         trainer.finish()?;
-        if self.world.is_root() {
-            say("interrupted, and saved: training goes on from there when it is started again");
-        }
+        self.say("interrupted, and saved: training goes on from there when it is started again");
         Ok(Ended::Interrupted)
     }
-
-    /// Returns the decision of rank 0 on all ranks.
-    fn agreed(&self, says: bool) -> Result<bool> {
-        let flag = self.world.is_root().then(|| vec![u8::from(says)]);
-        Ok(self.world.broadcast_bytes(0, flag)? == [1])
-    }
-}
-
-/// Prints a line. A closed pipe, as after `head`, does not end training.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Returns whether the last epoch is complete but was not validated.
@@ -413,15 +426,15 @@ fn check_order(trainer: &mut Trainer<FieldModel>, order: [usize; 2]) -> Result<(
     const NOTE: &str = "training.batch";
     let before: Option<[usize; 2]> = trainer.noted(NOTE)?;
     match before.filter(|before| trainer.batch() > 0 && *before != order) {
-        Some([batch, samples]) => Err(Error::from(halocline_io::Error::Argument {
-            argument: NOTE,
-            got: format!("{} of {} samples", order[0], order[1]),
-            expected: format!(
+        Some([batch, samples]) => Err(invalid(
+            NOTE,
+            format!("{} of {} samples", order[0], order[1]),
+            format!(
                 "{batch} of {samples}, as in the epoch that was interrupted after {} batches; change training.batch or \
                  training.curriculum when it has ended",
                 trainer.batch()
             ),
-        })),
+        )),
         None if before == Some(order) => Ok(()),
         None => trainer.note(NOTE, &order),
     }

@@ -8,7 +8,7 @@ use halocline_io::ndarray::Array2;
 use halocline_io::{Grid, save_whole};
 use plotters::prelude::*;
 
-use super::{Area, FONT, coastlines, failed, label, load_font, span};
+use super::{Area, FONT, Raster, coastlines, failed, label, load_font, span};
 
 /// Width and height of a map with its legend, in pixels.
 const SIZE: (u32, u32) = (880, 470);
@@ -53,16 +53,24 @@ pub struct Map {
 }
 
 impl Map {
-    /// Makes a map of a field `[lat, lon]`. NaN is drawn in grey.
+    /// Makes a map of a field `[lat, lon]`. NaN is drawn in grey. On an
+    /// [unstructured](Grid::unstructured) grid, each place has the value of the nearest cell.
     ///
     /// # Errors
-    /// The shapes of the field and the grid differ.
+    /// The shapes of the field and the grid differ; the grid has no
+    /// [positions](Grid::has_positions).
     pub fn new(title: &str, grid: &Grid, field: Array2<f32>) -> Result<Self> {
-        let (rows, columns) = field.dim();
-        if [rows, columns] != grid.shape() {
+        check_shape(title, grid, &field)?;
+        if !grid.has_positions() {
             return Err(Error::other(format!(
-                "map {title:?}: the field has {rows} x {columns} cells, and the grid is a {grid}"
+                "map {title:?}: a row of {} cells without positions; expected rows and columns, or \
+                 cells with positions",
+                grid.lon().len()
             )));
+        }
+        if let Some(cells) = grid.cells() {
+            let raster = Raster::new(cells)?;
+            return Self::new(title, raster.grid(), raster.values(&field));
         }
         Ok(Self {
             title: title.into(),
@@ -78,17 +86,17 @@ impl Map {
     /// Makes a map of `field − reference`, blue below zero and red above.
     ///
     /// # Errors
-    /// The shapes of a field and the grid differ.
+    /// The shapes of a field and the grid differ; errors of [`new`](Self::new).
     pub fn difference(
         title: &str,
         grid: &Grid,
         field: &Array2<f32>,
         reference: &Array2<f32>,
     ) -> Result<Self> {
-        Self::new(title, grid, reference.clone())?; // the same check
-        let map = Self::new(title, grid, field.clone())?;
+        check_shape(title, grid, field)?;
+        check_shape(title, grid, reference)?;
+        let map = Self::new(title, grid, field - reference)?;
         Ok(Self {
-            field: field - reference,
             is_difference: true,
             ..map
         })
@@ -267,6 +275,17 @@ pub fn animate(path: impl AsRef<Path>, frames: &[Vec<Map>], delay: Duration) -> 
         }
         Ok(())
     })
+}
+
+/// Requires a field with the shape of the grid.
+fn check_shape(title: &str, grid: &Grid, field: &Array2<f32>) -> Result<()> {
+    let (rows, columns) = field.dim();
+    if [rows, columns] == grid.shape() {
+        return Ok(());
+    }
+    Err(Error::other(format!(
+        "map {title:?}: the field has {rows} x {columns} cells, and the grid is a {grid}"
+    )))
 }
 
 fn size(maps: &[Map]) -> Result<(u32, u32)> {
@@ -450,5 +469,11 @@ mod tests {
         assert!(animate(&path, &[], second).is_err() && save_maps(&path, &[]).is_err());
         let wrong = Map::new("map", &grid, Array2::zeros((4, 2))).unwrap_err();
         assert!(wrong.to_string().contains("4 x 2"), "{wrong}");
+        let row = Grid::new(vec![0.0], vec![0.0, 180.0]).unwrap();
+        let wrong = Map::new("map", &row, Array2::zeros((1, 2))).unwrap_err();
+        assert!(wrong.to_string().contains("without positions"), "{wrong}");
+        let cells = Grid::unstructured(vec![45.0, -45.0], vec![0.0, 180.0]).unwrap();
+        let field = Array2::zeros((1, 2));
+        Map::difference("map", &cells, &field, &field).unwrap();
     }
 }

@@ -7,6 +7,7 @@
 mod coastlines;
 mod curves;
 mod map;
+mod raster;
 
 use halocline_core::{Error, Result};
 use plotters::coord::Shift;
@@ -15,6 +16,7 @@ use plotters::style::{FontStyle, register_font};
 
 pub use curves::{Chart, Curve, save_charts};
 pub use map::{Map, animate, save_maps};
+pub(crate) use raster::Raster;
 
 /// Drawing area of a picture.
 type Area<'a> = DrawingArea<BitMapBackend<'a>, Shift>;

@@ -4,32 +4,31 @@ use std::path::Path;
 use std::process::Stdio;
 
 use halocline::io::{
-    Calendar, Channel, Fields, ForecastWriter, Grid, Missing, OpenConfig, OutputConfig,
-    OutputFormat, open, parse_time,
+    Calendar, Channel, Fields, ForecastWriter, Grid, OutputConfig, OutputFormat, open, parse_time,
 };
 use halocline::prelude::*;
 
+use super::files::{seconds, write_fields};
 use super::{
-    COLUMNS, CONFIG, ROWS, Replaced, TIMES, command, fail, interrupt_at, prepared, score, scores,
-    seconds, succeed, write, write_fields,
+    COLUMNS, CONFIG, ROWS, Replaced, TIMES, command, fail, forecast_from, interrupt_at, prepared,
+    score, scores, succeed, train, trained, trained_with, values, write,
 };
 
 #[test]
 fn steps_do_not_lead_across_gaps_that_are_skipped() {
     let config = CONFIG.replaced("lead_hours = 6.0", "gaps = \"skip\"");
-    let folder = prepared(&config);
     let gaps = [20, 42];
-    write_fields(&folder.path().join("2018.h5"), |time, _| {
-        (!gaps.contains(&time)).then_some(time)
+    let folder = trained_with(&config, |folder| {
+        write_fields(&folder.join("2018.h5"), |time, _| {
+            (!gaps.contains(&time)).then_some(time)
+        });
     });
-    write(folder.path(), &config, 1);
-    succeed(folder.path(), &["train"]);
     succeed(folder.path(), &["score"]);
     let found = scores(folder.path());
     // All states from 36 to 47 but 42 whose next state is one step ahead.
     assert_eq!(score(&found, "t2m", 6.0, "forecasts"), 9.0);
-    let from = ["forecast", "--from", "2018-01-11T06", "--output", "a.zarr"];
-    succeed(folder.path(), &from);
+    let forecast = forecast_from("2018-01-11T06", "a.zarr", &[]);
+    succeed(folder.path(), &forecast);
     let forecast = open(folder.path().join("a.zarr")).unwrap();
     assert_eq!(forecast.times(), [42, 43, 44].map(seconds));
 }
@@ -45,23 +44,16 @@ fn forecasts_have_the_calendar_of_their_data() {
         .replaced("steps = 3", "steps = 2");
     let folder = prepared(&config);
     let start = write_model(&folder.path().join("model.nc"), "K");
-    write(folder.path(), &config, 1);
-    succeed(folder.path(), &["train"]);
-    succeed(
-        folder.path(),
-        &["forecast", "--from", "2018-01-10", "--output", "a.zarr"],
-    );
+    train(folder.path(), &config);
+    succeed(folder.path(), &forecast_from("2018-01-10", "a.zarr", &[]));
     let forecast = open(folder.path().join("a.zarr")).unwrap();
     assert_eq!(forecast.calendar(), Calendar::NoLeap);
     assert_eq!(forecast.times()[0], start + 9.25 * 86400.0);
     assert_eq!(forecast.describe(0).units.as_deref(), Some("K"));
     // Another file has temperatures in other units.
-    let other = [
-        &["forecast", "--from", "2018-01-10", "--output", "b.zarr"][..],
-        &["--files", "other.nc"],
-    ];
     write_model(&folder.path().join("other.nc"), "degC");
-    let found = fail(folder.path(), &other.concat());
+    let other = forecast_from("2018-01-10", "b.zarr", &["--files", "other.nc"]);
+    let found = fail(folder.path(), &other);
     assert!(
         found.contains("files: got degC of t2m, expected K"),
         "{found}"
@@ -78,10 +70,8 @@ fn times_of_files_may_have_other_units() {
         .replaced("[\"sin_latitude\", \"cos_solar_zenith_angle\"]", "[]");
     let folder = prepared(&config);
     let start = write_model(&folder.path().join("model.nc"), "K");
-    write(folder.path(), &config, 1);
-    succeed(folder.path(), &["train"]);
-    let from = ["forecast", "--from", "2019-01-10", "--output", "a.zarr"];
-    succeed(folder.path(), &from);
+    train(folder.path(), &config);
+    succeed(folder.path(), &forecast_from("2019-01-10", "a.zarr", &[]));
     let forecast = open(folder.path().join("a.zarr")).unwrap();
     assert_eq!(forecast.times()[0], start + (365.0 + 9.25) * 86400.0);
     // Other files may have units that are right. By those, the files of training have other dates.
@@ -90,8 +80,8 @@ fn times_of_files_may_have_other_units() {
         &config.replaced(units, "lead_hours = 6.0"),
         1,
     );
-    let from = ["forecast", "--from", "2019-01-10T06", "--output", "b.zarr"];
-    succeed(folder.path(), &[&from[..], &["--files", "a.zarr"]].concat());
+    let other = forecast_from("2019-01-10T06", "b.zarr", &["--files", "a.zarr"]);
+    succeed(folder.path(), &other);
     let forecast = open(folder.path().join("b.zarr")).unwrap();
     assert_eq!(forecast.times()[0], start + (365.0 + 9.5) * 86400.0);
     assert!(fail(folder.path(), &["train"]).contains("have changed"));
@@ -159,13 +149,8 @@ fn land_stays_missing() {
     succeed(folder.path(), &["train"]);
     succeed(folder.path(), &["score"]);
     assert!(score(&scores(folder.path()), "t2m", 18.0, "rmse").is_finite());
-    succeed(
-        folder.path(),
-        &["forecast", "--from", "2018-01-10", "--output", "a.zarr"],
-    );
-    let open = OpenConfig::new().with_missing(Missing::Allow);
-    let fields = open.open(folder.path().join("a.zarr")).unwrap();
-    let values = fields.read(fields.shape().map(|size| 0..size)).unwrap();
+    succeed(folder.path(), &forecast_from("2018-01-10", "a.zarr", &[]));
+    let values = values(&folder.path().join("a.zarr"));
     for ((step, channel, row, column), value) in values.indexed_iter() {
         assert_eq!(
             value.is_nan(),
@@ -178,9 +163,7 @@ fn land_stays_missing() {
 
 #[test]
 fn members_that_would_be_the_same_are_refused() {
-    let folder = prepared(CONFIG);
-    write(folder.path(), CONFIG, 1);
-    succeed(folder.path(), &["train"]);
+    let folder = trained(CONFIG);
     for arguments in [
         &["score", "--members", "3"][..],
         &["forecast", "--members", "3", "--output", "a"],
@@ -201,15 +184,7 @@ fn members_that_would_be_the_same_are_refused() {
         "those of the configuration"
     );
     // One member has no noise.
-    let alone = [
-        "forecast",
-        "--noise",
-        "0.1",
-        "--from",
-        "2018-01-10",
-        "--output",
-        "a.nc",
-    ];
+    let alone = forecast_from("2018-01-10", "a.nc", &["--noise", "0.1"]);
     let output = super::halocline(folder.path(), &alone);
     let found = String::from_utf8_lossy(&output.stderr);
     assert!(found.contains("halocline: --noise 0.1, which"), "{found}");
@@ -227,8 +202,7 @@ fn a_first_training_that_failed_may_be_mended() {
     let found = fail(folder.path(), &["train"]);
     assert!(found.contains("data.missing = \"fill\""), "{found}");
     let filled = CONFIG.replaced("lead_hours = 6.0", "lead_hours = 6.0\nmissing = \"fill\"");
-    write(folder.path(), &filled, 1);
-    succeed(folder.path(), &["train"]);
+    train(folder.path(), &filled);
     // Without the statistics, the results that were made with them remain.
     std::fs::remove_dir_all(folder.path().join("run/statistics")).unwrap();
     write(folder.path(), CONFIG, 1);
@@ -237,9 +211,7 @@ fn a_first_training_that_failed_may_be_mended() {
 
 #[test]
 fn statistics_of_files_that_have_changed_are_refused() {
-    let folder = prepared(CONFIG);
-    write(folder.path(), CONFIG, 1);
-    succeed(folder.path(), &["train"]);
+    let folder = trained(CONFIG);
     let summary = std::fs::read_to_string(folder.path().join("run/files.json")).unwrap();
     assert!(summary.contains("2018-01-07 18:00:00"), "{summary}");
     write_fields(&folder.path().join("2018.h5"), |time, _| Some(2 * time));
@@ -275,8 +247,7 @@ fn an_epoch_that_was_interrupted_goes_on_with_its_batches() {
             assert!(found.contains(part), "{part} in {found}");
         }
     }
-    write(folder.path(), &of_batch("1"), 1);
-    succeed(folder.path(), &["train"]);
+    train(folder.path(), &of_batch("1"));
 }
 
 /// Inputs take their climatology from the targets.

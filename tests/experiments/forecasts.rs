@@ -3,29 +3,17 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use halocline::io::ndarray::{Array3, s};
-use halocline::io::{FieldWriter, Fields, Grid, Missing, OpenConfig, WriterConfig, open};
+use halocline::io::ndarray::s;
+use halocline::io::{Fields, Grid, open};
 
+use super::files::{write_fields, write_on};
 use super::{
-    COLUMNS, CONFIG, ROWS, Replaced, TIMES, fail, prepared, score, scores, scores_in, seconds,
-    succeed, values, write, write_fields,
+    COLUMNS, CONFIG, ROWS, Replaced, fail, forecast_from, prepared, score, scores, scores_in,
+    succeed, train, trained, trained_with, values, write,
 };
 
-const FROM: [&str; 3] = ["forecast", "--from", "2018-01-10"];
-
-/// Returns a folder with a model trained for one epoch.
-fn trained(config: &str) -> tempfile::TempDir {
-    trained_with(config, |_| ())
-}
-
-/// Returns a folder with further files, and a model trained for one epoch.
-pub(super) fn trained_with(config: &str, prepare: impl Fn(&Path)) -> tempfile::TempDir {
-    let folder = prepared(config);
-    prepare(folder.path());
-    write(folder.path(), config, 1);
-    succeed(folder.path(), &["train"]);
-    folder
-}
+/// First date of the test period.
+const START: &str = "2018-01-10";
 
 #[test]
 fn other_files_are_forecast_and_scored() {
@@ -35,27 +23,16 @@ fn other_files_are_forecast_and_scored() {
     let before = scores(path);
     // The same fields in another file, with the file of training gone.
     std::fs::rename(path.join("2018.h5"), path.join("other.h5")).unwrap();
-    let from = |output| [&FROM[..], &["--output", output]].concat();
-    assert!(fail(path, &from("a.zarr")).contains("2018.h5"));
-    succeed(
-        path,
-        &[&from("a.zarr")[..], &["--files", "other.h5"]].concat(),
-    );
+    let found = fail(path, &forecast_from(START, "a.zarr", &[]));
+    assert!(found.contains("2018.h5"), "{found}");
+    let other = ["--files", "other.h5"];
+    succeed(path, &forecast_from(START, "a.zarr", &other));
     let first = values(&path.join("a.zarr"));
     // A file with one state, which is enough for a forecast.
-    let one = ["--steps", "1"];
-    succeed(
-        path,
-        &[&from("one.zarr")[..], &one, &["--files", "other.h5"]].concat(),
-    );
-    let next = [
-        "forecast",
-        "--from",
-        "2018-01-10T06",
-        "--output",
-        "next.zarr",
-    ];
-    succeed(path, &[&next[..], &["--files", "one.zarr"]].concat());
+    let one = [&other[..], &["--steps", "1"]].concat();
+    succeed(path, &forecast_from(START, "one.zarr", &one));
+    let next = forecast_from("2018-01-10T06", "next.zarr", &["--files", "one.zarr"]);
+    succeed(path, &next);
     let next = values(&path.join("next.zarr"));
     let (expected, found) = (
         first.slice(s![1.., .., .., ..]),
@@ -95,8 +72,7 @@ fn hours_of_the_day_have_a_climatology_of_their_own() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         write_fields(&path.join("2018.h5"), |time, _| Some(4 * time));
-        write(path, config, 1);
-        succeed(path, &["train"]);
+        train(path, config);
         let error = || {
             succeed(path, &["score"]);
             score(&scores(path), "t2m", 6.0, "rmse_climatology")
@@ -131,14 +107,14 @@ fn other_files_have_the_grid_and_the_channels_of_training() {
     let path = folder.path();
     let nothing = fail(path, &["score", "--files", "2018.h5"]);
     assert!(nothing.contains("no experiment; train first"), "{nothing}");
-    write(path, CONFIG, 1);
-    succeed(path, &["train"]);
-    let arguments = [&FROM[..], &["--output", "a.zarr", "--files", "other.h5"]].concat();
-    for (grid, names, part) in [
+    train(path, CONFIG);
+    let arguments = forecast_from(START, "a.zarr", &["--files", "other.h5"]);
+    for ([rows, columns], names, part) in [
         ([8, 18], ["t2m", "z@500"], "files: got lat 8 values"),
         ([10, 18], ["t2m", "z@850"], "z@500"),
     ] {
-        other(&path.join("other.h5"), grid, names);
+        let grid = Grid::cell_centered(rows, columns).unwrap();
+        write_on(&path.join("other.h5"), &grid, &names, |_, _| 1.0);
         let found = fail(path, &arguments);
         assert!(found.contains(part), "{part} in {found}");
     }
@@ -157,11 +133,9 @@ fn other_files_may_have_another_order_of_levels() {
     let path = folder.path();
     write_levels(&path.join("2018.h5"), ["t2m", "z@850", "z@500"]);
     write_levels(&path.join("other.h5"), ["z@500", "t2m", "z@850"]);
-    write(path, &config, 1);
-    succeed(path, &["train"]);
+    train(path, &config);
     let forecast = |name: &str, files: &[&str]| {
-        let output = [&FROM[..], &["--output", name]].concat();
-        succeed(path, &[&output, files].concat());
+        succeed(path, &forecast_from(START, name, files));
         (
             open(path.join(name)).unwrap().channels().to_vec(),
             values(&path.join(name)),
@@ -174,56 +148,28 @@ fn other_files_may_have_another_order_of_levels() {
 /// Writes a field for each name, with values that depend on the name and the time.
 fn write_levels(path: &Path, names: [&str; 3]) {
     let grid = Grid::cell_centered(ROWS, COLUMNS).unwrap();
-    let mut writer = FieldWriter::create(path, &grid, &names, &WriterConfig::new()).unwrap();
-    for time in 0..TIMES {
-        let of = |(channel, row, column): (usize, usize, usize)| {
-            let offset = names[channel].bytes().map(usize::from).sum::<usize>() % 97;
-            (((row * 18 + column) * 7 + time * 5 + offset * 31) % 113) as f32
-        };
-        let field = Array3::from_shape_fn((3, ROWS, COLUMNS), of);
-        writer.append(seconds(time), field.view()).unwrap();
-    }
-    writer.finish().unwrap();
-}
-
-fn other(path: &Path, [rows, columns]: [usize; 2], names: [&str; 2]) {
-    let grid = Grid::cell_centered(rows, columns).unwrap();
-    let mut writer = FieldWriter::create(path, &grid, &names, &WriterConfig::new()).unwrap();
-    for time in 36..38 {
-        let field = Array3::ones((2, rows, columns));
-        writer.append(seconds(time), field.view()).unwrap();
-    }
-    writer.finish().unwrap();
+    write_on(path, &grid, &names, |time, (channel, row, column)| {
+        let offset = names[channel].bytes().map(usize::from).sum::<usize>() % 97;
+        (((row * 18 + column) * 7 + time * 5 + offset * 31) % 113) as f32
+    });
 }
 
 #[test]
 fn land_is_filled_in_each_step_as_in_the_first() {
     let missing = "lead_hours = 6.0\nmissing = \"fill\"";
     let config = CONFIG.replaced("lead_hours = 6.0", missing);
-    let folder = prepared(&config);
+    let folder = trained_with(&config, |folder| {
+        write_fields(&folder.join("2018.h5"), |time, [row, column]| {
+            (row <= 3 || column >= 4).then_some(time)
+        });
+    });
     let path = folder.path();
-    write_fields(&path.join("2018.h5"), |time, [row, column]| {
-        (row <= 3 || column >= 4).then_some(time)
-    });
-    write(path, &config, 1);
-    succeed(path, &["train"]);
-    let from = |output| [&FROM[..], &["--output", output]].concat();
-    succeed(path, &from("a.zarr"));
+    succeed(path, &forecast_from(START, "a.zarr", &[]));
     // A forecast from the first step of another one, in which land is missing.
-    succeed(path, &[&from("one.zarr")[..], &["--steps", "1"]].concat());
-    let next = [
-        "forecast",
-        "--from",
-        "2018-01-10T06",
-        "--output",
-        "next.zarr",
-    ];
-    succeed(path, &[&next[..], &["--files", "one.zarr"]].concat());
-    let [whole, next] = ["a.zarr", "next.zarr"].map(|name| {
-        let open = OpenConfig::new().with_missing(Missing::Allow);
-        let fields = open.open(path.join(name)).unwrap();
-        fields.read(fields.shape().map(|size| 0..size)).unwrap()
-    });
+    succeed(path, &forecast_from(START, "one.zarr", &["--steps", "1"]));
+    let next = forecast_from("2018-01-10T06", "next.zarr", &["--files", "one.zarr"]);
+    succeed(path, &next);
+    let [whole, next] = ["a.zarr", "next.zarr"].map(|name| values(&path.join(name)));
     let pairs = whole.slice(s![1.., .., .., ..]).into_iter().zip(&next);
     for (expected, found) in pairs {
         let is_same = (found / expected - 1.0).abs() < 1e-5;
@@ -287,12 +233,12 @@ fn a_run_of_many_states_goes_on() {
     assert!(fail(path, &last).contains("another configuration or checkpoint"));
     write(path, CONFIG, 2);
     // What is read is not written over, and a store takes no others.
-    let read = [&FROM[..], &["--output", "2018.h5", "--replace"]].concat();
+    let read = forecast_from(START, "2018.h5", &["--replace"]);
     assert!(fail(path, &read).contains("one of the files that are read"));
     let within = ["forecast", "--output", "forecasts/2018-01-10T0600.zarr"];
     assert!(fail(path, &within).contains("expected a folder"));
     // From a date.
-    let one = [&FROM[..], &["--output", "a.nc"]].concat();
+    let one = forecast_from(START, "a.nc", &[]);
     succeed(path, &one);
     assert!(fail(path, &one).contains("it is there already; choose another name, or --replace"));
     succeed(path, &[&one[..], &["--replace"]].concat());

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use halocline::io::ndarray::Array3;
-use halocline::io::{FieldWriter, Fields, Grid, WriterConfig, open};
+use halocline::io::{Fields, Grid, open};
 
-use super::{CONFIG, Replaced, TIMES, fail, prepared, score, scores, seconds, succeed, write};
+use super::files::write_on;
+use super::{CONFIG, Replaced, SCORE, fail, prepared, score, scores, succeed, write};
 
 const CELLS: usize = 40;
 
@@ -16,16 +16,15 @@ fn write_cells(path: &Path) {
     let lon = (0..CELLS).map(|cell| 137.5 * cell as f64);
     let grid = Grid::unstructured(lat.collect(), lon.collect()).unwrap();
     let [lat, lon] = grid.cells().unwrap();
-    let names = ["t2m", "z@500"];
-    let mut writer = FieldWriter::create(path, &grid, &names, &WriterConfig::new()).unwrap();
-    for time in 0..TIMES {
-        let field = Array3::from_shape_fn((2, 1, CELLS), |(channel, _, cell)| {
+    write_on(
+        path,
+        &grid,
+        &["t2m", "z@500"],
+        |time, (channel, _, cell)| {
             let angle = lon[cell].to_radians() - 0.4 * time as f64 + channel as f64;
             (280.0 + 10.0 * lat[cell].to_radians().cos() * angle.cos()) as f32
-        });
-        writer.append(seconds(time), field.view()).unwrap();
-    }
-    writer.finish().unwrap();
+        },
+    );
 }
 
 fn config() -> String {
@@ -50,12 +49,10 @@ fn graphs_of_cells_are_trained_and_scored_on_any_ranks() {
         let plan = run(&["plan", "--latency", "5", "--bandwidth", "10"]);
         assert!(ranks == "1" || plan.contains("of exchange"), "{plan}");
         run(&["train"]);
-        let pictures: &[&str] = if cfg!(feature = "plot") {
-            &["--no-pictures"]
-        } else {
-            &[]
-        };
-        run(&[&["score"][..], pictures].concat());
+        let has_pictures = cfg!(feature = "plot") && ranks == "2";
+        run(if has_pictures { &["score"][..] } else { SCORE });
+        let map = folder.path().join("run/pictures/t2m_map.png");
+        assert_eq!(map.exists(), has_pictures);
         let found = score(&scores(folder.path()), "t2m", 6.0, "rmse");
         let expected = *first.get_or_insert(found);
         assert!((found / expected - 1.0).abs() < 1e-3, "{found}, {expected}");
@@ -73,13 +70,9 @@ fn graphs_need_positions() {
     let path = folder.path().join("cells.h5");
     let lon = (0..CELLS).map(|cell| 9.0 * cell as f64).collect();
     let grid = Grid::new(vec![0.0], lon).unwrap();
-    let names = ["t2m", "z@500"];
-    let mut writer = FieldWriter::create(&path, &grid, &names, &WriterConfig::new()).unwrap();
-    for time in 0..TIMES {
-        let field = Array3::from_shape_fn((2, 1, CELLS), |(_, _, cell)| (cell + time) as f32);
-        writer.append(seconds(time), field.view()).unwrap();
-    }
-    writer.finish().unwrap();
+    write_on(&path, &grid, &["t2m", "z@500"], |time, (_, _, cell)| {
+        (cell + time) as f32
+    });
     let forcings = "forcings = [\"sin_latitude\", \"cos_solar_zenith_angle\"]";
     write(folder.path(), &config.replaced(forcings, ""), 1);
     let error = fail(folder.path(), &["train"]);

@@ -2,6 +2,7 @@
 //! of ranks.
 
 mod data;
+mod files;
 mod forecasts;
 mod graph;
 mod network;
@@ -11,14 +12,15 @@ mod package;
 mod training;
 mod tuning;
 
-use std::f64::consts::TAU;
 use std::path::Path;
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
 
 use halocline::io::ndarray::{Array3, Array4, Axis};
-use halocline::io::{FieldWriter, Fields, Grid, WriterConfig, open, parse_time};
+use halocline::io::{Fields, Grid, Missing, OpenConfig, open, parse_time};
 use serde_json::Value;
+
+use files::write_fields;
 
 const ROWS: usize = 10;
 const COLUMNS: usize = 18;
@@ -26,6 +28,13 @@ const COLUMNS: usize = 18;
 const TIMES: usize = 48;
 /// Index of the first time of the test period.
 const TEST: usize = 36;
+
+/// Arguments that score without pictures.
+const SCORE: &[&str] = if cfg!(feature = "plot") {
+    &["score", "--no-pictures"]
+} else {
+    &["score"]
+};
 
 const CONFIG: &str = r#"
 folder = "FOLDER/run"
@@ -76,6 +85,12 @@ fn halocline(folder: &Path, arguments: &[&str]) -> Output {
     command(folder, arguments).output().unwrap()
 }
 
+/// Returns the arguments that write a forecast from a date.
+fn forecast_from<'a>(date: &'a str, output: &'a str, options: &[&'a str]) -> Vec<&'a str> {
+    let forecast = ["forecast", "--from", date, "--output", output];
+    [&forecast[..], options].concat()
+}
+
 /// Interrupts a program, as Ctrl-C does, once a path exists or after two minutes.
 fn interrupt_at(program: &Child, path: &Path) {
     let start = Instant::now();
@@ -103,42 +118,23 @@ fn prepared(config: &str) -> tempfile::TempDir {
     folder
 }
 
-/// Writes a file of waves that move east. Cells for which `phase` returns `None` are missing, and
-/// so are times without a cell.
-fn write_fields(path: &Path, phase: impl Fn(usize, [usize; 2]) -> Option<usize>) {
-    let grid = Grid::cell_centered(ROWS, COLUMNS).unwrap();
-    let config = WriterConfig::new();
-    let mut writer = FieldWriter::create(path, &grid, &["t2m", "z@500"], &config).unwrap();
-    for time in 0..TIMES {
-        let field = Array3::from_shape_fn((2, ROWS, COLUMNS), |(channel, row, column)| {
-            let Some(time) = phase(time, [row, column]) else {
-                return f32::NAN;
-            };
-            let angle = TAU * (2.0 * column as f64 / COLUMNS as f64 - time as f64 / 16.0);
-            let wave = grid.lat()[row].to_radians().cos() * (angle + channel as f64).cos();
-            [280.0 + 10.0 * wave, 5e4 + 800.0 * wave][channel] as f32
-        });
-        if !field.iter().all(|value| value.is_nan()) {
-            writer.append(seconds(time), field.view()).unwrap();
-        }
-    }
-    writer.finish().unwrap();
+/// Returns a folder with a model trained for one epoch.
+fn trained(config: &str) -> tempfile::TempDir {
+    trained_with(config, |_| ())
 }
 
-/// Writes the times before `end` to `first.h5`, and the others to `rest.h5`.
-fn write_parts(folder: &Path, end: usize) {
-    write_fields(&folder.join("first.h5"), |time, _| {
-        (time < end).then_some(time)
-    });
-    write_fields(&folder.join("rest.h5"), |time, _| {
-        (time >= end).then_some(time)
-    });
+/// Returns a folder with further files, and a model trained for one epoch.
+fn trained_with(config: &str, prepare: impl Fn(&Path)) -> tempfile::TempDir {
+    let folder = prepared(config);
+    prepare(folder.path());
+    train(folder.path(), config);
+    folder
 }
 
-/// Returns a time in seconds.
-fn seconds(time: usize) -> f64 {
-    let start = parse_time("2018-01-01", Default::default()).unwrap();
-    start + 6.0 * 3600.0 * time as f64
+/// Trains until the end of the first epoch.
+fn train(folder: &Path, config: &str) {
+    write(folder, config, 1);
+    succeed(folder, &["train"]);
 }
 
 /// Replacement of a part that must be there.
@@ -187,8 +183,10 @@ fn score(scores: &[Value], channel: &str, lead: f64, name: &str) -> f64 {
     found.unwrap()[name].as_f64().unwrap()
 }
 
+/// Returns the values of a file, with NaN for missing ones.
 fn values(path: &Path) -> Array4<f32> {
-    let fields = open(path).unwrap();
+    let open = OpenConfig::new().with_missing(Missing::Allow);
+    let fields = open.open(path).unwrap();
     fields.read(fields.shape().map(|size| 0..size)).unwrap()
 }
 
@@ -340,24 +338,16 @@ fn forecasts_have_the_scores(folder: &Path, ranks: &[&str], found: &[Value]) {
     // A second run overwrites nothing.
     assert_eq!(succeed(folder, &arguments), "");
     // Beyond the end of the data.
-    let from = [
-        "forecast",
-        "--from",
-        "2018-01-12T18:00",
-        "--output",
-        "last.nc",
-        "--steps",
-        "5",
-    ];
-    succeed(folder, &[&from[..], ranks].concat());
+    let steps = [&["--steps", "5"][..], ranks].concat();
+    let last = forecast_from("2018-01-12T18:00", "last.nc", &steps);
+    succeed(folder, &last);
     let last = open(folder.join("last.nc")).unwrap();
     assert_eq!(last.times().len(), 5);
     assert_eq!(
         last.times()[4],
         parse_time("2018-01-14T00", Default::default()).unwrap()
     );
-    let nowhere = ["forecast", "--from", "2019-01-01", "--output", "a.nc"];
-    let error = halocline(folder, &[&nowhere[..], ranks].concat());
+    let error = halocline(folder, &forecast_from("2019-01-01", "a.nc", ranks));
     assert!(String::from_utf8_lossy(&error.stderr).contains("the data are from 2018-01-01"));
 }
 
@@ -389,16 +379,8 @@ fn ensembles_of_anomalies_have_probabilistic_scores() {
         );
     }
     assert!(score(&found, "t2m", 6.0, "crps") < score(&found, "t2m", 6.0, "rmse"));
-    succeed(
-        folder.path(),
-        &[
-            "forecast",
-            "--from",
-            "2018-01-10",
-            "--output",
-            "ensemble.zarr",
-        ],
-    );
+    let forecast = forecast_from("2018-01-10", "ensemble.zarr", &[]);
+    succeed(folder.path(), &forecast);
     let text = std::fs::read_to_string(folder.path().join("ensemble.zarr/zarr.json")).unwrap();
     assert!(text.contains("realization"), "{text}");
 }
@@ -431,8 +413,7 @@ fn mistakes_are_one_line_and_end_with_a_code() {
     let error = |arguments: &[&str]| fail(folder.path(), arguments);
     assert!(error(&["score"]).contains("no checkpoint; train first"));
     assert!(!folder.path().join("run").exists(), "nothing is made");
-    write(folder.path(), CONFIG, 1);
-    succeed(folder.path(), &["train"]);
+    train(folder.path(), CONFIG);
     write(folder.path(), &CONFIG.replaced("width = 6", "width = 7"), 4);
     // A mistake for which all ranks fail is not the failure of a rank.
     for ranks in ["1", "3"] {

@@ -6,9 +6,9 @@ use std::path::Path;
 use halocline::experiment::ExperimentConfig;
 use serde_json::Value;
 
-use super::forecasts::trained_with;
+use super::files::write_parts;
 use super::training::losses_on;
-use super::{CONFIG, Replaced, TEST, prepared, score, scores, succeed, write_parts};
+use super::{CONFIG, Replaced, TEST, prepared, score, scores, succeed, trained, trained_with};
 
 #[test]
 fn configurations_of_the_examples_are_read() {
@@ -56,7 +56,7 @@ fn batches_accumulate_in_steps_that_warm_up() {
     let config = CONFIG
         .replaced("batch = 2", "batch = 2\naccumulation = 2")
         .replaced("[optimizer]", "[optimizer]\nwarmup = 100");
-    let folder = trained_with(&config, |_| ());
+    let folder = trained(&config);
     let log = fs::read_to_string(folder.path().join("run/log.jsonl")).unwrap();
     let epoch: Value = serde_json::from_str(log.trim()).unwrap();
     // Six steps of two batches, and one of the last batch.

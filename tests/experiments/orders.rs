@@ -5,8 +5,10 @@ use std::path::Path;
 use halocline::io::ndarray::Array3;
 use halocline::io::{FieldWriter, Fields, Grid, WriterConfig, open};
 
-use super::forecasts::trained_with;
-use super::{COLUMNS, CONFIG, Replaced, fail, scores, succeed, values, write, write_parts};
+use super::files::{write_on, write_parts};
+use super::{
+    COLUMNS, CONFIG, Replaced, fail, scores, succeed, trained, trained_with, values, write,
+};
 
 /// Number of times of training.
 const TRAINED: usize = 28;
@@ -35,7 +37,7 @@ fn turn(path: &Path) {
 
 #[test]
 fn other_files_in_another_order_are_forecast_in_that_of_training() {
-    let folder = trained_with(CONFIG, |_| ());
+    let folder = trained(CONFIG);
     let path = folder.path();
     std::fs::copy(path.join("2018.h5"), path.join("other.h5")).unwrap();
     turn(&path.join("other.h5"));
@@ -51,11 +53,7 @@ fn other_files_in_another_order_are_forecast_in_that_of_training() {
     // A grid that differs in more than the order.
     let grid = Grid::with_poles(10, COLUMNS).unwrap();
     let names = ["t2m", "z@500"];
-    let config = WriterConfig::new();
-    let mut writer = FieldWriter::create(path.join("poles.h5"), &grid, &names, &config).unwrap();
-    let field = Array3::zeros((2, 10, COLUMNS));
-    writer.append(0.0, field.view()).unwrap();
-    writer.finish().unwrap();
+    write_on(&path.join("poles.h5"), &grid, &names, |_, _| 0.0);
     let found = fail(path, &["score", "--files", "poles.h5"]);
     for part in ["files: got", "latitude[0] is 90, not 81", "as in training"] {
         assert!(found.contains(part), "{part} in {found}");

@@ -5,8 +5,7 @@ use std::process::Command;
 use halocline::io::ndarray::Array3;
 use halocline::io::{FieldWriter, Grid, WriterConfig};
 
-use super::forecasts::trained_with;
-use super::{COLUMNS, CONFIG, ROWS, Replaced, fail, succeed, values};
+use super::{COLUMNS, CONFIG, ROWS, Replaced, SCORE, fail, succeed, trained_with, values};
 
 #[test]
 fn a_package_needs_neither_the_folder_nor_the_files_of_training() {
@@ -70,11 +69,7 @@ fn a_package_needs_neither_the_folder_nor_the_files_of_training() {
             );
         }
     }
-    let no_pictures = cfg!(feature = "plot").then_some("--no-pictures");
-    let score = ["score", "--files", "new.h5"]
-        .into_iter()
-        .chain(no_pictures);
-    let scored = run(&score.collect::<Vec<_>>());
+    let scored = run(&[SCORE, &["--files", "new.h5"]].concat());
     let is_there = |name: &str| elsewhere.path().join(name).exists();
     assert!(scored.status.success() && is_there("scores-new.json"));
     assert!(

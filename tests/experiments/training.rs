@@ -5,8 +5,8 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use super::{
-    CONFIG, Replaced, TEST, TIMES, command, fail, halocline, interrupt_at, prepared, score, scores,
-    succeed, write,
+    CONFIG, Replaced, SCORE, TEST, TIMES, command, fail, halocline, interrupt_at, prepared, score,
+    scores, succeed, train, trained, write,
 };
 
 /// Returns the losses that training prints, by epoch.
@@ -63,9 +63,7 @@ fn losses_are_named_in_the_configuration() {
     }
     // The spectral loss adds amplitudes to the squared error.
     assert!(spectral[0] > squared[0]);
-    let without = cfg!(feature = "plot").then_some("--no-pictures");
-    let arguments: Vec<&str> = ["score"].into_iter().chain(without).collect();
-    succeed(ensemble.path(), &arguments);
+    succeed(ensemble.path(), SCORE);
     assert!(score(&scores(ensemble.path()), "t2m", 6.0, "rmse").is_finite());
     assert!(!ensemble.path().join("run/pictures").exists());
 }
@@ -109,9 +107,7 @@ fn forcings_may_be_fields_of_the_files() {
     write(folder.path(), &config, 1);
     let out = succeed(folder.path(), &["train"]);
     assert!(out.contains("validation"), "{out}");
-    let without = cfg!(feature = "plot").then_some("--no-pictures");
-    let arguments: Vec<&str> = ["score"].into_iter().chain(without).collect();
-    succeed(folder.path(), &arguments);
+    succeed(folder.path(), SCORE);
     assert!(score(&scores(folder.path()), "t2m", 18.0, "rmse").is_finite());
     // The last two states lack forcings for the third step.
     let out = succeed(folder.path(), &["forecast", "--output", "forecasts"]);
@@ -129,12 +125,9 @@ fn forcings_may_be_fields_of_the_files() {
 /// the scores.
 #[test]
 fn validations_of_another_kind_are_refused() {
-    let folder = prepared(CONFIG);
-    write(folder.path(), CONFIG, 1);
-    succeed(folder.path(), &["train"]);
+    let folder = trained(CONFIG);
     let other = CONFIG.replaced("steps = 3\n", "steps = 2\n");
-    write(folder.path(), &other, 1);
-    succeed(folder.path(), &["train"]);
+    train(folder.path(), &other);
     write(folder.path(), &other, 2);
     let copy = folder.path().join("run/experiment.toml");
     let before = std::fs::read_to_string(&copy).unwrap();
@@ -232,9 +225,7 @@ fn ranks_beside_a_mesh_of_others_are_refused() {
 #[test]
 fn a_run_that_has_ended_stays_as_it_is() {
     let averaged = CONFIG.replaced("noise = 0.01", "noise = 0.01\nema = 0.9");
-    let folder = prepared(&averaged);
-    write(folder.path(), &averaged, 1);
-    succeed(folder.path(), &["train"]);
+    let folder = trained(&averaged);
     let run = folder.path().join("run");
     let read = || {
         ["checkpoints/step_000000013/index.json", "experiment.toml"]
@@ -264,9 +255,7 @@ fn another_kind_of_optimizer_is_refused() {
     ] {
         let [before, after] = [before, after]
             .map(|kind| CONFIG.replaced("[optimizer]", &format!("[optimizer]\n{kind}")));
-        let folder = prepared(&before);
-        write(folder.path(), &before, 1);
-        succeed(folder.path(), &["train"]);
+        let folder = trained(&before);
         write(folder.path(), &after, 2);
         let found = fail(folder.path(), &["train"]);
         assert!(
@@ -281,9 +270,7 @@ fn another_kind_of_optimizer_is_refused() {
 #[test]
 fn another_seed_or_optimizer_is_told_once() {
     let config = CONFIG.replaced("batch = 2", "batch = 2\nsave_every = 5");
-    let folder = prepared(&config);
-    write(folder.path(), &config, 1);
-    succeed(folder.path(), &["train"]);
+    let folder = trained(&config);
     for (before, after, told) in [
         ("seed = 3", "seed = 4", "seed: got 4, expected 3,"),
         (

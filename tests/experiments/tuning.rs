@@ -6,7 +6,7 @@ use std::path::Path;
 use halocline::io::{FieldFile, Statistics};
 use serde_json::Value;
 
-use super::{CONFIG, Replaced, fail, prepared, succeed, write};
+use super::{CONFIG, Replaced, fail, prepared, succeed, train, trained, write};
 
 /// Returns the configuration of another experiment, on a part of the data, that starts from the
 /// network in a folder.
@@ -57,10 +57,8 @@ fn a_package_is_tuned_with_its_statistics() {
 
 #[test]
 fn networks_of_other_data_or_models_are_refused() {
-    let folder = prepared(CONFIG);
+    let folder = trained(CONFIG);
     let path = folder.path();
-    write(path, CONFIG, 1);
-    succeed(path, &["train"]);
     for (before, after, told) in [
         ("width = 6", "width = 7", "of a model with another width"),
         (
@@ -108,8 +106,7 @@ fn statistics_may_be_given() {
         statistics.save(&given).unwrap();
     };
     save(1);
-    write(path, &config, 1);
-    succeed(path, &["train"]);
+    train(path, &config);
     assert_eq!(means(&path.join("run/statistics")), means(&given));
     // Other increments.
     save(2);

@@ -3,7 +3,9 @@
 
 use super::axis::{Axis, axis_of, is_time};
 use super::coordinates::{Coordinates, MAX_VALUES, Role, refused_time, undated};
-use super::unstructured::{is_in_radians, named_positions, place_of, positions};
+use super::unstructured::{
+    healpix_cells, healpix_positions, is_in_radians, named_positions, place_of, positions,
+};
 use super::variable::{Container, Variable, VariableAttributes};
 use crate::fields::in_file;
 use crate::packing::Packing;
@@ -188,7 +190,8 @@ impl Plan {
         let column = column.expect("a field has columns");
         let extent = variable(main.0).shape[column];
         let columns = (variable(main.0).dims[column].as_str(), extent);
-        let grid = grid(&coordinates, dim(&main, Role::Row), columns);
+        let row = dim(&main, Role::Row);
+        let grid = grid(&coordinates, variable(main.0), row, columns);
         let grid = grid.map_err(|error| in_file(path, error))?;
         // Time axis of other variables in the file, for chosen fields that have no time dim.
         let timed_beside = || {
@@ -269,10 +272,11 @@ fn is_coordinate(variable: &Variable) -> bool {
     axis_of(variable).is_some() || place_of(variable).is_some()
 }
 
-/// Creates the grid of the dims of rows and columns or, without rows, of one dim of cells; the
-/// columns are given as dim and extent.
+/// Creates the grid of the dims of rows and columns of a variable or, without rows, of its dim of
+/// cells; the columns are given as dim and extent.
 fn grid(
     coordinates: &Coordinates<'_>,
+    variable: &Variable,
     row: Option<&str>,
     (column, columns): (&str, usize),
 ) -> Result<Grid> {
@@ -297,7 +301,15 @@ fn grid(
                 let found = columns.to_string();
                 return Err(Error::shape(container.path(), column, found, expected));
             }
-            None => return Grid::new(vec![0.0], cells::columns(columns)),
+            None => {
+                let numbers = healpix_cells(container, column);
+                let numbers = numbers.map(|numbers| coordinates.values(numbers));
+                let found = healpix_positions(container, variable, columns, numbers.transpose()?)?;
+                return match found {
+                    Some([lat, lon]) => Grid::unstructured(lat, lon),
+                    None => Grid::new(vec![0.0], cells::columns(columns)),
+                };
+            }
         },
     };
     let [lat, lon] = positions.map(|variable| {

@@ -1,10 +1,12 @@
 //! Cells that form no rows and columns, and lie along one dim: those of unstructured grids, reduced
 //! Gaussian grids and HEALPix, and stations.
 
+use halocline_core::{HealpixOrder, healpix_centers, healpix_numbers};
+
 use super::axis::{Axis, CELLS, axis_of};
 use super::variable::{Container, Kind, Variable, VariableAttributes};
-use crate::Result;
 use crate::attributes::Attributes;
+use crate::{Error, Result};
 
 /// Names of positions that are in radians if they have no units: those of ICON and MPAS.
 const IN_RADIANS: [&str; 4] = ["clat", "clon", "latcell", "loncell"];
@@ -112,6 +114,60 @@ pub(super) fn healpix_dim<'v>(
         }
     };
     Ok(dims.iter().copied().find(fits))
+}
+
+/// Finds the variable with the number of each HEALPix cell along a dim.
+pub(super) fn healpix_cells<'a>(container: &'a dyn Container, dim: &str) -> Option<&'a Variable> {
+    along(container, dim, |variable| {
+        variable.name == dim || variable.text("standard_name") == Some("healpix_index")
+    })
+}
+
+/// Computes the latitudes and longitudes, in degrees, of a whole HEALPix sphere of `count` cells,
+/// in the order that the grid mapping of a variable names, or of the cells with these numbers in
+/// it. Returns `None` for other orders and numbers.
+///
+/// # Errors
+/// Nested order with faces whose size is not a power of two.
+pub(super) fn healpix_positions(
+    container: &dyn Container,
+    variable: &Variable,
+    count: usize,
+    numbers: Option<Vec<f64>>,
+) -> Result<Option<[Vec<f64>; 2]>> {
+    let Some(mapping) = healpix(container, variable) else {
+        return Ok(None);
+    };
+    let order = mapping.text("indexing_scheme");
+    let order = match order.or_else(|| mapping.text("healpix_order")) {
+        Some("nest" | "nested" | "NEST" | "NESTED") => HealpixOrder::Nested,
+        Some("ring" | "RING") => HealpixOrder::Ring,
+        _ => return Ok(None),
+    };
+    let size = (count / 12).isqrt();
+    let in_order = healpix_numbers(size, order)
+        .map_err(|error| Error::data(container.path(), &mapping.name, error))?;
+    let mut positions = vec![[0.0; 2]; in_order.len()];
+    for (number, position) in in_order.into_iter().zip(healpix_centers(size)) {
+        positions[number] = position;
+    }
+    if let Some(numbers) = numbers {
+        let position = |number: f64| {
+            let is_index = number >= 0.0 && number.fract() == 0.0;
+            positions.get(number as usize).filter(|_| is_index).copied()
+        };
+        match numbers
+            .into_iter()
+            .map(position)
+            .collect::<Option<Vec<_>>>()
+        {
+            Some(found) if found.len() == count => positions = found,
+            _ => return Ok(None),
+        }
+    }
+    Ok(Some([0, 1].map(|axis| {
+        positions.iter().map(|position| position[axis]).collect()
+    })))
 }
 
 /// Returns the reason why a variable on cells is not a field, if it is on cells without positions.

@@ -174,15 +174,39 @@ fn forcings_statistics_and_outputs_have_the_positions_of_cells() {
     }
 }
 
-/// HEALPix spheres of 12 · 2² cells.
+/// The numbers of healpy.pix2ang(2, …, lonlat=True).
+#[test]
+fn cells_of_a_healpix_sphere_have_the_positions_of_their_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "cell", 48);
+    let mapping = path.join("crs");
+    array(&mapping, "<f8", &[], &[], &doubles([0.0]));
+    attribute(&mapping, "\"grid_mapping_name\": \"healpix\"");
+    attribute(&path.join("t2m"), "\"grid_mapping\": \"crs\"");
+    let check = |sine: f64, meridian: f64| {
+        let fields = OpenConfig::of_channels(&["t2m"]).open(&path).unwrap();
+        let [lat, lon] = fields.grid().cells().unwrap();
+        assert!((lat[0] - sine.asin().to_degrees()).abs() < 1e-9, "{lat:?}");
+        assert!((lon[0] - meridian).abs() < 1e-9, "{lon:?}");
+    };
+    attribute(&mapping, "\"healpix_order\": \"nest\"");
+    check(1.0 / 3.0, 45.0);
+    // The name in the CF conventions.
+    attribute(&mapping, "\"indexing_scheme\": \"ring\"");
+    check(11.0 / 12.0, 45.0);
+    let numbers = doubles((0..48).rev().map(f64::from));
+    array(&path.join("cell"), "<f8", &[48], &["cell"], &numbers);
+    check(-11.0 / 12.0, 315.0);
+}
+
+/// HEALPix spheres of 12 · 2² cells in an unknown order.
 #[test]
 fn cells_of_a_healpix_sphere_need_no_positions() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), "cell", 48);
     assert!(open(&path).is_err());
     array(&path.join("crs"), "<f8", &[], &[], &doubles([0.0]));
-    let mapping = "\"grid_mapping_name\": \"healpix\", \"healpix_order\": \"nest\"";
-    attribute(&path.join("crs"), mapping);
+    attribute(&path.join("crs"), "\"grid_mapping_name\": \"healpix\"");
     attribute(&path.join("t2m"), "\"grid_mapping\": \"crs\"");
     let read = || {
         let fields = OpenConfig::of_channels(&["w@10"]).open(&path).unwrap();

@@ -1,16 +1,16 @@
 //! Subcommands of experiments.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use halocline::Ended;
 use halocline::core::{Launcher, World};
 use halocline::experiment::{
     CheckpointChoice, Experiment, ExperimentConfig, ForecastConfig, Outlook, device_name,
 };
 use halocline::io::{Existing, save_json};
 use halocline::models::parallel::{Link, Machine};
-use halocline::{Ended, Error};
 
 use crate::hints::hint_at_device;
 use crate::report::Result;
@@ -28,50 +28,36 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    fn load(&self) -> Result<ExperimentConfig> {
-        let config = ExperimentConfig::load(&self.config)?;
-        let of_mesh = config.mesh.values().product::<usize>();
-        match self.ranks {
-            Some(ranks) if !config.mesh.is_empty() && ranks != of_mesh => {
-                Err(Error::other(format!(
-                    "--ranks {ranks}: the mesh of {} has {of_mesh} ranks; leave one of them out",
-                    self.config.display()
-                ))
-                .into())
-            }
-            _ => Ok(config),
-        }
-    }
-
-    fn ranks(&self) -> usize {
-        self.ranks.unwrap_or(1)
-    }
-
-    /// Returns the number of ranks of the mesh, or else of the option.
-    fn planned(&self, config: &ExperimentConfig) -> usize {
-        if config.mesh.is_empty() {
-            self.ranks()
-        } else {
-            config.mesh.values().product()
-        }
-    }
-
     /// Runs a program on all ranks.
     fn run<T: Send>(
         &self,
         program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
     ) -> Result<Vec<T>> {
-        run_on(&self.load()?, self.ranks(), program)
+        run_on(&load(&self.config, self.ranks)?, self.ranks, program)
+    }
+}
+
+/// Reads a configuration, and checks the number of ranks, if it is given, against its mesh.
+fn load(path: &Path, ranks: Option<usize>) -> Result<ExperimentConfig> {
+    let config = ExperimentConfig::load(path)?;
+    let of_mesh = config.mesh.values().product::<usize>();
+    match ranks {
+        Some(ranks) if !config.mesh.is_empty() && ranks != of_mesh => Err(format!(
+            "--ranks {ranks}: the mesh of {} has {of_mesh} ranks; leave one of them out",
+            path.display()
+        )
+        .into()),
+        _ => Ok(config),
     }
 }
 
 /// Runs a program of an experiment on all ranks, after a line with their number and device.
 fn run_on<T: Send>(
     config: &ExperimentConfig,
-    ranks: usize,
+    ranks: Option<usize>,
     program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
 ) -> Result<Vec<T>> {
-    let launcher = config.launcher(ranks);
+    let launcher = config.launcher(ranks.unwrap_or(1));
     Ok(launcher.collect(|world| {
         if world.is_root() {
             let device = device_name(world.device());
@@ -111,19 +97,12 @@ impl Trained {
         &self,
         program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
     ) -> Result<Vec<T>> {
-        let ranks = self.ranks;
-        match (&self.package, &self.config) {
-            (Some(package), _) => {
-                let config = ExperimentConfig::load_package(package)?;
-                run_on(&config, ranks.unwrap_or(1), program)
-            }
-            (None, Some(config)) => Run {
-                config: config.clone(),
-                ranks,
-            }
-            .run(program),
-            (None, None) => Err("--config or --package: expected one of them".into()),
-        }
+        let config = match (&self.package, &self.config) {
+            (Some(package), _) => ExperimentConfig::load_package(package)?,
+            (None, Some(config)) => load(config, self.ranks)?,
+            (None, None) => return Err("--config or --package: expected one of them".into()),
+        };
+        run_on(&config, self.ranks, program)
     }
 
     /// Returns the folder of scores: that of the experiment or, with a package, the current one.
@@ -194,11 +173,18 @@ impl Forecasting {
         }
     }
 
-    /// Returns the part of the names of scores for options that differ from the configuration, such
-    /// as `-members1-noise0`.
+    /// Returns the part of the names of scores for other files and for options that differ from the
+    /// configuration, such as `-2023-members1-noise0`.
     fn suffix(&self, config: &ExperimentConfig) -> String {
         let (configured, chosen) = (&config.forecast, self.config(config));
         let mut suffix = String::new();
+        if let [first, others @ ..] = &self.files[..] {
+            let stem = first.file_stem().unwrap_or_default();
+            suffix += &format!("-{}", stem.to_string_lossy());
+            if !others.is_empty() {
+                suffix += &format!("+{}", others.len());
+            }
+        }
         if chosen.steps != configured.steps {
             suffix += &format!("-steps{}", chosen.steps);
         }
@@ -315,18 +301,7 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
         ..
     } = options;
     options.run.run(|world, config| {
-        let suffix = forecasting.suffix(config);
-        let files = match &forecasting.files[..] {
-            [] => String::new(),
-            [first, others @ ..] => {
-                let stem = first.file_stem().unwrap_or_default().to_string_lossy();
-                match others.len() {
-                    0 => format!("-{stem}"),
-                    others => format!("-{stem}+{others}"),
-                }
-            }
-        };
-        let name = format!("scores{files}{suffix}.json");
+        let name = format!("scores{}.json", forecasting.suffix(config));
         let path = match output {
             Some(output) => output.clone(),
             None => options.run.scores(config).join(name),
@@ -404,7 +379,7 @@ pub(crate) struct PlanOptions {
 }
 
 pub(crate) fn plan(options: &PlanOptions) -> Result {
-    let config = options.run.load()?;
+    let config = load(&options.run.config, options.run.ranks)?;
     let measured = Launcher::local(2)
         .collect(|world| Machine::measure(&world.mesh([("rank", world.size())])?))?;
     let mut machine = measured
@@ -429,10 +404,11 @@ pub(crate) fn plan(options: &PlanOptions) -> Result {
             ..machine
         };
     }
-    let ranks = options.run.ranks();
+    // Ranks that are given are as many as those of a mesh.
+    let of_mesh = || config.mesh.values().product::<usize>();
+    let ranks = options.run.ranks.unwrap_or_else(of_mesh);
     Launcher::local(1).run(|world| {
-        let planned = counted(options.run.planned(&config));
-        let device = device_name(world.device());
+        let (planned, device) = (counted(ranks), device_name(world.device()));
         eprintln!("halocline: plan for {planned}, computed on {device}");
         hint_at_device(&device);
         println!("{}", Outlook::new(&world, &config, ranks, &machine)?);

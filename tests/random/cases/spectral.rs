@@ -82,7 +82,8 @@ fn sphere(operator: &str, draw: &mut Draw) -> Option<Case> {
             let target = [draw.within(2..=9), draw.within(1..=12)];
             let options = json!({
                 "in_shape": [latitudes, longitudes], "out_shape": target, "grid": grid,
-                "grid_out": draw.pick(&["equiangular", "lobatto"]), "mode": draw.pick(&["bilinear", "bilinear-spherical"]),
+                "grid_out": draw.pick(&["equiangular", "lobatto"]),
+                "mode": draw.pick(&["bilinear", "bilinear-spherical"]),
             });
             Case::new(options).x("x", &[batch, channels, latitudes, longitudes])
         }
