@@ -3,7 +3,7 @@
 //! Halocline orders cells by face: `(face · size + y) · size + x`, in the faces and axes of the
 //! HEALPix library.
 
-use std::f64::consts::{FRAC_PI_2, TAU};
+use std::f64::consts::{FRAC_PI_4, TAU};
 
 use crate::{Error, Result};
 
@@ -43,7 +43,7 @@ pub fn healpix_centers(size: usize) -> Vec<[f64; 2]> {
             Zone::Equator => (2.0 * n - ring) * 2.0 / (3.0 * n),
             Zone::South => distance(4.0 * n - ring) - 1.0,
         };
-        let longitude = place.eighths as f64 / place.held(size) as f64 * (FRAC_PI_2 / 2.0);
+        let longitude = place.eighths as f64 / place.held(size) as f64 * FRAC_PI_4;
         [sine.asin(), longitude.rem_euclid(TAU)].map(f64::to_degrees)
     };
     places(size).map(centre).collect()
@@ -133,24 +133,26 @@ pub fn healpix_numbers(size: usize, order: HealpixOrder) -> Result<Vec<usize>> {
     };
     if !fits {
         let message = format!(
-            "faces of {size} × {size} cells; expected cells, and of nested numbers a power of two"
+            "faces of {size} × {size} cells; expected one cell or more, in nested order a power of two"
         );
         return Err(Error::operator("healpix", message));
     }
-    // Spreads the bits to every second position.
-    let spread = |place: usize| {
-        (0..usize::BITS / 2)
-            .map(move |bit| (place >> bit & 1) << (2 * bit))
-            .sum::<usize>()
-    };
     Ok(match order {
         HealpixOrder::Ring => places(size).map(|place| place.number(size)).collect(),
-        HealpixOrder::Nested => (0..12 * size * size)
-            .map(|cell| {
+        HealpixOrder::Nested => {
+            // The bits of each row or column, at every second position.
+            let spread = |place: usize| {
+                let bits = 0..usize::BITS / 2;
+                bits.map(|bit| (place >> bit & 1) << (2 * bit))
+                    .sum::<usize>()
+            };
+            let spread: Vec<usize> = (0..size).map(spread).collect();
+            let number = |cell: usize| {
                 let (row, x) = (cell / size, cell % size);
-                (row / size) * size * size + spread(x) + 2 * spread(row % size)
-            })
-            .collect(),
+                (row / size) * size * size + spread[x] + 2 * spread[row % size]
+            };
+            (0..12 * size * size).map(number).collect()
+        }
     })
 }
 

@@ -106,6 +106,12 @@ mod tests {
     }
 
     #[test]
+    fn latitudes_are_rounded_to_the_poles() {
+        let cells = Cells::new(vec![90.000_05, -90.000_05], vec![0.0, 0.0]).unwrap();
+        assert_eq!(cells.positions()[0], [90.0, -90.0]);
+    }
+
+    #[test]
     fn longitudes_of_a_pole_are_one_position() {
         let cells = |lon: f64| Cells::new(vec![-90.0, 10.0], vec![lon, 0.0]).unwrap();
         assert_eq!(cells(20.0).difference(&cells(70.0)), None);

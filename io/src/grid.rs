@@ -194,10 +194,11 @@ impl Grid {
     /// # Ok::<(), halocline_io::Error>(())
     /// ```
     pub fn has_positions(&self) -> bool {
+        if self.cells.is_some() || self.lat != [0.0] {
+            return true;
+        }
         let mut pairs = self.lon.iter().zip(columns(self.lon.len()));
-        self.cells.is_some()
-            || self.lat != [0.0]
-            || !pairs.all(|(lon, column)| is_equal(*lon, column))
+        !pairs.all(|(lon, column)| is_equal(*lon, column))
     }
 
     /// Iterates over all coordinates, for checksums.

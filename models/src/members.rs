@@ -4,8 +4,7 @@
 //! sent, and a model sees one batch. If samples are sharded, the stacked batch has them in the
 //! order of the ranks, `[samples of one rank, members, samples]`, which [`split_members`] undoes.
 
-use burn::tensor::Shape;
-use halocline_core::ops::fan_out;
+use burn::tensor::Tensor;
 use halocline_core::{
     Distribution, Error, Layout, Placement, RandomKey, Replicate, Result, Shard, ShardTensor,
 };
@@ -95,16 +94,14 @@ pub fn repeat_members(
     members: usize,
     axis: Option<&str>,
 ) -> Result<ShardTensor<4>> {
-    const NAME: &str = "repeat_members";
-    let layout = ensemble_layout(NAME, &x, members, axis)?;
-    let (local, _, mesh) = x.into_parts();
-    // A `Shape`, unlike an array, may hold zeros: ranks without members are part of the graph.
-    let shape = Shape::from(layout.local_shape(mesh.position()));
-    let copies = Error::catch(|| {
-        let local = fan_out(local, &mesh, &layout.axes_of(0), NAME);
-        local.unsqueeze_dim::<5>(0).expand::<5, _>(shape)
-    })?;
-    stacked(ShardTensor::from_parts(copies, layout, mesh))
+    let layout = ensemble_layout("repeat_members", &x, members, axis)?;
+    let mesh = x.mesh().clone();
+    let zeros = Tensor::<5>::zeros(
+        layout.local_shape(mesh.position()),
+        (&x.device(), x.local().dtype()),
+    );
+    let zeros = ShardTensor::from_parts(zeros, layout, mesh);
+    Error::catch(|| x.unsqueeze_dim::<5>(0) + zeros).and_then(stacked)
 }
 
 /// Splits a batch of members, as [`perturbed`] stacks them, into members and samples.

@@ -1,5 +1,7 @@
 //! Latitude-weighted loss and scores, as defined by WeatherBench 2 (Rasp et al. 2024).
 
+use std::sync::Arc;
+
 use halocline_core::{Error, Result};
 use halocline_ops::prelude::*;
 use serde::Serialize;
@@ -106,8 +108,9 @@ impl Sums {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Evaluation {
-    rows: Vec<f64>,
-    columns: Option<Vec<f64>>,
+    /// Weights of rows and columns, which the clones for other leads share.
+    rows: Arc<[f64]>,
+    columns: Option<Arc<[f64]>>,
     sums: Vec<Sums>,
 }
 
@@ -117,7 +120,7 @@ impl Evaluation {
     /// weight of zero leaves the row out.
     pub fn new(weights: &[f64], variables: usize) -> Self {
         Self {
-            rows: weights.to_vec(),
+            rows: weights.into(),
             columns: None,
             sums: vec![Sums::default(); variables],
         }
@@ -127,7 +130,7 @@ impl Evaluation {
     #[must_use]
     pub fn with_columns(self, weights: &[f64]) -> Self {
         Self {
-            columns: Some(weights.to_vec()),
+            columns: Some(weights.into()),
             ..self
         }
     }
@@ -182,7 +185,7 @@ impl Evaluation {
     fn check(&self, forecast: [usize; 4], truth: [usize; 4]) -> Result<()> {
         let [_, channels, rows, columns] = forecast;
         let (variables, weights) = (self.sums.len(), self.rows.len());
-        let widths = self.columns.as_ref().map_or(columns, Vec::len);
+        let widths = self.columns.as_deref().map_or(columns, <[f64]>::len);
         if (channels, rows, columns) != (variables, weights, widths) {
             let message = format!(
                 "{channels} channels for {variables} variables, {rows} rows for {weights} weights, \

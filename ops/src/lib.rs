@@ -92,7 +92,7 @@ pub mod prelude {
 use burn::backend::Dispatch;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::tensor::kind::{Basic, Kind};
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{Bool, Int, Shape, Tensor};
 use halocline_core::{Result, ShardTensor};
 
 /// Converts the type of a tensor from `D` dims to `E` dims, where `E` equals `D`.
@@ -122,6 +122,22 @@ pub(crate) fn with_floats<const D: usize, K: Basic>(
     let (local, layout, mesh) = f(ShardTensor::from_parts(local, layout, mesh))?.into_parts();
     let local = Tensor::from_dispatch(local.into_dispatch());
     Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Applies a function to integers, and to booleans as integers: flex gives the selected elements of a
+/// boolean tensor the type `u8`.
+pub(crate) fn as_integers<const D: usize, K: Basic>(
+    x: Tensor<D, K>,
+    f: impl FnOnce(Tensor<D, Int>) -> Tensor<D, Int>,
+) -> Tensor<D, K> {
+    let x = x.into_dispatch();
+    Tensor::from_dispatch(match K::KIND {
+        Kind::Bool => {
+            let x = Tensor::<D, Bool>::from_dispatch(x).int();
+            f(x).bool().into_dispatch()
+        }
+        _ => f(Tensor::from_dispatch(x)).into_dispatch(),
+    })
 }
 
 /// Reshapes a tensor. `Tensor::reshape` would read a size of zero as "keep the size".

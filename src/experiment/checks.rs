@@ -4,7 +4,7 @@ use halocline_core::{Boundary, Result};
 use halocline_io::Error::Argument;
 use halocline_io::{Channels, Grid};
 
-use super::config::{ExperimentConfig, TrainingConfig};
+use super::config::{ExperimentConfig, Loss, TrainingConfig};
 use super::data::{Data, stands_for};
 use super::errors::invalid;
 
@@ -46,15 +46,29 @@ pub(super) fn check_weights(training: &TrainingConfig, targets: &[String]) -> Re
     }
 }
 
-/// Refuses settings that do not fit this number of samples or these channels.
+/// Refuses a loss of zonal waves on cells that are not in rows along latitudes.
+fn check_loss(loss: Loss, grid: &Grid) -> Result<()> {
+    let has_rows = grid.cells().is_none() && grid.has_positions();
+    if loss != Loss::Spectral || has_rows {
+        return Ok(());
+    }
+    Err(invalid(
+        "training.loss",
+        format!("spectral on a row of {} cells", grid.lon().len()),
+        "mse or crps, because waves along this row are not zonal",
+    ))
+}
+
+/// Refuses settings that do not fit this number of samples, these channels or this grid.
 ///
 /// # Errors
 /// Larger batches than there are samples; more accumulated batches than an epoch has; a curriculum
-/// that counts epochs from 0; weights of other names than targets; inputs that are not targets, if
-/// training takes several steps.
+/// that counts epochs from 0; a loss of zonal waves on a grid without rows; weights of other names
+/// than targets; inputs that are not targets, if training takes several steps.
 pub(super) fn check_training(
     training: &TrainingConfig,
     channels: &Channels,
+    grid: &Grid,
     samples: usize,
 ) -> Result<()> {
     check_batch(training.batch, samples)?;
@@ -72,6 +86,7 @@ pub(super) fn check_training(
         let expected = "1 or more, because epochs are counted from 1";
         return Err(invalid("training.curriculum", "epoch 0", expected));
     }
+    check_loss(training.loss, grid)?;
     check_weights(training, &channels.targets)?;
     if training.most_steps() > 1 {
         channels.feedback()?;
@@ -188,6 +203,7 @@ mod tests {
             forcings: Vec::new(),
             targets: vec!["t2m".into()],
         };
+        let grid = Grid::unstructured(vec![0.0; 40], vec![0.0; 40]).unwrap();
         for (training, told) in [
             ("batch = 4\naccumulation = 3", ""),
             ("batch = 13", "training.batch: got 13, expected at most 12,"),
@@ -199,6 +215,10 @@ mod tests {
                 "curriculum = [[0, 2]]",
                 "training.curriculum: got epoch 0, expected 1 or more",
             ),
+            (
+                "loss = \"spectral\"",
+                "training.loss: got spectral on a row of 40 cells, expected mse or crps",
+            ),
             ("weights = { z = 2.0 }", "training.weights: got z, expected"),
             (
                 "curriculum = [[2, 2]]",
@@ -206,12 +226,27 @@ mod tests {
             ),
         ] {
             let config = config(&format!("[training]\n{training}"));
-            let checked = check_training(&config.training, &channels, 12);
+            let checked = check_training(&config.training, &channels, &grid, 12);
             let found = checked.map_or_else(|error| error.to_string(), |()| String::new());
             assert!(
                 found.contains(told) && found.is_empty() == told.is_empty(),
                 "{found}"
             );
+        }
+    }
+
+    #[test]
+    fn spectral_losses_need_rows_of_known_latitude() {
+        let lon = vec![0.0, 90.0, 180.0, 270.0];
+        for (lat, has_rows) in [
+            (vec![45.0], true),
+            (vec![30.0, 0.0], true),
+            (vec![0.0], false),
+        ] {
+            let grid = Grid::new(lat, lon.clone()).unwrap();
+            let checked = check_loss(Loss::Spectral, &grid);
+            assert_eq!(checked.is_ok(), has_rows, "{grid}");
+            assert!(check_loss(Loss::Mse, &grid).is_ok());
         }
     }
 

@@ -144,7 +144,7 @@ pub enum Loss {
     /// Continuous ranked probability score of ensembles, by its fair estimator.
     Crps,
     /// Mean squared error plus the squared error of the amplitudes of zonal waves, which penalizes
-    /// blur.
+    /// blur. On grids with rows along latitudes.
     Spectral,
 }
 
@@ -456,7 +456,7 @@ mod tests {
                 "training.curriculum",
             ),
             (then("[training]\nnoise = nan"), "noise"),
-            (then("[training]\nprecision = \"fb16\""), "near it: f16"),
+            (then("[training]\nprecision = \"fb16\""), "near it: bf16"),
             (
                 then("[training]\nloss = \"crps\""),
                 "training.members from 2",

@@ -1,6 +1,6 @@
 //! Forecasts from states of the data.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use halocline_core::{Error, RandomKey, Result, ShardTensor};
@@ -12,17 +12,10 @@ use halocline_models::{next_input, perturbed};
 use halocline_ops::prelude::*;
 
 use super::config::ForecastConfig;
-use super::errors::failed;
 use super::network::FieldModel;
-use super::record::write;
+use super::outputs::Output;
 use super::setup::{Experiment, Files, States, missing};
 use crate::root::on_root;
-
-/// File in a folder of forecasts that records their configuration and checkpoint.
-const NOTE: &str = "forecasts.json";
-
-/// Index of a state, and the path of the forecast from it.
-type Output = (usize, PathBuf);
 
 /// One step of a forecast.
 pub(super) struct Step {
@@ -71,14 +64,10 @@ impl Experiment {
             None => self.scored()?,
         };
         let (states, rims) = (self.states(&period)?, self.rims(&period)?);
-        let note = self.note(model, config)?;
+        let folder = self.output_folder(model, config, path, existing)?;
         let starts: Vec<Output> = match from {
             Some(date) => vec![(self.start(&states, date)?, path.into())],
-            None => {
-                let all = self.outputs(&states, config, path)?;
-                self.begin(path, &note, existing, &all)?;
-                self.left(all, existing)?
-            }
+            None => folder.begin(self.outputs(&states, config, path)?)?,
         };
         let progress = Progress::new(self.world.rank(), "forecast", starts.len() * config.steps);
         let sources = (&states, rims.as_ref());
@@ -86,8 +75,8 @@ impl Experiment {
             self.write(model, sources, *start, config, (path, existing), &progress)?;
         }
         progress.finish();
-        if from.is_none() && existing == Existing::Replace {
-            self.save_note(path, &note)?;
+        if from.is_none() {
+            folder.finish()?;
         }
         Ok(starts.into_iter().map(|(_, path)| path).collect())
     }
@@ -138,105 +127,6 @@ impl Experiment {
             (start, folder.join(name))
         };
         Ok(starts.into_iter().map(output).collect())
-    }
-
-    /// Returns the outputs that are left to write: those that do not exist, or all that are to be
-    /// replaced.
-    fn left(&self, all: Vec<Output>, existing: Existing) -> Result<Vec<Output>> {
-        let is_left =
-            |(_, path): &Output| u8::from(existing == Existing::Replace || !path.exists());
-        // Rank 0 decides, because a file system may show other ranks another state.
-        let root = self.world.is_root();
-        let flags = root.then(|| all.iter().map(is_left).collect());
-        let left = self.world.broadcast_bytes(0, flags)?;
-        let left = all.into_iter().zip(left).filter(|(_, left)| *left == 1);
-        Ok(left.map(|(output, _)| output).collect())
-    }
-
-    /// Refuses an output that is one of the files that are read, and a folder of outputs that is a
-    /// file or a store.
-    fn check_output(&self, path: &Path, is_single: bool) -> Result<()> {
-        let data = &self.config.data;
-        let mut inputs = self
-            .data
-            .paths()
-            .iter()
-            .chain(&data.files)
-            .chain(&data.constants);
-        let output = path.canonicalize().ok();
-        if output.is_some() && inputs.any(|input| input.canonicalize().ok() == output) {
-            let fault = "one of the files that are read; choose another output";
-            return Err(failed(path)(fault));
-        }
-        let is_store = ["zarr.json", ".zgroup"]
-            .iter()
-            .any(|name| path.join(name).exists());
-        if !is_single && (path.is_file() || is_store) {
-            let fault = "a file or a store; expected a folder for the forecasts from each state";
-            return Err(failed(path)(fault));
-        }
-        Ok(())
-    }
-
-    /// Returns the note for a folder of forecasts: all that they depend on.
-    fn note(&self, model: &FieldModel, config: &ForecastConfig) -> Result<Vec<u8>> {
-        let others = (self.files == Files::Others).then(|| self.data.paths());
-        let note = (
-            &self.config.folder,
-            self.config.seed,
-            config,
-            model.checkpoint,
-            others,
-        );
-        serde_json::to_vec(&note).map_err(Error::other)
-    }
-
-    /// Checks the note of a folder of forecasts, and writes the new one. While forecasts are
-    /// replaced the note is empty, so that remaining ones of another configuration or checkpoint
-    /// are not mistaken for new ones.
-    fn begin(
-        &self,
-        folder: &Path,
-        note: &[u8],
-        existing: Existing,
-        outputs: &[Output],
-    ) -> Result<()> {
-        let replaces = existing == Existing::Replace;
-        on_root(&self.world, || {
-            let path = folder.join(NOTE);
-            let before = std::fs::read(&path).ok();
-            let is_other = match before.as_deref() {
-                Some(before) => before != note,
-                None => outputs.iter().any(|(_, output)| output.exists()),
-            };
-            if is_other && !replaces {
-                return Err(Error::other(format!(
-                    "{}: forecasts of another configuration or checkpoint, or some that are not all replaced; choose another \
-                     folder, or Existing::Replace",
-                    path.display()
-                )));
-            }
-            if replaces && before.is_some_and(|before| before != note) {
-                let stays = stores_beside(folder, outputs)?;
-                if !stays.is_empty() {
-                    return Err(Error::other(format!(
-                        "{}: stores that may be of another configuration or checkpoint, and that this run does not replace, {}; \
-                         remove them, or choose another folder",
-                        folder.display(),
-                        stays.join(", ")
-                    )));
-                }
-            }
-            Ok(())
-        })?;
-        self.save_note(folder, if replaces { &[] } else { note })
-    }
-
-    fn save_note(&self, folder: &Path, note: &[u8]) -> Result<()> {
-        on_root(&self.world, || {
-            std::fs::create_dir_all(folder).map_err(failed(folder))?;
-            write(&folder.join(NOTE), note)
-        })
     }
 
     fn write(
@@ -355,27 +245,6 @@ impl Experiment {
         }
         Ok(())
     }
-}
-
-/// Returns the sorted names of the Zarr stores in a folder that are not among `outputs`.
-fn stores_beside(folder: &Path, outputs: &[Output]) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    if !folder.exists() {
-        return Ok(names);
-    }
-    let names_of_outputs = outputs.iter().filter_map(|(_, path)| path.file_name());
-    let outputs: HashSet<_> = names_of_outputs.collect();
-    for entry in std::fs::read_dir(folder).map_err(failed(folder))? {
-        let name = entry.map_err(failed(folder))?.file_name();
-        let is_store = Path::new(&name)
-            .extension()
-            .is_some_and(|end| end == "zarr");
-        if is_store && !outputs.contains(&*name) {
-            names.push(name.to_string_lossy().into_owned());
-        }
-    }
-    names.sort();
-    Ok(names)
 }
 
 /// Returns the name, without its ending, of the output for a date such as `2018-01-01 06:00:00`.

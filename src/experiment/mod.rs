@@ -39,9 +39,9 @@ mod network;
 mod normals;
 mod optimizer;
 mod outlook;
+mod outputs;
 mod pace;
 mod package;
-mod patches;
 #[cfg(feature = "plot")]
 mod pictures;
 mod precision;

@@ -16,10 +16,10 @@ use halocline_models::rollout;
 use halocline_ops::backward;
 use halocline_ops::prelude::*;
 
-use super::checks::{check_rim, check_training, warn};
+use super::checks::{check_rim, warn};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
-use super::network::{FieldModel, ModelConfig};
+use super::network::FieldModel;
 use super::optimizer::OptimizerKind;
 use super::setup::placements;
 use crate::trainer::precision::rounded;
@@ -73,8 +73,8 @@ impl Outlook {
     /// messages, with the number of autoregressive steps at the end of training.
     ///
     /// # Errors
-    /// Data that cannot be read; a model, plan or mesh that does not fit; a precision that the
-    /// device lacks; more samples per batch, batches per step, or autoregressive steps than the
+    /// Data that cannot be read; a model, loss, plan or mesh that does not fit; a precision that
+    /// the device lacks; more samples per batch, batches per step, or autoregressive steps than the
     /// training period has.
     pub fn new(
         world: &World,
@@ -83,11 +83,9 @@ impl Outlook {
         machine: &Machine,
     ) -> Result<Self> {
         config.check()?;
-        config.training.precision.check(world.device())?;
         let data = Data::open(&config.data)?;
         check_rim(config.data.boundary, &data.grid)?;
-        let samples = data.samples(config.training.most_steps())?;
-        check_training(&config.training, &data.channels, samples)?;
+        let (whole, samples) = config.check_fit(&data, world.device())?;
         if world.is_root() {
             warn(config, &data, samples);
         }
@@ -97,9 +95,8 @@ impl Outlook {
             MeshShape::new(&axes, (0..ranks).collect())?,
             world.device().clone(),
         )?;
-        let make = |device: &Device| config.model_on(&data, device);
-        let whole = make(&world.device().clone().inner())?;
         let resolved = resolve(&whole, dry.mesh().shape(), &config.plan)?;
+        let make = |device: &Device| config.model_on(&data, device);
         let model = world.init(|device| make(device).expect("it was made before"))?;
         let model = parallelize_module(model, dry.mesh(), &config.plan)?;
         let half = config.training.precision.half();
@@ -247,38 +244,22 @@ fn plans(
     if !has("tensor") && !has("data") {
         return Ok(Vec::new());
     }
-    let [rows, columns] = data.grid.shape();
-    let cells = match config.model {
-        ModelConfig::Transformer { patch, .. } => {
-            rows.div_ceil(patch[0]) * columns.div_ceil(patch[1])
-        }
-        _ => rows * columns,
-    };
     let training = &config.training;
     let samples = training.members * training.batch * steps(config);
+    // Ranks with different samples run passes of their own.
+    let sizes = mesh.names().iter().zip(mesh.sizes());
+    let groups = sizes.filter(|(name, _)| matches!(&name[..], "data" | "member"));
+    let passes = steps(config) * groups.map(|(_, size)| size).product::<usize>();
+    let (rows, rows_of) = config.model.rows(model, &data.grid, samples, passes);
     let axes: &[&str] = match training.members {
         1 => &["data", "lat", "lon"],
         _ => &["data", "member", "lat", "lon"],
     };
     let axes: Vec<&str> = axes.iter().copied().filter(|&axis| has(axis)).collect();
-    let mut workload = Workload::new(samples * cells, &axes).with_states(states);
-    if let ModelConfig::Unet { levels, .. } = config.model {
-        let rows = |level: usize| samples * (cells >> (2 * level)).max(1);
-        for level in 1..levels {
-            workload =
-                workload.with_rows(&format!("network.*.{{down,up}}.{level}.**"), rows(level));
-        }
-        workload = workload.with_rows("network.*.bottom.**", rows(levels));
-    }
-    if let Some(graph) = model.graph() {
-        // Ranks with different samples run passes of their own.
-        let sizes = mesh.names().iter().zip(mesh.sizes());
-        let groups = sizes.filter(|(name, _)| matches!(&name[..], "data" | "member"));
-        let passes = steps(config) * groups.map(|(_, size)| size).product::<usize>();
-        for (path, rows) in graph.rows(samples, passes) {
-            workload = workload.with_rows(&format!("network.*.{path}"), rows);
-        }
-    }
+    let workload = Workload {
+        rows_of,
+        ..Workload::new(rows, &axes).with_states(states)
+    };
     let parts = config
         .model
         .tensor_parallel("tensor")

@@ -70,7 +70,8 @@ impl Experiment {
         if !self.world.is_root() {
             return Ok(Vec::new());
         }
-        let raster = self.data.grid.cells().map(Raster::new).transpose()?;
+        let cells = self.data.grid.cells().filter(|_| !frames.is_empty());
+        let raster = cells.map(Raster::new).transpose()?;
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(failed(folder))?;
         let mut drawn = Vec::new();

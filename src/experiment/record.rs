@@ -293,8 +293,8 @@ pub(super) fn other_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<St
 
 /// Writes a file of a folder whole, or leaves it as it was.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    save_whole(path, |path| {
-        std::fs::write(path, bytes).map_err(failed(path))
+    save_whole(path, |staged| {
+        std::fs::write(staged, bytes).map_err(failed(path))
     })
 }
 

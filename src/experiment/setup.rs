@@ -122,6 +122,21 @@ impl ExperimentConfig {
         let model = &self.model;
         model.init(&data.channels, history, &data.grid, &data.odd, device)
     }
+
+    /// Checks that training fits a device and `data`. Returns the model on the device without
+    /// autodiff, and the number of samples.
+    ///
+    /// # Errors
+    /// A precision that the device lacks; a model that does not fit; batches, steps, weights or a
+    /// loss that do not fit the samples, channels or grid.
+    pub(super) fn check_fit(&self, data: &Data, device: &Device) -> Result<(FieldModel, usize)> {
+        let training = &self.training;
+        training.precision.check(device)?;
+        let model = self.model_on(data, &device.clone().inner())?;
+        let samples = data.samples(training.most_steps())?;
+        check_training(training, &data.channels, &data.grid, samples)?;
+        Ok((model, samples))
+    }
 }
 
 /// Returns the placements of fields `[batch, channels, lat, lon]` by the names of the axes. On the
@@ -145,11 +160,11 @@ impl Experiment {
     /// # Errors
     /// A configuration with values out of range; a mesh of another number of ranks; data that
     /// cannot be read, or lack a channel; if there are no statistics yet, a model that does not fit,
-    /// a precision that the device lacks, or batches, steps or weights of training that do not fit
-    /// the samples or channels; a folder that holds an experiment with other data or another model,
-    /// whose files have changed since, or whose statistics another job is computing; given
-    /// statistics that lack a channel or differ from those of the folder; a pretrained model of
-    /// other data or of another configuration; periods that overlap; a failure of communication.
+    /// a precision that the device lacks, or batches, steps, weights or a loss of training that do
+    /// not fit the samples, channels or grid; a folder that holds an experiment with other data or
+    /// another model, whose files have changed since, or whose statistics another job is computing;
+    /// given statistics that lack a channel or differ from those of the folder; a pretrained model
+    /// of other data or of another configuration; periods that overlap; a failure of communication.
     pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
         let begin = Instant::now();
         config.check_run()?;
@@ -163,10 +178,7 @@ impl Experiment {
                 None
             } else {
                 // Fails before the data are read.
-                config.training.precision.check(world.device())?;
-                config.model_on(&data, &world.device().clone().inner())?;
-                let samples = data.samples(config.training.most_steps())?;
-                check_training(&config.training, &data.channels, samples)?;
+                config.check_fit(&data, world.device())?;
                 Some(lock(&config.folder)?)
             };
             record(config, &data, &mut locked)?;

@@ -30,10 +30,11 @@ impl Experiment {
     /// # Errors
     /// An experiment of [other files](Self::of_files); data that cannot be read; a precision that
     /// the device lacks; more samples per batch, batches per step, or autoregressive steps than the
-    /// training period has; inputs that are not targets, where training or validation takes several
-    /// steps; another kind of optimizer than in earlier steps; another definition of validation
-    /// than in earlier epochs; other batches than those of an interrupted epoch; another job that
-    /// starts in the folder at the same time; the errors of [`Trainer`].
+    /// training period has; a loss that does not fit the grid; inputs that are not targets, where
+    /// training or validation takes several steps; another kind of optimizer than in earlier steps;
+    /// another definition of validation than in earlier epochs; other batches than those of an
+    /// interrupted epoch; another job that starts in the folder at the same time; the errors of
+    /// [`Trainer`].
     pub fn train(&self) -> Result<Ended> {
         if self.files == Files::Others {
             return Err(Error::other(
@@ -43,7 +44,8 @@ impl Experiment {
         let training = &self.config.training;
         training.precision.check(self.world.device())?;
         let mut data = self.batches(training.most_steps())?;
-        check_training(training, &self.data.channels, data.samples())?;
+        let (channels, grid) = (&self.data.channels, &self.data.grid);
+        check_training(training, channels, grid, data.samples())?;
         let root = self.world.is_root();
         if root {
             warn(&self.config, &self.data, data.samples());

@@ -15,6 +15,7 @@ use burn::tensor::kind::{Basic, Kind};
 use burn::tensor::{Int, Tensor};
 use halocline_core::{Error, Layout, Result, ShardTensor};
 
+use crate::as_integers;
 use crate::driver::empty::{fill_all, without_fill};
 use crate::driver::place::require_dim;
 use crate::golden::{Dims, Golden, output, with_dims};
@@ -60,7 +61,7 @@ pub fn gather<const D: usize, K: Basic>(
         }
         Kind::Int | Kind::Bool => {
             require_within(NAME, &index, local.dims()[dim])?;
-            local.gather(dim, flex::signed(index))
+            as_integers(local, |local| local.gather(dim, flex::signed(index)))
         }
     };
     without_fill(taken, layout, mesh, NAME)

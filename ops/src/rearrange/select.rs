@@ -26,7 +26,7 @@ use crate::driver::place::{in_place, placed, renumbered, require_dim, runs};
 use crate::golden::{Golden, output, with_dims};
 use crate::graph::{CellMap, take_named};
 use crate::kernel::taken::{Places, take};
-use crate::with_floats;
+use crate::{as_integers, with_floats};
 
 /// Selects one index along a dim and removes the dim. The result has `E` dims, one fewer than `x`.
 /// See the [module](self).
@@ -178,7 +178,7 @@ fn cells_at<const D: usize, K: Basic>(
     let numbers: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
     let numbers = TensorData::new(numbers, [indices.len()]);
     let places = Tensor::<1, Int>::from_data(numbers, &local.device());
-    local.select(dim, places)
+    as_integers(local, |local| local.select(dim, places))
 }
 
 /// Even extents of a dim of `size` cells over the axes that shard `dim` of `x`.

@@ -1,0 +1,15 @@
+//! Models that a configuration can name, behind one type. Each family has a file, which checks
+//! sizes against the channels and the grid.
+
+mod cnn;
+mod config;
+mod fno;
+mod graph;
+mod model;
+mod signature;
+mod transformer;
+mod unet;
+
+pub use config::ModelConfig;
+pub use model::FieldModel;
+pub(super) use model::{places_of_targets, select_channels};

@@ -1,0 +1,117 @@
+//! Model of a configuration: a network whose increments are added to the newest state.
+
+use burn::module::{Module, Param};
+use burn::nn::Initializer;
+use burn::tensor::{Device, FloatDType, Tensor};
+use halocline_io::Channels;
+use halocline_models::{FieldTransformer, Fno, GraphCastNet, Sfno, SurrogateCnn, UNet};
+use halocline_ops::prelude::*;
+
+use super::signature::Signature;
+
+/// Model built from a [`ModelConfig`](super::ModelConfig). Adds an increment to the newest state
+/// and subtracts a learned fraction of that state, which damps anomalies.
+///
+/// # Shapes
+/// `[batch, history · inputs + forcings, lat, lon]` → `[batch, targets, lat, lon]`.
+#[derive(Module, Debug)]
+pub struct FieldModel {
+    pub(super) network: Network,
+    /// Fraction of each target's state that is lost in a step; initially zero.
+    damping: Param<Tensor<4>>,
+    /// Index of each target among the channels of an input; for a target that is not an input, one
+    /// past the last channel.
+    #[module(skip)]
+    places: Vec<usize>,
+    /// Fingerprint of the checkpoint that the model was loaded from.
+    #[module(skip)]
+    pub(crate) checkpoint: Option<u32>,
+}
+
+#[derive(Module, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a program holds one model, whichever it is"
+)]
+pub(super) enum Network {
+    Cnn(SurrogateCnn),
+    Unet(UNet),
+    Transformer(FieldTransformer),
+    Fno(Fno),
+    Sfno(Sfno),
+    Graph(GraphCastNet),
+}
+
+/// Scale of increments, small so that the untrained model is close to persistence. `SurrogateCnn`
+/// and `FieldTransformer` apply their own.
+const INCREMENT: f64 = 0.1;
+
+impl FieldModel {
+    /// Initializes a model around a network.
+    pub(super) fn new(network: Network, signature: &Signature, device: &Device) -> Self {
+        let (channels, all) = (signature.channels, signature.channels_in());
+        let inputs = all - channels.forcings.len();
+        Self {
+            network,
+            damping: Initializer::Zeros.init([1, signature.channels_out(), 1, 1], device),
+            places: places_of_targets(channels, inputs, all),
+            checkpoint: None,
+        }
+    }
+}
+
+/// Returns the place of each target among the channels of an input, of which the first `inputs` are
+/// those of all times of its history. The place of a target that is not an input is `absent`.
+pub(crate) fn places_of_targets(channels: &Channels, inputs: usize, absent: usize) -> Vec<usize> {
+    let newest = inputs - channels.inputs.len();
+    let place = |target: &String| {
+        let input = channels.inputs.iter().position(|input| input == target);
+        input.map_or(absent, |input| newest + input)
+    };
+    channels.targets.iter().map(place).collect()
+}
+
+/// Selects channels of a field by their places. The place after the last channel is that of a
+/// channel made by a function of another channel.
+pub(crate) fn select_channels<X: Field<4>>(
+    x: X,
+    places: &[usize],
+    other: impl FnOnce(X) -> X,
+) -> X {
+    let x = if places.contains(&x.dims()[1]) {
+        let other = other(x.clone().narrow(1, 0, 1));
+        X::cat(vec![x, other], 1)
+    } else {
+        x
+    };
+    let (first, count) = (places[0], places.len());
+    if places.iter().copied().eq(first..first + count) {
+        x.narrow(1, first, count) // without a copy
+    } else {
+        x.index_select(1, places)
+    }
+}
+
+impl<X: Field<4>> Layer<X> for FieldModel {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        // [batch, targets, lat, lon]; a target that is not an input starts from its mean, zero.
+        let state = select_channels(x.clone(), &self.places, |channel| channel * 0.0);
+        // Networks compute in the dtype of the parameters; increments are added in that of
+        // the state.
+        let types = [x.dtype(), self.damping.base().dtype()];
+        let [dtype, computed] = types.map(FloatDType::from);
+        let damping = state.place_operand(&self.damping).cast(dtype);
+        let add = |increment: X| state.clone() + increment.cast(dtype) * INCREMENT;
+        let next = match &self.network {
+            Network::Cnn(model) => model.forward(x),
+            Network::Transformer(model) => model.forward(x),
+            Network::Unet(model) => add(model.forward(x.cast(computed))),
+            Network::Fno(model) => add(model.forward(x.cast(computed))),
+            Network::Sfno(model) => add(model.forward(x.cast(computed))),
+            Network::Graph(model) => add(model.forward(x.cast(computed))),
+        };
+        next.addcmul(state, (damping * -1.0).into_shard())
+    }
+}

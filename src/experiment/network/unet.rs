@@ -1,0 +1,44 @@
+//! Kind `unet`: an encoder and decoder with skip connections.
+
+use burn::tensor::Device;
+use halocline_core::{Error, Result};
+use halocline_models::{UNet, UNetConfig};
+
+use super::super::geometry::halved;
+use super::signature::Signature;
+
+/// Initializes the network, with no more levels than the grid can be halved.
+pub(super) fn init(
+    signature: &Signature,
+    width: usize,
+    levels: usize,
+    device: &Device,
+) -> Result<UNet> {
+    let grid = signature.grid;
+    let [rows, columns] = grid.shape();
+    // A level needs at least two cells to halve.
+    let least = rows.min(columns);
+    let most = least.saturating_sub(1).checked_ilog2();
+    let most = most.map_or(0, |log| log as usize + 1);
+    if levels > most {
+        return Err(Error::other(format!(
+            "model.levels: {levels} on a grid of {rows} x {columns}; expected at most {most}"
+        )));
+    }
+    let config = UNetConfig::new(signature.channels_in(), signature.channels_out())
+        .with_width(width)
+        .with_levels(levels)
+        .with_boundary(grid.boundary())
+        .with_boundary_halved(Some(halved(grid, levels)))
+        .with_odd(signature.odd_places());
+    Ok(config.init(device))
+}
+
+/// Returns the rows of the layers of halved fields, by path, for this number of samples with this
+/// number of cells.
+pub(super) fn rows(levels: usize, samples: usize, cells: usize) -> Vec<(String, usize)> {
+    let rows = |level: usize| samples * (cells >> (2 * level)).max(1);
+    let halved = (1..levels).map(|level| (format!("{{down,up}}.{level}.**"), rows(level)));
+    let bottom = ("bottom.**".to_string(), rows(levels));
+    halved.chain([bottom]).collect()
+}
