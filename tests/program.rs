@@ -130,6 +130,18 @@ fn files_are_converted_and_rechunked() {
         );
     }
 
+    let (row, grid) = (
+        path("row.h5"),
+        Grid::unstructured(vec![10.0; 4], vec![0.0; 4]),
+    );
+    let config = WriterConfig::new();
+    let mut writer = FieldWriter::create(&row, &grid.unwrap(), &["t2m"], &config).unwrap();
+    let ones = Array3::ones((1, 1, 4));
+    writer.append(0.0, ones.view()).unwrap();
+    writer.finish().unwrap();
+    let out = succeed(&["rechunk", text(&row), text(&path("row.zarr"))]);
+    assert!(out.contains("on 1 x 4 ranks"), "{out}");
+
     // Options that do not apply to a NetCDF file are refused.
     let netcdf = path("c.nc");
     for (arguments, told) in [

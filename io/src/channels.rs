@@ -197,6 +197,29 @@ pub(crate) fn with_role(error: Error, config: &DatasetConfig, constants: &[Strin
     }
 }
 
+/// Adds to an error about a channel of a role that a variable of that name, which is no channel by
+/// default, is read if inputs are named. `left_out` lists the variables that are no channels.
+pub(crate) fn with_left_out(error: Error, left_out: &[String]) -> Error {
+    match error {
+        Error::Argument {
+            argument,
+            got,
+            expected,
+        } => {
+            let prefix = format!("{got} (");
+            let is_read =
+                |entry: &String| entry.starts_with(&prefix) && entry.contains("choose it by name");
+            let hint = if left_out.iter().any(is_read) {
+                format!("; {got} is a coordinate, which is read if inputs are named too")
+            } else {
+                String::new()
+            };
+            Error::argument(argument, got, expected + &hint)
+        }
+        other => other,
+    }
+}
+
 /// Resolves the channels of a sample to sources in files with these channels and constants, and to
 /// names.
 ///

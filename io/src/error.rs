@@ -109,11 +109,11 @@ pub enum Error {
         cause: String,
     },
     /// A file on another grid than [`OpenConfig::grid`](crate::OpenConfig::grid).
-    #[error("grid: got {got}, expected {expected}, in this order or another one")]
+    #[error("grid: got {got}, expected {expected}")]
     OtherGrid {
         /// The grid of the file.
         got: String,
-        /// The chosen grid.
+        /// The chosen grid, and the orders of its cells that are accepted.
         expected: String,
     },
     /// Files that are too short for any sample.

@@ -32,6 +32,7 @@ impl GridOrder {
             flips: rises(stored) != rises(wanted),
             first: nearest.unwrap_or(0),
         };
+        let is_row = !has_rows(stored) && !has_rows(wanted);
         let axes = [
             ("latitude", stored.lat(), wanted.lat()),
             ("longitude", stored.lon(), wanted.lon()),
@@ -39,6 +40,7 @@ impl GridOrder {
         for (dim, (name, stored, wanted)) in axes.into_iter().enumerate() {
             if stored.len() != wanted.len() {
                 let (found, expected) = (stored.len(), wanted.len());
+                let name = if is_row { "cell" } else { name };
                 return Err(format!("{found} {name}s, not {expected}"));
             }
             for (index, wanted) in wanted.iter().enumerate() {
@@ -98,6 +100,12 @@ impl GridOrder {
     }
 }
 
+/// Returns whether the cells of a grid lie in rows and columns; those of an unstructured grid are
+/// one row.
+pub(crate) fn has_rows(grid: &Grid) -> bool {
+    grid.cells().is_none() && grid.has_positions()
+}
+
 /// Describes the difference of a grid from another one, with which it does not agree.
 pub(crate) fn difference(grid: &Grid, other: &Grid) -> String {
     match GridOrder::of(grid, other) {
@@ -154,6 +162,9 @@ mod tests {
         let error = GridOrder::of(&cells([5.0, 30.0]), &cells([5.0, 40.0])).unwrap_err();
         let expected = "cell 1 is at latitude 20, longitude 30, not latitude 20, longitude 40";
         assert_eq!(error, expected);
+        let more = Grid::unstructured(vec![0.0; 3], vec![5.0, 30.0, 40.0]).unwrap();
+        let error = GridOrder::of(&cells([5.0, 30.0]), &more).unwrap_err();
+        assert_eq!(error, "2 cells, not 3");
         // Differences from rounding to single precision are none.
         let lon = [90.000_01, 180.0, 359.999_99];
         assert!(GridOrder::of(&grid(&lat, &lon), &wanted).is_ok());

@@ -1,6 +1,8 @@
+use std::f64::consts::{FRAC_PI_2, TAU};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::degrees::{apart, is_equal};
 use crate::open::format_name;
 use crate::times::distinct_steps;
 use crate::traffic::covered;
@@ -149,6 +151,7 @@ impl Inspection {
 
     fn find_problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
+        problems.extend(self.grid.cells().and_then(problem_of_cells));
         let steps = distinct_steps(&self.times);
         if steps.len() > 1 {
             let text = steps.iter().take(4).map(|(step, count)| match count {
@@ -184,16 +187,36 @@ impl Inspection {
                 ));
             }
             let [rows, columns] = self.grid.shape();
-            let amplification = of_chunk(channel, [self.times.len(), rows, columns], [2, 2]);
+            let ranks = if rows == 1 { [1, 4] } else { [2, 2] };
+            let amplification = of_chunk(channel, [self.times.len(), rows, columns], ranks);
             if amplification > 1.5 {
+                let [lat, lon] = ranks;
                 problems.push(format!(
-                    "{name}: 2 x 2 ranks decode {amplification:.1} times what they need, as chunks hold \
+                    "{name}: {lat} x {lon} ranks decode {amplification:.1} times what they need, as chunks hold \
                      more than a time of a shard; rechunk for the mesh"
                 ));
             }
         }
         problems
     }
+}
+
+/// Returns the problem of the latitudes and longitudes of cells, if there is one.
+fn problem_of_cells([lat, lon]: [&[f64]; 2]) -> Option<String> {
+    let count = lat.len();
+    let is_first = |cell: usize| is_equal(lat[cell], lat[0]) && is_equal(lon[cell], lon[0]);
+    if count > 1 && (0..count).all(is_first) {
+        let (lat, lon) = (lat[0], lon[0]);
+        return Some(format!(
+            "all {count} cells are at latitude {lat}, longitude {lon}"
+        ));
+    }
+    // Radians may be rounded to single precision.
+    let is_small =
+        |cell: usize| lat[cell].abs() <= FRAC_PI_2 + 1e-6 && apart(lon[cell], 0.0) <= TAU + 1e-6;
+    let text = "all latitudes of the cells are within π/2 and all longitudes within 2π degrees; if these are \
+                radians, set units = \"radian\" of both";
+    (count > 1 && (0..count).all(is_small)).then(|| text.into())
 }
 
 /// Returns the read amplification of fields on a mesh: bytes decoded per byte needed, if each of
@@ -300,7 +323,18 @@ impl fmt::Display for Inspection {
         let ([rows, columns], grid) = (self.grid.shape(), &self.grid);
         writeln!(f, "{}: {}", self.path.display(), self.format)?;
         match grid.cells() {
-            Some(_) => writeln!(f, "  grid       {grid}")?,
+            Some(cells) => {
+                let [lat, lon] = cells.map(|values| {
+                    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+                    let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    format!("{} to {}", number(least), number(most))
+                });
+                writeln!(f, "  grid       {grid}")?;
+                writeln!(f, "  cells      latitude {lat}, longitude {lon}")?;
+            }
+            None if !grid.has_positions() => {
+                writeln!(f, "  grid       {columns} cells without positions")?;
+            }
             None => writeln!(
                 f,
                 "  grid       {rows} x {columns}, {}: {grid}",
@@ -425,6 +459,20 @@ mod tests {
             (1, 2, 3)
         );
         assert_eq!((values.sum, values.least, values.most), (0.0, -4.0, 3.0));
+    }
+
+    #[test]
+    fn positions_in_radians_and_cells_at_one_place_are_problems() {
+        let problem = |lat: [f64; 3], lon: [f64; 3]| {
+            let grid = Grid::unstructured(lat.into(), lon.into()).unwrap();
+            grid.cells().and_then(problem_of_cells)
+        };
+        let radians = problem([-1.5, 0.0, 1.5], [-3.1, 0.0, 3.1]).unwrap();
+        assert!(radians.contains("if these are radians"), "{radians}");
+        let same = problem([10.0; 3], [20.0; 3]).unwrap();
+        assert_eq!(same, "all 3 cells are at latitude 10, longitude 20");
+        assert_eq!(problem([-1.5, 0.0, 1.5], [0.0, 10.0, 20.0]), None);
+        assert_eq!(problem([-80.0, 0.0, 80.0], [0.0, 1.0, 2.0]), None);
     }
 
     #[test]

@@ -10,6 +10,8 @@ use crate::{Calendar, Error, Result};
 
 /// Units of written times, and of files that state none.
 pub(crate) const UNITS: &[u8; 33] = b"seconds since 1970-01-01 00:00:00";
+/// Units of numbers whose digits are the date, such as 20200101.25 for 06:00, which ICON writes.
+const DATE_NUMBERS: &str = "day as %Y%m%d.%f";
 /// Calendar of written times.
 pub(crate) const CALENDAR: &[u8; 19] = b"proleptic_gregorian";
 
@@ -80,8 +82,8 @@ struct Units {
 /// replaces the units in the file.
 ///
 /// # Errors
-/// Units or a calendar that are not supported; no units; times outside the supported span of their
-/// calendar.
+/// Units or a calendar that are not supported; no units; numbers that are no dates; times outside
+/// the supported span of their calendar.
 pub(crate) fn seconds(
     attributes: &impl Attributes,
     units: Option<&str>,
@@ -100,25 +102,12 @@ pub(crate) fn seconds(
         Some(units) => Some(units.to_owned()),
         None => attributes.text("units")?,
     };
-    let Some(units) = text.as_deref().and_then(|text| parse(text, dates)) else {
-        let units = "days, hours, minutes, seconds, milliseconds, microseconds or nanoseconds \
-                     since a date, of the year 1 or later, such as \"hours since 1970-01-01 00:00:00\"";
-        let Some(text) = text else {
-            let expected = format!("{units}; name them by OpenConfig::with_time_units");
-            return Err(attributes.refused("units", "none", &expected));
-        };
-        let found = format!("{text:?}");
-        let expected = format!(
-            "{units}; write the times in one of these, \
-             in xarray by to_netcdf(encoding={{\"{}\": {{\"units\": …}}}})",
-            attributes.name()
-        );
-        return Err(attributes.refused("units", &found, &expected));
+    let seconds = match text {
+        Some(text) if text.trim().eq_ignore_ascii_case(DATE_NUMBERS) => {
+            date_numbers(attributes, dates, numbers)?
+        }
+        text => since(attributes, text.as_deref(), dates, numbers)?,
     };
-    let seconds: Vec<f64> = numbers
-        .into_iter()
-        .map(|number| units.seconds(number))
-        .collect();
     if dates == Dates::Mixed && seconds.iter().any(|&seconds| seconds < GREGORIAN) {
         let found = format!("{quoted} with times before 1582-10-15");
         let expected = "later times, as the calendar is another before; \
@@ -134,6 +123,61 @@ pub(crate) fn seconds(
         return Err(attributes.refused("calendar", &found, expected));
     }
     Ok((dates.calendar(), seconds))
+}
+
+/// Converts numbers whose digits are dates, with a fraction of the day, to seconds since
+/// 1970-01-01.
+///
+/// # Errors
+/// A number that is not a date of the calendar.
+fn date_numbers(attributes: &impl Attributes, dates: Dates, numbers: Vec<f64>) -> Result<Vec<f64>> {
+    let seconds = |number: f64| {
+        let digits = number.floor();
+        let date = digits as i64;
+        let year = i16::try_from(date / 10_000).ok()?;
+        let [month, day] = [date / 100 % 100, date % 100].map(|part| i8::try_from(part).ok());
+        let days = dates.days(year, month?, day?)?;
+        // A number of eight digits has a resolution of less than a millisecond.
+        let clock = ((number - digits) * 86_400_000.0).round() / 1000.0;
+        Some(days as f64 * 86400.0 + clock)
+    };
+    let converted = numbers.into_iter().map(|number| {
+        seconds(number).ok_or_else(|| {
+            let found = format!("{DATE_NUMBERS:?}, with the number {number}");
+            let expected = "numbers whose digits are dates of the calendar, such as 20200101.25";
+            attributes.refused("units", &found, expected)
+        })
+    });
+    converted.collect()
+}
+
+/// Converts numbers of units since a date to seconds since 1970-01-01.
+///
+/// # Errors
+/// Units that are not supported, or none.
+fn since(
+    attributes: &impl Attributes,
+    text: Option<&str>,
+    dates: Dates,
+    numbers: Vec<f64>,
+) -> Result<Vec<f64>> {
+    let Some(units) = text.and_then(|text| parse(text, dates)) else {
+        let units = "days, hours, minutes, seconds, milliseconds, microseconds or nanoseconds \
+                     since a date, of the year 1 or later, such as \"hours since 1970-01-01 00:00:00\"";
+        let Some(text) = text else {
+            let expected = format!("{units}; name them by OpenConfig::with_time_units");
+            return Err(attributes.refused("units", "none", &expected));
+        };
+        let found = format!("{text:?}");
+        let expected = format!(
+            "{units}; write the times in one of these, \
+             in xarray by to_netcdf(encoding={{\"{}\": {{\"units\": …}}}})",
+            attributes.name()
+        );
+        return Err(attributes.refused("units", &found, &expected));
+    };
+    let seconds = |number| units.seconds(number);
+    Ok(numbers.into_iter().map(seconds).collect())
 }
 
 impl Units {

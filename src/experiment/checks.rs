@@ -8,12 +8,22 @@ use super::config::{ExperimentConfig, Loss, TrainingConfig};
 use super::data::{Data, stands_for};
 use super::errors::invalid;
 
+/// Returns whether the cells of a grid lie in rows along latitudes.
+fn has_rows(grid: &Grid) -> bool {
+    grid.cells().is_none() && grid.has_positions()
+}
+
 /// Checks that a grid has cells inside a rim of this width, and edges.
 pub(super) fn check_rim(width: usize, grid: &Grid) -> Result<()> {
     let [rows, columns] = grid.shape();
     let is_region = grid.boundary()[1] != Boundary::Periodic;
     if width == 0 || (is_region && 2 * width < rows.min(columns)) {
         return Ok(());
+    }
+    if !has_rows(grid) {
+        let got = format!("{width} on a row of {columns} unstructured cells");
+        let expected = "0, because only regions of rows and columns have a rim";
+        return Err(invalid("data.boundary", got, expected));
     }
     Err(invalid(
         "data.boundary",
@@ -48,8 +58,7 @@ pub(super) fn check_weights(training: &TrainingConfig, targets: &[String]) -> Re
 
 /// Refuses a loss of zonal waves on cells that are not in rows along latitudes.
 fn check_loss(loss: Loss, grid: &Grid) -> Result<()> {
-    let has_rows = grid.cells().is_none() && grid.has_positions();
-    if loss != Loss::Spectral || has_rows {
+    if loss != Loss::Spectral || has_rows(grid) {
         return Ok(());
     }
     Err(invalid(
@@ -119,6 +128,10 @@ fn unsuited(config: &ExperimentConfig, data: &Data) -> Vec<String> {
                 "mesh.{axis}: {ranks} ranks share {cells} {name}, so that some have none"
             ));
         }
+    }
+    let names_odd = config.data.odd.as_ref().is_some_and(|odd| !odd.is_empty());
+    if names_odd && !data.grid.boundary()[0].is_pole() {
+        lines.push("data.odd: without effect on a grid without poles".into());
     }
     let is_input = |name: &String| data.channels.inputs.contains(name);
     let files = data.files.iter();
@@ -190,7 +203,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::experiment::fixture::{config_in, write_waves};
+    use crate::experiment::fixture::{config_in, region, write_waves};
 
     fn config(tables: &str) -> ExperimentConfig {
         config_in(Path::new("nowhere"), "", tables)
@@ -301,6 +314,18 @@ mod tests {
     }
 
     #[test]
+    fn odd_channels_without_a_pole_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "odd = [\"t2m\"]", "");
+        let mut data = Data::open(&config.data).unwrap();
+        assert!(unsuited(&config, &data).is_empty());
+        data.grid = region();
+        let told = "data.odd: without effect on a grid without poles";
+        assert_eq!(unsuited(&config, &data), [told]);
+    }
+
+    #[test]
     fn a_rim_is_that_of_a_region_and_leaves_cells_inside() {
         let globe = Grid::cell_centered(6, 12).unwrap();
         assert!(check_rim(0, &globe).is_ok());
@@ -310,5 +335,9 @@ mod tests {
             let error = check_rim(width, grid).unwrap_err().to_string();
             assert!(error.contains("data.boundary"), "{error}");
         }
+        let cells = Grid::unstructured(vec![50.0, 40.0, 30.0], vec![0.0, 10.0, 20.0]).unwrap();
+        let error = check_rim(1, &cells).unwrap_err().to_string();
+        let told = "data.boundary: got 1 on a row of 3 unstructured cells, expected 0, because";
+        assert!(error.starts_with(told), "{error}");
     }
 }

@@ -260,7 +260,11 @@ impl ExperimentConfig {
                 near(error.message()).map_or(String::new(), |near| format!("near it: {near}\n"));
             let wrong = model_key(text).filter(|key| !error.message().contains(&key[..]));
             let wrong = wrong.map_or(String::new(), |key| format!("key: model.{key}\n"));
-            Error::other(format!("{error}{wrong}{near}"))
+            let mut message = error.to_string();
+            for integer in ["expected usize", "expected u64"] {
+                message = message.replace(integer, "expected a whole number from 0 on");
+            }
+            Error::other(format!("{message}{wrong}{near}"))
         })?;
         config.check()?;
         Ok(config)
@@ -447,7 +451,11 @@ mod tests {
                 "mesh.lta",
             ),
             (then("[training]\nbatch = 0"), "training.batch"),
-            (then("[training]\nbatch = \"a\""), "expected usize"),
+            (
+                then("[training]\nbatch = -1"),
+                "expected a whole number from 0 on",
+            ),
+            (then("width = 1.5"), "expected a whole number from 0 on"),
             (then("[training]\nminutes = 0"), "training.minutes"),
             (then("[training]\nema = 1.5"), "training.ema"),
             (then("[training]\npatience = 3"), "without data.validation"),

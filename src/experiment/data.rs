@@ -292,7 +292,7 @@ fn open_on(
         OtherGrid { got, expected } => Argument {
             argument: "files",
             got,
-            expected: format!("{expected}, in this order or another one, as in training"),
+            expected: format!("{expected}, as in training"),
         },
         other => other,
     })

@@ -38,7 +38,9 @@ pub(super) fn harmonics(grid: &Grid) -> Result<Sht> {
         SphereGrid::LegendreGauss,
         SphereGrid::Lobatto,
     ];
-    for kind in grids.into_iter().filter(|_| around(grid)) {
+    // A single row, such as that of unstructured cells, does not reach the poles.
+    let is_global = around(grid) && sines.len() > 1;
+    for kind in grids.into_iter().filter(|_| is_global) {
         let sht = Sht::new(grid.shape(), kind)?;
         let mut pairs = sht.cosines().iter().zip(&sines);
         // A hundredth of the distance between rows.
@@ -49,7 +51,7 @@ pub(super) fn harmonics(grid: &Grid) -> Result<Sht> {
     }
     Err(Error::other(format!(
         "model.kind sfno: {grid}; expected a globe whose latitudes are equidistant from pole to pole, or those of a \
-         Gaussian grid"
+         Gaussian grid; model.kind graph takes other grids with positions"
     )))
 }
 

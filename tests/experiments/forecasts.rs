@@ -47,7 +47,7 @@ fn other_files_are_forecast_and_scored() {
     // All states of other files count.
     write_fields(&path.join("far.h5"), |time, _| (time < 10).then_some(time));
     succeed(path, &["score", "--files", "far.h5"]);
-    let of_far = scores_in(path, "scores-far.json");
+    let of_far = scores_in(path, "scores-far.h5.json");
     assert_eq!(score(&of_far, "t2m", 6.0, "forecasts"), 9.0);
     assert_eq!(scores(path), before);
     let test = |row: &serde_json::Value| row["rmse_climatology"].as_f64().unwrap();

@@ -68,7 +68,15 @@ fn sizes_that_do_not_fit_the_grid_are_errors() {
         (r#"{ "kind": "cnn", "kernel": 19 }"#, "model.kernel: 19"),
         (
             r#"{ "kind": "graph", "mesh_level": 10 }"#,
-            "model.mesh_level: 10; expected 1 to 9",
+            "model.mesh_level: got 10, expected a level from 1 to 9",
+        ),
+        (
+            r#"{ "kind": "graph", "mesh_level": 4 }"#,
+            "cells for a grid of 108 cells, expected at most 1, because",
+        ),
+        (
+            r#"{ "kind": "graph", "mesh_level": 1, "layers": 0 }"#,
+            "model.layers: got 0, expected at least 1",
         ),
     ] {
         let error = make(text).unwrap_err().to_string();
@@ -99,6 +107,13 @@ fn kinds_for_a_row_of_cells_are_named() {
         error.contains("a grid of 1 x 12; expected at least 2 cells along latitude"),
         "{error}"
     );
+    for text in [
+        r#"{ "kind": "sfno" }"#,
+        r#"{ "kind": "unet", "levels": 1 }"#,
+    ] {
+        let error = make(text).unwrap_err().to_string();
+        assert!(error.contains("model.kind graph"), "{error}");
+    }
     for text in [
         r#"{ "kind": "cnn" }"#,
         r#"{ "kind": "fno", "modes": [1, 3] }"#,

@@ -71,9 +71,9 @@ fn a_package_needs_neither_the_folder_nor_the_files_of_training() {
     }
     let scored = run(&[SCORE, &["--files", "new.h5"]].concat());
     let is_there = |name: &str| elsewhere.path().join(name).exists();
-    assert!(scored.status.success() && is_there("scores-new.json"));
+    assert!(scored.status.success() && is_there("scores-new.h5.json"));
     assert!(
-        !is_there("model/scores-new.json"),
+        !is_there("model/scores-new.h5.json"),
         "a package stays as it is"
     );
     assert_eq!(run(&["score"]).status.code(), Some(2));

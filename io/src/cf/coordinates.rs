@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::axis::{Axis, axis_of, is_time};
+use super::time_axis::{Times, has_reference, refused_time, time_among};
 use super::unstructured::{healpix_dim, place_of, positions, unplaced};
 use super::variable::{Container, Kind, Variable, VariableAttributes, error_at};
 use crate::packing::Packing;
-use crate::{Calendar, Error, Result, time_units, times};
+use crate::{Error, Result, time_units, times};
 
 /// Tolerance for equal coordinates, in degrees.
 const NOMINAL: f64 = 0.01;
@@ -27,38 +28,6 @@ pub(crate) enum Role {
     Column,
 }
 
-/// Name, calendar and values of a time axis.
-pub(super) type Times = (String, Calendar, Vec<f64>);
-
-/// Time axis of fields without a time: a single time, zero.
-pub(super) fn undated() -> Times {
-    ("time".into(), Calendar::Gregorian, vec![0.0])
-}
-
-/// Selects the time coordinate among variables: one with a standard name, else one with a common
-/// name and a reference date, else any other. Ties go to the variable named like the dim, then to
-/// the first one.
-fn time_among<'a>(
-    variables: impl Iterator<Item = &'a Variable>,
-    dim: &str,
-) -> Option<&'a Variable> {
-    let times = variables.filter(|variable| axis_of(variable) == Some(Axis::Time));
-    times.min_by_key(|variable| {
-        let rank = match variable.text("standard_name") {
-            Some(_) => 0,
-            None if is_time(&variable.name) && has_reference(variable) => 1,
-            None => 2,
-        };
-        (rank, variable.name != dim)
-    })
-}
-
-/// Whether the units of a variable have a reference date, as in `hours since 1970-01-01`.
-fn has_reference(variable: &Variable) -> bool {
-    let units = variable.text("units");
-    units.is_some_and(|units| units.contains(" since "))
-}
-
 /// Whether the long name of a 1-D coordinate says that its values are not the positions of the
 /// cells.
 fn is_nominal(coordinate: &Variable) -> bool {
@@ -66,13 +35,6 @@ fn is_nominal(coordinate: &Variable) -> bool {
         let name = name.to_lowercase();
         ["nominal", "fake"].iter().any(|word| name.contains(word))
     })
-}
-
-/// Error for a time coordinate that holds no numbers.
-pub(super) fn refused_time(path: &Path, name: &str, found: String) -> Error {
-    let expected = "numbers with units such as \"hours since 1970-01-01\", as xarray writes times by to_zarr and \
-                    to_netcdf";
-    Error::shape(path, name, found, expected)
 }
 
 /// Coordinates of a container.
@@ -296,8 +258,8 @@ impl<'a> Coordinates<'a> {
                 reason.unwrap_or_else(|| format!("dims {:?}", variable.dims))
             ));
         }
-        for dim in &variable.dims {
-            self.check_time(dim)?;
+        for (dim, &extent) in variable.dims.iter().zip(&variable.shape) {
+            self.check_time(dim, extent)?;
         }
         let place = |role| roles.iter().position(|this| *this == role);
         if let (Some(row), Some(column)) = (place(Role::Row), place(Role::Column))
@@ -329,9 +291,10 @@ impl<'a> Coordinates<'a> {
         Ok(Ok(roles))
     }
 
-    /// Refuses a dim whose coordinate is a time by name or attributes but holds no numbers, since
-    /// such a dim must not be taken for levels.
-    fn check_time(&self, dim: &str) -> Result<()> {
+    /// Refuses a dim whose coordinate is a time by name or attributes but holds no numbers, and a
+    /// dim of several times by its name that has no coordinate, since such a dim must not be taken
+    /// for levels.
+    fn check_time(&self, dim: &str, extent: usize) -> Result<()> {
         if self.find(dim).is_some() {
             return Ok(());
         }
@@ -343,10 +306,12 @@ impl<'a> Coordinates<'a> {
             return Err(refused_time(self.container.path(), &time.name, found));
         }
         let mut unreadable = self.container.unreadable().iter();
-        match unreadable.find(|(name, _)| name == dim && is_time(name)) {
-            Some((name, cause)) => Err(refused_time(self.container.path(), name, cause.clone())),
-            None => Ok(()),
-        }
+        let found = match unreadable.find(|(name, _)| name == dim && is_time(name)) {
+            Some((_, cause)) => cause.clone(),
+            None if extent > 1 && is_time(dim) => "no time coordinate along this dim".into(),
+            None => return Ok(()),
+        };
+        Err(refused_time(self.container.path(), dim, found))
     }
 
     /// Reads and unpacks the values of a coordinate.

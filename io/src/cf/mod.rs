@@ -4,6 +4,7 @@ pub(crate) mod axis;
 mod coordinates;
 mod plan;
 mod shared;
+mod time_axis;
 mod unstructured;
 pub(crate) mod variable;
 

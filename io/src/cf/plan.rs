@@ -2,11 +2,13 @@
 //! axis.
 
 use super::axis::{Axis, axis_of, is_time};
-use super::coordinates::{Coordinates, MAX_VALUES, Role, refused_time, undated};
+use super::coordinates::{Coordinates, MAX_VALUES, Role};
+use super::time_axis::{refused_time, undated};
 use super::unstructured::{
     healpix_cells, healpix_positions, is_in_radians, named_positions, place_of, positions,
 };
 use super::variable::{Container, Variable, VariableAttributes};
+use crate::degrees::TOLERANCE;
 use crate::fields::in_file;
 use crate::packing::Packing;
 use crate::{Calendar, Error, Grid, Result, cells};
@@ -77,18 +79,20 @@ impl Plan {
     ) -> Result<Self> {
         let coordinates = Coordinates::of(container, units);
         let path = container.path();
+        // An array of all channels is chosen with any of them.
+        let choice = match choice {
+            Choice::Named(_) if container.channels().is_some() => Choice::Fields,
+            choice => choice,
+        };
         let chosen = match choice {
             Choice::Named(names) => Some(names),
             Choice::Fields | Choice::All => None,
         };
-        // An array of all channels is chosen with any of them.
-        let whole = container.channels().is_some();
         let is_chosen = |name: &str| {
-            whole
-                || chosen.is_none_or(|chosen| {
-                    let is_name = |channel: &String| channel == name || base(channel) == name;
-                    chosen.iter().any(is_name)
-                })
+            chosen.is_none_or(|chosen| {
+                let is_name = |channel: &String| channel == name || base(channel) == name;
+                chosen.iter().any(is_name)
+            })
         };
         let mut unreadable = container.unreadable().iter();
         if let Some((name, cause)) = unreadable.find(|(name, _)| is_chosen(name)) {
@@ -312,14 +316,34 @@ fn grid(
             }
         },
     };
-    let [lat, lon] = positions.map(|variable| {
-        let mut values = coordinates.values(variable)?;
-        if is_in_radians(variable) {
-            values = values.into_iter().map(f64::to_degrees).collect();
-        }
-        Ok::<Vec<f64>, Error>(values)
-    });
+    let [lat, lon] = positions.map(|variable| in_degrees(coordinates, variable));
     Grid::unstructured(lat?, lon?)
+}
+
+/// Reads the latitudes or the longitudes of cells, in degrees.
+///
+/// # Errors
+/// Latitudes in radians beyond a pole, which probably are degrees.
+fn in_degrees(coordinates: &Coordinates<'_>, variable: &Variable) -> Result<Vec<f64>> {
+    let values = coordinates.values(variable)?;
+    if !is_in_radians(variable) {
+        return Ok(values);
+    }
+    let is_beyond = |value: &&f64| value.to_degrees().abs() > 90.0 + TOLERANCE;
+    if place_of(variable) == Some(Axis::Latitude)
+        && let Some(beyond) = values.iter().find(is_beyond)
+    {
+        let source = match variable.text("units") {
+            None | Some("") => "by its name, as it has no units",
+            Some(_) => "by its units",
+        };
+        let found = format!("{beyond} in radians, {source}");
+        let expected =
+            "latitudes within π/2, or the units \"degrees_north\" if they are in degrees";
+        let path = coordinates.container.path();
+        return Err(Error::shape(path, &variable.name, found, expected));
+    }
+    Ok(values.into_iter().map(f64::to_degrees).collect())
 }
 
 /// Returns the name of a channel without its level, which is the name of its variable.

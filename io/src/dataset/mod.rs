@@ -3,7 +3,7 @@ mod read;
 use std::path::Path;
 
 use crate::alike::{Property, checksum};
-use crate::channels::{Origins, check_repeats, open_config, resolve, with_role};
+use crate::channels::{Origins, check_repeats, open_config, resolve, with_left_out, with_role};
 use crate::constants::Constants;
 use crate::fields::{check_units, same_calendar, traffic_of};
 use crate::sample::Part;
@@ -132,7 +132,9 @@ impl FieldDataset {
         let constants = constants.map(|constants| constants.in_order(&metadata, first.path()));
         let constants = constants.transpose()?;
         let names = constants.as_ref().map_or(&[][..], Constants::names);
-        let (origins, channels) = resolve(metadata.channels(), names, config)?;
+        let resolved = resolve(metadata.channels(), names, config);
+        let (origins, channels) =
+            resolved.map_err(|error| with_left_out(error, first.left_out()))?;
         origins.check_calendar(first, &channels)?;
         origins.check_places(first.grid(), &channels)?;
         let dataset = Self {

@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use burn::config::Config;
 
 use crate::{Error, Existing, Result};
@@ -60,9 +62,18 @@ pub struct OutputConfig {
 }
 
 impl OutputConfig {
+    /// Checks the configuration of an output at a path.
+    ///
     /// # Errors
-    /// A chunk or compression level out of range; a chunk for a NetCDF file.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// A chunk or compression level out of range; a chunk for a NetCDF file; the name of an HDF5
+    /// file.
+    pub(crate) fn check(&self, path: &Path) -> Result<()> {
+        let is_hdf5 = |end: &&str| path.extension().is_some_and(|found| found == *end);
+        if ["h5", "hdf5"].iter().any(is_hdf5) {
+            let expected = "a name that ends in .zarr or .nc, as outputs are Zarr stores or NetCDF-3 files, not \
+                            HDF5";
+            return Err(Error::argument("path", path.display(), expected));
+        }
         if let Compression::Zstd { level } = self.compression
             && !(1..=9).contains(&level)
         {

@@ -69,7 +69,8 @@ pub struct Conversion {
 ///
 /// # Errors
 /// A configuration out of range, or too little memory for a chunk; channels that the output cannot
-/// represent; a path that is taken; a source that cannot be read; a full disk.
+/// represent; a path that is taken or ends in `.h5` or `.hdf5`; a source that cannot be read; a full
+/// disk.
 ///
 /// # Example
 /// ```
@@ -107,7 +108,7 @@ pub fn convert(
     mut progress: impl FnMut(Conversion),
 ) -> Result<Conversion> {
     let path = path.as_ref();
-    config.output.check()?;
+    config.output.check(path)?;
     let shape = source.shape();
     if shape[0] == 0 {
         return Err(Error::argument("times", 0, "at least one time"));

@@ -76,7 +76,8 @@ impl ForecastWriter {
     /// # Errors
     /// On all ranks: no channels, or a name that is repeated or that files cannot represent; a
     /// chunk of several times, or out of range; ranks that create different forecasts; a path that
-    /// is taken, or that some rank cannot write; a failure of communication.
+    /// is taken, ends in `.h5` or `.hdf5`, or that some rank cannot write; a failure of
+    /// communication.
     pub fn create(
         mesh: &DeviceMesh,
         path: impl AsRef<Path>,
@@ -86,7 +87,9 @@ impl ForecastWriter {
         config: &OutputConfig,
     ) -> halocline_core::Result<Self> {
         let path = path.as_ref();
-        let checked = check(grid, channels, start, config);
+        let checked = config
+            .check(path)
+            .and_then(|()| check(grid, channels, start, config));
         let sum = checksum(grid.coordinates());
         let text = format!(
             "{path:?}, {channels:?} on {grid} with checksum {sum:08x} from {start} s, {config:?}"
@@ -312,7 +315,6 @@ impl Drop for ForecastWriter {
 }
 
 fn check(grid: &Grid, channels: &[Channel], start: f64, config: &OutputConfig) -> Result<Schema> {
-    config.check()?;
     if let Some(chunk) = config.chunk.filter(|chunk| chunk[0] != 1) {
         let expected = "one time in a chunk of a forecast, which is written time by time";
         return Err(Error::argument("chunk", format!("{chunk:?}"), expected));

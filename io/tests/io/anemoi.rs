@@ -99,6 +99,10 @@ fn cells_of_no_grid_are_one_row() {
     assert_eq!(fields.grid().shape(), [1, CELLS]);
     let found = fields.read([2..3, 1..2, 0..1, 3..5]).unwrap();
     assert_eq!(found.into_iter().collect::<Vec<_>>(), [213.0, 214.0]);
+    let chosen = OpenConfig::of_channels(&["z_500"]).open(&path).unwrap();
+    let found = chosen.read([2..3, 0..1, 0..1, 3..5]).unwrap();
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), [213.0, 214.0]);
+    assert_eq!(chosen.grid(), fields.grid());
     assert_eq!(
         fields.grid().cells(),
         Some(reduced.each_ref().map(|values| &values[..]))
@@ -117,7 +121,9 @@ fn cells_of_no_grid_are_one_row() {
     assert!(forcing[[2, 0, 1]] > 0.8 && forcing[[2, 0, 2]] == 0.0);
     let report = inspect(&path, &OpenConfig::new(), Scan::Sample).unwrap();
     assert!(
-        report.to_string().contains("unstructured, 6 cells\n"),
+        report.to_string().contains(
+            "unstructured, 6 cells\n  cells      latitude -10.000 to 10.000, longitude 0.000 to 240.000\n"
+        ),
         "{report}"
     );
 }

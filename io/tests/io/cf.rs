@@ -350,6 +350,43 @@ fn times_of_models_count_in_their_calendar() {
     );
 }
 
+/// Dates of 2000-02-29 ± 1 h, as ICON writes times by default.
+#[test]
+fn times_may_be_the_digits_of_dates() {
+    let write = |numbers: [f64; 3], calendar: &str| {
+        let (folder, path) = numbered_file(SHAPE);
+        edit(&path, |file| {
+            let times = replace_times(file, &numbers);
+            text(&times, "units", "day as %Y%m%d.%f");
+            text(&times, "calendar", calendar);
+        });
+        (folder, path)
+    };
+    let hour = 1.0 / 24.0;
+    let hours = [
+        20_000_228.0 + 23.0 * hour,
+        20_000_229.0,
+        20_000_229.0 + hour,
+    ];
+    let (_folder, path) = write(hours, "proleptic_gregorian");
+    let file = FieldFile::open(&path).unwrap();
+    // By `date -u -d 2000-02-29 +%s`.
+    assert_eq!(file.times()[1], 951_782_400.0);
+    assert_eq!(file.time_step().unwrap(), 3600.0);
+    let days = [20_000_228.0, 20_000_229.0, 20_000_230.0];
+    let (_folder, path) = write(days, "360_day");
+    assert_eq!(
+        FieldFile::open(&path).unwrap().time_step().unwrap(),
+        86400.0
+    );
+    let (_folder, path) = write(days, "standard");
+    let error = message(&path);
+    assert!(
+        error.contains("\"day as %Y%m%d.%f\", with the number 20000230"),
+        "{error}"
+    );
+}
+
 #[test]
 fn times_that_are_not_understood_are_refused() {
     let refused = |units: Option<&str>, calendar: Option<&str>| {

@@ -254,6 +254,13 @@ fn mistakes_are_errors() {
     let netcdf = OutputConfig::new().with_format(OutputFormat::NetCdf3);
     let chunked = ConvertConfig::new().with_output(netcdf.with_chunk(Some([1, 2, 2])));
     assert!(error(&chunked).contains("a NetCDF-3 file has no chunks"));
+    for name in ["converted.h5", "converted.hdf5"] {
+        let path = folder.path().join(name);
+        let error = convert(&source, &path, &ConvertConfig::new(), |_| ()).unwrap_err();
+        let error = error.to_string();
+        let told = "a name that ends in .zarr or .nc";
+        assert!(error.contains(told), "{error}");
+    }
     let little = error(&ConvertConfig::new().with_memory(200));
     assert!(
         little.contains("expected at least 40 for a chunk"),

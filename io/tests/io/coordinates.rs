@@ -153,6 +153,10 @@ fn coordinates_of_cells_are_channels_only_by_name() {
         .with_forcings(name("nav_lat"));
     let dataset = FieldDataset::open(&[&path], &config).unwrap();
     assert_eq!(dataset.channels().forcings, ["nav_lat"]);
+    let config = DatasetConfig::new().with_forcings(name("orography"));
+    let error = FieldDataset::open(&[&path], &config).unwrap_err();
+    let told = "; orography is a coordinate, which is read if inputs are named too";
+    assert!(error.to_string().ends_with(told), "{error}");
     for name in ["t2m", "z", "orography"] {
         std::fs::remove_dir_all(path.join(name)).unwrap();
     }

@@ -132,6 +132,13 @@ fn the_coordinate_by_which_grids_differ_is_told() {
         error.starts_with("grid: got") && error.contains(told),
         "{error}"
     );
+    // Cells that are not in rows have one order.
+    let cells = |lon: [f64; 2]| Grid::unstructured(vec![10.0, 20.0], lon.into()).unwrap();
+    let path = folder.path().join("cells.h5");
+    write(&path, &cells([5.0, 30.0]), "t2m", 0..3);
+    let config = OpenConfig::new().with_grid(Some(cells([30.0, 5.0])));
+    let error = config.open(&path).unwrap_err().to_string();
+    assert!(error.ends_with("2 cells, in the same order"), "{error}");
     // Files that were opened one by one.
     write(&second, &from_south(), "t2m", 3..6);
     let files = [open(&first).unwrap(), open(&second).unwrap()];

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use halocline_io::{
-    ConvertConfig, DatasetConfig, FieldDataset, OpenConfig, OutputConfig, OutputFormat, Statistics,
-    convert, open,
+    ConvertConfig, DatasetConfig, FieldDataset, OpenConfig, OutputConfig, OutputFormat, Scan,
+    Statistics, convert, inspect, open,
 };
 
 use crate::coordinates::{array, attribute};
@@ -219,6 +219,11 @@ fn cells_of_a_healpix_sphere_need_no_positions() {
     assert_eq!(read(), 2147.0);
     attribute(&path.join("crs"), "\"healpix_nside\": 2");
     assert_eq!(read(), 2147.0);
+    let report = inspect(&path, &OpenConfig::of_channels(&["w@10"]), Scan::Sample);
+    let report = report.unwrap().to_string();
+    for part in ["48 cells without positions\n", "w: 1 x 4 ranks decode"] {
+        assert!(report.contains(part), "{part} in\n{report}");
+    }
     let config = DatasetConfig::new().with_forcings(vec!["cos_latitude".into()]);
     let error = FieldDataset::open(&[&path], &config)
         .unwrap_err()
@@ -243,6 +248,40 @@ fn cells_of_a_healpix_sphere_need_no_positions() {
         error.contains("none with the 12 · n² cells of the grid mapping crs"),
         "{error}"
     );
+}
+
+/// The output of MPAS, with times as texts, and a file that lacks them.
+#[test]
+fn a_dim_of_times_without_a_time_coordinate_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "nCells", 4);
+    place(&path, "nCells", 0.01, [("latCell", ""), ("lonCell", "")]);
+    assert!(open(&path).is_ok());
+    std::fs::remove_dir_all(path.join("time")).unwrap();
+    let refused = || {
+        let error = open(&path).unwrap_err().to_string();
+        let told = "\"time\": found no time coordinate along this dim";
+        assert!(error.contains(told), "{error}");
+    };
+    refused();
+    let texts = [0; 3 * 4 * 4];
+    array(&path.join("xtime"), "<U4", &[3], &["time"], &texts);
+    refused();
+}
+
+#[test]
+fn latitudes_beyond_a_pole_in_radians_are_told() {
+    for (units, told) in [
+        ("", "by its name, as it has no units"),
+        ("\"units\": \"radian\"", "by its units"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write(folder.path(), "ncells", 4);
+        place(&path, "ncells", 1.0, [("clat", units), ("clon", units)]);
+        let error = open(&path).unwrap_err().to_string();
+        assert!(error.contains("\"clat\": found 60 in radians"), "{error}");
+        assert!(error.contains(told), "{error}");
+    }
 }
 
 #[test]

@@ -179,8 +179,9 @@ impl Forecasting {
         let (configured, chosen) = (&config.forecast, self.config(config));
         let mut suffix = String::new();
         if let [first, others @ ..] = &self.files[..] {
-            let stem = first.file_stem().unwrap_or_default();
-            suffix += &format!("-{}", stem.to_string_lossy());
+            // With the extension, by which files of one name in several formats differ.
+            let name = first.file_name().unwrap_or_default();
+            suffix += &format!("-{}", name.to_string_lossy());
             if !others.is_empty() {
                 suffix += &format!("+{}", others.len());
             }

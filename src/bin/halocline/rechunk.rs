@@ -13,9 +13,10 @@ pub(crate) struct Options {
     source: PathBuf,
     /// Store to write
     target: PathBuf,
-    /// Ranks along latitude and longitude whose shards the chunks fit, such as 2x4
-    #[arg(long, value_parser = ranks, default_value = "2x2")]
-    ranks: [usize; 2],
+    /// Ranks along latitude and longitude whose shards the chunks fit, such as 2x4; 2x2 by default,
+    /// or 1x4 for a single row of cells
+    #[arg(long, value_parser = ranks)]
+    ranks: Option<[usize; 2]>,
     /// Chunk size along time, latitude and longitude, in place of one that fits the ranks
     #[arg(long, value_parser = chunk)]
     chunk: Option<[usize; 3]>,
@@ -36,11 +37,14 @@ pub(crate) fn run(options: &Options) -> Result {
         let text = "rechunk writes chunks, which a NetCDF-3 file does not have: write a Zarr store, or use convert";
         return Err(text.into());
     }
-    let before = amplification(&open(source, &options.reading)?, *ranks);
+    let fields = open(source, &options.reading)?;
+    let [_, _, rows, _] = fields.shape();
+    let ranks = ranks.unwrap_or(if rows == 1 { [1, 4] } else { [2, 2] });
+    let before = amplification(&fields, ranks);
     let sources = std::slice::from_ref(source);
-    let place = (Some(*ranks), options.chunk);
+    let place = (Some(ranks), options.chunk);
     let written = write(sources, target, &options.reading, &options.writing, place)?;
-    let after = amplification(&open(target, &Reading::default())?, *ranks);
+    let after = amplification(&open(target, &Reading::default())?, ranks);
     println!("{}: {written}", target.display());
     let [lat, lon] = ranks;
     println!("read amplification on {lat} x {lon} ranks: {before:.2} before, {after:.2} after");

@@ -112,10 +112,11 @@ pub enum ModelConfig {
         /// Features of cells and edges.
         #[serde(default = "size::<32>")]
         width: usize,
-        /// Number of message-passing layers on the mesh.
+        /// Number of message-passing layers on the mesh, at least 1.
         #[serde(default = "size::<4>")]
         layers: usize,
-        /// Number of times the faces of the icosahedron are divided.
+        /// Number of times the faces of the icosahedron are divided. Above 1, the mesh must not
+        /// have more cells than the grid.
         mesh_level: usize,
     },
 }
@@ -146,7 +147,8 @@ impl ModelConfig {
     ///
     /// # Errors
     /// Targets that are not the inputs, for kinds that require it; sizes that do not fit; for
-    /// `sfno`, a grid without spherical harmonics; for `graph`, a grid without positions.
+    /// `sfno`, a grid without spherical harmonics; for `graph`, a grid without positions, or
+    /// a mesh finer than the grid.
     pub fn init(
         &self,
         channels: &Channels,

@@ -1,13 +1,14 @@
 //! Kind `graph`: a graph network between the cells of a grid and an icosahedral mesh.
 
 use burn::tensor::Device;
-use halocline_core::{Error, Result};
+use halocline_core::Result;
 use halocline_models::{GraphCastNet, GraphCastNetConfig, GridMesh};
 
+use super::super::errors::invalid;
 use super::super::geometry::positions;
 use super::signature::Signature;
 
-/// Initializes the network for a grid with positions.
+/// Initializes the network for a grid with positions, on a mesh that is not finer than the grid.
 pub(super) fn init(
     signature: &Signature,
     width: usize,
@@ -15,17 +16,40 @@ pub(super) fn init(
     mesh_level: usize,
     device: &Device,
 ) -> Result<GraphCastNet> {
+    if layers == 0 {
+        return Err(invalid("model.layers", layers, "at least 1 layer"));
+    }
     if !(1..=GridMesh::FINEST).contains(&mesh_level) {
-        return Err(Error::other(format!(
-            "model.mesh_level: {mesh_level}; expected 1 to {}",
-            GridMesh::FINEST
-        )));
+        let expected = format!("a level from 1 to {}", GridMesh::FINEST);
+        return Err(invalid("model.mesh_level", mesh_level, expected));
     }
     let config = GraphCastNetConfig::new(signature.channels_in(), signature.channels_out())
         .with_width(width)
         .with_layers(layers);
-    let mesh = GridMesh::new(&positions(signature.grid)?, mesh_level)?;
+    let mesh = mesh_of(&positions(signature.grid)?, mesh_level)?;
     Ok(config.init(&mesh, device))
+}
+
+/// Returns the mesh of cells at these positions.
+///
+/// # Errors
+/// A level above 1 whose mesh has more cells than the grid: the messages of a few layers would not
+/// reach from one grid cell to the next.
+fn mesh_of(positions: &[[f64; 2]], level: usize) -> Result<GridMesh> {
+    let mesh = GridMesh::new(positions, level)?;
+    let (cells, size) = (positions.len(), mesh.size());
+    if level == 1 || size <= cells {
+        return Ok(mesh);
+    }
+    let mut most = level - 1;
+    while most > 1 && GridMesh::new(positions, most)?.size() > cells {
+        most -= 1;
+    }
+    Err(invalid(
+        "model.mesh_level",
+        format!("{level}, a mesh of {size} cells for a grid of {cells} cells"),
+        format!("at most {most}, because a mesh finer than the grid hardly connects its cells"),
+    ))
 }
 
 /// Returns the rows of the layers, by path, for this number of samples in `passes`.

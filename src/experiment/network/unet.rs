@@ -21,8 +21,13 @@ pub(super) fn init(
     let most = least.saturating_sub(1).checked_ilog2();
     let most = most.map_or(0, |log| log as usize + 1);
     if levels > most {
+        let other = if rows == 1 {
+            ", or model.kind graph"
+        } else {
+            ""
+        };
         return Err(Error::other(format!(
-            "model.levels: {levels} on a grid of {rows} x {columns}; expected at most {most}"
+            "model.levels: {levels} on a grid of {rows} x {columns}; expected at most {most}{other}"
         )));
     }
     let config = UNetConfig::new(signature.channels_in(), signature.channels_out())
