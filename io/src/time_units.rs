@@ -98,11 +98,7 @@ pub(crate) fn seconds(
                         366_day or 360_day; write the times in one of these";
         return Err(attributes.refused("calendar", &quoted, expected));
     };
-    let text = match units {
-        Some(units) => Some(units.to_owned()),
-        None => attributes.text("units")?,
-    };
-    let seconds = match text {
+    let seconds = match units_of(attributes, units)? {
         Some(text) if text.trim().eq_ignore_ascii_case(DATE_NUMBERS) => {
             date_numbers(attributes, dates, numbers)?
         }
@@ -123,6 +119,24 @@ pub(crate) fn seconds(
         return Err(attributes.refused("calendar", &found, expected));
     }
     Ok((dates.calendar(), seconds))
+}
+
+fn units_of(attributes: &impl Attributes, units: Option<&str>) -> Result<Option<String>> {
+    match units {
+        Some(units) => Ok(Some(units.to_owned())),
+        None => attributes.text("units"),
+    }
+}
+
+/// Refuses numbers in single precision whose digits are dates: it does not hold eight digits.
+pub(crate) fn check_single(attributes: &impl Attributes, units: Option<&str>) -> Result<()> {
+    match units_of(attributes, units)? {
+        Some(text) if text.trim().eq_ignore_ascii_case(DATE_NUMBERS) => {
+            let found = format!("{DATE_NUMBERS:?} in single precision");
+            Err(attributes.refused("units", &found, "numbers in double precision"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Converts numbers whose digits are dates, with a fraction of the day, to seconds since

@@ -131,7 +131,7 @@ fn unsuited(config: &ExperimentConfig, data: &Data) -> Vec<String> {
     }
     let names_odd = config.data.odd.as_ref().is_some_and(|odd| !odd.is_empty());
     if names_odd && !data.grid.boundary()[0].is_pole() {
-        lines.push("data.odd: without effect on a grid without poles".into());
+        lines.push("data.odd: without effect on a grid without rows at the poles".into());
     }
     let is_input = |name: &String| data.channels.inputs.contains(name);
     let files = data.files.iter();
@@ -321,7 +321,7 @@ mod tests {
         let mut data = Data::open(&config.data).unwrap();
         assert!(unsuited(&config, &data).is_empty());
         data.grid = region();
-        let told = "data.odd: without effect on a grid without poles";
+        let told = "data.odd: without effect on a grid without rows at the poles";
         assert_eq!(unsuited(&config, &data), [told]);
     }
 

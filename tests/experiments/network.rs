@@ -90,7 +90,7 @@ fn sizes_that_do_not_fit_the_grid_are_errors() {
 #[test]
 fn kinds_for_a_row_of_cells_are_named() {
     let grid = Grid::new(
-        vec![0.0],
+        vec![10.0],
         (0..12).map(|cell| 30.0 * f64::from(cell)).collect(),
     )
     .unwrap();

@@ -259,7 +259,11 @@ impl<'a> Coordinates<'a> {
             ));
         }
         for (dim, &extent) in variable.dims.iter().zip(&variable.shape) {
-            self.check_time(dim, extent)?;
+            self.check_time(dim)?;
+            if extent > 1 && is_time(dim) && self.find(dim).is_none() {
+                let reason = "no time coordinate along this dim, such as numbers with units";
+                return Ok(Err(format!("{dim}: {reason} \"hours since 1970-01-01\"")));
+            }
         }
         let place = |role| roles.iter().position(|this| *this == role);
         if let (Some(row), Some(column)) = (place(Role::Row), place(Role::Column))
@@ -291,10 +295,9 @@ impl<'a> Coordinates<'a> {
         Ok(Ok(roles))
     }
 
-    /// Refuses a dim whose coordinate is a time by name or attributes but holds no numbers, and a
-    /// dim of several times by its name that has no coordinate, since such a dim must not be taken
-    /// for levels.
-    fn check_time(&self, dim: &str, extent: usize) -> Result<()> {
+    /// Refuses a dim whose coordinate is a time by name or attributes but holds no numbers, since
+    /// such a dim must not be taken for levels.
+    fn check_time(&self, dim: &str) -> Result<()> {
         if self.find(dim).is_some() {
             return Ok(());
         }
@@ -306,12 +309,10 @@ impl<'a> Coordinates<'a> {
             return Err(refused_time(self.container.path(), &time.name, found));
         }
         let mut unreadable = self.container.unreadable().iter();
-        let found = match unreadable.find(|(name, _)| name == dim && is_time(name)) {
-            Some((_, cause)) => cause.clone(),
-            None if extent > 1 && is_time(dim) => "no time coordinate along this dim".into(),
-            None => return Ok(()),
-        };
-        Err(refused_time(self.container.path(), dim, found))
+        match unreadable.find(|(name, _)| name == dim && is_time(name)) {
+            Some((_, cause)) => Err(refused_time(self.container.path(), dim, cause.clone())),
+            None => Ok(()),
+        }
     }
 
     /// Reads and unpacks the values of a coordinate.
@@ -411,6 +412,9 @@ impl<'a> Coordinates<'a> {
             };
         };
         let attributes = VariableAttributes(path, variable);
+        if variable.kind == Kind::Single {
+            time_units::check_single(&attributes, self.units)?;
+        }
         let numbers = self.values(variable)?;
         // A dim that no field has may be unused, as in files of constants.
         let is_unused = dim.is_none() && self.units.is_none() && !variable.dims.is_empty();

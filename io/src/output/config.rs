@@ -68,10 +68,13 @@ impl OutputConfig {
     /// A chunk or compression level out of range; a chunk for a NetCDF file; the name of an HDF5
     /// file.
     pub(crate) fn check(&self, path: &Path) -> Result<()> {
-        let is_hdf5 = |end: &&str| path.extension().is_some_and(|found| found == *end);
+        let is_hdf5 = |end: &&str| {
+            let found = path.extension();
+            found.is_some_and(|found| found.eq_ignore_ascii_case(end))
+        };
         if ["h5", "hdf5"].iter().any(is_hdf5) {
-            let expected = "a name that ends in .zarr or .nc, as outputs are Zarr stores or NetCDF-3 files, not \
-                            HDF5";
+            let expected = "another ending, such as .zarr or .nc, as outputs are Zarr stores or NetCDF-3 files, \
+                            not HDF5";
             return Err(Error::argument("path", path.display(), expected));
         }
         if let Compression::Zstd { level } = self.compression

@@ -258,7 +258,7 @@ fn mistakes_are_errors() {
         let path = folder.path().join(name);
         let error = convert(&source, &path, &ConvertConfig::new(), |_| ()).unwrap_err();
         let error = error.to_string();
-        let told = "a name that ends in .zarr or .nc";
+        let told = "another ending, such as .zarr or .nc";
         assert!(error.contains(told), "{error}");
     }
     let little = error(&ConvertConfig::new().with_memory(200));

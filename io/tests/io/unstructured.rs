@@ -260,7 +260,7 @@ fn a_dim_of_times_without_a_time_coordinate_is_refused() {
     std::fs::remove_dir_all(path.join("time")).unwrap();
     let refused = || {
         let error = open(&path).unwrap_err().to_string();
-        let told = "\"time\": found no time coordinate along this dim";
+        let told = "time: no time coordinate along this dim";
         assert!(error.contains(told), "{error}");
     };
     refused();

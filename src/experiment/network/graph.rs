@@ -33,8 +33,8 @@ pub(super) fn init(
 /// Returns the mesh of cells at these positions.
 ///
 /// # Errors
-/// A level above 1 whose mesh has more cells than the grid: the messages of a few layers would not
-/// reach from one grid cell to the next.
+/// A level above 1 whose mesh has more cells than the grid: the messages of a few layers reach fewer
+/// grid cells on a finer mesh.
 fn mesh_of(positions: &[[f64; 2]], level: usize) -> Result<GridMesh> {
     let mesh = GridMesh::new(positions, level)?;
     let (cells, size) = (positions.len(), mesh.size());
@@ -48,7 +48,9 @@ fn mesh_of(positions: &[[f64; 2]], level: usize) -> Result<GridMesh> {
     Err(invalid(
         "model.mesh_level",
         format!("{level}, a mesh of {size} cells for a grid of {cells} cells"),
-        format!("at most {most}, because a mesh finer than the grid hardly connects its cells"),
+        format!(
+            "at most {most}, because the layers connect fewer grid cells by a mesh finer than the grid"
+        ),
     ))
 }
 

@@ -21,7 +21,7 @@ pub(super) fn init(
     let most = least.saturating_sub(1).checked_ilog2();
     let most = most.map_or(0, |log| log as usize + 1);
     if levels > most {
-        let other = if rows == 1 {
+        let other = if rows == 1 && grid.has_positions() {
             ", or model.kind graph"
         } else {
             ""
