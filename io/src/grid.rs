@@ -201,6 +201,20 @@ impl Grid {
         !pairs.all(|(lon, column)| is_equal(*lon, column))
     }
 
+    /// Whether the cells lie in rows along latitudes; those of an unstructured grid are one row.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::Grid;
+    ///
+    /// assert!(Grid::with_poles(3, 4)?.has_rows());
+    /// assert!(!Grid::unstructured(vec![0.0; 2], vec![10.0, 20.0])?.has_rows());
+    /// # Ok::<(), halocline_io::Error>(())
+    /// ```
+    pub fn has_rows(&self) -> bool {
+        self.cells.is_none() && self.has_positions()
+    }
+
     /// Iterates over all coordinates, for checksums.
     pub(crate) fn coordinates(&self) -> impl Iterator<Item = f64> {
         let cells = self.cells().into_iter().flatten().flatten();

@@ -32,7 +32,7 @@ impl GridOrder {
             flips: rises(stored) != rises(wanted),
             first: nearest.unwrap_or(0),
         };
-        let is_row = !has_rows(stored) && !has_rows(wanted);
+        let is_row = !stored.has_rows() && !wanted.has_rows();
         let axes = [
             ("latitude", stored.lat(), wanted.lat()),
             ("longitude", stored.lon(), wanted.lon()),
@@ -98,12 +98,6 @@ impl GridOrder {
         let ranges = [to_last, from_first].into_iter();
         ranges.filter(|range| !range.is_empty())
     }
-}
-
-/// Returns whether the cells of a grid lie in rows and columns; those of an unstructured grid are
-/// one row.
-pub(crate) fn has_rows(grid: &Grid) -> bool {
-    grid.cells().is_none() && grid.has_positions()
 }
 
 /// Describes the difference of a grid from another one, with which it does not agree.

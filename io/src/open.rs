@@ -12,7 +12,7 @@ use crate::anemoi;
 use crate::cf::variable::Container;
 use crate::cf::{CfFields, Choice};
 use crate::field_file::is_field_file;
-use crate::grid_order::{difference, has_rows};
+use crate::grid_order::difference;
 use crate::joined::Joined;
 use crate::listing::listed;
 use crate::merged::{Merged, by_channels, merge_each};
@@ -161,7 +161,7 @@ impl OpenConfig {
         }
         let (path, difference) = (fields.path().display(), difference(found, grid));
         let got = format!("{found} of {path} ({difference})");
-        let order = if has_rows(grid) {
+        let order = if grid.has_rows() {
             "in this order or another one"
         } else {
             "in the same order"

@@ -8,11 +8,6 @@ use super::config::{ExperimentConfig, Loss, TrainingConfig};
 use super::data::{Data, stands_for};
 use super::errors::invalid;
 
-/// Returns whether the cells of a grid lie in rows along latitudes.
-fn has_rows(grid: &Grid) -> bool {
-    grid.cells().is_none() && grid.has_positions()
-}
-
 /// Checks that a grid has cells inside a rim of this width, and edges.
 pub(super) fn check_rim(width: usize, grid: &Grid) -> Result<()> {
     let [rows, columns] = grid.shape();
@@ -20,7 +15,7 @@ pub(super) fn check_rim(width: usize, grid: &Grid) -> Result<()> {
     if width == 0 || (is_region && 2 * width < rows.min(columns)) {
         return Ok(());
     }
-    if !has_rows(grid) {
+    if !grid.has_rows() {
         let got = format!("{width} on a row of {columns} unstructured cells");
         let expected = "0, because only regions of rows and columns have a rim";
         return Err(invalid("data.boundary", got, expected));
@@ -58,7 +53,7 @@ pub(super) fn check_weights(training: &TrainingConfig, targets: &[String]) -> Re
 
 /// Refuses a loss of zonal waves on cells that are not in rows along latitudes.
 fn check_loss(loss: Loss, grid: &Grid) -> Result<()> {
-    if loss != Loss::Spectral || has_rows(grid) {
+    if loss != Loss::Spectral || grid.has_rows() {
         return Ok(());
     }
     Err(invalid(

@@ -260,10 +260,7 @@ fn plans(
         rows_of,
         ..Workload::new(rows, &axes).with_states(states)
     };
-    let parts = config
-        .model
-        .tensor_parallel("tensor")
-        .filter(|_| has("tensor"));
+    let parts = has("tensor").then(|| config.model.tensor_parallel("tensor"));
     let parts: Vec<Plan> = parts.into_iter().collect();
     let mut found = Plan::candidates(model, mesh, &parts, &workload, machine)?;
     found.truncate(3);

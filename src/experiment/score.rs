@@ -60,7 +60,7 @@ impl Experiment {
         let grid = &self.data.grid;
         let weights = grid.latitude_weights();
         let mut spectra = match grid.boundary()[1] {
-            Boundary::Periodic if grid.cells().is_none() && grid.has_positions() => {
+            Boundary::Periodic if grid.has_rows() => {
                 let targets = &self.data.channels.targets;
                 let regions = regions(grid);
                 Some(Spectra::new(targets, &weights, grid.lat(), regions)?)

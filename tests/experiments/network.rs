@@ -161,7 +161,7 @@ fn plans_of_all_kinds_give_what_one_rank_gives() {
         r#"{ "kind": "graph", "width": 4, "layers": 1, "mesh_level": 1 }"#,
     ] {
         let config: ModelConfig = serde_json::from_str(text).unwrap();
-        let plan = config.tensor_parallel("tensor").expect("a plan");
+        let plan = config.tensor_parallel("tensor");
         let run = |ranks: usize| {
             let found = Launcher::local(ranks).seed(3).collect(|world| {
                 let mesh = world.mesh([("tensor", ranks)])?;

@@ -38,10 +38,19 @@ impl StencilPlan {
     ) -> Option<Exchange> {
         self.exchange.as_ref().map(|plan| {
             let operation = Operation::new(operator, Traffic::Exchange, Some(layout));
-            let ranks = mesh.shape().ranks().into();
-            Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
+            exchange_of(plan.clone(), operation, mesh)
         })
     }
+}
+
+/// Exchange of a plan with its adjoint, among the ranks of a mesh.
+pub(crate) fn exchange_of(
+    plan: Arc<ExchangePlan>,
+    operation: Operation,
+    mesh: &DeviceMesh,
+) -> Exchange {
+    let ranks = mesh.shape().ranks().into();
+    Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan)
 }
 
 impl Reaches<'_> {

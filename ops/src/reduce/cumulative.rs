@@ -27,6 +27,7 @@ use halocline_core::{
 use super::product::CumulativeProduct;
 use super::scan::{CarriedSum, CumulativeSum};
 use crate::driver::empty::{fill_all, without_fill};
+use crate::driver::exchange_of;
 use crate::driver::place::require_dims;
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::flex;
@@ -135,8 +136,7 @@ fn cumulative<const D: usize>(
         {
             let (totals, plan) = totals(&layout, &mesh, operator, dim, scan.neutral)?;
             let operation = Operation::new(operator, Traffic::Exchange, Some(&totals));
-            let ranks = mesh.shape().ranks().into();
-            let exchange = Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan);
+            let exchange = exchange_of(plan, operation, &mesh);
             let y = Error::catch(|| carried(local, dim, exchange))?;
             return Ok(ShardTensor::from_parts(y, layout, mesh));
         }

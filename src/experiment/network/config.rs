@@ -233,8 +233,8 @@ impl ModelConfig {
         Err(Error::other(message))
     }
 
-    /// Returns the plan of tensor parallelism over a mesh axis, for kinds that have one.
-    pub fn tensor_parallel(&self, axis: &str) -> Option<Plan> {
+    /// Returns the plan of tensor parallelism over a mesh axis.
+    pub fn tensor_parallel(&self, axis: &str) -> Plan {
         let mut plan = match *self {
             Self::Cnn { .. } => SurrogateCnnConfig::new(1).tensor_parallel(axis),
             Self::Unet { .. } => UNetConfig::new(1, 1).tensor_parallel(axis),
@@ -257,7 +257,7 @@ impl ModelConfig {
         for entry in &mut plan.layer {
             entry.path = in_model(&entry.path);
         }
-        Some(plan)
+        plan
     }
 
     /// Returns the rows (samples × cells or patches) of most layers, and those of layers that have

@@ -1,6 +1,6 @@
 //! Placement rule of neighborhood attention: layouts, and the work of each rank.
 
-use halocline_core::{Error, Exchange, Layout, Operation, Result, ShardTensor, Traffic};
+use halocline_core::{Error, Layout, Result, ShardTensor};
 
 use super::options::NeighborhoodOptions;
 use super::run::NeighborhoodRun;
@@ -86,11 +86,7 @@ impl Prepared {
         }
         let run = NeighborhoodRun {
             dims,
-            exchange: plan.exchange.as_ref().map(|plan| {
-                let operation = Operation::new(operator, Traffic::Exchange, Some(&pairs));
-                let ranks = mesh.shape().ranks().into();
-                Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
-            }),
+            exchange: plan.exchange(operator, &pairs, &mesh),
             widths: [key_width, value_width],
             scale: options.scale.unwrap_or(1.0 / (key_width as f64).sqrt()),
             with_lse,

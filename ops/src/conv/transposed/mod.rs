@@ -45,7 +45,7 @@ use super::check;
 use super::engine::geometry::{Conv, three};
 use super::run::ConvRun;
 use crate::driver::place::part_ranges;
-use crate::driver::{Padding, Reach, Reaches, Window};
+use crate::driver::{Padding, Reach, Reaches, Window, exchange_of};
 use crate::field::{Field, run};
 use crate::golden::{Case, Dims, Golden, Output, output};
 use crate::operand::Operand;
@@ -238,8 +238,7 @@ impl Plan {
     ) -> Option<Exchange> {
         self.exchange.as_ref().map(|plan| {
             let operation = Operation::new(operator, Traffic::Exchange, Some(layout)).backward();
-            let ranks = mesh.shape().ranks().into();
-            Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
+            exchange_of(plan.clone(), operation, mesh)
         })
     }
 }
