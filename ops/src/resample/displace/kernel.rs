@@ -4,9 +4,8 @@
 use std::ops::Range;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator};
-use halocline_core::tasks;
+use halocline_core::{Error, Result, tasks};
 
 use super::local::KEYS;
 use super::options::{OutOfBounds, SampleOptions};
@@ -50,16 +49,56 @@ impl<const N: usize> Shapes<N> {
     fn outputs(&self) -> usize {
         self.cells.iter().product()
     }
+
+    /// Distances between neighbouring cells, in every dim.
+    fn strides(&self) -> [usize; N] {
+        std::array::from_fn(|dim| self.held[dim + 1..].iter().product())
+    }
+
+    /// Distances of the cells of an output from the first.
+    fn taps<const C: usize>(&self) -> Vec<usize> {
+        let strides = self.strides();
+        let distance = |tap: usize| {
+            let steps = place::<N, C>(tap).into_iter().zip(strides);
+            steps.map(|(step, stride)| step * stride).sum()
+        };
+        (0..C.pow(N as u32)).map(distance).collect()
+    }
+
+    /// Divides a range of outputs into parts of rows, each with the cell of its first output.
+    fn rows(&self, outputs: Range<usize>) -> impl Iterator<Item = (Range<usize>, [usize; N])> {
+        let columns = self.cells[N - 1];
+        let end = move |start: usize| outputs.end.min((start / columns + 1) * columns);
+        let starts = std::iter::successors(Some(outputs.start), move |start| Some(end(*start)));
+        let starts = starts.take_while(move |start| *start < outputs.end);
+        starts.map(move |start| {
+            let (mut cell, mut rest) = ([0; N], start);
+            for dim in (0..N).rev() {
+                cell[dim] = rest % self.cells[dim];
+                rest /= self.cells[dim];
+            }
+            (start..end(start), cell)
+        })
+    }
 }
 
-/// The `C` cells that a value depends on in one dim.
-#[derive(Clone, Copy, Debug)]
-struct DimTaps<const C: usize> {
-    /// Index of the first cell.
-    start: isize,
-    weights: [f64; C],
-    /// Derivatives of the weights with respect to the displacement.
-    slopes: [f64; C],
+/// Places at which some outputs of a sample are sampled.
+struct Locations<const N: usize> {
+    /// First cell that each output depends on.
+    first: Vec<i32>,
+    /// Distance of each output from the cell below, in every dim.
+    fractions: [Vec<f64>; N],
+    /// Derivatives of the fractions with respect to the displacements: zero where these are
+    /// clamped, else one.
+    free: [Vec<f64>; N],
+}
+
+/// Weights of the cells of some outputs, one tap after the other.
+struct Table<E> {
+    first: Vec<i32>,
+    /// Distance from the first cell to that of each tap.
+    taps: Vec<usize>,
+    weights: Vec<E>,
 }
 
 /// Evaluates `$body` with `$cells` set to the number of cells per dim that a mode takes.
@@ -83,78 +122,58 @@ macro_rules! with_cells {
 }
 
 impl<const N: usize> Sample<N> {
-    /// Returns the taps of an output in one dim for a displacement.
+    /// Finds where `outputs` of a sample are sampled; `points` are the displacements of the sample.
     #[inline(always)]
-    fn along<const C: usize>(&self, dim: usize, cell: usize, displacement: f64) -> DimTaps<C> {
-        let bound = self.options.bound[dim] as f64;
-        let clamped = self.options.beyond == OutOfBounds::Clamp;
-        let point = if clamped {
-            displacement.clamp(-bound, bound)
-        } else {
-            displacement
-        };
-        let whole = match C {
-            1 => {
-                let odd = ((self.first[dim] + cell) % 2) as f64;
-                (point + odd).round_ties_even() - odd
-            }
-            _ => point.floor(),
-        };
-        let [low, _] = self.options.reach(dim);
-        let center = (cell + low) as isize + whole as isize;
-        let t = point - whole;
-        let (start, factors): (_, [(f64, f64); 4]) = match C {
-            2 => (center, [(1.0 - t, -1.0), (t, 1.0), (0.0, 0.0), (0.0, 0.0)]),
-            4 => {
-                let (third, last) = (near(1.0 - t), far(2.0 - t));
-                let factors = [
-                    far(t + 1.0),
-                    near(t),
-                    (third.0, -third.1),
-                    (last.0, -last.1),
-                ];
-                (center - 1, factors)
-            }
-            // NaN where the displacement is NaN.
-            _ => (center, [(1.0 + 0.0 * t, 0.0); 4]),
-        };
-        let fixed = clamped && displacement.abs() > bound;
-        DimTaps {
-            start,
-            weights: std::array::from_fn(|place| factors[place].0),
-            slopes: std::array::from_fn(|place| if fixed { 0.0 } else { factors[place].1 }),
-        }
-    }
-
-    /// Calls `visit` with each of `outputs` of a sample and its taps in every dim; `points` are the
-    /// displacements of the sample.
-    #[inline(always)]
-    fn each<E: Float, const C: usize>(
+    fn locations<E: Float, const C: usize>(
         &self,
         shapes: &Shapes<N>,
         points: &[E],
         outputs: Range<usize>,
-        mut visit: impl FnMut(usize, &[DimTaps<C>; N]),
-    ) {
-        let (count, mut rest) = (shapes.outputs(), outputs.start);
-        let mut place = [0; N];
-        for dim in (0..N).rev() {
-            place[dim] = rest % shapes.cells[dim];
-            rest /= shapes.cells[dim];
-        }
-        for output in outputs {
-            let along = std::array::from_fn(|dim| {
-                self.along(dim, place[dim], points[dim * count + output].to_f64())
-            });
-            visit(output, &along);
-            for dim in (0..N).rev() {
-                place[dim] += 1;
-                if place[dim] < shapes.cells[dim] {
-                    break;
+    ) -> Locations<N> {
+        let count = outputs.len();
+        let mut found = Locations {
+            first: vec![0; count],
+            fractions: [(); N].map(|()| vec![0.0; count]),
+            free: [(); N].map(|()| vec![0.0; count]),
+        };
+        let strides = shapes.strides().map(|stride| stride as i32);
+        let clamped = self.options.beyond == OutOfBounds::Clamp;
+        for (row, place) in shapes.rows(outputs.clone()) {
+            let here = row.start - outputs.start..row.end - outputs.start;
+            for dim in 0..N {
+                let points = &points[dim * shapes.outputs()..][row.clone()];
+                let first = &mut found.first[here.clone()];
+                let fractions = &mut found.fractions[dim][here.clone()];
+                let free = &mut found.free[dim][here.clone()];
+                let bound = self.options.bound[dim] as f64;
+                let odd_start = ((self.first[dim] + place[dim]) % 2) as i32;
+                let (step, stride) = (i32::from(dim + 1 == N), strides[dim]);
+                let [low, _] = self.options.reach(dim);
+                let before = if C == 4 { 1 } else { 0 };
+                let start = (place[dim] + low) as i32 - before;
+                for (index, point) in points.iter().enumerate() {
+                    let displacement = point.to_f64();
+                    let point = if clamped {
+                        displacement.clamp(-bound, bound)
+                    } else {
+                        displacement
+                    };
+                    let along = step * index as i32;
+                    let whole = match C {
+                        1 => {
+                            let odd = f64::from((odd_start + along) & 1);
+                            (point + odd).round_ties_even() - odd
+                        }
+                        _ => point.floor(),
+                    };
+                    first[index] += (start + along + whole as i32) * stride;
+                    fractions[index] = point - whole;
+                    let fixed = clamped & (displacement.abs() > bound);
+                    free[index] = if fixed { 0.0 } else { 1.0 };
                 }
-                place[dim] = 0;
             }
         }
+        found
     }
 
     /// Builds the table of cells and weights of `outputs` of a sample.
@@ -164,29 +183,26 @@ impl<const N: usize> Sample<N> {
         shapes: &Shapes<N>,
         points: &[E],
         outputs: Range<usize>,
-    ) -> Vec<(u32, E)> {
-        let mut table = Vec::with_capacity(outputs.len() * C.pow(N as u32));
-        self.each::<E, C>(
-            shapes,
-            points,
-            outputs,
-            #[inline(always)]
-            |_, along| {
-                each_tap(
-                    shapes,
-                    along,
-                    #[inline(always)]
-                    |cell, places| {
-                        let mut weight = 1.0;
-                        for dim in 0..N {
-                            weight *= along[dim].weights[places[dim]];
-                        }
-                        table.push((cell as u32, E::from_f64(weight)));
-                    },
-                );
-            },
-        );
-        table
+    ) -> Table<E> {
+        let count = outputs.len();
+        let locations = self.locations::<E, C>(shapes, points, outputs);
+        let mut weights = vec![E::default(); count * C.pow(N as u32)];
+        for (tap, weights) in weights.chunks_mut(count).enumerate() {
+            let place = place::<N, C>(tap);
+            let fractions = locations.fractions.each_ref().map(|all| &all[..count]);
+            for (index, weight) in weights.iter_mut().enumerate() {
+                let mut product = 1.0;
+                for dim in 0..N {
+                    product *= tap_weight::<C>(place[dim], fractions[dim][index]).0;
+                }
+                *weight = E::from_f64(product);
+            }
+        }
+        Table {
+            first: locations.first,
+            taps: shapes.taps::<C>(),
+            weights,
+        }
     }
 
     fn sums<E: Float, const C: usize>(
@@ -212,16 +228,7 @@ impl<const N: usize> Sample<N> {
                                 let field = &cells[plane * inputs..][..inputs];
                                 let start = plane * outputs + part.start;
                                 let sums = sums.slice(start..start + part.len());
-                                match C.pow(N as u32) {
-                                    4 => weigh::<E, 4>(field, &table, sums),
-                                    8 => weigh::<E, 8>(field, &table, sums),
-                                    16 => weigh::<E, 16>(field, &table, sums),
-                                    taps => {
-                                        for (sum, taps) in sums.iter_mut().zip(table.chunks(taps)) {
-                                            *sum = weighed(field, taps);
-                                        }
-                                    }
-                                }
+                                table.weigh(field, sums);
                             }
                         },
                     ));
@@ -258,12 +265,7 @@ impl<const N: usize> Sample<N> {
                             let table = self.table::<E, C>(shapes, points, part.clone());
                             let planes = gradient.chunks_mut(inputs).zip(cotangent.chunks(outputs));
                             for (gradient, cotangent) in planes {
-                                let taps = table.chunks_exact(C.pow(N as u32));
-                                for (cotangent, taps) in cotangent[part.clone()].iter().zip(taps) {
-                                    for (cell, weight) in taps {
-                                        gradient[*cell as usize] += *weight * *cotangent;
-                                    }
-                                }
+                                table.scatter(&cotangent[part.clone()], gradient);
                             }
                         },
                     ));
@@ -293,36 +295,90 @@ impl<const N: usize> Sample<N> {
                     isa.run(Compiled(
                         #[inline(always)]
                         || {
-                            self.each::<E, C>(
-                                shapes,
-                                points,
-                                part.clone(),
-                                #[inline(always)]
-                                |output, along| {
-                                    let slopes = slopes(
-                                        shapes,
-                                        along,
-                                        #[inline(always)]
-                                        |cell| {
-                                            let mut sum = 0.0;
-                                            for plane in planes.clone() {
-                                                let value = cells[plane * inputs + cell].to_f64();
-                                                let cotangent = cotangent[plane * outputs + output];
-                                                sum += value * cotangent.to_f64();
-                                            }
-                                            sum
-                                        },
-                                    );
-                                    for (dim, slope) in slopes.into_iter().enumerate() {
-                                        let place = (sample * N + dim) * outputs + output;
-                                        *gradient.at(place) = E::from_f64(slope);
+                            let locations = self.locations::<E, C>(shapes, points, part.clone());
+                            let slopes = locations.slopes::<C>(shapes, |first, tap, terms| {
+                                for plane in planes.clone() {
+                                    let field = &cells[plane * inputs + tap..(plane + 1) * inputs];
+                                    let cotangent = &cotangent[plane * outputs..][part.clone()];
+                                    let pairs = cotangent.iter().zip(first);
+                                    for (term, (cotangent, first)) in terms.iter_mut().zip(pairs) {
+                                        let value = field[*first as usize].to_f64();
+                                        *term += value * cotangent.to_f64();
                                     }
-                                },
-                            );
+                                }
+                            });
+                            for (dim, slopes) in slopes.into_iter().enumerate() {
+                                let start = (sample * N + dim) * outputs + part.start;
+                                let gradient = gradient.slice(start..start + part.len());
+                                for (gradient, slope) in gradient.iter_mut().zip(slopes) {
+                                    *gradient = E::from_f64(slope);
+                                }
+                            }
                         },
                     ));
                 });
             })
+        }
+    }
+}
+
+impl<const N: usize> Locations<N> {
+    /// Derivatives with respect to each displacement component of the sum of `weight · term(cell)`;
+    /// `add` adds the terms of the cells at a distance from the first ones.
+    #[inline(always)]
+    fn slopes<const C: usize>(
+        &self,
+        shapes: &Shapes<N>,
+        add: impl Fn(&[i32], usize, &mut [f64]),
+    ) -> [Vec<f64>; N] {
+        let count = self.first.len();
+        let mut slopes = [(); N].map(|()| vec![0.0; count]);
+        let fractions = self.fractions.each_ref().map(|all| &all[..count]);
+        let mut terms = vec![0.0; count];
+        for (tap, distance) in shapes.taps::<C>().into_iter().enumerate() {
+            let place = place::<N, C>(tap);
+            terms.fill(0.0);
+            add(&self.first, distance, &mut terms);
+            for dim in 0..N {
+                let slopes = slopes[dim].iter_mut().zip(&terms).zip(&self.free[dim]);
+                for (index, ((slope, term), free)) in slopes.enumerate() {
+                    let mut product = 1.0;
+                    for other in 0..N {
+                        let (weight, slope) =
+                            tap_weight::<C>(place[other], fractions[other][index]);
+                        product *= if other == dim { slope * free } else { weight };
+                    }
+                    *slope += term * product;
+                }
+            }
+        }
+        slopes
+    }
+}
+
+impl<E: Float> Table<E> {
+    /// Computes the weighted sums of the cells of a field.
+    #[inline(always)]
+    fn weigh(&self, field: &[E], sums: &mut [E]) {
+        sums.fill(E::default());
+        let count = self.first.len();
+        for (tap, weights) in self.taps.iter().zip(self.weights.chunks_exact(count)) {
+            let field = &field[*tap..];
+            for ((sum, weight), first) in sums.iter_mut().zip(weights).zip(&self.first) {
+                *sum += *weight * field[*first as usize];
+            }
+        }
+    }
+
+    /// Adds the weighted cotangents of the outputs to the gradient of the field, in order.
+    #[inline(always)]
+    fn scatter(&self, cotangent: &[E], gradient: &mut [E]) {
+        let count = self.first.len();
+        for (index, (cotangent, first)) in cotangent.iter().zip(&self.first).enumerate() {
+            for (tap, distance) in self.taps.iter().enumerate() {
+                let weight = self.weights[tap * count + index];
+                gradient[*first as usize + distance] += weight * *cotangent;
+            }
         }
     }
 }
@@ -336,81 +392,24 @@ fn each_task(samples: usize, outputs: usize, run: impl Fn(usize, Range<usize>) +
     });
 }
 
-/// Weighted sum of cells.
-#[inline(always)]
-fn weighed<E: Float>(field: &[E], taps: &[(u32, E)]) -> E {
-    let mut sum = E::default();
-    for (cell, weight) in taps {
-        sum += *weight * field[*cell as usize];
-    }
-    sum
+/// Steps of a tap from the first cell in every dim, last dim first.
+fn place<const N: usize, const C: usize>(tap: usize) -> [usize; N] {
+    std::array::from_fn(|dim| tap / C.pow((N - 1 - dim) as u32) % C)
 }
 
-/// Weighted sums of `T` cells each.
+/// Weight of a tap in one dim at a fraction, and its derivative.
 #[inline(always)]
-fn weigh<E: Float, const T: usize>(field: &[E], table: &[(u32, E)], sums: &mut [E]) {
-    let (table, _) = table.as_chunks::<T>();
-    for (sum, taps) in sums.iter_mut().zip(table) {
-        *sum = weighed(field, taps);
-    }
-}
-
-/// Derivative with respect to each displacement component of the sum of `weight · term(cell)`.
-#[inline(always)]
-fn slopes<const N: usize, const C: usize>(
-    shapes: &Shapes<N>,
-    along: &[DimTaps<C>; N],
-    term: impl Fn(usize) -> f64,
-) -> [f64; N] {
-    let mut slopes = [0.0; N];
-    each_tap(
-        shapes,
-        along,
-        #[inline(always)]
-        |cell, places| {
-            let term = term(cell);
-            for (dim, slope) in slopes.iter_mut().enumerate() {
-                let mut factor = 1.0;
-                for other in 0..N {
-                    factor *= if other == dim {
-                        along[other].slopes[places[other]]
-                    } else {
-                        along[other].weights[places[other]]
-                    };
-                }
-                *slope += term * factor;
-            }
-        },
-    );
-    slopes
-}
-
-/// Calls `visit` with each cell that an output depends on, and its tap index in every dim.
-#[inline(always)]
-fn each_tap<const N: usize, const C: usize>(
-    shapes: &Shapes<N>,
-    along: &[DimTaps<C>; N],
-    mut visit: impl FnMut(usize, [usize; N]),
-) {
-    let (mut strides, mut stride, mut cell) = ([0; N], 1, 0);
-    for dim in (0..N).rev() {
-        strides[dim] = stride;
-        cell += along[dim].start as usize * stride;
-        stride *= shapes.held[dim];
-    }
-    let mut places = [0; N];
-    for _ in 0..C.pow(N as u32) {
-        visit(cell, places);
-        // Advances to the next tap, last dim first.
-        for dim in (0..N).rev() {
-            places[dim] += 1;
-            cell += strides[dim];
-            if places[dim] < C {
-                break;
-            }
-            cell -= places[dim] * strides[dim];
-            places[dim] = 0;
-        }
+fn tap_weight<const C: usize>(tap: usize, t: f64) -> (f64, f64) {
+    let mirrored = |(value, slope): (f64, f64)| (value, -slope);
+    match (C, tap) {
+        (2, 0) => (1.0 - t, -1.0),
+        (2, _) => (t, 1.0),
+        (4, 0) => far(t + 1.0),
+        (4, 1) => near(t),
+        (4, 2) => mirrored(near(1.0 - t)),
+        (4, _) => mirrored(far(2.0 - t)),
+        // NaN where the displacement is NaN.
+        _ => (1.0 + 0.0 * t, 0.0),
     }
 }
 
@@ -445,6 +444,10 @@ impl<const N: usize> Operator for Sample<N> {
         let mut shape = points.shape().to_vec();
         let shapes = Shapes::of(&cells.shape(), &shape);
         shape[1] = shapes.channels;
+        if shapes.inputs() > i32::MAX as usize {
+            let message = format!("{} cells on a rank; at most {}", shapes.inputs(), i32::MAX);
+            return Err(Error::operator("displace", message));
+        }
         let y = with_float!(dtype, E => {
             let (cells, points) = (flex::operand::<E>(cells)?, flex::operand::<E>(points)?);
             let (cells, points) = (flex::elements::<E>(&cells), flex::elements::<E>(&points));
