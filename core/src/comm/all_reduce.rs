@@ -43,7 +43,7 @@ pub(crate) fn all_reduce(
 
 /// Reduction of the tensors of all ranks, in flight.
 #[derive(Debug)]
-#[must_use = "a reduction on its way must be finished"]
+#[must_use = "a reduction that has started must be finished"]
 pub(crate) struct PendingReduction {
     comm: Arc<dyn Communicator>,
     group: Arc<[usize]>,

@@ -72,8 +72,33 @@ pub(crate) fn all_gather_bytes(
         .collect())
 }
 
+/// Largest group in which the source of a broadcast sends to all ranks itself, so that each can
+/// name it if it does not answer.
+const SEND_TO_ALL: usize = 16;
+
+/// The place from which a broadcast reaches a place, if that is not the source, and the places to
+/// which it goes on from there. Places count from the source, whose place is 0.
+///
+/// In large groups they form a binomial tree, so that no rank sends, or holds copies for, more than
+/// a few others.
+fn broadcast_route(place: usize, size: usize) -> (Option<usize>, Vec<usize>) {
+    if size <= SEND_TO_ALL {
+        return match place {
+            0 => (None, (1..size).collect()),
+            _ => (Some(0), Vec::new()),
+        };
+    }
+    // The binary digits of a place, from the highest, are the way from the source to it.
+    let before = (place > 0).then(|| place & (place - 1));
+    let steps = (0..place.trailing_zeros()).map(|bit| place + (1_usize << bit));
+    let mut after: Vec<usize> = steps.take_while(|&next| next < size).collect();
+    // The one with the longest way ahead comes first.
+    after.reverse();
+    (before, after)
+}
+
 /// Sends a payload from `source` to the other ranks of the group, which return it; the source
-/// returns `None`.
+/// returns `None`. In groups of more than [`SEND_TO_ALL`] ranks, other ranks pass the payload on.
 ///
 /// # Errors
 /// On all ranks: the source is not in the group; communication fails.
@@ -85,22 +110,41 @@ pub(crate) fn broadcast(
     payload: &Payload,
     expected: Expected,
 ) -> Result<Option<Payload>> {
-    if !group.contains(&source) {
+    let Some(first) = group.iter().position(|&rank| rank == source) else {
         let message = format!("source {source} is not one of the ranks {group:?}");
         return Err(Error::operator(operation.name(), message));
-    }
-    let is_source = comm.rank() == source;
-    let others = group.iter().filter(|rank| is_source && **rank != source);
+    };
+    let size = group.len();
+    let place = (place_in(comm, group) + size - first) % size;
+    let (before, after) = broadcast_route(place, size);
+    let rank_at = |place: usize| group[(first + place) % size];
+    let sends = |payload: &Payload| -> Vec<(usize, Payload)> {
+        let send = |&place: &usize| (rank_at(place), payload.clone());
+        after.iter().map(send).collect()
+    };
     let batch = Batch {
         operation: operation.clone(),
-        sends: others.map(|&rank| (rank, payload.clone())).collect(),
-        receives: (!is_source)
-            .then_some((source, expected))
+        sends: match before {
+            None => sends(payload),
+            Some(_) => Vec::new(),
+        },
+        receives: before
+            .map(|place| (rank_at(place), expected))
             .into_iter()
             .collect(),
     };
-    let received = comm.clone().start(batch)?.finish()?;
-    Ok(received.into_iter().next())
+    let received = comm.clone().start(batch)?.finish()?.into_iter().next();
+    if let Some(received) = &received
+        && !after.is_empty()
+    {
+        let passed_on = Batch {
+            operation: operation.clone(),
+            sends: sends(received),
+            receives: Vec::new(),
+        };
+        comm.clone().start(passed_on)?.finish()?;
+    }
+    Ok(received)
 }
 
 /// Sends bytes from `source` to all ranks of the group; every rank returns them.
@@ -193,4 +237,41 @@ pub(crate) fn concatenated(mut tensors: Vec<DispatchTensor>) -> DispatchTensor {
         return host::concatenation(tensors);
     }
     joined(tensors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Launcher;
+
+    #[test]
+    fn a_broadcast_reaches_every_place_by_one_way() {
+        for size in [1, 2, SEND_TO_ALL, SEND_TO_ALL + 1, 32, 100] {
+            let mut reached = vec![0];
+            for place in 0..size {
+                let (before, after) = broadcast_route(place, size);
+                assert_eq!(before.is_none(), place == 0);
+                for next in after {
+                    assert_eq!(broadcast_route(next, size).0, Some(place));
+                    reached.push(next);
+                }
+            }
+            reached.sort_unstable();
+            assert!(reached.into_iter().eq(0..size), "{size} ranks");
+        }
+    }
+
+    #[test]
+    fn in_large_groups_no_rank_sends_to_all() {
+        for (ranks, most) in [(SEND_TO_ALL, 15), (SEND_TO_ALL + 1, 5), (23, 5)] {
+            let sent = Launcher::local(ranks).collect(|world| {
+                let name = (world.rank() == 3).then(|| b"storm".to_vec());
+                assert_eq!(world.broadcast_bytes(3, name)?, b"storm");
+                Ok(world.comm_stats().of(Traffic::Control).messages)
+            });
+            let sent = sent.unwrap();
+            assert_eq!(sent.iter().sum::<u64>(), ranks as u64 - 1);
+            assert_eq!(sent.iter().max(), Some(&most));
+        }
+    }
 }

@@ -34,14 +34,28 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// Makes a hub for `size` ranks.
+    /// Makes a hub for `size` ranks, all of this process.
     pub(crate) fn new(size: usize) -> Arc<Self> {
-        let mailbox = || Mailbox {
-            queues: Mutex::new((0..size).map(|_| Queue::default()).collect()),
+        Self::with_senders(vec![size; size])
+    }
+
+    /// Makes a hub for a process that is one of `size` ranks, the only one that receives messages
+    /// here: mailboxes of all ranks would take memory that grows with the square of their number.
+    pub(super) fn of_process(rank: usize, size: usize) -> Arc<Self> {
+        let mut senders = vec![0; size];
+        senders[rank] = size;
+        Self::with_senders(senders)
+    }
+
+    /// Makes a hub whose ranks receive messages from these numbers of ranks.
+    fn with_senders(senders: Vec<usize>) -> Arc<Self> {
+        let size = senders.len();
+        let mailbox = |senders: usize| Mailbox {
+            queues: Mutex::new((0..senders).map(|_| Queue::default()).collect()),
             arrived: Condvar::new(),
         };
         Arc::new(Self {
-            mailboxes: (0..size).map(|_| mailbox()).collect(),
+            mailboxes: senders.into_iter().map(mailbox).collect(),
             finished: (0..size).map(|_| AtomicBool::new(false)).collect(),
             failure: Mutex::new(None),
             failed: AtomicBool::new(false),

@@ -119,7 +119,7 @@ pub struct Batch {
 
 /// Batch in flight; [`finish`](InFlight::finish) waits for its messages. Batches may be finished in
 /// any order. See the example of [`Communicator`](super::Communicator).
-#[must_use = "what a batch receives is lost if it is not finished"]
+#[must_use = "the messages of a batch are lost unless it is finished"]
 pub struct InFlight(Box<dyn Pending>);
 
 /// State of an engine for a batch in flight.

@@ -50,7 +50,7 @@ fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) ->
     std::thread::spawn(move || {
         if wait.recv_timeout(timeout) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             eprintln!(
-                "halocline: start-up: the other processes {whom} did not come within {} s; \
+                "halocline: start-up: the other processes {whom} did not start within {} s; \
                  is one of them stopped, or slower than the timeout (HALOCLINE_TIMEOUT)?",
                 timeout.as_secs_f64()
             );

@@ -11,8 +11,12 @@ use burn::tensor::Shape;
 use burn_std::Bytes;
 
 use super::{Expected, Payload};
+use crate::cells::copied;
 use crate::dispatch::{from_host, here, of_cpu, to_host};
 use crate::memory::Block;
+
+/// Size in bytes above which a view is copied by all threads.
+const LONG: usize = 1 << 20;
 
 /// Memory of an outgoing message.
 pub(super) enum Outgoing {
@@ -33,14 +37,18 @@ impl Outgoing {
             Payload::Bytes(bytes) => return Self::Bytes(bytes, 0),
             Payload::Tensors(tensors) => tensors,
         };
+        let size = |tensor: &FlexTensor| tensor.layout().num_elements() * tensor.dtype().size();
         if let [tensor] = &tensors[..]
-            && let Some(tensor) = here(tensor)
-            && let Some(place) = place(tensor)
+            && let Some(cells) = here(tensor)
         {
-            return Self::Tensor(tensor.data_arc(), place);
+            if let Some(place) = place(cells) {
+                return Self::Tensor(cells.data_arc(), place);
+            }
+            if size(cells) > LONG {
+                return Self::of(Payload::Tensors(vec![copied(tensor)]));
+            }
         }
         let cells = || tensors.iter().map(|tensor| here(tensor).expect("brought"));
-        let size = |tensor: &FlexTensor| tensor.layout().num_elements() * tensor.dtype().size();
         let length = cells().map(size).sum();
         let mut block = Block::new(length);
         let mut rest = &mut block.bytes_mut()[..length];
@@ -151,5 +159,23 @@ fn on_device(cells: FlexTensor, device: &DispatchDevice) -> DispatchTensor {
     match device {
         DispatchDevice::Flex(_) => of_cpu(cells),
         device => from_host(cells.into_data(), device),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Int, Tensor};
+
+    use super::*;
+
+    #[test]
+    fn views_are_sent_in_the_order_of_their_cells() {
+        for rows in [3, 401] {
+            let cells = Tensor::<1, Int>::arange(0..rows as i64 * 703, &Device::flex());
+            let view = cells.reshape([rows, 703]).swap_dims(0, 1);
+            let sent = Outgoing::of(Payload::Tensors(vec![view.clone().into_dispatch()]));
+            assert_eq!(sent.bytes(), view.into_data().as_bytes());
+            assert_eq!(matches!(sent, Outgoing::Tensor(..)), rows == 401);
+        }
     }
 }

@@ -77,6 +77,8 @@ pub(super) struct Traffic {
     /// Messages that were not requested.
     strays: Vec<Transfer<Incoming>>,
     next: Ticket,
+    /// The peer whose last message was looked for most recently.
+    turn: usize,
 }
 
 impl Traffic {
@@ -90,6 +92,7 @@ impl Traffic {
             arrived: Vec::new(),
             strays: Vec::new(),
             next: 0,
+            turn: 0,
         }
     }
 
@@ -301,18 +304,24 @@ impl Traffic {
         Ok(false)
     }
 
-    /// Drives messages outside operations: the last messages of ranks, and messages that were not
-    /// requested.
-    pub(super) fn drive_others(&mut self) -> Result<()> {
-        for peer in &mut self.peers {
-            if let Some(end) = &mut peer.end
-                && self.link.poll(end)? == Step::Complete
-                && let Some(Incoming::Block(sent)) = peer.end.take().map(Transfer::into_memory)
-            {
-                let sent = sent.bytes().first_chunk().copied();
-                peer.ended = Some(u32::from_ne_bytes(sent.unwrap_or_default()));
-            }
+    /// Looks for the last message of a peer.
+    fn look_for_end(&mut self, peer: usize) -> Result<()> {
+        let peer = &mut self.peers[peer];
+        if let Some(end) = &mut peer.end
+            && self.link.poll(end)? == Step::Complete
+            && let Some(Incoming::Block(sent)) = peer.end.take().map(Transfer::into_memory)
+        {
+            let sent = sent.bytes().first_chunk().copied();
+            peer.ended = Some(u32::from_ne_bytes(sent.unwrap_or_default()));
         }
+        Ok(())
+    }
+
+    /// Drives messages outside operations: the last message of one peer, because polling those of
+    /// many would take longer than most waits, and messages that were not requested.
+    pub(super) fn drive_others(&mut self) -> Result<()> {
+        self.turn = (self.turn + 1) % self.peers.len();
+        self.look_for_end(self.turn)?;
         for mut stray in std::mem::take(&mut self.strays) {
             match self.link.poll(&mut stray)? {
                 Step::Complete => drop(stray.into_memory()),
@@ -424,6 +433,7 @@ impl Traffic {
         let rank = self.link.rank();
         for peer in 0..self.peers.len() {
             self.listen(peer)?;
+            self.look_for_end(peer)?;
             let told = peer == rank || self.peers[peer].told;
             if !told && self.leaving.iter().all(|message| message.peer != peer) {
                 let sent = self.peers[peer].sent.to_ne_bytes();

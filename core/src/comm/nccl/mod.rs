@@ -5,10 +5,11 @@
 //! therefore detected when a batch is finished.
 //!
 //! # Order
-//! The host never waits for a device. NCCL runs on its own stream. On the device, a batch waits for
-//! all work submitted to the context before it (by a context event, `cuCtxRecordEvent`, because
-//! CubeCL's streams are private), and work submitted after [`finish`](InFlight::finish) waits for
-//! the batch. The memory of a batch is kept until then.
+//! The host waits for the device only when the program has ended, before the process leaves the
+//! job. NCCL runs on its own stream. On the device, a batch waits for all work submitted to the
+//! context before it (by a context event, `cuCtxRecordEvent`, because CubeCL's streams are
+//! private), and work submitted after [`finish`](InFlight::finish) waits for the batch. The memory
+//! of a batch is kept until then.
 //!
 //! # Silence
 //! NCCL has no timeout for a silent rank: its calls wait at the first message between two ranks,

@@ -18,6 +18,9 @@ use crate::lock::lock;
 const MAGIC: u64 = 0x6861_6c6f_636c_0001;
 /// Pause between attempts to connect.
 pub(super) const AGAIN: Duration = Duration::from_millis(20);
+/// Period at which a listener looks for connections. A rank connects to the others one after
+/// another, so the waits for this period add up.
+const LOOK: Duration = Duration::from_millis(1);
 /// Time limit of a greeting.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// Maximum number of unproven connections; a further one ends the oldest.
@@ -105,7 +108,7 @@ impl Secret {
                 accepted.and_then(|(stream, _)| self.greet_apart(stream, &unproven, &greeted));
             let wait = match accepted {
                 Ok(()) => Duration::ZERO,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => AGAIN,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => LOOK,
                 Err(error) => {
                     obstacle = format!(
                         "; a connection could not be accepted: {}",

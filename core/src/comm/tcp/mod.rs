@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::{SockRef, TcpKeepalive};
 
@@ -16,11 +16,11 @@ use super::local::{Hub, Local};
 use super::mailbox::{Content, Message, Sender};
 use super::wire::Outgoing;
 use super::{Batch, Communicator, Counters, InFlight, Payload, Settings};
-use crate::Result;
 use crate::descriptors::raise_descriptor_limit;
 use crate::lock::lock;
 use crate::memory::Block;
 use crate::settings::GRACE;
+use crate::{Error, Result};
 pub(crate) use rendezvous::Rendezvous;
 
 mod greeting;
@@ -28,7 +28,7 @@ mod rendezvous;
 #[cfg(test)]
 mod tests;
 
-/// Maximum time for which a failing rank waits until others are notified.
+/// Maximum time for which a failing rank waits until all others are notified.
 const NOTICE: Duration = Duration::from_secs(1);
 /// Period at which an ending rank checks whether another has failed.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -157,12 +157,12 @@ impl Tcp {
     ///
     /// # Errors
     /// Ranks do not connect within the timeout, or were started with another size or with an equal
-    /// rank.
+    /// rank; a thread cannot be started.
     pub(crate) fn start(rendezvous: &Rendezvous, settings: Settings) -> Result<Arc<Self>> {
         raise_descriptor_limit();
         let streams = rendezvous.join(settings.timeout)?;
         let (rank, size) = (rendezvous.rank, streams.len());
-        let hub = Hub::new(size);
+        let hub = Hub::of_process(rank, size);
         let ended = Arc::new(AtomicBool::new(false));
         let mut writers = Vec::new();
         let mut open = Vec::new();
@@ -178,12 +178,19 @@ impl Tcp {
             SockRef::from(&*stream).set_tcp_keepalive(&keepalive)?;
             let thread =
                 |task: &str| std::thread::Builder::new().name(format!("{task} rank {peer}"));
+            let no_thread = |error: std::io::Error| {
+                Error::Engine(format!(
+                    "rank {rank}: no thread for the connection to rank {peer}: {error}; each rank \
+                     takes two threads for each other rank: raise the limit (ulimit -u), or use MPI"
+                ))
+            };
             let (orders, ordered) = mpsc::channel();
             let (outgoing, progress) = (stream.clone(), hub.clone());
             let progress = move || progress.record_progress(peer);
-            thread("to").spawn(move || write_all(&outgoing, &ordered, progress))?;
+            let written = thread("to").spawn(move || write_all(&outgoing, &ordered, progress));
+            written.map_err(no_thread)?;
             let (incoming, inbox, ended) = (stream.clone(), hub.clone(), ended.clone());
-            thread("from").spawn(move || {
+            let read = thread("from").spawn(move || {
                 let Err((failed, cause)) = read_all(&incoming, &inbox, peer, rank) else {
                     return inbox.finish(peer);
                 };
@@ -196,7 +203,8 @@ impl Tcp {
                     );
                     std::process::exit(1);
                 }
-            })?;
+            });
+            read.map_err(no_thread)?;
             writers.push(Some(Mutex::new(orders)));
             open.push(stream);
         }
@@ -310,6 +318,7 @@ impl Communicator for Tcp {
             sends,
             receives,
         } = batch;
+        let (number, name) = (operation.fingerprint(), operation.title());
         for (peer, payload) in sends {
             self.counters().count(&operation, payload.bytes());
             let Some(orders) = &self.writers[peer] else {
@@ -323,8 +332,8 @@ impl Communicator for Tcp {
                     Payload::Tensors(_) => Kind::Tensors,
                     Payload::Bytes(_) => Kind::Metadata,
                 },
-                number: operation.fingerprint(),
-                name: operation.title(),
+                number,
+                name: name.clone(),
                 body: Outgoing::of(payload),
             };
             order(orders, Order::Write(frame));
@@ -337,8 +346,10 @@ impl Communicator for Tcp {
         self.hub.fail(rank, cause);
         // All ranks report the failure that this rank recorded first.
         let (rank, cause) = self.hub.failure().expect("a failure is recorded");
+        let end = Instant::now() + NOTICE;
         for written in self.finish(|| Frame::failure(rank, &cause)) {
-            let _ = written.recv_timeout(NOTICE);
+            // Peers that do not read take no longer together than one of them.
+            let _ = written.recv_timeout(end.saturating_duration_since(Instant::now()));
         }
     }
 

@@ -12,6 +12,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketA
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use socket2::SockRef;
+
 use super::greeting::{AGAIN, GREETING, Secret, Side, left};
 use crate::descriptors::explained;
 use crate::{Error, Result};
@@ -28,6 +30,10 @@ pub(crate) struct Rendezvous {
     pub(crate) secret: Option<String>,
 }
 
+/// Maximum number of connections that wait to be accepted, as far as the system permits: many ranks
+/// connect to one at once. Beyond the standard library's 128, each would be delayed by a second or
+/// more.
+const BACKLOG: i32 = 4096;
 /// Size of the longest greeting that is read.
 const LONGEST: usize = 1 << 20;
 
@@ -92,11 +98,15 @@ impl Rendezvous {
         })
     }
 
-    /// Connects to all other ranks; returns the connections by rank, `None` for this one.
+    /// Connects to all other ranks; returns the connections by rank, `None` for this one. A rank on
+    /// its own neither listens nor needs a secret.
     ///
     /// # Errors
     /// Ranks do not connect in time, or disagree about the job.
     pub(super) fn join(&self, timeout: Duration) -> Result<Vec<Option<Arc<TcpStream>>>> {
+        if self.size == 1 {
+            return Ok(vec![None]);
+        }
         let end = Instant::now() + timeout;
         let addresses = self.addresses(end)?;
         let address = addresses[0];
@@ -186,11 +196,14 @@ impl Rendezvous {
     /// any of them.
     fn listen(&self, near: SocketAddr) -> std::io::Result<TcpListener> {
         let port = near.port();
-        match self.secret {
+        let listener = match self.secret {
             None => TcpListener::bind(near),
             Some(_) => TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
                 .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))),
-        }
+        }?;
+        // If refused, the limit of the standard library stays.
+        let _ = SockRef::from(&listener).listen(BACKLOG);
+        Ok(listener)
     }
 }
 

@@ -1,6 +1,5 @@
 use std::cell::Cell;
 use std::net::TcpListener;
-use std::time::Instant;
 
 use super::greeting::{GREETINGS, Secret, Side};
 use super::*;
@@ -351,6 +350,15 @@ fn without_a_secret_a_job_stays_on_its_host() {
     ranks[0].host = "0.0.0.0".into();
     let error = text(Tcp::start(&ranks[0], settings(1.0)));
     assert!(error.contains("set HALOCLINE_SECRET"), "{error}");
+}
+
+#[test]
+fn a_job_of_one_rank_needs_neither_an_address_nor_a_secret() {
+    let mut ranks = job(1);
+    ranks[0].host = "no-such-host.invalid".into();
+    ranks[0].secret = None;
+    let ended = run(ranks, 20.0, |comm| comm.shut_down());
+    assert!(ended.iter().all(Result::is_ok));
 }
 
 #[test]
