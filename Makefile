@@ -47,19 +47,21 @@ test-wgpu: vulkan nextest
 
 # On the GPU that burn finds; GPU=wgpu for one not made by NVIDIA.
 GPU ?= cuda
+# burn multiplies f32 matrices on tensor cores, which round the operands to TF32.
+GOLDEN = $(TARGET)/debug/examples/golden tests/golden $(if $(filter cuda,$(GPU)),--rtol 1e-2)
 # A job of one process, with NCCL.
 ALONE := HALOCLINE_NCCL=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511
 test-gpu: export BURN_DEVICE = $(GPU)
 test-gpu: test-packages nextest
 	cargo build $(CARGO_FLAGS),$(GPU) --example golden
-	$(TARGET)/debug/examples/golden tests/golden --ranks 1 > /dev/null
-	$(UNFUSED) $(TARGET)/debug/examples/golden tests/golden --ranks 2,4 > /dev/null
-	cargo nextest run $(CARGO_FLAGS),$(GPU) -E 'test(while_halos_travel) + test(halos_may_travel) + test(one_channel) + test(would_be_lost) + test(attention::cube)'
+	$(GOLDEN) --ranks 1 > /dev/null
+	$(UNFUSED) $(GOLDEN) --ranks 2,4 > /dev/null
+	cargo nextest run $(CARGO_FLAGS),$(GPU) --lib -E 'test(while_halos_travel) + test(halos_may_travel) + test(one_channel) + test(would_be_lost) + test(attention::cube)'
 ifeq ($(GPU),cuda)
 	@echo "== one rank that sends to itself by NCCL: payloads of every form, and golden, whose rings are such messages"
 	$(ALONE) HALOCLINE_MPI_CASE=payloads HALOCLINE_MPI_RANKS=1 \
 		cargo test $(CARGO_FLAGS),cuda --test mpi -- rank_program --exact --nocapture
-	$(ALONE) HALOCLINE_LOOPBACK=1 $(TARGET)/debug/examples/golden tests/golden > /dev/null
+	$(ALONE) HALOCLINE_LOOPBACK=1 $(GOLDEN) > /dev/null
 	@echo "== the demo trains"
 	cargo build --release $(CARGO_FLAGS),cuda --example weather
 	$(TARGET)/release/examples/weather demo --ranks 2

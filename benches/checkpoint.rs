@@ -46,10 +46,13 @@ fn main() -> Result<()> {
                 trainer(&world)?.with_non_finite(NonFinite::Allow),
             ];
             let train = |trainer: &mut Trainer<SurrogateCnn>, steps: usize| {
-                let ended = trainer.train_epoch(0..steps, |model, _| {
-                    let y = x.clone().apply(model);
-                    Ok(weighted_mse(y, target.clone(), &weights))
-                })?;
+                let ended = trainer.train_epoch(
+                    |_, first| first..steps,
+                    |model, _| {
+                        let y = x.clone().apply(model);
+                        weighted_mse(y, target.clone(), &weights)
+                    },
+                )?;
                 assert_eq!(ended, Ended::Completed);
                 world.barrier()
             };

@@ -167,7 +167,7 @@ fn step(world: &World, budget: f64) -> Result<()> {
     measure(world, "step", 0, 8.0 * budget, || {
         let taken = model.take().expect("a step gives the model back");
         let y = x.clone().apply(&taken);
-        let loss = weighted_mse(y, x.clone(), &weights).resolve();
+        let loss = weighted_mse(y, x.clone(), &weights)?.resolve();
         let gradients = GradientsParams::from_grads(loss.backward(), &taken);
         model = Some(optimizer.step(1e-3, taken, gradients));
         Ok(())

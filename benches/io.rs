@@ -121,12 +121,15 @@ fn training(path: &Path) -> Result<[f64; 2]> {
         let weights = vec![1.0; SHAPE[0]];
         let mut epoch = |batches: &mut dyn Iterator<Item = Result<Batch>>| {
             let start = Instant::now();
-            let _ = trainer.train_epoch(batches, |model, batch| {
-                let batch = batch?;
-                // About 1 instead of 280.
-                let [x, y] = [batch.input, batch.target].map(|field| field * (1.0 / 280.0));
-                Ok(weighted_mse(x.apply(model), y, &weights))
-            })?;
+            let _ = trainer.train_epoch(
+                move |_, _| batches,
+                |model, batch| {
+                    let batch = batch?;
+                    // About 1 instead of 280.
+                    let [x, y] = [batch.input, batch.target].map(|field| field * (1.0 / 280.0));
+                    weighted_mse(x.apply(model), y, &weights)
+                },
+            )?;
             Ok::<_, Error>(start.elapsed().as_secs_f64())
         };
         let held = loader.epoch(0).collect::<Result<Vec<Batch>>>()?;

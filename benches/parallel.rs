@@ -20,7 +20,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use halocline::core::MeshShape;
 use halocline::models::parallel::{
-    Link, Machine, Plan, Store, Workload, build, linear_pairs, transformer_encoder,
+    Link, Machine, Plan, Store, Workload, init_parallel, linear_pairs, transformer_encoder,
 };
 use halocline::ops::{Reduction, mse_loss};
 use halocline::prelude::*;
@@ -58,7 +58,9 @@ impl Run {
         let key = RandomKey::new(1, "x");
         let placements = [Shard(0), Replicate];
         Ok(Self {
-            model: Some(build(world, &mesh, plan, |device| config.init(device))?),
+            model: Some(init_parallel(world, &mesh, plan, |device| {
+                config.init(device)
+            })?),
             optimizer: AdamWConfig::new().init(),
             x: ShardTensor::random([8, 128, WIDTH], normal, key, &mesh, &placements)?,
         })
@@ -151,7 +153,7 @@ fn memory() -> Result<()> {
             let make = |device: &Device| Deep {
                 layers: (0..LAYERS).map(|_| linear(device)).collect(),
             };
-            let mut model = build(&world, &mesh, &plan, make)?;
+            let mut model = init_parallel(&world, &mesh, &plan, make)?;
             world.barrier()?;
             let built = alive::peak() - before;
             let mut optimizer = AdamWConfig::new().init();
@@ -314,7 +316,7 @@ where
         for (priced, samples) in found.iter().zip(&mut seconds) {
             let times = launcher().collect(|world| {
                 let mesh = world.mesh_of(axes)?;
-                let mut model = build(&world, &mesh, &priced.plan, &make)?;
+                let mut model = init_parallel(&world, &mesh, &priced.plan, &make)?;
                 let mut optimizer = AdamWConfig::new().init();
                 let x = ShardTensor::<3>::ones(shape, &mesh, &placements)?;
                 let mut step = |model: M| {
@@ -345,8 +347,13 @@ where
     );
     if std::env::var_os("HALOCLINE_BENCH_PLANS").is_some() {
         for (priced, median) in found.iter().zip(&medians) {
-            let layers = priced.plan.layer.len();
-            let stored: Vec<_> = priced.plan.store.iter().map(|store| store.gather).collect();
+            let layers = priced.plan.layers.len();
+            let stored: Vec<_> = priced
+                .plan
+                .stores
+                .iter()
+                .map(|store| store.gather)
+                .collect();
             println!(
                 "    {median:8.3} ms, priced {}: {layers} layers, stored {stored:?}",
                 priced.price

@@ -79,7 +79,8 @@ impl<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>> Trainer<M> {
     fn step(&mut self) {
         let model = self.model.take().expect("a step gives the model back");
         let y = self.x.clone().apply(&model);
-        let loss = weighted_mse(y, self.x.clone(), &self.weights).resolve();
+        let loss = weighted_mse(y, self.x.clone(), &self.weights);
+        let loss = loss.expect("a weight per row").resolve();
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         self.model = Some(self.optimizer.step(1e-3, model, gradients));
     }

@@ -5,7 +5,9 @@
 //! there `world.init` is `config.init`, and `resolve` returns its input.
 
 use burn::nn::PaddingConfig2d;
-use burn::nn::conv::Conv2dConfig;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::tensor::activation::gelu;
+use burn::tensor::{Gradients, Tolerance};
 use halocline::prelude::*;
 
 fn main() -> Result<()> {
@@ -29,42 +31,26 @@ fn main() -> Result<()> {
         let loss = loss.resolve(); // one all-reduce
         let gradients = loss.backward(); // parameter gradients are complete and equal everywhere
 
-        let bias = conv.bias.as_ref().expect("the layer has a bias");
-        check_against_one_device(
-            &world,
-            &conv,
-            &conv.weight.grad(&gradients),
-            &bias.grad(&gradients),
-        );
+        check_against_one_device(&world, &conv, &gradients);
         Ok(())
     })
 }
 
 /// The same on one device, without Halocline.
-fn check_against_one_device(
-    world: &World,
-    conv: &burn::nn::conv::Conv2d,
-    weight: &Option<Tensor<4>>,
-    bias: &Option<Tensor<1>>,
-) {
+fn check_against_one_device(world: &World, conv: &Conv2d, found: &Gradients) {
     let x = Tensor::<4>::ones([1, 3, 45, 90], world.device());
-    let y = burn::tensor::activation::gelu(conv.forward(x));
-    let gradients = (y.clone() * y).mean().backward();
-    let close = |found: TensorData, expected: TensorData| {
-        let tolerance = burn::tensor::Tolerance::<f32>::relative(1e-3).set_absolute(1e-5);
-        found.assert_approx_eq(&expected, tolerance);
+    let y = gelu(conv.forward(x));
+    let expected = (y.clone() * y).mean().backward();
+    let bias = conv.bias.as_ref().expect("the layer has a bias");
+    let data = |gradients: &Gradients| {
+        let weight = conv.weight.grad(gradients).expect("a gradient");
+        let bias = bias.grad(gradients).expect("a gradient");
+        [weight.into_data(), bias.into_data()]
     };
-    let expected = conv.weight.grad(&gradients).expect("a gradient");
-    close(
-        weight.clone().expect("a gradient").into_data(),
-        expected.into_data(),
-    );
-    let conv_bias = conv.bias.as_ref().expect("the layer has a bias");
-    let expected = conv_bias.grad(&gradients).expect("a gradient");
-    close(
-        bias.clone().expect("a gradient").into_data(),
-        expected.into_data(),
-    );
+    for (found, expected) in data(found).iter().zip(&data(&expected)) {
+        let tolerance = Tolerance::<f32>::relative(1e-3).set_absolute(1e-5);
+        found.assert_approx_eq(expected, tolerance);
+    }
     if world.is_root() {
         println!("gradients are those of one device");
     }

@@ -28,7 +28,7 @@ fn main() -> Result<()> {
             let cells = c.local_dims()[0];
             let shifted = |first: usize| padded.clone().narrow(0, first, cells);
             let laplacian = shifted(0) + shifted(2) - shifted(1) * 2.0;
-            c = ShardTensor::from_local(shifted(1) + laplacian * kappa, c.layout(), &mesh)?;
+            c = ShardTensor::from_local(shifted(1) + laplacian * kappa, &mesh, c.layout())?;
         }
         let sent = world.comm_stats().since(&before).of(Traffic::Exchange);
 

@@ -45,7 +45,7 @@ fn main() -> Result<()> {
             Launcher::local(1).run(|alone| {
                 let checkpoint = Checkpoint::open(&path)?;
                 let mesh = alone.mesh([("lon", 1)])?;
-                let loaded: ShardTensor<3> = checkpoint.sharded("field", &mesh, &[Shard(2)])?;
+                let loaded: ShardTensor<3> = checkpoint.sharded(&mesh, "field", &[Shard(2)])?;
                 let fresh = alone.init(|device| Conv2dConfig::new([2, 8], [3, 3]).init(device))?;
                 let model = checkpoint.module(&alone, "model", fresh)?;
                 assert_eq!(loaded.into_local().into_data(), whole.clone().into_data());

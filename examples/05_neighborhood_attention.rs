@@ -5,7 +5,6 @@
 
 use halocline::core::Traffic;
 use halocline::models::{NeighborhoodAttention2d, NeighborhoodAttention2dConfig};
-use halocline::ops::prelude::*;
 use halocline::prelude::*;
 
 /// Residual block of attention between the cells of `[batch, latitude, longitude, channels]`.

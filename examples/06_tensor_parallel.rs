@@ -6,7 +6,6 @@
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use halocline::models::parallel::{Plan, parallelize_module, resolve};
-use halocline::ops::{Reduction, Reshard, backward, loss_value, mse_loss};
 use halocline::prelude::*;
 
 const WIDTH: usize = 16;

@@ -22,7 +22,7 @@ use halocline::io::{
     Statistics, save_json,
 };
 use halocline::models::{
-    FieldTransformerConfig, Region, Scores, Verification, rollout, weighted_mse,
+    FieldTransformerConfig, Metrics, Region, Verification, rollout, weighted_mse,
 };
 use halocline::prelude::*;
 use halocline::{Ended, Trainer, clip_grad_norm};
@@ -96,13 +96,13 @@ fn main() -> Result<()> {
                 Ok(batch) => last(batch) < held_out,
                 Err(_) => true,
             };
-            let batches = loader.epoch(trainer.epoch()).filter(before);
+            let batches = |epoch, first| loader.epoch(epoch).filter(before).skip(first);
             let ended = trainer.train_epoch(batches, |model, batch| {
                 let batch = batch?;
                 let step = |_, x: ShardTensor<4>| Ok(x.apply(model));
                 let forecast =
                     rollout(batch.input, batch.forcing, loader.steps(), &feedback, step)?;
-                Ok(weighted_mse(forecast, batch.target, &weights))
+                weighted_mse(forecast, batch.target, &weights)
             })?;
             assert_eq!(ended, Ended::Completed);
             let epoch = trainer.epoch();
@@ -116,7 +116,7 @@ fn main() -> Result<()> {
         loader.set_steps(STEPS)?;
         let globe = || Region::standard().into_iter().take(1).collect();
         let empty = || Verification::new(&CHANNELS, &weights, grid.lat(), grid.lon(), globe());
-        let [mut ours, mut persistence] = [empty(), empty()];
+        let [mut ours, mut persistence] = [empty()?, empty()?];
         for batch in loader.epoch(0) {
             let batch = batch?;
             if batch.times[0] < held_out {
@@ -145,9 +145,9 @@ fn main() -> Result<()> {
         if world.is_root() {
             println!("{:>20} {:>20} {:>20}", "RMSE (bias)", "ours", "persistence");
             for (ours, persistence) in ours.scores().iter().zip(persistence.scores()) {
-                let text = |scores: Scores| format!("{:.3} ({:.3})", scores.rmse, scores.bias);
+                let text = |metrics: Metrics| format!("{:.3} ({:.3})", metrics.rmse, metrics.bias);
                 let place = format!("{} after {} h", ours.channel, ours.lead);
-                let [ours, persistence] = [text(ours.scores), text(persistence.scores)];
+                let [ours, persistence] = [text(ours.metrics), text(persistence.metrics)];
                 println!("{place:>20} {ours:>20} {persistence:>20}");
             }
             println!("read: {}", loader.traffic());

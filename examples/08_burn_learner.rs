@@ -12,6 +12,7 @@ use burn_train::{
     InferenceStep, MetricEarlyStoppingStrategy, StoppingCondition, SupervisedTraining, TrainOutput,
     TrainStep,
 };
+use halocline::core::OrRaise;
 use halocline::io::ndarray::Array3;
 use halocline::io::{
     Batch, DatasetConfig, FieldDataset, FieldLoader, FieldWriter, Grid, LoaderConfig, WriterConfig,
@@ -44,7 +45,7 @@ struct Model {
 
 impl Model {
     fn loss(&self, batch: Batch) -> ShardTensor<1> {
-        weighted_mse(batch.input.apply(&self.conv), batch.target, &[1.0; ROWS])
+        weighted_mse(batch.input.apply(&self.conv), batch.target, &[1.0; ROWS]).or_raise()
     }
 }
 

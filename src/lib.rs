@@ -37,7 +37,7 @@ pub mod prelude {
     pub use burn::module::Module;
     pub use burn::tensor::{Device, Tensor, TensorData};
     pub use halocline_core::{
-        Boundary, DeviceMesh, Distribution, Error, Halo, IntoLayout, Launcher, Layout,
+        Boundary, DeviceMesh, Distribution, Error, Halo, Halos, IntoLayout, Launcher, Layout,
         LocalGradient, Partial, Placement, RandomKey, ReduceOp, Replicate, Result, Shard,
         ShardTensor, World, scatter_tensor,
     };

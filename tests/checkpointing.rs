@@ -92,9 +92,10 @@ fn a_run_that_is_resumed_goes_on_with_checkpointing() {
             let mut trainer = Trainer::new(world, model, optimizer, ModuleLrScheduler::new(1e-2));
             trainer = trainer.resume_or_start(folder)?;
             while trainer.epoch() < epochs {
-                let _ = trainer.train_epoch(0..3, |model, _| {
-                    Ok((x.clone().apply(model).gelu() - x.clone()).abs().mean())
-                })?;
+                let _ = trainer.train_epoch(
+                    |_, first| first..3,
+                    |model, _| Ok((x.clone().apply(model).gelu() - x.clone()).abs().mean()),
+                )?;
             }
             trainer.finish()?;
             if epochs == 2 {

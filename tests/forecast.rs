@@ -3,7 +3,6 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::optim::{AdamWConfig, SgdConfig};
-use halocline::core::Halos;
 use halocline::io::Checkpoint;
 use halocline::models::{
     CrpsEstimator, Evaluation, FieldConv2d, FieldConv2dConfig, crps, energy_score, perturbed,
@@ -39,26 +38,29 @@ fn train(world: &World, mesh: &DeviceMesh, placements: &[Placement]) -> Result<V
     let input = sample("input", [BATCH, 2, ROWS, 8], mesh, placements)?;
     let forcing = sample("forcing", [BATCH, STEPS, ROWS, 8], mesh, placements)?;
     let target = sample("target", [BATCH, 2 * STEPS, ROWS, 8], mesh, placements)?;
-    let _ = trainer.train_epoch(0..5_u64, |model, batch| {
-        let key = RandomKey::new(world.seed(), ("members", batch));
-        let states = perturbed(input.clone(), MEMBERS, 0.3, key, axis)?;
-        let forcing = repeat_members(forcing.clone(), MEMBERS, axis)?;
-        let forecast = rollout(states, Some(forcing), STEPS, &[0, 1], |_, x| {
-            // A step keeps only its input in memory.
-            Ok(x.recompute(model, Halos::Keep, |model: &FieldConv2d, x| x.apply(model)))
-        })?;
-        let ensemble = split_members(forecast, MEMBERS, axis)?;
-        let target = target.clone().unsqueeze_dim::<5>(0);
-        let weights = [0.6, 1.1, 1.6, 1.1, 0.6];
-        let score = crps(
-            ensemble.clone(),
-            target.clone(),
-            &weights,
-            CrpsEstimator::Fair,
-        )?;
-        let energy = energy_score(ensemble, target, &weights, CrpsEstimator::Fair)?;
-        Ok(score.resolve() + energy.resolve())
-    })?;
+    let _ = trainer.train_epoch(
+        |_, first| first..5,
+        |model, batch| {
+            let key = RandomKey::new(world.seed(), ("members", batch));
+            let states = perturbed(input.clone(), MEMBERS, 0.3, key, axis)?;
+            let forcing = repeat_members(forcing.clone(), MEMBERS, axis)?;
+            let forecast = rollout(states, Some(forcing), STEPS, &[0, 1], |_, x| {
+                // A step keeps only its input in memory.
+                Ok(x.recompute(model, Halos::Keep, |model: &FieldConv2d, x| x.apply(model)))
+            })?;
+            let ensemble = split_members(forecast, MEMBERS, axis)?;
+            let target = target.clone().unsqueeze_dim::<5>(0);
+            let weights = [0.6, 1.1, 1.6, 1.1, 0.6];
+            let score = crps(
+                ensemble.clone(),
+                target.clone(),
+                &weights,
+                CrpsEstimator::Fair,
+            )?;
+            let energy = energy_score(ensemble, target, &weights, CrpsEstimator::Fair)?;
+            Ok(score.resolve() + energy.resolve())
+        },
+    )?;
     Ok(trainer.losses().to_vec())
 }
 
@@ -112,18 +114,21 @@ fn land_reaches_no_parameter() {
             let (mask, zeros) = (mask.float(), sea * 0.0);
             let hole = zeros.clone().mask_where(is_land, zeros + land);
             let x = sample("x", [1, 1, 7, 6], &mesh, &[Shard(2)])? * mask.clone();
-            let ended = trainer.train_epoch(0..4, |model, _| {
-                let y = x.clone().apply(model);
-                // Values under the mask differ from run to run.
-                let target = x.clone() * 3.0 + hole.clone();
-                weighted_loss(
-                    y,
-                    target,
-                    mask.clone(),
-                    Penalty::Huber(1.0),
-                    Reduction::Mean,
-                )
-            })?;
+            let ended = trainer.train_epoch(
+                |_, first| first..4,
+                |model, _| {
+                    let y = x.clone().apply(model);
+                    // Values under the mask differ from run to run.
+                    let target = x.clone() * 3.0 + hole.clone();
+                    weighted_loss(
+                        y,
+                        target,
+                        mask.clone(),
+                        Penalty::Huber(1.0),
+                        Reduction::Mean,
+                    )
+                },
+            )?;
             assert_eq!(ended, Ended::Completed);
             Ok(trainer.losses().to_vec())
         });
@@ -155,10 +160,13 @@ fn validated(
         .resume_or_start(folder)?;
     let mut found = Vec::new();
     for score in scores {
-        let ended = trainer.train_epoch(0..2, |model, _| {
-            let x = ShardTensor::<4>::ones([1, 1, 5, 3], &mesh, &[Shard(2)])?;
-            Ok(x.apply(model).powi_scalar(2).mean())
-        })?;
+        let ended = trainer.train_epoch(
+            |_, first| first..2,
+            |model, _| {
+                let x = ShardTensor::<4>::ones([1, 1, 5, 3], &mesh, &[Shard(2)])?;
+                Ok(x.apply(model).powi_scalar(2).mean())
+            },
+        )?;
         assert_eq!(ended, Ended::Completed);
         // Ranks other than the first cannot disagree.
         let local = score + if world.is_root() { 0.0 } else { 1.0 };
@@ -181,7 +189,7 @@ fn the_best_checkpoint_stays_and_patience_ends_a_run_after_a_resume_too() {
             let best = best.weight.val().into_scalar::<f32>();
             Ok((
                 validations,
-                trainer.best_score(),
+                trainer.best_metric(),
                 trainer.validations()?,
                 best,
             ))
@@ -279,7 +287,7 @@ fn scores_of_ensembles_are_those_of_the_definition_on_any_mesh() {
     });
     let expected = [rmse, spread, crps, ((m + 1.0) / m).sqrt() * spread / rmse];
     let check = |scores: &Evaluation| {
-        let found = scores.scores()[0];
+        let found = scores.metrics()[0];
         let found = [found.rmse, found.spread, found.crps, found.spread_skill];
         for (found, expected) in found.iter().zip(expected) {
             assert!((found - expected).abs() < 1e-5, "{found} for {expected}");

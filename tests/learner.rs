@@ -185,8 +185,10 @@ fn the_learner_takes_the_steps_of_the_trainer() {
             let rate = ModuleLrScheduler::new(3e-2);
             let mut trainer = Trainer::new(&world, model, AdamWConfig::new().init(), rate);
             while trainer.epoch() < EPOCHS {
-                let batches = data.epoch(trainer.epoch());
-                let _ = trainer.train_epoch(batches, |model, batch| Ok(model.loss(batch?)))?;
+                let _ = trainer.train_epoch(
+                    |epoch, first| data.epoch_from(epoch, first),
+                    |model, batch| Ok(model.loss(batch?)),
+                )?;
             }
             let found = parameters(&trainer.model().valid());
             Ok((found, trainer.losses().to_vec()))

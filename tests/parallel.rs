@@ -87,18 +87,20 @@ fn train(
         .resume_or_start(folder)?;
     while trainer.epoch() < EPOCHS {
         let epoch = trainer.epoch();
-        let batches = trainer.batch()..BATCHES;
         let mut step = trainer.step();
-        let ended = trainer.train_epoch(batches, |model, batch| {
-            if Some(step) == fails_at && world.rank() + 1 == world.size() {
-                return Err(Error::other("the power is off"));
-            }
-            step += 1;
-            let placements = [Shard(0), Replicate];
-            let x = sample(&format!("x {epoch} {batch}"), [9, 5], &mesh, &placements)?;
-            let target = sample("target", [9, 6], &mesh, &placements)?;
-            Ok(mse_loss(x.apply(model), target, Reduction::Mean))
-        })?;
+        let ended = trainer.train_epoch(
+            |_, first| first..BATCHES,
+            |model, batch| {
+                if Some(step) == fails_at && world.rank() + 1 == world.size() {
+                    return Err(Error::other("the power is off"));
+                }
+                step += 1;
+                let placements = [Shard(0), Replicate];
+                let x = sample(&format!("x {epoch} {batch}"), [9, 5], &mesh, &placements)?;
+                let target = sample("target", [9, 6], &mesh, &placements)?;
+                Ok(mse_loss(x.apply(model), target, Reduction::Mean))
+            },
+        )?;
         assert_eq!(ended, Ended::Completed);
     }
     trainer.finish()?;
@@ -268,7 +270,7 @@ fn replicas_of_shards_are_compared() {
         Launcher::local(4).run(|world| {
             let mesh = mesh(&world, [2, 2])?;
             let only_tensor = Plan {
-                store: Vec::new(),
+                stores: Vec::new(),
                 ..plan()
             };
             let model = parallelize_module(mlp(&world)?, &mesh, &only_tensor)?;
@@ -420,12 +422,13 @@ fn running_statistics_are_not_stored_in_shards() {
             let schedule = ModuleLrScheduler::new(1e-2);
             let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), schedule);
             let x = sample("x", [6, 5, 3], &mesh, &[Shard(0)])?;
-            let ended = trainer.train_epoch(0..3, |model, _| {
-                Ok((x.clone().apply(model) - 1.0).square().mean())
-            })?;
+            let ended = trainer.train_epoch(
+                |_, first| first..3,
+                |model, _| Ok((x.clone().apply(model) - 1.0).square().mean()),
+            )?;
             assert_eq!(ended, Ended::Completed);
             let norm = trainer.model();
-            let whole = halocline::core::whole(norm.clone())?;
+            let whole = halocline::core::unshard(norm.clone())?;
             Ok([
                 norm.running_mean.value_sync().into_data(),
                 norm.running_var.value_sync().into_data(),

@@ -12,8 +12,8 @@ use burn::module::{ModuleMapper, Param};
 use burn::nn::{BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
 use burn::tensor::{DType, FloatDType};
-use halocline::core::whole;
-use halocline::models::parallel::{Plan, Store, build};
+use halocline::core::unshard;
+use halocline::models::parallel::{Plan, Store, init_parallel};
 use halocline::models::{
     FieldTransformer, FieldTransformerConfig, SurrogateCnnConfig, UNet, UNetConfig,
 };
@@ -35,7 +35,7 @@ fn losses<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>>(
 ) -> Vec<f64> {
     let results = Launcher::local(ranks).seed(3).collect(|world| {
         let mesh = world.mesh([("data", ranks)])?;
-        let model = build(&world, &mesh, plan, &make)?;
+        let model = init_parallel(&world, &mesh, plan, &make)?;
         let schedule = ModuleLrScheduler::new(1e-2);
         let mut trainer = Trainer::new(&world, model, AdamWConfig::new().init(), schedule);
         if let Some(dtype) = dtype {
@@ -43,11 +43,14 @@ fn losses<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>>(
         }
         let x = sample("x", [3, 2, 12, 16], &mesh, &[Shard(0)])?;
         let target = (x.clone() * 2.0).tanh();
-        let ended = trainer.train_epoch(0..12, |model, _| {
-            let x = x.clone().cast(dtype.unwrap_or(FloatDType::F32));
-            let y = x.apply(model).cast(FloatDType::F32);
-            Ok(mse_loss(y, target.clone(), Reduction::Mean))
-        })?;
+        let ended = trainer.train_epoch(
+            |_, first| first..12,
+            |model, _| {
+                let x = x.clone().cast(dtype.unwrap_or(FloatDType::F32));
+                let y = x.apply(model).cast(FloatDType::F32);
+                Ok(mse_loss(y, target.clone(), Reduction::Mean))
+            },
+        )?;
         assert_eq!(ended, Ended::Completed);
         Ok(trainer.losses().to_vec())
     });
@@ -112,13 +115,16 @@ fn small_steps_are_not_lost_in_rounding() {
         let trainer = Trainer::new(&world, linear(&world)?, SgdConfig::new().init(), schedule);
         let mut trainer = trainer.with_precision(FloatDType::BF16);
         let before = value(trainer.model());
-        let ended = trainer.train_epoch(0..50, |model, _| {
-            let x = Tensor::<2>::ones([1, 2], world.device()).cast(FloatDType::BF16);
-            Ok(ShardTensor::solo(x)
-                .apply(model)
-                .cast(FloatDType::F32)
-                .sum())
-        })?;
+        let ended = trainer.train_epoch(
+            |_, first| first..50,
+            |model, _| {
+                let x = Tensor::<2>::ones([1, 2], world.device()).cast(FloatDType::BF16);
+                Ok(ShardTensor::solo(x)
+                    .apply(model)
+                    .cast(FloatDType::F32)
+                    .sum())
+            },
+        )?;
         assert_eq!(ended, Ended::Completed);
         // Each step is far smaller than the last bit of bf16.
         for (after, before) in value(trainer.model()).iter().zip(before) {
@@ -144,10 +150,13 @@ fn tiny(scale: Option<LossScale>) -> (Vec<f32>, Vec<f32>) {
             None => trainer,
         };
         let before = value(trainer.model());
-        let ended = trainer.train_epoch(0..1, |model, _| {
-            let x = ShardTensor::<2>::ones([2, 2], &mesh, &[Shard(0)])?.cast(FloatDType::F16);
-            Ok((x.apply(model).cast(FloatDType::F32) * 1e-8).sum())
-        })?;
+        let ended = trainer.train_epoch(
+            |_, first| first..1,
+            |model, _| {
+                let x = ShardTensor::<2>::ones([2, 2], &mesh, &[Shard(0)])?.cast(FloatDType::F16);
+                Ok((x.apply(model).cast(FloatDType::F32) * 1e-8).sum())
+            },
+        )?;
         assert_eq!(ended, Ended::Completed);
         Ok((before, value(trainer.model())))
     });
@@ -174,11 +183,13 @@ fn scaled(folder: &Path, batches: usize) -> (u64, LossScale, Vec<f32>) {
         let mut trainer = (trainer.with_precision(FloatDType::F16))
             .with_loss_scale(LossScale::new(2_f64.powi(18), 3))
             .resume_or_start(folder)?;
-        let first = trainer.batch();
-        let ended = trainer.train_epoch(first..batches, |model, _| {
-            let x = ShardTensor::<2>::ones([2, 2], &mesh, &[Shard(0)])?.cast(FloatDType::F16);
-            Ok(x.apply(model).cast(FloatDType::F32).sum())
-        })?;
+        let ended = trainer.train_epoch(
+            |_, first| first..batches,
+            |model, _| {
+                let x = ShardTensor::<2>::ones([2, 2], &mesh, &[Shard(0)])?.cast(FloatDType::F16);
+                Ok(x.apply(model).cast(FloatDType::F32).sum())
+            },
+        )?;
         assert_eq!(ended, Ended::Completed);
         trainer.finish()?;
         let scale = trainer.loss_scale().expect("f16 has one");
@@ -213,13 +224,16 @@ fn running_statistics_keep_their_number_type() {
         let mut trainer = trainer.with_precision(FloatDType::BF16);
         let x = sample("x", [6, 3], &mesh, &[Shard(0)])?;
         let mut of_y = None;
-        let ended = trainer.train_epoch(0..2, |model, _| {
-            let half = x.clone().cast(FloatDType::BF16);
-            // The rounded model can also be evaluated.
-            let y = half.clone().inner().apply(&model.clone().valid());
-            of_y = Some(y.local().dtype());
-            Ok(half.apply(model).cast(FloatDType::F32).square().mean())
-        })?;
+        let ended = trainer.train_epoch(
+            |_, first| first..2,
+            |model, _| {
+                let half = x.clone().cast(FloatDType::BF16);
+                // The rounded model can also be evaluated.
+                let y = half.clone().inner().apply(&model.clone().valid());
+                of_y = Some(y.local().dtype());
+                Ok(half.apply(model).cast(FloatDType::F32).square().mean())
+            },
+        )?;
         assert_eq!(ended, Ended::Completed);
         let norm = trainer.model();
         let mean = norm.running_mean.value_sync();
@@ -241,12 +255,12 @@ fn averaged(folder: &Path, ranks: usize, epochs: usize) -> [Vec<f32>; 2] {
     let results = Launcher::local(ranks).seed(7).collect(|world| {
         let mesh = world.mesh([("data", ranks)])?;
         let make = |device: &Device| LinearConfig::new(5, 3).init(device);
-        let model = build(&world, &mesh, &plan, make)?;
+        let model = init_parallel(&world, &mesh, &plan, make)?;
         let schedule = ModuleLrScheduler::new(1e-1);
         let trainer = Trainer::new(&world, model, AdamWConfig::new().init(), schedule);
         let mut trainer = trainer.with_ema(DECAY).resume_or_start(folder)?;
         let parameters = |model: &Linear| -> Result<Vec<f32>> {
-            let model = whole(model.clone())?;
+            let model = unshard(model.clone())?;
             let values = [
                 model.weight.val().into_data(),
                 model.bias.expect("one").val().into_data(),
@@ -256,8 +270,10 @@ fn averaged(folder: &Path, ranks: usize, epochs: usize) -> [Vec<f32>; 2] {
         let mut expected = parameters(trainer.model())?;
         while trainer.epoch() < epochs {
             let x = sample("x", [6, 5], &mesh, &[Shard(0)])?;
-            let ended =
-                trainer.train_epoch(0..1, |model, _| Ok(x.clone().apply(model).square().mean()))?;
+            let ended = trainer.train_epoch(
+                |_, first| first..1,
+                |model, _| Ok(x.clone().apply(model).square().mean()),
+            )?;
             assert_eq!(ended, Ended::Completed);
             for (mean, value) in expected.iter_mut().zip(parameters(trainer.model())?) {
                 *mean = *mean * DECAY as f32 + value * (1.0 - DECAY as f32);

@@ -43,20 +43,22 @@ fn train(
     let weights = vec![1.0; SHAPE[2]];
     while trainer.epoch() < EPOCHS {
         let epoch = trainer.epoch();
-        let batches = (trainer.batch()..BATCHES).map(|batch| (epoch, batch));
         let mut step = trainer.step();
         let mut batches_of_step = 0;
-        let ended = trainer.train_epoch(batches, |model, (epoch, batch)| {
-            if Some(step) == fails_at && world.rank() + 1 == world.size() {
-                return Err(Error::other("the power is off"));
-            }
-            batches_of_step += 1;
-            step += u64::from(batches_of_step % 2 == 0);
-            let placements = [Shard(2), Shard(3)];
-            let x = sample(&format!("x {epoch} {batch}"), SHAPE, &mesh, &placements)?;
-            let target = sample("target", SHAPE, &mesh, &placements)?;
-            Ok(weighted_mse(x.apply(model), target, &weights))
-        })?;
+        let ended = trainer.train_epoch(
+            |_, first| first..BATCHES,
+            |model, batch| {
+                if Some(step) == fails_at && world.rank() + 1 == world.size() {
+                    return Err(Error::other("the power is off"));
+                }
+                batches_of_step += 1;
+                step += u64::from(batches_of_step % 2 == 0);
+                let placements = [Shard(2), Shard(3)];
+                let x = sample(&format!("x {epoch} {batch}"), SHAPE, &mesh, &placements)?;
+                let target = sample("target", SHAPE, &mesh, &placements)?;
+                weighted_mse(x.apply(model), target, &weights)
+            },
+        )?;
         assert_eq!(ended, Ended::Completed);
         trainer.note("epochs", &trainer.epoch())?;
     }
@@ -226,8 +228,10 @@ fn an_optimizer_does_not_take_the_place_of_one_without_a_state() {
             let mut trainer =
                 Trainer::new(&world, model, optimizer, rate).resume_or_start(folder.path())?;
             let x = sample("x", SHAPE, &mesh, &[Shard(2)])?;
-            let _ =
-                trainer.train_epoch(0..1, |model, _| Ok(x.clone().apply(model).abs().mean()))?;
+            let _ = trainer.train_epoch(
+                |_, first| first..1,
+                |model, _| Ok(x.clone().apply(model).abs().mean()),
+            )?;
             trainer.finish()
         })
     };
@@ -297,13 +301,10 @@ fn accumulated_gradients_are_their_mean() {
                 .with_accumulation(accumulate);
             let x = sample("x", SHAPE, &mesh, &[Shard(2)])?;
             let weights = vec![1.0; SHAPE[2]];
-            let ended = trainer.train_epoch(0..batches, |model, _| {
-                Ok(weighted_mse(
-                    x.clone().apply(model),
-                    x.clone() * 0.5,
-                    &weights,
-                ))
-            })?;
+            let ended = trainer.train_epoch(
+                |_, first| first..batches,
+                |model, _| weighted_mse(x.clone().apply(model), x.clone() * 0.5, &weights),
+            )?;
             assert_eq!((ended, trainer.step()), (Ended::Completed, 2));
             let record = trainer.model().clone().into_record();
             Ok(burn_pack_tensors(

@@ -45,7 +45,10 @@ fn a_loss_that_is_not_finite_ends_the_run_and_the_checkpoints_stay_good() {
         let mut trainer = trainer(&world)?
             .with_save_every(1)
             .resume_or_start(folder.path())?;
-        let _ = trainer.train_epoch(0..9, |model, batch| loss(&mesh, model, batch, 4))?;
+        let _ = trainer.train_epoch(
+            |_, first| first..9,
+            |model, batch| loss(&mesh, model, batch, 4),
+        )?;
         trainer.finish()
     });
     let error = run.unwrap_err().to_string();
@@ -72,13 +75,16 @@ fn a_gradient_that_is_not_finite_names_its_parameter_and_the_model_stays() {
         let mut trainer = trainer(&world)?.with_accumulation(2);
         let before = weights(&trainer);
         // The square root has no derivative at zero.
-        let trained = trainer.train_epoch(0..2, |model, batch| {
-            let x = ShardTensor::<4>::ones([1, 1, 7, 5], &mesh, &PLACEMENTS)?;
-            Ok((x.apply(model) * batch as f64)
-                .abs()
-                .map(Tensor::sqrt)
-                .mean())
-        });
+        let trained = trainer.train_epoch(
+            |_, first| first..2,
+            |model, batch| {
+                let x = ShardTensor::<4>::ones([1, 1, 7, 5], &mesh, &PLACEMENTS)?;
+                Ok((x.apply(model) * batch as f64)
+                    .abs()
+                    .map(Tensor::sqrt)
+                    .mean())
+            },
+        );
         assert_eq!((weights(&trainer), trainer.step()), (before, 0));
         trained.map(|_| ())
     });
@@ -94,7 +100,10 @@ fn steps_that_are_not_finite_may_be_left_out_or_taken() {
         let results = Launcher::local(2).seed(5).collect(|world| {
             let mesh = world.mesh([("lat", 2)])?;
             let mut trainer = trainer(&world)?.with_non_finite(non_finite);
-            let ended = trainer.train_epoch(0..4, |model, batch| loss(&mesh, model, batch, bad))?;
+            let ended = trainer.train_epoch(
+                |_, first| first..4,
+                |model, batch| loss(&mesh, model, batch, bad),
+            )?;
             assert_eq!((ended, trainer.epoch()), (Ended::Completed, 1));
             Ok((weights(&trainer), trainer.step(), trainer.losses().to_vec()))
         });
@@ -107,7 +116,10 @@ fn steps_that_are_not_finite_may_be_left_out_or_taken() {
     let three = Launcher::local(2).seed(5).collect(|world| {
         let mesh = world.mesh([("lat", 2)])?;
         let mut trainer = trainer(&world)?;
-        let _ = trainer.train_epoch(0..3, |model, batch| loss(&mesh, model, batch, 3))?;
+        let _ = trainer.train_epoch(
+            |_, first| first..3,
+            |model, batch| loss(&mesh, model, batch, 3),
+        )?;
         Ok(weights(&trainer))
     });
     assert_eq!(three.unwrap()[0], left_out);
@@ -126,10 +138,13 @@ fn steps_that_are_left_out_leave_running_statistics() {
             let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), rate)
                 .with_accumulation(2)
                 .with_non_finite(NonFinite::Skip);
-            let ended = trainer.train_epoch(batches.clone(), |model, value| {
-                let x = ShardTensor::<4>::ones([2, 1, 7, 5], &mesh, &PLACEMENTS)?;
-                Ok((x * value).apply(model).powi_scalar(2).mean())
-            })?;
+            let ended = trainer.train_epoch(
+                |_, first| batches.clone().into_iter().skip(first),
+                |model, value| {
+                    let x = ShardTensor::<4>::ones([2, 1, 7, 5], &mesh, &PLACEMENTS)?;
+                    Ok((x * value).apply(model).powi_scalar(2).mean())
+                },
+            )?;
             assert_eq!(ended, Ended::Completed);
             let model = trainer.model();
             let state = [&model.running_mean, &model.running_var];
@@ -153,10 +168,13 @@ fn steps_that_are_left_out_leave_running_statistics_of_burns_layer() {
             let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), rate)
                 .with_non_finite(NonFinite::Skip);
             let device = world.device().clone().autodiff();
-            let _ = trainer.train_epoch(batches.clone(), |model: &BatchNorm, value| {
-                let x = Tensor::<4>::full([2, 1, 3, 3], value, &device);
-                Ok(model.forward(x).square().mean())
-            })?;
+            let _ = trainer.train_epoch(
+                |_, first| batches.clone().into_iter().skip(first),
+                |model: &BatchNorm, value| {
+                    let x = Tensor::<4>::full([2, 1, 3, 3], value, &device);
+                    Ok(model.forward(x).square().mean())
+                },
+            )?;
             let model = trainer.model();
             let state = [&model.running_mean, &model.running_var];
             Ok(state.map(|state| state.value_sync().into_scalar::<f32>()))
@@ -171,25 +189,24 @@ fn steps_that_are_left_out_leave_running_statistics_of_burns_layer() {
 #[test]
 fn checkpoints_that_are_not_finite_displace_no_finite_one() {
     let folder = tempfile::tempdir().unwrap();
-    let run = |batches: std::ops::Range<usize>, non_finite| {
+    let run = |non_finite| {
         Launcher::local(2).run(|world| {
             let mesh = world.mesh([("lat", 2)])?;
             let mut trainer = trainer(&world)?
                 .with_save_every(1)
                 .with_non_finite(non_finite)
                 .resume_or_start(folder.path())?;
-            let first = trainer.batch();
             assert!(weights(&trainer).iter().all(|weight| weight.is_finite()));
-            let _ = trainer
-                .train_epoch(first.max(batches.start)..batches.end, |model, batch| {
-                    loss(&mesh, model, batch, 2)
-                })?;
+            let _ = trainer.train_epoch(
+                |_, first| first..9,
+                |model, batch| loss(&mesh, model, batch, 2),
+            )?;
             trainer.finish()
         })
     };
-    run(0..9, NonFinite::Allow).unwrap();
+    run(NonFinite::Allow).unwrap();
     // The checkpoint after the second batch is the last finite one; the third batch has the NaN.
-    let error = run(0..9, NonFinite::Stop).unwrap_err().to_string();
+    let error = run(NonFinite::Stop).unwrap_err().to_string();
     assert!(
         error.contains("step 3 (epoch 0): the loss of batch 2 is NaN"),
         "{error}"
@@ -203,7 +220,10 @@ fn a_model_without_world_init_is_refused_before_the_first_step() {
         let model = conv(world.device());
         let rate = ModuleLrScheduler::new(1e-2);
         let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), rate);
-        let _ = trainer.train_epoch(0..1, |model, batch| loss(&mesh, model, batch, 9))?;
+        let _ = trainer.train_epoch(
+            |_, first| first..1,
+            |model, batch| loss(&mesh, model, batch, 9),
+        )?;
         Ok(())
     });
     let error = run.unwrap_err().to_string();
@@ -233,13 +253,16 @@ fn replicas_that_drifted_apart_are_not_saved() {
     let run = Launcher::local(3).check(false).run(|world| {
         let mesh = world.mesh([("lat", 3)])?;
         let mut trainer = trainer(&world)?.resume_or_start(folder.path())?;
-        let _ = trainer.train_epoch(0..1, |model, _| {
-            // The gradient of a parameter that a closure captures is not summed.
-            let x = ShardTensor::<4>::ones([1, 1, 7, 5], &mesh, &PLACEMENTS)?;
-            let weight = model.weight.val().slice([0..1, 0..1, 0..1, 0..1]);
-            let local = x.local().clone() * weight * (1 + world.rank()) as f64;
-            Ok(ShardTensor::from_local(local, x.layout(), &mesh)?.mean())
-        })?;
+        let _ = trainer.train_epoch(
+            |_, first| first..1,
+            |model, _| {
+                // The gradient of a parameter that a closure captures is not summed.
+                let x = ShardTensor::<4>::ones([1, 1, 7, 5], &mesh, &PLACEMENTS)?;
+                let weight = model.weight.val().slice([0..1, 0..1, 0..1, 0..1]);
+                let local = x.local().clone() * weight * (1 + world.rank()) as f64;
+                Ok(ShardTensor::from_local(local, &mesh, x.layout())?.mean())
+            },
+        )?;
         trainer.save(None)
     });
     let error = run.unwrap_err().to_string();
@@ -276,7 +299,10 @@ fn a_hook_sees_the_gradients_of_a_step_before_it_is_taken() {
                 },
             );
             let before = weights(&trainer);
-            let _ = trainer.train_epoch(0..4, |model, batch| loss(&mesh, model, batch, 9))?;
+            let _ = trainer.train_epoch(
+                |_, first| first..4,
+                |model, batch| loss(&mesh, model, batch, 9),
+            )?;
             Ok((before, weights(&trainer)))
         });
         results.unwrap().remove(0)
@@ -293,7 +319,10 @@ fn a_hook_sees_the_gradients_of_a_step_before_it_is_taken() {
             broken.register(model.weight.id, weight / 0.0);
             Ok(broken)
         });
-        let trained = trainer.train_epoch(0..1, |model, batch| loss(&mesh, model, batch, 9));
+        let trained = trainer.train_epoch(
+            |_, first| first..1,
+            |model, batch| loss(&mesh, model, batch, 9),
+        );
         trained.map(|_| ())
     });
     let error = refused.unwrap_err().to_string();

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::{LazyLock, OnceLock};
 
 use burn::tensor::Int;
-use halocline::core::RandomKey;
+use halocline::core::{OrRaise, RandomKey};
 use halocline::ops::graph::{Aggregate, EdgeShards, Graph};
 use halocline::ops::norm::batch_norm_train;
 use halocline::ops::prelude::*;
@@ -279,11 +279,11 @@ pub(crate) const ROWS: &[Row] = rows! {
     };
     "total_variation", ANY, [FIELD]: |x, _| {
         let dims = [2, 3].map(|dim| (dim, Boundary::Replicate));
-        number(total_variation(x, &dims, None, Reduction::Mean))
+        number(total_variation(x, &dims, None, Reduction::Mean).or_raise())
     };
     "gradient_loss", ANY, [FIELD, FIELD]: |x, y| {
         let dims = [2, 3].map(|dim| (dim, Boundary::Replicate));
-        number(gradient_loss(x, y[0].clone(), &dims, None, Reduction::Mean))
+        number(gradient_loss(x, y[0].clone(), &dims, None, Reduction::Mean).or_raise())
     };
     "ssim_loss", ANY, [FIELD, FIELD]: |x, y| {
         number(ssim_loss(x, y[0].clone(), &SsimOptions::<2>::new(4.0), Reduction::Mean))

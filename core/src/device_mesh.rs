@@ -37,7 +37,6 @@ thread_local! {
 ///     let mesh = world.mesh([("data", 2), ("lat", 2)])?;
 ///     let row = mesh.submesh(&["lat"])?;
 ///     assert_eq!((mesh.size(), row.size()), (4, 2));
-///     assert_eq!(row.shape().ranks(), mesh.group("lat")?);
 ///     assert_eq!(row.coords(), [mesh.coords()[1]]);
 ///     assert_eq!(mesh.ranks_along(&[0, 1])[..], [0, 1, 2, 3]);
 ///     Ok(())
@@ -292,20 +291,11 @@ impl DeviceMesh {
         Self::new(shape, self.0.comm.clone(), self.0.device.clone())
     }
 
-    /// The ranks of the world along one axis through this rank.
-    ///
-    /// # Errors
-    /// The mesh has no such axis.
-    pub fn group(&self, name: &str) -> Result<Vec<usize>> {
-        let axis = self.0.shape.axis(name)?;
-        Ok(self.ranks_along(&[axis]).to_vec())
-    }
-
     /// The ranks of the world that differ from this one in the given axes only.
     pub fn ranks_along(&self, axes: &[usize]) -> Arc<[usize]> {
         let shape = &self.0.shape;
         let ranks = || {
-            let positions = shape.group(self.0.position, axes).into_iter();
+            let positions = shape.positions_along(self.0.position, axes).into_iter();
             positions.map(|position| shape.ranks()[position]).collect()
         };
         match axes {

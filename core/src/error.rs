@@ -52,7 +52,7 @@ pub enum Error {
     /// A message did not arrive in time.
     #[error(
         "rank {rank}: {operation}: nothing from rank {peer} within {seconds} s, expected {expected}; \
-         is rank {peer} in another operation, or slower than the timeout (Launcher::timeout)?"
+         is rank {peer} in another operation, or slower than the timeout (HALOCLINE_TIMEOUT or Launcher::timeout)?"
     )]
     Timeout {
         /// The rank that waited.
@@ -218,8 +218,15 @@ impl Error {
     }
 }
 
-/// Unwraps results in functions that panic.
-pub trait OrRaise<T> {
+mod sealed {
+    /// Private supertrait, so that [`Result`] alone implements `OrRaise`.
+    pub trait Sealed {}
+
+    impl<T> Sealed for super::Result<T> {}
+}
+
+/// Unwraps results in functions that panic. Only [`Result`] implements it.
+pub trait OrRaise<T>: sealed::Sealed {
     /// Returns the value.
     ///
     /// # Panics

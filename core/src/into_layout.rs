@@ -3,8 +3,20 @@
 use crate::layout::{Layout, Placement};
 use crate::{Error, Result};
 
+mod sealed {
+    use crate::layout::{Layout, Placement};
+
+    /// Private supertrait, so that placements and layouts alone implement `IntoLayout`.
+    pub trait Sealed {}
+
+    impl Sealed for &[Placement] {}
+    impl<const N: usize> Sealed for &[Placement; N] {}
+    impl Sealed for &Vec<Placement> {}
+    impl Sealed for &Layout {}
+}
+
 /// Argument that specifies the layout of a tensor: placements, one per mesh axis, or a [`Layout`]
-/// with its own extents.
+/// with its own extents. Other types cannot implement it.
 ///
 /// # Example
 /// ```
@@ -12,24 +24,24 @@ use crate::{Error, Result};
 ///
 /// let mesh = MeshShape::new(&[("lat", 2)], vec![0, 1])?.into();
 /// let whole = Layout::replicated(&mesh, &[5, 3]);
-/// let even = (&[Shard(0)]).into_layout(&whole)?;
+/// let even = (&[Shard(0)]).layout_like(&whole)?;
 /// assert_eq!(even.extents(0), [3, 2]);
 /// let uneven = even.with_extents(0, &[1, 4])?;
-/// assert_eq!((&uneven).into_layout(&whole)?, uneven);
+/// assert_eq!((&uneven).layout_like(&whole)?, uneven);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub trait IntoLayout {
+pub trait IntoLayout: sealed::Sealed {
     /// Returns the new layout of a tensor whose layout is `from`. Given placements, dims that keep
     /// their axes keep their extents; the others are divided as evenly as possible.
     ///
     /// # Errors
     /// The placements do not fit the mesh and the shape of `from`, or the layout has another mesh
     /// or shape.
-    fn into_layout(self, from: &Layout) -> Result<Layout>;
+    fn layout_like(self, from: &Layout) -> Result<Layout>;
 }
 
 impl IntoLayout for &[Placement] {
-    fn into_layout(self, from: &Layout) -> Result<Layout> {
+    fn layout_like(self, from: &Layout) -> Result<Layout> {
         let mut layout = Layout::new(from.mesh(), from.shape(), self)?;
         for dim in 0..from.shape().len() {
             if layout.axes_of(dim) == from.axes_of(dim) {
@@ -41,19 +53,19 @@ impl IntoLayout for &[Placement] {
 }
 
 impl<const N: usize> IntoLayout for &[Placement; N] {
-    fn into_layout(self, from: &Layout) -> Result<Layout> {
-        self.as_slice().into_layout(from)
+    fn layout_like(self, from: &Layout) -> Result<Layout> {
+        self.as_slice().layout_like(from)
     }
 }
 
 impl IntoLayout for &Vec<Placement> {
-    fn into_layout(self, from: &Layout) -> Result<Layout> {
-        self.as_slice().into_layout(from)
+    fn layout_like(self, from: &Layout) -> Result<Layout> {
+        self.as_slice().layout_like(from)
     }
 }
 
 impl IntoLayout for &Layout {
-    fn into_layout(self, from: &Layout) -> Result<Layout> {
+    fn layout_like(self, from: &Layout) -> Result<Layout> {
         if self.mesh() == from.mesh() && self.shape() == from.shape() {
             return Ok(self.clone());
         }
@@ -77,9 +89,9 @@ mod tests {
         let from = Layout::new(&mesh, &[7, 5], &[Shard(0), Shard(1)]).unwrap();
         let from = from.with_extents(0, &[6, 1]).unwrap();
         let from = from.with_extents(1, &[0, 5]).unwrap();
-        let to = (&[Shard(0), Replicate]).into_layout(&from).unwrap();
+        let to = (&[Shard(0), Replicate]).layout_like(&from).unwrap();
         assert_eq!(to.all_extents(), [vec![6, 1], vec![5]]);
-        let to = (&vec![Shard(1), Shard(0)]).into_layout(&from).unwrap();
+        let to = (&vec![Shard(1), Shard(0)]).layout_like(&from).unwrap();
         assert_eq!(to.all_extents(), [vec![4, 3], vec![3, 2]]);
     }
 
@@ -91,7 +103,7 @@ mod tests {
             Layout::replicated(&mesh("lon"), &[4]),
             Layout::replicated(&mesh("lat"), &[5]),
         ] {
-            let error = (&other).into_layout(&whole).unwrap_err().to_string();
+            let error = (&other).layout_like(&whole).unwrap_err().to_string();
             assert!(error.contains("mesh and shape must be the same"), "{error}");
         }
     }

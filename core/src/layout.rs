@@ -205,6 +205,11 @@ impl Layout {
         &self.0.placements
     }
 
+    /// The placement on every axis, each mapped by a function.
+    pub fn map_placements(&self, map: impl Fn(Placement) -> Placement) -> Vec<Placement> {
+        self.0.placements.iter().copied().map(map).collect()
+    }
+
     /// The number of cells in each part of a dim; one part if the dim is not sharded.
     pub fn extents(&self, dim: usize) -> &[usize] {
         &self.0.extents[dim]
@@ -278,9 +283,8 @@ impl Layout {
 
     /// The redistribution that makes a dim whole, for error messages.
     pub(crate) fn whole_in(&self, dim: usize) -> String {
-        let placements = self.0.placements.iter();
-        let whole = placements.map(|&held| if held == Shard(dim) { Replicate } else { held });
-        format!("redistribute(&{:?}) first", whole.collect::<Vec<_>>())
+        let whole = self.map_placements(|held| if held == Shard(dim) { Replicate } else { held });
+        format!("redistribute(&{whole:?}) first")
     }
 
     /// Whether any rank holds no cells.
@@ -290,16 +294,17 @@ impl Layout {
 
     /// The index of the part of a dim that a position holds.
     pub fn part(&self, dim: usize, position: usize) -> usize {
-        let coords = self.0.mesh.coords(position);
-        self.part_at(dim, &coords)
-    }
-
-    fn part_at(&self, dim: usize, coords: &[usize]) -> usize {
-        let placements = self.0.placements.iter().zip(self.0.mesh.sizes());
-        placements
-            .zip(coords)
-            .filter(|((placement, _), _)| **placement == Shard(dim))
-            .fold(0, |part, ((_, size), coord)| part * size + coord)
+        let axes = self.0.placements.iter().zip(self.0.mesh.sizes());
+        let (mut part, mut stride, mut rest) = (0, 1, position);
+        // The last axis has the innermost coordinate.
+        for (placement, size) in axes.rev() {
+            if *placement == Shard(dim) {
+                part += rest % size * stride;
+                stride *= size;
+            }
+            rest /= size;
+        }
+        part
     }
 
     /// The cells of a dim that a part holds.
@@ -311,12 +316,9 @@ impl Layout {
 
     /// The cells that a position holds.
     pub fn local_box(&self, position: usize) -> IndexBox {
-        let coords = self.0.mesh.coords(position);
         let dims = 0..self.0.shape.len();
-        IndexBox::new(
-            dims.map(|dim| self.part_range(dim, self.part_at(dim, &coords)))
-                .collect(),
-        )
+        let ranges = dims.map(|dim| self.part_range(dim, self.part(dim, position)));
+        IndexBox::new(ranges.collect())
     }
 
     /// The shape of the shard at a position.
@@ -350,7 +352,7 @@ impl Layout {
                     let axes = self.axes_of(dim);
                     let sizes: Vec<usize> =
                         axes.iter().map(|&axis| self.0.mesh.sizes()[axis]).collect();
-                    // The inverse of `part_at`, with the leftmost axis outermost.
+                    // The inverse of `part`, with the leftmost axis outermost.
                     for (axis, coord) in axes.into_iter().zip(unravel(*part, &sizes)) {
                         owner[axis] = coord;
                     }

@@ -44,6 +44,7 @@ mod replicas;
 mod rng;
 mod scoped;
 mod settings;
+mod sphere;
 pub mod tasks;
 mod tensor;
 pub mod trace;
@@ -69,17 +70,17 @@ pub use layer_placements::{LayerPlacements, PlanPlacement};
 pub use layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
 pub use mesh::MeshShape;
-pub use module::{check_replicas, sync_module};
 pub use module_scope::{ModuleScope, module_scope};
 pub use near::nearest_names;
 pub use pairing::{Linearity, Pairing, Role, Term};
 pub use param::{
     Gather, GatherAhead, ParamShard, gather_ahead, is_running_state, param_shards,
-    shard_parameters, whole,
+    shard_parameters, unshard,
 };
 pub use paths::{PathVisitor, visit_paths};
 pub use region::{Boundary, IndexBox, Segment, Sides, check_poles, segments};
 pub use rng::{RandomKey, philox4x32_10};
+pub use sphere::sphere_point;
 pub use tensor::{
     Halo, Halos, LocalGradient, MeshOptions, ShardTensor, is_recomputing, scatter_tensor,
 };

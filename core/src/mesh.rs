@@ -16,7 +16,7 @@ use crate::{Error, Result};
 ///
 /// let mesh = MeshShape::new(&[("data", 2), ("lat", 3)], (0..6).collect())?;
 /// assert_eq!((mesh.coords(4), mesh.position(&[1, 1])), (vec![1, 1], 4));
-/// assert_eq!(mesh.group(4, &[mesh.axis("lat")?]), [3, 4, 5]);
+/// assert_eq!(mesh.positions_along(4, &[mesh.axis("lat")?]), [3, 4, 5]);
 /// let column = mesh.submesh(4, &["data"])?;
 /// assert_eq!((column.ranks(), column.sizes()), (&[1, 4][..], &[2][..]));
 /// # Ok::<(), halocline_core::Error>(())
@@ -123,7 +123,7 @@ impl MeshShape {
 
     /// The positions that differ from `position` in `axes` only, in row-major order of `axes`,
     /// which must be distinct.
-    pub fn group(&self, position: usize, axes: &[usize]) -> Vec<usize> {
+    pub fn positions_along(&self, position: usize, axes: &[usize]) -> Vec<usize> {
         let line = |axis: usize| {
             let stride: usize = self.sizes[axis + 1..].iter().product();
             (self.sizes[axis], stride)
@@ -158,9 +158,9 @@ impl MeshShape {
             .map(|(name, &axis)| (*name, self.sizes[axis]))
             .collect();
         let positions: usize = shape.iter().map(|(_, size)| size).product();
-        // Checked before `group`, which needs distinct axes.
+        // Checked before `positions_along`, which needs distinct axes.
         let mut mesh = Self::new(&shape, (0..positions).collect())?;
-        let group = self.group(position, &axes).into_iter();
+        let group = self.positions_along(position, &axes).into_iter();
         mesh.ranks = group.map(|position| self.ranks[position]).collect();
         Ok(mesh)
     }
@@ -218,9 +218,9 @@ mod tests {
     #[test]
     fn groups_are_in_the_order_of_their_axes() {
         let mesh = MeshShape::new(&[("data", 2), ("lat", 3)], (0..6).collect()).unwrap();
-        assert_eq!(mesh.group(4, &[0]), [1, 4]);
-        assert_eq!(mesh.group(4, &[0, 1]), [0, 1, 2, 3, 4, 5]);
-        assert_eq!(mesh.group(4, &[1, 0]), [0, 3, 1, 4, 2, 5]);
+        assert_eq!(mesh.positions_along(4, &[0]), [1, 4]);
+        assert_eq!(mesh.positions_along(4, &[0, 1]), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(mesh.positions_along(4, &[1, 0]), [0, 3, 1, 4, 2, 5]);
     }
 
     #[test]

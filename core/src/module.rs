@@ -78,8 +78,12 @@ pub(crate) fn sync<M: Module>(
         let (shape, payload) = (tensor.shape(), Payload::Tensors(vec![tensor]));
         let received = collectives::broadcast(comm, group, source, &operation, &payload, expected);
         let received = received.map_err(|error| match error {
-            Error::Diverged { peer_operation, .. } => Error::Replicas(format!(
-                "parameter {path} is {:?} on rank {}, but rank {source} is in {peer_operation}; \
+            Error::Diverged {
+                peer,
+                peer_operation,
+                ..
+            } => Error::Replicas(format!(
+                "parameter {path} is {:?} on rank {}, but rank {peer} is in {peer_operation}; \
                  the ranks must make the same module together",
                 shape.to_vec(),
                 comm.rank(),
@@ -128,48 +132,46 @@ impl ModuleMapper for Received {
     }
 }
 
-/// Broadcasts the parameters of one rank to the other ranks of a mesh, such as one from
-/// [`World::mesh_over`](crate::World::mesh_over), where
-/// [`World::init`](crate::World::init) and
-/// [`World::sync_module`](crate::World::sync_module) would wait for ranks outside it. `source` is
-/// the rank in the world.
-///
-/// # Errors
-/// The errors of [`World::sync_module`](crate::World::sync_module); a source outside the mesh.
-///
-/// # Example
-/// ```
-/// use burn::nn::LinearConfig;
-/// use halocline_core::{Launcher, check_replicas, sync_module};
-///
-/// Launcher::local(3).run(|world| {
-///     // Rank 0 does something else.
-///     if let Some(mesh) = world.mesh_over([("data", 2)], &[1, 2])? {
-///         let linear = LinearConfig::new(3, 2).init(mesh.device());
-///         let linear = sync_module(&mesh, linear, 1)?;
-///         check_replicas(&mesh, &linear)?;
-///     }
-///     Ok(())
-/// })?;
-/// # Ok::<(), halocline_core::Error>(())
-/// ```
-pub fn sync_module<M: Module>(mesh: &DeviceMesh, module: M, source: usize) -> Result<M> {
-    sync(
-        mesh.comm(),
-        mesh.shape().ranks(),
-        source,
-        mesh.device(),
-        module,
-    )
-}
+impl DeviceMesh {
+    /// Broadcasts the parameters of one rank to the other ranks of a mesh, such as one from
+    /// [`World::mesh_over`](crate::World::mesh_over), where
+    /// [`World::init`](crate::World::init) and
+    /// [`World::sync_module`](crate::World::sync_module) would wait for ranks outside it. `source`
+    /// is the rank in the world.
+    ///
+    /// # Errors
+    /// The errors of [`World::sync_module`](crate::World::sync_module); a source outside the mesh.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use halocline_core::Launcher;
+    ///
+    /// Launcher::local(3).run(|world| {
+    ///     // Rank 0 does something else.
+    ///     if let Some(mesh) = world.mesh_over([("data", 2)], &[1, 2])? {
+    ///         let linear = LinearConfig::new(3, 2).init(mesh.device());
+    ///         let linear = mesh.sync_module(linear, 1)?;
+    ///         mesh.check_replicas(&linear)?;
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn sync_module<M: Module>(&self, module: M, source: usize) -> Result<M> {
+        let ranks = self.shape().ranks();
+        sync(self.comm(), ranks, source, self.device(), module)
+    }
 
-/// Checks that the parameters of all ranks of a mesh are equal, bit for bit; see the example of
-/// [`World::check_replicas`](crate::World::check_replicas).
-///
-/// # Errors
-/// [`Error::Replicas`] with the first parameter that differs and the ranks; communication fails.
-pub fn check_replicas<M: Module>(mesh: &DeviceMesh, module: &M) -> Result<()> {
-    compare_replicas(mesh.comm(), mesh.shape().ranks(), module)
+    /// Checks that the parameters of all ranks of a mesh are equal, bit for bit; see the example of
+    /// [`World::check_replicas`](crate::World::check_replicas).
+    ///
+    /// # Errors
+    /// [`Error::Replicas`] with the first parameter that differs and the ranks; communication
+    /// fails.
+    pub fn check_replicas<M: Module>(&self, module: &M) -> Result<()> {
+        compare_replicas(self.comm(), self.shape().ranks(), module)
+    }
 }
 
 /// Compares checksums of all parameters between ranks that hold the same cells of them.

@@ -115,6 +115,7 @@ pub enum Recompute {
 }
 
 /// Arguments of an operator's backward pass.
+#[derive(Debug)]
 pub struct BackwardPass<'a, S: ?Sized> {
     /// The inputs that the operator [keeps](Operator::keeps), by position.
     pub inputs: Vec<Option<DispatchTensor>>,

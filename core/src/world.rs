@@ -249,7 +249,7 @@ impl World {
 
     /// Broadcasts the parameters of rank `source`, which become leaves owned by each rank.
     ///
-    /// All ranks of the world call it; [`sync_module`](crate::sync_module) is for those of a mesh.
+    /// All ranks of the world call it; [`DeviceMesh::sync_module`] is for those of a mesh.
     ///
     /// Also for modules made outside the ranks' program: ranks that are threads must not share
     /// leaves. Only float parameters are sent. Running statistics, such as those of a batch norm,

@@ -18,7 +18,7 @@ fn loss(mesh: &DeviceMesh, terms: &[(&Tensor<2>, f32)]) -> Result<ShardTensor<1>
     let sum = terms.iter().map(term).reduce(|lhs, rhs| lhs + rhs);
     let partial = vec![Partial(ReduceOp::Sum); axes.len()];
     let layout = Layout::new(mesh.shape(), &[1], &partial)?;
-    ShardTensor::from_local(sum.expect("a term"), &layout, mesh)
+    ShardTensor::from_local(sum.expect("a term"), mesh, &layout)
 }
 
 /// Returns the gradient of a loss with respect to a parameter, which is the same in all cells.

@@ -159,7 +159,7 @@ fn local_tensors_have_whole_gradients() {
         let mesh = world.mesh([("x", 3)])?;
         let own = Tensor::<2>::from_data(numbers(1), world.device()).require_grad();
         let layout = Layout::new(mesh.shape(), &[ROWS, COLUMNS], &[Fan])?;
-        let x = ShardTensor::from_local(own.clone(), &layout, &mesh)?;
+        let x = ShardTensor::from_local(own.clone(), &mesh, &layout)?;
         let gradient = own.grad(&loss(x, &[Shard(0)])?.backward());
         gradient
             .expect("a gradient")

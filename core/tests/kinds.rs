@@ -138,7 +138,7 @@ fn partial_integers_and_booleans_resolve() {
                 (ReduceOp::Min, [1, 2, -3, 0]),
                 (ReduceOp::Product, [16, 50, 0, 0]),
             ] {
-                let x = ShardTensor::from_local(own(), &partial(op)?, &mesh)?;
+                let x = ShardTensor::from_local(own(), &mesh, &partial(op)?)?;
                 let found = x.clone().resolve().local().to_data();
                 found.assert_eq(&expected.into(), false);
                 let shards = x.redistribute(&[Shard(0)]);
@@ -154,11 +154,11 @@ fn partial_integers_and_booleans_resolve() {
                 (ReduceOp::Min, [true, false]),
             ] {
                 let layout = Layout::new(mesh.shape(), &[2], &[Partial(op)])?;
-                let found = ShardTensor::from_local(own(), &layout, &mesh)?.resolve();
+                let found = ShardTensor::from_local(own(), &mesh, &layout)?.resolve();
                 found.local().to_data().assert_eq(&expected.into(), false);
             }
             let layout = Layout::new(mesh.shape(), &[2], &[Partial(ReduceOp::Sum)])?;
-            let error = ShardTensor::from_local(own(), &layout, &mesh).unwrap_err();
+            let error = ShardTensor::from_local(own(), &mesh, &layout).unwrap_err();
             assert!(error.to_string().contains("booleans"), "{error}");
             Ok(())
         })
@@ -193,7 +193,7 @@ fn quotients_of_integers_do_not_take_partial_sums() {
             let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
             let x = || {
                 let own = Tensor::<1, Int>::from_data([3], world.device());
-                ShardTensor::from_local(own, &layout, &mesh)
+                ShardTensor::from_local(own, &mesh, &layout)
             };
             let doubled = (x()? * 2).resolve();
             doubled.local().to_data().assert_eq(&[12_i64].into(), false);

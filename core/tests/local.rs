@@ -19,7 +19,7 @@ fn gradients_of_local_tensors_are_what_their_names_say() {
                 let mesh = world.mesh([("a", 2), ("b", 2)])?;
                 let layout = Layout::new(mesh.shape(), &[2], &[Replicate, Shard(0)])?;
                 let own = Tensor::<1>::ones([1], world.device()).require_grad();
-                let x = ShardTensor::from_local_with(own.clone(), &layout, &mesh, inward)?;
+                let x = ShardTensor::from_local_with(own.clone(), &mesh, &layout, inward)?;
                 let [a, b] = mesh.coords()[..] else {
                     unreachable!("two axes")
                 };

@@ -70,7 +70,7 @@ fn a_mesh_over_some_ranks_involves_no_others() {
             let y = x * replicated(&mesh, weight.clone())?;
             let sum = y.local().clone().sum();
             let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
-            let loss = ShardTensor::from_local(sum, &layout, &mesh)?;
+            let loss = ShardTensor::from_local(sum, &mesh, &layout)?;
             let gradient = weight.grad(&loss.backward()).expect("a gradient");
             gradient.into_data().assert_eq(&[15.0_f32].into(), true);
             Ok(())
@@ -80,7 +80,7 @@ fn a_mesh_over_some_ranks_involves_no_others() {
 
 fn replicated(mesh: &DeviceMesh, weight: Tensor<1>) -> Result<ShardTensor<1>> {
     let layout = Layout::new(mesh.shape(), &[1], &[Replicate])?;
-    ShardTensor::from_local(weight, &layout, mesh)
+    ShardTensor::from_local(weight, mesh, &layout)
 }
 
 /// Each backward pass sums the gradients of its own mesh, in buckets, even if other sums are
@@ -94,7 +94,7 @@ fn sums_of_gradients_keep_to_their_mesh() {
             let factor = 1.0 + world.rank() as f64;
             let term = (fan_out(weight.clone(), mesh, &[0], "term") * factor).sum();
             let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
-            ShardTensor::from_local(term, &layout, mesh)
+            ShardTensor::from_local(term, mesh, &layout)
         };
         let parameter = || Tensor::<1>::ones([2], world.device()).require_grad();
         let (shared, own) = (parameter(), parameter());

@@ -9,7 +9,7 @@ use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
     CommStats, DeviceMesh, Error, Gather, Launcher, Layout, Overlap, ParamShard, Partial, ReduceOp,
     Replicate, Result, Shard, ShardTensor, Traffic, World, gather_ahead, param_shards,
-    shard_parameters, whole,
+    shard_parameters, unshard,
 };
 
 const INPUTS: usize = 5;
@@ -110,7 +110,7 @@ fn steps_are_those_of_whole_parameters() {
         found.unwrap()
     };
     let expected = run(&[("data", 1)], true, Gather::Once).remove(0);
-    for gather in [Gather::Once, Gather::Again] {
+    for gather in [Gather::Once, Gather::EachPass] {
         for data in [true, false] {
             for axes in [
                 &[("data", 2)][..],
@@ -153,7 +153,7 @@ fn modules_made_in_shards_have_the_values_of_whole_ones() {
                 world.init(|device| config.init(device))?
             };
             assert_eq!(param_shards(&linear).is_empty(), !sharded);
-            let linear = whole(linear)?;
+            let linear = unshard(linear)?;
             let bias = linear.bias.expect("a bias").val();
             Ok([linear.weight.val().into_data(), bias.into_data()])
         });
@@ -245,9 +245,9 @@ fn gathers_ahead_have_the_same_bits() {
     };
     for (gather, axes) in [
         (Gather::Once, &[("data", 3)][..]),
-        (Gather::Again, &[("data", 3)]),
+        (Gather::EachPass, &[("data", 3)]),
         // Gathered in two stages: samples are sharded over one of the axes.
-        (Gather::Again, &[("data", 2), ("lat", 2)]),
+        (Gather::EachPass, &[("data", 2), ("lat", 2)]),
     ] {
         let [off, on] = [Overlap::Off, Overlap::On].map(|overlap| run(overlap, gather, axes));
         for ((off, messages), (on, ahead)) in off.iter().zip(&on) {
@@ -290,7 +290,7 @@ fn parameters_travel_once_a_pass() {
     };
     assert_eq!(counts(Gather::Once, true), [2, 2]);
     assert_eq!(
-        counts(Gather::Again, true),
+        counts(Gather::EachPass, true),
         [2, 4 - 1],
         "the first layer's weight is not read again"
     );
@@ -303,7 +303,7 @@ fn parameters_travel_once_a_pass() {
 fn layouts_travel_with_parameters() {
     let run = Launcher::local(2).run(|world| {
         let mesh = world.mesh([("data", 2)])?;
-        let model = stored(model(&world)?, &mesh, Gather::Again)?;
+        let model = stored(model(&world)?, &mesh, Gather::EachPass)?;
         let expected = model.first.weight.base().into_data();
         let device = world.device();
         let record = model.clone().into_record();
@@ -430,7 +430,7 @@ fn whole_parameters_are_seen_through_val() {
         let mesh = world.mesh([("data", 3)])?;
         let model = model(&world)?;
         let whole = model.first.weight.val().into_data();
-        let model = stored(model, &mesh, Gather::Again)?;
+        let model = stored(model, &mesh, Gather::EachPass)?;
         assert_eq!(
             model.first.weight.dims(),
             [[2, 7], [2, 7], [1, 7]][world.rank()]

@@ -87,7 +87,7 @@ fn halos_hold_the_cells_across_the_poles_and_their_gradients_return() {
                 let partial = vec![Partial(ReduceOp::Sum); axes.len()];
                 let layout = Layout::new(mesh.shape(), &[ROWS, COLUMNS], &partial)?;
                 let sums = tensor(&sums, [ROWS, COLUMNS]);
-                let sums = ShardTensor::from_local(sums, &layout, &mesh)?.full_tensor();
+                let sums = ShardTensor::from_local(sums, &mesh, &layout)?.full_tensor();
                 let gradient = gradient.full_tensor().into_data();
                 gradient.assert_eq(&sums.into_data(), true);
                 Ok(())

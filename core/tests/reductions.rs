@@ -142,7 +142,7 @@ fn what_is_not_a_number_is_never_lost() {
                 for to in [Replicate, Shard(0)] {
                     let layout = Layout::new(mesh.shape(), &[elements], &[Partial(op)])?;
                     let y =
-                        ShardTensor::from_local(leaf.clone(), &layout, &mesh)?.redistribute(&[to]);
+                        ShardTensor::from_local(leaf.clone(), &mesh, &layout)?.redistribute(&[to]);
                     let whole: Vec<f32> = y.full_tensor().into_data().iter().collect();
                     assert!(whole[1].is_nan(), "{op:?} {to} of rank {owner}");
                     assert!(whole.iter().filter(|value| value.is_nan()).count() == 1);
@@ -174,7 +174,7 @@ fn the_gradient_of_a_product_needs_no_quotient() {
             ];
             let own =
                 Tensor::<1>::from_floats(factors[world.rank()], world.device()).require_grad();
-            let y = ShardTensor::from_local(own.clone(), &layout, &mesh)?.resolve();
+            let y = ShardTensor::from_local(own.clone(), &mesh, &layout)?.resolve();
             let gradient = own
                 .grad(&y.local().clone().sum().backward())
                 .expect("a gradient");
@@ -204,7 +204,7 @@ fn half_precision_is_reduced_too() {
                 let own = Tensor::<1>::from_floats(values.as_slice(), world.device());
                 let own = own.cast(DType::F16);
                 let layout = Layout::new(mesh.shape(), &[40], &[Partial(op)])?;
-                let y = ShardTensor::from_local(own, &layout, &mesh)?.resolve();
+                let y = ShardTensor::from_local(own, &mesh, &layout)?.resolve();
                 assert_eq!(y.local().dtype(), DType::F16);
                 let found: Vec<f32> = y.local().to_data().iter().collect();
                 let all = [0, 1, 2].map(|rank| contribution(rank, 40));
@@ -228,7 +228,7 @@ fn nothing_is_gathered() {
             let mesh = world.mesh([("x", 4)])?;
             let layout = Layout::new(mesh.shape(), &[elements], &[Partial(op)])?;
             let own = Tensor::<1>::ones([elements], world.device()) * (world.rank() + 1) as f64;
-            let x = ShardTensor::from_local(own, &layout, &mesh)?;
+            let x = ShardTensor::from_local(own, &mesh, &layout)?;
             let before = world.comm_stats();
             x.redistribute(&[to]);
             let sent = world.comm_stats().since(&before);

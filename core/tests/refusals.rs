@@ -84,7 +84,7 @@ fn the_value_of_two_reductions_is_refused() {
         let of = |ops: [ReduceOp; 2]| {
             let layout = Layout::new(mesh.shape(), &[1], &ops.map(Partial))?;
             let ones = Tensor::<1>::ones([1], world.device());
-            ShardTensor::from_local(ones, &layout, &mesh)
+            ShardTensor::from_local(ones, &mesh, &layout)
         };
         let error = of([ReduceOp::Max, ReduceOp::Sum]).unwrap_err().to_string();
         assert!(error.contains("Partial(Max) or Partial(Sum)"), "{error}");
@@ -99,7 +99,7 @@ fn the_gradient_of_a_partial_maximum_is_no_replica() {
         let mesh = world.mesh([("x", 2)])?;
         let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Max)])?;
         let value = Tensor::<1>::full([1], world.rank() as f32, world.device());
-        let x = ShardTensor::from_local(value, &layout, &mesh)?;
+        let x = ShardTensor::from_local(value, &mesh, &layout)?;
         let x = x.require_grad();
         let gradients = x.clone().resolve().backward();
         let error = Error::catch(|| x.grad(&gradients)).unwrap_err().to_string();
@@ -123,10 +123,10 @@ fn a_closure_may_give_an_operand_no_gradient() {
             let weight = Param::from_tensor(Tensor::<1>::ones([1], world.device()));
             let replicated = Layout::new(mesh.shape(), &[1], &[Replicate])?;
             let of = LocalGradient::Replicated;
-            let weights = ShardTensor::from_local_with(weight.val(), &replicated, &mesh, of)?;
+            let weights = ShardTensor::from_local_with(weight.val(), &mesh, &replicated, of)?;
             let x = Tensor::<1>::from_floats([-1.0, 2.0, -3.0, 4.0], world.device());
             let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?.require_grad();
-            let gated = (x * 2.0).zip_local(weights, "gate", |x, weights| {
+            let gated = (x * 2.0).zip_local(weights, |x, weights| {
                 let shape = x.dims();
                 weights.expand(shape).mask_fill(x.lower_elem(0.0), 0.0)
             });
@@ -220,6 +220,23 @@ fn a_dry_run_sends_nothing_and_leaves_a_real_pass_as_it_was() {
             .into_data();
         // The rows at the ends of both shards are also halos.
         gradient.assert_eq(&[[8.0_f32; 3]].into(), true);
+        Ok(())
+    });
+    result.unwrap();
+}
+
+#[test]
+fn parts_that_do_not_match_are_refused() {
+    let result = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("lat", 2)])?;
+        let other = world.mesh([("lon", 2)])?;
+        let layout = Layout::new(mesh.shape(), &[4], &[Shard(0)])?;
+        for (size, mesh) in [(3, &mesh), (2, &other)] {
+            let local = Tensor::<1>::ones([size], world.device());
+            let made = || ShardTensor::from_parts(local, layout.clone(), mesh.clone());
+            let error = Error::catch(made).unwrap_err().to_string();
+            assert!(error.contains("is no shard of"), "{error}");
+        }
         Ok(())
     });
     result.unwrap();

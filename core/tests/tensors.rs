@@ -258,7 +258,7 @@ fn halos_have_an_adjoint() {
                 .into_local()
                 .into_scalar::<f32>();
             let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum); 2])?;
-            let lhs = ShardTensor::from_local(lhs.inner(), &layout, &mesh)?
+            let lhs = ShardTensor::from_local(lhs.inner(), &mesh, &layout)?
                 .resolve()
                 .into_local();
             assert!((lhs.into_scalar::<f32>() - rhs).abs() < 1e-3 * rhs.abs().max(1.0));
@@ -295,7 +295,7 @@ fn misuse_is_an_error_that_names_the_way_out() {
                 "partial values come from operators only",
             );
             says(
-                ShardTensor::from_local(values(&world), x.layout(), &mesh).unwrap_err(),
+                ShardTensor::from_local(values(&world), &mesh, x.layout()).unwrap_err(),
                 "local tensor [7, 5] for a shard of",
             );
             says(

@@ -48,7 +48,8 @@ pub(crate) fn train(options: &Options) -> Result<()> {
             } else {
                 Plan::default()
             };
-            let model = parallel::build(&world, &mesh, &plan, |device| config.init(device))?;
+            let model =
+                parallel::init_parallel(&world, &mesh, &plan, |device| config.init(device))?;
             let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, EPOCHS * BATCHES)
                 .init()
                 .map_err(Error::other)?;
@@ -59,15 +60,15 @@ pub(crate) fn train(options: &Options) -> Result<()> {
             let mut reported = trainer.last_committed_step();
             while trainer.epoch() < EPOCHS {
                 let epoch = trainer.epoch();
-                let ended = trainer.train_epoch(trainer.batch()..BATCHES, |model, batch| {
-                    report("step");
-                    let x = field("x", (epoch, batch))?;
-                    Ok(weighted_mse(
-                        x.apply(model),
-                        field("target", (epoch, batch))?,
-                        &weights,
-                    ))
-                })?;
+                let ended = trainer.train_epoch(
+                    |_, first| first..BATCHES,
+                    |model, batch| {
+                        report("step");
+                        let x = field("x", (epoch, batch))?;
+                        let target = field("target", (epoch, batch))?;
+                        weighted_mse(x.apply(model), target, &weights)
+                    },
+                )?;
                 assert_eq!(ended, Ended::Completed);
                 if trainer.last_committed_step() != reported {
                     reported = trainer.last_committed_step();

@@ -1,5 +1,6 @@
 //! Runs golden cases on shards:
-//! `cargo run --release --example golden -- FOLDER [--op NAME] [--except NAME,…] [--ranks 1,2,3,4]`
+//! `cargo run --release --example golden -- FOLDER [--op NAME] [--except NAME,…] [--ranks 1,2,3,4]
+//! [--dtype f32] [--rtol 0]`
 //!
 //! A case holds inputs, parameters, a cotangent, and the result and gradients that one device
 //! computed in f64. Every case runs on every mesh and sharding, and each operator prints one line.
@@ -37,6 +38,9 @@ pub(crate) struct Arguments {
     /// Dtype of the computation.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Float,
+    /// Least tolerance, relative to the largest magnitude, for devices that round operands.
+    #[arg(long, default_value = "0")]
+    rtol: f64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -67,6 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<usize> {
         except,
         ranks,
         dtype,
+        rtol,
     } = arguments;
     let dtype = match dtype {
         Float::F32 => DType::F32,
@@ -82,9 +87,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<usize> {
     files.sort();
     let mut cases = Vec::new();
     for file in files {
-        let case = Case::read(&file)?;
+        let mut case = Case::read(&file)?;
         if op.as_ref().is_none_or(|op| case.op == *op) && !except.contains(&case.op) {
-            cases.push(case.cast(dtype)?);
+            case = case.cast(dtype)?;
+            case.rtol = case.rtol.max(*rtol);
+            cases.push(case);
         }
     }
     if cases.is_empty() {

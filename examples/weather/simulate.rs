@@ -35,13 +35,13 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<()> {
-    // The solver's polar filter needs whole circles of latitude.
     if !(options.hours > 0.0 && options.days * 24.0 >= options.hours) {
         return Err(Error::other(format!(
             "--hours {} of --days {}: expected a positive step of at most the whole time",
             options.hours, options.days
         )));
     }
+    // The polar filter of the solver needs whole circles of latitude.
     let mesh = world.mesh([("lat", world.size())])?;
     let sphere = Sphere::new(options.rows, options.columns)?;
     let model = ShallowWater::new(sphere, &mesh, &[Shard(2)], Config::default())?;

@@ -7,7 +7,7 @@ use ndarray::{Array4, Axis, s};
 
 use crate::fields::{check_box, delegate};
 use crate::grid_order::GridOrder;
-use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic};
+use crate::{Calendar, Channel, Fields, Gaps, Grid, LeftOut, Missing, Result, Traffic};
 
 /// Fields whose rows and columns are read in the order of a grid that differs from that of the file
 /// in the direction of latitudes or in the first meridian.
@@ -41,7 +41,7 @@ impl Fields for Aligned {
         fn is_undated(&self) -> bool;
         fn channels(&self) -> &[String];
         fn describe(&self, channel: usize) -> Channel;
-        fn left_out(&self) -> &[String];
+        fn left_out(&self) -> &[LeftOut];
         fn gaps(&self) -> Gaps;
         fn missing(&self) -> Missing;
         fn time_step(&self) -> Result<f64>;

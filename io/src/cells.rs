@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::degrees::{TOLERANCE, is_equal, meridian};
+use crate::healpix::Sphere;
 use crate::{Error, Result};
 
 /// Returns longitudes that stand for the columns of a row of cells; they are not positions.
@@ -13,23 +14,45 @@ pub(crate) fn columns(cells: usize) -> Vec<f64> {
 
 /// Latitude and longitude of each cell of an unstructured grid, in degrees.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "[Vec<f64>; 2]", into = "[Vec<f64>; 2]")]
+#[serde(try_from = "Positions", into = "Positions")]
 pub(crate) struct Cells {
     lat: Vec<f64>,
     lon: Vec<f64>,
 }
 
-impl TryFrom<[Vec<f64>; 2]> for Cells {
+/// Serialized form of [`Cells`].
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Positions {
+    /// Description of a whole sphere, of which a list can have hundreds of megabytes.
+    Sphere(Sphere),
+    Listed([Vec<f64>; 2]),
+}
+
+impl TryFrom<Positions> for Cells {
     type Error = Error;
 
-    fn try_from([lat, lon]: [Vec<f64>; 2]) -> Result<Self> {
+    fn try_from(positions: Positions) -> Result<Self> {
+        let [lat, lon] = match positions {
+            Positions::Sphere(sphere) => sphere.positions()?,
+            Positions::Listed(positions) => positions,
+        };
         Self::new(lat, lon)
     }
 }
 
-impl From<Cells> for [Vec<f64>; 2] {
+impl From<Cells> for Positions {
     fn from(cells: Cells) -> Self {
-        [cells.lat, cells.lon]
+        // The description is written only for the very positions that are read from it.
+        let has_cells = |sphere: &Sphere| {
+            let positions = sphere.positions();
+            let found = positions.and_then(|[lat, lon]| Cells::new(lat, lon));
+            found.is_ok_and(|found| found == cells)
+        };
+        match Sphere::of_cells(cells.len()).into_iter().find(has_cells) {
+            Some(sphere) => Self::Sphere(sphere),
+            None => Self::Listed([cells.lat, cells.lon]),
+        }
     }
 }
 
@@ -88,7 +111,10 @@ impl Cells {
 
 #[cfg(test)]
 mod tests {
+    use halocline_core::HealpixOrder;
+
     use super::*;
+    use crate::healpix::positions_in;
 
     #[test]
     fn cells_without_a_position_are_refused() {
@@ -109,6 +135,32 @@ mod tests {
     fn latitudes_are_rounded_to_the_poles() {
         let cells = Cells::new(vec![90.000_05, -90.000_05], vec![0.0, 0.0]).unwrap();
         assert_eq!(cells.positions()[0], [90.0, -90.0]);
+    }
+
+    #[test]
+    fn a_whole_healpix_sphere_is_written_as_its_order() {
+        for (order, size) in [(HealpixOrder::Ring, 3), (HealpixOrder::Nested, 4)] {
+            let positions = positions_in(size, order).unwrap();
+            let [lat, lon] = [0, 1].map(|axis: usize| {
+                let values = positions.iter().map(|position| position[axis]);
+                values.collect::<Vec<f64>>()
+            });
+            let sphere = Cells::new(lat.clone(), lon.clone()).unwrap();
+            let text = serde_json::to_string(&sphere).unwrap();
+            assert!(text.len() < 60, "{text}");
+            assert_eq!(serde_json::from_str::<Cells>(&text).unwrap(), sphere);
+            // Lists, such as those of earlier versions, are read too.
+            let listed = serde_json::to_string(&[&lat, &lon]).unwrap();
+            assert_eq!(serde_json::from_str::<Cells>(&listed).unwrap(), sphere);
+        }
+        let other = Cells::new(vec![10.0; 12], vec![0.0; 12]).unwrap();
+        let text = serde_json::to_string(&other).unwrap();
+        assert_eq!(serde_json::from_str::<Cells>(&text).unwrap(), other);
+        for (size, scheme) in [(0, "ring"), (3, "nested"), (1_u64 << 40, "ring")] {
+            let text = format!(r#"{{"healpix_nside":{size},"indexing_scheme":"{scheme}"}}"#);
+            let error = serde_json::from_str::<Cells>(&text).unwrap_err();
+            assert!(error.to_string().contains("faces of"), "{error}");
+        }
     }
 
     #[test]

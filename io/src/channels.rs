@@ -6,7 +6,9 @@ use crate::cf::base;
 use crate::forcing::Forcing;
 use crate::listing::listed;
 use crate::selected::find;
-use crate::{Calendar, DatasetConfig, Error, Fields, Grid, OpenConfig, Result};
+use crate::{
+    Calendar, DatasetConfig, Error, Fields, Grid, LeftOut, LeftOutReason, OpenConfig, Result,
+};
 
 /// Prefix of the names of mask channels.
 const MASK: &str = "mask:";
@@ -199,16 +201,16 @@ pub(crate) fn with_role(error: Error, config: &DatasetConfig, constants: &[Strin
 
 /// Adds to an error about a channel of a role that a variable of that name, which is no channel by
 /// default, is read if inputs are named. `left_out` lists the variables that are no channels.
-pub(crate) fn with_left_out(error: Error, left_out: &[String]) -> Error {
+pub(crate) fn with_left_out(error: Error, left_out: &[LeftOut]) -> Error {
     match error {
         Error::Argument {
             argument,
             got,
             expected,
         } => {
-            let prefix = format!("{got} (");
-            let is_read =
-                |entry: &String| entry.starts_with(&prefix) && entry.contains("choose it by name");
+            let is_read = |variable: &LeftOut| {
+                variable.name == got && matches!(variable.reason, LeftOutReason::Coordinate(_))
+            };
             let hint = if left_out.iter().any(is_read) {
                 format!("; {got} is a coordinate, which is read if inputs are named too")
             } else {

@@ -56,6 +56,9 @@ pub struct DatasetConfig {
     /// Hours from the present to the target, in place of a number of steps. A present without a
     /// field at the target time yields no sample.
     pub lead_hours: Option<f64>,
+    /// Hours of which the present of a sample is a multiple, counted from 1970-01-01 00:00: 12 takes
+    /// the samples of 00 and 12 UTC. Default all times.
+    pub every_hours: Option<usize>,
     /// Number of targets, each one lead after the previous one, for training over several
     /// autoregressive steps.
     #[config(default = "1")]

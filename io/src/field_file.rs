@@ -9,7 +9,7 @@ use ndarray::{Array4, ArrayD};
 
 use crate::alike::fingerprint;
 use crate::attributes::{Attributes, DatasetAttributes};
-use crate::cf::axis::CELLS;
+use crate::cf::axis::{AREA, CELLS};
 use crate::cf::variable::stamp;
 use crate::chunked::Chunked;
 use crate::fields::{check_box, in_file};
@@ -43,7 +43,7 @@ pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 /// from any start (see [`Grid::new`]), any dtype for coordinates, and any kind of string.
 ///
 /// A file of one row may have the positions of its [cells](Grid::cells) as `cell_latitude` and
-/// `cell_longitude`, in degrees, of shape \[lon\].
+/// `cell_longitude`, in degrees, and their areas as `cell_area`, of shape \[lon\].
 ///
 /// These attributes of the CF conventions are supported. Other values of them are errors.
 ///
@@ -175,7 +175,11 @@ impl FieldFile {
             let has = |name: &str| members.iter().any(|(member, _)| member == name);
             if shape[2] == 1 && CELLS.into_iter().all(has) {
                 let [lat, lon] = CELLS.map(coordinate);
-                return Grid::unstructured(lat?.1, lon?.1);
+                let grid = Grid::unstructured(lat?.1, lon?.1)?;
+                if has(AREA) {
+                    return grid.with_cell_areas(coordinate(AREA)?.1);
+                }
+                return Ok(grid);
             }
             Grid::new(lat?.1, lon?.1)
         };

@@ -5,7 +5,7 @@ use hdf5_metno::types::VarLenUnicode;
 use hdf5_metno::{Dataset, File, FileBuilder};
 use ndarray::ArrayView3;
 
-use crate::cf::axis::CELLS;
+use crate::cf::axis::{AREA, CELLS};
 use crate::field_file::{CHANNEL, FIELDS, LAT, LON, SCALES, TIMESTAMP};
 use crate::staged::Staged;
 use crate::{Error, Grid, Result, scales, time_units};
@@ -205,6 +205,9 @@ impl FieldWriter {
         if file.link_exists(CELLS[0]) {
             scaled.extend(CELLS.map(|name| (name, lon)));
         }
+        if file.link_exists(AREA) {
+            scaled.push((AREA, lon));
+        }
         // A failed append may have extended the datasets.
         let trimmed = fields.resize((count, channels, rows, columns));
         trimmed
@@ -274,15 +277,18 @@ fn create_datasets(
     file.new_dataset_builder()
         .with_data(&names)
         .create(CHANNEL)?;
-    let coordinate = |name, degrees: &[f64]| {
-        let scale = file.new_dataset_builder().with_data(degrees);
-        scale.chunk(degrees.len()).fletcher32().create(name)
+    let coordinate = |name, values: &[f64]| {
+        let scale = file.new_dataset_builder().with_data(values);
+        scale.chunk(values.len()).fletcher32().create(name)
     };
     scales::describe(&coordinate(LAT, grid.lat())?, "units", b"degrees_north")?;
     scales::describe(&coordinate(LON, grid.lon())?, "units", b"degrees_east")?;
     if let Some([lat, lon]) = grid.cells() {
         scales::describe(&coordinate(CELLS[0], lat)?, "units", b"degrees_north")?;
         scales::describe(&coordinate(CELLS[1], lon)?, "units", b"degrees_east")?;
+    }
+    if let Some(areas) = &grid.areas {
+        scales::describe(&coordinate(AREA, areas)?, "standard_name", b"cell_area")?;
     }
     Ok([fields, timestamp])
 }

@@ -8,7 +8,7 @@ use halocline_core::IndexBox;
 use ndarray::{Array4, Axis, Slice};
 
 use crate::grid_order::difference;
-use crate::{Calendar, Channel, Error, Gaps, Grid, Missing, Result, Traffic};
+use crate::{Calendar, Channel, Error, Gaps, Grid, LeftOut, Missing, Result, Traffic};
 
 /// Fields on a latitude-longitude grid over time, in a file or store of any format.
 ///
@@ -76,7 +76,7 @@ pub trait Fields: Debug + Send + Sync {
     }
 
     /// Returns the variables that are not channels, each with the reason.
-    fn left_out(&self) -> &[String] {
+    fn left_out(&self) -> &[LeftOut] {
         &[]
     }
 
@@ -151,7 +151,7 @@ impl<T: Fields + ?Sized> Fields for Box<T> {
         fn is_undated(&self) -> bool;
         fn channels(&self) -> &[String];
         fn describe(&self, channel: usize) -> Channel;
-        fn left_out(&self) -> &[String];
+        fn left_out(&self) -> &[LeftOut];
         fn grid(&self) -> &Grid;
         fn gaps(&self) -> Gaps;
         fn missing(&self) -> Missing;

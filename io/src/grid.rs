@@ -1,6 +1,5 @@
 use std::fmt;
 
-use halocline_core::Boundary;
 use serde::{Deserialize, Serialize};
 
 use crate::cells::{Cells, columns};
@@ -30,38 +29,65 @@ use crate::{Error, Result};
 /// # Ok::<(), halocline_io::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Coordinates")]
+#[serde(try_from = "Coordinates", into = "Coordinates")]
 pub struct Grid {
     lat: Vec<f64>,
     lon: Vec<f64>,
     /// Positions of the cells of an unstructured grid, if they are known.
-    #[serde(skip_serializing_if = "Option::is_none")]
     cells: Option<Cells>,
+    /// Areas of these cells, if they are known.
+    pub(crate) areas: Option<Vec<f64>>,
 }
 
-/// Serialized form of a [`Grid`], checked when it is read.
-#[derive(Deserialize)]
+/// Serialized form of a [`Grid`], checked when it is read. The row and the columns of cells with
+/// positions are left out; earlier versions wrote them.
+#[derive(Serialize, Deserialize)]
 struct Coordinates {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     lat: Vec<f64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     lon: Vec<f64>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     cells: Option<Cells>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    areas: Option<Vec<f64>>,
+}
+
+impl From<Grid> for Coordinates {
+    fn from(grid: Grid) -> Self {
+        let (lat, lon) = match grid.cells {
+            None => (grid.lat, grid.lon),
+            Some(_) => Default::default(),
+        };
+        let (cells, areas) = (grid.cells, grid.areas);
+        Self {
+            lat,
+            lon,
+            cells,
+            areas,
+        }
+    }
 }
 
 impl TryFrom<Coordinates> for Grid {
     type Error = Error;
 
-    fn try_from(Coordinates { lat, lon, cells }: Coordinates) -> Result<Self> {
-        let grid = Self::new(lat, lon)?;
-        match cells {
-            None => Ok(grid),
-            Some(cells) if grid.shape() == [1, cells.len()] => Ok(Self::of_cells(cells)),
-            Some(cells) => {
-                let [rows, columns] = grid.shape();
-                let expected = format!("those of one row, on a grid of {rows} x {columns}");
-                Err(Error::argument("cells", cells.len(), expected))
-            }
+    fn try_from(coordinates: Coordinates) -> Result<Self> {
+        let Coordinates { lat, lon, .. } = coordinates;
+        let Some(cells) = coordinates.cells else {
+            return Self::new(lat, lon);
+        };
+        let shape = [lat.len(), lon.len()];
+        if shape == [0, 0] || shape == [1, cells.len()] {
+            let grid = Self::of_cells(cells);
+            return match coordinates.areas {
+                Some(areas) => grid.with_cell_areas(areas),
+                None => Ok(grid),
+            };
         }
+        let [rows, columns] = shape;
+        let expected = format!("those of one row, on a grid of {rows} x {columns}");
+        Err(Error::argument("cells", cells.len(), expected))
     }
 }
 
@@ -104,6 +130,7 @@ impl Grid {
             lat,
             lon: meridians,
             cells: None,
+            areas: None,
         })
     }
 
@@ -136,6 +163,7 @@ impl Grid {
             lat: vec![0.0],
             lon: columns(cells.len()),
             cells: Some(cells),
+            areas: None,
         }
     }
 
@@ -215,10 +243,12 @@ impl Grid {
         self.cells.is_none() && self.has_positions()
     }
 
-    /// Iterates over all coordinates, for checksums.
+    /// Iterates over all coordinates and areas, for checksums.
     pub(crate) fn coordinates(&self) -> impl Iterator<Item = f64> {
         let cells = self.cells().into_iter().flatten().flatten();
-        self.lat.iter().chain(&self.lon).chain(cells).copied()
+        let areas = self.areas.iter().flatten();
+        let coordinates = self.lat.iter().chain(&self.lon).chain(cells);
+        coordinates.chain(areas).copied()
     }
 
     /// Returns the latitude of each row, in degrees north.
@@ -246,53 +276,9 @@ impl Grid {
         row_weights(&self.lat)
     }
 
-    /// Returns the boundary conditions of stencils along latitude and longitude: across the poles,
-    /// which are the outermost rows or about half a row beyond them (as on Gaussian grids), and
-    /// periodic around the globe. Where a grid does not reach a pole or around the globe, or has no
-    /// opposite meridians, the last cell is repeated.
-    ///
-    /// # Example
-    /// ```
-    /// use halocline_core::Boundary::*;
-    /// use halocline_io::Grid;
-    ///
-    /// assert_eq!(Grid::with_poles(5, 8)?.boundary(), [PoleRow, Periodic]);
-    /// assert_eq!(Grid::cell_centered(4, 8)?.boundary(), [PoleEdge, Periodic]);
-    /// let region = Grid::new(vec![60.0, 50.0, 40.0], vec![0.0, 10.0])?;
-    /// assert_eq!(region.boundary(), [Replicate, Replicate]);
-    /// # Ok::<(), halocline_io::Error>(())
-    /// ```
-    pub fn boundary(&self) -> [Boundary; 2] {
-        let columns = self.lon.len();
-        let step = 360.0 / columns as f64;
-        let even = |pair: &[f64]| ((pair[1] - pair[0]).rem_euclid(360.0) - step).abs() < TOLERANCE;
-        let around = columns > 1 && self.lon.windows(2).all(even);
-        // Distance from an outermost row to the pole, in rows.
-        let beyond = |outer: f64, next: f64| (90.0 - outer.abs()) / (outer - next).abs();
-        let lat = match (&self.lat[..], &self.lat[..]) {
-            ([first, second, ..], [.., before, last]) if around && columns.is_multiple_of(2) => {
-                let ends = [beyond(*first, *second), beyond(*last, *before)];
-                if ends.iter().all(|end| *end < 1e-3) {
-                    Boundary::PoleRow
-                } else if ends.iter().all(|end| (0.3..0.9).contains(end)) {
-                    Boundary::PoleEdge
-                } else {
-                    Boundary::Replicate
-                }
-            }
-            _ => Boundary::Replicate,
-        };
-        let lon = if around {
-            Boundary::Periodic
-        } else {
-            Boundary::Replicate
-        };
-        [lat, lon]
-    }
-
     /// Whether both grids have the same coordinates, up to rounding to single precision and to the
-    /// notation of longitudes. Positions of [cells](Self::cells) are compared if both grids have
-    /// them; files written before they were kept have none.
+    /// notation of longitudes. Positions and areas of [cells](Self::cells) are compared if both
+    /// grids have them; files written before they were kept have none.
     ///
     /// # Example
     /// ```
@@ -311,6 +297,7 @@ impl Grid {
         close(&self.lat, &other.lat)
             && close(&self.lon, &other.lon)
             && self.other_cell(other).is_none()
+            && self.other_area(other).is_none()
     }
 
     /// Returns the first cell whose position differs from that in another grid of as many cells, if
@@ -404,32 +391,13 @@ mod tests {
         // A grid that was saved without positions.
         let unknown = Grid::new(first.lat().to_vec(), first.lon().to_vec()).unwrap();
         assert!(unknown.agrees_with(&first) && !first.agrees_with(&swapped));
-        let text = text.replace("[0.0]", "[1.0,0.0]");
-        assert!(serde_json::from_str::<Grid>(&text).is_err());
-    }
-
-    #[test]
-    fn weights_do_not_depend_on_the_direction_of_latitude() {
-        let grid = Grid::new(vec![80.0, 30.0, -10.0, -85.0], vec![0.0]).unwrap();
-        let mut rising = grid.lat().to_vec();
-        rising.reverse();
-        let mut weights = Grid::new(rising, vec![0.0]).unwrap().latitude_weights();
-        weights.reverse();
-        assert_eq!(weights, grid.latitude_weights());
-        assert!((weights.iter().sum::<f64>() - 4.0).abs() < 1e-12);
-    }
-
-    #[test]
-    fn regional_rows_do_not_reach_the_poles() {
-        let weights = Grid::new(vec![51.0, 50.0, 49.0], vec![0.0])
-            .unwrap()
-            .latitude_weights();
-        let cosines: Vec<f64> = [51.0_f64, 50.0, 49.0]
-            .map(|lat| lat.to_radians().cos())
-            .into();
-        let mean = cosines.iter().sum::<f64>() / 3.0;
-        for (weight, cosine) in weights.iter().zip(cosines) {
-            assert!((weight - cosine / mean).abs() < 1e-12, "{weights:?}");
+        // Earlier versions wrote the row and the columns, too.
+        let columns = r#""lon":[0.0,120.0,240.0],"cells""#;
+        for (lat, is_grid) in [("[0.0]", true), ("[1.0,0.0]", false)] {
+            let rows = format!("\"lat\":{lat},{columns}");
+            let text = text.replace("\"cells\"", &rows);
+            let read = serde_json::from_str::<Grid>(&text);
+            assert_eq!(read.ok(), is_grid.then(|| first.clone()));
         }
     }
 

@@ -62,6 +62,11 @@ impl GridOrder {
             let (found, expected) = (place(cells.0), place(cells.1));
             return Err(format!("cell {cell} is at {found}, not {expected}"));
         }
+        if let Some((cell, [found, expected])) = stored.other_area(wanted) {
+            return Err(format!(
+                "cell {cell} has {found} times the mean area, not {expected} times"
+            ));
+        }
         Ok(order)
     }
 

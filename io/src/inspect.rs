@@ -2,10 +2,10 @@ use std::f64::consts::{FRAC_PI_2, TAU};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::amplification::{assumed_ranks, of_chunk};
 use crate::degrees::{apart, is_equal};
 use crate::open::format_name;
 use crate::times::distinct_steps;
-use crate::traffic::covered;
 use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, OpenConfig, Result};
 
 /// Selection of the values that [`inspect`] reads.
@@ -101,7 +101,7 @@ pub fn inspect(path: impl AsRef<Path>, config: &OpenConfig, scan: Scan) -> Resul
         calendar: fields.calendar(),
         scanned: chosen.len(),
         variables: variables(&fields, &chosen)?,
-        left_out: fields.left_out().to_vec(),
+        left_out: fields.left_out().iter().map(ToString::to_string).collect(),
         problems: Vec::new(),
         times,
     };
@@ -187,7 +187,7 @@ impl Inspection {
                 ));
             }
             let [rows, columns] = self.grid.shape();
-            let ranks = if rows == 1 { [1, 4] } else { [2, 2] };
+            let ranks = assumed_ranks(rows);
             let amplification = of_chunk(channel, [self.times.len(), rows, columns], ranks);
             if amplification > 1.5 {
                 let [lat, lon] = ranks;
@@ -217,58 +217,6 @@ fn problem_of_cells([lat, lon]: [&[f64]; 2]) -> Option<String> {
     let text = "all latitudes of the cells are within π/2 and all longitudes within 2π degrees; if these are \
                 radians, set units = \"radian\" of both";
     (count > 1 && (0..count).all(is_small)).then(|| text.into())
-}
-
-/// Returns the read amplification of fields on a mesh: bytes decoded per byte needed, if each of
-/// the ranks along [lat, lon] is a process of its own and reads its shard of one time.
-///
-/// # Example
-/// ```
-/// # use halocline_io::{FieldWriter, Grid, WriterConfig};
-/// # let folder = tempfile::tempdir()?;
-/// # let path = folder.path().join("2018.h5");
-/// # let grid = Grid::cell_centered(4, 8)?;
-/// # let config = WriterConfig::new().with_chunk(Some([1, 1, 4, 8]));
-/// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &config)?;
-/// # writer.append(0.0, halocline_io::ndarray::Array3::ones((1, 4, 8)).view())?;
-/// # writer.finish()?;
-/// use halocline_io::{amplification, open};
-///
-/// let fields = open(&path)?; // chunks of a whole field
-/// assert_eq!(amplification(&fields, [1, 1]), 1.0);
-/// assert_eq!(amplification(&fields, [2, 2]), 4.0);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn amplification(fields: &impl Fields, ranks: [usize; 2]) -> f64 {
-    let [times, channels, rows, columns] = fields.shape();
-    let shape = [times, rows, columns];
-    let of_channels = (0..channels).map(|index| of_chunk(&fields.describe(index), shape, ranks));
-    of_channels.sum::<f64>() / channels.max(1) as f64
-}
-
-fn of_chunk(channel: &Channel, shape: [usize; 3], ranks: [usize; 2]) -> f64 {
-    let Some([times, _, rows, columns]) = channel.chunk else {
-        return 1.0;
-    };
-    let [_, height, width] = shape;
-    let shard = |size: usize, ranks: usize, rank: usize| {
-        let start = |rank: usize| size / ranks * rank + rank.min(size % ranks);
-        start(rank)..start(rank + 1)
-    };
-    let boxes = (0..ranks[0]).flat_map(|row| {
-        (0..ranks[1]).map(move |column| {
-            [
-                0..1,
-                shard(height, ranks[0], row),
-                shard(width, ranks[1], column),
-            ]
-        })
-    });
-    let chunk = [times, rows, columns];
-    let decoded: u64 = boxes
-        .map(|cells| covered(&cells, &shape, Some(&chunk)))
-        .sum();
-    decoded as f64 / (height * width).max(1) as f64
 }
 
 impl Values {
@@ -324,13 +272,17 @@ impl fmt::Display for Inspection {
         writeln!(f, "{}: {}", self.path.display(), self.format)?;
         match grid.cells() {
             Some(cells) => {
-                let [lat, lon] = cells.map(|values| {
+                let range = |values: &[f64]| {
                     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
                     let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     format!("{} to {}", number(least), number(most))
-                });
+                };
+                let [lat, lon] = cells.map(range);
                 writeln!(f, "  grid       {grid}")?;
                 writeln!(f, "  cells      latitude {lat}, longitude {lon}")?;
+                if let Some(weights) = grid.cell_weights() {
+                    writeln!(f, "  areas      {} times the mean", range(&weights))?;
+                }
             }
             None if !grid.has_positions() => {
                 writeln!(f, "  grid       {columns} cells without positions")?;

@@ -9,7 +9,9 @@ use crate::fields::{
     check_box, check_units, delegate, fingerprint_of, part_of, read_parts, same_calendar,
     same_grid, traffic_of,
 };
-use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic, times};
+use crate::{
+    Calendar, Channel, Error, Fields, Gaps, Grid, LeftOut, Missing, Result, Traffic, times,
+};
 
 /// Dim along which parts are joined.
 const TIME: usize = 0;
@@ -133,7 +135,7 @@ impl Fields for Joined {
         fn path(&self) -> &Path;
         fn calendar(&self) -> Calendar;
         fn channels(&self) -> &[String];
-        fn left_out(&self) -> &[String];
+        fn left_out(&self) -> &[LeftOut];
         fn grid(&self) -> &Grid;
         fn gaps(&self) -> Gaps;
         fn missing(&self) -> Missing;

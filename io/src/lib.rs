@@ -18,9 +18,12 @@
 mod agreement;
 mod aligned;
 mod alike;
+mod amplification;
 mod anemoi;
 mod attributes;
+mod boundary;
 mod calendar;
+mod cell_areas;
 mod cells;
 mod cf;
 mod channel;
@@ -43,10 +46,12 @@ mod fletcher;
 mod forcing;
 mod grid;
 mod grid_order;
+mod healpix;
 mod inside;
 mod inspect;
 mod joined;
 mod json;
+mod left_out;
 mod listing;
 mod loader;
 mod loader_config;
@@ -75,11 +80,13 @@ mod times;
 mod traffic;
 mod zarr;
 
+pub use amplification::{amplification, assumed_ranks};
 pub use calendar::Calendar;
 pub use channel::Channel;
 pub use channels::Channels;
 pub use checkpoint::{
-    Checkpoint, CheckpointConfig, Checkpoints, Snapshot, StateDict, StateName, load_record,
+    Checkpoint, CheckpointConfig, Checkpoints, Direction, Snapshot, StateDict, StateName,
+    load_record,
 };
 pub use dataset::FieldDataset;
 pub use dataset_config::{DatasetConfig, Series};
@@ -88,8 +95,9 @@ pub use field_file::FieldFile;
 pub use field_writer::{FieldWriter, WriterConfig};
 pub use fields::Fields;
 pub use grid::Grid;
-pub use inspect::{Inspection, Scan, amplification, inspect};
+pub use inspect::{Inspection, Scan, inspect};
 pub use json::save_json;
+pub use left_out::{LeftOut, LeftOutReason};
 pub use loader::{Batch, Epoch, FieldLoader};
 pub use loader_config::{LastBatch, LoaderConfig, Order, Source};
 pub use metadata::Metadata;
@@ -108,5 +116,5 @@ pub use staged::save_whole;
 pub use staged_folder::Existing;
 pub use statistics::{Statistics, StatisticsBuilder};
 pub use time_units::parse_time;
-pub use times::Gaps;
+pub use times::{Gaps, falls_on};
 pub use traffic::Traffic;

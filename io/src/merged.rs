@@ -9,7 +9,7 @@ use crate::fields::{
     check_box, delegate, fingerprint_of, part_of, read_parts, same_calendar, same_grid, traffic_of,
 };
 use crate::selected::Selected;
-use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
+use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, LeftOut, Missing, Result, Traffic};
 
 /// Dim along which parts are merged.
 const CHANNEL: usize = 1;
@@ -19,7 +19,7 @@ const CHANNEL: usize = 1;
 pub(crate) struct Merged {
     parts: Vec<Box<dyn Fields>>,
     names: Vec<String>,
-    left_out: Vec<String>,
+    left_out: Vec<LeftOut>,
 }
 
 impl Merged {
@@ -167,7 +167,7 @@ impl Fields for Merged {
         }
     }
 
-    fn left_out(&self) -> &[String] {
+    fn left_out(&self) -> &[LeftOut] {
         &self.left_out
     }
 

@@ -237,6 +237,13 @@ impl Container for NetCdf {
         shaped(read.map_err(|e| e.to_string())?, cells)
     }
 
+    fn texts(&self, variable: usize) -> Result<Vec<String>, String> {
+        let read = self
+            .file
+            .read_variable_as_strings(&self.variables[variable].name);
+        read.map_err(|e| e.to_string())
+    }
+
     fn stamp(&self, _: usize, _: &[usize]) -> Option<Stamp> {
         Some(self.bytes.stamp)
     }
@@ -340,6 +347,8 @@ fn variable(found: &NcVariable, chunk: Option<Vec<u32>>) -> Variable {
         NcType::Int => (Kind::Signed, 4),
         NcType::Short => (Kind::Signed, 2),
         NcType::Byte => (Kind::Signed, 1),
+        // Length, address and index of a text in the file.
+        NcType::String => (Kind::Other, 16),
         _ => (Kind::Other, 1),
     };
     let shape: Vec<usize> = found

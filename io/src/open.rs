@@ -9,6 +9,7 @@ use halocline_core::raise_descriptor_limit;
 
 use crate::aligned::aligned;
 use crate::anemoi;
+use crate::cf::text_times::dated;
 use crate::cf::variable::Container;
 use crate::cf::{CfFields, Choice};
 use crate::field_file::is_field_file;
@@ -100,9 +101,9 @@ impl OpenConfig {
     /// Every variable on the dims of a latitude and a longitude is a channel; if it has one more
     /// dim, every level is a channel. So is a variable on one dim of cells that has a latitude and a
     /// longitude, as on the grids of ICON, and on the cells of a HEALPix sphere: the cells are a
-    /// single row. Latitudes and longitudes of the cells, and variables that the attributes
-    /// `coordinates` or `bounds` of another one name, are channels only if they are chosen by name,
-    /// or if there is no other. Variables on another grid or time axis than the first one are left
+    /// single row. Latitudes, longitudes and areas of the cells, and variables that the attributes
+    /// `coordinates`, `bounds` or `cell_measures` of another one name, are channels only if they
+    /// are chosen by name, or if there is no other. Variables on another grid or time axis than the first one are left
     /// out. A variable without a time dim has the same values at all times. A file without a time
     /// axis has one time, that of its scalar time coordinate, or else zero. A store of
     /// anemoi-datasets has a channel for each of its variables; cells that form no grid are a single
@@ -340,6 +341,11 @@ impl OpenConfig {
 
     fn cf(&self, container: Box<dyn Container>, choice: Choice<'_>) -> Result<CfFields> {
         let units = self.time_units.as_deref();
+        // Given units are those of numbers.
+        let container = match units {
+            None => dated(container),
+            Some(_) => container,
+        };
         CfFields::new(container, choice, units, self.missing, self.gaps)
     }
 }

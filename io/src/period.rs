@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fields::{check_box, delegate};
 use crate::time_units::parse_time;
-use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic};
+use crate::{Calendar, Channel, Fields, Gaps, Grid, LeftOut, Missing, Result, Traffic};
 
 /// Half-open part of a time axis between two UTC dates such as `2018-01-01` or `2018-01-01T06:00`.
 /// The end date is excluded.
@@ -132,7 +132,7 @@ impl Fields for Within {
         fn is_undated(&self) -> bool;
         fn channels(&self) -> &[String];
         fn describe(&self, channel: usize) -> Channel;
-        fn left_out(&self) -> &[String];
+        fn left_out(&self) -> &[LeftOut];
         fn grid(&self) -> &Grid;
         fn gaps(&self) -> Gaps;
         fn missing(&self) -> Missing;

@@ -33,3 +33,29 @@ fn outer_bound(lat: f64, outward: f64, pole: f64) -> f64 {
         lat + outward / 2.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_do_not_depend_on_the_direction_of_latitude() {
+        let mut rows = [80.0, 30.0, -10.0, -85.0];
+        let falling = row_weights(&rows);
+        rows.reverse();
+        let mut rising = row_weights(&rows);
+        rising.reverse();
+        assert_eq!(rising, falling);
+        assert!((falling.iter().sum::<f64>() - 4.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn regional_rows_do_not_reach_the_poles() {
+        let rows = [51.0_f64, 50.0, 49.0];
+        let (weights, cosines) = (row_weights(&rows), rows.map(|lat| lat.to_radians().cos()));
+        let mean = cosines.iter().sum::<f64>() / 3.0;
+        for (weight, cosine) in weights.iter().zip(cosines) {
+            assert!((weight - cosine / mean).abs() < 1e-12, "{weights:?}");
+        }
+    }
+}

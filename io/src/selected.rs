@@ -7,7 +7,7 @@ use ndarray::{Array4, s};
 
 use crate::cf::base;
 use crate::fields::{check_box, delegate};
-use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
+use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, LeftOut, Missing, Result, Traffic};
 
 /// Subset of the channels of fields, in any order.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Fields for Selected {
         fn file_time(&self, time: usize) -> (&Path, usize);
         fn calendar(&self) -> Calendar;
         fn is_undated(&self) -> bool;
-        fn left_out(&self) -> &[String];
+        fn left_out(&self) -> &[LeftOut];
         fn grid(&self) -> &Grid;
         fn gaps(&self) -> Gaps;
         fn missing(&self) -> Missing;

@@ -12,6 +12,8 @@ use crate::{Calendar, Error, Result};
 pub(crate) const UNITS: &[u8; 33] = b"seconds since 1970-01-01 00:00:00";
 /// Units of numbers whose digits are the date, such as 20200101.25 for 06:00, which ICON writes.
 const DATE_NUMBERS: &str = "day as %Y%m%d.%f";
+/// Length of the shortest text that is taken for a date: 2020-1-1.
+const SHORTEST_DATE: usize = 8;
 /// Calendar of written times.
 pub(crate) const CALENDAR: &[u8; 19] = b"proleptic_gregorian";
 
@@ -247,6 +249,20 @@ pub fn parse_time(text: &str, calendar: Calendar) -> Result<f64> {
     })
 }
 
+/// Converts texts of dates, such as `2020-01-01T06:00` or `2020-01-01_06:00:00`, to seconds since
+/// 1970-01-01 of a calendar, without a name the Gregorian one. Returns `None` if a text is no date
+/// of it, or the calendar is not known.
+pub(crate) fn of_texts(texts: &[String], calendar: Option<&str>) -> Option<Vec<f64>> {
+    let dates = calendar.map_or(Some(Dates::Of(Calendar::Gregorian)), Dates::named)?;
+    let seconds = |text: &String| {
+        let text = text.trim().to_lowercase().replacen('_', " ", 1);
+        // Shorter texts, such as 1-2-3, may be other names.
+        let text = Some(text).filter(|text| text.len() >= SHORTEST_DATE)?;
+        parse_reference(&text, dates)
+    };
+    texts.iter().map(seconds).collect()
+}
+
 /// Parses a date with an optional time and zone, as seconds since 1970-01-01. Numbers need no
 /// leading zeros, as in `1992-10-8 15:15:42.5 -6:00`, an example in the conventions.
 fn parse_reference(text: &str, dates: Dates) -> Option<f64> {
@@ -410,6 +426,24 @@ mod tests {
         ] {
             assert_eq!(parse(text, Dates::Mixed), None, "{text}");
         }
+    }
+
+    #[test]
+    fn texts_of_dates_are_times_of_their_calendar() {
+        let times = |texts: &[&str], calendar| {
+            let texts: Vec<String> = texts.iter().map(|text| (*text).into()).collect();
+            of_texts(&texts, calendar)
+        };
+        let dates = ["1970-01-01_06:00:00   ", "1970-01-02T00:00", "1970-03-01"];
+        let expected = Some(vec![21600.0, 86400.0, 59.0 * 86400.0]);
+        assert_eq!(times(&dates, None), expected);
+        assert_eq!(
+            times(&dates[2..], Some("360_day")),
+            Some(vec![60.0 * 86400.0])
+        );
+        assert_eq!(times(&["1970-01-01", ""], None), None);
+        assert_eq!(times(&["1-2-3"], None), None);
+        assert_eq!(times(&dates, Some("tai")), None);
     }
 
     #[test]

@@ -60,6 +60,26 @@ pub enum Gaps {
     Allow,
 }
 
+/// Returns whether a time, in seconds since 1970-01-01 00:00 and to the nearest second, is a
+/// multiple of this many hours.
+///
+/// # Panics
+/// Zero hours.
+///
+/// # Example
+/// ```
+/// use halocline_io::{Calendar, falls_on, parse_time};
+///
+/// let time = |date| parse_time(date, Calendar::Gregorian);
+/// assert!(falls_on(time("2018-01-01T12:00")?, 12));
+/// assert!(!falls_on(time("2018-01-01T18:00")?, 12));
+/// # Ok::<(), halocline_io::Error>(())
+/// ```
+pub fn falls_on(time: f64, hours: usize) -> bool {
+    assert!(hours > 0, "0 hours; expected at least 1");
+    time.round() % (3600.0 * hours as f64) == 0.0
+}
+
 /// Checks that times are finite, strictly increasing and not fill values. `dataset` is their name
 /// in the file.
 pub(crate) fn check_rising(

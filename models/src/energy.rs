@@ -1,10 +1,11 @@
-//! Energy score of ensembles.
+//! Energy score of ensembles, computed in at least f32.
 
 use halocline_core::{Error, Result};
 use halocline_ops::counted;
 use halocline_ops::prelude::*;
 
 use crate::ensemble::{CrpsEstimator, check_target, masked_operands, pairs, shares, together};
+use crate::precision::{narrowed, wide};
 
 /// Energy score of an ensemble, `mean ‖xᵢ − y‖ − ½ · mean ‖xᵢ − xⱼ‖` (Gneiting and Raftery 2007),
 /// averaged over the batch. It is the [`crps`](crate::crps()) of whole fields: it also rewards the
@@ -45,12 +46,15 @@ pub fn energy_score<X: Field<5>>(
     const NAME: &str = "energy_score";
     let weights = shares(NAME, &ensemble, weights)?;
     check_target(NAME, &ensemble, &target)?;
+    let dtype = ensemble.dtype();
     let (ensemble, target) = together(ensemble, target)?;
+    let (ensemble, target) = (wide(ensemble)?, wide(target)?);
     let cells = cells(&ensemble);
     let roots = weights.iter().map(|weight| (weight / cells).sqrt());
     let roots: Vec<f64> = roots.collect();
     let roots = Error::catch(|| ensemble.profile(3, &roots))?;
-    of_norms(ensemble, target, roots, estimator)
+    let score = of_norms(ensemble, target, roots, estimator)?;
+    Error::catch(|| narrowed(score, dtype))
 }
 
 /// [`energy_score`] over the cells where `mask` is one, such as `Batch::mask` for data with missing
@@ -87,6 +91,7 @@ pub fn energy_score_masked<X: Field<5>>(
 ) -> Result<WithDims<X, 1>> {
     const NAME: &str = "energy_score_masked";
     let weights = shares(NAME, &ensemble, weights)?;
+    let dtype = ensemble.dtype();
     let [ensemble, target, mask] = masked_operands(NAME, ensemble, target, mask)?;
     let area = Error::catch(|| ensemble.profile(3, &weights) * mask)?;
     // Means over the sample, [1, batch, 1, 1, 1].
@@ -95,7 +100,8 @@ pub fn energy_score_masked<X: Field<5>>(
     let fractions = counted(Error::catch(|| area.clone() / means)?, area)?;
     let root = cells(&ensemble).recip().sqrt();
     let roots = Error::catch(|| fractions.sqrt() * root)?;
-    of_norms(ensemble, target, roots, estimator)
+    let score = of_norms(ensemble, target, roots, estimator)?;
+    Error::catch(|| narrowed(score, dtype))
 }
 
 /// Number of cells of a sample.
@@ -127,7 +133,7 @@ fn of_norms<X: Field<5>>(
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Tensor, TensorData, Tolerance};
+    use burn::tensor::{DType, Tensor, TensorData, Tolerance};
     use halocline_core::{Launcher, Placement, Replicate, Shard};
 
     use super::*;
@@ -254,5 +260,15 @@ mod tests {
         let fair = CrpsEstimator::Fair;
         let score = energy_score_masked(field(2), field(1), mask, &[1.0], fair).unwrap();
         assert_eq!(score.into_scalar::<f32>(), 0.0);
+    }
+
+    /// The terms of this norm are zero in f16.
+    #[test]
+    fn small_differences_count_in_half_precision() {
+        let small = 2.0_f64.powi(-19);
+        let options = (&Default::default(), DType::F16);
+        let field = |value: f64| Tensor::<5>::full([1, 1, 1, 64, 64], value, options);
+        let score = energy_score(field(small), field(0.0), &[1.0; 64], CrpsEstimator::Fair);
+        assert_eq!(score.unwrap().into_scalar::<f64>(), small);
     }
 }

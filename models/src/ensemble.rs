@@ -1,10 +1,11 @@
-//! Ensemble losses.
+//! Ensemble losses, computed in at least f32.
 
-use halocline_core::{Error, Placement, Result, Shard};
+use halocline_core::{Error, Result, Shard};
 use halocline_ops::prelude::*;
 use halocline_ops::{counted, weighted_mean};
 
 use crate::pairs::distances;
+use crate::precision::{narrowed, wide};
 
 /// Estimator of the spread term in [`crps`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +64,11 @@ pub fn crps<X: Field<5>>(
     estimator: CrpsEstimator,
 ) -> Result<WithDims<X, 1>> {
     let weights = shares("crps", &ensemble, weights)?;
-    let cells = crps_cells(ensemble, target, estimator)?;
+    let dtype = ensemble.dtype();
+    let cells = wide_cells(ensemble, target, estimator)?;
     Error::catch(|| {
         let weights = cells.profile(3, &weights);
-        (cells * weights).mean()
+        narrowed((cells * weights).mean(), dtype)
     })
 }
 
@@ -102,10 +104,12 @@ pub fn crps_masked<X: Field<5>>(
 ) -> Result<WithDims<X, 1>> {
     const NAME: &str = "crps_masked";
     check_weights(NAME, &ensemble, weights)?;
+    let dtype = ensemble.dtype();
     let [ensemble, target, mask] = masked_operands(NAME, ensemble, target, mask)?;
-    let cells = crps_cells(ensemble, target, estimator)?;
+    let cells = wide_cells(ensemble, target, estimator)?;
     let weights = Error::catch(|| cells.profile(3, weights) * mask)?;
-    weighted_mean(cells, weights)
+    let mean = weighted_mean(cells, weights)?;
+    Error::catch(|| narrowed(mean, dtype))
 }
 
 /// [`crps`] of every cell, unweighted. Definition and placement are the same.
@@ -128,9 +132,17 @@ pub fn crps_masked<X: Field<5>>(
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn crps_cells<X: Field<5>>(ensemble: X, target: X, estimator: CrpsEstimator) -> Result<X> {
+    let dtype = ensemble.dtype();
+    let cells = wide_cells(ensemble, target, estimator)?;
+    Error::catch(|| narrowed(cells, dtype))
+}
+
+/// [`crps_cells`] in at least f32.
+fn wide_cells<X: Field<5>>(ensemble: X, target: X, estimator: CrpsEstimator) -> Result<X> {
     check_target("crps", &ensemble, &target)?;
     let [members, ..] = ensemble.dims();
     let (ensemble, target) = together(ensemble, target)?;
+    let (ensemble, target) = (wide(ensemble)?, wide(target)?);
     let pairs = pairs(members, estimator);
     let spread = ensemble.clone().try_op(|x| distances(x, pairs))?;
     Error::catch(|| (ensemble - target).abs().mean_dims(&[0]) - spread)
@@ -187,11 +199,10 @@ pub(crate) fn together<X: Field<5>>(ensemble: X, target: X) -> Result<(X, X)> {
         if !x.layout().is_sharded(0) {
             return Ok(x);
         }
-        let placements = x.placements().iter().map(|placement| match placement {
+        let placements = x.layout().map_placements(|placement| match placement {
             Shard(0) => Shard(4),
-            other => *other,
+            other => other,
         });
-        let placements: Vec<Placement> = placements.collect();
         x.try_redistribute(&placements)
     })?;
     let target = beside(target, &ensemble)?;
@@ -209,9 +220,9 @@ pub(crate) fn masked_operands<X: Field<5>>(
     check_target(name, &ensemble, &target)?;
     check_target(name, &ensemble, &mask)?;
     let (ensemble, target) = together(ensemble, target)?;
-    let mask = beside(mask, &ensemble)?;
-    let ensemble = counted(ensemble, mask.clone())?;
-    let target = counted(target, mask.clone())?;
+    let mask = wide(beside(mask, &ensemble)?)?;
+    let ensemble = counted(wide(ensemble)?, mask.clone())?;
+    let target = counted(wide(target)?, mask.clone())?;
     Ok([ensemble, target, mask])
 }
 
@@ -229,11 +240,12 @@ pub(crate) fn beside<X: Field<5>>(target: X, ensemble: &X) -> Result<X> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Tensor, TensorData};
-    use halocline_core::{Launcher, Replicate, ShardTensor, Traffic};
+    use burn::tensor::{DType, Tensor, TensorData};
+    use halocline_core::{Launcher, Placement, Replicate, ShardTensor, Traffic};
     use halocline_ops::loss_value;
 
     use super::*;
+    use crate::energy_score_masked;
     use crate::testing::distributed;
 
     const SHAPE: [usize; 5] = [4, 2, 1, 3, 5];
@@ -385,5 +397,22 @@ mod tests {
         assert_eq!(twice.into_scalar::<f32>(), 3.0);
         let error = crps(x.clone(), x, &[1.0, 1.0], CrpsEstimator::Fair).unwrap_err();
         assert!(error.to_string().contains("2 weights of rows"), "{error}");
+    }
+
+    #[test]
+    fn scores_have_the_dtype_of_the_ensemble() {
+        let options = (&Default::default(), DType::BF16);
+        let field = |value: f64| Tensor::<5>::full([1, 1, 1, 2, 2], value, options);
+        let (x, y, mask) = (field(2.0), field(5.0), field(1.0));
+        let (weights, fair) = ([1.0; 2], CrpsEstimator::Fair);
+        for score in [
+            crps(x.clone(), y.clone(), &weights, fair),
+            crps_masked(x.clone(), y.clone(), mask.clone(), &weights, fair),
+            energy_score_masked(x, y, mask, &weights, fair),
+        ] {
+            let score = score.unwrap();
+            assert_eq!(score.dtype(), DType::BF16);
+            assert_eq!(score.into_scalar::<f32>(), 3.0);
+        }
     }
 }

@@ -181,7 +181,7 @@ impl FnoConfig {
     /// use halocline_models::FnoConfig;
     ///
     /// let plan = FnoConfig::new(3, 2, [6, 4]).tensor_parallel("tensor");
-    /// assert_eq!(plan.layer.len(), 4 * 2 + 2);
+    /// assert_eq!(plan.layers.len(), 4 * 2 + 2);
     /// ```
     pub fn tensor_parallel(&self, axis: &str) -> Plan {
         // A block that produces sharded channels is followed by one that sums over them.

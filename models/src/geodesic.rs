@@ -264,7 +264,7 @@ impl SphereAttentionConfig {
     /// use halocline_models::SphereAttentionConfig;
     ///
     /// let plan = SphereAttentionConfig::new(8, 4).tensor_parallel("tensor");
-    /// assert_eq!(plan.layer.len(), 4);
+    /// assert_eq!(plan.layers.len(), 4);
     /// ```
     pub fn tensor_parallel(&self, axis: &str) -> Plan {
         let width = |channels: Option<usize>| channels.unwrap_or(self.channels) / self.heads;

@@ -30,6 +30,7 @@ mod testing;
 mod transformer;
 mod unet;
 mod verification;
+mod weighted_mse;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
 pub use energy::{energy_score, energy_score_masked};
@@ -45,7 +46,7 @@ pub use graph::{GraphConv, GraphConvConfig};
 pub use graphcast::{GraphCastNet, GraphCastNetConfig, GridMesh};
 pub use healpix::{HealpixConv, HealpixConvConfig};
 pub use members::{perturbed, repeat_members, split_members};
-pub use metrics::{Evaluation, Scores, weighted_mse};
+pub use metrics::{Evaluation, Metrics};
 pub use rim::{interior, with_rim};
 pub use rollout::{next_input, rollout};
 pub use sfno::{Sfno, SfnoConfig, SpectralConvS2, SpectralConvS2Config};
@@ -60,4 +61,5 @@ pub use transformer::{
     SinusoidalPosition2d, SphericalPosition, SphericalPositionConfig,
 };
 pub use unet::{UNet, UNetConfig};
-pub use verification::{Region, Score, Verification};
+pub use verification::{Region, ScoreRow, Verification};
+pub use weighted_mse::weighted_mse;

@@ -56,7 +56,8 @@ pub fn perturbed(
     let [batch, channels, rows, columns] = x.dims();
     let shape = [members, batch, channels, rows, columns];
     let normal = Distribution::Normal(0.0, std);
-    let noise = ShardTensor::<5>::random(shape, normal, key, x.mesh(), &layout)?;
+    let options = (x.mesh(), x.local().dtype());
+    let noise = ShardTensor::<5>::random(shape, normal, key, options, &layout)?;
     Error::catch(|| x.unsqueeze_dim::<5>(0) + noise).and_then(stacked)
 }
 
@@ -226,11 +227,10 @@ fn ensemble_layout(
 /// Stacks the members of the samples of each rank along the batch.
 fn stacked(ensemble: ShardTensor<5>) -> Result<ShardTensor<4>> {
     let (local, layout, mesh) = ensemble.into_parts();
-    let placements = layout.placements().iter().map(|placement| match placement {
+    let placements = layout.map_placements(|placement| match placement {
         Shard(dim) => Shard(dim.saturating_sub(1)),
-        other => *other,
+        other => other,
     });
-    let placements: Vec<Placement> = placements.collect();
     let mut shape = layout.shape()[1..].to_vec();
     shape[0] *= layout.shape()[0];
     let even = Layout::new(layout.mesh(), &shape, &placements)?;
@@ -247,7 +247,7 @@ fn stacked(ensemble: ShardTensor<5>) -> Result<ShardTensor<4>> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::TensorData;
+    use burn::tensor::{DType, TensorData};
     use halocline_core::Launcher;
 
     use super::*;
@@ -300,6 +300,16 @@ mod tests {
                 let tolerance = burn::tensor::Tolerance::absolute(1e-4);
                 found_gradient.assert_approx_eq::<f32>(&gradient, tolerance);
             }
+        }
+    }
+
+    #[test]
+    fn members_have_the_dtype_of_the_state() {
+        let device = Default::default();
+        for dtype in [DType::F64, DType::BF16] {
+            let x = ShardTensor::solo(Tensor::<4>::ones([1, 1, 2, 2], (&device, dtype)));
+            let states = perturbed(x, 2, 0.5, RandomKey::new(7, "members"), None).unwrap();
+            assert_eq!(states.local().dtype(), dtype);
         }
     }
 

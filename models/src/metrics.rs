@@ -1,4 +1,4 @@
-//! Latitude-weighted loss and scores, as defined by WeatherBench 2 (Rasp et al. 2024).
+//! Latitude-weighted scores, as defined by WeatherBench 2 (Rasp et al. 2024).
 
 use std::sync::Arc;
 
@@ -12,18 +12,10 @@ use crate::row_sums::{Shards, Weights};
 
 const NAME: &str = "Evaluation";
 
-/// Mean over all elements of `weight(lat) · (x − target)²`, for `[batch, channels, lat, lon]`.
-///
-/// Like every loss, the result is `Partial(Sum)` on the axes on which `x` is sharded.
-pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> WithDims<X, 1> {
-    let weights = x.profile(2, weights);
-    let error = x - target;
-    (error.clone() * error * weights).mean()
-}
-
-/// Scores of one variable; [`Evaluation`] has an example. Scores that were not accumulated are NaN.
+/// Metrics of one variable; [`Evaluation`] has an example. Metrics that were not accumulated are
+/// NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Scores {
+pub struct Metrics {
     /// Number of forecasts.
     pub forecasts: usize,
     /// Root of the mean over forecasts of the weighted spatial mean squared error, in the
@@ -101,7 +93,7 @@ impl Sums {
 /// let field = |value: f32| Tensor::<4>::full([1, 1, 2, 3], value, &device);
 /// let mut evaluation = Evaluation::new(&[1.0, 1.0], 1); // two rows of equal area
 /// evaluation.add(field(1.0), field(2.0), field(0.0))?;
-/// let scores = evaluation.scores()[0];
+/// let scores = evaluation.metrics()[0];
 /// assert!((scores.rmse - 1.0).abs() < 1e-6 && (scores.acc - 1.0).abs() < 1e-6);
 /// assert!((scores.bias + 1.0).abs() < 1e-6 && scores.crps.is_nan());
 /// # Ok::<(), halocline_core::Error>(())
@@ -201,14 +193,14 @@ impl Evaluation {
         Ok(())
     }
 
-    /// Returns the scores of every variable so far.
-    pub fn scores(&self) -> Vec<Scores> {
+    /// Returns the metrics of every variable so far.
+    pub fn metrics(&self) -> Vec<Metrics> {
         let scores = self.sums.iter().map(|sums| {
             let count = sums.forecasts as f64;
             let rmse = (sums.squared / count).sqrt();
             let ensembles = sums.ensembles as f64;
             let spread = (sums.variance / ensembles).sqrt();
-            Scores {
+            Metrics {
                 forecasts: sums.forecasts,
                 rmse,
                 mae: sums.absolute / count,
@@ -340,10 +332,10 @@ mod tests {
         let (zero, snow) = (|| field([0.0, 0.0]), || field([1.0, -1.0]));
         let mut evaluation = Evaluation::new(&[1.0, 1.0], 1);
         evaluation.add(zero(), zero(), zero()).unwrap();
-        assert!(evaluation.scores()[0].acc.is_nan());
+        assert!(evaluation.metrics()[0].acc.is_nan());
         evaluation.add(snow(), snow(), zero()).unwrap();
         evaluation.add(snow(), zero(), zero()).unwrap();
-        let scores = evaluation.scores()[0];
+        let scores = evaluation.metrics()[0];
         assert!(
             scores.forecasts == 3 && (scores.acc - 1.0).abs() < 1e-6,
             "{scores:?}"
@@ -351,7 +343,7 @@ mod tests {
         evaluation
             .add(field([f32::NAN, 0.0]), snow(), zero())
             .unwrap();
-        assert!(evaluation.scores()[0].acc.is_nan());
+        assert!(evaluation.metrics()[0].acc.is_nan());
     }
 
     #[test]
@@ -381,7 +373,7 @@ mod tests {
         let rmse = f64::midpoint(errors[0], errors[1]).sqrt();
         let acc = f64::midpoint(acc[0], acc[1]);
         let bias = f64::midpoint(mean(0, &|f, o| f - o), mean(1, &|f, o| f - o));
-        let close = |scores: &[Scores]| {
+        let close = |scores: &[Metrics]| {
             let found = [scores[0].rmse, scores[0].acc, scores[0].bias];
             let pairs = found.iter().zip([rmse, acc, bias]);
             let differences = pairs.map(|(found, expected)| (found - expected).abs());
@@ -393,7 +385,7 @@ mod tests {
         plain
             .add(forecast.clone(), truth.clone(), climatology.clone())
             .unwrap();
-        close(&plain.scores());
+        close(&plain.metrics());
 
         Launcher::local(4)
             .run(|world| {
@@ -404,7 +396,7 @@ mod tests {
                         |whole: &Tensor<4>| distributed::<4>(whole.to_data(), &mesh, &placements);
                     let mut sharded = Evaluation::new(&weights, 1);
                     sharded.add(shard(&forecast)?, shard(&truth)?, shard(&climatology)?)?;
-                    close(&sharded.scores());
+                    close(&sharded.metrics());
                     let mut two = Evaluation::new(&weights, 2);
                     let error = two.add(shard(&forecast)?, shard(&truth)?, shard(&climatology)?);
                     let error = error.unwrap_err().to_string();
@@ -465,7 +457,7 @@ mod tests {
                 let shard = |step| ShardTensor::distribute(tensor(step), &mesh, &placements);
                 let mut scores = Evaluation::new(&rows, 2).with_columns(&columns);
                 scores.add_masked(shard(Some(5))?, shard(Some(11))?, None, Some(shard(None)?))?;
-                for (channel, scores) in scores.scores().iter().enumerate() {
+                for (channel, scores) in scores.metrics().iter().enumerate() {
                     let (forecasts, expected) = expected(channel);
                     assert_eq!(scores.forecasts, forecasts);
                     assert!(scores.acc.is_nan());

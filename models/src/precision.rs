@@ -1,4 +1,5 @@
-//! Dtypes: metrics in at least f32, and models whose parameters and input have different dtypes.
+//! Dtypes: losses and metrics in at least f32, and models whose parameters and input have different
+//! dtypes.
 
 use burn::module::Param;
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -16,13 +17,36 @@ pub(crate) fn wide<const D: usize, X: Field<D>>(x: X) -> Result<X> {
     }
 }
 
+/// Casts a loss back to the dtype of its fields; resolved first if that is narrower, so that a sum
+/// over ranks is rounded once.
+pub(crate) fn narrowed<const D: usize, X: Field<D>>(loss: X, dtype: DType) -> X {
+    if loss.dtype() == dtype {
+        loss
+    } else {
+        loss.resolve().cast(FloatDType::from(dtype))
+    }
+}
+
 /// Casts a field to the dtype of a parameter, in which a model computes.
-pub(crate) fn computed<const D: usize, X: Field<D>>(x: X, like: &Param<Tensor<4>>) -> X {
+pub(crate) fn computed<const D: usize, const E: usize, X: Field<D>>(
+    x: X,
+    like: &Param<Tensor<E>>,
+) -> X {
     x.cast(FloatDType::from(like.base().dtype()))
 }
 
-/// Computes `state + increment · scale` in the dtype of the state.
+/// Computes `state + increment · scale` in the dtype of the state. The channels of the increment
+/// beyond those of the state start from zero.
 pub(crate) fn stepped<X: Field<4>>(state: X, increment: X, scale: &Param<Tensor<4>>) -> X {
+    let (known, channels) = (state.dims()[1], increment.dims()[1]);
+    let state = if known == channels {
+        state
+    } else {
+        let zero = state.clone().narrow(1, 0, 1) * 0.0;
+        let mut parts = vec![state];
+        parts.resize(1 + channels - known, zero);
+        X::cat(parts, 1)
+    };
     if state.dtype() == increment.dtype() {
         return state.addcmul(increment, scale);
     }

@@ -334,10 +334,10 @@ fn sums<E: Copy + Into<f64> + Sync, const M: usize, const N: usize>(
 fn check(operator: &str, name: &str, found: &Layout, forecast: &Layout, ones: usize) -> Result<()> {
     let is_single = |dim: usize| dim < ones && found.shape()[dim] == 1 && !found.is_sharded(dim);
     let met = |layout: &Layout| {
-        let placements = layout.placements().iter().map(|placement| match placement {
-            Shard(dim) if is_single(*dim) => Replicate,
+        let placements = layout.map_placements(|placement| match placement {
+            Shard(dim) if is_single(dim) => Replicate,
             Fan => Replicate,
-            other => *other,
+            other => other,
         });
         let extents = (0..4).map(|dim| {
             if is_single(dim) {
@@ -346,7 +346,7 @@ fn check(operator: &str, name: &str, found: &Layout, forecast: &Layout, ones: us
                 layout.extents(dim).to_vec()
             }
         });
-        layout.derive(placements.collect(), extents.collect())
+        layout.derive(placements, extents.collect())
     };
     let expected = met(forecast);
     if met(found) == expected {

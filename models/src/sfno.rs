@@ -237,7 +237,7 @@ impl SfnoConfig {
     /// use halocline_models::SfnoConfig;
     ///
     /// let plan = SfnoConfig::new(3, 2).tensor_parallel("tensor");
-    /// assert_eq!(plan.layer.len(), 3);
+    /// assert_eq!(plan.layers.len(), 3);
     /// ```
     pub fn tensor_parallel(&self, axis: &str) -> Plan {
         Plan::default()

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::Region;
 use crate::precision::wide;
-use crate::verification::{hours, key};
+use crate::verification::{check_weights, hours, key};
 
 const NAME: &str = "Spectra";
 
@@ -88,14 +88,7 @@ impl Spectra {
         lat: &[f64],
         regions: Vec<Region>,
     ) -> Result<Self> {
-        if weights.len() != lat.len() {
-            let message = format!(
-                "{} weights for {} latitudes; expected one for each",
-                weights.len(),
-                lat.len()
-            );
-            return Err(Error::operator(NAME, message));
-        }
+        check_weights(NAME, weights, [("latitudes", lat)])?;
         let is_part = |region: &&Region| region.lon[1] - region.lon[0] < 360.0;
         if let Some(region) = regions.iter().find(is_part) {
             let message = format!(
@@ -244,15 +237,15 @@ impl Spectra {
         };
         let shape = [1, dims[1], weights.len(), dims[3], 1];
         let sums = Tensor::<5>::from_data(TensorData::new(sums, shape), (&device, dtype));
-        let placements = layout.placements().iter().map(|placement| match placement {
+        let placements = layout.map_placements(|placement| match placement {
             Shard(0 | 2) => Partial(ReduceOp::Sum),
-            other => *other,
+            other => other,
         });
         let mut extents = layout.all_extents().to_vec();
         for (dim, size) in [(0, 1), (2, weights.len()), (4, 1)] {
             extents[dim] = vec![size];
         }
-        let layout = layout.derive(placements.collect(), extents);
+        let layout = layout.derive(placements, extents);
         let sums = ShardTensor::<5>::from_parts(sums, layout, mesh);
         // [1, channels, regions, modes, 1]
         let sums = Error::catch(|| sums.resolve().full_tensor().into_data())?;

@@ -20,6 +20,10 @@ pub struct SurrogateCnnConfig {
     /// Constant channels after the states, such as the sine of latitude.
     #[config(default = "0")]
     pub constants: usize,
+    /// Predicted channels after the variables that are no input, such as precipitation. They start
+    /// from zero.
+    #[config(default = "0")]
+    pub diagnostics: usize,
     /// Channels of the hidden fields.
     #[config(default = "32")]
     pub width: usize,
@@ -46,7 +50,8 @@ pub struct SurrogateCnnConfig {
 /// dtype of the input.
 ///
 /// # Shapes
-/// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`.
+/// `[batch, history · variables + constants, lat, lon]` → `[batch, variables + diagnostics, lat,
+/// lon]`.
 ///
 /// # Example
 /// ```
@@ -56,8 +61,9 @@ pub struct SurrogateCnnConfig {
 ///
 /// let device = Device::default();
 /// let config = SurrogateCnnConfig::new(3).with_history(2).with_width(4).with_blocks(1);
-/// let y = Tensor::<4>::ones([1, 6, 13, 24], &device).apply(&config.init(&device));
-/// assert_eq!(y.dims(), [1, 3, 13, 24]);
+/// let model = config.with_diagnostics(1).init(&device);
+/// let y = Tensor::<4>::ones([1, 6, 13, 24], &device).apply(&model);
+/// assert_eq!(y.dims(), [1, 4, 13, 24]);
 /// ```
 #[derive(Module, Debug)]
 pub struct SurrogateCnn {
@@ -99,13 +105,14 @@ impl SurrogateCnnConfig {
             second: conv([self.width; 2]).init(device),
             scale: channel_scale(self.width, 0.5, device),
         };
+        let outputs = self.variables + self.diagnostics;
         SurrogateCnn {
             stem: conv([self.history * self.variables + self.constants, self.width])
                 .with_odd(self.odd.clone())
                 .init(device),
             blocks: (0..self.blocks).map(block).collect(),
-            head: conv([self.width, self.variables]).init(device),
-            scale: channel_scale(self.variables, 0.1, device),
+            head: conv([self.width, outputs]).init(device),
+            scale: channel_scale(outputs, 0.1, device),
             history: self.history,
             variables: self.variables,
         }
@@ -119,7 +126,7 @@ impl SurrogateCnnConfig {
     /// use halocline_models::SurrogateCnnConfig;
     ///
     /// let plan = SurrogateCnnConfig::new(3).tensor_parallel("tensor");
-    /// assert_eq!(plan.layer.len(), 2);
+    /// assert_eq!(plan.layers.len(), 2);
     /// ```
     pub fn tensor_parallel(&self, axis: &str) -> Plan {
         Plan::default()

@@ -112,7 +112,7 @@ impl UNetConfig {
     /// use halocline_models::UNetConfig;
     ///
     /// let plan = UNetConfig::new(3, 2).tensor_parallel("tensor");
-    /// assert_eq!(plan.layer.len(), 2);
+    /// assert_eq!(plan.layers.len(), 2);
     /// ```
     pub fn tensor_parallel(&self, axis: &str) -> Plan {
         Plan::default()

@@ -6,7 +6,7 @@ use halocline_core::{Error, Result};
 use halocline_ops::prelude::*;
 use serde::Serialize;
 
-use crate::metrics::{Evaluation, Scores, add_ensembles, add_fields};
+use crate::metrics::{Evaluation, Metrics, add_ensembles, add_fields};
 
 const NAME: &str = "Verification";
 
@@ -77,9 +77,9 @@ impl Region {
     }
 }
 
-/// Scores of a channel in a region, for one lead.
+/// Row of a table of scores: the metrics of a channel in a region, for one lead.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Score {
+pub struct ScoreRow {
     /// Name of the channel, such as `z@500`.
     pub channel: String,
     /// Variable: the name without a level.
@@ -90,9 +90,9 @@ pub struct Score {
     pub lead: f64,
     /// Name of the region.
     pub region: String,
-    /// Scores.
+    /// Metrics.
     #[serde(flatten)]
-    pub scores: Scores,
+    pub metrics: Metrics,
 }
 
 /// Accumulator of forecast scores by channel, lead and region.
@@ -103,15 +103,16 @@ pub struct Score {
 /// use halocline_models::{Region, Verification};
 ///
 /// let (lat, lon) = ([45.0, -45.0], [0.0, 120.0, 240.0]);
-/// let mut scores = Verification::new(&["z@500", "t2m"], &[1.0, 1.0], &lat, &lon, Region::standard());
+/// let regions = Region::standard();
+/// let mut scores = Verification::new(&["z@500", "t2m"], &[1.0, 1.0], &lat, &lon, regions)?;
 /// let field = |value: f32| Tensor::<4>::full([1, 2, 2, 3], value, &Device::default());
 /// scores.add(6.0, field(1.0), field(3.0), None, None)?;
 /// let all = scores.scores();
 /// assert_eq!(all.len(), 8);
 /// assert_eq!((all[0].variable.as_str(), all[0].level, all[0].lead), ("z", Some(500.0), 6.0));
-/// let north = scores.score("t2m", 6.0, "northern extratropics").expect("was added");
+/// let north = scores.metrics("t2m", 6.0, "northern extratropics").expect("was added");
 /// assert_eq!((north.rmse, north.bias), (2.0, -2.0));
-/// assert_eq!(scores.score("t2m", 6.0, "tropics").map(|scores| scores.forecasts), Some(0));
+/// assert_eq!(scores.metrics("t2m", 6.0, "tropics").map(|metrics| metrics.forecasts), Some(0));
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -121,39 +122,43 @@ pub struct Verification {
     regions: Vec<(String, Evaluation)>,
     /// Evaluations by lead, in milliseconds.
     leads: BTreeMap<i64, Vec<Evaluation>>,
-    /// Numbers of weights and of latitudes, which must be equal.
-    rows: [usize; 2],
 }
 
 impl Verification {
     /// Makes scores of channels on a grid, with one weight per latitude row, and latitudes and
     /// longitudes in degrees.
+    ///
+    /// # Errors
+    /// The numbers of weights and latitudes differ.
     pub fn new(
         channels: &[impl AsRef<str>],
         weights: &[f64],
         lat: &[f64],
         lon: &[f64],
         regions: Vec<Region>,
-    ) -> Self {
+    ) -> Result<Self> {
+        check_weights(NAME, weights, [("latitudes", lat)])?;
         let evaluation = |region: &Region| {
             let pairs = weights.iter().zip(region.rows(lat));
             let rows: Vec<f64> = pairs.map(|(weight, inside)| weight * inside).collect();
             Evaluation::new(&rows, channels.len()).with_columns(&region.columns(lon))
         };
-        Self {
+        Ok(Self {
             channels: channels.iter().map(|name| name.as_ref().into()).collect(),
             regions: regions
                 .iter()
                 .map(|region| (region.name.clone(), evaluation(region)))
                 .collect(),
             leads: BTreeMap::new(),
-            rows: [weights.len(), lat.len()],
-        }
+        })
     }
 
-    /// Makes scores of channels on cells that form no rows and columns, of the same weight each,
-    /// from the latitude and the longitude of each cell in degrees. Fields have the cells as
-    /// columns of a single row.
+    /// Makes scores of channels on cells that form no rows and columns, with one weight per cell,
+    /// such as its area, and the latitude and the longitude of each cell in degrees. Fields have
+    /// the cells as columns of a single row.
+    ///
+    /// # Errors
+    /// The numbers of weights, latitudes and longitudes differ.
     ///
     /// # Example
     /// ```
@@ -161,33 +166,39 @@ impl Verification {
     /// use halocline_models::{Region, Verification};
     ///
     /// let (lat, lon) = ([60.0, 0.0, 30.0], [10.0, 20.0, 300.0]);
-    /// let mut scores = Verification::of_cells(&["t2m"], &lat, &lon, Region::standard());
+    /// let weights = [1.0, 4.0, 3.0];
+    /// let mut scores = Verification::of_cells(&["t2m"], &weights, &lat, &lon, Region::standard())?;
     /// let forecast = Tensor::<4>::from([[[[2.0, 9.0, 4.0]]]]); // [batch, channels, 1, cells]
     /// let truth = forecast.zeros_like();
     /// scores.add(6.0, forecast, truth, None, None)?;
-    /// let bias = |region| scores.score("t2m", 6.0, region).expect("was added").bias;
-    /// assert_eq!((bias("globe"), bias("northern extratropics"), bias("tropics")), (5.0, 3.0, 9.0));
+    /// let bias = |region| scores.metrics("t2m", 6.0, region).expect("was added").bias;
+    /// // (2 + 4 · 9 + 3 · 4) / 8, and (2 + 3 · 4) / 4
+    /// assert_eq!((bias("globe"), bias("northern extratropics"), bias("tropics")), (6.25, 3.5, 9.0));
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     pub fn of_cells(
         channels: &[impl AsRef<str>],
+        weights: &[f64],
         lat: &[f64],
         lon: &[f64],
         regions: Vec<Region>,
-    ) -> Self {
+    ) -> Result<Self> {
+        check_weights(NAME, weights, [("latitudes", lat), ("longitudes", lon)])?;
         let evaluation = |region: &Region| {
-            let pairs = region.rows(lat).into_iter().zip(region.columns(lon));
-            let cells: Vec<f64> = pairs.map(|(row, column)| row * column).collect();
+            let inside = region.rows(lat).into_iter().zip(region.columns(lon));
+            let cells = weights.iter().zip(inside);
+            let cells: Vec<f64> = cells
+                .map(|(weight, (row, column))| weight * row * column)
+                .collect();
             Evaluation::new(&[1.0], channels.len()).with_columns(&cells)
         };
         let evaluations = regions.iter().map(evaluation);
         let names = regions.iter().map(|region| region.name.clone());
-        Self {
+        Ok(Self {
             channels: channels.iter().map(|name| name.as_ref().into()).collect(),
             regions: names.zip(evaluations).collect(),
             leads: BTreeMap::new(),
-            rows: [1, 1],
-        }
+        })
     }
 
     /// Adds forecasts `[batch, channels, lat, lon]`, in physical units, for a lead in hours, to every
@@ -195,8 +206,7 @@ impl Verification {
     /// over the fields, and all share one message.
     ///
     /// # Errors
-    /// The lead is not finite; the numbers of weights and latitudes differ;
-    /// [`Evaluation::add_masked`] fails.
+    /// The lead is not finite; [`Evaluation::add_masked`] fails.
     pub fn add<X: Field<4>>(
         &mut self,
         lead: f64,
@@ -214,8 +224,7 @@ impl Verification {
     /// with one message.
     ///
     /// # Errors
-    /// The lead is not finite; the numbers of weights and latitudes differ;
-    /// [`Evaluation::add_ensemble`] fails.
+    /// The lead is not finite; [`Evaluation::add_ensemble`] fails.
     pub fn add_ensemble<X: Field<5>>(
         &mut self,
         lead: f64,
@@ -235,12 +244,6 @@ impl Verification {
         add: impl FnOnce(&mut [Evaluation]) -> Result<()>,
     ) -> Result<()> {
         let key = key(NAME, lead)?;
-        let [weights, latitudes] = self.rows;
-        if weights != latitudes {
-            let message =
-                format!("{weights} weights for {latitudes} latitudes; expected one for each");
-            return Err(Error::operator(NAME, message));
-        }
         let empty = self.regions.iter().map(|(_, empty)| empty.clone());
         let found = self.leads.get(&key).cloned();
         let mut evaluations = found.unwrap_or_else(|| empty.collect());
@@ -250,22 +253,22 @@ impl Verification {
     }
 
     /// Returns the scores of every channel, lead and region, as a list that serializes to JSON.
-    pub fn scores(&self) -> Vec<Score> {
+    pub fn scores(&self) -> Vec<ScoreRow> {
         let mut all = Vec::new();
         for (lead, evaluations) in &self.leads {
             for ((region, _), evaluation) in self.regions.iter().zip(evaluations) {
-                for (channel, scores) in self.channels.iter().zip(evaluation.scores()) {
+                for (channel, metrics) in self.channels.iter().zip(evaluation.metrics()) {
                     let (variable, level) = match channel.rsplit_once('@') {
                         Some((variable, level)) => (variable, level.parse().ok()),
                         None => (channel.as_str(), None),
                     };
-                    all.push(Score {
+                    all.push(ScoreRow {
                         channel: channel.clone(),
                         variable: variable.into(),
                         level,
                         lead: hours(*lead),
                         region: region.clone(),
-                        scores,
+                        metrics,
                     });
                 }
             }
@@ -273,12 +276,12 @@ impl Verification {
         all
     }
 
-    /// Returns the scores of a channel for a lead in hours in a region, if there are any.
-    pub fn score(&self, channel: &str, lead: f64, region: &str) -> Option<Scores> {
+    /// Returns the metrics of a channel for a lead in hours in a region, if there are any.
+    pub fn metrics(&self, channel: &str, lead: f64, region: &str) -> Option<Metrics> {
         let evaluations = self.leads.get(&key(NAME, lead).ok()?)?;
         let region = self.regions.iter().position(|(name, _)| name == region)?;
         let channel = self.channels.iter().position(|name| name == channel)?;
-        evaluations[region].scores().get(channel).copied()
+        evaluations[region].metrics().get(channel).copied()
     }
 }
 
@@ -291,6 +294,24 @@ pub(crate) fn key(operator: &str, lead: f64) -> Result<i64> {
         return Ok((lead * MILLISECONDS).round() as i64);
     }
     let message = format!("a lead of {lead} hours; expected a number");
+    Err(Error::operator(operator, message))
+}
+
+/// Requires as many weights as coordinates of each name.
+pub(crate) fn check_weights<const N: usize>(
+    operator: &str,
+    weights: &[f64],
+    coordinates: [(&str, &[f64]); N],
+) -> Result<()> {
+    let count = weights.len();
+    let differs = |(_, values): &(&str, &[f64])| values.len() != count;
+    let Some((name, values)) = coordinates.into_iter().find(differs) else {
+        return Ok(());
+    };
+    let message = format!(
+        "{count} weights for {} {name}; expected one for each",
+        values.len()
+    );
     Err(Error::operator(operator, message))
 }
 
@@ -323,7 +344,7 @@ mod tests {
             let ensemble = ShardTensor::<5>::ones([2, 1, 1, 4, 3], &mesh, &[Shard(3)])?;
             let truth = ensemble.clone().narrow(0, 0, 1);
             let added = evaluation.add_ensemble(ensemble, truth, None);
-            *forecasts.lock().unwrap() = Some(evaluation.scores()[0].forecasts);
+            *forecasts.lock().unwrap() = Some(evaluation.metrics()[0].forecasts);
             added
         });
         assert!(run.is_err());
@@ -337,7 +358,7 @@ mod tests {
             let field = ShardTensor::<4>::ones([1, 2, 4, 3], &mesh, &[Shard(2)])?;
             let lat = [60.0, 10.0, -10.0, -60.0];
             let globe = Region::standard();
-            let mut scores = Verification::new(&["z", "t"], &[1.0; 4], &lat, &[0.0; 3], globe);
+            let mut scores = Verification::new(&["z", "t"], &[1.0; 4], &lat, &[0.0; 3], globe)?;
             let before = world.comm_stats();
             scores.add(6.0, field.clone(), field, None, None)?;
             let fields = world.comm_stats().since(&before);
@@ -369,7 +390,8 @@ mod tests {
         let (lat, lon) = ([60.0, 0.0, -60.0], [10.0, 190.0]);
         let europe = Region::new("europe", [35.0, 75.0], [-12.5, 42.5]);
         let regions = vec![Region::standard()[0].clone(), europe];
-        let mut scores = Verification::new(&["t"], &[0.5, 1.0, 0.5], &lat, &lon, regions);
+        let weights = [0.5, 1.0, 0.5];
+        let mut scores = Verification::new(&["t"], &weights, &lat, &lon, regions).unwrap();
         let field = |values: [[f32; 2]; 3]| {
             Tensor::<2>::from_floats(values, &Device::default()).reshape([1, 1, 3, 2])
         };
@@ -381,12 +403,12 @@ mod tests {
         scores
             .add(12.0, forecast * 2.0, truth.clone(), None, None)
             .unwrap();
-        let bias = |lead, region| scores.score("t", lead, region).unwrap().bias;
+        let bias = |lead, region| scores.metrics("t", lead, region).unwrap().bias;
         // The weights are 0.5 0.5 1 1 0.5 0.5, and the first cell is 3 larger than the others.
         assert!((bias(6.0, "globe") - (1.0 + 3.0 * 0.5 / 4.0)).abs() < 1e-6);
         assert!((bias(6.0, "europe") - 4.0).abs() < 1e-6);
         assert!((bias(12.0, "europe") - 8.0).abs() < 1e-6);
-        assert!(scores.score("t", 18.0, "globe").is_none());
+        assert!(scores.metrics("t", 18.0, "globe").is_none());
         let json = serde_json::to_value(scores.scores()).unwrap();
         assert_eq!(json[1]["region"], "europe");
         assert_eq!(json[1]["rmse"], 4.0);
@@ -396,11 +418,11 @@ mod tests {
             .add(f64::NAN, truth(), truth(), None, None)
             .unwrap_err();
         assert!(error.to_string().contains("a lead of NaN hours"));
-        assert!(scores.score("t", f64::NAN, "globe").is_none());
+        assert!(scores.metrics("t", f64::NAN, "globe").is_none());
         // A failure adds no lead.
         let other = truth().narrow(2, 0, 2);
         assert!(scores.add(18.0, truth(), other, None, None).is_err());
-        assert!(scores.score("t", 18.0, "globe").is_none());
+        assert!(scores.metrics("t", 18.0, "globe").is_none());
     }
 
     /// Squares of these errors overflow f16.
@@ -411,17 +433,23 @@ mod tests {
             Tensor::<4>::full([1, 1, 2, 3], value, options)
         };
         let globe = || vec![Region::standard()[0].clone()];
-        let mut scores = Verification::new(&["z"], &[1.0; 2], &[45.0, -45.0], &[0.0; 3], globe());
+        let lat = [45.0, -45.0];
+        let mut scores = Verification::new(&["z"], &[1.0; 2], &lat, &[0.0; 3], globe()).unwrap();
         scores
             .add(6.0, field(300.0), field(0.0), None, Some(field(1.0)))
             .unwrap();
-        assert_eq!(scores.score("z", 6.0, "globe").unwrap().rmse, 300.0);
-        // Another grid.
-        let lat = [45.0, 0.0, -45.0];
-        let mut other = Verification::new(&["z"], &[1.0; 2], &lat, &[0.0; 3], globe());
-        let error = other
-            .add(6.0, field(1.0), field(0.0), None, None)
-            .unwrap_err();
-        assert!(error.to_string().contains("2 weights for 3 latitudes"));
+        assert_eq!(scores.metrics("z", 6.0, "globe").unwrap().rmse, 300.0);
+    }
+
+    #[test]
+    fn every_row_and_cell_has_a_weight() {
+        let (lat, lon) = ([45.0, 0.0, -45.0], [0.0; 2]);
+        let (rows, cells) = (&[1.0; 2], &[1.0; 3]);
+        let rows = Verification::new(&["z"], rows, &lat, &lon, Region::standard());
+        let error = rows.unwrap_err().to_string();
+        assert!(error.contains("2 weights for 3 latitudes"), "{error}");
+        let cells = Verification::of_cells(&["z"], cells, &lat, &lon, Region::standard());
+        let error = cells.unwrap_err().to_string();
+        assert!(error.contains("3 weights for 2 longitudes"), "{error}");
     }
 }

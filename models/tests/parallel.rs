@@ -7,11 +7,11 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use halocline_core::{
-    Gather, Launcher, Placement, PlanPlacement, Replicate, Shard, ShardTensor, whole,
+    Gather, Launcher, Placement, PlanPlacement, Replicate, Shard, ShardTensor, unshard,
 };
 use halocline_models::FieldTransformerConfig;
 use halocline_models::parallel::{
-    Plan, Store, Style, build, parallelize_module, sequence_parallel, transformer_encoder,
+    Plan, Store, Style, init_parallel, parallelize_module, sequence_parallel, transformer_encoder,
 };
 use halocline_ops::prelude::*;
 use training::{Trained, compare, train, whole_gradients};
@@ -108,7 +108,9 @@ fn models_that_are_built_sharded_have_the_values_of_whole_ones() {
             let mesh = world.mesh_of(axes)?;
             // After another module, as in a program.
             world.init(|device| LinearConfig::new(2, 2).init(device))?;
-            Ok(values(&whole(build(&world, &mesh, &plan, model)?)?))
+            Ok(values(&unshard(init_parallel(
+                &world, &mesh, &plan, model,
+            )?)?))
         });
         found.unwrap()
     };
@@ -134,7 +136,7 @@ const STEPS: usize = 50;
 #[test]
 fn data_is_stored_in_shards() {
     let store = |gather| Plan::default().with_store(Store::new("**", "data").with_gather(gather));
-    check(&[("data", 2)], &[Shard(0)], &store(Gather::Again), STEPS);
+    check(&[("data", 2)], &[Shard(0)], &store(Gather::EachPass), STEPS);
     check(&[("data", 3)], &[Shard(0)], &store(Gather::Once), 5);
 }
 
@@ -191,7 +193,7 @@ fn data_domain_and_tensor_axes_work_together() {
     let plan = tensor_parallel().with_store(Store::new("**", "data").with_at_least(30));
     check(&axes, &[Shard(0), Shard(1), Replicate], &plan, STEPS);
     let both = Plan {
-        store: vec![Store::new("**", "data"), Store::new("**.weight", "domain")],
+        stores: vec![Store::new("**", "data"), Store::new("**.weight", "domain")],
         ..tensor_parallel()
     };
     check(&axes, &[Shard(0), Shard(1), Replicate], &both, 5);

@@ -104,7 +104,7 @@ fn check(ranks: usize, placement: Placement, plan: &Plan, result: Placement) {
 #[test]
 fn own_layers_and_dropout_follow_plans() {
     let plan = Plan::default()
-        .with_kind("Mix", "Linear")
+        .with_kind_as("Mix", "Linear")
         .with_layer("first", Style::colwise("tensor"))
         .with_layer("mix", Style::rowwise("tensor"));
     for ranks in [2, 3] {
@@ -114,13 +114,13 @@ fn own_layers_and_dropout_follow_plans() {
         2,
         Replicate,
         &Plan {
-            kind: Default::default(),
+            kinds: Default::default(),
             ..plan
         },
     );
     let error = error.unwrap_err().to_string();
     assert!(
-        error.contains("a Mix") && error.contains("with_kind"),
+        error.contains("a Mix") && error.contains("with_kind_as"),
         "{error}"
     );
 }
@@ -241,7 +241,7 @@ fn functions_stand_around_a_distributed_module() {
         let stored = |_: &str, shape: &[usize]| {
             let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
             let shard = ParamShard::new(layout, &mesh);
-            shard.with_stored(&["data"], Gather::Again).map(Some)
+            shard.with_stored(&["data"], Gather::EachPass).map(Some)
         };
         let input = |x: ShardTensor<2>| x.redistribute(&[Shard(0)]);
         let output = |y: ShardTensor<2>| y.redistribute(&[Replicate]);

@@ -8,7 +8,7 @@ use halocline_core::{Launcher, Placement, PlanPlacement, Replicate, Shard, Shard
 use halocline_ops::prelude::*;
 use halocline_ops::{CrossEntropyOptions, EmbeddingField, Reduction, cross_entropy, loss_value};
 
-use halocline_models::parallel::{Plan, Store, Style, build};
+use halocline_models::parallel::{Plan, Store, Style, init_parallel};
 
 #[derive(Module, Debug)]
 struct Tied {
@@ -20,7 +20,7 @@ struct Tied {
 fn losses(data: usize, tensor: usize, plan: &Plan) -> Vec<f64> {
     let found = Launcher::local(data * tensor).seed(5).collect(|world| {
         let mesh = world.mesh([("data", data), ("tensor", tensor)])?;
-        let mut model = build(&world, &mesh, plan, |device| Tied {
+        let mut model = init_parallel(&world, &mesh, plan, |device| Tied {
             table: EmbeddingConfig::new(11, 6).init(device),
             hidden: LinearConfig::new(6, 6).init(device),
         })?;

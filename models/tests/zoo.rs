@@ -6,7 +6,9 @@ use burn::module::Module;
 use burn::nn::transformer::TransformerEncoderConfig;
 use burn::tensor::{Device, Tensor, TensorData};
 use halocline_core::{Launcher, Placement, Replicate, Shard, ShardTensor};
-use halocline_models::parallel::{Plan, Store, build, sequence_parallel, transformer_encoder};
+use halocline_models::parallel::{
+    Plan, Store, init_parallel, sequence_parallel, transformer_encoder,
+};
 use halocline_models::{
     FieldTransformerConfig, FnoConfig, GraphCastNetConfig, GridMesh, SfnoConfig,
     SphereAttentionConfig, SurrogateCnnConfig, UNetConfig,
@@ -32,7 +34,7 @@ fn check<const D: usize, M>(
         let ranks = axes.iter().map(|(_, size)| size).product();
         let found = Launcher::local(ranks).seed(7).collect(|world| {
             let mesh = world.mesh_of(axes)?;
-            let model = build(&world, &mesh, plan, &make)?;
+            let model = init_parallel(&world, &mesh, plan, &make)?;
             let count = shape.iter().product::<usize>();
             let values = (0..count).map(|i| ((i * 37) % 23) as f32 / 11.0 - 1.0);
             let data = TensorData::new(values.collect::<Vec<_>>(), shape);

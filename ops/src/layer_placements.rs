@@ -71,13 +71,13 @@ pub(crate) fn with_bias<const D: usize>(
     // The parameter itself fans out, not its reshaped copy, so that its gradient joins a bucket.
     let varies = |axis: usize| y.placements()[axis].varies();
     let (local, layout, mesh) = bias.place_on(&y)?.try_fan_out(varies)?.into_parts();
-    let placements = layout.placements().iter().map(|placement| match placement {
+    let placements = layout.map_placements(|placement| match placement {
         Shard(0) => Shard(dim),
-        other => *other,
+        other => other,
     });
     let mut extents = vec![vec![1]; D];
     extents[dim] = layout.extents(0).to_vec();
-    let layout = layout.derive(placements.collect(), extents);
+    let layout = layout.derive(placements, extents);
     let local = reshape(local, layout.local_shape(mesh.position()));
     let bias = ShardTensor::<D>::from_parts(local, layout, mesh);
     let bias = distribute_operand(&y, bias)?;

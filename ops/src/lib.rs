@@ -84,8 +84,8 @@ pub mod prelude {
         Penalty, PlanOf, PoolField, PoolOptions, RearrangeField, ReduceField, Reduction, Regrid,
         RegridMode, ResampleField, Reshard, ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField,
         SpectralField, SphereField, SphereGrid, SsimOptions, StatisticsField, Stencil, Window,
-        WithDims, gradient_loss, huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss,
-        total_variation, weighted_loss,
+        WithDims, backward, gradient_loss, huber_loss, l1_loss, loss_value, mse_loss,
+        spectral_loss, ssim_loss, total_variation, weighted_loss,
     };
 }
 

@@ -65,7 +65,7 @@ layers! {
 }
 
 impl Module for Reshard {
-    halocline_core::stays_as_it_is!();
+    halocline_core::constant_module_methods!();
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         visitor.enter_module("reshard", Self::CONTAINER);

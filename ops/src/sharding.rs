@@ -127,10 +127,9 @@ fn uneven(size: usize, parts: usize) -> Vec<usize> {
 
 /// Shards a result that fans out along its last dim, so that each rank has a part of the loss.
 pub(crate) fn sharded<const D: usize>(y: ShardTensor<D>) -> ShardTensor<D> {
-    let placements = y.placements().iter().map(|placement| match placement {
+    let placements = y.layout().map_placements(|placement| match placement {
         Fan => Shard(D - 1),
-        other => *other,
+        other => other,
     });
-    let placements: Vec<Placement> = placements.collect();
     y.redistribute(&placements)
 }

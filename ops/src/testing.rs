@@ -166,12 +166,12 @@ pub(crate) fn random_leaf<const D: usize>(
 /// Requires that the gradient of an input has the layout of the input, with partial sums where the
 /// input fans out.
 pub(crate) fn require_layout<const D: usize>(gradient: &ShardTensor<D>, input: &ShardTensor<D>) {
-    let placements = input.placements().iter().map(|placement| match placement {
+    let placements = input.layout().map_placements(|placement| match placement {
         Fan => Partial(ReduceOp::Sum),
-        other => *other,
+        other => other,
     });
     let extents = input.layout().all_extents().to_vec();
-    let expected = input.layout().derive(placements.collect(), extents);
+    let expected = input.layout().derive(placements, extents);
     assert_eq!(*gradient.layout(), expected, "layout of a gradient");
 }
 

@@ -1,12 +1,15 @@
 //! Checks of settings against the grid, the channels and the number of samples.
 
+use std::collections::BTreeMap;
+
 use halocline_core::{Boundary, Result};
 use halocline_io::Error::Argument;
-use halocline_io::{Channels, Grid};
+use halocline_io::{Channel, Channels, Grid};
 
-use super::config::{ExperimentConfig, Loss, TrainingConfig};
+use super::config::ExperimentConfig;
 use super::data::{Data, stands_for};
 use super::errors::invalid;
+use super::training_config::{Loss, RolloutGradient, TrainingConfig};
 
 /// Checks that a grid has cells inside a rim of this width, and edges.
 pub(super) fn check_rim(width: usize, grid: &Grid) -> Result<()> {
@@ -39,16 +42,26 @@ pub(super) fn check_batch(batch: usize, samples: usize) -> halocline_io::Result<
     })
 }
 
-/// Refuses weights of names that are neither targets nor their variables.
-pub(super) fn check_weights(training: &TrainingConfig, targets: &[String]) -> Result<()> {
+/// Refuses names in a table of a setting that are neither targets nor their variables.
+pub(super) fn check_targets<T>(
+    setting: &'static str,
+    table: &BTreeMap<String, T>,
+    targets: &[String],
+) -> Result<()> {
     let is_target = |name: &String| targets.iter().any(|target| stands_for(name, target));
-    match training.weights.keys().find(|name| !is_target(name)) {
+    match table.keys().find(|name| !is_target(name)) {
         None => Ok(()),
         Some(name) => {
             let expected = format!("targets or their variables: {}", targets.join(", "));
-            Err(invalid("training.weights", name, expected))
+            Err(invalid(setting, name, expected))
         }
     }
+}
+
+/// Returns the value of a target in a table: that of its level, or else of its variable.
+pub(super) fn of_target<'a, T>(table: &'a BTreeMap<String, T>, target: &str) -> Option<&'a T> {
+    let channel = Channel::new(target.into());
+    table.get(target).or_else(|| table.get(channel.variable()))
 }
 
 /// Refuses a loss of zonal waves on cells that are not in rows along latitudes.
@@ -59,7 +72,7 @@ fn check_loss(loss: Loss, grid: &Grid) -> Result<()> {
     Err(invalid(
         "training.loss",
         format!("spectral on a row of {} cells", grid.lon().len()),
-        "mse or crps, because waves along this row are not zonal",
+        "mse, mae, huber or crps, because waves along this row are not zonal",
     ))
 }
 
@@ -91,7 +104,7 @@ pub(super) fn check_training(
         return Err(invalid("training.curriculum", "epoch 0", expected));
     }
     check_loss(training.loss, grid)?;
-    check_weights(training, &channels.targets)?;
+    check_targets("training.weights", &training.weights, &channels.targets)?;
     if training.most_steps() > 1 {
         channels.feedback()?;
     }
@@ -164,6 +177,17 @@ fn without_effect(config: &ExperimentConfig, batches: usize) -> Vec<String> {
             ));
         }
     }
+    let is_last = training.gradient == RolloutGradient::Last;
+    for (key, is_set) in [
+        ("discount", training.discount != 1.0),
+        ("gradient", is_last),
+    ] {
+        if is_set && training.most_steps() == 1 {
+            lines.push(format!(
+                "training.{key}: without effect on one step; training.curriculum sets several"
+            ));
+        }
+    }
     let ranks = |axis: &str| ranks(config, axis);
     let forecast = &config.forecast;
     let most = training.members.max(forecast.members);
@@ -225,7 +249,7 @@ mod tests {
             ),
             (
                 "loss = \"spectral\"",
-                "training.loss: got spectral on a row of 40 cells, expected mse or crps",
+                "training.loss: got spectral on a row of 40 cells, expected mse, mae, huber or crps",
             ),
             ("weights = { z = 2.0 }", "training.weights: got z, expected"),
             (
@@ -241,6 +265,19 @@ mod tests {
                 "{found}"
             );
         }
+    }
+
+    #[test]
+    fn names_in_tables_are_targets_or_variables() {
+        let targets = ["t2m".to_string(), "z@500".to_string()];
+        let table = BTreeMap::from([("z".to_string(), 1), ("t2m".to_string(), 2)]);
+        check_targets("data.bounds", &table, &targets).unwrap();
+        assert_eq!(of_target(&table, "z@500"), Some(&1));
+        assert_eq!(of_target(&table, "q@500"), None);
+        let table = BTreeMap::from([("tp".to_string(), 0)]);
+        let error = check_targets("data.bounds", &table, &targets).unwrap_err();
+        let told = "data.bounds: got tp, expected targets or their variables: t2m, z@500";
+        assert!(error.to_string().contains(told), "{error}");
     }
 
     #[test]
@@ -285,6 +322,11 @@ mod tests {
             let found = without_effect(&config(&tables), 10);
             assert!(found.last().unwrap().starts_with(told), "{found:?}");
         }
+        let found = without_effect(&config("[training]\ndiscount = 0.9"), 10);
+        assert!(
+            found[0].starts_with("training.discount: without effect"),
+            "{found:?}"
+        );
         let unused = config_in(Path::new("nowhere"), "constants = \"a.nc\"", "");
         let found = without_effect(&unused, 10);
         assert!(found[0].starts_with("data.constants: a file"), "{found:?}");

@@ -132,7 +132,7 @@ impl Climatology {
         if !is_wanted(cycle, parts, is_default) {
             return Ok(None);
         }
-        let all = saved.sharded::<4, Float>(NAME, mesh, placements)?.inner();
+        let all = saved.sharded::<4, Float>(mesh, NAME, placements)?.inner();
         let class = |class| all.clone().narrow(0, class, 1);
         Ok(Some(Self {
             times: Times {

@@ -7,12 +7,14 @@ use halocline_core::{Error, Result};
 use halocline_models::parallel::Plan;
 use serde::{Deserialize, Serialize};
 
-use super::data_config::{DataConfig, deviation, positive};
+use super::data_config::DataConfig;
 use super::errors::{failed, refuse};
+use super::forecast_config::ForecastConfig;
 use super::near::{model_key, near, nearest};
 use super::network::ModelConfig;
 use super::optimizer::OptimizerConfig;
-use super::precision::Precision;
+use super::overrides::overridden;
+use super::training_config::{Loss, TrainingConfig};
 
 /// Configuration of an [`Experiment`](super::Experiment): its data, model, mesh and training.
 ///
@@ -82,171 +84,42 @@ fn yes() -> bool {
     true
 }
 
-/// Training: epochs, batches, loss, precision and stopping.
-///
-/// # Example
-/// ```
-/// use halocline::experiment::TrainingConfig;
-///
-/// // One step in the first 10 epochs, two in the next 10, then four.
-/// let training = TrainingConfig { curriculum: vec![[11, 2], [21, 4]], ..TrainingConfig::default() };
-/// assert_eq!([1, 10, 11, 20, 25].map(|epoch| training.steps(epoch)), [1, 1, 2, 2, 4]);
-/// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TrainingConfig {
-    /// [Package](super::Experiment::package), or folder of another experiment, from whose weights
-    /// training starts, with its statistics. Default random weights.
-    pub pretrained: Option<PathBuf>,
-    /// Passes over the samples.
-    pub epochs: usize,
-    /// Time limit of a run in minutes, including the opening of the experiment: no epoch begins
-    /// that is expected to exceed it. Default no limit.
-    pub minutes: Option<f64>,
-    /// Samples per batch, over all ranks; at most those of the training period.
-    pub batch: usize,
-    /// Batches per optimizer step, at most those of an epoch.
-    pub accumulation: usize,
-    /// Autoregressive steps of training by epoch, as pairs `[epoch, steps]`: the number of steps
-    /// from that epoch on, counted from 1, as in the log. One step before the first pair.
-    pub curriculum: Vec<[usize; 2]>,
-    /// Standard deviation of the noise on inputs, in standard deviations of their channels.
-    pub noise: f64,
-    /// Number type in which the model computes; parameters, increments and losses are in f32.
-    pub precision: Precision,
-    /// Training loss.
-    pub loss: Loss,
-    /// Factors of the loss by target, of one level (`z@500`) or of a variable (`z`). Default 1.
-    pub weights: BTreeMap<String, f64>,
-    /// Ensemble size of [`Loss::Crps`]; members differ by the noise.
-    pub members: usize,
-    /// Whether the backward pass recomputes each autoregressive step: less memory, more time.
-    pub recompute: bool,
-    /// Largest norm of the gradient of all parameters. Default no limit.
-    pub clip_norm: Option<f64>,
-    /// Decay, per optimizer step, of an exponential moving average of the parameters, which
-    /// validations and forecasts use. Default no average.
-    pub ema: Option<f64>,
-    /// Number of validations without a better score after which training ends. Default no limit.
-    pub patience: Option<usize>,
-    /// Optimizer steps between checkpoints, in addition to one after each epoch.
-    pub save_every: u64,
-}
-
-/// Training loss of area-weighted errors, in standard deviations of the increments of a step.
-///
-/// See [`TrainingConfig`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Loss {
-    /// Mean squared error.
-    Mse,
-    /// Continuous ranked probability score of ensembles, by its fair estimator.
-    Crps,
-    /// Mean squared error plus the squared error of the amplitudes of zonal waves, which penalizes
-    /// blur. On grids with rows along latitudes.
-    Spectral,
-}
-
-/// Forecasts and their ensembles.
-///
-/// See [`ExperimentConfig`] for an example.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ForecastConfig {
-    /// Steps per forecast.
-    pub steps: usize,
-    /// Members per ensemble.
-    pub members: usize,
-    /// Standard deviation of the noise that makes members differ, in standard deviations of the
-    /// inputs.
-    pub noise: f64,
-}
-
-impl Default for TrainingConfig {
-    fn default() -> Self {
-        Self {
-            pretrained: None,
-            epochs: 10,
-            minutes: None,
-            batch: 1,
-            accumulation: 1,
-            curriculum: Vec::new(),
-            noise: 0.0,
-            precision: Precision::F32,
-            loss: Loss::Mse,
-            weights: BTreeMap::new(),
-            members: 1,
-            recompute: false,
-            clip_norm: None,
-            ema: None,
-            patience: None,
-            save_every: 100,
-        }
-    }
-}
-
-impl Default for ForecastConfig {
-    fn default() -> Self {
-        Self {
-            steps: 1,
-            members: 1,
-            noise: 0.0,
-        }
-    }
-}
-
-impl TrainingConfig {
-    /// Returns the number of autoregressive steps of an epoch, counted from 1.
-    pub fn steps(&self, epoch: usize) -> usize {
-        let begun = self.curriculum.iter().rfind(|[first, _]| *first <= epoch);
-        begun.map_or(1, |[_, steps]| *steps)
-    }
-
-    /// Returns the largest number of autoregressive steps of the curriculum, for which the samples
-    /// of all epochs have targets.
-    pub(super) fn most_steps(&self) -> usize {
-        let steps = self.curriculum.iter().map(|[_, steps]| *steps);
-        steps.max().unwrap_or(1)
-    }
-}
-
-impl ForecastConfig {
-    pub(super) fn check(&self) -> Result<()> {
-        refuse(&[
-            (
-                self.steps == 0,
-                "forecast.steps: 0; expected at least 1 step",
-            ),
-            (
-                self.members == 0,
-                "forecast.members: 0; expected at least 1 member",
-            ),
-            (
-                !deviation(self.noise),
-                &format!(
-                    "forecast.noise: {}; expected a standard deviation from 0 on",
-                    self.noise
-                ),
-            ),
-            (
-                self.members > 1 && self.noise == 0.0,
-                "forecast.noise: 0, with which all members are the same; expected a standard deviation, such as 0.1, \
-                 or 1 member",
-            ),
-        ])
-    }
-}
-
 impl ExperimentConfig {
     /// Reads a TOML file.
     ///
     /// # Errors
     /// A file that cannot be read; the errors of [`from_toml`](Self::from_toml), with the path.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        Self::load_with(path, &[])
+    }
+
+    /// Reads a TOML file, some of whose keys are replaced by settings `KEY=VALUE`: dotted keys and
+    /// values in TOML, as the option `--set` of the program takes them.
+    ///
+    /// # Errors
+    /// A setting that is not a key and a value; the errors of [`load`](Self::load), with the
+    /// settings.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline::experiment::ExperimentConfig;
+    ///
+    /// let settings = ["training.epochs=5".to_string()];
+    /// let config = ExperimentConfig::load_with("examples/configs/weather.toml", &settings)?;
+    /// assert_eq!(config.training.epochs, 5);
+    /// # Ok::<(), halocline::Error>(())
+    /// ```
+    pub fn load_with(path: impl AsRef<Path>, settings: &[String]) -> Result<Self> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(failed(path))?;
-        Self::from_toml(&text).map_err(failed(path))
+        if settings.is_empty() {
+            return Self::from_toml(&text).map_err(failed(path));
+        }
+        let text = overridden(&text, settings).map_err(failed(path))?;
+        Self::from_toml(&text).map_err(|error| {
+            let settings = settings.join(" --set ");
+            failed(path)(format!("with --set {settings}: {error}"))
+        })
     }
 
     /// Parses TOML.
@@ -307,71 +180,25 @@ impl ExperimentConfig {
     }
 
     fn check_values(&self) -> Result<()> {
-        let (data, training) = (&self.data, &self.training);
-        let rises = training
-            .curriculum
-            .windows(2)
-            .all(|pair| pair[0][0] < pair[1][0]);
-        let checks = [
+        self.data.check()?;
+        self.training.check()?;
+        let (training, noise_channels) = (&self.training, self.data.noise_channels);
+        refuse(&[
             (
-                training.batch == 0,
-                "training.batch: 0; expected at least 1 sample",
+                training.loss == Loss::Crps && training.noise == 0.0 && noise_channels == 0,
+                "training.noise: 0, with which all members of the loss crps are the same; expected a standard deviation, \
+                 such as 0.1, or data.noise_channels",
             ),
             (
-                training.accumulation == 0,
-                "training.accumulation: 0; expected at least 1 batch",
-            ),
-            (
-                training.patience == Some(0),
-                "training.patience: 0; expected at least 1 validation",
-            ),
-            (
-                training.patience.is_some() && data.validation.is_none(),
+                self.training.patience.is_some() && self.data.validation.is_none(),
                 "training.patience: without data.validation, of whose scores it counts",
-            ),
-            (
-                !training.weights.values().all(|weight| positive(*weight)),
-                "training.weights: expected factors above 0",
-            ),
-            (
-                training.minutes.is_some_and(|minutes| !positive(minutes)),
-                "training.minutes: expected more than 0 minutes",
-            ),
-            (
-                training
-                    .ema
-                    .is_some_and(|decay| !(0.0..1.0).contains(&decay)),
-                "training.ema: expected a decay from 0 to less than 1, such as 0.999",
-            ),
-            (
-                training.clip_norm.is_some_and(|norm| !positive(norm)),
-                "training.clip_norm: expected a norm above 0",
-            ),
-            (
-                !rises || training.curriculum.iter().any(|[_, steps]| *steps == 0),
-                "training.curriculum: expected pairs [epoch, steps] with rising epochs and at least 1 step",
-            ),
-            (
-                training.loss == Loss::Crps && (training.members < 2 || training.noise == 0.0),
-                "training.loss: crps of one member, or of members that are the same; expected training.members from 2 on, \
-                 and training.noise above 0",
-            ),
-            (
-                training.loss != Loss::Crps && training.members != 1,
-                "training.members: of a loss of one member; expected 1, or training.loss = \"crps\"",
-            ),
-            (
-                !deviation(training.noise),
-                "training.noise: expected a standard deviation from 0 on",
             ),
             (
                 self.mesh.values().any(|size| *size == 0),
                 "mesh: an axis of 0 ranks; expected at least 1",
             ),
-        ];
-        data.check()?;
-        refuse(&checks)?;
-        self.forecast.check()?;
+        ])?;
+        self.forecast.check(noise_channels)?;
         self.optimizer.check()
     }
 }
@@ -447,7 +274,7 @@ mod tests {
             (then("[mesh]\nlat = 0"), "mesh"),
             (then("[mesh]\nlta = 2"), "mesh.lta"),
             (
-                then("[mesh]\nlta = 2\ndata = 2\n[[plan.store]]\npath = \"**\"\nover = \"data\""),
+                then("[mesh]\nlta = 2\ndata = 2\n[[plan.store]]\npath = \"**\"\naxis = \"data\""),
                 "mesh.lta",
             ),
             (then("[training]\nbatch = 0"), "training.batch"),
@@ -473,6 +300,10 @@ mod tests {
                 then("[training]\nmembers = 2"),
                 "training.members: of a loss",
             ),
+            (
+                then("[training]\nloss = \"crps\"\nmembers = 2"),
+                "training.noise: 0, with which",
+            ),
             (then("[training]\nloss = \"crsp\""), "near it: crps"),
             (
                 then("[optimizer]\nlearning_rate = 0.0"),
@@ -486,5 +317,8 @@ mod tests {
             let error = refused(&text);
             assert!(error.contains(part), "{part} in\n{error}");
         }
+        let ensembles = "[training]\nloss = \"crps\"\nmembers = 2\n[forecast]\nmembers = 4";
+        let text = data("noise_channels = 1") + ensembles;
+        ExperimentConfig::from_toml(&text).unwrap();
     }
 }

@@ -10,6 +10,7 @@ use halocline_io::{
 
 use super::data_config::DataConfig;
 use super::errors::invalid;
+use super::patterns::expanded;
 use super::timeline::Timeline;
 
 /// Channels, grid and times of an experiment's files.
@@ -44,12 +45,16 @@ pub(super) enum Samples {
 }
 
 impl Data {
-    /// Opens the files of training.
+    /// Opens the files of training, which may be patterns.
     pub(super) fn open(config: &DataConfig) -> Result<Self> {
-        let (period, samples) = (&config.train, Samples::Steps(1));
-        let dataset = FieldDataset::open(&config.files, &dataset(config, period, samples))?;
+        let config = DataConfig {
+            files: expanded(&config.files)?,
+            ..config.clone()
+        };
+        let samples = dataset(&config, &config.train, Samples::Steps(1));
+        let dataset = FieldDataset::open(&config.files, &samples)?;
         config.check_periods(dataset.calendar())?;
-        Self::of(config.clone(), &dataset, dataset.metadata().time_step())
+        Self::of(config, &dataset, dataset.metadata().time_step())
     }
 
     /// Opens other files than those of training, which may have a single time, for a model trained
@@ -112,10 +117,13 @@ impl Data {
     }
 
     /// Reads rows and columns in the order of the statistics, which is that of training: joined
-    /// files that are listed in another order may begin with one in another order of rows.
+    /// files that are listed in another order may begin with one in another order of rows. Areas of
+    /// cells count if they did in training.
     pub(super) fn in_order_of(mut self, statistics: &Statistics) -> Self {
         let trained = statistics.metadata().grid();
-        if !self.grid.agrees_with(trained) {
+        let [has_areas, had_areas] =
+            [&self.grid, trained].map(|grid| grid.cell_weights().is_some());
+        if has_areas != had_areas || !self.grid.agrees_with(trained) {
             self.grid = trained.clone();
         }
         self
@@ -408,7 +416,10 @@ fn dataset(config: &DataConfig, period: &Period, samples: Samples) -> DatasetCon
         // Forecasts feed back the states of each step.
         .with_history_hours(config.lead_hours);
     match samples {
-        Samples::Steps(steps) => dataset.with_lead_hours(config.lead_hours).with_steps(steps),
+        Samples::Steps(steps) => dataset
+            .with_lead_hours(config.lead_hours)
+            .with_steps(steps)
+            .with_every_hours(config.every_hours),
         Samples::States => dataset.with_lead(0),
         Samples::Targets => dataset
             .with_history(1)

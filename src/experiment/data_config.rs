@@ -1,5 +1,6 @@
 //! Configuration of an experiment's data.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use halocline_core::Result;
@@ -17,7 +18,8 @@ use super::errors::{invalid, refuse};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// Zarr stores, NetCDF files or field files.
+    /// Zarr stores, NetCDF files or field files. The last part of a path may be a pattern, such as
+    /// `era5/*.nc`, which stands for the files that match it, sorted by name.
     pub files: Vec<PathBuf>,
     /// Whether all files form one time axis; otherwise each is a separate trajectory.
     #[serde(default)]
@@ -45,6 +47,11 @@ pub struct DataConfig {
     /// the data at each step, and which losses and scores leave out. Default 0, no boundary.
     #[serde(default)]
     pub boundary: usize,
+    /// Lower bounds, or lower and upper bounds, of targets in their units, such as `[0.0, 1.0]`; a
+    /// variable stands for all its levels. Predictions beyond them are set to the bound, in
+    /// training and in forecasts. Default none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub bounds: BTreeMap<String, Vec<f64>>,
     /// Folder of statistics that normalise the values, such as one of `halocline stats`. Default
     /// those of the training period, or of the [pretrained](super::TrainingConfig::pretrained)
     /// network.
@@ -52,8 +59,17 @@ pub struct DataConfig {
     /// Number of times in an input.
     #[serde(default = "one")]
     pub history: usize,
+    /// Number of channels of noise that the model receives after the forcings: standard normal
+    /// values, drawn anew for each member at each step, in training and in forecasts, so that
+    /// members differ. Default 0.
+    #[serde(default)]
+    pub noise_channels: usize,
     /// Hours of a step. By default a step leads to the next time of the files, however far away.
     pub lead_hours: Option<f64>,
+    /// Hours of which the time of an input of training is a multiple, counted from 1970-01-01 00:00:
+    /// with 12, samples start at 00 and 12 UTC. Default all times. See
+    /// [`ForecastConfig::every_hours`](super::ForecastConfig::every_hours) for forecasts.
+    pub every_hours: Option<usize>,
     /// Handling of uneven time steps: `reject` (an error), `skip` samples that span one, or
     /// `allow`.
     #[serde(default = "reject_gaps", with = "GapsName")]
@@ -101,12 +117,23 @@ impl DataConfig {
                 "data.history: 0; expected at least 1 time",
             ),
             (
+                self.noise_channels > MOST_NOISE_CHANNELS,
+                &format!(
+                    "data.noise_channels: {}; expected at most {MOST_NOISE_CHANNELS}",
+                    self.noise_channels
+                ),
+            ),
+            (
                 self.anomalies && self.history > 1,
                 "data.anomalies: with a history of several times; expected a history of 1",
             ),
             (
                 self.lead_hours.is_some_and(|hours| !positive(hours)),
                 "data.lead_hours: expected more than 0 hours",
+            ),
+            (
+                self.every_hours == Some(0),
+                "data.every_hours: 0; expected at least 1 hour",
             ),
             (
                 self.climatology_hours
@@ -127,6 +154,21 @@ impl DataConfig {
                  such as train = { until = \"2020-01-01\" }",
             ),
         ])?;
+        for (target, bounds) in &self.bounds {
+            let is_valid = match bounds[..] {
+                [lower] => lower.is_finite(),
+                [lower, upper] => lower < upper,
+                _ => false,
+            };
+            if !is_valid {
+                let expected = "a lower bound, or a lower one and a higher one";
+                return Err(invalid(
+                    "data.bounds",
+                    format!("{bounds:?} of {target}"),
+                    expected,
+                ));
+            }
+        }
         for (key, period) in self.periods() {
             // The dates of any calendar are those of one of these, in the same order. A period has
             // dates in common with itself, unless it ends before it begins.
@@ -179,6 +221,9 @@ impl DataConfig {
         Ok(())
     }
 }
+
+/// Largest number of channels of noise.
+const MOST_NOISE_CHANNELS: usize = 1 << 10;
 
 /// Returns whether a number is positive and finite.
 pub(super) fn positive(value: f64) -> bool {
@@ -262,6 +307,16 @@ mod tests {
             (
                 "constants_missing = [\"lsm\"]",
                 "data.constants_missing: without data.constants",
+            ),
+            ("noise_channels = 2000", "data.noise_channels: 2000;"),
+            (
+                "bounds = { tp = [] }",
+                "data.bounds: got [] of tp, expected a lower bound",
+            ),
+            ("bounds = { tp = [nan] }", "data.bounds: got [NaN] of tp"),
+            (
+                "bounds = { tp = [1, 0.5] }",
+                "data.bounds: got [1.0, 0.5] of tp",
             ),
         ] {
             let error = check(lines);

@@ -11,8 +11,8 @@ use halocline_io::{
 use halocline_models::{next_input, perturbed};
 use halocline_ops::prelude::*;
 
-use super::config::ForecastConfig;
-use super::network::FieldModel;
+use super::forecast_config::ForecastConfig;
+use super::network::{FieldModel, OwnNetwork};
 use super::outputs::Output;
 use super::setup::{Experiment, Files, States, missing};
 use crate::root::on_root;
@@ -30,10 +30,11 @@ pub(super) struct Step {
     pub(super) fields: ShardTensor<4>,
 }
 
-impl Experiment {
+impl<N: OwnNetwork> Experiment<N> {
     /// Makes forecasts from a date, or from each state of the test period or of
-    /// [other files](Self::of_files), and writes a Zarr store for each. Returns the paths that were
-    /// written.
+    /// [other files](Self::of_files), apart from those that
+    /// [`every_hours`](ForecastConfig::every_hours) leaves out, and writes a Zarr store for each.
+    /// Returns the paths that were written.
     ///
     /// From a date, the output is `path`, a NetCDF file if it ends in `.nc`. Otherwise `path` is
     /// the folder of the outputs, each named by its date. Existing outputs are complete, and are
@@ -44,20 +45,21 @@ impl Experiment {
     /// states whose forecasts need others there are left out.
     ///
     /// # Errors
-    /// A date without a state; an experiment without a test period; from a date, an output that
+    /// A date without a state; an experiment without a test period; without a date, no state at a
+    /// multiple of the hours of the configuration; from a date, an output that
     /// exists and is not to be replaced; forcings or a boundary that end before the forecast from
     /// the date or, without a date, before that from every state; a folder with forecasts of
     /// another configuration or, if [`trained`](Self::trained) loaded the model, of another
     /// checkpoint, unless `existing` replaces them all; a failure of files or communication.
     pub fn forecast(
         &self,
-        model: &FieldModel,
+        model: &FieldModel<N>,
         from: Option<&str>,
         config: &ForecastConfig,
         path: &Path,
         existing: Existing,
     ) -> Result<Vec<PathBuf>> {
-        config.check()?;
+        config.check(self.config.data.noise_channels)?;
         self.check_output(path, from.is_some())?;
         let period = match from {
             Some(_) => Period::default(),
@@ -81,11 +83,11 @@ impl Experiment {
         Ok(starts.into_iter().map(|(_, path)| path).collect())
     }
 
-    /// Returns the outputs in a folder of the forecasts from each state, without those from states
+    /// Returns the outputs in a folder of the forecasts from each start, without those from states
     /// whose forcings or boundaries, which are read from the files, end before the forecast.
     ///
     /// # Errors
-    /// No state whose forcings and boundaries reach as far.
+    /// No start; none whose forcings and boundaries reach as far.
     fn outputs(
         &self,
         states: &States,
@@ -98,12 +100,13 @@ impl Experiment {
         let steps = self.read_steps(config.steps);
         let reaches =
             |start: &usize| (1..=steps).all(|step| timeline.ahead(*start, step).1.is_some());
-        let (starts, short): (Vec<usize>, Vec<usize>) = (0..stems.len()).partition(reaches);
+        let starts = timeline.starts(config.every_hours)?;
+        let (starts, short): (Vec<usize>, Vec<usize>) = starts.into_iter().partition(reaches);
         if self.world.is_root() && !short.is_empty() {
             eprintln!(
                 "forecast: {} of {} states are left out, whose forcings or boundaries end before the forecast",
                 short.len(),
-                stems.len()
+                short.len() + starts.len()
             );
         }
         if starts.is_empty() {
@@ -131,7 +134,7 @@ impl Experiment {
 
     fn write(
         &self,
-        model: &FieldModel,
+        model: &FieldModel<N>,
         (states, rims): (&States, Option<&FieldLoader>),
         start: usize,
         config: &ForecastConfig,
@@ -188,7 +191,7 @@ impl Experiment {
     /// returns a state of the data, for the boundary of a region. Holds one step in memory.
     pub(super) fn steps(
         &self,
-        model: &FieldModel,
+        model: &FieldModel<N>,
         states: &States,
         batch: Batch,
         config: &ForecastConfig,
@@ -202,6 +205,7 @@ impl Experiment {
         let mask = present.as_ref().map(|present| self.of_targets(present));
         // Where the start has no value, such as on land, the forecast has none either.
         let gaps = mask.clone().map(missing);
+        let samples = x.clone().narrow(1, 0, 1);
         if config.members > 1 {
             let key = RandomKey::new(self.config.seed, ("forecast", begin.to_bits()));
             x = perturbed(x, config.members, config.noise, key, self.member_axis())?;
@@ -221,11 +225,15 @@ impl Experiment {
                 }
                 None => x.clone(),
             };
+            let stream = ("noise channels", begin.to_bits(), number);
+            let key = RandomKey::new(self.config.seed, stream);
+            let given = self.with_noise_channels(given, &samples, config.members, key)?;
             let y = given.apply(model);
             let state;
             (time, state) = states.timeline.ahead(start, number);
+            let y = self.bounded(y, &[time])?;
             let y = self.with_boundary(y, || self.given(&read, time, state))?;
-            let mut fields = self.predicted(y.clone(), time)?;
+            let mut fields = self.bounded_in_units(self.predicted(y.clone(), time)?);
             if let Some(gaps) = &gaps {
                 fields = fields + gaps.clone();
             }

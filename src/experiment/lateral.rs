@@ -5,9 +5,10 @@ use halocline_io::{Batch, FieldLoader, LoaderConfig, Period, Source};
 use halocline_models::{interior, with_rim};
 
 use super::data::Samples;
+use super::network::OwnNetwork;
 use super::setup::{Experiment, placements};
 
-impl Experiment {
+impl<N: OwnNetwork> Experiment<N> {
     /// Returns the number of steps of a forecast whose states in the data it reads: for forcings
     /// of the files those before its last step, for a lateral boundary all.
     pub(super) fn read_steps(&self, steps: usize) -> usize {

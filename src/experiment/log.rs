@@ -46,13 +46,20 @@ impl fmt::Display for Epoch {
             seconds,
             ..
         } = self;
-        write!(f, "epoch {epoch}: loss ")?;
-        if (1e-3..1e6).contains(loss) {
-            write!(f, "{loss:.4}")?;
-        } else {
-            write!(f, "{loss:.3e}")?;
-        }
-        write!(f, ", {rollout} step(s), {seconds:.1} s")
+        let loss = short(*loss);
+        write!(
+            f,
+            "epoch {epoch}: loss {loss}, {rollout} step(s), {seconds:.1} s"
+        )
+    }
+}
+
+/// Formats a number with four digits after the point.
+pub(super) fn short(value: f64) -> String {
+    if (1e-3..1e6).contains(&value) {
+        format!("{value:.4}")
+    } else {
+        format!("{value:.3e}")
     }
 }
 

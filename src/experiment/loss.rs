@@ -1,24 +1,25 @@
 //! Loss of a batch.
 
 use halocline_core::{Distribution, Error, RandomKey, Result, ShardTensor};
-use halocline_io::{Batch, Channel};
+use halocline_io::Batch;
 use halocline_models::{
     CrpsEstimator, crps, crps_masked, perturbed, repeat_members, rollout, split_members,
 };
 use halocline_ops::prelude::*;
 use halocline_ops::{counted, spectral_loss};
 
-use super::checks::check_weights;
-use super::config::Loss;
-use super::network::{FieldModel, places_of_targets, select_channels};
+use super::checks::{check_targets, of_target};
+use super::config::ExperimentConfig;
+use super::network::{FieldModel, OwnNetwork, places_of_targets, select_channels};
 use super::setup::Experiment;
+use super::training_config::{Loss, RolloutGradient};
 
-impl Experiment {
+impl<N: OwnNetwork> Experiment<N> {
     /// Returns the area-weighted loss of a batch, of errors in standard deviations of the
     /// increments of a step.
     pub(super) fn loss(
         &self,
-        model: &FieldModel,
+        model: &FieldModel<N>,
         batch: Batch,
         steps: usize,
         epoch: usize,
@@ -67,15 +68,15 @@ impl Experiment {
             (mask, _) => mask,
         };
         let counts = self.without_rim(&target, counts)?;
+        let counts = self.by_area(&target, counts);
         let mask = known.filter(|_| steps > 1).map(copies).transpose()?;
         let forcing = batch.forcing.map(copies).transpose()?;
-        let (recompute, halos) = (training.recompute, self.config.model.halos());
         let y = rollout(x, forcing, steps, &feedback, |step, x| {
-            let y = if recompute {
-                x.recompute(model, halos, |model, x| x.apply(model))
-            } else {
-                x.apply(model)
-            };
+            let stream = ("noise channels", epoch, batch.samples[0], step);
+            let key = RandomKey::new(self.config.seed, stream);
+            let x = self.with_noise_channels(x, &batch.target, members, key)?;
+            let y = apply_step(&self.config, model, x, step + 1 == steps);
+            let y = self.bounded(y, &times(step))?;
             let y = self.with_boundary(y, || {
                 copies(target.clone().narrow(1, step * channels, channels))
             })?;
@@ -84,31 +85,47 @@ impl Experiment {
                 None => Ok(y),
             }
         })?;
-        self.distance(y, target, counts, &self.factors()?.repeat(steps))
+        let count = match training.gradient {
+            RolloutGradient::All => steps,
+            RolloutGradient::Last => 1,
+        };
+        let newest = |field: ShardTensor<4>| match steps - count {
+            0 => field,
+            before => field.narrow(1, before * channels, count * channels),
+        };
+        let [y, target] = [y, target].map(newest);
+        let target_weights = self.weights()?;
+        let weights = training.step_weights(count).into_iter();
+        let weights =
+            weights.flat_map(|step| target_weights.iter().map(move |weight| step * weight));
+        let (weights, ratios) = (weights.collect::<Vec<_>>(), self.scales[2].repeat(count));
+        self.distance(y, target, counts.map(newest), [&weights, &ratios])
     }
 
-    /// Returns the factors of the errors of each target: standard deviations by those of increments,
-    /// and what makes the loss that of the weights of the configuration.
+    /// Multiplies the mask of the cells of `field` that the loss counts by the areas of the cells
+    /// of an unstructured grid, if these are known.
+    fn by_area(
+        &self,
+        field: &ShardTensor<4>,
+        mask: Option<ShardTensor<4>>,
+    ) -> Option<ShardTensor<4>> {
+        let Some(areas) = self.data.grid.cell_weights() else {
+            return mask;
+        };
+        let field = field.clone().inner();
+        let mask = mask.unwrap_or_else(|| field.clone() * 0.0 + 1.0);
+        Some(mask * field.profile(3, &areas))
+    }
+
+    /// Returns the weight of the loss of each target.
     ///
     /// # Errors
     /// A weight of a name that is not a target.
-    pub(super) fn factors(&self) -> Result<Vec<f64>> {
-        let (training, targets) = (&self.config.training, &self.data.channels.targets);
-        check_weights(training, targets)?;
-        let weights = &training.weights;
-        let weight = |target: &String| {
-            let of_level = weights.get(target);
-            let channel = Channel::new(target.clone());
-            let weight = of_level.or_else(|| weights.get(channel.variable()));
-            weight.copied().unwrap_or(1.0)
-        };
-        let [_, _, ratios] = &self.scales;
-        let factor = |(target, ratio): (&String, &f64)| match training.loss {
-            Loss::Crps => weight(target) * ratio,
-            // Of squared errors.
-            Loss::Mse | Loss::Spectral => weight(target).sqrt() * ratio,
-        };
-        Ok(targets.iter().zip(ratios).map(factor).collect())
+    fn weights(&self) -> Result<Vec<f64>> {
+        let (weights, targets) = (&self.config.training.weights, &self.data.channels.targets);
+        check_targets("training.weights", weights, targets)?;
+        let weight = |target: &String| of_target(weights, target).copied().unwrap_or(1.0);
+        Ok(targets.iter().map(weight).collect())
     }
 
     /// Returns the mask of the targets at the start: the mask of the inputs at their newest time.
@@ -120,48 +137,68 @@ impl Experiment {
         select_channels(present.clone(), &places, |channel| channel * 0.0 + 1.0)
     }
 
-    /// Returns the loss of predictions `[members · batch, steps · targets, lat, lon]`, whose errors
-    /// have one factor per channel.
+    /// Returns the loss of predictions `[members · batch, steps · targets, lat, lon]`. The loss of
+    /// each channel has a weight, and its errors are multiplied by the ratio of standard deviations
+    /// to those of increments.
     fn distance(
         &self,
         y: ShardTensor<4>,
         target: ShardTensor<4>,
         mask: Option<ShardTensor<4>>,
-        factors: &[f64],
+        [weights, ratios]: [&[f64]; 2],
     ) -> Result<ShardTensor<1>> {
         let training = &self.config.training;
-        let weights = self.data.grid.latitude_weights();
+        let areas = self.data.grid.latitude_weights();
+        let factors = |factor: fn(f64, f64) -> f64| -> Vec<f64> {
+            let channels = weights.iter().zip(ratios);
+            channels
+                .map(|(weight, ratio)| factor(*weight, *ratio))
+                .collect()
+        };
         if training.loss == Loss::Crps {
-            let factors = y.profile(1, factors);
+            let factors = y.profile(1, &factors(|weight, ratio| weight * ratio));
             let y = split_members(y * factors.clone(), training.members, self.member_axis())?;
             let of_ensemble = |field: ShardTensor<4>| field.unsqueeze_dim::<5>(0);
             let target = of_ensemble(target * factors);
             return match mask {
                 Some(mask) => {
-                    crps_masked(y, target, of_ensemble(mask), &weights, CrpsEstimator::Fair)
+                    crps_masked(y, target, of_ensemble(mask), &areas, CrpsEstimator::Fair)
                 }
-                None => crps(y, target, &weights, CrpsEstimator::Fair),
+                None => crps(y, target, &areas, CrpsEstimator::Fair),
             };
         }
-        let area = y.profile(2, &weights);
+        let area = y.profile(2, &areas);
         let weight = match &mask {
             Some(mask) => mask.clone() * area,
             None => area,
         };
+        let (penalty, factors_of_penalty) = match training.loss {
+            Loss::Mae => (Penalty::Absolute, factors(|weight, ratio| weight * ratio)),
+            // Its errors are scaled before it is computed.
+            Loss::Huber => (Penalty::Huber(training.huber_delta), weights.to_vec()),
+            _ => (
+                Penalty::Squared,
+                factors(|weight, ratio| weight * ratio * ratio),
+            ),
+        };
+        let fields = [y.clone(), target.clone()];
+        let [scaled, scaled_target] = match training.loss {
+            Loss::Huber => fields.map(|field| field * y.profile(1, ratios)),
+            _ => fields,
+        };
         // The factors belong to the weights of the errors, not to those that the sum is divided by.
-        let squares: Vec<f64> = factors.iter().map(|factor| factor * factor).collect();
-        let squares = weight.clone() * y.profile(1, &squares);
-        let (penalty, sum) = (Penalty::Squared, Reduction::Sum);
-        let squared = weighted_loss(y.clone(), target.clone(), squares, penalty, sum)?;
+        let counts = weight.clone() * y.profile(1, &factors_of_penalty);
+        let loss = weighted_loss(scaled, scaled_target, counts, penalty, Reduction::Sum)?;
         let [cells, weights_held] =
             [y.dims(), weight.dims()].map(|dims| dims.iter().product::<usize>());
         let total = weight.sum().resolve() * (cells / weights_held) as f64;
-        let squared = squared / total.clamp_min(f64::from(f32::MIN_POSITIVE));
-        if training.loss == Loss::Mse {
-            return Ok(squared);
+        let loss = loss / total.clamp_min(f64::from(f32::MIN_POSITIVE));
+        if training.loss != Loss::Spectral {
+            return Ok(loss);
         }
-        let roots: Vec<f64> = weights.iter().map(|weight| weight.sqrt()).collect();
-        let roots = y.profile(2, &roots) * y.profile(1, factors);
+        let roots: Vec<f64> = areas.iter().map(|area| area.sqrt()).collect();
+        let roots_of_channels = factors(|weight, ratio| weight.sqrt() * ratio);
+        let roots = y.profile(2, &roots) * y.profile(1, &roots_of_channels);
         let weighted = |field: ShardTensor<4>| {
             let field = match &mask {
                 Some(mask) => counted(field, mask.clone())?,
@@ -171,13 +208,33 @@ impl Experiment {
         };
         let (y, target) = (weighted(y)?, weighted(target)?);
         let spectral = spectral_loss::<5, 4, _>(y, target, &[3], Reduction::Mean);
-        Ok(squared.resolve() + spectral.resolve())
+        Ok(loss.resolve() + spectral.resolve())
     }
+}
+
+/// Applies the model to the input of a step. Where gradients do not flow through it, its memory is
+/// that of its input.
+pub(super) fn apply_step<N: OwnNetwork>(
+    config: &ExperimentConfig,
+    model: &FieldModel<N>,
+    x: ShardTensor<4>,
+    is_last: bool,
+) -> ShardTensor<4> {
+    let training = &config.training;
+    let is_detached = training.gradient == RolloutGradient::Last && !is_last;
+    // A recomputed step whose gradients nobody needs is computed once, without a graph.
+    let y = if training.recompute || is_detached {
+        x.recompute(model, config.model.halos(), |model, x| x.apply(model))
+    } else {
+        x.apply(model)
+    };
+    if is_detached { y.detach() } else { y }
 }
 
 #[cfg(test)]
 mod tests {
-    use halocline_core::Launcher;
+    use halocline_core::{Launcher, Shard};
+    use halocline_io::Grid;
     use halocline_ops::loss_value;
 
     use super::*;
@@ -235,6 +292,21 @@ mod tests {
                 "data = 2\nmember = 2",
             ),
             ("history = 2", "loss = \"spectral\"", "data = 2\nlon = 2"),
+            (
+                "noise_channels = 2",
+                "loss = \"crps\"\nmembers = 3",
+                "data = 2\nmember = 2",
+            ),
+            (
+                "bounds = { sst = [275.0, 285.0] }",
+                "loss = \"huber\"\ndiscount = 0.5",
+                "data = 2\nlat = 2",
+            ),
+            (
+                "",
+                "loss = \"mae\"\ngradient = \"last\"",
+                "data = 2\nlat = 2",
+            ),
         ] {
             let folder = tempfile::tempdir().unwrap();
             write_fields_on(folder.path(), &region(), |time, cell| {
@@ -266,11 +338,46 @@ mod tests {
     }
 
     #[test]
+    fn cells_count_by_their_areas() {
+        let folder = tempfile::tempdir().unwrap();
+        write_fields(folder.path(), wave);
+        // Of errors of 1 and 2 with the weights 0.5 and 1.5.
+        for (loss, members, expected) in [
+            ("loss = \"mse\"", 1, (0.5 + 1.5 * 4.0) / 2.0),
+            ("loss = \"mae\"", 1, (0.5 + 1.5 * 2.0) / 2.0),
+            ("loss = \"huber\"", 1, (0.5 * 0.5 + 1.5 * 1.5) / 2.0),
+            (
+                "loss = \"crps\"\nmembers = 2\nnoise = 0.1",
+                2,
+                (0.5 + 1.5 * 2.0) / 2.0,
+            ),
+        ] {
+            let config = config_in(folder.path(), "", &format!("[training]\n{loss}"));
+            let run = Launcher::local(1).run(|world| {
+                let mut experiment = Experiment::new(&world, &config)?;
+                let cells = Grid::unstructured(vec![50.0, 0.0], vec![0.0, 10.0]).unwrap();
+                experiment.data.grid = cells.with_cell_areas(vec![1.0, 3.0]).unwrap();
+                let mesh = world.mesh([("lon", 1)])?;
+                let ones = ShardTensor::<4>::ones([1, 1, 1, 2], &mesh, &[Shard(3)])?;
+                let y = ShardTensor::cat(vec![ones.profile(3, &[1.0, 2.0]); members], 0);
+                let target = ones * 0.0;
+                let mask = experiment.by_area(&target, None);
+                let found = experiment.distance(y, target, mask, [&[1.0], &[1.0]])?;
+                assert!((loss_value(&found) - expected).abs() < 1e-6, "{loss}");
+                Ok(())
+            });
+            run.unwrap();
+        }
+    }
+
+    #[test]
     fn weights_are_factors_of_the_losses_of_targets() {
         let folder = tempfile::tempdir().unwrap();
         write_fields(folder.path(), wave);
         for loss in [
             "loss = \"mse\"",
+            "loss = \"mae\"",
+            "loss = \"huber\"",
             "loss = \"spectral\"",
             "loss = \"crps\"\nmembers = 2\nnoise = 0.1",
         ] {
@@ -298,5 +405,32 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn losses_of_a_rollout_are_discounted_or_those_of_the_last_step() {
+        let folder = tempfile::tempdir().unwrap();
+        write_fields(folder.path(), wave);
+        let value = |training: &str, steps: usize| {
+            let config = config_in(folder.path(), "", &format!("[training]\n{training}"));
+            let found = Launcher::local(1).collect(|world| {
+                let experiment = Experiment::new(&world, &config)?;
+                let batch = experiment.batches(steps)?.load(&[0])?;
+                let loss = experiment.loss(&experiment.model()?, batch, steps, 0)?;
+                Ok(loss_value(&loss))
+            });
+            found.unwrap()[0]
+        };
+        let (first, both) = (value("", 1), value("", 2));
+        let second = 2.0 * both - first;
+        let found = value("gradient = \"last\"", 2);
+        assert!((found / second - 1.0).abs() < 1e-4, "{found} for {second}");
+        let found = value("discount = 0.5", 2);
+        let expected = (2.0 * first + second) / 3.0;
+        assert!(
+            (found / expected - 1.0).abs() < 1e-4,
+            "{found} for {expected}"
+        );
+        assert!((second / first - 1.0).abs() > 1e-2, "{first}, {second}");
     }
 }

@@ -1,6 +1,7 @@
 //! Experiments: a TOML file names data, a model and a mesh, and an [`Experiment`] trains the model,
 //! makes forecasts, and scores them against persistence and climatology. The program `halocline`
-//! runs experiments; a program of your own does the same with these types.
+//! runs experiments; a program of your own does the same with these types, also with [a network of
+//! its own](Experiment::with_network).
 //!
 //! # Example
 //! ```no_run
@@ -18,6 +19,8 @@
 //! # Ok::<(), halocline::Error>(())
 //! ```
 
+mod bounds;
+mod capacity;
 mod checks;
 mod climatology;
 mod config;
@@ -28,6 +31,7 @@ mod errors;
 #[cfg(test)]
 mod fixture;
 mod forecast;
+mod forecast_config;
 mod geometry;
 mod keys;
 mod lateral;
@@ -36,32 +40,41 @@ mod log;
 mod loss;
 mod near;
 mod network;
+mod noise;
 mod normals;
+mod open;
 mod optimizer;
 mod outlook;
 mod outputs;
+mod overrides;
 mod pace;
 mod package;
+mod patterns;
 #[cfg(feature = "plot")]
 mod pictures;
 mod precision;
 mod pretrained;
 mod record;
+mod regions;
 mod score;
 mod setup;
 mod state_cache;
+mod step_log;
 mod summary;
 mod timeline;
 mod train;
+mod training_config;
 
 pub use climatology::Cycle;
-pub use config::{ExperimentConfig, ForecastConfig, Loss, TrainingConfig};
+pub use config::ExperimentConfig;
 pub use data_config::DataConfig;
 pub use device::device_name;
+pub use forecast_config::{ForecastConfig, RegionConfig};
 pub use keys::in_keys;
-pub use network::{FieldModel, ModelConfig};
+pub use network::{FieldModel, Maker, ModelConfig, NoNetwork, OwnModel, OwnNetwork, Signature};
 pub use optimizer::{OptimizerConfig, OptimizerKind, Schedule};
 pub use outlook::Outlook;
 pub use precision::Precision;
 pub use score::{Report, Row};
 pub use setup::{CheckpointChoice, Experiment};
+pub use training_config::{Loss, RolloutGradient, TrainingConfig};

@@ -9,6 +9,7 @@ use halocline_ops::prelude::*;
 
 use super::climatology::{Climatology, Cycle, Times};
 use super::data::{Data, Samples};
+use super::network::OwnNetwork;
 use super::record::{CLIMATOLOGY, check_training_files};
 use super::setup::{Experiment, Files, like_batch_of, placements};
 use crate::root::on_root;
@@ -16,7 +17,7 @@ use crate::root::on_root;
 /// Seconds per year.
 const YEAR: f64 = 365.0 * 86400.0;
 
-impl Experiment {
+impl<N: OwnNetwork> Experiment<N> {
     /// Returns the climatology. If the folder does not hold it yet, it is computed, or copied from
     /// the run of the network that training starts from, if that saw differences from it.
     pub(super) fn climatology(&self) -> Result<&Climatology> {

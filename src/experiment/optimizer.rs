@@ -33,6 +33,9 @@ pub struct OptimizerConfig {
     pub learning_rate: f64,
     /// Learning rate after the warm-up.
     pub schedule: Schedule,
+    /// Learning rate at the end of [`Schedule::Cosine`], as in PyTorch. Default a hundredth of the
+    /// highest.
+    pub eta_min: Option<f64>,
     /// Optimizer steps over which the learning rate rises from a hundredth of its value.
     pub warmup: usize,
     /// Weight decay: for `adamw` a decay of the parameters per step, times the learning rate; for
@@ -72,12 +75,13 @@ pub enum OptimizerKind {
 pub enum Schedule {
     /// Constant.
     Constant,
-    /// Half a cosine wave over all steps, down to a hundredth.
+    /// Half a cosine wave over all steps, down to [`eta_min`](OptimizerConfig::eta_min).
     #[default]
     Cosine,
 }
 
-/// Fraction of the learning rate at the start of a warm-up and at the end of a schedule.
+/// Fraction of the learning rate at the start of a warm-up and, by default, at the end of a
+/// schedule.
 const LOWEST: f64 = 0.01;
 /// Default decay rates of the running means of Adam.
 const BETAS: [f32; 2] = [0.9, 0.999];
@@ -90,6 +94,7 @@ impl Default for OptimizerConfig {
             kind: OptimizerKind::default(),
             learning_rate: 1e-3,
             schedule: Schedule::default(),
+            eta_min: None,
             warmup: 0,
             weight_decay: 1e-5,
             momentum: 0.0,
@@ -104,6 +109,7 @@ impl OptimizerConfig {
     pub(super) fn check(&self) -> Result<()> {
         let Self {
             learning_rate,
+            eta_min,
             weight_decay,
             momentum,
             betas,
@@ -114,6 +120,17 @@ impl OptimizerConfig {
             (
                 !(*learning_rate > 0.0 && *learning_rate <= 1.0),
                 &format!("optimizer.learning_rate: {learning_rate}; expected above 0, to 1"),
+            ),
+            (
+                eta_min.is_some_and(|lowest| !(0.0..=*learning_rate).contains(&lowest)),
+                &format!(
+                    "optimizer.eta_min: {}; expected from 0 to learning_rate, {learning_rate}",
+                    eta_min.unwrap_or_default()
+                ),
+            ),
+            (
+                eta_min.is_some() && self.schedule == Schedule::Constant,
+                "optimizer.eta_min: of a constant learning rate; expected optimizer.schedule = \"cosine\"",
             ),
             (
                 !(0.0..1.0).contains(weight_decay) || !(0.0..1.0).contains(momentum),
@@ -194,7 +211,7 @@ impl OptimizerConfig {
 
     /// Returns the learning rate of a step, counted from 0, out of `steps` steps.
     pub(super) fn rate(&self, step: u64, steps: usize) -> f64 {
-        let lowest = self.learning_rate * LOWEST;
+        let lowest = self.eta_min.unwrap_or(self.learning_rate * LOWEST);
         let after = match self.schedule {
             Schedule::Constant => self.learning_rate,
             Schedule::Cosine => {
@@ -300,6 +317,15 @@ mod tests {
         for (lines, told) in [
             ("betas = [0.9, 1.0]", "optimizer.betas: [0.9, 1.0]"),
             ("epsilon = 0.0", "optimizer.epsilon: 0e0"),
+            (
+                "eta_min = 0.1",
+                "optimizer.eta_min: 0.1; expected from 0 to",
+            ),
+            ("eta_min = nan", "optimizer.eta_min: NaN"),
+            (
+                "eta_min = 0.0\nschedule = \"constant\"",
+                "optimizer.eta_min: of a constant",
+            ),
             ("epsilon = nan", "optimizer.epsilon: NaN"),
             ("kind = \"sgd\"\nepsilon = 1e-6", "those of adamw and adam"),
             (
@@ -336,5 +362,10 @@ mod tests {
         assert!(near(rates[0], 0.505 * cosine(50.0)), "{}", rates[0]);
         assert!(near(rates[50], cosine(100.0)), "{}", rates[50]);
         assert!(near(rates[150], 1e-3) && near(rates[200], 1e-3));
+        let lower = OptimizerConfig {
+            eta_min: Some(2e-4),
+            ..config(Schedule::Cosine, 0)
+        };
+        assert!(near(lower.rate(0, 200), 0.1) && near(lower.rate(200, 200), 2e-4));
     }
 }

@@ -5,22 +5,21 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use halocline_core::{
-    DryMesh, Error, MeshShape, PlannedMessages, Result, Shard, ShardTensor, Traffic, World,
-};
+use halocline_core::{DryMesh, Error, PlannedMessages, Result, Shard, ShardTensor, Traffic, World};
 use halocline_io::amplification;
-use halocline_models::parallel::{
-    Machine, Plan, PricedPlan, Workload, parallelize_module, resolve,
-};
+use halocline_models::parallel::{Machine, Plan, PricedPlan, Workload, init_parallel, resolve};
 use halocline_models::rollout;
 use halocline_ops::backward;
 use halocline_ops::prelude::*;
 
-use super::checks::{check_rim, warn};
+use super::capacity::{BYTES, memory};
+use super::checks::{check_rim, check_targets, warn};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
-use super::network::FieldModel;
+use super::loss::apply_step;
+use super::network::{FieldModel, Maker, OwnNetwork, no_network};
 use super::optimizer::OptimizerKind;
+use super::regions::regions;
 use super::setup::placements;
 use crate::trainer::precision::rounded;
 
@@ -63,6 +62,8 @@ pub struct Outlook {
     pub read: (usize, f64),
     /// Batches per epoch, and number of epochs.
     pub batches: (usize, usize),
+    /// Autoregressive steps of a sample: of the batch above, and the mean of all epochs.
+    pub steps: (usize, f64),
     /// Fastest plans for the parameters by the cost model, if the mesh has an axis `tensor` or
     /// `data`.
     pub plans: Vec<PricedPlan>,
@@ -70,35 +71,52 @@ pub struct Outlook {
 
 impl Outlook {
     /// Computes the first rank's share of a batch of zeros, without the other ranks and without
-    /// messages, with the number of autoregressive steps at the end of training.
+    /// messages, with the largest number of autoregressive steps of an epoch.
     ///
     /// # Errors
     /// Data that cannot be read; a model, loss, plan or mesh that does not fit; a precision that
-    /// the device lacks; more samples per batch, batches per step, or autoregressive steps than the
-    /// training period has.
+    /// the device lacks; a share larger than the memory of this machine; more samples per batch,
+    /// batches per step, or autoregressive steps than the training period has.
     pub fn new(
         world: &World,
         config: &ExperimentConfig,
         ranks: usize,
         machine: &Machine,
     ) -> Result<Self> {
+        Self::with_network(world, config, ranks, machine, no_network)
+    }
+
+    /// Computes the share like [`new`](Self::new) with a network of your own, as
+    /// [`Experiment::with_network`](super::Experiment::with_network) runs it.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new) and of `maker`.
+    pub fn with_network<N: OwnNetwork>(
+        world: &World,
+        config: &ExperimentConfig,
+        ranks: usize,
+        machine: &Machine,
+        maker: Maker<N>,
+    ) -> Result<Self> {
         config.check()?;
         let data = Data::open(&config.data)?;
         check_rim(config.data.boundary, &data.grid)?;
-        let (whole, samples) = config.check_fit(&data, world.device())?;
+        check_targets("data.bounds", &config.data.bounds, &data.channels.targets)?;
+        regions(&data.grid, &config.forecast)?;
+        let (whole, samples) = config.check_fit(&data, world.device(), ranks, maker)?;
         if world.is_root() {
             warn(config, &data, samples);
         }
-        let axes = config.axes(ranks, &data.grid);
-        let ranks = axes.iter().map(|(_, size)| size).product();
-        let dry = DryMesh::new(
-            MeshShape::new(&axes, (0..ranks).collect())?,
-            world.device().clone(),
-        )?;
+        let mesh = config.mesh_shape(ranks, &data.grid)?;
+        let axes = mesh.names().iter().cloned().zip(mesh.sizes().to_vec());
+        let axes: Vec<(String, usize)> = axes.collect();
+        let dry = DryMesh::new(mesh, world.device().clone())?;
         let resolved = resolve(&whole, dry.mesh().shape(), &config.plan)?;
-        let make = |device: &Device| config.model_on(&data, device);
-        let model = world.init(|device| make(device).expect("it was made before"))?;
-        let model = parallelize_module(model, dry.mesh(), &config.plan)?;
+        let make = |device: &Device| config.model_on(&data, device, maker);
+        // Holds no more than the rank's share and one whole parameter.
+        let model = init_parallel(world, dry.mesh(), &config.plan, |device| {
+            make(device).expect("it was made before")
+        })?;
         let half = config.training.precision.half();
         let model = match half {
             None => model,
@@ -141,11 +159,12 @@ impl Outlook {
         Ok(Self {
             read: read(config, &data, &dry)?,
             batches: (samples / config.training.batch, config.training.epochs),
+            steps: (
+                steps(config),
+                config.training.sum_of_steps() / config.training.epochs.max(1) as f64,
+            ),
             plans: plans(config, &data, &whole, (&dry, machine, states))?,
-            mesh: axes
-                .into_iter()
-                .map(|(name, size)| (name.into(), size))
-                .collect(),
+            mesh: axes,
             parameters: whole.num_params(),
             held,
             grown,
@@ -155,23 +174,27 @@ impl Outlook {
         })
     }
 
-    /// Returns the seconds for all batches of all epochs.
+    /// Returns the seconds for all batches of all epochs, each with its number of autoregressive
+    /// steps. Validations are extra.
     pub fn seconds(&self) -> f64 {
-        let (batches, epochs) = self.batches;
-        (self.compute + self.communication) * (batches * epochs) as f64
+        let ((batches, epochs), (steps, mean)) = (self.batches, self.steps);
+        let step = (self.compute + self.communication) / steps as f64;
+        step * mean * batches as f64 * epochs as f64
     }
 }
 
-/// Bytes per number.
-const BYTES: usize = 4;
-
-/// Returns the number of autoregressive steps at the end of training.
+/// Returns the largest number of autoregressive steps of an epoch.
 fn steps(config: &ExperimentConfig) -> usize {
-    config.training.steps(usize::MAX)
+    config.training.most_steps_trained()
 }
 
 /// Computes loss and gradients of a batch of zeros.
-fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldModel) -> Result<()> {
+fn step<N: OwnNetwork>(
+    config: &ExperimentConfig,
+    data: &Data,
+    dry: &DryMesh,
+    model: &FieldModel<N>,
+) -> Result<()> {
     let steps = steps(config);
     let (channels, [rows, columns]) = (&data.channels, data.grid.shape());
     let mesh = dry.mesh();
@@ -191,15 +214,18 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
         0 => None,
         forcings => Some(field(steps * forcings)?),
     };
+    let noise = match config.data.noise_channels {
+        0 => None,
+        channels => Some(field(channels)?),
+    };
     let feedback = data.feedback(steps)?;
-    let halos = config.model.halos();
     Error::catch(|| {
-        let y = rollout(input, forcing, steps, &feedback, |_, x| {
-            Ok(if config.training.recompute {
-                x.recompute(model, halos, |model, x| x.apply(model))
-            } else {
-                x.apply(model)
-            })
+        let y = rollout(input, forcing, steps, &feedback, |step, x| {
+            let x = match &noise {
+                None => x,
+                Some(noise) => ShardTensor::cat(vec![x, noise.clone()], 1),
+            };
+            Ok(apply_step(config, model, x, step + 1 == steps))
         })?;
         let loss = y.square().mean().resolve();
         let value = loss.local().clone().inner();
@@ -233,10 +259,10 @@ fn read(config: &ExperimentConfig, data: &Data, dry: &DryMesh) -> Result<(usize,
 }
 
 /// Returns the fastest plans by the cost model.
-fn plans(
+fn plans<N: OwnNetwork>(
     config: &ExperimentConfig,
     data: &Data,
-    model: &FieldModel,
+    model: &FieldModel<N>,
     (dry, machine, states): (&DryMesh, &Machine, usize),
 ) -> Result<Vec<PricedPlan>> {
     let mesh = dry.mesh().shape();
@@ -261,19 +287,12 @@ fn plans(
         ..Workload::new(rows, &axes).with_states(states)
     };
     let parts = has("tensor").then(|| config.model.tensor_parallel("tensor"));
-    let parts: Vec<Plan> = parts.into_iter().collect();
+    let parts = parts.into_iter();
+    // A network of the user has no plan of its own.
+    let parts: Vec<Plan> = parts.filter(|plan| !plan.layers.is_empty()).collect();
     let mut found = Plan::candidates(model, mesh, &parts, &workload, machine)?;
     found.truncate(3);
     Ok(found)
-}
-
-/// Returns the memory of this process in bytes, as the system reports it: `VmRSS:` now, or `VmHWM:`
-/// at its peak.
-pub(super) fn memory(name: &str) -> Option<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-    let kib: usize = line.split_whitespace().next()?.parse().ok()?;
-    Some(kib * 1024)
 }
 
 /// Formats a time with two digits, or more before the point, in the largest unit that it reaches.
@@ -346,7 +365,7 @@ impl fmt::Display for Outlook {
         let (batches, epochs) = self.batches;
         write!(
             f,
-            "training: {epochs} epochs of {batches} batches, {}",
+            "training: {epochs} epochs of {batches} batches, {}, without validations",
             duration(self.seconds())
         )?;
         for (place, priced) in self.plans.iter().enumerate() {

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use halocline_core::{Error, Result, World};
 use halocline_io::Existing;
 
-use super::config::ForecastConfig;
 use super::errors::failed;
-use super::network::FieldModel;
+use super::forecast_config::ForecastConfig;
+use super::network::{FieldModel, OwnNetwork};
+use super::patterns::expanded;
 use super::record::write;
 use super::setup::{Experiment, Files};
 use crate::root::on_root;
@@ -29,16 +30,18 @@ pub(super) struct OutputFolder<'a> {
     existing: Existing,
 }
 
-impl Experiment {
+impl<N: OwnNetwork> Experiment<N> {
     /// Refuses an output that is one of the files that are read, and a folder of outputs that is a
     /// file or a store.
     pub(super) fn check_output(&self, path: &Path, is_single: bool) -> Result<()> {
         let data = &self.config.data;
+        // The files of training may be gone.
+        let trained = expanded(&data.files).unwrap_or_default();
         let mut inputs = self
             .data
             .paths()
             .iter()
-            .chain(&data.files)
+            .chain(&trained)
             .chain(&data.constants);
         let output = path.canonicalize().ok();
         if output.is_some() && inputs.any(|input| input.canonicalize().ok() == output) {
@@ -58,7 +61,7 @@ impl Experiment {
     /// Returns the folder of the forecasts of a model. Nothing is read or written yet.
     pub(super) fn output_folder<'a>(
         &'a self,
-        model: &FieldModel,
+        model: &FieldModel<N>,
         config: &ForecastConfig,
         path: &'a Path,
         existing: Existing,
@@ -67,7 +70,7 @@ impl Experiment {
         let note = (
             &self.config.folder,
             self.config.seed,
-            config,
+            config.of_fields(),
             model.checkpoint,
             others,
         );

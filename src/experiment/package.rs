@@ -6,6 +6,7 @@ use halocline_core::{Error, Result};
 use halocline_io::{CheckpointConfig, Checkpoints};
 
 use super::config::ExperimentConfig;
+use super::network::OwnNetwork;
 use super::record::{self, CHECKPOINTS, CLIMATOLOGY, STATISTICS};
 use super::setup::{CheckpointChoice, Experiment};
 use super::summary::FILES;
@@ -15,7 +16,7 @@ use crate::trainer::{check_new, save_model};
 /// Name of the folder of the constants file in a package.
 const CONSTANTS: &str = "constants";
 
-impl Experiment {
+impl<N: OwnNetwork> Experiment<N> {
     /// Writes a package: a folder with the weights of a trained model, the statistics, the
     /// climatology, the constants and the configuration, which is enough for forecasts and scores
     /// from [other files](Self::of_files), on any number of ranks. The mesh, the plan and the state
@@ -80,8 +81,26 @@ impl ExperimentConfig {
     /// # Errors
     /// A folder that is not a package; the errors of [`load`](Self::load).
     pub fn load_package(path: impl AsRef<Path>) -> Result<Self> {
+        Self::load_package_with(path, &[])
+    }
+
+    /// Reads the configuration of a [package](Experiment::package), some of whose keys are replaced
+    /// by settings as in [`load_with`](Self::load_with).
+    ///
+    /// # Errors
+    /// A folder that is not a package; the errors of [`load_with`](Self::load_with).
+    ///
+    /// # Example
+    /// ```no_run
+    /// use halocline::experiment::ExperimentConfig;
+    ///
+    /// let settings = ["forecast.every_hours=12".to_string()];
+    /// let config = ExperimentConfig::load_package_with("model", &settings)?;
+    /// # Ok::<(), halocline::Error>(())
+    /// ```
+    pub fn load_package_with(path: impl AsRef<Path>, settings: &[String]) -> Result<Self> {
         let path = path.as_ref();
-        let mut config = Self::load(path.join(record::COPY))?;
+        let mut config = Self::load_with(path.join(record::COPY), settings)?;
         config.folder = path.into();
         config.data.constants = config.data.constants.map(|constants| path.join(constants));
         Ok(config)

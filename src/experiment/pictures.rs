@@ -8,9 +8,9 @@ use halocline_io::ndarray::{Array2, Array3, Array4, Axis, s};
 use halocline_models::Power;
 use halocline_ops::prelude::*;
 
-use super::config::ForecastConfig;
 use super::errors::failed;
-use super::network::FieldModel;
+use super::forecast_config::ForecastConfig;
+use super::network::{FieldModel, OwnNetwork};
 use super::score::{Report, Row};
 use super::setup::{Experiment, States, missing};
 use crate::plot::{Chart, Map, Raster, animate, save_charts, save_maps};
@@ -23,7 +23,7 @@ const DELAY: Duration = Duration::from_millis(500);
 /// Step of the forecast that is drawn: lead in hours, and forecast and truth `[channel, lat, lon]`.
 type Frame = (f64, [Array3<f32>; 2]);
 
-impl Experiment {
+impl<N: OwnNetwork> Experiment<N> {
     /// Draws pictures of the first six channels into a folder: scores over lead, compared with
     /// persistence and climatology, and the spectrum at the last lead (`t2m.png`); maps of
     /// forecast, truth and difference at the last step of the first forecast (`t2m_map.png`); and
@@ -49,14 +49,15 @@ impl Experiment {
     /// ```
     pub fn save_pictures(
         &self,
-        model: &FieldModel,
+        model: &FieldModel<N>,
         config: &ForecastConfig,
         report: &Report,
         folder: impl AsRef<Path>,
     ) -> Result<Vec<PathBuf>> {
         let states = self.states(&self.scored()?)?;
         let reaches = |start: usize, steps| states.timeline.ahead(start, steps).1.is_some();
-        let starts = || 0..states.loader.samples();
+        let all = states.timeline.starts(config.every_hours)?;
+        let starts = || all.iter().copied();
         // The first forecast that has a truth at its end, or else at its first step.
         let whole = starts().find(|start| reaches(*start, config.steps));
         let start = whole.or_else(|| starts().find(|start| reaches(*start, 1)));
@@ -97,7 +98,7 @@ impl Experiment {
     /// Returns the steps of a forecast that have a truth, on rank 0.
     fn frames(
         &self,
-        model: &FieldModel,
+        model: &FieldModel<N>,
         config: &ForecastConfig,
         states: &States,
         start: usize,
@@ -195,15 +196,15 @@ impl Report {
         };
         let mut charts = vec![
             chart(&format!("RMSE{unit}"))
-                .with_curve("forecast", points(|row| row.score.scores.rmse))
+                .with_curve("forecast", points(|row| row.score.metrics.rmse))
                 .with_curve("persistence", points(|row| row.rmse_persistence))
                 .with_curve("climatology", points(|row| row.rmse_climatology)),
-            chart("ACC").with_curve("forecast", points(|row| row.score.scores.acc)),
+            chart("ACC").with_curve("forecast", points(|row| row.score.metrics.acc)),
         ];
-        if rows.iter().any(|row| row.score.scores.crps.is_finite()) {
+        if rows.iter().any(|row| row.score.metrics.crps.is_finite()) {
             let ensemble = chart(&format!("of the ensemble{unit}"))
-                .with_curve("CRPS", points(|row| row.score.scores.crps))
-                .with_curve("spread", points(|row| row.score.scores.spread));
+                .with_curve("CRPS", points(|row| row.score.metrics.crps))
+                .with_curve("spread", points(|row| row.score.metrics.spread));
             charts.push(ensemble);
         }
         let region = self.spectra.first().map(|power| &power.region);

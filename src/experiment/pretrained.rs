@@ -112,6 +112,7 @@ fn check(folder: &Path, config: &ExperimentConfig, data: &Data) -> Result<()> {
         forcings: trained.data.forcings,
         odd: None,
         history: trained.data.history,
+        noise_channels: trained.data.noise_channels,
         anomalies: trained.data.anomalies,
         // The times of a history may be further apart than those of that experiment.
         gaps: Gaps::Allow,
@@ -160,7 +161,7 @@ fn check(folder: &Path, config: &ExperimentConfig, data: &Data) -> Result<()> {
 }
 
 /// Lists the keys that determine the values that a network receives and returns.
-fn properties(config: &DataConfig, data: &Data, odd: &[String]) -> [(&'static str, String); 6] {
+fn properties(config: &DataConfig, data: &Data, odd: &[String]) -> [(&'static str, String); 7] {
     let channels = &data.channels;
     let odd = if data.grid.boundary()[0].is_pole() {
         odd
@@ -169,6 +170,7 @@ fn properties(config: &DataConfig, data: &Data, odd: &[String]) -> [(&'static st
     };
     [
         ("data.history", config.history.to_string()),
+        ("data.noise_channels", config.noise_channels.to_string()),
         ("data.anomalies", config.anomalies.to_string()),
         ("data.inputs", format!("{:?}", channels.inputs)),
         ("data.targets", format!("{:?}", channels.targets)),

@@ -248,6 +248,8 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<Option<DataConfig>> {
     let mut data = before.data.clone();
     (data.validation, data.test) = (config.data.validation.clone(), config.data.test.clone());
     data.files.clone_from(&config.data.files);
+    // Statistics and climatology are those of all times.
+    data.every_hours = config.data.every_hours;
     // They show in the dates of the files of training. Those of other files may be right.
     data.time_units.clone_from(&config.data.time_units);
     // The values are compared, not the path.
@@ -268,7 +270,9 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<Option<DataConfig>> {
         let missing = &config.data.constants_missing;
         data.constants_missing.clone_from(missing);
         data.odd.clone_from(&config.data.odd);
+        data.bounds.clone_from(&config.data.bounds);
         (data.boundary, data.history) = (config.data.boundary, config.data.history);
+        data.noise_channels = config.data.noise_channels;
         earlier = (data != before).then_some(before);
     }
     if data != config.data {
@@ -342,6 +346,9 @@ mod tests {
         let told = "training.pretrained: got none, expected model, of which";
         assert!(error.contains(told), "{error}");
         std::fs::create_dir_all(config.folder.join("checkpoints/step_000000001")).unwrap();
+        compare(&config).unwrap();
+        // The starts of training may change.
+        config.data.every_hours = Some(12);
         compare(&config).unwrap();
     }
 

@@ -6,13 +6,14 @@ use std::collections::btree_map::Entry;
 use std::fmt;
 
 use halocline_core::{Boundary, Error, Result, ShardTensor};
-use halocline_io::{Batch, Channel, Grid, Progress};
-use halocline_models::{FieldPower, Power, Region, Score, Spectra, Verification};
+use halocline_io::{Batch, Channel, Progress};
+use halocline_models::{FieldPower, Power, ScoreRow, Spectra, Verification};
 use halocline_ops::prelude::*;
 use serde::Serialize;
 
-use super::config::ForecastConfig;
-use super::network::FieldModel;
+use super::forecast_config::ForecastConfig;
+use super::network::{FieldModel, OwnNetwork};
+use super::regions::{regions, standard_regions};
 use super::setup::{Experiment, States};
 use super::state_cache::StateCache;
 use crate::trainer::signals::is_interrupted;
@@ -24,7 +25,7 @@ use crate::trainer::signals::is_interrupted;
 pub struct Row {
     /// Scores of the model's forecasts; RMSE, bias and ACC of an ensemble are those of its mean.
     #[serde(flatten)]
-    pub score: Score,
+    pub score: ScoreRow,
     /// Units of RMSE, bias and CRPS.
     pub units: Option<String>,
     /// RMSE of persistence: the state at the start of each forecast.
@@ -47,22 +48,24 @@ pub struct Report {
     pub spectra: Vec<Power>,
 }
 
-impl Experiment {
-    /// Scores forecasts from all states of the test period, or of [other files](Self::of_files),
+impl<N: OwnNetwork> Experiment<N> {
+    /// Scores forecasts from the states of the test period, or of [other files](Self::of_files),
     /// and persistence and climatology with them. The scores of a lead are means over the forecasts
     /// whose valid time is in the period.
     ///
     /// # Errors
-    /// An experiment without a test period, or with one that no forecast reaches; data that cannot
-    /// be read; an interruption by a signal; a failure of communication.
-    pub fn score(&self, model: &FieldModel, config: &ForecastConfig) -> Result<Report> {
-        config.check()?;
+    /// An experiment without a test period, or with one in which no forecast starts or ends; a
+    /// region without cells of the grid; data that cannot be read; an interruption by a signal; a
+    /// failure of communication.
+    pub fn score(&self, model: &FieldModel<N>, config: &ForecastConfig) -> Result<Report> {
+        config.check(self.config.data.noise_channels)?;
         let grid = &self.data.grid;
         let weights = grid.latitude_weights();
         let mut spectra = match grid.boundary()[1] {
             Boundary::Periodic if grid.has_rows() => {
                 let targets = &self.data.channels.targets;
-                let regions = regions(grid);
+                // Only waves around the globe are whole.
+                let regions = standard_regions(grid);
                 Some(Spectra::new(targets, &weights, grid.lat(), regions)?)
             }
             _ => None,
@@ -97,10 +100,17 @@ impl Experiment {
         })
     }
 
-    /// Requires a state that a forecast of up to `steps` steps from another state reaches.
-    pub(super) fn check_truth(states: &States, steps: usize) -> Result<()> {
-        if (1..=steps).any(|steps| states.timeline.hours(steps).is_some()) {
-            Ok(())
+    /// Returns the states from which forecasts start.
+    ///
+    /// # Errors
+    /// No state at a multiple of the hours of the configuration; no forecast that reaches another
+    /// state.
+    pub(super) fn starts(states: &States, config: &ForecastConfig) -> Result<Vec<usize>> {
+        let timeline = &states.timeline;
+        let starts = timeline.starts(config.every_hours)?;
+        let mut steps = 1..=config.steps;
+        if steps.any(|steps| timeline.hours(&starts, steps).is_some()) {
+            Ok(starts)
         } else {
             Err(Error::other(
                 "no state of the period is a step after another one of it",
@@ -118,33 +128,35 @@ impl Experiment {
     /// signal interrupts it.
     pub(super) fn score_states(
         &self,
-        model: &FieldModel,
+        model: &FieldModel<N>,
         states: &States,
         config: &ForecastConfig,
         mut spectra: Option<&mut Spectra>,
     ) -> Result<Option<Report>> {
-        Self::check_truth(states, config.steps)?;
+        let starts = Self::starts(states, config)?;
         let (targets, grid) = (&self.data.channels.targets, &self.data.grid);
         let weights = grid.latitude_weights();
-        let regions = regions(grid);
+        let regions = regions(grid, config)?;
         let empty = || match grid.cells() {
-            Some([lat, lon]) => Verification::of_cells(targets, lat, lon, regions.clone()),
+            Some([lat, lon]) => {
+                let areas = grid.cell_weights().unwrap_or_else(|| vec![1.0; lat.len()]);
+                Verification::of_cells(targets, &areas, lat, lon, regions.clone())
+            }
             None => Verification::new(targets, &weights, grid.lat(), grid.lon(), regions.clone()),
         };
         let [mut ours, mut mean, mut persistence, mut climatology] =
-            [empty(), empty(), empty(), empty()];
+            [empty()?, empty()?, empty()?, empty()?];
         let hours: Vec<Option<f64>> = (0..=config.steps)
-            .map(|steps| states.timeline.hours(steps))
+            .map(|steps| states.timeline.hours(&starts, steps))
             .collect();
-        let starts = states.loader.samples();
-        let progress = Progress::new(self.world.rank(), "score", starts);
+        let progress = Progress::new(self.world.rank(), "score", starts.len());
         let all = self.world.mesh([("rank", self.world.size())])?;
         let known = states.baselines.get();
         let known = known.filter(|(steps, _)| *steps == config.steps);
         let cache = RefCell::new(StateCache::new(states));
         let read = |state: usize| cache.borrow_mut().state(state);
         let mut powers: BTreeMap<usize, FieldPower> = BTreeMap::new();
-        for start in 0..starts {
+        for start in starts {
             if is_interrupted(&all)? {
                 return Ok(None);
             }
@@ -208,7 +220,7 @@ impl Experiment {
             Some((_, known)) => known.clone(),
             None => {
                 let pairs = persistence.scores().into_iter().zip(climatology.scores());
-                let pairs = pairs.map(|pair| [pair.0.scores.rmse, pair.1.scores.rmse]);
+                let pairs = pairs.map(|pair| [pair.0.metrics.rmse, pair.1.metrics.rmse]);
                 let found: Vec<[f64; 2]> = pairs.collect();
                 // Those of another number of steps may be there.
                 let _ = states.baselines.set((config.steps, found.clone()));
@@ -223,13 +235,18 @@ impl Experiment {
 
     /// Returns the rows of a report from the scores of forecasts or ensemble means, of ensembles if
     /// there are any, and of persistence and climatology, all in the same order.
-    fn rows(&self, means: Vec<Score>, ensembles: &[Score], baselines: &[[f64; 2]]) -> Vec<Row> {
+    fn rows(
+        &self,
+        means: Vec<ScoreRow>,
+        ensembles: &[ScoreRow],
+        baselines: &[[f64; 2]],
+    ) -> Vec<Row> {
         let rows = means.into_iter().zip(baselines).enumerate();
         let rows = rows.map(|(index, (mut score, baselines))| {
             if let Some(ensemble) = ensembles.get(index) {
-                score.scores.crps = ensemble.scores.crps;
-                score.scores.spread = ensemble.scores.spread;
-                score.scores.spread_skill = ensemble.scores.spread_skill;
+                score.metrics.crps = ensemble.metrics.crps;
+                score.metrics.spread = ensemble.metrics.spread;
+                score.metrics.spread_skill = ensemble.metrics.spread_skill;
             }
             let mut described = self.data.described.iter();
             let described = described.find(|channel| channel.name == score.channel);
@@ -252,8 +269,8 @@ impl Report {
         // Rows list all channels in order, for each lead.
         let rows = self.first_region().zip(stds.iter().cycle());
         let errors: Vec<f64> = rows
-            .filter(|(row, _)| row.score.scores.forecasts > 0)
-            .map(|(row, std)| row.score.scores.rmse / std)
+            .filter(|(row, _)| row.score.metrics.forecasts > 0)
+            .map(|(row, std)| row.score.metrics.rmse / std)
             .collect();
         errors.iter().sum::<f64>() / errors.len() as f64
     }
@@ -266,7 +283,7 @@ impl Report {
                 .units
                 .as_ref()
                 .map_or(String::new(), |units| format!(" {units}"));
-            let (rmse, name) = (row.score.scores.rmse, &row.score.channel);
+            let (rmse, name) = (row.score.metrics.rmse, &row.score.channel);
             format!(
                 "{name} {}{units} ({} persistence)",
                 number(rmse),
@@ -289,7 +306,7 @@ impl fmt::Display for Report {
         let ensemble = self
             .rows
             .iter()
-            .any(|row| row.score.scores.crps.is_finite());
+            .any(|row| row.score.metrics.crps.is_finite());
         write!(
             f,
             "{:>8} {:<20}{:>10}{:>13}{:>13}{:>10}{:>8}",
@@ -299,7 +316,7 @@ impl fmt::Display for Report {
             write!(f, "{:>10}{:>10}", "CRPS", "spread")?;
         }
         for row in self.first_region() {
-            let scores = row.score.scores;
+            let scores = row.score.metrics;
             let channel = match &row.units {
                 Some(units) => format!("{} ({units})", row.score.channel),
                 None => row.score.channel.clone(),
@@ -324,7 +341,7 @@ impl fmt::Display for Report {
             }
         }
         let below = |baseline: fn(&Row) -> f64| {
-            let is_below = |row: &&Row| row.score.scores.rmse < baseline(row);
+            let is_below = |row: &&Row| row.score.metrics.rmse < baseline(row);
             self.first_region().filter(is_below).count()
         };
         write!(
@@ -351,44 +368,15 @@ fn number(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// Returns the standard regions that contain cells of the grid; without positions, the globe.
-fn regions(grid: &Grid) -> Vec<Region> {
-    let lat = grid.cells().map_or(grid.lat(), |[lat, _]| lat);
-    let has_positions = grid.has_positions();
-    let is_held = |region: &Region| {
-        if has_positions {
-            region.rows(lat).contains(&1.0)
-        } else {
-            region.name == "globe"
-        }
-    };
-    Region::standard().into_iter().filter(is_held).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use burn::module::Module;
     use halocline_core::Launcher;
     use halocline_io::Period;
-    use halocline_models::Scores;
+    use halocline_models::Metrics;
 
     use super::*;
     use crate::experiment::fixture::{TIMES, config_in, write_waves};
-
-    #[test]
-    fn regions_hold_cells_by_their_positions() {
-        let names = |grid: Grid| -> Vec<String> {
-            let regions = regions(&grid).into_iter();
-            regions.map(|region| region.name).collect()
-        };
-        let cells = Grid::unstructured(vec![60.0, 0.0, 30.0], vec![10.0, 20.0, 0.0]);
-        let expected = ["globe", "northern extratropics", "tropics"];
-        assert_eq!(names(cells.unwrap()), expected);
-        let row = |lat: f64| Grid::new(vec![lat], vec![0.0, 120.0, 240.0]);
-        assert_eq!(names(row(10.0).unwrap()), ["globe", "tropics"]);
-        // Cells without positions.
-        assert_eq!(names(row(0.0).unwrap()), ["globe"]);
-    }
 
     #[test]
     fn each_state_is_read_once() {
@@ -445,13 +433,13 @@ mod tests {
     #[test]
     fn a_channel_without_values_has_no_error() {
         let row = |forecasts: usize, rmse: f64| Row {
-            score: Score {
+            score: ScoreRow {
                 channel: "sst".into(),
                 variable: "sst".into(),
                 level: None,
                 lead: 6.0,
                 region: "globe".into(),
-                scores: Scores {
+                metrics: Metrics {
                     forecasts,
                     rmse,
                     mae: rmse,

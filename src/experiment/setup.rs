@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
@@ -13,19 +14,22 @@ use halocline_core::{
 use halocline_io::{
     Checkpoint, FieldLoader, Grid, LoaderConfig, Metadata, Order, Period, Source, Statistics,
 };
-use halocline_models::parallel::build;
+use halocline_models::parallel::init_parallel;
 use halocline_ops::prelude::*;
 
-use super::checks::{check_batch, check_rim, check_training};
+use super::capacity::{Use, check_memory};
+use super::checks::{check_batch, check_rim, check_targets, check_training};
 use super::climatology::Climatology;
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
+use super::errors::invalid;
 use super::lock::lock;
-use super::network::FieldModel;
+use super::network::{FieldModel, Maker, NoNetwork, OwnNetwork, Signature};
 use super::pretrained::{given_statistics, in_order_of_network};
 use super::record::{
     CHECKPOINTS, STATISTICS, compare, compare_files, odd_and_units, record, untrained,
 };
+use super::regions::regions;
 use super::timeline::Timeline;
 use crate::root::on_root;
 use crate::trainer::{best_or_latest, validated_name};
@@ -33,12 +37,14 @@ use crate::trainer::{best_or_latest, validated_name};
 /// Experiment on one rank. All ranks create it and call its methods together.
 ///
 /// Its folder holds `experiment.toml`, a summary of the files, the `statistics` and the
-/// `climatology` of the training period, the `checkpoints`, the log of training (`log.jsonl`), and
-/// the scores of validations.
+/// `climatology` of the training period, the `checkpoints`, the logs of training (`log.jsonl` and
+/// `steps.jsonl`), and the scores of validations.
+///
+/// `N` is the type of the [network of your own](Self::with_network), if there is one.
 ///
 /// The [module](super) has an example.
 #[derive(Debug)]
-pub struct Experiment {
+pub struct Experiment<N = NoNetwork> {
     pub(super) config: ExperimentConfig,
     pub(super) world: World,
     pub(super) mesh: DeviceMesh,
@@ -49,6 +55,8 @@ pub struct Experiment {
     /// deviation of its increments.
     pub(super) scales: [Vec<f64>; 3],
     pub(super) climatology: OnceCell<Climatology>,
+    /// Function that makes a network of the kind `own`.
+    maker: Maker<N>,
     /// Time at which it was opened.
     pub(super) begin: Instant,
 }
@@ -116,28 +124,68 @@ impl ExperimentConfig {
         vec![("lat", lat), ("lon", ranks / lat)]
     }
 
-    /// Initializes the model for the channels and the grid of `data`.
-    pub(super) fn model_on(&self, data: &Data, device: &Device) -> Result<FieldModel> {
-        let history = self.data.history;
-        let model = &self.model;
-        model.init(&data.channels, history, &data.grid, &data.odd, device)
-    }
-
-    /// Checks that training fits a device and `data`. Returns the model on the device without
-    /// autodiff, and the number of samples.
+    /// Returns the mesh of these axes on this number of ranks, or on those of the configuration.
     ///
     /// # Errors
-    /// A precision that the device lacks; a model that does not fit; batches, steps, weights or a
-    /// loss that do not fit the samples, channels or grid.
-    pub(super) fn check_fit(&self, data: &Data, device: &Device) -> Result<(FieldModel, usize)> {
+    /// More ranks than a mesh can have.
+    pub(super) fn mesh_shape(&self, ranks: usize, grid: &Grid) -> Result<MeshShape> {
+        let axes = self.axes(ranks, grid);
+        let sizes = axes.iter().map(|(_, size)| *size);
+        let ranks = sizes.fold(1, usize::saturating_mul);
+        if ranks > MOST_RANKS {
+            return Err(invalid(
+                "mesh",
+                ranks,
+                format!("at most {MOST_RANKS} ranks"),
+            ));
+        }
+        MeshShape::new(&axes, (0..ranks).collect())
+    }
+
+    /// Initializes the model for the channels and the grid of `data`.
+    pub(super) fn model_on<N: OwnNetwork>(
+        &self,
+        data: &Data,
+        device: &Device,
+        maker: Maker<N>,
+    ) -> Result<FieldModel<N>> {
+        let signature = Signature {
+            channels: &data.channels,
+            history: self.data.history,
+            grid: &data.grid,
+            odd: &data.odd,
+            noise_channels: self.data.noise_channels,
+        };
+        self.model.init_with(&signature, device, maker)
+    }
+
+    /// Checks that training on this number of ranks fits a device and `data`. Returns the model on
+    /// the device without autodiff, and the number of samples. The parameters are not made.
+    ///
+    /// # Errors
+    /// A precision that the device lacks; a model or plan that does not fit; batches, steps,
+    /// weights or a loss that do not fit the samples, channels or grid; a share of a rank that is
+    /// larger than the memory of this machine.
+    pub(super) fn check_fit<N: OwnNetwork>(
+        &self,
+        data: &Data,
+        device: &Device,
+        ranks: usize,
+        maker: Maker<N>,
+    ) -> Result<(FieldModel<N>, usize)> {
         let training = &self.training;
         training.precision.check(device)?;
-        let model = self.model_on(data, &device.clone().inner())?;
+        let model = self.model_on(data, &device.clone().inner(), maker)?;
         let samples = data.samples(training.most_steps())?;
         check_training(training, &data.channels, &data.grid, samples)?;
+        let mesh = Arc::new(self.mesh_shape(ranks, &data.grid)?);
+        check_memory((self, data), (&model, &mesh), device, Use::Training)?;
         Ok((model, samples))
     }
 }
+
+/// Largest number of ranks of a mesh.
+const MOST_RANKS: usize = 1 << 20;
 
 /// Returns the placements of fields `[batch, channels, lat, lon]` by the names of the axes. On the
 /// axis `data`, samples that are read one by one are replicated; so is a batch if the axis has one
@@ -152,24 +200,19 @@ pub(super) fn placements(mesh: &MeshShape, samples: Samples) -> Vec<Placement> {
     mesh.names().iter().zip(mesh.sizes()).map(of_axis).collect()
 }
 
-impl Experiment {
-    /// Opens the data, and loads or computes the statistics: those of the training period, unless
-    /// [`statistics`](super::DataConfig::statistics) or, before the first checkpoint,
-    /// [`pretrained`](super::TrainingConfig::pretrained) names others.
-    ///
-    /// # Errors
-    /// A configuration with values out of range; a mesh of another number of ranks; data that
-    /// cannot be read, or lack a channel; if there are no statistics yet, a model that does not fit,
-    /// a precision that the device lacks, or batches, steps, weights or a loss of training that do
-    /// not fit the samples, channels or grid; a folder that holds an experiment with other data or
-    /// another model, whose files have changed since, or whose statistics another job is computing;
-    /// given statistics that lack a channel or differ from those of the folder; a pretrained model
-    /// of other data or of another configuration; periods that overlap; a failure of communication.
-    pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
+impl<N: OwnNetwork> Experiment<N> {
+    /// Opens the data, with a network of the kind `own` from `maker`.
+    pub(super) fn open(world: &World, config: &ExperimentConfig, maker: Maker<N>) -> Result<Self> {
         let begin = Instant::now();
         config.check_run()?;
         let data = in_order_of_network(config, Data::open(&config.data)?)?;
         check_rim(config.data.boundary, &data.grid)?;
+        check_targets("data.bounds", &config.data.bounds, &data.channels.targets)?;
+        regions(&data.grid, &config.forecast)?;
+        // The record names the files that match the patterns.
+        let mut config = config.clone();
+        config.data.files = data.paths().to_vec();
+        let config = &config;
         let folder = config.folder.join(STATISTICS);
         on_root(world, || {
             let given = given_statistics(config, &data)?;
@@ -178,7 +221,7 @@ impl Experiment {
                 None
             } else {
                 // Fails before the data are read.
-                config.check_fit(&data, world.device())?;
+                config.check_fit(&data, world.device(), world.size(), maker)?;
                 Some(lock(&config.folder)?)
             };
             record(config, &data, &mut locked)?;
@@ -198,41 +241,27 @@ impl Experiment {
             // Those that were known by their names at the first start.
             (data.odd, _) = odd_and_units(&config.folder)?;
         }
-        let experiment = Self::of(world, config, data, statistics, Files::Trained)?;
+        let experiment = Self::of(world, config, data, statistics, (Files::Trained, maker))?;
         Ok(Self {
             begin,
             ..experiment
         })
     }
 
-    /// Opens a trained experiment on other files, such as those of another year, to forecast from
-    /// their states and to score the forecasts. The files may have a single time.
-    ///
-    /// # Errors
-    /// An experiment that was not trained, or with other data or another model; files that cannot
-    /// be read, lack a channel, or have another grid or other units; the errors of
-    /// [`new`](Self::new).
-    ///
-    /// # Example
-    /// ```no_run
-    /// use halocline::experiment::{Experiment, ExperimentConfig, CheckpointChoice};
-    /// use halocline::prelude::*;
-    ///
-    /// let config = ExperimentConfig::load("weather.toml")?;
-    /// config.launcher(4).run(|world| {
-    ///     let experiment = Experiment::of_files(&world, &config, &["2023.nc".into()])?;
-    ///     println!("{}", experiment.score(&experiment.trained(CheckpointChoice::Best)?, &config.forecast)?);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), halocline::Error>(())
-    /// ```
-    pub fn of_files(world: &World, config: &ExperimentConfig, files: &[PathBuf]) -> Result<Self> {
+    /// Opens a trained experiment on other files, with a network of the kind `own` from `maker`.
+    pub(super) fn open_files(
+        world: &World,
+        config: &ExperimentConfig,
+        files: &[PathBuf],
+        maker: Maker<N>,
+    ) -> Result<Self> {
         config.check_run()?;
         compare(config)?;
         let statistics = Statistics::load(config.folder.join(STATISTICS))?;
-        let mut data = Data::open_others(&config.data, files, &statistics)?;
+        let data = Data::open_others(&config.data, files, &statistics)?;
+        let mut data = data.in_order_of(&statistics);
         compare_files(config, &mut data)?;
-        Self::of(world, config, data, statistics, Files::Others)
+        Self::of(world, config, data, statistics, (Files::Others, maker))
     }
 
     fn of(
@@ -240,7 +269,7 @@ impl Experiment {
         config: &ExperimentConfig,
         data: Data,
         statistics: Statistics,
-        files: Files,
+        (files, maker): (Files, Maker<N>),
     ) -> Result<Self> {
         // Components change sign beyond a pole after they are normalised, so their means are not
         // subtracted.
@@ -258,6 +287,7 @@ impl Experiment {
             files,
             statistics,
             climatology: OnceCell::new(),
+            maker,
             begin: Instant::now(),
         })
     }
@@ -281,11 +311,14 @@ impl Experiment {
     /// Initializes the model, with its parameters sharded by the plan.
     ///
     /// # Errors
-    /// A model or plan that does not fit; a failure of communication.
-    pub fn model(&self) -> Result<FieldModel> {
-        let make = |device: &Device| self.config.model_on(&self.data, device);
-        make(&self.world.device().clone().inner())?;
-        build(&self.world, &self.mesh, &self.config.plan, |device| {
+    /// A model or plan that does not fit; a share of a rank that is larger than the memory of this
+    /// machine; a failure of communication.
+    pub fn model(&self) -> Result<FieldModel<N>> {
+        let make = |device: &Device| self.config.model_on(&self.data, device, self.maker);
+        let device = self.world.device().clone().inner();
+        let (sources, mesh) = ((&self.config, &self.data), self.mesh.shape());
+        check_memory(sources, (&make(&device)?, mesh), &device, Use::Forecast)?;
+        init_parallel(&self.world, &self.mesh, &self.config.plan, |device| {
             make(device).expect("it was made before")
         })
     }
@@ -294,7 +327,7 @@ impl Experiment {
     ///
     /// # Errors
     /// No checkpoint; one that cannot be loaded; a failure of communication.
-    pub fn trained(&self, kept: CheckpointChoice) -> Result<FieldModel> {
+    pub fn trained(&self, kept: CheckpointChoice) -> Result<FieldModel<N>> {
         let folder = self.checkpoints();
         // Not opened as a writer, because another job may still be training.
         let found = match kept {
@@ -389,6 +422,16 @@ mod tests {
 
     use super::*;
     use crate::experiment::fixture::config_in;
+
+    #[test]
+    fn more_ranks_than_a_mesh_can_have_are_refused() {
+        let config = config_in(Path::new("a"), "", "");
+        let grid = Grid::with_poles(5, 8).unwrap();
+        assert_eq!(config.mesh_shape(4, &grid).unwrap().sizes(), [2, 2]);
+        let error = config.mesh_shape(1 << 40, &grid).unwrap_err().to_string();
+        let told = "mesh: got 1099511627776, expected at most 1048576 ranks";
+        assert!(error.contains(told), "{error}");
+    }
 
     #[test]
     fn a_single_row_is_sharded_along_longitude() {

@@ -1,6 +1,9 @@
 //! Times that the steps of a forecast lead to.
 
-use halocline_io::Calendar;
+use halocline_core::Result;
+use halocline_io::{Calendar, falls_on};
+
+use super::errors::invalid;
 
 /// Time and time axis of every state of a loader, and the length of a step.
 #[derive(Debug)]
@@ -121,10 +124,29 @@ impl Timeline {
         format!("{range}, as a forecast needs {history} states {apart} h apart up to its start")
     }
 
-    /// Returns the hours of this number of steps: the mean over the states from which they lead to
-    /// another state, or `None` if there are none.
-    pub(super) fn hours(&self, steps: usize) -> Option<f64> {
-        let reached = (0..self.states.len()).filter_map(|start| {
+    /// Returns the states from which forecasts start: all, or those whose time is a multiple of
+    /// `every_hours`.
+    ///
+    /// # Errors
+    /// No such state.
+    pub(super) fn starts(&self, every_hours: Option<usize>) -> Result<Vec<usize>> {
+        let is_start =
+            |state: &usize| every_hours.is_none_or(|hours| falls_on(self.states[*state].1, hours));
+        let starts: Vec<usize> = (0..self.states.len()).filter(is_start).collect();
+        match every_hours {
+            Some(hours) if starts.is_empty() => Err(invalid(
+                "forecast.every_hours",
+                hours,
+                "hours of which the time of a state of the period is a multiple, such as 12",
+            )),
+            _ => Ok(starts),
+        }
+    }
+
+    /// Returns the hours of this number of steps: the mean over the states of `starts` from which
+    /// they lead to another state, or `None` if there are none.
+    pub(super) fn hours(&self, starts: &[usize], steps: usize) -> Option<f64> {
+        let reached = starts.iter().filter_map(|&start| {
             let (time, state) = self.ahead(start, steps);
             state.map(|_| (time - self.states[start].1) / 3600.0)
         });
@@ -159,9 +181,23 @@ mod tests {
         // The next state belongs to another time axis.
         assert_eq!(ahead(2, 1), (22.0, None));
         assert_eq!(ahead(3, 3), (21.0, None));
-        assert_eq!(timeline(None).hours(1), Some(22.0 / 3.0));
-        assert_eq!(timeline(None).hours(3), None);
+        let starts = timeline(None).starts(None).unwrap();
+        assert_eq!(timeline(None).hours(&starts, 1), Some(22.0 / 3.0));
+        assert_eq!(timeline(None).hours(&starts[1..], 1), Some(7.5));
+        assert_eq!(timeline(None).hours(&starts, 3), None);
         assert_eq!(timeline(None).find(7.0 * HOUR), Some(1));
+    }
+
+    #[test]
+    fn forecasts_start_at_multiples_of_hours() {
+        let starts = |hours| timeline(None).starts(Some(hours));
+        assert_eq!(starts(5).unwrap(), [0, 2, 3]);
+        assert_eq!(starts(1).unwrap(), [0, 1, 2, 3, 4]);
+        let states = vec![(0, 7.0 * HOUR)];
+        let timeline = Timeline::new(states, None, 7.0 * HOUR, Calendar::Gregorian);
+        let error = timeline.starts(Some(12)).unwrap_err().to_string();
+        let told = "forecast.every_hours: got 12, expected hours of which";
+        assert!(error.starts_with(told), "{error}");
     }
 
     #[test]

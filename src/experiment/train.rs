@@ -8,24 +8,27 @@ use burn::module::Module;
 use halocline_core::{Error, Result};
 use halocline_io::{FieldLoader, Progress, save_json};
 
+use super::capacity::memory;
 use super::checks::{check_training, warn};
 use super::errors::invalid;
 use super::keys::in_keys;
 use super::log::{self, Epoch};
-use super::network::FieldModel;
+use super::network::{FieldModel, OwnNetwork};
 use super::optimizer::OptimizerKind;
-use super::outlook::memory;
 use super::pace::Pace;
 use super::record::{CHECKPOINTS, lock_for_training, save_copy};
 use super::setup::{Experiment, Files, States};
+use super::step_log::{GradNorm, remove_later};
 use crate::root::on_root;
-use crate::trainer::{Ended, Trainer, clip_grad_norm};
+use crate::trainer::{Ended, Trainer};
 
-impl Experiment {
-    /// Trains the model from the newest checkpoint on, or from the start, and prints a line for
-    /// each epoch on rank 0. Training ends after the last epoch, when validation stops improving, or
-    /// [interrupted](Ended::Interrupted), with epochs left, by a signal or the time limit; its state
-    /// is saved in every case. A run that has ended is left unchanged.
+impl<N: OwnNetwork> Experiment<N> {
+    /// Trains the model from the newest checkpoint on, or from the start. Rank 0 prints a line for
+    /// each epoch and, unless its output is a terminal, for every
+    /// [`log_every`](super::TrainingConfig::log_every) steps. Training ends after the last epoch,
+    /// when validation stops improving, or [interrupted](Ended::Interrupted), with epochs left, by a
+    /// signal or the time limit; its state is saved in every case. A run that has ended is left
+    /// unchanged.
     ///
     /// # Errors
     /// An experiment of [other files](Self::of_files); data that cannot be read; a precision that
@@ -53,7 +56,8 @@ impl Experiment {
         let validation = self.validation_states()?;
         self.warn_of_test();
         let batches = data.batches();
-        let mut trainer = self.resume(self.trainer(batches)?, validation.is_some())?;
+        let norm = GradNorm::default();
+        let mut trainer = self.resume(self.trainer(batches, &norm)?, validation.is_some())?;
         let unvalidated = match &validation {
             Some(states) if is_unvalidated(&trainer)? => Some(states),
             _ => None,
@@ -75,7 +79,10 @@ impl Experiment {
         check_order(&mut trainer, [training.batch, data.samples()])?;
         self.check_validation(&mut trainer)?;
         let all_steps = self.schedule(&mut trainer, batches)?;
-        on_root(&self.world, || save_copy(&self.config))?;
+        on_root(&self.world, || {
+            remove_later(&self.config.folder, trainer.step())?;
+            save_copy(&self.config)
+        })?;
         let (mut pace, mut is_first, mut has_changed) = (Pace::default(), true, !is_begun);
         let mut ended = Ended::Completed;
         if let Some(states) = unvalidated {
@@ -100,7 +107,7 @@ impl Experiment {
             data.set_steps(steps)?;
             let (start, count) = (Instant::now(), data.batches());
             let trained = (count - trainer.batch()).max(1) as f64;
-            let Some(epoch) = self.train_epoch(&mut trainer, &data, all_steps)? else {
+            let Some(epoch) = self.train_epoch(&mut trainer, &data, (&norm, all_steps))? else {
                 return self.interrupted(trainer);
             };
             trainer.save(None)?;
@@ -146,9 +153,9 @@ impl Experiment {
         let Some(period) = &self.config.data.validation else {
             return Ok(None);
         };
-        let (states, steps) = (self.states(period)?, self.config.forecast.steps);
-        self.data.feedback(steps)?;
-        Self::check_truth(&states, steps)?;
+        let (states, forecast) = (self.states(period)?, &self.config.forecast);
+        self.data.feedback(forecast.steps)?;
+        Self::starts(&states, forecast)?;
         Ok(Some(states))
     }
 
@@ -157,9 +164,8 @@ impl Experiment {
         let Some(period) = &self.config.data.test else {
             return;
         };
-        let steps = self.config.forecast.steps;
         let states = self.states(period);
-        let tested = states.and_then(|states| Self::check_truth(&states, steps));
+        let tested = states.and_then(|states| Self::starts(&states, &self.config.forecast));
         if let Err(error) = tested
             && self.world.is_root()
         {
@@ -171,9 +177,9 @@ impl Experiment {
     /// Resumes a run, or starts it, with the lock of the folder.
     fn resume(
         &self,
-        trainer: Trainer<FieldModel>,
+        trainer: Trainer<FieldModel<N>>,
         is_validated: bool,
-    ) -> Result<Trainer<FieldModel>> {
+    ) -> Result<Trainer<FieldModel<N>>> {
         // Held until the checkpoints are locked, so that the record stays that of this run.
         let mut locked = None;
         on_root(&self.world, || {
@@ -197,12 +203,13 @@ impl Experiment {
     }
 
     /// Trains the rest of an epoch with the samples of a loader, and adds the epoch to the log. The
-    /// schedule has `all_steps` steps. Returns `None` if a signal interrupted the epoch.
+    /// schedule has `all_steps` steps, and the clipping of gradients stores their norm in `norm`.
+    /// Returns `None` if a signal interrupted the epoch.
     fn train_epoch(
         &self,
-        trainer: &mut Trainer<FieldModel>,
+        trainer: &mut Trainer<FieldModel<N>>,
         data: &FieldLoader,
-        all_steps: usize,
+        (norm, all_steps): (&GradNorm, usize),
     ) -> Result<Option<Epoch>> {
         let start = Instant::now();
         let (training, optimizer) = (&self.config.training, &self.config.optimizer);
@@ -210,11 +217,17 @@ impl Experiment {
         let (steps, count) = (training.steps(epoch + 1), data.batches());
         let title = format!("epoch {}", epoch + 1);
         let progress = Progress::new(self.world.rank(), title, count - first);
-        let ended = trainer.train_epoch(data.epoch_from(epoch, first), |model, batch| {
-            let loss = self.loss(model, batch?, steps, epoch)?;
-            progress.advance();
-            Ok(loss)
-        })?;
+        let batches = |epoch, first| data.epoch_from(epoch, first);
+        let mut newest = (before, start);
+        let ended = trainer.train_epoch_with(
+            batches,
+            |model, batch| {
+                let loss = self.loss(model, batch?, steps, epoch)?;
+                progress.advance();
+                Ok(loss)
+            },
+            |trainer| self.log_step(trainer, &mut newest, (norm, all_steps)),
+        )?;
         progress.finish();
         if ended == Ended::Interrupted {
             return Ok(None);
@@ -248,7 +261,7 @@ impl Experiment {
     }
 
     /// Prints a line on rank 0. A closed pipe, as after `head`, does not end training.
-    fn say(&self, line: impl Display) {
+    pub(super) fn say(&self, line: impl Display) {
         if self.world.is_root() {
             let _ = writeln!(std::io::stdout(), "{line}");
         }
@@ -263,17 +276,17 @@ impl Experiment {
     }
 
     /// Creates a trainer at the start of a run, for epochs of this number of batches.
-    fn trainer(&self, batches: usize) -> Result<Trainer<FieldModel>> {
+    fn trainer(&self, batches: usize, norm: &GradNorm) -> Result<Trainer<FieldModel<N>>> {
         let (training, optimizer) = (&self.config.training, &self.config.optimizer);
         let steps = training.epochs * batches.div_ceil(training.accumulation);
         let schedule = optimizer.schedule(steps)?;
         let mut trainer = Trainer::new(&self.world, self.model()?, optimizer.init(), schedule)
             .with_accumulation(training.accumulation)
             .with_save_every(training.save_every);
-        if let Some(norm) = training.clip_norm {
-            trainer = trainer.with_gradient_hook(move |model, gradients| {
-                Ok(clip_grad_norm(model, gradients, norm)?.0)
-            });
+        if let Some(most) = training.clip_norm {
+            let norm = norm.clone();
+            trainer = trainer
+                .with_gradient_hook(move |model, gradients| norm.clip(model, gradients, most));
         }
         if let Some(dtype) = training.precision.half() {
             trainer = trainer.with_precision(dtype);
@@ -289,7 +302,7 @@ impl Experiment {
 
     /// Adjusts the learning-rate schedule to epochs of this number of batches, if earlier ones had
     /// another number of steps. Returns the number of its steps.
-    fn schedule(&self, trainer: &mut Trainer<FieldModel>, batches: usize) -> Result<usize> {
+    fn schedule(&self, trainer: &mut Trainer<FieldModel<N>>, batches: usize) -> Result<usize> {
         let (training, optimizer) = (&self.config.training, &self.config.optimizer);
         // Epochs with another batch size or accumulation count with the steps that they took.
         const NOTE: &str = "schedule.steps";
@@ -318,7 +331,7 @@ impl Experiment {
     ///
     /// # Errors
     /// Another kind than in earlier steps.
-    fn check_optimizer(&self, trainer: &mut Trainer<FieldModel>) -> Result<()> {
+    fn check_optimizer(&self, trainer: &mut Trainer<FieldModel<N>>) -> Result<()> {
         const NOTE: &str = "optimizer.kind";
         let optimizer = &self.config.optimizer;
         let kind = (optimizer.kind, optimizer.momentum > 0.0);
@@ -346,9 +359,10 @@ impl Experiment {
     ///
     /// # Errors
     /// Another definition than in earlier epochs.
-    fn check_validation(&self, trainer: &mut Trainer<FieldModel>) -> Result<()> {
+    fn check_validation(&self, trainer: &mut Trainer<FieldModel<N>>) -> Result<()> {
         const NOTE: &str = "validation.of";
-        let definition = (&self.config.data.validation, &self.config.forecast);
+        let forecast = self.config.forecast.of_validation();
+        let definition = (&self.config.data.validation, &forecast);
         let definition = serde_json::to_string(&definition).map_err(Error::other)?;
         let is_validated = !trainer.validations()?.is_empty();
         match trainer.noted::<String>(NOTE)? {
@@ -369,7 +383,7 @@ impl Experiment {
     /// whether training ends; `None` if a signal interrupted the validation.
     fn validate(
         &self,
-        trainer: &mut Trainer<FieldModel>,
+        trainer: &mut Trainer<FieldModel<N>>,
         states: &States,
     ) -> Result<Option<(String, bool)>> {
         let (mut report, mut interrupted) = (None, false);
@@ -383,7 +397,7 @@ impl Experiment {
             on_root(&self.world, || {
                 // At the first lead.
                 let rows = report.first_region().take(targets);
-                let errors = rows.map(|row| (&row.score.channel[..], row.score.scores.rmse));
+                let errors = rows.map(|row| (&row.score.channel[..], row.score.metrics.rmse));
                 log::add_validation(&self.config.folder, epoch, score, errors)
             })?;
             Ok(score)
@@ -399,13 +413,13 @@ impl Experiment {
             &report.rows,
         )?;
         let best = if validated.is_best { " (the best)" } else { "" };
-        let (score, scores) = (validated.score, report.line(&self.data.described));
-        let line = format!("validation {score:.4}{best}: {scores}");
+        let (metric, scores) = (validated.metric, report.line(&self.data.described));
+        let line = format!("validation {metric:.4}{best}: {scores}");
         Ok(Some((line, validated.stop)))
     }
 
     /// Saves a run that was ended by a signal.
-    fn interrupted(&self, mut trainer: Trainer<FieldModel>) -> Result<Ended> {
+    fn interrupted(&self, mut trainer: Trainer<FieldModel<N>>) -> Result<Ended> {
         trainer.finish()?;
         self.say("interrupted, and saved: training goes on from there when it is started again");
         Ok(Ended::Interrupted)
@@ -413,7 +427,7 @@ impl Experiment {
 }
 
 /// Returns whether the last epoch is complete but was not validated.
-fn is_unvalidated(trainer: &Trainer<FieldModel>) -> Result<bool> {
+fn is_unvalidated<N: OwnNetwork>(trainer: &Trainer<FieldModel<N>>) -> Result<bool> {
     let validations = trainer.validations()?;
     let last = validations.last().map(|(step, _)| *step);
     Ok(trainer.epoch() > 0 && trainer.batch() == 0 && last != Some(trainer.step()))
@@ -424,7 +438,10 @@ fn is_unvalidated(trainer: &Trainer<FieldModel>) -> Result<bool> {
 ///
 /// # Errors
 /// Other numbers than those of the interrupted epoch.
-fn check_order(trainer: &mut Trainer<FieldModel>, order: [usize; 2]) -> Result<()> {
+fn check_order<N: OwnNetwork>(
+    trainer: &mut Trainer<FieldModel<N>>,
+    order: [usize; 2],
+) -> Result<()> {
     const NOTE: &str = "training.batch";
     let before: Option<[usize; 2]> = trainer.noted(NOTE)?;
     match before.filter(|before| trainer.batch() > 0 && *before != order) {
@@ -432,8 +449,8 @@ fn check_order(trainer: &mut Trainer<FieldModel>, order: [usize; 2]) -> Result<(
             NOTE,
             format!("{} of {} samples", order[0], order[1]),
             format!(
-                "{batch} of {samples}, as in the epoch that was interrupted after {} batches; change training.batch or \
-                 training.curriculum when it has ended",
+                "{batch} of {samples}, as in the epoch that was interrupted after {} batches; change training.batch, \
+                 training.curriculum or data.every_hours when it has ended",
                 trainer.batch()
             ),
         )),

@@ -1,7 +1,7 @@
 //! Cells of unstructured grids as rows and columns, for maps.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use halocline_core::{Result, ShardTensor};
+use halocline_core::{Result, ShardTensor, sphere_point};
 use halocline_io::Grid;
 use halocline_io::ndarray::Array2;
 use halocline_ops::graph::nearest_neighbours;
@@ -31,9 +31,12 @@ impl Raster {
         };
         let (rows, columns) = SHAPE;
         let grid = Grid::new(line(rows, north, south), line(columns, west, east))?;
-        let row = |&lat: &f64| grid.lon().iter().map(move |lon| on_sphere(lat, *lon));
+        let row = |&lat: &f64| grid.lon().iter().map(move |lon| sphere_point([lat, *lon]));
         let places: Vec<[f64; 3]> = grid.lat().iter().flat_map(row).collect();
-        let cells = lat.iter().zip(lon).map(|(lat, lon)| on_sphere(*lat, *lon));
+        let cells = lat
+            .iter()
+            .zip(lon)
+            .map(|(lat, lon)| sphere_point([*lat, *lon]));
         let cells: Vec<[f64; 3]> = cells.collect();
         let pairs = nearest_neighbours(&tensor(&cells), &tensor(&places), 1)?;
         let nearest = pairs.edges().iter().map(|pair| pair[0]).collect();
@@ -76,13 +79,6 @@ fn area(lat: &[f64], lon: &[f64]) -> [[f64; 2]; 2] {
         return [rows, [0.0, 360.0]];
     }
     [rows, [west - margin, west + width + margin]]
-}
-
-/// Returns the Cartesian coordinates of a place on the unit sphere.
-fn on_sphere(lat: f64, lon: f64) -> [f64; 3] {
-    let (z, radius) = lat.to_radians().sin_cos();
-    let (sin, cos) = lon.to_radians().sin_cos();
-    [radius * cos, radius * sin, z]
 }
 
 fn tensor(points: &[[f64; 3]]) -> ShardTensor<2> {

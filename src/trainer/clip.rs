@@ -1,13 +1,13 @@
 //! Gradient clipping by norm.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor, Transaction};
 use halocline_core::{
-    DeviceMesh, Error, Operation, ParamShard, PathVisitor, Replicate, Result, ShardTensor, Traffic,
-    ops, param_shards, visit_paths,
+    DeviceMesh, Error, Operation, PathVisitor, Replicate, Result, ShardTensor, Traffic, ops,
+    param_shards, visit_paths,
 };
 use halocline_ops::StatisticsField;
 
@@ -70,19 +70,40 @@ pub fn clip_grad_norm<M: Module>(
         let message = format!("max_norm {max_norm}; expected a number from 0 on");
         return Err(Error::operator("clip_grad_norm", message));
     }
-    let mut squares = Squares {
+    let mut norms = Norms {
         gradients: &gradients,
-        shards,
         seen: HashSet::new(),
-        whole: 0.0,
-        sharded: meshes,
+        counted: Vec::new(),
+        norms: Transaction::default(),
     };
-    visit_paths(model, &mut squares);
-    let mut sum = squares.whole;
-    for (index, (mesh, part)) in squares.sharded.iter().enumerate() {
+    visit_paths(model, &mut norms);
+    let Norms { counted, norms, .. } = norms;
+    let mut whole = 0.0;
+    for ((path, again), norm) in counted.into_iter().zip(norms.execute()) {
+        let norm: f64 = norm.iter().next().expect("a norm is one number");
+        let square = norm.powi(2);
+        let square = if square.is_infinite() {
+            again()
+        } else {
+            square
+        };
+        match shards.get(&path) {
+            None => whole += square,
+            Some(shard) => {
+                let (layout, sizes) = (shard.layout(), shard.mesh().shape().sizes());
+                let replicas = layout.axes_where(|placement| placement == Replicate);
+                let replicas: usize = replicas.into_iter().map(|axis| sizes[axis]).product();
+                let mut meshes = meshes.iter_mut();
+                let mesh = meshes.find(|(mesh, _)| mesh.shape() == shard.mesh().shape());
+                mesh.expect("that of a shard").1 += square / replicas as f64;
+            }
+        }
+    }
+    let mut sum = whole;
+    for (index, (mesh, part)) in meshes.iter().enumerate() {
         let operation = Operation::new("clip_grad_norm", Traffic::Reduce, None);
         let ranks = mesh.shape().ranks();
-        let numbers = [*part, squares.whole];
+        let numbers = [*part, whole];
         let parts = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &numbers)?;
         if index == 0 {
             // Devices of other kinds may round the sum of replicated parameters differently.
@@ -99,19 +120,21 @@ pub fn clip_grad_norm<M: Module>(
     Ok((scaled(model, gradients, factor), norm))
 }
 
-/// Visitor that adds up sums of squares.
-struct Squares<'a> {
+/// Function that computes the square of a norm without overflow.
+type Again = Box<dyn FnOnce() -> f64>;
+
+/// Visitor that computes the norm of each gradient.
+struct Norms<'a> {
     gradients: &'a GradientsParams,
-    shards: BTreeMap<String, ParamShard>,
     /// Parameters already counted, as one may occur in two places.
     seen: HashSet<ParamId>,
-    /// Sum over replicated parameters.
-    whole: f64,
-    /// This rank's part of the sum over parameters sharded over each mesh.
-    sharded: Vec<(DeviceMesh, f64)>,
+    /// Path of each counted parameter.
+    counted: Vec<(String, Again)>,
+    /// Their norms, which are read from the device together.
+    norms: Transaction,
 }
 
-impl PathVisitor for Squares<'_> {
+impl PathVisitor for Norms<'_> {
     fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
         let Some(gradient) = self.gradients.get::<D>(param.id) else {
             return;
@@ -119,35 +142,29 @@ impl PathVisitor for Squares<'_> {
         if !self.seen.insert(param.id) {
             return;
         }
-        let gradient = halocline_ops::widened(gradient);
-        let mut sum = sum_of_squares(gradient.clone());
-        if sum.is_infinite() {
-            let largest = gradient.clone().abs().max().into_scalar::<f64>();
-            // The squares overflow the dtype.
-            if largest.is_finite() {
-                let part = sum_of_squares(gradient / largest);
-                sum = part * largest * largest;
-            }
-        }
-        match self.shards.get(&path.join(".")) {
-            None => self.whole += sum,
-            Some(shard) => {
-                let (layout, sizes) = (shard.layout(), shard.mesh().shape().sizes());
-                let replicas = layout.axes_where(|placement| placement == Replicate);
-                let replicas: usize = replicas.into_iter().map(|axis| sizes[axis]).product();
-                let mut meshes = self.sharded.iter_mut();
-                let mesh = meshes.find(|(mesh, _)| mesh.shape() == shard.mesh().shape());
-                mesh.expect("that of a shard").1 += sum / replicas as f64;
-            }
-        }
+        let norm = norm(halocline_ops::widened(gradient.clone()));
+        self.norms = std::mem::take(&mut self.norms).register(norm);
+        let again = move || square_of_large_norm(halocline_ops::widened(gradient));
+        self.counted.push((path.join("."), Box::new(again)));
     }
 }
 
-/// Computes the sum of squares, which are not stored. Unlike burn's sum, it has the same bits on CPUs
+/// Computes the norm; the squares are not stored. Unlike burn's sum, it has the same bits on CPUs
 /// for any number of threads, as ranks compute it separately for parameters that must stay equal.
-fn sum_of_squares<const D: usize>(x: Tensor<D>) -> f64 {
+fn norm<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let dims: [usize; D] = std::array::from_fn(|dim| dim);
-    x.vector_norm(2.0, &dims).into_scalar::<f64>().powi(2)
+    x.vector_norm(2.0, &dims)
+}
+
+/// Computes the square of the norm of elements whose squares overflow the dtype; infinite if an
+/// element is.
+fn square_of_large_norm<const D: usize>(x: Tensor<D>) -> f64 {
+    let largest = x.clone().abs().max().into_scalar::<f64>();
+    if !largest.is_finite() {
+        return f64::INFINITY;
+    }
+    let part = norm(x / largest).into_scalar::<f64>();
+    part.powi(2) * largest * largest
 }
 
 /// Multiplies the gradients of a model by a factor; gradients of other parameters are kept.

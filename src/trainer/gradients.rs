@@ -3,7 +3,9 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData, Transaction};
-use halocline_core::{Operation, PathVisitor, Result, Traffic, ops, param_shards, visit_paths};
+use halocline_core::{
+    DeviceMesh, Operation, PathVisitor, Result, Traffic, ops, param_shards, visit_paths,
+};
 
 use super::clip::scaled;
 
@@ -60,14 +62,17 @@ pub(super) fn non_finite<M: Module>(
     ))
 }
 
-/// Returns the findings of any rank, as ranks that hold shards of the model see different
-/// gradients. All ranks then react alike.
-pub(super) fn agree<M: Module>(found: Option<String>, model: &M) -> Result<Option<String>> {
-    let shards = param_shards(model);
-    let Some(shard) = shards.values().next() else {
+/// Returns the findings of any rank of `mesh`, as ranks that hold shards of the model see different
+/// gradients. All ranks then react alike, also if parameters are sharded over different meshes.
+pub(super) fn agree<M: Module>(
+    found: Option<String>,
+    model: &M,
+    mesh: &DeviceMesh,
+) -> Result<Option<String>> {
+    if param_shards(model).is_empty() {
         return Ok(found);
-    };
-    let (mesh, flag) = (shard.mesh(), f64::from(u8::from(found.is_some())));
+    }
+    let flag = f64::from(u8::from(found.is_some()));
     let operation = Operation::new("non_finite", Traffic::Control, None);
     let ranks = mesh.shape().ranks();
     let all = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &[flag])?;
@@ -149,4 +154,30 @@ fn first_in(data: &TensorData) -> Option<(Vec<usize>, f64)> {
         .collect();
     index.reverse();
     Some((index, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::LinearConfig;
+    use halocline_core::{Launcher, Layout, ParamShard, Shard, shard_parameters};
+
+    use super::*;
+
+    #[test]
+    fn all_ranks_agree_though_parameters_are_sharded_over_smaller_meshes() {
+        let found = Launcher::local(4).collect(|world| {
+            let mesh = world.mesh([("data", 2), ("tensor", 2)])?;
+            let row = mesh.submesh(&["tensor"])?;
+            let model =
+                world.init(|device| LinearConfig::new(4, 6).with_bias(false).init(device))?;
+            let model = shard_parameters(model, |_, shape| {
+                let layout = Layout::new(row.shape(), shape, &[Shard(1)])?;
+                Ok(Some(ParamShard::new(layout, &row)))
+            })?;
+            let found = (world.rank() == 3).then(|| "it is NaN".to_string());
+            agree(found, &model, &mesh)
+        });
+        let expected = Some("it is NaN (in the shards of rank 3)".to_string());
+        assert_eq!(found.unwrap(), vec![expected; 4]);
+    }
 }

@@ -2,6 +2,7 @@
 
 mod clip;
 mod ema;
+mod epoch;
 mod gradients;
 mod notes;
 mod package;
@@ -19,19 +20,17 @@ use std::path::Path;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
-use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Tensor, TensorData};
 pub(crate) use ema::validated_name;
 use ema::{Ema, MODEL};
-use halocline_core::{DeviceMesh, Error, LayerKeys, RandomKey, Result, World, gather_ahead};
+use halocline_core::{DeviceMesh, Error, Result, World};
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
-use halocline_ops::{Field, backward};
 pub(crate) use package::{CHECKPOINTS, STATISTICS, check_new, save_model};
 use precision::Precision;
 pub(crate) use pretrained::best_or_latest;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use signals::is_interrupted;
 use step::GradientHook;
 use validation::Validated;
 
@@ -66,9 +65,8 @@ pub use validation::Validation;
 ///         .with_save_every(2)
 ///         .resume_or_start(folder)?;
 ///     while trainer.epoch() < 3 {
-///         // Batches of this epoch not yet trained on; with data, `FieldLoader::epoch_from`.
-///         let (epoch, batches) = (trainer.epoch(), trainer.batch()..4);
-///         let ended = trainer.train_epoch(batches, |model, batch| {
+///         let epoch = trainer.epoch();
+///         let ended = trainer.train_epoch(|_, first| first..4, |model, batch| {
 ///             let normal = Distribution::Normal(0.0, 1.0);
 ///             let key = RandomKey::new(world.seed(), ("noise", epoch, batch));
 ///             let x = ShardTensor::random([1, 1, 8, 8], normal, key, &mesh, &[Shard(2)])?;
@@ -207,7 +205,8 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Sets which checkpoints to keep; default the last three. The best by metric is always kept.
+    /// Sets which checkpoints to keep, by default the last three, and the direction in which the
+    /// metric improves. The best by metric is always kept.
     ///
     /// # Panics
     /// Panics after [`resume_or_start`](Self::resume_or_start), which opens the folder.
@@ -376,62 +375,7 @@ impl<M: Module> Trainer<M> {
         self.checkpoints.as_ref()?.committed()
     }
 
-    /// Trains on the batches of an epoch: computes the loss and the gradients of each, and takes
-    /// the optimizer's steps, then moves on to the next epoch. A partial `loss` is resolved.
-    ///
-    /// # Errors
-    /// `batches` or `loss` fails; a loss or a gradient is [not finite](NonFinite); the model's
-    /// parameters differ between ranks (compared before the first step of a run and at every save);
-    /// saving or communication fails.
-    pub fn train_epoch<B, X: Field<1>>(
-        &mut self,
-        batches: impl IntoIterator<Item = B>,
-        mut loss: impl FnMut(&M, B) -> Result<X>,
-    ) -> Result<Ended> {
-        if !self.compared {
-            self.world.check_replicas(self.model())?;
-            check_optimizer(&self.optimizer.optimizer, self.model())?;
-            self.compared = true;
-        }
-        let mut gradients = GradientsAccumulator::new();
-        let (mut pending, mut statistics) = (Vec::new(), None);
-        for batch in batches {
-            if pending.is_empty() {
-                statistics = self.running_statistics();
-            }
-            let Progress { seed, epoch, .. } = self.progress;
-            let number = self.progress.batch + pending.len();
-            LayerKeys::new(RandomKey::new(seed, ("layers", epoch, number))).install();
-            self.round();
-            let ahead = gather_ahead(self.computing());
-            let value = loss(self.computing(), batch)?.into_shard().resolve();
-            pending.push(value.local().clone().inner());
-            let found = backward(self.scaled(value));
-            drop(ahead);
-            let found = GradientsParams::from_grads(found, self.computing());
-            gradients.accumulate(self.model(), self.unscaled(found));
-            if pending.len() == self.accumulate {
-                self.update(gradients.grads(), &mut pending, statistics.take())?;
-                if self.is_interrupted()? {
-                    self.finish()?;
-                    return Ok(Ended::Interrupted);
-                }
-            }
-        }
-        if !pending.is_empty() {
-            self.update(gradients.grads(), &mut pending, statistics)?;
-            // Before the epoch ends, so that the program validates it, even after a restart.
-            if self.is_interrupted()? {
-                self.finish()?;
-                return Ok(Ended::Interrupted);
-            }
-        }
-        self.progress.epoch += 1;
-        self.progress.batch = 0;
-        Ok(Ended::Completed)
-    }
-
-    /// Saves the run in the background. A lower `metric` is better.
+    /// Saves the run in the background, with a metric as of [`validate`](Self::validate), if any.
     ///
     /// # Errors
     /// Returned on all ranks: the run has no folder; the model's parameters differ between ranks;
@@ -475,10 +419,5 @@ impl<M: Module> Trainer<M> {
             .map_or(Ok(()), Checkpoints::wait)?;
         self.saved = saved;
         Ok(())
-    }
-
-    /// Whether a signal has asked rank 0 to stop; the same on all ranks.
-    fn is_interrupted(&self) -> Result<bool> {
-        Ok(self.checkpoints.is_some() && is_interrupted(&self.mesh)?)
     }
 }

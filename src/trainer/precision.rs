@@ -104,9 +104,9 @@ impl<M: Module> Trainer<M> {
     /// use halocline::Trainer;
     /// use burn::nn::conv::Conv2d;
     ///
-    /// # fn train(trainer: Trainer<Conv2d>, batches: Vec<ShardTensor<4>>) -> Result<()> {
+    /// # fn train(trainer: Trainer<Conv2d>, fields: &[ShardTensor<4>]) -> Result<()> {
     /// let mut trainer = trainer.with_precision(FloatDType::BF16);
-    /// let _ended = trainer.train_epoch(batches, |model, x| {
+    /// let _ended = trainer.train_epoch(|_, first| fields[first..].to_vec(), |model, x| {
     ///     let y = x.cast(FloatDType::BF16).apply(model);
     ///     Ok(y.cast(FloatDType::F32).square().mean())
     /// })?;

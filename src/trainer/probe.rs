@@ -137,7 +137,7 @@ struct Probe<const D: usize> {
 }
 
 impl<const D: usize> Module for Probe<D> {
-    halocline_core::stays_as_it_is!();
+    halocline_core::constant_module_methods!();
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         self.path

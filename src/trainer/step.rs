@@ -145,6 +145,6 @@ impl<M: Module> Trainer<M> {
         }
         let (batch, model) = (self.progress.batch, self.model());
         let found = gradients::non_finite(losses, batch, gradients, model);
-        gradients::agree(found, model)
+        gradients::agree(found, model, &self.mesh)
     }
 }

@@ -1,7 +1,8 @@
-//! Validation: scores during training, the best checkpoint, and early stopping.
+//! Validation: metrics during training, the best checkpoint, and early stopping.
 
 use burn::module::Module;
 use halocline_core::{Error, Result};
+use halocline_io::Direction;
 use serde::{Deserialize, Serialize};
 
 use super::{Trainer, validated_name};
@@ -12,30 +13,31 @@ const NOTE: &str = "validations";
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use = "it says when to stop"]
 pub struct Validation {
-    /// Score, the same on all ranks.
-    pub score: f64,
-    /// Whether the score is the lowest so far. NaN and infinities never are.
+    /// Metric, the same on all ranks.
+    pub metric: f64,
+    /// Whether the metric is the best so far. NaN and infinities never are.
     pub is_best: bool,
     /// Whether the program should stop training, as the last [`patience`](Trainer::with_patience)
-    /// validations brought no better score.
+    /// validations brought no better metric.
     pub stop: bool,
 }
 
 /// State of validation, saved with the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Validated {
-    /// Lowest score.
+    /// Best metric.
     best: Option<f64>,
     /// Number of validations since.
     since: usize,
 }
 
 impl Validated {
-    /// Records a score; returns whether it is the best.
-    fn take(&mut self, score: f64) -> bool {
-        let is_best = score.is_finite() && self.best.is_none_or(|best| score < best);
+    /// Records a metric; returns whether it is the best.
+    fn take(&mut self, metric: f64, direction: Direction) -> bool {
+        let is_better = |best| direction.is_better(metric, best);
+        let is_best = metric.is_finite() && self.best.is_none_or(is_better);
         if is_best {
-            self.best = Some(score);
+            self.best = Some(metric);
         }
         self.since = if is_best { 0 } else { self.since + 1 };
         is_best
@@ -43,7 +45,7 @@ impl Validated {
 }
 
 impl<M: Module> Trainer<M> {
-    /// Sets the number of validations without a better score after which
+    /// Sets the number of validations without a better metric after which
     /// [`validate`](Self::validate) recommends to stop. Default: never.
     ///
     /// # Panics
@@ -59,13 +61,15 @@ impl<M: Module> Trainer<M> {
     }
 
     /// Validates the model, without gradients; if the run has an [average](Self::with_ema),
-    /// validates the averaged model. `score` computes its score on validation data; lower is
-    /// better. If the run has a folder, it is saved with the score, and the folder keeps the best
-    /// checkpoint and the newest ones ([`with_checkpoints`](Self::with_checkpoints)). All ranks
-    /// must call this together; the score of rank 0 counts.
+    /// validates the averaged model. `metric` computes its metric on validation data. A lower one is
+    /// better, as of errors; for scores such as correlations, call
+    /// `with_checkpoints(CheckpointConfig::new().with_direction(Direction::Highest))`. If the run has
+    /// a folder, it is saved with the metric, and the folder keeps the best checkpoint and the newest
+    /// ones ([`with_checkpoints`](Self::with_checkpoints)). All ranks must call this together; the
+    /// metric of rank 0 counts.
     ///
     /// # Errors
-    /// `score` fails; saving or communication fails.
+    /// `metric` fails; saving or communication fails.
     ///
     /// # Example
     /// ```
@@ -84,61 +88,67 @@ impl<M: Module> Trainer<M> {
     ///     let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), rate).with_patience(3);
     ///     let mut best = f64::INFINITY;
     ///     while trainer.epoch() < 20 {
-    ///         let _ = trainer.train_epoch(0..4, |model, _| Ok(field()?.apply(model).abs().mean()))?;
+    ///         let _ = trainer.train_epoch(
+    ///             |_, first| first..4,
+    ///             |model, _| Ok(field()?.apply(model).abs().mean()),
+    ///         )?;
     ///         let validation = trainer.validate(|model| {
     ///             let mut scores = Evaluation::new(&[1.0; 5], 1);
     ///             scores.add_masked(field()?.inner().apply(model), field()?.inner() * 0.0, None, None)?;
-    ///             Ok(scores.scores()[0].rmse)
+    ///             Ok(scores.metrics()[0].rmse)
     ///         })?;
-    ///         best = validation.score.min(best);
+    ///         best = validation.metric.min(best);
     ///         if validation.stop {
     ///             break;
     ///         }
     ///     }
-    ///     assert_eq!(trainer.best_score(), Some(best));
+    ///     assert_eq!(trainer.best_metric(), Some(best));
     ///     assert_eq!(trainer.validations()?.len(), trainer.epoch());
     ///     Ok(())
     /// })?;
     /// # Ok::<(), halocline::Error>(())
     /// ```
-    pub fn validate(&mut self, score: impl FnOnce(&M) -> Result<f64>) -> Result<Validation> {
-        let score = match self.ema_model() {
-            Some(model) => score(model)?,
-            None => score(&self.model().valid())?,
+    pub fn validate(&mut self, metric: impl FnOnce(&M) -> Result<f64>) -> Result<Validation> {
+        let metric = match self.ema_model() {
+            Some(model) => metric(model)?,
+            None => metric(&self.model().valid())?,
         };
         let root = self.mesh.shape().ranks()[0];
-        let bytes = score.to_le_bytes().to_vec();
+        let bytes = metric.to_le_bytes().to_vec();
         let bytes = self.mesh.broadcast_bytes("validate", root, Some(bytes))?;
-        let score = f64::from_le_bytes(bytes[..].try_into().map_err(Error::other)?);
-        let is_best = self.progress.validated.take(score);
-        let mut scores = self.validations()?;
-        scores.push((self.step(), Some(score).filter(|score| score.is_finite())));
-        self.note(NOTE, &scores)?;
+        let metric = f64::from_le_bytes(bytes[..].try_into().map_err(Error::other)?);
+        let is_best = self.progress.validated.take(metric, self.keep.direction);
+        let mut metrics = self.validations()?;
+        metrics.push((
+            self.step(),
+            Some(metric).filter(|metric| metric.is_finite()),
+        ));
+        self.note(NOTE, &metrics)?;
         if self.checkpoints.is_some() {
-            self.save(Some(score))?;
+            self.save(Some(metric))?;
         }
         Ok(Validation {
-            score,
+            metric,
             is_best,
             stop: self.is_out_of_patience(),
         })
     }
 
     /// Whether the last [validations](Self::validate), as many as the
-    /// [patience](Self::with_patience), brought no better score; includes those before a resume.
+    /// [patience](Self::with_patience), brought no better metric; includes those before a resume.
     pub fn is_out_of_patience(&self) -> bool {
         let since = self.progress.validated.since;
         self.patience.is_some_and(|patience| since >= patience)
     }
 
-    /// Returns the lowest score of a [validation](Self::validate) so far, including those before a
+    /// Returns the best metric of a [validation](Self::validate) so far, including those before a
     /// resume.
-    pub fn best_score(&self) -> Option<f64> {
+    pub fn best_metric(&self) -> Option<f64> {
         self.progress.validated.best
     }
 
-    /// Returns the step and the score of every validation so far, including those before a resume;
-    /// `None` for a score that was not finite.
+    /// Returns the step and the metric of every validation so far, including those before a resume;
+    /// `None` for a metric that was not finite.
     ///
     /// # Errors
     /// The program has stored a note under the same name.
@@ -147,7 +157,7 @@ impl<M: Module> Trainer<M> {
     }
 
     /// Returns the validated model of the best checkpoint: the averaged one, if the run has an
-    /// average. `None` if the run has no folder, or no checkpoint with a score.
+    /// average. `None` if the run has no folder, or no checkpoint with a metric.
     ///
     /// # Errors
     /// Returned on all ranks: the checkpoint cannot be loaded; the last save, or communication,
@@ -172,9 +182,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_lower_finite_scores_are_better() {
+    fn only_better_finite_metrics_are_the_best() {
         let mut validated = Validated::default();
-        let mut taken = |score| (validated.take(score), validated.since);
+        let mut taken = |metric| (validated.take(metric, Direction::Lowest), validated.since);
         assert_eq!(taken(f64::NAN), (false, 1));
         assert_eq!(taken(2.0), (true, 0));
         assert_eq!(taken(2.0), (false, 1));
@@ -182,5 +192,7 @@ mod tests {
         assert_eq!(taken(f64::NEG_INFINITY), (false, 3));
         assert_eq!(taken(1.5), (true, 0));
         assert_eq!(validated.best, Some(1.5));
+        assert!(!validated.take(1.0, Direction::Highest));
+        assert!(validated.take(2.0, Direction::Highest));
     }
 }

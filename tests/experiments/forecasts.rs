@@ -87,6 +87,24 @@ fn hours_of_the_day_have_a_climatology_of_their_own() {
 }
 
 #[test]
+fn outputs_without_a_name_are_in_the_folder_of_the_experiment() {
+    let folder = trained(CONFIG);
+    let path = folder.path();
+    let from = ["forecast", "--from", "2018-01-10 06:00", "--steps", "1"];
+    let out = succeed(path, &from);
+    let store = path.join("run/forecast-2018-01-10T0600-steps1.zarr");
+    let told = format!("written to {}", store.display());
+    assert!(out.contains(&told) && store.exists(), "{out}");
+    let again = fail(path, &from);
+    assert!(again.contains("it is there already"), "{again}");
+    succeed(path, &["forecast"]);
+    assert!(path.join("run/forecasts/2018-01-10T0600.zarr").exists());
+    succeed(path, &["package"]);
+    let again = fail(path, &["package"]);
+    assert!(again.contains("run/package: it exists"), "{again}");
+}
+
+#[test]
 fn the_climatology_is_made_of_the_files_of_training() {
     let validation = "validation = { from = \"2018-01-08\", until = \"2018-01-10\" }\n";
     let config = CONFIG.replaced(validation, "");

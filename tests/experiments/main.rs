@@ -8,6 +8,7 @@ mod graph;
 mod network;
 mod options;
 mod orders;
+mod own;
 mod package;
 mod training;
 mod tuning;
@@ -400,6 +401,7 @@ fn plans_are_priced_before_they_run() {
         "read amplification",
         // Batches of samples with targets of four steps.
         "4 epochs of 12 batches",
+        "without validations",
         "plan 1 by the cost model",
     ] {
         assert!(out.contains(part), "{part} in\n{out}");

@@ -4,7 +4,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use halocline::core::param_shards;
 use halocline::experiment::ModelConfig;
 use halocline::io::{Channels, Grid};
-use halocline::models::parallel::build;
+use halocline::models::parallel::init_parallel;
 use halocline::ops::testing::difference;
 use halocline::prelude::*;
 
@@ -78,6 +78,22 @@ fn sizes_that_do_not_fit_the_grid_are_errors() {
             r#"{ "kind": "graph", "mesh_level": 1, "layers": 0 }"#,
             "model.layers: got 0, expected at least 1",
         ),
+        (
+            r#"{ "kind": "cnn", "width": 0 }"#,
+            "model.width: got 0, expected at least 1 channel",
+        ),
+        (
+            r#"{ "kind": "sfno", "blocks": 1000000000000 }"#,
+            "model.blocks: got 1000000000000, expected at most 1024",
+        ),
+        (
+            r#"{ "kind": "sfno", "scale_factor": 0 }"#,
+            "model.scale_factor: got 0, expected 1 to 4",
+        ),
+        (
+            r#"{ "kind": "sfno", "scale_factor": 5 }"#,
+            "model.scale_factor: got 5, expected 1 to 4",
+        ),
     ] {
         let error = make(text).unwrap_err().to_string();
         assert!(error.contains(told), "{told} in {error}");
@@ -125,6 +141,36 @@ fn kinds_for_a_row_of_cells_are_named() {
     }
 }
 
+/// Before training, a target is close to its input, or to zero without one.
+#[test]
+fn targets_need_not_be_inputs() {
+    let grid = Grid::with_poles(ROWS, COLUMNS).unwrap();
+    let names = |names: &[&str]| {
+        let names = names.iter().map(|name| (*name).to_string());
+        names.collect::<Vec<_>>()
+    };
+    let channels = Channels {
+        inputs: names(&["t2m", "u10"]),
+        forcings: Vec::new(),
+        targets: names(&["tp", "u10", "t2m"]),
+    };
+    let device = Device::default();
+    for text in [
+        r#"{ "kind": "cnn", "width": 4, "blocks": 1 }"#,
+        r#"{ "kind": "transformer", "d_model": 8, "heads": 1, "blocks": 1, "kernel": [3, 3] }"#,
+    ] {
+        let config: ModelConfig = serde_json::from_str(text).unwrap();
+        let model = config.init(&channels, 1, &grid, &[], &device).unwrap();
+        let ones = Tensor::<4>::ones([1, 1, ROWS, COLUMNS], &device);
+        let y = Tensor::cat(vec![ones.clone() * 8.0, ones * -8.0], 1).apply(&model);
+        assert_eq!(y.dims(), [1, 3, ROWS, COLUMNS], "{text}");
+        for (channel, expected) in [0.0, -8.0, 8.0].into_iter().enumerate() {
+            let found = y.clone().narrow(1, channel, 1).mean().into_scalar::<f32>();
+            assert!((found - expected).abs() < 4.0, "{text}: {found}");
+        }
+    }
+}
+
 #[test]
 fn winds_change_their_sign_across_a_pole() {
     let grid = Grid::with_poles(ROWS, COLUMNS).unwrap();
@@ -158,6 +204,7 @@ fn plans_of_all_kinds_give_what_one_rank_gives() {
         r#"{ "kind": "transformer", "d_model": 8, "heads": 2, "blocks": 2, "dense_blocks": 1, "kernel": [3, 3] }"#,
         r#"{ "kind": "fno", "width": 4, "blocks": 2, "modes": [3, 3] }"#,
         r#"{ "kind": "sfno", "width": 4, "blocks": 1 }"#,
+        r#"{ "kind": "sfno", "width": 4, "blocks": 2, "scale_factor": 2 }"#,
         r#"{ "kind": "graph", "width": 4, "layers": 1, "mesh_level": 1 }"#,
     ] {
         let config: ModelConfig = serde_json::from_str(text).unwrap();
@@ -166,7 +213,7 @@ fn plans_of_all_kinds_give_what_one_rank_gives() {
             let found = Launcher::local(ranks).seed(3).collect(|world| {
                 let mesh = world.mesh([("tensor", ranks)])?;
                 let make = |device: &Device| config.init(&channels, 1, &grid, &[], device);
-                let model = build(&world, &mesh, &plan, |device| {
+                let model = init_parallel(&world, &mesh, &plan, |device| {
                     make(device).expect("it fits")
                 })?;
                 assert!(ranks == 1 || !param_shards(&model).is_empty(), "{text}");

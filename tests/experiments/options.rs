@@ -8,7 +8,9 @@ use serde_json::Value;
 
 use super::files::write_parts;
 use super::training::losses_on;
-use super::{CONFIG, Replaced, TEST, prepared, score, scores, succeed, trained, trained_with};
+use super::{
+    CONFIG, Replaced, SCORE, TEST, fail, prepared, score, scores, succeed, trained, trained_with,
+};
 
 #[test]
 fn configurations_of_the_examples_are_read() {
@@ -22,7 +24,7 @@ fn configurations_of_the_examples_are_read() {
 #[test]
 fn parameters_may_be_stored_over_the_axis_of_samples() {
     let (_, expected) = losses_on("", "noise = 0.01");
-    let stored = "[[plan.store]]\npath = \"**\"\nover = \"data\"";
+    let stored = "[[plan.store]]\npath = \"**\"\naxis = \"data\"";
     let mesh = format!("[mesh]\ndata = 2\nlat = 2\n{stored}");
     let (folder, losses) = losses_on(&mesh, "noise = 0.01");
     for (one, other) in losses.iter().zip(&expected) {
@@ -37,7 +39,8 @@ fn parameters_may_be_stored_over_the_axis_of_samples() {
 
 #[test]
 fn samples_of_joined_files_cross_their_ends() {
-    let files = "[\"FOLDER/first.h5\", \"FOLDER/rest.h5\"]";
+    // The pattern stands for first.h5 and rest.h5.
+    let files = "[\"FOLDER/*st.h5\"]";
     for (joined, forecasts) in [(false, 10.0), (true, 11.0)] {
         let joined = format!("lead_hours = 6.0\njoined = {joined}");
         let config = CONFIG
@@ -48,7 +51,45 @@ fn samples_of_joined_files_cross_their_ends() {
         succeed(folder.path(), &["score"]);
         let found = score(&scores(folder.path()), "t2m", 6.0, "forecasts");
         assert_eq!(found, forecasts, "{joined}");
+        let copy = fs::read_to_string(folder.path().join("run/experiment.toml")).unwrap();
+        assert!(copy.contains("/rest.h5") && !copy.contains('*'), "{copy}");
     }
+}
+
+#[test]
+fn training_and_forecasts_start_at_chosen_hours() {
+    let south = "every_hours = 12\nregions.south = { lat = [-90, -45], lon = [0, 90] }";
+    let config = CONFIG
+        .replaced("lead_hours = 6.0", "lead_hours = 6.0\nevery_hours = 12")
+        .replaced("steps = 3", &format!("steps = 3\n{south}"));
+    let folder = trained(&config);
+    let path = folder.path();
+    let log = fs::read_to_string(path.join("run/log.jsonl")).unwrap();
+    let epoch: Value = serde_json::from_str(log.trim()).unwrap();
+    // Of 26 samples, 13 start at 00 and 12 UTC: six batches of two.
+    assert_eq!(epoch["step"], 6);
+    // The test period has 12 states.
+    succeed(path, SCORE);
+    let rows = scores(path);
+    assert_eq!(score(&rows, "t2m", 6.0, "forecasts"), 6.0);
+    assert!(rows.iter().any(|row| row["region"] == "south"));
+    let out = succeed(path, &["forecast", "--output", "forecasts"]);
+    assert_eq!(out.lines().count(), 6, "{out}");
+    let daily = ["--set", "forecast.every_hours=24"];
+    succeed(path, &[SCORE, &daily].concat());
+    assert_eq!(score(&scores(path), "t2m", 6.0, "forecasts"), 3.0);
+    // Validations keep their starts, but not their regions.
+    let more = ["train", "--set", "training.epochs=2"];
+    let error = fail(path, &[&more[..], &daily].concat());
+    assert!(error.contains("data.validation and forecast"), "{error}");
+    succeed(
+        path,
+        &[&more[..], &["--set", "forecast.regions={}"]].concat(),
+    );
+    let error = fail(path, &["train", "--set", "training.epochs=0.5"]);
+    assert!(error.contains("with --set training.epochs=0.5"), "{error}");
+    let error = fail(path, &["score", "--set", "forecast.every_hours=31"]);
+    assert!(error.contains("forecast.every_hours: got 31"), "{error}");
 }
 
 #[test]
@@ -64,6 +105,19 @@ fn batches_accumulate_in_steps_that_warm_up() {
     let rate = epoch["learning_rate"].as_f64().unwrap();
     let expected = 5e-3 * (0.01 + 0.99 * 0.06);
     assert!((rate - expected).abs() < 1e-12, "{rate} for {expected}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_model_larger_than_the_memory_is_refused() {
+    let config = CONFIG.replaced("width = 6", "width = 1000000");
+    let folder = prepared(&config);
+    for command in ["plan", "train"] {
+        let found = super::fail(folder.path(), &[command]);
+        let told = "error: model.width: got 1000000, with which a rank needs ";
+        assert!(found.contains(told), "{found}");
+    }
+    assert!(!folder.path().join("run").exists(), "nothing is written");
 }
 
 #[test]
@@ -93,4 +147,20 @@ fn training_ends_when_patience_does() {
     // A second run takes no steps.
     let out = succeed(folder.path(), &["train"]);
     assert!(!out.contains("epoch"), "{out}");
+}
+
+#[test]
+fn gradients_of_the_last_step_reach_stored_parameters() {
+    let training = "noise = 0.01\ngradient = \"last\"";
+    let (_, all) = losses_on("", "noise = 0.01");
+    let (_, expected) = losses_on("", training);
+    // The third epoch has two steps.
+    assert_eq!(all[..2], expected[..2]);
+    assert!((expected[2] / all[2] - 1.0).abs() > 1e-2, "{expected:?}");
+    let stored = "[[plan.store]]\npath = \"**\"\naxis = \"data\"";
+    let mesh = format!("[mesh]\ndata = 2\nlat = 2\n{stored}");
+    let (_, losses) = losses_on(&mesh, training);
+    for (one, other) in losses.iter().zip(&expected) {
+        assert!((one - other).abs() < 2e-4, "{losses:?} for {expected:?}");
+    }
 }

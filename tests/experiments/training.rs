@@ -200,6 +200,42 @@ fn the_log_has_a_line_for_each_epoch() {
 }
 
 #[test]
+fn the_log_of_steps_is_that_of_an_uninterrupted_run() {
+    let config = CONFIG.replaced("batch = 2", "batch = 2\nlog_every = 5");
+    let folder = trained(&config);
+    let run = folder.path().join("run");
+    let read = || -> Vec<Value> {
+        let text = std::fs::read_to_string(run.join("steps.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        lines.collect()
+    };
+    write(folder.path(), &config, 2);
+    let out = succeed(folder.path(), &["train"]);
+    assert!(out.contains("epoch 2, step 15: loss "), "{out}");
+    let lines = read();
+    assert_eq!(lines.len(), 5);
+    for (index, line) in lines.iter().enumerate() {
+        assert_eq!(line["step"], 5 * (index + 1));
+        assert_eq!(line["epoch"], 1 + usize::from(index > 1));
+        assert_eq!(line["learning_rate"], 5e-3);
+        for name in ["loss", "grad_norm", "seconds"] {
+            let value = line[name].as_f64();
+            assert!(value.is_some_and(|value| value > 0.0), "{name} in {line}");
+        }
+    }
+    // A resume from the first epoch repeats the second.
+    std::fs::remove_dir_all(run.join("checkpoints/step_000000026")).unwrap();
+    succeed(folder.path(), &["train"]);
+    let again = read();
+    assert_eq!(again.len(), 5);
+    for (line, before) in again.iter().zip(&lines) {
+        for name in ["step", "loss", "grad_norm"] {
+            assert_eq!(line[name], before[name], "{name}");
+        }
+    }
+}
+
+#[test]
 fn a_test_period_without_forecasts_is_told() {
     let last = "test = { from = \"2018-01-12T18:00\" }";
     let config = CONFIG.replaced("test = { from = \"2018-01-10\" }", last);

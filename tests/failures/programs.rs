@@ -9,7 +9,7 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::optim::SgdConfig;
 use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
 use halocline::io::{CheckpointConfig, Checkpoints, Snapshot};
-use halocline::models::parallel::{Plan, Store, build};
+use halocline::models::parallel::{Plan, Store, init_parallel};
 use halocline::prelude::*;
 use halocline::{Ended, Trainer};
 
@@ -50,7 +50,7 @@ fn fail_in(world: &World, moment: &str, failure: &str) -> Result<()> {
     let x = ShardTensor::<2>::ones([9, 4], &mesh, &[Shard(0)])?;
     let mut checkpoints = Checkpoints::open(world, folder()?, &CheckpointConfig::new())?;
     let plan = Plan::default().with_store(Store::new("**", "lat"));
-    let stored = build(world, &mesh, &plan, |device| {
+    let stored = init_parallel(world, &mesh, &plan, |device| {
         LinearConfig::new(4, 6).init(device)
     })?;
     world.barrier()?;
@@ -199,13 +199,16 @@ fn disk(world: World) -> Result<()> {
 /// Trains until this process receives SIGINT, in the seventh step.
 fn interrupt(world: World) -> Result<()> {
     let (mesh, mut trainer) = training(&world)?;
-    let ended = trainer.train_epoch(1.., |model, step| {
-        if step == 7 && world.is_root() {
-            signal("INT")?;
-        }
-        let x = ShardTensor::<4>::ones([1, 1, 9, 8], &mesh, &[Shard(2)])?;
-        Ok(x.apply(model).mean())
-    })?;
+    let ended = trainer.train_epoch(
+        |_, first| first + 1..,
+        |model, step| {
+            if step == 7 && world.is_root() {
+                signal("INT")?;
+            }
+            let x = ShardTensor::<4>::ones([1, 1, 9, 8], &mesh, &[Shard(2)])?;
+            Ok(x.apply(model).mean())
+        },
+    )?;
     assert_eq!(ended, Ended::Interrupted);
     assert_eq!(trainer.step(), 7);
     Ok(())
@@ -223,14 +226,17 @@ fn training(world: &World) -> Result<(DeviceMesh, Trainer<Conv2d>)> {
 /// Trains. On three ranks, the last one is killed once there is a checkpoint, and its host is gone.
 fn supervised(world: World) -> Result<()> {
     let (mesh, mut trainer) = training(&world)?;
-    let ended = trainer.train_epoch(trainer.batch()..12, |model, batch| {
-        if world.size() == RANKS && batch == 11 && world.rank() + 1 == RANKS {
-            std::fs::write(std::env::var("GONE").map_err(Error::other)?, "")?;
-            signal("KILL")?;
-        }
-        let x = ShardTensor::<4>::ones([1, 1, 9, 8], &mesh, &[Shard(2)])?;
-        Ok(x.apply(model).mean())
-    })?;
+    let ended = trainer.train_epoch(
+        |_, first| first..12,
+        |model, batch| {
+            if world.size() == RANKS && batch == 11 && world.rank() + 1 == RANKS {
+                std::fs::write(std::env::var("GONE").map_err(Error::other)?, "")?;
+                signal("KILL")?;
+            }
+            let x = ShardTensor::<4>::ones([1, 1, 9, 8], &mesh, &[Shard(2)])?;
+            Ok(x.apply(model).mean())
+        },
+    )?;
     assert_eq!(ended, Ended::Completed);
     trainer.finish()?;
     let losses = trainer.losses().len();

@@ -37,7 +37,7 @@ pub(crate) fn train(
     let mut sent = world.comm_stats();
     for _ in 0..steps {
         let before = world.comm_stats();
-        let loss = weighted_mse(x.clone().apply(&model), target.clone(), &weights).resolve();
+        let loss = weighted_mse(x.clone().apply(&model), target.clone(), &weights)?.resolve();
         losses.push(loss_value(&loss));
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(3e-3, model, gradients);

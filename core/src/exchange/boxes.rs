@@ -13,7 +13,7 @@ use crate::{IndexBox, Result};
 
 /// Boxes in flight: this rank's sends are posted, and its receives are not finished.
 #[derive(Debug)]
-#[must_use = "boxes on their way must be received"]
+#[must_use = "boxes are received by finish()"]
 pub struct Boxes<'a> {
     comm: &'a Arc<dyn Communicator>,
     in_flight: Option<InFlight>,

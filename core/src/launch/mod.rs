@@ -312,7 +312,7 @@ impl Launcher {
             #[cfg(not(feature = "mpi"))]
             Engine::Mpi => Err(Error::Engine(
                 "this is a process of an MPI job, but the program was built without the feature `mpi`; build it with \
-                 `--features mpi`, or ask for threads with Launcher::local"
+                 `--features mpi`, or ask for threads with Launcher::local or, for one task of Slurm, srun --mpi=none"
                     .into(),
             )),
             #[cfg(feature = "mpi")]

@@ -39,10 +39,15 @@ pub(super) fn run_process<T>(
     let run = || {
         require_same_settings(&comm, settings)?;
         let device = device()?;
-        run_program(
-            world(between_gpus(comm.clone(), &device)?, &device),
-            &program,
-        )
+        let engine = between_gpus(comm.clone(), &device)?;
+        let value = run_program(world(engine.clone(), &device), &program)?;
+        // Messages by NCCL arrive only while both processes live. Until the device has finished,
+        // `engine` watches it.
+        if !Arc::ptr_eq(&engine, &comm) {
+            let finished = device.sync();
+            finished.map_err(|error| Error::Engine(error.to_string()))?;
+        }
+        Ok(value)
     };
     let this_rank = comm.rank();
     let ended = attempt(run).and_then(|value| {

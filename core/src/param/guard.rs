@@ -41,7 +41,7 @@ pub struct GatherAhead<'a> {
 ///     let linear = world.init(|device| LinearConfig::new(4, 6).with_bias(false).init(device))?;
 ///     let linear = shard_parameters(linear, |_, shape| {
 ///         let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
-///         Ok(Some(ParamShard::new(layout, &mesh).with_stored(&["data"], Gather::Again)?))
+///         Ok(Some(ParamShard::new(layout, &mesh).with_stored(&["data"], Gather::EachPass)?))
 ///     })?;
 ///     let ahead = gather_ahead(&linear);
 ///     let gradients = linear.weight.val().sum().backward();

@@ -25,7 +25,7 @@ pub enum Gather {
     /// In the forward pass and again in the backward pass: in between, a rank holds only its shard.
     /// A frozen parameter stays gathered until the backward pass, as with [`Once`](Self::Once).
     #[default]
-    Again,
+    EachPass,
     /// In the forward pass, and kept for the backward pass.
     Once,
 }
@@ -49,7 +49,7 @@ pub enum Gather {
 ///     let model = world.init(|device| LinearConfig::new(4, 6).with_bias(false).init(device))?;
 ///     let model = shard_parameters(model, |_, shape| {
 ///         let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
-///         Ok(Some(ParamShard::new(layout, &mesh).with_stored(&["data"], Gather::Again)?))
+///         Ok(Some(ParamShard::new(layout, &mesh).with_stored(&["data"], Gather::EachPass)?))
 ///     })?;
 ///     assert_eq!(model.weight.dims(), [2, 6]); // this rank's rows
 ///     assert_eq!(model.weight.val().dims(), [4, 6]); // gathered
@@ -254,7 +254,7 @@ impl ParamShard {
         let shard = local.into_dispatch();
         let gather = Gathering {
             exchange: exchange::gathering(&mesh, &from, &target, parts),
-            again: self.gather == Gather::Again,
+            again: self.gather == Gather::EachPass,
             leaf: Leaf::of(&shard, &mesh.shape().ranks().into()),
             step: Step {
                 path: self.path.clone(),

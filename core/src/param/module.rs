@@ -31,7 +31,7 @@ pub fn is_running_state(name: &str, container: &str) -> bool {
 /// Methods of burn's `Module` for a module that neither devices nor training change.
 #[doc(hidden)]
 #[macro_export]
-macro_rules! stays_as_it_is {
+macro_rules! constant_module_methods {
     () => {
         fn collect_devices(&self, devices: burn::module::Devices) -> burn::module::Devices {
             devices
@@ -88,7 +88,7 @@ impl Reparameterization for ParamShard {
 }
 
 impl Module for ParamShard {
-    stays_as_it_is!();
+    constant_module_methods!();
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         PASSED.set(Some(self.clone()));
@@ -119,7 +119,7 @@ impl ModuleDisplay for ParamShard {}
 /// # Example
 /// ```
 /// use burn::nn::LinearConfig;
-/// use halocline_core::{Launcher, Layout, ParamShard, Shard, shard_parameters, whole};
+/// use halocline_core::{Launcher, Layout, ParamShard, Shard, shard_parameters, unshard};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("tensor", 2)])?;
@@ -128,12 +128,12 @@ impl ModuleDisplay for ParamShard {}
 ///     let model = shard_parameters(model, |_, shape| {
 ///         Ok(Some(ParamShard::new(Layout::new(mesh.shape(), shape, &[Shard(1)])?, &mesh)))
 ///     })?;
-///     assert_eq!(whole(model)?.weight.val().into_data(), before);
+///     assert_eq!(unshard(model)?.weight.val().into_data(), before);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn whole<M: Module>(module: M) -> Result<M> {
+pub fn unshard<M: Module>(module: M) -> Result<M> {
     with_value(&WHOLE, true, || Error::catch(|| module.materialize()))
 }
 

@@ -49,8 +49,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self,
         f: impl Fn(Tensor<D, K>) -> Tensor<D, L>,
     ) -> ShardTensor<D, L> {
-        let closure = Closure::new("map", &f);
-        self.require_resolved("map").or_raise();
+        let closure = Closure::new("map_local", &f);
+        self.require_resolved("map_local").or_raise();
         let local = closure.apply([self.local], |[x]| f(x), &self.mesh);
         ShardTensor {
             local: local.or_raise(),
@@ -75,7 +75,7 @@ impl<const D: usize> ShardTensor<D> {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let u = ShardTensor::<1>::full([5], 3.0, &mesh, &[Shard(0)])?;
     ///     let v = ShardTensor::<1>::full([5], 4.0, &mesh, &[Shard(0)])?;
-    ///     let speed = u.zip_local(v, "speed", |u, v| (u.square() + v.square()).sqrt());
+    ///     let speed = u.zip_local(v, |u, v| (u.square() + v.square()).sqrt());
     ///     let whole = speed.full_tensor().into_data();
     ///     whole.assert_eq(&[5.0_f32; 5].into(), false);
     ///     Ok(())
@@ -83,16 +83,12 @@ impl<const D: usize> ShardTensor<D> {
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     #[track_caller]
-    pub fn zip_local(
-        self,
-        other: Self,
-        operator: &'static str,
-        f: impl Fn(Tensor<D>, Tensor<D>) -> Tensor<D>,
-    ) -> Self {
-        let closure = Closure::new(operator, &f);
+    pub fn zip_local(self, other: Self, f: impl Fn(Tensor<D>, Tensor<D>) -> Tensor<D>) -> Self {
+        const NAME: &str = "zip_local";
+        let closure = Closure::new(NAME, &f);
         // A closure need not give every operand a gradient, so the sum of one gradient must not
         // wait for the other.
-        let paired = self.paired(other, operator, Linearity::None, false);
+        let paired = self.paired(other, NAME, Linearity::None, false);
         let ((layout, mesh), lhs, rhs) = paired.or_raise();
         let local = closure.apply([lhs, rhs], |[lhs, rhs]| f(lhs, rhs), &mesh);
         Self::from_parts(local.or_raise(), layout, mesh)

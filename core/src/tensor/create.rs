@@ -143,7 +143,7 @@ pub fn scatter_tensor<const D: usize, K: kind::Autodiff>(
         );
         return Err(Error::operator(NAME, message));
     }
-    let layout = to.into_layout(&Layout::replicated(mesh.shape(), shape))?;
+    let layout = to.layout_like(&Layout::replicated(mesh.shape(), shape))?;
     if let Some((_, op)) = layout.partial_axis() {
         return Err(Error::placement(
             NAME,
@@ -305,7 +305,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             }
             options = options.with_dtype(dtype);
         }
-        let layout = to.into_layout(&Layout::replicated(mesh.shape(), &shape))?;
+        let layout = to.layout_like(&Layout::replicated(mesh.shape(), &shape))?;
         if layout.partial_axis().is_some() {
             return Err(Error::Layout(format!(
                 "cannot create partial values {layout}"

@@ -53,14 +53,14 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let layout = Layout::new(mesh.shape(), &[4, 3], &[Shard(0)])?;
     ///     let rows = Tensor::<2>::ones([2, 3], world.device());
-    ///     let x = ShardTensor::from_local(rows, &layout, &mesh)?;
+    ///     let x = ShardTensor::from_local(rows, &mesh, &layout)?;
     ///     assert_eq!(x.dims(), [4, 3]);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
-    pub fn from_local(local: Tensor<D, K>, layout: &Layout, mesh: &DeviceMesh) -> Result<Self> {
-        Self::from_local_with(local, layout, mesh, LocalGradient::Replicated)
+    pub fn from_local(local: Tensor<D, K>, mesh: &DeviceMesh, layout: &Layout) -> Result<Self> {
+        Self::from_local_with(local, mesh, layout, LocalGradient::Replicated)
     }
 
     /// Like [`from_local`](Self::from_local), with a choice of the gradients that the ranks
@@ -83,7 +83,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let scale = Tensor::<1>::ones([3], world.device()).require_grad();
     ///     let layout = Layout::new(mesh.shape(), &[3], &[Replicate])?;
-    ///     let x = ShardTensor::from_local_with(scale.clone(), &layout, &mesh, LocalGradient::Partial)?;
+    ///     let x = ShardTensor::from_local_with(scale.clone(), &mesh, &layout, LocalGradient::Partial)?;
     ///     let gradients = x.to_local().sum().backward();
     ///     let gradient = scale.grad(&gradients).expect("a gradient").into_data();
     ///     gradient.assert_eq(&[[1.0_f32; 3], [0.0; 3]][world.rank()].into(), true);
@@ -93,8 +93,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// ```
     pub fn from_local_with(
         local: Tensor<D, K>,
-        layout: &Layout,
         mesh: &DeviceMesh,
+        layout: &Layout,
         gradient: LocalGradient,
     ) -> Result<Self> {
         let expected = layout.local_shape(mesh.position());

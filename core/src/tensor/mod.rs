@@ -65,19 +65,26 @@ pub struct ShardTensor<const D: usize, K: Basic = Float> {
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// Makes a sharded tensor of a local tensor, its layout and its mesh, as operators do;
-    /// [`from_local`](Self::from_local) also checks that they match.
+    /// Makes a sharded tensor of a local tensor, its layout and its mesh, as operators do.
+    /// [`from_local`](Self::from_local) also has a rule for gradients, and refuses layouts without
+    /// a value.
     ///
     /// # Panics
-    /// Panics on GPUs if some rank holds no cells, unless `BURN_FUSION_MAX_EXPLORATIONS` is 0,
-    /// because burn's fusion loses operators in that case. In debug builds, panics if the local
-    /// shape is not that of this rank's shard.
+    /// Panics if the layout is of another mesh, or the local shape is not that of this rank's
+    /// shard; on GPUs, if some rank holds no cells, unless `BURN_FUSION_MAX_EXPLORATIONS` is 0,
+    /// because burn's fusion loses operators in that case.
+    #[track_caller]
     pub fn from_parts(local: Tensor<D, K>, layout: Layout, mesh: DeviceMesh) -> Self {
-        debug_assert_eq!(
-            local.dims().to_vec(),
-            layout.local_shape(mesh.position()),
-            "{layout}"
-        );
+        let extent = |dim| layout.extents(dim)[layout.part(dim, mesh.position())];
+        let fits = layout.mesh() == mesh.shape()
+            && layout.shape().len() == D
+            && (0..D).all(|dim| local.dims()[dim] == extent(dim));
+        if !fits {
+            let (rank, shape) = (mesh.comm().rank(), local.dims());
+            let message =
+                format!("rank {rank}: local tensor {shape:?} is no shard of {layout} on\n{mesh}");
+            Error::Layout(message).raise();
+        }
         #[cfg(feature = "cube")]
         crate::cube::refuse_lost_operators(&layout, &local.device());
         Self {
@@ -147,7 +154,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     }
 
     /// The world ranks of the mesh, by position.
-    pub fn ranks(&self) -> Arc<[usize]> {
+    pub(crate) fn ranks(&self) -> Arc<[usize]> {
         self.mesh.shape().ranks().into()
     }
 
@@ -276,13 +283,13 @@ impl<const D: usize> ShardTensor<D> {
             Error::placement("grad", placement, help).raise()
         }
         let local = self.local.grad(gradients)?;
-        let placements = self.placements().iter().map(|placement| match placement {
+        let placements = self.layout.map_placements(|placement| match placement {
             Partial(_) => Replicate,
             Fan => Partial(ReduceOp::Sum),
-            other => *other,
+            other => other,
         });
         let extents = self.layout.all_extents().to_vec();
-        let layout = self.layout.derive(placements.collect(), extents);
+        let layout = self.layout.derive(placements, extents);
         Some(Self::from_parts(local, layout, self.mesh.clone()))
     }
 

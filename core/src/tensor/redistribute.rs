@@ -4,6 +4,7 @@ use burn::tensor::Tensor;
 use burn::tensor::kind::{self, Basic};
 
 use super::{LocalGradient, ShardTensor};
+use crate::balance::even_extents;
 use crate::comm::{Operation, Traffic};
 use crate::exchange::{Direction, Exchange, Move, Need, Source};
 use crate::into_layout::IntoLayout;
@@ -94,7 +95,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     pub fn try_redistribute(self, to: impl IntoLayout) -> Result<Self> {
-        let layout = &to.into_layout(&self.layout)?;
+        let layout = &to.layout_like(&self.layout)?;
         self.check_target(layout)?;
         Error::catch(|| {
             let mut tensor = self;
@@ -126,7 +127,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             let mut before = layout.placements().to_vec();
             fans.iter()
                 .for_each(|axis| before[*axis] = tensor.placements()[*axis]);
-            let before = (&before).into_layout(&tensor.layout);
+            let before = (&before).layout_like(&tensor.layout);
             tensor = tensor.move_to(&before.or_raise());
             let is_sharded = |axis: &usize| matches!(tensor.placements()[*axis], Shard(_));
             let (sharded, replicated): (Vec<_>, Vec<_>) = fans.into_iter().partition(is_sharded);
@@ -210,7 +211,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Max)])?;
     ///     let value = Tensor::<1>::full([1], world.rank() as f32, world.device());
-    ///     let x = ShardTensor::from_local(value, &layout, &mesh)?;
+    ///     let x = ShardTensor::from_local(value, &mesh, &layout)?;
     ///     let largest = x.resolve().to_local();
     ///     largest.into_data().assert_eq(&[1.0_f32].into(), false);
     ///     Ok(())
@@ -249,16 +250,17 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         extents[dim] = if target.axes_of(dim) == [axis] {
             target.extents(dim).to_vec()
         } else {
-            let shape = self.layout.shape();
-            let even = Layout::new(self.layout.mesh(), shape, &placements)
-                .expect("the target layout has been checked");
-            even.extents(dim).to_vec()
+            let parts = self.layout.mesh().sizes()[axis];
+            even_extents(self.layout.shape()[dim], parts)
         };
         let sharded = self.layout.derive(placements, extents);
         let local = match op {
             ReduceOp::Sum => self.sum_scatter(&sharded),
             op => {
-                let positions = self.mesh.shape().group(self.mesh.position(), &[axis]);
+                let positions = self
+                    .mesh
+                    .shape()
+                    .positions_along(self.mesh.position(), &[axis]);
                 let held = self.layout.local_box(self.mesh.position());
                 let part = |position| sharded.local_box(position).seen_from(&held);
                 let boxes = positions.into_iter().map(part).collect();
@@ -302,7 +304,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     fn exchange_to(self, axis: usize, placement: Placement, target: &Layout) -> Self {
         let mut placements = self.placements().to_vec();
         placements[axis] = placement;
-        let even = (&placements).into_layout(&self.layout);
+        let even = (&placements).layout_like(&self.layout);
         let mut layout = even.or_raise();
         // A dim that already has its final axes takes its final extents, so that it is not moved
         // again.
@@ -379,17 +381,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     #[track_caller]
     pub fn full_tensor_with(&self, gradient: LocalGradient) -> Tensor<D, K> {
         let resolved = self.clone().resolve();
-        let placements = resolved.placements().iter();
-        let whole = placements.map(|placement| match placement {
+        let whole = resolved.layout.map_placements(|placement| match placement {
             Fan => Fan,
             _ => Replicate,
         });
-        let whole = Layout::new(
-            self.layout.mesh(),
-            self.layout.shape(),
-            &whole.collect::<Vec<_>>(),
-        );
-        let whole = whole.or_raise();
+        let whole = Layout::new(self.layout.mesh(), self.layout.shape(), &whole).or_raise();
         let all_sharded = resolved.placements().iter().all(|p| p.varies());
         if gradient == LocalGradient::Partial && all_sharded {
             // From shards to replicas on every axis: the adjoint of the exchange is the

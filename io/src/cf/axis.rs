@@ -16,6 +16,8 @@ pub(crate) enum Axis {
 
 /// Names of the coordinates with the latitudes and the longitudes of the cells of a single row.
 pub(crate) const CELLS: [&str; 2] = ["cell_latitude", "cell_longitude"];
+/// Name of the coordinate with the areas of the cells of a single row.
+pub(crate) const AREA: &str = "cell_area";
 
 const LATITUDES: [&str; 6] = [
     "degrees_north",

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use super::axis::{Axis, axis_of, is_time};
 use super::time_axis::{Times, has_reference, refused_time, time_among};
-use super::unstructured::{healpix_dim, place_of, positions, unplaced};
+use super::unstructured::{healpix_dim, is_area, place_of, positions, unplaced};
 use super::variable::{Container, Kind, Variable, VariableAttributes, error_at};
 use crate::packing::Packing;
-use crate::{Error, Result, time_units, times};
+use crate::{Error, LeftOutReason, Result, time_units, times};
 
 /// Tolerance for equal coordinates, in degrees.
 const NOMINAL: f64 = 0.01;
@@ -175,7 +175,8 @@ impl<'a> Coordinates<'a> {
             };
             if all.iter().enumerate().any(is_other) {
                 found = Some(format!(
-                    "on a curvilinear grid, whose {} are {}; interpolate it to latitudes and longitudes first",
+                    "on a curvilinear grid, whose {} are {}; interpolate it to latitudes and longitudes, or stack its \
+                     cells along one dim",
                     ["latitudes", "longitudes"][along],
                     variable.name
                 ));
@@ -200,13 +201,14 @@ impl<'a> Coordinates<'a> {
     }
 
     /// Returns the roles of the dims of a variable, or the reason why it is not a field.
-    pub(super) fn roles(&self, variable: &Variable) -> Result<Result<Vec<Role>, String>> {
+    pub(super) fn roles(&self, variable: &Variable) -> Result<Result<Vec<Role>, LeftOutReason>> {
+        let left_out = |reason: String| Ok(Err(LeftOutReason::Other(reason)));
         if variable.kind == Kind::Other {
-            return Ok(Err("not of numbers".into()));
+            return left_out("not of numbers".into());
         }
         // A coordinate, such as the numbers of cells.
         if variable.dims == [variable.name.as_str()] {
-            return Ok(Err(format!("dims {:?}", variable.dims)));
+            return left_out(format!("dims {:?}", variable.dims));
         }
         let found: Vec<_> = variable.dims.iter().map(|dim| self.find(dim)).collect();
         let has = |axis: Axis| {
@@ -254,22 +256,21 @@ impl<'a> Coordinates<'a> {
         let rows = usize::from(cells.is_none());
         if (count(Role::Row), count(Role::Column)) != (rows, 1) {
             let reason = unplaced(self.container, variable);
-            return Ok(Err(
-                reason.unwrap_or_else(|| format!("dims {:?}", variable.dims))
-            ));
+            return left_out(reason.unwrap_or_else(|| format!("dims {:?}", variable.dims)));
         }
         for (dim, &extent) in variable.dims.iter().zip(&variable.shape) {
             self.check_time(dim)?;
             if extent > 1 && is_time(dim) && self.find(dim).is_none() {
-                let reason = "no time coordinate along this dim, such as numbers with units";
-                return Ok(Err(format!("{dim}: {reason} \"hours since 1970-01-01\"")));
+                return Ok(Err(LeftOutReason::NoTimes(format!(
+                    "{dim}: no time coordinate along this dim"
+                ))));
             }
         }
         let place = |role| roles.iter().position(|this| *this == role);
         if let (Some(row), Some(column)) = (place(Role::Row), place(Role::Column))
             && let Some(reason) = self.curved(&variable.dims[row], &variable.dims[column])
         {
-            return Ok(Err(reason));
+            return left_out(reason);
         }
         // Lead times or initial times of forecasts are not levels, and a single one is not a valid
         // time.
@@ -280,23 +281,23 @@ impl<'a> Coordinates<'a> {
         };
         let mut dims = variable.dims.iter().zip(&variable.shape);
         if let Some((dim, _)) = dims.find(is_untimed) {
-            return Ok(Err(format!(
+            return left_out(format!(
                 "{dim} is the beginning or the step of forecasts, and no coordinate has the times of its fields; in \
                  xarray, select one beginning or one step, and add the times by assign_coords(valid_time=…) and \
                  swap_dims({dim}=\"valid_time\")"
-            )));
+            ));
         }
         if count(Role::Time) > 1 || count(Role::Level) > 1 {
-            return Ok(Err(format!(
+            return left_out(format!(
                 "more than one level or time in dims {:?}",
                 variable.dims
-            )));
+            ));
         }
         Ok(Ok(roles))
     }
 
-    /// Refuses a dim whose coordinate is a time by name or attributes but holds no numbers, since
-    /// such a dim must not be taken for levels.
+    /// Refuses a dim whose coordinate is a time by name or attributes but holds neither numbers nor
+    /// dates, since such a dim must not be taken for levels.
     fn check_time(&self, dim: &str) -> Result<()> {
         if self.find(dim).is_some() {
             return Ok(());
@@ -343,28 +344,33 @@ impl<'a> Coordinates<'a> {
     }
 
     /// Returns the reason why a variable on the grid is a coordinate, if it is one: it has the
-    /// latitudes or longitudes of the cells, or the numbers of a mesh, or the attributes
-    /// `coordinates` or `bounds` of another variable name it (CF 1.11, sections 5 and 7.1).
-    pub(super) fn auxiliary(&self, variable: &Variable) -> Option<String> {
+    /// latitudes, the longitudes or the areas of the cells, or the numbers of a mesh, or the
+    /// attributes `coordinates`, `bounds` or `cell_measures` of another variable name it (CF 1.11,
+    /// sections 5 and 7).
+    pub(super) fn auxiliary(&self, variable: &Variable) -> Option<LeftOutReason> {
+        let coordinate = |text: String| {
+            Some(LeftOutReason::Coordinate(format!(
+                "{text}; choose it by name to read it"
+            )))
+        };
         if place_of(variable).is_some() {
-            return Some("latitudes or longitudes of the cells".into());
+            return coordinate("latitudes or longitudes of the cells".into());
+        }
+        if is_area(variable) {
+            return coordinate("areas of the cells".into());
         }
         if let Some(role) = variable.text("cf_role") {
-            return Some(format!("a {role}; choose it by name to read it"));
+            return coordinate(format!("a {role}"));
         }
         let names_it = |other: &&Variable| {
-            let lists = ["coordinates", "bounds"].into_iter();
+            let lists = ["coordinates", "bounds", "cell_measures"].into_iter();
             let mut listed = lists
                 .filter_map(|attribute| other.text(attribute))
                 .flat_map(str::split_whitespace);
             other.name != variable.name && listed.any(|name| name == variable.name)
         };
         let other = self.container.variables().iter().find(names_it)?;
-        let reason = format!(
-            "a coordinate of {}; choose it by name to read it",
-            other.name
-        );
-        Some(reason)
+        coordinate(format!("a coordinate of {}", other.name))
     }
 
     /// Finds a time coordinate with a single value. A `date` without units is not one: it holds

@@ -4,6 +4,7 @@ pub(crate) mod axis;
 mod coordinates;
 mod plan;
 mod shared;
+pub(crate) mod text_times;
 mod time_axis;
 mod unstructured;
 pub(crate) mod variable;
@@ -17,7 +18,7 @@ use rayon::prelude::*;
 use crate::fields::check_box;
 use crate::packing::Stored;
 use crate::traffic::Counter;
-use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic, times};
+use crate::{Calendar, Channel, Fields, Gaps, Grid, LeftOut, Missing, Result, Traffic, times};
 
 use coordinates::Role;
 pub(crate) use plan::{Choice, base};
@@ -148,7 +149,7 @@ impl Fields for CfFields {
             .with_chunk(extents)
     }
 
-    fn left_out(&self) -> &[String] {
+    fn left_out(&self) -> &[LeftOut] {
         &self.plan.left_out
     }
 

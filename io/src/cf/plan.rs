@@ -5,13 +5,13 @@ use super::axis::{Axis, axis_of, is_time};
 use super::coordinates::{Coordinates, MAX_VALUES, Role};
 use super::time_axis::{refused_time, undated};
 use super::unstructured::{
-    healpix_cells, healpix_positions, is_in_radians, named_positions, place_of, positions,
+    areas, healpix_cells, healpix_positions, is_in_radians, named_positions, place_of, positions,
 };
 use super::variable::{Container, Variable, VariableAttributes};
 use crate::degrees::TOLERANCE;
 use crate::fields::in_file;
 use crate::packing::Packing;
-use crate::{Calendar, Error, Grid, Result, cells};
+use crate::{Calendar, Error, Grid, LeftOut, LeftOutReason, Result, cells};
 
 /// Choice of the variables of a container that are channels.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +62,7 @@ pub(crate) struct Plan {
     pub(crate) channels: Vec<Channel>,
     pub(crate) names: Vec<String>,
     /// Variables that are not channels, each with the reason.
-    pub(crate) left_out: Vec<String>,
+    pub(crate) left_out: Vec<LeftOut>,
 }
 
 impl Plan {
@@ -120,7 +120,10 @@ impl Plan {
                 Err(reason) => left_out.push((index, reason)),
             }
         }
-        if candidates.is_empty() && matches!(choice, Choice::Fields) {
+        let lacks_times = left_out
+            .iter()
+            .any(|(_, reason)| matches!(reason, LeftOutReason::NoTimes(_)));
+        if candidates.is_empty() && matches!(choice, Choice::Fields) && !lacks_times {
             // A file of coordinates only.
             return Self::of(container, Choice::All, units);
         }
@@ -138,10 +141,9 @@ impl Plan {
             let expected = format!("some of its channels {}", names.join(", "));
             return Err(Error::shape(path, "/", found, expected));
         }
-        let named = |left_out: &[(usize, String)]| -> Vec<String> {
-            let text =
-                |(index, reason): &(usize, String)| format!("{} ({reason})", variable(*index).name);
-            left_out.iter().map(text).collect()
+        let named = |left_out: Vec<(usize, LeftOutReason)>| -> Vec<LeftOut> {
+            let named = |(index, reason)| LeftOut::new(&variable(index).name, reason);
+            left_out.into_iter().map(named).collect()
         };
         let dim = |(index, roles): &(usize, Vec<Role>), role: Role| {
             let dim = roles.iter().position(|this| *this == role)?;
@@ -153,11 +155,18 @@ impl Plan {
             (lacks(Role::Row), lacks(Role::Time))
         });
         let Some(main) = main.cloned() else {
-            let names = named(&left_out).join(", ");
-            let expected = "variables on the dims of a latitude and a longitude, which have \
-                            coordinates with units of degrees_north and degrees_east, or their names, or on one dim \
-                            of cells that has both; fields on curvilinear or rotated grids must be interpolated to \
-                            such a grid first";
+            let names = named(left_out);
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            let names = names.join(", ");
+            let expected = if lacks_times {
+                "variables whose dim of times has a time coordinate: numbers with units such as \
+                 \"hours since 1970-01-01\", or texts of dates such as 2020-01-01_06:00:00"
+            } else {
+                "variables on the dims of a latitude and a longitude, which have coordinates with \
+                 units of degrees_north and degrees_east, or their names, or on one dim of cells \
+                 that has both; interpolate fields on curvilinear or rotated grids to such a grid, \
+                 or stack their cells along one dim, as \"Curvilinear grids\" in docs/data.md shows"
+            };
             return Err(Error::shape(
                 path,
                 "/",
@@ -181,10 +190,8 @@ impl Plan {
         let others = candidates.iter().filter(|field| !fits(field));
         let others = others.map(|(index, _)| {
             let other = variable(*index);
-            (
-                *index,
-                format!("another grid or time axis: dims {:?}", other.dims),
-            )
+            let reason = format!("another grid or time axis: dims {:?}", other.dims);
+            (*index, LeftOutReason::Other(reason))
         });
         left_out.extend(others.collect::<Vec<_>>());
         candidates.retain(fits);
@@ -229,7 +236,7 @@ impl Plan {
             fields: Vec::new(),
             channels: Vec::new(),
             names: Vec::new(),
-            left_out: named(&left_out),
+            left_out: named(left_out),
         };
         for (index, roles) in candidates {
             plan.add(&coordinates, index, roles)?;
@@ -317,7 +324,11 @@ fn grid(
         },
     };
     let [lat, lon] = positions.map(|variable| in_degrees(coordinates, variable));
-    Grid::unstructured(lat?, lon?)
+    let grid = Grid::unstructured(lat?, lon?)?;
+    match areas(container, variable, column) {
+        Some(areas) => grid.with_cell_areas(coordinates.values(areas)?),
+        None => Ok(grid),
+    }
 }
 
 /// Reads the latitudes or the longitudes of cells, in degrees.

@@ -38,9 +38,9 @@ pub(super) fn has_reference(variable: &Variable) -> bool {
     units.is_some_and(|units| units.contains(" since "))
 }
 
-/// Error for a dim of times without a time coordinate of numbers.
+/// Error for a dim of times whose coordinate holds neither numbers nor texts of dates.
 pub(super) fn refused_time(path: &Path, name: &str, found: String) -> Error {
     let expected = "numbers with units such as \"hours since 1970-01-01\", as xarray writes times by to_zarr and \
-                    to_netcdf";
+                    to_netcdf, or texts of dates such as 2020-01-01T06:00";
     Error::shape(path, name, found, expected)
 }

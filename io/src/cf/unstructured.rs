@@ -1,15 +1,18 @@
 //! Cells that form no rows and columns, and lie along one dim: those of unstructured grids, reduced
 //! Gaussian grids and HEALPix, and stations.
 
-use halocline_core::{HealpixOrder, healpix_centers, healpix_numbers};
+use halocline_core::HealpixOrder;
 
-use super::axis::{Axis, CELLS, axis_of};
+use super::axis::{AREA, Axis, CELLS, axis_of};
 use super::variable::{Container, Kind, Variable, VariableAttributes};
 use crate::attributes::Attributes;
+use crate::healpix::positions_in;
 use crate::{Error, Result};
 
 /// Names of positions that are in radians if they have no units: those of ICON and MPAS.
 const IN_RADIANS: [&str; 4] = ["clat", "clon", "latcell", "loncell"];
+/// Names of areas of cells, besides those that `cell_measures` names: those of ICON and MPAS.
+const AREAS: [&str; 2] = [AREA, "areaCell"];
 /// Names of the dim of HEALPix cells, if the grid mapping has no number of cells.
 const HEALPIX_DIMS: [&str; 4] = ["cell", "cells", "value", "values"];
 
@@ -61,6 +64,27 @@ pub(super) fn positions<'a>(container: &'a dyn Container, dim: &str) -> Option<[
             .map(|axis| along(container, dim, |variable| place_of(variable) == Some(axis)));
         Some([lat?, lon?])
     })
+}
+
+/// Whether a variable has the areas of cells, by its name.
+pub(super) fn is_area(variable: &Variable) -> bool {
+    AREAS.contains(&variable.name.as_str())
+}
+
+/// Finds the areas of the cells along a dim of a variable: those that its attribute `cell_measures`
+/// names (CF 1.11, section 7.2), else those with a common name.
+pub(super) fn areas<'a>(
+    container: &'a dyn Container,
+    variable: &Variable,
+    dim: &str,
+) -> Option<&'a Variable> {
+    let measures = variable.text("cell_measures").unwrap_or_default();
+    let mut words = measures.split_whitespace();
+    let named = words
+        .find(|word| *word == "area:")
+        .and_then(|_| words.next());
+    let is_named = |other: &Variable| named.is_some_and(|name| other.name == name);
+    along(container, dim, is_named).or_else(|| along(container, dim, is_area))
 }
 
 /// Finds a variable of numbers along a dim.
@@ -145,12 +169,8 @@ pub(super) fn healpix_positions(
         _ => return Ok(None),
     };
     let size = (count / 12).isqrt();
-    let in_order = healpix_numbers(size, order)
+    let mut positions = positions_in(size, order)
         .map_err(|error| Error::data(container.path(), &mapping.name, error))?;
-    let mut positions = vec![[0.0; 2]; in_order.len()];
-    for (number, position) in in_order.into_iter().zip(healpix_centers(size)) {
-        positions[number] = position;
-    }
     if let Some(numbers) = numbers {
         let position = |number: f64| {
             let is_index = number >= 0.0 && number.fract() == 0.0;

@@ -155,6 +155,13 @@ pub(crate) trait Container: Debug + Send + Sync {
     /// Reads a box of a numeric variable.
     fn double(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f64>, String>;
 
+    /// Reads the texts of a variable of [`Kind::Other`] in order, if it has texts. The last dim of a
+    /// variable of characters is the length of its texts.
+    fn texts(&self, variable: usize) -> Result<Vec<String>, String> {
+        let Variable { name, dtype, .. } = &self.variables()[variable];
+        Err(format!("{name} of the type {dtype}, expected texts"))
+    }
+
     /// Returns the stamp of the file that holds the chunk starting at cell `first`, or `None` if
     /// the chunk is not stored.
     fn stamp(&self, variable: usize, first: &[usize]) -> Option<Stamp>;

@@ -147,7 +147,7 @@ impl Checkpoint {
         })
     }
 
-    /// Opens the checkpoint of a folder with the lowest metric, the same on all ranks. Finite
+    /// Opens the checkpoint of a folder with the best metric, the same on all ranks. Finite
     /// checkpoints take precedence over others. Returns `None` if no complete checkpoint has a
     /// metric. Another job may write to the folder meanwhile.
     ///

@@ -8,6 +8,7 @@ use halocline_core::IndexBox;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::direction::Direction;
 use super::dtype;
 
 /// File name of the index in the folder of a checkpoint.
@@ -27,6 +28,9 @@ pub(crate) struct Index {
     /// Number of ranks that wrote the checkpoint.
     pub ranks: usize,
     pub metric: Option<f64>,
+    /// Absent in older indices.
+    #[serde(default, skip_serializing_if = "Direction::is_lowest")]
+    pub direction: Direction,
     /// First tensor of the state with a value that is not finite; absent in older indices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_finite: Option<String>,
@@ -99,6 +103,7 @@ impl Index {
             step,
             ranks,
             metric: None,
+            direction: Direction::default(),
             not_finite: None,
             values: BTreeMap::new(),
             tensors: BTreeMap::new(),

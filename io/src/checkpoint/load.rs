@@ -6,7 +6,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bytes, DType, Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, IndexBox, Layout, MeshShape, Placement, ShardTensor, World, param_shards,
+    DeviceMesh, IndexBox, IntoLayout, Layout, MeshShape, ShardTensor, World, param_shards,
 };
 use safetensors::Dtype;
 use serde::de::DeserializeOwned;
@@ -40,7 +40,7 @@ use crate::{Error, Result};
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lon", 2)])?;
 ///     let checkpoint = Checkpoint::latest(&world, folder)?.expect("one was saved");
-///     let depth: ShardTensor<2> = checkpoint.sharded("depth", &mesh, &[Shard(1)])?;
+///     let depth: ShardTensor<2> = checkpoint.sharded(&mesh, "depth", &[Shard(1)])?;
 ///     assert_eq!(depth.local_dims(), [7, 2]);
 ///     assert_eq!(checkpoint.tensor::<2, burn::tensor::Float>(&world, "depth")?.dims(), [7, 4]);
 ///     Ok(())
@@ -251,41 +251,26 @@ impl Checkpoint {
         Ok(self.fetch_whole(world, names)?.remove(0).1)
     }
 
-    /// Loads a sharded tensor. Each rank receives its shard, whatever mesh saved the tensor.
+    /// Loads a sharded tensor. Each rank receives its shard, whatever mesh saved the tensor. The
+    /// layout may be placements or a [`Layout`].
     ///
     /// # Errors
-    /// Errors of [`tensor`](Self::tensor); placements that do not fit or are `Partial`.
+    /// Errors of [`tensor`](Self::tensor); placements that do not fit or are `Partial`; a layout of
+    /// another mesh or shape.
     pub fn sharded<const D: usize, K: Basic>(
         &self,
-        name: &str,
         mesh: &DeviceMesh,
-        placements: &[Placement],
-    ) -> halocline_core::Result<ShardTensor<D, K>> {
-        let layout = Layout::new(mesh.shape(), &self.entry(name)?.shape, placements)?;
-        self.sharded_to(name, mesh, &layout)
-    }
-
-    /// Loads a sharded tensor like [`sharded`](Self::sharded), in an explicit layout.
-    ///
-    /// # Errors
-    /// Errors of [`sharded`](Self::sharded); a layout with another shape or other ranks.
-    pub fn sharded_to<const D: usize, K: Basic>(
-        &self,
         name: &str,
-        mesh: &DeviceMesh,
-        layout: &Layout,
+        layout: impl IntoLayout,
     ) -> halocline_core::Result<ShardTensor<D, K>> {
         let shape = &self.entry(name)?.shape;
-        if layout.shape() != shape || layout.partial_axis().is_some() {
+        let layout = layout.layout_like(&Layout::replicated(mesh.shape(), shape))?;
+        if layout.partial_axis().is_some() {
             let expected = format!("{shape:?} on Shard and Replicate, as {name:?} was saved");
             return Err(Error::argument("layout", layout, expected).into());
         }
-        if !have_same_ranks(layout.mesh(), mesh.shape()) {
-            let expected = format!("one on the ranks of {}", mesh.shape());
-            return Err(Error::argument("layout", layout, expected).into());
-        }
-        let local = self.place(name, mesh, layout)?;
-        ShardTensor::from_local(local, layout, mesh)
+        let local = self.place(name, mesh, &layout)?;
+        ShardTensor::from_local(local, mesh, &layout)
     }
 
     /// Loads this rank's cells of a tensor.

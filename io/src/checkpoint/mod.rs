@@ -5,6 +5,7 @@
 //! that need a piece reads it and sends it to the others.
 
 mod commit;
+mod direction;
 mod dtype;
 mod export;
 mod fetch;
@@ -22,6 +23,7 @@ mod snapshot;
 mod state_dict;
 mod training;
 
+pub use direction::Direction;
 pub use load::Checkpoint;
 pub use record::load_record;
 pub use retention::CheckpointConfig;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::config::Config;
 
+use super::direction::Direction;
 use super::index::Index;
 
 /// Configuration of [`Checkpoints`](super::Checkpoints): how many checkpoints a folder keeps.
@@ -23,9 +24,12 @@ pub struct CheckpointConfig {
     /// Number of newest checkpoints to keep; at least one.
     #[config(default = "3")]
     pub keep_last: usize,
-    /// Number of checkpoints to keep for their metric: those with the lowest finite one.
+    /// Number of checkpoints to keep for their metric: those with the best finite one.
     #[config(default = "0")]
     pub keep_best: usize,
+    /// Direction in which the metric improves.
+    #[config(default = "Direction::Lowest")]
+    pub direction: Direction,
 }
 
 /// Checkpoints of a folder.
@@ -42,14 +46,15 @@ pub(super) struct Kept {
 pub(super) struct Worth {
     /// Whether all parameters and other state tensors are finite.
     pub finite: bool,
-    pub metric: Option<f64>,
+    /// [Cost](Direction::cost) of the metric.
+    pub cost: Option<f64>,
 }
 
 impl Worth {
     pub(super) fn of(index: &Index) -> Self {
         Self {
             finite: index.not_finite.is_none(),
-            metric: index.metric,
+            cost: index.metric.map(|metric| index.direction.cost(metric)),
         }
     }
 }
@@ -59,7 +64,7 @@ impl Worth {
 pub(super) fn by_metric(steps: &BTreeMap<u64, Worth>) -> Vec<u64> {
     let mut measured: Vec<(u64, bool, f64)> = steps
         .iter()
-        .filter_map(|(step, worth)| Some((*step, worth.finite, worth.metric?)))
+        .filter_map(|(step, worth)| Some((*step, worth.finite, worth.cost?)))
         .collect();
     measured.sort_by(|a, b| {
         let by_metric = a.2.total_cmp(&b.2);
@@ -106,10 +111,7 @@ mod tests {
             (40, Some(0.2)),
             (50, Some(0.1)),
         ];
-        let finite = |metric| Worth {
-            finite: true,
-            metric,
-        };
+        let finite = |cost| Worth { finite: true, cost };
         let metrics = metrics.map(|(step, metric)| (step, finite(metric))).into();
         let old = |last, best| {
             let config = CheckpointConfig::new()

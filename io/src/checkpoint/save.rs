@@ -149,10 +149,11 @@ impl Checkpoints {
         is_locked(folder.as_ref())
     }
 
-    /// Saves a state in the background. Returns when the previous save is on disk. A lower `metric`
-    /// is better; it decides which checkpoints are kept and which is [`best`](Self::best). NaN and
-    /// infinities count as no metric. Call [`wait`](Self::wait) after the last save: on drop, a
-    /// save that takes more than a quarter of the timeout is abandoned.
+    /// Saves a state in the background. Returns when the previous save is on disk. The `metric`
+    /// decides which checkpoints are kept and which is [`best`](Self::best): by default, lower is
+    /// better ([`CheckpointConfig::direction`]). NaN and infinities count as no metric. Call
+    /// [`wait`](Self::wait) after the last save: on drop, a save that takes more than a quarter of
+    /// the timeout is abandoned.
     ///
     /// # Errors
     /// On all ranks: ranks that save different tensors or steps; a rank that could not write the
@@ -171,6 +172,7 @@ impl Checkpoints {
         } = snapshot;
         index.step = step;
         index.metric = metric.filter(|metric| metric.is_finite());
+        index.direction = self.config.direction;
         self.attempts += 1;
         let name = format!(".{}.{}.{}", name_of(step), self.job, self.attempts);
         let partial = self.folder.join(name);
@@ -304,7 +306,7 @@ impl Checkpoints {
         first_failure.map_or(Ok(None), Err)
     }
 
-    /// Opens the checkpoint with the lowest metric, the same on all ranks. Finite checkpoints take
+    /// Opens the checkpoint with the best metric, the same on all ranks. Finite checkpoints take
     /// precedence over others.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use crate::sample::Part;
 use crate::samples::{Lead, SampleTimes, samples};
 use crate::{
     Calendar, Channel, Channels, DatasetConfig, Error, Fields, Metadata, Missing, Result, Sample,
-    Series, Statistics, Traffic,
+    Series, Statistics, Traffic, falls_on,
 };
 
 /// Dataset of samples from files or stores of any format. Each file or store is a trajectory, such
@@ -71,7 +71,8 @@ impl FieldDataset {
     /// unless [gaps](crate::Gaps) are permitted; channels that do not exist or are chosen twice;
     /// constants on another grid, or with missing values that are not permitted; a history or
     /// number of steps of zero; a negative lead; files too short for any sample
-    /// ([`Error::TooShort`]).
+    /// ([`Error::TooShort`]); [hours](DatasetConfig::every_hours) of which no sample's time is a
+    /// multiple.
     pub fn open(paths: &[impl AsRef<Path>], config: &DatasetConfig) -> Result<Self> {
         if config.history == 0 {
             return Err(Error::argument("history", 0, "at least 1 time"));
@@ -85,6 +86,9 @@ impl FieldDataset {
         {
             let expected = "a number of hours above 0";
             return Err(Error::argument("history_hours", hours, expected));
+        }
+        if config.every_hours == Some(0) {
+            return Err(Error::argument("every_hours", 0, "at least 1 hour"));
         }
         let lead = match config.lead_hours {
             Some(hours) if !hours.is_finite() || hours < 0.0 => {
@@ -121,13 +125,21 @@ impl FieldDataset {
             let history = (config.history, apart);
             samples(times, step, history, (lead, steps), config.open.gaps)
         };
-        let mut all = Vec::new();
+        let (mut all, mut passed) = (Vec::new(), 0);
         for (index, file) in files.iter().enumerate() {
             metadata.check(file, first.path())?;
             check_units(file, first)?;
             same_calendar(file, first)?;
-            let found = samples_of(file.times(), config.steps);
+            let mut found = samples_of(file.times(), config.steps);
+            passed += found.len();
+            if let Some(hours) = config.every_hours {
+                found.retain(|times| falls_on(file.times()[times.present()], hours));
+            }
             all.extend(found.into_iter().map(|times| (index, times)));
+        }
+        if let Some(hours) = config.every_hours.filter(|_| all.is_empty() && passed > 0) {
+            let expected = "hours of which the time of a sample is a multiple, such as 12";
+            return Err(Error::argument("every_hours", hours, expected));
         }
         let constants = constants.map(|constants| constants.in_order(&metadata, first.path()));
         let constants = constants.transpose()?;

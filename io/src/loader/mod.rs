@@ -27,7 +27,7 @@ const OPERATION: &str = "field_loader";
 /// Sharded inputs, forcings and targets of a batch of samples.
 ///
 /// See [`FieldLoader`] for an example.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Batch {
     /// Inputs, [batch, history · inputs, lat, lon].
     pub input: ShardTensor<4>,
@@ -396,7 +396,7 @@ impl FieldLoader {
     ) -> halocline_core::Result<ShardTensor<4>> {
         let tensor = read.map(|data| Tensor::from_data(data, self.mesh.device()));
         match (self.config.source, tensor) {
-            (Source::PerRank, Some(local)) => ShardTensor::from_local(local, layout, &self.mesh),
+            (Source::PerRank, Some(local)) => ShardTensor::from_local(local, &self.mesh, layout),
             (_, whole) => {
                 let root = self.mesh.shape().ranks()[0];
                 scatter_tensor(whole, root, &self.mesh, layout)

@@ -1,7 +1,7 @@
 //! Variables and coordinates of an output by the CF conventions, derived from its channels and
 //! grid.
 
-use crate::cf::axis::CELLS;
+use crate::cf::axis::{AREA, CELLS};
 use crate::{Calendar, Channel, Error, Grid, Result};
 
 pub(crate) const TIME: &str = "time";
@@ -219,6 +219,16 @@ impl Schema {
                 let note = format!("number without a meaning, see {}", CELLS[index]);
                 all[index].attributes = vec![("long_name", note)];
             }
+        }
+        // A channel of areas that was chosen by name is read in place of the coordinate.
+        let has_channel = self.variables.iter().any(|output| output.name == AREA);
+        if let Some(areas) = self.grid.areas.as_ref().filter(|_| !has_channel) {
+            all.push(Coordinate {
+                name: AREA.into(),
+                dim: Some(LONGITUDE.into()),
+                values: areas.clone(),
+                attributes: vec![("standard_name", AREA.into())],
+            });
         }
         all.extend(self.levels.iter().cloned());
         if self.members > 1 {

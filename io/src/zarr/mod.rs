@@ -3,6 +3,7 @@
 mod dates;
 mod folder;
 mod json;
+mod texts;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use burn::tensor::f16;
 use ndarray::ArrayD;
 use serde_json::Value;
-use zarrs::array::{Array, ArrayShardedExt, ArraySubset, ChunkShape, Element, ElementOwned};
+use zarrs::array::{
+    Array, ArrayBytes, ArrayShardedExt, ArraySubset, ChunkShape, Element, ElementOwned,
+};
 use zarrs::metadata::ArrayMetadata;
 
 use crate::alike::fingerprint;
@@ -22,6 +25,7 @@ use crate::{Error, Result};
 use dates::as_integers;
 use folder::Folder;
 use json::{attribute, json, text};
+use texts::{as_bytes, of_bytes};
 
 /// Maximum size of a decoded chunk, in bytes.
 const MAX_CHUNK: u64 = 1 << 31;
@@ -30,6 +34,8 @@ const MAX_SHARD: u64 = 1 << 40;
 /// Maximum number of chunks in a shard. Chosen so that bytes times chunks, which zarrs multiplies,
 /// fit in u64.
 const MAX_CHUNKS: u64 = 1 << 22;
+/// Assumed size of a text of any length, in bytes; texts of dates are shorter.
+const TEXT: usize = 64;
 /// Files that identify a folder as a Zarr group.
 const GROUPS: [&str; 4] = ["zarr.json", ".zgroup", ".zmetadata", ".zattrs"];
 
@@ -97,9 +103,14 @@ impl ZarrStore {
 
     /// Opens a member of the group, if it is an array.
     fn member(&self, name: &str) -> Result<Option<(Array<Folder>, Variable)>, String> {
-        let metadata = self.metadata(name)?;
-        let opened = metadata.map(|metadata| self.opened(name, &metadata));
-        opened.transpose()
+        let Some(mut metadata) = self.metadata(name)? else {
+            return Ok(None);
+        };
+        let elements = dtype(&metadata);
+        as_bytes(&mut metadata);
+        let (array, mut variable) = self.opened(name, &metadata)?;
+        variable.dtype = elements;
+        Ok(Some((array, variable)))
     }
 
     /// Opens an array by its metadata, after checking them.
@@ -291,6 +302,20 @@ impl Container for ZarrStore {
         shaped(values.collect(), cells)
     }
 
+    fn texts(&self, variable: usize) -> Result<Vec<String>, String> {
+        let array = &self.arrays[variable];
+        let shape = &self.variables[variable].shape;
+        if String::validate_data_type(array.data_type()).is_ok() {
+            let cells: Vec<Range<usize>> = shape.iter().map(|extent| 0..*extent).collect();
+            return self.elements(variable, &cells);
+        }
+        let bytes: ArrayBytes<'static> = array
+            .retrieve_array_subset(&array.subset_all())
+            .map_err(text)?;
+        let bytes = bytes.into_fixed().map_err(text)?;
+        Ok(of_bytes(&bytes, shape.first().copied().unwrap_or(1)))
+    }
+
     fn stamp(&self, variable: usize, first: &[usize]) -> Option<Stamp> {
         let array = &self.arrays[variable];
         let shape = array.chunk_shape(&vec![0; first.len()]).ok()?;
@@ -396,7 +421,7 @@ fn kind(array: &Array<Folder>, metadata: &Value) -> (Kind, usize) {
     }
     match width(&widths!(f64, f16, bool)) {
         Some(width) => (Kind::Double, width),
-        None => (Kind::Other, 1),
+        None => (Kind::Other, data_type.fixed_size().unwrap_or(TEXT)),
     }
 }
 

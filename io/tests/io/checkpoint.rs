@@ -15,7 +15,7 @@ use halocline_core::{
     DeviceMesh, Distribution, Launcher, Placement, RandomKey, Replicate, Result, Shard,
     ShardTensor, World,
 };
-use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
+use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Direction, Snapshot};
 
 use crate::listing;
 
@@ -136,6 +136,19 @@ fn the_newest_and_the_best_stay_in_the_folder() {
     let best = Launcher::local(2).collect(|world| {
         let mut checkpoints = Checkpoints::open(&world, folder.path(), &config)?;
         Ok(checkpoints.best()?.map(|checkpoint| checkpoint.step()))
+    });
+    assert_eq!(best.unwrap(), [Some(2), Some(2)]);
+    let highest = CheckpointConfig::new()
+        .with_keep_last(1)
+        .with_keep_best(1)
+        .with_direction(Direction::Highest);
+    let highs = tempfile::tempdir().unwrap();
+    let names = steps(highs.path(), &highest, &[Some(0.5), Some(0.9), Some(0.7)]);
+    assert_eq!(names, ["step_000000002", "step_000000003"]);
+    // The direction is part of the checkpoint.
+    let best = Launcher::local(2).collect(|world| {
+        let best = Checkpoint::best(&world, highs.path())?;
+        Ok(best.map(|checkpoint| checkpoint.step()))
     });
     assert_eq!(best.unwrap(), [Some(2), Some(2)]);
 }

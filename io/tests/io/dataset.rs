@@ -186,6 +186,35 @@ fn arguments_must_leave_a_sample() {
 }
 
 #[test]
+fn samples_start_at_multiples_of_hours() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("2018.h5");
+    write_hours(&path, &[6.0, 12.0, 18.0, 24.0, 30.0, 36.0]);
+    let open = |hours: usize| {
+        let config = DatasetConfig::new().with_every_hours(Some(hours));
+        FieldDataset::open(&[&path], &config)
+    };
+    let times = |hours: usize| {
+        let dataset = open(hours).unwrap();
+        let samples = 0..dataset.len();
+        let times = samples.map(|sample| dataset.time(sample) / 3600.0);
+        times.collect::<Vec<_>>()
+    };
+    assert_eq!(times(12), [12.0, 24.0]);
+    assert_eq!(times(6), [6.0, 12.0, 18.0, 24.0, 30.0]);
+    for (hours, told) in [
+        (0, "every_hours: got 0, expected at least 1 hour"),
+        (
+            36,
+            "every_hours: got 36, expected hours of which the time of a sample is",
+        ),
+    ] {
+        let error = open(hours).unwrap_err().to_string();
+        assert!(error.starts_with(told), "{error}");
+    }
+}
+
+#[test]
 fn missing_values_are_an_error_unless_allowed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("2018.h5");

@@ -116,18 +116,19 @@ fn arguments_are_checked_before_anything_is_written() {
 }
 
 #[test]
-fn positions_of_cells_are_kept() {
+fn positions_and_areas_of_cells_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cells.h5");
     let cells = Grid::unstructured(vec![60.0, 0.0, -30.0], vec![10.0, 350.0, 90.0]).unwrap();
+    let cells = cells.with_cell_areas(vec![1.0, 3.0, 2.0]).unwrap();
     let mut writer = FieldWriter::create(&path, &cells, &["a"], &WriterConfig::new()).unwrap();
     writer.append(0.0, zeros([1, 1, 3]).view()).unwrap();
     writer.finish().unwrap();
     assert_eq!(FieldFile::open(&path).unwrap().grid(), &cells);
-    // Both lie along the dim of the columns, as fields do.
+    // All lie along the dim of the columns, as fields do.
     edit(&path, |file| {
         let columns = file.dataset("lon").unwrap();
-        assert_eq!(columns.attr("REFERENCE_LIST").unwrap().size(), 3);
+        assert_eq!(columns.attr("REFERENCE_LIST").unwrap().size(), 4);
         let lat = file.dataset("cell_latitude").unwrap();
         lat.write(&[60.0_f64, 95.0, -30.0]).unwrap();
     });

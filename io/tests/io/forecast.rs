@@ -55,7 +55,7 @@ fn shard(mesh: &DeviceMesh, layout: &Layout, time: usize) -> Result<ShardTensor<
     let part = values(shape, time).slice(s![b, c, i, j]).to_owned();
     let data = burn::tensor::TensorData::new(part.into_iter().collect::<Vec<f32>>(), cells.shape());
     let local = burn::tensor::Tensor::from_data(data, mesh.device());
-    ShardTensor::from_local(local, layout, mesh)
+    ShardTensor::from_local(local, mesh, layout)
 }
 
 /// Sizes of the two axes of a mesh, the placements on them, and extents of rows and columns.

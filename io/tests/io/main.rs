@@ -21,6 +21,7 @@ mod refused;
 mod roles;
 mod shared;
 mod statistics;
+mod text_times;
 mod unstructured;
 mod xarray;
 

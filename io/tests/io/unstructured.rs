@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use halocline_io::{
-    ConvertConfig, DatasetConfig, FieldDataset, OpenConfig, OutputConfig, OutputFormat, Scan,
-    Statistics, convert, inspect, open,
+    ConvertConfig, DatasetConfig, FieldDataset, Metadata, OpenConfig, OutputConfig, OutputFormat,
+    Scan, Statistics, convert, inspect, open,
 };
 
 use crate::coordinates::{array, attribute};
@@ -138,6 +138,11 @@ fn cells_with_positions_are_one_row() {
                 assert!((found - expected).abs() < 1e-9, "{dim}: {found} {expected}");
             }
         }
+        let report = inspect(&path, &OpenConfig::new(), Scan::Sample).unwrap();
+        let report = report.to_string();
+        let told = "latitude -30.000 to 90.000, longitude 0.000 to 350.000";
+        assert!(report.contains(told), "{dim}: {report}");
+        assert!(!report.contains("radian"), "{dim}: {report}");
         let fields = OpenConfig::of_channels(&["t2m", "w@2", "topography"]).open(&path);
         let values = fields.unwrap().read([1..3, 0..3, 0..1, 1..3]).unwrap();
         let expected = [
@@ -147,6 +152,37 @@ fn cells_with_positions_are_one_row() {
         let expected: Vec<f32> = expected.into_iter().flatten().flatten().collect();
         assert_eq!(values.into_iter().collect::<Vec<f32>>(), expected, "{dim}");
     }
+}
+
+/// The names of ICON and MPAS, and any name in `cell_measures`, which comes first.
+#[test]
+fn areas_of_cells_are_weights_and_no_channels() {
+    let areas = |name: &str, measures: &str, format: OutputFormat| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write(folder.path(), "cell", 4);
+        place(&path, "cell", 1.0, [("lat", ""), ("lon", "")]);
+        let bytes = doubles([1.0, 3.0, 3.0, 1.0]);
+        array(&path.join(name), "<f8", &[4], &["cell"], &bytes);
+        attribute(&path.join("t2m"), measures);
+        let fields = OpenConfig::of_channels(&["t2m"]).open(&path).unwrap();
+        let expected = Some(vec![0.5, 1.5, 1.5, 0.5]);
+        assert_eq!(fields.grid().cell_weights(), expected, "{name}");
+        let all = open(&path).unwrap();
+        assert!(!all.channels().contains(&name.to_string()), "{name}");
+        let report = inspect(&path, &OpenConfig::of_channels(&["t2m"]), Scan::Sample);
+        let told = "areas      0.500 to 1.500 times the mean";
+        assert!(report.unwrap().to_string().contains(told), "{name}");
+        let copy = folder.path().join("copy");
+        let config = ConvertConfig::new().with_output(OutputConfig::new().with_format(format));
+        convert(&fields, &copy, &config, |_| ()).unwrap();
+        let copy = open(&copy).unwrap();
+        assert_eq!(copy.grid(), fields.grid(), "{name}");
+        assert_eq!(copy.channels(), ["t2m"], "{name}");
+    };
+    areas("cell_area", "\"units\": \"K\"", OutputFormat::Zarr3);
+    areas("areaCell", "\"units\": \"K\"", OutputFormat::NetCdf3);
+    let measures = "\"cell_measures\": \"volume: v area: dA\"";
+    areas("dA", measures, OutputFormat::Zarr2);
 }
 
 #[test]
@@ -194,6 +230,16 @@ fn cells_of_a_healpix_sphere_have_the_positions_of_their_order() {
     // The name in the CF conventions.
     attribute(&mapping, "\"indexing_scheme\": \"ring\"");
     check(11.0 / 12.0, 45.0);
+    // Statistics have the order in place of the positions.
+    let fields = OpenConfig::of_channels(&["t2m"]).open(&path).unwrap();
+    let metadata = Metadata::of(&fields).unwrap();
+    metadata.save(folder.path()).unwrap();
+    assert_eq!(Metadata::load(folder.path()).unwrap(), metadata);
+    let text = std::fs::read_to_string(folder.path().join("data.json")).unwrap();
+    assert!(
+        text.contains("\"healpix_nside\": 2") && !text.contains("\"lon\": ["),
+        "{text}"
+    );
     let numbers = doubles((0..48).rev().map(f64::from));
     array(&path.join("cell"), "<f8", &[48], &["cell"], &numbers);
     check(-11.0 / 12.0, 315.0);
@@ -265,9 +311,66 @@ fn fields_on_a_dim_of_times_without_a_coordinate_are_left_out() {
         assert!(error.contains(told), "{error}");
     };
     left_out();
+    // Texts that are no dates.
     let texts = [0; 3 * 4 * 4];
     array(&path.join("xtime"), "<U4", &[3], &["time"], &texts);
     left_out();
+    // Positions are no channels in place of the fields.
+    std::fs::remove_dir_all(path.join("topography")).unwrap();
+    let error = open(&path).unwrap_err().to_string();
+    for part in [
+        "no field among [",
+        "t2m (time: no time coordinate along",
+        "latCell (latitudes or longitudes",
+        "texts of dates",
+    ] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+}
+
+/// The output of MPAS and WRF, with texts and characters as they are in Zarr stores.
+#[test]
+fn texts_of_dates_are_times() {
+    let dates = [0, 6, 12].map(|hour| format!("2020-01-01_{hour:02}:00:00     "));
+    let texts = dates.concat();
+    let wide: Vec<u8> = texts
+        .chars()
+        .flat_map(|character| u32::from(character).to_le_bytes())
+        .collect();
+    let dims = ["time", "StrLen"];
+    for (dtype, shape, bytes) in [
+        ("<U24", &[TIMES][..], &wide[..]),
+        ("|S24", &[TIMES], texts.as_bytes()),
+        ("|S1", &[TIMES, 24], texts.as_bytes()),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write(folder.path(), "nCells", 4);
+        place(&path, "nCells", 0.01, [("latCell", ""), ("lonCell", "")]);
+        std::fs::remove_dir_all(path.join("time")).unwrap();
+        let dims = &dims[..shape.len()];
+        array(&path.join("xtime"), dtype, shape, dims, bytes);
+        let fields = OpenConfig::of_channels(&["t2m"]).open(&path).unwrap();
+        // By `date -u -d 2020-01-01 +%s`.
+        let times = [0.0, 6.0, 12.0].map(|hours| 1_577_836_800.0 + hours * 3600.0);
+        assert_eq!(fields.times(), times, "{dtype}");
+    }
+}
+
+/// Dates along the dim of the cells, such as those of the first observations of stations.
+#[test]
+fn dates_of_cells_are_no_times_of_fields() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "station", 4);
+    place(&path, "station", 1.0, [("lat", ""), ("lon", "")]);
+    let dates = "2001-02-03".repeat(4);
+    array(
+        &path.join("founded"),
+        "|S10",
+        &[4],
+        &["station"],
+        dates.as_bytes(),
+    );
+    assert_eq!(open(&path).unwrap().shape(), [TIMES, 4, 1, 4]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use halocline_core::{Error, Fan, Layout, PlanCache, Result, Shard, ShardTensor};
+use halocline_core::{Error, Fan, Layout, PlanCache, Result, Shard, ShardTensor, sphere_point};
 use halocline_ops::graph::{
     EdgeShards, Graph, Icosphere, cell_numbers, flat_layout, nearest_neighbours, neighbours_within,
 };
@@ -79,7 +79,7 @@ impl GridMesh {
             );
             return Err(Error::operator("GridMesh", message));
         }
-        let cells: Vec<Point> = positions.iter().map(on_sphere).collect();
+        let cells: Vec<Point> = positions.iter().copied().map(sphere_point).collect();
         let icosphere = Icosphere::new(level);
         let corners = icosphere.positions();
         let (from_grid, from_mesh) = (tensor(&cells), tensor(corners));
@@ -163,13 +163,13 @@ impl GridMesh {
         let layout = x.layout();
         // Positions are the same for all samples. Ranks that hold different samples use them
         // together with those, so they fan out there.
-        let placements = layout.placements().iter().map(|placement| match placement {
+        let placements = layout.map_placements(|placement| match placement {
             Shard(0) => Fan,
             Shard(dim) => Shard(dim - 1),
-            other => *other,
+            other => other,
         });
         let [rows, columns] = [2, 3].map(|dim| layout.extents(dim).to_vec());
-        let grid = layout.derive(placements.collect(), vec![vec![1], rows, columns]);
+        let grid = layout.derive(placements, vec![vec![1], rows, columns]);
         let key = (grid, x.mesh().position());
         self.0
             .plans
@@ -292,12 +292,6 @@ fn inverse(order: &[usize]) -> Vec<usize> {
     places
 }
 
-fn on_sphere(&[latitude, longitude]: &[f64; 2]) -> Point {
-    let (z, radius) = latitude.to_radians().sin_cos();
-    let (sin, cos) = longitude.to_radians().sin_cos();
-    [radius * cos, radius * sin, z]
-}
-
 fn tensor(points: &[Point]) -> ShardTensor<2> {
     let data = TensorData::new(points.as_flattened().to_vec(), [points.len(), 3]);
     ShardTensor::solo(Tensor::from_data(data, (&Device::flex(), DType::F64)))
@@ -374,7 +368,7 @@ mod tests {
     #[test]
     fn offsets_of_edges_are_local_to_their_targets() {
         let near = |a: [f64; 4], b: [f64; 4]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-3);
-        let at = |lat: f64, lon: f64| on_sphere(&[lat, lon]);
+        let at = |lat: f64, lon: f64| sphere_point([lat, lon]);
         let (sin, cos) = 80_f64.to_radians().sin_cos();
         for (source, target, expected) in [
             (at(0.0, 31.0), at(0.0, 30.0), [1.0, 0.0, 0.0, 1.0]),
@@ -396,7 +390,7 @@ mod tests {
             ([90.0, 270.0], [1.0, 0.0, -1.0]),
             ([-90.0, 180.0], [-1.0, -1.0, 0.0]),
         ] {
-            let features = cell_features(on_sphere(&cell));
+            let features = cell_features(sphere_point(cell));
             assert!(near(features, expected), "{cell:?}: {features:?}");
         }
         assert_eq!(cell_features([0.0, 0.0, 1.0]), [1.0, 1.0, 0.0]);

@@ -1,11 +1,17 @@
 //! Layers of graph networks: MLPs, and message passing along edges.
 
 use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::Device;
 use halocline_core::{ShardTensor, module_scope};
 use halocline_ops::graph::{Aggregate, EdgeShards};
 use halocline_ops::prelude::*;
+
+/// Scale of the initial weights of sources, relative to those of the edges and targets with which
+/// they are added. The messages of a cell have its own features in common and differ by their
+/// sources; with a scale of one a network hardly reads neighbours, and rests longer at damping the
+/// state of each cell.
+const SOURCE_SCALE: f64 = 4.0;
 
 /// MLP of two layers with SiLU between them and a layer norm at the end, on `[batch, cells or
 /// edges, features]`.
@@ -65,16 +71,18 @@ pub(super) struct InteractionNetwork {
 impl InteractionNetwork {
     pub(super) fn new(width: usize, device: &Device) -> Self {
         let mlp = || Mlp::new([width; 3], device);
-        let linear = || {
-            let config = LinearConfig::new(width, width).with_bias(false);
-            config.init(device)
+        let linear = LinearConfig::new(width, width).with_bias(false);
+        let initializer = Initializer::KaimingUniform {
+            gain: SOURCE_SCALE / 3.0_f64.sqrt(), // burn's default has a scale of one
+            fan_out_only: false,
         };
+        let source = linear.clone().with_initializer(initializer);
         Self {
             message: mlp(),
-            source: linear(),
-            target: linear(),
+            source: source.init(device),
+            target: linear.init(device),
             update: mlp(),
-            aggregate: linear(),
+            aggregate: linear.init(device),
         }
     }
 

@@ -117,7 +117,7 @@ impl GraphCastNetConfig {
     /// use halocline_models::GraphCastNetConfig;
     ///
     /// let plan = GraphCastNetConfig::new(3, 2).tensor_parallel("tensor");
-    /// assert_eq!(plan.layer.len(), 4);
+    /// assert_eq!(plan.layers.len(), 4);
     /// ```
     pub fn tensor_parallel(&self, axis: &str) -> Plan {
         Plan::default()

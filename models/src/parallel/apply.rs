@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use halocline_core::{
     DeviceMesh, Error, LayerPlacements, Layout, Operation, ParamShard, Placement, Replicate,
-    Result, Traffic, World, check_replicas, ops, param_shards, shard_parameters,
+    Result, Traffic, World, ops, param_shards, shard_parameters,
 };
 use halocline_ops::{Around, set_reshards};
 
@@ -26,7 +26,7 @@ const NAME: &str = "parallelize_module";
 pub fn parallelize_module<M: Module>(module: M, mesh: &DeviceMesh, plan: &Plan) -> Result<M> {
     let resolved = resolved_alike(&module, mesh, plan)?;
     if param_shards(&module).is_empty() {
-        check_replicas(mesh, &module)?;
+        mesh.check_replicas(&module)?;
     }
     shard(module, mesh, &resolved)
 }
@@ -41,18 +41,19 @@ pub fn parallelize_module<M: Module>(module: M, mesh: &DeviceMesh, plan: &Plan) 
 /// ```
 /// use burn::nn::LinearConfig;
 /// use halocline_core::Launcher;
-/// use halocline_models::parallel::{Plan, Style, build};
+/// use halocline_models::parallel::{Plan, Style, init_parallel};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("tensor", 2)])?;
 ///     let plan = Plan::default().with_layer("**", Style::colwise("tensor"));
-///     let linear = build(&world, &mesh, &plan, |device| LinearConfig::new(4, 6).init(device))?;
+///     let linear =
+///         init_parallel(&world, &mesh, &plan, |device| LinearConfig::new(4, 6).init(device))?;
 ///     assert_eq!(linear.weight.dims(), [4, 3]);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn build<M: Module>(
+pub fn init_parallel<M: Module>(
     world: &World,
     mesh: &DeviceMesh,
     plan: &Plan,
@@ -150,7 +151,7 @@ pub fn distribute_module<M: Module>(
     mesh: &DeviceMesh,
     mut partition: impl FnMut(&str, &[usize]) -> Option<Vec<Placement>>,
 ) -> Result<M> {
-    check_replicas(mesh, &module)?;
+    mesh.check_replicas(&module)?;
     shard_parameters(module, |path, shape| {
         let Some(placements) = partition(path, shape) else {
             return Ok(None);
@@ -180,7 +181,7 @@ pub fn distribute_module<M: Module>(
 ///     let stored = |_: &str, shape: &[usize]| {
 ///         let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
 ///         let shard = ParamShard::new(layout, &mesh);
-///         shard.with_stored(&["data"], Gather::Again).map(Some)
+///         shard.with_stored(&["data"], Gather::EachPass).map(Some)
 ///     };
 ///     let input = |x: ShardTensor<2>| x.redistribute(&[Shard(0)]);
 ///     let output = |y: ShardTensor<2>| y.redistribute(&[Replicate]);
@@ -198,7 +199,7 @@ pub fn distribute_module_with<M: Module, I, O>(
     input: I,
     output: O,
 ) -> Result<Around<M, I, O>> {
-    check_replicas(mesh, &module)?;
+    mesh.check_replicas(&module)?;
     let module = shard_parameters(module, partition)?;
     Ok(Around {
         module,

@@ -121,7 +121,7 @@ impl Plan {
             let combined = chosen().fold(Self::default(), |plan, (part, _)| plan.merge(part));
             for stores in storages(mesh, workload) {
                 let plan = Self {
-                    store: [&combined.store[..], &stores].concat(),
+                    stores: [&combined.stores[..], &stores].concat(),
                     ..combined.clone()
                 };
                 let resolved = match resolve(module, mesh, &plan) {
@@ -140,9 +140,9 @@ impl Plan {
     /// Adds the entries of another plan, which should match other layers.
     #[must_use]
     pub fn merge(mut self, other: &Self) -> Self {
-        self.layer.extend_from_slice(&other.layer);
-        self.store.extend_from_slice(&other.store);
-        self.kind.extend(other.kind.clone());
+        self.layers.extend_from_slice(&other.layers);
+        self.stores.extend_from_slice(&other.stores);
+        self.kinds.extend(other.kinds.clone());
         for axis in &other.optional_axes {
             if !self.optional_axes.contains(axis) {
                 self.optional_axes.push(axis.clone());
@@ -153,13 +153,13 @@ impl Plan {
 }
 
 /// Lists the storage options: none, and storage over every subset of the row axes, gathered once or
-/// again.
+/// in each pass.
 fn storages(mesh: &MeshShape, workload: &Workload) -> Vec<Vec<Store>> {
     let long = |axis: &&String| mesh.axis(axis).is_ok_and(|axis| mesh.sizes()[axis] > 1);
     let axes: Vec<&String> = workload.axes.iter().filter(long).collect();
     let mut found = vec![Vec::new()];
     for bits in 1..1_usize << axes.len() {
-        for gather in [Gather::Once, Gather::Again] {
+        for gather in [Gather::Once, Gather::EachPass] {
             let stores = subset(&axes, bits).map(|axis| {
                 Store::new("**", axis)
                     .with_at_least(AT_LEAST)
@@ -199,8 +199,8 @@ fn subset<T>(items: &[T], bits: usize) -> impl Iterator<Item = &T> {
 /// let device = Default::default();
 /// let mlp = Mlp { up: LinearConfig::new(4, 8).init(&device), down: LinearConfig::new(8, 4).init(&device) };
 /// let plans = linear_pairs(&mlp, "tensor");
-/// assert_eq!(plans[0].layer[0].path, "up");
-/// assert_eq!(plans[0].layer[1].path, "down");
+/// assert_eq!(plans[0].layers[0].path, "up");
+/// assert_eq!(plans[0].layers[1].path, "down");
 /// ```
 pub fn linear_pairs<M: Module>(module: &M, axis: &str) -> Vec<Plan> {
     let sites = Sites::of(module);

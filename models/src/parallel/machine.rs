@@ -115,7 +115,8 @@ impl Machine {
         let product = |size: usize| {
             let [a, b] = [matrix(size), matrix(size)];
             fastest(mesh, || {
-                a.clone().matmul(b.clone()).into_data();
+                let y = a.clone().matmul(b.clone());
+                y.narrow(0, 0, 1).into_data(); // waits for a GPU to finish
                 Ok(())
             })
         };

@@ -65,7 +65,7 @@ mod table;
 mod tests;
 mod zoo;
 
-pub use apply::{build, distribute_module, distribute_module_with, parallelize_module};
+pub use apply::{distribute_module, distribute_module_with, init_parallel, parallelize_module};
 pub use automatic::{PricedPlan, linear_pairs};
 pub use machine::{Link, Machine};
 pub use plan::{Entry, Plan, Store};

@@ -36,14 +36,14 @@ pub struct Plan {
     /// User-defined layer types whose parameters match those of a known type: `MyLinear` as
     /// `Linear`. Such a layer must call
     /// [`with_layer_placements`](halocline_ops::with_layer_placements).
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub kind: BTreeMap<String, String>,
+    #[serde(rename = "kind", default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub kinds: BTreeMap<String, String>,
     /// Layers by path.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub layer: Vec<Entry>,
+    #[serde(rename = "layer", default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<Entry>,
     /// Parameters stored in shards and gathered for use.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub store: Vec<Store>,
+    #[serde(rename = "store", default, skip_serializing_if = "Vec::is_empty")]
+    pub stores: Vec<Store>,
 }
 
 /// Style of the layers whose paths match a pattern; [`Plan`] has an example. Several entries may
@@ -74,8 +74,9 @@ pub struct Entry {
 pub struct Store {
     /// Pattern of the paths of parameters.
     pub path: String,
-    /// Mesh axis.
-    pub over: String,
+    /// Mesh axis. Files may also call it `over`.
+    #[serde(alias = "over")]
+    pub axis: String,
     /// Minimum number of elements of a parameter; smaller ones stay whole.
     #[serde(default)]
     pub at_least: usize,
@@ -85,11 +86,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// Stores parameters that match, of any size, over an axis.
-    pub fn new(path: &str, over: &str) -> Self {
+    /// Stores parameters that match, of any size, along an axis.
+    pub fn new(path: &str, axis: &str) -> Self {
         Self {
             path: path.into(),
-            over: over.into(),
+            axis: axis.into(),
             at_least: 0,
             gather: Gather::default(),
         }
@@ -116,21 +117,22 @@ impl Plan {
     #[must_use]
     pub fn with_layer(mut self, path: &str, style: Style) -> Self {
         let path = path.into();
-        self.layer.push(Entry { path, style });
+        self.layers.push(Entry { path, style });
         self
     }
 
     /// Adds storage in shards.
     #[must_use]
     pub fn with_store(mut self, store: Store) -> Self {
-        self.store.push(store);
+        self.stores.push(store);
         self
     }
 
-    /// Declares a user-defined layer type that has the parameters of a known one.
+    /// Declares that a user-defined layer type `kind` has the parameters of a known one, such as
+    /// `MyLinear` as `Linear`.
     #[must_use]
-    pub fn with_kind(mut self, own: &str, known: &str) -> Self {
-        self.kind.insert(own.into(), known.into());
+    pub fn with_kind_as(mut self, kind: &str, known: &str) -> Self {
+        self.kinds.insert(kind.into(), known.into());
         self
     }
 
@@ -147,8 +149,8 @@ impl Plan {
     /// ```
     pub fn axes(&self) -> BTreeSet<&str> {
         let optional = self.optional_axes.iter().map(String::as_str);
-        let stores = self.store.iter().map(|store| &store.over[..]);
-        let layers = self.layer.iter().flat_map(|entry| entry.style.axes());
+        let stores = self.stores.iter().map(|store| &store.axis[..]);
+        let layers = self.layers.iter().flat_map(|entry| entry.style.axes());
         optional.chain(stores).chain(layers).collect()
     }
 
@@ -211,7 +213,8 @@ mod gather {
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     enum Text {
-        Again,
+        #[serde(alias = "again")]
+        EachPass,
         Once,
     }
 
@@ -221,7 +224,7 @@ mod gather {
     )]
     pub(super) fn serialize<S: Serializer>(gather: &Gather, to: S) -> Result<S::Ok, S::Error> {
         match gather {
-            Gather::Again => Text::Again,
+            Gather::EachPass => Text::EachPass,
             Gather::Once => Text::Once,
         }
         .serialize(to)
@@ -229,7 +232,7 @@ mod gather {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Gather, D::Error> {
         Ok(match Text::deserialize(from)? {
-            Text::Again => Gather::Again,
+            Text::EachPass => Gather::EachPass,
             Text::Once => Gather::Once,
         })
     }

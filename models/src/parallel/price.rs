@@ -208,7 +208,7 @@ impl Pricing<'_> {
                 self.gathering(parameter, used * bytes) + self.summing(parameter, held * bytes);
             if !parameter.stored.is_empty() {
                 match parameter.gather {
-                    Gather::Again => largest = largest.max(used * bytes),
+                    Gather::EachPass => largest = largest.max(used * bytes),
                     Gather::Once => price.used += used * bytes,
                 }
             }
@@ -299,7 +299,7 @@ impl Pricing<'_> {
     /// Seconds to gather a stored parameter and to scatter its gradient.
     fn gathering(&self, parameter: &ResolvedParam, bytes: f64) -> f64 {
         let times = match parameter.gather {
-            Gather::Again => 3.0,
+            Gather::EachPass => 3.0,
             Gather::Once => 2.0,
         };
         // One exchange over all axes, bounded by the slowest link.

@@ -64,15 +64,20 @@ impl ResolvedParam {
 
     /// Returns the number of elements that a position holds.
     pub fn elements_held(&self, position: usize) -> usize {
-        self.layout.local_shape(position).iter().product()
+        elements(&self.layout.local_shape(position))
     }
 
     /// Returns the number of elements that a position computes with: those it holds, and those it
     /// gathers.
     pub fn elements_used(&self, position: usize) -> usize {
         let used = self.layout.gathered(&self.stored, Replicate);
-        used.local_shape(position).iter().product()
+        elements(&used.local_shape(position))
     }
+}
+
+/// Returns the number of elements of a tensor of this shape, or the largest number if it is larger.
+fn elements(shape: &[usize]) -> usize {
+    shape.iter().copied().fold(1, usize::saturating_mul)
 }
 
 /// Feature dims of a weight.
@@ -122,7 +127,7 @@ pub struct ResolvedPlan {
 pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Result<ResolvedPlan> {
     let mut sites = Sites::of(module);
     for site in &mut sites.sites {
-        if let Some(kind) = plan.kind.get(&site.kind) {
+        if let Some(kind) = plan.kinds.get(&site.kind) {
             site.kind.clone_from(kind);
         }
     }
@@ -132,7 +137,7 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         sites: &sites,
     };
     let mut styles: BTreeMap<&str, Vec<(&Entry, LayerSharding)>> = BTreeMap::new();
-    for entry in &plan.layer {
+    for entry in &plan.layers {
         let pattern = Pattern::new(&entry.path)?;
         for site in resolver.matched(&pattern)? {
             let placed = entry.style.placed(&site.kind, &site.path)?;
@@ -199,8 +204,8 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         }
     }
     // From the outermost axis inward, as shards of an inner axis lie within those of an outer one.
-    let mut stores: Vec<&Store> = plan.store.iter().collect();
-    stores.sort_by_key(|store| mesh.names().iter().position(|name| *name == store.over));
+    let mut stores: Vec<&Store> = plan.stores.iter().collect();
+    stores.sort_by_key(|store| mesh.names().iter().position(|name| *name == store.axis));
     for store in stores {
         resolver.store(store, &mut resolved.parameters)?;
     }
@@ -215,7 +220,7 @@ pub(super) fn matched_layers(
 ) -> Result<BTreeSet<String>> {
     let resolver = Resolver { plan, mesh, sites };
     let mut paths = BTreeSet::new();
-    for entry in &plan.layer {
+    for entry in &plan.layers {
         let matched = resolver.matched(&Pattern::new(&entry.path)?)?;
         paths.extend(matched.into_iter().map(|site| site.path.clone()));
     }
@@ -372,7 +377,7 @@ impl<'a> Resolver<'a> {
     /// Stores the parameters that match in shards.
     fn store(&self, store: &Store, parameters: &mut [ResolvedParam]) -> Result<()> {
         let pattern = Pattern::new(&store.path)?;
-        let Some(axis) = self.axis(&store.over, &store.path)? else {
+        let Some(axis) = self.axis(&store.axis, &store.path)? else {
             return Ok(());
         };
         let mut found = false;
@@ -384,21 +389,21 @@ impl<'a> Resolver<'a> {
             if parameter.stored.contains(&axis) {
                 return Err(Error::Plan(format!(
                     "two entries store {} over {:?}",
-                    parameter.path, store.over
+                    parameter.path, store.axis
                 )));
             }
             if parameter.layout.placements()[axis] != Replicate {
                 return Err(Error::Plan(format!(
                     "{} is sharded over {:?} by its layer; store it over another axis",
-                    parameter.path, store.over
+                    parameter.path, store.axis
                 )));
             }
-            if parameter.layout.shape().iter().product::<usize>() < store.at_least {
+            if elements(parameter.layout.shape()) < store.at_least {
                 continue;
             }
             if !parameter.stored.is_empty() && parameter.gather != store.gather {
                 return Err(Error::Plan(format!(
-                    "{} is gathered again over one axis and once over another; gather it alike",
+                    "{} is gathered in each pass over one axis and once over another; gather it alike",
                     parameter.path
                 )));
             }

@@ -352,7 +352,7 @@ impl Features {
             _ => {
                 return Err(Error::Plan(format!(
                     "{style} for {path}, which is a {kind}; it is known for Linear, Embedding, Conv1d to \
-                     Conv3d and spectral convolutions; Plan::with_kind makes a type known, and \"placed\" says for any layer how each parameter is sharded"
+                     Conv3d and spectral convolutions; Plan::with_kind_as makes a type known, and \"placed\" says for any layer how each parameter is sharded"
                 )));
             }
         })

@@ -52,7 +52,7 @@ impl ResolvedPlan {
             if !parameter.stored.is_empty() {
                 let gathered = 4 * parameter.elements_gathered(position);
                 let again = match parameter.gather {
-                    Gather::Again => gathered,
+                    Gather::EachPass => gathered,
                     Gather::Once => 0,
                 };
                 write!(

@@ -26,7 +26,7 @@ impl Planet {
         tilt: 0.0,
     };
 
-    /// Returns the Coriolis parameter at a position, in 1/s.
+    /// Returns the Coriolis parameter, in 1/s, at a latitude and a longitude in radians.
     pub fn coriolis(&self, latitude: f64, longitude: f64) -> f64 {
         2.0 * self.rotation * sine_from_axis(self.tilt, latitude, longitude)
     }
@@ -54,7 +54,7 @@ pub enum Topography {
 }
 
 impl Topography {
-    /// Returns the height of the ground in m.
+    /// Returns the height of the ground, in m, at a latitude and a longitude in radians.
     pub fn height(self, latitude: f64, longitude: f64) -> f64 {
         use std::f64::consts::{PI, TAU};
         let Self::Mountain = self;

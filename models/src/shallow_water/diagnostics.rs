@@ -86,12 +86,12 @@ impl ShallowWater {
             return Err(Error::operator(NAME, message));
         }
         // A single reference is replicated on the axes on which states are sharded.
-        let placements = reference.placements().iter();
-        let everywhere = placements.map(|placement| match placement {
-            Shard(STATES) if references == 1 => Replicate,
-            other => *other,
-        });
-        let everywhere: Vec<Placement> = everywhere.collect();
+        let everywhere = reference
+            .layout()
+            .map_placements(|placement| match placement {
+                Shard(STATES) if references == 1 => Replicate,
+                other => other,
+            });
         let reference = &reference.clone().try_redistribute(&everywhere)?;
         let area = self.exact_metrics().areas.cell;
         let (found, expected) = (depth(state), depth(reference));
@@ -219,13 +219,13 @@ impl ShallowWater {
     fn integral(&self, state: &ShardTensor<4>, integrand: Tensor<4>) -> Result<Vec<f64>> {
         let [states, ..] = integrand.dims();
         let local = integrand.sum_dims(&[1, 2, 3]).reshape([states]);
-        let placements = state.placements().iter().map(|placement| match placement {
-            Shard(STATES) => *placement,
+        let placements = state.layout().map_placements(|placement| match placement {
+            Shard(STATES) => placement,
             Shard(_) => Partial(ReduceOp::Sum),
             _ => Replicate,
         });
         let extents = vec![state.layout().extents(STATES).to_vec()];
-        let layout = state.layout().derive(placements.collect(), extents);
+        let layout = state.layout().derive(placements, extents);
         to_vec(self.sharded(local, &layout))
     }
 }

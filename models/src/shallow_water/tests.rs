@@ -462,7 +462,7 @@ fn misuse_is_told() {
             assert!(model.mass(&foreign).is_err());
             let state = model.initial(Case::RossbyHaurwitz)?;
             let double = state.local().clone().cast(DType::F64);
-            let double = ShardTensor::from_local(double, state.layout(), &mesh)?;
+            let double = ShardTensor::from_local(double, &mesh, state.layout())?;
             let error = model.step(&double, 1.0).unwrap_err().to_string();
             assert!(
                 error.contains("of F64") && error.contains("of F32"),

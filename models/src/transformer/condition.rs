@@ -4,7 +4,10 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Device;
+use halocline_core::OrRaise;
 use halocline_ops::prelude::*;
+
+use crate::precision::{computed, wide};
 
 /// Configuration of [`ConditionEmbedding`], which has an example.
 #[derive(Config, Debug)]
@@ -22,7 +25,7 @@ pub struct ConditionEmbeddingConfig {
 }
 
 /// Embedding of a few scalars per sample, such as the lead time in hours: their sines and cosines,
-/// followed by two linear layers.
+/// computed in at least f32, followed by two linear layers in the dtype of the parameters.
 ///
 /// # Shapes
 /// `[batch, numbers]` → `[batch, d_model]`.
@@ -63,6 +66,8 @@ impl<X: Field<2>> Layer<X> for ConditionEmbedding {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
+        // In half precision, the phases of short waves would be off by whole turns.
+        let x = wide(x).or_raise();
         let angle = |wave: usize| {
             let share = wave as f64 / self.frequencies as f64;
             std::f64::consts::TAU / self.max_period.powf(1.0 - share)
@@ -71,7 +76,7 @@ impl<X: Field<2>> Layer<X> for ConditionEmbedding {
             let angles = x.clone() * angle(wave);
             [angles.clone().sin(), angles.cos()]
         });
-        let y = X::cat(waves.collect(), 1);
+        let y = computed(X::cat(waves.collect(), 1), &self.first.weight);
         y.apply(&self.first).silu().apply(&self.second)
     }
 }
@@ -132,5 +137,35 @@ impl Modulation {
         let part = |index: usize| all.clone().narrow(3, index * self.d_model, self.d_model);
         let normal = x.clone().layer_norm(None, None, 1e-6);
         x + block(normal * (part(0) + 1.0) + part(1)) * part(2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::{ModuleMapper, Param};
+    use burn::tensor::{FloatDType, Tensor};
+
+    use super::*;
+
+    struct Half;
+
+    impl ModuleMapper for Half {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value.cast(FloatDType::BF16))
+        }
+    }
+
+    #[test]
+    fn half_precision_keeps_the_phases_of_short_waves() {
+        let device = Device::default();
+        let embedding = ConditionEmbeddingConfig::new(1, 8).init(&device);
+        let hours = Tensor::<2>::from_floats([[240.0]], &device);
+        let expected = hours.clone().apply(&embedding);
+        let half = embedding.map(&mut Half);
+        for hours in [hours.clone(), hours.cast(FloatDType::BF16)] {
+            let found = hours.apply(&half).cast(FloatDType::F32);
+            let off = (found - expected.clone()).abs().max();
+            assert!(off.into_scalar::<f32>() < 0.02);
+        }
     }
 }

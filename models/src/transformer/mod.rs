@@ -44,6 +44,10 @@ pub struct FieldTransformerConfig {
     /// Constant channels after the states, such as the sine of latitude.
     #[config(default = "0")]
     pub constants: usize,
+    /// Predicted channels after the variables that are no input, such as precipitation. They start
+    /// from zero.
+    #[config(default = "0")]
+    pub diagnostics: usize,
     /// Channels of a patch.
     #[config(default = "64")]
     pub d_model: usize,
@@ -90,8 +94,8 @@ pub struct FieldTransformerConfig {
 /// computes in the dtype of its parameters, and adds the increment in the dtype of the input.
 ///
 /// # Shapes
-/// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`, of any
-/// size.
+/// `[batch, history · variables + constants, lat, lon]` → `[batch, variables + diagnostics, lat,
+/// lon]`, of any size.
 ///
 /// # Example
 /// ```
@@ -182,6 +186,7 @@ impl FieldTransformerConfig {
             }
         });
         let channels = self.history * self.variables + self.constants;
+        let outputs = self.variables + self.diagnostics;
         let small = Initializer::Constant { value: 0.1 };
         FieldTransformer {
             embedding: PatchEmbedding2dConfig::new(channels, self.d_model, self.patch)
@@ -189,9 +194,8 @@ impl FieldTransformerConfig {
                 .init(device),
             blocks: (0..self.blocks).map(block).collect(),
             norm: norm(),
-            recovery: PatchRecovery2dConfig::new(self.d_model, self.variables, self.patch)
-                .init(device),
-            scale: small.init([1, self.variables, 1, 1], device),
+            recovery: PatchRecovery2dConfig::new(self.d_model, outputs, self.patch).init(device),
+            scale: small.init([1, outputs, 1, 1], device),
             history: self.history,
             variables: self.variables,
             recompute: self.recompute,
@@ -220,8 +224,9 @@ impl FieldTransformerConfig {
         };
         let attention = linear(width, 3 * width) + linear(width, width) + 2 * self.tokens * width;
         let block = normalization + attention + linear(width, hidden) + linear(hidden, width);
-        let ends = linear(channels * cells, width) + linear(width, self.variables * cells);
-        ends + self.blocks * block + width + self.variables
+        let outputs = self.variables + self.diagnostics;
+        let ends = linear(channels * cells, width) + linear(width, outputs * cells);
+        ends + self.blocks * block + width + outputs
     }
 
     /// Returns a tensor-parallel plan over a mesh axis. It shards the attention heads and the

@@ -97,7 +97,7 @@ fn config() -> FieldTransformerConfig {
 
 #[test]
 fn a_forecast_on_shards_is_that_of_one_device() {
-    for config in [config(), config().with_condition(6)] {
+    for config in [config(), config().with_condition(6).with_diagnostics(1)] {
         let expected = run([1, 1], [Shard(2), Shard(3)], &config).remove(0);
         for (ranks, placements) in [
             ([2, 1], [Shard(2), Shard(3)]),
@@ -205,6 +205,7 @@ fn parameters_are_as_many_as_documented() {
         sized(32, 3)
             .with_history(2)
             .with_constants(1)
+            .with_diagnostics(1)
             .with_patch([2, 3]),
         config(),
         config().with_condition(6).with_expansion(3),

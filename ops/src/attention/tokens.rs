@@ -2,7 +2,7 @@
 //! attention.
 
 use burn::tensor::Tensor;
-use halocline_core::{Error, Fan, IndexBox, Placement, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{Error, Fan, IndexBox, Replicate, Result, Shard, ShardTensor};
 
 use super::attended::{AttentionOutput, attended};
 use super::dense::{self, Scores};
@@ -35,14 +35,13 @@ pub(super) fn attention<const D: usize>(
         );
         return Err(Error::operator(operator, message));
     }
-    let of_tokens = |placement: &Placement| match placement {
+    let placements = q.layout().map_placements(|placement| match placement {
         Shard(0) if batch > 1 => Shard(0),
-        Shard(dim) if *dim == heads => Shard(2),
+        Shard(dim) if dim == heads => Shard(2),
         // Ranks use them for different queries.
         Shard(_) | Fan => Fan,
         _ => Replicate,
-    };
-    let placements: Vec<Placement> = q.placements().iter().map(of_tokens).collect();
+    });
     let fans = |axis: usize| placements.get(axis) == Some(&Fan);
     let [keys, values] = [keys.try_fan_out(fans)?, values.try_fan_out(fans)?];
     for tensor in [&keys, &values] {

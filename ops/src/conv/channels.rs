@@ -199,13 +199,13 @@ fn into_groups<const D: usize>(
         );
         Error::operator("conv", message)
     })?;
-    let placements = x.placements().iter().map(|placement| match placement {
+    let placements = x.layout().map_placements(|placement| match placement {
         Fan => Shard(1),
-        other => *other,
+        other => other,
     });
     let mut all = x.layout().all_extents().to_vec();
     all[1] = extents;
-    let layout = x.layout().derive(placements.collect(), all);
+    let layout = x.layout().derive(placements, all);
     x.try_redistribute(&layout)
 }
 

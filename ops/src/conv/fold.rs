@@ -7,7 +7,7 @@ use halocline_core::{Boundary, Error, Result, ShardTensor};
 
 use super::ConvOptions;
 use super::patches::{Patches, Way};
-use super::transposed::{ConvTransposeOptions, plan};
+use super::transposed::{ConvTransposeOptions, exchange, plan};
 use super::unfold::{check, of_case, options};
 use crate::driver::empty::fill_all;
 use crate::field::{Field, WithDims, run};
@@ -97,7 +97,7 @@ pub fn fold<const D: usize, const N: usize>(
         },
     };
     let y = Tensor::<D>::from_dispatch(apply(sum, [local.into_dispatch()]));
-    let y = match plan.exchange(NAME, &layout, &mesh) {
+    let y = match exchange(&plan, NAME, &layout, &mesh) {
         None => y,
         // Cells of other ranks are sent back to them, in the opposite direction of halos.
         Some(exchange) => Error::catch(|| ops::run(y, exchange.reversed()))?,

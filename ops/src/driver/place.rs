@@ -126,6 +126,14 @@ pub(crate) fn part_ranges(extents: &[usize]) -> impl Iterator<Item = Range<usize
     })
 }
 
+/// Extents of a result that follows the parts of a dim; `before` returns the number of cells of the
+/// result before a cell of the dim.
+pub(crate) fn extents_by(extents: &[usize], before: impl Fn(usize) -> usize) -> Vec<usize> {
+    part_ranges(extents)
+        .map(|cells| before(cells.end) - before(cells.start))
+        .collect()
+}
+
 /// Reshapes a tensor to dims of these extents, with the same cells on every rank; `moved` maps a
 /// sharded dim to its number in the result.
 pub(crate) fn renumbered<const D: usize, const E: usize, K: Basic>(
@@ -134,11 +142,11 @@ pub(crate) fn renumbered<const D: usize, const E: usize, K: Basic>(
     moved: impl Fn(usize) -> usize,
 ) -> ShardTensor<E, K> {
     let (local, layout, mesh) = x.into_parts();
-    let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(dim) => Shard(moved(*dim)),
-        other => *other,
+    let placements = layout.map_placements(|placement| match placement {
+        Shard(dim) => Shard(moved(dim)),
+        other => other,
     });
-    let layout = layout.derive(placements.collect(), extents);
+    let layout = layout.derive(placements, extents);
     let local = reshape_any(local, layout.local_shape(mesh.position()));
     ShardTensor::from_parts(local, layout, mesh)
 }

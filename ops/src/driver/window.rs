@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use halocline_core::{Boundary, Error, Result, Sides};
 
-use super::place::part_ranges;
+use super::place::extents_by;
 
 /// Padding of one dim: the number of cells on each side, and their values.
 ///
@@ -202,25 +202,14 @@ impl Window {
         let size: usize = extents.iter().sum();
         let middle = (self.span() - 1) / 2;
         // First output whose middle lies at or after a cell.
-        let bound = |cell: usize| {
-            if cell == 0 {
-                0
-            } else if cell == size {
-                outputs
-            } else {
+        extents_by(extents, |cell| match cell {
+            0 => 0,
+            cell if cell == size => outputs,
+            cell => {
                 let reach = (cell + self.padding.low).saturating_sub(middle);
                 reach.div_ceil(self.stride).min(outputs)
             }
-        };
-        let owned = |cells: Range<usize>| {
-            // A part without cells owns nothing.
-            if cells.is_empty() {
-                0
-            } else {
-                bound(cells.end) - bound(cells.start)
-            }
-        };
-        part_ranges(extents).map(owned).collect()
+        })
     }
 }
 

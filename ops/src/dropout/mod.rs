@@ -23,6 +23,7 @@ use halocline_core::{Distribution, Error, IndexBox, LayerKeys, RandomKey, Result
 
 use crate::field::{Field, run};
 use crate::layers::layers;
+use crate::precision::{cast, wider};
 pub use noise::gaussian_noise;
 
 /// Sets elements to zero with the given probability, and divides the others by the probability of
@@ -116,8 +117,11 @@ fn dropped<const D: usize>(
     let cells = IndexBox::new(ranges.collect());
     let mask = key.fill(coin, &shape, &cells);
     let mask = TensorData::new(mask, cells.shape());
-    let mask = Tensor::from_data(mask, (&local.device(), local.dtype())) / stay;
-    Ok(ShardTensor::from_parts(local * mask, layout, mesh))
+    // In half precision, a rounded factor would change the mean.
+    let dtype = local.dtype();
+    let mask = Tensor::<D>::from_data(mask, (&local.device(), wider(dtype))) / stay;
+    let local = cast(cast(local, wider(dtype)) * mask, dtype);
+    Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
 /// Dropout as methods.
@@ -190,6 +194,7 @@ pub(crate) fn training_key(layer: &Dropout, device: &Device) -> Option<(f64, Ran
 #[cfg(test)]
 mod tests {
     use burn::nn::DropoutConfig;
+    use burn::tensor::FloatDType;
 
     use super::*;
     use crate::prelude::*;
@@ -242,6 +247,20 @@ mod tests {
             .apply(&layer)
             .into_data()
             .assert_eq(&x.into_data(), true);
+    }
+
+    /// Rounded to bf16, the factor of 1/0.9 would be smaller by a 640th.
+    #[test]
+    fn the_mean_stays_in_half_precision() {
+        let x = Tensor::<1>::random([10_000], Distribution::Default, &Device::default());
+        let x = x.cast(FloatDType::BF16);
+        let y = x.clone().dropout(0.1, RandomKey::new(3, "x"));
+        let numbers = |values: Tensor<1>| values.into_data().iter::<f64>().collect::<Vec<f64>>();
+        let (x, y) = (numbers(x), numbers(y));
+        let kept = x.iter().zip(&y).filter(|(_, y)| **y > 0.0);
+        let sums = kept.fold([0.0; 2], |[of_x, of_y], (x, y)| [of_x + x, of_y + y]);
+        let factor = 0.9 * sums[1] / sums[0];
+        assert!((factor - 1.0).abs() < 5e-4, "{factor}");
     }
 
     #[test]

@@ -57,9 +57,21 @@ impl TensorFamily for Sharded {
     type Of<const D: usize> = ShardTensor<D>;
 }
 
-/// Tensor of a [`TensorFamily`] with an unspecified number of dims. See [`WithDims`] for an
-/// example.
-pub trait AnyDims: Sized {
+mod sealed {
+    use burn::tensor::Tensor;
+    use halocline_core::ShardTensor;
+
+    /// Private supertrait, so that two types alone implement `AnyDims`. This closes `Field` and
+    /// `TensorFamily`, too, which require `AnyDims`.
+    pub trait Sealed {}
+
+    impl<const D: usize> Sealed for Tensor<D> {}
+    impl<const D: usize> Sealed for ShardTensor<D> {}
+}
+
+/// Tensor of a [`TensorFamily`] with an unspecified number of dims: burn's [`Tensor`] or
+/// [`ShardTensor`]. See [`WithDims`] for an example.
+pub trait AnyDims: sealed::Sealed + Sized {
     /// The family.
     type Family: TensorFamily;
 
@@ -151,7 +163,7 @@ macro_rules! methods {
 
 /// Tensor on one device or on a mesh: the type that model code is written for.
 ///
-/// burn's [`Tensor<D>`] and [`ShardTensor<D>`] implement it and produce the same results. On a
+/// burn's [`Tensor<D>`] and [`ShardTensor<D>`] alone implement it and produce the same results. On a
 /// `Tensor` nothing is communicated and [`resolve`](Field::resolve) is the identity. Each family of
 /// operators adds its methods through its own trait, such as [`ConvField`](crate::conv::ConvField);
 /// the prelude imports all of them.

@@ -11,6 +11,7 @@ use halocline_core::{
 };
 
 use super::filter::rows;
+use crate::driver::place::part_ranges;
 use crate::spectral::whole;
 use crate::sphere::SphereGrid;
 
@@ -158,11 +159,7 @@ impl Reach {
     /// Whether the output rows of every rank reach any input rows.
     pub(super) fn reaches_all(&self, layout: &Layout) -> Result<bool> {
         let rows = self.output_rows(layout)?;
-        let mut start = 0;
-        Ok(rows.iter().all(|count| {
-            start += count;
-            !self.inputs(&(start - count..start)).is_empty()
-        }))
+        Ok(part_ranges(&rows).all(|rows| !self.inputs(&rows).is_empty()))
     }
 
     /// Assembles the cells within reach of the output rows of this rank.

@@ -18,6 +18,7 @@ pub struct Attributes {
 
 /// Attributes of a case, with a record of those its operator read. An attribute that is never read,
 /// or whose value the operator does not know, is an error.
+#[derive(Debug)]
 pub struct Options<'a> {
     attributes: &'a Attributes,
     read: RefCell<BTreeSet<String>>,

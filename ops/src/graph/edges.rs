@@ -9,6 +9,7 @@ use super::part::Part;
 use super::reduce::{Aggregate, reduced};
 use super::softmax::softmax;
 use crate::driver::empty::{fill_all, without_fill};
+use crate::driver::place::extents_by;
 use crate::field::{Field, run};
 use crate::operand::Operand;
 use crate::precision::in_f32;
@@ -115,18 +116,13 @@ impl Graph {
             return Err(Error::operator("Graph", message));
         }
         let held = shard.layout().extents(dim);
-        let place = |cell: usize| self.edges.partition_point(|[_, target]| *target < cell);
-        let mut end = 0;
-        let extents = held.iter().map(|extent| {
-            end += extent;
-            place(end) - place(end - extent)
-        });
+        let before = |cell: usize| self.edges.partition_point(|[_, target]| *target < cell);
         let [sources, targets] = [0, 1]
             .map(|end: usize| CellMap::new(self.edges.iter().map(|edge| edge[end]).collect()));
         Ok(EdgeShards {
             graph: self.clone(),
             dim,
-            extents: extents.collect(),
+            extents: extents_by(held, before),
             held: held.to_vec(),
             sources,
             targets,
@@ -277,16 +273,16 @@ impl EdgeShards {
             );
             return Err(Error::operator(NAME, message));
         }
-        let placements = held.placements().iter().map(|placement| match placement {
-            Shard(dim) if !follows(*dim) => Replicate,
-            other => *other,
+        let placements = held.map_placements(|placement| match placement {
+            Shard(dim) if !follows(dim) => Replicate,
+            other => other,
         });
         let extents = (0..D).map(|dim| match dim {
             _ if dim == self.dim => self.extents.clone(),
             _ if follows(dim) => held.extents(dim).to_vec(),
             _ => vec![shape[dim]],
         });
-        let layout = held.derive(placements.collect(), extents.collect());
+        let layout = held.derive(placements, extents.collect());
         // Detached, since a loss may depend on the features alone.
         let features = features.place_on(&targets.clone().inner())?;
         features.try_redistribute(&layout)

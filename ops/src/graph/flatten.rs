@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use halocline_core::{Error, IndexBox, Layout, Placement, Result, Shard, ShardTensor};
+use halocline_core::{Error, IndexBox, Layout, Result, Shard, ShardTensor};
 
 use crate::reshape;
 
@@ -104,11 +104,10 @@ pub fn flat_layout(layout: &Layout, dims: Range<usize>) -> Layout {
         dim if dim < dims.end => dims.start,
         dim => dim + 1 - dims.len(),
     };
-    let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(dim) => Shard(moved(*dim)),
-        other => *other,
+    let placements = layout.map_placements(|placement| match placement {
+        Shard(dim) => Shard(moved(dim)),
+        other => other,
     });
-    let placements: Vec<Placement> = placements.collect();
     let mut extents = layout.all_extents().to_vec();
     let parts: usize = extents[dims.clone()].iter().map(Vec::len).product();
     extents.splice(dims.clone(), [vec![0; parts]]);

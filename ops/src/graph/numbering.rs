@@ -47,7 +47,7 @@ pub fn healpix_to_file(size: usize, order: HealpixOrder) -> Result<CellMap> {
 
 #[cfg(test)]
 mod tests {
-    use halocline_core::healpix_centers;
+    use halocline_core::{healpix_centers, sphere_point};
 
     use super::super::maps::healpix_cell;
     use super::*;
@@ -66,19 +66,11 @@ mod tests {
                 other[0] < one[0] - 1e-9 || ((other[0] - one[0]).abs() < 1e-9 && other[1] > one[1])
             };
             assert!(in_order.windows(2).all(follows), "{size}");
-            let point = |[latitude, longitude]: [f64; 2]| {
-                let [latitude, longitude] = [latitude, longitude].map(f64::to_radians);
-                [
-                    latitude.cos() * longitude.cos(),
-                    latitude.cos() * longitude.sin(),
-                    latitude.sin(),
-                ]
-            };
             for cell in 0..centres.len() {
                 let (face, y, x) = (cell / size / size, cell / size % size, cell % size);
                 for (x, y) in [(x as isize + 1, y as isize), (x as isize, y as isize - 1)] {
                     let near = healpix_cell(face, x, y, size as isize).unwrap();
-                    let [one, other] = [point(centres[cell]), point(centres[near])];
+                    let [one, other] = [cell, near].map(|cell| sphere_point(centres[cell]));
                     let cosine: f64 = (0..3).map(|dim| one[dim] * other[dim]).sum();
                     // A cell is about `1 / size` radians wide.
                     assert!(

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use halocline_core::{DeviceMesh, ExchangePlan, IndexBox, Layout, Transfer};
 
+use crate::driver::place::part_ranges;
 use crate::kernel::taken::Places;
 
 /// Route of cells to the ranks that take them: picked from a shard, exchanged as boxes, picked from
@@ -29,14 +30,8 @@ impl TakePlan {
     ) -> Self {
         let own = layout.part(dim, mesh.position());
         let owned = |part: usize| layout.part_range(dim, part);
-        let mut start = 0;
-        let lists: Vec<&[usize]> = extents
-            .iter()
-            .map(|extent| {
-                start += extent;
-                &cells[start - extent..start]
-            })
-            .collect();
+        let lists = part_ranges(extents).map(|range| &cells[range]);
+        let lists: Vec<&[usize]> = lists.collect();
         // Each cell travels once, in order of number and hence of owner.
         let wanted: Vec<Vec<usize>> = lists
             .iter()

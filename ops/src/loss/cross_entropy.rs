@@ -175,8 +175,8 @@ fn wide_cells<const D: usize, const E: usize>(
     let (local, layout, mesh) = logits.into_parts();
     let losses = target.layout().clone();
     // Fan placements stay, since their gradients are partial.
-    let placements = layout.placements().iter().copied().map(of_cells);
-    let losses = losses.derive(placements.collect(), losses.all_extents().to_vec());
+    let placements = layout.map_placements(of_cells);
+    let losses = losses.derive(placements, losses.all_extents().to_vec());
     let (held, wide) = (local.dims(), wider(dtype));
     let filled = fill_all(cast(local, wide), &layout, NAME, -highest(wide))?;
     let mut shape = filled.dims();

@@ -7,26 +7,31 @@
 //! All dims may be sharded; as for every loss, the result is partial.
 //!
 //! # Communication
-//! One cell per line along each sharded dim, forward and backward.
+//! One cell per line along each sharded dim, forward and backward; also of weights that vary along
+//! the dim, forward. A mean with weights sums them over all ranks in one small message per dim.
 
-use halocline_core::{Boundary, Error};
+use halocline_core::{Boundary, Error, Result};
 
 use super::fused::penalized;
-use super::{Penalty, Reduction, reduced};
+use super::weighted::{counted, weighted_loss};
+use super::{Penalty, Reduction};
 use crate::field::{Field, WithDims};
-use crate::precision::{cast_shard, narrowed, wider};
 use crate::rearrange::RearrangeField;
+
+const NAME: &str = "differences";
 
 /// Total variation: absolute differences along dims, summed over the dims (L. Rudin et al.,
 /// "Nonlinear total variation based noise removal algorithms", 1992, in its anisotropic form).
 ///
 /// A mean is taken over the differences of each dim before summing over dims. `weights` multiply
-/// the differences; they have the shape of `x`, or size one in dims in which they do not vary. The
-/// weight of cell `i` applies to the difference between `i` and `i + 1`.
+/// the differences, and a mean divides by their sum, as for [`weighted_loss`]; they have the shape
+/// of `x`, or size one in dims in which they do not vary. The weight of cell `i` applies to the
+/// difference between `i` and `i + 1`, which has no effect if one of the two cells has weight zero,
+/// whatever `x` holds there. Weights have no gradient.
 ///
-/// # Panics
-/// Panics for an empty list of dims, a dim that does not exist, another boundary, weights that do
-/// not match, and partial values; [raises](halocline_core::Error::raise) communication failures.
+/// # Errors
+/// Fails for an empty list of dims, a dim that does not exist, another boundary, weights that do not
+/// match, and partial values, and if communication fails.
 ///
 /// # Example
 /// ```
@@ -36,18 +41,18 @@ use crate::rearrange::RearrangeField;
 ///
 /// let x = Tensor::<2>::from([[1.0, 4.0, 2.0]]);
 /// let of = |boundary| {
-///     let loss = total_variation(x.clone(), &[(1, boundary)], None, Reduction::Sum);
-///     loss.into_scalar::<f32>()
+///     let loss = total_variation(x.clone(), &[(1, boundary)], None, Reduction::Sum)?;
+///     Ok::<f32, halocline_core::Error>(loss.into_scalar())
 /// };
-/// assert_eq!((of(Boundary::Replicate), of(Boundary::Periodic)), (5.0, 6.0));
+/// assert_eq!((of(Boundary::Replicate)?, of(Boundary::Periodic)?), (5.0, 6.0));
+/// # Ok::<(), halocline_core::Error>(())
 /// ```
-#[track_caller]
 pub fn total_variation<const D: usize, X: Field<D>>(
     x: X,
     dims: &[(usize, Boundary)],
     weights: Option<X>,
     reduction: Reduction,
-) -> WithDims<X, 1> {
+) -> Result<WithDims<X, 1>> {
     of_differences(x, dims, weights, reduction, Penalty::Absolute)
 }
 
@@ -58,8 +63,8 @@ pub fn total_variation<const D: usize, X: Field<D>>(
 ///
 /// Means and weights are as for [`total_variation`].
 ///
-/// # Panics
-/// Panics where [`total_variation`] does, and if `x` and `target` do not match.
+/// # Errors
+/// Fails where [`total_variation`] does, and if `x` and `target` do not match.
 ///
 /// # Example
 /// ```
@@ -68,80 +73,111 @@ pub fn total_variation<const D: usize, X: Field<D>>(
 /// use halocline_ops::{Reduction, gradient_loss};
 ///
 /// let (x, target) = (Tensor::<1>::from([1.0, 4.0, 2.0]), Tensor::from([0.0, 1.0, 2.0]));
-/// let loss = gradient_loss(x, target, &[(0, Boundary::Replicate)], None, Reduction::Mean);
+/// let loss = gradient_loss(x, target, &[(0, Boundary::Replicate)], None, Reduction::Mean)?;
 /// assert_eq!(loss.into_scalar::<f32>(), (2.0 * 2.0 + 3.0 * 3.0) / 2.0);
+/// # Ok::<(), halocline_core::Error>(())
 /// ```
-#[track_caller]
 pub fn gradient_loss<const D: usize, X: Field<D>>(
     x: X,
     target: X,
     dims: &[(usize, Boundary)],
     weights: Option<X>,
     reduction: Reduction,
-) -> WithDims<X, 1> {
-    of_differences(x - target, dims, weights, reduction, Penalty::Squared)
+) -> Result<WithDims<X, 1>> {
+    let error = Error::catch(|| x - target)?;
+    of_differences(error, dims, weights, reduction, Penalty::Squared)
 }
 
-#[track_caller]
 fn of_differences<const D: usize, X: Field<D>>(
     x: X,
     dims: &[(usize, Boundary)],
     weights: Option<X>,
     reduction: Reduction,
     penalty: Penalty,
-) -> WithDims<X, 1> {
-    let (shape, dtype) = (x.dims(), x.dtype());
-    let wide = |x: X| X::from_shard(cast_shard(x.into_shard(), wider(dtype)));
-    let along = |&(dim, boundary): &(usize, Boundary)| {
+) -> Result<WithDims<X, 1>> {
+    let shape = x.dims();
+    let along = |&(dim, boundary): &(usize, Boundary)| -> Result<WithDims<X, 1>> {
         if !matches!(boundary, Boundary::Periodic | Boundary::Replicate) {
             let message =
                 format!("boundary {boundary:?} of dim {dim}; expected Periodic or Replicate");
-            Error::operator("differences", message).raise();
+            return Err(Error::operator(NAME, message));
         }
         let next = x.clone().shift(dim, -1, boundary);
-        let loss = match &weights {
-            Some(weights) => {
-                let [difference, weights] = [next - x.clone(), weights.clone()].map(wide);
-                let losses = reduced(penalty.of(difference) * weights, reduction);
-                Field::from_shard(narrowed(losses.into_shard(), dtype))
-            }
+        let varies = weights
+            .as_ref()
+            .is_some_and(|weights| weights.dims()[dim] > 1);
+        let loss = match weights.clone() {
             None => penalized(next, x.clone(), penalty, reduction),
+            Some(mut weights) => {
+                if varies {
+                    weights = weights_of_differences(weights, dim, boundary)?;
+                }
+                weighted_loss(next, x.clone(), weights, penalty, reduction)?
+            }
         };
         match reduction {
-            Reduction::Sum => loss,
+            Reduction::Sum => Ok(loss),
             Reduction::Mean => {
-                let (size, last) = (shape[dim], usize::from(boundary == Boundary::Replicate));
-                loss * (size as f64 / size.saturating_sub(last).max(1) as f64)
+                // Weights that vary along the dim are zero after the last difference.
+                let last = usize::from(boundary == Boundary::Replicate && !varies);
+                let size = shape[dim];
+                Ok(loss * (size as f64 / size.saturating_sub(last).max(1) as f64))
             }
         }
     };
-    let sums = dims.iter().map(along);
-    sums.reduce(|sum, term| sum + term)
-        .expect("a dim along which there are differences")
+    Error::catch(|| {
+        let terms = dims.iter().map(along);
+        let sum = terms.reduce(|sum, term| Ok(sum? + term?));
+        sum.unwrap_or_else(|| Err(Error::operator(NAME, "no dims; expected at least one")))
+    })?
+}
+
+/// Returns the weights of the differences along a dim: the weight of the first cell, or zero if a
+/// cell of the pair has weight zero, and after the last cell of a dim that ends.
+fn weights_of_differences<const D: usize, X: Field<D>>(
+    weights: X,
+    dim: usize,
+    boundary: Boundary,
+) -> Result<X> {
+    let mut next = weights.clone().shift(dim, -1, boundary);
+    if boundary == Boundary::Replicate {
+        let mut inside = vec![1.0; weights.dims()[dim]];
+        inside.pop();
+        inside.push(0.0);
+        next = next * weights.profile(dim, &inside);
+    }
+    counted(weights, next)
 }
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{FloatDType, Tensor};
+    use burn::tensor::{FloatDType, Tensor, TensorData};
 
     use super::*;
     use crate::testing::{Operator, check_op};
 
+    const SHAPE: [usize; 3] = [2, 5, 7];
     const DIMS: [(usize, Boundary); 2] = [(1, Boundary::Replicate), (2, Boundary::Periodic)];
 
     struct Losses;
 
     impl Operator<3, 1> for Losses {
         fn apply<X: Field<3>>(&self, inputs: Vec<X>, _: Vec<Tensor<3>>) -> WithDims<X, 1> {
-            let [x, target, weights] = [0, 1, 2].map(|input: usize| inputs[input].clone());
-            let variation = total_variation(x.clone(), &DIMS, None, Reduction::Mean);
-            variation + gradient_loss(x, target, &DIMS, Some(weights.square()), Reduction::Sum)
+            let [x, target] = [0, 1].map(|input: usize| inputs[input].clone());
+            // Zero, one and two.
+            let weights = (0..SHAPE.iter().product()).map(|i: usize| (i * 5 % 7 % 3) as f32);
+            let weights = TensorData::new(weights.collect::<Vec<_>>(), SHAPE);
+            let device = x.clone().into_shard().device();
+            let weights = x.distribute_operand(Tensor::from_data(weights, &device.inner()));
+            let variation = total_variation(x.clone(), &DIMS, None, Reduction::Mean).unwrap();
+            let matching = gradient_loss(x, target, &DIMS, Some(weights), Reduction::Mean);
+            variation + matching.unwrap()
         }
     }
 
     #[test]
     fn differences_cross_shards() {
-        check_op(&Losses, &[[2, 5, 7]; 3], &[], &[0, 1, 2], 1e-5);
+        check_op(&Losses, &[SHAPE; 2], &[], &[0, 1, 2], 1e-5);
     }
 
     #[test]
@@ -152,7 +188,7 @@ mod tests {
         let [zeros, ones] = [x.zeros_like(), x.ones_like()];
         let dims = [(0, Boundary::Replicate)];
         let loss = gradient_loss(x, zeros, &dims, Some(ones), Reduction::Mean);
-        assert!((loss.into_scalar::<f32>() - 900.0).abs() < 2.0);
+        assert!((loss.unwrap().into_scalar::<f32>() - 900.0).abs() < 2.0);
     }
 
     #[test]
@@ -161,20 +197,41 @@ mod tests {
         let weights = x.profile(0, &[1.0, 10.0]);
         let dims = [(1, Boundary::Periodic)];
         let loss = total_variation(x, &dims, Some(weights), Reduction::Sum);
-        assert_eq!(loss.into_scalar::<f32>(), 6.0);
+        assert_eq!(loss.unwrap().into_scalar::<f32>(), 6.0);
     }
 
     #[test]
-    #[should_panic(expected = "boundary Reflect of dim 0; expected Periodic or Replicate")]
-    fn other_boundaries_have_no_differences() {
-        let x = Tensor::<1>::ones([3], &Default::default());
-        total_variation(x, &[(0, Boundary::Reflect)], None, Reduction::Sum);
+    fn cells_of_weight_zero_have_no_effect_and_means_divide_by_the_weights() {
+        let x = Tensor::<1>::from([1.0, f32::NAN, 4.0, 6.0]);
+        let weights = Tensor::from([1.0, 0.0, 2.0, 5.0]);
+        let dims = [(0, Boundary::Replicate)];
+        let loss = total_variation(x, &dims, Some(weights), Reduction::Mean).unwrap();
+        assert_eq!(loss.into_scalar::<f32>(), 2.0);
+    }
+
+    #[test]
+    fn wrong_arguments_are_errors() {
+        let x = || Tensor::<1>::ones([3], &Default::default());
+        let refused = |dims: &[(usize, Boundary)], weights| {
+            let loss = total_variation(x(), dims, weights, Reduction::Sum);
+            loss.unwrap_err().to_string()
+        };
+        let error = refused(&[(0, Boundary::Reflect)], None);
+        assert!(
+            error.contains("boundary Reflect of dim 0; expected Periodic or Replicate"),
+            "{error}"
+        );
+        let error = refused(&[], None);
+        assert!(error.contains("expected at least one"), "{error}");
+        let weights = Tensor::<1>::ones([2], &Default::default());
+        let error = refused(&[(0, Boundary::Periodic)], Some(weights));
+        assert!(error.contains("expected the field's shape"), "{error}");
     }
 
     #[test]
     fn one_cell_has_no_differences() {
         let x = Tensor::<2>::ones([3, 1], &Default::default());
         let loss = total_variation(x, &[(1, Boundary::Replicate)], None, Reduction::Mean);
-        assert_eq!(loss.into_scalar::<f32>(), 0.0);
+        assert_eq!(loss.unwrap().into_scalar::<f32>(), 0.0);
     }
 }

@@ -13,7 +13,7 @@ use crate::field::{Field, WithDims};
 use crate::kernel::flex::{self, with_float};
 use crate::kernel::lanes::{Function, map, sums};
 use crate::kernel::simd::{Element, Isa};
-use crate::precision::{narrowed, wider};
+use crate::precision::{cast_shard, narrowed, wider};
 use crate::reduce::of_all;
 
 /// Number of elements summed in their own precision before sums continue in double precision.
@@ -31,7 +31,11 @@ pub(super) fn penalized<const D: usize, X: Field<D>>(
     let dtype = fields[0].local().dtype();
     match by_kernels(fields, None, penalty, reduction).or_raise() {
         Some(loss) => Field::from_shard(narrowed(loss, dtype)),
-        None => reduced(penalty.of(x - target), reduction),
+        None => {
+            let error = cast_shard((x - target).into_shard(), wider(dtype));
+            let loss = reduced(penalty.of(error), reduction);
+            Field::from_shard(narrowed(loss, dtype))
+        }
     }
 }
 

@@ -190,8 +190,8 @@ pub fn huber_loss<const D: usize, X: Field<D>>(
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn loss_value<X: Field<1>>(loss: &X) -> f64 {
-    let (local, _, _) = loss.clone().into_shard().detach().resolve().into_parts();
-    local.into_scalar()
+    let loss = loss.clone().into_shard().detach().resolve();
+    loss.into_local().into_scalar()
 }
 
 /// Computes gradients by backpropagation from a loss, plain or sharded.
@@ -375,6 +375,16 @@ mod tests {
             Reduction::Mean,
         );
         assert!((loss_value(&loss.unwrap()) - 10.0_f64.ln()).abs() < 1e-3);
+    }
+
+    /// The square of the error overflows f16, and kernels do not sum over a target that is
+    /// broadcast.
+    #[test]
+    fn broadcast_targets_are_compared_in_single_precision() {
+        let options = (&Default::default(), DType::F16);
+        let x = Tensor::<1>::from_data([256.0, 0.0, 0.0, 0.0], options);
+        let loss = mse_loss(x, Tensor::<1>::zeros([1], options), Reduction::Mean);
+        assert_eq!(loss.into_scalar::<f32>(), 16384.0);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::constant;
 use crate::conv::{ConvOptions, conv};
 use crate::driver::Padding;
 use crate::field::{Field, WithDims, run};
-use crate::precision::{cast, cast_shard, wider};
+use crate::precision::{cast, cast_shard, narrowed, wider};
 use crate::rearrange::{cat, narrow, pad};
 use crate::reduce::mean_dims;
 
@@ -121,6 +121,16 @@ pub fn ssim<const D: usize, const N: usize>(
     target: ShardTensor<D>,
     options: &SsimOptions<N>,
 ) -> Result<ShardTensor<D>> {
+    let dtype = x.local().dtype();
+    Ok(cast_shard(wide_ssim(x, target, options)?, dtype))
+}
+
+/// [`ssim`] in at least f32.
+fn wide_ssim<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    target: ShardTensor<D>,
+    options: &SsimOptions<N>,
+) -> Result<ShardTensor<D>> {
     check(&x, &target, options)?;
     let dtype = x.local().dtype();
     let [x, target] = [x, target].map(|field| cast_shard(field, wider(dtype)));
@@ -156,7 +166,7 @@ pub fn ssim<const D: usize, const N: usize>(
     let [mx, mt] = [mx, mt].map(|mean| mean + middle.clone());
     let above = (mx.clone() * mt.clone() * 2.0 + c1) * (covariance * 2.0 + c2);
     let below = (mx.square() + mt.square() + c1) * (vx + vt + c2);
-    Ok(cast_shard(above / below, dtype))
+    Ok(above / below)
 }
 
 /// Mean or sum of `1 − ssim` over all windows. For weights, reduce [`ssim`] itself:
@@ -183,9 +193,11 @@ pub fn ssim_loss<const D: usize, const N: usize, X: Field<D>>(
     options: &SsimOptions<N>,
     reduction: Reduction,
 ) -> WithDims<X, 1> {
-    let target = target.into_shard();
-    let map: X = run(x, |x| ssim(x, target, options));
-    reduced(-map + 1.0, reduction)
+    let (dtype, target) = (x.dtype(), target.into_shard());
+    // One minus the map, which may be close to one, is rounded only as a loss.
+    let map: X = run(x, |x| wide_ssim(x, target, options));
+    let loss = reduced(-map + 1.0, reduction);
+    Field::from_shard(narrowed(loss.into_shard(), dtype))
 }
 
 fn check<const D: usize, const N: usize>(
@@ -294,6 +306,8 @@ fn blurred<const D: usize, const N: usize>(
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::FloatDType;
+
     use super::*;
     use crate::testing::{Operator, check_op, random};
 
@@ -377,6 +391,24 @@ mod tests {
         let narrow = SsimOptions::<1>::new(4.0).with_window([4], 0.001);
         let x = ShardTensor::solo(x);
         assert!(ssim(x.clone(), x, &narrow).is_err());
+    }
+
+    /// In bf16 most of the map would be one.
+    #[test]
+    fn a_small_loss_is_not_lost_in_half_precision() {
+        let field = |scale: f64| {
+            let x = random::<3>([1, 1, 40], "x", 0).inner() * scale;
+            x.cast(FloatDType::BF16)
+        };
+        let options = SsimOptions::<1>::new(4.0);
+        let loss = |x: Tensor<3>, y: Tensor<3>| -> f32 {
+            ssim_loss(x, y, &options, Reduction::Mean).into_scalar()
+        };
+        let (x, y) = (field(1.0), field(1.03));
+        let wide = |x: &Tensor<3>| x.clone().cast(FloatDType::F32);
+        let expected = loss(wide(&x), wide(&y));
+        assert!((1e-4..2e-3).contains(&expected), "{expected}");
+        assert!((loss(x, y) / expected - 1.0).abs() < 0.01);
     }
 
     /// Naive `E[x²] − E[x]²` cancels here.

@@ -27,7 +27,7 @@ use halocline_core::{
 use super::kernel::group::Extents;
 use super::kernel::moments::Moments;
 use super::node::{GroupRun, Norm};
-use super::parameter::{affine, along, factors};
+use super::parameter::{affine, along, both_along, factors};
 use super::require_epsilon;
 use crate::field::{Field, run};
 use crate::golden::{Golden, output, with_dims};
@@ -87,7 +87,7 @@ pub fn batch_norm_train<const D: usize>(
         return by_kernels(x, [weight, bias], epsilon);
     }
     let dtype = x.local().dtype();
-    let parameters = [parameter(&x, weight)?, parameter(&x, bias)?];
+    let parameters = both_along(&x, 1, [weight, bias], NAME)?;
     let others: Vec<usize> = (0..D).filter(|dim| *dim != 1).collect();
     let x = cast_shard(x, wider(dtype));
     let mean = mean_dims(x.clone(), &others)?.resolve();
@@ -154,13 +154,13 @@ fn by_kernels<const D: usize>(
 /// Layout of one value per channel, `[1, channels, 1, ..]`, distributed as the channels of a field
 /// are.
 pub(crate) fn channel_layout(field: &Layout) -> Layout {
-    let placements = field.placements().iter().map(|placement| match placement {
-        Shard(dim) if *dim != 1 => Replicate,
-        other => *other,
+    let placements = field.map_placements(|placement| match placement {
+        Shard(dim) if dim != 1 => Replicate,
+        other => other,
     });
     let mut extents = vec![vec![1]; field.shape().len()];
     extents[1] = field.extents(1).to_vec();
-    field.derive(placements.collect(), extents)
+    field.derive(placements, extents)
 }
 
 /// Normalizes each channel by a given mean and variance. See the [module](self).
@@ -190,7 +190,7 @@ pub fn batch_norm<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     check(&x, epsilon)?;
     let dtype = x.local().dtype();
-    let parameters = [parameter(&x, weight)?, parameter(&x, bias)?];
+    let parameters = both_along(&x, 1, [weight, bias], NAME)?;
     let x = cast_shard(x, wider(dtype));
     let beside = |moments: Operand<1>| -> Result<ShardTensor<D>> {
         // Either element type is accepted: statistics of a field in half precision are f32.
@@ -213,15 +213,6 @@ fn check<const D: usize>(x: &ShardTensor<D>, epsilon: f64) -> Result<()> {
         return Err(Error::operator(NAME, message));
     }
     Ok(())
-}
-
-/// Distributes one value per channel as the channels of a field are.
-fn parameter<const D: usize>(
-    x: &ShardTensor<D>,
-    parameter: Option<Operand<1>>,
-) -> Result<Option<ShardTensor<D>>> {
-    let parameter = parameter.map(|parameter| along(x, 1, parameter, NAME));
-    parameter.transpose()
 }
 
 /// Applies burn's layer to either kind of tensor. In training it updates the running statistics,

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use halocline_core::ops::{all_reduce, fan_out};
 use halocline_core::{Error, Operation, ReduceOp, Result, Shard, ShardTensor, Traffic};
 
-use super::parameter::{affine, along};
+use super::parameter::{affine, both_along};
 use crate::driver::empty::{fill_all, without_fill};
 use crate::kernel::taken::{Places, add, take};
 use crate::operand::Operand;
@@ -16,15 +16,11 @@ use crate::reshape;
 pub(super) fn cut<const D: usize>(
     x: ShardTensor<D>,
     groups: usize,
-    [weight, bias]: [Option<Operand<1>>; 2],
+    parameters: [Option<Operand<1>>; 2],
     epsilon: f64,
     operator: &'static str,
 ) -> Result<ShardTensor<D>> {
-    let parameter = |parameter: Option<Operand<1>>| {
-        let beside = |parameter| along(&x, 1, parameter, operator);
-        parameter.map(beside).transpose()
-    };
-    let parameters = [parameter(weight)?, parameter(bias)?];
+    let parameters = both_along(&x, 1, parameters, operator)?;
     let y = in_f32(x, |x| normalized(x, groups, epsilon, operator))?;
     Ok(affine(y, parameters))
 }

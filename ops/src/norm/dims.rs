@@ -151,11 +151,11 @@ fn over<const D: usize>(
     }
     let first = D - dims;
     let normalized: Vec<usize> = (first..D).collect();
-    let parameter = |parameter: Option<Operand<D>>| {
-        let beside = |parameter| beside(parameter, &x, first, operator);
-        parameter.map(beside).transpose()
-    };
-    let parameters = [parameter(weight)?, parameter(bias)?];
+    let placed = |parameter| beside(parameter, &x, first, operator);
+    let parameters = [
+        weight.map(placed).transpose()?,
+        bias.map(placed).transpose()?,
+    ];
     let y = in_f32(x, |x| normalize(x, &normalized))?;
     Ok(affine(y, parameters))
 }

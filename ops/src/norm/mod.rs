@@ -62,7 +62,7 @@ use grouped::{Grouped, grouped};
 use kernel::group::Extents;
 use kernel::layer::RowNorm;
 use node::Norm;
-use parameter::{affine, along, factors};
+use parameter::{affine, both_along, factors};
 
 /// Normalizes every group of channels of every sample. See the [module](self).
 ///
@@ -362,11 +362,9 @@ fn rows<const D: usize>(
                 run.apply(x, parameters, epsilon, kernels)
             }
             RowNorm::Rms { .. } => {
-                let [weight, _] = parameters;
-                let weight = weight.map(|weight| along(&x, D - 1, weight, operator));
-                let weight = weight.transpose()?;
+                let parameters = both_along(&x, D - 1, parameters, operator)?;
                 let y = in_f32(x, |x| by_root_mean_square(x, &[D - 1], epsilon, operator))?;
-                Ok(affine(y, [weight, None]))
+                Ok(affine(y, parameters))
             }
         };
     }

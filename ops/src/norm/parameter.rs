@@ -21,6 +21,20 @@ pub(super) fn along<const D: usize>(
     distribute_operand(x, parameter)
 }
 
+/// Weight and bias [`along`] a dim, where there are any.
+pub(super) fn both_along<const D: usize>(
+    x: &ShardTensor<D>,
+    dim: usize,
+    [weight, bias]: [Option<Operand<1>>; 2],
+    operator: &'static str,
+) -> Result<[Option<ShardTensor<D>>; 2]> {
+    let placed = |parameter| along(x, dim, parameter, operator);
+    Ok([
+        weight.map(placed).transpose()?,
+        bias.map(placed).transpose()?,
+    ])
+}
+
 /// This rank's parts of weight and bias for kernels, by default ones and zeros.
 pub(super) fn factors<const D: usize>(
     x: &ShardTensor<D>,
@@ -29,25 +43,21 @@ pub(super) fn factors<const D: usize>(
     operator: &'static str,
 ) -> Result<[Tensor<1>; 2]> {
     let held = x.local_dims()[dim];
-    let part = |parameter: Option<Operand<1>>, default: f64| match parameter {
-        None => Ok(Tensor::full(
-            [held],
-            default,
-            (&x.device(), x.local().dtype()),
-        )),
-        Some(parameter) if x.layout().is_sharded(dim) => {
-            require(x, dim, &parameter, operator)?;
-            let held = parameter.place_on(x)?;
-            let place = |sharded| (sharded == dim).then_some(0);
-            let placements = placements_beside(x, &held, place);
-            let extents = vec![x.layout().extents(dim).to_vec()];
-            let layout = x.layout().derive(placements, extents);
-            Ok(part_beside(held.try_redistribute(&layout)?, x, operator))
+    let options = (&x.device(), x.local().dtype());
+    let part = |parameter: Option<Operand<1>>, default: f64| -> Result<Tensor<1>> {
+        let Some(parameter) = parameter else {
+            return Ok(Tensor::full([held], default, options));
+        };
+        require(x, dim, &parameter, operator)?;
+        if !x.layout().is_sharded(dim) {
+            return parameter.replicated_for(x, operator);
         }
-        Some(parameter) => {
-            require(x, dim, &parameter, operator)?;
-            parameter.replicated_for(x, operator)
-        }
+        let held = parameter.place_on(x)?;
+        let place = |sharded| (sharded == dim).then_some(0);
+        let placements = placements_beside(x, &held, place);
+        let extents = vec![x.layout().extents(dim).to_vec()];
+        let layout = x.layout().derive(placements, extents);
+        Ok(part_beside(held.try_redistribute(&layout)?, x, operator))
     };
     Ok([part(weight, 1.0)?, part(bias, 0.0)?])
 }

@@ -6,6 +6,8 @@
 
 mod kernel;
 
+use std::fmt;
+
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{
@@ -77,6 +79,12 @@ impl FusedAdamWConfig {
 pub struct FusedAdamW {
     config: FusedAdamWConfig,
     composed: AdamW,
+}
+
+impl fmt::Debug for FusedAdamW {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FusedAdamW").field(&self.config).finish()
+    }
 }
 
 impl Optimizer for FusedAdamW {

@@ -14,18 +14,21 @@ use halocline_core::{Result, ShardTensor};
 /// # Example
 /// ```
 /// use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
-/// use halocline_ops::rearrange::align;
+/// use halocline_ops::rearrange::align_to;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<2>::ones([6, 3], &mesh, &[Replicate])?;
 ///     let other = ShardTensor::<2>::ones([6, 5], &mesh, &[Shard(0)])?;
-///     assert_eq!(align(x, &other)?.local_dims(), [3, 3]);
+///     assert_eq!(align_to(x, &other)?.local_dims(), [3, 3]);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn align<const D: usize>(x: ShardTensor<D>, other: &ShardTensor<D>) -> Result<ShardTensor<D>> {
+pub fn align_to<const D: usize>(
+    x: ShardTensor<D>,
+    other: &ShardTensor<D>,
+) -> Result<ShardTensor<D>> {
     if x.layout() == other.layout() {
         return Ok(x);
     }

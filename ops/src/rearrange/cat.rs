@@ -15,11 +15,11 @@ use std::ops::Range;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 use burn::tensor::kind::Basic;
-use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, cut, of_boxes};
+use halocline_core::ops::{self, BackwardPass, Operator, Recompute, of_boxes};
 use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
 
-use super::narrow::part_layout;
-use super::shape::unsqueeze;
+use super::narrow::{cells, part_layout};
+use super::shape::unsqueeze_dim;
 use crate::driver::place::{in_place, part_ranges, placed, require_dim};
 use crate::golden::{Golden, output, with_dims};
 
@@ -111,7 +111,7 @@ pub fn stack<const D: usize, const E: usize, K: Basic>(
     parts: Vec<ShardTensor<D, K>>,
     dim: usize,
 ) -> Result<ShardTensor<E, K>> {
-    let parts = parts.into_iter().map(|part| unsqueeze(part, dim));
+    let parts = parts.into_iter().map(|part| unsqueeze_dim(part, dim));
     cat(parts.collect::<Result<_>>()?, dim)
 }
 
@@ -237,11 +237,8 @@ impl Operator for Join {
 
     fn backward(&self, pass: BackwardPass<'_, Vec<usize>>) -> Result<Vec<Option<DispatchTensor>>> {
         let boxes = self.boxes(pass.saved, &pass.cotangent.shape());
-        let part = |cells: IndexBox| match cells.volume() {
-            0 => blank(&pass.cotangent, &cells.shape(), None),
-            _ => cut(&pass.cotangent, &cells),
-        };
-        Ok(boxes.into_iter().map(|cells| Some(part(cells))).collect())
+        let parts = boxes.iter().map(|place| cells(&pass.cotangent, place));
+        Ok(parts.map(Some).collect())
     }
 }
 

@@ -38,7 +38,7 @@ const NAME: &str = "map_chunks";
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
-///     let y = map_chunks(x, 0, 2, |rows| Ok(rows.exp()))?; // rows 0 and 3, then 1, 2 and 4
+///     let y = map_chunks(x, 2, 0, |rows| Ok(rows.exp()))?; // rows 0 and 3, then 1, 2 and 4
 ///     assert_eq!((y.dims(), y.layout().extents(0)), ([5, 3], &[3, 2][..]));
 ///     Ok(())
 /// })?;
@@ -46,8 +46,8 @@ const NAME: &str = "map_chunks";
 /// ```
 pub fn map_chunks<const D: usize, const E: usize>(
     x: ShardTensor<D>,
-    dim: usize,
     count: usize,
+    dim: usize,
     mut block: impl FnMut(ShardTensor<D>) -> Result<ShardTensor<E>>,
 ) -> Result<ShardTensor<E>> {
     require_dim(NAME, &x, dim)?;
@@ -107,7 +107,7 @@ mod tests {
 
     impl Operator<4, 4> for Samples {
         fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
-            inputs.remove(0).map_chunks::<4>(0, self.0, |x| {
+            inputs.remove(0).map_chunks::<4>(self.0, 0, |x| {
                 let window = PoolOptions::new([3, 3])
                     .with_stride([1, 1])
                     .with_padding([Padding::zeros(1, 1); 2]);
@@ -131,7 +131,7 @@ mod tests {
                 let mesh = world.mesh([("lat", ranks)])?;
                 let linear = world.init(|device| LinearConfig::new(3, 3).init(device))?;
                 let x = ShardTensor::<2>::ones([7, 3], &mesh, &[Shard(0)])?;
-                let y = x.map_chunks(0, count, |x| {
+                let y = x.map_chunks(count, 0, |x| {
                     x.recompute(&linear, Halos::Keep, |linear, x| x.apply(linear).tanh())
                 });
                 let gradients = y.sum().resolve().backward();
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn a_block_that_changes_the_dim_is_refused() {
         let x = ShardTensor::solo(Tensor::<2>::ones([4, 3], &Default::default()));
-        let shorter = map_chunks(x.clone(), 0, 2, |x| crate::rearrange::narrow(x, 0, 0, 1));
+        let shorter = map_chunks(x.clone(), 2, 0, |x| crate::rearrange::narrow(x, 0, 0, 1));
         let error = shorter.unwrap_err().to_string();
         assert!(error.contains("map_chunks: dim 0 of [2, 3]"), "{error}");
         let none = map_chunks(x, 0, 0, Ok::<ShardTensor<2>, _>).unwrap_err();

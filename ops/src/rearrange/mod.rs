@@ -1,9 +1,9 @@
 //! Operators that rearrange cells: concatenation, slicing, padding, indexing, flip, roll,
 //! permutation and reshaping of dims, and alignment to the shards of another tensor.
 //!
-//! Most functions also take sharded integers and booleans: `cat`, `stack`, `narrow`, `slice`,
-//! `select`, `index_select`, `gather`, `pad`, `shift`, `roll`, `flip`, `repeat`, `permute`, and the
-//! changes of shape. The methods of fields take floats.
+//! Most functions also take sharded integers and booleans: `cat`, `stack`, `narrow`,
+//! `slice_dim`, `select_dim`, `index_select`, `gather`, `pad`, `shift`, `roll`, `flip`,
+//! `repeat_all`, `permute`, and the changes of shape. The methods of fields take floats.
 
 mod align;
 pub mod cat;
@@ -33,7 +33,7 @@ mod split;
 mod tests;
 pub mod triangle;
 
-pub use align::align;
+pub use align::align_to;
 pub(crate) use cat::joined;
 pub use cat::{cat, stack};
 pub use distribute_operand::distribute_operand;
@@ -51,12 +51,12 @@ pub use pixel::{pixel_shuffle, pixel_unshuffle};
 pub use poles::pad_poles;
 pub use profile::profile;
 pub use rearrange_field::RearrangeField;
-pub use repeat::repeat;
+pub use repeat::repeat_all;
 pub use roll::roll;
-pub use select::{index_select, select};
-pub use shape::{expand, reshape, squeeze, unsqueeze};
+pub use select::{index_select, select_dim};
+pub use shape::{expand, reshape, squeeze_dim, unsqueeze_dim};
 pub use shape_field::ShapeField;
 pub use shift::shift;
-pub use slice::slice;
-pub use split::{chunk, split};
+pub use slice::slice_dim;
+pub use split::{chunk, split_with_sizes};
 pub use triangle::{tril, triu};

@@ -43,12 +43,12 @@ pub fn permute<const D: usize, K: Basic>(
         return Err(Error::operator("permute", message));
     }
     let (local, layout, mesh) = x.into_parts();
-    let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(dim) => Shard(place(*dim).expect("checked above")),
-        other => *other,
+    let placements = layout.map_placements(|placement| match placement {
+        Shard(dim) => Shard(place(dim).expect("checked above")),
+        other => other,
     });
     let extents = axes.map(|dim| layout.extents(dim).to_vec()).to_vec();
-    let layout = layout.derive(placements.collect(), extents);
+    let layout = layout.derive(placements, extents);
     let local = match K::KIND {
         Kind::Float => {
             let order = Order(axes.to_vec());

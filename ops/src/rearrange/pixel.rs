@@ -18,6 +18,7 @@ use halocline_core::{Error, Result, ShardTensor};
 
 use super::flatten::{flatten, unflatten};
 use super::permute::permute;
+use crate::driver::place::extents_by;
 use crate::field::{Field, run};
 use crate::golden::{Golden, output, with_dims};
 use crate::layer::Layer;
@@ -115,21 +116,13 @@ fn in_blocks<const D: usize>(
             );
             return Err(Error::operator(operator, message));
         }
-        let (mut end, mut given) = (0, 0);
-        for extent in &mut extents[dim] {
-            end += *extent;
-            // A block belongs to the rank that holds its middle.
-            let blocks = ((end + block / 2) / block).min(size / block) * block;
-            *extent = blocks - given;
-            given = blocks;
-        }
+        // A block belongs to the rank that holds its middle.
+        extents[dim] = extents_by(&extents[dim], |cell| {
+            ((cell + block / 2) / block).min(size / block) * block
+        });
     }
     let layout = x.layout().derive(x.placements().to_vec(), extents);
-    if layout == *x.layout() {
-        Ok(x)
-    } else {
-        x.try_redistribute(&layout)
-    }
+    x.try_redistribute(&layout)
 }
 
 macro_rules! layer {

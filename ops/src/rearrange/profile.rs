@@ -40,12 +40,12 @@ pub fn profile<const D: usize>(
         TensorData::new(values[cells].to_vec(), shape),
         (&x.device().inner(), x.local().dtype()),
     );
-    let placements = x.placements().iter().map(|placement| match placement {
-        Shard(sharded) if *sharded == dim => *placement,
+    let placements = x.layout().map_placements(|placement| match placement {
+        Shard(sharded) if sharded == dim => placement,
         _ => Replicate,
     });
     let mut extents = vec![vec![1]; D];
     extents[dim] = x.layout().extents(dim).to_vec();
-    let layout = x.layout().derive(placements.collect(), extents);
+    let layout = x.layout().derive(placements, extents);
     Ok(ShardTensor::from_parts(local, layout, x.mesh().clone()))
 }

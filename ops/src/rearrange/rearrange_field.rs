@@ -6,9 +6,9 @@ use burn::tensor::Int;
 use halocline_core::{Boundary, OrRaise, ShardTensor};
 
 use super::{
-    align, cat, distribute_operand, flatten, flip, gather, index_select, map_chunks, narrow, pad,
-    pad_fold, pad_poles, permute, pixel_shuffle, pixel_unshuffle, profile, repeat, roll, scatter,
-    scatter_add, shift, slice, tril, triu, unflatten,
+    align_to, cat, distribute_operand, flatten, flip, gather, index_select, map_chunks, narrow,
+    pad, pad_fold, pad_poles, permute, pixel_shuffle, pixel_unshuffle, profile, repeat_all, roll,
+    scatter, scatter_add, shift, slice_dim, tril, triu, unflatten,
 };
 use crate::driver::Padding;
 use crate::field::{Field, WithDims, run};
@@ -18,10 +18,10 @@ use crate::operand::Operand;
 /// Rearrangements as methods.
 pub trait RearrangeField<const D: usize>: Field<D> {
     /// Redistributes to the shards of another tensor, which may have other sizes in its whole dims.
-    /// See [`align`](fn@align).
+    /// See [`align_to`](fn@align_to).
     ///
     /// # Panics
-    /// Panics where [`align`](fn@align) returns an error.
+    /// Panics where [`align_to`](fn@align_to) returns an error.
     ///
     /// # Example
     /// ```
@@ -36,7 +36,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     #[track_caller]
     fn align_to(self, other: &Self) -> Self {
         let other = other.clone().into_shard();
-        run(self, |x| align(x, &other))
+        run(self, |x| align_to(x, &other))
     }
 
     /// Concatenates tensors along a dim. See [`cat`](fn@cat).
@@ -210,19 +210,19 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// use halocline_ops::RearrangeField;
     ///
     /// let x = Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]);
-    /// let y = x.map_chunks(0, 2, |samples| samples.exp().log());
+    /// let y = x.map_chunks(2, 0, |samples| samples.exp().log());
     /// assert_eq!(y.dims(), [3, 2]);
     /// ```
     #[must_use]
     #[track_caller]
     fn map_chunks<const E: usize>(
         self,
-        dim: usize,
         count: usize,
+        dim: usize,
         block: impl Fn(Self) -> WithDims<Self, E>,
     ) -> WithDims<Self, E> {
         let block = |x| Ok(Field::into_shard(block(Self::from_shard(x))));
-        run(self, |x| map_chunks(x, dim, count, block))
+        run(self, |x| map_chunks(x, count, dim, block))
     }
 
     /// Takes `length` cells of a dim, from `start` on; nothing is sent.
@@ -287,10 +287,10 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| pad_fold(x, width, fold, odd))
     }
 
-    /// Takes every `step`-th cell of a range of a dim; nothing is sent. See [`slice`](fn@slice).
+    /// Takes every `step`-th cell of a range of a dim. See [`slice_dim`](fn@slice_dim).
     ///
     /// # Panics
-    /// Panics where [`slice`](fn@slice) returns an error.
+    /// Panics where [`slice_dim`](fn@slice_dim) returns an error.
     ///
     /// # Example
     /// ```
@@ -303,7 +303,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn slice_dim(self, dim: usize, range: Range<usize>, step: usize) -> Self {
-        run(self, |x| slice(x, dim, range, step))
+        run(self, |x| slice_dim(x, dim, range, step))
     }
 
     /// Takes the cells of a dim at these indices, in order. See [`index_select`](fn@index_select).
@@ -380,10 +380,10 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| scatter(x, dim, index, values.into_shard()))
     }
 
-    /// Repeats the field `times[dim]` times along each dim. See [`repeat`](fn@repeat).
+    /// Repeats the field `times[dim]` times along each dim. See [`repeat_all`](fn@repeat_all).
     ///
     /// # Panics
-    /// Panics where [`repeat`](fn@repeat) returns an error.
+    /// Panics where [`repeat_all`](fn@repeat_all) returns an error.
     ///
     /// # Example
     /// ```
@@ -396,7 +396,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn repeat_all(self, times: [usize; D]) -> Self {
-        run(self, |x| repeat(x, times))
+        run(self, |x| repeat_all(x, times))
     }
 
     /// Keeps the cells on and below a diagonal of the last two dims. See [`tril`](fn@tril).

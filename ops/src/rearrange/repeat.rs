@@ -30,18 +30,18 @@ use crate::{reshape, with_floats};
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_core::ShardTensor;
-/// use halocline_ops::rearrange::repeat;
+/// use halocline_ops::rearrange::repeat_all;
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::from([1.0, 2.0]));
-/// let y = repeat(x, [2])?;
+/// let y = repeat_all(x, [2])?;
 /// y.local().to_data().assert_eq(&[1.0_f32, 2.0, 1.0, 2.0].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn repeat<const D: usize, K: Basic>(
+pub fn repeat_all<const D: usize, K: Basic>(
     x: ShardTensor<D, K>,
     times: [usize; D],
 ) -> Result<ShardTensor<D, K>> {
-    const NAME: &str = "repeat";
+    const NAME: &str = "repeat_all";
     let counts = x.dims().into_iter().zip(times);
     let mut counts = counts.map(|(size, times)| size.checked_mul(times));
     let beyond = |cells: Option<usize>| cells.is_none_or(|cells| cells > isize::MAX as usize);
@@ -54,10 +54,9 @@ pub fn repeat<const D: usize, K: Basic>(
         return Err(Error::operator(NAME, message));
     }
     x.require_resolved(NAME)?;
-    let is_sharded: [bool; D] = std::array::from_fn(|dim| x.layout().is_sharded(dim));
-    let copies = |wanted: bool| {
+    let copies = |sharded: bool| {
         std::array::from_fn::<usize, D, _>(|dim| {
-            if is_sharded[dim] == wanted {
+            if x.layout().is_sharded(dim) == sharded {
                 times[dim]
             } else {
                 1
@@ -108,7 +107,7 @@ pub fn repeat<const D: usize, K: Basic>(
 /// Registry entry of repeat.
 pub(super) const GOLDEN: Golden = Golden::new("repeat", |case| {
     with_dims!(case.dims(), D => {
-        output(repeat(case.input::<D>(0)?, case.attributes.array("repeats", 1)))
+        output(repeat_all(case.input::<D>(0)?, case.attributes.array("repeats", 1)))
     })
 })
 .with_method("repeat_all")
@@ -127,7 +126,7 @@ mod tests {
     fn no_copies_and_too_many_are_refused() {
         for times in [0, usize::MAX] {
             let x = ShardTensor::solo(Tensor::<1>::ones([3], &Default::default()));
-            let error = repeat(x, [times]).unwrap_err().to_string();
+            let error = repeat_all(x, [times]).unwrap_err().to_string();
             assert!(error.contains("copies of [3]"), "{error}");
         }
     }

@@ -1,24 +1,24 @@
 //! Selection of one cell of a dim, or of several in any order.
 //!
-//! `select` returns `x[.., index, ..]` without the dim; `index_select` returns
+//! `select_dim` returns `x[.., index, ..]` without the dim; `index_select` returns
 //! `y[.., i, ..] = x[.., indices[i], ..]`. Semantics follow PyTorch.
 //!
 //! # Placement
-//! All dims may be sharded. `select` along a sharded dim returns a partial sum, of booleans a
+//! All dims may be sharded. `select_dim` along a sharded dim returns a partial sum, of booleans a
 //! partial maximum: the cells on the rank that holds them, and zeros on the others. `index_select`
 //! along a sharded dim returns a dim that is sharded as evenly as possible; values must be
 //! resolved.
 //!
 //! # Communication
-//! `select` sends nothing. `index_select` along a sharded dim sends the cells that move to another
-//! rank.
+//! `select_dim` sends nothing. `index_select` along a sharded dim sends the cells that move to
+//! another rank.
 //!
 //! # Adjoint
 //! The cotangents of all copies of a cell are added.
 
 use burn::tensor::kind::{Basic, Kind};
 use burn::tensor::{Int, Tensor, TensorData};
-use halocline_core::{Error, Layout, Partial, ReduceOp, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{Error, Layout, Partial, ReduceOp, Result, Shard, ShardTensor};
 
 use super::narrow::narrow;
 use crate::driver::empty::{fill, fill_all, without_fill};
@@ -37,12 +37,12 @@ use crate::{as_integers, with_floats};
 /// # Example
 /// ```
 /// use halocline_core::{Launcher, Partial, ReduceOp, Shard, ShardTensor};
-/// use halocline_ops::rearrange::select;
+/// use halocline_ops::rearrange::select_dim;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<2>::full([5, 3], 7.0, &mesh, &[Shard(0)])?;
-///     let row: ShardTensor<1> = select(x, 0, 4)?; // nothing is sent
+///     let row: ShardTensor<1> = select_dim(x, 0, 4)?; // nothing is sent
 ///     assert_eq!(row.placements(), [Partial(ReduceOp::Sum)]);
 ///     let row = row.resolve().to_local();
 ///     row.into_data().assert_eq(&[7.0_f32; 3].into(), true);
@@ -50,12 +50,12 @@ use crate::{as_integers, with_floats};
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn select<const D: usize, const E: usize, K: Basic>(
+pub fn select_dim<const D: usize, const E: usize, K: Basic>(
     x: ShardTensor<D, K>,
     dim: usize,
     index: usize,
 ) -> Result<ShardTensor<E, K>> {
-    const NAME: &str = "select";
+    const NAME: &str = "select_dim";
     require_dim(NAME, &x, dim)?;
     if index >= x.dims()[dim] || E + 1 != D {
         let message = format!(
@@ -94,13 +94,13 @@ fn term<const D: usize, K: Basic>(
         Kind::Float | Kind::Int => ReduceOp::Sum,
         Kind::Bool => ReduceOp::Max,
     };
-    let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(held) if *held == dim => Partial(op),
-        other => *other,
+    let placements = layout.map_placements(|placement| match placement {
+        Shard(held) if held == dim => Partial(op),
+        other => other,
     });
     let mut extents = layout.all_extents().to_vec();
     extents[dim] = vec![1];
-    let layout = layout.derive(placements.collect(), extents);
+    let layout = layout.derive(placements, extents);
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
@@ -140,7 +140,10 @@ pub fn index_select<const D: usize, K: Basic>(
     if indices.is_empty() {
         return Err(Error::operator(NAME, "no indices"));
     }
-    let extents = even(&x, dim, indices.len())?;
+    let mut shape = x.dims();
+    shape[dim] = indices.len();
+    let even = Layout::new(x.layout().mesh(), &shape, x.placements())?;
+    let extents = even.extents(dim).to_vec();
     let output = x.layout().resized(dim, extents.clone());
     if !x.layout().is_sharded(dim) {
         let (local, from, mesh) = x.into_parts();
@@ -181,21 +184,6 @@ fn cells_at<const D: usize, K: Basic>(
     as_integers(local, |local| local.select(dim, places))
 }
 
-/// Even extents of a dim of `size` cells over the axes that shard `dim` of `x`.
-fn even<const D: usize, K: Basic>(
-    x: &ShardTensor<D, K>,
-    dim: usize,
-    size: usize,
-) -> Result<Vec<usize>> {
-    let placements = x.placements().iter().map(|placement| match placement {
-        Shard(held) if *held == dim => Shard(0),
-        _ => Replicate,
-    });
-    let placements: Vec<_> = placements.collect();
-    let layout = Layout::new(x.layout().mesh(), &[size], &placements)?;
-    Ok(layout.extents(0).to_vec())
-}
-
 /// Registry entries of selection.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("select", |case| {
@@ -204,7 +192,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
             let dim = case.attributes.dim("dim", D);
             let size = x.dims().get(dim).copied().unwrap_or(0);
             let index = case.attributes.place("index", size);
-            output(select::<D, { if D > 1 { D - 1 } else { 1 } }, _>(x, dim, index))
+            output(select_dim::<D, { if D > 1 { D - 1 } else { 1 } }, _>(x, dim, index))
         })
     })
     .with_method("select_dim")
@@ -277,7 +265,7 @@ mod tests {
         let x = ShardTensor::solo(Tensor::<2>::ones([3, 4], &Default::default()));
         let error = index_select(x.clone(), 1, &[0, 4]).unwrap_err().to_string();
         assert!(error.contains("cell 4 of dim 1 of [3, 4]"), "{error}");
-        let error = select::<2, 1, _>(x, 2, 0).unwrap_err().to_string();
+        let error = select_dim::<2, 1, _>(x, 2, 0).unwrap_err().to_string();
         assert!(error.contains("dim 2 of [3, 4]"), "{error}");
     }
 }

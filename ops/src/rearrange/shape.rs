@@ -14,7 +14,7 @@ use std::ops::Range;
 use burn::tensor::kind::Basic;
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::select::select;
+use super::select::select_dim;
 use crate::driver::empty::{fill_all, without_fill};
 use crate::driver::place::{renumbered, require_dim};
 use crate::golden::{Dims, Golden, array, output, with_dims};
@@ -28,18 +28,18 @@ use crate::golden::{Dims, Golden, array, output, with_dims};
 /// # Example
 /// ```
 /// use halocline_core::{Launcher, Shard, ShardTensor};
-/// use halocline_ops::rearrange::unsqueeze;
+/// use halocline_ops::rearrange::unsqueeze_dim;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
-///     let y: ShardTensor<3> = unsqueeze(x, 0)?;
+///     let y: ShardTensor<3> = unsqueeze_dim(x, 0)?;
 ///     assert_eq!((y.dims(), y.placements()), ([1, 5, 3], &[Shard(1)][..]));
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn unsqueeze<const D: usize, const E: usize, K: Basic>(
+pub fn unsqueeze_dim<const D: usize, const E: usize, K: Basic>(
     x: ShardTensor<D, K>,
     dim: usize,
 ) -> Result<ShardTensor<E, K>> {
@@ -48,7 +48,7 @@ pub fn unsqueeze<const D: usize, const E: usize, K: Basic>(
             "a new dim {dim} of {:?}, for a result of {E} dims",
             x.dims()
         );
-        return Err(Error::operator("unsqueeze", message));
+        return Err(Error::operator("unsqueeze_dim", message));
     }
     let mut extents = x.layout().all_extents().to_vec();
     extents.insert(dim, vec![1]);
@@ -58,7 +58,7 @@ pub fn unsqueeze<const D: usize, const E: usize, K: Basic>(
 }
 
 /// Removes a dim of one cell. The result has `E` dims, one fewer than `x`; if the dim is sharded,
-/// it is partial, like that of [`select`].
+/// it is partial, like that of [`select_dim`].
 ///
 /// # Errors
 /// A dim that does not exist or has another number of cells; another number of dims; partial values
@@ -68,23 +68,23 @@ pub fn unsqueeze<const D: usize, const E: usize, K: Basic>(
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_core::ShardTensor;
-/// use halocline_ops::rearrange::squeeze;
+/// use halocline_ops::rearrange::squeeze_dim;
 ///
 /// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0]]));
-/// let y: ShardTensor<1> = squeeze(x, 0)?;
+/// let y: ShardTensor<1> = squeeze_dim(x, 0)?;
 /// y.local().to_data().assert_eq(&[1.0_f32, 2.0].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn squeeze<const D: usize, const E: usize, K: Basic>(
+pub fn squeeze_dim<const D: usize, const E: usize, K: Basic>(
     x: ShardTensor<D, K>,
     dim: usize,
 ) -> Result<ShardTensor<E, K>> {
-    require_dim("squeeze", &x, dim)?;
+    require_dim("squeeze_dim", &x, dim)?;
     if x.dims()[dim] != 1 {
         let message = format!("dim {dim} of {:?}; expected one of one cell", x.dims());
-        return Err(Error::operator("squeeze", message));
+        return Err(Error::operator("squeeze_dim", message));
     }
-    select(x, dim, 0)
+    select_dim(x, dim, 0)
 }
 
 /// Reshapes the tensor, in row-major order. The result has `E` dims.
@@ -232,14 +232,14 @@ pub(super) const GOLDEN: [Golden; 4] = [
     Golden::new("unsqueeze", |case| {
         let dim = case.attributes.dim("dim", case.dims() + 1);
         with_dims!(case.dims(), D => {
-            output(unsqueeze::<D, { D + 1 }, _>(case.input::<D>(0)?, dim))
+            output(unsqueeze_dim::<D, { D + 1 }, _>(case.input::<D>(0)?, dim))
         })
     })
     .with_method("unsqueeze_dim"),
     Golden::new("squeeze", |case| {
         let dim = case.attributes.dim("dim", case.dims());
         with_dims!(case.dims(), D => {
-            output(squeeze::<D, { if D > 1 { D - 1 } else { 1 } }, _>(case.input::<D>(0)?, dim))
+            output(squeeze_dim::<D, { if D > 1 { D - 1 } else { 1 } }, _>(case.input::<D>(0)?, dim))
         })
     })
     .with_method("squeeze_dim")

@@ -1,15 +1,17 @@
 //! [`ShapeField`]: changes of shape, as methods.
 
-use super::{chunk, expand, reshape, select, split, squeeze, stack, unsqueeze};
+use super::{
+    chunk, expand, reshape, select_dim, split_with_sizes, squeeze_dim, stack, unsqueeze_dim,
+};
 use crate::field::{Field, WithDims, run};
 use halocline_core::OrRaise;
 
 /// Changes of shape, stacking and splitting, as methods.
 pub trait ShapeField<const D: usize>: Field<D> {
-    /// Inserts a dim of one cell. See [`unsqueeze`](fn@unsqueeze).
+    /// Inserts a dim of one cell. See [`unsqueeze_dim`](fn@unsqueeze_dim).
     ///
     /// # Panics
-    /// Panics where [`unsqueeze`](fn@unsqueeze) returns an error.
+    /// Panics where [`unsqueeze_dim`](fn@unsqueeze_dim) returns an error.
     ///
     /// # Example
     /// ```
@@ -22,13 +24,13 @@ pub trait ShapeField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn unsqueeze_dim<const E: usize>(self, dim: usize) -> WithDims<Self, E> {
-        run(self, |x| unsqueeze::<D, E, _>(x, dim))
+        run(self, |x| unsqueeze_dim::<D, E, _>(x, dim))
     }
 
-    /// Removes a dim of one cell. See [`squeeze`](fn@squeeze).
+    /// Removes a dim of one cell. See [`squeeze_dim`](fn@squeeze_dim).
     ///
     /// # Panics
-    /// Panics where [`squeeze`](fn@squeeze) returns an error.
+    /// Panics where [`squeeze_dim`](fn@squeeze_dim) returns an error.
     ///
     /// # Example
     /// ```
@@ -41,13 +43,13 @@ pub trait ShapeField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn squeeze_dim<const E: usize>(self, dim: usize) -> WithDims<Self, E> {
-        run(self, |x| squeeze::<D, E, _>(x, dim))
+        run(self, |x| squeeze_dim::<D, E, _>(x, dim))
     }
 
-    /// Selects one index along a dim and removes the dim. See [`select`](fn@select).
+    /// Selects one index along a dim and removes the dim. See [`select_dim`](fn@select_dim).
     ///
     /// # Panics
-    /// Panics where [`select`](fn@select) returns an error.
+    /// Panics where [`select_dim`](fn@select_dim) returns an error.
     ///
     /// # Example
     /// ```
@@ -60,7 +62,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     #[must_use]
     #[track_caller]
     fn select_dim<const E: usize>(self, dim: usize, index: usize) -> WithDims<Self, E> {
-        run(self, |x| select::<D, E, _>(x, dim, index))
+        run(self, |x| select_dim::<D, E, _>(x, dim, index))
     }
 
     /// Reshapes the tensor. See [`reshape`](fn@reshape).
@@ -122,10 +124,10 @@ pub trait ShapeField<const D: usize>: Field<D> {
         Field::from_shard(stack::<D, E, _>(tensors, dim).or_raise())
     }
 
-    /// Splits a dim into parts of these sizes. See [`split`](fn@split).
+    /// Splits a dim into parts of these sizes. See [`split_with_sizes`](fn@split_with_sizes).
     ///
     /// # Panics
-    /// Panics where [`split`](fn@split) returns an error.
+    /// Panics where [`split_with_sizes`](fn@split_with_sizes) returns an error.
     ///
     /// # Example
     /// ```
@@ -137,7 +139,7 @@ pub trait ShapeField<const D: usize>: Field<D> {
     /// ```
     #[track_caller]
     fn split_with_sizes(self, sizes: &[usize], dim: usize) -> Vec<Self> {
-        let parts = split(self.into_shard(), sizes, dim).or_raise();
+        let parts = split_with_sizes(self.into_shard(), sizes, dim).or_raise();
         parts.into_iter().map(Self::from_shard).collect()
     }
 

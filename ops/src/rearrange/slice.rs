@@ -18,14 +18,14 @@ use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank};
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::narrow::narrow;
-use crate::driver::place::{part_ranges, require_dim};
+use crate::driver::place::{extents_by, require_dim};
 use crate::driver::strides::row_major;
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::Lines;
 
-const NAME: &str = "slice";
+const NAME: &str = "slice_dim";
 
 /// Takes every `step`-th cell of a range of a dim.
 ///
@@ -35,18 +35,18 @@ const NAME: &str = "slice";
 /// # Example
 /// ```
 /// use halocline_core::{Launcher, Shard, ShardTensor};
-/// use halocline_ops::rearrange::slice;
+/// use halocline_ops::rearrange::slice_dim;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<1>::ones([7], &mesh, &[Shard(0)])?; // cells 0 to 3 and 4 to 6
-///     let y = slice(x, 0, 1..7, 2)?; // cells 1, 3 and 5
+///     let y = slice_dim(x, 0, 1..7, 2)?; // cells 1, 3 and 5
 ///     assert_eq!(y.layout().extents(0), [2, 1]);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn slice<const D: usize, K: Basic>(
+pub fn slice_dim<const D: usize, K: Basic>(
     x: ShardTensor<D, K>,
     dim: usize,
     range: Range<usize>,
@@ -65,14 +65,8 @@ pub fn slice<const D: usize, K: Basic>(
     }
     let (local, layout, mesh) = x.into_parts();
     // Number of cells of the slice before a cell of the dim.
-    let before = |cell: usize| {
-        cell.clamp(range.start, range.end)
-            .abs_diff(range.start)
-            .div_ceil(step)
-    };
-    let parts = part_ranges(layout.extents(dim));
-    let extents = parts.map(|cells| before(cells.end) - before(cells.start));
-    let output = layout.resized(dim, extents.collect());
+    let before = |cell: usize| (cell.clamp(range.start, range.end) - range.start).div_ceil(step);
+    let output = layout.resized(dim, extents_by(layout.extents(dim), before));
     let cells = layout.local_box(mesh.position()).ranges()[dim].clone();
     let cut = Strided {
         dim,
@@ -187,7 +181,7 @@ pub(super) const GOLDEN: Golden = Golden::new("slice", |case| {
         let size = x.dims().get(dim).copied().unwrap_or(0);
         let bound = |key, default| attributes.bound_or(key, size, default);
         let cells = bound("start", 0)..bound("end", size);
-        output(slice(x, dim, cells, attributes.array_or::<1>("step", [1])[0]))
+        output(slice_dim(x, dim, cells, attributes.array_or::<1>("step", [1])[0]))
     })
 })
 .with_method("slice_dim")
@@ -215,7 +209,7 @@ mod tests {
     #[test]
     fn misuse_is_told() {
         let x = ShardTensor::solo(Tensor::<2>::ones([3, 4], &Default::default()));
-        let error = slice(x, 1, 1..5, 2).unwrap_err().to_string();
+        let error = slice_dim(x, 1, 1..5, 2).unwrap_err().to_string();
         assert!(
             error.contains("1..5 in steps of 2 of dim 1 of [3, 4]"),
             "{error}"

@@ -3,7 +3,7 @@
 //! # Placement
 //! As for [`narrow`](fn@super::narrow): all dims may be sharded, ranks keep their cells, and
 //! nothing is sent. A part of a sharded dim stays on the ranks that held its cells;
-//! [`align`](super::align) and `redistribute` move it to others.
+//! [`align_to`](super::align_to) and `redistribute` move it to others.
 //!
 //! # Adjoint
 //! The concatenated cotangents of the parts, with zeros for parts that the loss does not depend on.
@@ -31,22 +31,22 @@ use crate::golden::{Golden, Output, output, with_dims};
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_core::ShardTensor;
-/// use halocline_ops::rearrange::split;
+/// use halocline_ops::rearrange::split_with_sizes;
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::from([1.0, 2.0, 3.0]));
-/// let parts = split(x, &[1, 2], 0)?;
+/// let parts = split_with_sizes(x, &[1, 2], 0)?;
 /// parts[1].local().to_data().assert_eq(&[2.0_f32, 3.0].into(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn split<const D: usize>(
+pub fn split_with_sizes<const D: usize>(
     x: ShardTensor<D>,
     sizes: &[usize],
     dim: usize,
 ) -> Result<Vec<ShardTensor<D>>> {
-    require_dim("split", &x, dim)?;
+    require_dim("split_with_sizes", &x, dim)?;
     if sizes.contains(&0) || sizes.iter().sum::<usize>() != x.dims()[dim] {
         let message = format!("parts of {sizes:?} of dim {dim} of {:?}", x.dims());
-        return Err(Error::operator("split", message));
+        return Err(Error::operator("split_with_sizes", message));
     }
     if sizes.len() == 1 {
         return Ok(vec![x]);
@@ -190,16 +190,16 @@ pub fn chunk<const D: usize>(
     let most = size.div_ceil(count);
     let starts = (0..size).step_by(most);
     let sizes: Vec<usize> = starts.map(|start| most.min(size - start)).collect();
-    split(x, &sizes, dim)
+    split_with_sizes(x, &sizes, dim)
 }
 
-/// Registry entries of split and chunk; the parts are joined again in reverse order.
+/// Registry entries of `split_with_sizes` and `chunk`; the parts are joined again in reverse order.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("split", |case| {
         let sizes = case.attributes.list("sizes");
         let dim = case.attributes.place_or("dim", case.dims(), 0);
         with_dims!(case.dims(), D => {
-            joined(split(case.input::<D>(0)?, &sizes, dim)?, dim)
+            joined(split_with_sizes(case.input::<D>(0)?, &sizes, dim)?, dim)
         })
     })
     .with_method("split_with_sizes"),

@@ -41,7 +41,7 @@ fn resampling_joining_and_profiles() {
 fn rearranged<K: Basic>(x: ShardTensor<2, K>) -> Result<Vec<Vec<i64>>> {
     let places = Tensor::<2, Int>::from_ints([[0, 2, 1]; 5], &x.device());
     let index = ShardTensor::distribute(places, x.mesh(), x.layout())?;
-    let row: ShardTensor<1, K> = select(x.clone(), 0, 3)?;
+    let row: ShardTensor<1, K> = select_dim(x.clone(), 0, 3)?;
     let lines = [flatten::<2, 1, K>(x.clone(), 0, 1)?, row.resolve()];
     let fields = [
         flip(x.clone(), &[0, 1])?,
@@ -50,11 +50,11 @@ fn rearranged<K: Basic>(x: ShardTensor<2, K>) -> Result<Vec<Vec<i64>>> {
         pad(x.clone(), &[(0, Padding::zeros(1, 2))], 1.0)?,
         permute(x.clone(), [1, 0])?,
         narrow(x.clone(), 0, 1, 1)?,
-        slice(x.clone(), 0, 0..5, 3)?,
-        slice(x.clone(), 1, 0..3, 2)?,
+        slice_dim(x.clone(), 0, 0..5, 3)?,
+        slice_dim(x.clone(), 1, 0..3, 2)?,
         cat(vec![x.clone(), x.clone()], 0)?,
         cat(vec![x.clone(), x.clone()], 1)?,
-        repeat(x.clone(), [2, 2])?,
+        repeat_all(x.clone(), [2, 2])?,
         index_select(x.clone(), 0, &[4, 0, 4, 2])?,
         index_select(x.clone(), 1, &[2, 0])?,
         expand(narrow(x.clone(), 1, 0, 1)?, [5, 4])?,

@@ -28,7 +28,7 @@ use super::product::CumulativeProduct;
 use super::scan::{CarriedSum, CumulativeSum};
 use crate::driver::empty::{fill_all, without_fill};
 use crate::driver::exchange_of;
-use crate::driver::place::require_dims;
+use crate::driver::place::require_dim;
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::flex;
 use crate::kernel::local::LocalOperator;
@@ -125,7 +125,7 @@ fn cumulative<const D: usize>(
     dim: usize,
     scan: &Scan<D>,
 ) -> Result<ShardTensor<D>> {
-    require_dims::<D>(operator, &[dim])?;
+    require_dim(operator, &x, dim)?;
     x.require_resolved(operator)?;
     in_f32(x, |x| {
         let (local, layout, mesh) = x.into_parts();
@@ -288,5 +288,12 @@ mod tests {
         for ranks in 1..4 {
             gradient(ranks).assert_eq(&expected.into(), true);
         }
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = ShardTensor::solo(Tensor::<1>::ones([3], &Default::default()));
+        let error = cumsum(x, 1).unwrap_err().to_string();
+        assert!(error.contains("dim 1 of [3]"), "{error}");
     }
 }

@@ -1,19 +1,20 @@
 //! Indices of extrema, and the largest cells of a dim.
 //!
 //! `argmax` and `argmin` return the global index of the first cell of a dim that holds the
-//! extremum; `topk` returns the largest cells of a dim in descending order, and their indices.
-//! Semantics follow PyTorch.
+//! extremum; `topk_with_indices` returns the largest cells of a dim in descending order, and their
+//! indices. Semantics follow PyTorch.
 //!
 //! # Placement
 //! `argmax`, `argmin`: all dims may be sharded; the dim keeps one cell, which every rank then
-//! holds. `topk`: the dim must be whole. Values must be resolved.
+//! holds. `topk_with_indices`: the dim must be whole. Values must be resolved.
 //!
 //! # Communication
 //! `argmax`, `argmin`: if the dim is sharded, the extremum and the index are reduced over ranks.
-//! `topk`: none.
+//! `topk_with_indices`: none.
 //!
 //! # Adjoint
-//! Indices have none. The cotangent of a cell of `topk` goes to the input cell it was taken from.
+//! Indices have none. The cotangent of a cell of `topk_with_indices` goes to the input cell it was
+//! taken from.
 
 use burn::tensor::{Int, Tensor};
 use halocline_core::ops::blank;
@@ -22,7 +23,7 @@ use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 use super::largest::largest;
 use super::{extremum_dims, holders, rule};
 use crate::driver::empty::{drop_empty, fill_all};
-use crate::driver::place::require_dims;
+use crate::driver::place::require_dim;
 use crate::golden::{Dims, Golden, output, reduced, with_dims, without_gradients};
 use crate::kernel::flex;
 
@@ -76,7 +77,7 @@ fn first_extremum<const D: usize>(
     dim: usize,
     op: ReduceOp,
 ) -> Result<ShardTensor<D, Int>> {
-    require_dims::<D>(operator, &[dim])?;
+    require_dim(operator, &x, dim)?;
     x.require_resolved(operator)?;
     if x.dims()[dim] == 0 {
         return Err(Error::operator(operator, format!("dim {dim} has no cells")));
@@ -88,7 +89,6 @@ fn first_extremum<const D: usize>(
     // An index beyond all cells, for ranks that do not hold the extremum.
     let beyond = x.dims()[dim] as i64;
     let (local, _, mesh) = x.into_parts();
-    let (extremum, _, _) = extremum.into_parts();
     let shape = local.dims();
     let mut result = shape;
     result[dim] = 1;
@@ -97,7 +97,7 @@ fn first_extremum<const D: usize>(
         let like = Tensor::<1, Int>::full([1], beyond, &device).into_dispatch();
         Tensor::from_dispatch(blank(&like, &result, Some(beyond as f64)))
     } else {
-        let holds = holders(&local, extremum.expand(shape));
+        let holds = holders(&local, extremum.into_local().expand(shape));
         let mut along = [1; D];
         along[dim] = shape[dim];
         let cells = Tensor::<1, Int>::arange(start..start + shape[dim] as i64, &device);
@@ -119,21 +119,21 @@ fn first_extremum<const D: usize>(
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_core::ShardTensor;
-/// use halocline_ops::reduce::topk;
+/// use halocline_ops::reduce::topk_with_indices;
 ///
 /// let x = ShardTensor::solo(Tensor::<1>::from([2.0, 7.0, 1.0, 5.0]));
-/// let (values, indices) = topk(x, 2, 0)?;
+/// let (values, indices) = topk_with_indices(x, 2, 0)?;
 /// values.local().to_data().assert_eq(&[7.0_f32, 5.0].into(), true);
 /// assert_eq!(indices.local().to_data().iter::<i64>().collect::<Vec<_>>(), [1, 3]);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn topk<const D: usize>(
+pub fn topk_with_indices<const D: usize>(
     x: ShardTensor<D>,
     count: usize,
     dim: usize,
 ) -> Result<(ShardTensor<D>, ShardTensor<D, Int>)> {
-    const NAME: &str = "topk";
-    require_dims::<D>(NAME, &[dim])?;
+    const NAME: &str = "topk_with_indices";
+    require_dim(NAME, &x, dim)?;
     x.require_resolved(NAME)?;
     if count == 0 || count > x.dims()[dim] {
         let message = format!("{count} cells of dim {dim} of {:?}", x.dims());
@@ -180,7 +180,7 @@ pub(super) const GOLDEN: [Golden; 3] = [
         let count = case.attributes.list("k")[0];
         with_dims!(case.dims(), D => {
             let dim = case.attributes.dim("dim", D);
-            output(topk(case.input::<D>(0)?, count, dim).map(|(values, _)| values))
+            output(topk_with_indices(case.input::<D>(0)?, count, dim).map(|(values, _)| values))
         })
     })
     .with_method("topk_with_indices")

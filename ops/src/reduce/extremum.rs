@@ -67,14 +67,11 @@ pub fn extremum_dims<const D: usize>(
     }
     let partial = rule(operator, x.layout(), dims, op)?;
     let axes = partial.axes_where(|placement| matches!(placement, Partial(_)));
-    let placements = partial
-        .placements()
-        .iter()
-        .map(|placement| match placement {
-            Partial(_) => Replicate,
-            other => *other,
-        });
-    let layout = partial.derive(placements.collect(), partial.all_extents().to_vec());
+    let placements = partial.map_placements(|placement| match placement {
+        Partial(_) => Replicate,
+        other => other,
+    });
+    let layout = partial.derive(placements, partial.all_extents().to_vec());
     let (local, from, mesh) = x.into_parts();
     let over_ranks = OverRanks {
         mesh: mesh.clone(),

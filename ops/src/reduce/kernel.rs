@@ -108,7 +108,18 @@ pub(super) fn forward<E: Element>(
         let sums = blocks.of_line(line).map(|place| partial[place].to_f64());
         E::from_f64(sums.sum::<f64>() * scale)
     };
-    (0..lines.count()).map(total).collect()
+    of_lines(lines, total)
+}
+
+/// Computes a value for each line.
+pub(super) fn of_lines<E: Element>(lines: Lines, value: impl Fn(usize) -> E + Sync) -> Vec<E> {
+    let mut values = vec![E::default(); lines.count()];
+    tasks::for_each_part(&mut values, CHUNK, 1, |part, values| {
+        for (line, place) in (part * CHUNK..).zip(values) {
+            *place = value(line);
+        }
+    });
+    values
 }
 
 /// Computes a value for each block of cells of each line, and returns these as lines of values.

@@ -30,7 +30,7 @@ mod sums;
 pub mod variance;
 
 pub use cumulative::{cumprod, cumsum};
-pub use extreme::{argmax, argmin, topk};
+pub use extreme::{argmax, argmin, topk_with_indices};
 pub use extremum::extremum_dims;
 pub(crate) use extremum::{holders, local_extremum};
 pub(crate) use golden::OPERATORS;

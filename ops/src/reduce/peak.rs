@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
-use super::kernel::of_blocks;
+use super::kernel::{of_blocks, of_lines};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, WIDEST, load, store};
 use crate::kernel::lines::{Columns, Lines, vectors};
@@ -41,7 +41,7 @@ pub(super) fn forward<E: Element>(isa: Isa, lines: Lines, x: &[E], least: bool) 
         let peaks = blocks.of_line(line).map(|place| partial[place]);
         peaks.fold(nothing, |a, b| pick_one(least, a, b))
     };
-    (0..lines.count()).map(peak).collect()
+    of_lines(lines, peak)
 }
 
 /// Counts the cells of each line that hold its extremum.
@@ -62,7 +62,7 @@ pub(super) fn holders<E: Element>(isa: Isa, lines: Lines, x: &[E], extrema: &[E]
         let counts = blocks.of_line(line).map(|place| partial[place].to_f64());
         E::from_f64(counts.sum())
     };
-    (0..lines.count()).map(count).collect()
+    of_lines(lines, count)
 }
 
 /// Assigns its line's share to each cell that holds the extremum, and zero to other cells.

@@ -57,7 +57,7 @@ pub(crate) fn scaled<const D: usize>(
     });
     let pairing = Pairing::new(operator, &operands, &cells, Linearity::None)?;
     let layout = pairing.layout(x.layout());
-    let (factors, _, _) = factors.into_parts();
+    let factors = factors.into_local();
     let (x, _, mesh) = x.into_parts();
     let factors = fan_out_with(factors, &x, &mesh, pairing.fan_out(1), operator);
     let x = fan_out(x, &mesh, pairing.fan_out(0), operator);

@@ -3,7 +3,7 @@
 use burn::tensor::Int;
 use halocline_core::{OrRaise, ShardTensor};
 
-use super::{argmax, argmin, cumprod, cumsum, std_dims, topk, var_dims, vector_norm};
+use super::{argmax, argmin, cumprod, cumsum, std_dims, topk_with_indices, var_dims, vector_norm};
 use crate::field::{Field, run};
 
 /// Statistics and cumulative operators along dims, as methods.
@@ -143,10 +143,10 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     }
 
     /// Finds the `count` largest cells along a whole dim, in descending order, and their indices.
-    /// See [`topk`](fn@topk).
+    /// See [`topk_with_indices`](fn@topk_with_indices).
     ///
     /// # Panics
-    /// Panics where [`topk`](fn@topk) returns an error.
+    /// Panics where [`topk_with_indices`](fn@topk_with_indices) returns an error.
     ///
     /// # Example
     /// ```
@@ -158,7 +158,7 @@ pub trait StatisticsField<const D: usize>: Field<D> {
     /// ```
     #[track_caller]
     fn topk_with_indices(self, count: usize, dim: usize) -> (Self, ShardTensor<D, Int>) {
-        let found = topk(self.into_shard(), count, dim);
+        let found = topk_with_indices(self.into_shard(), count, dim);
         let (values, indices) = found.or_raise();
         (Self::from_shard(values), indices)
     }

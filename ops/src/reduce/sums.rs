@@ -94,6 +94,32 @@ impl Sums {
             None => Term::Square,
         }
     }
+
+    /// Computes the gradient of the cells.
+    fn gradient(&self, pass: BackwardPass<'_, (Shape, DType)>) -> Result<DispatchTensor> {
+        let (shape, dtype) = (&pass.saved.0, pass.saved.1);
+        if shape.contains(&0) {
+            return Ok(blank(&flex::in_dtype(pass.cotangent, dtype), shape, None));
+        }
+        if !self.squares {
+            // A view of one number per line: operators that use it need not read a tensor of the
+            // full shape.
+            let one = Dispatch::float_mul_scalar(pass.cotangent, self.scale.into());
+            let one = flex::in_dtype(one, dtype);
+            return Ok(Dispatch::float_expand(one, shape.clone()));
+        }
+        let lines = Lines::along(shape, self.dims.clone());
+        Ok(with_float!(dtype, E => {
+            let inputs = pass.inputs.into_iter().flatten().map(flex::operand::<E>);
+            let inputs = inputs.collect::<Result<Vec<_>>>()?;
+            let cotangent = flex::operand::<E>(pass.cotangent)?;
+            let x = inputs.first().map_or(&[][..], flex::elements::<E>);
+            let term = self.term(inputs.get(1).map(flex::elements::<E>));
+            let cotangent = flex::elements(&cotangent);
+            let found = backward(Isa::chosen()?, lines, x, term, cotangent, self.scale);
+            flex::result(found, shape, dtype)
+        }))
+    }
 }
 
 impl Operator for Sums {
@@ -123,34 +149,8 @@ impl Operator for Sums {
     }
 
     fn backward(&self, pass: BackwardPass<'_, Self::Saved>) -> Result<Vec<Option<DispatchTensor>>> {
-        let (shape, dtype) = (&pass.saved.0, pass.saved.1);
-        if shape.contains(&0) {
-            let none = flex::in_dtype(pass.cotangent, dtype);
-            let mut gradients = vec![Some(blank(&none, shape, None))];
-            gradients.resize_with(pass.wanted.len(), || None);
-            return Ok(gradients);
-        }
-        if !self.squares {
-            // A view of one number per line: operators that use it need not read a tensor of the
-            // full shape.
-            let one = Dispatch::float_mul_scalar(pass.cotangent, self.scale.into());
-            let one = flex::in_dtype(one, dtype);
-            return Ok(vec![Some(Dispatch::float_expand(one, shape.clone()))]);
-        }
-        let lines = Lines::along(shape, self.dims.clone());
-        let count = pass.inputs.len();
-        let gradient = with_float!(dtype, E => {
-            let inputs = pass.inputs.into_iter().flatten().map(flex::operand::<E>);
-            let inputs = inputs.collect::<Result<Vec<_>>>()?;
-            let cotangent = flex::operand::<E>(pass.cotangent)?;
-            let x = inputs.first().map_or(&[][..], flex::elements::<E>);
-            let term = self.term(inputs.get(1).map(flex::elements::<E>));
-            let cotangent = flex::elements(&cotangent);
-            let found = backward(Isa::chosen()?, lines, x, term, cotangent, self.scale);
-            flex::result(found, shape, dtype)
-        });
-        let mut gradients = vec![Some(gradient)];
-        gradients.resize_with(count, || None);
+        let mut gradients = vec![None; pass.wanted.len()];
+        gradients[0] = Some(self.gradient(pass)?);
         Ok(gradients)
     }
 }

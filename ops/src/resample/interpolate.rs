@@ -136,11 +136,7 @@ fn of_burn<const N: usize>(
     mode: &InterpolateMode,
     align_corners: bool,
 ) -> Result<Interpolation<N>> {
-    let corners = if align_corners {
-        Corners::Centers
-    } else {
-        Corners::Edges
-    };
+    let corners = Corners::aligned(align_corners);
     let mode = match mode {
         InterpolateMode::Nearest => Mode::Nearest,
         InterpolateMode::NearestExact => Mode::NearestExact,
@@ -220,11 +216,7 @@ fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Outpu
     ];
     let interpolation = Interpolation {
         mode,
-        corners: if attributes.is("align_corners") {
-            Corners::Centers
-        } else {
-            Corners::Edges
-        },
+        corners: Corners::aligned(attributes.is("align_corners")),
         antialias: if attributes.is("antialias") {
             Antialias::On
         } else {

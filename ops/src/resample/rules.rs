@@ -33,6 +33,17 @@ pub enum Corners {
     Centers,
 }
 
+impl Corners {
+    /// The alignment for PyTorch's `align_corners`.
+    pub(super) fn aligned(align_corners: bool) -> Self {
+        if align_corners {
+            Self::Centers
+        } else {
+            Self::Edges
+        }
+    }
+}
+
 /// Antialiasing when a grid becomes coarser.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Antialias {

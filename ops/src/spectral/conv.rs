@@ -66,12 +66,12 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     let dtype = x.local().dtype();
     let own = own_modes(NAME, &modes_of_x, dtype, &weight)?;
     let is_narrow = wider(dtype) != dtype;
-    let placements = x.placements().iter().map(|placement| match placement {
+    let placements = x.layout().map_placements(|placement| match placement {
         Partial(_) if is_narrow => Replicate, // resolved below
-        other => *other,
+        other => other,
     });
     let extents = x.layout().all_extents().to_vec();
-    let field = x.layout().derive(placements.collect(), extents);
+    let field = x.layout().derive(placements, extents);
     check_channels(NAME, &field, &weight)?;
     let (size, modes) = (dims[D - 1], shape[D - 1]);
     let others: Vec<usize> = (2..D - 1).collect();

@@ -6,7 +6,7 @@ use halocline_core::Result;
 use super::conv::spectral_conv;
 use super::fft::{FftNorm, dct, fft, idct, ifft, irfft, rfft};
 use crate::golden::{Case, Dims, Golden, Output, no_case, output, with_dims};
-use crate::rearrange::squeeze;
+use crate::rearrange::squeeze_dim;
 use crate::reduce::sum_dims;
 
 const ALL_TO_ALL: [&str; 2] = ["cells, so that each dim is whole once", "the same back"];
@@ -79,7 +79,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
     .with_travels(MODES),
     Golden::new("rfft2_power", |case| {
         let modes = rfft::<4, 5>(case.input(0)?, &[2, 3], FftNorm::Ortho)?;
-        output(squeeze::<5, 4, _>(sum_dims(modes.square(), &[4])?, 4))
+        output(squeeze_dim::<5, 4, _>(sum_dims(modes.square(), &[4])?, 4))
     })
     .with_method("")
     .with_pytorch("fft.rfft2, abs, square")

@@ -42,7 +42,7 @@ pub(crate) fn whole_layout(
         return Ok(layout.clone());
     }
     match pencil(layout, dim, fixed, pending) {
-        Some(placements) => (&placements).into_layout(layout),
+        Some(placements) => (&placements).layout_like(layout),
         None => layout.require_whole(operator, dim).map(|()| layout.clone()),
     }
 }

@@ -23,5 +23,5 @@ pub(super) fn mean_direction<const D: usize>(x: ShardTensor<D>) -> Result<ShardT
     let dims = [D - 2, D - 1];
     let sine = mean_dims(x.clone().sin(), &dims)?.resolve();
     let cosine = mean_dims(x.cos(), &dims)?.resolve();
-    Ok(sine.zip_local(cosine, "mean_direction", |sine, cosine| sine.atan2(cosine)))
+    Ok(sine.zip_local(cosine, |sine, cosine| sine.atan2(cosine)))
 }

@@ -21,6 +21,9 @@ pub(crate) struct Run {
     /// Configuration (TOML file)
     #[arg(long)]
     config: PathBuf,
+    /// Key of the configuration to replace, such as training.epochs=5; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
     /// Number of local ranks, if the configuration has no mesh and no launcher such as mpirun
     /// starts ranks
     #[arg(long)]
@@ -33,13 +36,15 @@ impl Run {
         &self,
         program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
     ) -> Result<Vec<T>> {
-        run_on(&load(&self.config, self.ranks)?, self.ranks, program)
+        let config = load(&self.config, &self.set, self.ranks)?;
+        run_on(&config, self.ranks, program)
     }
 }
 
-/// Reads a configuration, and checks the number of ranks, if it is given, against its mesh.
-fn load(path: &Path, ranks: Option<usize>) -> Result<ExperimentConfig> {
-    let config = ExperimentConfig::load(path)?;
+/// Reads a configuration, some of whose keys are replaced, and checks the number of ranks, if it is
+/// given, against its mesh.
+fn load(path: &Path, settings: &[String], ranks: Option<usize>) -> Result<ExperimentConfig> {
+    let config = ExperimentConfig::load_with(path, settings)?;
     let of_mesh = config.mesh.values().product::<usize>();
     match ranks {
         Some(ranks) if !config.mesh.is_empty() && ranks != of_mesh => Err(format!(
@@ -85,6 +90,9 @@ pub(crate) struct Trained {
     /// Package of a trained model, in place of the configuration
     #[arg(long, conflicts_with = "config", requires = "files")]
     package: Option<PathBuf>,
+    /// Key of the configuration to replace, such as forecast.every_hours=12; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
     /// Number of local ranks, if the configuration has no mesh and no launcher such as mpirun
     /// starts ranks
     #[arg(long)]
@@ -98,15 +106,16 @@ impl Trained {
         program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
     ) -> Result<Vec<T>> {
         let config = match (&self.package, &self.config) {
-            (Some(package), _) => ExperimentConfig::load_package(package)?,
-            (None, Some(config)) => load(config, self.ranks)?,
+            (Some(package), _) => ExperimentConfig::load_package_with(package, &self.set)?,
+            (None, Some(config)) => load(config, &self.set, self.ranks)?,
             (None, None) => return Err("--config or --package: expected one of them".into()),
         };
         run_on(&config, self.ranks, program)
     }
 
-    /// Returns the folder of scores: that of the experiment or, with a package, the current one.
-    fn scores(&self, config: &ExperimentConfig) -> PathBuf {
+    /// Returns the folder of outputs without a name: that of the experiment or, with a package, the
+    /// current one.
+    fn folder(&self, config: &ExperimentConfig) -> PathBuf {
         match self.package {
             Some(_) => PathBuf::new(),
             None => config.folder.clone(),
@@ -158,6 +167,7 @@ impl Forecasting {
             steps: self.steps.unwrap_or(config.forecast.steps),
             members: self.members.unwrap_or(config.forecast.members),
             noise: self.noise.unwrap_or(config.forecast.noise),
+            ..config.forecast.clone()
         }
     }
 
@@ -173,8 +183,8 @@ impl Forecasting {
         }
     }
 
-    /// Returns the part of the names of scores for other files and for options that differ from the
-    /// configuration, such as `-2023-members1-noise0`.
+    /// Returns the part of the names of outputs for other files and for options that differ from
+    /// the configuration, such as `-2023.nc-members1-noise0`.
     fn suffix(&self, config: &ExperimentConfig) -> String {
         let (configured, chosen) = (&config.forecast, self.config(config));
         let mut suffix = String::new();
@@ -237,23 +247,44 @@ pub(crate) struct ForecastOptions {
     #[command(flatten)]
     forecasting: Forecasting,
     /// Date of the state to start from, such as 2018-01-01T06:00; by default every state of the
-    /// test period
+    /// test period, or those of forecast.every_hours
     #[arg(long)]
     from: Option<String>,
     /// Zarr store to write, or NetCDF file if it ends in .nc; without --from, the folder of the
-    /// stores
+    /// stores. By default forecast-DATE.zarr or the folder forecasts, in the folder of the
+    /// experiment, with other names such as forecasts-FILE-steps4 for --files and options that
+    /// differ from the configuration; with --package in the current folder
     #[arg(long)]
-    output: PathBuf,
+    output: Option<PathBuf>,
     /// Replace existing outputs; without it they are kept, or with --from are an error
     #[arg(long)]
     replace: bool,
+}
+
+impl ForecastOptions {
+    /// Returns the path of the output.
+    fn path(&self, config: &ExperimentConfig) -> PathBuf {
+        if let Some(output) = &self.output {
+            return output.clone();
+        }
+        let suffix = self.forecasting.suffix(config);
+        let name = match &self.from {
+            // As in the names of the stores from all states, without characters that file systems
+            // or shells treat in their own way.
+            Some(date) => {
+                let date = date.trim().replace(' ', "T").replace(':', "");
+                format!("forecast-{date}{suffix}.zarr")
+            }
+            None => format!("forecasts{suffix}"),
+        };
+        self.run.folder(config).join(name)
+    }
 }
 
 pub(crate) fn forecast(options: &ForecastOptions) -> Result {
     let ForecastOptions {
         forecasting,
         from,
-        output,
         replace,
         ..
     } = options;
@@ -265,9 +296,10 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
     let written = options.run.run(|world, config| {
         let experiment = forecasting.open(world, config)?;
         let model = experiment.trained(forecasting.checkpoint.choice())?;
+        let path = options.path(config);
         let config = forecasting.config(config);
         forecasting.hint_at_noise(world, &config);
-        let written = experiment.forecast(&model, from.as_deref(), &config, output, existing)?;
+        let written = experiment.forecast(&model, from.as_deref(), &config, &path, existing)?;
         Ok(Some(written).filter(|_| world.is_root()))
     })?;
     // A closed output pipe, as after `head`, is not a failure.
@@ -305,7 +337,7 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
         let name = format!("scores{}.json", forecasting.suffix(config));
         let path = match output {
             Some(output) => output.clone(),
-            None => options.run.scores(config).join(name),
+            None => options.run.folder(config).join(name),
         };
         // Next to scores.json are spectra.json and pictures; next to scores of another name, theirs
         // have that name too.
@@ -349,20 +381,22 @@ pub(crate) struct PackageOptions {
     /// Checkpoint of the model
     #[arg(long, default_value = "best")]
     checkpoint: Checkpoint,
-    /// Folder to write
+    /// Folder to write, which must not exist; by default package in the folder of the experiment
     #[arg(long)]
-    output: PathBuf,
+    output: Option<PathBuf>,
 }
 
 pub(crate) fn package(options: &PackageOptions) -> Result {
     let choice = options.checkpoint.choice();
-    let done = options.run.run(|world, config| {
+    let written = options.run.run(|world, config| {
         config.require_trained()?;
-        Experiment::new(world, config)?.package(choice, &options.output)?;
-        Ok(world.is_root())
+        let output = options.output.clone();
+        let output = output.unwrap_or_else(|| config.folder.join("package"));
+        Experiment::new(world, config)?.package(choice, &output)?;
+        Ok(Some(output).filter(|_| world.is_root()))
     })?;
-    if done.contains(&true) {
-        println!("written to {}", options.output.display());
+    for path in written.into_iter().flatten() {
+        println!("written to {}", path.display());
     }
     Ok(())
 }
@@ -380,7 +414,8 @@ pub(crate) struct PlanOptions {
 }
 
 pub(crate) fn plan(options: &PlanOptions) -> Result {
-    let config = load(&options.run.config, options.run.ranks)?;
+    let run = &options.run;
+    let config = load(&run.config, &run.set, run.ranks)?;
     let measured = Launcher::local(2)
         .collect(|world| Machine::measure(&world.mesh([("rank", world.size())])?))?;
     let mut machine = measured

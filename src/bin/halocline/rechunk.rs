@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use halocline::io::{Fields, Gaps, Missing, amplification};
+use halocline::io::{Fields, Gaps, Missing, amplification, assumed_ranks};
 
 use crate::convert::{Writing, chunk, ranks, write};
 use crate::reading::Reading;
@@ -39,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result {
     }
     let fields = open(source, &options.reading)?;
     let [_, _, rows, _] = fields.shape();
-    let ranks = ranks.unwrap_or(if rows == 1 { [1, 4] } else { [2, 2] });
+    let ranks = ranks.unwrap_or_else(|| assumed_ranks(rows));
     let before = amplification(&fields, ranks);
     let sources = std::slice::from_ref(source);
     let place = (Some(ranks), options.chunk);

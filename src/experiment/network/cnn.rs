@@ -31,9 +31,10 @@ pub(super) fn init(
             "model.kernel: {kernel} on {rows} rows; expected an odd number{limit}"
         )));
     }
-    let config = SurrogateCnnConfig::new(signature.predicted_inputs()?)
+    let config = SurrogateCnnConfig::new(signature.channels.inputs.len())
         .with_history(signature.history)
-        .with_constants(signature.channels.forcings.len())
+        .with_constants(signature.constants())
+        .with_diagnostics(signature.diagnostics())
         .with_width(width)
         .with_blocks(blocks)
         .with_kernel(kernel)

@@ -1,7 +1,7 @@
 //! Configuration of a model.
 
 use burn::tensor::Device;
-use halocline_core::{Error, Halos, Result};
+use halocline_core::{Halos, Result};
 use halocline_io::{Channels, Grid};
 use halocline_models::parallel::Plan;
 use halocline_models::{
@@ -10,7 +10,9 @@ use halocline_models::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::super::errors::invalid;
 use super::model::{FieldModel, Network};
+use super::own::{Maker, OwnModel, OwnNetwork, no_network};
 use super::signature::Signature;
 use super::{cnn, fno, graph, transformer, unet};
 
@@ -39,7 +41,7 @@ use super::{cnn, fno, graph, transformer, unet};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum ModelConfig {
-    /// Residual convolutional network. Its targets must be its inputs.
+    /// Residual convolutional network.
     Cnn {
         /// Channels of hidden fields.
         #[serde(default = "size::<32>")]
@@ -60,7 +62,7 @@ pub enum ModelConfig {
         #[serde(default = "size::<2>")]
         levels: usize,
     },
-    /// Neighborhood attention between patches. Its targets must be its inputs.
+    /// Neighborhood attention between patches.
     Transformer {
         /// Channels per patch.
         #[serde(default = "size::<64>")]
@@ -106,6 +108,10 @@ pub enum ModelConfig {
         /// Number of blocks.
         #[serde(default = "size::<4>")]
         blocks: usize,
+        /// Rows and columns of the grid per row and column of the Gaussian grid of hidden fields,
+        /// which resolves fewer degrees. With 1, hidden fields are on the grid itself.
+        #[serde(default = "size::<1>")]
+        scale_factor: usize,
     },
     /// Graph network between the cells of any grid and an icosahedral mesh.
     Graph {
@@ -119,7 +125,15 @@ pub enum ModelConfig {
         /// have more cells than the grid.
         mesh_level: usize,
     },
+    /// Network that a program defines itself, for
+    /// [`Experiment::with_network`](crate::experiment::Experiment::with_network).
+    Own(OwnModel),
 }
+
+/// Largest number of channels, heads or tokens, and of cells of a kernel or patch in one dim.
+const MOST: usize = 1 << 20;
+/// Largest number of blocks or layers.
+const MOST_BLOCKS: usize = 1 << 10;
 
 /// Returns a default size, for serde.
 fn size<const SIZE: usize>() -> usize {
@@ -146,9 +160,8 @@ impl ModelConfig {
     /// `cnn` and `unet`.
     ///
     /// # Errors
-    /// Targets that are not the inputs, for kinds that require it; sizes that do not fit; for
-    /// `sfno`, a grid without spherical harmonics; for `graph`, a grid without positions, or
-    /// a mesh finer than the grid.
+    /// Sizes that do not fit; for `sfno`, a grid without spherical harmonics; for `graph`, a grid
+    /// without positions, or a mesh finer than the grid; the kind `own`.
     pub fn init(
         &self,
         channels: &Channels,
@@ -162,14 +175,30 @@ impl ModelConfig {
             history,
             grid,
             odd,
+            noise_channels: 0,
         };
-        let network = self.network(&signature, device)?;
-        Ok(FieldModel::new(network, &signature, device))
+        self.init_with(&signature, device, no_network)
+    }
+
+    /// Initializes the model, around the network that `maker` returns if the kind is `own`.
+    pub(crate) fn init_with<N: OwnNetwork>(
+        &self,
+        signature: &Signature,
+        device: &Device,
+        maker: Maker<N>,
+    ) -> Result<FieldModel<N>> {
+        let network = self.network(signature, device, maker)?;
+        Ok(FieldModel::new(network, signature, device))
     }
 
     /// Initializes the network.
-    fn network(&self, signature: &Signature, device: &Device) -> Result<Network> {
-        self.check_hidden()?;
+    fn network<N: OwnNetwork>(
+        &self,
+        signature: &Signature,
+        device: &Device,
+        maker: Maker<N>,
+    ) -> Result<Network<N>> {
+        self.check_sizes()?;
         Ok(match *self {
             Self::Cnn {
                 width,
@@ -189,7 +218,7 @@ impl ModelConfig {
                 kernel,
                 recompute,
             } => {
-                let config = FieldTransformerConfig::new(signature.predicted_inputs()?)
+                let config = FieldTransformerConfig::new(signature.channels.inputs.len())
                     .with_d_model(d_model)
                     .with_heads(heads)
                     .with_blocks(blocks)
@@ -205,35 +234,83 @@ impl ModelConfig {
                 width,
                 blocks,
             } => Network::Fno(fno::init(signature, modes, width, blocks, device)?),
-            Self::Sfno { width, blocks } => {
-                Network::Sfno(fno::init_spherical(signature, width, blocks, device)?)
-            }
+            Self::Sfno {
+                width,
+                blocks,
+                scale_factor,
+            } => Network::Sfno(fno::init_spherical(
+                signature,
+                width,
+                blocks,
+                scale_factor,
+                device,
+            )?),
             Self::Graph {
                 width,
                 layers,
                 mesh_level,
             } => Network::Graph(graph::init(signature, width, layers, mesh_level, device)?),
+            Self::Own(ref model) => Network::Own(maker(model, signature, device)?),
         })
     }
 
-    /// Refuses hidden fields without channels.
-    fn check_hidden(&self) -> Result<()> {
-        let (key, channels) = match *self {
-            Self::Transformer { d_model, .. } => ("d_model", d_model),
+    /// Returns the number of channels of hidden fields, after its key. `None` for a network that a
+    /// program defines itself.
+    pub(crate) fn hidden(&self) -> Option<(&'static str, usize)> {
+        Some(match *self {
+            Self::Own(_) => return None,
+            Self::Transformer { d_model, .. } => ("model.d_model", d_model),
             Self::Cnn { width, .. }
             | Self::Unet { width, .. }
             | Self::Fno { width, .. }
             | Self::Sfno { width, .. }
-            | Self::Graph { width, .. } => ("width", width),
-        };
-        if channels > 0 {
-            return Ok(());
-        }
-        let message = format!("model.{key}: 0; expected at least 1 channel");
-        Err(Error::other(message))
+            | Self::Graph { width, .. } => ("model.width", width),
+        })
     }
 
-    /// Returns the plan of tensor parallelism over a mesh axis.
+    /// Refuses hidden fields without channels, and sizes with which even the description of the
+    /// model would be too large, or numbers in it would overflow.
+    fn check_sizes(&self) -> Result<()> {
+        // The program checks the settings of its own network.
+        let Some((key, channels)) = self.hidden() else {
+            return Ok(());
+        };
+        if channels == 0 {
+            return Err(invalid(key, channels, "at least 1 channel"));
+        }
+        let mut sizes = vec![(key, channels, MOST)];
+        match *self {
+            Self::Cnn { blocks, kernel, .. } => {
+                sizes.push(("model.blocks", blocks, MOST_BLOCKS));
+                sizes.push(("model.kernel", kernel, MOST));
+            }
+            Self::Transformer {
+                heads,
+                blocks,
+                tokens,
+                patch: [high, wide],
+                ..
+            } => {
+                sizes.push(("model.heads", heads, MOST));
+                sizes.push(("model.blocks", blocks, MOST_BLOCKS));
+                sizes.push(("model.tokens", tokens, MOST));
+                sizes.push(("model.patch", high.max(wide), MOST));
+            }
+            Self::Fno { blocks, .. } | Self::Sfno { blocks, .. } => {
+                sizes.push(("model.blocks", blocks, MOST_BLOCKS));
+            }
+            Self::Graph { layers, .. } => sizes.push(("model.layers", layers, MOST_BLOCKS)),
+            // The grid limits the levels.
+            Self::Unet { .. } | Self::Own(_) => {}
+        }
+        match sizes.into_iter().find(|(_, size, most)| size > most) {
+            None => Ok(()),
+            Some((key, size, most)) => Err(invalid(key, size, format!("at most {most}"))),
+        }
+    }
+
+    /// Returns the plan of tensor parallelism over a mesh axis; for the kind `own`, one without
+    /// entries.
     pub fn tensor_parallel(&self, axis: &str) -> Plan {
         let mut plan = match *self {
             Self::Cnn { .. } => SurrogateCnnConfig::new(1).tensor_parallel(axis),
@@ -253,8 +330,9 @@ impl ModelConfig {
                 .tensor_parallel(axis),
             Self::Sfno { .. } => SfnoConfig::new(1, 1).tensor_parallel(axis),
             Self::Graph { .. } => GraphCastNetConfig::new(1, 1).tensor_parallel(axis),
+            Self::Own(_) => Plan::default(),
         };
-        for entry in &mut plan.layer {
+        for entry in &mut plan.layers {
             entry.path = in_model(&entry.path);
         }
         plan
@@ -262,27 +340,46 @@ impl ModelConfig {
 
     /// Returns the rows (samples × cells or patches) of most layers, and those of layers that have
     /// another number of them, by path, for this number of samples in `passes`.
-    pub(crate) fn rows(
+    pub(crate) fn rows<N: OwnNetwork>(
         &self,
-        model: &FieldModel,
+        model: &FieldModel<N>,
         grid: &Grid,
         samples: usize,
         passes: usize,
     ) -> (usize, Vec<(String, usize)>) {
         let cells: usize = grid.shape().iter().product();
         let rows = samples * cells;
-        let (rows, others) = match (self, &model.network) {
+        match (self, &model.network) {
             (Self::Transformer { patch, .. }, _) => {
                 let [high, wide] = transformer::patches(grid.shape(), *patch);
                 (samples * high * wide, Vec::new())
             }
-            (Self::Unet { levels, .. }, _) => (rows, unet::rows(*levels, samples, cells)),
-            (_, Network::Graph(network)) => (rows, graph::rows(network, samples, passes)),
+            (Self::Unet { levels, .. }, _) => {
+                (rows, rows_in_model(unet::rows(*levels, samples, cells)))
+            }
+            (
+                Self::Sfno {
+                    blocks,
+                    scale_factor,
+                    ..
+                },
+                _,
+            ) => {
+                let coarse = fno::rows(*blocks, *scale_factor, samples, grid.shape());
+                (rows, rows_in_model(coarse))
+            }
+            (_, Network::Graph(network)) => (rows, rows_in_model(network.rows(samples, passes))),
             _ => (rows, Vec::new()),
-        };
-        let others = others.iter().map(|(path, rows)| (in_model(path), *rows));
-        (rows, others.collect())
+        }
     }
+}
+
+/// Returns rows of layers by their paths in a [`FieldModel`], from those by their paths in its
+/// network.
+fn rows_in_model(rows: Vec<(impl AsRef<str>, usize)>) -> Vec<(String, usize)> {
+    let rows = rows.into_iter();
+    rows.map(|(path, rows)| (in_model(path.as_ref()), rows))
+        .collect()
 }
 
 /// Returns the path in a [`FieldModel`] of a path in its network.

@@ -53,9 +53,3 @@ fn mesh_of(positions: &[[f64; 2]], level: usize) -> Result<GridMesh> {
         ),
     ))
 }
-
-/// Returns the rows of the layers, by path, for this number of samples in `passes`.
-pub(super) fn rows(network: &GraphCastNet, samples: usize, passes: usize) -> Vec<(String, usize)> {
-    let rows = network.rows(samples, passes).into_iter();
-    rows.map(|(path, rows)| (path.to_string(), rows)).collect()
-}

@@ -7,22 +7,28 @@ use halocline_io::Channels;
 use halocline_models::{FieldTransformer, Fno, GraphCastNet, Sfno, SurrogateCnn, UNet};
 use halocline_ops::prelude::*;
 
+use super::own::NoNetwork;
 use super::signature::Signature;
 
-/// Model built from a [`ModelConfig`](super::ModelConfig). Adds an increment to the newest state
-/// and subtracts a learned fraction of that state, which damps anomalies.
+/// Model built from a [`ModelConfig`](super::ModelConfig), around a network of a built-in kind or a
+/// network `N`. Adds an increment to the newest state and subtracts a learned fraction of that
+/// state, which damps anomalies.
 ///
 /// # Shapes
-/// `[batch, history · inputs + forcings, lat, lon]` → `[batch, targets, lat, lon]`.
+/// `[batch, history · inputs + forcings + noise, lat, lon]` → `[batch, targets, lat, lon]`.
 #[derive(Module, Debug)]
-pub struct FieldModel {
-    pub(super) network: Network,
+pub struct FieldModel<N: Module = NoNetwork> {
+    pub(super) network: Network<N>,
     /// Fraction of each target's state that is lost in a step; initially zero.
     damping: Param<Tensor<4>>,
     /// Index of each target among the channels of an input; for a target that is not an input, one
     /// past the last channel.
     #[module(skip)]
     places: Vec<usize>,
+    /// Index of each target among the channels of a network that predicts the inputs, and then the
+    /// other targets.
+    #[module(skip)]
+    predicted: Vec<usize>,
     /// Fingerprint of the checkpoint that the model was loaded from.
     #[module(skip)]
     pub(crate) checkpoint: Option<u32>,
@@ -33,28 +39,30 @@ pub struct FieldModel {
     clippy::large_enum_variant,
     reason = "a program holds one model, whichever it is"
 )]
-pub(super) enum Network {
+pub(super) enum Network<N: Module> {
     Cnn(SurrogateCnn),
     Unet(UNet),
     Transformer(FieldTransformer),
     Fno(Fno),
     Sfno(Sfno),
     Graph(GraphCastNet),
+    Own(N),
 }
 
 /// Scale of increments, small so that the untrained model is close to persistence. `SurrogateCnn`
 /// and `FieldTransformer` apply their own.
 const INCREMENT: f64 = 0.1;
 
-impl FieldModel {
+impl<N: Module> FieldModel<N> {
     /// Initializes a model around a network.
-    pub(super) fn new(network: Network, signature: &Signature, device: &Device) -> Self {
+    pub(super) fn new(network: Network<N>, signature: &Signature, device: &Device) -> Self {
         let (channels, all) = (signature.channels, signature.channels_in());
-        let inputs = all - channels.forcings.len();
+        let inputs = all - signature.constants();
         Self {
             network,
             damping: Initializer::Zeros.init([1, signature.channels_out(), 1, 1], device),
             places: places_of_targets(channels, inputs, all),
+            predicted: signature.predicted_places(),
             checkpoint: None,
         }
     }
@@ -92,7 +100,7 @@ pub(crate) fn select_channels<X: Field<4>>(
     }
 }
 
-impl<X: Field<4>> Layer<X> for FieldModel {
+impl<X: Field<4>, N: Module + Layer<X, Output = X>> Layer<X> for FieldModel<N> {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
@@ -103,14 +111,16 @@ impl<X: Field<4>> Layer<X> for FieldModel {
         let types = [x.dtype(), self.damping.base().dtype()];
         let [dtype, computed] = types.map(FloatDType::from);
         let damping = state.place_operand(&self.damping).cast(dtype);
+        let targets = |next: X| select_channels(next, &self.predicted, |channel| channel);
         let add = |increment: X| state.clone() + increment.cast(dtype) * INCREMENT;
         let next = match &self.network {
-            Network::Cnn(model) => model.forward(x),
-            Network::Transformer(model) => model.forward(x),
+            Network::Cnn(model) => targets(model.forward(x)),
+            Network::Transformer(model) => targets(model.forward(x)),
             Network::Unet(model) => add(model.forward(x.cast(computed))),
             Network::Fno(model) => add(model.forward(x.cast(computed))),
             Network::Sfno(model) => add(model.forward(x.cast(computed))),
             Network::Graph(model) => add(model.forward(x.cast(computed))),
+            Network::Own(model) => add(model.forward(x.cast(computed))),
         };
         next.addcmul(state, (damping * -1.0).into_shard())
     }

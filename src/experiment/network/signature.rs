@@ -1,27 +1,33 @@
 //! Channels and grid for which a model is built.
 
-use halocline_core::{Error, Result};
 use halocline_io::{Channels, Grid};
 
 /// Channels that a model maps, and their grid.
-pub(super) struct Signature<'a> {
-    pub(super) channels: &'a Channels,
+///
+/// [`Experiment::with_network`](crate::experiment::Experiment::with_network) has an example.
+#[derive(Clone, Copy, Debug)]
+pub struct Signature<'a> {
+    /// Names of the channels by role.
+    pub channels: &'a Channels,
     /// Number of times of each input.
-    pub(super) history: usize,
-    pub(super) grid: &'a Grid,
+    pub history: usize,
+    /// Rows and columns, or cells, with their positions.
+    pub grid: &'a Grid,
     /// Inputs and forcings that change sign across a pole.
-    pub(super) odd: &'a [String],
+    pub odd: &'a [String],
+    /// Number of channels of noise after the forcings.
+    pub noise_channels: usize,
 }
 
 impl Signature<'_> {
     /// Returns the number of channels that a model receives: the inputs at all times of the
-    /// history, and the forcings.
-    pub(super) fn channels_in(&self) -> usize {
-        self.history * self.channels.inputs.len() + self.channels.forcings.len()
+    /// history, oldest first, and then the forcings and the noise.
+    pub fn channels_in(&self) -> usize {
+        self.history * self.channels.inputs.len() + self.constants()
     }
 
     /// Returns the number of channels that a model returns.
-    pub(super) fn channels_out(&self) -> usize {
+    pub fn channels_out(&self) -> usize {
         self.channels.targets.len()
     }
 
@@ -33,19 +39,30 @@ impl Signature<'_> {
         odd.map(|(place, _)| place).collect()
     }
 
-    /// Returns the number of inputs of a model that predicts its inputs.
-    ///
-    /// # Errors
-    /// Targets that are not the inputs.
-    pub(super) fn predicted_inputs(&self) -> Result<usize> {
+    /// Returns the number of channels after the inputs: forcings and noise.
+    pub(super) fn constants(&self) -> usize {
+        self.channels.forcings.len() + self.noise_channels
+    }
+
+    /// Returns the number of targets that are not inputs.
+    pub(super) fn diagnostics(&self) -> usize {
         let (inputs, targets) = (&self.channels.inputs, &self.channels.targets);
-        if inputs == targets {
-            Ok(inputs.len())
-        } else {
-            Err(Error::other(format!(
-                "data.targets: {targets:?} of a model that predicts its inputs, {inputs:?}; expected the same, or \
-                 model.kind unet, fno, sfno or graph"
-            )))
-        }
+        let others = targets.iter().filter(|target| !inputs.contains(target));
+        others.count()
+    }
+
+    /// Returns the place of each target among the channels of a network that predicts the inputs,
+    /// and then the other targets.
+    pub(super) fn predicted_places(&self) -> Vec<usize> {
+        let (inputs, targets) = (&self.channels.inputs, &self.channels.targets);
+        let mut next = inputs.len();
+        let place = |target: &String| {
+            let input = inputs.iter().position(|input| input == target);
+            input.unwrap_or_else(|| {
+                next += 1;
+                next - 1
+            })
+        };
+        targets.iter().map(place).collect()
     }
 }

@@ -38,7 +38,8 @@ pub(super) fn init(
     }
     let config = config
         .with_history(signature.history)
-        .with_constants(signature.channels.forcings.len())
+        .with_constants(signature.constants())
+        .with_diagnostics(signature.diagnostics())
         .with_periodic([false, around(signature.grid)]);
     Ok(config.init(device))
 }

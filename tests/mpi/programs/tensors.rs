@@ -67,7 +67,7 @@ pub(super) fn reductions(world: World) -> Result<Found> {
             let data = TensorData::new(values.collect(), [elements]);
             let local = Tensor::<1>::from_data(data, world.device()).require_grad();
             let gradient = LocalGradient::Replicated;
-            let x = ShardTensor::from_local_with(local.clone(), &layout, &mesh, gradient)?;
+            let x = ShardTensor::from_local_with(local.clone(), &mesh, &layout, gradient)?;
             let resolved = x.clone().resolve().into_local();
             let shard = x.redistribute(&[Shard(0)]).into_local();
             let gradients = (resolved.clone().sum() + shard.clone().sum()).backward();
@@ -95,7 +95,7 @@ pub(super) fn kinds(world: World) -> Result<Found> {
         for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Product] {
             let layout = Layout::new(mesh.shape(), &[7, 5], &[Partial(op)])?;
             let own = x.full_tensor() + world.rank() as i64;
-            let partial = ShardTensor::from_local(own, &layout, &mesh)?;
+            let partial = ShardTensor::from_local(own, &mesh, &layout)?;
             found.push(partial.clone().resolve().into_local().into_data());
             let shard = partial.redistribute(&[Shard(0)]);
             found.push(shard.into_local().into_data());

@@ -81,7 +81,7 @@ fn closures_that_are_not_elementwise_are_refused() {
         for extents in [vec![4], vec![3, 2], vec![1, 1], vec![1, 4]] {
             let error = refused(&extents, true, f);
             assert!(
-                error.contains("map: the closure") && error.contains("is not elementwise"),
+                error.contains("map_local: the closure") && error.contains("is not elementwise"),
                 "{name} on {extents:?}: {error:?}"
             );
         }
@@ -213,7 +213,7 @@ fn closures_of_two_tensors_are_checked_too() {
             let x = Tensor::<2>::from_data(data, world.device());
             let row = ShardTensor::distribute(x.clone().narrow(0, 0, 1), &mesh, &[Replicate])?;
             let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
-            x.zip_local(row, "test", f);
+            x.zip_local(row, f);
             Ok(())
         });
         result.map_or_else(|error| error.to_string(), |()| String::new())
@@ -221,7 +221,7 @@ fn closures_of_two_tensors_are_checked_too() {
     assert_eq!(run(|x, row| (x - row).exp()), "");
     let error = run(|x, row| x.flip([0]) + row);
     assert!(
-        error.contains("test: the closure") && error.contains("not elementwise"),
+        error.contains("zip_local: the closure") && error.contains("not elementwise"),
         "{error}"
     );
 }

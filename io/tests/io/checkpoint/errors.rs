@@ -16,7 +16,7 @@ fn failure(path: &Path) -> String {
     let loaded = Launcher::local(2).run(|world| {
         let checkpoint = Checkpoint::open(path)?;
         checkpoint.tensor::<2, Float>(&world, "large")?;
-        checkpoint.sharded::<4, Float>("field", &mesh(&world, [2, 1])?, &[Shard(2), Replicate])?;
+        checkpoint.sharded::<4, Float>(&mesh(&world, [2, 1])?, "field", &[Shard(2), Replicate])?;
         Ok(())
     });
     loaded.unwrap_err().to_string()
@@ -188,7 +188,7 @@ fn misuse_is_an_error_that_says_what_to_do() {
         );
         let value = checkpoint.value::<Vec<u8>>("rate").unwrap_err().to_string();
         assert!(value.contains("value \"rate\""), "{value}");
-        let placement = checkpoint.sharded::<2, Float>("large", &mesh, &[Partial(ReduceOp::Sum)]);
+        let placement = checkpoint.sharded::<2, Float>(&mesh, "large", &[Partial(ReduceOp::Sum)]);
         assert!(
             placement
                 .unwrap_err()
@@ -207,5 +207,5 @@ fn misuse_is_an_error_that_says_what_to_do() {
 /// Creates a tensor whose value is the sum over ranks.
 fn partial(mesh: &DeviceMesh) -> Result<ShardTensor<2>> {
     let layout = Layout::new(mesh.shape(), &[2, 4], &[Partial(ReduceOp::Sum)])?;
-    ShardTensor::from_local(Tensor::ones([2, 4], mesh.device()), &layout, mesh)
+    ShardTensor::from_local(Tensor::ones([2, 4], mesh.device()), mesh, &layout)
 }

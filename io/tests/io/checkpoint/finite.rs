@@ -21,7 +21,7 @@ fn save(folder: &Path, config: &CheckpointConfig, steps: &[(u64, f64, Option<f64
             let last = if world.is_root() { 0.0 } else { *value };
             let local = Tensor::from_data([[1.0, 2.0, last]], world.device());
             let mut snapshot = Snapshot::new(&world);
-            snapshot.sharded("x", &ShardTensor::<2>::from_local(local, &layout, &mesh)?)?;
+            snapshot.sharded("x", &ShardTensor::<2>::from_local(local, &mesh, &layout)?)?;
             checkpoints.save(*step, snapshot, *metric)?;
         }
         checkpoints.wait()

@@ -27,7 +27,7 @@ fn what_any_mesh_saved_any_mesh_loads_reading_it_once() {
                 let before = bytes_read();
                 let checkpoint = Checkpoint::open(&path)?;
                 let mesh = mesh(&world, case.0)?;
-                let found = checkpoint.sharded("field", &mesh, &case.1)?;
+                let found = checkpoint.sharded(&mesh, "field", &case.1)?;
                 same(found.local().clone(), field(&world, case)?.into_local());
                 same(checkpoint.tensor(&world, "large")?, large(&world));
                 same(checkpoint.tensor(&world, "flags")?, flags(&world));
@@ -66,7 +66,7 @@ fn shards_of_other_extents_are_loaded_too() {
         let mesh = world.mesh([("lat", 3)])?;
         let layout = Layout::new(mesh.shape(), &SHAPE, &[Shard(2)])?;
         let layout = layout.with_extents(2, &[12, 0, 1])?;
-        let found: ShardTensor<4> = Checkpoint::open(&path)?.sharded_to("field", &mesh, &layout)?;
+        let found: ShardTensor<4> = Checkpoint::open(&path)?.sharded(&mesh, "field", &layout)?;
         let (expected, ..) = field(&world, &([1, 3], [Replicate, Replicate]))?.into_parts();
         let expected = ShardTensor::distribute(expected, &mesh, &layout)?;
         same(found.into_local(), expected.into_local());
@@ -97,7 +97,7 @@ proptest! {
             snapshot.sharded("x", &of(placements(saved))?)?;
             checkpoints.save(1, snapshot, None)?;
             let checkpoint = checkpoints.latest()?.expect("it was saved");
-            let found = checkpoint.sharded("x", &mesh, &placements(loaded))?;
+            let found = checkpoint.sharded(&mesh, "x", &placements(loaded))?;
             same(found.into_local(), of(placements(loaded))?.into_local());
             Ok(())
         }).unwrap();

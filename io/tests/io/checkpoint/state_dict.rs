@@ -7,7 +7,7 @@ use burn::nn::conv::{Conv1d, Conv1dConfig};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use halocline_core::{
-    DeviceMesh, Gather, Launcher, Layout, ParamShard, Result, Shard, shard_parameters, whole,
+    DeviceMesh, Gather, Launcher, Layout, ParamShard, Result, Shard, shard_parameters, unshard,
 };
 use halocline_io::{Checkpoint, StateDict, StateName};
 use safetensors::Dtype;
@@ -66,7 +66,7 @@ fn sharded<M: Module>(model: M, mesh: &DeviceMesh, stored: bool) -> Result<M> {
         let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
         let shard = ParamShard::new(layout, mesh);
         Ok(Some(if stored {
-            shard.with_stored(&["rank"], Gather::Again)?
+            shard.with_stored(&["rank"], Gather::EachPass)?
         } else {
             shard
         }))
@@ -132,7 +132,7 @@ fn shards_get_their_cells() {
                 let rows = model.linear.weight.dims()[0];
                 let model = weights().load(&world, model)?;
                 assert_eq!(model.linear.weight.dims(), [rows, 4]);
-                check(&whole(model)?);
+                check(&unshard(model)?);
                 Ok(())
             });
             run.unwrap_or_else(|error| panic!("{ranks} {stored}: {error}"));
@@ -220,7 +220,7 @@ fn spectral(path: &Path, shape: [usize; 5], place: &StateName) -> Result<Vec<f32
             weight: Param::from_tensor(Tensor::zeros(shape, device)),
         })?;
         let model = weights.load(&world, sharded(model, &mesh, false)?)?;
-        let weight = whole(model)?.weight.val();
+        let weight = unshard(model)?.weight.val();
         Ok(weight.into_data().try_to_vec::<f32>().unwrap())
     });
     Ok(found?.remove(0))

@@ -56,7 +56,7 @@ fn ranks_that_load_to_another_mesh_or_layout_are_told_which() {
     let checkpoint = Checkpoint::open(folder.path().join("step_000000000")).unwrap();
     let told = errors(|world| {
         let mesh = world.mesh([("lat", 2)])?;
-        let found = checkpoint.sharded::<2, Float>("pressure", &mesh, &[Shard(world.rank())]);
+        let found = checkpoint.sharded::<2, Float>(&mesh, "pressure", &[Shard(world.rank())]);
         found.map(|_| ())
     });
     for error in told {
@@ -68,7 +68,7 @@ fn ranks_that_load_to_another_mesh_or_layout_are_told_which() {
     let told = errors(|world| {
         let axis = ["lat", "lon"][world.rank()];
         let mesh = world.mesh([(axis, 2)])?;
-        let found = checkpoint.sharded::<2, Float>("pressure", &mesh, &[Shard(0)]);
+        let found = checkpoint.sharded::<2, Float>(&mesh, "pressure", &[Shard(0)]);
         found.map(|_| ())
     });
     for error in told {

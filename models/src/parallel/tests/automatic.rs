@@ -188,13 +188,13 @@ fn the_fastest_plan_depends_on_the_work_and_on_memory() {
         bandwidth: 1e3,
     };
     let workload = Workload::new(64, &["data"]);
-    assert_eq!(chosen(&workload, fast).unwrap().plan.layer.len(), 2);
+    assert_eq!(chosen(&workload, fast).unwrap().plan.layers.len(), 2);
     let whole = chosen(&workload, slow).unwrap();
     assert_eq!(whole.plan, Plan::default());
     // Everything fits, except a budget below what a rank holds.
     let held = whole.price.bytes() as u64;
     let stored = chosen(&workload.clone().with_budget(held - 1), slow).unwrap();
-    assert_eq!(stored.plan.store.len(), 1, "{:?}", stored.plan);
+    assert_eq!(stored.plan.stores.len(), 1, "{:?}", stored.plan);
     let error = chosen(&workload.with_budget(1000), slow)
         .unwrap_err()
         .to_string();
@@ -226,7 +226,7 @@ fn pairs_are_found_by_type() {
     };
     let plans = linear_pairs(&model, "tensor");
     let paths = |plan: &Plan| {
-        plan.layer
+        plan.layers
             .iter()
             .map(|entry| entry.path.clone())
             .collect::<Vec<_>>()
@@ -257,7 +257,7 @@ fn a_model_larger_than_memory_is_priced() {
     let parts = transformer_encoder(&config, "", "tensor");
     let chosen = Plan::automatic(&model, &mesh, &parts, &workload, &machine()).unwrap();
     assert!(chosen.price.bytes() < 80e9, "{}", chosen.price);
-    assert!(!chosen.plan.layer.is_empty());
+    assert!(!chosen.plan.layers.is_empty());
 }
 
 #[test]

@@ -187,7 +187,7 @@ fn stored_parameters_are_gathered_for_each_pass() {
     // gradient of x.
     let two = |model: &Layers, x: ShardTensor<3>| x.apply(&model.first).apply(&model.second);
     assert_eq!(
-        counts(&store(Gather::Again), Shard(0), two),
+        counts(&store(Gather::EachPass), Shard(0), two),
         [[0, 0, 2], [0, 0, 4]]
     );
     assert_eq!(

@@ -119,12 +119,14 @@ fn plans_are_the_same_as_text() {
         style = { colwise = { axis = "tensor" } }
         [[store]]
         path = "**"
-        over = "data"
+        axis = "data"
     "#;
     let expected = Plan::default()
         .with_layer("blocks.*.up", Style::colwise("tensor"))
         .with_store(Store::new("**", "data"));
     assert_eq!(Plan::from_toml(written).unwrap(), expected);
+    let earlier = written.replace("axis = \"data\"", "over = \"data\"\ngather = \"again\"");
+    assert_eq!(Plan::from_toml(&earlier).unwrap(), expected);
     let misspelled = Plan::from_toml("[[layers]]\npath = \"a\"")
         .unwrap_err()
         .to_string();

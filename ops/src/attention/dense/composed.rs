@@ -41,11 +41,10 @@ pub(super) fn attention(
 
 /// Gathers the keys of a bias on every rank.
 pub(super) fn whole_in_keys(bias: ShardTensor<4>) -> Result<ShardTensor<4>> {
-    let whole = bias.placements().iter().map(|placement| match placement {
+    let whole = bias.layout().map_placements(|placement| match placement {
         Shard(WIDTH) => Replicate,
-        other => *other,
+        other => other,
     });
-    let whole: Vec<Placement> = whole.collect();
     bias.try_redistribute(&whole)
 }
 

@@ -158,7 +158,7 @@ pub(super) fn check_bias(
     });
     if plain {
         let layout = q.layout().derive(expected, extents);
-        let (whole, _, _) = bias.clone().into_parts();
+        let whole = bias.clone().into_local();
         if !whole.is_tracked() {
             return ShardTensor::distribute(whole, q.mesh(), &layout).map(Beside::Queries);
         }

@@ -35,17 +35,14 @@ mod node;
 use std::sync::Arc;
 
 use halocline_core::ops::fan_out;
-use halocline_core::{
-    Boundary, DeviceMesh, Error, Exchange, ExchangePlan, Layout, Operation, Result, ShardTensor,
-    Traffic,
-};
+use halocline_core::{Boundary, DeviceMesh, Error, Exchange, Layout, Result, ShardTensor};
 
 use super::channels::{Weight, held_groups, parameters};
 use super::check;
 use super::engine::geometry::{Conv, three};
 use super::run::ConvRun;
-use crate::driver::place::part_ranges;
-use crate::driver::{Padding, Reach, Reaches, Window, exchange_of};
+use crate::driver::place::extents_by;
+use crate::driver::{Padding, Reach, Reaches, StencilPlan, Window};
 use crate::field::{Field, run};
 use crate::golden::{Case, Dims, Golden, Output, output};
 use crate::operand::Operand;
@@ -222,25 +219,18 @@ impl<const N: usize> ConvTransposeOptions<N> {
     }
 }
 
-/// Layout of the outputs, and the convolution's exchange from them.
-pub(super) struct Plan {
-    pub output: Layout,
-    pub exchange: Option<Arc<ExchangePlan>>,
-}
-
-impl Plan {
-    /// Exchange of the convolution, which is the backward pass of an operator on this layout.
-    pub(super) fn exchange(
-        &self,
-        operator: &'static str,
-        layout: &Layout,
-        mesh: &DeviceMesh,
-    ) -> Option<Exchange> {
-        self.exchange.as_ref().map(|plan| {
-            let operation = Operation::new(operator, Traffic::Exchange, Some(layout)).backward();
-            exchange_of(plan.clone(), operation, mesh)
-        })
-    }
+/// Exchange of the convolution, which is the backward pass of an operator on this layout.
+pub(super) fn exchange(
+    plan: &StencilPlan,
+    operator: &'static str,
+    layout: &Layout,
+    mesh: &DeviceMesh,
+) -> Option<Exchange> {
+    let exchange = plan.exchange(operator, layout, mesh)?;
+    Some(Exchange {
+        operation: exchange.operation.backward(),
+        ..exchange
+    })
 }
 
 /// Convolves a sharded field with the transpose of a kernel. See the [module](self).
@@ -314,7 +304,7 @@ pub fn conv_transpose<const D: usize, const N: usize>(
             dilation: three(&options.dilation),
         },
         fields: 1,
-        exchange: plan.exchange(operator, &layout, &mesh),
+        exchange: exchange(&plan, operator, &layout, &mesh),
         output: held,
     };
     let node = Transposed {
@@ -325,14 +315,15 @@ pub fn conv_transpose<const D: usize, const N: usize>(
     Ok(ShardTensor::from_parts(y, plan.output.clone(), mesh))
 }
 
-/// Plan for this rank's position, for a result with the placements and channels of `like`.
+/// Plan for this rank's position, for a result with the placements and channels of `like`. Its
+/// exchange is that of the convolution, from the outputs.
 pub(super) fn plan<const D: usize, const N: usize>(
     operator: &'static str,
     options: &ConvTransposeOptions<N>,
     kernel: &[usize],
     like: Layout,
     x: &ShardTensor<D>,
-) -> Result<Arc<Plan>> {
+) -> Result<Arc<StencilPlan>> {
     let (mesh, layout) = (x.mesh(), x.layout().clone());
     let key = (operator, *options, kernel.to_vec(), like, layout);
     mesh.cache().get_or_make(key, |key| {
@@ -348,7 +339,7 @@ fn make<const N: usize>(
     like: &Layout,
     layout: &Layout,
     mesh: &DeviceMesh,
-) -> Result<Plan> {
+) -> Result<StencilPlan> {
     let sizes = kernel.iter().zip(&layout.shape()[2..]).enumerate();
     let sizes = sizes
         .map(|(spatial, (kernel, size))| options.output_size(operator, spatial, *size, *kernel));
@@ -367,24 +358,20 @@ fn make<const N: usize>(
     };
     // Both sides have the channels of the outputs.
     let exchange = reaches.between(&output, like, mesh, 0.0);
-    Ok(Plan { output, exchange })
+    Ok(StencilPlan { output, exchange })
 }
 
 /// Extents of the outputs: an output belongs to the part of the window that has it in its middle.
 fn output_extents(window: &Window, extents: &[usize], outputs: usize) -> Vec<usize> {
     let size: usize = extents.iter().sum();
     let middle = (window.span() - 1) / 2;
-    let bound = |cell: usize| match cell {
+    extents_by(extents, |cell| match cell {
         0 => 0,
         cell if cell == size => outputs,
         cell => (cell * window.stride + middle)
             .saturating_sub(window.padding.low)
             .min(outputs),
-    };
-    let parts = part_ranges(extents);
-    parts
-        .map(|cells| bound(cells.end) - bound(cells.start))
-        .collect()
+    })
 }
 
 /// Transposed convolution as a method.

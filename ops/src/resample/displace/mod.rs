@@ -29,7 +29,7 @@ pub use options::{OutOfBounds, SampleOptions};
 
 use std::ops::Range;
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Tensor};
 use halocline_core::{
     Boundary, Error, Fan, Linearity, Need, Operation, Pairing, Result, Role, Segment, Shard,
     ShardTensor, Term, Traffic, ops, segments,
@@ -116,7 +116,7 @@ fn displaced<const D: usize, const N: usize>(
             first,
         };
         let inputs = [cells.into_dispatch(), points.into_dispatch()];
-        burn::tensor::Tensor::from_dispatch(ops::apply(sample, inputs))
+        Tensor::from_dispatch(ops::apply(sample, inputs))
     } else {
         local::sampled(cells, points, options, first)
     };
@@ -326,7 +326,7 @@ fn require_within<const D: usize, const N: usize>(
 fn with_halo<const D: usize, const N: usize>(
     x: &ShardTensor<D>,
     options: &SampleOptions<N>,
-) -> Result<burn::tensor::Tensor<D>> {
+) -> Result<Tensor<D>> {
     let layout = x.layout().clone();
     let key = (
         options.bound,
@@ -396,15 +396,10 @@ fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Outpu
         ("reflection", Boundary::Reflect),
     ];
     let boundary = attributes.choice("padding_mode", &boundaries);
-    let corners = if attributes.is("align_corners") {
-        Corners::Centers
-    } else {
-        Corners::Edges
-    };
     let options = SampleOptions::new(attributes.array::<N>("bound", 1))
         .with_mode(mode)
         .with_boundary([boundary; N])
-        .with_corners(corners);
+        .with_corners(Corners::aligned(attributes.is("align_corners")));
     output(grid_sample(case.input::<D>(0)?, case.input(1)?, &options))
 }
 

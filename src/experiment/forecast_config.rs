@@ -1,0 +1,177 @@
+//! Configuration of forecasts: their steps, ensembles and starts, and the regions of their scores.
+
+use std::collections::BTreeMap;
+
+use halocline_core::Result;
+use halocline_models::Region;
+use serde::{Deserialize, Serialize};
+
+use super::data_config::deviation;
+use super::errors::{invalid, refuse};
+
+/// Forecasts: their steps, ensembles and starts, and the regions of their scores.
+///
+/// # Example
+/// ```
+/// use halocline::experiment::{ForecastConfig, RegionConfig};
+///
+/// let europe = RegionConfig { lat: [35.0, 75.0], lon: [-12.5, 42.5] };
+/// let config = ForecastConfig {
+///     steps: 20,
+///     every_hours: Some(12), // from 00 and 12 UTC
+///     regions: [("europe".into(), europe)].into(),
+///     ..ForecastConfig::default()
+/// };
+/// assert_eq!(config.members, 1);
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ForecastConfig {
+    /// Steps per forecast.
+    pub steps: usize,
+    /// Members per ensemble.
+    pub members: usize,
+    /// Standard deviation of the noise that makes members differ, in standard deviations of the
+    /// inputs. It may be 0 for a model with [channels of noise](super::DataConfig::noise_channels).
+    pub noise: f64,
+    /// Hours of which the time of a start is a multiple, counted from 1970-01-01 00:00: with 12,
+    /// validations, scores and forecasts start at 00 and 12 UTC. Default all times. A forecast from
+    /// a date starts at that date.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every_hours: Option<usize>,
+    /// Regions of scores by name, in addition to the [standard ones](Region::standard).
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub regions: BTreeMap<String, RegionConfig>,
+}
+
+/// Box of latitudes and longitudes in degrees, of which there are scores.
+///
+/// See [`ForecastConfig`] for an example.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegionConfig {
+    /// Southern and northern bounds.
+    pub lat: [f64; 2],
+    /// Western and eastern bounds, from −360 to 360. The box extends eastward from the first one,
+    /// possibly across the date line. Default around the globe.
+    #[serde(default = "around")]
+    pub lon: [f64; 2],
+}
+
+fn around() -> [f64; 2] {
+    [0.0, 360.0]
+}
+
+impl Default for ForecastConfig {
+    fn default() -> Self {
+        Self {
+            steps: 1,
+            members: 1,
+            noise: 0.0,
+            every_hours: None,
+            regions: BTreeMap::new(),
+        }
+    }
+}
+
+impl ForecastConfig {
+    /// Checks the settings, for a model with this number of channels of noise.
+    pub(super) fn check(&self, noise_channels: usize) -> Result<()> {
+        refuse(&[
+            (
+                self.steps == 0,
+                "forecast.steps: 0; expected at least 1 step",
+            ),
+            (
+                self.members == 0,
+                "forecast.members: 0; expected at least 1 member",
+            ),
+            (
+                !deviation(self.noise),
+                &format!(
+                    "forecast.noise: {}; expected a standard deviation from 0 on",
+                    self.noise
+                ),
+            ),
+            (
+                self.members > 1 && self.noise == 0.0 && noise_channels == 0,
+                "forecast.noise: 0, with which all members are the same; expected a standard deviation, such as 0.1, \
+                 or data.noise_channels, or 1 member",
+            ),
+            (
+                self.every_hours == Some(0),
+                "forecast.every_hours: 0; expected at least 1 hour",
+            ),
+        ])?;
+        for (name, region) in &self.regions {
+            let is_standard = Region::standard().iter().any(|other| other.name == *name);
+            if is_standard || name.is_empty() {
+                let expected = "a name of its own, not that of a standard region";
+                return Err(invalid("forecast.regions", format!("{name:?}"), expected));
+            }
+            let [south, north] = region.lat;
+            let is_lat = -90.0 <= south && south < north && north <= 90.0;
+            let is_lon = region.lon.iter().all(|lon| (-360.0..=360.0).contains(lon));
+            if !is_lat || !is_lon {
+                return Err(invalid(
+                    "forecast.regions",
+                    format!("{name} with lat {:?}, lon {:?}", region.lat, region.lon),
+                    "lat = [south, north] from -90 to 90, and lon = [west, east] from -360 to 360",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns these settings without those that do not change the fields of a forecast: the choice
+    /// of starts and the regions of scores.
+    pub(super) fn of_fields(&self) -> Self {
+        Self {
+            every_hours: None,
+            ..self.of_validation()
+        }
+    }
+
+    /// Returns these settings without those that do not change the score of a validation: the
+    /// regions beside the first.
+    pub(super) fn of_validation(&self) -> Self {
+        Self {
+            regions: BTreeMap::new(),
+            ..self.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_and_regions_are_checked() {
+        for (text, told) in [
+            ("every_hours = 0", "forecast.every_hours: 0"),
+            ("regions.globe = { lat = [0, 1] }", "got \"globe\""),
+            ("regions.a = { lat = [75, 35] }", "got a with lat [75.0"),
+            ("regions.a = { lat = [35, 95] }", "got a with lat [35.0"),
+            (
+                "regions.a = { lat = [35, 75], lon = [0, 400] }",
+                "lon [0.0, 400.0], expected lat",
+            ),
+        ] {
+            let config: ForecastConfig = toml::from_str(text).unwrap();
+            let error = config.check(0).unwrap_err().to_string();
+            assert!(error.contains(told), "{error}");
+        }
+        let text = "every_hours = 12\nregions.a = { lat = [35, 75], lon = [170, -170] }";
+        let config: ForecastConfig = toml::from_str(text).unwrap();
+        config.check(0).unwrap();
+        assert_eq!(config.of_fields(), ForecastConfig::default());
+    }
+
+    /// Folders of earlier versions have notes of these settings without the keys added since.
+    #[test]
+    fn notes_of_earlier_folders_are_those_of_the_defaults() {
+        let note = serde_json::to_string(&ForecastConfig::default()).unwrap();
+        assert_eq!(note, r#"{"steps":1,"members":1,"noise":0.0}"#);
+    }
+}
