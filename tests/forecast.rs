@@ -3,7 +3,7 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::optim::{AdamWConfig, SgdConfig};
-use halocline::io::Checkpoint;
+use halocline::io::{Checkpoint, CheckpointConfig, Direction};
 use halocline::models::{
     CrpsEstimator, Evaluation, FieldConv2d, FieldConv2dConfig, crps, energy_score, perturbed,
     repeat_members, rollout, split_members,
@@ -242,6 +242,25 @@ fn the_best_checkpoint_stays_and_patience_ends_a_run_after_a_resume_too() {
         Ok(())
     });
     read.unwrap();
+}
+
+#[test]
+fn a_higher_metric_is_the_best_if_the_configuration_says_so() {
+    let found = Launcher::local(2).collect(|world| {
+        let (rate, model) = (ModuleLrScheduler::new(1e-2), world.init(conv)?);
+        let highest = CheckpointConfig::new().with_direction(Direction::Highest);
+        let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), rate)
+            .with_checkpoints(highest)
+            .with_patience(2);
+        let mut found = Vec::new();
+        for metric in [0.5, 0.9, 0.7, 0.8] {
+            let validation = trainer.validate(|_| Ok(metric))?;
+            found.push((validation.is_best, validation.stop));
+        }
+        Ok((found, trainer.best_metric()))
+    });
+    let ends = vec![(true, false), (true, false), (false, false), (false, true)];
+    assert_eq!(found.unwrap(), vec![(ends, Some(0.9)); 2]);
 }
 
 #[test]

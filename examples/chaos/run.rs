@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::optim::AdamWConfig;
 use clap::Args;
-use halocline::models::parallel::{self, Plan, Store};
+use halocline::models::parallel::{Plan, Store, init_parallel};
 use halocline::models::{SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
 use halocline::{Ended, Trainer};
@@ -48,8 +48,7 @@ pub(crate) fn train(options: &Options) -> Result<()> {
             } else {
                 Plan::default()
             };
-            let model =
-                parallel::init_parallel(&world, &mesh, &plan, |device| config.init(device))?;
+            let model = init_parallel(&world, &mesh, &plan, |device| config.init(device))?;
             let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, EPOCHS * BATCHES)
                 .init()
                 .map_err(Error::other)?;

@@ -79,14 +79,12 @@ pub fn clip_grad_norm<M: Module>(
     visit_paths(model, &mut norms);
     let Norms { counted, norms, .. } = norms;
     let mut whole = 0.0;
-    for ((path, again), norm) in counted.into_iter().zip(norms.execute()) {
+    for ((path, large_square), norm) in counted.into_iter().zip(norms.execute()) {
         let norm: f64 = norm.iter().next().expect("a norm is one number");
-        let square = norm.powi(2);
-        let square = if square.is_infinite() {
-            again()
-        } else {
-            square
-        };
+        let mut square = norm.powi(2);
+        if square.is_infinite() {
+            square = large_square();
+        }
         match shards.get(&path) {
             None => whole += square,
             Some(shard) => {
@@ -121,15 +119,15 @@ pub fn clip_grad_norm<M: Module>(
 }
 
 /// Function that computes the square of a norm without overflow.
-type Again = Box<dyn FnOnce() -> f64>;
+type LargeSquare = Box<dyn FnOnce() -> f64>;
 
 /// Visitor that computes the norm of each gradient.
 struct Norms<'a> {
     gradients: &'a GradientsParams,
     /// Parameters already counted, as one may occur in two places.
     seen: HashSet<ParamId>,
-    /// Path of each counted parameter.
-    counted: Vec<(String, Again)>,
+    /// Path of each counted parameter, and the square of its norm if the squares overflow.
+    counted: Vec<(String, LargeSquare)>,
     /// Their norms, which are read from the device together.
     norms: Transaction,
 }
@@ -144,8 +142,8 @@ impl PathVisitor for Norms<'_> {
         }
         let norm = norm(halocline_ops::widened(gradient.clone()));
         self.norms = std::mem::take(&mut self.norms).register(norm);
-        let again = move || square_of_large_norm(halocline_ops::widened(gradient));
-        self.counted.push((path.join("."), Box::new(again)));
+        let large_square = move || square_of_large_norm(halocline_ops::widened(gradient));
+        self.counted.push((path.join("."), Box::new(large_square)));
     }
 }
 

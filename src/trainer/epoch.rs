@@ -19,9 +19,9 @@ impl<M: Module> Trainer<M> {
     /// numbers, and `.skip(first)` after the last filter of an iterator.
     ///
     /// # Errors
-    /// `batches` or `loss` fails; a loss or a gradient is [not finite](super::NonFinite); the model's
-    /// parameters differ between ranks (compared before the first step of a run and at every save);
-    /// saving or communication fails.
+    /// `loss` fails, as for a batch that could not be read; a loss or a gradient is [not
+    /// finite](super::NonFinite); the model's parameters differ between ranks (compared before the
+    /// first step of a run and at every save); saving or communication fails.
     pub fn train_epoch<B, I: IntoIterator<Item = B>, X: Field<1>>(
         &mut self,
         batches: impl FnOnce(usize, usize) -> I,

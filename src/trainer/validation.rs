@@ -61,12 +61,11 @@ impl<M: Module> Trainer<M> {
     }
 
     /// Validates the model, without gradients; if the run has an [average](Self::with_ema),
-    /// validates the averaged model. `metric` computes its metric on validation data. A lower one is
-    /// better, as of errors; for scores such as correlations, call
-    /// `with_checkpoints(CheckpointConfig::new().with_direction(Direction::Highest))`. If the run has
-    /// a folder, it is saved with the metric, and the folder keeps the best checkpoint and the newest
-    /// ones ([`with_checkpoints`](Self::with_checkpoints)). All ranks must call this together; the
-    /// metric of rank 0 counts.
+    /// validates the averaged model. `metric` computes a metric of the model on validation data,
+    /// such as an error, where lower is better. For a correlation, pass [`Direction::Highest`] to
+    /// [`with_checkpoints`](Self::with_checkpoints). If the run has a folder, it is saved with the
+    /// metric, and the folder keeps the best checkpoint and the newest ones. All ranks must call
+    /// this together; the metric of rank 0 counts.
     ///
     /// # Errors
     /// `metric` fails; saving or communication fails.
@@ -119,10 +118,7 @@ impl<M: Module> Trainer<M> {
         let metric = f64::from_le_bytes(bytes[..].try_into().map_err(Error::other)?);
         let is_best = self.progress.validated.take(metric, self.keep.direction);
         let mut metrics = self.validations()?;
-        metrics.push((
-            self.step(),
-            Some(metric).filter(|metric| metric.is_finite()),
-        ));
+        metrics.push((self.step(), metric.is_finite().then_some(metric)));
         self.note(NOTE, &metrics)?;
         if self.checkpoints.is_some() {
             self.save(Some(metric))?;

@@ -163,10 +163,10 @@ macro_rules! methods {
 
 /// Tensor on one device or on a mesh: the type that model code is written for.
 ///
-/// burn's [`Tensor<D>`] and [`ShardTensor<D>`] alone implement it and produce the same results. On a
-/// `Tensor` nothing is communicated and [`resolve`](Field::resolve) is the identity. Each family of
-/// operators adds its methods through its own trait, such as [`ConvField`](crate::conv::ConvField);
-/// the prelude imports all of them.
+/// burn's [`Tensor<D>`] and [`ShardTensor<D>`] alone implement it and produce the same results. On
+/// a `Tensor` nothing is communicated and [`resolve`](Field::resolve) is the identity. Each family
+/// of operators adds its methods through its own trait, such as
+/// [`ConvField`](crate::conv::ConvField); the prelude imports all of them.
 ///
 /// Methods panic if their operator has no rule for the sharding, as burn's do if shapes do not
 /// match. The functions they call return the typed error instead:

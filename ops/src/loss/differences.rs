@@ -141,9 +141,9 @@ fn weights_of_differences<const D: usize, X: Field<D>>(
 ) -> Result<X> {
     let mut next = weights.clone().shift(dim, -1, boundary);
     if boundary == Boundary::Replicate {
-        let mut inside = vec![1.0; weights.dims()[dim]];
-        inside.pop();
-        inside.push(0.0);
+        let size = weights.dims()[dim];
+        let mut inside = vec![1.0; size];
+        inside[size - 1] = 0.0;
         next = next * weights.profile(dim, &inside);
     }
     counted(weights, next)
