@@ -103,11 +103,11 @@ impl OpenConfig {
     /// longitude, as on the grids of ICON, and on the cells of a HEALPix sphere: the cells are a
     /// single row. Latitudes, longitudes and areas of the cells, and variables that the attributes
     /// `coordinates`, `bounds` or `cell_measures` of another one name, are channels only if they
-    /// are chosen by name, or if there is no other. Variables on another grid or time axis than the first one are left
-    /// out. A variable without a time dim has the same values at all times. A file without a time
-    /// axis has one time, that of its scalar time coordinate, or else zero. A store of
-    /// anemoi-datasets has a channel for each of its variables; cells that form no grid are a single
-    /// row.
+    /// are chosen by name, or if there is no other. Variables on another grid or time axis than the
+    /// first one are left out. A variable without a time dim has the same values at all times. A
+    /// file without a time axis has one time, that of its scalar time coordinate, or else zero. A
+    /// store of anemoi-datasets has a channel for each of its variables; cells that form no grid are
+    /// a single row.
     ///
     /// # Errors
     /// A path that does not exist; a file or folder of another format, or damaged; a channel that

@@ -48,9 +48,10 @@ impl<N: OwnNetwork> Experiment<N> {
     }
 }
 
-/// Replaces values beyond the bounds of their channel by the bounds. Infinite values become NaN, so
-/// that a model that diverges is not hidden.
+/// Replaces finite values beyond the bounds of their channel by the bounds. Infinite values and NaN
+/// stay, so that a model that diverges is not hidden.
 fn clamped(x: ShardTensor<4>, bounds: &[Vec<f64>; 2]) -> ShardTensor<4> {
+    // NaN where a value is infinite, which is then not beyond a bound.
     let zero = x.clone().detach() * 0.0;
     let [lower, upper] = [0, 1].map(|side| zero.clone() + x.profile(1, &bounds[side]));
     let below = x.clone().lower(lower.clone());
@@ -61,6 +62,7 @@ fn clamped(x: ShardTensor<4>, bounds: &[Vec<f64>; 2]) -> ShardTensor<4> {
 #[cfg(test)]
 mod tests {
     use burn::module::Module;
+    use burn::tensor::Tensor;
     use halocline_core::Launcher;
     use halocline_io::Period;
     use halocline_ops::loss_value;
@@ -68,6 +70,17 @@ mod tests {
     use super::*;
     use crate::experiment::ForecastConfig;
     use crate::experiment::fixture::{config_in, wave, write_fields};
+
+    #[test]
+    fn values_that_are_not_finite_have_no_bounds() {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        let x = ShardTensor::solo(Tensor::<4>::from([[[[inf, -inf, nan, -2.0, 0.5, 2.0]]]]));
+        let found = clamped(x, &[vec![0.0], vec![1.0]]);
+        let found: Vec<f32> = found.local().clone().into_data().iter().collect();
+        let is_bounded = found[..3].iter().any(|value| value.is_finite());
+        assert!(!is_bounded, "{found:?}");
+        assert_eq!(found[3..], [0.0, 0.5, 1.0]);
+    }
 
     #[test]
     fn forecasts_stay_within_bounds() {

@@ -9,10 +9,19 @@ use halocline_io::{Channel, Channels, Grid};
 use super::config::ExperimentConfig;
 use super::data::{Data, stands_for};
 use super::errors::invalid;
+use super::regions::regions;
 use super::training_config::{Loss, RolloutGradient, TrainingConfig};
 
+/// Refuses a rim, bounds or regions that do not fit the grid and the targets.
+pub(super) fn check_data(config: &ExperimentConfig, data: &Data) -> Result<()> {
+    check_rim(config.data.boundary, &data.grid)?;
+    check_targets("data.bounds", &config.data.bounds, &data.channels.targets)?;
+    regions(&data.grid, &config.forecast)?;
+    Ok(())
+}
+
 /// Checks that a grid has cells inside a rim of this width, and edges.
-pub(super) fn check_rim(width: usize, grid: &Grid) -> Result<()> {
+fn check_rim(width: usize, grid: &Grid) -> Result<()> {
     let [rows, columns] = grid.shape();
     let is_region = grid.boundary()[1] != Boundary::Periodic;
     if width == 0 || (is_region && 2 * width < rows.min(columns)) {

@@ -190,7 +190,7 @@ impl ExperimentConfig {
                  such as 0.1, or data.noise_channels",
             ),
             (
-                self.training.patience.is_some() && self.data.validation.is_none(),
+                training.patience.is_some() && self.data.validation.is_none(),
                 "training.patience: without data.validation, of whose scores it counts",
             ),
             (

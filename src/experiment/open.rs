@@ -15,13 +15,14 @@ impl Experiment {
     ///
     /// # Errors
     /// A configuration with values out of range; a mesh of another number of ranks; data that
-    /// cannot be read, or lack a channel; if there are no statistics yet, a model or plan that does
-    /// not fit, a precision that the device lacks, batches, steps, weights or a loss of training
-    /// that do not fit the samples, channels or grid, or a share of a rank that is larger than the
-    /// memory of this machine; a folder that holds an experiment with other data or another model,
-    /// whose files have changed since, or whose statistics another job is computing; given
-    /// statistics that lack a channel or differ from those of the folder; a pretrained model of
-    /// other data or of another configuration; periods that overlap; a failure of communication.
+    /// cannot be read, or lack a channel; bounds of other channels than targets, and a region of
+    /// scores without a cell; if there are no statistics yet, a model or plan that does not fit, a
+    /// precision that the device lacks, batches, steps, weights or a loss of training that do not
+    /// fit the samples, channels or grid, or a share of a rank that is larger than the memory of
+    /// this machine; a folder that holds an experiment with other data or another model, whose files
+    /// have changed since, or whose statistics another job is computing; given statistics that lack
+    /// a channel or differ from those of the folder; a pretrained model of other data or of another
+    /// configuration; periods that overlap; a failure of communication.
     pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
         Self::open(world, config, no_network)
     }

@@ -13,13 +13,12 @@ use halocline_ops::backward;
 use halocline_ops::prelude::*;
 
 use super::capacity::{BYTES, memory};
-use super::checks::{check_rim, check_targets, warn};
+use super::checks::{check_data, warn};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::loss::apply_step;
 use super::network::{FieldModel, Maker, OwnNetwork, no_network};
 use super::optimizer::OptimizerKind;
-use super::regions::regions;
 use super::setup::placements;
 use crate::trainer::precision::rounded;
 
@@ -100,9 +99,7 @@ impl Outlook {
     ) -> Result<Self> {
         config.check()?;
         let data = Data::open(&config.data)?;
-        check_rim(config.data.boundary, &data.grid)?;
-        check_targets("data.bounds", &config.data.bounds, &data.channels.targets)?;
-        regions(&data.grid, &config.forecast)?;
+        check_data(config, &data)?;
         let (whole, samples) = config.check_fit(&data, world.device(), ranks, maker)?;
         if world.is_root() {
             warn(config, &data, samples);

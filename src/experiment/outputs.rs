@@ -35,8 +35,10 @@ impl<N: OwnNetwork> Experiment<N> {
     /// file or a store.
     pub(super) fn check_output(&self, path: &Path, is_single: bool) -> Result<()> {
         let data = &self.config.data;
-        // The files of training may be gone.
-        let trained = expanded(&data.files).unwrap_or_default();
+        // Some files of training may be gone.
+        let files = data.files.iter().map(std::slice::from_ref);
+        let trained = files.flat_map(|file| expanded(file).unwrap_or_default());
+        let trained: Vec<PathBuf> = trained.collect();
         let mut inputs = self
             .data
             .paths()

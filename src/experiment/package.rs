@@ -85,7 +85,8 @@ impl ExperimentConfig {
     }
 
     /// Reads the configuration of a [package](Experiment::package), some of whose keys are replaced
-    /// by settings as in [`load_with`](Self::load_with).
+    /// by settings as in [`load_with`](Self::load_with). The folder is that of the package whatever
+    /// they say, and a relative path of constants starts there.
     ///
     /// # Errors
     /// A folder that is not a package; the errors of [`load_with`](Self::load_with).

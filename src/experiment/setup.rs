@@ -18,7 +18,7 @@ use halocline_models::parallel::init_parallel;
 use halocline_ops::prelude::*;
 
 use super::capacity::{Use, check_memory};
-use super::checks::{check_batch, check_rim, check_targets, check_training};
+use super::checks::{check_batch, check_data, check_training};
 use super::climatology::Climatology;
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
@@ -29,7 +29,6 @@ use super::pretrained::{given_statistics, in_order_of_network};
 use super::record::{
     CHECKPOINTS, STATISTICS, compare, compare_files, odd_and_units, record, untrained,
 };
-use super::regions::regions;
 use super::timeline::Timeline;
 use crate::root::on_root;
 use crate::trainer::{best_or_latest, validated_name};
@@ -206,9 +205,7 @@ impl<N: OwnNetwork> Experiment<N> {
         let begin = Instant::now();
         config.check_run()?;
         let data = in_order_of_network(config, Data::open(&config.data)?)?;
-        check_rim(config.data.boundary, &data.grid)?;
-        check_targets("data.bounds", &config.data.bounds, &data.channels.targets)?;
-        regions(&data.grid, &config.forecast)?;
+        check_data(config, &data)?;
         // The record names the files that match the patterns.
         let mut config = config.clone();
         config.data.files = data.paths().to_vec();

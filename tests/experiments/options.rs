@@ -90,6 +90,8 @@ fn training_and_forecasts_start_at_chosen_hours() {
     assert!(error.contains("with --set training.epochs=0.5"), "{error}");
     let error = fail(path, &["score", "--set", "forecast.every_hours=31"]);
     assert!(error.contains("forecast.every_hours: got 31"), "{error}");
+    let error = fail(path, &["score", "--set", "data.every_hours=49"]);
+    assert!(error.contains("data.every_hours of which"), "{error}");
 }
 
 #[test]

@@ -326,7 +326,12 @@ fn grid(
     let [lat, lon] = positions.map(|variable| in_degrees(coordinates, variable));
     let grid = Grid::unstructured(lat?, lon?)?;
     match areas(container, variable, column) {
-        Some(areas) => grid.with_cell_areas(coordinates.values(areas)?),
+        Some(areas) => {
+            // Cells without a field, such as land in an ocean model, may lack an area.
+            let known = |area: f64| if area.is_nan() { 0.0 } else { area };
+            let areas = coordinates.values(areas)?.into_iter().map(known);
+            grid.with_cell_areas(areas.collect())
+        }
         None => Ok(grid),
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ndarray::{Array1, ArrayD};
 
-use super::axis::{Axis, axis_of};
+use super::axis::{Axis, axis_of, is_time};
 use super::coordinates::MAX_VALUES;
 use super::unstructured::positions;
 use super::variable::{Attribute, Container, Kind, Stamp, Variable};
@@ -53,6 +53,12 @@ fn seconds(container: &dyn Container, index: usize) -> Option<Vec<f64>> {
     let size = extents.try_fold(1_usize, |size, extent| size.checked_mul(*extent));
     let is_small = size.is_some_and(|size| (1..=MAX_VALUES).contains(&size));
     if variable.kind != Kind::Other || variable.dims.len() > 2 || !is_small {
+        return None;
+    }
+    // A lone date may be that of the file's production.
+    let name = variable.name.to_lowercase();
+    let is_named = is_time(&name) && !name.starts_with("date") || name == "xtime";
+    if count == 1 && !is_named && variable.text("standard_name").is_none() {
         return None;
     }
     // Dates of stations, such as that of the first observation, are not times of fields.

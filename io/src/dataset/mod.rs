@@ -125,19 +125,22 @@ impl FieldDataset {
             let history = (config.history, apart);
             samples(times, step, history, (lead, steps), config.open.gaps)
         };
-        let (mut all, mut passed) = (Vec::new(), 0);
+        let (mut all, mut candidates) = (Vec::new(), 0);
         for (index, file) in files.iter().enumerate() {
             metadata.check(file, first.path())?;
             check_units(file, first)?;
             same_calendar(file, first)?;
             let mut found = samples_of(file.times(), config.steps);
-            passed += found.len();
+            candidates += found.len();
             if let Some(hours) = config.every_hours {
                 found.retain(|times| falls_on(file.times()[times.present()], hours));
             }
             all.extend(found.into_iter().map(|times| (index, times)));
         }
-        if let Some(hours) = config.every_hours.filter(|_| all.is_empty() && passed > 0) {
+        if let Some(hours) = config
+            .every_hours
+            .filter(|_| all.is_empty() && candidates > 0)
+        {
             let expected = "hours of which the time of a sample is a multiple, such as 12";
             return Err(Error::argument("every_hours", hours, expected));
         }

@@ -186,6 +186,18 @@ fn areas_of_cells_are_weights_and_no_channels() {
 }
 
 #[test]
+fn cells_without_an_area_do_not_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "cell", 4);
+    place(&path, "cell", 1.0, [("lat", ""), ("lon", "")]);
+    let bytes = doubles([f64::NAN, 1.0, 3.0, f64::NAN]);
+    array(&path.join("areaCell"), "<f8", &[4], &["cell"], &bytes);
+    let fields = OpenConfig::of_channels(&["t2m"]).open(&path).unwrap();
+    let expected = Some(vec![0.0, 1.0, 3.0, 0.0]);
+    assert_eq!(fields.grid().cell_weights(), expected);
+}
+
+#[test]
 fn forcings_statistics_and_outputs_have_the_positions_of_cells() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), "station", 4);

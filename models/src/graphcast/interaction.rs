@@ -9,8 +9,9 @@ use halocline_ops::prelude::*;
 
 /// Scale of the initial weights of sources, relative to those of the edges and targets with which
 /// they are added. The messages of a cell have its own features in common and differ by their
-/// sources; with a scale of one a network hardly reads neighbours, and rests longer at damping the
-/// state of each cell.
+/// sources. With a scale of one a network hardly reads neighbours, and needs more steps to do more
+/// than damp the state of each cell: some 1,000 where 4 needs 250, on 400 cells with a field that is
+/// advected.
 const SOURCE_SCALE: f64 = 4.0;
 
 /// MLP of two layers with SiLU between them and a layer norm at the end, on `[batch, cells or

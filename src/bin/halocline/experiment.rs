@@ -1,7 +1,7 @@
 //! Subcommands of experiments.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use halocline::Ended;
@@ -36,23 +36,20 @@ impl Run {
         &self,
         program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
     ) -> Result<Vec<T>> {
-        let config = load(&self.config, &self.set, self.ranks)?;
+        let config = ExperimentConfig::load_with(&self.config, &self.set)?;
         run_on(&config, self.ranks, program)
     }
 }
 
-/// Reads a configuration, some of whose keys are replaced, and checks the number of ranks, if it is
-/// given, against its mesh.
-fn load(path: &Path, settings: &[String], ranks: Option<usize>) -> Result<ExperimentConfig> {
-    let config = ExperimentConfig::load_with(path, settings)?;
+/// Checks the number of ranks, if it is given, against the mesh of a configuration.
+fn check_ranks(config: &ExperimentConfig, ranks: Option<usize>) -> Result {
     let of_mesh = config.mesh.values().product::<usize>();
     match ranks {
         Some(ranks) if !config.mesh.is_empty() && ranks != of_mesh => Err(format!(
-            "--ranks {ranks}: the mesh of {} has {of_mesh} ranks; leave one of them out",
-            path.display()
+            "--ranks {ranks}: the configured mesh has {of_mesh} ranks; leave one of them out"
         )
         .into()),
-        _ => Ok(config),
+        _ => Ok(()),
     }
 }
 
@@ -62,6 +59,7 @@ fn run_on<T: Send>(
     ranks: Option<usize>,
     program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
 ) -> Result<Vec<T>> {
+    check_ranks(config, ranks)?;
     let launcher = config.launcher(ranks.unwrap_or(1));
     Ok(launcher.collect(|world| {
         if world.is_root() {
@@ -107,7 +105,7 @@ impl Trained {
     ) -> Result<Vec<T>> {
         let config = match (&self.package, &self.config) {
             (Some(package), _) => ExperimentConfig::load_package_with(package, &self.set)?,
-            (None, Some(config)) => load(config, &self.set, self.ranks)?,
+            (None, Some(config)) => ExperimentConfig::load_with(config, &self.set)?,
             (None, None) => return Err("--config or --package: expected one of them".into()),
         };
         run_on(&config, self.ranks, program)
@@ -132,7 +130,8 @@ pub(crate) struct Forecasting {
     /// Steps per forecast, in place of those of the configuration
     #[arg(long)]
     steps: Option<usize>,
-    /// Members per ensemble, in place of those of the configuration; they differ by the noise
+    /// Members per ensemble, in place of those of the configuration; they differ by the noise, or by
+    /// data.noise_channels
     #[arg(long)]
     members: Option<usize>,
     /// Standard deviation of the noise on the initial states of members, in standard deviations of
@@ -415,7 +414,8 @@ pub(crate) struct PlanOptions {
 
 pub(crate) fn plan(options: &PlanOptions) -> Result {
     let run = &options.run;
-    let config = load(&run.config, &run.set, run.ranks)?;
+    let config = ExperimentConfig::load_with(&run.config, &run.set)?;
+    check_ranks(&config, run.ranks)?;
     let measured = Launcher::local(2)
         .collect(|world| Machine::measure(&world.mesh([("rank", world.size())])?))?;
     let mut machine = measured
