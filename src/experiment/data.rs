@@ -208,7 +208,12 @@ impl Data {
 
     /// Opens the files of the training period, with the channels of the samples.
     pub(super) fn training_files(&self) -> Result<Vec<Box<dyn Fields>>> {
-        let open = open(&self.config, &self.config.train);
+        self.files_of(&self.config.train)
+    }
+
+    /// Opens the files of a period, with the channels of the samples.
+    pub(super) fn files_of(&self, period: &Period) -> Result<Vec<Box<dyn Fields>>> {
+        let open = open(&self.config, period);
         let names = self.files.iter().map(|channel| channel.name.clone());
         let open = open
             .with_channels(Some(names.collect()))

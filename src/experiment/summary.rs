@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use halocline_core::{Error, Result};
-use halocline_io::{Channel, Fields, Gaps, OpenConfig};
+use halocline_io::{Channel, Fields, Gaps, OpenConfig, Period};
 use serde::{Deserialize, Serialize};
 
 use super::config::ExperimentConfig;
@@ -30,11 +30,7 @@ pub(super) struct Record {
 
 impl Record {
     pub(super) fn of(config: &ExperimentConfig, data: &Data) -> Result<Self> {
-        let files = data.training_files()?;
-        let mut files: Vec<Summary> = files
-            .iter()
-            .map(|file| Summary::of(file))
-            .collect::<Result<_>>()?;
+        let mut files = Summary::of_period(data, &config.data.train)?;
         files.extend(Summary::of_constants(config)?);
         let units = |channel: &Channel| (channel.name.clone(), channel.units.clone());
         Ok(Self {
@@ -115,7 +111,7 @@ impl Record {
     }
 }
 
-/// Identity of a file of the training period, or of several joined ones.
+/// Identity of a file of a period, or of several joined ones.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Summary {
     bytes: u64,
@@ -132,6 +128,12 @@ impl Summary {
         let constants = config.data.constants.as_ref();
         let summary = constants.map(|constants| Self::of(&open.open(constants)?));
         summary.transpose()
+    }
+
+    /// Returns the identity of each file that has times of a period.
+    pub(super) fn of_period(data: &Data, period: &Period) -> Result<Vec<Self>> {
+        let files = data.files_of(period)?;
+        files.iter().map(|file| Self::of(file)).collect()
     }
 
     fn of(fields: &dyn Fields) -> Result<Self> {

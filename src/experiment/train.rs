@@ -19,6 +19,7 @@ use super::pace::Pace;
 use super::record::{CHECKPOINTS, lock_for_training, save_copy};
 use super::setup::{Experiment, Files, States};
 use super::step_log::{GradNorm, remove_later};
+use super::summary::Summary;
 use crate::root::on_root;
 use crate::trainer::{Ended, Trainer};
 
@@ -354,13 +355,14 @@ impl<N: OwnNetwork> Experiment<N> {
         }
     }
 
-    /// Notes the definition of validation, so that the best score and patience compare scores of
-    /// one kind.
+    /// Notes the definition of validation and its files, so that the best score and patience
+    /// compare scores of one kind.
     ///
     /// # Errors
-    /// Another definition than in earlier epochs.
+    /// Another definition, or other files, than in earlier epochs.
     fn check_validation(&self, trainer: &mut Trainer<FieldModel<N>>) -> Result<()> {
         const NOTE: &str = "validation.of";
+        const FILES: &str = "validation.files";
         let forecast = self.config.forecast.of_validation();
         let definition = (&self.config.data.validation, &forecast);
         let definition = serde_json::to_string(&definition).map_err(Error::other)?;
@@ -375,6 +377,19 @@ impl<N: OwnNetwork> Experiment<N> {
                 ),
             )),
             _ => trainer.note(NOTE, &definition),
+        }?;
+        let Some(period) = &self.config.data.validation else {
+            return Ok(());
+        };
+        let files = Summary::of_period(&self.data, period)?;
+        match trainer.noted::<Vec<Summary>>(FILES)? {
+            Some(before) if before == files => Ok(()),
+            Some(_) if is_validated => Err(invalid(
+                "data.validation",
+                "a period of which the files have changed, or others have times",
+                "the files by which the epochs before were validated",
+            )),
+            _ => trainer.note(FILES, &files),
         }
     }
 

@@ -4,9 +4,10 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
+use super::files::{write_fields, write_parts};
 use super::{
     CONFIG, Replaced, SCORE, TEST, TIMES, command, fail, halocline, interrupt_at, prepared, score,
-    scores, succeed, train, trained, write,
+    scores, succeed, train, trained, trained_with, write,
 };
 
 /// Returns the losses that training prints, by epoch.
@@ -136,6 +137,24 @@ fn validations_of_another_kind_are_refused() {
     // The copy is still that of the last training.
     assert_eq!(std::fs::read_to_string(&copy).unwrap(), before);
     write(folder.path(), CONFIG, 2);
+    succeed(folder.path(), &["train"]);
+}
+
+/// The best score and patience compare scores of the same states.
+#[test]
+fn files_of_validation_must_not_change_while_epochs_are_left() {
+    let files = "[\"FOLDER/first.h5\", \"FOLDER/rest.h5\"]";
+    let config = CONFIG.replaced("[\"FOLDER/2018.h5\"]", files);
+    let validation = 28; // the first time of the period
+    let folder = trained_with(&config, |path| write_parts(path, validation));
+    write_fields(&folder.path().join("rest.h5"), |time, _| {
+        (time >= validation).then_some(time + 1)
+    });
+    write(folder.path(), &config, 2);
+    let found = fail(folder.path(), &["train"]);
+    let told = "the files by which the epochs before were validated";
+    assert!(found.contains(told), "{found}");
+    write_parts(folder.path(), validation);
     succeed(folder.path(), &["train"]);
 }
 
