@@ -67,7 +67,7 @@ pub(super) fn check_memory<N: OwnNetwork>(
                 gigabytes(least)
             ),
             format!(
-                "at most {}, the memory of this machine: a smaller model or batch, or more ranks that share them",
+                "at most {}, the memory of this machine: a smaller model, batch or ensemble, or more ranks that share them",
                 gigabytes(memory)
             ),
         )),

@@ -40,6 +40,9 @@ fn parsed(setting: &str) -> Option<(Vec<String>, String, Value)> {
     let (key, value) = setting.split_once('=')?;
     // Both are parsed as TOML, so that names may have quotes.
     let mut assigned: Table = toml::from_str(&format!("value = {value}")).ok()?;
+    if assigned.len() > 1 {
+        return None; // another setting on a further line
+    }
     let mut named = Value::Table(toml::from_str(&format!("{key} = 0")).ok()?);
     let mut path = Vec::new();
     while let Value::Table(table) = named {
@@ -83,6 +86,7 @@ mod tests {
             ("training.epochs", "expected KEY=VALUE"),
             ("model.kind=unet", "expected KEY=VALUE"),
             ("=3", "expected KEY=VALUE"),
+            ("training.epochs=1\nbatch=3", "expected KEY=VALUE"),
             ("training.epochs.a=3", "training.epochs is a value"),
         ] {
             let error = set(&[setting]).unwrap_err();

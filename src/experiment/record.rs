@@ -247,6 +247,10 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<Option<DataConfig>> {
     };
     let mut data = before.data.clone();
     (data.validation, data.test) = (config.data.validation.clone(), config.data.test.clone());
+    if before.data.files.len() == 1 {
+        // A single file is not joined to others; those to forecast or score may be.
+        data.joined = config.data.joined;
+    }
     data.files.clone_from(&config.data.files);
     // Statistics and climatology are those of all times.
     data.every_hours = config.data.every_hours;

@@ -137,7 +137,7 @@ impl Timeline {
             Some(hours) if starts.is_empty() => Err(invalid(
                 "forecast.every_hours",
                 hours,
-                "hours of which the time of a state of the period is a multiple, such as 12",
+                "hours of which the time of a state of the period is a multiple",
             )),
             _ => Ok(starts),
         }

@@ -6,10 +6,10 @@ use std::time::SystemTime;
 use halocline::io::ndarray::s;
 use halocline::io::{Fields, Grid, open};
 
-use super::files::{write_fields, write_on};
+use super::files::{write_fields, write_on, write_parts};
 use super::{
-    COLUMNS, CONFIG, ROWS, Replaced, fail, forecast_from, prepared, score, scores, scores_in,
-    succeed, train, trained, trained_with, values, write,
+    COLUMNS, CONFIG, ROWS, Replaced, TIMES, fail, forecast_from, prepared, score, scores,
+    scores_in, succeed, train, trained, trained_with, values, write,
 };
 
 /// First date of the test period.
@@ -49,6 +49,15 @@ fn other_files_are_forecast_and_scored() {
     succeed(path, &["score", "--files", "far.h5"]);
     let of_far = scores_in(path, "scores-far.h5.json");
     assert_eq!(score(&of_far, "t2m", 6.0, "forecasts"), 9.0);
+    // They may be joined, although training was on a single file.
+    write_parts(path, 10);
+    let joined = ["first.h5", "rest.h5", "--set", "data.joined=true"];
+    succeed(path, &[&["score", "--files"], &joined[..]].concat());
+    let of_joined = scores_in(path, "scores-first.h5+1.json");
+    assert_eq!(
+        score(&of_joined, "t2m", 6.0, "forecasts"),
+        (TIMES - 1) as f64
+    );
     assert_eq!(scores(path), before);
     let test = |row: &serde_json::Value| row["rmse_climatology"].as_f64().unwrap();
     assert!(before.iter().all(|row| test(row) > 0.0));

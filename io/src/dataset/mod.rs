@@ -141,7 +141,7 @@ impl FieldDataset {
             .every_hours
             .filter(|_| all.is_empty() && candidates > 0)
         {
-            let expected = "hours of which the time of a sample is a multiple, such as 12";
+            let expected = "hours of which the time of a sample is a multiple";
             return Err(Error::argument("every_hours", hours, expected));
         }
         let constants = constants.map(|constants| constants.in_order(&metadata, first.path()));

@@ -303,8 +303,14 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
     })?;
     // A closed output pipe, as after `head`, is not a failure.
     let mut out = std::io::stdout();
-    for path in written.into_iter().flatten().flatten() {
-        let _ = writeln!(out, "written to {}", path.display());
+    // Of rank 0.
+    for paths in written.into_iter().flatten() {
+        if paths.is_empty() {
+            let _ = writeln!(out, "nothing is written: all forecasts are there already");
+        }
+        for path in paths {
+            let _ = writeln!(out, "written to {}", path.display());
+        }
     }
     Ok(())
 }
