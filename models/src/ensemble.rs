@@ -31,7 +31,7 @@ pub enum CrpsEstimator {
 ///
 /// # Placement
 /// Any, including a mesh axis of members. The result is `Partial(Sum)` on the axes on which the
-/// ensemble is sharded.
+/// ensemble is sharded, and resolved in half precision.
 ///
 /// # Communication
 /// Every rank needs all members of its cells. If members are sharded, one exchange turns them into

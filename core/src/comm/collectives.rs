@@ -98,7 +98,8 @@ fn broadcast_route(place: usize, size: usize) -> (Option<usize>, Vec<usize>) {
 }
 
 /// Sends a payload from `source` to the other ranks of the group, which return it; the source
-/// returns `None`. In groups of more than [`SEND_TO_ALL`] ranks, other ranks pass the payload on.
+/// returns `None`. In groups of more than [`SEND_TO_ALL`] ranks, other ranks pass the payload on,
+/// so a timeout may name a rank that waits itself.
 ///
 /// # Errors
 /// On all ranks: the source is not in the group; communication fails.
