@@ -95,10 +95,7 @@ pub(super) fn add_validation<'a>(
 /// not JSON, such as one that was cut.
 fn replace(folder: &Path, epoch: usize, change: impl FnOnce(Line) -> Line) -> Result<()> {
     let path = folder.join(NAME);
-    let bytes = match std::fs::read(&path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(&path)(error)),
-        bytes => bytes.unwrap_or_default(),
-    };
+    let bytes = read(&path)?;
     let text = String::from_utf8_lossy(&bytes);
     let numbered = |line: &str| {
         let line: Line = serde_json::from_str(line).ok()?;
@@ -113,6 +110,14 @@ fn replace(folder: &Path, epoch: usize, change: impl FnOnce(Line) -> Line) -> Re
     let lines = lines.into_values().map(Value::Object);
     let text: String = lines.map(|line| format!("{line}\n")).collect();
     write(&path, text.as_bytes())
+}
+
+/// Reads a log, which is empty if there is none.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+    match std::fs::read(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(path)(error)),
+        bytes => Ok(bytes.unwrap_or_default()),
+    }
 }
 
 #[cfg(test)]

@@ -96,15 +96,10 @@ impl OutputFolder<'_> {
         on_root(self.world, || self.check(&outputs))?;
         let note: &[u8] = if self.replaces() { &[] } else { &self.note };
         self.save_note(note)?;
-        let is_left = |(_, path): &Output| u8::from(self.replaces() || !path.exists());
+        let is_left = |(_, path): &Output| self.replaces() || !path.exists();
         // Rank 0 decides, because a file system may show other ranks another state.
-        let root = self.world.is_root();
-        let flags = root.then(|| outputs.iter().map(is_left).collect());
-        let flags = self.world.broadcast_bytes(0, flags)?;
-        let left = outputs
-            .into_iter()
-            .zip(flags)
-            .filter(|(_, left)| *left == 1);
+        let left: Vec<bool> = on_root(self.world, || Ok(outputs.iter().map(is_left).collect()))?;
+        let left = outputs.into_iter().zip(left).filter(|(_, left)| *left);
         Ok(left.map(|(output, _)| output).collect())
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::OpenOptions;
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::errors::failed;
-use super::log::short;
+use super::log::{read, short};
 use super::network::{FieldModel, OwnNetwork};
 use super::record::write;
 use super::setup::Experiment;
@@ -130,10 +130,7 @@ fn add(folder: &Path, line: &Line) -> Result<()> {
 /// such as one that was cut.
 pub(super) fn remove_later(folder: &Path, step: u64) -> Result<()> {
     let path = folder.join(NAME);
-    let bytes = match std::fs::read(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        bytes => bytes.map_err(failed(&path))?,
-    };
+    let bytes = read(&path)?;
     let text = String::from_utf8_lossy(&bytes);
     let is_kept = |line: &&str| {
         let line: Value = serde_json::from_str(line).unwrap_or_default();

@@ -256,9 +256,7 @@ impl<N: OwnNetwork> Experiment<N> {
     fn has_time(&self, seconds: f64) -> Result<bool> {
         let limit = self.config.training.minutes.unwrap_or(f64::INFINITY);
         let end = self.begin.elapsed().as_secs_f64() + seconds;
-        let root = self.world.is_root();
-        let flag = root.then(|| vec![u8::from(end <= 60.0 * limit)]);
-        Ok(self.world.broadcast_bytes(0, flag)? == [1])
+        on_root(&self.world, || Ok(end <= 60.0 * limit))
     }
 
     /// Prints a line on rank 0. A closed pipe, as after `head`, does not end training.
@@ -381,7 +379,7 @@ impl<N: OwnNetwork> Experiment<N> {
         let Some(period) = &self.config.data.validation else {
             return Ok(());
         };
-        let files = Summary::of_period(&self.data, period)?;
+        let files = on_root(&self.world, || Summary::of_period(&self.data, period))?;
         match trainer.noted::<Vec<Summary>>(FILES)? {
             Some(before) if before == files => Ok(()),
             Some(_) if is_validated => Err(invalid(
