@@ -40,10 +40,12 @@ impl<E: Element> Task<'_, E> {
             .map(|rows| self.located(rows, Part::Targets, own));
         let rows: [&[_]; 2] = [&[&keys, &values], &[&queries, &output]];
         let (turns, groups) = (self.turns(), &self.class.groups);
-        Ahead::new(groups.first(), rows, 1).ask();
+        let mut ahead = Ahead::new();
+        ahead.begin(groups.first(), rows, 1);
+        ahead.ask();
         for (index, group) in groups.iter().enumerate() {
             let calls = turns * (2 * group.segments.len() + group.targets.len());
-            let mut ahead = Ahead::new(groups.get(index + 1), rows, calls);
+            ahead.begin(groups.get(index + 1), rows, calls);
             // SAFETY: guaranteed by the caller.
             unsafe {
                 self.pack_sources(simd, group, &k, 1.0, &keys);

@@ -429,39 +429,49 @@ pub(super) unsafe fn pack_targets<S: Simd, E: Element>(
 /// which are far apart, if none is.
 pub(super) struct Ahead<E> {
     /// Addresses of rows, and their numbers of elements.
-    rows: std::vec::IntoIter<(*const E, usize)>,
+    rows: Vec<(*const E, usize)>,
+    /// Number of rows that were prefetched.
+    done: usize,
     /// Number of rows to prefetch at a time.
     each: usize,
 }
 
 impl<E> Ahead<E> {
-    /// Sources and targets of a group, if there is one, divided among `calls` calls of
+    pub(super) fn new() -> Self {
+        Self {
+            rows: Vec::new(),
+            done: 0,
+            each: 0,
+        }
+    }
+
+    /// Lists the sources and targets of a group, if there is one, divided among `calls` calls of
     /// [`ask`](Self::ask).
-    pub(super) fn new(
+    pub(super) fn begin(
+        &mut self,
         group: Option<&Group>,
         [sources, targets]: [&[&Located<'_, E>]; 2],
         calls: usize,
-    ) -> Self {
-        let mut rows = Vec::new();
+    ) {
+        self.rows.clear();
         if let Some(group) = group {
             for (numbers, operands) in [(&group.fresh, sources), (&group.targets, targets)] {
                 for &number in numbers {
                     for rows_of in operands {
-                        rows_of.list(number, &mut rows);
+                        rows_of.list(number, &mut self.rows);
                     }
                 }
             }
         }
-        Self {
-            each: rows.len().div_ceil(calls.max(1)),
-            rows: rows.into_iter(),
-        }
+        (self.done, self.each) = (0, self.rows.len().div_ceil(calls.max(1)));
     }
 
     /// Prefetches some more rows.
     pub(super) fn ask(&mut self) {
-        for (row, elements) in self.rows.by_ref().take(self.each) {
-            prefetch_run(row, elements);
+        let end = (self.done + self.each).min(self.rows.len());
+        for (row, elements) in &self.rows[self.done..end] {
+            prefetch_run(*row, *elements);
         }
+        self.done = end;
     }
 }
