@@ -19,8 +19,9 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use burn::optim::{AdamWConfig, GradientsParams};
+use halocline::core::Traffic;
+use halocline::core::comm::Operation;
 use halocline::core::ops::all_reduce;
-use halocline::core::{Operation, Traffic};
 use halocline::models::{SurrogateCnnConfig, weighted_mse};
 use halocline::ops::attention::{neighborhood_attention, scaled_dot_product_attention};
 use halocline::prelude::*;

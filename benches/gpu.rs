@@ -143,7 +143,7 @@ fn step(world: &World) -> Result<()> {
     measure(world, "step", world.size(), 1, || {
         let taken = model.take().expect("a step gives the model back");
         let y = x.clone().apply(&taken);
-        let loss = mse_loss(y, x.clone(), Reduction::Mean);
+        let loss = mse_loss(y, x.clone(), Reduction::Mean)?;
         let gradients = GradientsParams::from_grads(loss.backward(), &taken);
         model = Some(optimizer.step(1e-3, taken, gradients));
         Ok(())

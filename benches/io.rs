@@ -153,7 +153,7 @@ fn training(path: &Path) -> Result<[f64; 2]> {
 /// and in use.
 fn memory(path: &Path, [lat, lon]: [usize; 2], prefetch: usize) -> Result<[usize; 2]> {
     const BATCH: usize = 4;
-    halocline::core::release_memory();
+    halocline::core::memory::release_memory();
     let before = alive::now();
     alive::begin();
     Launcher::local(lat * lon).run(|world| {

@@ -239,11 +239,8 @@ impl<M: Model> Training<M> {
 
     fn step(&mut self) {
         let model = self.model.take().expect("a step gives the model back");
-        let loss = mse_loss(
-            self.x.clone().apply(&model),
-            self.x.clone(),
-            Reduction::Mean,
-        );
+        let y = self.x.clone().apply(&model);
+        let loss = mse_loss(y, self.x.clone(), Reduction::Mean).expect("the same shape");
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         self.model = Some(self.optimizer.step(1e-3, model, gradients));
     }
@@ -289,7 +286,7 @@ fn times<M: Model>(
         for step in 0..WARM_UP + STEPS {
             let _step = span(if step < WARM_UP { "warm up" } else { "step" });
             let taken = model.take().expect("a step gives the model back");
-            let loss = mse_loss(x.clone().apply(&taken), x.clone(), Reduction::Mean);
+            let loss = mse_loss(x.clone().apply(&taken), x.clone(), Reduction::Mean)?;
             let gradients = GradientsParams::from_grads(loss.backward(), &taken);
             let _optimizer = span("optimizer");
             model = Some(optimizer.step(1e-3, taken, gradients));

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use divan::{Bencher, black_box};
-use halocline::core::{ExchangePlan, MeshShape, Need, Source};
+use halocline::core::MeshShape;
+use halocline::core::plan::{ExchangePlan, Need, Source};
 use halocline::prelude::*;
 
 fn main() {
@@ -51,7 +52,7 @@ fn plan_of_a_halo(bencher: Bencher, n: usize) {
             .map(|dim| {
                 let range = range(dim, if dim < 2 { 0 } else { 1 });
                 let size = layout.shape()[dim];
-                halocline::core::segments(range, size, Boundary::Zeros, Boundary::Periodic)
+                halocline::core::plan::segments(range, size, Boundary::Zeros, Boundary::Periodic)
             })
             .collect();
         let shape = local

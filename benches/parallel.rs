@@ -66,12 +66,13 @@ impl Run {
         })
     }
 
-    fn step(&mut self) {
+    fn step(&mut self) -> Result<()> {
         let model = self.model.take().expect("a step gives the model back");
         let y = self.x.clone().apply(&model);
-        let loss = mse_loss(y, self.x.clone(), Reduction::Mean).resolve();
+        let loss = mse_loss(y, self.x.clone(), Reduction::Mean)?.resolve();
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         self.model = Some(self.optimizer.step(1e-3, model, gradients));
+        Ok(())
     }
 }
 
@@ -94,11 +95,11 @@ fn steps() -> Result<()> {
             let ranks = axes.iter().map(|(_, size)| size).product();
             let times = Launcher::local(ranks).check(false).collect(|world| {
                 let mut run = Run::new(&world, axes, plan)?;
-                run.step();
+                run.step()?;
                 world.barrier()?;
                 let start = Instant::now();
-                run.step();
-                run.step();
+                run.step()?;
+                run.step()?;
                 world.barrier()?;
                 Ok(start.elapsed().as_secs_f64() / 2.0)
             })?;
@@ -141,7 +142,7 @@ fn memory() -> Result<()> {
     const LAYERS: usize = 25;
     let layer = (FEATURES * FEATURES * 4) as f64 / 1e6;
     let peaks = |ranks: usize| -> Result<[f64; 2]> {
-        halocline::core::release_memory();
+        halocline::core::memory::release_memory();
         let found = Launcher::local(ranks).check(false).collect(|world| {
             let mesh = world.mesh([("data", ranks)])?;
             let plan = Plan::default().with_store(Store::new("**", "data"));

@@ -294,7 +294,7 @@ fn memory() -> Result<()> {
     const SHAPE: [usize; 4] = [1, 3, 512, 512];
     let plain = Device::default().autodiff();
     let peak = |ranks: usize, blocks: usize, device: &Device| -> Result<f64> {
-        halocline::core::release_memory();
+        halocline::core::memory::release_memory();
         let launcher = Launcher::local(ranks).device(device.clone()).check(false);
         let peaks = launcher.collect(|world| {
             let before = alive::now();
@@ -335,7 +335,7 @@ fn attention_memory() -> Result<()> {
     const KERNEL: usize = 7;
     let normal = Distribution::Normal(0.0, 1.0);
     let peak = |ranks: usize, shape: [usize; 5]| -> Result<f64> {
-        halocline::core::release_memory();
+        halocline::core::memory::release_memory();
         let peaks = Launcher::local(ranks).check(false).collect(|world| {
             let mesh = world.mesh([("x", ranks)])?;
             world.barrier()?;

@@ -61,14 +61,14 @@ impl<X: Field<3>> Layer<X> for Block {
 }
 
 /// Losses of 20 steps, for either kind of tensor.
-fn train<X: Field<3>>(mut model: Block, x: X, target: X) -> Vec<f64> {
+fn train<X: Field<3>>(mut model: Block, x: X, target: X) -> Result<Vec<f64>> {
     let mut optimizer = AdamWConfig::new().init();
-    let step = |_| {
-        let loss = mse_loss(x.clone().apply(&model), target.clone(), Reduction::Mean);
+    let step = |_| -> Result<f64> {
+        let loss = mse_loss(x.clone().apply(&model), target.clone(), Reduction::Mean)?;
         let value = loss_value(&loss);
         let gradients = GradientsParams::from_grads(backward(loss), &model);
         model = optimizer.step(1e-2, model.clone(), gradients);
-        value
+        Ok(value)
     };
     (0..20).map(step).collect()
 }
@@ -95,12 +95,12 @@ fn main() -> Result<()> {
         let (x, target) = (field("x")?, field("target")?);
         let [whole_x, whole_target] = [&x, &target].map(|field| field.full_tensor());
         let sharded = parallelize_module(model.clone(), &mesh, &plan)?;
-        let found = train(sharded, x, target);
+        let found = train(sharded, x, target)?;
         if world.is_root() {
             println!("loss {:.4} → {:.4}", found[0], found[19]);
         }
         // Check: the same losses as on one device.
-        let expected = train(model, whole_x, whole_target);
+        let expected = train(model, whole_x, whole_target)?;
         for (found, expected) in found.iter().zip(&expected) {
             assert!(
                 (found - expected).abs() < 1e-4 * expected,

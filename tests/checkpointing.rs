@@ -47,7 +47,7 @@ fn gradients_of_a_unet_have_the_bits_of_those_without() {
         let model = world.init(|device| UNetConfig::new(3, 2).with_width(4).init(device))?;
         let x = sample("x", [1, 3, 12, 8], &mesh, &[Shard(2)])?.require_grad();
         let target = sample("target", [1, 2, 12, 8], &mesh, &[Shard(2)])?;
-        let loss = mse_loss(x.clone().apply(&model), target, Reduction::Mean);
+        let loss = mse_loss(x.clone().apply(&model), target, Reduction::Mean)?;
         let gradients = loss.backward();
         let of_x = x.grad(&gradients).expect("a gradient").into_local();
         let mut found = vec![of_x.into_data()];

@@ -16,7 +16,7 @@ use burn_train::{
     SupervisedTraining, TrainOutput, TrainStep,
 };
 use halocline::Trainer;
-use halocline::core::{Layout, ParamShard, shard_parameters};
+use halocline::core::{Layout, OrRaise, ParamShard, shard_parameters};
 use halocline::io::ndarray::Array3;
 use halocline::io::{
     Batch, DatasetConfig, FieldDataset, FieldLoader, FieldWriter, Grid, LoaderConfig, Order,
@@ -63,7 +63,7 @@ impl Net {
 
     fn loss(&self, batch: Batch) -> ShardTensor<1> {
         let y = batch.input.apply(&self.conv).apply(&self.dropout);
-        mse_loss(y, batch.target, Reduction::Mean)
+        mse_loss(y, batch.target, Reduction::Mean).or_raise()
     }
 }
 

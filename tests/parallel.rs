@@ -98,7 +98,7 @@ fn train(
                 let placements = [Shard(0), Replicate];
                 let x = sample(&format!("x {epoch} {batch}"), [9, 5], &mesh, &placements)?;
                 let target = sample("target", [9, 6], &mesh, &placements)?;
-                Ok(mse_loss(x.apply(model), target, Reduction::Mean))
+                mse_loss(x.apply(model), target, Reduction::Mean)
             },
         )?;
         assert_eq!(ended, Ended::Completed);
@@ -229,7 +229,7 @@ fn norms(sizes: [usize; 2]) -> [f64; 2] {
             let placements = [Shard(0), Replicate];
             let x = sample("x", [9, 5], &mesh, &placements)?;
             let target = sample("target", [9, 6], &mesh, &placements)?;
-            let loss = mse_loss(x.apply(&model), target, Reduction::Sum);
+            let loss = mse_loss(x.apply(&model), target, Reduction::Sum)?;
             let gradients = GradientsParams::from_grads(backward(loss), &model);
             let (gradients, norm) = clip_grad_norm(&model, gradients, 1.0)?;
             let (_, clipped) = clip_grad_norm(&model, gradients, f64::MAX)?;

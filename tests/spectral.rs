@@ -109,9 +109,9 @@ fn training_has_the_same_losses_on_every_mesh() {
             let mut losses = Vec::new();
             for _ in 0..20 {
                 let y = x.clone().apply(&model);
-                let spectrum =
-                    spectral_loss::<5, _, _>(y.clone(), target.clone(), &[3], Reduction::Mean);
-                let error = mse_loss(y, target.clone(), Reduction::Mean);
+                let (target, mean) = (target.clone(), Reduction::Mean);
+                let spectrum = spectral_loss::<5, _, _>(y.clone(), target.clone(), &[3], mean)?;
+                let error = mse_loss(y, target, mean)?;
                 let loss = error.resolve() + spectrum.resolve() * 0.1;
                 losses.push(loss_value(&loss));
                 let gradients = GradientsParams::from_grads(loss.backward(), &model);

@@ -220,7 +220,7 @@ fn a_unet_on_odd_shards_is_the_unet_on_one_device() {
             let x = sample("x", [1, 3, lat, lon], &mesh, &[Shard(2)])?.require_grad();
             let y = x.clone().apply(&model);
             assert_eq!(y.dims(), [1, 2, lat, lon]);
-            let loss = mse_loss(y.clone(), y.clone().detach() * 0.5, Reduction::Mean);
+            let loss = mse_loss(y.clone(), y.clone().detach() * 0.5, Reduction::Mean)?;
             let gradient = x.grad(&loss.backward()).expect("a gradient");
             Ok([y, gradient].map(|t| t.full_tensor().into_data()))
         });

@@ -11,7 +11,7 @@ use halocline::ops::prelude::*;
 use halocline::ops::resample::{
     Antialias, Corners, Interpolation, Mode, OutOfBounds, SampleOptions,
 };
-use halocline::prelude::{Boundary, ShardTensor, Tensor};
+use halocline::prelude::{Boundary, Result, ShardTensor, Tensor};
 
 /// Function that runs an operator on its first input and the others.
 type Run<X> = fn(X, Vec<X>) -> X;
@@ -80,8 +80,8 @@ fn around() -> ConvOptions<2> {
     ConvOptions::default().with_padding([Padding::zeros(1, 1); 2])
 }
 
-fn number<X: Field<4>>(loss: WithDims<X, 1>) -> X {
-    ShapeField::reshape(loss.resolve(), [1, 1, 1, 1])
+fn number<X: Field<4>>(loss: Result<WithDims<X, 1>>) -> X {
+    ShapeField::reshape(loss.or_raise().resolve(), [1, 1, 1, 1])
 }
 
 /// Puts real and imaginary parts, which are the last dim, side by side.
@@ -279,11 +279,11 @@ pub(crate) const ROWS: &[Row] = rows! {
     };
     "total_variation", ANY, [FIELD]: |x, _| {
         let dims = [2, 3].map(|dim| (dim, Boundary::Replicate));
-        number(total_variation(x, &dims, None, Reduction::Mean).or_raise())
+        number(total_variation(x, &dims, Reduction::Mean))
     };
     "gradient_loss", ANY, [FIELD, FIELD]: |x, y| {
         let dims = [2, 3].map(|dim| (dim, Boundary::Replicate));
-        number(gradient_loss(x, y[0].clone(), &dims, None, Reduction::Mean).or_raise())
+        number(gradient_loss(x, y[0].clone(), &dims, Reduction::Mean))
     };
     "ssim_loss", ANY, [FIELD, FIELD]: |x, y| {
         number(ssim_loss(x, y[0].clone(), &SsimOptions::<2>::new(4.0), Reduction::Mean))

@@ -1,7 +1,8 @@
 //! Shared code of benches that exchange cells of two ranks.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
+use halocline::core::Traffic;
+use halocline::core::comm::{Batch, Expected, Operation, Payload};
 use halocline::prelude::{Result, World};
 
 /// Sends cells to another rank, and returns as many that it sends.

@@ -26,7 +26,7 @@ type Table<K, V> = LruCache<K, Arc<V>, FixedState>;
 ///
 /// # Example
 /// ```
-/// use halocline_core::PlanCache;
+/// use halocline_core::plan::PlanCache;
 ///
 /// let cache = PlanCache::default();
 /// let plan = cache.get_or_make(("rows", 3_usize), |(_, rows)| Ok(vec![0; *rows]))?;

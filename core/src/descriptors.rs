@@ -5,7 +5,7 @@
 ///
 /// # Example
 /// ```
-/// halocline_core::raise_descriptor_limit();
+/// halocline_core::support::raise_descriptor_limit();
 /// ```
 pub fn raise_descriptor_limit() {
     #[cfg(unix)]

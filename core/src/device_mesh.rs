@@ -219,7 +219,8 @@ impl DeviceMesh {
     ///
     /// # Example
     /// ```
-    /// use halocline_core::{IndexBox, Launcher, Layout, Need, Shard, Source};
+    /// use halocline_core::plan::{Need, Source};
+    /// use halocline_core::{IndexBox, Launcher, Layout, Shard};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;

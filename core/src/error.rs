@@ -99,6 +99,17 @@ pub enum Error {
         /// Its error or the message of its panic.
         cause: String,
     },
+    /// The device of a rank did not finish its work.
+    #[error(
+        "rank {rank}: its device failed before the work of the program was done: {cause}; is its memory used up, so that \
+         a smaller batch or more ranks help, or has another process of the job ended?"
+    )]
+    Device {
+        /// The rank whose device failed.
+        rank: usize,
+        /// The message of the driver.
+        cause: String,
+    },
     /// Replicas of a module or a tensor that should be equal are not.
     #[error("{0}")]
     Replicas(String),
@@ -183,6 +194,7 @@ impl Error {
             | Self::Diverged { .. }
             | Self::PeerEnded { .. }
             | Self::Rank { .. }
+            | Self::Device { .. }
             | Self::Engine(_) => std::panic::resume_unwind(Box::new(self)),
             mistake => panic!("{mistake}"),
         }

@@ -26,7 +26,7 @@ pub enum HealpixOrder {
 ///
 /// # Example
 /// ```
-/// use halocline_core::healpix_centers;
+/// use halocline_core::sphere::healpix_centers;
 ///
 /// let centres = healpix_centers(1);
 /// assert_eq!(centres[4], [0.0, 0.0]);
@@ -121,7 +121,7 @@ fn places(size: usize) -> impl Iterator<Item = Place> {
 ///
 /// # Example
 /// ```
-/// use halocline_core::{HealpixOrder, healpix_numbers};
+/// use halocline_core::sphere::{HealpixOrder, healpix_numbers};
 ///
 /// assert_eq!(healpix_numbers(2, HealpixOrder::Ring)?[..4], [13, 5, 4, 0]);
 /// # Ok::<(), halocline_core::Error>(())

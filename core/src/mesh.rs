@@ -45,7 +45,7 @@ impl MeshShape {
                 "axis \"{name}\" is named twice in {axes:?}; axis names must differ"
             )));
         }
-        let product: usize = sizes.iter().product();
+        let product = sizes.iter().copied().fold(1, usize::saturating_mul);
         if product != ranks.len() || ranks.is_empty() {
             return Err(Error::Mesh(format!(
                 "sizes of {axes:?} multiply to {product}, but there are {} ranks",
@@ -237,6 +237,9 @@ mod tests {
         let ranks = || (0..4).collect::<Vec<_>>();
         let error = |axes: &[(&str, usize)]| MeshShape::new(axes, ranks()).unwrap_err().to_string();
         assert!(error(&[("lat", 3)]).contains("multiply to 3, but there are 4 ranks"));
+        // A product that overflows does not wrap around to a number of ranks.
+        let overflows = error(&[("lat", usize::MAX), ("lon", usize::MAX - 3)]);
+        assert!(overflows.contains("but there are 4 ranks"), "{overflows}");
         assert!(error(&[("lat", 2), ("lat", 2)]).contains("\"lat\" is named twice"));
         let mesh = MeshShape::new(&[("lat", 2), ("lon", 2)], ranks()).unwrap();
         let twice = mesh.submesh(3, &["lon", "lon"]).unwrap_err().to_string();

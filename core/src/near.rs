@@ -5,7 +5,7 @@
 ///
 /// # Example
 /// ```
-/// use halocline_core::nearest_names;
+/// use halocline_core::support::nearest_names;
 ///
 /// assert_eq!(nearest_names("lta", ["lon", "lat", "data"], 2), ["lat", "lon"]);
 /// ```

@@ -12,8 +12,8 @@ use crate::comm::{Communicator, Operation, Traffic, collectives};
 pub use crate::cube::{is_on_gpu, with_memory};
 use crate::device_mesh::DeviceMesh;
 pub use crate::dispatch::{blank, cut, flipped, from_dispatch, paste, to_dispatch};
-pub use crate::exchange::{Boxes, add_box};
-use crate::exchange::{Exchange, ExchangePlan};
+use crate::exchange::ExchangePlan;
+pub use crate::exchange::{Boxes, Direction, Exchange, Move, add_box};
 use crate::layout::ReduceOp;
 use crate::operator::apply_beside;
 pub use crate::operator::{BackwardPass, Operator, Recompute, apply};
@@ -32,7 +32,9 @@ use crate::{IndexBox, OrRaise, Result};
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_core::{IndexBox, Launcher, Layout, Need, Operation, Shard, Source, Traffic, ops};
+/// use halocline_core::comm::Operation;
+/// use halocline_core::plan::{Need, Source};
+/// use halocline_core::{IndexBox, Launcher, Layout, Shard, Traffic, ops};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("x", 2)])?;
@@ -83,7 +85,8 @@ pub fn run<const D: usize, K: Basic>(tensor: Tensor<D, K>, exchange: Exchange) -
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_core::{Launcher, Operation, ReduceOp, Traffic, ops};
+/// use halocline_core::comm::Operation;
+/// use halocline_core::{Launcher, ReduceOp, Traffic, ops};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("x", 2)])?;
@@ -131,7 +134,7 @@ pub(crate) fn reduce_scatter<const D: usize, K: Basic>(
 }
 
 /// Passes a replicated operand to work that differs by rank along some axes of a mesh. With checks
-/// enabled ([`Settings::check`](crate::Settings::check)), the ranks compare a hash of it.
+/// enabled ([`Settings::check`](crate::comm::Settings::check)), the ranks compare a hash of it.
 ///
 /// # Adjoint
 /// The gradients of the ranks are summed, so that the operand's gradient is complete.
@@ -217,7 +220,8 @@ fn fan_out_to<const D: usize, K: Basic>(
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Launcher, Operation, Traffic, ops};
+/// use halocline_core::comm::Operation;
+/// use halocline_core::{Launcher, Traffic, ops};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let operation = Operation::new("ranks", Traffic::Control, None);

@@ -45,8 +45,8 @@ pub struct Term<'a> {
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Layout, Linearity, MeshShape, Pairing, Partial};
-/// use halocline_core::{ReduceOp, Role::Common, Shard, Term};
+/// use halocline_core::plan::{Linearity, Pairing, Role::Common, Term};
+/// use halocline_core::{Layout, MeshShape, Partial, ReduceOp, Shard};
 ///
 /// // x[i, k] · weight[k, j], with the summed dim sharded.
 /// let mesh = MeshShape::new(&[("tensor", 2)], vec![0, 1])?.into();

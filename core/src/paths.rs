@@ -10,7 +10,7 @@ use burn::tensor::{Bool, Int, Tensor};
 /// use burn::module::Param;
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};
-/// use halocline_core::{PathVisitor, visit_paths};
+/// use halocline_core::paths::{PathVisitor, visit_paths};
 ///
 /// struct Shapes(Vec<(String, Vec<usize>)>);
 ///
@@ -41,6 +41,21 @@ pub fn visit_paths<M: Module>(module: &M, visitor: &mut impl PathVisitor) {
         path: Vec::new(),
         visitor,
     });
+}
+
+/// Whether a field of a module is a running statistic of burn's `BatchNorm`. Visitors and mappers
+/// see it like a parameter, but clones of the module share it, and every rank holds it whole.
+/// `name` and `container` are the arguments of [`ModuleVisitor::enter_module`].
+///
+/// # Example
+/// ```
+/// use halocline_core::paths::is_running_state;
+///
+/// assert!(is_running_state("running_mean", "Struct:BatchNorm"));
+/// assert!(!is_running_state("gamma", "Struct:BatchNorm"));
+/// ```
+pub fn is_running_state(name: &str, container: &str) -> bool {
+    container == "Struct:BatchNorm" && matches!(name, "running_mean" | "running_var")
 }
 
 struct Walk<'a, V> {

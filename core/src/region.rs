@@ -204,7 +204,8 @@ pub type Sides = ([usize; 2], [Boundary; 2]);
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Boundary::*, check_poles};
+/// use halocline_core::Boundary::*;
+/// use halocline_core::plan::check_poles;
 ///
 /// let (poles, ring) = (([1, 1], [PoleEdge; 2]), ([1, 1], [Periodic; 2]));
 /// assert!(check_poles("conv2d", &[5, 8], &[poles, ring]).is_ok());
@@ -282,7 +283,8 @@ pub struct Segment {
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Boundary, segments};
+/// use halocline_core::Boundary;
+/// use halocline_core::plan::segments;
 ///
 /// let runs = segments(-1..5, 4, Boundary::Periodic, Boundary::Periodic);
 /// let runs: Vec<_> = runs.into_iter().map(|run| (run.dst, run.src)).collect();

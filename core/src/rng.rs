@@ -21,7 +21,7 @@ const ROUNDS: usize = 10;
 /// # Example
 /// ```
 /// // The first of the published test vectors.
-/// let words = halocline_core::philox4x32_10([0; 4], [0; 2]);
+/// let words = halocline_core::support::philox4x32_10([0; 4], [0; 2]);
 /// assert_eq!(words, [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
 /// ```
 pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {

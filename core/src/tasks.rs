@@ -163,6 +163,24 @@ pub fn map<T: Send>(count: usize, least: usize, run: impl Fn(usize) -> T + Sync)
     results
 }
 
+/// Runs `work`, for which the other ranks wait, with all threads of the process rather than a local
+/// rank's share.
+///
+/// # Panics
+/// Panics where `work` does.
+///
+/// # Example
+/// ```
+/// use halocline_core::tasks::with_all_threads;
+///
+/// assert_eq!(with_all_threads(|| 6 * 7), 42);
+/// ```
+pub fn with_all_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    // A thread outside any pool uses the pool of the process.
+    let done = std::thread::scope(|scope| scope.spawn(work).join());
+    done.unwrap_or_else(|payload| resume_unwind(payload))
+}
+
 /// The tasks left for each thread: a range, with both ends packed in one word.
 struct Shares(Vec<Share>);
 

@@ -4,9 +4,10 @@
 use burn::module::Param;
 use burn::nn::{BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
+use halocline_core::plan::Need;
 use halocline_core::{
-    Boundary, Error, Halo, Halos, IndexBox, Launcher, Layout, LocalGradient, Need, Partial,
-    ReduceOp, Replicate, Shard, ShardTensor,
+    Boundary, Error, Halo, Halos, IndexBox, Launcher, Layout, LocalGradient, Partial, ReduceOp,
+    Replicate, Shard, ShardTensor,
 };
 
 #[test]
@@ -231,11 +232,15 @@ fn parts_that_do_not_match_are_refused() {
         let mesh = world.mesh([("lat", 2)])?;
         let other = world.mesh([("lon", 2)])?;
         let layout = Layout::new(mesh.shape(), &[4], &[Shard(0)])?;
-        for (size, mesh) in [(3, &mesh), (2, &other)] {
+        for (size, mesh, message) in [
+            (3, &mesh, "local tensor [3] for a shard of"),
+            (3, &mesh, "; expected [2]"),
+            (2, &other, "belongs to another mesh than"),
+        ] {
             let local = Tensor::<1>::ones([size], world.device());
             let made = || ShardTensor::from_parts(local, layout.clone(), mesh.clone());
             let error = Error::catch(made).unwrap_err().to_string();
-            assert!(error.contains("is no shard of"), "{error}");
+            assert!(error.contains(message), "{error}");
         }
         Ok(())
     });

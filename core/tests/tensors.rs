@@ -2,11 +2,12 @@
 //! arithmetic, and misuse.
 
 use burn::tensor::{DType, Device, Float, Tensor, TensorData, Tolerance};
+use halocline_core::comm::Operation;
 use halocline_core::ops::all_reduce;
 use halocline_core::{
     Boundary, DeviceMesh, Distribution, Error, Halo, Launcher, Layout, LocalGradient, MeshShape,
-    Operation, Partial, Placement, RandomKey, ReduceOp, Replicate, Result, Shard, ShardTensor,
-    Traffic, World, scatter_tensor,
+    Partial, Placement, RandomKey, ReduceOp, Replicate, Result, Shard, ShardTensor, Traffic, World,
+    scatter_tensor,
 };
 
 const SHAPE: [usize; 2] = [7, 5];

@@ -15,106 +15,41 @@
 //!
 //! The only computations on fields here are statistics, forcings and masks; models are elsewhere.
 
-mod agreement;
-mod aligned;
-mod alike;
-mod amplification;
-mod anemoi;
 mod attributes;
-mod boundary;
-mod calendar;
-mod cell_areas;
-mod cells;
-mod cf;
-mod channel;
-mod channels;
 mod checkpoint;
-mod chunk_index;
-mod chunked;
-mod compressed;
-mod constants;
 mod dataset;
-mod dataset_config;
-mod degrees;
-mod durable;
 mod error;
-mod field_file;
-mod field_writer;
 mod fields;
-mod file_bytes;
-mod fletcher;
-mod forcing;
+mod files;
+mod formats;
 mod grid;
-mod grid_order;
-mod healpix;
-mod inside;
-mod inspect;
-mod joined;
-mod json;
-mod left_out;
-mod listing;
 mod loader;
-mod loader_config;
-mod merged;
-mod metadata;
-mod missing;
-mod moments;
-mod names;
-mod netcdf;
-mod open;
 mod output;
-mod packing;
-mod period;
-mod progress;
-mod read_ahead;
-mod row_weights;
-mod sample;
-mod samples;
-mod scales;
-mod selected;
-mod staged;
-mod staged_folder;
-mod statistics;
-mod time_units;
-mod times;
-mod traffic;
-mod zarr;
+mod ranks;
+mod time;
 
-pub use amplification::{amplification, assumed_ranks};
-pub use calendar::Calendar;
-pub use channel::Channel;
-pub use channels::Channels;
 pub use checkpoint::{
     Checkpoint, CheckpointConfig, Checkpoints, Direction, Snapshot, StateDict, StateName,
     load_record,
 };
-pub use dataset::FieldDataset;
-pub use dataset_config::{DatasetConfig, Series};
+pub use dataset::{
+    Channels, DatasetConfig, FieldDataset, Sample, Series, Statistics, StatisticsBuilder,
+};
 pub use error::{Error, Result};
-pub use field_file::FieldFile;
-pub use field_writer::{FieldWriter, WriterConfig};
-pub use fields::Fields;
+pub use fields::{
+    Channel, Fields, LeftOut, LeftOutReason, Missing, Period, Traffic, amplification, assumed_ranks,
+};
+pub use files::{save_json, save_whole};
+pub use formats::{
+    FieldFile, FieldWriter, Inspection, Metadata, OpenConfig, Scan, WriterConfig, inspect, open,
+};
 pub use grid::Grid;
-pub use inspect::{Inspection, Scan, inspect};
-pub use json::save_json;
-pub use left_out::{LeftOut, LeftOutReason};
-pub use loader::{Batch, Epoch, FieldLoader};
-pub use loader_config::{LastBatch, LoaderConfig, Order, Source};
-pub use metadata::Metadata;
-pub use missing::Missing;
+pub use loader::{Batch, Epoch, FieldLoader, LastBatch, LoaderConfig, Order, Source};
 /// Host arrays, in the version used by the interface of this crate.
 pub use ndarray;
-pub use open::{OpenConfig, open};
 pub use output::{
-    Compression, Conversion, ConvertConfig, ForecastWriter, OutputConfig, OutputFormat, Table,
-    convert,
+    Compression, Conversion, ConvertConfig, Existing, ForecastWriter, OutputConfig, OutputFormat,
+    Table, convert,
 };
-pub use period::Period;
-pub use progress::Progress;
-pub use sample::Sample;
-pub use staged::save_whole;
-pub use staged_folder::Existing;
-pub use statistics::{Statistics, StatisticsBuilder};
-pub use time_units::parse_time;
-pub use times::{Gaps, falls_on};
-pub use traffic::Traffic;
+pub use ranks::Progress;
+pub use time::{Calendar, Gaps, falls_at, falls_on, parse_time};

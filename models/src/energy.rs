@@ -1,7 +1,7 @@
 //! Energy score of ensembles, computed in at least f32.
 
 use halocline_core::{Error, Result};
-use halocline_ops::counted;
+use halocline_ops::masked::apply_mask;
 use halocline_ops::prelude::*;
 
 use crate::ensemble::{CrpsEstimator, check_target, masked_operands, pairs, shares, together};
@@ -97,7 +97,7 @@ pub fn energy_score_masked<X: Field<5>>(
     // Means over the sample, [1, batch, 1, 1, 1].
     let means = Error::catch(|| area.clone().mean_dims(&[2, 3, 4]).resolve())?;
     // 0/0 in a sample without values.
-    let fractions = counted(Error::catch(|| area.clone() / means)?, area)?;
+    let fractions = apply_mask(Error::catch(|| area.clone() / means)?, area)?;
     let root = cells(&ensemble).recip().sqrt();
     let roots = Error::catch(|| fractions.sqrt() * root)?;
     let score = of_norms(ensemble, target, roots, estimator)?;

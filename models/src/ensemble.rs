@@ -1,8 +1,9 @@
 //! Ensemble losses, computed in at least f32.
 
 use halocline_core::{Error, Result, Shard};
+use halocline_ops::masked::apply_mask;
 use halocline_ops::prelude::*;
-use halocline_ops::{counted, weighted_mean};
+use halocline_ops::weighted_mean;
 
 use crate::pairs::distances;
 use crate::precision::{narrowed, wide};
@@ -221,8 +222,8 @@ pub(crate) fn masked_operands<X: Field<5>>(
     check_target(name, &ensemble, &mask)?;
     let (ensemble, target) = together(ensemble, target)?;
     let mask = wide(beside(mask, &ensemble)?)?;
-    let ensemble = counted(wide(ensemble)?, mask.clone())?;
-    let target = counted(wide(target)?, mask.clone())?;
+    let ensemble = apply_mask(wide(ensemble)?, mask.clone())?;
+    let target = apply_mask(wide(target)?, mask.clone())?;
     Ok([ensemble, target, mask])
 }
 

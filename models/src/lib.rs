@@ -6,6 +6,7 @@
 //! neither reads nor writes files.
 
 mod conv;
+mod dealt;
 mod energy;
 mod ensemble;
 mod fno;
@@ -24,6 +25,7 @@ mod row_sums;
 mod sfno;
 pub mod shallow_water;
 mod spectra;
+mod sums;
 mod surrogate;
 #[cfg(test)]
 mod testing;

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::ensemble::{CrpsEstimator, beside, crps_cells, together};
 use crate::precision::wide;
 use crate::row_sums::{Shards, Weights};
+use crate::sums::Sums;
 
 const NAME: &str = "Evaluation";
 
@@ -35,51 +36,6 @@ pub struct Metrics {
     /// Spread-skill ratio `√((m + 1) / m) · spread / rmse` for `m` members: one if the spread of an
     /// ensemble matches its error (Fortin et al. 2014).
     pub spread_skill: f64,
-}
-
-/// Sums for one variable over forecasts.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sums {
-    forecasts: usize,
-    squared: f64,
-    absolute: f64,
-    error: f64,
-    correlated: usize,
-    correlation: f64,
-    ensembles: usize,
-    crps: f64,
-    variance: f64,
-    /// Sum of `(m + 1) / m`.
-    members: f64,
-}
-
-impl Sums {
-    /// Adds the sums of [`Shards::errors`] over the rows of one field. A climatology makes them
-    /// `correlated`.
-    fn add_errors(&mut self, totals: [f64; 7], correlated: bool) {
-        let [
-            weight,
-            squared,
-            absolute,
-            error,
-            covariance,
-            forecast,
-            truth,
-        ] = totals;
-        if weight == 0.0 {
-            return;
-        }
-        self.forecasts += 1;
-        self.squared += squared / weight;
-        self.absolute += absolute / weight;
-        self.error += error / weight;
-        // Without anomalies, as for snow in summer, there is no correlation.
-        let scale = (forecast * truth).sqrt();
-        if correlated && scale != 0.0 {
-            self.correlated += 1;
-            self.correlation += covariance / scale;
-        }
-    }
 }
 
 /// Accumulator of scores of forecasts with the same lead time, over the globe or a region.
@@ -212,6 +168,19 @@ impl Evaluation {
             }
         });
         scores.collect()
+    }
+
+    /// Returns the sums of all variables as numbers, which ranks exchange.
+    pub(crate) fn numbers(&self) -> Vec<f64> {
+        self.sums.iter().flat_map(Sums::numbers).collect()
+    }
+
+    /// Adds the [numbers](Self::numbers) of other forecasts of as many variables.
+    pub(crate) fn add_numbers(&mut self, numbers: &[f64]) {
+        let (numbers, _) = numbers.as_chunks();
+        for (sums, numbers) in self.sums.iter_mut().zip(numbers) {
+            sums.add_numbers(*numbers);
+        }
     }
 }
 

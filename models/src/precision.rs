@@ -3,7 +3,7 @@
 
 use burn::module::Param;
 use burn::tensor::{DType, FloatDType, Tensor};
-use halocline_core::{Error, Result};
+use halocline_core::{Error, Result, ShardTensor};
 use halocline_ops::prelude::*;
 
 /// Casts half precision to f32: squares and means in half precision overflow, or keep three digits.
@@ -42,7 +42,7 @@ pub(crate) fn stepped<X: Field<4>>(state: X, increment: X, scale: &Param<Tensor<
     let state = if known == channels {
         state
     } else {
-        let zero = state.clone().narrow(1, 0, 1) * 0.0;
+        let zero = zeros(state.clone().narrow(1, 0, 1));
         let mut parts = vec![state];
         parts.resize(1 + channels - known, zero);
         X::cat(parts, 1)
@@ -55,9 +55,26 @@ pub(crate) fn stepped<X: Field<4>>(state: X, increment: X, scale: &Param<Tensor<
     state.addcmul(increment.cast(dtype), scale.into_shard())
 }
 
+/// Zeros in the place of a field, also where it is NaN.
+fn zeros<X: Field<4>>(x: X) -> X {
+    let (local, layout, mesh) = x.into_shard().into_parts();
+    X::from_shard(ShardTensor::from_parts(local.zeros_like(), layout, mesh))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn diagnostics_start_from_zero_where_the_state_is_missing() {
+        let device = burn::tensor::Device::default();
+        let state = Tensor::<4>::full([1, 1, 1, 2], f32::NAN, &device);
+        let increment = Tensor::<4>::ones([1, 2, 1, 2], &device);
+        let scale = Param::from_tensor(Tensor::<4>::ones([1, 2, 1, 1], &device));
+        let next = stepped(state, increment, &scale).narrow(1, 1, 1);
+        next.into_data()
+            .assert_eq(&[[[[1.0_f32, 1.0]]]].into(), true);
+    }
 
     #[test]
     fn increments_are_scaled_in_the_dtype_of_the_state() {

@@ -1,7 +1,7 @@
 //! Lateral boundary of forecasts of a region: the cells at its edge, with given values.
 
 use halocline_core::{Error, Result};
-use halocline_ops::counted;
+use halocline_ops::masked::apply_mask;
 use halocline_ops::prelude::*;
 
 /// Weights of the cells of a region: zero on its rim, the cells less than `width` cells from the
@@ -72,7 +72,7 @@ pub fn interior<X: Field<4>>(x: &X, width: usize) -> Result<X> {
 pub fn with_rim<X: Field<4>>(x: X, given: X, width: usize) -> Result<X> {
     let inside = interior(&x, width)?;
     let outside = Error::catch(|| inside.clone() * -1.0 + 1.0)?;
-    let (x, given) = (counted(x, inside)?, counted(given, outside)?);
+    let (x, given) = (apply_mask(x, inside)?, apply_mask(given, outside)?);
     Error::catch(|| x + given)
 }
 

@@ -3,11 +3,11 @@
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use halocline_core::comm::Operation;
 use halocline_core::memory::{elements, is_cpu};
-use halocline_core::ops::{from_dispatch, in_order};
+use halocline_core::ops::{self, from_dispatch, in_order};
 use halocline_core::{
-    DeviceMesh, Error, Fan, Layout, Operation, Replicate, Result, Shard, ShardTensor, Traffic, ops,
-    tasks,
+    DeviceMesh, Error, Fan, Layout, Replicate, Result, Shard, ShardTensor, Traffic, tasks,
 };
 
 /// Smallest number of rows that a thread sums.

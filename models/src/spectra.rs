@@ -51,29 +51,29 @@ pub struct Power {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Spectra {
-    channels: Vec<String>,
+    pub(crate) channels: Vec<String>,
     /// Names, and row weights that sum to one; all zero for a region without rows.
-    regions: Vec<(String, Vec<f64>)>,
+    pub(crate) regions: Vec<(String, Vec<f64>)>,
     /// Sums by lead, in milliseconds.
-    leads: BTreeMap<i64, Sums>,
+    pub(crate) leads: BTreeMap<i64, Sums>,
 }
 
 /// Power of fields, summed over a batch. See [`Spectra::power`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct FieldPower {
-    batch: usize,
-    columns: usize,
+    pub(crate) batch: usize,
+    pub(crate) columns: usize,
     /// By region, channel and wavenumber.
-    power: Vec<Vec<Vec<f64>>>,
+    pub(crate) power: Vec<Vec<Vec<f64>>>,
 }
 
 /// Sums over forecasts.
 #[derive(Clone, Debug, Default)]
-struct Sums {
-    fields: usize,
-    columns: usize,
+pub(crate) struct Sums {
+    pub(crate) fields: usize,
+    pub(crate) columns: usize,
     /// Power of forecasts and truth, by region, channel and wavenumber.
-    power: [Vec<Vec<Vec<f64>>>; 2],
+    pub(crate) power: [Vec<Vec<Vec<f64>>>; 2],
 }
 
 impl Spectra {

@@ -117,11 +117,11 @@ pub struct ScoreRow {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Verification {
-    channels: Vec<String>,
+    pub(crate) channels: Vec<String>,
     /// Name and empty evaluation of each region.
-    regions: Vec<(String, Evaluation)>,
+    pub(crate) regions: Vec<(String, Evaluation)>,
     /// Evaluations by lead, in milliseconds.
-    leads: BTreeMap<i64, Vec<Evaluation>>,
+    pub(crate) leads: BTreeMap<i64, Vec<Evaluation>>,
 }
 
 impl Verification {

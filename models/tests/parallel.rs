@@ -223,7 +223,7 @@ fn a_transformer_of_fields_is_that_of_one_device() {
                 let whole = Tensor::<4>::from_data(data, &world.device().clone().inner());
                 let x = ShardTensor::distribute(whole, &mesh, placements)?.require_grad();
                 let y = x.clone().apply(&model);
-                let gradients = mse_loss(y.clone(), x.clone() * 0.5, Reduction::Mean).backward();
+                let gradients = mse_loss(y.clone(), x.clone() * 0.5, Reduction::Mean)?.backward();
                 let mut found = vec![y.full_tensor().into_data()];
                 let gradient = x.grad(&gradients).expect("a gradient");
                 found.push(gradient.full_tensor().into_data());

@@ -46,7 +46,7 @@ pub use arithmetic::ArithmeticField;
 pub use around::Around;
 pub use attention::{AttentionField, AttentionOptions, DenseAttentionField, NeighborhoodOptions};
 pub use conv::{ConvField, ConvOptions, ConvTransposeField, ConvTransposeOptions};
-pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
+pub use driver::{Neighborhood, Padding, Rounding, Stencil, Window};
 pub use dropout::DropoutField;
 pub use embedding::EmbeddingField;
 pub use field::{AnyDims, DimGeneric, Field, OneDevice, Sharded, TensorFamily, WithDims};
@@ -56,9 +56,9 @@ pub use geodesic::{
 pub use layer::{Apply, Layer, PlanOf};
 pub use layer_placements::with_layer_placements;
 pub use loss::{
-    CrossEntropyOptions, Penalty, Reduction, SsimOptions, backward, counted, cross_entropy,
+    CrossEntropyOptions, Penalty, Reduction, SsimOptions, backward, cross_entropy,
     cross_entropy_cells, gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, spectral_loss,
-    ssim_loss, total_variation, weighted_loss, weighted_mean,
+    ssim_loss, total_variation, weighted_difference_loss, weighted_loss, weighted_mean,
 };
 pub use matmul::MatmulField;
 pub use norm::NormField;
@@ -78,14 +78,15 @@ pub use sphere::{Regrid, RegridMode, Sht, ShtNorm, ShtPhase, SphereField, Sphere
 pub mod prelude {
     pub use crate::{
         ActivationField, Apply, ArithmeticField, AttentionField, AttentionOptions, ConvField,
-        ConvOptions, ConvTransposeField, ConvTransposeOptions, DenseAttentionField, Disco,
-        DiscoBasis, DiscoNorm, DiscoTranspose, DropoutField, FftNorm, Field, GeodesicField,
-        GeodesicNeighborhood, Layer, MatmulField, NeighborhoodOptions, NormField, Operand, Padding,
-        Penalty, PlanOf, PoolField, PoolOptions, RearrangeField, ReduceField, Reduction, Regrid,
-        RegridMode, ResampleField, Reshard, ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField,
-        SpectralField, SphereField, SphereGrid, SsimOptions, StatisticsField, Stencil, Window,
-        WithDims, backward, gradient_loss, huber_loss, l1_loss, loss_value, mse_loss,
-        spectral_loss, ssim_loss, total_variation, weighted_loss,
+        ConvOptions, ConvTransposeField, ConvTransposeOptions, CrossEntropyOptions,
+        DenseAttentionField, Disco, DiscoBasis, DiscoNorm, DiscoTranspose, DropoutField, FftNorm,
+        Field, GeodesicField, GeodesicNeighborhood, Layer, MatmulField, NeighborhoodOptions,
+        NormField, Operand, Padding, Penalty, PlanOf, PoolField, PoolOptions, RearrangeField,
+        ReduceField, Reduction, Regrid, RegridMode, ResampleField, Reshard, ShapeField, Sht,
+        ShtNorm, ShtPhase, SoftmaxField, SpectralField, SphereField, SphereGrid, SsimOptions,
+        StatisticsField, Stencil, Window, WithDims, backward, cross_entropy, gradient_loss,
+        huber_loss, l1_loss, loss_value, mse_loss, spectral_loss, ssim_loss, total_variation,
+        weighted_difference_loss, weighted_loss,
     };
 }
 

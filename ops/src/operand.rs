@@ -6,8 +6,9 @@ use burn::module::Param;
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::fan_out_with;
+use halocline_core::plan::Pairing;
 use halocline_core::{
-    Error, Fan, Layout, MeshShape, Pairing, ParamShard, Replicate, Result, Shard, ShardTensor,
+    Error, Fan, Layout, MeshShape, ParamShard, Replicate, Result, Shard, ShardTensor,
 };
 
 /// A parameter of an operator: a replicated tensor, or a tensor with a layout.

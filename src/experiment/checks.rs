@@ -6,8 +6,9 @@ use halocline_core::{Boundary, Result};
 use halocline_io::Error::Argument;
 use halocline_io::{Channel, Channels, Grid};
 
+use super::channels::stands_for;
 use super::config::ExperimentConfig;
-use super::data::{Data, stands_for};
+use super::data::Data;
 use super::errors::invalid;
 use super::regions::regions;
 use super::training_config::{Loss, RolloutGradient, TrainingConfig};
@@ -16,7 +17,7 @@ use super::training_config::{Loss, RolloutGradient, TrainingConfig};
 pub(super) fn check_data(config: &ExperimentConfig, data: &Data) -> Result<()> {
     check_rim(config.data.boundary, &data.grid)?;
     check_targets("data.bounds", &config.data.bounds, &data.channels.targets)?;
-    regions(&data.grid, &config.forecast)?;
+    regions(&data.grid, config.data.boundary, &config.forecast)?;
     Ok(())
 }
 
@@ -172,6 +173,16 @@ fn without_effect(config: &ExperimentConfig, batches: usize) -> Vec<String> {
     let epochs = training.epochs;
     let steps = epochs.saturating_mul(batches.div_ceil(training.accumulation));
     let mut lines = Vec::new();
+    if epochs == 0 {
+        lines.push("training.epochs: 0, with which the model keeps its initial weights".into());
+    }
+    let every = training.log_every;
+    // The default is also that of short trainings.
+    if every > steps as u64 && every != TrainingConfig::default().log_every {
+        lines.push(format!(
+            "training.log_every: {every} steps, but training ends after {steps}, before the first line"
+        ));
+    }
     let warmup = config.optimizer.warmup;
     if warmup > steps {
         lines.push(format!(
@@ -336,6 +347,13 @@ mod tests {
             found[0].starts_with("training.discount: without effect"),
             "{found:?}"
         );
+        let found = without_effect(&config("[training]\nepochs = 2\nlog_every = 21"), 10);
+        assert!(
+            found[0].starts_with("training.log_every: 21 steps, but training ends after 20,"),
+            "{found:?}"
+        );
+        let found = without_effect(&config("[training]\nepochs = 0"), 10);
+        assert!(found[0].starts_with("training.epochs: 0,"), "{found:?}");
         let unused = config_in(Path::new("nowhere"), "constants = \"a.nc\"", "");
         let found = without_effect(&unused, 10);
         assert!(found[0].starts_with("data.constants: a file"), "{found:?}");

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::Float;
-use halocline_core::{DeviceMesh, Placement, Result, ShardTensor, World};
+use halocline_core::{DeviceMesh, Layout, Placement, Result, ShardTensor, World};
 use halocline_io::{
     Calendar, Checkpoint, CheckpointConfig, Checkpoints, FieldLoader, Progress, Snapshot,
 };
@@ -149,6 +149,25 @@ impl Climatology {
     pub(super) fn with_calendar(mut self, calendar: Calendar) -> Self {
         self.times.calendar = calendar;
         self
+    }
+
+    /// Returns the same means, in the same memory, on another mesh with the same axes, on which
+    /// this rank holds the same part of a field.
+    ///
+    /// # Panics
+    /// Panics for a mesh on which a dim has another number of parts.
+    pub(super) fn on_mesh(&self, mesh: &DeviceMesh) -> Self {
+        let moved = |mean: &ShardTensor<4>| {
+            let (local, layout, _) = mean.clone().into_parts();
+            let extents = layout.all_extents().to_vec();
+            let moved = Layout::replicated(mesh.shape(), layout.shape())
+                .derive(layout.placements().to_vec(), extents);
+            ShardTensor::from_parts(local, moved, mesh.clone())
+        };
+        Self {
+            times: self.times,
+            means: self.means.iter().map(moved).collect(),
+        }
     }
 
     /// Computes the climatology from the targets of a loader's samples, and saves it in a folder,

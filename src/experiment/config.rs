@@ -8,7 +8,7 @@ use halocline_models::parallel::Plan;
 use serde::{Deserialize, Serialize};
 
 use super::data_config::DataConfig;
-use super::errors::{failed, refuse};
+use super::errors::{failed, invalid, refuse};
 use super::forecast_config::ForecastConfig;
 use super::near::{model_key, near, nearest};
 use super::network::ModelConfig;
@@ -98,7 +98,7 @@ impl ExperimentConfig {
     ///
     /// # Errors
     /// A setting that is not a key and a value; the errors of [`load`](Self::load), with the
-    /// settings.
+    /// settings that cause them, or else the line of the file.
     ///
     /// # Example
     /// ```
@@ -115,11 +115,32 @@ impl ExperimentConfig {
         if settings.is_empty() {
             return Self::from_toml(&text).map_err(failed(path));
         }
-        let text = overridden(&text, settings).map_err(failed(path))?;
-        Self::from_toml(&text).map_err(|error| {
-            let settings = settings.join(" --set ");
-            failed(path)(format!("with --set {settings}: {error}"))
-        })
+        // Lines of the text with the settings are not those of the file.
+        let without_lines = |error: &toml::de::Error| format!("{}\n", error.message());
+        let merged = overridden(&text, settings).map_err(failed(path))?;
+        let error = match Self::parsed(&merged, without_lines) {
+            Ok(config) => return Ok(config),
+            Err(error) => error.to_string(),
+        };
+        let fails_alike = |settings: &[String]| {
+            let merged = overridden(&text, settings);
+            let other = merged.and_then(|merged| Self::parsed(&merged, without_lines));
+            other.is_err_and(|other| other.to_string() == error)
+        };
+        if fails_alike(&[]) {
+            return Self::from_toml(&text).map_err(failed(path));
+        }
+        let is_cause = |place: &usize| {
+            let mut others = settings.to_vec();
+            others.remove(*place);
+            !fails_alike(&others)
+        };
+        let causes = (0..settings.len()).filter(is_cause);
+        let causes: Vec<String> = causes.map(|place| settings[place].clone()).collect();
+        // Where each of several settings causes the error alone, none is found.
+        let named: &[String] = if causes.is_empty() { settings } else { &causes };
+        let named = named.join(" --set ");
+        Err(failed(path)(format!("--set {named}: {error}")))
     }
 
     /// Parses TOML.
@@ -128,12 +149,17 @@ impl ExperimentConfig {
     /// Text that is not TOML; an unknown key, with the names nearest to it; a missing key; a value
     /// of the wrong type or out of range.
     pub fn from_toml(text: &str) -> Result<Self> {
+        Self::parsed(text, |error| error.to_string())
+    }
+
+    /// Parses TOML, with a function that formats an error of the parser.
+    fn parsed(text: &str, told: impl Fn(&toml::de::Error) -> String) -> Result<Self> {
         let config: Self = toml::from_str(text).map_err(|error| {
             let near =
                 near(error.message()).map_or(String::new(), |near| format!("near it: {near}\n"));
             let wrong = model_key(text).filter(|key| !error.message().contains(&key[..]));
             let wrong = wrong.map_or(String::new(), |key| format!("key: model.{key}\n"));
-            let mut message = error.to_string();
+            let mut message = told(&error);
             for integer in ["expected usize", "expected u64"] {
                 message = message.replace(integer, "expected a whole number from 0 on");
             }
@@ -182,6 +208,7 @@ impl ExperimentConfig {
     fn check_values(&self) -> Result<()> {
         self.data.check()?;
         self.training.check()?;
+        ranks_of(self.mesh.values().copied())?;
         let (training, noise_channels) = (&self.training, self.data.noise_channels);
         refuse(&[
             (
@@ -209,6 +236,25 @@ const FIELD_AXES: [&str; 4] = ["data", "lat", "lon", "member"];
 /// plan.
 const PRICED: &str = "tensor";
 
+/// Largest number of ranks of a mesh.
+const MOST_RANKS: usize = 1 << 20;
+
+/// Returns the number of ranks of a mesh with axes of these sizes.
+///
+/// # Errors
+/// More ranks than a mesh can have.
+pub(super) fn ranks_of(sizes: impl Iterator<Item = usize>) -> Result<usize> {
+    let ranks = sizes.fold(1, usize::saturating_mul);
+    if ranks > MOST_RANKS {
+        return Err(invalid(
+            "mesh",
+            ranks,
+            format!("at most {MOST_RANKS} ranks"),
+        ));
+    }
+    Ok(ranks)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,6 +278,33 @@ mod tests {
         assert_ne!(full.training, TrainingConfig::default());
         let global = include_str!("../../examples/configs/global.toml");
         ExperimentConfig::from_toml(global).unwrap();
+    }
+
+    #[test]
+    fn errors_name_the_setting_or_the_line_that_causes_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        let error = |text: &str, settings: &[&str]| {
+            std::fs::write(&path, text).unwrap();
+            let settings = settings.iter().map(|setting| setting.to_string());
+            let settings: Vec<String> = settings.collect();
+            let loaded = ExperimentConfig::load_with(&path, &settings);
+            loaded.unwrap_err().to_string()
+        };
+        let settings = ["seed=1", "training.epochs=0.5"];
+        let found = error(LEAST, &settings);
+        assert!(
+            found.contains(": --set training.epochs=0.5: invalid type"),
+            "{found}"
+        );
+        let found = error(&format!("{LEAST}widht = 3"), &settings[..1]);
+        assert!(
+            found.contains("at line 6") && !found.contains("--set"),
+            "{found}"
+        );
+        let found = error(LEAST, &["mesh.lat=0", "mesh.lat=0"]);
+        let told = ": --set mesh.lat=0 --set mesh.lat=0: mesh: an axis of 0 ranks";
+        assert!(found.contains(told), "{found}");
     }
 
     #[test]
@@ -272,6 +345,14 @@ mod tests {
             (data("climatology = \"week\""), "week"),
             (data("climatology_hours = 5"), "data.climatology_hours"),
             (then("[mesh]\nlat = 0"), "mesh"),
+            (
+                then("[mesh]\nlat = 1025\nlon = 1024"),
+                "mesh: got 1049600, expected at most 1048576 ranks",
+            ),
+            (
+                then("[mesh]\nlat = 4294967296\nlon = 4294967297"),
+                "expected at most 1048576 ranks",
+            ),
             (then("[mesh]\nlta = 2"), "mesh.lta"),
             (
                 then("[mesh]\nlta = 2\ndata = 2\n[[plan.store]]\npath = \"**\"\naxis = \"data\""),

@@ -8,13 +8,13 @@ use halocline_io::{
     OpenConfig, Period, Progress, Series, Statistics, StatisticsBuilder,
 };
 
+use super::channels::{odd, with_all_levels};
 use super::data_config::DataConfig;
-use super::errors::invalid;
-use super::patterns::expanded;
+use super::patterns::{check_distinct, expanded};
 use super::timeline::Timeline;
 
 /// Channels, grid and times of an experiment's files.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Data {
     config: DataConfig,
     /// Channels of the files that samples consist of.
@@ -52,7 +52,7 @@ impl Data {
             ..config.clone()
         };
         let samples = dataset(&config, &config.train, Samples::Steps(1));
-        let dataset = FieldDataset::open(&config.files, &samples)?;
+        let dataset = open_dataset(&config.files, &samples)?;
         config.check_periods(dataset.calendar())?;
         Self::of(config, &dataset, dataset.metadata().time_step())
     }
@@ -61,12 +61,13 @@ impl Data {
     /// on the data of these statistics. Rows and columns are read in the order of training.
     ///
     /// # Errors
-    /// Another grid than in training; a missing channel.
+    /// A file that is named twice; another grid than in training; a missing channel.
     pub(super) fn open_others(
         config: &DataConfig,
         files: &[PathBuf],
         trained: &Statistics,
     ) -> Result<Self> {
+        check_distinct("files", files)?;
         let trained = trained.metadata();
         let constants = match &config.constants {
             None => Vec::new(),
@@ -120,12 +121,7 @@ impl Data {
     /// files that are listed in another order may begin with one in another order of rows. Areas of
     /// cells count if they did in training.
     pub(super) fn in_order_of(mut self, statistics: &Statistics) -> Self {
-        let trained = statistics.metadata().grid();
-        let [has_areas, had_areas] =
-            [&self.grid, trained].map(|grid| grid.cell_weights().is_some());
-        if has_areas != had_areas || !self.grid.agrees_with(trained) {
-            self.grid = trained.clone();
-        }
+        self.grid = as_in_training(self.grid, statistics.metadata().grid());
         self
     }
 
@@ -290,6 +286,35 @@ fn open(config: &DataConfig, period: &Period) -> OpenConfig {
         .with_period(Some(period.clone()))
 }
 
+/// Opens the samples of files. The error for hours without a sample names the setting.
+fn open_dataset(files: &[PathBuf], config: &DatasetConfig) -> halocline_io::Result<FieldDataset> {
+    use halocline_io::Error::Argument;
+    FieldDataset::open(files, config).map_err(|mut error| {
+        if let Argument { argument, .. } = &mut error {
+            *argument = match *argument {
+                "every_hours" => "data.every_hours",
+                "at_hours" => "data.at_hours",
+                other => other,
+            };
+        }
+        error
+    })
+}
+
+/// Returns the grid of files in the order of that of training, with areas of cells if that has
+/// them. Positions that are not known of the grid of training are those of the files.
+fn as_in_training(grid: Grid, trained: &Grid) -> Grid {
+    let [has_areas, had_areas] = [&grid, trained].map(|grid| grid.cell_weights().is_some());
+    if !grid.agrees_with(trained) || (had_areas && !has_areas) {
+        return trained.clone();
+    }
+    if had_areas {
+        grid
+    } else {
+        grid.without_cell_areas()
+    }
+}
+
 /// Opens files with rows and columns in the order of the grid of training.
 ///
 /// # Errors
@@ -301,7 +326,7 @@ fn open_on(
 ) -> halocline_io::Result<FieldDataset> {
     use halocline_io::Error::{Argument, OtherGrid};
     config.open.grid = Some(grid.clone());
-    FieldDataset::open(files, &config).map_err(|error| match error {
+    open_dataset(files, &config).map_err(|error| match error {
         OtherGrid { got, expected } => Argument {
             argument: "files",
             got,
@@ -309,98 +334,6 @@ fn open_on(
         },
         other => other,
     })
-}
-
-/// Returns the inputs and forcings that change sign across a pole: those that the configuration
-/// names, or else the eastward and northward components of the files.
-///
-/// # Errors
-/// A name that is neither an input nor a forcing.
-fn odd(config: &DataConfig, dataset: &FieldDataset) -> Result<Vec<String>> {
-    let channels = dataset.channels();
-    let all = || channels.inputs.iter().chain(&channels.forcings);
-    let Some(chosen) = &config.odd else {
-        let is_component = |name: &&String| {
-            let described = dataset.describe_channel(name);
-            described.is_some_and(|channel| is_component(&channel))
-        };
-        return Ok(all().filter(is_component).cloned().collect());
-    };
-    if let Some(unknown) = chosen
-        .iter()
-        .find(|chosen| !all().any(|name| stands_for(chosen, name)))
-    {
-        let expected = format!("inputs or forcings: {:?}", all().collect::<Vec<_>>());
-        return Err(invalid("data.odd", unknown, expected));
-    }
-    let is_chosen = |name: &&String| chosen.iter().any(|chosen| stands_for(chosen, name));
-    Ok(all().filter(is_chosen).cloned().collect())
-}
-
-/// Replaces variables by all their levels, in the order of the channels of training. Inputs that
-/// are left out become all of these channels but the forcings.
-fn with_all_levels(config: &DataConfig, trained: &[String], constants: &[String]) -> DataConfig {
-    let levels = |name: &String| {
-        let (mask, variable) = match name.strip_prefix("mask:") {
-            Some(variable) => ("mask:", variable),
-            None => ("", &name[..]),
-        };
-        let is_channel = trained.iter().any(|channel| channel == variable);
-        let levels = trained
-            .iter()
-            .filter(|channel| stands_for(variable, channel));
-        let levels: Vec<String> = levels.map(|channel| format!("{mask}{channel}")).collect();
-        if constants.contains(name) || is_channel || levels.is_empty() {
-            vec![name.clone()]
-        } else {
-            levels
-        }
-    };
-    let all = |names: &Vec<String>| names.iter().flat_map(levels).collect::<Vec<_>>();
-    let forcings = all(&config.forcings);
-    let inputs_by_default = || {
-        let is_forcing = |name: &&String| {
-            let mut of_files = forcings.iter().filter(|name| !constants.contains(name));
-            of_files.any(|forcing| stands_for(forcing, name))
-        };
-        let inputs = trained.iter().filter(|name| !is_forcing(name));
-        inputs.cloned().collect()
-    };
-    let inputs = config.inputs.as_ref().map(all);
-    DataConfig {
-        inputs: Some(inputs.unwrap_or_else(inputs_by_default)),
-        targets: config.targets.as_ref().map(all),
-        forcings,
-        ..config.clone()
-    }
-}
-
-/// Returns whether `chosen` is the channel `name`, or its variable, which stands for all levels.
-pub(super) fn stands_for(chosen: &str, name: &str) -> bool {
-    name == chosen || Channel::new(name.into()).variable() == chosen
-}
-
-/// Returns whether a channel is an eastward or northward component, by its standard name or else by
-/// usual names.
-fn is_component(channel: &Channel) -> bool {
-    // GRIB converters write "unknown" for winds at ten metres.
-    let standard_name = channel.standard_name.as_deref().unwrap_or("unknown");
-    if !["", "unknown"].contains(&standard_name) {
-        return standard_name.contains("eastward") || standard_name.contains("northward");
-    }
-    const NAMES: [&str; 6] = ["ua", "va", "uas", "vas", "uwnd", "vwnd"];
-    let name = channel.variable().to_lowercase();
-    // Matches u, v, u10, v10, u100m, u_500, 10u and the like.
-    let digits = name
-        .strip_prefix(['u', 'v'])
-        .map(|rest| rest.trim_start_matches('_').trim_end_matches('m'))
-        .or_else(|| name.strip_suffix(['u', 'v']));
-    NAMES.contains(&&*name)
-        || name.contains("eastward")
-        || name.contains("northward")
-        || name.ends_with("u_component_of_wind")
-        || name.ends_with("v_component_of_wind")
-        || digits.is_some_and(|digits| digits.chars().all(|digit| digit.is_ascii_digit()))
 }
 
 fn dataset(config: &DataConfig, period: &Period, samples: Samples) -> DatasetConfig {
@@ -424,7 +357,8 @@ fn dataset(config: &DataConfig, period: &Period, samples: Samples) -> DatasetCon
         Samples::Steps(steps) => dataset
             .with_lead_hours(config.lead_hours)
             .with_steps(steps)
-            .with_every_hours(config.every_hours),
+            .with_every_hours(config.every_hours)
+            .with_at_hours(config.at_hours.clone()),
         Samples::States => dataset.with_lead(0),
         Samples::Targets => dataset
             .with_history(1)
@@ -454,6 +388,23 @@ mod tests {
     }
 
     #[test]
+    fn a_grid_has_areas_as_in_training_and_keeps_its_positions() {
+        let cells = Grid::unstructured(vec![60.0, 0.0], vec![0.0, 10.0]).unwrap();
+        let with_areas = cells.clone().with_cell_areas(vec![1.0, 3.0]).unwrap();
+        // As in folders of statistics that hold neither areas nor positions.
+        let columns = Grid::new(cells.lat().to_vec(), cells.lon().to_vec()).unwrap();
+        for (grid, trained, expected) in [
+            (&with_areas, &columns, &cells),
+            (&with_areas, &cells, &cells),
+            (&cells, &with_areas, &with_areas),
+            (&with_areas, &with_areas, &with_areas),
+            (&cells, &columns, &cells),
+        ] {
+            assert_eq!(as_in_training(grid.clone(), trained), *expected);
+        }
+    }
+
+    #[test]
     fn a_climatology_reads_targets_only() {
         let folder = tempfile::tempdir().unwrap();
         write_waves(folder.path());
@@ -468,33 +419,5 @@ mod tests {
             (&["t2m".to_string()][..], &["t2m".to_string()][..])
         );
         assert_eq!(dataset.len(), TIMES);
-    }
-
-    #[test]
-    fn components_are_known_by_their_names() {
-        let is_odd = |name: &str, standard: Option<&str>| {
-            let channel = Channel::new(name.into());
-            is_component(&channel.with_standard_name(standard.map(String::from)))
-        };
-        let named = [
-            "u",
-            "v@500",
-            "u10",
-            "V10M",
-            "u100",
-            "uas",
-            "u_500",
-            "10u",
-            "northward_wind",
-            "10m_v_component_of_wind",
-        ];
-        assert!(named.iter().all(|name| is_odd(name, None)));
-        assert!(is_odd("u10", Some("unknown")) && !is_odd("t2m", Some("unknown")));
-        assert!(is_odd("sx", Some("surface_downward_eastward_stress")));
-        for name in ["t2m", "uv", "vo@500", "vimd", "ua_mean", "wind_speed"] {
-            assert!(!is_odd(name, None), "{name}");
-        }
-        // A standard name takes precedence over a usual name.
-        assert!(!is_odd("u", Some("wind_speed")));
     }
 }

@@ -70,6 +70,10 @@ pub struct DataConfig {
     /// with 12, samples start at 00 and 12 UTC. Default all times. See
     /// [`ForecastConfig::every_hours`](super::ForecastConfig::every_hours) for forecasts.
     pub every_hours: Option<usize>,
+    /// Hours of the day, in UTC, of inputs of training, such as `[3, 15]`. Default all times. With
+    /// [`every_hours`](Self::every_hours), inputs fulfil both.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub at_hours: Vec<usize>,
     /// Handling of uneven time steps: `reject` (an error), `skip` samples that span one, or
     /// `allow`.
     #[serde(default = "reject_gaps", with = "GapsName")]
@@ -134,6 +138,13 @@ impl DataConfig {
             (
                 self.every_hours == Some(0),
                 "data.every_hours: 0; expected at least 1 hour",
+            ),
+            (
+                self.at_hours.iter().any(|hour| *hour >= 24),
+                &format!(
+                    "data.at_hours: {:?}; expected hours of the day, from 0 to 23",
+                    self.at_hours
+                ),
             ),
             (
                 self.climatology_hours
@@ -309,6 +320,7 @@ mod tests {
                 "data.constants_missing: without data.constants",
             ),
             ("noise_channels = 2000", "data.noise_channels: 2000;"),
+            ("at_hours = [24]", "data.at_hours: [24]; expected hours"),
             (
                 "bounds = { tp = [] }",
                 "data.bounds: got [] of tp, expected a lower bound",

@@ -33,8 +33,8 @@ pub(super) struct Step {
 impl<N: OwnNetwork> Experiment<N> {
     /// Makes forecasts from a date, or from each state of the test period or of
     /// [other files](Self::of_files), apart from those that
-    /// [`every_hours`](ForecastConfig::every_hours) leaves out, and writes a Zarr store for each.
-    /// Returns the paths that were written.
+    /// [`every_hours`](ForecastConfig::every_hours) or [`at_hours`](ForecastConfig::at_hours) leave
+    /// out, and writes a Zarr store for each. Returns the paths that were written.
     ///
     /// From a date, the output is `path`, a NetCDF file if it ends in `.nc`. Otherwise `path` is
     /// the folder of the outputs, each named by its date. Existing outputs are complete, and are
@@ -45,12 +45,12 @@ impl<N: OwnNetwork> Experiment<N> {
     /// states whose forecasts need others there are left out.
     ///
     /// # Errors
-    /// A date without a state; an experiment without a test period; without a date, no state at a
-    /// multiple of the hours of the configuration; from a date, an output that
-    /// exists and is not to be replaced; forcings or a boundary that end before the forecast from
-    /// the date or, without a date, before that from every state; a folder with forecasts of
-    /// another configuration or, if [`trained`](Self::trained) loaded the model, of another
-    /// checkpoint, unless `existing` replaces them all; a failure of files or communication.
+    /// A date without a state; an experiment without a test period; without a date, no state at the
+    /// hours of the configuration; from a date, an output that exists and is not to be replaced;
+    /// forcings or a boundary that end before the forecast from the date or, without a date, before
+    /// that from every state; a folder with forecasts of another configuration or, if
+    /// [`trained`](Self::trained) loaded the model, of another checkpoint, unless `existing`
+    /// replaces them all; a failure of files or communication.
     pub fn forecast(
         &self,
         model: &FieldModel<N>,
@@ -83,6 +83,27 @@ impl<N: OwnNetwork> Experiment<N> {
         Ok(starts.into_iter().map(|(_, path)| path).collect())
     }
 
+    /// Returns the name, without its ending, of the output of a forecast from a date. It is the
+    /// same for all spellings of the date.
+    ///
+    /// # Errors
+    /// A text that is not a date of the calendar of the data.
+    ///
+    /// # Example
+    /// ```no_run
+    /// # use halocline::experiment::Experiment;
+    /// # use halocline::prelude::*;
+    /// # fn check(experiment: &Experiment) -> Result<()> {
+    /// assert_eq!(experiment.output_stem("2018-01-01")?, "2018-01-01T0000");
+    /// assert_eq!(experiment.output_stem("2018-01-01 00:00:00")?, "2018-01-01T0000");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn output_stem(&self, date: &str) -> Result<String> {
+        let time = parse_time(date, self.data.calendar)?;
+        Ok(file_stem(&self.data.calendar.date(time)))
+    }
+
     /// Returns the outputs in a folder of the forecasts from each start, without those from states
     /// whose forcings or boundaries, which are read from the files, end before the forecast.
     ///
@@ -100,7 +121,7 @@ impl<N: OwnNetwork> Experiment<N> {
         let steps = self.read_steps(config.steps);
         let reaches =
             |start: &usize| (1..=steps).all(|step| timeline.ahead(*start, step).1.is_some());
-        let starts = timeline.starts(config.every_hours)?;
+        let starts = timeline.starts(config)?;
         let (starts, short): (Vec<usize>, Vec<usize>) = starts.into_iter().partition(reaches);
         if self.world.is_root() && !short.is_empty() {
             eprintln!(

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use halocline_core::Result;
+use halocline_io::{falls_at, falls_on};
 use halocline_models::Region;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +40,10 @@ pub struct ForecastConfig {
     /// a date starts at that date.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub every_hours: Option<usize>,
+    /// Hours of the day, in UTC, at which validations, scores and forecasts start, such as
+    /// `[3, 15]`. Default all times. With [`every_hours`](Self::every_hours), starts fulfil both.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub at_hours: Vec<usize>,
     /// Regions of scores by name, in addition to the [standard ones](Region::standard).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub regions: BTreeMap<String, RegionConfig>,
@@ -69,6 +74,7 @@ impl Default for ForecastConfig {
             members: 1,
             noise: 0.0,
             every_hours: None,
+            at_hours: Vec::new(),
             regions: BTreeMap::new(),
         }
     }
@@ -102,6 +108,13 @@ impl ForecastConfig {
                 self.every_hours == Some(0),
                 "forecast.every_hours: 0; expected at least 1 hour",
             ),
+            (
+                self.at_hours.iter().any(|hour| *hour >= 24),
+                &format!(
+                    "forecast.at_hours: {:?}; expected hours of the day, from 0 to 23",
+                    self.at_hours
+                ),
+            ),
         ])?;
         for (name, region) in &self.regions {
             let is_standard = Region::standard().iter().any(|other| other.name == *name);
@@ -123,11 +136,31 @@ impl ForecastConfig {
         Ok(())
     }
 
+    /// Returns whether forecasts start at a time, in seconds since 1970-01-01 00:00.
+    pub(super) fn starts_at(&self, time: f64) -> bool {
+        self.every_hours.is_none_or(|hours| falls_on(time, hours)) && falls_at(time, &self.at_hours)
+    }
+
+    /// Returns the names and the values of the settings that choose starts, if there are any.
+    pub(super) fn chosen_starts(&self) -> Option<(&'static str, String)> {
+        let hours = &self.at_hours;
+        match self.every_hours {
+            None if hours.is_empty() => None,
+            None => Some(("forecast.at_hours", format!("{hours:?}"))),
+            Some(every) if hours.is_empty() => Some(("forecast.every_hours", every.to_string())),
+            Some(every) => Some((
+                "forecast.every_hours and at_hours",
+                format!("{every} and {hours:?}"),
+            )),
+        }
+    }
+
     /// Returns these settings without those that do not change the fields of a forecast: the choice
     /// of starts and the regions of scores.
     pub(super) fn of_fields(&self) -> Self {
         Self {
             every_hours: None,
+            at_hours: Vec::new(),
             ..self.of_validation()
         }
     }
@@ -150,6 +183,7 @@ mod tests {
     fn starts_and_regions_are_checked() {
         for (text, told) in [
             ("every_hours = 0", "forecast.every_hours: 0"),
+            ("at_hours = [3, 24]", "forecast.at_hours: [3, 24]; expected"),
             ("regions.globe = { lat = [0, 1] }", "got \"globe\""),
             ("regions.a = { lat = [75, 35] }", "got a with lat [75.0"),
             ("regions.a = { lat = [35, 95] }", "got a with lat [35.0"),
@@ -162,7 +196,8 @@ mod tests {
             let error = config.check(0).unwrap_err().to_string();
             assert!(error.contains(told), "{error}");
         }
-        let text = "every_hours = 12\nregions.a = { lat = [35, 75], lon = [170, -170] }";
+        let text = "every_hours = 12\nat_hours = [0]\n\
+                    regions.a = { lat = [35, 75], lon = [170, -170] }";
         let config: ForecastConfig = toml::from_str(text).unwrap();
         config.check(0).unwrap();
         assert_eq!(config.of_fields(), ForecastConfig::default());

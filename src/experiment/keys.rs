@@ -23,10 +23,6 @@ pub fn in_keys(message: &str) -> String {
         ("Series::Joined", "data.joined = true"),
         ("Launcher::seed", "seed"),
         (
-            "hours of which the time of a sample",
-            "data.every_hours of which the time of a sample",
-        ),
-        (
             "Trainer::with_non_finite(NonFinite::Skip) leaves out such steps",
             "lower optimizer.learning_rate, or set training.clip_norm",
         ),

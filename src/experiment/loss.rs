@@ -1,12 +1,13 @@
 //! Loss of a batch.
 
+use burn::module::Module;
 use halocline_core::{Distribution, Error, RandomKey, Result, ShardTensor};
 use halocline_io::Batch;
 use halocline_models::{
     CrpsEstimator, crps, crps_masked, perturbed, repeat_members, rollout, split_members,
 };
+use halocline_ops::masked::apply_mask;
 use halocline_ops::prelude::*;
-use halocline_ops::{counted, spectral_loss};
 
 use super::checks::{check_targets, of_target};
 use super::config::ExperimentConfig;
@@ -109,12 +110,13 @@ impl<N: OwnNetwork> Experiment<N> {
         field: &ShardTensor<4>,
         mask: Option<ShardTensor<4>>,
     ) -> Option<ShardTensor<4>> {
-        let Some(areas) = self.data.grid.cell_weights() else {
+        let areas = self.areas.get_or_init(|| self.data.grid.cell_weights());
+        let Some(areas) = areas else {
             return mask;
         };
         let field = field.clone().inner();
         let mask = mask.unwrap_or_else(|| field.clone() * 0.0 + 1.0);
-        Some(mask * field.profile(3, &areas))
+        Some(mask * field.profile(3, areas))
     }
 
     /// Returns the weight of the loss of each target.
@@ -201,19 +203,18 @@ impl<N: OwnNetwork> Experiment<N> {
         let roots = y.profile(2, &roots) * y.profile(1, &roots_of_channels);
         let weighted = |field: ShardTensor<4>| {
             let field = match &mask {
-                Some(mask) => counted(field, mask.clone())?,
+                Some(mask) => apply_mask(field, mask.clone())?,
                 None => field,
             };
             Ok::<_, Error>(field * roots.clone())
         };
         let (y, target) = (weighted(y)?, weighted(target)?);
-        let spectral = spectral_loss::<5, 4, _>(y, target, &[3], Reduction::Mean);
+        let spectral = spectral_loss::<5, 4, _>(y, target, &[3], Reduction::Mean)?;
         Ok(loss.resolve() + spectral.resolve())
     }
 }
 
-/// Applies the model to the input of a step. Where gradients do not flow through it, its memory is
-/// that of its input.
+/// Applies the model to the input of a step. A step through which no gradients flow has no graph.
 pub(super) fn apply_step<N: OwnNetwork>(
     config: &ExperimentConfig,
     model: &FieldModel<N>,
@@ -221,14 +222,15 @@ pub(super) fn apply_step<N: OwnNetwork>(
     is_last: bool,
 ) -> ShardTensor<4> {
     let training = &config.training;
-    let is_detached = training.gradient == RolloutGradient::Last && !is_last;
-    // A recomputed step whose gradients nobody needs is computed once, without a graph.
-    let y = if training.recompute || is_detached {
+    if training.gradient == RolloutGradient::Last && !is_last {
+        // Uses of parameters that the backward pass does not reach would delay their sums.
+        return x.apply(&model.clone().no_grad());
+    }
+    if training.recompute {
         x.recompute(model, config.model.halos(), |model, x| x.apply(model))
     } else {
         x.apply(model)
-    };
-    if is_detached { y.detach() } else { y }
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //!
 //! # Example
 //! ```no_run
-//! use halocline::experiment::{Experiment, ExperimentConfig, CheckpointChoice};
+//! use halocline::experiment::{CheckpointChoice, Experiment, ExperimentConfig};
 //! use halocline::prelude::*;
 //!
 //! let config = ExperimentConfig::load("weather.toml")?;
@@ -21,6 +21,7 @@
 
 mod bounds;
 mod capacity;
+mod channels;
 mod checks;
 mod climatology;
 mod config;
@@ -56,6 +57,7 @@ mod precision;
 mod pretrained;
 mod record;
 mod regions;
+mod replicas;
 mod score;
 mod setup;
 mod state_cache;

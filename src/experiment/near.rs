@@ -38,7 +38,7 @@ pub(super) fn model_key(text: &str) -> Option<String> {
 
 /// Returns the known names nearest to an unknown one, separated by commas.
 pub(super) fn nearest(unknown: &str, known: &[&str]) -> String {
-    halocline_core::nearest_names(unknown, known.iter().copied(), PROPOSED).join(", ")
+    halocline_core::support::nearest_names(unknown, known.iter().copied(), PROPOSED).join(", ")
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ impl Experiment {
     ///
     /// # Example
     /// ```no_run
-    /// use halocline::experiment::{Experiment, ExperimentConfig, CheckpointChoice};
+    /// use halocline::experiment::{CheckpointChoice, Experiment, ExperimentConfig};
     /// use halocline::prelude::*;
     ///
     /// let config = ExperimentConfig::load("weather.toml")?;

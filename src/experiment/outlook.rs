@@ -6,7 +6,7 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::Device;
 use halocline_core::{DryMesh, Error, PlannedMessages, Result, Shard, ShardTensor, Traffic, World};
-use halocline_io::amplification;
+use halocline_io::{Progress, amplification};
 use halocline_models::parallel::{Machine, Plan, PricedPlan, Workload, init_parallel, resolve};
 use halocline_models::rollout;
 use halocline_ops::backward;
@@ -110,6 +110,9 @@ impl Outlook {
         let dry = DryMesh::new(mesh, world.device().clone())?;
         let resolved = resolve(&whole, dry.mesh().shape(), &config.plan)?;
         let make = |device: &Device| config.model_on(&data, device, maker);
+        // All parameters are drawn, and two batches computed.
+        let progress = Progress::new(world.rank(), "plan", 3);
+        progress.title("plan: parameters"); // draws the bar
         // Holds no more than the rank's share and one whole parameter.
         let model = init_parallel(world, dry.mesh(), &config.plan, |device| {
             make(device).expect("it was made before")
@@ -120,6 +123,8 @@ impl Outlook {
             Some(dtype) => rounded(model, dtype),
         };
         dry.take();
+        progress.advance();
+        progress.title("plan: first batch");
 
         // Resets the peak memory, where the system permits.
         let counted = std::fs::write("/proc/self/clear_refs", "5").is_ok();
@@ -130,10 +135,14 @@ impl Outlook {
             .filter(|_| counted)
             .zip(before)
             .map(|(after, before)| after.saturating_sub(before));
+        progress.advance();
+        progress.title("plan: timed batch");
         // Kernels and plans are cached by now, so this step is timed.
         let start = Instant::now();
         step(config, &data, &dry, &model)?;
         let compute = start.elapsed().as_secs_f64();
+        progress.advance();
+        progress.finish();
         dry.take();
 
         let moved = messages.bytes_sent().max(messages.bytes_received()) as f64;

@@ -1,5 +1,6 @@
-//! Patterns of file names.
+//! Patterns of file names, and files that several names stand for.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use halocline_core::Result;
@@ -13,17 +14,25 @@ use super::errors::{failed, invalid};
 /// # Errors
 /// A pattern without a match; a folder that cannot be read; a file that several entries name.
 pub(super) fn expanded(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let mut found: Vec<PathBuf> = Vec::new();
-    for path in paths {
-        for path in matching(path)? {
-            if found.contains(&path) {
-                let expected = "files that each match one entry";
-                return Err(invalid("data.files", path.display(), expected));
-            }
-            found.push(path);
+    let found: Result<Vec<_>> = paths.iter().map(|path| matching(path)).collect();
+    let found = found?.concat();
+    check_distinct("data.files", &found)?;
+    Ok(found)
+}
+
+/// Refuses files of a setting of which two are the same, also by other paths or links.
+pub(super) fn check_distinct(setting: &'static str, files: &[PathBuf]) -> Result<()> {
+    let mut names: BTreeMap<PathBuf, &PathBuf> = BTreeMap::new();
+    for file in files {
+        // A file that is missing fails when it is opened.
+        let place = std::fs::canonicalize(file).unwrap_or_else(|_| file.clone());
+        if let Some(other) = names.insert(place, file) {
+            let other = other.display();
+            let expected = format!("files that are each named once; {other} is the same file");
+            return Err(invalid(setting, file.display(), expected));
         }
     }
-    Ok(found)
+    Ok(())
 }
 
 /// Returns a path or, if its last part is a pattern, the sorted paths that match it.
@@ -90,7 +99,11 @@ mod tests {
         assert_eq!(expand(&["d.nc"]).unwrap(), ["d.nc"]);
         let error = expand(&["d*.nc"]).unwrap_err();
         assert!(error.contains("d*.nc, expected a pattern that"), "{error}");
-        let error = expand(&["a2.nc", "a*"]).unwrap_err();
-        assert!(error.contains("a2.nc, expected files that each"), "{error}");
+        let name = folder.path().file_name().unwrap().to_str().unwrap();
+        for other in ["a*", &format!("../{name}/a2.nc")] {
+            let error = expand(&["a2.nc", other]).unwrap_err();
+            let told = "a2.nc, expected files that are each named once";
+            assert!(error.contains(told), "{error}");
+        }
     }
 }

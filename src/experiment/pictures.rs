@@ -37,7 +37,7 @@ impl<N: OwnNetwork> Experiment<N> {
     ///
     /// # Example
     /// ```no_run
-    /// # use halocline::experiment::{Experiment, ExperimentConfig, CheckpointChoice};
+    /// # use halocline::experiment::{CheckpointChoice, Experiment, ExperimentConfig};
     /// # use halocline::prelude::*;
     /// # fn draw(experiment: &Experiment, config: &ExperimentConfig) -> Result<()> {
     /// let model = experiment.trained(CheckpointChoice::Best)?;
@@ -56,7 +56,7 @@ impl<N: OwnNetwork> Experiment<N> {
     ) -> Result<Vec<PathBuf>> {
         let states = self.states(&self.scored()?)?;
         let reaches = |start: usize, steps| states.timeline.ahead(start, steps).1.is_some();
-        let all = states.timeline.starts(config.every_hours)?;
+        let all = states.timeline.starts(config)?;
         let starts = || all.iter().copied();
         // The first forecast that has a truth at its end, or else at its first step.
         let whole = starts().find(|start| reaches(*start, config.steps));

@@ -254,6 +254,7 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<Option<DataConfig>> {
     data.files.clone_from(&config.data.files);
     // Statistics and climatology are those of all times.
     data.every_hours = config.data.every_hours;
+    data.at_hours.clone_from(&config.data.at_hours);
     // They show in the dates of the files of training. Those of other files may be right.
     data.time_units.clone_from(&config.data.time_units);
     // The values are compared, not the path.
@@ -353,6 +354,7 @@ mod tests {
         compare(&config).unwrap();
         // The starts of training may change.
         config.data.every_hours = Some(12);
+        config.data.at_hours = vec![0];
         compare(&config).unwrap();
     }
 

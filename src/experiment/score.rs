@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::forecast_config::ForecastConfig;
 use super::network::{FieldModel, OwnNetwork};
 use super::regions::{regions, standard_regions};
+use super::replicas::Scores;
 use super::setup::{Experiment, States};
 use super::state_cache::StateCache;
 use crate::trainer::signals::is_interrupted;
@@ -51,32 +52,31 @@ pub struct Report {
 impl<N: OwnNetwork> Experiment<N> {
     /// Scores forecasts from the states of the test period, or of [other files](Self::of_files),
     /// and persistence and climatology with them. The scores of a lead are means over the forecasts
-    /// whose valid time is in the period.
+    /// whose valid time is in the period. Starts are dealt out along the mesh axis `data`, unless
+    /// the plan shards parameters; the scores are the same.
     ///
     /// # Errors
     /// An experiment without a test period, or with one in which no forecast starts or ends; a
-    /// region without cells of the grid; data that cannot be read; an interruption by a signal; a
-    /// failure of communication.
+    /// region without cells of the grid that count; data that cannot be read; an interruption by a
+    /// signal; a failure of communication.
     pub fn score(&self, model: &FieldModel<N>, config: &ForecastConfig) -> Result<Report> {
         config.check(self.config.data.noise_channels)?;
         let grid = &self.data.grid;
         let weights = grid.latitude_weights();
-        let mut spectra = match grid.boundary()[1] {
+        let spectra = match grid.boundary()[1] {
             Boundary::Periodic if grid.has_rows() => {
                 let targets = &self.data.channels.targets;
                 // Only waves around the globe are whole.
-                let regions = standard_regions(grid);
+                let regions = standard_regions(grid, self.config.data.boundary);
                 Some(Spectra::new(targets, &weights, grid.lat(), regions)?)
             }
             _ => None,
         };
-        let states = self.states(&self.scored()?)?;
-        let report = self.score_states(model, &states, config, spectra.as_mut())?;
-        let report = report.ok_or_else(|| Error::other("score: interrupted by a signal"))?;
-        Ok(Report {
-            spectra: spectra.map_or(Vec::new(), |spectra| spectra.spectra()),
-            ..report
-        })
+        let (period, replica) = (self.scored()?, self.replica()?);
+        let experiment = replica.as_ref().unwrap_or(self);
+        let states = experiment.states(&period)?;
+        let report = experiment.score_states(model, &states, config, spectra)?;
+        report.ok_or_else(|| Error::other("score: interrupted by a signal"))
     }
 
     /// Shortens a forecast to the last step that has a truth; `None` if no step has one. Forcings
@@ -103,18 +103,21 @@ impl<N: OwnNetwork> Experiment<N> {
     /// Returns the states from which forecasts start.
     ///
     /// # Errors
-    /// No state at a multiple of the hours of the configuration; no forecast that reaches another
-    /// state.
+    /// No state at the hours of the configuration; no forecast that reaches another state.
     pub(super) fn starts(states: &States, config: &ForecastConfig) -> Result<Vec<usize>> {
         let timeline = &states.timeline;
-        let starts = timeline.starts(config.every_hours)?;
+        let starts = timeline.starts(config)?;
         let mut steps = 1..=config.steps;
         if steps.any(|steps| timeline.hours(&starts, steps).is_some()) {
             Ok(starts)
         } else {
-            Err(Error::other(
-                "no state of the period is a step after another one of it",
-            ))
+            let start = match config.chosen_starts() {
+                None => "another one of it".into(),
+                Some((setting, hours)) => format!("one that {setting} ({hours}) chooses"),
+            };
+            Err(Error::other(format!(
+                "no state of the period is a step after {start}"
+            )))
         }
     }
 
@@ -124,46 +127,53 @@ impl<N: OwnNetwork> Experiment<N> {
         (field, state.mask.clone().map(ShardTensor::inner))
     }
 
-    /// Scores forecasts from these states, and adds their spectra to `spectra`. Returns `None` if a
-    /// signal interrupts it.
+    /// Scores forecasts from these states, whose starts are dealt out among the replicas, and their
+    /// spectra, of which `spectra` has none yet. Returns `None` if a signal interrupts it.
     pub(super) fn score_states(
         &self,
         model: &FieldModel<N>,
         states: &States,
         config: &ForecastConfig,
-        mut spectra: Option<&mut Spectra>,
+        spectra: Option<Spectra>,
     ) -> Result<Option<Report>> {
         let starts = Self::starts(states, config)?;
         let (targets, grid) = (&self.data.channels.targets, &self.data.grid);
         let weights = grid.latitude_weights();
-        let regions = regions(grid, config)?;
-        let empty = || match grid.cells() {
+        let regions = regions(grid, self.config.data.boundary, config)?;
+        let empty = match grid.cells() {
             Some([lat, lon]) => {
                 let areas = grid.cell_weights().unwrap_or_else(|| vec![1.0; lat.len()]);
-                Verification::of_cells(targets, &areas, lat, lon, regions.clone())
+                Verification::of_cells(targets, &areas, lat, lon, regions)?
             }
-            None => Verification::new(targets, &weights, grid.lat(), grid.lon(), regions.clone()),
+            None => Verification::new(targets, &weights, grid.lat(), grid.lon(), regions)?,
         };
-        let [mut ours, mut mean, mut persistence, mut climatology] =
-            [empty()?, empty()?, empty()?, empty()?];
+        let empty = Scores::new(&empty, spectra);
+        let mut scores = empty.clone();
         let hours: Vec<Option<f64>> = (0..=config.steps)
             .map(|steps| states.timeline.hours(&starts, steps))
             .collect();
-        let progress = Progress::new(self.world.rank(), "score", starts.len());
+        let (place, replicas) = (self.replicas.position(), self.replicas.size());
+        let rounds = starts.chunks(replicas);
+        let progress = Progress::new(self.world.rank(), "score", rounds.len());
         let all = self.world.mesh([("rank", self.world.size())])?;
         let known = states.baselines.get();
         let known = known.filter(|(steps, _)| *steps == config.steps);
-        let cache = RefCell::new(StateCache::new(states));
+        let dealt = starts.iter().skip(place).step_by(replicas);
+        let forecasts = dealt.filter_map(|start| {
+            let config = self.with_truth(config, states, *start)?;
+            Some((*start, config.steps))
+        });
+        let cache = RefCell::new(StateCache::new(states, forecasts)?);
         let read = |state: usize| cache.borrow_mut().state(state);
         let mut powers: BTreeMap<usize, FieldPower> = BTreeMap::new();
-        for start in starts {
-            if is_interrupted(&all)? {
-                return Ok(None);
-            }
-            let Some(config) = &self.with_truth(config, states, start) else {
-                progress.advance();
-                continue;
-            };
+        let mut score = |start: usize, config: &ForecastConfig, part: &mut Scores| -> Result<()> {
+            let Scores {
+                ensembles,
+                means,
+                persistence,
+                climatology,
+                spectra,
+            } = part;
             cache.borrow_mut().forget_before(start);
             powers = powers.split_off(&start);
             let batch = read(start)?;
@@ -182,7 +192,7 @@ impl<N: OwnNetwork> Experiment<N> {
                 // One where both the start and the truth have a value.
                 let mask = self.without_rim(&truth, both(&mask, &first))?;
                 let normal = self.in_units(self.normal_at(&[step.time], &truth)?);
-                if let (Some(spectra), None) = (&mut spectra, &mask) {
+                if let (Some(spectra), None) = (spectra.as_mut(), &mask) {
                     let power = match powers.entry(state) {
                         Entry::Occupied(found) => found.into_mut(),
                         Entry::Vacant(place) => place.insert(spectra.power(truth.clone())?),
@@ -194,10 +204,10 @@ impl<N: OwnNetwork> Experiment<N> {
                     let ensemble = step.fields.clone().unflatten::<5>(0, &[config.members, 1]);
                     let of_ensemble = |field: ShardTensor<4>| field.unsqueeze_dim::<5>(0);
                     let mask = mask.clone().map(of_ensemble);
-                    ours.add_ensemble(lead, ensemble, of_ensemble(truth.clone()), mask)?;
+                    ensembles.add_ensemble(lead, ensemble, of_ensemble(truth.clone()), mask)?;
                 }
                 let fields = step.fields.mean_dims(&[0]).resolve();
-                mean.add(
+                means.add(
                     lead,
                     fields,
                     truth.clone(),
@@ -212,10 +222,29 @@ impl<N: OwnNetwork> Experiment<N> {
                     climatology.add(lead, normal, truth, None, mask)?;
                 }
                 Ok(())
-            })?;
+            })
+        };
+        for round in rounds {
+            if is_interrupted(&all)? {
+                return Ok(None);
+            }
+            let mut part = empty.clone();
+            if let Some(&start) = round.get(place)
+                && let Some(config) = self.with_truth(config, states, start)
+            {
+                score(start, &config, &mut part)?;
+            }
+            scores.add_dealt(&part, &self.replicas)?;
             progress.advance();
         }
         progress.finish();
+        let Scores {
+            ensembles,
+            means,
+            persistence,
+            climatology,
+            spectra,
+        } = scores;
         let baselines = match known {
             Some((_, known)) => known.clone(),
             None => {
@@ -228,8 +257,8 @@ impl<N: OwnNetwork> Experiment<N> {
             }
         };
         Ok(Some(Report {
-            rows: self.rows(mean.scores(), &ours.scores(), &baselines),
-            spectra: Vec::new(),
+            rows: self.rows(means.scores(), &ensembles.scores(), &baselines),
+            spectra: spectra.map_or(Vec::new(), |spectra| spectra.spectra()),
         }))
     }
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::tensor::Device;
+use halocline_core::tasks::with_all_threads;
 use halocline_core::{
     DeviceMesh, Launcher, MeshShape, Placement, Replicate, Result, Shard, ShardTensor, World,
-    with_all_threads,
 };
 use halocline_io::{
     Checkpoint, FieldLoader, Grid, LoaderConfig, Metadata, Order, Period, Source, Statistics,
@@ -20,9 +20,8 @@ use halocline_ops::prelude::*;
 use super::capacity::{Use, check_memory};
 use super::checks::{check_batch, check_data, check_training};
 use super::climatology::Climatology;
-use super::config::ExperimentConfig;
+use super::config::{ExperimentConfig, ranks_of};
 use super::data::{Data, Samples};
-use super::errors::invalid;
 use super::lock::lock;
 use super::network::{FieldModel, Maker, NoNetwork, OwnNetwork, Signature};
 use super::pretrained::{given_statistics, in_order_of_network};
@@ -47,6 +46,9 @@ pub struct Experiment<N = NoNetwork> {
     pub(super) config: ExperimentConfig,
     pub(super) world: World,
     pub(super) mesh: DeviceMesh,
+    /// Ranks with the same part of a field, one of each replica among which the starts of scores
+    /// are dealt out: this rank alone, unless the experiment is a [replica](Self::replica).
+    pub(super) replicas: DeviceMesh,
     pub(super) data: Data,
     pub(super) files: Files,
     pub(super) statistics: Statistics,
@@ -54,8 +56,10 @@ pub struct Experiment<N = NoNetwork> {
     /// deviation of its increments.
     pub(super) scales: [Vec<f64>; 3],
     pub(super) climatology: OnceCell<Climatology>,
+    /// Areas of the cells of an unstructured grid, divided by their mean, if they are known.
+    pub(super) areas: OnceCell<Option<Vec<f64>>>,
     /// Function that makes a network of the kind `own`.
-    maker: Maker<N>,
+    pub(super) maker: Maker<N>,
     /// Time at which it was opened.
     pub(super) begin: Instant,
 }
@@ -97,7 +101,7 @@ impl ExperimentConfig {
         let ranks = if self.mesh.is_empty() {
             ranks
         } else {
-            self.mesh.values().product()
+            self.mesh.values().copied().fold(1, usize::saturating_mul)
         };
         let launcher = Launcher::from_env().ranks(ranks).seed(self.seed);
         match std::env::var_os("HALOCLINE_TIMEOUT") {
@@ -129,15 +133,7 @@ impl ExperimentConfig {
     /// More ranks than a mesh can have.
     pub(super) fn mesh_shape(&self, ranks: usize, grid: &Grid) -> Result<MeshShape> {
         let axes = self.axes(ranks, grid);
-        let sizes = axes.iter().map(|(_, size)| *size);
-        let ranks = sizes.fold(1, usize::saturating_mul);
-        if ranks > MOST_RANKS {
-            return Err(invalid(
-                "mesh",
-                ranks,
-                format!("at most {MOST_RANKS} ranks"),
-            ));
-        }
+        let ranks = ranks_of(axes.iter().map(|(_, size)| *size))?;
         MeshShape::new(&axes, (0..ranks).collect())
     }
 
@@ -182,9 +178,6 @@ impl ExperimentConfig {
         Ok((model, samples))
     }
 }
-
-/// Largest number of ranks of a mesh.
-const MOST_RANKS: usize = 1 << 20;
 
 /// Returns the placements of fields `[batch, channels, lat, lon]` by the names of the axes. On the
 /// axis `data`, samples that are read one by one are replicated; so is a batch if the axis has one
@@ -275,8 +268,10 @@ impl<N: OwnNetwork> Experiment<N> {
         } else {
             statistics
         };
+        let (comm, device) = (world.comm().clone(), world.device().clone());
         Ok(Self {
             mesh: world.mesh_of(&config.axes(world.size(), &data.grid))?,
+            replicas: DeviceMesh::new(MeshShape::solo(world.rank()), comm, device)?,
             scales: data.scales(&statistics)?,
             config: config.clone(),
             world: world.clone(),
@@ -284,6 +279,7 @@ impl<N: OwnNetwork> Experiment<N> {
             files,
             statistics,
             climatology: OnceCell::new(),
+            areas: OnceCell::new(),
             maker,
             begin: Instant::now(),
         })

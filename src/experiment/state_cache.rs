@@ -1,6 +1,8 @@
 //! Cache of the states that forecasts start from or are compared with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter::Peekable;
+use std::vec::IntoIter;
 
 use halocline_core::{Result, ShardTensor};
 use halocline_io::{Batch, Epoch};
@@ -10,10 +12,10 @@ use super::setup::States;
 /// Cache of states that forecasts start from or are compared with, for the next forecasts.
 pub(super) struct StateCache<'a> {
     source: &'a States,
-    /// States in order, which are read while the model runs; `None` once another one was needed.
-    ahead: Option<Epoch<'a>>,
-    /// The state that is read next.
-    next: usize,
+    /// States in the order in which they are first needed, which are read while the model runs.
+    ahead: Epoch<'a>,
+    /// Their indices.
+    order: Peekable<IntoIter<usize>>,
     /// States by index, with their bytes.
     states: BTreeMap<usize, (Batch, usize)>,
     /// Bytes of all states. Each field counts by its largest shard, so that the number is the same
@@ -25,14 +27,23 @@ pub(super) struct StateCache<'a> {
 const MOST: usize = 512 << 20;
 
 impl<'a> StateCache<'a> {
-    pub(super) fn new(source: &'a States) -> Self {
-        Self {
+    /// Makes a cache for forecasts, each from a state and of a number of steps.
+    pub(super) fn new(
+        source: &'a States,
+        forecasts: impl Iterator<Item = (usize, usize)>,
+    ) -> Result<Self> {
+        let mut known = BTreeSet::new();
+        let states = forecasts.flat_map(|(start, steps)| {
+            (0..=steps).filter_map(move |step| source.timeline.ahead(start, step).1)
+        });
+        let order: Vec<usize> = states.filter(|state| known.insert(*state)).collect();
+        Ok(Self {
             source,
-            ahead: Some(source.loader.epoch(0)),
-            next: 0,
+            ahead: source.loader.one_by_one(&order)?,
+            order: order.into_iter().peekable(),
             states: BTreeMap::new(),
             bytes: 0,
-        }
+        })
     }
 
     /// Returns a state.
@@ -41,9 +52,9 @@ impl<'a> StateCache<'a> {
             return Ok(batch.clone());
         }
         let loader = &self.source.loader;
-        self.ahead = self.ahead.take().filter(|_| self.next == state);
-        self.next = state + 1;
-        let read = self.ahead.as_mut().and_then(Epoch::next);
+        // Another one was dropped, or did not fit.
+        let is_next = self.order.next_if_eq(&state).is_some();
+        let read = if is_next { self.ahead.next() } else { None };
         let batch = read.unwrap_or_else(|| loader.load(&[state]))?;
         let channels = loader.channels();
         let mut fields = vec![Some(&batch.target), batch.mask.as_ref()];
@@ -72,4 +83,33 @@ fn bytes(field: &ShardTensor<4>) -> usize {
     let extents = field.layout().all_extents().iter();
     let cells = extents.map(|parts| parts.iter().copied().max().unwrap_or(0));
     4 * cells.product::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::Module;
+    use halocline_core::Launcher;
+    use halocline_io::Period;
+
+    use crate::experiment::Experiment;
+    use crate::experiment::fixture::{TIMES, config_in, write_waves};
+
+    #[test]
+    fn states_that_no_forecast_needs_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "", "[forecast]\nevery_hours = 24");
+        let run = Launcher::local(1).run(|world| {
+            let experiment = Experiment::new(&world, &config)?;
+            let model = experiment.model()?.valid();
+            let scored = experiment.states(&Period::default())?;
+            experiment.score_states(&model, &scored, &config.forecast, None)?;
+            // A start and the next state of each day.
+            let states = TIMES.div_ceil(4) * 2;
+            let read = scored.loader.traffic().needed;
+            assert_eq!(read, (states * 2 * 5 * 8 * 4) as u64);
+            Ok(())
+        });
+        run.unwrap();
+    }
 }

@@ -1,9 +1,10 @@
 //! Times that the steps of a forecast lead to.
 
 use halocline_core::Result;
-use halocline_io::{Calendar, falls_on};
+use halocline_io::Calendar;
 
 use super::errors::invalid;
+use super::forecast_config::ForecastConfig;
 
 /// Time and time axis of every state of a loader, and the length of a step.
 #[derive(Debug)]
@@ -124,21 +125,19 @@ impl Timeline {
         format!("{range}, as a forecast needs {history} states {apart} h apart up to its start")
     }
 
-    /// Returns the states from which forecasts start: all, or those whose time is a multiple of
-    /// `every_hours`.
+    /// Returns the states from which forecasts start: all, or those whose time the configuration
+    /// chooses.
     ///
     /// # Errors
     /// No such state.
-    pub(super) fn starts(&self, every_hours: Option<usize>) -> Result<Vec<usize>> {
-        let is_start =
-            |state: &usize| every_hours.is_none_or(|hours| falls_on(self.states[*state].1, hours));
+    pub(super) fn starts(&self, config: &ForecastConfig) -> Result<Vec<usize>> {
+        let is_start = |state: &usize| config.starts_at(self.states[*state].1);
         let starts: Vec<usize> = (0..self.states.len()).filter(is_start).collect();
-        match every_hours {
-            Some(hours) if starts.is_empty() => Err(invalid(
-                "forecast.every_hours",
-                hours,
-                "hours of which the time of a state of the period is a multiple",
-            )),
+        match config.chosen_starts() {
+            Some((setting, hours)) if starts.is_empty() => {
+                let expected = "hours in UTC that choose a state of the period";
+                Err(invalid(setting, hours, expected))
+            }
             _ => Ok(starts),
         }
     }
@@ -181,7 +180,7 @@ mod tests {
         // The next state belongs to another time axis.
         assert_eq!(ahead(2, 1), (22.0, None));
         assert_eq!(ahead(3, 3), (21.0, None));
-        let starts = timeline(None).starts(None).unwrap();
+        let starts = timeline(None).starts(&ForecastConfig::default()).unwrap();
         assert_eq!(timeline(None).hours(&starts, 1), Some(22.0 / 3.0));
         assert_eq!(timeline(None).hours(&starts[1..], 1), Some(7.5));
         assert_eq!(timeline(None).hours(&starts, 3), None);
@@ -189,14 +188,43 @@ mod tests {
     }
 
     #[test]
-    fn forecasts_start_at_multiples_of_hours() {
-        let starts = |hours| timeline(None).starts(Some(hours));
-        assert_eq!(starts(5).unwrap(), [0, 2, 3]);
-        assert_eq!(starts(1).unwrap(), [0, 1, 2, 3, 4]);
+    fn forecasts_start_at_chosen_hours() {
+        let starts = |every_hours: Option<usize>, at_hours: &[usize]| {
+            let config = ForecastConfig {
+                every_hours,
+                at_hours: at_hours.to_vec(),
+                ..ForecastConfig::default()
+            };
+            let found = timeline(None).starts(&config);
+            found.map_err(|error| error.to_string())
+        };
+        assert_eq!(starts(Some(5), &[]).unwrap(), [0, 2, 3]);
+        assert_eq!(starts(Some(1), &[]).unwrap(), [0, 1, 2, 3, 4]);
+        assert_eq!(starts(None, &[7, 3]).unwrap(), [1, 4]);
+        assert_eq!(starts(Some(5), &[7, 15]).unwrap(), [2]);
+        for (every, at, told) in [
+            (
+                None,
+                &[3, 16][..],
+                "forecast.at_hours: got [3, 16], expected",
+            ),
+            (
+                Some(24),
+                &[7][..],
+                "forecast.every_hours and at_hours: got 24 and [7], expected",
+            ),
+        ] {
+            let error = starts(every, at).unwrap_err();
+            assert!(error.starts_with(told), "{error}");
+        }
         let states = vec![(0, 7.0 * HOUR)];
         let timeline = Timeline::new(states, None, 7.0 * HOUR, Calendar::Gregorian);
-        let error = timeline.starts(Some(12)).unwrap_err().to_string();
-        let told = "forecast.every_hours: got 12, expected hours of which";
+        let config = ForecastConfig {
+            every_hours: Some(12),
+            ..ForecastConfig::default()
+        };
+        let error = timeline.starts(&config).unwrap_err().to_string();
+        let told = "forecast.every_hours: got 12, expected hours in UTC that choose";
         assert!(error.starts_with(told), "{error}");
     }
 

@@ -59,8 +59,19 @@ impl<N: OwnNetwork> Experiment<N> {
         let batches = data.batches();
         let norm = GradNorm::default();
         let mut trainer = self.resume(self.trainer(batches, &norm)?, validation.is_some())?;
+        let replica = match validation {
+            Some(_) => self.replica()?,
+            None => None,
+        };
+        // Those on the whole mesh are dropped.
+        let validation = match (&replica, validation) {
+            (Some(replica), _) => replica.validation_states()?,
+            (None, validation) => validation,
+        };
+        // The starts are dealt out among the replicas.
+        let validation = validation.map(|states| (replica.as_ref().unwrap_or(self), states));
         let unvalidated = match &validation {
-            Some(states) if is_unvalidated(&trainer)? => Some(states),
+            Some(validation) if is_unvalidated(&trainer)? => Some(validation),
             _ => None,
         };
         let is_done = trainer.epoch() >= training.epochs;
@@ -77,7 +88,8 @@ impl<N: OwnNetwork> Experiment<N> {
             return Ok(Ended::Completed);
         }
         self.check_optimizer(&mut trainer)?;
-        check_order(&mut trainer, [training.batch, data.samples()])?;
+        let hours = &self.config.data.at_hours;
+        check_order(&mut trainer, [training.batch, data.samples()], hours)?;
         self.check_validation(&mut trainer)?;
         let all_steps = self.schedule(&mut trainer, batches)?;
         on_root(&self.world, || {
@@ -86,9 +98,9 @@ impl<N: OwnNetwork> Experiment<N> {
         })?;
         let (mut pace, mut is_first, mut has_changed) = (Pace::default(), true, !is_begun);
         let mut ended = Ended::Completed;
-        if let Some(states) = unvalidated {
+        if let Some(validation) = unvalidated {
             // The last epoch is complete, but its validation was interrupted.
-            let Some((line, stopped)) = self.validate(&mut trainer, states)? else {
+            let Some((line, stopped)) = self.validate(&mut trainer, validation)? else {
                 return self.interrupted(trainer);
             };
             stop = stopped;
@@ -113,8 +125,8 @@ impl<N: OwnNetwork> Experiment<N> {
             };
             trainer.save(None)?;
             let mut line = epoch.to_string();
-            if let Some(states) = &validation {
-                let Some((validated, stopped)) = self.validate(&mut trainer, states)? else {
+            if let Some(validation) = &validation {
+                let Some((validated, stopped)) = self.validate(&mut trainer, validation)? else {
                     return self.interrupted(trainer);
                 };
                 line = format!("{line}; {validated}");
@@ -391,18 +403,19 @@ impl<N: OwnNetwork> Experiment<N> {
         }
     }
 
-    /// Scores forecasts from the states of the validation period, and saves the run with the error
-    /// in standard deviations, averaged over targets and leads. Returns the text to print and
-    /// whether training ends; `None` if a signal interrupted the validation.
+    /// Scores forecasts from the states of the validation period, on the ranks of a replica, and
+    /// saves the run with the error in standard deviations, averaged over targets and leads.
+    /// Returns the text to print and whether training ends; `None` if a signal interrupted the
+    /// validation.
     fn validate(
         &self,
         trainer: &mut Trainer<FieldModel<N>>,
-        states: &States,
+        (replica, states): &(&Self, States),
     ) -> Result<Option<(String, bool)>> {
         let (mut report, mut interrupted) = (None, false);
         let (epoch, targets) = (trainer.epoch(), self.data.channels.targets.len());
         let validated = trainer.validate(|model| {
-            let scored = self.score_states(model, states, &self.config.forecast, None)?;
+            let scored = replica.score_states(model, states, &self.config.forecast, None)?;
             interrupted = scored.is_none();
             let scored = scored.ok_or_else(|| Error::other("validation: interrupted"))?;
             let report = report.insert(scored);
@@ -446,16 +459,28 @@ fn is_unvalidated<N: OwnNetwork>(trainer: &Trainer<FieldModel<N>>) -> Result<boo
     Ok(trainer.epoch() > 0 && trainer.batch() == 0 && last != Some(trainer.step()))
 }
 
-/// Notes the number of samples in a batch and in an epoch, which determine the batches of an
-/// interrupted epoch.
+/// Notes the number of samples in a batch and in an epoch, and their hours of the day, which
+/// determine the batches of an interrupted epoch.
 ///
 /// # Errors
-/// Other numbers than those of the interrupted epoch.
+/// Others than those of the interrupted epoch.
 fn check_order<N: OwnNetwork>(
     trainer: &mut Trainer<FieldModel<N>>,
     order: [usize; 2],
+    hours: &[usize],
 ) -> Result<()> {
     const NOTE: &str = "training.batch";
+    const HOURS: &str = "data.at_hours";
+    let noted: Option<Vec<usize>> = trainer.noted(HOURS)?;
+    // Folders of earlier versions have no note.
+    let noted = noted.unwrap_or_default();
+    if noted != hours {
+        if trainer.batch() > 0 {
+            let expected = format!("{noted:?}, as in the epoch that was interrupted");
+            return Err(invalid(HOURS, format!("{hours:?}"), expected));
+        }
+        trainer.note(HOURS, &hours)?;
+    }
     let before: Option<[usize; 2]> = trainer.noted(NOTE)?;
     match before.filter(|before| trainer.batch() > 0 && *before != order) {
         Some([batch, samples]) => Err(invalid(
@@ -463,7 +488,7 @@ fn check_order<N: OwnNetwork>(
             format!("{} of {} samples", order[0], order[1]),
             format!(
                 "{batch} of {samples}, as in the epoch that was interrupted after {} batches; change training.batch, \
-                 training.curriculum or data.every_hours when it has ended",
+                 training.curriculum, data.every_hours or at_hours when it has ended",
                 trainer.batch()
             ),
         )),

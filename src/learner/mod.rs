@@ -60,6 +60,7 @@ pub trait LaunchOn<M: LearnerModel> {
     /// use burn::optim::SgdConfig;
     /// use burn_train::metric::LossMetric;
     /// use burn_train::{InferenceStep, SupervisedTraining, TrainOutput, TrainStep};
+    /// use halocline::core::OrRaise;
     /// use halocline::io::Batch;
     /// use halocline::learner::{FieldBatches, LaunchOn, StepLoss, train_output};
     /// use halocline::ops::{Reduction, mse_loss};
@@ -82,7 +83,8 @@ pub trait LaunchOn<M: LearnerModel> {
     ///
     /// impl Net {
     ///     fn loss(&self, batch: Batch) -> ShardTensor<1> {
-    ///         mse_loss(batch.input.apply(&self.conv), batch.target, Reduction::Mean)
+    ///         let y = batch.input.apply(&self.conv);
+    ///         mse_loss(y, batch.target, Reduction::Mean).or_raise()
     ///     }
     /// }
     ///

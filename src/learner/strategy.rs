@@ -12,9 +12,10 @@ use burn_train::{
     SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, TrainingItem,
     ValidLoader,
 };
+use halocline_core::comm::Operation;
 use halocline_core::{
-    DeviceMesh, Error, LayerKeys, Operation, ParamShard, RandomKey, Result, Traffic, World,
-    gather_ahead, ops, param_shards,
+    DeviceMesh, Error, LayerKeys, ParamShard, RandomKey, Result, Traffic, World, gather_ahead, ops,
+    param_shards,
 };
 
 type TrainItem<M> = <M as TrainStep>::Output;

@@ -1,7 +1,8 @@
 //! Cells of unstructured grids as rows and columns, for maps.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use halocline_core::{Result, ShardTensor, sphere_point};
+use halocline_core::sphere::sphere_point;
+use halocline_core::{Result, ShardTensor};
 use halocline_io::Grid;
 use halocline_io::ndarray::Array2;
 use halocline_ops::graph::nearest_neighbours;

@@ -5,9 +5,10 @@ use std::collections::HashSet;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{FloatDType, Tensor, Transaction};
+use halocline_core::comm::Operation;
+use halocline_core::paths::{PathVisitor, visit_paths};
 use halocline_core::{
-    DeviceMesh, Error, Operation, PathVisitor, Replicate, Result, ShardTensor, Traffic, ops,
-    param_shards, visit_paths,
+    DeviceMesh, Error, Replicate, Result, ShardTensor, Traffic, ops, param_shards,
 };
 use halocline_ops::StatisticsField;
 

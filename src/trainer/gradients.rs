@@ -3,9 +3,9 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData, Transaction};
-use halocline_core::{
-    DeviceMesh, Operation, PathVisitor, Result, Traffic, ops, param_shards, visit_paths,
-};
+use halocline_core::comm::Operation;
+use halocline_core::paths::{PathVisitor, visit_paths};
+use halocline_core::{DeviceMesh, Result, Traffic, ops, param_shards};
 
 use super::clip::scaled;
 

@@ -4,7 +4,8 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{FloatDType, Tensor};
-use halocline_core::{ShardTensor, is_running_state};
+use halocline_core::ShardTensor;
+use halocline_core::paths::is_running_state;
 use serde::{Deserialize, Serialize};
 
 use super::Trainer;

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Device, Tensor, TensorData};
-use halocline_core::{Error, ParamShard, PathVisitor, Result, param_shards, visit_paths};
+use halocline_core::paths::{PathVisitor, visit_paths};
+use halocline_core::{Error, ParamShard, Result, param_shards};
 
 /// Checks that an optimizer works element by element on the sharded parameters of a model, so that
 /// a step on shards equals a step on the whole. The check compares steps on small tensors with

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
-use halocline_core::is_running_state;
+use halocline_core::paths::is_running_state;
 
 /// Running statistics of a model at one time.
 #[derive(Debug, Default)]

@@ -104,8 +104,11 @@ fn outputs_without_a_name_are_in_the_folder_of_the_experiment() {
     let store = path.join("run/forecast-2018-01-10T0600-steps1.zarr");
     let told = format!("written to {}", store.display());
     assert!(out.contains(&told) && store.exists(), "{out}");
-    let again = fail(path, &from);
-    assert!(again.contains("it is there already"), "{again}");
+    // The same date in another spelling.
+    for date in [from[2], " 2018-01-10T06Z"] {
+        let again = fail(path, &["forecast", "--from", date, "--steps", "1"]);
+        assert!(again.contains("it is there already"), "{again}");
+    }
     succeed(path, &["forecast"]);
     assert!(path.join("run/forecasts/2018-01-10T0600.zarr").exists());
     succeed(path, &["package"]);

@@ -87,11 +87,18 @@ fn training_and_forecasts_start_at_chosen_hours() {
         &[&more[..], &["--set", "forecast.regions={}"]].concat(),
     );
     let error = fail(path, &["train", "--set", "training.epochs=0.5"]);
-    assert!(error.contains("with --set training.epochs=0.5"), "{error}");
+    assert!(error.contains(": --set training.epochs=0.5: "), "{error}");
+    assert!(!error.contains("at line"), "{error}");
     let error = fail(path, &["score", "--set", "forecast.every_hours=31"]);
     assert!(error.contains("forecast.every_hours: got 31"), "{error}");
+    // The last state of the test period.
+    let error = fail(path, &["score", "--set", "forecast.every_hours=421050"]);
+    let told = "a step after one that forecast.every_hours (421050) chooses";
+    assert!(error.contains(told), "{error}");
     let error = fail(path, &["score", "--set", "data.every_hours=49"]);
-    assert!(error.contains("data.every_hours of which"), "{error}");
+    assert!(error.contains("data.every_hours: got 49"), "{error}");
+    let error = fail(path, &["score", "--set", "data.at_hours=[3]"]);
+    assert!(error.contains("data.at_hours: got [3] with"), "{error}");
 }
 
 #[test]

@@ -167,7 +167,7 @@ mod mpi {
         run("start-up exit").expect_failure(&["exit"]);
         run("start-up kill").expect_failure(&["signal 9"]);
         run("start-up stop").expect_failure(&[
-            "start-up: the other processes of the MPI job did not start within 1 s",
+            "start-up: the other processes of the MPI job did not join within 1 s",
         ]);
     }
 

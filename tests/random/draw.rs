@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use halocline::core::philox4x32_10;
+use halocline::core::support::philox4x32_10;
 use halocline::ops::golden::{Arguments, Golden};
 use halocline::ops::testing::{Sharding, extents_between};
 use halocline::prelude::*;

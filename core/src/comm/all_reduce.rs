@@ -11,7 +11,8 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 
 use super::collectives::{
-    concatenated, exchange_all, expected_like, only_tensor, payload, place_in, start_all,
+    concatenated, exchange_all, expected_like, only_tensor, payload, place_in, row_length,
+    start_all,
 };
 use super::host::{self, Room};
 use super::{Communicator, Expected, InFlight, Operation, Payload};
@@ -67,22 +68,6 @@ pub(crate) struct PendingReduction {
     in_flight: VecDeque<InFlight>,
     /// The number of pieces that have been started.
     started: usize,
-}
-
-/// Largest group that combines in one step; larger groups combine in rows and columns.
-const COMBINE_AT_ONCE: usize = 16;
-
-/// The number of ranks in a row of a group: the smallest divisor that is not below the square root,
-/// so that no column is longer than a row.
-fn row_length(ranks: usize) -> usize {
-    if ranks <= COMBINE_AT_ONCE {
-        return ranks;
-    }
-    let divides = |length: &usize| ranks.is_multiple_of(*length);
-    let square = ranks.isqrt();
-    (square..=ranks)
-        .find(|length| length * length >= ranks && divides(length))
-        .unwrap_or(ranks)
 }
 
 /// Starts to reduce the flat tensors of all ranks. Small tensors go to every rank. Of large ones
@@ -339,12 +324,6 @@ mod tests {
     use super::*;
     use crate::Launcher;
     use crate::comm::Traffic;
-
-    #[test]
-    fn rows_are_about_as_long_as_columns() {
-        let lengths = [1, 16, 17, 18, 20, 64, 4096].map(row_length);
-        assert_eq!(lengths, [1, 16, 17, 6, 5, 8, 64]);
-    }
 
     #[test]
     fn sums_of_half_precision_are_rounded_once() {

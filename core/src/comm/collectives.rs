@@ -12,8 +12,31 @@ use crate::{Error, Result};
 
 /// The index of this rank in a group that it is in.
 pub(crate) fn place_in(comm: &Arc<dyn Communicator>, group: &[usize]) -> usize {
-    let place = group.iter().position(|&rank| rank == comm.rank());
-    place.expect("a rank reduces in groups that it is in")
+    let rank = comm.rank();
+    let place = group.iter().position(|&member| member == rank);
+    place.unwrap_or_else(|| {
+        panic!(
+            "rank {rank} communicates in a group of the ranks {group:?}; expected a group with rank {rank}: make the \
+             group of the ranks that call this, as World::mesh_over does"
+        )
+    })
+}
+
+/// Largest group in which all ranks exchange messages directly, so that each can name one that does
+/// not answer.
+const DIRECT: usize = 16;
+
+/// The number of ranks in a row of a group: the smallest divisor that is not below the square root,
+/// so that no column is longer than a row. A group of up to [`DIRECT`] ranks is one row.
+pub(super) fn row_length(ranks: usize) -> usize {
+    if ranks <= DIRECT {
+        return ranks;
+    }
+    let divides = |length: &usize| ranks.is_multiple_of(*length);
+    let square = ranks.isqrt();
+    (square..=ranks)
+        .find(|length| length * length >= ranks && divides(length))
+        .unwrap_or(ranks)
 }
 
 /// Starts to send a payload to each other rank of the group.
@@ -55,7 +78,51 @@ pub(crate) fn exchange_all(
 }
 
 /// Gathers every rank's bytes, by index in the group.
+///
+/// Large groups gather in [rows](row_length), then in columns, so that the number of messages per
+/// rank grows with the square root of the number of ranks, except for prime numbers, which form a
+/// single row. A timeout may then name a rank that waits itself.
 pub(crate) fn all_gather_bytes(
+    comm: &Arc<dyn Communicator>,
+    group: &[usize],
+    operation: &Operation,
+    bytes: &[u8],
+) -> Result<Vec<Vec<u8>>> {
+    let length = row_length(group.len());
+    if length == group.len() {
+        return gather_directly(comm, group, operation, bytes);
+    }
+    let place = place_in(comm, group);
+    let (first, across) = (place / length * length, place % length);
+    let column = group.iter().skip(across).step_by(length).copied();
+    let column: Vec<usize> = column.collect();
+    let row = gather_directly(comm, &group[first..first + length], operation, bytes)?;
+    // Bytes that are the same on all ranks of a row, as in most checks, are sent once. A dry run,
+    // which has only those of its rank, plans for bytes that differ.
+    let is_same = !comm.is_dry() && row.iter().all(|bytes| *bytes == row[0]);
+    let sent = with_lengths(if is_same { &row[..1] } else { &row[..] });
+    let rows = gather_directly(comm, &column, operation, &sent)?;
+    let mut all = Vec::with_capacity(group.len());
+    for (&peer, bytes) in column.iter().zip(&rows) {
+        let mut parts = by_length(bytes);
+        if let [same] = &parts[..] {
+            parts = vec![same.clone(); length];
+        }
+        if parts.len() != length {
+            return Err(Error::Diverged {
+                rank: comm.rank(),
+                operation: format!("{operation} of {} ranks", group.len()),
+                peer,
+                peer_operation: format!("{operation} of another number of ranks"),
+            });
+        }
+        all.extend(parts);
+    }
+    Ok(all)
+}
+
+/// [`all_gather_bytes`] by messages between all pairs of ranks.
+fn gather_directly(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
@@ -72,9 +139,27 @@ pub(crate) fn all_gather_bytes(
         .collect())
 }
 
-/// Largest group in which the source of a broadcast sends to all ranks itself, so that each can
-/// name it if it does not answer.
-const SEND_TO_ALL: usize = 16;
+/// Joins the bytes of several ranks, those of each after their number.
+fn with_lengths(parts: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in parts {
+        bytes.extend((part.len() as u64).to_le_bytes());
+        bytes.extend(part);
+    }
+    bytes
+}
+
+/// Splits bytes that [`with_lengths`] joined.
+fn by_length(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+    let mut parts = Vec::new();
+    while let Some((length, rest)) = bytes.split_first_chunk::<8>()
+        && let Some((part, rest)) = rest.split_at_checked(u64::from_le_bytes(*length) as usize)
+    {
+        parts.push(part.to_vec());
+        bytes = rest;
+    }
+    parts
+}
 
 /// The place from which a broadcast reaches a place, if that is not the source, and the places to
 /// which it goes on from there. Places count from the source, whose place is 0.
@@ -82,7 +167,7 @@ const SEND_TO_ALL: usize = 16;
 /// In large groups they form a binomial tree, so that no rank sends, or holds copies for, more than
 /// a few others.
 fn broadcast_route(place: usize, size: usize) -> (Option<usize>, Vec<usize>) {
-    if size <= SEND_TO_ALL {
+    if size <= DIRECT {
         return match place {
             0 => (None, (1..size).collect()),
             _ => (Some(0), Vec::new()),
@@ -98,7 +183,7 @@ fn broadcast_route(place: usize, size: usize) -> (Option<usize>, Vec<usize>) {
 }
 
 /// Sends a payload from `source` to the other ranks of the group, which return it; the source
-/// returns `None`. In groups of more than [`SEND_TO_ALL`] ranks, other ranks pass the payload on,
+/// returns `None`. In groups of more than [`DIRECT`] ranks, other ranks pass the payload on,
 /// so a timeout may name a rank that waits itself.
 ///
 /// # Errors
@@ -243,11 +328,11 @@ pub(crate) fn concatenated(mut tensors: Vec<DispatchTensor>) -> DispatchTensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Launcher;
+    use crate::{DryMesh, Launcher, MeshShape};
 
     #[test]
     fn a_broadcast_reaches_every_place_by_one_way() {
-        for size in [1, 2, SEND_TO_ALL, SEND_TO_ALL + 1, 32, 100] {
+        for size in [1, 2, DIRECT, DIRECT + 1, 32, 100] {
             let mut reached = vec![0];
             for place in 0..size {
                 let (before, after) = broadcast_route(place, size);
@@ -263,8 +348,72 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_about_as_long_as_columns() {
+        let lengths = [1, 16, 17, 18, 20, 64, 4096].map(row_length);
+        assert_eq!(lengths, [1, 16, 17, 6, 5, 8, 64]);
+    }
+
+    #[test]
+    fn large_groups_gather_and_agree_by_rows_and_columns() {
+        let ranks = 20;
+        let sent = Launcher::local(ranks).check(true).collect(|world| {
+            let everyone: Vec<usize> = (0..ranks).collect();
+            let operation = Operation::new("names", Traffic::Control, None);
+            let name = vec![7_u8; world.rank()];
+            let names = all_gather_bytes(world.comm(), &everyone, &operation, &name)?;
+            assert!(names.iter().map(Vec::len).eq(0..ranks));
+            agree(world.comm(), &everyone, &operation)?;
+            Ok(world.comm_stats().of(Traffic::Control).messages)
+        });
+        // Twice to the four others of the row, then to the three others of the column.
+        assert_eq!(sent.unwrap(), vec![14_u64; ranks]);
+    }
+
+    #[test]
+    fn a_dry_run_plans_the_messages_of_rows_and_columns() {
+        let everyone: Vec<usize> = (0..20).collect();
+        let shape = MeshShape::new(&[("x", 20)], everyone.clone()).unwrap();
+        let dry = DryMesh::new(shape, Default::default()).unwrap();
+        let operation = Operation::new("names", Traffic::Control, None);
+        let names = all_gather_bytes(dry.mesh().comm(), &everyone, &operation, b"storm");
+        assert_eq!(names.unwrap(), vec![b"storm".to_vec(); 20]);
+        let planned = dry.take().operations;
+        let sends = |index: usize| -> Vec<_> {
+            let sends = planned[index].sends.iter();
+            sends.map(|(_, bytes)| *bytes).collect()
+        };
+        // The bytes of a row are sent after their lengths.
+        assert_eq!((sends(0), sends(1)), (vec![5; 4], vec![5 * (8 + 5); 3]));
+    }
+
+    #[test]
+    fn a_rank_of_a_large_group_that_diverges_is_named_on_all_ranks() {
+        let errors = Launcher::local(20).check(true).collect(|world| {
+            let everyone: Vec<usize> = (0..20).collect();
+            let name = ["halo", "sum"][usize::from(world.rank() == 13)];
+            let operation = Operation::new(name, Traffic::Control, None);
+            let agreed = agree(world.comm(), &everyone, &operation);
+            Ok(agreed.unwrap_err().to_string())
+        });
+        for error in errors.unwrap() {
+            let named = error.contains("ranks diverged") && error.contains("rank 13 is in sum");
+            assert!(named, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_group_without_this_rank_is_named() {
+        let run = Launcher::local(2).run(|world| {
+            place_in(world.comm(), &[1 - world.rank()]);
+            Ok(())
+        });
+        let error = run.unwrap_err().to_string();
+        assert!(error.contains("expected a group with rank"), "{error}");
+    }
+
+    #[test]
     fn in_large_groups_no_rank_sends_to_all() {
-        for (ranks, most) in [(SEND_TO_ALL, 15), (SEND_TO_ALL + 1, 5), (23, 5)] {
+        for (ranks, most) in [(DIRECT, 15), (DIRECT + 1, 5), (23, 5)] {
             let sent = Launcher::local(ranks).collect(|world| {
                 let name = (world.rank() == 3).then(|| b"storm".to_vec());
                 assert_eq!(world.broadcast_bytes(3, name)?, b"storm");

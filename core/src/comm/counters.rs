@@ -13,7 +13,8 @@ use crate::module_scope;
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Counters, Operation, Traffic};
+/// use halocline_core::Traffic;
+/// use halocline_core::comm::{Counters, Operation};
 ///
 /// let counters = Counters::default();
 /// let halo = Operation::new("halo", Traffic::Exchange, None);

@@ -1,27 +1,30 @@
-//! Communication between ranks: one trait, and one engine per kind of connection.
+//! Communication between ranks: the trait of engines, and the messages that they move.
 //!
 //! An engine moves batches of messages between pairs of ranks, in order. Collective operations are
-//! built on this in `collectives` and `all_reduce`, once for all engines, so that a reduction
-//! returns the same bits on all of them.
+//! built on batches, once for all engines, so that a reduction returns the same bits on all of
+//! them.
 
 use std::fmt;
 use std::sync::Arc;
 #[cfg(any(feature = "mpi", feature = "cuda"))]
 use std::time::Duration;
 
-pub use counters::{CommStats, Count, Counters, ModuleStats};
-pub use dry_run::{PlannedMessages, PlannedOperation};
+pub(crate) use counters::{CommStats, ModuleStats};
+pub use counters::{Count, Counters};
+pub(crate) use dry_run::PlannedMessages;
 pub use host::Place;
 pub use message::{Batch, Expected, InFlight, Payload, Pending};
-pub use operation::{Operation, Traffic};
+pub use operation::Operation;
+pub(crate) use operation::Traffic;
 pub(crate) use replay::Replay;
 
 use crate::Result;
-pub use crate::settings::{Overlap, Settings};
+pub(crate) use crate::settings::Overlap;
+pub use crate::settings::Settings;
 
 pub(crate) mod all_reduce;
 pub(crate) mod collectives;
-mod counters;
+pub(crate) mod counters;
 pub(crate) mod dry_run;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod gpu;
@@ -35,7 +38,7 @@ mod message;
 pub(crate) mod mpi;
 #[cfg(feature = "cuda")]
 pub(crate) mod nccl;
-mod operation;
+pub(crate) mod operation;
 mod replay;
 pub(crate) mod tcp;
 #[cfg(any(feature = "cuda", test))]
@@ -50,7 +53,7 @@ fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) ->
     std::thread::spawn(move || {
         if wait.recv_timeout(timeout) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             eprintln!(
-                "halocline: start-up: the other processes {whom} did not start within {} s; \
+                "halocline: start-up: the other processes {whom} did not join within {} s; \
                  is one of them stopped, or slower than the timeout (HALOCLINE_TIMEOUT)?",
                 timeout.as_secs_f64()
             );
@@ -70,7 +73,8 @@ fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) ->
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Batch, Expected, Launcher, Operation, Payload, Traffic};
+/// use halocline_core::comm::{Batch, Expected, Operation, Payload};
+/// use halocline_core::{Launcher, Traffic};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let peer = 1 - world.rank();

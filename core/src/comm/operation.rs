@@ -42,7 +42,8 @@ impl Traffic {
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Operation, Traffic};
+/// use halocline_core::Traffic;
+/// use halocline_core::comm::Operation;
 ///
 /// let halo = Operation::new("halo", Traffic::Exchange, None);
 /// assert_eq!(halo.backward().to_string(), "halo (backward)");
@@ -62,7 +63,7 @@ pub struct Operation {
     elements: Option<(ReduceOp, usize, DType)>,
     /// The shapes of the tensors, if there are several.
     parts: Option<Arc<[Shape]>>,
-    /// A hash of the arguments of the [plan](crate::ExchangePlan); zero if there are none.
+    /// A hash of the arguments of the [plan](crate::plan::ExchangePlan); zero if there are none.
     arguments: u64,
 }
 

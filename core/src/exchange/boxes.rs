@@ -269,7 +269,9 @@ pub(crate) fn travels(comm: &Arc<dyn Communicator>) -> bool {
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use halocline_core::{IndexBox, Transfer, ops::add_box};
+/// use halocline_core::IndexBox;
+/// use halocline_core::ops::add_box;
+/// use halocline_core::plan::Transfer;
 ///
 /// let cells = |range| IndexBox::new(Vec::from([range]));
 /// let mirrored = Transfer { src: cells(0..2), dst: cells(3..5), flip: vec![true] };

@@ -51,8 +51,10 @@ impl fmt::Display for Move {
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_core::{Exchange, IndexBox, Launcher, Layout, Need, ops};
-/// use halocline_core::{Operation, Shard, Source, Traffic};
+/// use halocline_core::comm::Operation;
+/// use halocline_core::ops::{self, Exchange};
+/// use halocline_core::plan::{Need, Source};
+/// use halocline_core::{IndexBox, Launcher, Layout, Shard, Traffic};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("x", 2)])?;

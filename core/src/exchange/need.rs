@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use crate::mesh::unravel;
-use crate::{Boundary, IndexBox, Layout, Segment, segments};
+use crate::region::{Segment, segments};
+use crate::{Boundary, IndexBox, Layout};
 
 /// Box of global cells that a rank needs, with its position in the tensor that the rank assembles;
 /// see the example of [`Need`].
@@ -25,7 +26,8 @@ pub struct Piece {
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Boundary, IndexBox, Need, segments};
+/// use halocline_core::plan::{Need, segments};
+/// use halocline_core::{Boundary, IndexBox};
 ///
 /// let rows = segments(-1..4, 8, Boundary::Periodic, Boundary::Periodic);
 /// let columns = segments(0..6, 6, Boundary::Zeros, Boundary::Zeros);
@@ -81,11 +83,12 @@ impl Need {
     /// beyond the ends of a dim, where its boundaries supply the values.
     ///
     /// Across a pole, rows come from the opposite meridian; shape and padding must be accepted by
-    /// [`check_poles`](crate::check_poles).
+    /// [`check_poles`](crate::plan::check_poles).
     ///
     /// # Example
     /// ```
-    /// use halocline_core::{Boundary, Need};
+    /// use halocline_core::Boundary;
+    /// use halocline_core::plan::Need;
     ///
     /// let boundaries = [[Boundary::PoleEdge; 2], [Boundary::Periodic; 2]];
     /// let need = Need::within(&[4, 6], &[-1..2, 0..2], &boundaries);

@@ -28,7 +28,8 @@ pub struct Transfer {
 ///
 /// # Example
 /// ```
-/// use halocline_core::{ExchangePlan, IndexBox, Layout, MeshShape, Need, Shard, Source};
+/// use halocline_core::plan::{ExchangePlan, Need, Source};
+/// use halocline_core::{IndexBox, Layout, MeshShape, Shard};
 ///
 /// let mesh = MeshShape::new(&[("lat", 2)], vec![0, 1])?.into();
 /// let layout = Layout::new(&mesh, &[4, 3], &[Shard(0)])?;

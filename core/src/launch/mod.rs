@@ -13,7 +13,6 @@ use crate::comm::{Communicator, Overlap, Settings};
 use crate::settings::{started_tasks, switch};
 use crate::world::World;
 use crate::{Error, Result, trace};
-pub use ranks::with_all_threads;
 use ranks::{run_process, run_threads};
 
 mod agreement;
@@ -195,7 +194,9 @@ impl Launcher {
     }
 
     /// Sets whether [`backward`](crate::ShardTensor::backward) sums gradients of parameters in
-    /// buckets of several, while it continues. Default: yes; the gradients are the same either way.
+    /// buckets of several, while it continues. Default: yes; the gradients are the same either way,
+    /// except those of a parameter with several uses: without buckets, each use is summed over the
+    /// ranks by itself.
     #[must_use]
     pub fn buckets(mut self, buckets: bool) -> Self {
         self.settings.buckets = buckets;
@@ -311,8 +312,10 @@ impl Launcher {
             }
             #[cfg(not(feature = "mpi"))]
             Engine::Mpi => Err(Error::Engine(
-                "this is a process of an MPI job, but the program was built without the feature `mpi`; build it with \
-                 `--features mpi`, or ask for threads with Launcher::local or, for one task of Slurm, srun --mpi=none"
+                "this process was started by an MPI launcher, as its environment variables say, but its program was \
+                 built without MPI; expected a program with the feature `mpi`: cargo build --release --features mpi. \
+                 For threads of one process, start it without mpirun, or use Launcher::local; for one task of Slurm, \
+                 srun --mpi=none"
                     .into(),
             )),
             #[cfg(feature = "mpi")]
@@ -392,6 +395,17 @@ mod tests {
     fn a_timeout_of_nothing_is_refused() {
         let run = Launcher::local(1).timeout(Duration::ZERO).run(|_| Ok(()));
         assert!(run.unwrap_err().to_string().contains("a timeout of 0 s"));
+    }
+
+    #[cfg(not(feature = "mpi"))]
+    #[test]
+    fn a_process_of_mpi_without_mpi_names_the_command_that_adds_it() {
+        let mut launcher = Launcher::local(1);
+        launcher.engine = Engine::Mpi;
+        let error = launcher.run(|_| Ok(())).unwrap_err().to_string();
+        let told =
+            "expected a program with the feature `mpi`: cargo build --release --features mpi";
+        assert!(error.contains(told), "{error}");
     }
 
     #[test]

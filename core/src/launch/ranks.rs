@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -44,8 +44,10 @@ pub(super) fn run_process<T>(
         // Messages by NCCL arrive only while both processes live. Until the device has finished,
         // `engine` watches it.
         if !Arc::ptr_eq(&engine, &comm) {
-            let finished = device.sync();
-            finished.map_err(|error| Error::Engine(error.to_string()))?;
+            device.sync().map_err(|error| Error::Device {
+                rank: comm.rank(),
+                cause: error.to_string(),
+            })?;
         }
         Ok(value)
     };
@@ -220,24 +222,6 @@ fn with_share_of_threads<T: Send>(
     // Joined, so that thread-local values are dropped as well.
     running.into_iter().for_each(|thread| drop(thread.join()));
     result
-}
-
-/// Runs `work`, for which the other ranks wait, with all threads of the process rather than a local
-/// rank's share.
-///
-/// # Panics
-/// Panics where `work` does.
-///
-/// # Example
-/// ```
-/// use halocline_core::with_all_threads;
-///
-/// assert_eq!(with_all_threads(|| 6 * 7), 42);
-/// ```
-pub fn with_all_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    // A thread outside any pool uses the pool of the process.
-    let done = std::thread::scope(|scope| scope.spawn(work).join());
-    done.unwrap_or_else(|payload| resume_unwind(payload))
 }
 
 /// Waits until all ranks have ended. Threads cannot be stopped from outside, so if ranks continue

@@ -6,9 +6,9 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId, ParamMapper, Reparamet
 use burn::tensor::{Tensor, TensorData};
 
 use super::layout::ParamShard;
-use super::module::is_running_state;
 use crate::dispatch::cut;
 use crate::layout::{Fan, Partial, Placement};
+use crate::paths::is_running_state;
 use crate::tensor::on_device;
 use crate::{Error, Result};
 

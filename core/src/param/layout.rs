@@ -23,7 +23,8 @@ const NAME: &str = "parameter";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gather {
     /// In the forward pass and again in the backward pass: in between, a rank holds only its shard.
-    /// A frozen parameter stays gathered until the backward pass, as with [`Once`](Self::Once).
+    /// A frozen parameter stays gathered until the backward pass, as with [`Once`](Self::Once),
+    /// unless a block that uses it is [recomputed](ShardTensor::recompute).
     #[default]
     EachPass,
     /// In the forward pass, and kept for the backward pass.

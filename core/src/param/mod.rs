@@ -11,4 +11,4 @@ mod module;
 pub use apply::shard_parameters;
 pub use guard::{GatherAhead, gather_ahead};
 pub use layout::{Gather, ParamShard};
-pub use module::{is_running_state, param_shards, unshard};
+pub use module::{param_shards, unshard};

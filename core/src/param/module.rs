@@ -13,21 +13,6 @@ use super::layout::ParamShard;
 use crate::scoped::with_value;
 use crate::{Error, Result, ShardTensor};
 
-/// Whether a field of a module is a running statistic of burn's `BatchNorm`. Visitors and mappers
-/// see it like a parameter, but clones of the module share it, and every rank holds it whole.
-/// `name` and `container` are the arguments of [`ModuleVisitor::enter_module`].
-///
-/// # Example
-/// ```
-/// use halocline_core::is_running_state;
-///
-/// assert!(is_running_state("running_mean", "Struct:BatchNorm"));
-/// assert!(!is_running_state("gamma", "Struct:BatchNorm"));
-/// ```
-pub fn is_running_state(name: &str, container: &str) -> bool {
-    container == "Struct:BatchNorm" && matches!(name, "running_mean" | "running_var")
-}
-
 /// Methods of burn's `Module` for a module that neither devices nor training change.
 #[doc(hidden)]
 #[macro_export]

@@ -107,8 +107,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     }
 
     /// Makes a replicated tensor on this tensor's mesh from a tensor that is equal on all ranks.
-    /// With checks enabled ([`Settings::check`](crate::Settings::check)), the ranks compare a hash
-    /// of it.
+    /// With checks enabled ([`Settings::check`](crate::comm::Settings::check)), the ranks compare a
+    /// hash of it.
     ///
     /// # Panics
     /// With checks enabled, panics if a rank holds another tensor.

@@ -9,7 +9,8 @@ use burn::tensor::{Tensor, TensorData};
 use super::ShardTensor;
 use crate::comm::{Operation, Traffic};
 use crate::ops::all_gather_numbers;
-use crate::{DeviceMesh, Error, Linearity, OrRaise, RandomKey, Result};
+use crate::pairing::Linearity;
+use crate::{DeviceMesh, Error, OrRaise, RandomKey, Result};
 
 /// The value of the single cell on which closures are tested.
 const CELL: f32 = 1.5;
@@ -20,8 +21,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// The closure's result for a cell must depend only on the value of that cell, and the closure
     /// must be the same on all ranks. It may run more than once. A closure that captures values
     /// also runs on a single cell, without gradients. With checks enabled
-    /// ([`Settings::check`](crate::Settings::check)), its results are compared with those for the
-    /// same cells in another order and shape, and its result for the single cell is compared
+    /// ([`Settings::check`](crate::comm::Settings::check)), its results are compared with those for
+    /// the same cells in another order and shape, and its result for the single cell is compared
     /// between all ranks.
     ///
     /// # Panics

@@ -184,8 +184,8 @@ pub(crate) fn on_device<const D: usize, K: kind::Autodiff>(
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Shards a tensor that is equal on all ranks: each rank keeps its box. Nothing is communicated
-    /// except, with checks enabled ([`Settings::check`](crate::Settings::check)), a hash of the
-    /// tensor.
+    /// except, with checks enabled ([`Settings::check`](crate::comm::Settings::check)), a hash of
+    /// the tensor.
     ///
     /// # Errors
     /// The layout does not fit the tensor, or has partial values. With checks enabled,

@@ -51,7 +51,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///
     /// # Errors
     /// Partial values; a dim that the tensor does not have, or that is given twice; poles of a
-    /// field that has no [opposite meridians](crate::check_poles); failures of communication.
+    /// field that has no [opposite meridians](crate::plan::check_poles); failures of communication.
     ///
     /// # Example
     /// ```
@@ -113,7 +113,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// # Example
     /// ```
     /// use burn::tensor::Tensor;
-    /// use halocline_core::{IndexBox, Launcher, Need, Shard, ShardTensor, Source};
+    /// use halocline_core::plan::{Need, Source};
+    /// use halocline_core::{IndexBox, Launcher, Shard, ShardTensor};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;

@@ -97,19 +97,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         layout: &Layout,
         gradient: LocalGradient,
     ) -> Result<Self> {
-        let expected = layout.local_shape(mesh.position());
-        if **layout.mesh() != **mesh.shape() {
-            return Err(Error::Layout(format!(
-                "{layout} belongs to another mesh than\n{mesh}"
-            )));
-        }
-        if local.dims().to_vec() != expected {
-            return Err(Error::Layout(format!(
-                "rank {}: local tensor {:?} for a shard of {expected:?} of {layout}",
-                mesh.comm().rank(),
-                local.dims()
-            )));
-        }
+        let x = Self::try_from_parts(local, layout.clone(), mesh.clone())?;
         if K::KIND == Kind::Bool && layout.placements().contains(&Partial(ReduceOp::Sum)) {
             return Err(Error::Layout(format!(
                 "{layout} of booleans, which have no sum; take that of int()"
@@ -124,19 +112,18 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                 Partial(other)
             )));
         }
-        let local = match gradient {
+        match gradient {
             // On axes with `Fan`, the parts of the gradient are added.
             LocalGradient::Replicated => {
                 let axes = layout.axes_where(|placement| placement == Fan);
-                Error::catch(|| fan_out(local, mesh, &axes, "from_local"))?
+                Error::catch(|| x.map_linear(|local| fan_out(local, mesh, &axes, "from_local")))
             }
             LocalGradient::Partial => {
                 let axes = layout.axes_where(|placement| placement == Replicate);
-                let group = mesh.ranks_along(&axes);
-                kept_by_one(local, group[0] == mesh.comm().rank())
+                let keeps = mesh.ranks_along(&axes)[0] == mesh.comm().rank();
+                Ok(x.map_linear(|local| kept_by_one(local, keeps)))
             }
-        };
-        Ok(Self::from_parts(local, layout.clone(), mesh.clone()))
+        }
     }
 
     /// Returns this rank's shard as a local tensor.

@@ -75,23 +75,34 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// because burn's fusion loses operators in that case.
     #[track_caller]
     pub fn from_parts(local: Tensor<D, K>, layout: Layout, mesh: DeviceMesh) -> Self {
-        let extent = |dim| layout.extents(dim)[layout.part(dim, mesh.position())];
-        let fits = layout.mesh() == mesh.shape()
-            && layout.shape().len() == D
-            && (0..D).all(|dim| local.dims()[dim] == extent(dim));
+        Self::try_from_parts(local, layout, mesh).or_raise()
+    }
+
+    /// [`from_parts`](Self::from_parts) that returns its errors.
+    fn try_from_parts(local: Tensor<D, K>, layout: Layout, mesh: DeviceMesh) -> Result<Self> {
+        if layout.mesh() != mesh.shape() {
+            let message = format!(
+                "{layout} belongs to another mesh than\n{mesh}; expected a layout of Layout::new(mesh.shape(), ..)"
+            );
+            return Err(Error::Layout(message));
+        }
+        let (position, shape) = (mesh.position(), local.dims());
+        let extent = |dim| layout.extents(dim)[layout.part(dim, position)];
+        let fits = layout.shape().len() == D && (0..D).all(|dim| shape[dim] == extent(dim));
         if !fits {
-            let (rank, shape) = (mesh.comm().rank(), local.dims());
-            let message =
-                format!("rank {rank}: local tensor {shape:?} is no shard of {layout} on\n{mesh}");
-            Error::Layout(message).raise();
+            let (rank, expected) = (mesh.comm().rank(), layout.local_shape(position));
+            let message = format!(
+                "rank {rank}: local tensor {shape:?} for a shard of {layout}; expected {expected:?}"
+            );
+            return Err(Error::Layout(message));
         }
         #[cfg(feature = "cube")]
         crate::cube::refuse_lost_operators(&layout, &local.device());
-        Self {
+        Ok(Self {
             local,
             layout,
             mesh,
-        }
+        })
     }
 
     /// Makes a tensor on a mesh of one rank, where every operator is the single-device operator.

@@ -354,7 +354,8 @@ mod tests {
     use burn::tensor::TensorData;
 
     use super::*;
-    use crate::{Boundary, CommStats, Halo, Launcher, Operation, ReduceOp, Shard, Traffic};
+    use crate::comm::Operation;
+    use crate::{Boundary, CommStats, Halo, Launcher, ReduceOp, Shard, Traffic};
 
     #[derive(Module, Debug)]
     struct Model {

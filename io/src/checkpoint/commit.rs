@@ -11,7 +11,8 @@ use super::file::{self, Cells, Contents};
 use super::folder::{name_of, publish, remove};
 use super::index::{self, Index, file_of};
 use super::retention::{CheckpointConfig, Kept, Worth, superseded};
-use crate::{Error, Result, durable};
+use crate::files::durable;
+use crate::{Error, Result};
 
 /// State of the files of other ranks, set by [`Checkpoints::wait`](super::Checkpoints::wait) for
 /// the committing thread.

@@ -9,7 +9,7 @@ use safetensors::tensor::View;
 
 use super::index::{PieceEntry, TensorEntry};
 use super::{Checkpoint, dtype, file};
-use crate::staged::Staged;
+use crate::files::staged::Staged;
 use crate::{Error, Result};
 
 impl Checkpoint {

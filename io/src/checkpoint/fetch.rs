@@ -8,7 +8,7 @@ use halocline_core::{DeviceMesh, IndexBox, Layout, Traffic};
 
 use super::index::{PieceEntry, TensorEntry};
 use super::{file, pieces};
-use crate::agreement::{self, Fallible, agree, broadcast, same};
+use crate::ranks::agreement::{self, Fallible, agree, broadcast, same};
 use crate::{Error, Result};
 
 /// Name of checkpoint communication in errors.

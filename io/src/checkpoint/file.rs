@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Bytes, bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo, View};
+use serde::Serialize;
 
 use super::dtype;
 use super::index::{PieceEntry, TensorEntry};
@@ -97,13 +98,23 @@ pub(crate) fn write(path: &Path, cells: &[Cells]) -> Result<()> {
     serialize(views, Some(sums.chain(not_finite).collect()), path)
 }
 
+/// Header of a safetensors file. Its metadata are in the order of their keys, so that equal states
+/// give equal files; the library writes them in the order of a hash table.
+#[derive(Serialize)]
+struct Header {
+    #[serde(rename = "__metadata__", skip_serializing_if = "Option::is_none")]
+    metadata: Option<BTreeMap<String, String>>,
+    #[serde(flatten)]
+    tensors: Metadata,
+}
+
 /// Writes a safetensors file, and waits until its bytes are on disk.
 ///
 /// The library's own function ignores errors on closing the file, which is when network file
 /// systems report theirs.
 pub(crate) fn serialize<V: View>(
     views: impl IntoIterator<Item = (impl AsRef<str>, V)>,
-    metadata: Option<HashMap<String, String>>,
+    metadata: Option<BTreeMap<String, String>>,
     path: &Path,
 ) -> Result<()> {
     let mut views: Vec<_> = views.into_iter().collect();
@@ -124,7 +135,8 @@ pub(crate) fn serialize<V: View>(
         (name.as_ref().to_string(), info)
     });
     let failed = |cause: String| Error::checkpoint(path, cause);
-    let header = Metadata::new(metadata, infos.collect()).map_err(|e| failed(e.to_string()))?;
+    let tensors = Metadata::new(None, infos.collect()).map_err(|e| failed(e.to_string()))?;
+    let header = Header { metadata, tensors };
     let mut header = serde_json::to_vec(&header).map_err(|e| failed(e.to_string()))?;
     header.resize(header.len().next_multiple_of(8), b' ');
     if header.len() as u64 > LARGEST_HEADER {
@@ -336,10 +348,27 @@ mod tests {
         };
         let cells = [flag, cells("weight", [1.0, 2.0]), cells("bias", [3.0, 4.0])];
         let views = || cells.iter().map(|cells| (&cells.key, cells));
-        let metadata = || Some([("format".to_string(), "pt".to_string())].into());
-        serialize(views(), metadata(), &path).unwrap();
-        let expected = safetensors::serialize(views(), metadata()).unwrap();
+        let metadata = || [("format".to_string(), "pt".to_string())];
+        serialize(views(), Some(metadata().into()), &path).unwrap();
+        let expected = safetensors::serialize(views(), Some(metadata().into())).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), expected);
+        serialize(views(), None, &path).unwrap();
+        let expected = safetensors::serialize(views(), None).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), expected);
+    }
+
+    #[test]
+    fn equal_states_give_equal_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let cells: Vec<Cells> = (0..20)
+            .map(|index| cells(&format!("weight {index}"), [index as f32, f32::NAN]))
+            .collect();
+        let bytes = |name: &str| {
+            let path = folder.path().join(name);
+            write(&path, &cells).unwrap();
+            std::fs::read(path).unwrap()
+        };
+        assert_eq!(bytes("one"), bytes("other"));
     }
 
     /// The handle that is synced and reports errors must refer to the file itself, not to one that

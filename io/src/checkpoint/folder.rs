@@ -11,8 +11,9 @@ use halocline_core::{DeviceMesh, World};
 use super::fetch::OPERATION;
 use super::retention::{Kept, Worth, by_metric};
 use super::{Checkpoint, file, index};
-use crate::agreement::{all_ranks, broadcast, on_first};
-use crate::{Error, Result, durable};
+use crate::files::durable;
+use crate::ranks::agreement::{all_ranks, broadcast, on_first};
+use crate::{Error, Result};
 
 /// Returns the folder name of a step. Names sort like steps.
 pub(super) fn name_of(step: u64) -> String {

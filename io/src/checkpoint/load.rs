@@ -15,7 +15,7 @@ use super::fetch::{Wanted, fetch};
 use super::index::{self, Index, TensorEntry};
 use super::parameters::{Parameter, difference, parameters};
 use super::{file, pieces};
-use crate::agreement::all_ranks;
+use crate::ranks::agreement::all_ranks;
 use crate::{Error, Result};
 
 /// Saved state: the folder of a checkpoint, or a single safetensors file.

@@ -2,7 +2,8 @@ use std::fs::{self, File, TryLockError};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::{Error, Result, durable};
+use crate::files::durable;
+use crate::{Error, Result};
 
 /// Name of the file that is locked.
 const NAME: &str = ".lock";

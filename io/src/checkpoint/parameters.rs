@@ -2,7 +2,8 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Bool, DType, Int, Shape, Tensor};
-use halocline_core::{ParamShard, PathVisitor, visit_paths};
+use halocline_core::ParamShard;
+use halocline_core::paths::{PathVisitor, visit_paths};
 
 /// Tensor of a module, trained or not.
 pub(super) struct Parameter {

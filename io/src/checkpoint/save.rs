@@ -14,7 +14,7 @@ use super::index::Index;
 use super::lock::{is_locked, lock_folder};
 use super::retention::{CheckpointConfig, Kept, by_metric};
 use super::{Checkpoint, Snapshot};
-use crate::agreement::{Fallible, agree, all, all_ranks, broadcast, on_first};
+use crate::ranks::agreement::{Fallible, agree, all, all_ranks, broadcast, on_first};
 use crate::{Error, Result};
 
 /// Maximum wait for the files of other ranks when a program ends without [`Checkpoints::wait`].

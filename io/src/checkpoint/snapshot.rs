@@ -4,9 +4,9 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
+use halocline_core::paths::{PathVisitor, visit_paths};
 use halocline_core::{
-    DeviceMesh, IndexBox, Layout, MeshShape, ParamShard, PathVisitor, ShardTensor, World,
-    param_shards, visit_paths,
+    DeviceMesh, IndexBox, Layout, MeshShape, ParamShard, ShardTensor, World, param_shards,
 };
 use serde::Serialize;
 

@@ -1,17 +1,31 @@
+//! Samples with history and lead times from several files or stores, and their statistics.
+
+mod channels;
+mod config;
+mod constants;
+mod forcing;
+mod moments;
 mod read;
+pub(crate) mod sample;
+mod samples;
+mod statistics;
 
 use std::path::Path;
 
-use crate::alike::{Property, checksum};
-use crate::channels::{Origins, check_repeats, open_config, resolve, with_left_out, with_role};
-use crate::constants::Constants;
 use crate::fields::{check_units, same_calendar, traffic_of};
-use crate::sample::Part;
-use crate::samples::{Lead, SampleTimes, samples};
+use crate::ranks::alike::{Property, checksum};
 use crate::{
-    Calendar, Channel, Channels, DatasetConfig, Error, Fields, Metadata, Missing, Result, Sample,
-    Series, Statistics, Traffic, falls_on,
+    Calendar, Channel, Error, Fields, Metadata, Missing, Result, Traffic, falls_at, falls_on,
 };
+
+pub use channels::Channels;
+use channels::{Origins, check_repeats, open_config, resolve, with_left_out, with_role};
+pub use config::{DatasetConfig, Series};
+use constants::Constants;
+use sample::Part;
+pub use sample::Sample;
+use samples::{Lead, SampleTimes, samples};
+pub use statistics::{Statistics, StatisticsBuilder};
 
 /// Dataset of samples from files or stores of any format. Each file or store is a trajectory, such
 /// as a year or a model run; no sample spans two of them unless they are [joined](Series::Joined).
@@ -72,7 +86,7 @@ impl FieldDataset {
     /// constants on another grid, or with missing values that are not permitted; a history or
     /// number of steps of zero; a negative lead; files too short for any sample
     /// ([`Error::TooShort`]); [hours](DatasetConfig::every_hours) of which no sample's time is a
-    /// multiple.
+    /// multiple; [hours of the day](DatasetConfig::at_hours) without a sample.
     pub fn open(paths: &[impl AsRef<Path>], config: &DatasetConfig) -> Result<Self> {
         if config.history == 0 {
             return Err(Error::argument("history", 0, "at least 1 time"));
@@ -89,6 +103,11 @@ impl FieldDataset {
         }
         if config.every_hours == Some(0) {
             return Err(Error::argument("every_hours", 0, "at least 1 hour"));
+        }
+        if config.at_hours.iter().any(|hour| *hour >= 24) {
+            let got = format!("{:?}", config.at_hours);
+            let expected = "hours of the day, from 0 to 23";
+            return Err(Error::argument("at_hours", got, expected));
         }
         let lead = match config.lead_hours {
             Some(hours) if !hours.is_finite() || hours < 0.0 => {
@@ -132,15 +151,25 @@ impl FieldDataset {
             same_calendar(file, first)?;
             let mut found = samples_of(file.times(), config.steps);
             candidates += found.len();
-            if let Some(hours) = config.every_hours {
-                found.retain(|times| falls_on(file.times()[times.present()], hours));
-            }
+            found.retain(|times| {
+                let present = file.times()[times.present()];
+                config
+                    .every_hours
+                    .is_none_or(|hours| falls_on(present, hours))
+                    && falls_at(present, &config.at_hours)
+            });
             all.extend(found.into_iter().map(|times| (index, times)));
         }
-        if let Some(hours) = config
-            .every_hours
-            .filter(|_| all.is_empty() && candidates > 0)
-        {
+        let is_without = all.is_empty() && candidates > 0;
+        if is_without && !config.at_hours.is_empty() {
+            let mut got = format!("{:?}", config.at_hours);
+            if let Some(every) = config.every_hours {
+                got += &format!(" with every_hours {every}");
+            }
+            let expected = "hours of the day at which a sample is";
+            return Err(Error::argument("at_hours", got, expected));
+        }
+        if let Some(hours) = config.every_hours.filter(|_| is_without) {
             let expected = "hours of which the time of a sample is a multiple";
             return Err(Error::argument("every_hours", hours, expected));
         }

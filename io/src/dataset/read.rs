@@ -5,11 +5,12 @@ use std::ops::Range;
 use ndarray::{Array3, Axis, s};
 
 use super::FieldDataset;
-use crate::channels::{Origin, Origins, follows};
-use crate::forcing::Instant;
-use crate::sample::{Part, normalize};
-use crate::samples::SampleTimes;
-use crate::{Error, Fields, Result, times};
+use super::channels::{Origin, Origins, follows};
+use super::forcing::Instant;
+use super::sample::{Part, normalize};
+use super::samples::SampleTimes;
+use crate::time::times;
+use crate::{Error, Fields, Result};
 
 /// Location of values: the index of a time in its file, and the source.
 type Place = (usize, Origin);

@@ -1,5 +1,7 @@
 //! Batches of samples, sharded over the ranks of a mesh.
 
+mod config;
+mod read_ahead;
 mod single;
 mod summary;
 
@@ -12,13 +14,13 @@ use halocline_core::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::agreement::{Fallible, agree, agree_at, broadcast};
-use crate::alike::{Property, check, checksum};
-use crate::read_ahead::{HostBatch, ReadAhead};
-use crate::sample::Part;
-use crate::{
-    Channels, Error, FieldDataset, LastBatch, LoaderConfig, Order, Result, Source, Traffic,
-};
+use crate::dataset::sample::Part;
+use crate::ranks::agreement::{Fallible, agree, agree_at, broadcast};
+use crate::ranks::alike::{Property, check, checksum};
+use crate::{Channels, Error, FieldDataset, Result, Traffic};
+
+pub use config::{LastBatch, LoaderConfig, Order, Source};
+use read_ahead::{HostBatch, ReadAhead};
 use summary::Summary;
 
 /// Name of batch communication in errors.
@@ -265,6 +267,11 @@ impl FieldLoader {
     pub fn epoch_from(&self, epoch: usize, first: usize) -> Epoch<'_> {
         let mut batches = self.order(epoch);
         batches.drain(..first.min(batches.len()));
+        self.read_ahead(epoch, batches)
+    }
+
+    /// Starts to read the given samples of batches in the background.
+    fn read_ahead(&self, epoch: usize, batches: Vec<Vec<usize>>) -> Epoch<'_> {
         let ahead = self.dataset.clone().map(|dataset| {
             let jobs = batches
                 .iter()

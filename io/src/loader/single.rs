@@ -3,9 +3,9 @@
 use burn::tensor::TensorData;
 use halocline_core::{IndexBox, ShardTensor};
 
-use super::{Batch, FieldLoader, OPERATION};
-use crate::agreement::agree_at;
-use crate::read_ahead::read_batch;
+use super::read_ahead::read_batch;
+use super::{Batch, Epoch, FieldLoader, OPERATION};
+use crate::ranks::agreement::agree_at;
 use crate::{Error, Source};
 
 impl FieldLoader {
@@ -61,6 +61,50 @@ impl FieldLoader {
             read.transpose(),
         )?;
         self.batch(samples.to_vec(), read)
+    }
+
+    /// Iterates over chosen samples in batches of one, in the given order, collectively on all
+    /// ranks. They are read in the background, as those of an [`epoch`](Self::epoch).
+    ///
+    /// # Errors
+    /// On all ranks: a sample that does not exist.
+    ///
+    /// # Example
+    /// ```
+    /// # use halocline_io::{FieldWriter, Grid, WriterConfig};
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("2018.h5");
+    /// # let grid = Grid::cell_centered(5, 8)?;
+    /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
+    /// # for step in 0..4 {
+    /// #     let field = halocline_io::ndarray::Array3::from_elem((1, 5, 8), step as f32);
+    /// #     writer.append(f64::from(step) * 21600.0, field.view())?;
+    /// # }
+    /// # writer.finish()?;
+    /// use halocline_core::{Launcher, Shard};
+    /// use halocline_io::{DatasetConfig, FieldDataset, FieldLoader, LoaderConfig};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let loader = FieldLoader::new(&mesh, &[Shard(2)], &LoaderConfig::new(2), || {
+    ///         FieldDataset::open(&[&path], &DatasetConfig::new())
+    ///     })?;
+    ///     for (batch, sample) in loader.one_by_one(&[2, 0])?.zip([2, 0]) {
+    ///         assert_eq!(batch?.samples, [sample]);
+    ///     }
+    ///     assert!(loader.one_by_one(&[3]).is_err()); // 4 times have 3 samples
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn one_by_one(&self, samples: &[usize]) -> halocline_core::Result<Epoch<'_>> {
+        let count = self.samples();
+        if let Some(sample) = samples.iter().find(|sample| **sample >= count) {
+            let expected = format!("some of the {count} samples, from 0");
+            return Err(Error::argument("samples", sample, expected).into());
+        }
+        let batches = samples.iter().map(|sample| vec![*sample]).collect();
+        Ok(self.read_ahead(0, batches))
     }
 
     /// Leaves the forcings out of all batches, for programs that need none or read them by

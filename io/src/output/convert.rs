@@ -11,10 +11,10 @@ use super::chunking::extent;
 use super::config::OutputConfig;
 use super::journal::Journal;
 use super::schema::{Schema, Times};
+use super::staged_folder::StagedFolder;
 use super::target::Target;
-use crate::alike::checksum;
 use crate::fields::described;
-use crate::staged_folder::StagedFolder;
+use crate::ranks::alike::checksum;
 use crate::{Channel, Error, Fields, Result};
 
 /// Minimum time between two entries of the journal.

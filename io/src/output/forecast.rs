@@ -7,10 +7,10 @@ use rayon::prelude::*;
 use super::chunking::{aligned, extent};
 use super::config::{OutputConfig, OutputFormat};
 use super::schema::{Schema, Times};
+use super::staged_folder::StagedFolder;
 use super::target::Target;
-use crate::agreement::{Fallible, agree, agree_at, on_first};
-use crate::alike::checksum;
-use crate::staged_folder::StagedFolder;
+use crate::ranks::agreement::{Fallible, agree, agree_at, on_first};
+use crate::ranks::alike::checksum;
 use crate::{Calendar, Channel, Error, Grid, Result};
 
 /// Name of output communication in errors.

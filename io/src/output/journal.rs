@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::staged::remove_if_there;
-use crate::staged_folder::StagedFolder;
-use crate::{Error, Result, durable};
+use super::staged_folder::StagedFolder;
+use crate::files::durable;
+use crate::files::staged::remove_if_there;
+use crate::{Error, Result};
 
 const NAME: &str = ".journal";
 /// Maximum size of a journal, in bytes.

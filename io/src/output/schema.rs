@@ -1,7 +1,7 @@
 //! Variables and coordinates of an output by the CF conventions, derived from its channels and
 //! grid.
 
-use crate::cf::axis::{AREA, CELLS};
+use crate::formats::cf::axis::{AREA, CELLS};
 use crate::{Calendar, Channel, Error, Grid, Result};
 
 pub(crate) const TIME: &str = "time";

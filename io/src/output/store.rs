@@ -17,8 +17,10 @@ use zarrs::storage::{
 
 use super::config::{Compression, OutputConfig, OutputFormat};
 use super::schema::{Attributes, Coordinate, Schema, TIME, Times};
-use crate::staged::remove_if_there;
-use crate::{Error, Result, durable, zarr};
+use crate::files::durable;
+use crate::files::staged::remove_if_there;
+use crate::formats::zarr;
+use crate::{Error, Result};
 
 /// More times than any output has. Used while chunks are written, when the number of times is not
 /// known.
@@ -379,7 +381,7 @@ impl WritableStorageTraits for Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::staged_folder::StagedFolder;
+    use crate::output::staged_folder::StagedFolder;
     use crate::{Calendar, Channel, Existing, Grid};
 
     #[test]

@@ -7,8 +7,8 @@ use halocline_core::World;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::agreement::{all_ranks, on_first};
-use crate::staged_folder::StagedFolder;
+use super::staged_folder::StagedFolder;
+use crate::ranks::agreement::{all_ranks, on_first};
 use crate::{Error, Existing, Result};
 
 /// Table of records with labels, such as scores by channel, lead and region, stored as arrays with

@@ -8,9 +8,9 @@ use ndarray::ArrayView3;
 use super::classic::ClassicOutput;
 use super::config::{OutputConfig, OutputFormat};
 use super::schema::{Place, Schema, Times};
+use super::staged_folder::StagedFolder;
 use super::store::ZarrOutput;
 use crate::Result;
-use crate::staged_folder::StagedFolder;
 
 /// Name of a NetCDF file in its staged folder.
 const FILE: &str = "output.nc";

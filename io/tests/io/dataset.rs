@@ -212,6 +212,25 @@ fn samples_start_at_multiples_of_hours() {
         let error = open(hours).unwrap_err().to_string();
         assert!(error.starts_with(told), "{error}");
     }
+    let open = |hours: &[usize]| {
+        let config = DatasetConfig::new().with_at_hours(hours.to_vec());
+        FieldDataset::open(&[&path], &config)
+    };
+    let dataset = open(&[18, 6]).unwrap();
+    let times: Vec<f64> = (0..dataset.len())
+        .map(|sample| dataset.time(sample))
+        .collect();
+    assert_eq!(times, [6.0, 18.0, 30.0].map(|hours| hours * 3600.0));
+    for (hours, told) in [
+        ([3, 24], "at_hours: got [3, 24], expected hours of the day"),
+        (
+            [3, 15],
+            "at_hours: got [3, 15], expected hours of the day at",
+        ),
+    ] {
+        let error = open(&hours).unwrap_err().to_string();
+        assert!(error.starts_with(told), "{error}");
+    }
 }
 
 #[test]

@@ -368,6 +368,20 @@ fn texts_of_dates_are_times() {
     }
 }
 
+/// Texts that are not needed, because numbers are the times.
+#[test]
+fn texts_beside_times_may_be_incomplete() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "nCells", 4);
+    place(&path, "nCells", 0.01, [("latCell", ""), ("lonCell", "")]);
+    let texts = b"2020-01-012020-01-02          ";
+    array(&path.join("xtime"), "|S10", &[TIMES], &["time"], texts);
+    assert_eq!(open(&path).unwrap().times(), [0.0, 21600.0, 43200.0]);
+    std::fs::remove_dir_all(path.join("time")).unwrap();
+    let error = open(&path).unwrap_err().to_string();
+    assert!(error.contains("the text \"\" at index 2"), "{error}");
+}
+
 /// Dates along the dim of the cells, such as those of the first observations of stations.
 #[test]
 fn dates_of_cells_are_no_times_of_fields() {

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use halocline_core::{Error, Fan, Layout, PlanCache, Result, Shard, ShardTensor, sphere_point};
+use halocline_core::plan::PlanCache;
+use halocline_core::sphere::sphere_point;
+use halocline_core::{Error, Fan, Layout, Result, Shard, ShardTensor};
 use halocline_ops::graph::{
     EdgeShards, Graph, Icosphere, cell_numbers, flat_layout, nearest_neighbours, neighbours_within,
 };

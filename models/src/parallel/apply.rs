@@ -5,9 +5,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn::module::Module;
 use burn::tensor::Device;
+use halocline_core::comm::Operation;
 use halocline_core::{
-    DeviceMesh, Error, LayerPlacements, Layout, Operation, ParamShard, Placement, Replicate,
-    Result, Traffic, World, ops, param_shards, shard_parameters,
+    DeviceMesh, Error, LayerPlacements, Layout, ParamShard, Placement, Replicate, Result, Traffic,
+    World, ops, param_shards, shard_parameters,
 };
 use halocline_ops::{Around, set_reshards};
 

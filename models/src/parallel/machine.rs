@@ -6,7 +6,8 @@ use std::time::Instant;
 use burn::module::Param;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Distribution, Tensor};
-use halocline_core::{DeviceMesh, Error, Operation, ReduceOp, Result, Traffic, ops};
+use halocline_core::comm::Operation;
+use halocline_core::{DeviceMesh, Error, ReduceOp, Result, Traffic, ops};
 use serde::{Deserialize, Serialize};
 
 /// Link along a mesh axis: a message takes `latency + bytes / bandwidth`. [`Machine`] has an

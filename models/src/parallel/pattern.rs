@@ -1,7 +1,8 @@
 //! Patterns for module paths.
 
 use globset::{GlobBuilder, GlobMatcher};
-use halocline_core::{Error, Result, nearest_names};
+use halocline_core::support::nearest_names;
+use halocline_core::{Error, Result};
 
 /// Maximum number of names that an error suggests.
 const PROPOSED: usize = 3;

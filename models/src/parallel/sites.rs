@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
-use halocline_core::is_running_state;
+use halocline_core::paths::is_running_state;
 use halocline_ops::Reshard;
 
 /// Module with parameters of its own, or a [`Reshard`].

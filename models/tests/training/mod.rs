@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Gradients, Tensor, TensorData};
-use halocline_core::{ParamShard, PathVisitor, ShardTensor, param_shards, visit_paths};
+use halocline_core::paths::{PathVisitor, visit_paths};
+use halocline_core::{ParamShard, ShardTensor, param_shards};
 use halocline_ops::{Apply, Layer, Reduction, mse_loss};
 
 /// Tensors by path.
@@ -28,7 +29,8 @@ where
     let mut optimizer = AdamWConfig::new().init();
     let (mut losses, mut first) = (Vec::new(), Vec::new());
     for step in 0..steps {
-        let loss = mse_loss(x.clone().apply(&model), target.clone(), Reduction::Mean);
+        let y = x.clone().apply(&model);
+        let loss = mse_loss(y, target.clone(), Reduction::Mean).unwrap();
         losses.push(loss.clone().resolve().local().clone().into_scalar::<f32>());
         let gradients = loss.backward();
         if step == 0 {

@@ -5,8 +5,8 @@ use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 use burn::tensor::ops::ConvOptions;
-use halocline_core::ops::{BackwardPass, Boxes, blank, cut, paste};
-use halocline_core::{Exchange, IndexBox, Result};
+use halocline_core::ops::{BackwardPass, Boxes, Exchange, blank, cut, paste};
+use halocline_core::{IndexBox, Result};
 
 use super::engine::geometry::Conv;
 use super::run::{ConvRun, Received, cut_out, joint_shape, split};

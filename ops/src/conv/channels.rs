@@ -3,9 +3,8 @@
 use burn::module::Param;
 use burn::tensor::Tensor;
 use halocline_core::ops::{fan_out, fan_out_with};
-use halocline_core::{
-    Error, Fan, Layout, Linearity, Pairing, ParamShard, Result, Role, Shard, ShardTensor, Term,
-};
+use halocline_core::plan::{Linearity, Pairing, Role, Term};
+use halocline_core::{Error, Fan, Layout, ParamShard, Result, Shard, ShardTensor};
 
 use super::groups::beside_groups;
 use super::{ConvOptions, run_conv};

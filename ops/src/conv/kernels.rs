@@ -6,8 +6,9 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{DType, Element as BurnElement};
-use halocline_core::ops::{BackwardPass, Boxes, add_box, blank, to_dispatch};
-use halocline_core::{Exchange, IndexBox, Result, Transfer};
+use halocline_core::ops::{BackwardPass, Boxes, Exchange, add_box, blank, to_dispatch};
+use halocline_core::plan::Transfer;
+use halocline_core::{IndexBox, Result};
 
 use super::engine::geometry::{Conv, Correlation, Dims};
 use super::engine::job::Job;

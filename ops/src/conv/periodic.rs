@@ -9,7 +9,8 @@ use std::ops::Range;
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Element;
-use halocline_core::{ExchangePlan, IndexBox, Transfer};
+use halocline_core::IndexBox;
+use halocline_core::plan::{ExchangePlan, Transfer};
 
 use super::engine::geometry::{Conv, Dims};
 use super::engine::pieces::{Piece, Pieces};
@@ -130,7 +131,8 @@ fn moved(copy: &Transfer, dim: usize, range: &Range<usize>, by: isize) -> Option
 
 #[cfg(test)]
 mod tests {
-    use halocline_core::{Boundary, Layout, MeshShape, Need, Replicate, Source};
+    use halocline_core::plan::{Need, Source};
+    use halocline_core::{Boundary, Layout, MeshShape, Replicate};
 
     use super::*;
 

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use halocline_core::ops::{Boxes, blank, cut, of_boxes};
-use halocline_core::{Exchange, IndexBox, Result, Transfer};
+use halocline_core::ops::{Boxes, Exchange, blank, cut, of_boxes};
+use halocline_core::plan::Transfer;
+use halocline_core::{IndexBox, Result};
 
 use super::engine::geometry::{Conv, Dims, three};
 use super::engine::winograd::whole_tiles;

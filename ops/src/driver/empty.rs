@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn::tensor::kind::Basic;
-use halocline_core::{
-    DeviceMesh, ExchangePlan, IndexBox, Layout, Need, Result, ShardTensor, Source,
-};
+use halocline_core::plan::{ExchangePlan, Need, Source};
+use halocline_core::{DeviceMesh, IndexBox, Layout, Result, ShardTensor};
 
 /// Pads empty dims with one cell of `value`, if any rank's shard is empty in one of `dims`.
 pub(crate) fn fill_empty<const D: usize, K: Basic>(

@@ -11,8 +11,7 @@ pub(crate) mod strides;
 mod window;
 
 pub use neighborhood::Neighborhood;
-pub use plan::StencilPlan;
-pub(crate) use plan::{Reaches, exchange_of};
+pub(crate) use plan::{Reaches, StencilPlan, exchange_of};
 pub(crate) use reach::Reach;
 pub use stencil::Stencil;
 pub(crate) use window::windows_within;

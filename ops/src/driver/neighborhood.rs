@@ -43,7 +43,7 @@ impl Neighborhood {
     /// A kernel of fewer than two cells, or longer with its dilation than the field; a stride of
     /// zero or larger than the kernel; a periodic dim that is causal or not divisible by the
     /// dilation.
-    pub fn check(&self, operator: &str, dim: usize, size: usize) -> Result<()> {
+    pub(crate) fn check(&self, operator: &str, dim: usize, size: usize) -> Result<()> {
         let Self {
             kernel,
             dilation,
@@ -79,7 +79,7 @@ impl Neighborhood {
 
     /// Keys that query `index` of a residue class of `cells` attends to, as indices within the
     /// class. In a periodic dim they may lie beyond its ends.
-    pub fn keys(&self, index: usize, cells: usize) -> Range<isize> {
+    pub(crate) fn keys(&self, index: usize, cells: usize) -> Range<isize> {
         let [kernel, stride, index, cells] =
             [self.kernel, self.stride, index, cells].map(|count| count as isize);
         let group = index / stride * stride;
@@ -97,14 +97,14 @@ impl Neighborhood {
     }
 
     /// Number of cells in the residue class of `cell`, in a dim of `size`.
-    pub fn class_size(&self, cell: usize, size: usize) -> usize {
+    pub(crate) fn class_size(&self, cell: usize, size: usize) -> usize {
         (size - cell % self.dilation).div_ceil(self.dilation)
     }
 
     /// Range of cells that a range of queries attends to. Windows never move back, so the first
     /// query of each residue class determines where the range starts, and the last one where it
     /// ends.
-    pub fn input_range(&self, queries: &Range<usize>, size: usize) -> Range<isize> {
+    pub(crate) fn input_range(&self, queries: &Range<usize>, size: usize) -> Range<isize> {
         let dilation = self.dilation;
         let reach = |query: usize| {
             let keys = self.keys(query / dilation, self.class_size(query, size));

@@ -4,9 +4,8 @@ use std::hash::Hash;
 use std::ops::Range;
 
 use burn::tensor::kind::Basic;
-use halocline_core::{
-    Boundary, Error, IndexBox, Layout, Need, Result, Segment, Shard, ShardTensor, Source, segments,
-};
+use halocline_core::plan::{Need, Segment, Source, segments};
+use halocline_core::{Boundary, Error, IndexBox, Layout, Result, Shard, ShardTensor};
 
 use crate::reshape_any;
 

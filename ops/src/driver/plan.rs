@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use halocline_core::{
-    DeviceMesh, Exchange, ExchangePlan, Layout, Need, Operation, Result, Sides, Source, Traffic,
-    check_poles,
-};
+use halocline_core::comm::Operation;
+use halocline_core::ops::Exchange;
+use halocline_core::plan::{ExchangePlan, Need, Sides, Source, check_poles};
+use halocline_core::{DeviceMesh, Layout, Result, Traffic};
 
 use super::reach::Reach;
 
 /// Plan of a stencil operator for a layout; the same on every rank except for the boxes.
-/// [`Stencil`](super::Stencil) has an example.
 #[derive(Clone, Debug)]
-pub struct StencilPlan {
+pub(crate) struct StencilPlan {
     /// Layout of the result.
     pub output: Layout,
     /// Exchange that assembles each rank's input of the kernel; `None` if every rank already holds

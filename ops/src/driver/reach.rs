@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 
-use halocline_core::{Boundary, Result, Sides};
+use halocline_core::plan::Sides;
+use halocline_core::{Boundary, Result};
 
 use super::neighborhood::Neighborhood;
 use super::window::{Rounding, Window};

@@ -8,10 +8,8 @@ use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
-use halocline_core::ops::{BackwardPass, Operator, apply, blank};
-use halocline_core::{
-    DeviceMesh, Error, Exchange, IndexBox, Layout, Placement, Result, ShardTensor, trace,
-};
+use halocline_core::ops::{BackwardPass, Exchange, Operator, apply, blank};
+use halocline_core::{DeviceMesh, Error, IndexBox, Layout, Placement, Result, ShardTensor, trace};
 
 use super::empty::without_fill;
 use super::plan::{Reaches, StencilPlan};
@@ -147,7 +145,7 @@ impl Stencil {
     ///
     /// # Errors
     /// A placement without a rule, a window that fits nowhere.
-    pub fn plan<const D: usize>(&self, x: &ShardTensor<D>) -> Result<Arc<StencilPlan>> {
+    pub(crate) fn plan<const D: usize>(&self, x: &ShardTensor<D>) -> Result<Arc<StencilPlan>> {
         self.plan_on(x, x.layout())
     }
 
@@ -199,9 +197,9 @@ impl Stencil {
     /// the box of one output, and its result is dropped.
     ///
     /// # Errors
-    /// The errors of [`plan`](Self::plan); a kernel that returns a wrong number of outputs, or that
-    /// captures a tensor with gradients, which must be passed to [`run_with`](Self::run_with)
-    /// instead; a failure of communication.
+    /// A placement without a rule; a window that fits nowhere; a kernel that returns a wrong number
+    /// of outputs, or that captures a tensor with gradients, which must be passed to
+    /// [`run_with`](Self::run_with) instead; a failure of communication.
     pub fn run<const D: usize>(
         &self,
         x: ShardTensor<D>,

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use halocline_core::{Boundary, Error, Result, Sides};
+use halocline_core::plan::Sides;
+use halocline_core::{Boundary, Error, Result};
 
 use super::place::extents_by;
 
@@ -180,7 +181,7 @@ impl Window {
 
     /// Distance from the first cell of an output's window to the first that comes from a field of
     /// `size` cells rather than from zero padding; `None` if there is no such cell.
-    pub fn first_cell(&self, output: usize, size: usize) -> Option<usize> {
+    pub(crate) fn first_cell(&self, output: usize, size: usize) -> Option<usize> {
         let window = self.input_range(&(output..output + 1));
         let boundary = |cell: isize| self.padding.boundary[usize::from(cell >= 0)];
         let mut taps = window.step_by(self.dilation);
@@ -198,7 +199,7 @@ impl Window {
     }
 
     /// Extents of the output: a window belongs to the part that holds its middle cell.
-    pub fn output_extents(&self, extents: &[usize], outputs: usize) -> Vec<usize> {
+    pub(crate) fn output_extents(&self, extents: &[usize], outputs: usize) -> Vec<usize> {
         let size: usize = extents.iter().sum();
         let middle = (self.span() - 1) / 2;
         // First output whose middle lies at or after a cell.

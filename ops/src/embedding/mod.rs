@@ -19,9 +19,9 @@
 use burn::nn::Embedding;
 use burn::tensor::{Int, Shape, Tensor};
 use halocline_core::ops::fan_out;
+use halocline_core::plan::{Linearity, Pairing, Role, Term};
 use halocline_core::{
-    Error, Fan, Layout, Linearity, OrRaise, Pairing, PlanPlacement, Replicate, Result, Role, Shard,
-    ShardTensor, Term,
+    Error, Fan, Layout, OrRaise, PlanPlacement, Replicate, Result, Shard, ShardTensor,
 };
 
 use crate::driver::empty::{fill_all, without_fill};

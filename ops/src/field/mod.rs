@@ -230,7 +230,7 @@ pub trait Field<const D: usize>:
     ///
     /// A tensor that is equal on all ranks becomes replicated; a parameter keeps [its
     /// layout](halocline_core::ParamShard). With checks on
-    /// ([`Settings::check`](halocline_core::Settings::check)) the ranks compare a hash of
+    /// ([`Settings::check`](halocline_core::comm::Settings::check)) the ranks compare a hash of
     /// replicated operands.
     ///
     /// # Panics

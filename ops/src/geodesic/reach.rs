@@ -6,9 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use halocline_core::{
-    Boundary, Error, Layout, Need, Placement, Result, Shard, ShardTensor, segments,
-};
+use halocline_core::plan::{Need, segments};
+use halocline_core::{Boundary, Error, Layout, Placement, Result, Shard, ShardTensor};
 
 use super::filter::rows;
 use crate::driver::place::part_ranges;

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use halocline_core::{Error, Operation, PlanCache, Result, ShardTensor, Traffic, ops};
+use halocline_core::comm::Operation;
+use halocline_core::plan::PlanCache;
+use halocline_core::{Error, Result, ShardTensor, Traffic, ops};
 
 use super::plan::TakePlan;
 use crate::driver::empty::{fill_all, without_fill};

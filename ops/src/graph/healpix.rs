@@ -21,9 +21,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use halocline_core::{
-    Error, ExchangePlan, IndexBox, Layout, Need, Piece, Result, ShardTensor, Source,
-};
+use halocline_core::plan::{ExchangePlan, Need, Piece, Source};
+use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
 
 use super::maps::healpix_cell;
 use crate::driver::empty::without_fill;

@@ -42,7 +42,7 @@ pub use cells::{CellMap, take_cells};
 pub use edges::{EdgeShards, Graph};
 pub(crate) use flatten::merged;
 pub use flatten::{cell_numbers, flat_layout, flatten_cells, unflatten_cells};
-pub use halocline_core::{HealpixOrder, healpix_centers};
+pub use halocline_core::sphere::{HealpixOrder, healpix_centers};
 pub use healpix::pad_healpix;
 pub use icosphere::Icosphere;
 pub use maps::{Fold, healpix_padding, tripolar_fold};

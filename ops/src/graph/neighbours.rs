@@ -16,7 +16,9 @@
 //! Distances are compared in f64, ties by the number of the point: any sharding finds the same
 //! pairs in the same order.
 
-use halocline_core::{Error, IndexBox, Need, Operation, Result, ShardTensor, Traffic, ops, tasks};
+use halocline_core::comm::Operation;
+use halocline_core::plan::Need;
+use halocline_core::{Error, IndexBox, Result, ShardTensor, Traffic, ops, tasks};
 
 use super::edges::{EdgeShards, Graph};
 use super::tree::{Limit, Tree};

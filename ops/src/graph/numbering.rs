@@ -3,7 +3,8 @@
 //! Halocline orders cells by face: `(face · size + y) · size + x`, in the faces and axes of the
 //! HEALPix library.
 
-use halocline_core::{HealpixOrder, Result, healpix_numbers};
+use halocline_core::Result;
+use halocline_core::sphere::{HealpixOrder, healpix_numbers};
 
 use super::cells::CellMap;
 
@@ -47,7 +48,7 @@ pub fn healpix_to_file(size: usize, order: HealpixOrder) -> Result<CellMap> {
 
 #[cfg(test)]
 mod tests {
-    use halocline_core::{healpix_centers, sphere_point};
+    use halocline_core::sphere::{healpix_centers, sphere_point};
 
     use super::super::maps::healpix_cell;
     use super::*;

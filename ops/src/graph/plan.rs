@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use halocline_core::{DeviceMesh, ExchangePlan, IndexBox, Layout, Transfer};
+use halocline_core::plan::{ExchangePlan, Transfer};
+use halocline_core::{DeviceMesh, IndexBox, Layout};
 
 use crate::driver::place::part_ranges;
 use crate::kernel::taken::Places;

@@ -2,10 +2,10 @@
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor, TensorData};
+use halocline_core::comm::Operation;
 use halocline_core::ops::{BackwardPass, Operator, all_gather_numbers, all_reduce, apply};
 use halocline_core::{
-    DeviceMesh, Error, Fan, Operation, Placement, ReduceOp, Replicate, Result, Shard, ShardTensor,
-    Traffic,
+    DeviceMesh, Error, Fan, Placement, ReduceOp, Replicate, Result, Shard, ShardTensor, Traffic,
 };
 
 use super::Reduction;

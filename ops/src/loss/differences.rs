@@ -13,9 +13,10 @@
 use halocline_core::{Boundary, Error, Result};
 
 use super::fused::penalized;
-use super::weighted::{counted, weighted_loss};
+use super::weighted::weighted_loss;
 use super::{Penalty, Reduction};
 use crate::field::{Field, WithDims};
+use crate::masked::apply_mask;
 use crate::rearrange::RearrangeField;
 
 const NAME: &str = "differences";
@@ -23,15 +24,11 @@ const NAME: &str = "differences";
 /// Total variation: absolute differences along dims, summed over the dims (L. Rudin et al.,
 /// "Nonlinear total variation based noise removal algorithms", 1992, in its anisotropic form).
 ///
-/// A mean is taken over the differences of each dim before summing over dims. `weights` multiply
-/// the differences, and a mean divides by their sum, as for [`weighted_loss`]; they have the shape
-/// of `x`, or size one in dims in which they do not vary. The weight of cell `i` applies to the
-/// difference between `i` and `i + 1`, which has no effect if one of the two cells has weight zero,
-/// whatever `x` holds there. Weights have no gradient.
+/// A mean is taken over the differences of each dim before summing over dims.
 ///
 /// # Errors
-/// Fails for an empty list of dims, a dim that does not exist, another boundary, weights that do not
-/// match, and partial values, and if communication fails.
+/// Fails for an empty list of dims, a dim that does not exist, another boundary, and partial values,
+/// and if communication fails.
 ///
 /// # Example
 /// ```
@@ -41,7 +38,7 @@ const NAME: &str = "differences";
 ///
 /// let x = Tensor::<2>::from([[1.0, 4.0, 2.0]]);
 /// let of = |boundary| {
-///     let loss = total_variation(x.clone(), &[(1, boundary)], None, Reduction::Sum)?;
+///     let loss = total_variation(x.clone(), &[(1, boundary)], Reduction::Sum)?;
 ///     Ok::<f32, halocline_core::Error>(loss.into_scalar())
 /// };
 /// assert_eq!((of(Boundary::Replicate)?, of(Boundary::Periodic)?), (5.0, 6.0));
@@ -50,10 +47,9 @@ const NAME: &str = "differences";
 pub fn total_variation<const D: usize, X: Field<D>>(
     x: X,
     dims: &[(usize, Boundary)],
-    weights: Option<X>,
     reduction: Reduction,
 ) -> Result<WithDims<X, 1>> {
-    of_differences(x, dims, weights, reduction, Penalty::Absolute)
+    of_differences(x, None, dims, Penalty::Absolute, reduction)
 }
 
 /// Gradient matching: squared error of the differences along dims, summed over the dims; the
@@ -61,7 +57,7 @@ pub fn total_variation<const D: usize, X: Field<D>>(
 /// and ignores offsets. For the absolute error of differences, use [`total_variation`] of
 /// `x − target`.
 ///
-/// Means and weights are as for [`total_variation`].
+/// Means are as for [`total_variation`].
 ///
 /// # Errors
 /// Fails where [`total_variation`] does, and if `x` and `target` do not match.
@@ -73,7 +69,7 @@ pub fn total_variation<const D: usize, X: Field<D>>(
 /// use halocline_ops::{Reduction, gradient_loss};
 ///
 /// let (x, target) = (Tensor::<1>::from([1.0, 4.0, 2.0]), Tensor::from([0.0, 1.0, 2.0]));
-/// let loss = gradient_loss(x, target, &[(0, Boundary::Replicate)], None, Reduction::Mean)?;
+/// let loss = gradient_loss(x, target, &[(0, Boundary::Replicate)], Reduction::Mean)?;
 /// assert_eq!(loss.into_scalar::<f32>(), (2.0 * 2.0 + 3.0 * 3.0) / 2.0);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -81,19 +77,53 @@ pub fn gradient_loss<const D: usize, X: Field<D>>(
     x: X,
     target: X,
     dims: &[(usize, Boundary)],
-    weights: Option<X>,
     reduction: Reduction,
 ) -> Result<WithDims<X, 1>> {
     let error = Error::catch(|| x - target)?;
-    of_differences(error, dims, weights, reduction, Penalty::Squared)
+    of_differences(error, None, dims, Penalty::Squared, reduction)
+}
+
+/// Weighted penalties of the differences of `x` along dims, summed over the dims:
+/// [`total_variation`] with [`Penalty::Absolute`], and with [`Penalty::Squared`] and a prediction
+/// minus its target [`gradient_loss`], each with a weight per cell, such as a mask.
+///
+/// Weights multiply the penalties, and a mean divides by their sum, as for [`weighted_loss`]; they
+/// have the shape of `x`, or size one in dims in which they do not vary. The weight of cell `i`
+/// applies to the difference between `i` and `i + 1`, which has no effect if one of the two cells
+/// has weight zero, whatever `x` holds there. Weights have no gradient.
+///
+/// # Errors
+/// Fails where [`total_variation`] does, and for weights that do not match.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::Boundary;
+/// use halocline_ops::{Penalty, Reduction, weighted_difference_loss};
+///
+/// let x = Tensor::<1>::from([1.0, f32::NAN, 4.0, 6.0]);
+/// let mask = Tensor::from([1.0, 0.0, 1.0, 1.0]);
+/// let dims = [(0, Boundary::Replicate)];
+/// let loss = weighted_difference_loss(x, mask, &dims, Penalty::Squared, Reduction::Mean)?;
+/// assert_eq!(loss.into_scalar::<f32>(), 4.0);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn weighted_difference_loss<const D: usize, X: Field<D>>(
+    x: X,
+    weight: X,
+    dims: &[(usize, Boundary)],
+    penalty: Penalty,
+    reduction: Reduction,
+) -> Result<WithDims<X, 1>> {
+    of_differences(x, Some(weight), dims, penalty, reduction)
 }
 
 fn of_differences<const D: usize, X: Field<D>>(
     x: X,
-    dims: &[(usize, Boundary)],
     weights: Option<X>,
-    reduction: Reduction,
+    dims: &[(usize, Boundary)],
     penalty: Penalty,
+    reduction: Reduction,
 ) -> Result<WithDims<X, 1>> {
     let shape = x.dims();
     let along = |&(dim, boundary): &(usize, Boundary)| -> Result<WithDims<X, 1>> {
@@ -107,7 +137,7 @@ fn of_differences<const D: usize, X: Field<D>>(
             .as_ref()
             .is_some_and(|weights| weights.dims()[dim] > 1);
         let loss = match weights.clone() {
-            None => penalized(next, x.clone(), penalty, reduction),
+            None => penalized(next, x.clone(), penalty, reduction)?,
             Some(mut weights) => {
                 if varies {
                     weights = weights_of_differences(weights, dim, boundary)?;
@@ -146,7 +176,7 @@ fn weights_of_differences<const D: usize, X: Field<D>>(
         inside[size - 1] = 0.0;
         next = next * weights.profile(dim, &inside);
     }
-    counted(weights, next)
+    apply_mask(weights, next)
 }
 
 #[cfg(test)]
@@ -169,8 +199,10 @@ mod tests {
             let weights = TensorData::new(weights.collect::<Vec<_>>(), SHAPE);
             let device = x.clone().into_shard().device();
             let weights = x.distribute_operand(Tensor::from_data(weights, &device.inner()));
-            let variation = total_variation(x.clone(), &DIMS, None, Reduction::Mean).unwrap();
-            let matching = gradient_loss(x, target, &DIMS, Some(weights), Reduction::Mean);
+            let mean = Reduction::Mean;
+            let variation = total_variation(x.clone(), &DIMS, mean).unwrap();
+            let error = x - target;
+            let matching = weighted_difference_loss(error, weights, &DIMS, Penalty::Squared, mean);
             variation + matching.unwrap()
         }
     }
@@ -185,9 +217,8 @@ mod tests {
         let cast = |x: Tensor<1>| x.cast(FloatDType::F16);
         let x = cast(Tensor::from_floats([300.0; 1], &Default::default()));
         let x = Tensor::cat(vec![x, cast(Tensor::zeros([100], &Default::default()))], 0);
-        let [zeros, ones] = [x.zeros_like(), x.ones_like()];
-        let dims = [(0, Boundary::Replicate)];
-        let loss = gradient_loss(x, zeros, &dims, Some(ones), Reduction::Mean);
+        let (ones, dims) = (x.ones_like(), [(0, Boundary::Replicate)]);
+        let loss = weighted_difference_loss(x, ones, &dims, Penalty::Squared, Reduction::Mean);
         assert!((loss.unwrap().into_scalar::<f32>() - 900.0).abs() < 2.0);
     }
 
@@ -196,7 +227,7 @@ mod tests {
         let x = Tensor::<2>::from([[1.0, 4.0], [2.0, 2.0]]);
         let weights = x.profile(0, &[1.0, 10.0]);
         let dims = [(1, Boundary::Periodic)];
-        let loss = total_variation(x, &dims, Some(weights), Reduction::Sum);
+        let loss = weighted_difference_loss(x, weights, &dims, Penalty::Absolute, Reduction::Sum);
         assert_eq!(loss.unwrap().into_scalar::<f32>(), 6.0);
     }
 
@@ -205,33 +236,35 @@ mod tests {
         let x = Tensor::<1>::from([1.0, f32::NAN, 4.0, 6.0]);
         let weights = Tensor::from([1.0, 0.0, 2.0, 5.0]);
         let dims = [(0, Boundary::Replicate)];
-        let loss = total_variation(x, &dims, Some(weights), Reduction::Mean).unwrap();
-        assert_eq!(loss.into_scalar::<f32>(), 2.0);
+        let loss = weighted_difference_loss(x, weights, &dims, Penalty::Absolute, Reduction::Mean);
+        assert_eq!(loss.unwrap().into_scalar::<f32>(), 2.0);
     }
 
     #[test]
     fn wrong_arguments_are_errors() {
         let x = || Tensor::<1>::ones([3], &Default::default());
-        let refused = |dims: &[(usize, Boundary)], weights| {
-            let loss = total_variation(x(), dims, weights, Reduction::Sum);
+        let refused = |dims: &[(usize, Boundary)]| {
+            let loss = total_variation(x(), dims, Reduction::Sum);
             loss.unwrap_err().to_string()
         };
-        let error = refused(&[(0, Boundary::Reflect)], None);
+        let error = refused(&[(0, Boundary::Reflect)]);
         assert!(
             error.contains("boundary Reflect of dim 0; expected Periodic or Replicate"),
             "{error}"
         );
-        let error = refused(&[], None);
+        let error = refused(&[]);
         assert!(error.contains("expected at least one"), "{error}");
         let weights = Tensor::<1>::ones([2], &Default::default());
-        let error = refused(&[(0, Boundary::Periodic)], Some(weights));
+        let dims = [(0, Boundary::Periodic)];
+        let loss = weighted_difference_loss(x(), weights, &dims, Penalty::Squared, Reduction::Sum);
+        let error = loss.unwrap_err().to_string();
         assert!(error.contains("expected the field's shape"), "{error}");
     }
 
     #[test]
     fn one_cell_has_no_differences() {
         let x = Tensor::<2>::ones([3, 1], &Default::default());
-        let loss = total_variation(x, &[(1, Boundary::Replicate)], None, Reduction::Mean);
+        let loss = total_variation(x, &[(1, Boundary::Replicate)], Reduction::Mean);
         assert_eq!(loss.unwrap().into_scalar::<f32>(), 0.0);
     }
 }

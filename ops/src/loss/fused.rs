@@ -4,7 +4,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
 use halocline_core::ops::{BackwardPass, Operator, apply};
-use halocline_core::{Error, OrRaise, Result, ShardTensor, tasks};
+use halocline_core::{Error, Result, ShardTensor, tasks};
 use pulp::{Simd, WithSimd};
 
 use super::{Penalty, Reduction, reduced};
@@ -20,23 +20,29 @@ use crate::reduce::of_all;
 const BLOCK: usize = 2048;
 
 /// Reduces the penalties of `x − target` to one number.
-#[track_caller]
+///
+/// # Errors
+/// Fields that do not match, and a δ that is not positive.
 pub(super) fn penalized<const D: usize, X: Field<D>>(
     x: X,
     target: X,
     penalty: Penalty,
     reduction: Reduction,
-) -> WithDims<X, 1> {
-    let fields = [x.clone().into_shard(), target.clone().into_shard()];
-    let dtype = fields[0].local().dtype();
-    match by_kernels(fields, None, penalty, reduction).or_raise() {
-        Some(loss) => Field::from_shard(narrowed(loss, dtype)),
-        None => {
-            let error = cast_shard((x - target).into_shard(), wider(dtype));
-            let loss = reduced(penalty.of(error), reduction);
-            Field::from_shard(narrowed(loss, dtype))
-        }
-    }
+) -> Result<WithDims<X, 1>> {
+    let (x, target) = (x.into_shard(), target.into_shard());
+    let loss = Error::catch(|| {
+        let dtype = x.local().dtype();
+        let fields = [x.clone(), target.clone()];
+        let loss = match by_kernels(fields, None, penalty, reduction)? {
+            Some(loss) => loss,
+            None => {
+                let error = cast_shard(x - target, wider(dtype));
+                reduced(penalty.of(error), reduction)
+            }
+        };
+        Ok(narrowed(loss, dtype))
+    })?;
+    loss.map(Field::from_shard)
 }
 
 /// Reduces the penalties of a field and its target, times their weights, in at least f32 and
@@ -341,7 +347,7 @@ mod tests {
                 let [x, target] = ["x", "target"]
                     .map(|name| random::<2>([50, 101], name, 0).detach().require_grad());
                 let loss: Tensor<1> = if fused {
-                    penalized(x.clone(), target.clone(), penalty, Reduction::Mean)
+                    penalized(x.clone(), target.clone(), penalty, Reduction::Mean).unwrap()
                 } else {
                     reduced(penalty.of(x.clone() - target.clone()), Reduction::Mean)
                 };
@@ -398,7 +404,7 @@ mod tests {
             .autodiff()
             .require_grad();
         let target = Tensor::<1>::from([1.0, 0.0, 5.0]).autodiff();
-        let loss: Tensor<1> = penalized(x.clone(), target, Penalty::Absolute, Reduction::Sum);
+        let loss = penalized(x.clone(), target, Penalty::Absolute, Reduction::Sum).unwrap();
         let gradient = x.grad(&loss.backward()).unwrap().into_data();
         let found: Vec<f32> = gradient.iter().collect();
         assert!(

@@ -5,6 +5,12 @@
 //! sharded: call [`resolve`](Field::resolve) before reading it. `backward()` accepts a partial and
 //! a resolved loss.
 //!
+//! # Arguments
+//! The prediction, its target, settings of the loss, and the [`Reduction`]. Losses with a weight per
+//! element, such as a mask, are functions of their own, [`weighted_loss`] and
+//! [`weighted_difference_loss`], with the weights after the fields and a [`Penalty`] before the
+//! reduction.
+//!
 //! # Adjoint
 //! The derivative of the loss with respect to each cell, on the rank that owns it.
 
@@ -17,13 +23,13 @@ pub mod ssim;
 mod weighted;
 
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_cells};
-pub use differences::{gradient_loss, total_variation};
+pub use differences::{gradient_loss, total_variation, weighted_difference_loss};
 pub(crate) use golden::OPERATORS;
 pub use spectral::spectral_loss;
 pub use ssim::{SsimOptions, ssim, ssim_loss};
-pub use weighted::{counted, weighted_loss, weighted_mean};
+pub use weighted::{weighted_loss, weighted_mean};
 
-use halocline_core::{OrRaise, ShardTensor};
+use halocline_core::{OrRaise, Result, ShardTensor};
 
 use crate::field::{Field, WithDims};
 use crate::precision::highest;
@@ -39,9 +45,10 @@ use fused::penalized;
 ///
 /// let loss = |reduction| {
 ///     let (x, target) = (Tensor::<1>::from([1.0, 2.0]), Tensor::from([2.0, 5.0]));
-///     l1_loss(x, target, reduction).into_scalar::<f32>()
+///     l1_loss(x, target, reduction).map(|loss| loss.into_scalar::<f32>())
 /// };
-/// assert_eq!((loss(Reduction::Mean), loss(Reduction::Sum)), (2.0, 4.0));
+/// assert_eq!((loss(Reduction::Mean)?, loss(Reduction::Sum)?), (2.0, 4.0));
+/// # Ok::<(), halocline_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
@@ -109,25 +116,31 @@ fn reduced<const D: usize, X: Field<D>>(losses: X, reduction: Reduction) -> With
 
 /// Squared error, `(x − target)²`.
 ///
+/// # Errors
+/// Fails for fields that do not match, and for partial values.
+///
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_ops::{Reduction, mse_loss};
 ///
 /// let x = Tensor::<1>::from([1.0, 2.0, 4.0]);
-/// let loss = mse_loss(x, Tensor::from([1.0, 0.0, 3.0]), Reduction::Mean);
+/// let loss = mse_loss(x, Tensor::from([1.0, 0.0, 3.0]), Reduction::Mean)?;
 /// assert!((loss.into_scalar::<f32>() - 5.0 / 3.0).abs() < 1e-6);
+/// # Ok::<(), halocline_core::Error>(())
 /// ```
-#[track_caller]
 pub fn mse_loss<const D: usize, X: Field<D>>(
     x: X,
     target: X,
     reduction: Reduction,
-) -> WithDims<X, 1> {
+) -> Result<WithDims<X, 1>> {
     penalized(x, target, Penalty::Squared, reduction)
 }
 
 /// Absolute error, `|x − target|`.
+///
+/// # Errors
+/// Fails for fields that do not match, and for partial values.
 ///
 /// # Example
 /// ```
@@ -135,22 +148,22 @@ pub fn mse_loss<const D: usize, X: Field<D>>(
 /// use halocline_ops::{Reduction, l1_loss};
 ///
 /// let x = Tensor::<1>::from([1.0, 2.0, 4.0]);
-/// let loss = l1_loss(x, Tensor::from([1.0, 0.0, 8.0]), Reduction::Mean);
+/// let loss = l1_loss(x, Tensor::from([1.0, 0.0, 8.0]), Reduction::Mean)?;
 /// assert_eq!(loss.into_scalar::<f32>(), 2.0);
+/// # Ok::<(), halocline_core::Error>(())
 /// ```
-#[track_caller]
 pub fn l1_loss<const D: usize, X: Field<D>>(
     x: X,
     target: X,
     reduction: Reduction,
-) -> WithDims<X, 1> {
+) -> Result<WithDims<X, 1>> {
     penalized(x, target, Penalty::Absolute, reduction)
 }
 
 /// Huber loss: `½·e²` where `|e| ≤ δ`, else `δ·(|e| − δ/2)`, for `e = x − target` (Huber 1964).
 ///
-/// # Panics
-/// Panics if `delta` is not positive.
+/// # Errors
+/// Fails for fields that do not match, for partial values, and for a `delta` that is not positive.
 ///
 /// # Example
 /// ```
@@ -158,16 +171,16 @@ pub fn l1_loss<const D: usize, X: Field<D>>(
 /// use halocline_ops::{Reduction, huber_loss};
 ///
 /// let x = Tensor::<1>::from([1.0, 4.0]);
-/// let loss = huber_loss(x, Tensor::from([0.0, 0.0]), 2.0, Reduction::Sum);
+/// let loss = huber_loss(x, Tensor::from([0.0, 0.0]), 2.0, Reduction::Sum)?;
 /// assert_eq!(loss.into_scalar::<f32>(), 0.5 + 6.0);
+/// # Ok::<(), halocline_core::Error>(())
 /// ```
-#[track_caller]
 pub fn huber_loss<const D: usize, X: Field<D>>(
     x: X,
     target: X,
     delta: f64,
     reduction: Reduction,
-) -> WithDims<X, 1> {
+) -> Result<WithDims<X, 1>> {
     penalized(x, target, Penalty::Huber(delta), reduction)
 }
 
@@ -207,9 +220,10 @@ pub fn loss_value<X: Field<1>>(loss: &X) -> f64 {
 /// let device = Device::default().autodiff();
 /// let x = Tensor::<1>::from_floats([1.0, 4.0], &device).require_grad();
 /// let target = Tensor::<1>::from_floats([0.0, 1.0], &device);
-/// let gradients = backward(mse_loss(x.clone(), target, Reduction::Sum));
+/// let gradients = backward(mse_loss(x.clone(), target, Reduction::Sum)?);
 /// let gradient = x.grad(&gradients).expect("a gradient");
 /// gradient.into_data().assert_eq(&[2.0_f32, 6.0].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn backward<X: Field<1>>(loss: X) -> burn::tensor::Gradients {
     let loss: ShardTensor<1> = loss.into_shard();
@@ -228,7 +242,7 @@ mod tests {
     impl Operator<3, 1> for Huber {
         fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> WithDims<X, 1> {
             let target = inputs.remove(1);
-            huber_loss(inputs.remove(0), target, 0.8, Reduction::Mean)
+            huber_loss(inputs.remove(0), target, 0.8, Reduction::Mean).unwrap()
         }
     }
 
@@ -237,7 +251,8 @@ mod tests {
     impl Operator<3, 1> for Spectral {
         fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> WithDims<X, 1> {
             let target = inputs.remove(1);
-            spectral_loss::<4, _, _>(inputs.remove(0), target, &[1, 2], Reduction::Mean)
+            let dims = [1, 2];
+            spectral_loss::<4, _, _>(inputs.remove(0), target, &dims, Reduction::Mean).unwrap()
         }
     }
 
@@ -255,7 +270,7 @@ mod tests {
             let of_errors = Penalty::Huber(1e39).of(x);
             assert_eq!(
                 (
-                    loss.into_scalar::<f32>(),
+                    loss.unwrap().into_scalar::<f32>(),
                     of_errors.max().into_scalar::<f32>()
                 ),
                 (4.5, 4.5)
@@ -384,7 +399,16 @@ mod tests {
         let options = (&Default::default(), DType::F16);
         let x = Tensor::<1>::from_data([256.0, 0.0, 0.0, 0.0], options);
         let loss = mse_loss(x, Tensor::<1>::zeros([1], options), Reduction::Mean);
-        assert_eq!(loss.into_scalar::<f32>(), 16384.0);
+        assert_eq!(loss.unwrap().into_scalar::<f32>(), 16384.0);
+    }
+
+    #[test]
+    fn fields_that_do_not_match_are_an_error() {
+        let [x, target] = [2, 3].map(|size| Tensor::<1>::ones([size], &Default::default()));
+        let error = mse_loss(x, target, Reduction::Mean)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("do not broadcast"), "{error}");
     }
 
     #[test]

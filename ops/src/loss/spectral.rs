@@ -1,7 +1,7 @@
 //! Loss on the amplitudes of Fourier modes.
 
 use burn::tensor::Tensor;
-use halocline_core::{OrRaise, ShardTensor};
+use halocline_core::{Error, Result, ShardTensor};
 use pulp::{Simd, WithSimd};
 
 use super::fused::penalized;
@@ -14,7 +14,9 @@ use crate::kernel::lines::vectors;
 use crate::kernel::local::LocalOperator;
 use crate::kernel::simd::{Element, Isa};
 use crate::precision::{cast_shard, narrowed, wider};
-use crate::spectral::{FftNorm, SpectralField};
+use crate::spectral::{FftNorm, rfft};
+
+const NAME: &str = "spectral_loss";
 
 /// Added to squared amplitudes, so that the gradient at an amplitude of zero is zero.
 const TINY: f64 = 1e-24;
@@ -25,8 +27,9 @@ const TINY: f64 = 1e-24;
 /// Unlike [`mse_loss`](super::mse_loss) it does not reward blurred predictions, since phases do not
 /// matter. The const parameter `E` must be `D + 1`.
 ///
-/// # Panics
-/// Panics for partial values, and where [`rfft`](fn@crate::spectral::rfft) returns an error.
+/// # Errors
+/// Fails for partial values and for fields that do not match; otherwise errors of
+/// [`rfft`](fn@crate::spectral::rfft).
 ///
 /// # Example
 /// ```
@@ -35,31 +38,38 @@ const TINY: f64 = 1e-24;
 ///
 /// let x = Tensor::<2>::from([[1.0, 0.0, 0.0, 0.0]]);
 /// let shifted = Tensor::<2>::from([[0.0, 1.0, 0.0, 0.0]]);
-/// let loss = spectral_loss::<3, _, _>(x, shifted, &[1], Reduction::Mean);
+/// let loss = spectral_loss::<3, _, _>(x, shifted, &[1], Reduction::Mean)?;
 /// assert!(loss.into_scalar::<f32>() < 1e-12);
+/// # Ok::<(), halocline_core::Error>(())
 /// ```
-#[track_caller]
 pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
     x: X,
     target: X,
     dims: &[usize],
     reduction: Reduction,
-) -> WithDims<X, 1> {
+) -> Result<WithDims<X, 1>> {
     let (x, target) = (x.into_shard(), target.into_shard());
     for x in [&x, &target] {
-        x.require_resolved("spectral_loss").or_raise();
+        x.require_resolved(NAME)?;
+    }
+    let (found, expected) = (target.dims(), x.dims());
+    // Fields of 8 and 9 cells have as many modes.
+    if dims.iter().any(|&dim| found.get(dim) != expected.get(dim)) {
+        let message = format!(
+            "a target {found:?} for a field {expected:?}; expected the same sizes of dims {dims:?}"
+        );
+        return Err(Error::operator(NAME, message));
     }
     let dtype = x.local().dtype();
-    let amplitude = |x: ShardTensor<D>| {
-        let modes: ShardTensor<E> =
-            SpectralField::rfft(cast_shard(x, wider(dtype)), dims, FftNorm::Ortho);
-        let (local, layout, mesh) = modes.into_parts();
+    let amplitude = |x: ShardTensor<D>| -> Result<ShardTensor<E>> {
+        let x = Error::catch(|| cast_shard(x, wider(dtype)))?;
+        let (local, layout, mesh) = rfft::<D, E>(x, dims, FftNorm::Ortho)?.into_parts();
         let layout = layout.resized(E - 1, vec![1]);
-        ShardTensor::from_parts(Amplitude.run(local), layout, mesh)
+        Ok(ShardTensor::from_parts(Amplitude.run(local), layout, mesh))
     };
-    let (x, target) = (amplitude(x), amplitude(target));
-    let loss = penalized(x, target, Penalty::Squared, reduction);
-    Field::from_shard(narrowed(loss, dtype))
+    let (x, target) = (amplitude(x)?, amplitude(target)?);
+    let loss = penalized(x, target, Penalty::Squared, reduction)?;
+    Error::catch(|| narrowed(loss, dtype)).map(Field::from_shard)
 }
 
 /// Amplitudes of complex numbers, whose dim keeps size one.
@@ -152,13 +162,40 @@ fn amplitudes<S: Simd, E: Element>(simd: S, x: &[E]) -> ([E::Vector<S>; 2], E::V
 
 #[cfg(test)]
 mod tests {
+    use halocline_core::{Launcher, Shard};
+
     use super::*;
     use crate::kernel::local::check_composed_of;
+    use crate::reduce::sum_dims;
 
     #[test]
     fn kernels_and_burns_operators_agree() {
         check_composed_of([2, 3, 90, 2], Amplitude);
         check_composed_of([2, 2, 9000, 2], Amplitude);
+    }
+
+    #[test]
+    fn fields_of_other_sizes_with_as_many_modes_are_refused() {
+        let [x, target] = [8, 9].map(|size| Tensor::<1>::ones([size], &Default::default()));
+        let loss = spectral_loss::<2, _, _>(x, target, &[0], Reduction::Mean);
+        let error = loss.unwrap_err().to_string();
+        assert!(error.contains("a target [9] for a field [8]"), "{error}");
+    }
+
+    /// Nothing is sent for the field before its target is refused.
+    #[test]
+    fn a_partial_target_is_refused_before_anything_is_sent() {
+        let run = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let field = |dim| ShardTensor::<2>::ones([4, 6], &mesh, &[Shard(dim)]);
+            let target = sum_dims(field(0)?, &[0])?;
+            let before = world.comm_stats();
+            let loss = spectral_loss::<3, _, _>(field(1)?, target, &[1], Reduction::Mean);
+            assert!(loss.unwrap_err().to_string().contains("spectral_loss"));
+            assert_eq!(world.comm_stats(), before);
+            Ok(())
+        });
+        run.unwrap();
     }
 
     #[test]

@@ -23,7 +23,7 @@ use super::{Reduction, reduced};
 use crate::constant;
 use crate::conv::{ConvOptions, conv};
 use crate::driver::Padding;
-use crate::field::{Field, WithDims, run};
+use crate::field::{Field, WithDims};
 use crate::precision::{cast, cast_shard, narrowed, wider};
 use crate::rearrange::{cat, narrow, pad};
 use crate::reduce::mean_dims;
@@ -116,13 +116,16 @@ impl<const N: usize> SsimOptions<N> {
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn ssim<const D: usize, const N: usize>(
-    x: ShardTensor<D>,
-    target: ShardTensor<D>,
+pub fn ssim<const D: usize, const N: usize, X: Field<D>>(
+    x: X,
+    target: X,
     options: &SsimOptions<N>,
-) -> Result<ShardTensor<D>> {
-    let dtype = x.local().dtype();
-    Ok(cast_shard(wide_ssim(x, target, options)?, dtype))
+) -> Result<X> {
+    x.try_op(|x| {
+        let dtype = x.local().dtype();
+        let map = wide_ssim(x, target.into_shard(), options)?;
+        Ok(cast_shard(map, dtype))
+    })
 }
 
 /// [`ssim`] in at least f32.
@@ -172,8 +175,8 @@ fn wide_ssim<const D: usize, const N: usize>(
 /// Mean or sum of `1 − ssim` over all windows. For weights, reduce [`ssim`] itself:
 /// `(map * weights).mean()`.
 ///
-/// # Panics
-/// Panics where [`ssim`] returns an error.
+/// # Errors
+/// Errors of [`ssim`].
 ///
 /// # Example
 /// ```
@@ -182,22 +185,24 @@ fn wide_ssim<const D: usize, const N: usize>(
 ///
 /// let x = Tensor::<3>::from([[[1.0, 3.0, 2.0, 5.0]]]);
 /// let options = SsimOptions::new(4.0).with_window([3], 1.0);
-/// let loss = ssim_loss(x.clone(), x.clone() + 1.0, &options, Reduction::Mean);
+/// let loss = ssim_loss(x.clone(), x.clone() + 1.0, &options, Reduction::Mean)?;
 /// assert!(loss.into_scalar::<f32>() > 0.0);
-/// assert!(ssim_loss(x.clone(), x, &options, Reduction::Mean).into_scalar::<f32>().abs() < 1e-6);
+/// let none = ssim_loss(x.clone(), x, &options, Reduction::Mean)?;
+/// assert!(none.into_scalar::<f32>().abs() < 1e-6);
+/// # Ok::<(), halocline_core::Error>(())
 /// ```
-#[track_caller]
 pub fn ssim_loss<const D: usize, const N: usize, X: Field<D>>(
     x: X,
     target: X,
     options: &SsimOptions<N>,
     reduction: Reduction,
-) -> WithDims<X, 1> {
-    let (dtype, target) = (x.dtype(), target.into_shard());
-    // One minus the map, which may be close to one, is rounded only as a loss.
-    let map: X = run(x, |x| wide_ssim(x, target, options));
-    let loss = reduced(-map + 1.0, reduction);
-    Field::from_shard(narrowed(loss.into_shard(), dtype))
+) -> Result<WithDims<X, 1>> {
+    x.try_op(|x| {
+        let dtype = x.local().dtype();
+        let map = wide_ssim(x, target.into_shard(), options)?;
+        // One minus the map, which may be close to one, is rounded only as a loss.
+        Error::catch(|| narrowed(reduced(-map + 1.0, reduction), dtype))
+    })
 }
 
 fn check<const D: usize, const N: usize>(
@@ -320,7 +325,7 @@ mod tests {
             let padding = [self.0, Padding::new(2, Boundary::Periodic)];
             let options = SsimOptions::new(3.0).with_window([3, 5], 1.2);
             let options = options.with_padding(padding);
-            ssim_loss(inputs.remove(0), target, &options, Reduction::Mean)
+            ssim_loss(inputs.remove(0), target, &options, Reduction::Mean).unwrap()
         }
     }
 
@@ -402,7 +407,8 @@ mod tests {
         };
         let options = SsimOptions::<1>::new(4.0);
         let loss = |x: Tensor<3>, y: Tensor<3>| -> f32 {
-            ssim_loss(x, y, &options, Reduction::Mean).into_scalar()
+            let loss = ssim_loss(x, y, &options, Reduction::Mean);
+            loss.unwrap().into_scalar()
         };
         let (x, y) = (field(1.0), field(1.03));
         let wide = |x: &Tensor<3>| x.clone().cast(FloatDType::F32);

@@ -1,10 +1,11 @@
 //! Losses with a weight per element, such as a mask of valid elements.
 
-use halocline_core::{Error, Linearity, Pairing, Result, Role, ShardTensor, Term};
+use halocline_core::{Error, Result, ShardTensor};
 
 use super::fused::by_kernels;
 use super::{Penalty, Reduction, reduced};
 use crate::field::{Field, WithDims};
+use crate::masked::{apply_mask, require_fit};
 use crate::precision::{cast_shard, narrowed, wider};
 use crate::reduce::ReduceField;
 
@@ -31,7 +32,8 @@ const NAME: &str = "weighted_loss";
 /// Adjoint of the loss of each element, times its weight. Weights have no gradient.
 ///
 /// # Errors
-/// Fails for weights with another shape or other shards, and if communication fails.
+/// Fails for fields that do not match, for partial values, for weights with another shape or other
+/// shards, and if communication fails.
 ///
 /// # Example
 /// ```
@@ -56,12 +58,12 @@ pub fn weighted_loss<const D: usize, X: Field<D>>(
     let loss = Error::catch(|| {
         let dtype = x.local().dtype();
         let weight = cast_shard(weight.inner(), wider(dtype));
-        require_fit(&weight, &x)?;
+        require_fit(NAME, &weight, &x)?;
         let fields = [x.clone(), target.clone()];
         let loss = match by_kernels(fields, Some(weight.clone()), penalty, reduction)? {
             Some(loss) => loss,
             None => {
-                let error = counted(cast_shard(x - target, wider(dtype)), weight.clone())?;
+                let error = apply_mask(cast_shard(x - target, wider(dtype)), weight.clone())?;
                 reduced(penalty.of(error) * weight.clone(), reduction)
             }
         };
@@ -92,7 +94,7 @@ pub fn weighted_mean<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<Wit
     let found = Error::catch(|| {
         let dtype = x.local().dtype();
         let weight = cast_shard(weight.inner(), wider(dtype));
-        let x = counted(cast_shard(x, wider(dtype)), weight.clone())?;
+        let x = apply_mask(cast_shard(x, wider(dtype)), weight.clone())?;
         let mean = ReduceField::mean(x * weight.clone()) / mean_weight(weight);
         Ok(narrowed(mean, dtype))
     })?;
@@ -106,85 +108,10 @@ fn mean_weight<const D: usize>(weight: ShardTensor<D>) -> ShardTensor<1> {
     ShardTensor::from_parts(local.mask_fill(none, 1.0), layout, mesh)
 }
 
-/// Requires weights that can be broadcast to the shards of a field.
-fn require_fit<const D: usize>(weight: &ShardTensor<D>, x: &ShardTensor<D>) -> Result<()> {
-    x.require_resolved(NAME)?;
-    let (held, shape) = (weight.dims(), x.dims());
-    if !(0..D).all(|dim| held[dim] == shape[dim] || held[dim] == 1) {
-        let message = format!(
-            "weights {held:?} for a field {shape:?}; expected the field's shape, or dims of one cell"
-        );
-        return Err(Error::operator(NAME, message));
-    }
-    let cells: [Role; D] = std::array::from_fn(Role::Common);
-    let of_weight: [Role; D] = std::array::from_fn(|dim| {
-        if held[dim] == 1 && !weight.layout().is_sharded(dim) {
-            Role::Broadcast
-        } else {
-            Role::Common(dim)
-        }
-    });
-    let operands = [(x.layout(), &cells), (weight.layout(), &of_weight)];
-    let operands = operands.map(|(layout, roles)| Term {
-        name: "",
-        layout,
-        roles,
-    });
-    let pairing = Pairing::new(NAME, &operands, &cells, Linearity::None)?;
-    if pairing.layout(x.layout()) != *x.layout() {
-        return Err(Error::placement(
-            NAME,
-            format!(
-                "weights in shards {} with a field {}",
-                weight.layout(),
-                x.layout()
-            ),
-            "redistribute the weights to the field's shards",
-        ));
-    }
-    Ok(())
-}
-
-/// Replaces elements of `x` by zero where the weight is zero, whatever `x` holds there; their
-/// gradient is zero, too.
-///
-/// # Shapes
-/// `weight` has the shape of `x`, or size one in dims over which it is broadcast.
-///
-/// # Placement
-/// Any dims of `x` may be sharded. Dims of the weights are sharded as those of `x`, except dims
-/// that are broadcast. Nothing is sent.
-///
-/// # Errors
-/// Fails for partial values, and for weights with another shape or other shards.
-///
-/// # Example
-/// ```
-/// use burn::tensor::Tensor;
-/// use halocline_ops::counted;
-///
-/// let x = Tensor::<1>::from([1.0, f32::NAN]);
-/// let x = counted(x, Tensor::from([0.5, 0.0]))?;
-/// x.into_data().assert_eq(&[1.0_f32, 0.0].into(), true);
-/// # Ok::<(), halocline_core::Error>(())
-/// ```
-pub fn counted<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<X> {
-    let x = x.into_shard();
-    // In its own element type: rounded to that of `x`, a small weight may become zero.
-    let weight = weight.into_shard().inner();
-    require_fit(&weight, &x)?;
-    let (local, layout, mesh) = x.into_parts();
-    let without = weight.into_local().equal_elem(0.0);
-    let local = local.mask_fill(without, 0.0); // broadcasts the mask
-    Ok(Field::from_shard(ShardTensor::from_parts(
-        local, layout, mesh,
-    )))
-}
-
 #[cfg(test)]
 mod tests {
     use burn::tensor::{Tensor, TensorData};
-    use halocline_core::{Launcher, Replicate, Shard};
+    use halocline_core::{Launcher, Shard};
 
     use super::*;
     use crate::testing::{Operator, check_op, random};
@@ -289,49 +216,11 @@ mod tests {
     }
 
     #[test]
-    fn small_weights_count_whatever_the_type_of_the_field() {
-        let x = Tensor::<1>::ones([2], (&Default::default(), burn::tensor::DType::F16));
-        let x = counted(x, Tensor::from([1e-12, 0.0])).unwrap();
-        assert_eq!(x.into_data().iter::<f32>().collect::<Vec<_>>(), [1.0, 0.0]);
-    }
-
-    #[test]
     fn a_mean_over_nothing_is_zero() {
         let x = Tensor::<1>::from([f32::NAN, 2.0]);
         let zeros = Tensor::zeros([2], &x.device());
         let (squared, mean) = (Penalty::Squared, Reduction::Mean);
         let loss = weighted_loss(x.clone(), zeros.clone(), zeros, squared, mean).unwrap();
         assert_eq!(loss.into_scalar::<f32>(), 0.0);
-    }
-
-    #[test]
-    fn weights_of_another_shape_or_layout_are_refused() {
-        Launcher::local(2)
-            .run(|world| {
-                let mesh = world.mesh([("lat", 2)])?;
-                let field = |shape, placement| ShardTensor::<2>::ones(shape, &mesh, &[placement]);
-                let x = || field([5, 3], Shard(0));
-                let before = world.comm_stats();
-                for (weight, told) in [
-                    (field([4, 3], Shard(0))?, "expected the field's shape"),
-                    (field([5, 3], Shard(1))?, "Shard(1)"),
-                ] {
-                    let error = counted(x()?, weight).unwrap_err().to_string();
-                    assert!(error.contains(told), "{error}");
-                }
-                let error = counted(field([5, 3], Replicate)?, field([5, 3], Shard(0))?);
-                let error = error.unwrap_err().to_string();
-                assert!(
-                    error.contains("no rule for Replicate with Shard(0)"),
-                    "{error}"
-                );
-                let row = field([1, 3], Replicate)?;
-                let error = counted(row, field([5, 3], Replicate)?).unwrap_err();
-                let error = error.to_string();
-                assert!(error.contains("expected the field's shape"), "{error}");
-                assert_eq!(world.comm_stats(), before);
-                Ok(())
-            })
-            .unwrap();
     }
 }

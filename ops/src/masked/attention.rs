@@ -3,12 +3,11 @@
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::weights;
+use super::{apply_mask, weights};
 use crate::attention::{
     AttentionOptions, NeighborhoodOptions, cell_attention, neighborhood_attention,
 };
 use crate::field::Field;
-use crate::loss::counted;
 use crate::precision::{cast_shard, wider};
 use crate::rearrange::cat;
 
@@ -24,7 +23,7 @@ const NOTHING: f64 = -1e9;
 ///
 /// # Errors
 /// Fails for a mask of another shape, and for a scale that is zero or not finite; otherwise errors
-/// of [`neighborhood_attention`] and [`counted`].
+/// of [`neighborhood_attention`] and [`apply_mask`].
 ///
 /// # Example
 /// ```
@@ -37,18 +36,20 @@ const NOTHING: f64 = -1e9;
 /// let v = field([1.0, f32::NAN, 3.0, 5.0]);
 /// let mask = field([1.0, 0.0, 1.0, 1.0]);
 /// let options = NeighborhoodOptions::new([3]);
-/// let y = masked_neighborhood_attention([zeros(), zeros(), v], mask, &options)?;
+/// let y = masked_neighborhood_attention(zeros(), zeros(), v, mask, &options)?;
 /// let y = y.into_data().iter::<f32>().collect::<Vec<_>>();
 /// assert_eq!(y, [2.0, 2.0, 4.0, 4.0]);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn masked_neighborhood_attention<const D: usize, const N: usize, X: Field<D>>(
-    fields: [X; 3],
+    q: X,
+    k: X,
+    v: X,
     mask: X,
     options: &NeighborhoodOptions<N>,
 ) -> Result<X> {
     const NAME: &str = "masked_neighborhood_attention";
-    attended(NAME, fields, mask, options.scale, |[q, k, v], scale| {
+    attended(NAME, [q, k, v], mask, options.scale, |[q, k, v], scale| {
         neighborhood_attention(q, k, v, &options.with_scale(scale))
     })
 }
@@ -61,7 +62,7 @@ pub fn masked_neighborhood_attention<const D: usize, const N: usize, X: Field<D>
 ///
 /// # Errors
 /// Fails for a mask of another shape, and for a scale that is zero or not finite; otherwise errors
-/// of [`cell_attention`] and [`counted`].
+/// of [`cell_attention`] and [`apply_mask`].
 ///
 /// # Example
 /// ```
@@ -74,17 +75,19 @@ pub fn masked_neighborhood_attention<const D: usize, const N: usize, X: Field<D>
 /// let v = field([1.0, f32::NAN, 3.0, 5.0]);
 /// let areas = field([1.0, 0.0, 2.0, 1.0]);
 /// let options = AttentionOptions::default();
-/// let y = masked_cell_attention([zeros(), zeros(), v], areas, &options)?;
+/// let y = masked_cell_attention(zeros(), zeros(), v, areas, &options)?;
 /// assert!((y.into_data().iter::<f32>().next().unwrap() - 3.0).abs() < 1e-5);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn masked_cell_attention<const D: usize, X: Field<D>>(
-    fields: [X; 3],
+    q: X,
+    k: X,
+    v: X,
     mask: X,
     options: &AttentionOptions,
 ) -> Result<X> {
     const NAME: &str = "masked_cell_attention";
-    attended(NAME, fields, mask, options.scale, |[q, k, v], scale| {
+    attended(NAME, [q, k, v], mask, options.scale, |[q, k, v], scale| {
         cell_attention(q, k, v, &options.clone().with_scale(scale))
     })
 }
@@ -116,7 +119,7 @@ fn attended<const D: usize, X: Field<D>>(
         let dtype = q.local().dtype();
         let mask = weights(mask, dtype)?;
         let [q, k, v] = [q, k, v].map(|x| cast_shard(x, wider(dtype)));
-        let [q, k, v] = [q, k, v].map(|x| counted(x, mask.clone()));
+        let [q, k, v] = [q, k, v].map(|x| apply_mask(x, mask.clone()));
         let (q, k, v) = (q?, k?, v?);
         let (ones, zeros) = (column(&q, scale.recip()), column(&k, 0.0));
         let logarithms = Error::catch(|| zeros + logarithms(mask))?;

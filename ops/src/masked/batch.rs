@@ -3,14 +3,14 @@
 use burn::backend::DispatchTensor;
 use burn::nn::BatchNorm;
 use burn::tensor::{Tensor, TensorData};
+use halocline_core::comm::Operation;
 use halocline_core::ops::{BackwardPass, Operator, all_gather_numbers, all_reduce, apply};
-use halocline_core::{DeviceMesh, Error, Operation, ReduceOp, Result, Shard, ShardTensor, Traffic};
+use halocline_core::{DeviceMesh, Error, ReduceOp, Result, Shard, ShardTensor, Traffic};
 
 use super::norm::{Parameters, beside, check, scaled};
-use super::{broadcast, in_f32};
+use super::{apply_mask, broadcast, in_f32};
 use crate::driver::empty::{fill_all, without_fill};
 use crate::field::Field;
-use crate::loss::counted;
 use crate::norm::batch::{channel_layout, update_running};
 use crate::norm::{BatchStatistics, Moments};
 use crate::operand::Operand;
@@ -70,7 +70,7 @@ pub fn masked_batch_norm<const D: usize, X: Field<D>>(
     let parameters = [(weight, shape), (bias, shape)];
     check(NAME, &x.dims(), &parameters, norm.epsilon)?;
     in_f32(x, mask, |x, mask| {
-        let x = counted(x, mask.clone())?;
+        let x = apply_mask(x, mask.clone())?;
         let [mean, variance] = [&norm.running_mean, &norm.running_var].map(|state| {
             let value = state.value().to_device(&x.device());
             beside(&x, Operand::Replicated(value), shape)
@@ -102,7 +102,7 @@ fn known(new: Tensor<1>, held: &Tensor<1>) -> Tensor<1> {
 ///
 /// # Errors
 /// Fails for a field with fewer than two dims or without cells, for parameters of another size, and
-/// for a negative ε; otherwise errors of [`counted`].
+/// for a negative ε; otherwise errors of [`apply_mask`].
 ///
 /// # Example
 /// ```
@@ -128,7 +128,7 @@ pub fn masked_batch_norm_train<const D: usize, X: Field<D>>(
     check(NAME, &x.dims(), &parameters, epsilon)?;
     let mut statistics = None;
     let y = in_f32(x, mask, |x, mask| {
-        let x = counted(x, mask.clone())?;
+        let x = apply_mask(x, mask.clone())?;
         let (y, found) = normalized(x, &mask, epsilon)?;
         statistics = Some(found);
         scaled(y, mask, parameters)

@@ -5,7 +5,8 @@
 //! `[1, 1, lat, lon]`, and is sharded as the field is. Whatever a field holds in cells of weight
 //! zero, NaN included, reaches no result and no gradient. Masks have no gradients.
 //!
-//! [`present`] computes the mask of the cells that are not NaN.
+//! [`present`] computes the mask of the cells that are not NaN, and [`apply_mask`] replaces the
+//! masked cells of a field by zero.
 //!
 //! # Placement
 //! As for the operator without a mask.
@@ -17,11 +18,14 @@
 //! # Adjoint
 //! Adjoint of the formula, with weights as constants.
 
+mod apply;
 mod attention;
 mod batch;
 mod norm;
 mod window;
 
+pub use apply::apply_mask;
+pub(crate) use apply::require_fit;
 pub use attention::{masked_cell_attention, masked_neighborhood_attention};
 pub use batch::{masked_batch_norm, masked_batch_norm_train};
 pub use norm::{masked_group_norm, masked_layer_norm};
@@ -31,7 +35,6 @@ use burn::tensor::{DType, FloatDType};
 use halocline_core::{Error, Result, ShardTensor};
 
 use crate::field::Field;
-use crate::loss::counted;
 use crate::precision::{cast_shard, wider};
 use crate::reduce::sum_dims;
 
@@ -70,7 +73,7 @@ pub fn present<const D: usize, X: Field<D>>(x: &X) -> Result<X> {
 /// Two sums if a reduced dim is sharded.
 ///
 /// # Errors
-/// Errors of [`counted`] and [`sum_dims`].
+/// Errors of [`apply_mask`] and [`sum_dims`].
 ///
 /// # Example
 /// ```
@@ -86,7 +89,7 @@ pub fn present<const D: usize, X: Field<D>>(x: &X) -> Result<X> {
 pub fn masked_mean_dims<const D: usize, X: Field<D>>(x: X, mask: X, dims: &[usize]) -> Result<X> {
     in_f32(x, mask, |x, mask| {
         let mask = broadcast(&x, mask)?;
-        let x = counted(x, mask.clone())?;
+        let x = apply_mask(x, mask.clone())?;
         let sums = resolved_sums(Error::catch(|| x * mask.clone())?, dims)?;
         let weights = resolved_sums(mask, dims)?;
         Error::catch(|| sums * reciprocal(weights))

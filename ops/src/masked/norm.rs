@@ -3,9 +3,8 @@
 use burn::tensor::FloatDType;
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::{broadcast, in_f32, reciprocal, resolved_sums};
+use super::{apply_mask, broadcast, in_f32, reciprocal, resolved_sums};
 use crate::field::Field;
-use crate::loss::counted;
 use crate::norm::require_epsilon;
 use crate::operand::Operand;
 use crate::rearrange::{distribute_operand, expand, reshape};
@@ -25,7 +24,7 @@ use crate::rearrange::{distribute_operand, expand, reshape};
 ///
 /// # Errors
 /// Fails for groups that do not divide the channels, for parameters of another size, and for a
-/// negative ε; otherwise errors of [`counted`].
+/// negative ε; otherwise errors of [`apply_mask`].
 ///
 /// # Example
 /// ```
@@ -84,7 +83,7 @@ pub fn masked_group_norm<const D: usize, X: Field<D>>(
 ///
 /// # Errors
 /// Fails for zero dims or more than there are, for parameters of another shape, and for a negative
-/// ε; otherwise errors of [`counted`].
+/// ε; otherwise errors of [`apply_mask`].
 ///
 /// # Example
 /// ```
@@ -139,7 +138,7 @@ fn normalized<const D: usize, const E: usize, X: Field<D>>(
     check(operator, &x.dims(), &parameters, epsilon)?;
     in_f32(x, mask, |x, mask| {
         let mask = broadcast(&x, mask)?;
-        let x = counted(x, mask.clone())?;
+        let x = apply_mask(x, mask.clone())?;
         let inverse = reciprocal(sums(mask.clone())?);
         let mean = |x: ShardTensor<D>| {
             let sums = sums(Error::catch(|| x * mask.clone())?)?;
@@ -184,7 +183,7 @@ pub(super) fn scaled<const D: usize, const E: usize>(
     parameters: Parameters<D, E>,
 ) -> Result<ShardTensor<D>> {
     // Clears NaN where no cell counts and ε is zero, before it reaches the gradient of the weight.
-    let mut y = counted(y, mask.clone())?;
+    let mut y = apply_mask(y, mask.clone())?;
     let [weight, bias] = parameters.map(|(parameter, shape)| {
         let parameter = parameter.map(|parameter| beside(&y, parameter, shape));
         parameter.transpose()
@@ -195,7 +194,7 @@ pub(super) fn scaled<const D: usize, const E: usize>(
     if let Some(bias) = bias? {
         y = Error::catch(|| y + bias)?;
     }
-    counted(y, mask)
+    apply_mask(y, mask)
 }
 
 /// Distributes a parameter as a field is, in the field's element type.

@@ -263,7 +263,7 @@ fn misuse_is_told() {
     let field = || Tensor::<4>::ones([1, 4, 1, 2], &Default::default());
     let mask = Tensor::<4>::ones([1, 4, 1, 1], &Default::default());
     let options = AttentionOptions::default().with_scale(0.0);
-    let error = masked_cell_attention([field(), field(), field()], mask, &options);
+    let error = masked_cell_attention(field(), field(), field(), mask, &options);
     assert!(error.unwrap_err().to_string().contains("scale 0"));
 }
 
@@ -282,10 +282,11 @@ impl Operator<5, 5> for Attention {
         let device = x.clone().into_shard().device();
         let mask = Tensor::<5>::from_data(TensorData::new(mask, shape), &device.inner());
         let mask = x.distribute_operand(mask);
-        let fields = || [x.clone(), x.clone() * 2.0, x.clone() + 1.0];
+        let (k, v) = (x.clone() * 2.0, x.clone() + 1.0);
         let options = NeighborhoodOptions::new([3, 3]).with_periodic([false, true]);
-        let near = masked_neighborhood_attention(fields(), mask.clone(), &options);
-        let all = masked_cell_attention(fields(), mask, &AttentionOptions::default());
+        let (q, near_k, near_v) = (x.clone(), k.clone(), v.clone());
+        let near = masked_neighborhood_attention(q, near_k, near_v, mask.clone(), &options);
+        let all = masked_cell_attention(x, k, v, mask, &AttentionOptions::default());
         near.unwrap() + all.unwrap()
     }
 }

@@ -3,10 +3,9 @@
 use burn::tensor::{DType, Tensor};
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::{in_f32, reciprocal, weights};
+use super::{apply_mask, in_f32, reciprocal, weights};
 use crate::conv::{ConvOptions, conv};
 use crate::field::Field;
-use crate::loss::counted;
 use crate::operand::Operand;
 use crate::pool::{PaddingCount, PoolOptions, avg_pool, max_pool};
 use crate::precision::{cast_shard, narrowed, wider};
@@ -20,7 +19,7 @@ use crate::rearrange::{distribute_operand, reshape};
 /// `x` is `[batch, channels_in, *spatial]`, `mask` is `[batch or 1, 1, *spatial]`.
 ///
 /// # Errors
-/// Fails for a mask with more than one channel; otherwise errors of [`conv`] and [`counted`].
+/// Fails for a mask with more than one channel; otherwise errors of [`conv`] and [`apply_mask`].
 ///
 /// # Example
 /// ```
@@ -86,7 +85,7 @@ fn by_present<const D: usize, const N: usize>(
     let shares = Tensor::<D>::full(kernel, share, (&mask.device(), wider(dtype)));
     let present = conv(mask.clone(), shares, None, &options.with_groups(1))?;
     let mask = cast_shard(mask, dtype);
-    let x = counted(x, mask.clone())?;
+    let x = apply_mask(x, mask.clone())?;
     let y = conv(Error::catch(|| x * mask)?, weight, None, options)?;
     let factor = cast_shard(reciprocal(present.clone()), dtype);
     let y = Error::catch(|| y * factor)?;
@@ -115,7 +114,7 @@ fn some<const D: usize>(x: ShardTensor<D>) -> ShardTensor<D> {
 /// `[batch, channels, *spatial]`; the mask may have size one in all dims but the spatial ones.
 ///
 /// # Errors
-/// Errors of [`avg_pool`] and [`counted`].
+/// Errors of [`avg_pool`] and [`apply_mask`].
 ///
 /// # Example
 /// ```
@@ -137,7 +136,7 @@ pub fn masked_avg_pool<const D: usize, const N: usize, X: Field<D>>(
     // Both averages divide by the same count, which cancels.
     let options = options.with_count(PaddingCount::Included);
     in_f32(x, mask, |x, mask| {
-        let x = counted(x, mask.clone())?;
+        let x = apply_mask(x, mask.clone())?;
         let sums = avg_pool(Error::catch(|| x * mask.clone())?, &options)?;
         let weights = avg_pool(mask, &options)?;
         Error::catch(|| sums * reciprocal(weights))
@@ -151,7 +150,7 @@ pub fn masked_avg_pool<const D: usize, const N: usize, X: Field<D>>(
 /// `[batch, channels, *spatial]`; the mask may have size one in all dims but the spatial ones.
 ///
 /// # Errors
-/// Errors of [`max_pool`] and [`counted`].
+/// Errors of [`max_pool`] and [`apply_mask`].
 ///
 /// # Example
 /// ```
@@ -171,10 +170,10 @@ pub fn masked_max_pool<const D: usize, const N: usize, X: Field<D>>(
     options: &PoolOptions<N>,
 ) -> Result<X> {
     in_f32(x, mask, |x, mask| {
-        let x = counted(x, mask.clone())?;
+        let x = apply_mask(x, mask.clone())?;
         let lowest = lowest_beside(&mask);
         let largest = max_pool(Error::catch(|| x + lowest)?, options)?;
-        counted(largest, max_pool(mask, options)?)
+        apply_mask(largest, max_pool(mask, options)?)
     })
 }
 

@@ -15,7 +15,8 @@
 //! over those of a common letter.
 
 use burn::tensor::Tensor;
-use halocline_core::{Error, Replicate, Result, Role, Shard, ShardTensor};
+use halocline_core::plan::Role;
+use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
 
 use super::contracted;
 use super::product::products;

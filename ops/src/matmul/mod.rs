@@ -30,7 +30,8 @@ pub(crate) use golden::OPERATORS;
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{fan_out, fan_out_with};
-use halocline_core::{Error, Linearity, Pairing, Result, Role, ShardTensor, Term};
+use halocline_core::plan::{Linearity, Pairing, Role, Term};
+use halocline_core::{Error, Result, ShardTensor};
 
 use crate::driver::empty::{fill_all, without_fill};
 use crate::field::{Field, WithDims, run};

@@ -20,8 +20,9 @@
 use burn::module::RunningState;
 use burn::nn::BatchNorm;
 use burn::tensor::{Tensor, TensorData};
+use halocline_core::comm::Operation;
 use halocline_core::{
-    Error, Layout, Operation, Replicate, Result, Shard, ShardTensor, Traffic, is_recomputing,
+    Error, Layout, Replicate, Result, Shard, ShardTensor, Traffic, is_recomputing,
 };
 
 use super::kernel::group::Extents;

@@ -2,8 +2,9 @@
 //! by group, then over the ranks.
 
 use burn::tensor::Tensor;
+use halocline_core::comm::Operation;
 use halocline_core::ops::{all_reduce, fan_out};
-use halocline_core::{Error, Operation, ReduceOp, Result, Shard, ShardTensor, Traffic};
+use halocline_core::{Error, ReduceOp, Result, Shard, ShardTensor, Traffic};
 
 use super::parameter::{affine, both_along};
 use crate::driver::empty::{fill_all, without_fill};

@@ -1,7 +1,8 @@
 //! Normalization over several dims, which may be sharded.
 
 use burn::tensor::Tensor;
-use halocline_core::{Error, Operation, Result, Shard, ShardTensor, Traffic};
+use halocline_core::comm::Operation;
+use halocline_core::{Error, Result, Shard, ShardTensor, Traffic};
 
 use super::kernel::group::Extents;
 use super::node::{GroupRun, Norm};

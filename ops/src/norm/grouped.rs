@@ -1,7 +1,8 @@
 //! Normalization in groups of cells, which may lie on several ranks.
 
+use halocline_core::comm::Operation;
 use halocline_core::ops::{all_reduce, fan_out};
-use halocline_core::{Error, Operation, ReduceOp, Result, Shard, ShardTensor, Traffic};
+use halocline_core::{Error, ReduceOp, Result, Shard, ShardTensor, Traffic};
 
 use super::cut::cut;
 use super::kernel::group::Extents;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
+use halocline_core::Result;
+use halocline_core::comm::{Communicator, Operation};
 use halocline_core::ops::{self, BackwardPass, Operator, all_gather_numbers};
-use halocline_core::{Communicator, Operation, Result};
 
 use super::kernel::group::{self as norm, Extents, Sums};
 use super::kernel::layer::{self as layer_norm, RowNorm};

@@ -7,9 +7,10 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{DType, Element as _, Tensor};
 use halocline_core::ops::{
-    self, BackwardPass, Operator, Recompute, add_box, blank, cut, flipped, to_dispatch,
+    self, BackwardPass, Exchange, Operator, Recompute, add_box, blank, cut, flipped, to_dispatch,
 };
-use halocline_core::{Exchange, IndexBox, Result, Transfer};
+use halocline_core::plan::Transfer;
+use halocline_core::{IndexBox, Result};
 
 use super::field::{Piece, Planes, Section};
 use super::slide::{Slides, pooled};

@@ -9,7 +9,8 @@
 //! The same flip.
 
 use burn::tensor::kind::Basic;
-use halocline_core::{Result, Segment, ShardTensor};
+use halocline_core::plan::Segment;
+use halocline_core::{Result, ShardTensor};
 
 use super::roll::moved;
 use crate::golden::{Golden, output, with_dims};

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use halocline_core::{Boundary, Error, IndexBox, Need, Result, Segment, ShardTensor, segments};
+use halocline_core::plan::{Need, Segment, segments};
+use halocline_core::{Boundary, Error, IndexBox, Result, ShardTensor};
 
 use super::pad::widen;
 use super::poles::{ROWS, require_channels, turned};

@@ -17,7 +17,8 @@
 //! The cotangent of a padded cell is added to that of the cell it copies.
 
 use burn::tensor::kind::Basic;
-use halocline_core::{Boundary, Error, IndexBox, Need, Result, ShardTensor, Sides, check_poles};
+use halocline_core::plan::{Need, Sides, check_poles};
+use halocline_core::{Boundary, Error, IndexBox, Result, ShardTensor};
 
 use crate::driver::Padding;
 use crate::driver::place::{assembled, require_dim};

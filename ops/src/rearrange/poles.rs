@@ -29,7 +29,7 @@ pub(super) const ROWS: usize = 2;
 ///
 /// # Errors
 /// A boundary that is no pole; an `odd` channel that does not exist; longitudes without [opposite
-/// meridians](halocline_core::check_poles); the errors of [`pad`].
+/// meridians](halocline_core::plan::check_poles); the errors of [`pad`].
 ///
 /// # Example
 /// ```

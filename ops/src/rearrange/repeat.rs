@@ -13,7 +13,8 @@
 //! The sum of the cotangents of all copies of a cell.
 
 use burn::tensor::kind::{Basic, Kind};
-use halocline_core::{Boundary, Error, Layout, Result, ShardTensor, segments};
+use halocline_core::plan::segments;
+use halocline_core::{Boundary, Error, Layout, Result, ShardTensor};
 
 use crate::driver::empty::{fill_all, without_fill};
 use crate::driver::place::placed;

@@ -9,7 +9,8 @@
 //! The roll by the opposite shift.
 
 use burn::tensor::kind::Basic;
-use halocline_core::{Boundary, Error, Result, Segment, ShardTensor, segments};
+use halocline_core::plan::{Segment, segments};
+use halocline_core::{Boundary, Error, Result, ShardTensor};
 
 use crate::driver::place::{in_place, placed, require_dims};
 use crate::golden::{Golden, output, with_dims};

@@ -13,7 +13,8 @@
 //! The cotangent of a cell is added to that of the cell it copies.
 
 use burn::tensor::kind::Basic;
-use halocline_core::{Boundary, Error, Result, ShardTensor, segments};
+use halocline_core::plan::segments;
+use halocline_core::{Boundary, Error, Result, ShardTensor};
 
 use crate::driver::place::{in_place, placed, require_dim};
 use crate::golden::{Golden, output, with_dims};

@@ -18,11 +18,10 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use halocline_core::ops::apply;
-use halocline_core::{
-    DeviceMesh, Error, Exchange, ExchangePlan, Layout, Need, Operation, Piece, Result, ShardTensor,
-    Source, Traffic,
-};
+use halocline_core::comm::Operation;
+use halocline_core::ops::{Exchange, apply};
+use halocline_core::plan::{ExchangePlan, Need, Piece, Source};
+use halocline_core::{DeviceMesh, Error, Layout, Result, ShardTensor, Traffic};
 
 use super::product::CumulativeProduct;
 use super::scan::{CarriedSum, CumulativeSum};

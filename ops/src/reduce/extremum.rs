@@ -17,9 +17,10 @@
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, Tensor};
+use halocline_core::comm::Operation;
 use halocline_core::ops::{self, BackwardPass, Operator, apply, blank};
 use halocline_core::{
-    DeviceMesh, Error, Operation, Partial, ReduceOp, Replicate, Result, ShardTensor, Traffic,
+    DeviceMesh, Error, Partial, ReduceOp, Replicate, Result, ShardTensor, Traffic,
 };
 
 use super::sums::ranges;

@@ -6,7 +6,8 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_with};
-use halocline_core::{Linearity, Pairing, Result, Role, ShardTensor, Term};
+use halocline_core::plan::{Linearity, Pairing, Role, Term};
+use halocline_core::{Result, ShardTensor};
 
 use super::kernel;
 use crate::kernel::flex::{self, Float, with_float};

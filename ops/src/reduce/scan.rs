@@ -2,8 +2,8 @@
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
-use halocline_core::ops::{BackwardPass, Operator};
-use halocline_core::{Exchange, Result};
+use halocline_core::Result;
+use halocline_core::ops::{BackwardPass, Exchange, Operator};
 use pulp::{Simd, WithSimd};
 
 use super::kernel::{Term, forward};

@@ -20,10 +20,8 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_with};
-use halocline_core::{
-    Error, Fan, Layout, Linearity, Pairing, Placement, Replicate, Result, Role, Shard, ShardTensor,
-    Term,
-};
+use halocline_core::plan::{Linearity, Pairing, Role, Term};
+use halocline_core::{Error, Fan, Layout, Placement, Replicate, Result, Shard, ShardTensor};
 
 use super::products::{Factors, Sizes, products};
 use crate::driver::empty::{drop_empty, fill_all};

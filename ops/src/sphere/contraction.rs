@@ -126,23 +126,19 @@ impl Contraction {
     pub(super) fn composed(&self, x: Tensor<4>) -> Tensor<4> {
         let ([before, after], dtype) = (self.sizes(), x.dtype());
         let [fields, _, orders, _] = x.dims();
-        let dense = with_float!(dtype, E => {
-            let all = self.table.orders.clone().map(|order| self.table.dense::<E>(order));
-            let all: Vec<E> = all.flatten().collect();
-            let scaled = all.iter().enumerate().map(|(place, value)| {
-                let (points, degrees) = (self.points.len(), self.degrees.len());
-                let scale = self.points[place % points] * self.degrees[place / points % degrees];
-                *value * E::from_f64(scale)
-            });
-            TensorData::new(scaled.collect(), [orders, self.table.degrees, self.table.points])
+        let device = x.device().inner();
+        let [points, degrees] = [&self.points, &self.degrees].map(|factors| {
+            let factors = TensorData::new(factors.to_vec(), [1, factors.len(), 1]);
+            Tensor::<3>::from_data(factors, (&device, dtype))
         });
-        let matrix = Tensor::<3>::from_data(dense, (&x.device().inner(), dtype));
-        let matrix = match self.to {
-            To::Degrees => matrix,
-            To::Points => matrix.swap_dims(1, 2),
+        let matrix = self.table.matrix(&device, dtype); // [orders, degrees, points]
+        let (matrix, factors_before, factors_after) = match self.to {
+            To::Degrees => (matrix, points, degrees),
+            To::Points => (matrix.swap_dims(1, 2), degrees, points),
         };
         let x: Tensor<3> = reshape(x.permute([2, 1, 0, 3]), vec![orders, before, fields * 2]);
-        let y: Tensor<4> = reshape(matrix.matmul(x), vec![orders, after, fields, 2]);
+        let y = matrix.matmul(x * factors_before) * factors_after;
+        let y: Tensor<4> = reshape(y, vec![orders, after, fields, 2]);
         let y = y.permute([2, 1, 0, 3]);
         let [re, im] = [0, 1].map(|part| y.clone().narrow(3, part, 1));
         match self.factor {

@@ -30,7 +30,7 @@ use super::coordinates::{Meridians, NAME, Parallels, SAME};
 use super::grid::SphereGrid;
 use crate::constant;
 use crate::driver::sampling::{DimMap, Map, Taps, TapsAround, Weighted, sampled};
-use crate::loss::counted;
+use crate::masked::apply_mask;
 use crate::precision::in_f32;
 use crate::rearrange::{narrow, profile};
 use crate::reduce::mean_dims;
@@ -244,7 +244,7 @@ pub fn regrid<const D: usize>(x: ShardTensor<D>, weights: &Regrid) -> Result<Sha
                 let mean = mean_dims(row, &[D - 2, D - 1])?.resolve();
                 let shares = profile(&y, D - 2, shares)?;
                 // A mean that is NaN reaches only the rows with a share of it.
-                let term = counted(mean * shares.clone(), shares)?; // [.., target lat, 1]
+                let term = apply_mask(mean * shares.clone(), shares)?; // [.., target lat, 1]
                 polar = Some(match polar {
                     Some(other) => other + term,
                     None => term,

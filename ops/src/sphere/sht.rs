@@ -39,7 +39,7 @@ pub enum ShtPhase {
 
 /// Spherical-harmonic transform of fields on a latitude-longitude grid: sizes, norm, and tables of
 /// Legendre functions. Tables are computed on first use, for the orders of this rank, and shared by
-/// clones.
+/// clones. A GPU keeps each as a matrix of orders, degrees and latitudes, four times as large.
 ///
 /// # Example
 /// ```

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::legendre::Function;
-use crate::kernel::flex::Float;
+use crate::kernel::flex::{Float, with_float};
 
 /// Legendre functions of a range of orders, for degrees from each order on.
 pub(super) struct Table {
@@ -17,6 +18,8 @@ pub(super) struct Table {
     /// Number of latitudes.
     pub(super) points: usize,
     values: Values,
+    /// The [matrix](Self::matrix) on each device and in each dtype that it was used in.
+    matrices: Mutex<Vec<Tensor<3>>>,
 }
 
 enum Values {
@@ -61,6 +64,7 @@ impl Table {
                 DType::F64 => Values::F64(rows.collect()),
                 _ => Values::F32(rows.map(|value| value as f32).collect()),
             },
+            matrices: Mutex::default(),
         }
     }
 
@@ -86,8 +90,29 @@ impl Table {
         }
     }
 
+    /// Functions of all orders on the whole sphere, as a tensor on a device: `[order, degree,
+    /// point]`. It is made on first use and kept, as the functions are.
+    pub(super) fn matrix(&self, device: &Device, dtype: DType) -> Tensor<3> {
+        let mut kept = self.matrices.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = |matrix: &&Tensor<3>| matrix.device() == *device && matrix.dtype() == dtype;
+        if let Some(matrix) = kept.iter().find(is_same) {
+            return matrix.clone();
+        }
+        let shape = [self.orders.len(), self.degrees, self.points];
+        let functions = with_float!(dtype, E => {
+            let mut functions: Vec<E> = Vec::with_capacity(shape.iter().product());
+            for order in self.orders.clone() {
+                functions.extend(self.dense::<E>(order));
+            }
+            TensorData::new(functions, shape)
+        });
+        let matrix = Tensor::from_data(functions, (device, dtype));
+        kept.push(matrix.clone());
+        matrix
+    }
+
     /// Functions of an order on the whole sphere, for all degrees: `[degree, point]`.
-    pub(super) fn dense<E: Float>(&self, order: usize) -> Vec<E> {
+    fn dense<E: Float>(&self, order: usize) -> Vec<E> {
         let (half, northern) = (self.half(), self.of::<E>(order));
         let mut found = vec![E::default(); self.degrees * self.points];
         for row in 0..self.rows(order) {
@@ -104,5 +129,26 @@ impl Table {
             }
         }
         found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_receives_the_functions_once() {
+        let key = Key {
+            function: Function::Value,
+            orders: 1..3,
+            dtype: DType::F32,
+        };
+        let table = Table::new(&key, 4, &[0.5, 0.0, -0.5], false);
+        let matrix = |dtype| table.matrix(&Device::flex(), dtype);
+        assert_eq!(matrix(DType::F32).dims(), [2, 4, 3]);
+        let first = matrix(DType::F32).into_data();
+        matrix(DType::F32).into_data().assert_eq(&first, true);
+        assert_eq!(matrix(DType::BF16).dtype(), DType::BF16);
+        assert_eq!(table.matrices.lock().unwrap().len(), 2);
     }
 }

@@ -246,7 +246,7 @@ pub(crate) struct ForecastOptions {
     #[command(flatten)]
     forecasting: Forecasting,
     /// Date of the state to start from, such as 2018-01-01T06:00; by default every state of the
-    /// test period, or those of forecast.every_hours
+    /// test period, or those that forecast.every_hours or at_hours choose
     #[arg(long)]
     from: Option<String>,
     /// Zarr store to write, or NetCDF file if it ends in .nc; without --from, the folder of the
@@ -262,21 +262,20 @@ pub(crate) struct ForecastOptions {
 
 impl ForecastOptions {
     /// Returns the path of the output.
-    fn path(&self, config: &ExperimentConfig) -> PathBuf {
+    fn path(
+        &self,
+        experiment: &Experiment,
+        config: &ExperimentConfig,
+    ) -> halocline::Result<PathBuf> {
         if let Some(output) = &self.output {
-            return output.clone();
+            return Ok(output.clone());
         }
         let suffix = self.forecasting.suffix(config);
         let name = match &self.from {
-            // As in the names of the stores from all states, without characters that file systems
-            // or shells treat in their own way.
-            Some(date) => {
-                let date = date.trim().replace(' ', "T").replace(':', "");
-                format!("forecast-{date}{suffix}.zarr")
-            }
+            Some(date) => format!("forecast-{}{suffix}.zarr", experiment.output_stem(date)?),
             None => format!("forecasts{suffix}"),
         };
-        self.run.folder(config).join(name)
+        Ok(self.run.folder(config).join(name))
     }
 }
 
@@ -295,7 +294,7 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
     let written = options.run.run(|world, config| {
         let experiment = forecasting.open(world, config)?;
         let model = experiment.trained(forecasting.checkpoint.choice())?;
-        let path = options.path(config);
+        let path = options.path(&experiment, config)?;
         let config = forecasting.config(config);
         forecasting.hint_at_noise(world, &config);
         let written = experiment.forecast(&model, from.as_deref(), &config, &path, existing)?;

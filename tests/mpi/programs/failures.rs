@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Tensor};
-use halocline_core::{
-    Batch, Boundary, Expected, Halo, Launcher, Operation, Payload, Result, Shard, Traffic,
-};
+use halocline_core::comm::{Batch, Expected, Operation, Payload};
+use halocline_core::{Boundary, Halo, Launcher, Result, Shard, Traffic};
 
 use super::messages::exchange;
 use super::noise;

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
-use halocline_core::{Batch, Error, Expected, Operation, Payload, Result, Traffic, World};
+use halocline_core::comm::{Batch, Expected, Operation, Payload};
+use halocline_core::{Error, Result, Traffic, World};
 
 use super::Found;
 

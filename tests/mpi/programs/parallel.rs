@@ -39,7 +39,7 @@ pub(super) fn parallel(world: World) -> Result<Found> {
     let mut losses = Vec::new();
     for _ in 0..10 {
         let y = x.clone().apply(&model);
-        let loss = mse_loss(y, x.clone() * 0.5, Reduction::Mean);
+        let loss = mse_loss(y, x.clone() * 0.5, Reduction::Mean)?;
         losses.push(loss_value(&loss));
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(1e-2, model, gradients);

@@ -3,7 +3,8 @@
 use super::*;
 use crate::Layout;
 use crate::mesh::{ravel, unravel};
-use crate::{Boundary, MeshShape, Placement, Replicate, Shard, segments};
+use crate::region::segments;
+use crate::{Boundary, MeshShape, Placement, Replicate, Shard};
 use proptest::prelude::*;
 use std::sync::Arc;
 

@@ -17,7 +17,7 @@ use name::{Strided, concatenated};
 use source::{Stored, Tensors};
 
 use super::file;
-use crate::agreement::{self, Fallible, agree, agree_at, all_ranks};
+use crate::ranks::agreement::{self, Fallible, agree, agree_at, all_ranks};
 use crate::{Error, Result};
 
 pub use name::StateName;

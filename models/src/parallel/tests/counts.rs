@@ -4,12 +4,12 @@ use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Int, Tensor};
+use halocline_core::comm::Operation;
 use halocline_core::{
-    CommStats, DeviceMesh, Gather, Launcher, Operation, Placement, PlanPlacement, ReduceOp,
-    Replicate, Result, Shard, ShardTensor, Traffic, World, ops,
+    CommStats, DeviceMesh, Gather, Launcher, Placement, PlanPlacement, ReduceOp, Replicate, Result,
+    Shard, ShardTensor, Traffic, World, ops,
 };
 use halocline_ops::prelude::*;
-use halocline_ops::{CrossEntropyOptions, cross_entropy};
 
 use crate::parallel::{
     Plan, Store, Style, parallelize_module, sequence_parallel, transformer_encoder,

@@ -1,10 +1,9 @@
 //! Merging of attention to the keys of several ranks, for queries that all of them hold.
 
 use burn::tensor::Tensor;
+use halocline_core::comm::Operation;
 use halocline_core::ops::{all_reduce, fan_out};
-use halocline_core::{
-    DeviceMesh, Error, Fan, Layout, Operation, ReduceOp, Result, ShardTensor, Traffic,
-};
+use halocline_core::{DeviceMesh, Error, Fan, Layout, ReduceOp, Result, ShardTensor, Traffic};
 
 use super::dims::{NAME, WIDTH};
 use crate::attention::attended::{AttentionOutput, attended};

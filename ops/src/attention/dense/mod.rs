@@ -56,8 +56,9 @@ mod tests;
 mod travel;
 
 use burn::tensor::Tensor;
+use halocline_core::comm::Operation;
 use halocline_core::ops::fan_out;
-use halocline_core::{Error, Layout, Operation, Replicate, Result, ShardTensor, Traffic};
+use halocline_core::{Error, Layout, Replicate, Result, ShardTensor, Traffic};
 
 use super::attended::{AttentionOutput, attended};
 use crate::kernel::flex;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
-use halocline_core::{Batch, Communicator, Expected, InFlight, Operation, Payload, Result};
+use halocline_core::Result;
+use halocline_core::comm::{Batch, Communicator, Expected, InFlight, Operation, Payload};
 
 use super::ring::{Ring, Way};
 

@@ -6,9 +6,10 @@ use std::ops::Range;
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
-use halocline_core::ops::{BackwardPass, Boxes, add_box, cut};
+use halocline_core::ops::{BackwardPass, Boxes, Exchange, add_box, cut};
+use halocline_core::plan::Transfer;
 use halocline_core::trace::span;
-use halocline_core::{Exchange, IndexBox, Result, Transfer};
+use halocline_core::{IndexBox, Result};
 
 use super::heads::in_heads;
 use super::places::{

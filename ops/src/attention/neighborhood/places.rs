@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use halocline_core::{ExchangePlan, IndexBox, Transfer};
+use halocline_core::IndexBox;
+use halocline_core::plan::{ExchangePlan, Transfer};
 
 /// Position of a box of the assembled field: in a piece of this shape, from a cell on, with some
 /// dims reversed.

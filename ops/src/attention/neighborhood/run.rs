@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
-use halocline_core::ops::Boxes;
-use halocline_core::{Exchange, ExchangePlan, Transfer};
+use halocline_core::ops::{Boxes, Exchange};
+use halocline_core::plan::{ExchangePlan, Transfer};
 
 use super::heads::piece;
 use super::places::{alone, flips, of_owner, places, spatial, three_ranges};

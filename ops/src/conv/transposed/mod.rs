@@ -34,8 +34,8 @@ mod node;
 
 use std::sync::Arc;
 
-use halocline_core::ops::fan_out;
-use halocline_core::{Boundary, DeviceMesh, Error, Exchange, Layout, Result, ShardTensor};
+use halocline_core::ops::{Exchange, fan_out};
+use halocline_core::{Boundary, DeviceMesh, Error, Layout, Result, ShardTensor};
 
 use super::channels::{Weight, held_groups, parameters};
 use super::check;

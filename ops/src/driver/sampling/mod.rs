@@ -17,9 +17,8 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use halocline_core::ops::{self, Operator};
-use halocline_core::{
-    Boundary, DeviceMesh, ExchangePlan, Layout, Need, Result, ShardTensor, Source,
-};
+use halocline_core::plan::{ExchangePlan, Need, Source};
+use halocline_core::{Boundary, DeviceMesh, Layout, Result, ShardTensor};
 
 pub(crate) use maximum::Maximum;
 use stages::Stages;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use halocline_core::ops::{BackwardPass, Operator};
-use halocline_core::{Error, Result, tasks};
+use halocline_core::{Result, tasks};
 
 use super::local::KEYS;
 use super::options::{OutOfBounds, SampleOptions};
@@ -17,7 +17,8 @@ use crate::resample::rules::Mode;
 /// Outputs that one task computes.
 const TASK: usize = 1024;
 
-/// Sampling as a node of the graph, with the cells and the displacements of a rank as inputs.
+/// Sampling as a node of the graph, with the cells and the displacements of a rank as inputs. There
+/// are at most `i32::MAX` cells of a channel.
 #[derive(Debug)]
 pub(super) struct Sample<const N: usize> {
     pub options: SampleOptions<N>,
@@ -444,10 +445,6 @@ impl<const N: usize> Operator for Sample<N> {
         let mut shape = points.shape().to_vec();
         let shapes = Shapes::of(&cells.shape(), &shape);
         shape[1] = shapes.channels;
-        if shapes.inputs() > i32::MAX as usize {
-            let message = format!("{} cells on a rank; at most {}", shapes.inputs(), i32::MAX);
-            return Err(Error::operator("displace", message));
-        }
         let y = with_float!(dtype, E => {
             let (cells, points) = (flex::operand::<E>(cells)?, flex::operand::<E>(points)?);
             let (cells, points) = (flex::elements::<E>(&cells), flex::elements::<E>(&points));

@@ -30,10 +30,9 @@ pub use options::{OutOfBounds, SampleOptions};
 use std::ops::Range;
 
 use burn::tensor::{DType, Tensor};
-use halocline_core::{
-    Boundary, Error, Fan, Linearity, Need, Operation, Pairing, Result, Role, Segment, Shard,
-    ShardTensor, Term, Traffic, ops, segments,
-};
+use halocline_core::comm::Operation;
+use halocline_core::plan::{Linearity, Need, Pairing, Role, Segment, Term, segments};
+use halocline_core::{Boundary, Error, Fan, Layout, Result, Shard, ShardTensor, Traffic, ops};
 
 use super::rules::{Corners, Mode};
 use crate::driver::empty::{fill_all, without_fill};
@@ -54,8 +53,9 @@ const NAME: &str = "displace";
 ///
 /// # Errors
 /// Another number of dims or components; layouts that cannot be paired; a mode other than nearest,
-/// linear and cubic; a pole boundary; with [`OutOfBounds::Fail`] a displacement beyond the bound,
-/// reported on all ranks; a failure of communication.
+/// linear and cubic; a pole boundary; a channel of more than 2³¹ − 1 cells on a rank, halos
+/// included; with [`OutOfBounds::Fail`] a displacement beyond the bound, reported on all ranks; a
+/// failure of communication.
 ///
 /// # Example
 /// ```
@@ -89,6 +89,7 @@ fn displaced<const D: usize, const N: usize>(
     rounding: [f64; N],
 ) -> Result<ShardTensor<D>> {
     let pairing = paired(&x, &displacement, options)?;
+    require_countable(x.layout(), options)?;
     let output = pairing.layout(x.layout());
     if options.beyond == OutOfBounds::Fail {
         require_within(&displacement, options, rounding)?;
@@ -286,6 +287,26 @@ fn paired<const D: usize, const N: usize>(
         term("the displacement", displacement.layout(), &components[..]),
     ];
     Pairing::new(NAME, &terms, &result, Linearity::None)
+}
+
+/// Checks that the cells of a channel on every rank, with those that displacements may reach, are
+/// numbered by 32 bits, as the kernel and GPUs require.
+fn require_countable<const N: usize>(layout: &Layout, options: &SampleOptions<N>) -> Result<()> {
+    let cells = (0..N).fold(1, |cells: usize, dim| {
+        let largest = layout.extents(dim + 2).iter().copied().fold(1, usize::max);
+        let [low, high] = options.reach(dim);
+        cells.saturating_mul(largest.saturating_add(low).saturating_add(high))
+    });
+    if cells > i32::MAX as usize {
+        let message = format!(
+            "{cells} cells of a channel on a rank, with halos of the bound {:?}; expected at most {}: give a smaller \
+             bound, or shard more dims",
+            options.bound,
+            i32::MAX
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    Ok(())
 }
 
 /// Checks on all ranks that no rank has a displacement beyond the bound.

@@ -85,8 +85,8 @@ impl<const N: usize> SampleOptions<N> {
     pub(super) fn reach(&self, dim: usize) -> [usize; 2] {
         let bound = self.bound[dim];
         match self.mode {
-            Mode::Cubic => [bound + 1, bound + 2],
-            Mode::Linear => [bound, bound + 1],
+            Mode::Cubic => [bound.saturating_add(1), bound.saturating_add(2)],
+            Mode::Linear => [bound, bound.saturating_add(1)],
             _ => [bound, bound],
         }
     }

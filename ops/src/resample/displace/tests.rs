@@ -183,6 +183,25 @@ fn a_displacement_beyond_the_bound_is_an_error_on_all_ranks() {
 }
 
 #[test]
+fn more_cells_than_are_numbered_are_refused_on_all_ranks_before_anything_is_sent() {
+    let run = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("x", 2)])?;
+        let x = ShardTensor::<3>::ones([1, 1, 5], &mesh, &[Shard(2)])?;
+        for (bound, cells) in [(1 << 30, 2_147_483_652), (usize::MAX, usize::MAX)] {
+            let before = world.comm_stats();
+            let error = displace(x.clone(), x.clone(), &SampleOptions::new([bound]));
+            let error = error.unwrap_err().to_string();
+            // The same on both ranks, which hold three and two cells.
+            let told = format!("{cells} cells of a channel on a rank");
+            assert!(error.contains(&told), "{error}");
+            assert_eq!(world.comm_stats(), before);
+        }
+        Ok(())
+    });
+    run.unwrap();
+}
+
+#[test]
 fn misuse_is_told() {
     let x = ShardTensor::solo(Tensor::<3>::ones([1, 2, 4], &Default::default()));
     let error = displace(x.clone(), x.clone(), &SampleOptions::new([1])).unwrap_err();
