@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use burn::backend::autodiff::NodeId;
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::tensor::FloatTensor;
@@ -111,6 +112,19 @@ pub(crate) fn here(tensor: &DispatchTensor) -> Option<&FlexTensor> {
     }
 }
 
+/// The node of a tensor in the autodiff graph; `None` for a tensor without autodiff.
+pub(crate) fn node_of(tensor: &DispatchTensor) -> Option<NodeId> {
+    let DispatchTensorKind::Autodiff(kind) = &tensor.kind else {
+        return None;
+    };
+    match &**kind {
+        DispatchTensorKind::Flex(BackendTensor::Autodiff(tensor)) => Some(tensor.id()),
+        #[cfg(feature = "cube")]
+        DispatchTensorKind::Cube(BackendTensor::Autodiff(tensor)) => Some(tensor.id()),
+        _ => None,
+    }
+}
+
 /// Copies the elements of a tensor to the memory of this process.
 pub(crate) fn to_host(tensor: DispatchTensor) -> TensorData {
     with_kind!(tensor.dtype(), K => Tensor::<1, K>::from_dispatch(tensor).into_data())
@@ -207,7 +221,7 @@ pub fn paste(tensor: DispatchTensor, part: &IndexBox, cells: DispatchTensor) -> 
     )
 }
 
-/// Reverses the order of cells in some dims, as [`Transfer::flip`](crate::Transfer::flip)
+/// Reverses the order of cells in some dims, as [`Transfer::flip`](crate::plan::Transfer::flip)
 /// specifies.
 ///
 /// # Example

@@ -1,8 +1,12 @@
 //! Gradients of parameters in buckets: which ranks sum which gradients together.
 
-use burn::tensor::Tensor;
-use halocline_core::ops::fan_out;
-use halocline_core::{DeviceMesh, Launcher, Layout, Partial, ReduceOp, Result, ShardTensor, World};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{DType, Tensor, TensorData};
+use halocline_core::ops::{fan_out, fan_out_with};
+use halocline_core::{
+    DeviceMesh, Gather, Halos, Launcher, Layout, Overlap, ParamShard, Partial, ReduceOp, Result,
+    Shard, ShardTensor, Traffic, World, shard_parameters,
+};
 
 /// Makes a parameter that is equal on all ranks.
 fn parameter(world: &World, shape: [usize; 2]) -> Tensor<2> {
@@ -24,7 +28,7 @@ fn loss(mesh: &DeviceMesh, terms: &[(&Tensor<2>, f32)]) -> Result<ShardTensor<1>
 /// Returns the gradient of a loss with respect to a parameter, which is the same in all cells.
 fn gradient(loss: &ShardTensor<1>, parameter: &Tensor<2>) -> f32 {
     let gradient = parameter.grad(&loss.backward()).expect("a gradient");
-    let cells = gradient.into_data().try_to_vec::<f32>().expect("floats");
+    let cells: Vec<f32> = gradient.into_data().iter().collect();
     assert!(cells.iter().all(|cell| *cell == cells[0]), "{cells:?}");
     cells[0]
 }
@@ -88,4 +92,146 @@ fn parameters_in_another_order_are_an_error() {
         checked.contains("rank 1 holds another tensor ([4, 3] of F32)"),
         "{checked}"
     );
+}
+
+/// A use that the loss does not reach only delays the sum.
+#[test]
+fn a_parameter_with_several_uses_is_summed_once() {
+    let bytes = |factors: &[f32], is_abandoned: bool| {
+        let sent = Launcher::local(2).collect(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let weight = parameter(&world, [3, 4]);
+            let _abandoned = if is_abandoned {
+                Some(loss(&mesh, &[(&weight, 5.0)])?)
+            } else {
+                None
+            };
+            let terms: Vec<_> = factors.iter().map(|factor| (&weight, *factor)).collect();
+            let loss = loss(&mesh, &terms)?;
+            let before = world.comm_stats();
+            assert_eq!(gradient(&loss, &weight), 14.0);
+            let sent = world.comm_stats().since(&before);
+            Ok(sent.of(Traffic::Reduce).bytes)
+        });
+        sent.unwrap()
+    };
+    let once = bytes(&[7.0], false);
+    for is_abandoned in [false, true] {
+        assert_eq!(bytes(&[1.0, 2.0, 4.0], is_abandoned), once);
+    }
+}
+
+/// A sum of ones in bf16 would stop at 256.
+#[test]
+fn uses_of_a_parameter_in_half_precision_add_up_in_f32() {
+    let gradients = Launcher::local(2).collect(|world| {
+        let mesh = world.mesh([("lat", 2)])?;
+        let weight = Tensor::<2>::ones([3, 4], (world.device(), DType::BF16)).require_grad();
+        let loss = loss(&mesh, &[(&weight, 1.0); 300])?;
+        Ok(gradient(&loss, &weight))
+    });
+    assert_eq!(gradients.unwrap(), [600.0; 2]);
+}
+
+/// A rank that uses parameters alone finds another last use of them than the others.
+#[test]
+fn uses_by_one_rank_alone_mix_no_gradients() {
+    let sums = |alone: &[usize]| {
+        Launcher::local(2).check(false).collect(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let weights = [(); 2].map(|()| parameter(&world, [3, 4]));
+            let alone = alone.iter().filter(|_| world.is_root());
+            let alone = alone.map(|index| fan_out(weights[*index].clone(), &mesh, &[0], "term"));
+            let _abandoned: Vec<_> = alone.collect();
+            let [one, other] = &weights;
+            let loss = loss(&mesh, &[(one, 1.0), (other, 10.0), (one, 2.0)])?;
+            let gradients = loss.backward();
+            let gradient = |weight: Tensor<2>| weight.grad(&gradients).expect("a gradient");
+            Ok(weights.map(|weight| gradient(weight).sum().into_scalar::<f32>()))
+        })
+    };
+    assert_eq!(sums(&[0, 1]).unwrap(), [[72.0, 240.0]; 2]);
+    for index in [0, 1] {
+        match sums(&[index]) {
+            Ok(sums) => assert_eq!(sums, [[72.0, 240.0]; 2]),
+            Err(error) => assert!(error.to_string().contains("ranks diverged"), "{error}"),
+        }
+    }
+}
+
+/// Multiplies the rows of a field by a weight, several times.
+fn block(linear: &Linear, x: ShardTensor<2>, uses: usize) -> ShardTensor<2> {
+    (0..uses).fold(x, |x, _| {
+        let weight = match ParamShard::of(&linear.weight) {
+            Some(shard) => {
+                let weight = shard.operand(linear.weight.base(), &x);
+                weight.expect("a weight").into_local()
+            }
+            None => fan_out_with(linear.weight.val(), x.local(), x.mesh(), &[0], "weight"),
+        };
+        let (local, layout, mesh) = x.into_parts();
+        ShardTensor::from_parts(local.matmul(weight).tanh(), layout, mesh)
+    })
+}
+
+/// Runs a block within a number of recomputed ones.
+fn recomputed(linear: &Linear, x: ShardTensor<2>, uses: usize, levels: usize) -> ShardTensor<2> {
+    match levels {
+        0 => block(linear, x, uses),
+        _ => x.recompute(linear, Halos::Keep, move |linear, x| {
+            recomputed(linear, x, uses, levels - 1)
+        }),
+    }
+}
+
+/// Runs three blocks, and returns the gradient of their weight, and the bytes of sums.
+fn three_blocks(
+    overlap: Overlap,
+    is_stored: bool,
+    uses: usize,
+    levels: usize,
+) -> Vec<(TensorData, u64)> {
+    let found = Launcher::local(2).overlap(overlap).collect(|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let linear = world.init(|device| LinearConfig::new(3, 3).with_bias(false).init(device))?;
+        let linear = shard_parameters(linear, |_, shape| {
+            if !is_stored {
+                return Ok(None);
+            }
+            let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
+            let shard = ParamShard::new(layout, &mesh);
+            Ok(Some(shard.with_stored(&["data"], Gather::EachPass)?))
+        })?;
+        let values = (0..12).map(|i| ((i * 5) % 7) as f32 / 4.0 - 0.7);
+        let values = TensorData::new(values.collect::<Vec<_>>(), [4, 3]);
+        let x = Tensor::<2>::from_data(values, mesh.device());
+        let mut y = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
+        let before = world.comm_stats();
+        for _ in 0..3 {
+            y = recomputed(&linear, y, uses, levels);
+        }
+        let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
+        let loss = ShardTensor::from_parts(y.into_local().square().sum(), layout, mesh);
+        let gradients = loss.backward();
+        let gradient = linear.weight.grad(&gradients).expect("a gradient");
+        let sent = world.comm_stats().since(&before);
+        Ok((gradient.into_data(), sent.of(Traffic::Reduce).bytes))
+    });
+    found.unwrap()
+}
+
+#[test]
+fn recomputed_blocks_with_several_uses_have_the_same_bits_and_bytes() {
+    for (is_stored, uses) in [(false, 2), (true, 1)] {
+        for overlap in [Overlap::Off, Overlap::On] {
+            let run = |levels| three_blocks(overlap, is_stored, uses, levels);
+            let kept = run(0);
+            for again in [run(1), run(2)] {
+                for ((again, sent), (kept, expected)) in again.iter().zip(&kept) {
+                    again.assert_eq(kept, true);
+                    assert_eq!(sent, expected);
+                }
+            }
+        }
+    }
 }

@@ -7,8 +7,8 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    CommStats, DeviceMesh, Error, Gather, Launcher, Layout, Overlap, ParamShard, Partial, ReduceOp,
-    Replicate, Result, Shard, ShardTensor, Traffic, World, gather_ahead, param_shards,
+    CommStats, DeviceMesh, Error, Gather, Halos, Launcher, Layout, Overlap, ParamShard, Partial,
+    ReduceOp, Replicate, Result, Shard, ShardTensor, Traffic, World, gather_ahead, param_shards,
     shard_parameters, unshard,
 };
 
@@ -296,6 +296,45 @@ fn parameters_travel_once_a_pass() {
     );
     // All ranks compute the whole gradient, and each takes its rows.
     assert_eq!(counts(Gather::Once, false), [2, 0]);
+}
+
+/// A frozen parameter stays gathered until the backward pass, except in a recomputed block, which
+/// gathers it again.
+#[test]
+fn recomputed_blocks_release_frozen_parameters() {
+    fn block(model: &Model, x: ShardTensor<2>) -> ShardTensor<2> {
+        let weight = &model.first.weight;
+        let shard = ParamShard::of(weight).expect("a layout");
+        let weight = shard.operand(weight.base(), &x).expect("a weight");
+        let (local, layout, mesh) = x.into_parts();
+        let y = local.matmul(weight.into_local());
+        let layout = Layout::new(mesh.shape(), &[8, 7], layout.placements());
+        ShardTensor::from_parts(y, layout.expect("a layout"), mesh)
+    }
+
+    let counts = |again: bool| {
+        let all = Launcher::local(2).collect(|world| {
+            let mesh = world.mesh([("data", 2)])?;
+            let model = stored(model(&world)?, &mesh, Gather::EachPass)?.no_grad();
+            let x = samples(&mesh, true)?.require_grad();
+            let start = world.comm_stats();
+            let y = if again {
+                x.recompute(&model, Halos::Keep, block)
+            } else {
+                block(&model, x)
+            };
+            let forward = world.comm_stats();
+            y.into_local().sum().backward();
+            let count = |stats: CommStats| stats.of(Traffic::Gather).messages;
+            Ok([
+                count(forward.since(&start)),
+                count(world.comm_stats().since(&forward)),
+            ])
+        });
+        all.unwrap()[0]
+    };
+    assert_eq!(counts(false), [1, 0]);
+    assert_eq!(counts(true), [1, 1]);
 }
 
 /// burn's operations on modules preserve layouts.

@@ -63,7 +63,8 @@ pub struct Operation {
     elements: Option<(ReduceOp, usize, DType)>,
     /// The shapes of the tensors, if there are several.
     parts: Option<Arc<[Shape]>>,
-    /// A hash of the arguments of the [plan](crate::plan::ExchangePlan); zero if there are none.
+    /// A hash of the arguments of the [plan](crate::plan::ExchangePlan), or of the places of
+    /// gradients in the backward pass; zero if there are none.
     arguments: u64,
 }
 
@@ -128,7 +129,7 @@ impl Operation {
         }
     }
 
-    /// Returns the operation with a plan whose arguments have this hash.
+    /// Returns the operation with arguments that have this hash, such as those of its plan.
     #[must_use]
     pub(crate) fn of_arguments(self, arguments: u64) -> Self {
         Self { arguments, ..self }
@@ -205,12 +206,12 @@ impl fmt::Display for Operation {
         if let Some((op, elements, dtype)) = self.elements {
             write!(f, ", {op:?} of {elements} {dtype:?}")?;
         }
-        if f.alternate() && self.arguments != 0 {
-            write!(f, ", arguments {:016x}", self.arguments)?;
-        }
         if let Some(parts) = &self.parts {
             let shapes: Vec<&[usize]> = parts.iter().map(|shape| &shape[..]).collect();
             write!(f, " of {shapes:?}")?;
+        }
+        if f.alternate() && self.arguments != 0 {
+            write!(f, ", arguments {:016x}", self.arguments)?;
         }
         Ok(())
     }

@@ -4,28 +4,36 @@
 //! [`ShardTensor::backward`](crate::ShardTensor::backward) runs, they are put into buckets. The sum
 //! of a bucket over the ranks starts when the bucket is full and travels while the pass continues;
 //! the rest is summed at the end. Each element is summed in rank order, as without buckets, so the
-//! result is bit-identical, except for a parameter with several uses, whose gradients may be added
-//! in another order.
+//! result is bit-identical, except for a parameter with several uses: each rank adds the gradients
+//! of all uses first, in at least f32, so that one gradient is summed over the ranks instead of one
+//! for each use. Uses are counted in the forward pass; a parameter with a use that the backward
+//! pass does not reach waits until the end.
 //!
 //! The order of a backward pass is the same on all ranks. Their buckets therefore fill with the
 //! same parameters and start at the same points, without any message, as long as all ranks of a
-//! group record and forget the same uses. Ranks of different groups may hold shards of different
-//! sizes: the handling of a bucket depends only on the buckets of its group, and at the end groups
-//! follow each other in the order of their ranks.
+//! group record and forget the same uses. If they do not, because one rank alone ran a forward pass
+//! or caught an error, the ranks detect another order of parameters in a bucket, also of parameters
+//! of one shape. Ranks of different groups may hold shards of different sizes: the handling of a
+//! bucket depends only on the buckets of its group, and at the end groups follow each other in the
+//! order of their ranks.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use burn::backend::autodiff::NodeId;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::kind::Kind;
 use burn::tensor::{DType, Gradients, Shape, Tensor};
+use foldhash::fast::FixedState;
 
+use super::substitutes;
 use crate::comm::all_reduce::{self, PendingReduction};
 use crate::comm::{Communicator, InFlight, Operation, Overlap, Traffic, collectives};
-use crate::dispatch::{cut, flattened, kind_of, reshaped};
+use crate::dispatch::{added, cast, cut, flattened, kind_of, node_of, reshaped, widened};
 use crate::exchange::{Exchange, travels};
 use crate::layout::ReduceOp;
 use crate::{IndexBox, OrRaise, Result};
@@ -56,6 +64,8 @@ thread_local! {
 pub(crate) struct Leaf {
     key: u64,
     group: Arc<[usize]>,
+    /// The node of the parameter.
+    node: NodeId,
 }
 
 /// Uses of parameters, equal on all ranks of a group.
@@ -68,31 +78,58 @@ pub(crate) struct Leaf {
 struct Leaves {
     /// Parameters whose gradient may be put into a bucket; they receive the sum.
     tensors: HashMap<u64, DispatchTensor>,
+    /// The number of uses whose gradients are ahead, by the node of the parameter. Abandoned graphs
+    /// count, because ranks drop them at different times.
+    ahead: HashMap<NodeId, usize>,
     /// The number of uses since parameters were last forgotten. The number of recorded parameters
     /// would differ between ranks, which drop graphs at different times.
     uses: usize,
 }
 
 impl Leaf {
-    /// Records the parameter `tensor`, whose gradients a group sums; returns `None` for a computed
-    /// tensor.
+    /// Records a use of the parameter `tensor`, whose gradients a group sums; returns `None` for a
+    /// computed tensor. A block that will be recomputed counts its uses in its first run, without
+    /// gradients, and records them when it runs again.
     pub(crate) fn of(tensor: &DispatchTensor, group: &Arc<[usize]>) -> Option<Arc<Self>> {
-        let is_float = kind_of(tensor.dtype()) == Kind::Float;
-        if !is_float || !Dispatch::float_is_require_grad(tensor) {
+        if kind_of(tensor.dtype()) != Kind::Float {
             return None;
         }
+        let parameter = substitutes::parameter(tensor)?;
+        let node = node_of(&parameter)?;
+        let has_gradient = Dispatch::float_is_require_grad(tensor);
+        let counts = !substitutes::runs_again();
         let key = NEXT.fetch_add(1, Ordering::Relaxed);
         let forgotten = LEAVES.with_borrow_mut(|leaves| {
             let leaves = leaves.entry(group.clone()).or_default();
             let full = leaves.uses == MOST_USES;
             let forgotten = full.then(|| std::mem::take(leaves));
             leaves.uses += 1;
-            leaves.tensors.insert(key, tensor.clone());
+            if counts {
+                *leaves.ahead.entry(node).or_default() += 1;
+            }
+            if has_gradient {
+                leaves.tensors.insert(key, parameter);
+            }
             forgotten
         });
         drop(forgotten);
         let group = group.clone();
-        Some(Arc::new(Self { key, group }))
+        has_gradient.then(|| Arc::new(Self { key, group, node }))
+    }
+
+    /// Counts the gradient of this use; returns whether it is the last one.
+    fn count_gradient(&self) -> bool {
+        LEAVES.with_borrow_mut(|leaves| {
+            let leaves = leaves.get_mut(&self.group);
+            match leaves.and_then(|leaves| leaves.ahead.get_mut(&self.node)) {
+                Some(ahead) => {
+                    *ahead = ahead.saturating_sub(1);
+                    *ahead == 0
+                }
+                // The other uses have been forgotten.
+                None => true,
+            }
+        })
     }
 
     /// Takes the parameter, unless it has been forgotten.
@@ -131,15 +168,31 @@ struct Bucket {
     bytes: usize,
     /// Parameters and this rank's gradients of them.
     parts: Vec<(DispatchTensor, DispatchTensor)>,
+    /// The places of their last gradients in the pass.
+    places: Vec<usize>,
 }
 
 /// The parameters of a bucket in flight, and the shapes of their gradients.
 type Owners = Vec<(DispatchTensor, Shape)>;
 
+/// Gradient of a parameter of which other uses are ahead.
+#[derive(Debug)]
+struct Waiting {
+    /// The number of the group's gradients before the last one of this parameter.
+    place: usize,
+    comm: Arc<dyn Communicator>,
+    leaf: DispatchTensor,
+    /// The type of the gradients.
+    dtype: DType,
+    /// The sum over the uses so far, in at least f32 while other uses are ahead.
+    gradient: DispatchTensor,
+}
+
 #[derive(Debug, Default)]
 struct Buckets {
-    /// The groups that sum.
-    groups: HashSet<Arc<[usize]>>,
+    /// The number of gradients so far, by the group that sums.
+    groups: HashMap<Arc<[usize]>, usize>,
+    waiting: HashMap<(NodeId, Arc<[usize]>), Waiting>,
     open: Vec<Bucket>,
     /// Buckets in flight, by group.
     travelling: BTreeMap<Arc<[usize]>, VecDeque<(Owners, PendingReduction)>>,
@@ -174,7 +227,7 @@ pub(super) fn put(
 ) -> Result<Option<DispatchTensor>> {
     BUCKETS.with_borrow_mut(|buckets| match (buckets, leaf.take()) {
         (Some(buckets), Some(tensor)) => {
-            buckets.put(comm, &leaf.group, tensor, gradient)?;
+            buckets.put(comm, leaf, tensor, gradient)?;
             Ok(None)
         }
         _ => Ok(Some(gradient)),
@@ -194,7 +247,7 @@ pub(crate) fn scatter(
     }
     BUCKETS.with_borrow_mut(|buckets| match (buckets, leaf.take()) {
         (Some(buckets), Some(tensor)) => {
-            buckets.groups.insert(leaf.group.clone());
+            buckets.groups.entry(leaf.group.clone()).or_default();
             buckets.scatter(tensor, exchange.clone().reversed(), gradient)?;
             Ok(None)
         }
@@ -246,7 +299,7 @@ pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> 
         // All ranks of a group that has summed are in a pass, though perhaps on meshes without some
         // of this mesh's ranks.
         if !inner {
-            forget(|group| buckets.groups.contains(group));
+            forget(|group| buckets.groups.contains_key(group));
         }
         let finished = buckets.finish(&mut gradients);
         finished.or_raise();
@@ -255,29 +308,65 @@ pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> 
 }
 
 impl Buckets {
+    /// Adds a gradient to those of the parameter's other uses, and puts the sum into a bucket after
+    /// the last use.
     fn put(
         &mut self,
         comm: &Arc<dyn Communicator>,
-        group: &Arc<[usize]>,
-        leaf: DispatchTensor,
+        leaf: &Leaf,
+        tensor: DispatchTensor,
         gradient: DispatchTensor,
     ) -> Result<()> {
+        let gradients = self.groups.entry(leaf.group.clone()).or_default();
+        let place = *gradients;
+        *gradients += 1;
+        let key = (leaf.node, leaf.group.clone());
         let dtype = gradient.dtype();
+        let gradient = match self.waiting.remove(&key) {
+            Some(waiting) => added(waiting.gradient, widened(gradient)),
+            None => gradient,
+        };
+        let mut waiting = Waiting {
+            place,
+            comm: comm.clone(),
+            leaf: tensor,
+            dtype,
+            gradient,
+        };
+        if leaf.count_gradient() {
+            return self.fill(&leaf.group, waiting);
+        }
+        waiting.gradient = widened(waiting.gradient);
+        self.waiting.insert(key, waiting);
+        Ok(())
+    }
+
+    /// Puts the gradient of a parameter into the bucket of its group, which starts when it is full.
+    fn fill(&mut self, group: &Arc<[usize]>, waiting: Waiting) -> Result<()> {
+        let Waiting {
+            place,
+            comm,
+            leaf,
+            dtype,
+            gradient,
+        } = waiting;
+        let gradient = cast(gradient, dtype);
         let bytes = gradient.shape().num_elements() * dtype.size();
         let fits = |bucket: &Bucket| bucket.dtype == dtype && bucket.group == *group;
         let index = self.open.iter().position(fits).unwrap_or_else(|| {
-            self.groups.insert(group.clone());
             self.open.push(Bucket {
-                comm: comm.clone(),
+                comm,
                 group: group.clone(),
                 dtype,
                 bytes: 0,
                 parts: Vec::new(),
+                places: Vec::new(),
             });
             self.open.len() - 1
         });
         let bucket = &mut self.open[index];
         bucket.parts.push((leaf, gradient));
+        bucket.places.push(place);
         bucket.bytes += bytes;
         if bucket.bytes >= FULL {
             let bucket = self.open.remove(index);
@@ -325,6 +414,11 @@ impl Buckets {
     }
 
     fn finish(mut self, gradients: &mut Gradients) -> Result<()> {
+        let mut waiting: Vec<_> = std::mem::take(&mut self.waiting).into_iter().collect();
+        waiting.sort_by_cached_key(|((_, group), waiting)| (group.clone(), waiting.place));
+        for ((_, group), waiting) in waiting {
+            self.fill(&group, waiting)?;
+        }
         let mut open = std::mem::take(&mut self.open);
         open.sort_by(|one, other| one.group.cmp(&other.group));
         for bucket in open {
@@ -349,7 +443,11 @@ impl Buckets {
 impl Bucket {
     fn start(self) -> Result<(Owners, PendingReduction)> {
         let Self {
-            comm, group, parts, ..
+            comm,
+            group,
+            parts,
+            places,
+            ..
         } = self;
         let mut owners = Owners::new();
         let flat = parts.into_iter().map(|(leaf, gradient)| {
@@ -360,6 +458,7 @@ impl Bucket {
         let operation = Operation::new("gradients", Traffic::Reduce, None).backward();
         let operation = operation.of(ReduceOp::Sum, flat.shape()[0], flat.dtype());
         let operation = operation.of_parts(owners.iter().map(|(_, shape)| shape.clone()));
+        let operation = operation.of_arguments(FixedState::default().hash_one(&places));
         collectives::agree(&comm, &group, &operation)?;
         let sum = all_reduce::start(&comm, &group, &operation, ReduceOp::Sum, flat)?;
         Ok((owners, sum))

@@ -11,9 +11,11 @@ use crate::operator::{BackwardPass, Operator, one};
 use crate::{IndexBox, Result};
 pub(crate) use buckets::{Leaf, aside, collect, scatter};
 pub(crate) use scatter::ReduceScatter;
+pub(crate) use substitutes::{Substitutes, parameter};
 
 mod buckets;
 mod scatter;
+mod substitutes;
 
 /// All-reduce as an operator, in its forward or its backward pass.
 #[derive(Clone, Debug)]

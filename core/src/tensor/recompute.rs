@@ -2,21 +2,24 @@
 //! results.
 
 use std::cell::Cell;
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use burn::backend::DispatchTensor;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Gradients, Tensor};
+use burn::module::Module;
+use burn::tensor::Tensor;
 
 use super::{ShardTensor, on_device};
 use crate::comm::Replay;
 use crate::lock::lock;
 use crate::module_scope::{self, ScopeState};
 use crate::operator::{BackwardPass, Operator, apply};
+use crate::reduce::Substitutes;
 use crate::scoped::with_value;
-use crate::{DeviceMesh, Error, LayerKeys, Layout, Result, reduce};
+use crate::{DeviceMesh, Error, LayerKeys, Layout, Result};
+use parameters::{Detached, Flatten, Originals, Paired, Tracked, flat, gradient};
+
+mod parameters;
 
 /// Handling of halos, and of everything else that a block receives from other ranks, until the
 /// backward pass recomputes the block.
@@ -119,6 +122,8 @@ impl<const D: usize> ShardTensor<D> {
             let message = "operands on two meshes; expected one";
             Error::operator("recompute", message).raise()
         }
+        let mut originals = Originals(Vec::new());
+        module.visit(&mut originals);
         let parameters = flat(module, &self);
         let replay = match halos {
             Halos::Keep => Some(Arc::new(Replay::of(self.mesh.comm().clone()))),
@@ -131,6 +136,7 @@ impl<const D: usize> ShardTensor<D> {
         let output = Arc::new(OnceLock::new());
         let operator = Block {
             module: Mutex::new(module.clone()),
+            originals: originals.0,
             block,
             layouts: (self.layout.clone(), other.layout.clone()),
             mesh,
@@ -155,6 +161,9 @@ impl<const D: usize> ShardTensor<D> {
 /// into one tensor.
 struct Block<M, F, const D: usize, const E: usize> {
     module: Mutex<M>,
+    /// The parameters of the surrounding graph that have gradients, in the order of a visit of the
+    /// module; `None` for other tensors.
+    originals: Vec<Option<DispatchTensor>>,
     block: F,
     layouts: (Layout, Layout),
     /// The mesh of the block, with the engine `replay` if there is one.
@@ -187,10 +196,16 @@ where
     fn run(&self, x: &Tensor<D>, other: &Tensor<E>, leaves: bool) -> (ShardTensor<D>, M) {
         let module = lock(&self.module).clone();
         let module = module.map(&mut Detached { leaves });
+        let mut detached = Paired {
+            originals: self.originals.iter(),
+            substitutes: Substitutes::new(is_recomputing()),
+        };
+        module.visit(&mut detached);
+        let substitutes = detached.substitutes;
         let (of_x, of_other) = self.layouts.clone();
         let x = ShardTensor::from_parts(x.clone(), of_x, self.mesh.clone());
         let other = ShardTensor::from_parts(other.clone(), of_other, self.mesh.clone());
-        let block = || (self.block)(&module, x, other);
+        let block = || substitutes.scope(|| (self.block)(&module, x, other));
         let y = match &self.current {
             Some(current) if current.shape() == self.mesh.shape() => self.mesh.scope(block),
             Some(current) => current.scope(block),
@@ -255,7 +270,8 @@ where
         }
         let cotangent = on_device(Tensor::<D>::from_dispatch(pass.cotangent), &device);
         let product = (y.local * cotangent).sum();
-        let gradients = reduce::collect(self.mesh.shape().ranks(), || product.backward());
+        // Gradients of parameters join the buckets of the surrounding pass.
+        let gradients = product.backward();
         let mut parameters = Flatten {
             gradients: Some(&gradients),
             parts: Vec::new(),
@@ -267,84 +283,6 @@ where
         let x = pass.wanted[0].then(|| gradient(&x, &gradients));
         let other = pass.wanted[1].then(|| gradient(&other, &gradients));
         Ok(vec![x, other, parameters])
-    }
-}
-
-/// Returns the gradient of an operand, zero if the block does not use it.
-fn gradient<const D: usize>(operand: &Tensor<D>, gradients: &Gradients) -> DispatchTensor {
-    let gradient = operand.grad(gradients);
-    let gradient = gradient.unwrap_or_else(|| operand.clone().inner().zeros_like());
-    gradient.into_dispatch()
-}
-
-/// Concatenates all parameters with gradients; returns a single zero if there are none.
-fn flat<M: Module, const D: usize>(module: &M, x: &ShardTensor<D>) -> Tensor<1> {
-    let mut flatten = Flatten {
-        gradients: None,
-        parts: Vec::new(),
-    };
-    module.visit(&mut flatten);
-    let types = flatten.parts.iter().map(Tensor::dtype);
-    let types: HashSet<_> = types.collect();
-    assert!(
-        types.len() < 2,
-        "recompute: parameters of the number types {types:?}; expected one"
-    );
-    if flatten.parts.is_empty() {
-        Tensor::zeros([1], (&x.device(), x.local.dtype()))
-    } else {
-        Tensor::cat(flatten.parts, 0)
-    }
-}
-
-/// Collects parameters that have gradients, or their gradients, each flattened. Running statistics
-/// and frozen parameters may have other element types.
-struct Flatten<'a> {
-    gradients: Option<&'a Gradients>,
-    parts: Vec<Tensor<1>>,
-}
-
-impl ModuleVisitor for Flatten<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.val();
-        if !value.is_tracked() {
-            return;
-        }
-        let count = value.shape().num_elements();
-        let part = match self.gradients {
-            None => value,
-            Some(gradients) => Tensor::from_dispatch(gradient(&value, gradients)),
-        };
-        self.parts.push(part.reshape([count]));
-    }
-}
-
-/// Whether a parameter has gradients.
-struct Tracked(bool);
-
-impl ModuleVisitor for Tracked {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0 |= param.val().is_tracked();
-    }
-}
-
-/// Detaches parameters from their graph. With `leaves`, those with gradients become leaves of
-/// another one.
-struct Detached {
-    leaves: bool,
-}
-
-impl ModuleMapper for Detached {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, value, mapper) = param.consume();
-        let (device, tracked) = (value.device(), value.is_tracked());
-        let value = on_device(value.inner(), &device);
-        let value = if self.leaves && tracked {
-            value.require_grad()
-        } else {
-            value
-        };
-        Param::from_mapped_value(id, value, mapper)
     }
 }
 
