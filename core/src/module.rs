@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::kind::Autodiff;
+use burn::tensor::{Bool, Device, Int, Tensor};
 use foldhash::quality::FixedState;
 
 use crate::comm::{Communicator, Expected, Operation, Payload, Traffic, collectives};
@@ -100,35 +101,69 @@ pub(crate) fn sync<M: Module>(
 #[derive(Default)]
 struct Held(Vec<(String, DispatchTensor)>);
 
+impl Held {
+    fn add<const D: usize, K: Autodiff>(&mut self, path: &[String], tensor: Tensor<D, K>) {
+        let plain = tensor.inner();
+        self.0.push((path.join("."), plain.into_dispatch()));
+    }
+}
+
 impl PathVisitor for Held {
     fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
-        let plain = param.val().inner();
-        self.0.push((path.join("."), plain.into_dispatch()));
+        self.add(path, param.val());
+    }
+
+    fn visit_int<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D, Int>>) {
+        self.add(path, param.val());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D, Bool>>) {
+        self.add(path, param.val());
     }
 }
 
 /// Replaces parameters, in module order, by the received values, where there are any.
 struct Received(std::vec::IntoIter<Option<DispatchTensor>>);
 
-impl ModuleMapper for Received {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+impl Received {
+    fn value<const D: usize, K: Autodiff>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
         let received = self.0.next().expect("a value for each parameter");
-        let (id, tensor, mapper) = param.consume();
         let plain = tensor.clone().inner();
         let value = match received {
             // A copy, so that ranks that are threads do not share memory that one of them updates.
             Some(received) => {
-                let data = Tensor::<D>::from_dispatch(received).into_data();
+                let data = Tensor::<D, K>::from_dispatch(received).into_data();
                 Tensor::from_data(data, (&plain.device(), plain.dtype()))
             }
             None => plain,
         };
-        let value = if tensor.is_autodiff() {
-            on_device(value, &tensor.device()).set_require_grad(tensor.is_require_grad())
+        if tensor.is_autodiff() {
+            on_device(value, &tensor.device())
         } else {
             value
-        };
+        }
+    }
+}
+
+impl ModuleMapper for Received {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, tensor, mapper) = param.consume();
+        let tracked = tensor.is_require_grad();
+        let value = self.value(tensor).set_require_grad(tracked);
         Param::from_mapped_value(id, value, mapper)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        let (id, tensor, mapper) = param.consume();
+        Param::from_mapped_value(id, self.value(tensor), mapper)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        let (id, tensor, mapper) = param.consume();
+        Param::from_mapped_value(id, self.value(tensor), mapper)
     }
 }
 
@@ -237,10 +272,24 @@ struct Checksums {
     sums: Vec<(String, u64)>,
 }
 
-impl PathVisitor for Checksums {
-    fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
-        let data: TensorData = param.val().inner().into_data();
+impl Checksums {
+    fn add<const D: usize, K: Autodiff>(&mut self, path: &[String], tensor: Tensor<D, K>) {
+        let data = tensor.inner().into_data();
         let sum = FixedState::default().hash_one((&data.shape()[..], data.as_bytes()));
         self.sums.push((path.join("."), sum));
+    }
+}
+
+impl PathVisitor for Checksums {
+    fn visit_float<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D>>) {
+        self.add(path, param.val());
+    }
+
+    fn visit_int<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D, Int>>) {
+        self.add(path, param.val());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, path: &[String], param: &Param<Tensor<D, Bool>>) {
+        self.add(path, param.val());
     }
 }

@@ -19,7 +19,7 @@ use crate::operator::apply_beside;
 pub use crate::operator::{BackwardPass, Operator, Recompute, apply};
 use crate::reduce::{Leaf, Pass, Reduce, ReduceScatter};
 use crate::replicas::require_replicas;
-use crate::{IndexBox, OrRaise, Result};
+use crate::{Error, IndexBox, OrRaise, Result};
 
 /// Moves boxes between the ranks of a mesh and assembles the cells that this rank needs.
 ///
@@ -252,6 +252,54 @@ pub fn all_gather_numbers(
         words.iter().map(|word| f64::from_le_bytes(*word)).collect()
     };
     Ok(all.into_iter().map(numbers).collect())
+}
+
+/// Returns the result of work on this rank's cells, such as a check of their values. With checks
+/// enabled ([`Settings::check`](crate::comm::Settings::check)), the first mistake among the ranks
+/// along some axes of a mesh is an error on all of them. Otherwise, ranks without a mistake go on,
+/// and learn in their next communication that a rank has ended.
+///
+/// # Errors
+/// The error of this rank and, with checks enabled, that of another one; communication fails.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Error, Launcher, ops};
+///
+/// Launcher::local(2).check(true).run(|world| {
+///     let mesh = world.mesh([("x", 2)])?;
+///     let found = match world.rank() {
+///         0 => Ok(()),
+///         _ => Err(Error::operator("take", "index 6 of a dim of 6 cells")),
+///     };
+///     let error = ops::agree_on(&mesh, &[0], "take", found).unwrap_err();
+///     assert_eq!(error.to_string(), "take: index 6 of a dim of 6 cells");
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn agree_on<T>(
+    mesh: &DeviceMesh,
+    axes: &[usize],
+    operator: &'static str,
+    result: Result<T>,
+) -> Result<T> {
+    let (comm, group) = (mesh.comm(), mesh.ranks_along(axes));
+    if !comm.settings().check || group.len() == 1 {
+        return result;
+    }
+    let mistake = match &result {
+        Ok(_) => String::new(),
+        Err(Error::Operator { message, .. }) => message.clone(),
+        Err(error) => error.to_string(),
+    };
+    let operation = Operation::new(operator, Traffic::Control, None);
+    collectives::agree(comm, &group, &operation)?;
+    let all = collectives::all_gather_bytes(comm, &group, &operation, mistake.as_bytes())?;
+    match all.iter().find(|mistake| !mistake.is_empty()) {
+        None => result,
+        Some(mistake) => Err(Error::operator(operator, String::from_utf8_lossy(mistake))),
+    }
 }
 
 fn reduce<const D: usize, K: Basic>(

@@ -252,8 +252,9 @@ impl World {
     /// All ranks of the world call it; [`DeviceMesh::sync_module`] is for those of a mesh.
     ///
     /// Also for modules made outside the ranks' program: ranks that are threads must not share
-    /// leaves. Only float parameters are sent. Running statistics, such as those of a batch norm,
-    /// stay shared between clones of one module; make such a module with [`init`](Self::init).
+    /// leaves. Integers and booleans are sent, too. Running statistics, such as those of a batch
+    /// norm, stay shared between clones of one module; make such a module with
+    /// [`init`](Self::init).
     ///
     /// # Errors
     /// The module's structure differs between this rank and the source; communication fails.
@@ -274,7 +275,8 @@ impl World {
         module::sync(&self.comm, &self.everyone(), source, &self.device, module)
     }
 
-    /// Checks that the parameters of all ranks are equal, bit for bit.
+    /// Checks that the parameters of all ranks, also those of integers and booleans, are equal, bit
+    /// for bit.
     ///
     /// # Errors
     /// [`Error::Replicas`] with the first parameter that differs and the ranks; communication

@@ -391,6 +391,39 @@ fn parameters_keep_their_number_type() {
         .unwrap();
 }
 
+#[test]
+fn buffers_of_integers_and_booleans_are_sent_and_compared() {
+    use burn::module::{Param, ParamId};
+    use burn::tensor::{Bool, Int};
+    Launcher::local(3)
+        .run(|world| {
+            let rank = world.rank();
+            let module = |count: i32, masked: bool| {
+                let counts = Tensor::<1, Int>::from_ints([count, 7], world.device());
+                let mask = Tensor::<1, Bool>::from_data([masked, true], world.device());
+                (
+                    Param::initialized(ParamId::new(), counts),
+                    Param::initialized(ParamId::new(), mask),
+                )
+            };
+            for (count, masked, path) in
+                [([0, 2, 0], [true; 3], 0), ([0; 3], [true, false, true], 1)]
+            {
+                let error = world.check_replicas(&module(count[rank], masked[rank]));
+                let error = error.unwrap_err();
+                let expected = format!("parameter {path} differs between rank 0 and rank 1");
+                assert!(error.to_string().contains(&expected), "{error}");
+            }
+            let made = world.sync_module(module(rank as i32, rank == 1), 1)?;
+            world.check_replicas(&made)?;
+            let (counts, mask) = (made.0.val().into_data(), made.1.val().into_data());
+            assert_eq!(counts.iter::<i32>().collect::<Vec<_>>(), [1, 7]);
+            assert_eq!(mask.iter::<bool>().collect::<Vec<_>>(), [true, true]);
+            Ok(())
+        })
+        .unwrap();
+}
+
 /// Pieces of the two sums have the same size, and one rank's second piece arrives where the other
 /// collects.
 #[test]

@@ -95,10 +95,12 @@ impl Kind {
                 width: 24,
                 blocks: 4,
                 kernel: 3,
+                recompute: false,
             },
             Self::Unet => ModelConfig::Unet {
                 width: 16,
                 levels: 2,
+                recompute: false,
             },
             Self::Transformer => ModelConfig::Transformer {
                 d_model: 64,

@@ -49,7 +49,8 @@ pub enum Error {
     },
     /// A file that lacks a dataset of the layout.
     #[error(
-        "{}: no dataset \"{dataset}\"; expected fields, timestamp, channel, lat and lon, found {found:?}",
+        "{}: no dataset \"{dataset}\"; expected fields, timestamp, channel, lat and lon, or a data.json of Makani near \
+         the file for the last four, found {found:?}",
         path.display()
     )]
     MissingDataset {

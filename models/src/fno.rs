@@ -7,6 +7,7 @@ use halocline_ops::prelude::*;
 use halocline_ops::with_layer_placements;
 
 use crate::parallel::{Plan, Style};
+use crate::recompute::apply_block;
 
 /// Declares the spectral convolution for a number of spatial dims.
 macro_rules! spectral_conv {
@@ -123,6 +124,10 @@ pub struct FnoConfig {
     /// Channels before the last layer.
     #[config(default = "128")]
     pub projection: usize,
+    /// Whether the backward pass recomputes blocks instead of storing their activations: less
+    /// memory, more time, the same gradients. Modes received from other ranks are kept.
+    #[config(default = "false")]
+    pub recompute: bool,
 }
 
 /// Fourier neural operator (Li et al. 2021): a lifting layer, blocks that add a spectral
@@ -149,6 +154,7 @@ pub struct Fno {
     blocks: Vec<Block>,
     projection: Conv2d,
     head: Conv2d,
+    recompute: bool,
 }
 
 #[derive(Module, Debug)]
@@ -170,6 +176,7 @@ impl FnoConfig {
             blocks: (0..self.blocks).map(block).collect(),
             projection: linear([self.width, self.projection]),
             head: linear([self.projection, self.channels_out]),
+            recompute: self.recompute,
         }
     }
 
@@ -216,10 +223,11 @@ impl<X: Field<4>> Layer<X> for Fno {
     fn forward(&self, x: X) -> X {
         let mut y = x.apply(&self.lifting); // [batch, width, lat, lon]
         for (place, block) in self.blocks.iter().enumerate() {
-            y = y.apply(block);
-            if place + 1 < self.blocks.len() {
-                y = y.gelu();
-            }
+            let is_last = place + 1 == self.blocks.len();
+            y = apply_block(self.recompute, y, block, move |block: &Block, y| {
+                let y = y.apply(block);
+                if is_last { y } else { y.gelu() }
+            });
         }
         y.apply(&self.projection).gelu().apply(&self.head)
     }

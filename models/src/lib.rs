@@ -19,6 +19,7 @@ mod metrics;
 mod pairs;
 pub mod parallel;
 mod precision;
+mod recompute;
 mod rim;
 mod rollout;
 mod row_sums;

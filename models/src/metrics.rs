@@ -74,7 +74,8 @@ impl Evaluation {
         }
     }
 
-    /// Sets a weight per column; default one for all. A weight of zero leaves the column out.
+    /// Sets a weight per column; default one for all. A weight of zero leaves the column out. Beside
+    /// a single weight of rows, there may be a weight per cell in place of it, row by row.
     #[must_use]
     pub fn with_columns(self, weights: &[f64]) -> Self {
         Self {
@@ -134,7 +135,8 @@ impl Evaluation {
         let [_, channels, rows, columns] = forecast;
         let (variables, weights) = (self.sums.len(), self.rows.len());
         let widths = self.columns.as_deref().map_or(columns, <[f64]>::len);
-        if (channels, rows, columns) != (variables, weights, widths) {
+        let is_by_cell = weights == 1 && self.columns.is_some() && widths == rows * columns;
+        if channels != variables || (!is_by_cell && (rows, columns) != (weights, widths)) {
             let message = format!(
                 "{channels} channels for {variables} variables, {rows} rows for {weights} weights, \
                  {columns} columns for {widths} weights"

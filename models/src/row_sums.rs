@@ -13,7 +13,8 @@ use halocline_core::{
 /// Smallest number of rows that a thread sums.
 const ROWS: usize = 16;
 
-/// Weights of all rows and, unless each is one, of all columns.
+/// Weights of all rows and, unless each is one, of all columns, or of all cells row by row; a single
+/// weight of rows is that of every row.
 pub(crate) type Weights<'a> = (&'a [f64], Option<&'a [f64]>);
 
 /// This rank's shards of fields `[batch, variables, lat, lon]` that are scored together.
@@ -75,10 +76,10 @@ impl Shards {
         self.climatology.is_some()
     }
 
-    /// Sums in each row of each field, by one weight per column: weights; squared error, absolute
-    /// error, error; products of the anomalies of forecast and truth, of the forecast's, and of the
-    /// truth's. Without a climatology the anomalies are the values. Cells whose weight or mask is
-    /// zero do not count, whatever they hold.
+    /// Sums in each row of each field, by one weight per column or per cell of the rows: weights;
+    /// squared error, absolute error, error; products of the anomalies of forecast and truth, of the
+    /// forecast's, and of the truth's. Without a climatology the anomalies are the values. Cells
+    /// whose weight or mask is zero do not count, whatever they hold.
     pub(crate) fn errors(&self, columns: &[f64]) -> Result<Vec<[f64; 7]>> {
         let (forecast, truth) = (&self.forecast, &self.truth);
         if !is_cpu(&forecast.device()) {
@@ -154,7 +155,7 @@ impl Shards {
             return vec![[0.0; N]; dims[..3].iter().product()];
         }
         let (device, dtype) = (self.forecast.device(), self.forecast.dtype());
-        let data = TensorData::new(columns.to_vec(), [1, 1, 1, dims[3]]);
+        let data = TensorData::new(columns.to_vec(), [1, 1, columns.len() / dims[3], dims[3]]);
         let weight = Tensor::<4>::from_data(data, (&device, dtype));
         let mut weight: Tensor<4> = weight.expand(dims);
         if let Some(mask) = &self.mask {
@@ -172,7 +173,7 @@ impl Shards {
 
     /// Adds up sums of rows over the rows and the ranks, by one message; returns them for each entry
     /// of `weights`, by sample and variable. `sums` makes those of this rank's rows from one weight
-    /// per column, once for all entries with the same columns.
+    /// per column or cell, once for all entries with the same columns.
     pub(crate) fn totals<const N: usize>(
         &self,
         operator: &'static str,
@@ -185,11 +186,16 @@ impl Shards {
             unreachable!("a field has 4 dims");
         };
         let (samples, channels) = (layout.shape()[0], layout.shape()[1]);
+        let width = layout.shape()[3];
         let mut found = vec![[0.0; N]; weights.len() * samples * channels];
         let mut passes: Vec<(Vec<f64>, Vec<[f64; N]>)> = Vec::new();
         for (place, (row_weights, column_weights)) in weights.iter().enumerate() {
             let column_weights = match column_weights {
-                Some(all) => all[columns.clone()].to_vec(),
+                Some(all) if all.len() == width => all[columns.clone()].to_vec(),
+                Some(all) => {
+                    let lines = rows.clone().map(|row| &all[row * width..][columns.clone()]);
+                    lines.flatten().copied().collect()
+                }
                 None => vec![1.0; columns.len()],
             };
             let known = passes
@@ -207,7 +213,11 @@ impl Shards {
                 let sample = batch.start + field / variables.len();
                 let variable = variables.start + field % variables.len();
                 let total = &mut found[(place * samples + sample) * channels + variable];
-                for (weight, line) in row_weights[rows.clone()].iter().zip(lines) {
+                let row_weights: &[f64] = match row_weights {
+                    [weight] => &vec![*weight; rows.len()],
+                    all => &all[rows.clone()],
+                };
+                for (weight, line) in row_weights.iter().zip(lines) {
                     // A row of weight zero does not count, whatever it holds.
                     if *weight != 0.0 {
                         let pairs = total.iter_mut().zip(line);
@@ -290,8 +300,8 @@ impl<'a, E> Lines<'a, E> {
     }
 }
 
-/// Sums functions of the cells of fields in each row of a field of size `dims`. `elements` reads
-/// the cells.
+/// Sums functions of the cells of fields in each row of a field of size `dims`, by one weight per
+/// column or per cell of the rows. `elements` reads the cells.
 fn sums<E: Copy + Into<f64> + Sync, const M: usize, const N: usize>(
     dims: [usize; 4],
     elements: fn(&FlexTensor) -> &[E],
@@ -312,8 +322,13 @@ fn sums<E: Copy + Into<f64> + Sync, const M: usize, const N: usize>(
     tasks::for_each_part(&mut sums, 1, ROWS, |row, sum| {
         let fields = fields.map(|field| field.row(dims, row));
         let mask = mask.map(|mask| mask.row(dims, row));
+        let weights = if columns.len() == dims[3] {
+            columns
+        } else {
+            &columns[row % dims[2] * dims[3]..][..dims[3]]
+        };
         let mut total = [0.0; N];
-        for (column, weight) in columns.iter().enumerate() {
+        for (column, weight) in weights.iter().enumerate() {
             let present: f64 = mask.map_or(1.0, |mask| mask[column].into());
             let weight = weight * present;
             if weight == 0.0 {
@@ -378,30 +393,33 @@ mod tests {
     #[test]
     fn kernel_and_operators_sum_the_same_cells() {
         const DIMS: [usize; 4] = [2, 3, 4, 5];
-        let columns = [0.5, 1.0, 0.0, 2.0, 1.0];
+        let line = [0.5, 1.0, 0.0, 2.0, 1.0];
+        let plane: Vec<f64> = (0..20).map(|cell| f64::from(cell % 7)).collect();
         let hole = field(DIMS, 7).lower_elem(1.0);
         // NaN where nothing counts.
         let holed = field(DIMS, 5).mask_fill(hole.clone(), f32::NAN);
         let mask = field(DIMS, 3).mask_fill(hole, 0.0);
         let [one, all] = [[1, 3, 4, 5], DIMS].map(|dims| Some(field(dims, 11)));
-        let plane = Some(field([1, 1, 4, 5], 2));
+        let part = Some(field([1, 1, 4, 5], 2));
         for (forecast, others) in [
             (holed, [one, Some(mask)]),
-            (field(DIMS, 5), [all, plane.clone()]),
-            (field(DIMS, 5), [None, plane]),
+            (field(DIMS, 5), [all, part.clone()]),
+            (field(DIMS, 5), [None, part]),
             (field(DIMS, 5), [None, None]),
         ] {
             let shards = shards([forecast, field(DIMS, 17)], others).unwrap();
-            let found = shards.errors(&columns).unwrap();
-            let expected = shards.composed(|| shards.products(), &columns);
-            assert_eq!((found.len(), expected.len()), (2 * 3 * 4, 2 * 3 * 4));
-            let pairs = found.as_flattened().iter().zip(expected.as_flattened());
-            for (found, expected) in pairs {
-                let tolerance = 1e-5 * (1.0 + expected.abs());
-                assert!(
-                    (found - expected).abs() < tolerance,
-                    "{found} for {expected}"
-                );
+            for columns in [&line[..], &plane[..]] {
+                let found = shards.errors(columns).unwrap();
+                let expected = shards.composed(|| shards.products(), columns);
+                assert_eq!((found.len(), expected.len()), (2 * 3 * 4, 2 * 3 * 4));
+                let pairs = found.as_flattened().iter().zip(expected.as_flattened());
+                for (found, expected) in pairs {
+                    let tolerance = 1e-5 * (1.0 + expected.abs());
+                    assert!(
+                        (found - expected).abs() < tolerance,
+                        "{found} for {expected}"
+                    );
+                }
             }
         }
     }

@@ -7,6 +7,7 @@ use halocline_ops::prelude::*;
 use halocline_ops::with_layer_placements;
 
 use crate::parallel::{Plan, Style};
+use crate::recompute::apply_block;
 
 /// Configuration of [`SpectralConvS2`], which has an example.
 #[derive(Config, Debug)]
@@ -132,6 +133,10 @@ pub struct SfnoConfig {
     /// Whether to add the input to the result, through a linear layer if their channels differ.
     #[config(default = "false")]
     pub residual: bool,
+    /// Whether the backward pass recomputes blocks instead of storing their activations: less
+    /// memory, more time, the same gradients. Data received from other ranks is kept.
+    #[config(default = "false")]
+    pub recompute: bool,
 }
 
 /// Spherical Fourier neural operator (Bonev et al. 2023). A block adds a spherical convolution and
@@ -162,6 +167,7 @@ pub struct Sfno {
     is_residual: bool,
     /// Layer from the input to the result, if their channels differ.
     skip: Option<Conv2d>,
+    recompute: bool,
 }
 
 #[derive(Module, Debug)]
@@ -226,6 +232,7 @@ impl SfnoConfig {
                 let config = Conv2dConfig::new(ends, [1, 1]).with_bias(false);
                 config.init(device)
             }),
+            recompute: self.recompute,
         }
     }
 
@@ -266,7 +273,9 @@ impl<X: Field<4>> Layer<X> for Sfno {
         let lifted = x.clone().apply(&self.lifting);
         let mut grids = self.blocks.iter().map(|block| &block.spectral);
         let before = grids.any(|conv| !conv.keeps_grid()).then(|| lifted.clone());
-        let y = self.blocks.iter().fold(lifted, |y, block| y.apply(block));
+        let y = self.blocks.iter().fold(lifted, |y, block| {
+            apply_block(self.recompute, y, block, |block: &Block, y| y.apply(block))
+        });
         // Another grid has other extents, from which the last block leads to even ones.
         let y = match &before {
             Some(before) => y.align_to(before),

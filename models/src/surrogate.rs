@@ -8,6 +8,7 @@ use halocline_ops::prelude::*;
 use crate::conv::{FieldConv2d, FieldConv2dConfig};
 use crate::parallel::{Plan, Style};
 use crate::precision::{computed, stepped};
+use crate::recompute::apply_block;
 
 /// Configuration of [`SurrogateCnn`], which has an example.
 #[derive(Config, Debug)]
@@ -40,6 +41,10 @@ pub struct SurrogateCnnConfig {
     /// Hidden fields do not change sign.
     #[config(default = "Vec::new()")]
     pub odd: Vec<usize>,
+    /// Whether the backward pass recomputes blocks instead of storing their activations: less
+    /// memory, more time, the same gradients. Halos are kept.
+    #[config(default = "false")]
+    pub recompute: bool,
 }
 
 /// Residual convolutional network that predicts an increment to the newest state.
@@ -73,6 +78,7 @@ pub struct SurrogateCnn {
     scale: Param<Tensor<4>>,
     history: usize,
     variables: usize,
+    recompute: bool,
 }
 
 #[derive(Module, Debug)]
@@ -115,6 +121,7 @@ impl SurrogateCnnConfig {
             scale: channel_scale(outputs, 0.1, device),
             history: self.history,
             variables: self.variables,
+            recompute: self.recompute,
         }
     }
 
@@ -152,7 +159,9 @@ impl<X: Field<4>> Layer<X> for SurrogateCnn {
         let state = x.clone().narrow(1, oldest, self.variables); // [batch, variables, lat, lon]
         let x = computed(x, &self.scale);
         let y = x.apply(&self.stem).gelu(); // [batch, width, lat, lon]
-        let y = self.blocks.iter().fold(y, |y, block| y.apply(block));
+        let y = self.blocks.iter().fold(y, |y, block| {
+            apply_block(self.recompute, y, block, |block: &Block, y| y.apply(block))
+        });
         let increment = y.gelu().apply(&self.head);
         stepped(state, increment, &self.scale)
     }

@@ -7,6 +7,7 @@ use halocline_ops::prelude::*;
 
 use crate::conv::{FieldConv2d, FieldConv2dConfig};
 use crate::parallel::{Plan, Style};
+use crate::recompute::{apply_block, apply_block_with};
 
 /// Configuration of [`UNet`], which has an example.
 #[derive(Config, Debug)]
@@ -30,6 +31,10 @@ pub struct UNetConfig {
     /// Hidden fields do not change sign.
     #[config(default = "Vec::new()")]
     pub odd: Vec<usize>,
+    /// Whether the backward pass recomputes the convolutions of each level instead of storing their
+    /// activations: less memory, more time, the same gradients. Halos are kept.
+    #[config(default = "false")]
+    pub recompute: bool,
 }
 
 /// U-Net (Ronneberger et al. 2015): an encoder and decoder with skip connections, average pooling
@@ -57,6 +62,7 @@ pub struct UNet {
     bottom: DoubleConv,
     up: Vec<DoubleConv>,
     head: FieldConv2d,
+    recompute: bool,
 }
 
 #[derive(Module, Debug)]
@@ -101,6 +107,7 @@ impl UNetConfig {
                 .map(|level| double(width(level + 1) + width(level), width(level), level, &[]))
                 .collect(),
             head: conv([self.width, self.channels_out], 1, 0).init(device),
+            recompute: self.recompute,
         }
     }
 
@@ -122,6 +129,17 @@ impl UNetConfig {
 }
 
 impl DoubleConv {
+    /// Applies both convolutions to a coarser field, interpolated to twice the size, and the skip
+    /// connection.
+    fn upward<X: Field<4>>(&self, coarse: X, skip: X) -> X {
+        let [_, _, lat, lon] = skip.dims();
+        let upsampled = coarse.upsample_nearest(2);
+        let upsampled = upsampled.narrow(2, 0, lat).narrow(3, 0, lon);
+        // Odd extents change when halved and doubled, so use those of the skip connection.
+        let upsampled = upsampled.align_to(&skip);
+        self.forward(vec![upsampled, skip])
+    }
+
     /// Applies both convolutions to the concatenation of `fields` along channels.
     fn forward<X: Field<4>>(&self, fields: Vec<X>) -> X {
         let _module = module_scope("DoubleConv");
@@ -138,21 +156,18 @@ impl<X: Field<4>> Layer<X> for UNet {
 
     fn forward(&self, x: X) -> X {
         let halved = PoolOptions::new([2, 2]).with_rounding(Rounding::Ceil);
+        let forward = |level: &DoubleConv, y: X| level.forward(vec![y]);
         let mut y = x;
         let mut skips = Vec::new();
         for level in &self.down {
-            let skip = level.forward(vec![y]);
+            let skip = apply_block(self.recompute, y, level, forward);
             y = skip.clone().avg_pool(&halved);
             skips.push(skip);
         }
-        y = self.bottom.forward(vec![y]);
+        y = apply_block(self.recompute, y, &self.bottom, forward);
         for (level, skip) in self.up.iter().zip(skips).rev() {
-            let [_, _, lat, lon] = skip.dims();
-            let upsampled = y.upsample_nearest(2);
-            let upsampled = upsampled.narrow(2, 0, lat).narrow(3, 0, lon);
-            // Odd extents change when halved and doubled, so use those of the skip connection.
-            let upsampled = upsampled.align_to(&skip);
-            y = level.forward(vec![upsampled, skip]);
+            let upward = |level: &DoubleConv, coarse: X, skip: X| level.upward(coarse, skip);
+            y = apply_block_with(self.recompute, [y, skip], level, upward);
         }
         y.apply(&self.head)
     }

@@ -153,9 +153,10 @@ impl Verification {
         })
     }
 
-    /// Makes scores of channels on cells that form no rows and columns, with one weight per cell,
-    /// such as its area, and the latitude and the longitude of each cell in degrees. Fields have
-    /// the cells as columns of a single row.
+    /// Makes scores of channels on cells with positions of their own, with one weight per cell, such
+    /// as its area, and the latitude and the longitude of each cell in degrees. Fields have the
+    /// cells as columns of a single row or, on a curvilinear grid, as rows and columns; weights and
+    /// positions are then in the order of the rows.
     ///
     /// # Errors
     /// The numbers of weights, latitudes and longitudes differ.
@@ -423,6 +424,38 @@ mod tests {
         let other = truth().narrow(2, 0, 2);
         assert!(scores.add(18.0, truth(), other, None, None).is_err());
         assert!(scores.metrics("t", 18.0, "globe").is_none());
+    }
+
+    #[test]
+    fn cells_may_be_rows_and_columns() {
+        let (lat, lon) = ([60.0, 50.0, 0.0, 30.0, 10.0, -10.0], [0.0; 6]);
+        let weights = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        for sizes in [[1, 1], [2, 2]] {
+            let run = Launcher::local(sizes[0] * sizes[1]).run(|world| {
+                let mesh = world.mesh([("lat", sizes[0]), ("lon", sizes[1])])?;
+                let globe = Region::standard();
+                let mut scores = Verification::of_cells(&["t"], &weights, &lat, &lon, globe)?;
+                let ones = ShardTensor::<4>::ones([1, 1, 2, 3], &mesh, &[Shard(2), Shard(3)])?;
+                // Values from 1 to 6.
+                let field = ones.profile(2, &[1.0, 4.0]) + ones.profile(3, &[0.0, 1.0, 2.0]);
+                let truth = field.clone() * 0.0;
+                scores.add(6.0, field, truth, None, None)?;
+                let bias = |region| scores.metrics("t", 6.0, region).expect("was added").bias;
+                assert!((bias("globe") - 91.0 / 21.0).abs() < 1e-12);
+                let expected = (1.0 + 2.0 * 2.0 + 4.0 * 4.0) / 7.0;
+                assert!((bias("northern extratropics") - expected).abs() < 1e-12);
+                Ok(())
+            });
+            run.unwrap();
+        }
+        // Another number of cells.
+        let cells = &weights[..4];
+        let globe = Region::standard();
+        let mut scores =
+            Verification::of_cells(&["t"], cells, &lat[..4], &lon[..4], globe).unwrap();
+        let field = Tensor::<4>::zeros([1, 1, 2, 3], &Device::default());
+        let added = scores.add(6.0, field.clone(), field, None, None);
+        assert!(added.is_err());
     }
 
     /// Squares of these errors overflow f16.

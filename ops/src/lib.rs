@@ -56,8 +56,9 @@ pub use geodesic::{
 pub use layer::{Apply, Layer, PlanOf};
 pub use layer_placements::with_layer_placements;
 pub use loss::{
-    CrossEntropyOptions, Penalty, Reduction, SsimOptions, backward, cross_entropy,
-    cross_entropy_cells, gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, spectral_loss,
+    BinaryCrossEntropyOptions, CrossEntropyOptions, GaussianNllOptions, Penalty, Reduction,
+    SsimOptions, backward, binary_cross_entropy_with_logits, cross_entropy, cross_entropy_cells,
+    gaussian_nll_loss, gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, spectral_loss,
     ssim_loss, total_variation, weighted_difference_loss, weighted_loss, weighted_mean,
 };
 pub use matmul::MatmulField;
@@ -77,16 +78,17 @@ pub use sphere::{Regrid, RegridMode, Sht, ShtNorm, ShtPhase, SphereField, Sphere
 /// Imports for model code: fields, layers, and the methods of all operator families.
 pub mod prelude {
     pub use crate::{
-        ActivationField, Apply, ArithmeticField, AttentionField, AttentionOptions, ConvField,
-        ConvOptions, ConvTransposeField, ConvTransposeOptions, CrossEntropyOptions,
-        DenseAttentionField, Disco, DiscoBasis, DiscoNorm, DiscoTranspose, DropoutField, FftNorm,
-        Field, GeodesicField, GeodesicNeighborhood, Layer, MatmulField, NeighborhoodOptions,
-        NormField, Operand, Padding, Penalty, PlanOf, PoolField, PoolOptions, RearrangeField,
-        ReduceField, Reduction, Regrid, RegridMode, ResampleField, Reshard, ShapeField, Sht,
-        ShtNorm, ShtPhase, SoftmaxField, SpectralField, SphereField, SphereGrid, SsimOptions,
-        StatisticsField, Stencil, Window, WithDims, backward, cross_entropy, gradient_loss,
-        huber_loss, l1_loss, loss_value, mse_loss, spectral_loss, ssim_loss, total_variation,
-        weighted_difference_loss, weighted_loss,
+        ActivationField, Apply, ArithmeticField, AttentionField, AttentionOptions,
+        BinaryCrossEntropyOptions, ConvField, ConvOptions, ConvTransposeField,
+        ConvTransposeOptions, CrossEntropyOptions, DenseAttentionField, Disco, DiscoBasis,
+        DiscoNorm, DiscoTranspose, DropoutField, FftNorm, Field, GaussianNllOptions, GeodesicField,
+        GeodesicNeighborhood, Layer, MatmulField, NeighborhoodOptions, NormField, Operand, Padding,
+        Penalty, PlanOf, PoolField, PoolOptions, RearrangeField, ReduceField, Reduction, Regrid,
+        RegridMode, ResampleField, Reshard, ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField,
+        SpectralField, SphereField, SphereGrid, SsimOptions, StatisticsField, Stencil, Window,
+        WithDims, backward, binary_cross_entropy_with_logits, cross_entropy, gaussian_nll_loss,
+        gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, spectral_loss, ssim_loss,
+        total_variation, weighted_difference_loss, weighted_loss,
     };
 }
 

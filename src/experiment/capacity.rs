@@ -125,8 +125,12 @@ mod tests {
         for purpose in [Use::Forecast, Use::Training] {
             check(&config, purpose).unwrap();
         }
-        let (width, levels) = (1 << 20, 1);
-        config.model = ModelConfig::Unet { width, levels };
+        let unet = |width: usize| ModelConfig::Unet {
+            width,
+            levels: 1,
+            recompute: false,
+        };
+        config.model = unet(1 << 20);
         for purpose in [Use::Forecast, Use::Training] {
             let error = check(&config, purpose).unwrap_err().to_string();
             let told = "model.width: got 1048576, with which a rank needs ";
@@ -137,8 +141,7 @@ mod tests {
         config.training.members = usize::MAX;
         let error = check(&config, Use::Training).unwrap_err().to_string();
         assert!(error.contains("a hidden field of a batch"), "{error}");
-        let (width, levels) = (usize::MAX, 1);
-        config.model = ModelConfig::Unet { width, levels };
+        config.model = unet(usize::MAX);
         let error = check(&config, Use::Forecast).unwrap_err().to_string();
         assert!(error.contains("expected at most 1048576"), "{error}");
     }

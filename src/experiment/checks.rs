@@ -28,7 +28,7 @@ fn check_rim(width: usize, grid: &Grid) -> Result<()> {
     if width == 0 || (is_region && 2 * width < rows.min(columns)) {
         return Ok(());
     }
-    if !grid.has_rows() {
+    if rows == 1 && !grid.has_rows() {
         let got = format!("{width} on a row of {columns} unstructured cells");
         let expected = "0, because only regions of rows and columns have a rim";
         return Err(invalid("data.boundary", got, expected));
@@ -79,11 +79,13 @@ fn check_loss(loss: Loss, grid: &Grid) -> Result<()> {
     if loss != Loss::Spectral || grid.has_rows() {
         return Ok(());
     }
-    Err(invalid(
-        "training.loss",
-        format!("spectral on a row of {} cells", grid.lon().len()),
-        "mse, mae, huber or crps, because waves along this row are not zonal",
-    ))
+    let got = if grid.is_curvilinear() {
+        format!("spectral on a grid that is {grid}")
+    } else {
+        format!("spectral on a row of {} cells", grid.lon().len())
+    };
+    let expected = "mse, mae, huber, crps or energy, because waves along its rows are not zonal";
+    Err(invalid("training.loss", got, expected))
 }
 
 /// Refuses settings that do not fit this number of samples, these channels or this grid.
@@ -269,7 +271,7 @@ mod tests {
             ),
             (
                 "loss = \"spectral\"",
-                "training.loss: got spectral on a row of 40 cells, expected mse, mae, huber or crps",
+                "training.loss: got spectral on a row of 40 cells, expected mse, mae, huber, crps or energy",
             ),
             ("weights = { z = 2.0 }", "training.weights: got z, expected"),
             (
@@ -313,6 +315,10 @@ mod tests {
             assert_eq!(checked.is_ok(), has_rows, "{grid}");
             assert!(check_loss(Loss::Mse, &grid).is_ok());
         }
+        let grid = Grid::curvilinear([2, 2], vec![50.0; 4], lon).unwrap();
+        let error = check_loss(Loss::Spectral, &grid).unwrap_err().to_string();
+        let told = "training.loss: got spectral on a grid that is curvilinear, 2 x 2 cells,";
+        assert!(error.starts_with(told), "{error}");
     }
 
     #[test]
@@ -402,6 +408,11 @@ mod tests {
         let cells = Grid::unstructured(vec![50.0, 40.0, 30.0], vec![0.0, 10.0, 20.0]).unwrap();
         let error = check_rim(1, &cells).unwrap_err().to_string();
         let told = "data.boundary: got 1 on a row of 3 unstructured cells, expected 0, because";
+        assert!(error.starts_with(told), "{error}");
+        let grid = Grid::curvilinear([3, 4], vec![50.0; 12], vec![0.0; 12]).unwrap();
+        assert!(check_rim(1, &grid).is_ok());
+        let error = check_rim(2, &grid).unwrap_err().to_string();
+        let told = "data.boundary: got 2 on a grid of 3 x 4 cells, expected less than half";
         assert!(error.starts_with(told), "{error}");
     }
 }

@@ -8,59 +8,11 @@ use halocline_io::{
     Calendar, Checkpoint, CheckpointConfig, Checkpoints, FieldLoader, Progress, Snapshot,
 };
 use halocline_ops::prelude::*;
-use serde::{Deserialize, Serialize};
 
-/// Resolution of a climatology over the year.
-///
-/// # Example
-/// ```
-/// use halocline::experiment::Cycle;
-/// use halocline::io::Calendar;
-///
-/// let day = |day: f64| day * 86400.0;
-/// assert_eq!(Cycle::Month.class(day(31.0), Calendar::Gregorian), 1); // February
-/// assert_eq!(Cycle::Day.class(day(365.0 + 31.0), Calendar::Gregorian), 31);
-/// assert_eq!(Cycle::Mean.classes(), 1);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Cycle {
-    /// One mean for all times.
-    Mean,
-    /// A mean for each month.
-    Month,
-    /// A mean for each day of the year, over the days around it. Their weights fall linearly to
-    /// zero at 30 days before and after, as in WeatherBench 2.
-    Day,
-}
+use super::cycle::Cycle;
 
 /// Days from a day to those before and after that have no weight in its mean.
 const REACH: usize = 30;
-/// First days of the months of a leap year.
-const FIRST: [usize; 12] = [0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335];
-
-impl Cycle {
-    /// Returns the number of means.
-    pub fn classes(self) -> usize {
-        match self {
-            Self::Mean => 1,
-            Self::Month => 12,
-            Self::Day => 366,
-        }
-    }
-
-    /// Returns the index of the mean of a time, which is in seconds since 1970-01-01.
-    pub fn class(self, seconds: f64, calendar: Calendar) -> usize {
-        let (_, month, day) = calendar.day(seconds).unwrap_or((1970, 1, 1));
-        let month = usize::try_from(month - 1).unwrap_or(0);
-        match self {
-            Self::Mean => 0,
-            Self::Month => month,
-            Self::Day => (FIRST[month] + usize::try_from(day - 1).unwrap_or(0)).min(365),
-        }
-    }
-}
-
 /// Seconds per day.
 const DAY: f64 = 86400.0;
 
@@ -86,6 +38,13 @@ impl Times {
         let of_day = seconds.round().rem_euclid(DAY) / DAY;
         let part = (of_day * self.parts as f64) as usize;
         self.cycle.class(seconds.round(), self.calendar) * self.parts + part
+    }
+
+    /// Whether a time lies on day 365 of a year without a day 366.
+    fn is_last_of_365(self, seconds: f64) -> bool {
+        let day = |seconds: f64| self.calendar.day_of_year(seconds);
+        let seconds = seconds.round();
+        day(seconds) == Some(365) && day(seconds + DAY) == Some(1)
     }
 }
 
@@ -220,7 +179,7 @@ impl Climatology {
 
 /// Computes the means of the targets of a loader's samples.
 fn compute(world: &World, loader: &FieldLoader, times: Times) -> Result<Vec<ShardTensor<4>>> {
-    let mut sums: Vec<Option<Sum>> = vec![None; times.classes()];
+    let mut sums = Sums::new(times);
     let progress = Progress::new(world.rank(), NAME, loader.batches());
     for batch in loader.epoch(0) {
         let batch = batch?;
@@ -228,22 +187,21 @@ fn compute(world: &World, loader: &FieldLoader, times: Times) -> Result<Vec<Shar
         let count = batch
             .mask
             .map_or_else(|| values.clone() * 0.0 + 1.0, ShardTensor::inner);
-        let sum = &mut sums[times.class(batch.times[0])];
-        *sum = added(sum.take(), Some([values, count]));
+        sums.add(batch.times[0], [values, count]);
         progress.advance();
     }
     progress.finish();
-    let all = sums.iter().cloned().fold(None, added);
+    let all = sums.classes.iter().cloned().fold(None, added);
     let [sum, count] = all.expect("a loader has samples");
     let whole = sum / count.clamp_min(1.0);
     // Times of the year without a value take the mean of their part of the day, and parts of the
     // day without a value the mean of all times.
     let part = |part: usize| {
-        let sums = sums.iter().skip(part).step_by(times.parts);
+        let sums = sums.classes.iter().skip(part).step_by(times.parts);
         mean(sums.cloned().fold(None, added), &whole)
     };
     let parts: Vec<ShardTensor<4>> = (0..times.parts).map(part).collect();
-    let classes = smoothed(sums, times).into_iter().enumerate();
+    let classes = sums.over_days_around().into_iter().enumerate();
     let means = classes.map(|(class, sum)| mean(sum, &parts[class % times.parts]));
     Ok(means.collect())
 }
@@ -266,6 +224,48 @@ fn added(one: Option<Sum>, other: Option<Sum>) -> Option<Sum> {
     match (one, other) {
         (Some([a, b]), Some([c, d])) => Some([a + c, b + d]),
         (one, other) => one.or(other),
+    }
+}
+
+/// Sums of the values at the times of each class.
+struct Sums {
+    times: Times,
+    classes: Vec<Option<Sum>>,
+    /// Sums over the last days of years without a day 366, for each part of a day.
+    last_days: Vec<Option<Sum>>,
+}
+
+impl Sums {
+    fn new(times: Times) -> Self {
+        Self {
+            times,
+            classes: vec![None; times.classes()],
+            last_days: vec![None; times.parts],
+        }
+    }
+
+    fn add(&mut self, seconds: f64, values: Sum) {
+        let class = self.times.class(seconds);
+        if self.times.cycle == Cycle::Day && self.times.is_last_of_365(seconds) {
+            let sum = &mut self.last_days[class % self.times.parts];
+            *sum = added(sum.take(), Some(values.clone()));
+        }
+        let sum = &mut self.classes[class];
+        *sum = added(sum.take(), Some(values));
+    }
+
+    /// Returns the [`smoothed`] sums. Years without a day 366 repeat their last day there.
+    fn over_days_around(self) -> Vec<Option<Sum>> {
+        let Self {
+            times,
+            mut classes,
+            last_days,
+        } = self;
+        let day_366 = classes.len() - times.parts;
+        for (sum, last) in classes[day_366..].iter_mut().zip(last_days) {
+            *sum = added(sum.take(), last);
+        }
+        smoothed(classes, times)
     }
 }
 
@@ -318,6 +318,7 @@ fn windows(sums: Vec<Option<Sum>>, width: usize, distance: usize) -> Vec<Option<
 mod tests {
     use burn::tensor::Tensor;
     use halocline_core::Launcher;
+    use halocline_io::parse_time;
 
     use super::*;
     use crate::experiment::fixture::{config_in, wave, write_fields, write_waves};
@@ -375,7 +376,7 @@ mod tests {
         ] {
             assert_eq!(months.class(time), class, "{time}");
         }
-        assert_eq!(times(Cycle::Day, 1).class(hours(-1.0)), 365);
+        assert_eq!(times(Cycle::Day, 1).class(hours(-1.0)), 364);
         assert_eq!(times(Cycle::Mean, 24).class(hours(49.0)), 1);
     }
 
@@ -446,6 +447,27 @@ mod tests {
         }
         let cycle = Cycle::Mean;
         assert!(smoothed(sums, Times { cycle, ..times })[2 * day + 3].is_none());
+    }
+
+    #[test]
+    fn years_of_365_days_repeat_their_last_day() {
+        let times = Times {
+            cycle: Cycle::Day,
+            is_default: false,
+            parts: 2,
+            calendar: Calendar::Gregorian,
+        };
+        // Days 365 of 2019, and 365 and 366 of 2020, in the afternoon.
+        let found = ["2019-12-31T18", "2020-12-30T18", "2020-12-31T18"].map(|date| {
+            let mut sums = Sums::new(times);
+            let time = parse_time(date, Calendar::Gregorian).unwrap();
+            sums.add(time, sum(1).unwrap());
+            assert_eq!(sums.classes.iter().flatten().count(), 1);
+            let smoothed = sums.over_days_around();
+            assert!(smoothed[2 * 365].is_none());
+            [364, 365].map(|day| number(&smoothed[2 * day + 1]))
+        });
+        assert_eq!(found, [[30 + 29, 29 + 30], [30, 29], [29, 30]]);
     }
 
     #[test]

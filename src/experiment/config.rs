@@ -14,7 +14,7 @@ use super::near::{model_key, near, nearest};
 use super::network::ModelConfig;
 use super::optimizer::OptimizerConfig;
 use super::overrides::overridden;
-use super::training_config::{Loss, TrainingConfig};
+use super::training_config::TrainingConfig;
 
 /// Configuration of an [`Experiment`](super::Experiment): its data, model, mesh and training.
 ///
@@ -212,9 +212,9 @@ impl ExperimentConfig {
         let (training, noise_channels) = (&self.training, self.data.noise_channels);
         refuse(&[
             (
-                training.loss == Loss::Crps && training.noise == 0.0 && noise_channels == 0,
-                "training.noise: 0, with which all members of the loss crps are the same; expected a standard deviation, \
-                 such as 0.1, or data.noise_channels",
+                training.loss.is_of_ensembles() && training.noise == 0.0 && noise_channels == 0,
+                "training.noise: 0, with which all members of the loss crps or energy are the same; expected a standard \
+                 deviation, such as 0.1, or data.noise_channels",
             ),
             (
                 training.patience.is_some() && self.data.validation.is_none(),
@@ -299,7 +299,7 @@ mod tests {
         );
         let found = error(&format!("{LEAST}widht = 3"), &settings[..1]);
         assert!(
-            found.contains("at line 6") && !found.contains("--set"),
+            found.contains("at line 4") && !found.contains("--set"),
             "{found}"
         );
         let found = error(LEAST, &["mesh.lat=0", "mesh.lat=0"]);

@@ -17,6 +17,8 @@ use super::timeline::Timeline;
 #[derive(Clone, Debug)]
 pub(super) struct Data {
     config: DataConfig,
+    /// File of static fields in place of those of the files.
+    pub(super) static_fields: Option<PathBuf>,
     /// Channels of the files that samples consist of.
     pub(super) files: Vec<Channel>,
     pub(super) channels: Channels,
@@ -58,13 +60,14 @@ impl Data {
     }
 
     /// Opens other files than those of training, which may have a single time, for a model trained
-    /// on the data of these statistics. Rows and columns are read in the order of training.
+    /// on the data of these statistics. Rows and columns are read in the order of training. Static
+    /// fields, if a file of them is given, replace those of the files.
     ///
     /// # Errors
     /// A file that is named twice; another grid than in training; a missing channel.
     pub(super) fn open_others(
         config: &DataConfig,
-        files: &[PathBuf],
+        (files, static_fields): (&[PathBuf], Option<PathBuf>),
         trained: &Statistics,
     ) -> Result<Self> {
         check_distinct("files", files)?;
@@ -85,9 +88,14 @@ impl Data {
             config.lead_hours = config.lead_hours.or(Some(learnt));
             config.gaps = Gaps::Allow;
         }
-        let states = dataset(&config, &Period::default(), Samples::States);
+        let states = dataset(&config, &Period::default(), Samples::States)
+            .with_static_fields(static_fields.clone());
         let dataset = open_on(trained.grid(), files, states)?;
-        Self::of(config, &dataset, trained.time_step())
+        let data = Self::of(config, &dataset, trained.time_step())?;
+        Ok(Self {
+            static_fields,
+            ..data
+        })
     }
 
     fn of(config: DataConfig, dataset: &FieldDataset, time_step: f64) -> Result<Self> {
@@ -104,6 +112,7 @@ impl Data {
             forcings_change: dataset.channels().forcings.iter().any(changes),
             odd: odd(&config, dataset)?,
             config,
+            static_fields: None,
             files: metadata
                 .channels()
                 .iter()
@@ -167,11 +176,10 @@ impl Data {
         samples: Samples,
     ) -> halocline_io::Result<FieldDataset> {
         use halocline_io::Error::{Argument, TooShort};
-        let mut config = dataset(&self.config, period, samples);
+        let mut config = self.dataset_config(period, samples);
         if let Samples::Targets = samples {
             // Other inputs are not read; the files are those of all channels.
-            let names = self.files.iter().map(|channel| channel.name.clone());
-            config.open.channels = Some(names.collect());
+            config.open.channels = Some(self.names());
             config.inputs = Some(self.channels.targets.clone());
             config.targets = None;
         }
@@ -189,8 +197,43 @@ impl Data {
 
     /// Opens the states of a period in the units of the files, with NaN for missing values.
     pub(super) fn states_in_units(&self, period: &Period) -> halocline_io::Result<FieldDataset> {
-        let config = dataset(&self.config, period, Samples::States).with_missing(Missing::Allow);
+        let config = self.dataset_config(period, Samples::States);
+        open_on(
+            &self.grid,
+            &self.config.files,
+            config.with_missing(Missing::Allow),
+        )
+    }
+
+    /// Opens the times of a period with these channels of the files alone, in units, with NaN for
+    /// missing values.
+    pub(super) fn channels_in_units(
+        &self,
+        period: &Period,
+        channels: Vec<String>,
+    ) -> halocline_io::Result<FieldDataset> {
+        let mut config = self
+            .dataset_config(period, Samples::Targets)
+            .with_missing(Missing::Allow)
+            .with_gaps(Gaps::Allow)
+            .with_inputs(Some(channels))
+            .with_targets(None)
+            .with_forcings(Vec::new())
+            .with_constants(None)
+            .with_constants_missing(Vec::new());
+        // Files of other channels are opened, too.
+        config.open.channels = Some(self.names());
         open_on(&self.grid, &self.config.files, config)
+    }
+
+    fn dataset_config(&self, period: &Period, samples: Samples) -> DatasetConfig {
+        dataset(&self.config, period, samples).with_static_fields(self.static_fields.clone())
+    }
+
+    /// Returns the names of the channels of the files that samples consist of.
+    fn names(&self) -> Vec<String> {
+        let names = self.files.iter().map(|channel| channel.name.clone());
+        names.collect()
     }
 
     /// Returns the times of a dataset of [states](Samples::States). Where gaps are skipped, no step
@@ -209,10 +252,8 @@ impl Data {
 
     /// Opens the files of a period, with the channels of the samples.
     pub(super) fn files_of(&self, period: &Period) -> Result<Vec<Box<dyn Fields>>> {
-        let open = open(&self.config, period);
-        let names = self.files.iter().map(|channel| channel.name.clone());
-        let open = open
-            .with_channels(Some(names.collect()))
+        let open = open(&self.config, period)
+            .with_channels(Some(self.names()))
             .with_grid(Some(self.grid.clone()));
         Ok(if self.config.joined {
             vec![open.open_joined(&self.config.files)?]
@@ -304,12 +345,8 @@ fn open_dataset(files: &[PathBuf], config: &DatasetConfig) -> halocline_io::Resu
 /// Returns the grid of files in the order of that of training, with areas of cells if that has
 /// them. Positions that are not known of the grid of training are those of the files.
 fn as_in_training(grid: Grid, trained: &Grid) -> Grid {
-    let [has_areas, had_areas] = [&grid, trained].map(|grid| grid.cell_weights().is_some());
-    if !grid.agrees_with(trained) || (had_areas && !has_areas) {
-        return trained.clone();
-    }
-    if had_areas {
-        grid
+    if !grid.agrees_with(trained) || trained.cell_weights().is_some() {
+        trained.clone()
     } else {
         grid.without_cell_areas()
     }

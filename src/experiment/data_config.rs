@@ -8,7 +8,7 @@ use halocline_io::{Calendar, Gaps, Missing, Period};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::climatology::Cycle;
+use super::cycle::Cycle;
 use super::errors::{invalid, refuse};
 
 /// Data of an experiment: files, channels by role, time steps, and the periods for training,

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use halocline_core::{Error, RandomKey, Result, ShardTensor};
 use halocline_io::{
-    Batch, Existing, FieldLoader, ForecastWriter, OutputConfig, OutputFormat, Period, Progress,
-    parse_time,
+    Batch, Calendar, Existing, FieldLoader, ForecastWriter, OutputConfig, OutputFormat, Period,
+    Progress, parse_time,
 };
 use halocline_models::{next_input, perturbed};
 use halocline_ops::prelude::*;
 
 use super::forecast_config::ForecastConfig;
+use super::member_groups::apply_to_members;
 use super::network::{FieldModel, OwnNetwork};
 use super::outputs::Output;
 use super::setup::{Experiment, Files, States, missing};
@@ -96,12 +97,13 @@ impl<N: OwnNetwork> Experiment<N> {
     /// # fn check(experiment: &Experiment) -> Result<()> {
     /// assert_eq!(experiment.output_stem("2018-01-01")?, "2018-01-01T0000");
     /// assert_eq!(experiment.output_stem("2018-01-01 00:00:00")?, "2018-01-01T0000");
+    /// assert_eq!(experiment.output_stem("2018-01-01T00:00:00.10")?, "2018-01-01T000000.1");
     /// # Ok(())
     /// # }
     /// ```
     pub fn output_stem(&self, date: &str) -> Result<String> {
         let time = parse_time(date, self.data.calendar)?;
-        Ok(file_stem(&self.data.calendar.date(time)))
+        Ok(file_stem(time, self.data.calendar))
     }
 
     /// Returns the outputs in a folder of the forecasts from each start, without those from states
@@ -116,8 +118,7 @@ impl<N: OwnNetwork> Experiment<N> {
         folder: &Path,
     ) -> Result<Vec<Output>> {
         let timeline = &states.timeline;
-        let stem = |(_, time): &(usize, f64)| file_stem(&self.data.calendar.date(*time));
-        let stems: Vec<String> = timeline.states.iter().map(stem).collect();
+        let stems = file_stems(&timeline.states, self.data.calendar);
         let steps = self.read_steps(config.steps);
         let reaches =
             |start: &usize| (1..=steps).all(|step| timeline.ahead(*start, step).1.is_some());
@@ -137,19 +138,7 @@ impl<N: OwnNetwork> Experiment<N> {
                 config.steps
             )));
         }
-        // Runs that overlap have several states of one date.
-        let mut counts: HashMap<&str, usize> = HashMap::new();
-        for stem in &stems {
-            *counts.entry(stem).or_default() += 1;
-        }
-        let output = |start: usize| {
-            let (stem, (series, _)) = (&stems[start][..], timeline.states[start]);
-            let name = match counts[stem] {
-                1 => format!("{stem}.zarr"),
-                _ => format!("{stem}-{series}.zarr"),
-            };
-            (start, folder.join(name))
-        };
+        let output = |start: usize| (start, folder.join(format!("{}.zarr", stems[start])));
         Ok(starts.into_iter().map(output).collect())
     }
 
@@ -209,7 +198,8 @@ impl<N: OwnNetwork> Experiment<N> {
     }
 
     /// Calls a function with each step of a forecast from a state, which is a batch of one. `read`
-    /// returns a state of the data, for the boundary of a region. Holds one step in memory.
+    /// returns a state of the data, for the boundary of a region. Holds one step in memory, and the
+    /// hidden fields of the members that are computed at once.
     pub(super) fn steps(
         &self,
         model: &FieldModel<N>,
@@ -249,7 +239,7 @@ impl<N: OwnNetwork> Experiment<N> {
             let stream = ("noise channels", begin.to_bits(), number);
             let key = RandomKey::new(self.config.seed, stream);
             let given = self.with_noise_channels(given, &samples, config.members, key)?;
-            let y = given.apply(model);
+            let y = apply_to_members(model, given, config.members_at_once);
             let state;
             (time, state) = states.timeline.ahead(start, number);
             let y = self.bounded(y, &[time])?;
@@ -276,9 +266,39 @@ impl<N: OwnNetwork> Experiment<N> {
     }
 }
 
-/// Returns the name, without its ending, of the output for a date such as `2018-01-01 06:00:00`.
-fn file_stem(date: &str) -> String {
-    let date = date.strip_suffix(":00").unwrap_or(date);
+/// Returns the names, without their endings, of the outputs of forecasts from these states. Times
+/// are rounded to seconds, unless states of one time axis would then share a name.
+fn file_stems(states: &[(usize, f64)], calendar: Calendar) -> Vec<String> {
+    let rounded = |(_, time): &(usize, f64)| file_stem(time.round(), calendar);
+    let mut stems: Vec<String> = states.iter().map(rounded).collect();
+    let mut pairs = states.windows(2).zip(stems.windows(2));
+    if pairs.any(|(states, stems)| states[0].0 == states[1].0 && stems[0] == stems[1]) {
+        let exact = |(_, time): &(usize, f64)| file_stem(*time, calendar);
+        stems = states.iter().map(exact).collect();
+    }
+    // Runs that overlap have several states of one date.
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for stem in &stems {
+        *counts.entry(stem).or_default() += 1;
+    }
+    let name = |(stem, (series, _)): (&String, &(usize, f64))| match counts[&stem[..]] {
+        1 => stem.clone(),
+        _ => format!("{stem}-{series}"),
+    };
+    stems.iter().zip(states).map(name).collect()
+}
+
+/// Returns the name, without its ending, of the output for a time, such as `2018-01-01T0600`.
+/// Seconds and microseconds follow if they are not zero.
+fn file_stem(time: f64, calendar: Calendar) -> String {
+    let micros = (time * 1e6).round() as i64;
+    let (second, micros) = (micros.div_euclid(1_000_000), micros.rem_euclid(1_000_000));
+    let date = calendar.date(second as f64);
+    let fraction = format!("{date}.{micros:06}");
+    let date = match micros {
+        0 => date.strip_suffix(":00").unwrap_or(&date),
+        _ => fraction.trim_end_matches('0'),
+    };
     date.replace(' ', "T").replace(':', "")
 }
 
@@ -316,5 +336,17 @@ mod tests {
             })
         });
         run.unwrap();
+    }
+
+    #[test]
+    fn forecasts_from_different_states_have_different_names() {
+        let stems = |states: &[(usize, f64)]| file_stems(states, Calendar::Gregorian);
+        let tenths = [9, 10, 11].map(|step| (0, 0.1 * f64::from(step)));
+        let on_day = |clock: &str| format!("1970-01-01T{clock}");
+        let expected = ["000000.9", "000001", "000001.1"].map(on_day);
+        assert_eq!(stems(&tenths), expected);
+        // A time that its file rounded, and runs that overlap.
+        let hours = [(0, 21600.0 - 1e-3), (0, 43200.0), (1, 43200.0)];
+        assert_eq!(stems(&hours), ["0600", "1200-0", "1200-1"].map(on_day));
     }
 }

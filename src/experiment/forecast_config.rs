@@ -35,6 +35,11 @@ pub struct ForecastConfig {
     /// Standard deviation of the noise that makes members differ, in standard deviations of the
     /// inputs. It may be 0 for a model with [channels of noise](super::DataConfig::noise_channels).
     pub noise: f64,
+    /// Members that a rank computes at once. Fewer need less memory: only their hidden fields are
+    /// held at a time, besides inputs and predictions of all members. Results are the same up to
+    /// rounding. Default all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub members_at_once: Option<usize>,
     /// Hours of which the time of a start is a multiple, counted from 1970-01-01 00:00: with 12,
     /// validations, scores and forecasts start at 00 and 12 UTC. Default all times. A forecast from
     /// a date starts at that date.
@@ -73,6 +78,7 @@ impl Default for ForecastConfig {
             steps: 1,
             members: 1,
             noise: 0.0,
+            members_at_once: None,
             every_hours: None,
             at_hours: Vec::new(),
             regions: BTreeMap::new(),
@@ -91,6 +97,10 @@ impl ForecastConfig {
             (
                 self.members == 0,
                 "forecast.members: 0; expected at least 1 member",
+            ),
+            (
+                self.members_at_once == Some(0),
+                "forecast.members_at_once: 0; expected at least 1 member, or no such key for all at once",
             ),
             (
                 !deviation(self.noise),
@@ -156,7 +166,7 @@ impl ForecastConfig {
     }
 
     /// Returns these settings without those that do not change the fields of a forecast: the choice
-    /// of starts and the regions of scores.
+    /// of starts, the members computed at once and the regions of scores.
     pub(super) fn of_fields(&self) -> Self {
         Self {
             every_hours: None,
@@ -166,9 +176,10 @@ impl ForecastConfig {
     }
 
     /// Returns these settings without those that do not change the score of a validation: the
-    /// regions beside the first.
+    /// members computed at once and the regions beside the first.
     pub(super) fn of_validation(&self) -> Self {
         Self {
+            members_at_once: None,
             regions: BTreeMap::new(),
             ..self.clone()
         }
@@ -180,8 +191,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn starts_and_regions_are_checked() {
+    fn groups_starts_and_regions_are_checked() {
         for (text, told) in [
+            ("members_at_once = 0", "forecast.members_at_once: 0"),
             ("every_hours = 0", "forecast.every_hours: 0"),
             ("at_hours = [3, 24]", "forecast.at_hours: [3, 24]; expected"),
             ("regions.globe = { lat = [0, 1] }", "got \"globe\""),
@@ -196,7 +208,7 @@ mod tests {
             let error = config.check(0).unwrap_err().to_string();
             assert!(error.contains(told), "{error}");
         }
-        let text = "every_hours = 12\nat_hours = [0]\n\
+        let text = "members_at_once = 2\nevery_hours = 12\nat_hours = [0]\n\
                     regions.a = { lat = [35, 75], lon = [170, -170] }";
         let config: ForecastConfig = toml::from_str(text).unwrap();
         config.check(0).unwrap();

@@ -51,7 +51,8 @@ pub(super) fn harmonics(grid: &Grid) -> Result<Sht> {
     }
     Err(Error::other(format!(
         "model.kind sfno: {grid}; expected a globe whose latitudes are equidistant from pole to pole, or those of a \
-         Gaussian grid; model.kind graph takes other grids with positions"
+         Gaussian grid; model.kind graph takes other grids with positions, and cnn, unet and transformer other rows and \
+         columns"
     )))
 }
 

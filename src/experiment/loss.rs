@@ -1,10 +1,12 @@
 //! Loss of a batch.
 
 use burn::module::Module;
+use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Distribution, Error, RandomKey, Result, ShardTensor};
 use halocline_io::Batch;
 use halocline_models::{
-    CrpsEstimator, crps, crps_masked, perturbed, repeat_members, rollout, split_members,
+    CrpsEstimator, crps, crps_masked, energy_score, energy_score_masked, perturbed, repeat_members,
+    rollout, split_members,
 };
 use halocline_ops::masked::apply_mask;
 use halocline_ops::prelude::*;
@@ -29,7 +31,7 @@ impl<N: OwnNetwork> Experiment<N> {
         let key = RandomKey::new(self.config.seed, ("noise", epoch, batch.samples[0]));
         let members = training.members;
         let (mut x, present) = (batch.input, batch.input_mask);
-        if training.loss == Loss::Crps {
+        if training.loss.is_of_ensembles() {
             x = perturbed(x, members, training.noise, key, self.member_axis())?;
         } else if training.noise > 0.0 {
             let normal = Distribution::Normal(0.0, training.noise);
@@ -104,7 +106,7 @@ impl<N: OwnNetwork> Experiment<N> {
     }
 
     /// Multiplies the mask of the cells of `field` that the loss counts by the areas of the cells
-    /// of an unstructured grid, if these are known.
+    /// of an unstructured or curvilinear grid, if these are known.
     fn by_area(
         &self,
         field: &ShardTensor<4>,
@@ -116,7 +118,15 @@ impl<N: OwnNetwork> Experiment<N> {
         };
         let field = field.clone().inner();
         let mask = mask.unwrap_or_else(|| field.clone() * 0.0 + 1.0);
-        Some(mask * field.profile(3, areas))
+        let [_, _, rows, columns] = field.dims();
+        if rows == 1 {
+            // Converts the areas of the cells of this rank only.
+            return Some(mask * field.profile(3, areas));
+        }
+        let data = TensorData::new(areas.clone(), [1, 1, rows, columns]);
+        let device = field.device().inner();
+        let areas = Tensor::<4>::from_data(data, (&device, field.local().dtype()));
+        Some(mask * field.distribute_operand(areas))
     }
 
     /// Returns the weight of the loss of each target.
@@ -157,16 +167,17 @@ impl<N: OwnNetwork> Experiment<N> {
                 .map(|(weight, ratio)| factor(*weight, *ratio))
                 .collect()
         };
-        if training.loss == Loss::Crps {
+        if training.loss.is_of_ensembles() {
             let factors = y.profile(1, &factors(|weight, ratio| weight * ratio));
             let y = split_members(y * factors.clone(), training.members, self.member_axis())?;
             let of_ensemble = |field: ShardTensor<4>| field.unsqueeze_dim::<5>(0);
             let target = of_ensemble(target * factors);
-            return match mask {
-                Some(mask) => {
-                    crps_masked(y, target, of_ensemble(mask), &areas, CrpsEstimator::Fair)
-                }
-                None => crps(y, target, &areas, CrpsEstimator::Fair),
+            let (mask, fair) = (mask.map(of_ensemble), CrpsEstimator::Fair);
+            return match (training.loss, mask) {
+                (Loss::Energy, Some(mask)) => energy_score_masked(y, target, mask, &areas, fair),
+                (Loss::Energy, None) => energy_score(y, target, &areas, fair),
+                (_, Some(mask)) => crps_masked(y, target, mask, &areas, fair),
+                (_, None) => crps(y, target, &areas, fair),
             };
         }
         let area = y.profile(2, &areas);
@@ -257,6 +268,7 @@ mod tests {
         for loss in [
             "loss = \"mse\"",
             "loss = \"crps\"\nmembers = 2\nnoise = 0.1",
+            "loss = \"energy\"\nmembers = 2\nnoise = 0.1",
         ] {
             let training = format!("[training]\n{loss}");
             let config = config_in(folder.path(), "missing = \"fill\"", &training);
@@ -296,7 +308,7 @@ mod tests {
             ("history = 2", "loss = \"spectral\"", "data = 2\nlon = 2"),
             (
                 "noise_channels = 2",
-                "loss = \"crps\"\nmembers = 3",
+                "loss = \"energy\"\nmembers = 3",
                 "data = 2\nmember = 2",
             ),
             (
@@ -353,6 +365,11 @@ mod tests {
                 2,
                 (0.5 + 1.5 * 2.0) / 2.0,
             ),
+            (
+                "loss = \"energy\"\nmembers = 2\nnoise = 0.1",
+                2,
+                ((0.5 + 1.5 * 4.0) / 2.0_f64).sqrt(),
+            ),
         ] {
             let config = config_in(folder.path(), "", &format!("[training]\n{loss}"));
             let run = Launcher::local(1).run(|world| {
@@ -373,6 +390,34 @@ mod tests {
     }
 
     #[test]
+    fn cells_of_rows_and_columns_count_by_their_areas() {
+        let folder = tempfile::tempdir().unwrap();
+        write_fields(folder.path(), wave);
+        for sizes in [[1, 1], [2, 2]] {
+            let [lat, lon] = sizes;
+            let tables = format!("[mesh]\nlat = {lat}\nlon = {lon}\n");
+            let config = config_in(folder.path(), "", &tables);
+            let run = Launcher::local(lat * lon).run(|world| {
+                let mut experiment = Experiment::new(&world, &config)?;
+                let grid = Grid::curvilinear([2, 3], vec![50.0; 6], vec![10.0; 6]).unwrap();
+                let areas = vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+                experiment.data.grid = grid.with_cell_areas(areas).unwrap();
+                let mesh = world.mesh([("lat", lat), ("lon", lon)])?;
+                let ones = ShardTensor::<4>::ones([1, 1, 2, 3], &mesh, &[Shard(2), Shard(3)])?;
+                // Errors from 1 to 6.
+                let line = ones.profile(3, &[0.0, 1.0, 2.0]);
+                let y = ones.clone() * (ones.profile(2, &[1.0, 4.0]) + line);
+                let mask = experiment.by_area(&ones, None);
+                let found = experiment.distance(y, ones * 0.0, mask, [&[1.0], &[1.0]])?;
+                // The sum of the cubes from 1 to 6, by the sum of the areas.
+                assert!((loss_value(&found) - 441.0 / 21.0).abs() < 1e-4);
+                Ok(())
+            });
+            run.unwrap();
+        }
+    }
+
+    #[test]
     fn weights_are_factors_of_the_losses_of_targets() {
         let folder = tempfile::tempdir().unwrap();
         write_fields(folder.path(), wave);
@@ -382,6 +427,7 @@ mod tests {
             "loss = \"huber\"",
             "loss = \"spectral\"",
             "loss = \"crps\"\nmembers = 2\nnoise = 0.1",
+            "loss = \"energy\"\nmembers = 2\nnoise = 0.1",
         ] {
             let value = |weights: &str| {
                 let training = format!("[training]\n{loss}\nweights = {{ {weights} }}");

@@ -7,7 +7,8 @@ use halocline_io::{CheckpointConfig, Checkpoints, LoaderConfig};
 use halocline_models::repeat_members;
 use halocline_ops::prelude::*;
 
-use super::climatology::{Climatology, Cycle, Times};
+use super::climatology::{Climatology, Times};
+use super::cycle::Cycle;
 use super::data::{Data, Samples};
 use super::network::OwnNetwork;
 use super::record::{CLIMATOLOGY, check_training_files};

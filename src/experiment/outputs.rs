@@ -44,7 +44,8 @@ impl<N: OwnNetwork> Experiment<N> {
             .paths()
             .iter()
             .chain(&trained)
-            .chain(&data.constants);
+            .chain(&data.constants)
+            .chain(&self.data.static_fields);
         let output = path.canonicalize().ok();
         if output.is_some() && inputs.any(|input| input.canonicalize().ok() == output) {
             let fault = "one of the files that are read; choose another output";

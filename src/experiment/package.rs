@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use halocline_core::{Error, Result};
-use halocline_io::{CheckpointConfig, Checkpoints};
+use halocline_io::{CheckpointConfig, Checkpoints, Period};
 
 use super::config::ExperimentConfig;
 use super::network::OwnNetwork;
 use super::record::{self, CHECKPOINTS, CLIMATOLOGY, STATISTICS};
-use super::setup::{CheckpointChoice, Experiment};
+use super::setup::{CheckpointChoice, Experiment, Files};
+use super::static_fields::save_static_fields;
 use super::summary::FILES;
 use crate::root::on_root;
 use crate::trainer::{check_new, save_model};
@@ -19,8 +20,10 @@ const CONSTANTS: &str = "constants";
 impl<N: OwnNetwork> Experiment<N> {
     /// Writes a package: a folder with the weights of a trained model, the statistics, the
     /// climatology, the constants and the configuration, which is enough for forecasts and scores
-    /// from [other files](Self::of_files), on any number of ranks. The mesh, the plan and the state
-    /// of training are left out.
+    /// from [other files](Self::of_files), on any number of ranks. It holds the forcings from the
+    /// files without a time, such as orography, that are the same in all files of training: they
+    /// replace those of other files, which may lack them. The mesh, the plan and the state of
+    /// training are left out.
     ///
     /// # Errors
     /// No checkpoint; a path that exists; files that cannot be read or written; a failure of
@@ -62,12 +65,18 @@ impl<N: OwnNetwork> Experiment<N> {
         on_root(&self.world, || record::save_copy(&config))
     }
 
-    /// Copies the files of the folder that belong to a package, and the constants.
+    /// Copies the files of the folder that belong to a package, and the constants. Writes the
+    /// static forcings.
     fn copy_files(&self, path: &Path, constants: Option<&Path>) -> Result<()> {
         check_new(path)?;
         for name in [STATISTICS, FILES] {
             copy(&self.config.folder.join(name), &path.join(name))?;
         }
+        let period = match self.files {
+            Files::Trained => self.config.data.train.clone(),
+            Files::Others => Period::default(),
+        };
+        save_static_fields(&self.data, &period, path)?;
         match constants {
             Some(constants) => copy(constants, &path.join(constants_in(constants))),
             None => Ok(()),

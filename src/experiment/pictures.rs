@@ -32,8 +32,8 @@ impl<N: OwnNetwork> Experiment<N> {
     /// none on the others.
     ///
     /// # Errors
-    /// An experiment without a test period; a folder that cannot be written; a failure of
-    /// communication.
+    /// A setting of the forecast out of range; an experiment without a test period; a folder that
+    /// cannot be written; a failure of communication.
     ///
     /// # Example
     /// ```no_run
@@ -54,6 +54,7 @@ impl<N: OwnNetwork> Experiment<N> {
         report: &Report,
         folder: impl AsRef<Path>,
     ) -> Result<Vec<PathBuf>> {
+        config.check(self.config.data.noise_channels)?;
         let states = self.states(&self.scored()?)?;
         let reaches = |start: usize, steps| states.timeline.ahead(start, steps).1.is_some();
         let all = states.timeline.starts(config)?;

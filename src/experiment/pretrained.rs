@@ -11,7 +11,7 @@ use super::data::Data;
 use super::data_config::DataConfig;
 use super::errors::invalid;
 use super::record::{
-    CHECKPOINTS, CLIMATOLOGY, COPY, STATISTICS, has_checkpoint, odd_and_units, other_keys,
+    CHECKPOINTS, CLIMATOLOGY, COPY, STATISTICS, has_checkpoint, odd_and_units, other_model_keys,
     same_units,
 };
 
@@ -97,9 +97,7 @@ fn check(folder: &Path, config: &ExperimentConfig, data: &Data) -> Result<()> {
         );
     }
     let trained = ExperimentConfig::load(folder.join(COPY))?;
-    let mut keys = other_keys(&trained.model, &config.model);
-    // Recomputed blocks have the same results.
-    keys.retain(|key| key != "recompute");
+    let keys = other_model_keys(&trained, config);
     if !keys.is_empty() {
         let got = format!("of a model with another {}", keys.join(", "));
         return refused(got, "the same [model]".into());
@@ -118,7 +116,7 @@ fn check(folder: &Path, config: &ExperimentConfig, data: &Data) -> Result<()> {
         gaps: Gaps::Allow,
         ..config.data.clone()
     };
-    let other = Data::open_others(&roles, data.paths(), &statistics)
+    let other = Data::open_others(&roles, (data.paths(), None), &statistics)
         .map_err(|error| Error::other(format!("{PRETRAINED}, {}: {error}", folder.display())))?;
     let (odd, units) = odd_and_units(folder)?;
     let ours = properties(&config.data, data, &data.odd);

@@ -283,14 +283,15 @@ pub(super) fn compare(config: &ExperimentConfig) -> Result<Option<DataConfig>> {
     if data != config.data {
         return differs("[data]", other_keys(&data, &config.data));
     }
-    if before.model != config.model && is_begun {
-        return differs("[model]", other_keys(&before.model, &config.model));
+    let keys = other_model_keys(&before, config);
+    if is_begun && !keys.is_empty() {
+        return differs("[model]", keys);
     }
     Ok(earlier)
 }
 
 /// Returns the keys whose values differ between two tables.
-pub(super) fn other_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<String> {
+fn other_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<String> {
     let one = toml::Table::try_from(one).unwrap_or_default();
     let other = toml::Table::try_from(other).unwrap_or_default();
     let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
@@ -298,6 +299,14 @@ pub(super) fn other_keys(one: &impl Serialize, other: &impl Serialize) -> Vec<St
         .into_iter()
         .filter(|key| one.get(*key) != other.get(*key));
     differ.cloned().collect()
+}
+
+/// Returns the keys of `[model]` whose values differ, apart from `recompute`: recomputed blocks
+/// have the same results.
+pub(super) fn other_model_keys(one: &ExperimentConfig, other: &ExperimentConfig) -> Vec<String> {
+    let mut keys = other_keys(&one.model, &other.model);
+    keys.retain(|key| key != "recompute");
+    keys
 }
 
 /// Writes a file of a folder whole, or leaves it as it was.
@@ -473,6 +482,9 @@ mod tests {
         std::fs::create_dir_all(config.folder.join("checkpoints/step_000000001")).unwrap();
         let error = open(&other).unwrap_err();
         assert!(error.contains("has another [model]"), "{error}");
+        let again = r#"{ "kind": "unet", "width": 2, "levels": 1, "recompute": true }"#;
+        other.model = serde_json::from_str(again).unwrap();
+        compare(&other).unwrap();
         config.require_trained().unwrap();
     }
 }

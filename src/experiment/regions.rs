@@ -10,7 +10,10 @@ use super::forecast_config::ForecastConfig;
 /// Returns the standard regions that contain cells of the grid inside a rim of this width; without
 /// positions, the globe.
 pub(super) fn standard_regions(grid: &Grid, rim: usize) -> Vec<Region> {
-    let is_held = |region: &Region| holds_cells(region, grid, rim) || region.name == "globe";
+    let areas = grid.cell_weights();
+    let is_held = |region: &Region| {
+        region.name == "globe" || holds_cells(region, grid, areas.as_deref(), rim)
+    };
     Region::standard().into_iter().filter(is_held).collect()
 }
 
@@ -22,11 +25,15 @@ pub(super) fn standard_regions(grid: &Grid, rim: usize) -> Vec<Region> {
 /// have an area of zero.
 pub(super) fn regions(grid: &Grid, rim: usize, config: &ForecastConfig) -> Result<Vec<Region>> {
     let mut regions = standard_regions(grid, rim);
+    if config.regions.is_empty() {
+        return Ok(regions);
+    }
+    let areas = grid.cell_weights();
     for (name, bounds) in &config.regions {
         let region = Region::new(name, bounds.lat, bounds.lon);
-        if !holds_cells(&region, grid, rim) {
+        if !holds_cells(&region, grid, areas.as_deref(), rim) {
             let counted = match rim {
-                0 if grid.cell_weights().is_none() => String::new(),
+                0 if areas.is_none() => String::new(),
                 0 => ", of an area above zero".into(),
                 _ => format!(", apart from the rim of {rim} cells that data.boundary sets"),
             };
@@ -39,15 +46,22 @@ pub(super) fn regions(grid: &Grid, rim: usize, config: &ForecastConfig) -> Resul
 }
 
 /// Returns whether a region contains a cell of the grid that counts in its scores: inside the rim,
-/// and of an area above zero. Without positions there is none.
-fn holds_cells(region: &Region, grid: &Grid, rim: usize) -> bool {
+/// and of an area above zero. Without positions there is none. `areas` holds those of the cells, if
+/// they are known.
+fn holds_cells(region: &Region, grid: &Grid, areas: Option<&[f64]>, rim: usize) -> bool {
     match grid.cells() {
         _ if !grid.has_positions() => false,
         Some([lat, lon]) => {
-            let areas = grid.cell_weights().unwrap_or_else(|| vec![1.0; lat.len()]);
+            let area = |cell: usize| areas.map_or(1.0, |areas| areas[cell]);
             let inside = region.rows(lat).into_iter().zip(region.columns(lon));
-            let mut cells = areas.iter().zip(inside);
-            cells.any(|(area, (row, column))| area * row * column > 0.0)
+            let [rows, columns] = grid.shape();
+            let is_counted = |cell: usize| {
+                let places = [(cell / columns, rows), (cell % columns, columns)];
+                let is_inner = |(place, count): (usize, usize)| place >= rim && place + rim < count;
+                places.into_iter().all(is_inner)
+            };
+            let mut cells = inside.enumerate();
+            cells.any(|(cell, (row, column))| area(cell) * row * column > 0.0 && is_counted(cell))
         }
         None => {
             let is_inside = |cells: Vec<f64>| {
@@ -123,5 +137,18 @@ mod tests {
         let standard = standard_regions(&cells, 0).into_iter();
         let names: Vec<String> = standard.map(|region| region.name).collect();
         assert_eq!(names, ["globe", "tropics"]);
+    }
+
+    #[test]
+    fn regions_of_a_curvilinear_grid_hold_cells_inside_its_rim() {
+        let mut lat = vec![60.0; 9];
+        lat[4] = 0.0;
+        let grid = Grid::curvilinear([3, 3], lat, vec![10.0; 9]).unwrap();
+        let names = |rim: usize| -> Vec<String> {
+            let regions = standard_regions(&grid, rim).into_iter();
+            regions.map(|region| region.name).collect()
+        };
+        assert_eq!(names(0), ["globe", "northern extratropics", "tropics"]);
+        assert_eq!(names(1), ["globe", "tropics"]);
     }
 }

@@ -64,7 +64,7 @@ impl<N: OwnNetwork> Experiment<N> {
         let grid = &self.data.grid;
         let weights = grid.latitude_weights();
         let spectra = match grid.boundary()[1] {
-            Boundary::Periodic if grid.has_rows() => {
+            Boundary::Periodic => {
                 let targets = &self.data.channels.targets;
                 // Only waves around the globe are whole.
                 let regions = standard_regions(grid, self.config.data.boundary);

@@ -28,6 +28,7 @@ use super::pretrained::{given_statistics, in_order_of_network};
 use super::record::{
     CHECKPOINTS, STATISTICS, compare, compare_files, odd_and_units, record, untrained,
 };
+use super::static_fields::static_fields_of;
 use super::timeline::Timeline;
 use crate::root::on_root;
 use crate::trainer::{best_or_latest, validated_name};
@@ -248,7 +249,8 @@ impl<N: OwnNetwork> Experiment<N> {
         config.check_run()?;
         compare(config)?;
         let statistics = Statistics::load(config.folder.join(STATISTICS))?;
-        let data = Data::open_others(&config.data, files, &statistics)?;
+        let static_fields = static_fields_of(&config.folder);
+        let data = Data::open_others(&config.data, (files, static_fields), &statistics)?;
         let mut data = data.in_order_of(&statistics);
         compare_files(config, &mut data)?;
         Self::of(world, config, data, statistics, (Files::Others, maker))

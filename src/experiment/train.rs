@@ -15,6 +15,7 @@ use super::keys::in_keys;
 use super::log::{self, Epoch};
 use super::network::{FieldModel, OwnNetwork};
 use super::optimizer::OptimizerKind;
+use super::order::check_order;
 use super::pace::Pace;
 use super::record::{CHECKPOINTS, lock_for_training, save_copy};
 use super::setup::{Experiment, Files, States};
@@ -88,8 +89,8 @@ impl<N: OwnNetwork> Experiment<N> {
             return Ok(Ended::Completed);
         }
         self.check_optimizer(&mut trainer)?;
-        let hours = &self.config.data.at_hours;
-        check_order(&mut trainer, [training.batch, data.samples()], hours)?;
+        let order = [training.batch, data.samples()];
+        check_order(&mut trainer, order, &self.config.data)?;
         self.check_validation(&mut trainer)?;
         let all_steps = self.schedule(&mut trainer, batches)?;
         on_root(&self.world, || {
@@ -457,42 +458,4 @@ fn is_unvalidated<N: OwnNetwork>(trainer: &Trainer<FieldModel<N>>) -> Result<boo
     let validations = trainer.validations()?;
     let last = validations.last().map(|(step, _)| *step);
     Ok(trainer.epoch() > 0 && trainer.batch() == 0 && last != Some(trainer.step()))
-}
-
-/// Notes the number of samples in a batch and in an epoch, and their hours of the day, which
-/// determine the batches of an interrupted epoch.
-///
-/// # Errors
-/// Others than those of the interrupted epoch.
-fn check_order<N: OwnNetwork>(
-    trainer: &mut Trainer<FieldModel<N>>,
-    order: [usize; 2],
-    hours: &[usize],
-) -> Result<()> {
-    const NOTE: &str = "training.batch";
-    const HOURS: &str = "data.at_hours";
-    let noted: Option<Vec<usize>> = trainer.noted(HOURS)?;
-    // Folders of earlier versions have no note.
-    let noted = noted.unwrap_or_default();
-    if noted != hours {
-        if trainer.batch() > 0 {
-            let expected = format!("{noted:?}, as in the epoch that was interrupted");
-            return Err(invalid(HOURS, format!("{hours:?}"), expected));
-        }
-        trainer.note(HOURS, &hours)?;
-    }
-    let before: Option<[usize; 2]> = trainer.noted(NOTE)?;
-    match before.filter(|before| trainer.batch() > 0 && *before != order) {
-        Some([batch, samples]) => Err(invalid(
-            NOTE,
-            format!("{} of {} samples", order[0], order[1]),
-            format!(
-                "{batch} of {samples}, as in the epoch that was interrupted after {} batches; change training.batch, \
-                 training.curriculum, data.every_hours or at_hours when it has ended",
-                trainer.batch()
-            ),
-        )),
-        None if before == Some(order) => Ok(()),
-        None => trainer.note(NOTE, &order),
-    }
 }

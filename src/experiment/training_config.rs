@@ -54,7 +54,7 @@ pub struct TrainingConfig {
     pub discount: f64,
     /// Autoregressive steps through which gradients flow.
     pub gradient: RolloutGradient,
-    /// Ensemble size of [`Loss::Crps`]; members differ by the noise, or by the
+    /// Ensemble size of [`Loss::Crps`] and [`Loss::Energy`]; members differ by the noise, or by the
     /// [channels of noise](super::DataConfig::noise_channels).
     pub members: usize,
     /// Whether the backward pass recomputes each autoregressive step: less memory, more time.
@@ -87,9 +87,20 @@ pub enum Loss {
     Huber,
     /// Continuous ranked probability score of ensembles, by its fair estimator.
     Crps,
+    /// Energy score of ensembles, by its fair estimator: the continuous ranked probability score of
+    /// whole fields, which also rewards the right patterns in space, between targets, and over the
+    /// steps of a rollout.
+    Energy,
     /// Mean squared error plus the squared error of the amplitudes of zonal waves, which penalizes
     /// blur. On grids with rows along latitudes.
     Spectral,
+}
+
+impl Loss {
+    /// Whether the loss is a score of ensembles.
+    pub(super) fn is_of_ensembles(self) -> bool {
+        matches!(self, Self::Crps | Self::Energy)
+    }
 }
 
 /// Autoregressive steps through which the gradients of a training loss flow.
@@ -234,12 +245,12 @@ impl TrainingConfig {
                 "training.discount: with training.gradient = \"last\", where the loss of one step counts; expected 1",
             ),
             (
-                self.loss == Loss::Crps && self.members < 2,
-                "training.loss: crps of one member; expected training.members from 2 on",
+                self.loss.is_of_ensembles() && self.members < 2,
+                "training.loss: crps or energy of one member; expected training.members from 2 on",
             ),
             (
-                self.loss != Loss::Crps && self.members != 1,
-                "training.members: of a loss of one member; expected 1, or training.loss = \"crps\"",
+                !self.loss.is_of_ensembles() && self.members != 1,
+                "training.members: of a loss of one member; expected 1, or training.loss = \"crps\" or \"energy\"",
             ),
             (
                 !deviation(self.noise),
@@ -293,6 +304,7 @@ mod tests {
             ("discount = 0.0", "training.discount: 0;"),
             ("discount = 1.5", "training.discount: 1.5;"),
             ("discount = nan", "training.discount: NaN;"),
+            ("loss = \"energy\"", "training.loss: crps or energy of one"),
             (
                 "discount = 0.9\ngradient = \"last\"",
                 "training.discount: with training.gradient",

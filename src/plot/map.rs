@@ -54,7 +54,8 @@ pub struct Map {
 
 impl Map {
     /// Makes a map of a field `[lat, lon]`. NaN is drawn in grey. On an
-    /// [unstructured](Grid::unstructured) grid, each place has the value of the nearest cell.
+    /// [unstructured](Grid::unstructured) or [curvilinear](Grid::curvilinear) grid, each place has the
+    /// value of the nearest cell.
     ///
     /// # Errors
     /// The shapes of the field and the grid differ; the grid has no

@@ -1,4 +1,4 @@
-//! Cells of unstructured grids as rows and columns, for maps.
+//! Cells of unstructured and curvilinear grids as rows and columns along latitudes, for maps.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use halocline_core::sphere::sphere_point;
@@ -10,7 +10,7 @@ use halocline_ops::graph::nearest_neighbours;
 /// Rows and columns, about as many as a map has pixels.
 const SHAPE: (usize, usize) = (360, 720);
 
-/// Rows and columns over the area of unstructured cells, with the nearest cell at each place.
+/// Rows and columns over the area of cells with positions, with the nearest cell at each place.
 #[derive(Clone, Debug)]
 pub(crate) struct Raster {
     grid: Grid,
@@ -49,10 +49,13 @@ impl Raster {
         &self.grid
     }
 
-    /// Returns the values at all places of a field `[1, cell]`.
+    /// Returns the values at all places of a field `[1, cell]`, or of rows and columns whose cells
+    /// are counted row by row.
     pub(crate) fn values(&self, field: &Array2<f32>) -> Array2<f32> {
+        let (_, columns) = field.dim();
         Array2::from_shape_fn(SHAPE, |(row, column)| {
-            field[[0, self.nearest[row * SHAPE.1 + column]]]
+            let cell = self.nearest[row * SHAPE.1 + column];
+            field[[cell / columns, cell % columns]]
         })
     }
 }
@@ -96,6 +99,8 @@ mod tests {
         let (lat, lon) = ([60.0, 60.0, -60.0], [90.0, 270.0, 350.0]);
         let raster = Raster::new([&lat, &lon]).unwrap();
         let values = raster.values(&Array2::from_shape_fn((1, 3), |(_, cell)| cell as f32));
+        let rows = Array2::from_shape_fn((3, 1), |(cell, _)| cell as f32);
+        assert_eq!(raster.values(&rows), values);
         for (cell, (lat, lon)) in lat.into_iter().zip(lon).enumerate() {
             let near = |line: &[f64], value: f64| {
                 let distance = |index: &usize| (line[*index] - value).abs();

@@ -247,6 +247,12 @@ fn an_epoch_that_was_interrupted_goes_on_with_its_batches() {
             assert!(found.contains(part), "{part} in {found}");
         }
     }
+    write(folder.path(), &of_batch("1"), 4);
+    for (key, value) in [("data.every_hours", "12"), ("data.at_hours", "[0]")] {
+        let setting = format!("{key}={value}");
+        let found = fail(folder.path(), &["train", "--set", &setting]);
+        assert!(found.contains(&format!("{key}: got [")), "{found}");
+    }
     train(folder.path(), &of_batch("1"));
 }
 

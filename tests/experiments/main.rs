@@ -1,6 +1,7 @@
 //! Experiments through the program `halocline`: trained, resumed, scored and forecast on any number
 //! of ranks.
 
+mod curvilinear;
 mod data;
 mod files;
 mod forecasts;

@@ -179,10 +179,12 @@ fn winds_change_their_sign_across_a_pole() {
             width: 4,
             blocks: 0,
             kernel: 3,
+            recompute: false,
         },
         ModelConfig::Unet {
             width: 4,
             levels: 0,
+            recompute: false,
         },
     ] {
         let [even, odd] = [&[][..], &["u10"]].map(|odd| predict(&config, &grid, odd));
@@ -237,8 +239,32 @@ fn the_finest_level_has_the_poles_of_its_grid() {
     let config = ModelConfig::Unet {
         width: 4,
         levels: 1,
+        recompute: false,
     };
     let grids = [Grid::with_poles, Grid::cell_centered];
     let [points, edges] = grids.map(|grid| predict(&config, &grid(ROWS, COLUMNS).unwrap(), &[]));
     assert_ne!(points[0], edges[0]);
+}
+
+#[test]
+fn blocks_of_all_kinds_may_be_recomputed() {
+    let grid = Grid::with_poles(ROWS, COLUMNS).unwrap();
+    let channels = channels(&["t2m"]);
+    for kind in [
+        r#""cnn""#,
+        r#""unet""#,
+        r#""transformer", "kernel": [3, 3]"#,
+        r#""fno", "modes": [3, 3]"#,
+        r#""sfno""#,
+        r#""graph", "mesh_level": 1"#,
+    ] {
+        for recompute in [false, true] {
+            let text = format!(r#"{{ "kind": {kind}, "recompute": {recompute} }}"#);
+            let config: ModelConfig = serde_json::from_str(&text).unwrap();
+            let device = Device::default();
+            let model = config.init(&channels, 1, &grid, &[], &device).unwrap();
+            let expected = format!("recompute: {recompute}");
+            assert!(format!("{model:?}").contains(&expected), "{text}");
+        }
+    }
 }

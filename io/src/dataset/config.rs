@@ -80,6 +80,10 @@ pub struct DatasetConfig {
     /// constants are an error, because the fill value of a land mask may be one of its values.
     #[config(default = "Vec::new()")]
     pub constants_missing: Vec<String>,
+    /// File or store of fields of one time on the same grid, such as the orography with which a
+    /// model was trained. They are channels of each file at all times, in place of those of the same
+    /// names, and are normalised like these.
+    pub static_fields: Option<PathBuf>,
     /// Names of channels that are known at the time of each step and not predicted:
     /// - channels of the files or of the [constants](Self::constants), such as a land mask;
     /// - `mask:NAME`, one where a channel has values and zero elsewhere;

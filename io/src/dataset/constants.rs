@@ -7,8 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ndarray::{Array3, Axis};
 
-use super::moments::Moments;
-use super::statistics::collect;
+use super::moments::{CellWeights, Moments, collect};
 use crate::fields::aligned::aligned;
 use crate::fields::same_grid;
 use crate::{Error, Fields, Gaps, Metadata, Missing, OpenConfig, Result};
@@ -41,7 +40,7 @@ impl Constants {
         // A forcing chooses a coordinate of the cells by name.
         let fields = open.open_all(path)?;
         let [_, _, rows, columns] = fields.shape();
-        let weights = fields.grid().latitude_weights();
+        let weights = CellWeights::of(fields.grid());
         let names = fields.channels();
         if let Some(name) = missing.iter().find(|name| !names.contains(name)) {
             let expected = format!("channels of {}: {}", path.display(), names.join(", "));

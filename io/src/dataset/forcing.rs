@@ -69,10 +69,18 @@ impl Forcing {
         self.values(instant, lat, lon, (lat.len(), lon.len()), |(row, _)| row)
     }
 
-    /// Computes the values at an instant, `[1, cell]`, for the latitude and the longitude of each
-    /// cell in degrees.
-    pub(crate) fn on_cells(self, instant: Instant, lat: &[f64], lon: &[f64]) -> Array2<f64> {
-        self.values(instant, lat, lon, (1, lon.len()), |(_, cell)| cell)
+    /// Computes the values at an instant for the latitude and the longitude, in degrees, of each cell
+    /// of rows and columns of this shape, row by row.
+    pub(crate) fn on_cells(
+        self,
+        instant: Instant,
+        lat: &[f64],
+        lon: &[f64],
+        shape: (usize, usize),
+    ) -> Array2<f64> {
+        let row = self.values(instant, lat, lon, (1, lon.len()), |(_, cell)| cell);
+        let rows = row.into_shape_with_order(shape);
+        rows.expect("a position for each cell")
     }
 
     /// Computes the values of an array of this shape. `lat_of` maps a row and a column to the index

@@ -8,6 +8,7 @@ mod moments;
 mod read;
 pub(crate) mod sample;
 mod samples;
+mod static_fields;
 mod statistics;
 
 use std::path::Path;
@@ -25,6 +26,7 @@ use constants::Constants;
 use sample::Part;
 pub use sample::Sample;
 use samples::{Lead, SampleTimes, samples};
+use static_fields::StaticFields;
 pub use statistics::{Statistics, StatisticsBuilder};
 
 /// Dataset of samples from files or stores of any format. Each file or store is a trajectory, such
@@ -83,10 +85,11 @@ impl FieldDataset {
     /// [`OpenConfig::open_joined`](crate::OpenConfig::open_joined) if files are joined; files that
     /// differ in channels, grid, time step, units or calendar; times that are not evenly spaced,
     /// unless [gaps](crate::Gaps) are permitted; channels that do not exist or are chosen twice;
-    /// constants on another grid, or with missing values that are not permitted; a history or
-    /// number of steps of zero; a negative lead; files too short for any sample
-    /// ([`Error::TooShort`]); [hours](DatasetConfig::every_hours) of which no sample's time is a
-    /// multiple; [hours of the day](DatasetConfig::at_hours) without a sample.
+    /// constants or static fields on another grid, static fields of several times, or constants with
+    /// missing values that are not permitted; a history or number of steps of zero; a negative lead;
+    /// files too short for any sample ([`Error::TooShort`]); [hours](DatasetConfig::every_hours) of
+    /// which no sample's time is a multiple; [hours of the day](DatasetConfig::at_hours) without a
+    /// sample.
     pub fn open(paths: &[impl AsRef<Path>], config: &DatasetConfig) -> Result<Self> {
         if config.history == 0 {
             return Err(Error::argument("history", 0, "at least 1 time"));
@@ -126,14 +129,21 @@ impl FieldDataset {
         });
         let constants = constants.transpose()?;
         let names = constants.as_ref().map_or(&[][..], Constants::names);
-        let open = open_config(config, names);
+        let static_fields = StaticFields::open(config)?;
+        let mut open = open_config(config, names);
+        if let Some(static_fields) = &static_fields {
+            open = static_fields.removed_from(open);
+        }
         let files = match config.series {
             Series::Joined if !paths.is_empty() => {
                 open.open_joined(paths).map(|joined| vec![joined])
             }
             _ => open.open_each(paths),
         };
-        let files = files.map_err(|error| with_role(error, config, names))?;
+        let mut files = files.map_err(|error| with_role(error, config, names))?;
+        if let Some(static_fields) = static_fields {
+            files = static_fields.added_to(files)?;
+        }
         let first = files
             .first()
             .ok_or_else(|| Error::argument("files", 0, "at least one field file"))?;
@@ -418,6 +428,8 @@ impl FieldDataset {
             ("history_hours", format!("{:?}", self.config.history_hours)),
             ("lead", self.config.lead.to_string()),
             ("lead_hours", format!("{:?}", self.config.lead_hours)),
+            ("every_hours", format!("{:?}", self.config.every_hours)),
+            ("at_hours", format!("{:?}", self.config.at_hours)),
             ("series", format!("{:?}", self.config.series)),
             ("gaps", format!("{:?}", self.config.open.gaps)),
             ("steps", self.config.steps.to_string()),

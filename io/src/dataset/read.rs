@@ -132,11 +132,20 @@ impl FieldDataset {
                     let instant = Instant::of(time(index), file.calendar());
                     let grid = self.metadata.grid();
                     let values = match grid.cells() {
-                        Some(cells) if !rows.is_empty() => {
-                            let [lat, lon] = cells.map(|values| &values[columns.clone()]);
-                            forcing.on_cells(instant, lat, lon)
+                        Some(cells) => {
+                            let [_, width] = grid.shape();
+                            let held = |values: &[f64]| -> Vec<f64> {
+                                let lines = rows.clone().flat_map(|row| {
+                                    let first = row * width;
+                                    &values[first + columns.start..first + columns.end]
+                                });
+                                lines.copied().collect()
+                            };
+                            let [lat, lon] = cells.map(held);
+                            let shape = (rows.len(), columns.len());
+                            forcing.on_cells(instant, &lat, &lon, shape)
                         }
-                        _ => {
+                        None => {
                             let lat = &grid.lat()[rows.clone()];
                             forcing.on_grid(instant, lat, &grid.lon()[columns.clone()])
                         }

@@ -3,11 +3,10 @@
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
-use ndarray::{Array4, ArrayView4, s};
+use ndarray::{Array4, ArrayView4};
 use ndarray_npy::ViewNpyExt;
-use rayon::prelude::*;
 
-use super::moments::Moments;
+use super::moments::{CellWeights, Moments, collect};
 use super::samples::{Lead, samples};
 use crate::fields::{described, same_units};
 use crate::files::staged::{Staged, remove_if_there};
@@ -54,6 +53,14 @@ const NAMES: [&str; 4] = [
     "global_stds.npy",
     "time_diff_means.npy",
     "time_diff_stds.npy",
+];
+
+/// Names that Makani gives to these files where increments are over one time step.
+const NAMES_OF_ONE_STEP: [&str; 4] = [
+    "global_means.npy",
+    "global_stds.npy",
+    "time_diff_means_dt1.npy",
+    "time_diff_stds_dt1.npy",
 ];
 
 impl Statistics {
@@ -133,7 +140,8 @@ impl Statistics {
         })
     }
 
-    /// Reads statistics written to a folder by [`save`](Self::save) or Makani.
+    /// Reads statistics written to a folder by [`save`](Self::save) or Makani, whose names
+    /// `time_diff_means_dt1.npy` and `time_diff_stds_dt1.npy` are read too.
     ///
     /// # Errors
     /// A file that does not exist, is not `.npy` of f32, or does not have the shape [1, channels,
@@ -157,8 +165,11 @@ impl Statistics {
             Ok(values.iter().copied().map(f64::from).collect::<Vec<f64>>())
         };
         let mut values: [Vec<f64>; 4] = Default::default();
-        for (values, name) in values.iter_mut().zip(NAMES) {
-            *values = read(name)?;
+        let exists = |name: &str| folder.join(name).exists();
+        let names = NAMES.into_iter().zip(NAMES_OF_ONE_STEP);
+        for (values, (name, other)) in values.iter_mut().zip(names) {
+            let is_other = !exists(name) && exists(other);
+            *values = read(if is_other { other } else { name })?;
         }
         Ok(Self { metadata, values })
     }
@@ -303,7 +314,9 @@ impl StatisticsBuilder {
             fields: empty.clone(),
             increments: empty,
         };
-        let weights = file.grid().latitude_weights();
+        // All files count like the first one; some may lack the areas of cells.
+        let first = self.reference.as_ref().map(|(first, _)| first.grid());
+        let weights = CellWeights::of(first.unwrap_or(file.grid()));
         let [times, channels, rows, columns] = file.shape();
         let mut earlier: VecDeque<(usize, Array4<f32>)> = VecDeque::new();
         for time in 0..times {
@@ -391,33 +404,6 @@ impl StatisticsBuilder {
         }
         Ok(Statistics { metadata, values })
     }
-}
-
-/// Adds a field [1, channel, lat, lon], or its difference from an earlier one, to the moments of
-/// its channels.
-pub(crate) fn collect(
-    moments: &mut [Moments],
-    field: &Array4<f32>,
-    earlier: Option<&Array4<f32>>,
-    weights: &[f64],
-) {
-    let channels = moments.par_iter_mut().enumerate();
-    channels.for_each(|(channel, moments)| {
-        for (row, &weight) in weights.iter().enumerate() {
-            let now = field.slice(s![0, channel, row, ..]);
-            let row_moments = match earlier {
-                None => Moments::of(now.iter().map(|&value| f64::from(value)), weight),
-                Some(earlier) => {
-                    let before = earlier.slice(s![0, channel, row, ..]);
-                    let pairs = now.iter().zip(before.iter());
-                    let increments =
-                        pairs.map(|(&now, &before)| f64::from(now) - f64::from(before));
-                    Moments::of(increments, weight)
-                }
-            };
-            *moments = moments.merge(row_moments);
-        }
-    });
 }
 
 /// Reads an `.npy` file. Allocates memory according to the size of the file, not to its header.

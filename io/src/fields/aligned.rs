@@ -47,6 +47,7 @@ impl Fields for Aligned {
         fn time_step(&self) -> Result<f64>;
         fn traffic(&self) -> Traffic;
         fn fingerprint(&self) -> Result<(u64, u32)>;
+        fn modified(&self) -> Result<u32>;
     }
 
     fn grid(&self) -> &Grid {

@@ -6,8 +6,8 @@ use std::path::Path;
 use ndarray::Array4;
 
 use super::{
-    check_box, check_units, delegate, fingerprint_of, part_of, read_parts, same_calendar,
-    same_grid, traffic_of,
+    check_box, check_units, delegate, fingerprint_of, modified_of, part_of, read_parts,
+    same_calendar, same_grid, traffic_of,
 };
 use crate::time::times;
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, LeftOut, Missing, Result, Traffic};
@@ -180,5 +180,9 @@ impl Fields for Joined {
 
     fn fingerprint(&self) -> Result<(u64, u32)> {
         fingerprint_of(&self.parts)
+    }
+
+    fn modified(&self) -> Result<u32> {
+        modified_of(&self.parts)
     }
 }

@@ -7,7 +7,8 @@ use ndarray::Array4;
 
 use super::selected::Selected;
 use super::{
-    check_box, delegate, fingerprint_of, part_of, read_parts, same_calendar, same_grid, traffic_of,
+    check_box, delegate, fingerprint_of, modified_of, part_of, read_parts, same_calendar,
+    same_grid, traffic_of,
 };
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, LeftOut, Missing, Result, Traffic};
 
@@ -182,5 +183,9 @@ impl Fields for Merged {
 
     fn fingerprint(&self) -> Result<(u64, u32)> {
         fingerprint_of(&self.parts)
+    }
+
+    fn modified(&self) -> Result<u32> {
+        modified_of(&self.parts)
     }
 }

@@ -137,6 +137,14 @@ pub trait Fields: Debug + Send + Sync {
     /// A file that cannot be read.
     fn fingerprint(&self) -> Result<(u64, u32)>;
 
+    /// Returns a checksum of the modification times of the files, by which a conversion recognises
+    /// that they were rewritten; of a Zarr store, those of the metadata and of 16 chunks of each
+    /// array.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    fn modified(&self) -> Result<u32>;
+
     /// Returns the numbers of times, channels, rows and columns.
     fn shape(&self) -> [usize; 4] {
         let [rows, columns] = self.grid().shape();
@@ -178,6 +186,7 @@ impl<T: Fields + ?Sized> Fields for Box<T> {
         fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>>;
         fn traffic(&self) -> Traffic;
         fn fingerprint(&self) -> Result<(u64, u32)>;
+        fn modified(&self) -> Result<u32>;
     }
 }
 
@@ -317,6 +326,15 @@ pub(crate) fn fingerprint_of(parts: &[Box<dyn Fields>]) -> Result<(u64, u32)> {
         hasher.update(&sum.to_le_bytes());
     }
     Ok((total, hasher.finalize()))
+}
+
+/// Combines the checksums of the modification times of several sources.
+pub(crate) fn modified_of(parts: &[Box<dyn Fields>]) -> Result<u32> {
+    let mut hasher = crc32fast::Hasher::new();
+    for part in parts {
+        hasher.update(&part.modified()?.to_le_bytes());
+    }
+    Ok(hasher.finalize())
 }
 
 /// Checks that the times of two files have the same calendar.

@@ -140,6 +140,7 @@ impl Fields for Within {
         fn time_step(&self) -> Result<f64>;
         fn traffic(&self) -> Traffic;
         fn fingerprint(&self) -> Result<(u64, u32)>;
+        fn modified(&self) -> Result<u32>;
     }
 
     fn times(&self) -> &[f64] {

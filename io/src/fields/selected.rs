@@ -77,6 +77,7 @@ impl Fields for Selected {
         fn time_step(&self) -> Result<f64>;
         fn traffic(&self) -> Traffic;
         fn fingerprint(&self) -> Result<(u64, u32)>;
+        fn modified(&self) -> Result<u32>;
     }
 
     fn channels(&self) -> &[String] {

@@ -290,4 +290,8 @@ impl Container for AnemoiStore {
     fn fingerprint(&self) -> Result<(u64, u32)> {
         self.store.fingerprint()
     }
+
+    fn modified(&self) -> Result<u32> {
+        self.store.modified()
+    }
 }

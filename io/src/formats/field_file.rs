@@ -9,24 +9,18 @@ use ndarray::{Array4, ArrayD};
 
 use super::cf::axis::{AREA, CELLS};
 use super::cf::variable::stamp;
+use super::data_json::DataJson;
 use super::hdf5::attributes::DatasetAttributes;
 use super::hdf5::chunked::Chunked;
 use super::hdf5::{inside, names};
+use super::layout::{CHANNEL, FIELDS, LAT, LON, SCALES, TIMESTAMP};
 use super::packing::{NumberType, Packing, Stored};
 use crate::attributes::Attributes;
 use crate::fields::traffic::{Counter, covered};
 use crate::fields::{check_box, in_file};
-use crate::ranks::alike::fingerprint;
+use crate::ranks::alike::{fingerprint, modified};
 use crate::time::{times, units};
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
-
-pub(crate) const FIELDS: &str = "fields";
-pub(crate) const TIMESTAMP: &str = "timestamp";
-pub(crate) const CHANNEL: &str = "channel";
-pub(crate) const LAT: &str = "lat";
-pub(crate) const LON: &str = "lon";
-/// Names of the dimension scales, in the order of the dims of [`FIELDS`].
-pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 
 /// Open field file: fields on a latitude-longitude grid over time, in Makani's HDF5 layout.
 ///
@@ -42,8 +36,13 @@ pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 /// them. Reading does not depend on this, and accepts latitudes in either direction, longitudes
 /// from any start (see [`Grid::new`]), any dtype for coordinates, and any kind of string.
 ///
-/// A file of one row may have the positions of its [cells](Grid::cells) as `cell_latitude` and
-/// `cell_longitude`, in degrees, and their areas as `cell_area`, of shape \[lon\].
+/// Coordinates that a file lacks are those of a `data.json` of Makani beside the file, in the folder
+/// above, or in the folder `metadata` there. Times start with the year that is the name of the file
+/// (`2018.h5`), and lie `dhours` apart.
+///
+/// The positions of [cells](Grid::cells) that have their own are `cell_latitude` and
+/// `cell_longitude`, in degrees, and their areas are `cell_area`: of shape \[lon\] for the cells of a
+/// single row, and \[lat, lon\] on a curvilinear grid.
 ///
 /// These attributes of the CF conventions are supported. Other values of them are errors.
 ///
@@ -54,7 +53,7 @@ pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 /// | `_FillValue`, `missing_value` | `fields` | values that mark missing ones, see [`Missing`] |
 /// | `scale_factor`, `add_offset` | `fields` | values are `scale_factor · stored + add_offset`, computed in f64; stored may be integers of at most 32 bits |
 ///
-/// All five datasets must store their values in the file itself. External and soft links, external
+/// All datasets must store their values in the file itself. External and soft links, external
 /// storage and virtual datasets are refused, because a file could use them to make the reader read
 /// any file on the machine.
 ///
@@ -112,8 +111,9 @@ impl FieldFile {
     ///
     /// # Errors
     /// A file that does not exist, is not HDF5 or is truncated; a dataset that is missing, has
-    /// another shape or type, or stores its values elsewhere; coordinates that do not form a grid;
-    /// times that do not increase; attribute values that are not supported.
+    /// another shape or type, or stores its values elsewhere; a `data.json` in its place that cannot
+    /// be read or does not fit; coordinates that do not form a grid; times that do not increase;
+    /// attribute values that are not supported.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let size = check_is_file(path)?;
@@ -153,6 +153,12 @@ impl FieldFile {
         let coordinate = |name: &'static str| {
             let scale = dataset(name)?;
             check_scale(path, &scale, name, &shape)?;
+            // As above, for positions of the cells of rows and columns.
+            if scale.size() as u64 > size {
+                let found = format!("{} values", scale.size());
+                let expected = format!("values that a file of {size} bytes can hold");
+                return Err(Error::shape(path, name, found, expected));
+            }
             let (packing, attributes) = packing_of(path, name, &scale)?;
             let stored = scale
                 .read_raw::<f64>()
@@ -170,12 +176,31 @@ impl FieldFile {
                 _ => Ok((Calendar::Gregorian, values)),
             }
         };
-        let [times, lat, lon] = [TIMESTAMP, LAT, LON].map(coordinate);
+        let has = |name: &str| members.iter().any(|(member, _)| member == name);
+        let json = if SCALES.into_iter().all(has) {
+            None
+        } else {
+            DataJson::near(path)?
+        };
+        let json_without = |names: &[&str]| {
+            json.as_ref()
+                .filter(|_| names.iter().any(|name| !has(name)))
+        };
+        let times = match json_without(&[TIMESTAMP]) {
+            Some(json) => {
+                let times = json.times(path, shape[0]);
+                times.map(|times| (Calendar::Gregorian, times))
+            }
+            None => coordinate(TIMESTAMP),
+        };
+        let [lat, lon] = [LAT, LON].map(coordinate);
         let grid = || {
-            let has = |name: &str| members.iter().any(|(member, _)| member == name);
-            if shape[2] == 1 && CELLS.into_iter().all(has) {
+            if let Some(json) = json_without(&[LAT, LON]) {
+                return json.grid(path, [shape[2], shape[3]]);
+            }
+            if CELLS.into_iter().all(has) {
                 let [lat, lon] = CELLS.map(coordinate);
-                let grid = Grid::unstructured(lat?.1, lon?.1)?;
+                let grid = Grid::curvilinear([shape[2], shape[3]], lat?.1, lon?.1)?;
                 if has(AREA) {
                     return grid.with_cell_areas(coordinate(AREA)?.1);
                 }
@@ -183,8 +208,14 @@ impl FieldFile {
             }
             Grid::new(lat?.1, lon?.1)
         };
-        let channel = dataset(CHANNEL)?;
-        check_scale(path, &channel, CHANNEL, &shape)?;
+        let channels = match json_without(&[CHANNEL]) {
+            Some(json) => json.channels(path, shape[1])?,
+            None => {
+                let channel = dataset(CHANNEL)?;
+                check_scale(path, &channel, CHANNEL, &shape)?;
+                names::of_dataset(path, CHANNEL, &channel)?
+            }
+        };
         let (calendar, times) = times?;
         times::check_rising(path, TIMESTAMP, &times, calendar)?;
         let width = fields.dtype().map_or(1, |dtype| dtype.size());
@@ -200,7 +231,7 @@ impl FieldFile {
             fields,
             times,
             calendar,
-            channels: names::of_dataset(path, CHANNEL, &channel)?,
+            channels,
             grid: grid().map_err(|error| in_file(path, error))?,
             packing,
             missing: Missing::Reject,
@@ -360,6 +391,10 @@ impl Fields for FieldFile {
     fn fingerprint(&self) -> Result<(u64, u32)> {
         fingerprint(&self.path)
     }
+
+    fn modified(&self) -> Result<u32> {
+        modified([&self.path])
+    }
 }
 
 /// Whether an HDF5 file has the dataset `fields`. Also true if HDF5 cannot open the file, so that
@@ -430,14 +465,16 @@ fn check_scale(
     name: &'static str,
     fields: &[usize; 4],
 ) -> Result<()> {
-    let dim = SCALES
-        .iter()
-        .position(|&scale| scale == name)
-        .unwrap_or(SCALES.len() - 1); // Positions of cells lie along the columns.
-    if scale.shape() == [fields[dim]] {
+    let dims = match SCALES.iter().position(|&scale| scale == name) {
+        Some(dim) => dim..dim + 1,
+        // Positions of a single row of cells lie along the columns.
+        None if fields[2] == 1 => 3..4,
+        None => 2..4,
+    };
+    if scale.shape() == fields[dims.clone()] {
         return Ok(());
     }
     let found = format!("{:?}", scale.shape());
-    let expected = format!("{:?} for fields {fields:?}", [fields[dim]]);
+    let expected = format!("{:?} for fields {fields:?}", &fields[dims]);
     Err(Error::shape(path, name, found, expected))
 }

@@ -3,11 +3,11 @@ use std::path::{Path, PathBuf};
 use burn::config::Config;
 use hdf5_metno::types::VarLenUnicode;
 use hdf5_metno::{Dataset, File, FileBuilder};
-use ndarray::ArrayView3;
+use ndarray::{ArrayView2, ArrayView3};
 
 use super::cf::axis::{AREA, CELLS};
-use super::field_file::{CHANNEL, FIELDS, LAT, LON, SCALES, TIMESTAMP};
 use super::hdf5::scales;
+use super::layout::{CHANNEL, FIELDS, LAT, LON, SCALES, TIMESTAMP};
 use crate::files::staged::Staged;
 use crate::time::units;
 use crate::{Error, Grid, Result};
@@ -38,7 +38,7 @@ pub struct WriterConfig {
 
 /// Writer of a field file, which appends one time after another. See
 /// [`FieldFile`](crate::FieldFile) for the layout, which includes the positions of the cells of an
-/// [unstructured](Grid::unstructured) grid.
+/// [unstructured](Grid::unstructured) or [curvilinear](Grid::curvilinear) grid.
 ///
 /// The file has a temporary name until it is [finished](Self::finish). A writer that fails or is
 /// dropped before that leaves no file behind, and an earlier file of the same name unchanged.
@@ -202,13 +202,14 @@ impl FieldWriter {
             staged,
             ..
         } = self;
-        let (all, lon): (&[&str], &[&str]) = (&SCALES, &[LON]);
+        let all: &[&str] = &SCALES;
+        let plane = if rows == 1 { &all[3..] } else { &all[2..] };
         let mut scaled = vec![(FIELDS, all)];
         if file.link_exists(CELLS[0]) {
-            scaled.extend(CELLS.map(|name| (name, lon)));
+            scaled.extend(CELLS.map(|name| (name, plane)));
         }
         if file.link_exists(AREA) {
-            scaled.push((AREA, lon));
+            scaled.push((AREA, plane));
         }
         // A failed append may have extended the datasets.
         let trimmed = fields.resize((count, channels, rows, columns));
@@ -285,12 +286,20 @@ fn create_datasets(
     };
     scales::describe(&coordinate(LAT, grid.lat())?, "units", b"degrees_north")?;
     scales::describe(&coordinate(LON, grid.lon())?, "units", b"degrees_east")?;
+    let cells = |name, values: &[f64]| {
+        if rows == 1 {
+            return coordinate(name, values);
+        }
+        let plane = ArrayView2::from_shape((rows, columns), values).expect("a value per cell");
+        let scale = file.new_dataset_builder().with_data(plane);
+        scale.chunk([rows, columns]).fletcher32().create(name)
+    };
     if let Some([lat, lon]) = grid.cells() {
-        scales::describe(&coordinate(CELLS[0], lat)?, "units", b"degrees_north")?;
-        scales::describe(&coordinate(CELLS[1], lon)?, "units", b"degrees_east")?;
+        scales::describe(&cells(CELLS[0], lat)?, "units", b"degrees_north")?;
+        scales::describe(&cells(CELLS[1], lon)?, "units", b"degrees_east")?;
     }
     if let Some(areas) = &grid.areas {
-        scales::describe(&coordinate(AREA, areas)?, "standard_name", b"cell_area")?;
+        scales::describe(&cells(AREA, areas)?, "standard_name", b"cell_area")?;
     }
     Ok([fields, timestamp])
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::field_file::{CHANNEL, FIELDS, LAT, LON};
+use super::layout::{CHANNEL, FIELDS, LAT, LON};
 use crate::fields::same_grid;
 use crate::files::json;
 use crate::files::staged::Staged;
@@ -38,7 +38,9 @@ const NAME: &str = "data.json";
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Metadata {
+    #[serde(default = "h5_path")]
     h5_path: String,
+    #[serde(default = "dims")]
     dims: Vec<String>,
     dhours: f64,
     coords: Coords,
@@ -46,10 +48,25 @@ pub struct Metadata {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Coords {
+    #[serde(default = "grid_type")]
     grid_type: String,
     #[serde(flatten)]
     grid: Grid,
     channel: Vec<String>,
+}
+
+// Defaults of keys that Makani's own tools leave out.
+
+fn h5_path() -> String {
+    FIELDS.into()
+}
+
+fn dims() -> Vec<String> {
+    ["time", CHANNEL, LAT, LON].map(String::from).into()
+}
+
+fn grid_type() -> String {
+    "equiangular".into()
 }
 
 impl Metadata {
@@ -59,8 +76,8 @@ impl Metadata {
     /// Errors of [`Fields::time_step`].
     pub fn of(file: &impl Fields) -> Result<Self> {
         Ok(Self {
-            h5_path: FIELDS.into(),
-            dims: ["time", CHANNEL, LAT, LON].map(String::from).into(),
+            h5_path: h5_path(),
+            dims: dims(),
             dhours: file.time_step()? / 3600.0,
             coords: Coords {
                 grid_type: file.grid().kind().into(),

@@ -3,11 +3,13 @@
 mod anemoi;
 pub(crate) mod cf;
 mod compressed;
+mod data_json;
 mod field_file;
 mod field_writer;
 mod file_bytes;
 mod hdf5;
 mod inspect;
+mod layout;
 mod metadata;
 mod netcdf;
 mod open;

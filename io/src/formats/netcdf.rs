@@ -23,7 +23,7 @@ use super::cf::variable::{Attribute, Container, Kind, Stamp, Variable};
 use super::compressed::{limit, zstandard_bound};
 use super::file_bytes::FileBytes;
 use crate::attributes::Numbers;
-use crate::ranks::alike::fingerprint;
+use crate::ranks::alike::{fingerprint, modified};
 use crate::{Error, Result};
 
 /// Largest number of values in an attribute; longer ones are not kept.
@@ -254,6 +254,10 @@ impl Container for NetCdf {
 
     fn fingerprint(&self) -> Result<(u64, u32)> {
         fingerprint(&self.path)
+    }
+
+    fn modified(&self) -> Result<u32> {
+        modified([&self.path])
     }
 }
 

@@ -9,7 +9,8 @@ impl Grid {
     /// Returns the boundary conditions of stencils along latitude and longitude: across the poles,
     /// which are the outermost rows or about half a row beyond them (as on Gaussian grids), and
     /// periodic around the globe. Where a grid does not reach a pole or around the globe, or has no
-    /// opposite meridians, the last cell is repeated.
+    /// opposite meridians, the last cell is repeated. So it is on grids without
+    /// [rows along latitudes](Self::has_rows).
     ///
     /// # Example
     /// ```
@@ -20,9 +21,15 @@ impl Grid {
     /// assert_eq!(Grid::cell_centered(4, 8)?.boundary(), [PoleEdge, Periodic]);
     /// let region = Grid::new(vec![60.0, 50.0, 40.0], vec![0.0, 10.0])?;
     /// assert_eq!(region.boundary(), [Replicate, Replicate]);
+    /// let cells = Grid::unstructured(vec![60.0, 0.0, 30.0], vec![0.0, 120.0, 240.0])?;
+    /// assert_eq!(cells.boundary(), [Replicate, Replicate]);
     /// # Ok::<(), halocline_io::Error>(())
     /// ```
     pub fn boundary(&self) -> [Boundary; 2] {
+        // Coordinates that are not positions may look like those of a globe.
+        if !self.has_rows() {
+            return [Boundary::Replicate; 2];
+        }
         let columns = self.lon().len();
         let step = 360.0 / columns as f64;
         let even = |pair: &[f64]| ((pair[1] - pair[0]).rem_euclid(360.0) - step).abs() < TOLERANCE;

@@ -1,4 +1,4 @@
-//! Areas of cells that form no rows and columns.
+//! Areas of cells with positions of their own.
 
 use crate::{Error, Grid, Result};
 
@@ -46,7 +46,8 @@ impl Grid {
         Ok(self)
     }
 
-    /// Removes the areas of the cells, so that all cells count equally.
+    /// Removes the areas of the cells, so that all cells count equally or, on a
+    /// [curvilinear](Self::curvilinear) grid, by areas computed from their positions.
     ///
     /// # Example
     /// ```
@@ -64,18 +65,23 @@ impl Grid {
     }
 
     /// Returns the area of each [cell](Self::cells), divided by the mean over the cells, or `None`
-    /// if areas are not known.
+    /// if areas are not known. Unknown areas of a [curvilinear](Self::curvilinear) grid are computed
+    /// from the positions: the corners of a cell are the midpoints between four neighbours.
     ///
     /// See [`with_cell_areas`](Self::with_cell_areas) for an example.
     pub fn cell_weights(&self) -> Option<Vec<f64>> {
-        let areas = self.areas.as_ref()?;
+        let areas = match &self.areas {
+            Some(areas) => areas,
+            None => &self.computed_areas()?,
+        };
         let mean = areas.iter().sum::<f64>() / areas.len() as f64;
         Some(areas.iter().map(|area| area / mean).collect())
     }
 
     /// Returns the first cell whose share of the area differs from that in another grid, with both
-    /// shares in units of the mean, if both grids have areas.
+    /// shares in units of the mean, if both grids have areas that are not computed.
     pub(crate) fn other_area(&self, other: &Self) -> Option<(usize, [f64; 2])> {
+        self.areas.as_ref().zip(other.areas.as_ref())?;
         let (weights, others) = self.cell_weights().zip(other.cell_weights())?;
         let mut pairs = weights.into_iter().zip(others).enumerate();
         let is_other = |one: f64, other: f64| (one - other).abs() > TOLERANCE * one.max(other);

@@ -1,4 +1,6 @@
-//! Positions of cells that form no rows and columns.
+//! Positions of cells that are not those of rows and columns.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 
@@ -6,19 +8,28 @@ use super::degrees::{TOLERANCE, is_equal, meridian};
 use super::healpix::Sphere;
 use crate::{Error, Result};
 
+/// Returns latitudes that stand for rows of cells with positions of their own; zero for one row.
+pub(crate) fn rows(count: usize) -> Vec<f64> {
+    (0..count).map(|row| row as f64 / count as f64).collect()
+}
+
 /// Returns longitudes that stand for the columns of a row of cells; they are not positions.
 pub(crate) fn columns(cells: usize) -> Vec<f64> {
     let columns = (0..cells).map(|cell| 360.0 * cell as f64 / cells as f64);
     columns.collect()
 }
 
-/// Latitude and longitude of each cell of an unstructured grid, in degrees.
+/// Latitudes and longitudes.
+type Pair = [Vec<f64>; 2];
+
+/// Positions that were made last, while a grid has them.
+static LAST: Mutex<Weak<Pair>> = Mutex::new(Weak::new());
+
+/// Latitude and longitude of each cell of an unstructured or curvilinear grid, in degrees. Grids with
+/// the same positions, such as those of many files, share their memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Positions", into = "Positions")]
-pub(crate) struct Cells {
-    lat: Vec<f64>,
-    lon: Vec<f64>,
-}
+pub(crate) struct Cells(Arc<Pair>);
 
 /// Serialized form of [`Cells`].
 #[derive(Serialize, Deserialize)]
@@ -26,7 +37,7 @@ pub(crate) struct Cells {
 enum Positions {
     /// Description of a whole sphere, of which a list can have hundreds of megabytes.
     Sphere(Sphere),
-    Listed([Vec<f64>; 2]),
+    Listed(Pair),
 }
 
 impl TryFrom<Positions> for Cells {
@@ -51,7 +62,7 @@ impl From<Cells> for Positions {
         };
         match Sphere::of_cells(cells.len()).into_iter().find(has_cells) {
             Some(sphere) => Self::Sphere(sphere),
-            None => Self::Listed([cells.lat, cells.lon]),
+            None => Self::Listed(Arc::unwrap_or_clone(cells.0)),
         }
     }
 }
@@ -83,30 +94,45 @@ impl Cells {
         }
         let lat = lat.into_iter().map(|lat| lat.clamp(-90.0, 90.0)).collect();
         let lon = lon.into_iter().map(meridian).collect();
-        Ok(Self { lat, lon })
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Self(shared([lat, lon], &mut last)))
     }
 
     /// Returns the number of cells.
     pub(crate) fn len(&self) -> usize {
-        self.lat.len()
+        self.0[0].len()
     }
 
     /// Returns latitudes and longitudes.
     pub(crate) fn positions(&self) -> [&[f64]; 2] {
-        [&self.lat, &self.lon]
+        self.0.each_ref().map(Vec::as_slice)
     }
 
     /// Returns the first cell whose position differs from that among `others`, up to rounding to
     /// single precision.
     pub(crate) fn difference(&self, others: &Self) -> Option<usize> {
+        if Arc::ptr_eq(&self.0, &others.0) {
+            return None;
+        }
+        let ([lat, lon], [other_lat, other_lon]) = (self.positions(), others.positions());
         let is_same = |cell: usize| {
             // All longitudes of a pole are the same position.
-            let is_pole = self.lat[cell].abs() > 90.0 - TOLERANCE;
-            let is_meridian = is_pole || is_equal(self.lon[cell], others.lon[cell]);
-            is_meridian && is_equal(self.lat[cell], others.lat[cell])
+            let is_pole = lat[cell].abs() > 90.0 - TOLERANCE;
+            let is_meridian = is_pole || is_equal(lon[cell], other_lon[cell]);
+            is_meridian && is_equal(lat[cell], other_lat[cell])
         };
         (0..self.len().min(others.len())).find(|cell| !is_same(*cell))
     }
+}
+
+/// Returns positions in the memory of the last ones, if these are the same.
+fn shared(positions: Pair, last: &mut Weak<Pair>) -> Arc<Pair> {
+    if let Some(same) = last.upgrade().filter(|last| **last == positions) {
+        return same;
+    }
+    let new = Arc::new(positions);
+    *last = Arc::downgrade(&new);
+    new
 }
 
 #[cfg(test)]
@@ -129,6 +155,16 @@ mod tests {
         let error = message(&[1.0], &[]);
         assert!(error.contains("1 latitudes and 0 longitudes"), "{error}");
         message(&[], &[]);
+    }
+
+    #[test]
+    fn positions_of_many_files_are_kept_once() {
+        let positions = |lon: f64| [vec![10.0], vec![lon]];
+        let mut last = Weak::new();
+        let [first, second, other] =
+            [20.0, 20.0, 30.0].map(|lon| shared(positions(lon), &mut last));
+        assert!(Arc::ptr_eq(&first, &second));
+        assert_eq!((&*first, &*other), (&positions(20.0), &positions(30.0)));
     }
 
     #[test]

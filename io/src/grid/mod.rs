@@ -3,6 +3,7 @@
 mod boundary;
 mod cell_areas;
 pub(crate) mod cells;
+mod curvilinear;
 pub(crate) mod degrees;
 pub(crate) mod healpix;
 pub(crate) mod order;
@@ -18,7 +19,8 @@ use degrees::{TOLERANCE, is_equal, meridian};
 use row_weights::row_weights;
 
 /// Latitude-longitude grid: the coordinates of its rows and columns in degrees. Cells that form no
-/// rows and columns are an [unstructured](Self::unstructured) grid of a single row.
+/// rows and columns are an [unstructured](Self::unstructured) grid of a single row; rows and columns
+/// that do not follow latitudes and longitudes are a [curvilinear](Self::curvilinear) grid.
 ///
 /// # Example
 /// ```
@@ -43,7 +45,7 @@ use row_weights::row_weights;
 pub struct Grid {
     lat: Vec<f64>,
     lon: Vec<f64>,
-    /// Positions of the cells of an unstructured grid, if they are known.
+    /// Positions of the cells of an unstructured grid, if they are known, or of a curvilinear one.
     cells: Option<Cells>,
     /// Areas of these cells, if they are known.
     pub(crate) areas: Option<Vec<f64>>,
@@ -57,6 +59,9 @@ struct Coordinates {
     lat: Vec<f64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     lon: Vec<f64>,
+    /// Number of rows of a curvilinear grid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rows: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cells: Option<Cells>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,6 +70,7 @@ struct Coordinates {
 
 impl From<Grid> for Coordinates {
     fn from(grid: Grid) -> Self {
+        let rows = grid.is_curvilinear().then_some(grid.lat.len());
         let (lat, lon) = match grid.cells {
             None => (grid.lat, grid.lon),
             Some(_) => Default::default(),
@@ -73,6 +79,7 @@ impl From<Grid> for Coordinates {
         Self {
             lat,
             lon,
+            rows,
             cells,
             areas,
         }
@@ -83,13 +90,13 @@ impl TryFrom<Coordinates> for Grid {
     type Error = Error;
 
     fn try_from(coordinates: Coordinates) -> Result<Self> {
-        let Coordinates { lat, lon, .. } = coordinates;
+        let Coordinates { lat, lon, rows, .. } = coordinates;
         let Some(cells) = coordinates.cells else {
             return Self::new(lat, lon);
         };
         let shape = [lat.len(), lon.len()];
         if shape == [0, 0] || shape == [1, cells.len()] {
-            let grid = Self::of_cells(cells);
+            let grid = Self::of_cells(cells, rows.unwrap_or(1))?;
             return match coordinates.areas {
                 Some(areas) => grid.with_cell_areas(areas),
                 None => Ok(grid),
@@ -165,16 +172,21 @@ impl Grid {
     /// # Ok::<(), halocline_io::Error>(())
     /// ```
     pub fn unstructured(lat: Vec<f64>, lon: Vec<f64>) -> Result<Self> {
-        Ok(Self::of_cells(Cells::new(lat, lon)?))
+        Self::of_cells(Cells::new(lat, lon)?, 1)
     }
 
-    fn of_cells(cells: Cells) -> Self {
-        Self {
-            lat: vec![0.0],
-            lon: columns(cells.len()),
+    fn of_cells(cells: Cells, rows: usize) -> Result<Self> {
+        let count = cells.len();
+        if rows == 0 || !count.is_multiple_of(rows) {
+            let expected = format!("a divisor of {count}, the number of cells");
+            return Err(Error::argument("rows", rows, expected));
+        }
+        Ok(Self {
+            lat: cells::rows(rows),
+            lon: columns(count / rows),
             cells: Some(cells),
             areas: None,
-        }
+        })
     }
 
     /// Creates an equiangular grid whose first and last rows are the poles, such as the 721 × 1440
@@ -210,9 +222,9 @@ impl Grid {
         Self::new(lat.collect(), lon.collect())
     }
 
-    /// Returns the latitudes and longitudes of the cells of an
-    /// [unstructured](Self::unstructured) grid, in degrees north and degrees east in [0, 360), or
-    /// `None` if rows and columns have the coordinates.
+    /// Returns the latitudes and longitudes of the cells of an [unstructured](Self::unstructured) or,
+    /// row by row, of a [curvilinear](Self::curvilinear) grid, in degrees north and degrees east in
+    /// [0, 360), or `None` if rows and columns have the coordinates.
     pub fn cells(&self) -> Option<[&[f64]; 2]> {
         self.cells.as_ref().map(Cells::positions)
     }
@@ -239,7 +251,8 @@ impl Grid {
         !pairs.all(|(lon, column)| is_equal(*lon, column))
     }
 
-    /// Whether the cells lie in rows along latitudes; those of an unstructured grid are one row.
+    /// Whether the cells lie in rows along latitudes. Those of an unstructured grid are one row, and
+    /// those of a [curvilinear](Self::curvilinear) grid lie in rows along no latitude.
     ///
     /// # Example
     /// ```
@@ -261,13 +274,15 @@ impl Grid {
         coordinates.chain(areas).copied()
     }
 
-    /// Returns the latitude of each row, in degrees north.
+    /// Returns the latitude of each row, in degrees north; no positions, if [cells](Self::cells) have
+    /// their own.
     pub fn lat(&self) -> &[f64] {
         &self.lat
     }
 
     /// Returns the longitude of each column, in degrees east in [0, 360). They increase, except
-    /// where columns cross the prime meridian.
+    /// where columns cross the prime meridian. If [cells](Self::cells) have their own positions,
+    /// these are none.
     pub fn lon(&self) -> &[f64] {
         &self.lon
     }
@@ -281,8 +296,13 @@ impl Grid {
     ///
     /// A row extends to the midpoints between it and its neighbours, the outermost rows to the
     /// poles; its area is the difference of the sines of its bounds. On a regional grid, the
-    /// outermost rows are as wide as the distance to their neighbours.
+    /// outermost rows are as wide as the distance to their neighbours. Rows of a
+    /// [curvilinear](Self::curvilinear) grid have the same weight; its cells have
+    /// [their own](Self::cell_weights).
     pub fn latitude_weights(&self) -> Vec<f64> {
+        if self.is_curvilinear() {
+            return vec![1.0; self.lat.len()];
+        }
         row_weights(&self.lat)
     }
 
@@ -304,7 +324,8 @@ impl Grid {
             let mut pairs = one.iter().zip(other);
             one.len() == other.len() && pairs.all(|(one, other)| is_equal(*one, *other))
         };
-        close(&self.lat, &other.lat)
+        self.is_curvilinear() == other.is_curvilinear()
+            && close(&self.lat, &other.lat)
             && close(&self.lon, &other.lon)
             && self.other_cell(other).is_none()
             && self.other_area(other).is_none()
@@ -319,6 +340,9 @@ impl Grid {
 
     /// Returns Makani's name of the kind of grid.
     pub(crate) fn kind(&self) -> &'static str {
+        if self.is_curvilinear() {
+            return "curvilinear";
+        }
         if self.cells.is_some() {
             return "unstructured";
         }
@@ -342,8 +366,12 @@ impl Grid {
 
 impl fmt::Display for Grid {
     /// Formats the numbers of rows and columns with their first and last coordinates, or the number
-    /// of cells of an unstructured grid.
+    /// of cells of an unstructured or curvilinear grid.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_curvilinear() {
+            let [rows, columns] = self.shape();
+            return write!(f, "curvilinear, {rows} x {columns} cells");
+        }
         if self.cells.is_some() {
             return write!(f, "unstructured, {} cells", self.lon.len());
         }

@@ -22,6 +22,9 @@ impl GridOrder {
     /// # Errors
     /// Grids that differ in more than the order: the first coordinate that differs.
     pub(crate) fn of(stored: &Grid, wanted: &Grid) -> Result<Self, String> {
+        if stored.is_curvilinear() != wanted.is_curvilinear() {
+            return Err(format!("{}, not {}", stored.kind(), wanted.kind()));
+        }
         let rises = |grid: &Grid| grid.lat().first() < grid.lat().last();
         let start = wanted.lon()[0];
         let distance = |column: &usize| apart(stored.lon()[*column], start);
@@ -33,6 +36,7 @@ impl GridOrder {
             first: nearest.unwrap_or(0),
         };
         let is_row = !stored.has_rows() && !wanted.has_rows();
+        let is_curvilinear = wanted.is_curvilinear();
         let axes = [
             ("latitude", stored.lat(), wanted.lat()),
             ("longitude", stored.lon(), wanted.lon()),
@@ -40,7 +44,13 @@ impl GridOrder {
         for (dim, (name, stored, wanted)) in axes.into_iter().enumerate() {
             if stored.len() != wanted.len() {
                 let (found, expected) = (stored.len(), wanted.len());
-                let name = if is_row { "cell" } else { name };
+                let name = if is_curvilinear {
+                    ["row", "column"][dim]
+                } else if is_row {
+                    "cell"
+                } else {
+                    name
+                };
                 return Err(format!("{found} {name}s, not {expected}"));
             }
             for (index, wanted) in wanted.iter().enumerate() {

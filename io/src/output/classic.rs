@@ -72,19 +72,19 @@ impl FileLayout {
         if !time_coordinates.is_empty() {
             dims.push((TIME.to_string(), 0));
         }
-        let sizes = fixed
-            .iter()
-            .filter(|coordinate| coordinate.dim.as_ref() == Some(&coordinate.name))
-            .map(|coordinate| (coordinate.name.clone(), coordinate.values.len() as u64));
-        dims.extend(sizes);
+        for (name, extent) in fixed.iter().flat_map(|coordinate| &coordinate.dims) {
+            if dims.iter().all(|(known, _)| known != name) {
+                dims.push((name.clone(), *extent as u64));
+            }
+        }
         let coordinate = |coordinate: &Coordinate| Entry {
             name: coordinate.name.clone(),
-            dims: coordinate.dim.iter().cloned().collect(),
+            dims: coordinate.dims.iter().map(|(dim, _)| dim.clone()).collect(),
             attributes: coordinate.attributes.clone(),
             kind: DOUBLE,
-            bytes: match coordinate.dim.as_deref() {
-                None | Some(TIME) => 8,
-                Some(_) => 8 * coordinate.values.len() as u64,
+            bytes: match coordinate.dims.first() {
+                Some((dim, _)) if dim == TIME => 8,
+                _ => 8 * coordinate.values.len() as u64,
             },
             begin: 0,
         };

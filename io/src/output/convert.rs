@@ -60,11 +60,11 @@ pub struct Conversion {
 /// memory.
 ///
 /// The output appears under its name when it is complete. A conversion that was interrupted resumes
-/// where it stopped if called again with the same source and configuration, and starts over
-/// otherwise. [`OpenConfig::open_joined`](crate::OpenConfig::open_joined) makes one source of
-/// several files. Missing values are errors or are written as NaN, as configured when the source
-/// was opened. Chunks of the source are decoded whole, and up to `HALOCLINE_CHUNK_CACHE` MiB of
-/// them are kept in addition to the configured memory. The levels of a variable are stored
+/// where it stopped if called again with the same configuration and an unmodified source, and
+/// starts over otherwise. [`OpenConfig::open_joined`](crate::OpenConfig::open_joined) makes one
+/// source of several files. Missing values are errors or are written as NaN, as configured when the
+/// source was opened. Chunks of the source are decoded whole, and up to `HALOCLINE_CHUNK_CACHE` MiB
+/// of them are kept in addition to the configured memory. The levels of a variable are stored
 /// together, so channels may be in another order than in the source.
 ///
 /// # Errors
@@ -166,6 +166,7 @@ pub fn convert(
         for (block, values) in left.iter().zip(read) {
             state.bytes += write(&schema, &target, block, &values?)?;
             state.done += 1;
+            folder.touch();
             if recorded.is_none_or(|last| last.elapsed() >= INTERVAL) {
                 target.sync()?;
                 journal.record(state.done)?;
@@ -219,8 +220,9 @@ fn plan(
     config: &ConvertConfig,
 ) -> Result<String> {
     Ok(format!(
-        "{:?} {:?} {:08x} {:08x} {} {:?} {chunk:?} {:?} {}",
+        "{:?} {:08x} {:?} {:08x} {:08x} {} {:?} {chunk:?} {:?} {}",
         source.fingerprint()?,
+        source.modified()?,
         channels,
         checksum(source.times().iter().copied()),
         checksum(source.grid().coordinates()),
@@ -233,19 +235,51 @@ fn plan(
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::time::SystemTime;
+
     use ndarray::Array3;
 
     use super::*;
     use crate::{FieldWriter, Grid, WriterConfig, open};
 
+    /// Writes a file of two times.
+    fn write_file(path: &Path) {
+        let (grid, config) = (Grid::with_poles(3, 4).unwrap(), WriterConfig::new());
+        let mut writer = FieldWriter::create(path, &grid, &["t2m"], &config).unwrap();
+        for time in [0.0, 3600.0] {
+            writer
+                .append(time, Array3::zeros((1, 3, 4)).view())
+                .unwrap();
+        }
+        writer.finish().unwrap();
+    }
+
+    #[test]
+    fn a_conversion_of_any_length_is_no_leftover() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("2018.h5");
+        write_file(&path);
+        let lock = folder.path().join(".halocline-2018.zarr.partial/.lock");
+        let day = Duration::from_secs(24 * 3600);
+        let config = ConvertConfig::new().with_memory(COPIES * 4 * 12); // one field at a time
+        let check = |_: Conversion| {
+            let lock = File::options().write(true).open(&lock).unwrap();
+            let written = lock.metadata().unwrap().modified().unwrap();
+            assert!(written.elapsed().is_ok_and(|age| age < day));
+            // As if the next block took a month.
+            lock.set_modified(SystemTime::now() - 30 * day).unwrap();
+        };
+        let target = folder.path().join("2018.zarr");
+        let done = convert(&open(&path).unwrap(), target, &config, check).unwrap();
+        assert_eq!(done.blocks, 2);
+    }
+
     #[test]
     fn plans_of_channels_with_other_descriptions_differ() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("2018.h5");
-        let (grid, config) = (Grid::with_poles(3, 4).unwrap(), WriterConfig::new());
-        let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &config).unwrap();
-        writer.append(0.0, Array3::zeros((1, 3, 4)).view()).unwrap();
-        writer.finish().unwrap();
+        write_file(&path);
         let source = open(&path).unwrap();
         let text =
             |channel: Channel| plan(&source, &[channel], [1, 3, 4], &ConvertConfig::new()).unwrap();

@@ -8,6 +8,9 @@ pub(crate) const TIME: &str = "time";
 pub(crate) const LATITUDE: &str = "latitude";
 pub(crate) const LONGITUDE: &str = "longitude";
 pub(crate) const MEMBER: &str = "realization";
+/// Dims of curvilinear grids, along which latitudes and longitudes lie.
+const ROWS: &str = "y";
+const COLUMNS: &str = "x";
 const LEAD: &str = "lead_time";
 const START: &str = "forecast_reference_time";
 const LEVEL: &str = "level";
@@ -19,11 +22,12 @@ const TAKEN: [&str; 8] = [
 /// Text attributes of a variable, by name.
 pub(crate) type Attributes = Vec<(&'static str, String)>;
 
-/// Coordinate: a variable with the values along a dim, or a scalar without a dim.
+/// Coordinate: a variable with the values along its dims, or a scalar without a dim.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Coordinate {
     pub(crate) name: String,
-    pub(crate) dim: Option<String>,
+    /// Name and extent of each dim.
+    pub(crate) dims: Vec<(String, usize)>,
     pub(crate) values: Vec<f64>,
     pub(crate) attributes: Attributes,
 }
@@ -94,7 +98,7 @@ impl Schema {
                 let expected = "names that differ, of which one is not a level of the other";
                 return refused(&channel.name, expected);
             }
-            if !is_usable(name) {
+            if !is_usable(name) || (grid.is_curvilinear() && [ROWS, COLUMNS].contains(&name)) {
                 let expected = "letters, digits and any of _ - + . @, beginning with a letter or digit, \
                                 and no name of a coordinate";
                 return refused(name, expected);
@@ -143,7 +147,7 @@ impl Schema {
             count => format!("{LEVEL}_{}", count + 1),
         };
         self.levels.push(Coordinate {
-            dim: Some(name.clone()),
+            dims: vec![(name.clone(), values.len())],
             name,
             values,
             attributes,
@@ -158,7 +162,25 @@ impl Schema {
         let member = (self.members > 1).then_some(MEMBER);
         let level = output.levels.map(|levels| &*self.levels[levels].name);
         let leading = [time, member, level].into_iter().flatten();
-        leading.chain([LATITUDE, LONGITUDE]).collect()
+        leading.chain(self.lines()).collect()
+    }
+
+    /// Returns the names of the coordinates with the positions of cells that have their own.
+    fn positions(&self) -> [&'static str; 2] {
+        if self.grid.is_curvilinear() {
+            [LATITUDE, LONGITUDE]
+        } else {
+            CELLS
+        }
+    }
+
+    /// Returns the names of the dims of rows and columns.
+    fn lines(&self) -> [&'static str; 2] {
+        if self.grid.is_curvilinear() {
+            [ROWS, COLUMNS]
+        } else {
+            [LATITUDE, LONGITUDE]
+        }
     }
 
     /// Returns the shape of a variable with `times` times.
@@ -168,8 +190,8 @@ impl Schema {
         dims.map(|dim| match dim {
             TIME => times,
             MEMBER => self.members,
-            LATITUDE => rows,
-            LONGITUDE => columns,
+            LATITUDE | ROWS => rows,
+            LONGITUDE | COLUMNS => columns,
             _ => self.level_count(variable),
         })
         .collect()
@@ -182,11 +204,11 @@ impl Schema {
     }
 
     /// Returns the attribute `coordinates` of a variable, which names the coordinates that are not
-    /// those of its dims: those of a forecast, and the positions of cells that are one row.
+    /// those of its dims: those of a forecast, and the positions of cells that have their own.
     pub(crate) fn auxiliary(&self, variable: usize, is_forecast: bool) -> Option<String> {
         let is_timed = is_forecast && !self.variables[variable].is_static;
         let times = is_timed.then_some([LEAD, START]);
-        let cells = self.grid.cells().map(|_| CELLS);
+        let cells = self.grid.cells().map(|_| self.positions());
         let names: Vec<&str> = times.into_iter().chain(cells).flatten().collect();
         (!names.is_empty()).then(|| names.join(" "))
     }
@@ -195,7 +217,7 @@ impl Schema {
     pub(crate) fn fixed(&self) -> Vec<Coordinate> {
         let along = |name: &str, values: &[f64], units: &str, axis: &str| Coordinate {
             name: name.into(),
-            dim: Some(name.into()),
+            dims: vec![(name.into(), values.len())],
             values: values.into(),
             attributes: vec![
                 ("standard_name", name.into()),
@@ -207,17 +229,29 @@ impl Schema {
             along(LATITUDE, self.grid.lat(), "degrees_north", "Y"),
             along(LONGITUDE, &eastward(self.grid.lon()), "degrees_east", "X"),
         ];
+        let extents = self
+            .lines()
+            .map(String::from)
+            .into_iter()
+            .zip(self.grid.shape());
+        // Dims of the cells, of which a single row has one.
+        let skipped = usize::from(!self.grid.is_curvilinear());
+        let plane: Vec<(String, usize)> = extents.skip(skipped).collect();
         if let Some(cells) = self.grid.cells() {
             for (index, values) in cells.into_iter().enumerate() {
                 let mut positions = all[index].clone();
-                positions.name = CELLS[index].into();
-                positions.dim = Some(LONGITUDE.into());
+                positions.dims = plane.clone();
                 positions.values = values.into();
                 positions.attributes.retain(|(name, _)| *name != "axis");
-                all.push(positions);
-                // Recognised by its name; with units it would pass for positions.
-                let note = format!("number without a meaning, see {}", CELLS[index]);
-                all[index].attributes = vec![("long_name", note)];
+                if self.grid.is_curvilinear() {
+                    all[index] = positions;
+                } else {
+                    positions.name = CELLS[index].into();
+                    all.push(positions);
+                    // Recognised by its name; with units it would pass for positions.
+                    let note = format!("number without a meaning, see {}", CELLS[index]);
+                    all[index].attributes = vec![("long_name", note)];
+                }
             }
         }
         // A channel of areas that was chosen by name is read in place of the coordinate.
@@ -225,7 +259,7 @@ impl Schema {
         if let Some(areas) = self.grid.areas.as_ref().filter(|_| !has_channel) {
             all.push(Coordinate {
                 name: AREA.into(),
-                dim: Some(LONGITUDE.into()),
+                dims: plane,
                 values: areas.clone(),
                 attributes: vec![("standard_name", AREA.into())],
             });
@@ -282,9 +316,10 @@ impl Times<'_> {
         if self.start.is_none() && schema.variables.iter().all(|output| output.is_static) {
             return Vec::new();
         }
+        let along = |dim: &str| vec![(dim.to_string(), self.seconds.len())];
         let time = |name: &str, standard: &str, dim: Option<&str>, values: Vec<f64>| Coordinate {
             name: name.into(),
-            dim: dim.map(String::from),
+            dims: dim.map(along).unwrap_or_default(),
             values,
             attributes: vec![
                 ("standard_name", standard.into()),
@@ -298,7 +333,7 @@ impl Times<'_> {
             let hours = self.seconds.iter().map(|time| (time - start) / 3600.0);
             all.push(Coordinate {
                 name: LEAD.into(),
-                dim: Some(TIME.into()),
+                dims: along(TIME),
                 values: hours.collect(),
                 attributes: vec![
                     ("standard_name", "forecast_period".into()),
@@ -374,5 +409,10 @@ mod tests {
             assert!(error.starts_with("channels: got "), "{names:?}: {error}");
         }
         assert!(schema(&["z@surface", "z", "10u_x", "ω"][..2]).is_ok());
+        // A dim of curvilinear grids.
+        assert!(schema(&["x"]).is_ok());
+        let grid = Grid::curvilinear([2, 2], vec![0.0; 4], vec![0.0; 4]).unwrap();
+        let channels = [Channel::new("x".into())];
+        assert!(Schema::new(&grid, Calendar::Gregorian, &channels).is_err());
     }
 }

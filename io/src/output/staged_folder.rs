@@ -40,8 +40,8 @@ impl StagedFolder {
     /// Creates the folder, or opens the one that an interrupted writer left.
     ///
     /// # Errors
-    /// A target that exists and may not be replaced; a folder that cannot be written; another
-    /// active writer of the same target.
+    /// A target that exists and may not be replaced, or whose name is too long to be; a folder that
+    /// cannot be written; another active writer of the same target.
     pub(crate) fn open(target: &Path, existing: Existing) -> Result<Self> {
         let path = Self::path_of(target)?;
         let aside = aside_of(target);
@@ -50,7 +50,9 @@ impl StagedFolder {
             fs::rename(&aside, target).map_err(|error| Error::io(target, error))?;
         }
         check_target(target, existing)?;
-        remove_leftovers(durable::parent(target));
+        if existing == Existing::Replace {
+            check_name(target)?;
+        }
         fs::create_dir_all(&path).map_err(|error| Error::io(target, error))?;
         let lock = path.join(LOCK);
         let lock = File::create(&lock).map_err(|error| Error::io(&lock, error))?;
@@ -60,12 +62,16 @@ impl StagedFolder {
             let error = std::io::Error::new(ErrorKind::ResourceBusy, cause);
             return Err(Error::io(target, error));
         }
-        Ok(Self {
+        let folder = Self {
             path,
             target: target.into(),
             existing,
             lock,
-        })
+        };
+        // After that the folder, in which an interrupted writer may have left work, is no leftover.
+        folder.touch();
+        remove_leftovers(durable::parent(target));
+        Ok(folder)
     }
 
     /// Returns the temporary path of a target.
@@ -160,11 +166,29 @@ fn aside_of(target: &Path) -> PathBuf {
     durable::parent(target).join(format!("{PREFIX}{name}.replaced"))
 }
 
+/// Returns the path of a leftover from that of a target that was moved aside.
+fn leftover_of(aside: &Path) -> PathBuf {
+    let name = aside.file_name().unwrap_or_default().to_string_lossy();
+    durable::parent(aside).join(format!("{name}{SUFFIX}"))
+}
+
+/// Checks that the file system permits the longest of the names that a replaced target takes.
+fn check_name(target: &Path) -> Result<()> {
+    match leftover_of(&aside_of(target)).try_exists() {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::InvalidFilename => {
+            let expected = "a name shorter by up to 28 bytes, which are added to that of the replaced output until it \
+                            is removed";
+            Err(Error::argument("path", target.display(), expected))
+        }
+        Err(error) => Err(Error::io(target, error)),
+    }
+}
+
 /// Removes a target that was moved aside. Renames it to a leftover first, so that a partly removed
 /// one is never restored.
 fn remove_aside(aside: &Path) -> std::io::Result<()> {
-    let name = aside.file_name().unwrap_or_default().to_string_lossy();
-    let leftover = durable::parent(aside).join(format!("{name}{SUFFIX}"));
+    let leftover = leftover_of(aside);
     if leftover.exists() {
         remove(&leftover)?;
     }
@@ -204,4 +228,41 @@ fn contents(folder: &Path) -> Result<[Vec<PathBuf>; 2]> {
         folders.push(folder);
     }
     Ok([files, folders])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn work_of_any_age_is_found_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.zarr");
+        let staged = StagedFolder::open(&target, Existing::Reject).unwrap();
+        let block = staged.path().join("block");
+        fs::write(&block, "done").unwrap();
+        let month = Duration::from_secs(30 * 24 * 3600);
+        staged.lock.set_modified(SystemTime::now() - month).unwrap();
+        drop(staged);
+        let _staged = StagedFolder::open(&target, Existing::Reject).unwrap();
+        assert!(block.exists());
+    }
+
+    #[test]
+    fn a_name_too_long_to_be_replaced_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let replace = |length: usize| {
+            let target = folder.path().join("a".repeat(length));
+            fs::write(&target, "old").unwrap();
+            let staged = StagedFolder::open(&target, Existing::Replace);
+            staged.and_then(|staged| staged.commit(None))
+        };
+        replace(227).unwrap();
+        let error = replace(228).unwrap_err().to_string();
+        assert!(error.contains("expected a name shorter by"), "{error}");
+        // The output that was replaced, and the one that was not.
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
 }

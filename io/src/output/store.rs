@@ -135,7 +135,7 @@ impl ZarrOutput {
         for coordinate in schema.fixed().into_iter().chain(times.coordinates(schema)) {
             let metadata = self.coordinate(&coordinate);
             let array = self.array(&coordinate.name, &metadata)?;
-            let index = vec![0; usize::from(coordinate.dim.is_some())];
+            let index = vec![0; coordinate.dims.len()];
             self.store(&array, &coordinate.name, &index, coordinate.values)?;
             members.push((coordinate.name, metadata));
         }
@@ -242,9 +242,9 @@ impl ZarrOutput {
     }
 
     fn coordinate(&self, coordinate: &Coordinate) -> Value {
-        let dims: Vec<&str> = coordinate.dim.as_deref().into_iter().collect();
-        let shape = vec![coordinate.values.len(); dims.len()];
-        let chunk = vec![coordinate.values.len().max(1); dims.len()];
+        let dims: Vec<&str> = coordinate.dims.iter().map(|(dim, _)| &**dim).collect();
+        let shape: Vec<usize> = coordinate.dims.iter().map(|(_, extent)| *extent).collect();
+        let chunk: Vec<usize> = shape.iter().map(|extent| (*extent).max(1)).collect();
         self.described(&shape, &chunk, &dims, 8, object(&coordinate.attributes))
     }
 

@@ -59,6 +59,18 @@ pub(crate) fn fingerprint(path: &Path) -> Result<(u64, u32)> {
     read().map_err(|e: std::io::Error| Error::io(path, e))
 }
 
+/// Returns the CRC-32 of the modification times of files.
+pub(crate) fn modified(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<u32> {
+    let mut hasher = crc32fast::Hasher::new();
+    for path in paths {
+        let path = path.as_ref();
+        let found = path.metadata().and_then(|found| found.modified());
+        let time = found.map_err(|error| Error::io(path, error))?;
+        hasher.update(format!("{time:?}").as_bytes());
+    }
+    Ok(hasher.finalize())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -63,6 +63,24 @@ impl Calendar {
         self.civil(seconds.div_euclid(DAY as f64) as i64)
     }
 
+    /// Returns the day of the year of a time in seconds since 1970-01-01, from 1 on, or `None` beyond
+    /// the range of the calendar.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::{Calendar, parse_time};
+    ///
+    /// let utc = Calendar::Gregorian;
+    /// let day = |date| utc.day_of_year(parse_time(date, utc).unwrap());
+    /// assert_eq!(day("2019-03-01"), Some(60));
+    /// assert_eq!(day("2020-03-01T18:00"), Some(61));
+    /// ```
+    pub fn day_of_year(self, seconds: f64) -> Option<i64> {
+        let days = seconds.div_euclid(DAY as f64) as i64;
+        let (year, _, _) = self.civil(days)?;
+        Some(days - self.days(year, 1, 1)? + 1)
+    }
+
     /// Adds a number of months to a time. Keeps the day of the month, or takes the last day if the
     /// month is shorter. Returns `None` beyond the range of the calendar.
     ///

@@ -104,6 +104,21 @@ fn ranks_that_open_other_data_say_so() {
             && scaled.ends_with("expected none, as on the first rank"),
         "{scaled}"
     );
+    // As many samples, of other times.
+    let of_hours = |configs: [DatasetConfig; 2]| {
+        let open = |rank: usize| FieldDataset::open(&[&longer], &configs[rank]);
+        message_of_rank(1, &messages_of(2, config, open)).to_string()
+    };
+    let at_hour = |hour| DatasetConfig::new().with_at_hours(vec![hour]);
+    assert_eq!(
+        of_hours([at_hour(6), at_hour(12)]),
+        "at_hours: got [12], expected [6], as on the first rank"
+    );
+    let every = |hours| DatasetConfig::new().with_every_hours(Some(hours));
+    assert_eq!(
+        of_hours([every(18), every(24)]),
+        "every_hours: got Some(24), expected Some(18), as on the first rank"
+    );
     // A copy counts as the same data, whatever its name.
     let copy = folder.path().join("copy.h5");
     std::fs::copy(&a, &copy).unwrap();

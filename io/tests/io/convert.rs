@@ -1,6 +1,8 @@
 //! Conversion of all formats into stores and files.
 
+use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::SystemTime;
 
 use halocline_io::{
     Calendar, ConvertConfig, Existing, Fields, Missing, OpenConfig, OutputConfig, OutputFormat,
@@ -219,6 +221,26 @@ fn blocks_of_another_choice_of_missing_values_are_not_taken() {
     stop(&open(Missing::Allow), &path, &config);
     let done = convert(&open(Missing::Fill), &path, &config, |_| ()).unwrap();
     assert_eq!((done.resumed, done.done), (0, done.blocks));
+}
+
+#[test]
+fn blocks_of_a_source_that_was_rewritten_are_not_taken() {
+    for name in ["classic.nc", "v2.zarr"] {
+        let (folder, path) = copy(name);
+        let target = folder.path().join("converted.zarr");
+        let config = ConvertConfig::new().with_memory(40 * 24);
+        let source = lenient().open(&path).unwrap();
+        stop(&source, &target, &config);
+        let written = if path.is_dir() {
+            path.join("t2m/.zarray")
+        } else {
+            path
+        };
+        let written = File::options().write(true).open(written).unwrap();
+        written.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        let done = convert(&source, &target, &config, |_| ()).unwrap();
+        assert_eq!((done.resumed, done.done), (0, done.blocks), "{name}");
+    }
 }
 
 #[test]

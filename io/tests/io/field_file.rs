@@ -123,7 +123,7 @@ fn a_missing_dataset_is_named() {
     assert_eq!(
         message_after(|file| file.unlink("timestamp").unwrap()),
         "no dataset \"timestamp\"; expected fields, timestamp, channel, lat and lon, \
-         found [\"channel\", \"fields\", \"lat\", \"lon\"]"
+         or a data.json of Makani near the file for the last four, found [\"channel\", \"fields\", \"lat\", \"lon\"]"
     );
 }
 
@@ -157,6 +157,17 @@ fn another_shape_or_type_is_named() {
         replace("channel", &[2]),
         "dataset \"channel\": expected strings, found float32"
     );
+    let positions = message_after(|file| {
+        file.unlink("fields").unwrap();
+        let fields = file.new_dataset::<f32>().shape((3, 2, 1000, 1000));
+        fields.create("fields").unwrap();
+        for name in ["cell_latitude", "cell_longitude"] {
+            let positions = file.new_dataset::<f32>().shape((1000, 1000));
+            positions.create(name).unwrap();
+        }
+    });
+    let told = "dataset \"cell_latitude\": found 1000000 values, expected values that a file of";
+    assert!(positions.starts_with(told), "{positions}");
     let integers = message_after(|file| {
         file.unlink("fields").unwrap();
         file.new_dataset::<i16>()

@@ -250,6 +250,41 @@ fn filling_needs_statistics_and_steps_their_bounds() {
 }
 
 #[test]
+fn static_fields_stand_in_for_channels_of_the_files() {
+    let (folder, path) = numbered_file([6, 2, 3, 4]);
+    let land = folder.path().join("land.h5");
+    let fields = numbered([1, 1, 3, 4], 0.5);
+    write(&land, &fields, &WriterConfig::new());
+    let statistics = Statistics::compute(&[FieldFile::open(&path).unwrap()], 1).unwrap();
+    let config = DatasetConfig::new()
+        .with_inputs(Some(names(&["z1"])))
+        .with_forcings(names(&["z0"]))
+        .with_static_fields(Some(land.clone()));
+    let dataset = FieldDataset::open(&[&path], &config).unwrap();
+    assert!(dataset.describe_channel("z0").unwrap().is_static);
+    let dataset = dataset.with_statistics(&statistics).unwrap();
+    let (mean, std) = (statistics.means()[0], statistics.stds()[0]);
+    let expected = fields.mapv(|value| ((f64::from(value) - mean) / std) as f32);
+    for sample in 0..dataset.len() {
+        let found = dataset.sample(sample).unwrap().forcing;
+        let expected = expected.slice(s![0, .., .., ..]);
+        for (found, expected) in found.iter().zip(expected.iter()) {
+            assert!((found - expected).abs() < 1e-5, "{found} for {expected}");
+        }
+    }
+    for (shape, told) in [
+        ([1, 1, 3, 6], "land.h5: grid: found"),
+        ([2, 1, 3, 4], "static_fields: got 2 times in"),
+    ] {
+        write(&land, &numbered(shape, 0.0), &WriterConfig::new());
+        let found = FieldDataset::open(&[&path], &config)
+            .unwrap_err()
+            .to_string();
+        assert!(found.contains(told), "{found}");
+    }
+}
+
+#[test]
 fn constants_are_forcings_normalised_over_their_grid() {
     let (folder, path) = numbered_file([6, 2, 3, 4]);
     let land = folder.path().join("land.h5");

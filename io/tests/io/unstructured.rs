@@ -198,6 +198,33 @@ fn cells_without_an_area_do_not_count() {
 }
 
 #[test]
+fn statistics_weight_cells_by_area() {
+    let [folder, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [path, unknown] = [&folder, &other].map(|folder| {
+        let path = write(folder.path(), "cell", 4);
+        place(&path, "cell", 1.0, [("lat", ""), ("lon", "")]);
+        path
+    });
+    let areas = doubles([1.0, 1.0, 1.0, 5.0]);
+    array(&path.join("cell_area"), "<f8", &[4], &["cell"], &areas);
+    let open = |path: &PathBuf| OpenConfig::of_channels(&["t2m"]).open(path).unwrap();
+    // A file without areas counts like the first one, which has them.
+    for files in [vec![open(&path)], vec![open(&path), open(&unknown)]] {
+        let found = Statistics::compute(&files, 1).unwrap();
+        // 0, 1000 and 2000 at the three times, and 0 to 3 in the cells, whose squares have the mean
+        // (0 + 1 + 4 + 5 · 9) / 8.
+        let mean = 18.0 / 8.0;
+        let square = 2.0e6 / 3.0 + 50.0 / 8.0 - mean * mean;
+        assert!((found.means()[0] - 1000.0 - mean).abs() < 1e-9);
+        assert!((found.stds()[0] - square.sqrt()).abs() < 1e-9);
+        assert_eq!(found.increment_means(), [1000.0]);
+    }
+    // Areas that the first one lacks do not count.
+    let found = Statistics::compute(&[open(&unknown), open(&path)], 1).unwrap();
+    assert!((found.means()[0] - 1001.5).abs() < 1e-9);
+}
+
+#[test]
 fn forcings_statistics_and_outputs_have_the_positions_of_cells() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), "station", 4);

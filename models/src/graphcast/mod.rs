@@ -2,8 +2,11 @@
 
 mod grid_mesh;
 mod interaction;
+mod joint;
 #[cfg(test)]
 mod tests;
+
+use std::sync::Arc;
 
 use burn::config::Config;
 use burn::module::Module;
@@ -14,7 +17,10 @@ use halocline_ops::graph::{flatten_cells, unflatten_cells};
 use halocline_ops::prelude::*;
 
 use crate::parallel::{Plan, Style};
+use crate::recompute::apply_block_with;
+use grid_mesh::DistributedGraph;
 use interaction::{InteractionNetwork, Mlp};
+use joint::apply_joint;
 
 pub use grid_mesh::GridMesh;
 
@@ -31,6 +37,11 @@ pub struct GraphCastNetConfig {
     /// Number of message-passing layers of the processor.
     #[config(default = "4")]
     pub layers: usize,
+    /// Whether the backward pass recomputes the encoder, the layers of the processor and the
+    /// decoder instead of storing their activations: less memory, more time, the same gradients.
+    /// Cells received from other ranks are kept.
+    #[config(default = "false")]
+    pub recompute: bool,
 }
 
 /// Graph network of GraphCast (R. Lam et al. 2023), as `GraphCastNet` of PhysicsNeMo: an encoder
@@ -85,6 +96,7 @@ pub struct GraphCastNet {
     processor: Vec<InteractionNetwork>,
     decoder: InteractionNetwork,
     output: Mlp,
+    recompute: bool,
     #[module(skip)]
     mesh: GridMesh,
 }
@@ -105,6 +117,7 @@ impl GraphCastNetConfig {
             processor: (0..self.layers).map(|_| layer()).collect(),
             decoder: layer(),
             output: Mlp::new([width, width, self.channels_out], device).without_norm(),
+            recompute: self.recompute,
             mesh: mesh.clone(),
         }
     }
@@ -173,29 +186,74 @@ impl GraphCastNet {
         let layout = x.layout().clone();
         let x = flatten_cells::<4, 3>(x, 2..4)?.permute([0, 2, 1]); // [batch, cells, channels]
         let [grid, mesh] = graph.nodes.each_ref().map(|node| node.beside(&x));
-        let features = |kind: usize| {
-            let features = graph.edges[kind].features.beside(&x);
-            self.edges[kind].forward(features, [])
-        };
-        let shards = |kind: usize| &graph.edges[kind].shards;
-        let channels = x.clone().apply(&self.channels);
-        let grid = self.nodes[0].forward(grid, [channels]); // [batch, cells, width]
+        let grid = self.nodes[0].forward(grid, [x.apply(&self.channels)]); // [batch, cells, width]
         let mesh = self.nodes[1].forward(mesh, []);
-        let [mut mesh, _] = self.encoder.forward([&grid, &mesh], features(0), shards(0));
-        let grid = grid.clone() + self.grid.forward(grid, []);
-        let mut edges = features(1);
-        for (place, layer) in self.processor.iter().enumerate() {
-            let [next, messages] = layer.forward([&mesh, &mesh], edges.clone(), shards(1));
-            mesh = next;
-            // No layer reads the edges after the last one.
-            if place + 1 < self.processor.len() {
-                edges = edges + messages;
-            }
-        }
-        let [grid, _] = self.decoder.forward([&mesh, &grid], features(2), shards(2));
-        let y = self.output.forward(grid, []).permute([0, 2, 1]); // [batch, channels, cells]
+        let mesh = self.encoded([grid.clone(), mesh], graph.clone());
+        let mesh = self.processed(mesh, &graph);
+        let y = self.decoded([grid, mesh], graph);
+        let y = y.permute([0, 2, 1]); // [batch, channels, cells]
         let layout = layout.resized(1, vec![y.dims()[1]]);
         unflatten_cells(y, 2..4, &layout)
+    }
+
+    /// Returns the features of the cells of the mesh after the encoder.
+    fn encoded(&self, nodes: [ShardTensor<3>; 2], graph: Arc<DistributedGraph>) -> ShardTensor<3> {
+        let modules = (self.edges[0].clone(), self.encoder.clone());
+        let block = move |(embedding, encoder): &(Mlp, InteractionNetwork),
+                          grid: ShardTensor<3>,
+                          mesh: ShardTensor<3>| {
+            let edges = embedding.forward(graph.edges[0].features.beside(&grid), []);
+            let [mesh, _] = encoder.forward([&grid, &mesh], edges, &graph.edges[0].shards);
+            mesh
+        };
+        apply_block_with(self.recompute, nodes, &modules, block)
+    }
+
+    /// Returns the features of the cells of the mesh after the processor.
+    fn processed(&self, mut mesh: ShardTensor<3>, graph: &Arc<DistributedGraph>) -> ShardTensor<3> {
+        let Some((last, layers)) = self.processor.split_last() else {
+            return mesh;
+        };
+        let features = graph.edges[1].features.beside(&mesh);
+        let mut edges = self.edges[1].forward(features, []);
+        for layer in layers {
+            let graph = graph.clone();
+            let block = move |layer: &InteractionNetwork,
+                              mesh: ShardTensor<3>,
+                              edges: ShardTensor<3>| {
+                let ends = [&mesh, &mesh];
+                let [next, messages] = layer.forward(ends, edges.clone(), &graph.edges[1].shards);
+                [next, edges + messages]
+            };
+            [mesh, edges] = apply_joint(self.recompute, [mesh, edges], layer, block);
+        }
+        // No layer reads the edges after the last one.
+        let graph = graph.clone();
+        let block = move |layer: &InteractionNetwork, mesh: ShardTensor<3>, edges| {
+            let [mesh, _] = layer.forward([&mesh, &mesh], edges, &graph.edges[1].shards);
+            mesh
+        };
+        apply_block_with(self.recompute, [mesh, edges], last, block)
+    }
+
+    /// Returns the outputs of the cells of the grid, from their features before the encoder.
+    fn decoded(&self, nodes: [ShardTensor<3>; 2], graph: Arc<DistributedGraph>) -> ShardTensor<3> {
+        let modules = (
+            self.grid.clone(),
+            self.edges[2].clone(),
+            self.decoder.clone(),
+            self.output.clone(),
+        );
+        let block = move |modules: &(Mlp, Mlp, InteractionNetwork, Mlp),
+                          grid: ShardTensor<3>,
+                          mesh: ShardTensor<3>| {
+            let (update, embedding, decoder, output) = modules;
+            let edges = embedding.forward(graph.edges[2].features.beside(&grid), []);
+            let grid = grid.clone() + update.forward(grid, []);
+            let [grid, _] = decoder.forward([&mesh, &grid], edges, &graph.edges[2].shards);
+            output.forward(grid, [])
+        };
+        apply_block_with(self.recompute, nodes, &modules, block)
     }
 }
 

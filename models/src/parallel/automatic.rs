@@ -79,8 +79,9 @@ impl Plan {
             .filter(|priced| priced.price.bytes() <= budget);
         fitting.next().ok_or_else(|| {
             Error::Plan(format!(
-                "no plan holds a rank within {budget} bytes; the least is {least:.0}: use more ranks, recompute \
-                 activations, or give parts that shard more layers"
+                "no plan holds a rank within {budget} bytes; the least is {least:.0}: use more ranks, or \
+                 give parts that shard more layers; recomputed blocks (with_recompute) hold less than \
+                 the price"
             ))
         })
     }

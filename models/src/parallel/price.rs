@@ -13,8 +13,8 @@
 //! - A rank holds its parameters, gradients and optimizer states, the largest gathered layer (or
 //!   all, if they are kept), and the input of each layer.
 //!
-//! Not modelled: halos, elementwise operators, norms, overlap, and inputs that arrive in a
-//! placement the layer does not take, except for those that fan out.
+//! Not modelled: halos, elementwise operators, norms, overlap, recomputed blocks, and inputs that
+//! arrive in a placement the layer does not take, except for those that fan out.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -78,10 +78,41 @@ pub fn cell_attention<const D: usize>(
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn cell_attention_with_tokens<const D: usize>(
-    [q, k, v]: [ShardTensor<D>; 3],
+    fields: [ShardTensor<D>; 3],
     tokens: [ShardTensor<4>; 2],
     options: &AttentionOptions,
 ) -> Result<ShardTensor<D>> {
+    Ok(cell_attention_with_tokens_and_lse(fields, tokens, options)?.output)
+}
+
+/// Attention of every cell of a field to all its cells and to further tokens, with its log-sum-exps
+/// over both. See [`cell_attention_with_tokens`].
+///
+/// # Errors
+/// The errors of [`cell_attention_with_tokens`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::{AttentionOptions, attention::cell_attention_with_tokens_and_lse};
+///
+/// let field = || ShardTensor::solo(Tensor::<4>::zeros([1, 3, 1, 4], &Default::default()));
+/// let token = || ShardTensor::solo(Tensor::<4>::zeros([1, 1, 1, 4], &Default::default()));
+/// let y = cell_attention_with_tokens_and_lse(
+///     [field(), field(), field()],
+///     [token(), token()],
+///     &AttentionOptions::default(),
+/// )?;
+/// let lse = y.lse.into_local().into_data(); // of three cells and a token
+/// assert!(lse.iter::<f32>().all(|lse| (lse - 4.0_f32.ln()).abs() < 1e-6));
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn cell_attention_with_tokens_and_lse<const D: usize>(
+    [q, k, v]: [ShardTensor<D>; 3],
+    tokens: [ShardTensor<4>; 2],
+    options: &AttentionOptions,
+) -> Result<AttentionOutput<ShardTensor<D>>> {
     const NAME: &str = "cell_attention_with_tokens";
     let [q, k, v] = fan_out_alike([q, k, v])?;
     check(NAME, &k, &v, options)?;
@@ -89,7 +120,7 @@ pub fn cell_attention_with_tokens<const D: usize>(
     dense::check(&queries, &keys, &values)?;
     let global = tokens::attention(NAME, q.clone(), [&k, &v], tokens, options.scale)?;
     let all = with_lse([q, k, v], options)?;
-    Ok(AttentionOutput::merge(vec![all, global]).output)
+    Ok(AttentionOutput::merge(vec![all, global]))
 }
 
 /// [`cell_attention`] with its log-sum-exps.

@@ -70,6 +70,11 @@ fn on_ranks<const D: usize>(
     found.unwrap().remove(0)
 }
 
+/// Loss with gradients by the output and by the log-sum-exps.
+fn loss<const D: usize, X: Field<D>>(y: &AttentionOutput<X>) -> WithDims<X, 1> {
+    (y.output.clone() * y.output.clone()).sum() + (y.lse.clone() * y.lse.clone()).sum()
+}
+
 fn assert_same(found: &TensorData, expected: &Tensor<4>) {
     let off = difference(found, &expected.clone().into_data());
     assert!(off < 5e-6, "{off:e}");
@@ -302,9 +307,11 @@ proptest! {
         let [q, k, v] = of_field.each_ref().map(tracked);
         let [tk, tv] = of_tokens.each_ref().map(tracked);
         let both = |x: &Tensor<4>, y: &Tensor<4>| Tensor::cat(vec![x.clone(), y.clone()], 1);
-        let y = q.clone().scaled_dot_product_attention(both(&k, &tk), both(&v, &tv), &AttentionOptions::default());
-        let gradients = (y.clone() * y.clone()).sum().backward();
-        let expected: Vec<TensorData> = std::iter::once(y.clone().inner())
+        let dense = AttentionOptions::default();
+        let y = q.clone().scaled_dot_product_attention_with_lse(both(&k, &tk), both(&v, &tv), &dense);
+        let gradients = loss(&y).backward();
+        let expected: Vec<TensorData> = [y.output.inner(), y.lse.inner()]
+            .into_iter()
             .chain([&q, &k, &v, &tk, &tv].map(|leaf| leaf.grad(&gradients).unwrap()))
             .map(Tensor::into_data)
             .collect();
@@ -314,13 +321,13 @@ proptest! {
             let [q, k, v] = [q?, k?, v?].map(ShardTensor::require_grad);
             let [tk, tv] = of_tokens.each_ref().map(|x| leaf(x, &mesh, &[Replicate]));
             let (tk, tv) = (tk?, tv?);
-            let y = neighborhood_attention_with_tokens(
+            let y = neighborhood_attention_with_tokens_and_lse(
                 [q.clone(), k.clone(), v.clone()],
                 [tk.clone(), tv.clone()],
                 &options,
             )?;
-            let gradients = (y.clone() * y.clone()).sum().backward();
-            let mut found = vec![y];
+            let gradients = loss(&y).backward();
+            let mut found = vec![y.output, y.lse];
             found.extend([q, k, v, tk, tv].map(|leaf| leaf.grad(&gradients).expect("a gradient")));
             let whole = found.into_iter().map(|x| x.full_tensor().into_data());
             Ok(whole.collect::<Vec<_>>())
@@ -348,11 +355,14 @@ fn tokens_are_keys_of_every_cell() {
         let options = AttentionOptions::default();
         let y = q
             .clone()
-            .scaled_dot_product_attention(keys, values, &options);
-        let gradients = (y.clone() * y.clone()).sum().backward();
-        let of_cells = [y.inner()].into_iter();
+            .scaled_dot_product_attention_with_lse(keys, values, &options);
+        let gradients = loss(&y).backward();
+        let of_cells = [y.output.inner(), y.lse.inner()].into_iter();
         let of_cells = of_cells.chain([&q, &k, &v].map(|leaf| leaf.grad(&gradients).unwrap()));
-        let of_cells = of_cells.map(|x| x.reshape([2, 3, 5, 2, 4]).into_data());
+        let of_cells = of_cells.map(|x| {
+            let width = x.dims()[3];
+            x.reshape([2, 3, 5, 2, width]).into_data()
+        });
         let of_tokens = [&tk, &tv].map(|leaf| leaf.grad(&gradients).unwrap().into_data());
         of_cells.chain(of_tokens).collect::<Vec<_>>()
     };
@@ -363,13 +373,15 @@ fn tokens_are_keys_of_every_cell() {
         let (q, k, v) = (q?, k?, v?);
         let replicated = |x: &Tensor<4>| leaf(x, &mesh, &[Replicate; 2]);
         let (tk, tv) = (replicated(&of_tokens[0])?, replicated(&of_tokens[1])?);
-        let y = cell_attention_with_tokens(
+        let y = cell_attention_with_tokens_and_lse(
             [q.clone(), k.clone(), v.clone()],
             [tk.clone(), tv.clone()],
             &AttentionOptions::default(),
         )?;
-        let gradients = (y.clone() * y.clone()).sum().backward();
-        let mut found = vec![y.full_tensor().into_data()];
+        let gradients = loss(&y).backward();
+        let mut found = [y.output, y.lse]
+            .map(|x| x.full_tensor().into_data())
+            .to_vec();
         found.extend([q, k, v].map(|leaf| gradient_of(&leaf, &gradients)));
         found.extend([tk, tv].map(|leaf| gradient_of(&leaf, &gradients)));
         Ok(found)

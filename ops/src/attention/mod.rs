@@ -24,7 +24,7 @@ pub mod rotary;
 mod tokens;
 
 pub use attended::AttentionOutput;
-pub use cells::{cell_attention, cell_attention_with_tokens};
+pub use cells::{cell_attention, cell_attention_with_tokens, cell_attention_with_tokens_and_lse};
 pub use dense::{
     AttentionOptions, causal_extents, scaled_dot_product_attention,
     scaled_dot_product_attention_with_lse,
@@ -33,7 +33,7 @@ pub(crate) use golden::OPERATORS;
 pub use layer::{multi_head_attention, transformer_encoder};
 pub use neighborhood::{
     NeighborhoodOptions, neighborhood_attention, neighborhood_attention_with_lse,
-    neighborhood_attention_with_tokens,
+    neighborhood_attention_with_tokens, neighborhood_attention_with_tokens_and_lse,
 };
 pub use rotary::{rotary, rotary_in_groups};
 
@@ -124,6 +124,38 @@ pub trait AttentionField<const D: usize>: Field<D> {
         })
     }
 
+    /// Attention of every cell to all cells and to tokens, with its log-sum-exps. See
+    /// [`cell_attention_with_tokens_and_lse`] and [`AttentionOutput`].
+    ///
+    /// # Panics
+    /// Panics where [`cell_attention_with_tokens_and_lse`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::prelude::*;
+    ///
+    /// let field = || Tensor::<4>::ones([2, 8, 2, 4], &Default::default());
+    /// let tokens = || [(); 2].map(|()| Tensor::<4>::ones([1, 6, 2, 4], &Default::default()));
+    /// let options = AttentionOptions::default();
+    /// let y = field().cell_attention_with_tokens_and_lse(field(), field(), tokens(), &options);
+    /// assert_eq!((y.output.dims(), y.lse.dims()), ([2, 8, 2, 4], [2, 8, 2, 1]));
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn cell_attention_with_tokens_and_lse(
+        self,
+        keys: Self,
+        values: Self,
+        tokens: [WithDims<Self, 4>; 2],
+        options: &AttentionOptions,
+    ) -> AttentionOutput<Self> {
+        let fields = [self, keys, values].map(Self::into_shard);
+        let tokens = tokens.map(Field::into_shard);
+        let found = cell_attention_with_tokens_and_lse(fields, tokens, options);
+        found.or_raise().map(Self::from_shard)
+    }
+
     /// Neighborhood attention with its log-sum-exps. See [`AttentionOutput`].
     ///
     /// # Panics
@@ -183,6 +215,38 @@ pub trait AttentionField<const D: usize>: Field<D> {
         run(self, |q| {
             neighborhood_attention_with_tokens([q, k, v], tokens, options)
         })
+    }
+
+    /// Neighborhood attention to a field and to tokens, with its log-sum-exps. See
+    /// [`neighborhood_attention_with_tokens_and_lse`] and [`AttentionOutput`].
+    ///
+    /// # Panics
+    /// Panics where [`neighborhood_attention_with_tokens_and_lse`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::prelude::*;
+    ///
+    /// let field = || Tensor::<4>::ones([2, 8, 2, 4], &Default::default());
+    /// let tokens = [(); 2].map(|()| Tensor::<4>::ones([1, 6, 2, 4], &Default::default()));
+    /// let options = NeighborhoodOptions::new([3]);
+    /// let y = field().neighborhood_attention_with_tokens_and_lse(field(), field(), tokens, &options);
+    /// assert_eq!((y.output.dims(), y.lse.dims()), ([2, 8, 2, 4], [2, 8, 2, 1]));
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn neighborhood_attention_with_tokens_and_lse<const N: usize>(
+        self,
+        keys: Self,
+        values: Self,
+        tokens: [WithDims<Self, 4>; 2],
+        options: &NeighborhoodOptions<N>,
+    ) -> AttentionOutput<Self> {
+        let fields = [self, keys, values].map(Self::into_shard);
+        let tokens = tokens.map(Field::into_shard);
+        let found = neighborhood_attention_with_tokens_and_lse(fields, tokens, options);
+        found.or_raise().map(Self::from_shard)
     }
 }
 

@@ -10,7 +10,8 @@
 //! | `Replicate` | `Shard(1)`, features | `Shard(last)` |
 //! | `Replicate` | `Shard(0)`, rows | `Partial(Sum)` |
 //!
-//! Nothing is sent.
+//! Nothing is sent, except that with checks enabled a wrong index of one rank is an error on all
+//! ranks.
 //!
 //! # Adjoint
 //! The gradient of a row is the sum of the cotangents of its occurrences; the gradient of a
@@ -18,7 +19,7 @@
 
 use burn::nn::Embedding;
 use burn::tensor::{Int, Shape, Tensor};
-use halocline_core::ops::fan_out;
+use halocline_core::ops::{agree_on, fan_out};
 use halocline_core::plan::{Linearity, Pairing, Role, Term};
 use halocline_core::{
     Error, Fan, Layout, OrRaise, PlanPlacement, Replicate, Result, Shard, ShardTensor,
@@ -106,9 +107,12 @@ pub fn embedding<const D: usize, const E: usize>(
     let (weight, layout_weight, _) = weight.into_parts();
     let weight = fan_out(weight, &mesh, pairing.fan_out(1), NAME);
     let weight = fill_all(weight, &layout_weight, NAME, 0.0)?;
+    let axes = index
+        .layout()
+        .axes_where(|placement| matches!(placement, Shard(_)));
     let index = flex::signed(index.into_local());
     if flex::runs_on(&index.device()) {
-        check(&index, rows)?;
+        agree_on(&mesh, &axes, NAME, check(&index, rows))?;
     }
     let mut shape = index.dims().map(|size| size.max(1)).to_vec();
     let count: usize = shape.iter().product();
@@ -330,6 +334,20 @@ mod tests {
         let table = Tensor::<2>::ones([7, 2], &Default::default());
         let error = embedding::<1, 2>(index, table).unwrap_err().to_string();
         assert!(error.contains("index 7 of a table of 7 rows"), "{error}");
+    }
+
+    #[test]
+    fn an_index_of_one_rank_outside_the_table_is_an_error_on_all() {
+        let run = Launcher::local(2).check(true).run(|world| {
+            let mesh = world.mesh([("data", 2)])?;
+            let index = Tensor::<1, Int>::from_data([0, 7], world.device());
+            let index = ShardTensor::distribute(index, &mesh, &[Shard(0)])?;
+            let table = Tensor::<2>::ones([7, 2], world.device());
+            let error = embedding::<1, 2>(index, table).unwrap_err().to_string();
+            assert!(error.contains("index 7 of a table of 7 rows"), "{error}");
+            Ok(())
+        });
+        run.unwrap();
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::comm::Operation;
-use halocline_core::ops::{BackwardPass, Operator, all_gather_numbers, all_reduce, apply};
+use halocline_core::ops::{
+    BackwardPass, Operator, agree_on, all_gather_numbers, all_reduce, apply,
+};
 use halocline_core::{
     DeviceMesh, Error, Fan, Placement, ReduceOp, Replicate, Result, Shard, ShardTensor, Traffic,
 };
@@ -91,7 +93,7 @@ impl CrossEntropyOptions {
 /// # Errors
 /// Fails for shapes or layouts that do not match, for a target that is neither a class nor ignored,
 /// and if communication fails. Such a target is an error on every rank if the mean has class
-/// weights or ignored cells; otherwise on the ranks that hold it, since nothing is sent.
+/// weights or ignored cells, or with checks enabled; otherwise on the ranks that hold it.
 ///
 /// # Example
 /// ```
@@ -124,9 +126,9 @@ pub fn cross_entropy<const D: usize, const E: usize>(
     let count = match reduction {
         Reduction::Mean if is_weighted => found.count(&target)?,
         Reduction::Mean => found
-            .check()
+            .agree(&target)
             .map(|()| target.dims().iter().product::<usize>() as f64)?,
-        Reduction::Sum => found.check().map(|()| 1.0)?,
+        Reduction::Sum => found.agree(&target).map(|()| 1.0)?,
     };
     let dtype = logits.local().dtype();
     // At least f32 until the mean is taken: the sum over many cells can overflow half precision.
@@ -160,7 +162,7 @@ pub fn cross_entropy_cells<const D: usize, const E: usize>(
     options: &CrossEntropyOptions,
 ) -> Result<ShardTensor<E>> {
     check(&logits, &target, options)?;
-    Targets::of(&target, logits.dims()[CLASSES], options).check()?;
+    Targets::of(&target, logits.dims()[CLASSES], options).agree(&target)?;
     let dtype = logits.local().dtype();
     Ok(cast_shard(wide_cells(logits, target, options)?, dtype))
 }
@@ -322,11 +324,14 @@ impl Targets {
         }
     }
 
+    /// [`check`](Self::check) on all ranks, with checks enabled.
+    fn agree<const E: usize>(&self, target: &ShardTensor<E, Int>) -> Result<()> {
+        agree_on(target.mesh(), &axes_of(target), NAME, self.check())
+    }
+
     /// Sum of the weights over all ranks. A target that is unknown to one rank is an error on all.
     fn count<const E: usize>(self, target: &ShardTensor<E, Int>) -> Result<f64> {
-        let axes = target
-            .layout()
-            .axes_where(|placement| matches!(placement, Shard(_)));
+        let axes = axes_of(target);
         let mesh = target.mesh();
         let operation = Operation::new("cross_entropy_count", Traffic::Reduce, None);
         let group = mesh.ranks_along(&axes);
@@ -339,6 +344,12 @@ impl Targets {
         Self { unknown, ..self }.check()?;
         Ok(all.iter().map(|numbers| numbers[0]).sum())
     }
+}
+
+/// Axes of the ranks that hold different targets.
+fn axes_of<const E: usize>(target: &ShardTensor<E, Int>) -> Vec<usize> {
+    let layout = target.layout();
+    layout.axes_where(|placement| matches!(placement, Shard(_)))
 }
 
 /// Graph node for the losses of cells, with one cell in the dim of classes.

@@ -9,7 +9,8 @@
 //! The prediction, its target, settings of the loss, and the [`Reduction`]. Losses with a weight per
 //! element, such as a mask, are functions of their own, [`weighted_loss`] and
 //! [`weighted_difference_loss`], with the weights after the fields and a [`Penalty`] before the
-//! reduction.
+//! reduction. [`binary_cross_entropy_with_logits`] and [`gaussian_nll_loss`] take optional weights
+//! after the fields.
 //!
 //! # Adjoint
 //! The derivative of the loss with respect to each cell, on the rank that owns it.
@@ -18,6 +19,7 @@ mod cross_entropy;
 pub mod differences;
 mod fused;
 mod golden;
+mod likelihood;
 mod spectral;
 pub mod ssim;
 mod weighted;
@@ -25,6 +27,10 @@ mod weighted;
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_cells};
 pub use differences::{gradient_loss, total_variation, weighted_difference_loss};
 pub(crate) use golden::OPERATORS;
+pub use likelihood::{
+    BinaryCrossEntropyOptions, GaussianNllOptions, binary_cross_entropy_with_logits,
+    gaussian_nll_loss,
+};
 pub use spectral::spectral_loss;
 pub use ssim::{SsimOptions, ssim, ssim_loss};
 pub use weighted::{weighted_loss, weighted_mean};
@@ -309,19 +315,29 @@ mod tests {
         }
     }
 
-    /// One rank holds the target; the others learn of it by the numbers that the mean gathers.
+    /// One rank holds the target; the others learn of it by the numbers that the mean gathers, or
+    /// by a check.
     #[test]
     fn a_target_without_a_class_is_an_error_on_every_rank() {
-        let errors = Launcher::local(2).collect(|world| {
+        let errors = Launcher::local(2).check(true).collect(|world| {
             let mesh = world.mesh([("data", 2)])?;
             let logits = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
             let target = Tensor::<1, Int>::from_ints([0, 2, 1, 7], world.device());
             let target = ShardTensor::distribute(target, &mesh, &[Shard(0)])?;
-            let options = CrossEntropyOptions::default().with_ignore_index(9);
-            let loss = cross_entropy(logits, target, &options, Reduction::Mean);
-            Ok(loss.unwrap_err().to_string())
+            let plain = CrossEntropyOptions::default();
+            let ignoring = plain.clone().with_ignore_index(9);
+            let mean = |options| {
+                let (logits, target) = (logits.clone(), target.clone());
+                cross_entropy(logits, target, options, Reduction::Mean)
+            };
+            let refused = [
+                mean(&ignoring).map(drop),
+                mean(&plain).map(drop),
+                cross_entropy_cells(logits.clone(), target.clone(), &plain).map(drop),
+            ];
+            Ok(refused.map(|refused| refused.unwrap_err().to_string()))
         });
-        for error in errors.unwrap() {
+        for error in errors.unwrap().as_flattened() {
             let expected = "target 7 of 3 classes; expected 0 to 2";
             assert!(error.contains(expected), "{error}");
         }

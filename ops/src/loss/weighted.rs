@@ -102,7 +102,7 @@ pub fn weighted_mean<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<Wit
 }
 
 /// Returns the mean of weights, or one if it is zero.
-fn mean_weight<const D: usize>(weight: ShardTensor<D>) -> ShardTensor<1> {
+pub(super) fn mean_weight<const D: usize>(weight: ShardTensor<D>) -> ShardTensor<1> {
     let (local, layout, mesh) = ReduceField::mean(weight).resolve().into_parts();
     let none = local.clone().equal_elem(0.0);
     ShardTensor::from_parts(local.mask_fill(none, 1.0), layout, mesh)

@@ -32,10 +32,11 @@ pub use norm::{masked_group_norm, masked_layer_norm};
 pub use window::{masked_avg_pool, masked_conv, masked_max_pool};
 
 use burn::tensor::{DType, FloatDType};
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Error, Result, Shard, ShardTensor};
 
 use crate::field::Field;
 use crate::precision::{cast_shard, wider};
+use crate::rearrange::expand;
 use crate::reduce::sum_dims;
 
 /// Computes the mask of the cells that are not NaN: one there, zero elsewhere.
@@ -132,6 +133,29 @@ fn broadcast<const D: usize>(x: &ShardTensor<D>, mask: ShardTensor<D>) -> Result
     let (local, layout, mesh) = x.clone().inner().into_parts();
     let zeros = ShardTensor::from_parts(local.zeros_like(), layout, mesh);
     Error::catch(|| zeros + mask)
+}
+
+/// Broadcasts a mask to the spatial dims of a field, in which windows count its cells.
+fn broadcast_in_space<const D: usize>(
+    x: &ShardTensor<D>,
+    mask: ShardTensor<D>,
+) -> Result<ShardTensor<D>> {
+    let (held, shape) = (mask.dims(), x.dims());
+    let sizes: [usize; D] = std::array::from_fn(|dim| if dim < 2 { held[dim] } else { shape[dim] });
+    if sizes == held {
+        return Ok(mask);
+    }
+    require_fit("apply_mask", &mask, x)?;
+    let mask = expand(mask, sizes)?;
+    let pairs = x.placements().iter().zip(mask.placements());
+    let placements = pairs.map(|(field, held)| match field {
+        Shard(2..) => *field,
+        _ => *held,
+    });
+    let (leading, spatial) = (mask.layout().all_extents(), x.layout().all_extents());
+    let extents = [&leading[..2], &spatial[2..]].concat();
+    let layout = mask.layout().derive(placements.collect(), extents);
+    mask.try_redistribute(&layout)
 }
 
 /// `1/x`, or zero where `x` is zero.

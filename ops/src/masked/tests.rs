@@ -157,6 +157,40 @@ fn no_masked_cell_reaches_a_result_or_a_gradient() {
     }
 }
 
+/// A mask of one column is the same as one with that column everywhere.
+#[test]
+fn windows_count_the_cells_of_a_mask_that_is_broadcast_in_space() {
+    let run = |ranks: usize, columns: usize| {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("lon", ranks)])?;
+            let x = random::<4>(SHAPE, "x", 0).inner();
+            let shape = [1, 1, SHAPE[2], 1];
+            let column = TensorData::new(mask_values(shape, true), shape);
+            let mask = Tensor::<4>::from_data(column, &x.device());
+            let mask = mask.repeat_dim(3, columns);
+            let weight = Tensor::<4>::ones([2, SHAPE[1], 3, 3], &x.device());
+            let x = ShardTensor::distribute(x, &mesh, &[Shard(3)])?;
+            let mask = x.distribute_operand(mask);
+            let padding = [Padding::new(1, Boundary::Zeros); 2];
+            let options = ConvOptions::<2>::default().with_padding(padding);
+            let pool = PoolOptions::<2>::new([3, 3]).with_padding(padding);
+            let results = [
+                masked_conv(x.clone(), mask.clone(), weight, None, &options)?,
+                masked_avg_pool(x.clone(), mask.clone(), &pool)?,
+                masked_max_pool(x, mask, &pool)?,
+            ];
+            Ok(results.map(|y| y.full_tensor().into_data()))
+        });
+        found.unwrap().remove(0)
+    };
+    let expected = run(1, SHAPE[3]);
+    for ranks in [1, 2] {
+        for (found, expected) in run(ranks, 1).iter().zip(&expected) {
+            assert!(difference(found, expected) < 1e-5, "{ranks} ranks");
+        }
+    }
+}
+
 #[test]
 fn without_holes_they_are_the_operators_without_a_mask() {
     let x = random::<4>(SHAPE, "x", 0).inner();

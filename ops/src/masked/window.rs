@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 use halocline_core::{Error, Result, ShardTensor};
 
-use super::{apply_mask, in_f32, reciprocal, weights};
+use super::{apply_mask, broadcast_in_space, in_f32, reciprocal, weights};
 use crate::conv::{ConvOptions, conv};
 use crate::field::Field;
 use crate::operand::Operand;
@@ -16,7 +16,8 @@ use crate::rearrange::{distribute_operand, reshape};
 /// Cells beyond a boundary of zeros do not count.
 ///
 /// # Shapes
-/// `x` is `[batch, channels_in, *spatial]`, `mask` is `[batch or 1, 1, *spatial]`.
+/// `x` is `[batch, channels_in, *spatial]`. The mask has one channel, and may have size one in
+/// other dims, too.
 ///
 /// # Errors
 /// Fails for a mask with more than one channel; otherwise errors of [`conv`] and [`apply_mask`].
@@ -80,7 +81,7 @@ fn by_present<const D: usize, const N: usize>(
     kernel[..2].fill(1);
     let cells: usize = kernel[2..].iter().product();
     let dtype = x.local().dtype();
-    let mask = weights(mask, dtype)?;
+    let mask = broadcast_in_space(&x, weights(mask, dtype)?)?;
     let share = (cells as f64).recip();
     let shares = Tensor::<D>::full(kernel, share, (&mask.device(), wider(dtype)));
     let present = conv(mask.clone(), shares, None, &options.with_groups(1))?;
@@ -111,7 +112,7 @@ fn some<const D: usize>(x: ShardTensor<D>) -> ShardTensor<D> {
 /// not count.
 ///
 /// # Shapes
-/// `[batch, channels, *spatial]`; the mask may have size one in all dims but the spatial ones.
+/// `[batch, channels, *spatial]`; the mask may have size one in any dim.
 ///
 /// # Errors
 /// Errors of [`avg_pool`] and [`apply_mask`].
@@ -136,6 +137,7 @@ pub fn masked_avg_pool<const D: usize, const N: usize, X: Field<D>>(
     // Both averages divide by the same count, which cancels.
     let options = options.with_count(PaddingCount::Included);
     in_f32(x, mask, |x, mask| {
+        let mask = broadcast_in_space(&x, mask)?;
         let x = apply_mask(x, mask.clone())?;
         let sums = avg_pool(Error::catch(|| x * mask.clone())?, &options)?;
         let weights = avg_pool(mask, &options)?;
@@ -147,7 +149,7 @@ pub fn masked_avg_pool<const D: usize, const N: usize, X: Field<D>>(
 /// Positive weights have no other effect.
 ///
 /// # Shapes
-/// `[batch, channels, *spatial]`; the mask may have size one in all dims but the spatial ones.
+/// `[batch, channels, *spatial]`; the mask may have size one in any dim.
 ///
 /// # Errors
 /// Errors of [`max_pool`] and [`apply_mask`].
@@ -170,6 +172,7 @@ pub fn masked_max_pool<const D: usize, const N: usize, X: Field<D>>(
     options: &PoolOptions<N>,
 ) -> Result<X> {
     in_f32(x, mask, |x, mask| {
+        let mask = broadcast_in_space(&x, mask)?;
         let x = apply_mask(x, mask.clone())?;
         let lowest = lowest_beside(&mask);
         let largest = max_pool(Error::catch(|| x + lowest)?, options)?;

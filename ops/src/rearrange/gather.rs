@@ -5,7 +5,8 @@
 //! `y[b, index[b, i]] = values[b, i]`. Semantics follow PyTorch.
 //!
 //! # Placement
-//! All other dims may be sharded, in the same way in all tensors. Nothing is sent.
+//! All other dims may be sharded, in the same way in all tensors. Nothing is sent, except that with
+//! checks enabled a wrong index of one rank is an error on all ranks.
 //!
 //! # Adjoint
 //! `gather` and `scatter_add` are adjoint to each other. `scatter` passes the cotangent of replaced
@@ -13,7 +14,8 @@
 
 use burn::tensor::kind::{Basic, Kind};
 use burn::tensor::{Int, Tensor};
-use halocline_core::{Error, Layout, Result, ShardTensor};
+use halocline_core::ops::agree_on;
+use halocline_core::{Error, Layout, Result, Shard, ShardTensor};
 
 use crate::as_integers;
 use crate::driver::empty::{fill_all, without_fill};
@@ -28,7 +30,8 @@ use crate::kernel::{flex, gathered};
 ///
 /// # Errors
 /// A dim that does not exist or is sharded; partial values; tensors distributed differently in
-/// another dim; an index beyond the dim (checked on CPUs; on other devices the cell is undefined).
+/// another dim; an index beyond the dim (checked on CPUs; on other devices the cell is undefined),
+/// on all ranks with checks enabled.
 ///
 /// # Example
 /// ```
@@ -53,17 +56,18 @@ pub fn gather<const D: usize, K: Basic>(
     let (local, from, _) = x.into_parts();
     let index = places(index);
     let local = fill_all(local, &from, NAME, 0.0)?;
-    let taken: Tensor<D, K> = match K::KIND {
+    let taken: Result<Tensor<D, K>> = match K::KIND {
         Kind::Float => {
             let local = Tensor::from_dispatch(local.into_dispatch());
-            let taken = gathered::gather(NAME, local, dim, index)?;
-            Tensor::from_dispatch(taken.into_dispatch())
+            let taken = gathered::gather(NAME, local, dim, index);
+            taken.map(|taken| Tensor::from_dispatch(taken.into_dispatch()))
         }
         Kind::Int | Kind::Bool => {
-            require_within(NAME, &index, local.dims()[dim])?;
-            as_integers(local, |local| local.gather(dim, flex::signed(index)))
+            let checked = require_within(NAME, &index, local.dims()[dim]);
+            checked.map(|()| as_integers(local, |local| local.gather(dim, flex::signed(index))))
         }
     };
+    let taken = agree_on(&mesh, &sharded_axes(&layout), NAME, taken)?;
     without_fill(taken, layout, mesh, NAME)
 }
 
@@ -132,7 +136,8 @@ pub fn scatter<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "scatter";
     check_scattered(NAME, &x, dim, &index, &values)?;
-    require_once(NAME, index.local(), dim)?;
+    let once = require_once(NAME, index.local(), dim);
+    agree_on(index.mesh(), &sharded_axes(index.layout()), NAME, once)?;
     if index.dims()[dim] == 0 {
         return Ok(x);
     }
@@ -177,8 +182,14 @@ fn scattered<const D: usize>(
     let (values, held, _) = values.into_parts();
     let local = fill_all(local, &layout, operator, 0.0)?;
     let values = fill_all(values, &held, operator, 0.0)?;
-    let local = scatter(local, index, values)?;
+    let local = scatter(local, index, values);
+    let local = agree_on(&mesh, &sharded_axes(&layout), operator, local)?;
     without_fill(local, layout, mesh, operator)
+}
+
+/// Axes of the ranks that hold different indices.
+fn sharded_axes(layout: &Layout) -> Vec<usize> {
+    layout.axes_where(|placement| matches!(placement, Shard(_)))
 }
 
 /// Checks a tensor and the indices of cells of a dim, which must be whole.
@@ -285,7 +296,7 @@ pub(super) const GOLDEN: [Golden; 3] = [
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, FloatDType};
-    use halocline_core::{Launcher, Partial, ReduceOp, Shard};
+    use halocline_core::{Launcher, Partial, ReduceOp};
 
     use super::*;
     use crate::testing::{compare, random};
@@ -357,6 +368,34 @@ mod tests {
         y.into_local()
             .into_data()
             .assert_eq(&[1.0_f32; 3].into(), true);
+    }
+
+    #[test]
+    fn a_wrong_index_of_one_rank_is_an_error_on_all() {
+        let run = Launcher::local(2).check(true).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let [x, values] =
+                [6, 2].map(|size| ShardTensor::<2>::ones([2, size], &mesh, &[Shard(0)]));
+            let (x, values) = (x?, values?);
+            let index = |last: i64| {
+                let rows = Tensor::<2, Int>::from_data([[0, 1], [3, last]], world.device());
+                ShardTensor::distribute(rows, &mesh, &[Shard(0)])
+            };
+            let (beyond, twice) = (index(6)?, index(3)?);
+            for (refused, told) in [
+                (gather(x.clone(), 1, beyond.clone()), "index 6 of a dim"),
+                (
+                    scatter_add(x.clone(), 1, beyond, values.clone()),
+                    "index 6 of a dim",
+                ),
+                (scatter(x, 1, twice, values), "index 3 occurs twice"),
+            ] {
+                let error = refused.unwrap_err().to_string();
+                assert!(error.contains(told), "{error}");
+            }
+            Ok(())
+        });
+        run.unwrap();
     }
 
     #[test]

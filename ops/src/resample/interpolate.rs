@@ -3,8 +3,8 @@
 //! Along every spatial dim an output is a weighted sum of cells, with the weights of a [`Mode`].
 //! Semantics follow PyTorch's `interpolate` with an explicit output size: `nearest`,
 //! `nearest-exact`, `linear`, `bilinear`, `trilinear`, `bicubic` and `area`, both settings of
-//! `align_corners` and of `antialias`. In addition, dims may be periodic: beyond an end, the cells
-//! at the other end count.
+//! `align_corners` and of `antialias`; those of Lanczos' kernel follow burn. In addition, dims may
+//! be periodic: beyond an end, the cells at the other end count.
 //!
 //! # Placement
 //! All dims may be sharded; values must be resolved. An output belongs to the rank that holds the
@@ -132,23 +132,15 @@ fn sizes<const N: usize>(
 }
 
 /// Interpolation equivalent to burn's module.
-fn of_burn<const N: usize>(
-    mode: &InterpolateMode,
-    align_corners: bool,
-) -> Result<Interpolation<N>> {
-    let corners = Corners::aligned(align_corners);
+fn of_burn<const N: usize>(mode: &InterpolateMode, align_corners: bool) -> Interpolation<N> {
     let mode = match mode {
         InterpolateMode::Nearest => Mode::Nearest,
         InterpolateMode::NearestExact => Mode::NearestExact,
         InterpolateMode::Linear => Mode::Linear,
         InterpolateMode::Cubic => Mode::Cubic,
-        other => {
-            let message =
-                format!("{other:?} has no rule; expected Nearest, NearestExact, Linear or Cubic");
-            return Err(Error::operator(NAME, message));
-        }
+        InterpolateMode::Lanczos => Mode::Lanczos,
     };
-    Ok(Interpolation::new(mode).with_corners(corners))
+    Interpolation::new(mode).with_corners(Corners::aligned(align_corners))
 }
 
 impl<X: Field<3>> Layer<X> for Interpolate1d {
@@ -160,7 +152,7 @@ impl<X: Field<3>> Layer<X> for Interpolate1d {
             let size = self.output_size.map(|size| [size]);
             let scale = self.scale_factor.map(|scale| [scale]);
             let sizes = sizes(&x.dims(), size, scale)?;
-            interpolate(x, sizes, of_burn(&self.mode, self.align_corners)?)
+            interpolate(x, sizes, of_burn(&self.mode, self.align_corners))
         })
     }
 }
@@ -172,7 +164,7 @@ impl<X: Field<4>> Layer<X> for Interpolate2d {
     fn forward(&self, x: X) -> X {
         run(x, |x| {
             let sizes = sizes(&x.dims(), self.output_size, self.scale_factor)?;
-            interpolate(x, sizes, of_burn(&self.mode, self.align_corners)?)
+            interpolate(x, sizes, of_burn(&self.mode, self.align_corners))
         })
     }
 }
@@ -263,7 +255,14 @@ mod tests {
 
     #[test]
     fn any_size_with_corners_both_ways() {
-        for mode in [Mode::Nearest, Mode::Linear, Mode::Cubic, Mode::Area] {
+        let modes = [
+            Mode::Nearest,
+            Mode::Linear,
+            Mode::Cubic,
+            Mode::Lanczos,
+            Mode::Area,
+        ];
+        for mode in modes {
             for corners in [Corners::Edges, Corners::Centers] {
                 for sizes in [[11, 4], [3, 9]] {
                     let grid = Grid(sizes, Interpolation::new(mode).with_corners(corners));
@@ -317,7 +316,11 @@ mod tests {
     #[test]
     fn burns_module_gives_what_it_gives_there() {
         let x = random([1, 2, 5, 7], "x", 0).inner();
-        for mode in [InterpolateMode::Nearest, InterpolateMode::Linear] {
+        for mode in [
+            InterpolateMode::Nearest,
+            InterpolateMode::Linear,
+            InterpolateMode::Lanczos,
+        ] {
             let layer = Interpolate2dConfig::new()
                 .with_mode(mode)
                 .with_scale_factor(Some([1.7, 0.6]))

@@ -1,5 +1,6 @@
 //! Cells and weights of interpolation in one dim, as pure functions.
 
+use std::f64::consts::PI;
 use std::ops::Range;
 
 use halocline_core::Boundary;
@@ -18,6 +19,9 @@ pub enum Mode {
     /// The four nearest cells in every dim, weighted by Keys' kernel with `a = −0.75`: PyTorch's
     /// `bicubic`.
     Cubic,
+    /// The six nearest cells in every dim, weighted by Lanczos' kernel and scaled to a sum of one:
+    /// burn's `Lanczos`. Cells beyond an end do not count.
+    Lanczos,
     /// The mean over the area of a new cell: PyTorch's `area`.
     Area,
 }
@@ -71,7 +75,7 @@ pub enum Antialias {
 pub struct Interpolation<const N: usize> {
     /// Kernel of the interpolation.
     pub mode: Mode,
-    /// Alignment of the grids, for linear and cubic interpolation.
+    /// Alignment of the grids, for linear, cubic and Lanczos interpolation.
     pub corners: Corners,
     /// Antialiasing, for linear and cubic interpolation.
     pub antialias: Antialias,
@@ -152,6 +156,7 @@ impl<const N: usize> Interpolation<N> {
             (Mode::Cubic, Antialias::Off) => {
                 each(&|output| nearest(place(output), &field, 2, |x| keys(x, -0.75)))
             }
+            (Mode::Lanczos, _) => each(&|output| lanczos_taps(place(output), &field)),
         }
     }
 }
@@ -175,6 +180,15 @@ fn nearest(
         }
     }
     reaching(taps)
+}
+
+/// Weights of the six nearest cells under Lanczos' kernel, of which those of the field count.
+fn lanczos_taps(place: f64, field: &Range<isize>) -> TapsAround {
+    let before = place.floor() as isize;
+    let cells = (before - 2..before + 4).filter(|cell| field.contains(cell));
+    let weight = |cell: isize| lanczos(place - cell as f64);
+    let total: f64 = cells.clone().map(weight).sum();
+    reaching(cells.map(|cell| (cell, weight(cell) / total)).collect())
 }
 
 /// Weights under a kernel stretched to the size of a new cell, if that is larger.
@@ -224,16 +238,33 @@ fn keys(x: f64, a: f64) -> f64 {
     }
 }
 
+/// Lanczos' kernel: a sinc function, in the window of a sinc function three times as wide.
+fn lanczos(x: f64) -> f64 {
+    let sinc = |x: f64| {
+        if x == 0.0 {
+            1.0
+        } else {
+            (PI * x).sin() / (PI * x)
+        }
+    };
+    if x.abs() < 3.0 {
+        sinc(x) * sinc(x / 3.0)
+    } else {
+        0.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::driver::sampling::Taps;
 
-    const MODES: [Mode; 5] = [
+    const MODES: [Mode; 6] = [
         Mode::Nearest,
         Mode::NearestExact,
         Mode::Linear,
         Mode::Cubic,
+        Mode::Lanczos,
         Mode::Area,
     ];
 

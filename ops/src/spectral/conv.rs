@@ -16,12 +16,15 @@
 //! `channels_in` is sharded (resolved in f16 and bf16) and `Shard(1)` where the weight is sharded
 //! in `channels_out`. Spatial dims are made whole one after the other, the later ones when only the
 //! kept modes of the earlier ones remain; a sharded dim thus costs two exchanges, of cells or of
-//! modes.
+//! modes. In one spatial dim, with fewer samples than ranks, ranks transform the lines of different
+//! channels, and exchange the kept modes twice more.
 //!
 //! # Adjoint
 //! The adjoints of the transforms and the [product](super::modes).
 
-use halocline_core::{Error, Partial, Replicate, Result, ShardTensor};
+use halocline_core::{
+    Error, IntoLayout, Layout, Partial, Placement, Replicate, Result, Shard, ShardTensor,
+};
 
 use super::fft::{check_dims, each, each_from};
 use super::line::{Frequencies, Line, Scale, Sign};
@@ -76,13 +79,14 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     let (size, modes) = (dims[D - 1], shape[D - 1]);
     let others: Vec<usize> = (2..D - 1).collect();
     // Channels keep their sharding, which decides the placement of the result.
-    let fixed = &[1][..];
+    let fixed: &[usize] = if lacks_samples(&field) { &[] } else { &[1] };
     let line = Line::ToModes {
         size,
         modes,
         scale: Scale::uniform(1.0),
     };
     let spectrum = along_layout(&field, D - 1, line, [fixed, &others], NAME)?;
+    let spectrum = with_whole_channels(&field, spectrum)?;
     let spectrum = each_from(
         &spectrum,
         spectrum.clone(),
@@ -103,11 +107,14 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     }
     let before = x.layout().clone();
     let y: ShardTensor<E> = along(x, D - 1, line, [fixed, &others], NAME)?;
+    let modes_of_y = with_whole_channels(&before, y.layout().clone())?;
+    let y = y.try_redistribute(&modes_of_y)?;
     let y = each(y, &others, &[], |y, dim, pending| {
         let line = Line::ToFrequencies(kept(dim, Sign::Minus));
         along(y, dim, line, [fixed, pending], NAME)
     })?;
     let y = mode_product(y, weight)?;
+    let product = y.layout().clone();
     let y = each(y, &others, &[D - 1], |y, dim, pending| {
         let line = Line::FromFrequencies(kept(dim, Sign::Plus));
         along(y, dim, line, [fixed, pending], NAME)
@@ -116,12 +123,39 @@ pub fn spectral_conv<const D: usize, const E: usize>(
     let y = if before.is_sharded(D - 1) || 2 * modes >= size {
         y
     } else {
-        return_to(&transformed_layout(&before, D - 1, line), y)?
+        return_to(&transformed_layout(&before, D - 1, line), &product, y)?
     };
     let scale = Scale::with_conjugates((size as f64).recip());
     let line = Line::FromModes { size, modes, scale };
     let y: ShardTensor<D> = along(y, D - 1, line, [fixed, &[]], NAME)?;
-    return_to(&before, y)
+    return_to(&before, &product, y)
+}
+
+/// Whether a field in one spatial dim has fewer samples than ranks that share a line.
+fn lacks_samples(field: &Layout) -> bool {
+    let shape = field.shape();
+    let axes = field.axes_where(|placement| matches!(placement, Shard(0 | 2)));
+    let ranks: usize = axes
+        .iter()
+        .map(|axis| field.mesh().sizes()[*axis])
+        .product();
+    shape.len() == 3 && field.is_sharded(2) && shape[0] < ranks
+}
+
+/// Layout of modes in which mesh axes that have moved from a spatial dim of the field to channels
+/// shard the dim again.
+fn with_whole_channels(field: &Layout, modes: Layout) -> Result<Layout> {
+    let pairs = field.placements().iter().zip(modes.placements());
+    let placements = pairs.map(|(field, found)| match (field, found) {
+        (Shard(2..), Shard(1)) => *field,
+        _ => *found,
+    });
+    let placements: Vec<Placement> = placements.collect();
+    if placements == modes.placements() {
+        return Ok(modes);
+    }
+    let layout = (&placements).layout_like(&modes)?;
+    Ok(layout.resized(1, field.extents(1).to_vec()))
 }
 
 /// Returns the frequencies to keep in each dim other than the last, for each direction.

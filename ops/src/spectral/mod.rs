@@ -19,7 +19,8 @@
 //!
 //! The mesh axis moves to the dim with the most cells. A dim that is still to be transformed
 //! (latitude, while longitude is made whole) is chosen only if no other dim has a cell for every
-//! rank. A tensor with no other dim is an error.
+//! rank. If no dim has, ranks without cells hold no lines: all of `[1, 1, cells]` is on one rank. A
+//! tensor with no other dim is an error.
 //!
 //! # Adjoint
 //! The transpose of the transform as a real matrix, which is a transform in the opposite direction:

@@ -70,20 +70,21 @@ pub(crate) fn whole<const D: usize>(
     x.try_redistribute(&layout)
 }
 
-/// Redistributes the result of a convolution to the placements of its input, `before`; channels,
-/// the second dim, keep theirs.
+/// Redistributes the result of a convolution to the placements of its input, `before`, and those
+/// that the `product` of modes has given to channels, the second dim.
 pub(crate) fn return_to<const D: usize>(
     before: &Layout,
+    product: &Layout,
     y: ShardTensor<D>,
 ) -> Result<ShardTensor<D>> {
-    let pairs = before.placements().iter().zip(y.placements());
+    let pairs = before.placements().iter().zip(product.placements());
     let placements = pairs.map(|(before, found)| match (before, found) {
         (_, Partial(_) | Shard(1)) => *found,
         _ => *before,
     });
     let placements = placements.collect();
     let mut extents = before.all_extents().to_vec();
-    extents[1] = y.layout().extents(1).to_vec();
+    extents[1] = product.extents(1).to_vec();
     y.try_redistribute(&before.derive(placements, extents))
 }
 

@@ -1,7 +1,7 @@
 //! Tests of the transforms for every sharding, of their inverses, and of errors.
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
-use halocline_core::{Launcher, Partial, ReduceOp, Replicate, Shard, ShardTensor};
+use halocline_core::{Launcher, Partial, ReduceOp, Replicate, Shard, ShardTensor, Traffic};
 
 use crate::prelude::*;
 use crate::reduce::sum_dims;
@@ -180,6 +180,33 @@ fn convolutions_by_modes() {
             &[0, 1, 2, 3],
             5e-6,
         );
+    }
+}
+
+/// Each rank transforms a channel and multiplies a mode.
+#[test]
+fn ranks_share_the_work_on_one_sample_in_one_dim() {
+    let run = |ranks: usize| {
+        let found = Launcher::local(ranks).check(false).collect(|world| {
+            let mesh = world.mesh([("x", ranks)])?;
+            let weight = random_leaf([4, 4, 4, 2], "weight", &mesh, &[Replicate])?;
+            let x = random_leaf([1, 4, 8], "x", &mesh, &[Shard(2)])?;
+            let before = world.comm_stats();
+            let y = x.clone().spectral_conv::<4>(weight);
+            let sent = world.comm_stats().since(&before);
+            let sent = Traffic::ALL.map(|traffic| sent.of(traffic).bytes);
+            assert_eq!(y.placements(), [Shard(2)]);
+            let gradients = (y.clone() * y.clone()).sum().backward();
+            let values = vec![y.full_tensor().into_data(), gradient_of(&x, &gradients)];
+            Ok((values, sent))
+        });
+        found.unwrap()
+    };
+    let (expected, _) = run(1).remove(0);
+    let found = run(4);
+    for (values, sent) in &found {
+        compare(values, &expected, 2e-6, "four ranks");
+        assert_eq!(*sent, found[0].1);
     }
 }
 

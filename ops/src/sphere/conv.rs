@@ -86,7 +86,8 @@ pub fn sphere_conv_between<const D: usize, const E: usize>(
     // Channels keep their sharding, which decides the placement of the result.
     let harmonics: ShardTensor<E> = sht_beside(x, transform, &[1])?;
     let y: ShardTensor<D> = isht_beside(harmonic_product(harmonics, weight)?, inverse, &[1])?;
-    return_to(&on_grid(before, inverse)?, y)
+    let channels = y.layout().clone();
+    return_to(&on_grid(before, inverse)?, &channels, y)
 }
 
 /// Interpolates a field `[.., lat, lon]` by its harmonics, from the grid of one transform to that of

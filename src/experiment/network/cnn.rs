@@ -6,14 +6,14 @@ use halocline_models::{SurrogateCnn, SurrogateCnnConfig};
 
 use super::signature::Signature;
 
-/// Initializes the network, with a kernel that reaches no further than the rows across a pole.
+/// Initializes the network with the sizes of `config`, whose kernel must reach no further than the
+/// rows across a pole.
 pub(super) fn init(
     signature: &Signature,
-    width: usize,
-    blocks: usize,
-    kernel: usize,
+    config: SurrogateCnnConfig,
     device: &Device,
 ) -> Result<SurrogateCnn> {
+    let kernel = config.kernel;
     let (boundary, [rows, _]) = (signature.grid.boundary(), signature.grid.shape());
     // Cells beyond a pole come from rows on its other side, whose number limits the kernel.
     let most = match boundary[0] {
@@ -31,13 +31,10 @@ pub(super) fn init(
             "model.kernel: {kernel} on {rows} rows; expected an odd number{limit}"
         )));
     }
-    let config = SurrogateCnnConfig::new(signature.channels.inputs.len())
+    let config = config
         .with_history(signature.history)
         .with_constants(signature.constants())
         .with_diagnostics(signature.diagnostics())
-        .with_width(width)
-        .with_blocks(blocks)
-        .with_kernel(kernel)
         .with_boundary(boundary)
         .with_odd(signature.odd_places());
     Ok(config.init(device))

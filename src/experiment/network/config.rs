@@ -32,7 +32,7 @@ use super::{cnn, fno, graph, transformer, unet};
 ///     forcings: names(&["cos_solar_zenith_angle"]),
 ///     targets: names(&["t2m", "msl"]),
 /// };
-/// let config = ModelConfig::Unet { width: 4, levels: 1 };
+/// let config = ModelConfig::Unet { width: 4, levels: 1, recompute: false };
 /// let model = config.init(&channels, 1, &Grid::with_poles(13, 24)?, &[], &device)?;
 /// let x = Tensor::<4>::ones([1, 3, 13, 24], &device); // inputs and forcings
 /// assert_eq!(x.apply(&model).dims(), [1, 2, 13, 24]);
@@ -52,6 +52,9 @@ pub enum ModelConfig {
         /// Kernel size in cells, in both dims.
         #[serde(default = "size::<3>")]
         kernel: usize,
+        /// Whether the backward pass recomputes blocks: less memory, more time.
+        #[serde(default)]
+        recompute: bool,
     },
     /// Encoder and decoder with skip connections.
     Unet {
@@ -61,6 +64,10 @@ pub enum ModelConfig {
         /// Number of times the field is halved.
         #[serde(default = "size::<2>")]
         levels: usize,
+        /// Whether the backward pass recomputes the convolutions of each level: less
+        /// memory, more time.
+        #[serde(default)]
+        recompute: bool,
     },
     /// Neighborhood attention between patches.
     Transformer {
@@ -99,6 +106,9 @@ pub enum ModelConfig {
         /// Number of spectral convolutions.
         #[serde(default = "size::<4>")]
         blocks: usize,
+        /// Whether the backward pass recomputes blocks: less memory, more time.
+        #[serde(default)]
+        recompute: bool,
     },
     /// Spherical Fourier neural operator, on equiangular grids with poles and on Gaussian grids.
     Sfno {
@@ -112,6 +122,9 @@ pub enum ModelConfig {
         /// which resolves fewer degrees. With 1, hidden fields are on the grid itself.
         #[serde(default = "size::<1>")]
         scale_factor: usize,
+        /// Whether the backward pass recomputes blocks: less memory, more time.
+        #[serde(default)]
+        recompute: bool,
     },
     /// Graph network between the cells of any grid and an icosahedral mesh.
     Graph {
@@ -124,6 +137,10 @@ pub enum ModelConfig {
         /// Number of times the faces of the icosahedron are divided. Above 1, the mesh must not
         /// have more cells than the grid.
         mesh_level: usize,
+        /// Whether the backward pass recomputes encoder, layers and decoder: less memory,
+        /// more time.
+        #[serde(default)]
+        recompute: bool,
     },
     /// Network that a program defines itself, for
     /// [`Experiment::with_network`](crate::experiment::Experiment::with_network).
@@ -204,9 +221,25 @@ impl ModelConfig {
                 width,
                 blocks,
                 kernel,
-            } => Network::Cnn(cnn::init(signature, width, blocks, kernel, device)?),
-            Self::Unet { width, levels } => {
-                Network::Unet(unet::init(signature, width, levels, device)?)
+                recompute,
+            } => {
+                let config = SurrogateCnnConfig::new(signature.channels.inputs.len())
+                    .with_width(width)
+                    .with_blocks(blocks)
+                    .with_kernel(kernel)
+                    .with_recompute(recompute);
+                Network::Cnn(cnn::init(signature, config, device)?)
+            }
+            Self::Unet {
+                width,
+                levels,
+                recompute,
+            } => {
+                let config = UNetConfig::new(signature.channels_in(), signature.channels_out())
+                    .with_width(width)
+                    .with_levels(levels)
+                    .with_recompute(recompute);
+                Network::Unet(unet::init(signature, config, device)?)
             }
             Self::Transformer {
                 d_model,
@@ -233,23 +266,41 @@ impl ModelConfig {
                 modes,
                 width,
                 blocks,
-            } => Network::Fno(fno::init(signature, modes, width, blocks, device)?),
+                recompute,
+            } => {
+                let [inputs, outputs] = [signature.channels_in(), signature.channels_out()];
+                let config = FnoConfig::new(inputs, outputs, modes)
+                    .with_width(width)
+                    .with_blocks(blocks)
+                    .with_recompute(recompute);
+                Network::Fno(fno::init(signature, config, device)?)
+            }
             Self::Sfno {
                 width,
                 blocks,
                 scale_factor,
-            } => Network::Sfno(fno::init_spherical(
-                signature,
-                width,
-                blocks,
-                scale_factor,
-                device,
-            )?),
+                recompute,
+            } => {
+                let config = SfnoConfig::new(signature.channels_in(), signature.channels_out())
+                    .with_width(width)
+                    .with_blocks(blocks)
+                    .with_recompute(recompute);
+                let network = fno::init_spherical(signature, config, scale_factor, device)?;
+                Network::Sfno(network)
+            }
             Self::Graph {
                 width,
                 layers,
                 mesh_level,
-            } => Network::Graph(graph::init(signature, width, layers, mesh_level, device)?),
+                recompute,
+            } => {
+                let [inputs, outputs] = [signature.channels_in(), signature.channels_out()];
+                let config = GraphCastNetConfig::new(inputs, outputs)
+                    .with_width(width)
+                    .with_layers(layers)
+                    .with_recompute(recompute);
+                Network::Graph(graph::init(signature, config, mesh_level, device)?)
+            }
             Self::Own(ref model) => Network::Own(maker(model, signature, device)?),
         })
     }
@@ -385,4 +436,53 @@ fn rows_in_model(rows: Vec<(impl AsRef<str>, usize)>) -> Vec<(String, usize)> {
 /// Returns the path in a [`FieldModel`] of a path in its network.
 fn in_model(path: &str) -> String {
     format!("network.*.{path}")
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+    use halocline_ops::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_ends_of_a_row_of_unstructured_cells_are_no_neighbours() {
+        let device = Device::default();
+        let names = vec!["t2m".to_string()];
+        let channels = Channels {
+            inputs: names.clone(),
+            forcings: vec![],
+            targets: names,
+        };
+        let positions: Vec<f64> = (0..40).map(f64::from).collect();
+        let even = positions.iter().map(|cell| 9.0 * cell).collect();
+        let grids = [
+            Grid::unstructured(positions.clone(), positions),
+            Grid::new(vec![0.0], even), // cells without positions
+        ];
+        let cnn = ModelConfig::Cnn {
+            width: 4,
+            blocks: 1,
+            kernel: 3,
+            recompute: false,
+        };
+        let unet = ModelConfig::Unet {
+            width: 4,
+            levels: 0,
+            recompute: false,
+        };
+        for grid in grids {
+            let grid = grid.unwrap();
+            for config in [&cnn, &unet] {
+                let model = config.init(&channels, 1, &grid, &[], &device).unwrap();
+                let first = |last: f64| {
+                    let ones = Tensor::<4>::ones([1, 1, 1, 39], &device);
+                    let last = Tensor::full([1, 1, 1, 1], last, &device);
+                    let y = Tensor::cat(vec![ones, last], 3).apply(&model);
+                    y.narrow(3, 0, 1).into_data()
+                };
+                first(9.0).assert_eq(&first(1.0), true);
+            }
+        }
+    }
 }

@@ -9,14 +9,9 @@ use super::super::errors::invalid;
 use super::super::geometry::harmonics;
 use super::signature::Signature;
 
-/// Initializes a network with no more modes than the grid has.
-pub(super) fn init(
-    signature: &Signature,
-    modes: [usize; 2],
-    width: usize,
-    blocks: usize,
-    device: &Device,
-) -> Result<Fno> {
+/// Initializes a network with the sizes of `config`, if the grid has as many modes.
+pub(super) fn init(signature: &Signature, config: FnoConfig, device: &Device) -> Result<Fno> {
+    let modes = config.modes;
     let [rows, columns] = signature.grid.shape();
     let most = columns / 2 + 1;
     if modes[0] > rows || modes[1] > most || modes.contains(&0) {
@@ -24,24 +19,17 @@ pub(super) fn init(
             "model.modes: {modes:?} on a grid of {rows} x {columns}; expected 1 to {rows} and 1 to {most}"
         )));
     }
-    let config = FnoConfig::new(signature.channels_in(), signature.channels_out(), modes)
-        .with_width(width)
-        .with_blocks(blocks);
     Ok(config.init(device))
 }
 
-/// Initializes a network on a grid with spherical harmonics, with hidden fields on a Gaussian grid
-/// that is coarser by `scale_factor`, if that is not 1.
+/// Initializes a network with the sizes of `config` on a grid with spherical harmonics, with hidden
+/// fields on a Gaussian grid that is coarser by `scale_factor`, if that is not 1.
 pub(super) fn init_spherical(
     signature: &Signature,
-    width: usize,
-    blocks: usize,
+    config: SfnoConfig,
     scale_factor: usize,
     device: &Device,
 ) -> Result<Sfno> {
-    let config = SfnoConfig::new(signature.channels_in(), signature.channels_out())
-        .with_width(width)
-        .with_blocks(blocks);
     let (outer, shape) = (harmonics(signature.grid)?, signature.grid.shape());
     let most = (shape[0].min(shape[1]) / 2).max(1);
     if !(1..=most).contains(&scale_factor) {

@@ -8,24 +8,21 @@ use super::super::errors::invalid;
 use super::super::geometry::positions;
 use super::signature::Signature;
 
-/// Initializes the network for a grid with positions, on a mesh that is not finer than the grid.
+/// Initializes the network with the sizes of `config` for a grid with positions, on a mesh that is
+/// not finer than the grid.
 pub(super) fn init(
     signature: &Signature,
-    width: usize,
-    layers: usize,
+    config: GraphCastNetConfig,
     mesh_level: usize,
     device: &Device,
 ) -> Result<GraphCastNet> {
-    if layers == 0 {
-        return Err(invalid("model.layers", layers, "at least 1 layer"));
+    if config.layers == 0 {
+        return Err(invalid("model.layers", config.layers, "at least 1 layer"));
     }
     if !(1..=GridMesh::FINEST).contains(&mesh_level) {
         let expected = format!("a level from 1 to {}", GridMesh::FINEST);
         return Err(invalid("model.mesh_level", mesh_level, expected));
     }
-    let config = GraphCastNetConfig::new(signature.channels_in(), signature.channels_out())
-        .with_width(width)
-        .with_layers(layers);
     let mesh = mesh_of(&positions(signature.grid)?, mesh_level)?;
     Ok(config.init(&mesh, device))
 }

@@ -3,6 +3,7 @@
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, FloatDType, Tensor};
+use halocline_core::ShardTensor;
 use halocline_io::Channels;
 use halocline_models::{FieldTransformer, Fno, GraphCastNet, Sfno, SurrogateCnn, UNet};
 use halocline_ops::prelude::*;
@@ -100,12 +101,18 @@ pub(crate) fn select_channels<X: Field<4>>(
     }
 }
 
+/// Zeros in the place of a field, also where it is NaN.
+fn zeros<X: Field<4>>(x: X) -> X {
+    let (local, layout, mesh) = x.into_shard().into_parts();
+    X::from_shard(ShardTensor::from_parts(local.zeros_like(), layout, mesh))
+}
+
 impl<X: Field<4>, N: Module + Layer<X, Output = X>> Layer<X> for FieldModel<N> {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
         // [batch, targets, lat, lon]; a target that is not an input starts from its mean, zero.
-        let state = select_channels(x.clone(), &self.places, |channel| channel * 0.0);
+        let state = select_channels(x.clone(), &self.places, zeros);
         // Networks compute in the dtype of the parameters; increments are added in that of
         // the state.
         let types = [x.dtype(), self.damping.base().dtype()];
@@ -123,5 +130,37 @@ impl<X: Field<4>, N: Module + Layer<X, Output = X>> Layer<X> for FieldModel<N> {
             Network::Own(model) => add(model.forward(x.cast(computed))),
         };
         next.addcmul(state, (damping * -1.0).into_shard())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Network that returns ones.
+    #[derive(Module, Debug)]
+    struct Ones;
+
+    impl Layer<Tensor<4>> for Ones {
+        type Output = Tensor<4>;
+
+        fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+            Tensor::ones(x.dims(), &x.device())
+        }
+    }
+
+    #[test]
+    fn a_target_that_is_no_input_starts_from_zero_where_an_input_is_missing() {
+        let device = Device::default();
+        let model = FieldModel {
+            network: Network::Own(Ones),
+            damping: Initializer::Zeros.init([1, 1, 1, 1], &device),
+            places: vec![1],
+            predicted: vec![0],
+            checkpoint: None,
+        };
+        let x = Tensor::<4>::full([1, 1, 1, 2], f32::NAN, &device);
+        let next = x.apply(&model).into_data();
+        next.assert_eq(&[[[[0.1_f32, 0.1]]]].into(), true);
     }
 }

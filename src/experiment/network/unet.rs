@@ -7,14 +7,9 @@ use halocline_models::{UNet, UNetConfig};
 use super::super::geometry::halved;
 use super::signature::Signature;
 
-/// Initializes the network, with no more levels than the grid can be halved.
-pub(super) fn init(
-    signature: &Signature,
-    width: usize,
-    levels: usize,
-    device: &Device,
-) -> Result<UNet> {
-    let grid = signature.grid;
+/// Initializes the network with the sizes of `config`, if the grid can be halved that often.
+pub(super) fn init(signature: &Signature, config: UNetConfig, device: &Device) -> Result<UNet> {
+    let (grid, levels) = (signature.grid, config.levels);
     let [rows, columns] = grid.shape();
     // A level needs at least two cells to halve.
     let least = rows.min(columns);
@@ -30,9 +25,7 @@ pub(super) fn init(
             "model.levels: {levels} on a grid of {rows} x {columns}; expected at most {most}{other}"
         )));
     }
-    let config = UNetConfig::new(signature.channels_in(), signature.channels_out())
-        .with_width(width)
-        .with_levels(levels)
+    let config = config
         .with_boundary(grid.boundary())
         .with_boundary_halved(Some(halved(grid, levels)))
         .with_odd(signature.odd_places());

@@ -2,9 +2,11 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use super::axis::{Axis, axis_of, is_time};
+use super::planes::{lines, planes_of};
 use super::time_axis::{Times, has_reference, refused_time, time_among};
 use super::unstructured::{healpix_dim, is_area, place_of, positions, unplaced};
 use super::variable::{Container, Kind, Variable, VariableAttributes, error_at};
@@ -12,8 +14,6 @@ use crate::formats::packing::Packing;
 use crate::time::{times, units};
 use crate::{Error, LeftOutReason, Result};
 
-/// Tolerance for equal coordinates, in degrees.
-const NOMINAL: f64 = 0.01;
 /// Largest number of values in a coordinate.
 pub(super) const MAX_VALUES: usize = 1 << 24;
 
@@ -29,22 +29,15 @@ pub(crate) enum Role {
     Column,
 }
 
-/// Whether the long name of a 1-D coordinate says that its values are not the positions of the
-/// cells.
-fn is_nominal(coordinate: &Variable) -> bool {
-    coordinate.text("long_name").is_some_and(|name| {
-        let name = name.to_lowercase();
-        ["nominal", "fake"].iter().any(|word| name.contains(word))
-    })
-}
-
 /// Coordinates of a container.
 pub(super) struct Coordinates<'a> {
     pub(super) container: &'a dyn Container,
     /// Units of times that replace those in the container.
     units: Option<&'a str>,
     /// Cached results of [`curved`](Self::curved), keyed by the dims of rows and columns.
-    curved: RefCell<BTreeMap<[String; 2], Option<String>>>,
+    pub(super) curved: RefCell<BTreeMap<[String; 2], Option<String>>>,
+    /// Latitudes and longitudes in two or more dims.
+    pub(super) planes: Vec<(&'a Variable, Axis)>,
 }
 
 impl<'a> Coordinates<'a> {
@@ -53,6 +46,7 @@ impl<'a> Coordinates<'a> {
             container,
             units,
             curved: RefCell::default(),
+            planes: planes_of(container),
         }
     }
 
@@ -107,7 +101,7 @@ impl<'a> Coordinates<'a> {
 
     /// Whether positions along a dim are those of a track or a profile, because it has times, which
     /// may not be numbers, or levels.
-    fn is_track(&self, dim: &str) -> bool {
+    pub(super) fn is_track(&self, dim: &str) -> bool {
         let coordinate = self.find(dim);
         let is_own = coordinate.is_some_and(|coordinate| coordinate.name == dim);
         let is_unread_time = |variable: &Variable| {
@@ -120,85 +114,6 @@ impl<'a> Coordinates<'a> {
             Some(Axis::Level) if is_own => true,
             _ => self.container.variables().iter().any(is_unread_time),
         }
-    }
-
-    /// Returns the reason why the 1-D coordinates of rows and columns are not the positions of the
-    /// cells, if there is one: 2-D coordinates in the container differ from them, as on a tripolar
-    /// grid or a cubed sphere, or they are nominal and no 2-D coordinates confirm them.
-    fn curved(&self, row: &str, column: &str) -> Option<String> {
-        let lines = [row, column];
-        let key = lines.map(String::from);
-        if let Some(found) = self.curved.borrow().get(&key) {
-            return found.clone();
-        }
-        let mut found = None;
-        let mut is_confirmed = false;
-        let variables = self.container.variables();
-        let bounds = variables
-            .iter()
-            .filter_map(|variable| variable.text("bounds"));
-        let bounds: Vec<&str> = bounds.collect();
-        for variable in variables {
-            let along = match axis_of(variable) {
-                Some(Axis::Latitude) => 0,
-                Some(Axis::Longitude) => 1,
-                _ => continue,
-            };
-            let places = lines.map(|dim| variable.dims.iter().position(|own| own == dim));
-            let [Some(rows), Some(columns)] = places else {
-                continue;
-            };
-            // Bounds, usually with the corners of a cell along the last dim.
-            let is_bounds = rows.max(columns) + 1 < variable.dims.len()
-                || bounds.contains(&variable.name.as_str());
-            if variable.kind == Kind::Other || is_bounds {
-                continue;
-            }
-            let line = self.find(lines[along]);
-            // Coordinates that cannot be read, or are too large, are not compared.
-            let line = line.and_then(|line| self.values(line).ok());
-            let (Some(line), Ok(all)) = (line, self.values(variable)) else {
-                continue;
-            };
-            let place = [rows, columns][along];
-            let stride: usize = variable.shape[place + 1..].iter().product();
-            if line.len() != variable.shape[place] {
-                continue;
-            }
-            let is_other = |(index, value): (usize, &f64)| {
-                let difference = (value - line[index / stride % line.len()]).abs();
-                let turn = if along == 1 {
-                    difference % 360.0
-                } else {
-                    difference
-                };
-                turn.min(360.0 - turn) > NOMINAL
-            };
-            if all.iter().enumerate().any(is_other) {
-                found = Some(format!(
-                    "on a curvilinear grid, whose {} are {}; interpolate it to latitudes and longitudes, or stack its \
-                     cells along one dim",
-                    ["latitudes", "longitudes"][along],
-                    variable.name
-                ));
-                break;
-            }
-            is_confirmed |= all.iter().any(|value| !value.is_nan());
-        }
-        let mut coordinates = lines.iter().filter_map(|dim| self.find(dim));
-        if found.is_none()
-            && !is_confirmed
-            && let Some(nominal) = coordinates.find(|coordinate| is_nominal(coordinate))
-        {
-            found = Some(format!(
-                "on {}, which is a {:?} by its long_name; put the latitudes of the cells, such as geolat, into the \
-                 file (at most 16 Mi cells), or change long_name if the grid is regular",
-                nominal.name,
-                nominal.text("long_name").unwrap_or_default()
-            ));
-        }
-        self.curved.borrow_mut().insert(key, found.clone());
-        found
     }
 
     /// Returns the roles of the dims of a variable, or the reason why it is not a field.
@@ -220,6 +135,10 @@ impl<'a> Coordinates<'a> {
             None
         } else {
             self.cells(variable)?
+        };
+        let planes = match cells {
+            None => self.plane_positions(variable),
+            Some(_) => None,
         };
         let mut roles = Vec::new();
         for ((dim, &extent), found) in variable.dims.iter().zip(&variable.shape).zip(found) {
@@ -243,8 +162,10 @@ impl<'a> Coordinates<'a> {
                     expected,
                 ));
             }
+            let line = planes.and_then(|[lat, _]| lines(lat).0.iter().position(|own| own == dim));
             roles.push(match axis {
-                _ if is_cells => Role::Column,
+                _ if is_cells || line == Some(1) => Role::Column,
+                _ if line == Some(0) => Role::Row,
                 Some(Axis::Time) => Role::Time,
                 Some(Axis::Latitude) => Role::Row,
                 Some(Axis::Longitude) => Role::Column,
@@ -268,7 +189,8 @@ impl<'a> Coordinates<'a> {
             }
         }
         let place = |role| roles.iter().position(|this| *this == role);
-        if let (Some(row), Some(column)) = (place(Role::Row), place(Role::Column))
+        if planes.is_none()
+            && let (Some(row), Some(column)) = (place(Role::Row), place(Role::Column))
             && let Some(reason) = self.curved(&variable.dims[row], &variable.dims[column])
         {
             return left_out(reason);
@@ -328,9 +250,18 @@ impl<'a> Coordinates<'a> {
 
     /// Reads and unpacks the values of a coordinate.
     pub(super) fn values(&self, variable: &Variable) -> Result<Vec<f64>> {
+        let whole = variable.shape.iter().map(|&extent| 0..extent);
+        self.values_in(variable, whole.collect())
+    }
+
+    /// Reads and unpacks a box of a coordinate.
+    pub(super) fn values_in(
+        &self,
+        variable: &Variable,
+        cells: Vec<Range<usize>>,
+    ) -> Result<Vec<f64>> {
         let (path, name) = (self.container.path(), &variable.name);
-        let cells: Vec<_> = variable.shape.iter().map(|&extent| 0..extent).collect();
-        let count = variable.shape.iter().product::<usize>();
+        let count = cells.iter().map(ExactSizeIterator::len).product::<usize>();
         if count > MAX_VALUES {
             let expected = format!("at most {MAX_VALUES} values of a coordinate");
             return Err(Error::shape(

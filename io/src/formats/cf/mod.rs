@@ -2,7 +2,9 @@
 
 pub(crate) mod axis;
 mod coordinates;
+mod curvilinear;
 mod plan;
+mod planes;
 mod shared;
 pub(crate) mod text_times;
 mod time_axis;
@@ -244,5 +246,9 @@ impl Fields for CfFields {
 
     fn fingerprint(&self) -> Result<(u64, u32)> {
         self.container.fingerprint()
+    }
+
+    fn modified(&self) -> Result<u32> {
+        self.container.modified()
     }
 }

@@ -3,6 +3,7 @@
 
 use super::axis::{Axis, axis_of, is_time};
 use super::coordinates::{Coordinates, MAX_VALUES, Role};
+use super::planes::lines;
 use super::time_axis::{refused_time, undated};
 use super::unstructured::{
     areas, healpix_cells, healpix_positions, is_in_radians, named_positions, place_of, positions,
@@ -165,9 +166,9 @@ impl Plan {
                  \"hours since 1970-01-01\", or texts of dates such as 2020-01-01_06:00:00"
             } else {
                 "variables on the dims of a latitude and a longitude, which have coordinates with \
-                 units of degrees_north and degrees_east, or their names, or on one dim of cells \
-                 that has both; interpolate fields on curvilinear or rotated grids to such a grid, \
-                 or stack their cells along one dim, as \"Curvilinear grids\" in docs/data.md shows"
+                 units of degrees_north and degrees_east, or their names, on two dims along which \
+                 both latitudes and longitudes of the cells lie, as \"Curvilinear grids\" in \
+                 docs/data.md shows, or on one dim of cells that has both"
             };
             return Err(Error::shape(
                 path,
@@ -298,6 +299,11 @@ fn grid(
         coordinates.values(coordinate.expect("it gave the dim its role"))
     };
     let container = coordinates.container;
+    if row.is_some()
+        && let Some(positions) = coordinates.plane_positions(variable)
+    {
+        return curvilinear_grid(coordinates, variable, positions);
+    }
     let positions = match row {
         Some(row) => {
             let grid = Grid::new(line(row)?, line(column)?)?;
@@ -325,25 +331,58 @@ fn grid(
             }
         },
     };
-    let [lat, lon] = positions.map(|variable| in_degrees(coordinates, variable));
+    let [lat, lon] = positions.map(|variable| {
+        let values = coordinates.values(variable)?;
+        in_degrees(coordinates, variable, values)
+    });
     let grid = Grid::unstructured(lat?, lon?)?;
     match areas(container, variable, column) {
-        Some(areas) => {
-            // Cells without a field, such as land in an ocean model, may lack an area.
-            let known = |area: f64| if area.is_nan() { 0.0 } else { area };
-            let areas = coordinates.values(areas)?.into_iter().map(known);
-            grid.with_cell_areas(areas.collect())
-        }
+        Some(areas) => with_areas(grid, coordinates.values(areas)?),
         None => Ok(grid),
     }
 }
 
-/// Reads the latitudes or the longitudes of cells, in degrees.
+/// Creates the grid of rows and columns with these latitudes and longitudes of the cells of a
+/// variable.
+fn curvilinear_grid(
+    coordinates: &Coordinates<'_>,
+    variable: &Variable,
+    positions: [&Variable; 2],
+) -> Result<Grid> {
+    let (_, shape) = lines(positions[0]);
+    let [lat, lon] = positions.map(|variable| {
+        let values = coordinates.plane(variable)?;
+        in_degrees(coordinates, variable, values)
+    });
+    let grid = Grid::curvilinear(shape, lat?, lon?)?;
+    if let Some(areas) = coordinates.plane_areas(variable, positions[0]) {
+        return with_areas(grid, coordinates.plane(areas)?);
+    }
+    // Areas computed from such positions would be wrong.
+    if let Some(cell) = grid.unset_cell() {
+        let got = format!("latitude 0, longitude 0 of cell {cell} and its neighbours");
+        let expected =
+            "a position of each cell, also on land, or the areas of the cells as areacello";
+        return Err(Error::argument("cells", got, expected));
+    }
+    Ok(grid)
+}
+
+/// Sets the areas of cells. Cells without a field, such as land in an ocean model, may lack one.
+fn with_areas(grid: Grid, areas: Vec<f64>) -> Result<Grid> {
+    let known = |area: f64| if area.is_nan() { 0.0 } else { area };
+    grid.with_cell_areas(areas.into_iter().map(known).collect())
+}
+
+/// Returns the latitudes or the longitudes of cells, in degrees.
 ///
 /// # Errors
 /// Latitudes in radians beyond a pole, which probably are degrees.
-fn in_degrees(coordinates: &Coordinates<'_>, variable: &Variable) -> Result<Vec<f64>> {
-    let values = coordinates.values(variable)?;
+fn in_degrees(
+    coordinates: &Coordinates<'_>,
+    variable: &Variable,
+    values: Vec<f64>,
+) -> Result<Vec<f64>> {
     if !is_in_radians(variable) {
         return Ok(values);
     }

@@ -18,6 +18,8 @@ use crate::time::units;
 const KEPT: [&str; 3] = ["standard_name", "axis", "calendar"];
 /// Most bytes of the texts of a variable, those of the most numbers of a coordinate.
 const MAX_BYTES: usize = 8 * MAX_VALUES;
+/// Most bytes of the texts of a variable that is no time by its name or attributes.
+const MAX_UNNAMED: usize = 1 << 20;
 /// Number of characters of a text in an error.
 const SHOWN: usize = 64;
 
@@ -127,11 +129,15 @@ fn texts(container: &dyn Container, index: usize) -> Option<Vec<String>> {
 }
 
 /// Whether texts have neither too many bytes nor too many elements to be read, and at least one.
+/// Few bytes of texts that may be anything, such as names of stations, are read to see if they are
+/// dates.
 fn is_small(variable: &Variable) -> bool {
     let mut extents = variable.shape.iter();
     let bytes = extents.try_fold(variable.width, |bytes, extent| bytes.checked_mul(*extent));
     let is_short = variable.shape[0] <= MAX_VALUES;
-    is_short && bytes.is_some_and(|bytes| (1..=MAX_BYTES).contains(&bytes))
+    let is_time = is_named(variable) || axis_of(variable) == Some(Axis::Time);
+    let most = if is_time { MAX_BYTES } else { MAX_UNNAMED };
+    is_short && bytes.is_some_and(|bytes| (1..=most).contains(&bytes))
 }
 
 /// Whether a variable is the time of fields by its name or attributes. A `date` may be that of the
@@ -222,6 +228,10 @@ impl Container for Dated {
     fn fingerprint(&self) -> Result<(u64, u32)> {
         self.container.fingerprint()
     }
+
+    fn modified(&self) -> Result<u32> {
+        self.container.modified()
+    }
 }
 
 #[cfg(test)]
@@ -230,9 +240,9 @@ mod tests {
 
     #[test]
     fn texts_are_bounded_by_their_number_and_their_bytes() {
-        let is_small = |shape: &[usize], width: usize| {
+        let is_small_of = |name: &str, shape: &[usize], width: usize| {
             is_small(&Variable {
-                name: "xtime".into(),
+                name: name.into(),
                 dims: vec!["time".into(); shape.len()],
                 shape: shape.to_vec(),
                 kind: Kind::Other,
@@ -242,6 +252,7 @@ mod tests {
                 chunk: None,
             })
         };
+        let is_small = |shape: &[usize], width| is_small_of("xtime", shape, width);
         assert!(is_small(&[MAX_VALUES], 8));
         assert!(is_small(&[1000, 64], 1));
         assert!(!is_small(&[MAX_VALUES], 64));
@@ -249,5 +260,11 @@ mod tests {
         assert!(!is_small(&[usize::MAX, 2], 1));
         // Texts without a character, of any number.
         assert!(!is_small(&[1000], 0));
+        // Dates are times; names of stations are none.
+        let count = MAX_UNNAMED / 64;
+        assert!(is_small_of("date", &[count + 1, 64], 1));
+        assert!(
+            is_small_of("names", &[count, 64], 1) && !is_small_of("names", &[count + 1, 64], 1)
+        );
     }
 }

@@ -11,8 +11,8 @@ use crate::{Error, Result};
 
 /// Names of positions that are in radians if they have no units: those of ICON and MPAS.
 const IN_RADIANS: [&str; 4] = ["clat", "clon", "latcell", "loncell"];
-/// Names of areas of cells, besides those that `cell_measures` names: those of ICON and MPAS.
-const AREAS: [&str; 2] = [AREA, "areaCell"];
+/// Names of areas of cells, besides those that `cell_measures` names: those of ICON, MPAS and CMIP.
+const AREAS: [&str; 4] = [AREA, "areaCell", "areacella", "areacello"];
 /// Names of the dim of HEALPix cells, if the grid mapping has no number of cells.
 const HEALPIX_DIMS: [&str; 4] = ["cell", "cells", "value", "values"];
 
@@ -71,6 +71,14 @@ pub(super) fn is_area(variable: &Variable) -> bool {
     AREAS.contains(&variable.name.as_str())
 }
 
+/// Returns the name of the areas in the attribute `cell_measures` of a variable, if there is one.
+pub(super) fn area_name(variable: &Variable) -> Option<&str> {
+    let measures = variable.text("cell_measures").unwrap_or_default();
+    let mut words = measures.split_whitespace();
+    words.find(|word| *word == "area:")?;
+    words.next()
+}
+
 /// Finds the areas of the cells along a dim of a variable: those that its attribute `cell_measures`
 /// names (CF 1.11, section 7.2), else those with a common name.
 pub(super) fn areas<'a>(
@@ -78,11 +86,7 @@ pub(super) fn areas<'a>(
     variable: &Variable,
     dim: &str,
 ) -> Option<&'a Variable> {
-    let measures = variable.text("cell_measures").unwrap_or_default();
-    let mut words = measures.split_whitespace();
-    let named = words
-        .find(|word| *word == "area:")
-        .and_then(|_| words.next());
+    let named = area_name(variable);
     let is_named = |other: &Variable| named.is_some_and(|name| other.name == name);
     along(container, dim, is_named).or_else(|| along(container, dim, is_area))
 }

@@ -64,11 +64,9 @@ impl Variable {
     /// Whether the variable varies along this dim only; its other dims, if any, have length one.
     pub(crate) fn lies_on(&self, dim: &str) -> bool {
         let dims = self.dims.iter().zip(&self.shape);
-        let long: Vec<&String> = dims
-            .filter(|(_, extent)| **extent != 1)
-            .map(|(dim, _)| dim)
-            .collect();
-        !dim.is_empty() && (self.dims == [dim] || long == [dim])
+        let mut long = dims.filter(|(_, extent)| **extent != 1);
+        let is_only_long = long.next().is_some_and(|(own, _)| own == dim) && long.next().is_none();
+        !dim.is_empty() && (self.dims == [dim] || is_only_long)
     }
 
     /// Type of the numbers, which determines their packing.
@@ -177,6 +175,9 @@ pub(crate) trait Container: Debug + Send + Sync {
 
     /// Size and checksum by which ranks compare the data.
     fn fingerprint(&self) -> Result<(u64, u32)>;
+
+    /// Checksum of the modification times of the files.
+    fn modified(&self) -> Result<u32>;
 }
 
 /// Error of a container for a box of a variable.

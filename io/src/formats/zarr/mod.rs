@@ -20,7 +20,7 @@ use zarrs::metadata::ArrayMetadata;
 
 use crate::formats::cf::axis::is_time;
 use crate::formats::cf::variable::{Attribute, Container, Kind, Stamp, Variable, stamp};
-use crate::ranks::alike::fingerprint;
+use crate::ranks::alike::{fingerprint, modified};
 use crate::{Error, Result};
 use dates::as_integers;
 use folder::Folder;
@@ -245,6 +245,21 @@ impl ZarrStore {
         Ok(None)
     }
 
+    /// Returns the paths, in the folder, of the files with the metadata and up to 16 evenly spaced
+    /// chunks of each array.
+    fn samples(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        for (array, variable) in self.arrays.iter().zip(&self.variables) {
+            let folder = Path::new(&variable.name);
+            let chunks = some_chunks(array.chunk_grid_shape());
+            let chunks = chunks.map(|chunk| PathBuf::from(array.chunk_key(&chunk).as_str()));
+            let metadata = ["zarr.json", ".zarray", ".zattrs"].map(|name| folder.join(name));
+            files.extend(metadata.into_iter().chain(chunks));
+        }
+        files.retain(|file| self.folder.root.join(file).is_file());
+        files
+    }
+
     /// Reads a box of an array with elements of type `T`.
     fn elements<T: ElementOwned>(
         &self,
@@ -334,22 +349,18 @@ impl Container for ZarrStore {
     fn fingerprint(&self) -> Result<(u64, u32)> {
         let mut size = 0;
         let mut hasher = crc32fast::Hasher::new();
-        for (array, variable) in self.arrays.iter().zip(&self.variables) {
-            let folder = Path::new(&variable.name);
-            let chunks = some_chunks(array.chunk_grid_shape());
-            let chunks = chunks.map(|chunk| PathBuf::from(array.chunk_key(&chunk).as_str()));
-            let metadata = ["zarr.json", ".zarray", ".zattrs"].map(|name| folder.join(name));
-            for file in metadata.into_iter().chain(chunks) {
-                let path = self.folder.root.join(&file);
-                if path.is_file() {
-                    let (length, sum) = fingerprint(&path)?;
-                    size += length;
-                    hasher.update(file.to_string_lossy().as_bytes());
-                    hasher.update(&sum.to_le_bytes());
-                }
-            }
+        for file in self.samples() {
+            let (length, sum) = fingerprint(&self.folder.root.join(&file))?;
+            size += length;
+            hasher.update(file.to_string_lossy().as_bytes());
+            hasher.update(&sum.to_le_bytes());
         }
         Ok((size, hasher.finalize()))
+    }
+
+    fn modified(&self) -> Result<u32> {
+        let root = &self.folder.root;
+        modified(self.samples().iter().map(|file| root.join(file)))
     }
 }
 

@@ -168,11 +168,10 @@ fn learned_biases_have_the_gradients_of_one_device() {
     for shape in [[1, QUERIES, 4, KEYS], [2, 1, 4, KEYS], [1, 1, 1, KEYS]] {
         let expected = run(shape, [1, 1], [Replicate; 2], [Replicate; 2], false).remove(0);
         for (axes, queries, keys) in [
-            ([2, 2], tokens, tokens),
             ([2, 2], tokens, [Replicate; 2]),
-            ([2, 2], heads, heads),
+            ([2, 2], heads, [Shard(HEADS), Replicate]),
             ([2, 2], batch, batch),
-            ([3, 5], tokens, tokens), // some ranks have no queries
+            ([3, 5], tokens, [Replicate; 2]), // some ranks have no queries
         ] {
             for laid in [false, true] {
                 for found in run(shape, axes, queries, keys, laid) {
@@ -308,6 +307,30 @@ fn queries_without_keys_have_results_of_zero() {
         for found in found {
             compare(&found, &expected, 1e-5, &format!("{axes:?} {keys:?}"));
         }
+    }
+}
+
+/// Queries that are sharded, and replicated.
+#[test]
+fn a_learned_bias_gathers_no_keys() {
+    for queries in [Shard(TOKENS), Replicate] {
+        let run = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let tokens = |placement| ShardTensor::<4>::ones([2, 6, 2, 4], &mesh, &[placement]);
+            let bias = Tensor::<4>::ones([1, 6, 2, 6], world.device()).require_grad();
+            let options = AttentionOptions::default().with_bias(bias);
+            let keys = || tokens(Shard(TOKENS));
+            let before = world.comm_stats();
+            let (q, k, v) = (tokens(queries)?, keys()?, keys()?);
+            let refused = scaled_dot_product_attention(q, k, v, &options);
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("a learned bias with keys"), "{error}");
+            assert!(error.contains("to [Replicate]"), "{error}");
+            assert_eq!(world.comm_stats(), before);
+            let keys = || keys().map(|tokens| tokens.redistribute(&[Replicate]));
+            scaled_dot_product_attention(tokens(queries)?, keys()?, keys()?, &options).map(drop)
+        });
+        run.unwrap();
     }
 }
 

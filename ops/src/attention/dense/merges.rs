@@ -31,7 +31,6 @@ impl Case {
         Ok(match self.options {
             "causal" => options.with_causal(true),
             "bias" => options.with_bias(bias().inner()),
-            "learned" => options.with_bias(bias().require_grad()),
             "dropout" => options.with_dropout(0.3, RandomKey::new(3, "dropout")),
             "padding" => {
                 // No key of the first sample counts.
@@ -96,7 +95,7 @@ fn replicated_queries_attend_to_sharded_keys() {
     let last = |first: Placement| [first, Shard(TOKENS)];
     let over = |first: Placement| [first, Replicate];
     for keys in [13, 3] {
-        for options in ["", "causal", "bias", "learned", "dropout", "padding"] {
+        for options in ["", "causal", "bias", "dropout", "padding"] {
             let case = |fans| Case {
                 options,
                 keys,

@@ -35,9 +35,10 @@
 //! Scores are recomputed, block by block. The gradients of a block follow it from rank to rank and
 //! end at its owner; gradients that are not requested are not sent.
 //!
-//! A bias with gradients is learned: attention then runs with burn's operators, on all keys at
-//! once, which are gathered if they are sharded. The gradient of the bias is summed over the axes
-//! on which the queries are sharded and the bias is not.
+//! A bias with gradients is learned: attention then runs with burn's operators, which store all
+//! scores, on keys and values whose tokens are whole on every rank. They are not gathered: sharded
+//! tokens are an error. The gradient of the bias is summed over the axes on which the queries are
+//! sharded and the bias is not.
 
 #[cfg(test)]
 mod biases;
@@ -68,7 +69,7 @@ use dims::{NAME, TOKENS, WIDTH};
 use node::DenseRun;
 pub use options::{AttentionOptions, causal_extents};
 use ring::Ring;
-use rule::{Beside, both, check_bias};
+use rule::{Beside, both, check_bias, check_whole_tokens};
 pub(super) use rule::{check, check_rows};
 use scores::Dropped;
 pub(super) use scores::Scores;
@@ -77,8 +78,8 @@ use travel::Travel;
 /// Dense attention. See the [module](self).
 ///
 /// # Errors
-/// Shapes, dtypes or placements that do not fit; a probability of dropout outside `[0, 1)`; a
-/// failure of communication.
+/// Shapes, dtypes or placements that do not fit; a learned bias with keys that are sharded in tokens
+/// over several ranks; a probability of dropout outside `[0, 1)`; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -138,6 +139,9 @@ fn attention(
     with_lse: bool,
 ) -> Result<(Tensor<4>, Layout)> {
     let axes = check(&q, &k, &v)?;
+    if options.learns_bias() {
+        check_whole_tokens(&k)?;
+    }
     #[cfg(feature = "cube")]
     super::cube::check(NAME, &q.device(), q.local().dtype())?;
     let mesh = q.mesh().clone();

@@ -28,8 +28,8 @@ pub struct AttentionOptions {
     /// Bias added to the scores, `[batch, queries, heads, keys]`; −∞ excludes a key. Any dim but
     /// the last may have size one and is then broadcast. It is sharded like the queries and whole
     /// in keys; a bias that is the same for all queries may instead be sharded like the keys. A
-    /// plain tensor counts as one that every rank holds whole. A bias with gradients is learned,
-    /// and costs the memory of all scores of a rank.
+    /// plain tensor counts as one that every rank holds whole. A bias with gradients is learned:
+    /// it costs the memory of all scores of a rank, and keys and values must be whole in tokens.
     pub bias: Option<ShardTensor<4>>,
     /// Padding mask added to the scores of all queries and heads, `[batch, 1, 1, keys]`: zero, or
     /// −∞ for excluded keys. Created by [`with_key_padding`](Self::with_key_padding).

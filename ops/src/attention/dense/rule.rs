@@ -90,6 +90,25 @@ pub(in crate::attention) fn check(
     Ok(axes)
 }
 
+/// Checks that no other rank holds tokens of keys that a learned bias needs.
+pub(super) fn check_whole_tokens(k: &ShardTensor<4>) -> Result<()> {
+    let layout = k.layout();
+    if layout.extents(TOKENS).len() == 1 {
+        return Ok(());
+    }
+    let whole = layout.map_placements(|placement| match placement {
+        Shard(TOKENS) => Replicate,
+        other => other,
+    });
+    Err(Error::placement(
+        NAME,
+        format!("a learned bias with keys {layout}"),
+        format!(
+            "redistribute keys and values to {whole:?}, which gathers their tokens on every rank, or detach the bias"
+        ),
+    ))
+}
+
 /// Checks that queries, keys and values have the same dtype, and rows that are whole and resolved.
 pub(in crate::attention) fn check_rows<const D: usize>(
     operator: &str,

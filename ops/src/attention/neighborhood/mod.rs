@@ -147,16 +147,47 @@ pub fn neighborhood_attention_with_lse<const D: usize, const N: usize>(
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn neighborhood_attention_with_tokens<const D: usize, const N: usize>(
-    [q, k, v]: [ShardTensor<D>; 3],
+    fields: [ShardTensor<D>; 3],
     tokens: [ShardTensor<4>; 2],
     options: &NeighborhoodOptions<N>,
 ) -> Result<ShardTensor<D>> {
+    Ok(neighborhood_attention_with_tokens_and_lse(fields, tokens, options)?.output)
+}
+
+/// Neighborhood attention to a field and to further tokens, with its log-sum-exps over both. See
+/// [`neighborhood_attention_with_tokens`].
+///
+/// # Errors
+/// The errors of [`neighborhood_attention_with_tokens`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::{NeighborhoodOptions, attention::neighborhood_attention_with_tokens_and_lse};
+///
+/// let field = || ShardTensor::solo(Tensor::<4>::zeros([1, 8, 1, 4], &Default::default()));
+/// let token = || ShardTensor::solo(Tensor::<4>::zeros([1, 1, 1, 4], &Default::default()));
+/// let y = neighborhood_attention_with_tokens_and_lse(
+///     [field(), field(), field()],
+///     [token(), token()],
+///     &NeighborhoodOptions::new([3]),
+/// )?;
+/// let lse = y.lse.into_local().into_data(); // of three keys of the field and a token
+/// assert!(lse.iter::<f32>().all(|lse| (lse - 4.0_f32.ln()).abs() < 1e-6));
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn neighborhood_attention_with_tokens_and_lse<const D: usize, const N: usize>(
+    [q, k, v]: [ShardTensor<D>; 3],
+    tokens: [ShardTensor<4>; 2],
+    options: &NeighborhoodOptions<N>,
+) -> Result<AttentionOutput<ShardTensor<D>>> {
     const NAME: &str = "neighborhood_attention_with_tokens";
     let [q, k, v] = fan_out_alike([q, k, v])?;
     let prepared = Prepared::new(&q, &k, &v, options, true)?;
     let global = tokens::attention(NAME, q.clone(), [&k, &v], tokens, options.scale)?;
     let near = near([q, k, v], &prepared, options)?;
-    Ok(AttentionOutput::merge(vec![near, global]).output)
+    Ok(AttentionOutput::merge(vec![near, global]))
 }
 
 /// Attention to the keys around every query, with log-sum-exps.
