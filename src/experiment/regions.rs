@@ -141,9 +141,9 @@ mod tests {
 
     #[test]
     fn regions_of_a_curvilinear_grid_hold_cells_inside_its_rim() {
-        let mut lat = vec![60.0; 9];
-        lat[4] = 0.0;
-        let grid = Grid::curvilinear([3, 3], lat, vec![10.0; 9]).unwrap();
+        let lat = vec![70.0, 70.0, 70.0, 60.0, 0.0, 60.0, 50.0, 50.0, 50.0];
+        let lon = [0.0, 10.0, 20.0].repeat(3);
+        let grid = Grid::curvilinear([3, 3], lat, lon).unwrap();
         let names = |rim: usize| -> Vec<String> {
             let regions = standard_regions(&grid, rim).into_iter();
             regions.map(|region| region.name).collect()
