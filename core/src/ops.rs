@@ -141,7 +141,7 @@ pub(crate) fn reduce_scatter<const D: usize, K: Basic>(
 ///
 /// # Panics
 /// [Raises](crate::Error::raise) a failure of communication and, with checks enabled,
-/// [`Error::Replicas`](crate::Error::Replicas) if the ranks hold different tensors.
+/// [`Error::Replicas`] if the ranks hold different tensors.
 ///
 /// # Example
 /// ```

@@ -17,7 +17,8 @@ pub(crate) fn in_subcommands(report: &str) -> String {
         ),
         (
             "choose Missing::Allow",
-            "choose --missing allow in `halocline stats`; `convert` and `rechunk` write them as NaN",
+            "choose --missing allow in `halocline stats` and data.missing of an experiment; `convert` \
+             and `rechunk` write them as NaN",
         ),
     ];
     in_options(&replaced(report, &names))
