@@ -35,7 +35,7 @@ say "errors on the held-out states, of steps 1, 3 and 7"
 "$program" score --config "$configs/era5_sample.toml" > scores
 grep -E '^ *(hours|7\.|2[12]\.|5[01]\.)|^of ' scores
 awk '
-	$1 ~ /^[0-9.]+$/ { found = 1; if ($(NF - 4) !~ /^[0-9]/) failed = 1 }
+	$1 ~ /^[0-9]+\.[0-9]$/ { found = 1; if ($(NF - 4) !~ /^[0-9]/) failed = 1 }
 	END { exit !found || failed }
 ' scores || fail "errors that are not finite"
 # The RMSE of persistence at mean leads of 7.3, 21.8 and 50.8 h over all 24 states, computed with
