@@ -230,6 +230,11 @@ impl Layout {
         self.axes_where(|placement| placement == Shard(dim))
     }
 
+    /// The axes over which a dim is sharded, whichever it is.
+    pub fn sharded_axes(&self) -> Vec<usize> {
+        self.axes_where(|placement| matches!(placement, Shard(_)))
+    }
+
     /// The axes whose placement satisfies a condition.
     pub fn axes_where(&self, is: impl Fn(Placement) -> bool) -> Vec<usize> {
         (0..self.0.placements.len())

@@ -180,9 +180,7 @@ impl ParamShard {
 
     /// The axes over which layers compute with shards of the parameter.
     pub fn computing_axes(&self) -> Vec<usize> {
-        let mut axes = self
-            .layout
-            .axes_where(|placement| matches!(placement, Shard(_)));
+        let mut axes = self.layout.sharded_axes();
         axes.retain(|axis| !self.stored.contains(axis));
         axes
     }

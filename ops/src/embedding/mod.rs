@@ -107,9 +107,7 @@ pub fn embedding<const D: usize, const E: usize>(
     let (weight, layout_weight, _) = weight.into_parts();
     let weight = fan_out(weight, &mesh, pairing.fan_out(1), NAME);
     let weight = fill_all(weight, &layout_weight, NAME, 0.0)?;
-    let axes = index
-        .layout()
-        .axes_where(|placement| matches!(placement, Shard(_)));
+    let axes = index.layout().sharded_axes();
     let index = flex::signed(index.into_local());
     if flex::runs_on(&index.device()) {
         agree_on(&mesh, &axes, NAME, check(&index, rows))?;

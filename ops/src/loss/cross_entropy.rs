@@ -326,12 +326,17 @@ impl Targets {
 
     /// [`check`](Self::check) on all ranks, with checks enabled.
     fn agree<const E: usize>(&self, target: &ShardTensor<E, Int>) -> Result<()> {
-        agree_on(target.mesh(), &axes_of(target), NAME, self.check())
+        agree_on(
+            target.mesh(),
+            &target.layout().sharded_axes(),
+            NAME,
+            self.check(),
+        )
     }
 
     /// Sum of the weights over all ranks. A target that is unknown to one rank is an error on all.
     fn count<const E: usize>(self, target: &ShardTensor<E, Int>) -> Result<f64> {
-        let axes = axes_of(target);
+        let axes = target.layout().sharded_axes();
         let mesh = target.mesh();
         let operation = Operation::new("cross_entropy_count", Traffic::Reduce, None);
         let group = mesh.ranks_along(&axes);
@@ -344,12 +349,6 @@ impl Targets {
         Self { unknown, ..self }.check()?;
         Ok(all.iter().map(|numbers| numbers[0]).sum())
     }
-}
-
-/// Axes of the ranks that hold different targets.
-fn axes_of<const E: usize>(target: &ShardTensor<E, Int>) -> Vec<usize> {
-    let layout = target.layout();
-    layout.axes_where(|placement| matches!(placement, Shard(_)))
 }
 
 /// Graph node for the losses of cells, with one cell in the dim of classes.

@@ -4,7 +4,7 @@ use std::f64::consts::TAU;
 
 use burn::tensor::{Tensor, TensorData, activation};
 use halocline_core::ops::agree_on;
-use halocline_core::{Error, OrRaise, Result, Shard, ShardTensor};
+use halocline_core::{Error, OrRaise, Result, ShardTensor};
 
 use super::weighted::mean_weight;
 use super::{Reduction, reduced};
@@ -248,8 +248,7 @@ fn check_variance<const D: usize>(variance: &ShardTensor<D>) -> Result<()> {
         }
         _ => Ok(()),
     };
-    let layout = variance.layout();
-    let axes = layout.axes_where(|placement| matches!(placement, Shard(_)));
+    let axes = variance.layout().sharded_axes();
     agree_on(variance.mesh(), &axes, GAUSSIAN, found)
 }
 
@@ -296,7 +295,7 @@ fn likelihood<const D: usize, const N: usize>(
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, Device};
-    use halocline_core::Launcher;
+    use halocline_core::{Launcher, Shard};
 
     use super::*;
     use crate::rearrange::RearrangeField;

@@ -15,7 +15,7 @@
 use burn::tensor::kind::{Basic, Kind};
 use burn::tensor::{Int, Tensor};
 use halocline_core::ops::agree_on;
-use halocline_core::{Error, Layout, Result, Shard, ShardTensor};
+use halocline_core::{Error, Layout, Result, ShardTensor};
 
 use crate::as_integers;
 use crate::driver::empty::{fill_all, without_fill};
@@ -67,7 +67,7 @@ pub fn gather<const D: usize, K: Basic>(
             checked.map(|()| as_integers(local, |local| local.gather(dim, flex::signed(index))))
         }
     };
-    let taken = agree_on(&mesh, &sharded_axes(&layout), NAME, taken)?;
+    let taken = agree_on(&mesh, &layout.sharded_axes(), NAME, taken)?;
     without_fill(taken, layout, mesh, NAME)
 }
 
@@ -137,7 +137,7 @@ pub fn scatter<const D: usize>(
     const NAME: &str = "scatter";
     check_scattered(NAME, &x, dim, &index, &values)?;
     let once = require_once(NAME, index.local(), dim);
-    agree_on(index.mesh(), &sharded_axes(index.layout()), NAME, once)?;
+    agree_on(index.mesh(), &index.layout().sharded_axes(), NAME, once)?;
     if index.dims()[dim] == 0 {
         return Ok(x);
     }
@@ -183,13 +183,8 @@ fn scattered<const D: usize>(
     let local = fill_all(local, &layout, operator, 0.0)?;
     let values = fill_all(values, &held, operator, 0.0)?;
     let local = scatter(local, index, values);
-    let local = agree_on(&mesh, &sharded_axes(&layout), operator, local)?;
+    let local = agree_on(&mesh, &layout.sharded_axes(), operator, local)?;
     without_fill(local, layout, mesh, operator)
-}
-
-/// Axes of the ranks that hold different indices.
-fn sharded_axes(layout: &Layout) -> Vec<usize> {
-    layout.axes_where(|placement| matches!(placement, Shard(_)))
 }
 
 /// Checks a tensor and the indices of cells of a dim, which must be whole.
@@ -296,7 +291,7 @@ pub(super) const GOLDEN: [Golden; 3] = [
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, FloatDType};
-    use halocline_core::{Launcher, Partial, ReduceOp};
+    use halocline_core::{Launcher, Partial, ReduceOp, Shard};
 
     use super::*;
     use crate::testing::{compare, random};
