@@ -65,7 +65,7 @@ fn train<X: Field<3>>(mut model: Block, x: X, target: X) -> Result<Vec<f64>> {
     let mut optimizer = AdamWConfig::new().init();
     let step = |_| -> Result<f64> {
         let loss = mse_loss(x.clone().apply(&model), target.clone(), Reduction::Mean)?;
-        let value = loss_value(&loss);
+        let value = loss.clone().into_scalar::<f64>();
         let gradients = GradientsParams::from_grads(backward(loss), &model);
         model = optimizer.step(1e-2, model.clone(), gradients);
         Ok(value)

@@ -203,7 +203,7 @@ mod tests {
                     energy_score_masked(members, target, place(mask)?, &WEIGHTS, estimator)?
                 }
             };
-            let value = score.clone().resolve().local().clone().into_scalar::<f64>();
+            let value = score.clone().into_scalar::<f64>();
             let gradient = ensemble.grad(&score.backward()).expect("a gradient");
             Ok((value, gradient.full_tensor().into_data()))
         });

@@ -243,7 +243,6 @@ pub(crate) fn beside<X: Field<5>>(target: X, ensemble: &X) -> Result<X> {
 mod tests {
     use burn::tensor::{DType, Tensor, TensorData};
     use halocline_core::{Launcher, Placement, Replicate, ShardTensor, Traffic};
-    use halocline_ops::loss_value;
 
     use super::*;
     use crate::energy_score_masked;
@@ -290,7 +289,7 @@ mod tests {
                 let place = |data: TensorData| distributed::<5>(data, &mesh, &placements);
                 let ensemble = place(data(4, 29))?.require_grad();
                 let score = crps(ensemble.clone(), place(data(1, 17))?, &WEIGHTS, estimator)?;
-                let value = score.clone().resolve().local().clone().into_scalar::<f64>();
+                let value = score.clone().into_scalar::<f64>();
                 let gradient = ensemble.grad(&score.backward()).expect("a gradient");
                 assert_eq!(gradient.layout(), ensemble.layout());
                 let gradient = gradient.full_tensor();
@@ -338,7 +337,7 @@ mod tests {
                 let mask = place(holed(ones.clone(), 0.0))?;
                 let fair = CrpsEstimator::Fair;
                 let score = crps_masked(ensemble.clone() * 1.0, target, mask, &WEIGHTS, fair)?;
-                let value = score.clone().resolve().local().clone().into_scalar::<f64>();
+                let value = score.clone().into_scalar::<f64>();
                 let gradient = ensemble.grad(&score.backward()).expect("a gradient");
                 let gradient = gradient.full_tensor();
                 Ok((value, gradient.into_data()))
@@ -353,7 +352,7 @@ mod tests {
             let ensemble = place(holed(data(4, 29), 0.0))?;
             let target = place(holed(data(1, 17), 0.0))?;
             let score = crps(ensemble, target, &WEIGHTS, CrpsEstimator::Fair)?;
-            Ok(loss_value(&score))
+            Ok(score.into_scalar::<f64>())
         });
         let expected = scores.unwrap()[0] * 3.0 / (0.5 + 1.0);
         let (_, gradient) = run([Replicate, Replicate], 0.0).remove(0);

@@ -6,7 +6,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Int, Tensor};
 use halocline_core::{Launcher, Placement, PlanPlacement, Replicate, Shard, ShardTensor};
 use halocline_ops::prelude::*;
-use halocline_ops::{CrossEntropyOptions, EmbeddingField, Reduction, cross_entropy, loss_value};
+use halocline_ops::{CrossEntropyOptions, EmbeddingField, Reduction, cross_entropy};
 
 use halocline_models::parallel::{Plan, Store, Style, init_parallel};
 
@@ -35,7 +35,7 @@ fn losses(data: usize, tensor: usize, plan: &Plan) -> Vec<f64> {
             let logits = x.apply_unembedding(&model.table).permute([0, 2, 1]);
             let options = CrossEntropyOptions::default();
             let loss = cross_entropy(logits, words.clone(), &options, Reduction::Mean)?;
-            losses.push(loss_value(&loss));
+            losses.push(loss.clone().into_scalar::<f64>());
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
             model = optimizer.step(3e-2, model, gradients);
         }

@@ -58,8 +58,8 @@ pub use layer_placements::with_layer_placements;
 pub use loss::{
     BinaryCrossEntropyOptions, CrossEntropyOptions, GaussianNllOptions, Penalty, Reduction,
     SsimOptions, backward, binary_cross_entropy_with_logits, cross_entropy, cross_entropy_cells,
-    gaussian_nll_loss, gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, spectral_loss,
-    ssim_loss, total_variation, weighted_difference_loss, weighted_loss, weighted_mean,
+    gaussian_nll_loss, gradient_loss, huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss,
+    total_variation, weighted_difference_loss, weighted_loss, weighted_mean,
 };
 pub use matmul::MatmulField;
 pub use norm::NormField;
@@ -87,8 +87,8 @@ pub mod prelude {
         RegridMode, ResampleField, Reshard, ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField,
         SpectralField, SphereField, SphereGrid, SsimOptions, StatisticsField, Stencil, Window,
         WithDims, backward, binary_cross_entropy_with_logits, cross_entropy, gaussian_nll_loss,
-        gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, spectral_loss, ssim_loss,
-        total_variation, weighted_difference_loss, weighted_loss,
+        gradient_loss, huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss, total_variation,
+        weighted_difference_loss, weighted_loss,
     };
 }
 

@@ -109,7 +109,7 @@ mod tests {
     use burn::module::Module;
     use halocline_core::Launcher;
     use halocline_io::{Existing, Missing, OpenConfig};
-    use halocline_ops::loss_value;
+    use halocline_ops::ReduceField;
 
     use super::*;
     use crate::experiment::ForecastConfig;
@@ -177,8 +177,12 @@ mod tests {
             let mut other = batch.clone();
             let rim = interior(&batch.target, 1)? * -1.0 + 1.0;
             other.target = batch.target.clone() + rim * 100.0;
-            let [loss, same] = [batch, other]
-                .map(|batch| loss_value(&experiment.loss(&model, batch, 1, 0).unwrap()));
+            let [loss, same] = [batch, other].map(|batch| {
+                experiment
+                    .loss(&model, batch, 1, 0)
+                    .unwrap()
+                    .into_scalar::<f64>()
+            });
             assert!(loss == same && loss > 0.0, "{loss}, {same}");
 
             let (model, states) = (model.valid(), experiment.states(&Period::default())?);

@@ -248,7 +248,6 @@ pub(super) fn apply_step<N: OwnNetwork>(
 mod tests {
     use halocline_core::{Launcher, Shard};
     use halocline_io::Grid;
-    use halocline_ops::loss_value;
 
     use super::*;
     use crate::experiment::fixture::{config_in, region, wave, write_fields, write_fields_on};
@@ -339,7 +338,7 @@ mod tests {
                     let experiment = Experiment::new(&world, &config)?;
                     let batch = experiment.batches(2)?.load(&[0, 5])?;
                     let loss = experiment.loss(&experiment.model()?, batch, 2, 0)?;
-                    Ok(loss_value(&loss))
+                    Ok(loss.into_scalar::<f64>())
                 });
                 found.unwrap()
             };
@@ -382,7 +381,10 @@ mod tests {
                 let target = ones * 0.0;
                 let mask = experiment.by_area(&target, None);
                 let found = experiment.distance(y, target, mask, [&[1.0], &[1.0]])?;
-                assert!((loss_value(&found) - expected).abs() < 1e-6, "{loss}");
+                assert!(
+                    (found.into_scalar::<f64>() - expected).abs() < 1e-6,
+                    "{loss}"
+                );
                 Ok(())
             });
             run.unwrap();
@@ -410,7 +412,7 @@ mod tests {
                 let mask = experiment.by_area(&ones, None);
                 let found = experiment.distance(y, ones * 0.0, mask, [&[1.0], &[1.0]])?;
                 // The sum of the cubes from 1 to 6, by the sum of the areas.
-                assert!((loss_value(&found) - 441.0 / 21.0).abs() < 1e-4);
+                assert!((found.into_scalar::<f64>() - 441.0 / 21.0).abs() < 1e-4);
                 Ok(())
             });
             run.unwrap();
@@ -465,7 +467,7 @@ mod tests {
                 let experiment = Experiment::new(&world, &config)?;
                 let batch = experiment.batches(steps)?.load(&[0])?;
                 let loss = experiment.loss(&experiment.model()?, batch, steps, 0)?;
-                Ok(loss_value(&loss))
+                Ok(loss.into_scalar::<f64>())
             });
             found.unwrap()[0]
         };

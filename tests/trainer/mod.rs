@@ -3,7 +3,6 @@
 use burn::optim::{AdamWConfig, GradientsParams};
 use halocline::core::CommStats;
 use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
-use halocline::ops::loss_value;
 use halocline::prelude::*;
 
 /// [batch, variables, lat, lon], with odd sizes.
@@ -38,7 +37,7 @@ pub(crate) fn train(
     for _ in 0..steps {
         let before = world.comm_stats();
         let loss = weighted_mse(x.clone().apply(&model), target.clone(), &weights)?.resolve();
-        losses.push(loss_value(&loss));
+        losses.push(loss.clone().into_scalar::<f64>());
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(3e-3, model, gradients);
         sent = world.comm_stats().since(&before);

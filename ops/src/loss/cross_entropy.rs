@@ -99,7 +99,7 @@ impl CrossEntropyOptions {
 /// ```
 /// use burn::tensor::{Int, Tensor};
 /// use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
-/// use halocline_ops::{CrossEntropyOptions, Reduction, cross_entropy, loss_value};
+/// use halocline_ops::{CrossEntropyOptions, Reduction, cross_entropy};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("tensor", 2)])?;
@@ -109,7 +109,7 @@ impl CrossEntropyOptions {
 ///     let target = ShardTensor::distribute(target, &mesh, &[Replicate])?;
 ///     let options = CrossEntropyOptions::default();
 ///     let loss = cross_entropy(logits, target, &options, Reduction::Mean)?;
-///     assert!((loss_value(&loss) - 5.0_f64.ln()).abs() < 1e-6);
+///     assert!((loss.into_scalar::<f64>() - 5.0_f64.ln()).abs() < 1e-6);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())

@@ -190,29 +190,6 @@ pub fn huber_loss<const D: usize, X: Field<D>>(
     penalized(x, target, Penalty::Huber(delta), reduction)
 }
 
-/// Value of a loss, on every rank. A partial loss is resolved by an all-reduce.
-///
-/// # Panics
-/// [Raises](halocline_core::Error::raise) communication failures.
-///
-/// # Example
-/// ```
-/// use halocline_core::{Launcher, Shard, ShardTensor};
-/// use halocline_ops::{ReduceField, loss_value};
-///
-/// Launcher::local(2).run(|world| {
-///     let mesh = world.mesh([("lat", 2)])?;
-///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
-///     assert_eq!(loss_value(&x.sum()), 5.0);
-///     Ok(())
-/// })?;
-/// # Ok::<(), halocline_core::Error>(())
-/// ```
-pub fn loss_value<X: Field<1>>(loss: &X) -> f64 {
-    let loss = loss.clone().into_shard().detach().resolve();
-    loss.into_local().into_scalar()
-}
-
 /// Computes gradients by backpropagation from a loss, plain or sharded.
 ///
 /// # Panics
@@ -405,7 +382,7 @@ mod tests {
             &CrossEntropyOptions::default(),
             Reduction::Mean,
         );
-        assert!((loss_value(&loss.unwrap()) - 10.0_f64.ln()).abs() < 1e-3);
+        assert!((loss.unwrap().into_scalar::<f64>() - 10.0_f64.ln()).abs() < 1e-3);
     }
 
     /// The square of the error overflows f16, and kernels do not sum over a target that is

@@ -1,8 +1,9 @@
 //! Flatten and unflatten: merging adjacent dims into one, and splitting a dim into several.
 //!
 //! # Placement
-//! Only the first of the merged dims may be sharded, so that a rank's cells stay contiguous.
-//! Nothing is sent.
+//! Only the first of the merged dims may be sharded, so that a rank's cells stay contiguous. With
+//! [`flatten_cells`](crate::graph::flatten_cells), which orders the cells by rank, any may. Nothing
+//! is sent.
 //!
 //! # Adjoint
 //! The inverse operator.

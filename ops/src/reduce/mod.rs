@@ -40,7 +40,7 @@ pub(crate) use scaled::scaled;
 pub use statistics::StatisticsField;
 pub use variance::{std_dims, var_dims};
 
-use burn::tensor::Tensor;
+use burn::tensor::{Element, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
 use crate::driver::place::{renumbered, require_dims};
@@ -243,6 +243,31 @@ fn total<const D: usize>(x: ShardTensor<D>, operator: &str, scale: f64) -> Resul
 
 /// Reductions as methods.
 pub trait ReduceField<const D: usize>: Field<D> {
+    /// Value of the only element, such as a loss, on every rank. Partial values are resolved by an
+    /// all-reduce first.
+    ///
+    /// # Panics
+    /// Panics if there is another number of elements. [Raises](halocline_core::Error::raise) a
+    /// failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    /// use halocline_ops::ReduceField;
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
+    ///     assert_eq!(x.sum().into_scalar::<f64>(), 5.0);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    #[track_caller]
+    fn into_scalar<E: Element>(self) -> E {
+        self.into_shard().detach().full_tensor().into_scalar()
+    }
+
     /// Sums over dims, which keep one cell. See the [module](self).
     ///
     /// # Panics

@@ -8,7 +8,6 @@ use halocline::models::parallel::{Plan, Store, Style, parallelize_module};
 use halocline_core::{
     Distribution, Error, PlanPlacement, RandomKey, Result, Shard, ShardTensor, World,
 };
-use halocline_ops::loss_value;
 use halocline_ops::prelude::*;
 
 use super::Found;
@@ -40,7 +39,7 @@ pub(super) fn parallel(world: World) -> Result<Found> {
     for _ in 0..10 {
         let y = x.clone().apply(&model);
         let loss = mse_loss(y, x.clone() * 0.5, Reduction::Mean)?;
-        losses.push(loss_value(&loss));
+        losses.push(loss.clone().into_scalar::<f64>());
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(1e-2, model, gradients);
     }
