@@ -117,7 +117,7 @@ fn of_norms<X: Field<5>>(
     estimator: CrpsEstimator,
 ) -> Result<WithDims<X, 1>> {
     let members = ensemble.dims()[0];
-    let pairs = pairs(members, estimator);
+    let pairs = pairs("energy_score", members, estimator)?;
     Error::catch(|| {
         let norm = |x: X| (x * roots.clone()).vector_norm(2.0, &[2, 3, 4]);
         let mut score = norm(ensemble.clone() - target).mean();
@@ -161,10 +161,10 @@ mod tests {
     /// Definition of the score of members `x`, in f64, over the cells with these weights.
     fn definition(x: &[f64], estimator: CrpsEstimator, weight: impl Fn(usize) -> f64) -> f64 {
         let y: Vec<f64> = data(1, 17, 0.0).iter().collect();
-        let pairs = if estimator == CrpsEstimator::Fair {
-            12.0
-        } else {
-            16.0
+        let pairs = match estimator {
+            CrpsEstimator::Fair => 12.0,
+            CrpsEstimator::AlmostFair(alpha) => 1.0 / (alpha / 12.0 + (1.0 - alpha) / 16.0),
+            CrpsEstimator::Biased => 16.0,
         };
         let norm = |sample: usize, difference: &dyn Fn(usize) -> f64| {
             let cells = || 15 * sample..15 * sample + 15;
@@ -214,7 +214,7 @@ mod tests {
     fn scores_and_gradients_are_those_of_the_definition_with_and_without_a_mask_on_any_mesh() {
         let weight = |cell: usize| WEIGHTS[cell / 5 % 3];
         let x: Vec<f64> = data(4, 29, 0.0).iter().collect();
-        for estimator in [CrpsEstimator::Fair, CrpsEstimator::Biased] {
+        for estimator in [CrpsEstimator::AlmostFair(0.5), CrpsEstimator::Biased] {
             for holes in [[None, None], [Some(0.0), Some(f32::NAN)]] {
                 let score = |x: &[f64]| {
                     definition(x, estimator, |cell| match holes[0] {

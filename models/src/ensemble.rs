@@ -9,11 +9,15 @@ use crate::pairs::distances;
 use crate::precision::{narrowed, wide};
 
 /// Estimator of the spread term in [`crps`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CrpsEstimator {
     /// Unbiased estimate for the population that the members are sampled from, so that the score
     /// favours no ensemble size or spread ("fair", Ferro 2014).
     Fair,
+    /// Mean of the fair score, with this weight α from 0 to 1, and the biased one ("almost fair", Lang
+    /// et al. 2024, with α = 0.95). If all members but one equal the target, the fair score is the
+    /// same wherever that one is, which training does not mend.
+    AlmostFair(f64),
     /// Spread of the members themselves.
     Biased,
 }
@@ -22,8 +26,8 @@ pub enum CrpsEstimator {
 /// averaged over all cells with one weight per latitude row. For a single member it is the absolute
 /// error.
 ///
-/// With `m` members, the mean over pairs divides by `m (m − 1)` ([`CrpsEstimator::Fair`]) or `m²`
-/// ([`CrpsEstimator::Biased`]). Time is quadratic in the number of members; training stores no
+/// With `m` members, the mean over pairs divides by `m (m − 1)` ([`CrpsEstimator::Fair`]), `m²`
+/// ([`CrpsEstimator::Biased`]), or a number between them ([`CrpsEstimator::AlmostFair`]). Time is quadratic in the number of members; training stores no
 /// pairwise differences.
 ///
 /// # Shapes
@@ -41,7 +45,7 @@ pub enum CrpsEstimator {
 ///
 /// # Errors
 /// The target has another shape; the number of weights differs from the number of rows, or their
-/// mean is not positive; there are no members; communication fails.
+/// mean is not positive; there are no members; a weight α out of range; communication fails.
 ///
 /// # Example
 /// ```
@@ -144,19 +148,30 @@ fn wide_cells<X: Field<5>>(ensemble: X, target: X, estimator: CrpsEstimator) -> 
     let [members, ..] = ensemble.dims();
     let (ensemble, target) = together(ensemble, target)?;
     let (ensemble, target) = (wide(ensemble)?, wide(target)?);
-    let pairs = pairs(members, estimator);
+    let pairs = pairs("crps", members, estimator)?;
     let spread = ensemble.clone().try_op(|x| distances(x, pairs))?;
     Error::catch(|| (ensemble - target).abs().mean_dims(&[0]) - spread)
 }
 
 /// Divisor of the sum over unordered pairs of members.
-pub(crate) fn pairs(members: usize, estimator: CrpsEstimator) -> f64 {
-    let pairs = match estimator {
-        _ if members == 1 => 1,
-        CrpsEstimator::Fair => members * (members - 1),
-        CrpsEstimator::Biased => members * members,
-    };
-    pairs as f64
+///
+/// # Errors
+/// A weight of the fair score that is not from 0 to 1.
+pub(crate) fn pairs(name: &str, members: usize, estimator: CrpsEstimator) -> Result<f64> {
+    let m = members as f64;
+    let fair = m * (m - 1.0);
+    Ok(match estimator {
+        _ if members == 1 => 1.0,
+        CrpsEstimator::Fair => fair,
+        CrpsEstimator::AlmostFair(alpha) if (0.0..=1.0).contains(&alpha) => {
+            fair / (1.0 - (1.0 - alpha) / m)
+        }
+        CrpsEstimator::AlmostFair(alpha) => {
+            let message = format!("a weight of the fair score of {alpha}; expected 0 to 1");
+            return Err(Error::operator(name, message));
+        }
+        CrpsEstimator::Biased => m * m,
+    })
 }
 
 fn check_weights<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Result<()> {
@@ -263,10 +278,10 @@ mod tests {
         let [x, y] = [data(4, 29), data(1, 17)].map(|data| data.iter::<f64>().collect::<Vec<_>>());
         let cells = y.len();
         let members = 0..4;
-        let pairs = if estimator == CrpsEstimator::Fair {
-            12.0
-        } else {
-            16.0
+        let pairs = match estimator {
+            CrpsEstimator::Fair => 12.0,
+            CrpsEstimator::AlmostFair(alpha) => 1.0 / (alpha / 12.0 + (1.0 - alpha) / 16.0),
+            CrpsEstimator::Biased => 16.0,
         };
         let score = |cell: usize| {
             let value = |member: usize| x[member * cells + cell];
@@ -305,7 +320,12 @@ mod tests {
             [Shard(0), Shard(4)],
             [Shard(0), Shard(0)],
         ];
-        for estimator in [CrpsEstimator::Fair, CrpsEstimator::Biased] {
+        let estimators = [
+            CrpsEstimator::Fair,
+            CrpsEstimator::AlmostFair(0.95),
+            CrpsEstimator::Biased,
+        ];
+        for estimator in estimators {
             let expected = expected(estimator);
             let (_, gradient) = run([Replicate, Replicate], estimator).remove(0);
             for placements in meshes {
@@ -395,8 +415,14 @@ mod tests {
         // Only relative weights count.
         let twice = crps(x.clone(), x.clone() + 3.0, &[2.0], CrpsEstimator::Fair).unwrap();
         assert_eq!(twice.into_scalar::<f32>(), 3.0);
-        let error = crps(x.clone(), x, &[1.0, 1.0], CrpsEstimator::Fair).unwrap_err();
+        let error = crps(x.clone(), x.clone(), &[1.0, 1.0], CrpsEstimator::Fair).unwrap_err();
         assert!(error.to_string().contains("2 weights of rows"), "{error}");
+        let two = Tensor::cat(vec![x.clone(), x.clone()], 0);
+        let error = crps(two, x, &[1.0], CrpsEstimator::AlmostFair(1.5)).unwrap_err();
+        assert!(
+            error.to_string().contains("of 1.5; expected 0 to 1"),
+            "{error}"
+        );
     }
 
     #[test]

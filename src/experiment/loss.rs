@@ -172,12 +172,15 @@ impl<N: OwnNetwork> Experiment<N> {
             let y = split_members(y * factors.clone(), training.members, self.member_axis())?;
             let of_ensemble = |field: ShardTensor<4>| field.unsqueeze_dim::<5>(0);
             let target = of_ensemble(target * factors);
-            let (mask, fair) = (mask.map(of_ensemble), CrpsEstimator::Fair);
+            let mask = mask.map(of_ensemble);
+            let estimator = CrpsEstimator::AlmostFair(training.alpha);
             return match (training.loss, mask) {
-                (Loss::Energy, Some(mask)) => energy_score_masked(y, target, mask, &areas, fair),
-                (Loss::Energy, None) => energy_score(y, target, &areas, fair),
-                (_, Some(mask)) => crps_masked(y, target, mask, &areas, fair),
-                (_, None) => crps(y, target, &areas, fair),
+                (Loss::Energy, Some(mask)) => {
+                    energy_score_masked(y, target, mask, &areas, estimator)
+                }
+                (Loss::Energy, None) => energy_score(y, target, &areas, estimator),
+                (_, Some(mask)) => crps_masked(y, target, mask, &areas, estimator),
+                (_, None) => crps(y, target, &areas, estimator),
             };
         }
         let area = y.profile(2, &areas);

@@ -47,6 +47,10 @@ pub struct TrainingConfig {
     /// Error, in standard deviations of the increments of a step, at which [`Loss::Huber`] turns
     /// from a square to a line. Default 1, as in PyTorch.
     pub huber_delta: f64,
+    /// Weight α of the fair estimator in [`Loss::Crps`] and [`Loss::Energy`], from 0 to 1; the rest
+    /// is that of the biased one. Default 1; 0.95 is the almost fair score of Lang et al. (2024),
+    /// which tells ensembles apart of which one member is off.
+    pub alpha: f64,
     /// Factors of the loss by target, of one level (`z@500`) or of a variable (`z`). Default 1.
     pub weights: BTreeMap<String, f64>,
     /// Factor of the loss of each autoregressive step relative to the one before, above 0 and at
@@ -85,9 +89,10 @@ pub enum Loss {
     /// Half the squared error up to [`huber_delta`](TrainingConfig::huber_delta), linear in larger
     /// errors.
     Huber,
-    /// Continuous ranked probability score of ensembles, by its fair estimator.
+    /// Continuous ranked probability score of ensembles, by its fair estimator or, with
+    /// [`alpha`](TrainingConfig::alpha), an almost fair one.
     Crps,
-    /// Energy score of ensembles, by its fair estimator: the continuous ranked probability score of
+    /// Energy score of ensembles, by the same estimators: the continuous ranked probability score of
     /// whole fields, which also rewards the right patterns in space, between targets, and over the
     /// steps of a rollout.
     Energy,
@@ -129,6 +134,7 @@ impl Default for TrainingConfig {
             precision: Precision::F32,
             loss: Loss::Mse,
             huber_delta: HUBER_DELTA,
+            alpha: 1.0,
             weights: BTreeMap::new(),
             discount: 1.0,
             gradient: RolloutGradient::All,
@@ -234,6 +240,17 @@ impl TrainingConfig {
                 "training.huber_delta: of another loss; expected training.loss = \"huber\"",
             ),
             (
+                !(0.0..=1.0).contains(&self.alpha),
+                &format!(
+                    "training.alpha: {}; expected a weight from 0 to 1",
+                    self.alpha
+                ),
+            ),
+            (
+                !self.loss.is_of_ensembles() && self.alpha != 1.0,
+                "training.alpha: of a loss of one member; expected training.loss = \"crps\" or \"energy\"",
+            ),
+            (
                 !(self.discount > 0.0 && self.discount <= 1.0),
                 &format!(
                     "training.discount: {}; expected a factor above 0, to 1",
@@ -301,6 +318,11 @@ mod tests {
                 "training.huber_delta: 0;",
             ),
             ("huber_delta = 2.0", "training.huber_delta: of another loss"),
+            (
+                "loss = \"crps\"\nmembers = 2\nalpha = 1.5",
+                "training.alpha: 1.5;",
+            ),
+            ("alpha = 0.95", "training.alpha: of a loss of one member"),
             ("discount = 0.0", "training.discount: 0;"),
             ("discount = 1.5", "training.discount: 1.5;"),
             ("discount = nan", "training.discount: NaN;"),
