@@ -63,8 +63,8 @@ impl<N: OwnNetwork> Experiment<N> {
         config.check(self.config.data.noise_channels)?;
         let grid = &self.data.grid;
         let weights = grid.latitude_weights();
-        let spectra = match grid.boundary()[1] {
-            Boundary::Periodic => {
+        let spectra = match (grid.has_rows(), grid.boundary()[1]) {
+            (true, Boundary::Periodic) => {
                 let targets = &self.data.channels.targets;
                 // Only waves around the globe are whole.
                 let regions = standard_regions(grid, self.config.data.boundary);

@@ -2,6 +2,8 @@ use std::f64::consts::{FRAC_PI_2, TAU};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use halocline_core::Boundary;
+
 use super::open::format_name;
 use crate::fields::amplification::{assumed_ranks, of_chunk};
 use crate::grid::degrees::{apart, is_equal};
@@ -152,6 +154,11 @@ impl Inspection {
     fn find_problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         problems.extend(self.grid.cells().and_then(problem_of_cells));
+        if let Some(columns @ 1..) = self.grid.columns_repeated() {
+            problems.push(format!(
+                "the last {columns} columns repeat the first, so that the grid is not periodic; leave them out"
+            ));
+        }
         let steps = distinct_steps(&self.times);
         if steps.len() > 1 {
             let text = steps.iter().take(4).map(|(step, count)| match count {
@@ -258,6 +265,22 @@ impl Values {
     }
 }
 
+/// Returns the ends of the shortest arc with all these longitudes from 0 to 360, the first one
+/// negative if the arc crosses the prime meridian.
+fn west_to_east(lon: &[f64]) -> [f64; 2] {
+    let mut sorted = lon.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let [least, most] = [sorted[0], sorted[sorted.len() - 1]];
+    let gaps = sorted
+        .windows(2)
+        .map(|pair| (pair[1] - pair[0], [pair[1] - 360.0, pair[0]]));
+    let widest = gaps.max_by(|(one, _), (other, _)| one.total_cmp(other));
+    match widest {
+        Some((gap, ends)) if gap > least + 360.0 - most => ends,
+        _ => [least, most],
+    }
+}
+
 /// Formats a duration in the largest unit that it reaches.
 fn duration(seconds: f64) -> String {
     let units = [(86400.0, "d"), (3600.0, "h"), (60.0, "min")];
@@ -271,14 +294,20 @@ impl fmt::Display for Inspection {
         let ([rows, columns], grid) = (self.grid.shape(), &self.grid);
         writeln!(f, "{}: {}", self.path.display(), self.format)?;
         match grid.cells() {
-            Some(cells) => {
+            Some([lat, lon]) => {
+                let text =
+                    |[first, last]: [f64; 2]| format!("{} to {}", number(first), number(last));
                 let range = |values: &[f64]| {
                     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
                     let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    format!("{} to {}", number(least), number(most))
+                    text([least, most])
                 };
-                let [lat, lon] = cells.map(range);
-                writeln!(f, "  grid       {grid}")?;
+                let (lat, lon) = (range(lat), text(west_to_east(lon)));
+                let around = match grid.boundary()[1] {
+                    Boundary::Periodic => ", periodic along the rows",
+                    _ => "",
+                };
+                writeln!(f, "  grid       {grid}{around}")?;
                 writeln!(f, "  cells      latitude {lat}, longitude {lon}")?;
                 if let Some(weights) = grid.cell_weights() {
                     writeln!(f, "  areas      {} times the mean", range(&weights))?;
@@ -425,6 +454,14 @@ mod tests {
         assert_eq!(same, "all 3 cells are at latitude 10, longitude 20");
         assert_eq!(problem([-1.5, 0.0, 1.5], [0.0, 10.0, 20.0]), None);
         assert_eq!(problem([-80.0, 0.0, 80.0], [0.0, 1.0, 2.0]), None);
+    }
+
+    #[test]
+    fn longitudes_across_the_prime_meridian_are_one_arc() {
+        assert_eq!(west_to_east(&[350.0, 10.0, 0.0, 20.0]), [-10.0, 20.0]);
+        assert_eq!(west_to_east(&[30.0, 10.0]), [10.0, 30.0]);
+        assert_eq!(west_to_east(&[0.0, 90.0, 180.0, 270.0]), [0.0, 270.0]);
+        assert_eq!(west_to_east(&[5.0]), [5.0, 5.0]);
     }
 
     #[test]

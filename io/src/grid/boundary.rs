@@ -1,6 +1,7 @@
 //! Boundary conditions of grids.
 
 use halocline_core::Boundary;
+use halocline_core::sphere::sphere_point;
 
 use super::degrees::TOLERANCE;
 use crate::Grid;
@@ -10,7 +11,9 @@ impl Grid {
     /// which are the outermost rows or about half a row beyond them (as on Gaussian grids), and
     /// periodic around the globe. Where a grid does not reach a pole or around the globe, or has no
     /// opposite meridians, the last cell is repeated. So it is on grids without
-    /// [rows along latitudes](Self::has_rows).
+    /// [rows along latitudes](Self::has_rows), except that a [curvilinear](Self::curvilinear) grid
+    /// is periodic along its rows if the last cell of each lies beside the first, as on global grids
+    /// of ocean models.
     ///
     /// # Example
     /// ```
@@ -28,7 +31,11 @@ impl Grid {
     pub fn boundary(&self) -> [Boundary; 2] {
         // Coordinates that are not positions may look like those of a globe.
         if !self.has_rows() {
-            return [Boundary::Replicate; 2];
+            let lon = match self.columns_repeated() {
+                Some(0) => Boundary::Periodic,
+                _ => Boundary::Replicate,
+            };
+            return [Boundary::Replicate, lon];
         }
         let columns = self.lon().len();
         let step = 360.0 / columns as f64;
@@ -55,5 +62,80 @@ impl Grid {
             Boundary::Replicate
         };
         [lat, lon]
+    }
+
+    /// Returns the number of columns at the end of a curvilinear grid around the globe that repeat
+    /// its first ones, such as the halo of NEMO's grids, or `None` of another grid. Only rows count
+    /// whose cells at both ends have a position.
+    pub(crate) fn columns_repeated(&self) -> Option<usize> {
+        let [lat, lon] = self.cells().filter(|_| self.is_curvilinear())?;
+        let [rows, columns] = self.shape();
+        if columns < 4 {
+            return None;
+        }
+        let counts = |cell: usize| self.areas.as_ref().is_none_or(|areas| areas[cell] > 0.0);
+        let apart = |one: usize, other: usize| {
+            let [one, other] = [one, other].map(|cell| sphere_point([lat[cell], lon[cell]]));
+            let squares = one
+                .iter()
+                .zip(other)
+                .map(|(one, other)| (one - other).powi(2));
+            squares.sum::<f64>().sqrt()
+        };
+        let mut found = None;
+        for first in (0..rows).map(|row| row * columns) {
+            let last = first + columns - 1;
+            if ![first, first + 1, last - 1, last].into_iter().all(counts) {
+                continue;
+            }
+            let step = apart(first, first + 1).max(apart(last - 1, last));
+            let repeated = match apart(last, first) {
+                gap if gap > 1.5 * step => return None,
+                gap if gap < 0.01 * step => 1,
+                _ if apart(last, first + 1) < 0.01 * step => 2,
+                _ => 0,
+            };
+            if found.is_some_and(|found| found != repeated) {
+                return None;
+            }
+            found = Some(repeated);
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A globe of columns that follow meridians in lines that bend, from a column on, of which
+    /// `count` exist.
+    fn globe(first: usize, count: usize, land: &[usize]) -> Grid {
+        let cells = (0..3 * count).map(|cell| {
+            let (row, column) = (cell / count, (first + cell % count) % 12);
+            let (row, column) = (row as f64, column as f64);
+            (
+                40.0 + 10.0 * row + (column * 0.3).sin(),
+                30.0 * column + 2.0 * row,
+            )
+        });
+        let (mut lat, lon): (Vec<f64>, Vec<f64>) = cells.unzip();
+        land.iter().for_each(|cell| lat[*cell] = f64::NAN);
+        Grid::curvilinear([3, count], lat, lon).unwrap()
+    }
+
+    #[test]
+    fn curvilinear_grids_around_the_globe_are_periodic_unless_columns_are_repeated() {
+        let periodic = [Boundary::Replicate, Boundary::Periodic];
+        assert_eq!(globe(0, 12, &[]).boundary(), periodic);
+        // Land at one end of a row, and at both ends of all.
+        assert_eq!(globe(5, 12, &[12, 5]).boundary(), periodic);
+        let coasts = globe(5, 12, &[0, 12, 23, 24]);
+        assert_eq!(coasts.columns_repeated(), None);
+        for (count, repeated) in [(11, None), (7, None), (13, Some(1)), (14, Some(2))] {
+            let grid = globe(3, count, &[]);
+            assert_eq!(grid.columns_repeated(), repeated, "{count} columns");
+            assert_eq!(grid.boundary(), [Boundary::Replicate; 2]);
+        }
     }
 }

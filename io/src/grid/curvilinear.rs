@@ -4,6 +4,7 @@ use halocline_core::sphere::sphere_point;
 use rayon::prelude::*;
 
 use super::cells::Cells;
+use super::unplaced::place;
 use crate::{Error, Grid, Result};
 
 impl Grid {
@@ -13,9 +14,12 @@ impl Grid {
     /// are its [`cells`](Self::cells). A grid of a single row is an
     /// [unstructured](Self::unstructured) one.
     ///
+    /// A cell whose latitude or longitude is NaN, such as land in files of ocean models, has area
+    /// zero, and a position beside the cells that have one.
+    ///
     /// # Errors
     /// No row or no column; numbers of latitudes or longitudes other than that of cells; a latitude
-    /// beyond ±90; a coordinate that is not finite.
+    /// beyond ±90; an infinite coordinate; no cell with a position.
     ///
     /// # Example
     /// ```
@@ -31,14 +35,22 @@ impl Grid {
     /// assert_eq!(grid.to_string(), "curvilinear, 2 x 3 cells");
     /// # Ok::<(), halocline_io::Error>(())
     /// ```
-    pub fn curvilinear(shape: [usize; 2], lat: Vec<f64>, lon: Vec<f64>) -> Result<Self> {
+    pub fn curvilinear(shape: [usize; 2], mut lat: Vec<f64>, mut lon: Vec<f64>) -> Result<Self> {
         let [rows, columns] = shape;
-        if shape.contains(&0) || rows.checked_mul(columns) != Some(lat.len()) {
+        let cells = rows.checked_mul(columns);
+        if shape.contains(&0) || cells != Some(lat.len()) || lat.len() != lon.len() {
             let got = format!("{} positions", lat.len());
             let expected = format!("one for each cell of a grid of {rows} x {columns}");
             return Err(Error::argument("cells", got, expected));
         }
-        Self::of_cells(Cells::new(lat, lon)?, rows)
+        let unplaced = place(shape, [&mut lat, &mut lon]);
+        let grid = Self::of_cells(Cells::new(lat, lon)?, rows)?;
+        if unplaced.is_empty() {
+            return Ok(grid);
+        }
+        let mut areas = quadrilaterals(shape, grid.cells().expect("given"));
+        unplaced.into_iter().for_each(|cell| areas[cell] = 0.0);
+        grid.with_cell_areas(areas)
     }
 
     /// Whether the grid has several rows that do not follow latitudes. See
@@ -52,19 +64,6 @@ impl Grid {
     pub(super) fn computed_areas(&self) -> Option<Vec<f64>> {
         let cells = self.cells().filter(|_| self.is_curvilinear())?;
         Some(quadrilaterals(self.shape(), cells))
-    }
-
-    /// Returns the first cell that lies with its next neighbours along both dims at latitude and
-    /// longitude zero, where NEMO puts land that it does not compute, unless all cells lie there.
-    pub(crate) fn unset_cell(&self) -> Option<usize> {
-        let [lat, lon] = self.cells()?;
-        let [_, columns] = self.shape();
-        let is_zero = |cell: usize| lat[cell] == 0.0 && lon[cell] == 0.0;
-        let offsets = [0, 1, columns, columns + 1];
-        let last = lat.len().saturating_sub(columns + 1);
-        let mut blocks = (0..last).filter(|cell| cell % columns + 1 < columns);
-        let unset = blocks.find(|cell| offsets.iter().all(|offset| is_zero(cell + offset)));
-        unset.filter(|_| !(0..lat.len()).all(is_zero))
     }
 }
 
@@ -172,28 +171,6 @@ mod tests {
         let given: Vec<f64> = (1..=45).map(f64::from).collect();
         let weights = grid.with_cell_areas(given).unwrap().cell_weights().unwrap();
         assert_eq!(weights[44], 45.0 / 23.0);
-    }
-
-    #[test]
-    fn neighbours_at_zero_have_no_position_unless_all_have() {
-        let grid = |zeros: &[usize]| {
-            let position = |cell: usize| {
-                if zeros.contains(&cell) {
-                    0.0
-                } else {
-                    1.0 + cell as f64
-                }
-            };
-            let positions: Vec<f64> = (0..12).map(position).collect();
-            Grid::curvilinear([3, 4], positions.clone(), positions).unwrap()
-        };
-        assert_eq!(grid(&[6, 7, 10, 11]).unset_cell(), Some(6));
-        // A line, and cells that are no block.
-        for zeros in [&[0, 1, 2, 3][..], &[3, 4, 7, 8], &[6, 7, 10]] {
-            assert_eq!(grid(zeros).unset_cell(), None);
-        }
-        let all: Vec<usize> = (0..12).collect();
-        assert_eq!(grid(&all).unset_cell(), None);
     }
 
     #[test]

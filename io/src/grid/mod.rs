@@ -8,6 +8,7 @@ pub(crate) mod degrees;
 pub(crate) mod healpix;
 pub(crate) mod order;
 mod row_weights;
+pub(crate) mod unplaced;
 
 use std::fmt;
 
@@ -274,8 +275,7 @@ impl Grid {
         coordinates.chain(areas).copied()
     }
 
-    /// Returns the latitude of each row, in degrees north; no positions, if [cells](Self::cells) have
-    /// their own.
+    /// Returns the latitude of each row in degrees north: no position if [cells](Self::cells) have it.
     pub fn lat(&self) -> &[f64] {
         &self.lat
     }

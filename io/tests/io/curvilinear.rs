@@ -140,7 +140,7 @@ fn the_attribute_coordinates_chooses_among_positions() {
 }
 
 #[test]
-fn positions_that_move_and_missing_ones_are_refused() {
+fn positions_that_move_are_refused_and_missing_ones_count_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), "Time", ["y", "x"], ["XLAT", "XLONG"], true);
     let [lat, _] = positions();
@@ -155,15 +155,30 @@ fn positions_that_move_and_missing_ones_are_refused() {
     let mut missing = lat.clone();
     missing[5] = f64::NAN;
     std::fs::write(&chunk, doubles(missing.iter().copied().chain(lat))).unwrap();
+    assert_eq!(without_weight(&path), [5]);
+    let [lat, lon] = [&[f64::NAN; ROWS * COLUMNS][..], &positions()[1]].map(<[f64]>::to_vec);
+    for (name, values) in [("XLAT", lat), ("XLONG", lon)] {
+        std::fs::write(path.join(name).join("0.0.0"), doubles(values.repeat(TIMES))).unwrap();
+    }
     let error = open(&path).unwrap_err().to_string();
     assert!(
-        error.contains("latitude NaN, longitude 10.5 of cell 5"),
+        error.contains("latitude NaN, longitude 10 of cell 0"),
         "{error}"
     );
 }
 
+/// Cells of a file whose weight is zero, all of which have a position.
+fn without_weight(path: &Path) -> Vec<usize> {
+    let fields = open(path).unwrap();
+    let weights = fields.grid().cell_weights().unwrap();
+    let [lat, lon] = fields.grid().cells().unwrap();
+    assert!(lat.iter().chain(lon).all(|degrees| degrees.is_finite()));
+    let cells = 0..ROWS * COLUMNS;
+    cells.filter(|cell| weights[*cell] == 0.0).collect()
+}
+
 #[test]
-fn land_at_zero_needs_the_areas_of_the_cells() {
+fn land_at_zero_counts_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = write_nemo(folder.path());
     for (name, mut values) in ["nav_lat", "nav_lon"].into_iter().zip(positions()) {
@@ -172,13 +187,15 @@ fn land_at_zero_needs_the_areas_of_the_cells() {
         }
         std::fs::write(path.join(name).join("0.0"), doubles(values)).unwrap();
     }
-    let error = open(&path).unwrap_err().to_string();
-    let told = "latitude 0, longitude 0 of cell 1 and its neighbours";
-    assert!(error.contains(told), "{error}");
+    assert_eq!(without_weight(&path), [1, 2, 5, 6]);
     let bytes = doubles(vec![1.0; ROWS * COLUMNS]);
     let areas = path.join("areacello");
     array(&areas, "<f8", &[ROWS, COLUMNS], &["y", "x"], &bytes);
-    assert!(open(&path).is_ok());
+    assert_eq!(without_weight(&path), [1, 2, 5, 6]);
+    // A copy has the same cells, and no weight for these.
+    let (copy, config) = (folder.path().join("copy"), ConvertConfig::new());
+    convert(&open(&path).unwrap(), &copy, &config, |_| ()).unwrap();
+    assert_eq!(open(&copy).unwrap().grid(), open(&path).unwrap().grid());
 }
 
 #[test]

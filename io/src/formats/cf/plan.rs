@@ -14,6 +14,7 @@ use crate::fields::in_file;
 use crate::formats::packing::Packing;
 use crate::grid::cells;
 use crate::grid::degrees::TOLERANCE;
+use crate::grid::unplaced::mark_zeros;
 use crate::{Calendar, Error, Grid, LeftOut, LeftOutReason, Result};
 
 /// Choice of the variables of a container that are channels.
@@ -354,18 +355,19 @@ fn curvilinear_grid(
         let values = coordinates.plane(variable)?;
         in_degrees(coordinates, variable, values)
     });
-    let grid = Grid::curvilinear(shape, lat?, lon?)?;
-    if let Some(areas) = coordinates.plane_areas(variable, positions[0]) {
-        return with_areas(grid, coordinates.plane(areas)?);
+    let (mut lat, mut lon) = (lat?, lon?);
+    mark_zeros(shape, [&mut lat, &mut lon]);
+    let Some(areas) = coordinates.plane_areas(variable, positions[0]) else {
+        return Grid::curvilinear(shape, lat, lon);
+    };
+    // Cells without a position do not count, whatever their areas.
+    let mut areas = coordinates.plane(areas)?;
+    for (area, (lat, lon)) in areas.iter_mut().zip(lat.iter().zip(&lon)) {
+        if lat.is_nan() || lon.is_nan() {
+            *area = 0.0;
+        }
     }
-    // Areas computed from such positions would be wrong.
-    if let Some(cell) = grid.unset_cell() {
-        let got = format!("latitude 0, longitude 0 of cell {cell} and its neighbours");
-        let expected =
-            "a position of each cell, also on land, or the areas of the cells as areacello";
-        return Err(Error::argument("cells", got, expected));
-    }
-    Ok(grid)
+    with_areas(Grid::curvilinear(shape, lat, lon)?, areas)
 }
 
 /// Sets the areas of cells. Cells without a field, such as land in an ocean model, may lack one.
