@@ -5,6 +5,7 @@
 //! that the same code runs on one device and on many. This crate reads plan files, and otherwise
 //! neither reads nor writes files.
 
+mod amse;
 mod conv;
 mod dealt;
 mod energy;
@@ -35,6 +36,7 @@ mod unet;
 mod verification;
 mod weighted_mse;
 
+pub use amse::amse_penalty;
 pub use conv::{FieldConv2d, FieldConv2dConfig};
 pub use energy::{energy_score, energy_score_masked};
 pub use ensemble::{CrpsEstimator, crps, crps_cells, crps_masked};

@@ -10,6 +10,7 @@ use super::channels::stands_for;
 use super::config::ExperimentConfig;
 use super::data::Data;
 use super::errors::invalid;
+use super::geometry::harmonics;
 use super::regions::regions;
 use super::training_config::{Loss, RolloutGradient, TrainingConfig};
 
@@ -74,8 +75,18 @@ pub(super) fn of_target<'a, T>(table: &'a BTreeMap<String, T>, target: &str) -> 
     table.get(target).or_else(|| table.get(channel.variable()))
 }
 
-/// Refuses a loss of zonal waves on cells that are not in rows along latitudes.
+/// Refuses a loss of zonal waves on cells that are not in rows along latitudes, and one of spherical
+/// harmonics on a grid without them.
 fn check_loss(loss: Loss, grid: &Grid) -> Result<()> {
+    if loss == Loss::Amse && harmonics(grid).is_err() {
+        let expected = "mse, mae, huber, crps or energy, or a globe whose latitudes are equidistant from pole to pole \
+                        or those of a Gaussian grid";
+        return Err(invalid(
+            "training.loss",
+            format!("amse on {grid}"),
+            expected,
+        ));
+    }
     if loss != Loss::Spectral || grid.has_rows() {
         return Ok(());
     }
@@ -272,6 +283,10 @@ mod tests {
             (
                 "loss = \"spectral\"",
                 "training.loss: got spectral on a row of 40 cells, expected mse, mae, huber, crps or energy",
+            ),
+            (
+                "loss = \"amse\"",
+                "training.loss: got amse on unstructured, 40 cells, expected mse, mae,",
             ),
             ("weights = { z = 2.0 }", "training.weights: got z, expected"),
             (

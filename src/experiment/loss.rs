@@ -1,18 +1,18 @@
 //! Loss of a batch.
 
 use burn::module::Module;
-use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Distribution, Error, RandomKey, Result, ShardTensor};
 use halocline_io::Batch;
 use halocline_models::{
-    CrpsEstimator, crps, crps_masked, energy_score, energy_score_masked, perturbed, repeat_members,
-    rollout, split_members,
+    CrpsEstimator, amse_penalty, crps, crps_masked, energy_score, energy_score_masked, perturbed,
+    repeat_members, rollout, split_members,
 };
 use halocline_ops::masked::apply_mask;
 use halocline_ops::prelude::*;
 
 use super::checks::{check_targets, of_target};
 use super::config::ExperimentConfig;
+use super::geometry::harmonics;
 use super::network::{FieldModel, OwnNetwork, places_of_targets, select_channels};
 use super::setup::Experiment;
 use super::training_config::{Loss, RolloutGradient};
@@ -105,30 +105,6 @@ impl<N: OwnNetwork> Experiment<N> {
         self.distance(y, target, counts.map(newest), [&weights, &ratios])
     }
 
-    /// Multiplies the mask of the cells of `field` that the loss counts by the areas of the cells
-    /// of an unstructured or curvilinear grid, if these are known.
-    fn by_area(
-        &self,
-        field: &ShardTensor<4>,
-        mask: Option<ShardTensor<4>>,
-    ) -> Option<ShardTensor<4>> {
-        let areas = self.areas.get_or_init(|| self.data.grid.cell_weights());
-        let Some(areas) = areas else {
-            return mask;
-        };
-        let field = field.clone().inner();
-        let mask = mask.unwrap_or_else(|| field.clone() * 0.0 + 1.0);
-        let [_, _, rows, columns] = field.dims();
-        if rows == 1 {
-            // Converts the areas of the cells of this rank only.
-            return Some(mask * field.profile(3, areas));
-        }
-        let data = TensorData::new(areas.clone(), [1, 1, rows, columns]);
-        let device = field.device().inner();
-        let areas = Tensor::<4>::from_data(data, (&device, field.local().dtype()));
-        Some(mask * field.distribute_operand(areas))
-    }
-
     /// Returns the weight of the loss of each target.
     ///
     /// # Errors
@@ -152,7 +128,7 @@ impl<N: OwnNetwork> Experiment<N> {
     /// Returns the loss of predictions `[members · batch, steps · targets, lat, lon]`. The loss of
     /// each channel has a weight, and its errors are multiplied by the ratio of standard deviations
     /// to those of increments.
-    fn distance(
+    pub(super) fn distance(
         &self,
         y: ShardTensor<4>,
         target: ShardTensor<4>,
@@ -209,12 +185,15 @@ impl<N: OwnNetwork> Experiment<N> {
             [y.dims(), weight.dims()].map(|dims| dims.iter().product::<usize>());
         let total = weight.sum().resolve() * (cells / weights_held) as f64;
         let loss = loss / total.clamp_min(f64::from(f32::MIN_POSITIVE));
-        if training.loss != Loss::Spectral {
-            return Ok(loss);
-        }
-        let roots: Vec<f64> = areas.iter().map(|area| area.sqrt()).collect();
-        let roots_of_channels = factors(|weight, ratio| weight.sqrt() * ratio);
-        let roots = y.profile(2, &roots) * y.profile(1, &roots_of_channels);
+        let roots_of_channels = y.profile(1, &factors(|weight, ratio| weight.sqrt() * ratio));
+        let roots = match training.loss {
+            Loss::Amse => roots_of_channels,
+            Loss::Spectral => {
+                let roots: Vec<f64> = areas.iter().map(|area| area.sqrt()).collect();
+                y.profile(2, &roots) * roots_of_channels
+            }
+            _ => return Ok(loss),
+        };
         let weighted = |field: ShardTensor<4>| {
             let field = match &mask {
                 Some(mask) => apply_mask(field, mask.clone())?,
@@ -223,8 +202,20 @@ impl<N: OwnNetwork> Experiment<N> {
             Ok::<_, Error>(field * roots.clone())
         };
         let (y, target) = (weighted(y)?, weighted(target)?);
-        let spectral = spectral_loss::<5, 4, _>(y, target, &[3], Reduction::Mean)?;
-        Ok(loss.resolve() + spectral.resolve())
+        let penalty = match training.loss {
+            Loss::Amse => amse_penalty(y, target, self.transform()?)?,
+            _ => spectral_loss::<5, 4, _>(y, target, &[3], Reduction::Mean)?,
+        };
+        Ok(loss.resolve() + penalty.resolve())
+    }
+
+    /// Returns the spherical-harmonic transform of the grid, whose tables are kept.
+    fn transform(&self) -> Result<&Sht> {
+        if let Some(transform) = self.harmonics.get() {
+            return Ok(transform);
+        }
+        let transform = harmonics(&self.data.grid)?;
+        Ok(self.harmonics.get_or_init(|| transform))
     }
 }
 
@@ -249,8 +240,7 @@ pub(super) fn apply_step<N: OwnNetwork>(
 
 #[cfg(test)]
 mod tests {
-    use halocline_core::{Launcher, Shard};
-    use halocline_io::Grid;
+    use halocline_core::Launcher;
 
     use super::*;
     use crate::experiment::fixture::{config_in, region, wave, write_fields, write_fields_on};
@@ -354,71 +344,27 @@ mod tests {
     }
 
     #[test]
-    fn cells_count_by_their_areas() {
+    fn the_adjusted_error_of_any_mesh_exceeds_the_squared_one() {
         let folder = tempfile::tempdir().unwrap();
         write_fields(folder.path(), wave);
-        // Of errors of 1 and 2 with the weights 0.5 and 1.5.
-        for (loss, members, expected) in [
-            ("loss = \"mse\"", 1, (0.5 + 1.5 * 4.0) / 2.0),
-            ("loss = \"mae\"", 1, (0.5 + 1.5 * 2.0) / 2.0),
-            ("loss = \"huber\"", 1, (0.5 * 0.5 + 1.5 * 1.5) / 2.0),
-            (
-                "loss = \"crps\"\nmembers = 2\nnoise = 0.1",
-                2,
-                (0.5 + 1.5 * 2.0) / 2.0,
-            ),
-            (
-                "loss = \"energy\"\nmembers = 2\nnoise = 0.1",
-                2,
-                ((0.5 + 1.5 * 4.0) / 2.0_f64).sqrt(),
-            ),
-        ] {
-            let config = config_in(folder.path(), "", &format!("[training]\n{loss}"));
-            let run = Launcher::local(1).run(|world| {
-                let mut experiment = Experiment::new(&world, &config)?;
-                let cells = Grid::unstructured(vec![50.0, 0.0], vec![0.0, 10.0]).unwrap();
-                experiment.data.grid = cells.with_cell_areas(vec![1.0, 3.0]).unwrap();
-                let mesh = world.mesh([("lon", 1)])?;
-                let ones = ShardTensor::<4>::ones([1, 1, 1, 2], &mesh, &[Shard(3)])?;
-                let y = ShardTensor::cat(vec![ones.profile(3, &[1.0, 2.0]); members], 0);
-                let target = ones * 0.0;
-                let mask = experiment.by_area(&target, None);
-                let found = experiment.distance(y, target, mask, [&[1.0], &[1.0]])?;
-                assert!(
-                    (found.into_scalar::<f64>() - expected).abs() < 1e-6,
-                    "{loss}"
-                );
-                Ok(())
-            });
-            run.unwrap();
-        }
-    }
-
-    #[test]
-    fn cells_of_rows_and_columns_count_by_their_areas() {
-        let folder = tempfile::tempdir().unwrap();
-        write_fields(folder.path(), wave);
-        for sizes in [[1, 1], [2, 2]] {
-            let [lat, lon] = sizes;
-            let tables = format!("[mesh]\nlat = {lat}\nlon = {lon}\n");
+        let losses = |loss: &str, ranks: usize, mesh: &str| {
+            let tables = format!("[training]\nloss = \"{loss}\"\nnoise = 0.3\n{mesh}");
             let config = config_in(folder.path(), "", &tables);
-            let run = Launcher::local(lat * lon).run(|world| {
-                let mut experiment = Experiment::new(&world, &config)?;
-                let grid = Grid::curvilinear([2, 3], vec![50.0; 6], vec![10.0; 6]).unwrap();
-                let areas = vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-                experiment.data.grid = grid.with_cell_areas(areas).unwrap();
-                let mesh = world.mesh([("lat", lat), ("lon", lon)])?;
-                let ones = ShardTensor::<4>::ones([1, 1, 2, 3], &mesh, &[Shard(2), Shard(3)])?;
-                // Errors from 1 to 6.
-                let line = ones.profile(3, &[0.0, 1.0, 2.0]);
-                let y = ones.clone() * (ones.profile(2, &[1.0, 4.0]) + line);
-                let mask = experiment.by_area(&ones, None);
-                let found = experiment.distance(y, ones * 0.0, mask, [&[1.0], &[1.0]])?;
-                // The sum of the cubes from 1 to 6, by the sum of the areas.
-                assert!((found.into_scalar::<f64>() - 441.0 / 21.0).abs() < 1e-4);
-                Ok(())
+            let found = Launcher::local(ranks).collect(|world| {
+                let experiment = Experiment::new(&world, &config)?;
+                let batch = experiment.batches(1)?.load(&[0])?;
+                let loss = experiment.loss(&experiment.model()?, batch, 1, 0)?;
+                Ok(loss.into_scalar::<f64>())
             });
-            run.unwrap();
+            found.unwrap()
+        };
+        let [squared, adjusted] = ["mse", "amse"].map(|loss| losses(loss, 1, "")[0]);
+        assert!(adjusted > squared, "{adjusted} {squared}");
+        for found in losses("amse", 4, "[mesh]\nlat = 2\nlon = 2") {
+            assert!(
+                (found / adjusted - 1.0).abs() < 1e-4,
+                "{found} for {adjusted}"
+            );
         }
     }
 

@@ -19,6 +19,7 @@
 //! # Ok::<(), halocline::Error>(())
 //! ```
 
+mod areas;
 mod bounds;
 mod capacity;
 mod channels;

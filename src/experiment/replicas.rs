@@ -36,6 +36,7 @@ impl<N: OwnNetwork> Experiment<N> {
             replicas: self.mesh.submesh(&["data"])?,
             climatology: self.climatology()?.on_mesh(&mesh).into(),
             areas: self.areas.clone(),
+            harmonics: self.harmonics.clone(),
             mesh,
             config: self.config.clone(),
             world: self.world.clone(),

@@ -59,6 +59,8 @@ pub struct Experiment<N = NoNetwork> {
     pub(super) climatology: OnceCell<Climatology>,
     /// Areas of the cells of an unstructured grid, divided by their mean, if they are known.
     pub(super) areas: OnceCell<Option<Vec<f64>>>,
+    /// Spherical harmonics of the grid, for the loss that needs them.
+    pub(super) harmonics: OnceCell<Sht>,
     /// Function that makes a network of the kind `own`.
     pub(super) maker: Maker<N>,
     /// Time at which it was opened.
@@ -282,6 +284,7 @@ impl<N: OwnNetwork> Experiment<N> {
             statistics,
             climatology: OnceCell::new(),
             areas: OnceCell::new(),
+            harmonics: OnceCell::new(),
             maker,
             begin: Instant::now(),
         })

@@ -99,6 +99,9 @@ pub enum Loss {
     /// Mean squared error plus the squared error of the amplitudes of zonal waves, which penalizes
     /// blur. On grids with rows along latitudes.
     Spectral,
+    /// Adjusted mean squared error (Subich et al. 2025), by which damped waves of spherical harmonics
+    /// do not pay. On global grids, as `model.kind = "sfno"` takes them.
+    Amse,
 }
 
 impl Loss {
