@@ -76,7 +76,11 @@ pub fn multi_head_attention<X: Field<3>>(
 /// Attention of tokens to each other. They are redistributed to the placements of the query layer
 /// once, for all three layers.
 #[track_caller]
-fn self_attention<X: Field<3>>(module: &MultiHeadAttention, x: X, options: AttentionOptions) -> X {
+pub(super) fn self_attention<X: Field<3>>(
+    module: &MultiHeadAttention,
+    x: X,
+    options: AttentionOptions,
+) -> X {
     let x = run(x, |x| enter(&module.query.weight, x));
     multi_head_attention(module, x.clone(), x.clone(), x, options)
 }
@@ -95,7 +99,10 @@ layers! {
     PositionWiseFeedForward: |module, x| feed_forward(module, x);
 }
 
-fn feed_forward<const D: usize, X: Field<D>>(module: &PositionWiseFeedForward, x: X) -> X {
+pub(super) fn feed_forward<const D: usize, X: Field<D>>(
+    module: &PositionWiseFeedForward,
+    x: X,
+) -> X {
     let x = activation_of(&module.activation, x.apply(&module.linear_inner));
     dropout_of(&module.dropout, x).apply(&module.linear_outer)
 }

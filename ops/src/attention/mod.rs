@@ -11,6 +11,7 @@ mod cells;
 mod composed;
 #[cfg(feature = "cube")]
 mod cube;
+mod decoder;
 pub mod dense;
 mod engine;
 mod golden;
@@ -25,6 +26,7 @@ mod tokens;
 
 pub use attended::AttentionOutput;
 pub use cells::{cell_attention, cell_attention_with_tokens, cell_attention_with_tokens_and_lse};
+pub use decoder::transformer_decoder;
 pub use dense::{
     AttentionOptions, causal_extents, scaled_dot_product_attention,
     scaled_dot_product_attention_with_lse,
