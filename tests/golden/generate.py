@@ -422,6 +422,10 @@ OPERATORS = {
         )
         for name in ("mse", "l1", "huber")
     },
+    "binary_cross_entropy_with_logits": lambda a, x, target: F.binary_cross_entropy_with_logits(
+        x, target, pos_weight=torch.tensor(a["pos_weight"]).view(-1, *[1] * (x.dim() - 2)), reduction=a["reduction"]
+    ),
+    "gaussian_nll_loss": lambda a, x, target, var: F.gaussian_nll_loss(x, target, var, **a),
     "total_variation": lambda a, x: differences(a, x, torch.abs),
     "gradient_loss": lambda a, x, target: differences(a, x - target, torch.square),
     "ssim_loss": ssim,

@@ -3,9 +3,10 @@
 use halocline_core::{Boundary, Result, ShardTensor};
 
 use super::{
-    CrossEntropyOptions, Penalty, Reduction, SsimOptions, cross_entropy, cross_entropy_cells,
-    gradient_loss, huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss, total_variation,
-    weighted_loss,
+    BinaryCrossEntropyOptions, CrossEntropyOptions, GaussianNllOptions, Penalty, Reduction,
+    SsimOptions, binary_cross_entropy_with_logits, cross_entropy, cross_entropy_cells,
+    gaussian_nll_loss, gradient_loss, huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss,
+    total_variation, weighted_loss,
 };
 use crate::golden::{Case, Dims, Golden, Output, no_case, output, with_dims};
 
@@ -48,6 +49,16 @@ pub(crate) const OPERATORS: &[Golden] = &[
             })
         })
     })
+    .with_travels(TRAVELS),
+    Golden::new(
+        "binary_cross_entropy_with_logits",
+        |case| with_dims!(case.dims(), D => binary::<D>(case)),
+    )
+    .with_travels(TRAVELS),
+    Golden::new(
+        "gaussian_nll_loss",
+        |case| with_dims!(case.dims(), D => gaussian::<D>(case)),
+    )
     .with_travels(TRAVELS),
     Golden::new("total_variation", |case| {
         with_dims!(case.dims(), D => {
@@ -154,6 +165,26 @@ fn loss<const D: usize>(
     let weight = case.indices::<D>(2).map(|weight| weight.float());
     let weight = weight.or_else(|_| case.input(2))?;
     output(weighted_loss(x, target, weight, penalty, reduction))
+}
+
+fn binary<const D: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let (logits, target) = (case.input::<D>(0)?, case.input(1)?);
+    let options = BinaryCrossEntropyOptions {
+        pos_weight: Some(case.attributes.numbers("pos_weight").to_vec()),
+    };
+    let reduction = reduction(case);
+    output(binary_cross_entropy_with_logits(
+        logits, target, None, &options, reduction,
+    ))
+}
+
+fn gaussian<const D: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let (x, target, variance) = (case.input::<D>(0)?, case.input(1)?, case.input(2)?);
+    let options = GaussianNllOptions::default().with_full(case.attributes.is("full"));
+    let reduction = reduction(case);
+    output(gaussian_nll_loss(
+        x, target, variance, None, &options, reduction,
+    ))
 }
 
 /// Data sent for other losses.
