@@ -42,6 +42,7 @@ mod lock;
 mod log;
 mod loss;
 mod member_groups;
+mod meshes;
 mod near;
 mod network;
 mod noise;

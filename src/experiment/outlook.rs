@@ -16,7 +16,9 @@ use super::capacity::{BYTES, memory};
 use super::checks::{check_data, warn};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
+use super::errors::invalid;
 use super::loss::apply_step;
+use super::meshes::{Sizes, meshes};
 use super::network::{FieldModel, Maker, OwnNetwork, no_network};
 use super::optimizer::OptimizerKind;
 use super::setup::placements;
@@ -97,19 +99,69 @@ impl Outlook {
         machine: &Machine,
         maker: Maker<N>,
     ) -> Result<Self> {
-        config.check()?;
-        let data = Data::open(&config.data)?;
-        check_data(config, &data)?;
-        let (whole, samples) = config.check_fit(&data, world.device(), ranks, maker)?;
-        if world.is_root() {
-            warn(config, &data, samples);
+        let data = opened(world, config)?;
+        Self::on(world, config, &data, ranks, machine, maker)
+    }
+
+    /// Computes the share like [`new`](Self::new) on several meshes of as many ranks, and returns
+    /// them with what was found, the fastest first. They divide the ranks in different ways over the
+    /// axes `data`, `lat` and `lon`; for each size of `data` they are those with the shortest halos.
+    /// Other axes keep their sizes. Each mesh takes the time of two batches of a rank's share.
+    ///
+    /// # Errors
+    /// No such mesh on which each rank has a sample and a cell; data that cannot be read. Other
+    /// errors of [`new`](Self::new) belong to a mesh; if all have one, that of the first.
+    pub fn compare(
+        world: &World,
+        config: &ExperimentConfig,
+        ranks: usize,
+        machine: &Machine,
+    ) -> Result<Vec<(Sizes, Result<Self>)>> {
+        let data = opened(world, config)?;
+        let (batch, shape) = (config.training.batch, data.grid.shape());
+        let meshes = meshes(ranks, batch, shape, &config.mesh);
+        if meshes.is_empty() {
+            let [rows, columns] = shape;
+            let expected = format!(
+                "a number that divides into at most {batch} along data, {rows} along lat and {columns} along lon"
+            );
+            return Err(invalid("ranks", ranks, expected));
         }
+        let outlooks = meshes.into_iter().map(|mesh| {
+            let config = ExperimentConfig {
+                mesh: mesh.clone(),
+                ..config.clone()
+            };
+            let outlook = Self::on(world, &config, &data, ranks, machine, no_network);
+            (mesh, outlook)
+        });
+        let mut outlooks: Vec<_> = outlooks.collect();
+        if outlooks.iter().all(|(_, outlook)| outlook.is_err()) {
+            return outlooks.swap_remove(0).1.map(|_| Vec::new());
+        }
+        let seconds = |outlook: &Result<Self>| match outlook {
+            Ok(outlook) => outlook.compute + outlook.communication,
+            Err(_) => f64::INFINITY,
+        };
+        outlooks.sort_by(|(_, one), (_, other)| seconds(one).total_cmp(&seconds(other)));
+        Ok(outlooks)
+    }
+
+    fn on<N: OwnNetwork>(
+        world: &World,
+        config: &ExperimentConfig,
+        data: &Data,
+        ranks: usize,
+        machine: &Machine,
+        maker: Maker<N>,
+    ) -> Result<Self> {
+        let (whole, samples) = config.check_fit(data, world.device(), ranks, maker)?;
         let mesh = config.mesh_shape(ranks, &data.grid)?;
         let axes = mesh.names().iter().cloned().zip(mesh.sizes().to_vec());
         let axes: Vec<(String, usize)> = axes.collect();
         let dry = DryMesh::new(mesh, world.device().clone())?;
         let resolved = resolve(&whole, dry.mesh().shape(), &config.plan)?;
-        let make = |device: &Device| config.model_on(&data, device, maker);
+        let make = |device: &Device| config.model_on(data, device, maker);
         // All parameters are drawn, and two batches computed.
         let progress = Progress::new(world.rank(), "plan", 3);
         progress.title("plan: parameters"); // draws the bar
@@ -129,7 +181,7 @@ impl Outlook {
         // Resets the peak memory, where the system permits.
         let counted = std::fs::write("/proc/self/clear_refs", "5").is_ok();
         let before = memory("VmRSS:");
-        step(config, &data, &dry, &model)?;
+        step(config, data, &dry, &model)?;
         let messages = dry.take();
         let grown = memory("VmHWM:")
             .filter(|_| counted)
@@ -139,7 +191,7 @@ impl Outlook {
         progress.title("plan: timed batch");
         // Kernels and plans are cached by now, so this step is timed.
         let start = Instant::now();
-        step(config, &data, &dry, &model)?;
+        step(config, data, &dry, &model)?;
         let compute = start.elapsed().as_secs_f64();
         progress.advance();
         progress.finish();
@@ -163,13 +215,13 @@ impl Outlook {
         let copies = half.map_or(0, |_| elements * BYTES / 2);
         let held = elements * BYTES * (2 + states + averages) + copies;
         Ok(Self {
-            read: read(config, &data, &dry)?,
+            read: read(config, data, &dry)?,
             batches: (samples / config.training.batch, config.training.epochs),
             steps: (
                 steps(config),
                 config.training.sum_of_steps() / config.training.epochs.max(1) as f64,
             ),
-            plans: plans(config, &data, &whole, (&dry, machine, states))?,
+            plans: plans(config, data, &whole, (&dry, machine, states))?,
             mesh: axes,
             parameters: whole.num_params(),
             held,
@@ -187,6 +239,17 @@ impl Outlook {
         let step = (self.compute + self.communication) / steps as f64;
         step * mean * batches as f64 * epochs as f64
     }
+}
+
+/// Opens the data of a configuration, and warns of settings that do not suit them.
+fn opened(world: &World, config: &ExperimentConfig) -> Result<Data> {
+    config.check()?;
+    let data = Data::open(&config.data)?;
+    check_data(config, &data)?;
+    if world.is_root() {
+        warn(config, &data, data.samples(config.training.most_steps())?);
+    }
+    Ok(data)
 }
 
 /// Returns the largest number of autoregressive steps of an epoch.

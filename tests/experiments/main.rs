@@ -408,6 +408,20 @@ fn plans_are_priced_before_they_run() {
     ] {
         assert!(out.contains(part), "{part} in\n{out}");
     }
+    let out = succeed(
+        folder.path(),
+        &[&["plan", "--compare"][..], &network].concat(),
+    );
+    for mesh in [
+        "data 2 x lat 2 x lon 1 x tensor 2",
+        "data 1 x lat 2 x lon 2 x tensor 2",
+    ] {
+        let line = out.lines().find(|line| line.starts_with(mesh));
+        assert!(
+            line.is_some_and(|line| line.ends_with(" ms")),
+            "{mesh} in\n{out}"
+        );
+    }
     assert!(!folder.path().join("run").exists(), "nothing is written");
 }
 

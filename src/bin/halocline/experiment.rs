@@ -415,6 +415,9 @@ pub(crate) struct PlanOptions {
     /// Bandwidth between ranks, in GB/s
     #[arg(long, requires = "latency", allow_negative_numbers = true)]
     bandwidth: Option<f64>,
+    /// Compare other meshes of as many ranks by the time and memory of a batch
+    #[arg(long)]
+    compare: bool,
 }
 
 pub(crate) fn plan(options: &PlanOptions) -> Result {
@@ -452,7 +455,31 @@ pub(crate) fn plan(options: &PlanOptions) -> Result {
         let (planned, device) = (counted(ranks), device_name(world.device()));
         eprintln!("halocline: plan for {planned}, computed on {device}");
         hint_at_device(&device);
-        println!("{}", Outlook::new(&world, &config, ranks, &machine)?);
+        if !options.compare {
+            println!("{}", Outlook::new(&world, &config, ranks, &machine)?);
+            return Ok(());
+        }
+        let titles = [
+            "mesh",
+            "memory of a rank",
+            "sent for a batch",
+            "time of a batch",
+        ];
+        let [mesh, memory, sent, time] = titles;
+        println!("{mesh:<24}  {memory:>16}  {sent:>16}  {time:>16}");
+        for (mesh, outlook) in Outlook::compare(&world, &config, ranks, &machine)? {
+            let axes = mesh.iter().map(|(name, size)| format!("{name} {size}"));
+            let mesh = axes.collect::<Vec<_>>().join(" x ");
+            match outlook {
+                Ok(found) => println!(
+                    "{mesh:<24}  {:>13.1} MB  {:>13.3} MB  {:>13.2} ms",
+                    (found.held + found.grown.unwrap_or(0)) as f64 / 1e6,
+                    found.messages.bytes_sent() as f64 / 1e6,
+                    1e3 * (found.compute + found.communication)
+                ),
+                Err(error) => println!("{mesh:<24}  {error}"),
+            }
+        }
         Ok(())
     })?;
     Ok(())
