@@ -265,8 +265,11 @@ impl Values {
     }
 }
 
-/// Returns the ends of the shortest arc with all these longitudes from 0 to 360, the first one
-/// negative if the arc crosses the prime meridian.
+/// Gap between longitudes, in degrees, from which on they are those of a region.
+const REGION: f64 = 45.0;
+
+/// Returns the least and the largest of longitudes from 0 to 360 or, of a region across the prime
+/// meridian, its ends from west to east, of which the first is negative.
 fn west_to_east(lon: &[f64]) -> [f64; 2] {
     let mut sorted = lon.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -276,7 +279,7 @@ fn west_to_east(lon: &[f64]) -> [f64; 2] {
         .map(|pair| (pair[1] - pair[0], [pair[1] - 360.0, pair[0]]));
     let widest = gaps.max_by(|(one, _), (other, _)| one.total_cmp(other));
     match widest {
-        Some((gap, ends)) if gap > least + 360.0 - most => ends,
+        Some((gap, ends)) if gap > REGION.max(least + 360.0 - most) => ends,
         _ => [least, most],
     }
 }
@@ -310,7 +313,11 @@ impl fmt::Display for Inspection {
                 writeln!(f, "  grid       {grid}{around}")?;
                 writeln!(f, "  cells      latitude {lat}, longitude {lon}")?;
                 if let Some(weights) = grid.cell_weights() {
-                    writeln!(f, "  areas      {} times the mean", range(&weights))?;
+                    let zeros = match weights.iter().filter(|weight| **weight == 0.0).count() {
+                        0 => String::new(),
+                        count => format!(", zero for {count} cells"),
+                    };
+                    writeln!(f, "  areas      {} times the mean{zeros}", range(&weights))?;
                 }
             }
             None if !grid.has_positions() => {

@@ -92,8 +92,7 @@ impl FileLayout {
         entries.extend(time_coordinates.iter().map(coordinate));
         for (variable, output) in schema.variables.iter().enumerate() {
             let mut attributes = output.attributes.clone();
-            let auxiliary = schema.auxiliary(variable, times.start.is_some());
-            attributes.extend(auxiliary.map(|names| ("coordinates", names)));
+            attributes.extend(schema.auxiliary(variable, times.start.is_some()));
             let planes = schema.level_count(variable) * schema.members;
             entries.push(Entry {
                 name: output.name.clone(),

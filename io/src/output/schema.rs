@@ -203,14 +203,25 @@ impl Schema {
         levels.map_or(1, |levels| self.levels[levels].values.len())
     }
 
-    /// Returns the attribute `coordinates` of a variable, which names the coordinates that are not
-    /// those of its dims: those of a forecast, and the positions of cells that have their own.
-    pub(crate) fn auxiliary(&self, variable: usize, is_forecast: bool) -> Option<String> {
+    /// Returns the attributes of a variable that name other variables: `coordinates`, those that are
+    /// not of its dims (of a forecast, and the positions of cells that have their own), and
+    /// `cell_measures`, the areas of the cells.
+    pub(crate) fn auxiliary(&self, variable: usize, is_forecast: bool) -> Attributes {
         let is_timed = is_forecast && !self.variables[variable].is_static;
         let times = is_timed.then_some([LEAD, START]);
         let cells = self.grid.cells().map(|_| self.positions());
         let names: Vec<&str> = times.into_iter().chain(cells).flatten().collect();
-        (!names.is_empty()).then(|| names.join(" "))
+        let names = (!names.is_empty()).then(|| ("coordinates", names.join(" ")));
+        let areas = self
+            .areas()
+            .map(|_| ("cell_measures", format!("area: {AREA}")));
+        names.into_iter().chain(areas).collect()
+    }
+
+    /// Returns the areas of the cells, unless a channel that was chosen by name has them.
+    fn areas(&self) -> Option<&Vec<f64>> {
+        let has_channel = self.variables.iter().any(|output| output.name == AREA);
+        self.grid.areas.as_ref().filter(|_| !has_channel)
     }
 
     /// Returns the coordinates that do not grow with time.
@@ -254,9 +265,7 @@ impl Schema {
                 }
             }
         }
-        // A channel of areas that was chosen by name is read in place of the coordinate.
-        let has_channel = self.variables.iter().any(|output| output.name == AREA);
-        if let Some(areas) = self.grid.areas.as_ref().filter(|_| !has_channel) {
+        if let Some(areas) = self.areas() {
             all.push(Coordinate {
                 name: AREA.into(),
                 dims: plane,

@@ -235,8 +235,8 @@ impl ZarrOutput {
             })
             .collect();
         let mut attributes = object(&output.attributes);
-        if let Some(names) = schema.auxiliary(variable, leads) {
-            attributes.insert("coordinates".into(), names.into());
+        for (name, names) in schema.auxiliary(variable, leads) {
+            attributes.insert(name.into(), names.into());
         }
         self.described(&shape, &chunk, &dims, 4, attributes)
     }

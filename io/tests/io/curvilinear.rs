@@ -236,6 +236,10 @@ fn outputs_and_statistics_have_positions_and_areas() {
         let copy = folder.path().join(format!("{format:?}"));
         let config = ConvertConfig::new().with_output(OutputConfig::new().with_format(format));
         convert(&fields, &copy, &config, |_| ()).unwrap();
+        if format == OutputFormat::Zarr2 {
+            let text = std::fs::read_to_string(copy.join("t2m/.zattrs")).unwrap();
+            assert!(text.contains("area: cell_area"), "{text}");
+        }
         let copy = open(&copy).unwrap();
         assert_eq!(copy.grid(), fields.grid(), "{format:?}");
         assert_eq!(copy.channels(), ["t2m"], "{format:?}");
