@@ -10,12 +10,15 @@ use halocline_ops::prelude::*;
 /// channels. After each step, [`next_input`] builds the next input by `feedback`: for every input,
 /// its index among the targets, as in a loader's `Channels::feedback`.
 ///
+/// A state that the model carries besides, such as that of a recurrent network, is a variable that
+/// `step` captures and replaces.
+///
 /// Training memory grows with the number of steps. If `step` calls [`recompute`](Field::recompute),
 /// only the inputs of the steps are kept.
 ///
 /// # Shapes
-/// `input` `[batch, history · inputs, lat, lon]`, `forcing` `[batch, steps · forcings, lat, lon]` →
-/// `[batch, steps · targets, lat, lon]`.
+/// `input` `[batch, history · inputs, *spatial]`, `forcing` `[batch, steps · forcings, *spatial]` →
+/// `[batch, steps · targets, *spatial]`.
 ///
 /// # Placement
 /// Any without shards of channels.
@@ -39,7 +42,7 @@ use halocline_ops::prelude::*;
 /// y.into_data().assert_eq(&field([2.0, 12.0]).into_data(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn rollout<X: Field<4>>(
+pub fn rollout<const D: usize, X: Field<D>>(
     input: X,
     forcing: Option<X>,
     steps: usize,
@@ -86,8 +89,8 @@ pub fn rollout<X: Field<4>>(
 /// (`DatasetConfig::history_hours`). `feedback` is, for every input, its index among the targets.
 ///
 /// # Shapes
-/// `input` `[batch, history · inputs, lat, lon]`, `prediction` `[batch, targets, lat, lon]` →
-/// `[batch, history · inputs, lat, lon]`.
+/// `input` `[batch, history · inputs, *spatial]`, `prediction` `[batch, targets, *spatial]` →
+/// `[batch, history · inputs, *spatial]`.
 ///
 /// # Placement
 /// Any without shards of channels.
@@ -108,7 +111,11 @@ pub fn rollout<X: Field<4>>(
 /// next.into_data().assert_eq(&field(&[2.0, 3.0]).into_data(), true);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
-pub fn next_input<X: Field<4>>(input: X, prediction: X, feedback: &[usize]) -> Result<X> {
+pub fn next_input<const D: usize, X: Field<D>>(
+    input: X,
+    prediction: X,
+    feedback: &[usize],
+) -> Result<X> {
     const NAME: &str = "next_input";
     let (inputs, channels) = (feedback.len(), input.dims()[1]);
     check_feedback(NAME, channels, feedback)?;
@@ -137,4 +144,29 @@ fn check_feedback(name: &str, channels: usize, feedback: &[usize]) -> Result<()>
          of a time"
     );
     Err(Error::operator(name, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+
+    /// Cells along one dim, and a state that the model carries: the number of its steps.
+    #[test]
+    fn fields_of_any_dims_roll_out_with_a_carried_state() {
+        let device = Device::default().autodiff();
+        let input = Tensor::<3>::ones([2, 1, 5], &device).require_grad();
+        let mut carried = Tensor::<3>::zeros([2, 1, 5], &device);
+        let y = rollout(input.clone(), None, 3, &[0], |_, x| {
+            carried = carried.clone() + 1.0;
+            Ok(x * carried.clone())
+        });
+        let y = y.unwrap();
+        assert_eq!(y.dims(), [2, 3, 5]);
+        let last = y.narrow(1, 2, 1);
+        assert_eq!(last.clone().max().into_scalar::<f32>(), 6.0);
+        let gradient = input.grad(&last.sum().backward()).expect("a gradient");
+        assert_eq!(gradient.into_data().iter::<f32>().sum::<f32>(), 60.0);
+    }
 }
