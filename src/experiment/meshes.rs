@@ -12,7 +12,8 @@ const OF_FIELDS: usize = 3;
 
 /// Returns meshes of this number of ranks for batches of `batch` samples of fields of this shape:
 /// for each size of the axis `data` those whose halos are shortest. Other axes of `mesh` keep their
-/// sizes. Each rank has a cell and a sample.
+/// sizes. Each rank has a cell and a sample. There are none if the other axes do not divide the
+/// ranks.
 pub(super) fn meshes(
     ranks: usize,
     batch: usize,
@@ -23,7 +24,11 @@ pub(super) fn meshes(
         .iter()
         .filter(|(name, _)| !AXES.contains(&name.as_str()));
     let kept: Sizes = others.map(|(name, size)| (name.clone(), *size)).collect();
-    let shared = ranks / kept.values().product::<usize>().max(1);
+    let others = kept.values().product::<usize>().max(1);
+    if !ranks.is_multiple_of(others) {
+        return Vec::new();
+    }
+    let shared = ranks / others;
     let divisors = |of: usize| (1..=of).filter(move |size| of.is_multiple_of(*size));
     let mut found = Vec::new();
     for data in divisors(shared).filter(|data| *data <= batch) {
@@ -92,6 +97,7 @@ mod tests {
             sizes(8, 1, [32, 64], &kept),
             [[1, 2, 2], [1, 1, 4], [1, 4, 1]]
         );
+        assert_eq!(sizes(7, 1, [32, 64], &kept), [[0; 3]; 0]);
         let mesh = kept.map(|(name, size)| (name.to_string(), size)).into();
         assert!(
             meshes(8, 1, [32, 64], &mesh)

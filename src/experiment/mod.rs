@@ -25,6 +25,7 @@ mod capacity;
 mod channels;
 mod checks;
 mod climatology;
+mod comparison;
 mod config;
 mod cycle;
 mod data;
@@ -73,6 +74,7 @@ mod timeline;
 mod train;
 mod training_config;
 
+pub use comparison::{ComparedMesh, MeshComparison};
 pub use config::ExperimentConfig;
 pub use cycle::Cycle;
 pub use data_config::DataConfig;

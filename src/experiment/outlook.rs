@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
+use halocline_core::memory::release_memory;
 use halocline_core::{DryMesh, Error, PlannedMessages, Result, Shard, ShardTensor, Traffic, World};
 use halocline_io::{Progress, amplification};
 use halocline_models::parallel::{Machine, Plan, PricedPlan, Workload, init_parallel, resolve};
@@ -16,9 +17,7 @@ use super::capacity::{BYTES, memory};
 use super::checks::{check_data, warn};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
-use super::errors::invalid;
 use super::loss::apply_step;
-use super::meshes::{Sizes, meshes};
 use super::network::{FieldModel, Maker, OwnNetwork, no_network};
 use super::optimizer::OptimizerKind;
 use super::setup::placements;
@@ -103,51 +102,8 @@ impl Outlook {
         Self::on(world, config, &data, ranks, machine, maker)
     }
 
-    /// Computes the share like [`new`](Self::new) on several meshes of as many ranks, and returns
-    /// them with what was found, the fastest first. They divide the ranks in different ways over the
-    /// axes `data`, `lat` and `lon`; for each size of `data` they are those with the shortest halos.
-    /// Other axes keep their sizes. Each mesh takes the time of two batches of a rank's share.
-    ///
-    /// # Errors
-    /// No such mesh on which each rank has a sample and a cell; data that cannot be read. Other
-    /// errors of [`new`](Self::new) belong to a mesh; if all have one, that of the first.
-    pub fn compare(
-        world: &World,
-        config: &ExperimentConfig,
-        ranks: usize,
-        machine: &Machine,
-    ) -> Result<Vec<(Sizes, Result<Self>)>> {
-        let data = opened(world, config)?;
-        let (batch, shape) = (config.training.batch, data.grid.shape());
-        let meshes = meshes(ranks, batch, shape, &config.mesh);
-        if meshes.is_empty() {
-            let [rows, columns] = shape;
-            let expected = format!(
-                "a number that divides into at most {batch} along data, {rows} along lat and {columns} along lon"
-            );
-            return Err(invalid("ranks", ranks, expected));
-        }
-        let outlooks = meshes.into_iter().map(|mesh| {
-            let config = ExperimentConfig {
-                mesh: mesh.clone(),
-                ..config.clone()
-            };
-            let outlook = Self::on(world, &config, &data, ranks, machine, no_network);
-            (mesh, outlook)
-        });
-        let mut outlooks: Vec<_> = outlooks.collect();
-        if outlooks.iter().all(|(_, outlook)| outlook.is_err()) {
-            return outlooks.swap_remove(0).1.map(|_| Vec::new());
-        }
-        let seconds = |outlook: &Result<Self>| match outlook {
-            Ok(outlook) => outlook.compute + outlook.communication,
-            Err(_) => f64::INFINITY,
-        };
-        outlooks.sort_by(|(_, one), (_, other)| seconds(one).total_cmp(&seconds(other)));
-        Ok(outlooks)
-    }
-
-    fn on<N: OwnNetwork>(
+    /// Computes the share on opened data.
+    pub(super) fn on<N: OwnNetwork>(
         world: &World,
         config: &ExperimentConfig,
         data: &Data,
@@ -178,6 +134,8 @@ impl Outlook {
         progress.advance();
         progress.title("plan: first batch");
 
+        // Memory kept from other work would serve the batch, whose growth would seem smaller.
+        release_memory();
         // Resets the peak memory, where the system permits.
         let counted = std::fs::write("/proc/self/clear_refs", "5").is_ok();
         let before = memory("VmRSS:");
@@ -242,7 +200,7 @@ impl Outlook {
 }
 
 /// Opens the data of a configuration, and warns of settings that do not suit them.
-fn opened(world: &World, config: &ExperimentConfig) -> Result<Data> {
+pub(super) fn opened(world: &World, config: &ExperimentConfig) -> Result<Data> {
     config.check()?;
     let data = Data::open(&config.data)?;
     check_data(config, &data)?;

@@ -418,10 +418,16 @@ fn plans_are_priced_before_they_run() {
     ] {
         let line = out.lines().find(|line| line.starts_with(mesh));
         assert!(
-            line.is_some_and(|line| line.ends_with(" ms")),
+            line.is_some_and(|line| line.contains(" ms  ")),
             "{mesh} in\n{out}"
         );
     }
+    let fastest = out.lines().nth(1).unwrap_or_default();
+    assert!(fastest.contains(" ms  fastest"), "{out}");
+    let marked = |line: &&str| line.ends_with("configured");
+    assert_eq!(out.lines().filter(marked).count(), 1, "{out}");
+    let found = fail(folder.path(), &["plan", "--compare", "--memory", "0"]);
+    assert!(found.contains("--memory 0: expected GB above 0"), "{found}");
     assert!(!folder.path().join("run").exists(), "nothing is written");
 }
 

@@ -7,7 +7,8 @@ use clap::{Args, ValueEnum};
 use halocline::Ended;
 use halocline::core::{Launcher, World};
 use halocline::experiment::{
-    CheckpointChoice, Experiment, ExperimentConfig, ForecastConfig, Outlook, device_name,
+    CheckpointChoice, Experiment, ExperimentConfig, ForecastConfig, MeshComparison, Outlook,
+    device_name,
 };
 use halocline::io::{Existing, save_json};
 use halocline::models::parallel::{Link, Machine};
@@ -418,12 +419,22 @@ pub(crate) struct PlanOptions {
     /// Compare other meshes of as many ranks by the time and memory of a batch
     #[arg(long)]
     compare: bool,
+    /// Memory of a rank, in GB: meshes that need more come last
+    #[arg(long, requires = "compare", allow_negative_numbers = true)]
+    memory: Option<f64>,
 }
 
 pub(crate) fn plan(options: &PlanOptions) -> Result {
     let run = &options.run;
     let config = ExperimentConfig::load_with(&run.config, &run.set)?;
     check_ranks(&config, run.ranks)?;
+    if let Some(memory) = options.memory {
+        let is_size = memory > 0.0 && memory.is_finite();
+        if !is_size {
+            return Err(format!("--memory {memory}: expected GB above 0").into());
+        }
+    }
+    let budget = options.memory.map(|memory| (1e9 * memory) as usize);
     let measured = Launcher::local(2)
         .collect(|world| Machine::measure(&world.mesh([("rank", world.size())])?))?;
     let mut machine = measured
@@ -459,27 +470,8 @@ pub(crate) fn plan(options: &PlanOptions) -> Result {
             println!("{}", Outlook::new(&world, &config, ranks, &machine)?);
             return Ok(());
         }
-        let titles = [
-            "mesh",
-            "memory of a rank",
-            "sent for a batch",
-            "time of a batch",
-        ];
-        let [mesh, memory, sent, time] = titles;
-        println!("{mesh:<24}  {memory:>16}  {sent:>16}  {time:>16}");
-        for (mesh, outlook) in Outlook::compare(&world, &config, ranks, &machine)? {
-            let axes = mesh.iter().map(|(name, size)| format!("{name} {size}"));
-            let mesh = axes.collect::<Vec<_>>().join(" x ");
-            match outlook {
-                Ok(found) => println!(
-                    "{mesh:<24}  {:>13.1} MB  {:>13.3} MB  {:>13.2} ms",
-                    (found.held + found.grown.unwrap_or(0)) as f64 / 1e6,
-                    found.messages.bytes_sent() as f64 / 1e6,
-                    1e3 * (found.compute + found.communication)
-                ),
-                Err(error) => println!("{mesh:<24}  {error}"),
-            }
-        }
+        let compared = MeshComparison::new(&world, &config, ranks, &machine, budget)?;
+        println!("{compared}");
         Ok(())
     })?;
     Ok(())
