@@ -160,6 +160,12 @@ fn unsuited(config: &ExperimentConfig, data: &Data) -> Vec<String> {
             ));
         }
     }
+    if let Some(repeated @ 1..) = data.grid.columns_repeated() {
+        lines.push(format!(
+            "data.files: the last {repeated} columns repeat the first, so that they count twice and the grid is not \
+             periodic; leave them out"
+        ));
+    }
     let names_odd = config.data.odd.as_ref().is_some_and(|odd| !odd.is_empty());
     if names_odd && !data.grid.boundary()[0].is_pole() {
         lines.push("data.odd: without effect on a grid without rows at the poles".into());

@@ -67,13 +67,22 @@ impl Grid {
     /// Returns the number of columns at the end of a curvilinear grid around the globe that repeat
     /// its first ones, such as the halo of NEMO's grids, or `None` of another grid: that of more than
     /// half of the rows whose cells at both ends have a position.
-    pub(crate) fn columns_repeated(&self) -> Option<usize> {
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::Grid;
+    ///
+    /// let lon: Vec<f64> = (0..7).map(|column| 72.0 * f64::from(column)).collect();
+    /// let grid = Grid::curvilinear([2, 7], vec![50.0; 14], lon.repeat(2))?;
+    /// assert_eq!(grid.columns_repeated(), Some(2));
+    /// # Ok::<(), halocline_io::Error>(())
+    /// ```
+    pub fn columns_repeated(&self) -> Option<usize> {
         let [lat, lon] = self.cells().filter(|_| self.is_curvilinear())?;
         let [rows, columns] = self.shape();
         if columns < 4 {
             return None;
         }
-        let counts = |cell: usize| self.areas.as_ref().is_none_or(|areas| areas[cell] > 0.0);
         let apart = |one: usize, other: usize| {
             let [one, other] = [one, other].map(|cell| sphere_point([lat[cell], lon[cell]]));
             let squares = one
@@ -85,12 +94,13 @@ impl Grid {
         let mut found = Vec::new();
         for first in (0..rows).map(|row| row * columns) {
             let last = first + columns - 1;
-            if ![first, first + 1, last - 1, last].into_iter().all(counts) {
+            let ends = [first, first + 1, last - 1, last];
+            if !ends.into_iter().all(|cell| self.counts(cell)) {
                 continue;
             }
             let step = apart(first, first + 1).max(apart(last - 1, last));
             found.push(match apart(last, first) {
-                gap if gap > 1.5 * step => None,
+                gap if gap > 1.5 * step || step == 0.0 => None,
                 gap if gap < 0.01 * step => Some(1),
                 _ if apart(last, first + 1) < 0.01 * step => Some(2),
                 _ => Some(0),

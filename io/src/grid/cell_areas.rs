@@ -78,15 +78,29 @@ impl Grid {
         Some(areas.iter().map(|area| area / mean).collect())
     }
 
+    /// Whether a cell has an area that is not zero, or areas are not known.
+    pub(super) fn counts(&self, cell: usize) -> bool {
+        self.areas.as_ref().is_none_or(|areas| areas[cell] > 0.0)
+    }
+
     /// Returns the first cell whose share of the area differs from that in another grid, with both
-    /// shares in units of the mean, if both grids have areas that are not computed.
+    /// shares in units of the mean, if both grids have areas that are not computed. Cells of area
+    /// zero in either, such as land without a position in one of two files, are left out.
     pub(crate) fn other_area(&self, other: &Self) -> Option<(usize, [f64; 2])> {
-        self.areas.as_ref().zip(other.areas.as_ref())?;
-        let (weights, others) = self.cell_weights().zip(other.cell_weights())?;
-        let mut pairs = weights.into_iter().zip(others).enumerate();
-        let is_other = |one: f64, other: f64| (one - other).abs() > TOLERANCE * one.max(other);
-        let (cell, (one, other)) = pairs.find(|(_, (one, other))| is_other(*one, *other))?;
-        Some((cell, [one, other]))
+        let (areas, others) = self.areas.as_ref().zip(other.areas.as_ref())?;
+        let count = areas.len().min(others.len());
+        let common: Vec<usize> = (0..count)
+            .filter(|cell| self.counts(*cell) && other.counts(*cell))
+            .collect();
+        let mean = |areas: &[f64]| {
+            let sum = common.iter().map(|cell| areas[*cell]).sum::<f64>();
+            sum / common.len() as f64
+        };
+        let means = [mean(areas), mean(others)];
+        let shares = |cell: usize| [areas[cell] / means[0], others[cell] / means[1]];
+        let is_other = |[one, other]: [f64; 2]| (one - other).abs() > TOLERANCE * one.max(other);
+        let mut shares = common.iter().map(|cell| (*cell, shares(*cell)));
+        shares.find(|(_, shares)| is_other(*shares))
     }
 }
 

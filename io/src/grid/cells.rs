@@ -108,9 +108,13 @@ impl Cells {
         self.0.each_ref().map(Vec::as_slice)
     }
 
-    /// Returns the first cell whose position differs from that among `others`, up to rounding to
-    /// single precision.
-    pub(crate) fn difference(&self, others: &Self) -> Option<usize> {
+    /// Returns the first cell that counts whose position differs from that among `others`, up to
+    /// rounding to single precision.
+    pub(crate) fn difference(
+        &self,
+        others: &Self,
+        counts: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
         if Arc::ptr_eq(&self.0, &others.0) {
             return None;
         }
@@ -121,7 +125,7 @@ impl Cells {
             let is_meridian = is_pole || is_equal(lon[cell], other_lon[cell]);
             is_meridian && is_equal(lat[cell], other_lat[cell])
         };
-        (0..self.len().min(others.len())).find(|cell| !is_same(*cell))
+        (0..self.len().min(others.len())).find(|cell| counts(*cell) && !is_same(*cell))
     }
 }
 
@@ -202,6 +206,6 @@ mod tests {
     #[test]
     fn longitudes_of_a_pole_are_one_position() {
         let cells = |lon: f64| Cells::new(vec![-90.0, 10.0], vec![lon, 0.0]).unwrap();
-        assert_eq!(cells(20.0).difference(&cells(70.0)), None);
+        assert_eq!(cells(20.0).difference(&cells(70.0), |_| true), None);
     }
 }

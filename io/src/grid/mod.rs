@@ -332,10 +332,10 @@ impl Grid {
     }
 
     /// Returns the first cell whose position differs from that in another grid of as many cells, if
-    /// both grids have the positions.
+    /// both grids have the positions and an area of it that is not zero.
     pub(crate) fn other_cell(&self, other: &Self) -> Option<usize> {
         let (cells, others) = self.cells.as_ref().zip(other.cells.as_ref())?;
-        cells.difference(others)
+        cells.difference(others, |cell| self.counts(cell) && other.counts(cell))
     }
 
     /// Returns Makani's name of the kind of grid.

@@ -277,3 +277,28 @@ fn forcings_are_those_of_the_positions() {
         }
     }
 }
+
+#[test]
+fn a_grid_is_the_same_with_and_without_positions_on_land() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write_nemo(folder.path());
+    let areas = |first: f64| doubles((0..ROWS * COLUMNS).map(|cell| first + cell as f64));
+    let dims = ["y", "x"];
+    array(
+        &path.join("areacello"),
+        "<f8",
+        &[ROWS, COLUMNS],
+        &dims,
+        &areas(1.0),
+    );
+    let whole = open(&path).unwrap().grid().clone();
+    let [mut lat, _] = positions();
+    lat[5] = f64::NAN;
+    std::fs::write(path.join("nav_lat/0.0"), doubles(lat)).unwrap();
+    let coast = open(&path).unwrap().grid().clone();
+    assert_eq!(without_weight(&path), [5]);
+    assert!(coast.agrees_with(&whole) && whole.agrees_with(&coast));
+    // Other areas of the sea.
+    std::fs::write(path.join("areacello/0.0"), areas(3.0)).unwrap();
+    assert!(!open(&path).unwrap().grid().agrees_with(&whole));
+}

@@ -140,7 +140,7 @@ fn cells_with_positions_are_one_row() {
         }
         let report = inspect(&path, &OpenConfig::new(), Scan::Sample).unwrap();
         let report = report.to_string();
-        let told = "latitude -30.000 to 90.000, longitude 0.000 to 350.000";
+        let told = "latitude -30.000 to 90.000, longitude -10.000 to 90.000";
         assert!(report.contains(told), "{dim}: {report}");
         assert!(!report.contains("radian"), "{dim}: {report}");
         let fields = OpenConfig::of_channels(&["t2m", "w@2", "topography"]).open(&path);
