@@ -161,11 +161,18 @@ mod tests {
     #[test]
     fn damping_does_not_pay() {
         let device = Default::default();
-        let [one, other] = [29, 17].map(|step| Tensor::<4>::from_data(data(step), &device));
+        // Fields that harmonics resolve.
+        let [one, other] = [29, 17].map(|step| {
+            let field = Tensor::<4>::from_data(data(step), &device);
+            let harmonics: Tensor<5> = field.sht(&transform());
+            let field: Tensor<4> = harmonics.isht(&transform());
+            field
+        });
         let target = one.clone() + other;
         let losses = |factor: f64| {
             let x = one.clone() * (2.0_f64.sqrt() * factor);
-            let mse = weighted_mse(x.clone(), target.clone(), &[1.0; 6]).unwrap();
+            let areas = transform().weights().to_vec();
+            let mse = weighted_mse(x.clone(), target.clone(), &areas).unwrap();
             let penalty = amse_penalty(x, target.clone(), &transform()).unwrap();
             let penalty = penalty.into_scalar::<f64>();
             [mse.into_scalar::<f64>(), penalty]

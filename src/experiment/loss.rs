@@ -241,9 +241,12 @@ pub(super) fn apply_step<N: OwnNetwork>(
 #[cfg(test)]
 mod tests {
     use halocline_core::Launcher;
+    use halocline_io::Grid;
 
     use super::*;
-    use crate::experiment::fixture::{config_in, region, wave, write_fields, write_fields_on};
+    use crate::experiment::fixture::{
+        COLUMNS, ROWS, config_in, region, wave, write_fields, write_fields_on,
+    };
 
     /// Moving ice: at each time a third of the cells has no value.
     #[test]
@@ -346,7 +349,11 @@ mod tests {
     #[test]
     fn the_adjusted_error_of_any_mesh_exceeds_the_squared_one() {
         let folder = tempfile::tempdir().unwrap();
-        write_fields(folder.path(), wave);
+        write_fields_on(
+            folder.path(),
+            &Grid::with_poles(ROWS, COLUMNS).unwrap(),
+            wave,
+        );
         let losses = |loss: &str, ranks: usize, mesh: &str| {
             let tables = format!("[training]\nloss = \"{loss}\"\nnoise = 0.3\n{mesh}");
             let config = config_in(folder.path(), "", &tables);

@@ -77,8 +77,8 @@ mod tests {
         assert_eq!(
             sizes(8, 2, [181, 360], &[]),
             [
-                [1, 2, 4],
                 [1, 1, 8],
+                [1, 2, 4],
                 [1, 4, 2],
                 [2, 1, 4],
                 [2, 2, 2],
@@ -95,7 +95,7 @@ mod tests {
         let kept = [("member", 2), ("lat", 4)];
         assert_eq!(
             sizes(8, 1, [32, 64], &kept),
-            [[1, 2, 2], [1, 1, 4], [1, 4, 1]]
+            [[1, 1, 4], [1, 2, 2], [1, 4, 1]]
         );
         assert_eq!(sizes(7, 1, [32, 64], &kept), [[0; 3]; 0]);
         let mesh = kept.map(|(name, size)| (name.to_string(), size)).into();

@@ -1,5 +1,6 @@
 //! Statistics, sums over ranks, losses, and sums of the gradients of parameters.
 
+use halocline::prelude::TensorData;
 use serde_json::{Value, json};
 
 use super::{CELLS, F32, F64, PAIRS, SIDES, Sent, sent};
@@ -231,6 +232,19 @@ fn losses() -> Vec<Sent> {
         sent(
             "huber_loss",
             both(json!({ "reduction": "mean", "delta": 0.7 }), &FIELD),
+            2,
+            [0; 2],
+        ),
+        sent(
+            "binary_cross_entropy_with_logits",
+            both(json!({ "reduction": "mean", "pos_weight": [2.0] }), &FIELD),
+            2,
+            [0; 2],
+        ),
+        sent(
+            "gaussian_nll_loss",
+            both(json!({ "reduction": "mean", "full": false }), &FIELD)
+                .input("var", TensorData::ones::<f32, _>(FIELD)),
             2,
             [0; 2],
         ),

@@ -110,8 +110,8 @@ pub(crate) fn draw_case(operator: &str, draw: &mut Draw) -> Option<Case> {
             spectral::transform(operator, draw)?
         }
         _ if operator.contains("loss")
-            || ["total_variation", "cross_entropy", "cross_entropy_spatial"]
-                .contains(&operator) =>
+            || operator.contains("cross_entropy")
+            || operator == "total_variation" =>
         {
             loss(operator, draw)?
         }

@@ -51,6 +51,11 @@ pub(super) fn loss(operator: &str, draw: &mut Draw) -> Option<Case> {
     let options = match operator {
         "mse_loss" | "l1_loss" => json!({ "reduction": reduction }),
         "huber_loss" => json!({ "reduction": reduction, "delta": 0.7 }),
+        "binary_cross_entropy_with_logits" => {
+            let factor = draw.pick(&[0.5, 1.0, 2.0]);
+            json!({ "reduction": reduction, "pos_weight": [factor] })
+        }
+        "gaussian_nll_loss" => json!({ "reduction": reduction, "full": draw.coin() }),
         "total_variation" | "gradient_loss" => {
             let mode = draw.pick(&["replicate", "circular"]);
             json!({ "reduction": reduction, "mode": mode, "dims": draw.some(x.len()) })
@@ -76,6 +81,10 @@ pub(super) fn loss(operator: &str, draw: &mut Draw) -> Option<Case> {
     let may_have_weight = ["mse_loss", "l1_loss", "huber_loss"].contains(&operator);
     Some(match operator {
         "total_variation" => case,
+        "gaussian_nll_loss" => {
+            let variance = TensorData::new(uniform("var", &x, 0.5, 2.0), x.clone());
+            case.x("target", &x).input("var", variance)
+        }
         _ if may_have_weight && draw.coin() => {
             let weight = TensorData::new(uniform("weight", &x, 0.5, 2.0), x.clone());
             case.x("target", &x).input("weight", weight)
