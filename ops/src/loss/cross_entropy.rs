@@ -99,7 +99,7 @@ impl CrossEntropyOptions {
 /// ```
 /// use burn::tensor::{Int, Tensor};
 /// use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
-/// use halocline_ops::{CrossEntropyOptions, Reduction, cross_entropy};
+/// use halocline_ops::{CrossEntropyOptions, ReduceField, Reduction, cross_entropy};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("tensor", 2)])?;
