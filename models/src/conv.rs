@@ -3,7 +3,8 @@ use burn::module::Module;
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::tensor::Device;
-use halocline_core::Boundary;
+use halocline_core::{Boundary, OrRaise};
+use halocline_ops::masked::masked_conv;
 use halocline_ops::prelude::*;
 
 /// Configuration of [`FieldConv2d`], which has an example.
@@ -105,6 +106,40 @@ impl FieldConv2d {
         }
         let options = ConvOptions::default().with_padding([lat, lon]);
         X::apply_conv_cat(fields, &self.conv.weight, &self.conv.bias, &options)
+    }
+
+    /// Convolves the concatenation of `fields` along channels over the cells that count, those of
+    /// the halo among them. See [`masked_conv`](halocline_ops::masked::masked_conv).
+    ///
+    /// # Shapes
+    /// `mask` is `[batch or 1, 1, lat, lon]`: one in the cells that count, else zero.
+    ///
+    /// # Panics
+    /// Panics where `masked_conv` would return an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use halocline_models::FieldConv2dConfig;
+    ///
+    /// let device = Device::default();
+    /// let conv = FieldConv2dConfig::new([3, 8], [3, 3]).init(&device);
+    /// let land = Tensor::<4>::full([1, 3, 6, 12], f32::NAN, &device);
+    /// let y = conv.forward_masked(vec![land], &Tensor::zeros([1, 1, 6, 12], &device));
+    /// assert_eq!(y.abs().sum().into_scalar::<f32>(), 0.0);
+    /// ```
+    pub fn forward_masked<X: Field<4>>(&self, fields: Vec<X>, mask: &X) -> X {
+        let widths = self.conv.kernel_size.map(|size| size / 2);
+        let [mut lat, lon] = [0, 1].map(|dim| Padding::new(widths[dim], self.boundary[dim]));
+        let (mut x, mut mask) = (X::cat(fields, 1), mask.clone());
+        if !self.odd.is_empty() && self.boundary[0].is_pole() {
+            x = x.pad_poles([widths[0]; 2], self.boundary[0], &self.odd);
+            mask = mask.pad_poles([widths[0]; 2], self.boundary[0], &[]);
+            lat = Padding::zeros(0, 0);
+        }
+        let options = ConvOptions::default().with_padding([lat, lon]);
+        let bias = self.conv.bias.as_ref().map(Operand::from);
+        masked_conv(x, mask, &self.conv.weight, bias, &options).or_raise()
     }
 }
 

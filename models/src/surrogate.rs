@@ -2,7 +2,8 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
-use halocline_core::Boundary;
+use halocline_core::{Boundary, OrRaise};
+use halocline_ops::masked::apply_mask;
 use halocline_ops::prelude::*;
 
 use crate::conv::{FieldConv2d, FieldConv2dConfig};
@@ -148,6 +149,49 @@ impl<X: Field<4>> Layer<X> for Block {
     fn forward(&self, x: X) -> X {
         let y = x.clone().apply(&self.first).gelu().apply(&self.second);
         x.addcmul(y, &self.scale)
+    }
+}
+
+impl SurrogateCnn {
+    /// Applies the model to a field with cells that do not count, such as land in the ocean, by
+    /// [masked](halocline_ops::masked) convolutions. Cells that do not count reach no other cell,
+    /// and keep their state. All activations are kept, whatever
+    /// [`recompute`](SurrogateCnnConfig::recompute) says.
+    ///
+    /// # Shapes
+    /// `mask` is `[batch or 1, 1, lat, lon]`: one in the cells that count, else zero.
+    ///
+    /// # Panics
+    /// Panics where [`masked_conv`](halocline_ops::masked::masked_conv) returns an error, such as
+    /// for a mask in other shards than `x`.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use halocline_models::SurrogateCnnConfig;
+    /// use halocline_ops::masked::present;
+    ///
+    /// let device = Device::default();
+    /// let model = SurrogateCnnConfig::new(1).with_width(4).with_blocks(1).init(&device);
+    /// let x = Tensor::<4>::from_data([[[[1.0, f32::NAN, 2.0, 3.0]]]], &device);
+    /// let y = model.forward_masked(x.clone(), present(&x)?);
+    /// let missing = y.is_nan().into_data().iter::<bool>().collect::<Vec<_>>();
+    /// assert_eq!(missing, [false, true, false, false]);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn forward_masked<X: Field<4>>(&self, x: X, mask: X) -> X {
+        let oldest = (self.history - 1) * self.variables;
+        let state = x.clone().narrow(1, oldest, self.variables);
+        let x = computed(x, &self.scale);
+        let y = self.stem.forward_masked(vec![x], &mask).gelu();
+        let y = self.blocks.iter().fold(y, |x, block| {
+            let y = block.first.forward_masked(vec![x.clone()], &mask).gelu();
+            let y = block.second.forward_masked(vec![y], &mask);
+            x.addcmul(y, &block.scale)
+        });
+        let increment = self.head.forward_masked(vec![y.gelu()], &mask);
+        let increment = apply_mask(increment, mask).or_raise();
+        stepped(state, increment, &self.scale)
     }
 }
 

@@ -21,6 +21,7 @@
 mod apply;
 mod attention;
 mod batch;
+mod interpolate;
 mod norm;
 mod window;
 
@@ -28,8 +29,9 @@ pub use apply::apply_mask;
 pub(crate) use apply::require_fit;
 pub use attention::{masked_cell_attention, masked_neighborhood_attention};
 pub use batch::{masked_batch_norm, masked_batch_norm_train};
+pub use interpolate::masked_interpolate;
 pub use norm::{masked_group_norm, masked_layer_norm};
-pub use window::{masked_avg_pool, masked_conv, masked_max_pool};
+pub use window::{masked_avg_pool, masked_conv, masked_conv_transpose, masked_max_pool};
 
 use burn::tensor::{DType, FloatDType};
 use halocline_core::{Error, Result, Shard, ShardTensor};

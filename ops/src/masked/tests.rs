@@ -3,10 +3,11 @@ use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Boundary, Launcher, Shard};
 
 use super::*;
-use crate::conv::ConvOptions;
+use crate::conv::{ConvOptions, ConvTransposeOptions};
 use crate::driver::Padding;
 use crate::pool::PoolOptions;
 use crate::prelude::*;
+use crate::resample::{Interpolation, Mode, interpolate};
 use crate::testing::{Operator, check_op, difference, gradient_of, random};
 
 const SHAPE: [usize; 4] = [2, 4, 5, 7];
@@ -22,6 +23,12 @@ fn mask_values(shape: [usize; 4], weighted: bool) -> Vec<f32> {
     (0..count).map(weight).collect()
 }
 
+/// Transposed convolution to twice the size, in which windows overlap in one dim.
+fn doubled() -> ConvTransposeOptions<2> {
+    let options = ConvTransposeOptions::default().with_stride([2, 2]);
+    options.with_padding([1, 0]).with_output_padding([1, 0])
+}
+
 /// A mask distributed as a field is.
 fn mask_beside<X: Field<4>>(x: &X, shape: [usize; 4], weighted: bool) -> X {
     let device = x.clone().into_shard().device();
@@ -32,6 +39,8 @@ fn mask_beside<X: Field<4>>(x: &X, shape: [usize; 4], weighted: bool) -> X {
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Conv,
+    Transposed,
+    Interpolated(Mode),
     Pool,
     Max,
     Mean,
@@ -57,6 +66,15 @@ impl Kind {
                 let bias = parameters.remove(1).flatten::<1>(0, 3).into();
                 masked_conv(x, ones, parameters.remove(0), Some(bias), &options)
             }
+            Self::Transposed => {
+                let bias = parameters.remove(1).flatten::<1>(0, 3).into();
+                masked_conv_transpose(x, ones, parameters.remove(0), Some(bias), &doubled())
+            }
+            Self::Interpolated(mode) => {
+                let boundary = [Boundary::Replicate, Boundary::Periodic];
+                let interpolation = Interpolation::new(mode).with_boundary(boundary);
+                masked_interpolate(x, weighted, [9, 4], interpolation)
+            }
             Self::Pool => masked_avg_pool(x, weighted, &pool),
             Self::Max => masked_max_pool(x, weighted, &pool),
             Self::Mean => masked_mean_dims(x, weighted, &[1, 3]),
@@ -79,15 +97,19 @@ impl Kind {
     fn parameters(self) -> Vec<[usize; 4]> {
         match self {
             Self::Conv => vec![[3, 4, 3, 3], [1, 3, 1, 1]],
+            Self::Transposed => vec![[4, 3, 3, 2], [1, 3, 1, 1]],
             Self::Group | Self::Batch => vec![[1, 4, 1, 1]; 2],
             Self::Layer => vec![[1, 1, SHAPE[2], SHAPE[3]]; 2],
-            Self::Pool | Self::Max | Self::Mean => Vec::new(),
+            Self::Pool | Self::Max | Self::Mean | Self::Interpolated(_) => Vec::new(),
         }
     }
 }
 
-const KINDS: [Kind; 7] = [
+const KINDS: [Kind; 10] = [
     Kind::Conv,
+    Kind::Transposed,
+    Kind::Interpolated(Mode::Linear),
+    Kind::Interpolated(Mode::Nearest),
     Kind::Pool,
     Kind::Max,
     Kind::Mean,
@@ -197,6 +219,8 @@ fn without_holes_they_are_the_operators_without_a_mask() {
     let ones = || Tensor::<4>::ones([1, 1, SHAPE[2], SHAPE[3]], &x.device());
     let weight = random::<4>([3, 4, 3, 2], "weight", 0).inner();
     let options = ConvOptions::<2>::default();
+    let transposed = random::<4>([4, 3, 3, 2], "weight", 1).inner();
+    let linear = Interpolation::new(Mode::Linear);
     let pool = PoolOptions::<2>::new([2, 2]);
     let batch = crate::norm::batch_norm_train(ShardTensor::solo(x.clone()), None, None, 1e-5);
     for (ours, plain) in [
@@ -211,6 +235,16 @@ fn without_holes_they_are_the_operators_without_a_mask() {
         (
             masked_conv(x.clone(), ones(), weight.clone(), None, &options),
             x.clone().conv(weight, None, &options),
+        ),
+        (
+            masked_conv_transpose(x.clone(), ones(), transposed.clone(), None, &doubled()),
+            x.clone().conv_transpose(transposed, None, &doubled()),
+        ),
+        (
+            masked_interpolate(x.clone(), ones(), [9, 4], linear),
+            x.clone()
+                .try_op(|x| interpolate(x, [9, 4], linear))
+                .unwrap(),
         ),
         (
             masked_avg_pool(x.clone(), ones(), &pool),
@@ -266,6 +300,58 @@ fn without_training_batches_are_normalized_by_the_running_statistics() {
         .assert_eq(&[[[1.0_f32, 0.0, 2.0]]].into(), true);
 }
 
+/// By the definition, with land on the borders of shards, and next to outputs that land alone
+/// reaches.
+#[test]
+fn transposed_convolutions_and_interpolations_are_renormalized() {
+    let (x, mask) = ([1.0, 2.0, 3.0, 4.0, 5.0_f32], [1.0, 0.0, 0.0, 1.0, 1.0_f32]);
+    let kernel = [1.0, 10.0, 100.0_f32];
+    // Outputs 2·i + k of the cells i.
+    let mut by_hand = [[0.0_f32; 11]; 3];
+    for (i, (x, mask)) in x.iter().zip(mask).enumerate() {
+        for (k, weight) in kernel.iter().enumerate() {
+            by_hand[0][2 * i + k] += weight * mask * x;
+            by_hand[1][2 * i + k] += mask;
+            by_hand[2][2 * i + k] += 1.0;
+        }
+    }
+    let quotient = |i: usize| {
+        let [sum, present, all] = by_hand.map(|row| row[i]);
+        if present > 0.0 {
+            sum * all / present
+        } else {
+            0.0
+        }
+    };
+    let transposed: Vec<f32> = (0..11).map(quotient).collect();
+    assert_eq!(transposed[3..6], [0.0; 3]);
+    // Output j lies at cell (j + 0.5) / 2 - 0.5, with weights 3/4 and 1/4.
+    let linear = [1.0, 1.0, 1.0, 0.0, 0.0, 4.0, 4.0, 4.25, 4.75, 5.0_f32];
+    for ranks in [1, 2, 3] {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("lon", ranks)])?;
+            let field = |cells: [f32; 5]| {
+                let cells = Tensor::<3>::from_data([[cells]], world.device());
+                ShardTensor::distribute(cells, &mesh, &[Shard(2)])
+            };
+            let weight = Tensor::<3>::from_data([[kernel]], world.device());
+            let options = ConvTransposeOptions::<1>::default().with_stride([2]);
+            let y = masked_conv_transpose(field(x)?, field(mask)?, weight, None, &options)?;
+            let linear = Interpolation::<1>::new(Mode::Linear);
+            let z = masked_interpolate(field(x)?, field(mask)?, [10], linear)?;
+            Ok([y, z].map(|y| y.full_tensor().into_data()))
+        });
+        for [y, z] in found.unwrap() {
+            for (found, expected) in [(y, &transposed[..]), (z, &linear[..])] {
+                let pairs = found.iter::<f32>().zip(expected);
+                for (found, expected) in pairs {
+                    assert!((found - expected).abs() < 1e-3, "{found} for {expected}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn misuse_is_told() {
     let x = Tensor::<4>::ones(SHAPE, &Default::default());
@@ -282,6 +368,10 @@ fn misuse_is_told() {
         error.contains("expected [batch or 1, 1, *spatial]"),
         "{error}"
     );
+    let cubic = Interpolation::<2>::new(Mode::Cubic);
+    let error = masked_interpolate(x.clone(), x.clone(), [9, 4], cubic);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("expected Nearest"), "{error}");
     let error = masked_group_norm(x.clone(), x, 3, None, None, 0.0)
         .unwrap_err()
         .to_string();

@@ -9,10 +9,13 @@
 //!
 //! # Communication
 //! One cell per area for each rank that shares the area with its owner, however large the area is.
+//! Maxima travel with the positions of their cells, for ties, if a sharded dim comes after another
+//! spatial dim that becomes smaller.
 //!
 //! # Adjoint
 //! The gradient of an average is spread equally over the cells of the area; that of a maximum goes
-//! to one cell that holds it, and among several such cells the choice may depend on the layout.
+//! to the first cell, in row-major order, that holds it (the last one, if several are NaN), on any
+//! mesh.
 
 use burn::nn::pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d};
 use halocline_core::{Error, Result, ShardTensor};
@@ -120,13 +123,17 @@ pub(super) const GOLDEN: [Golden; 6] = [
     Golden::new("adaptive_avg_pool3d", average::<5, 3>)
         .with_travels(TRAVELS)
         .with_modules("`AdaptiveAvgPool3d`"),
-    Golden::new("adaptive_max_pool1d", maximum::<3, 1>).with_travels(TRAVELS),
-    Golden::new("adaptive_max_pool2d", maximum::<4, 2>).with_travels(TRAVELS),
-    Golden::new("adaptive_max_pool3d", maximum::<5, 3>).with_travels(TRAVELS),
+    Golden::new("adaptive_max_pool1d", maximum::<3, 1>).with_travels(TRAVELS_OF_MAXIMA),
+    Golden::new("adaptive_max_pool2d", maximum::<4, 2>).with_travels(TRAVELS_OF_MAXIMA),
+    Golden::new("adaptive_max_pool3d", maximum::<5, 3>).with_travels(TRAVELS_OF_MAXIMA),
 ];
 
 /// Communication, forward and backward.
 const TRAVELS: [&str; 2] = ["a cell of each area that ranks share", "the same back"];
+const TRAVELS_OF_MAXIMA: [&str; 2] = [
+    "a cell of each area that ranks share, with its position where ties need it",
+    "the cells back",
+];
 
 fn average<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let sizes = case.attributes.array::<N>("output_size", 1);
@@ -140,8 +147,8 @@ fn maximum<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Tensor;
-    use halocline_core::{Launcher, Shard, Traffic};
+    use burn::tensor::{Tensor, TensorData};
+    use halocline_core::{Launcher, Placement, Shard, Traffic};
 
     use super::*;
     use crate::prelude::*;
@@ -171,6 +178,69 @@ mod tests {
                     1e-5,
                 );
             }
+        }
+    }
+
+    /// Axes with their sizes, and the placements of a field.
+    type Mesh<'a> = (&'a [(&'a str, usize)], &'a [Placement]);
+
+    /// Gradient of maxima of few values, some of them NaN, for a cotangent that differs by output.
+    fn gradient_of_maxima(outputs: [usize; 2], (axes, placements): Mesh<'_>) -> Vec<f32> {
+        let shape = [1, 2, 5, 7];
+        let value = |cell: usize| match cell * 7919 % 23 {
+            0 => f32::NAN,
+            value => (value / 9) as f32,
+        };
+        let values: Vec<f32> = (0..shape.iter().product()).map(value).collect();
+        let ranks = axes.iter().map(|(_, size)| size).product();
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh_of(axes)?;
+            let device = world.device().clone().inner();
+            let x = Tensor::<4>::from_data(TensorData::new(values.clone(), shape), &device);
+            let x = ShardTensor::distribute(x, &mesh, placements)?.require_grad();
+            let y = adaptive_max_pool(x.clone(), outputs)?;
+            let weights: Vec<f32> = (1..=2 * outputs[0] * outputs[1])
+                .map(|i| i as f32)
+                .collect();
+            let weights = TensorData::new(weights, [1, 2, outputs[0], outputs[1]]);
+            let weights = Tensor::<4>::from_data(weights, &device);
+            let weights = ShardTensor::distribute(weights, &mesh, y.layout())?;
+            let gradients = (y * weights).into_local().sum().backward();
+            let gradient = x.grad(&gradients).expect("a gradient").full_tensor();
+            Ok(gradient.into_data().iter::<f32>().collect::<Vec<_>>())
+        });
+        found.unwrap().remove(0)
+    }
+
+    #[test]
+    fn of_equal_cells_the_first_receives_the_gradient_on_any_mesh() {
+        const MESHES: [Mesh<'_>; 4] = [
+            (&[("x", 2)], &[Shard(2)]),
+            (&[("x", 2)], &[Shard(3)]),
+            (&[("x", 4)], &[Shard(3)]),
+            (&[("x", 2), ("y", 2)], &[Shard(2), Shard(3)]),
+        ];
+        for outputs in [[1, 1], [2, 2], [3, 2], [2, 9], [7, 3]] {
+            let expected = gradient_of_maxima(outputs, (&[("x", 1)], &[Shard(2)]));
+            for mesh in MESHES {
+                let found = gradient_of_maxima(outputs, mesh);
+                assert_eq!(found, expected, "{outputs:?} on {mesh:?}");
+            }
+        }
+    }
+
+    /// PyTorch's choice for a window of two rows: the first 3, and the last NaN.
+    #[test]
+    fn ties_are_broken_as_in_pytorch() {
+        let device = burn::tensor::Device::default().autodiff();
+        for (value, place) in [(3.0, 1), (f32::NAN, 6)] {
+            let rows = [[1.0, value, 0.0, 2.0], [value, 1.0, value, 0.0]];
+            let x = Tensor::<4>::from_data([[rows]], &device).require_grad();
+            let gradients = x.clone().adaptive_max_pool([1, 1]).sum().backward();
+            let gradient = x.grad(&gradients).expect("a gradient").into_data();
+            let mut expected = [0.0; 8];
+            expected[place] = 1.0;
+            assert_eq!(gradient.iter::<f32>().collect::<Vec<_>>(), expected);
         }
     }
 

@@ -1,23 +1,24 @@
 //! Maxima, dim by dim.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor, TensorData};
-use halocline_core::Result;
-use halocline_core::ops::{BackwardPass, Operator, blank};
-use halocline_core::tasks;
-use pulp::{Simd, WithSimd};
+use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
+use halocline_core::comm::Operation;
+use halocline_core::ops::{self, BackwardPass, Exchange, Operator, blank};
+use halocline_core::{Error, IndexBox, Result, ShardTensor, Traffic, tasks};
 
-use super::{Combine, Map, Taps};
-use crate::kernel::buffer::{self, Buffer};
-use crate::kernel::flex::{self, Float, with_float};
-use crate::kernel::lanes::{CHUNK, WIDEST};
+use super::largest::maxima;
+use super::{Combine, Map, Rest, Taps, in_stages};
+use crate::kernel::flex::{self, with_float};
+use crate::kernel::lanes::CHUNK;
 use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
-use crate::reshape;
+use crate::{reshape, reshape_any};
 
-/// Maximum of cells; weights are ignored. Of equal cells the first is taken, in row-major order.
+/// Maximum of cells of `[batch, channels, *spatial]`; weights are ignored. Of equal cells the first
+/// is taken, in row-major order of the field, of several NaN the last.
 #[derive(Clone, Debug)]
 pub(crate) struct Maximum(Arc<[(usize, Map)]>);
 
@@ -25,6 +26,35 @@ impl Combine for Maximum {
     fn new(mut maps: Vec<(usize, Map)>) -> Self {
         maps.sort_by_key(|(dim, _)| *dim);
         Self(maps.into())
+    }
+
+    /// The first cell of a part may come before that of an earlier part, unless the second stage
+    /// runs over dims that come before those of the first stage.
+    fn then<const D: usize>(
+        &self,
+        x: ShardTensor<D>,
+        operator: &'static str,
+        rest: &Rest<Self>,
+    ) -> Result<Tensor<D>> {
+        let (last, first) = (rest.stage.0.last(), self.0.first());
+        let in_order = last.is_none_or(|(last, _)| first.is_none_or(|(first, _)| last <= first));
+        let sizes = x.layout().shape().to_vec();
+        // Positions are exchanged as i32.
+        if in_order || i32::try_from(sizes[2..].iter().product::<usize>()).is_err() {
+            return in_stages(self, x, operator, rest);
+        }
+        let held = x.layout().local_box(x.mesh().position());
+        let (local, _, mesh) = x.into_parts();
+        let operation = Operation::new(operator, Traffic::Exchange, Some(&rest.middle));
+        let (comm, ranks) = (mesh.comm().clone(), mesh.shape().ranks().into());
+        let staged = Staged {
+            first: self.clone(),
+            exchange: Exchange::with_adjoint(operation, comm, ranks, rest.exchange.clone()),
+            rest: rest.stage.clone(),
+            held,
+            sizes,
+        };
+        Error::catch(|| Tensor::from_dispatch(ops::apply(staged, [local.into_dispatch()])))
     }
 }
 
@@ -46,6 +76,17 @@ enum Cells {
     OfBurn(Box<Tensor<3, Int>>),
 }
 
+impl Cells {
+    /// Index of each cell in its line.
+    fn indices(&self) -> Cow<'_, [u32]> {
+        match self {
+            Self::None => Cow::Owned(Vec::new()),
+            Self::OfKernel(cells) => Cow::Borrowed(cells.as_slice()),
+            Self::OfBurn(cells) => Cow::Owned((**cells).clone().into_data().iter().collect()),
+        }
+    }
+}
+
 impl Operator for Maximum {
     type Saved = Vec<Chosen>;
 
@@ -58,28 +99,46 @@ impl Operator for Maximum {
     }
 
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Vec<Chosen>)> {
-        let mut x = inputs.remove(0);
-        let (mut chosen, mut places) = (Vec::new(), None::<Vec<u32>>);
+        self.reduced(inputs.remove(0), None)
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Vec<Chosen>>) -> Result<Vec<Option<DispatchTensor>>> {
+        Ok(vec![Some(spread(pass.cotangent, pass.saved)?)])
+    }
+}
+
+impl Maximum {
+    /// Computes the maxima dim by dim. `given` are positions of the cells of `x`, if their order is
+    /// not that of `x`.
+    fn reduced(
+        &self,
+        mut x: DispatchTensor,
+        given: Option<Vec<u32>>,
+    ) -> Result<(DispatchTensor, Vec<Chosen>)> {
+        let is_given = given.is_some();
+        let (mut chosen, mut places) = (Vec::new(), given);
         // The first dim goes first because its rows are long; ties are then broken by the positions
-        // in earlier dims. Without positions the last dim goes first.
+        // in earlier dims, or by those given. Without positions the last dim goes first.
         let cells: usize = self.0.iter().map(|(dim, _)| x.shape()[*dim]).product();
         let moves = |(dim, map): &&(usize, Map)| !is_identity(map, x.shape()[*dim]);
         let mut steps: Vec<_> = self.0.iter().filter(moves).collect();
-        let in_order = flex::runs_on(&Device::new(x.device())) && u32::try_from(cells).is_ok();
+        let by_kernel = flex::runs_on(&Device::new(x.device()));
+        let in_order = is_given || (by_kernel && u32::try_from(cells).is_ok());
         if !in_order {
             steps.reverse();
         }
         for (number, (dim, map)) in steps.iter().enumerate() {
             let shape = x.shape().to_vec();
             let (y, cells) = along(x, *dim, map, places.as_deref())?;
-            if let Cells::OfKernel(cells) = &cells
-                && in_order
-                && number + 1 < steps.len()
-            {
-                let lines = Lines::along(&shape, *dim..*dim + 1);
+            if in_order && number + 1 < steps.len() && !matches!(cells, Cells::None) {
+                let (lines, indices) = (Lines::along(&shape, *dim..*dim + 1), cells.indices());
+                let extended = |place: u32, index: u32| place * lines.cells as u32 + index;
                 places = Some(match places {
-                    None => cells.clone(),
-                    Some(before) => places_of(lines, cells, &before),
+                    None => indices.into_owned(),
+                    Some(before) if is_given => {
+                        places_of(lines, &indices, &before, |place, _| place)
+                    }
+                    Some(before) => places_of(lines, &indices, &before, extended),
                 });
             }
             let dim = *dim;
@@ -88,39 +147,118 @@ impl Operator for Maximum {
         }
         Ok((x, chosen))
     }
+}
 
-    fn backward(&self, pass: BackwardPass<'_, Vec<Chosen>>) -> Result<Vec<Option<DispatchTensor>>> {
-        let mut gradient = pass.cotangent;
-        for Chosen { dim, shape, cells } in pass.saved.iter().rev() {
-            let lines = Lines::along(shape, *dim..*dim + 1);
-            gradient = match cells {
-                Cells::None => blank(&gradient, shape, Some(0.0)),
-                Cells::OfKernel(cells) => {
-                    let dtype = gradient.dtype();
-                    with_float!(dtype, E => {
-                        let gradient = flex::operand::<E>(gradient)?;
-                        let gradient = lines.added::<E>(None, cells, flex::elements(&gradient));
-                        let gradient = gradient.expect("cells of the lines");
-                        flex::result(gradient, shape, dtype)
-                    })
-                }
-                Cells::OfBurn(cells) => {
-                    let zeros = blank(&gradient, shape, Some(0.0));
-                    let extents = vec![lines.outer, lines.cells, lines.inner];
-                    let zeros = reshape::<1, 3>(Tensor::from_dispatch(zeros), extents);
-                    let values =
-                        reshape::<1, 3>(Tensor::from_dispatch(gradient), cells.dims().to_vec());
-                    let sum = zeros.scatter(1, (**cells).clone(), values, IndexingUpdateOp::Add);
-                    reshape::<3, 1>(sum, shape.clone()).into_dispatch()
-                }
-            };
-        }
-        Ok(vec![Some(gradient)])
+/// Adjoint of the steps: the gradient of an output goes to the cell that it takes.
+fn spread(mut gradient: DispatchTensor, chosen: &[Chosen]) -> Result<DispatchTensor> {
+    for Chosen { dim, shape, cells } in chosen.iter().rev() {
+        let lines = Lines::along(shape, *dim..*dim + 1);
+        gradient = match cells {
+            Cells::None => blank(&gradient, shape, Some(0.0)),
+            Cells::OfKernel(cells) => {
+                let dtype = gradient.dtype();
+                with_float!(dtype, E => {
+                    let gradient = flex::operand::<E>(gradient)?;
+                    let gradient = lines.added::<E>(None, cells, flex::elements(&gradient));
+                    let gradient = gradient.expect("cells of the lines");
+                    flex::result(gradient, shape, dtype)
+                })
+            }
+            Cells::OfBurn(cells) => {
+                let zeros = blank(&gradient, shape, Some(0.0));
+                let extents = vec![lines.outer, lines.cells, lines.inner];
+                let zeros = reshape::<1, 3>(Tensor::from_dispatch(zeros), extents);
+                let values =
+                    reshape::<1, 3>(Tensor::from_dispatch(gradient), cells.dims().to_vec());
+                let sum = zeros.scatter(1, (**cells).clone(), values, IndexingUpdateOp::Add);
+                reshape::<3, 1>(sum, shape.clone()).into_dispatch()
+            }
+        };
+    }
+    Ok(gradient)
+}
+
+/// Both stages, in which the cells of the middle stage travel with their positions in the field.
+#[derive(Debug)]
+struct Staged {
+    first: Maximum,
+    exchange: Exchange,
+    rest: Maximum,
+    /// Cells of this rank.
+    held: IndexBox,
+    /// Shape of the field.
+    sizes: Vec<usize>,
+}
+
+impl Operator for Staged {
+    /// Steps of the two stages.
+    type Saved = [Vec<Chosen>; 2];
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        self.first.names()
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Self::Saved)> {
+        let (parts, first) = self.first.reduced(inputs.remove(0), None)?;
+        let places = self.positions(&parts, &first);
+        let (parts, ()) = self.exchange.forward(vec![parts])?;
+        let (places, ()) = self.exchange.forward(vec![places])?;
+        let count = places.shape().num_elements();
+        let places = reshape_any::<1, 1, Int>(Tensor::from_dispatch(places), vec![count]);
+        let places = places.into_data().iter().collect();
+        let (y, rest) = self.rest.reduced(parts, Some(places))?;
+        Ok((y, [first, rest]))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Self::Saved>) -> Result<Vec<Option<DispatchTensor>>> {
+        let [first, rest] = pass.saved;
+        let parts = spread(pass.cotangent, rest)?;
+        let (parts, ()) = self.exchange.clone().reversed().forward(vec![parts])?;
+        Ok(vec![Some(spread(parts, first)?)])
+    }
+}
+
+impl Staged {
+    /// Positions in the spatial dims of the field, in row-major order, of the cells that the first
+    /// stage takes.
+    fn positions(&self, parts: &DispatchTensor, chosen: &[Chosen]) -> DispatchTensor {
+        let shape = parts.shape().to_vec();
+        let count: usize = shape.iter().product();
+        let indices: Vec<_> = chosen.iter().map(|step| step.cells.indices()).collect();
+        let mut cell = vec![0; shape.len()];
+        let position = |output: usize| {
+            let mut left = output;
+            for (place, size) in cell.iter_mut().zip(&shape).rev() {
+                *place = left % size;
+                left /= size;
+            }
+            // From the output back to the cell; a step changes the size of its own dim alone.
+            let mut after = &shape[..];
+            for (step, indices) in chosen.iter().zip(&indices).rev() {
+                let pairs = cell.iter().zip(after);
+                let number = pairs.fold(0_usize, |number, (place, size)| number * size + place);
+                cell[step.dim] = indices[number] as usize;
+                after = &step.shape;
+            }
+            let spatial = 2..cell.len();
+            spatial.fold(0_usize, |number, dim| {
+                number * self.sizes[dim] + self.held.ranges()[dim].start + cell[dim]
+            }) as i32
+        };
+        let positions: Vec<i32> = (0..count).map(position).collect();
+        let device = Device::new(parts.device());
+        let positions = TensorData::new(positions, [count]);
+        let positions = Tensor::<1, Int>::from_data(positions, (&device, DType::I32));
+        reshape_any::<1, 1, Int>(positions, shape).into_dispatch()
     }
 }
 
 /// Computes the maxima along a dim and the cells that they come from. NaN is larger than all
-/// numbers. Of equal cells the first is taken; if `places` lists positions in earlier dims, the one
+/// numbers. Of equal cells the first is taken; if `places` lists positions of the cells, the one
 /// with the lowest position.
 fn along(
     x: DispatchTensor,
@@ -135,7 +273,7 @@ fn along(
         return Ok((blank(&x, &shape, Some(0.0)), Cells::None));
     }
     if !flex::runs_on(&Device::new(x.device())) {
-        let (y, cells) = by_selection(x, lines, map, shape);
+        let (y, cells) = by_selection(x, lines, map, shape, places);
         return Ok((y, Cells::OfBurn(Box::new(cells))));
     }
     let dtype = x.dtype();
@@ -146,20 +284,20 @@ fn along(
     }))
 }
 
-#[expect(clippy::eq_op, reason = "what floats of both widths have")]
-#[inline(always)]
-fn is_nan<E: Float>(x: E) -> bool {
-    x != x
-}
-
 /// Whether every output is the cell of the same index.
 fn is_identity(map: &Map, size: usize) -> bool {
     let is_same = |(output, taps): (usize, &Taps)| taps.len() == 1 && taps[0].0 == output;
     map.len() == size && map.iter().enumerate().all(is_same)
 }
 
-/// Positions that outputs come from, in this dim and the earlier ones.
-fn places_of(lines: Lines, chosen: &[u32], before: &[u32]) -> Vec<u32> {
+/// Positions that outputs come from: `position` of that before this step, and the index in this
+/// dim.
+fn places_of(
+    lines: Lines,
+    chosen: &[u32],
+    before: &[u32],
+    position: impl Fn(u32, u32) -> u32 + Sync,
+) -> Vec<u32> {
     let Lines { cells, inner, .. } = lines;
     let outputs = chosen.len() / lines.outer;
     const PART: usize = CHUNK / 16;
@@ -167,153 +305,10 @@ fn places_of(lines: Lines, chosen: &[u32], before: &[u32]) -> Vec<u32> {
     tasks::for_each_part(&mut places, PART, 16, |part, places| {
         for (index, place) in (part * PART..).zip(places) {
             let row = index / outputs * cells + chosen[index] as usize;
-            *place = before[row * inner + index % inner] * cells as u32 + chosen[index];
+            *place = position(before[row * inner + index % inner], chosen[index]);
         }
     });
     places
-}
-
-/// The kernel of [`along`].
-fn maxima<E: Float>(
-    lines: Lines,
-    x: &[E],
-    map: &Map,
-    places: Option<&[u32]>,
-    isa: Isa,
-) -> (Buffer<E>, Vec<u32>) {
-    let Lines {
-        outer,
-        cells,
-        inner,
-    } = lines;
-    let mut chosen = vec![0; outer * map.len() * inner];
-    let mut y = buffer::filled::<E>(chosen.len(), 0.0);
-    let each = map.iter().map(Vec::len).sum::<usize>() * inner / map.len();
-    let together = CHUNK / each.max(1);
-    let y_rows = y.shared();
-    tasks::for_each_part(&mut chosen, inner, together, |row, chosen| {
-        // SAFETY: only this task accesses this row.
-        let y = unsafe { y_rows.slice(row * inner..(row + 1) * inner) };
-        let start = row / map.len() * cells * inner;
-        isa.run(Row {
-            x: &x[start..][..cells * inner],
-            places: places.map(|places| &places[start..][..cells * inner]),
-            taps: &map[row % map.len()],
-            y,
-            chosen,
-        });
-    });
-    (y, chosen)
-}
-
-/// Maxima of one output along a dim.
-struct Row<'a, E> {
-    /// `[cells, inner]`; only the cells of the taps are read.
-    x: &'a [E],
-    places: Option<&'a [u32]>,
-    taps: &'a [(usize, f64)],
-    y: &'a mut [E],
-    chosen: &'a mut [u32],
-}
-
-impl<E: Float> WithSimd for Row<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self {
-            x,
-            places,
-            taps,
-            y,
-            chosen,
-        } = self;
-        let (inner, first) = (y.len(), taps[0].0);
-        let in_one_piece = inner == 1 && taps[taps.len() - 1].0 + 1 == first + taps.len();
-        if in_one_piece {
-            let cells = &x[first..][..taps.len()];
-            let mut found = first_of_largest(cells);
-            y[0] = cells[found];
-            if let Some(places) = places {
-                let places = &places[first..][..taps.len()];
-                for (cell, x) in cells.iter().enumerate().skip(found + 1) {
-                    if is_equal(*x, y[0]) && places[cell] < places[found] {
-                        found = cell;
-                    }
-                }
-            }
-            chosen[0] = (first + found) as u32;
-            return;
-        }
-        y.copy_from_slice(&x[first * inner..][..inner]);
-        chosen.fill(first as u32);
-        let Some(places) = places else {
-            for (cell, _) in &taps[1..] {
-                let row = &x[cell * inner..][..inner];
-                for ((y, chosen), x) in y.iter_mut().zip(&mut *chosen).zip(row) {
-                    (*y, *chosen) = if is_larger(*x, *y) {
-                        (*x, *cell as u32)
-                    } else {
-                        (*y, *chosen)
-                    };
-                }
-            }
-            return;
-        };
-        // Some columns at a time, together with the positions of the chosen cells.
-        for start in (0..inner).step_by(WIDEST) {
-            let columns = start..inner.min(start + WIDEST);
-            let (y, chosen) = (&mut y[columns.clone()], &mut chosen[columns.clone()]);
-            let mut best = [0; WIDEST];
-            best[..y.len()].copy_from_slice(&places[first * inner..][columns.clone()]);
-            for (cell, _) in &taps[1..] {
-                let row = &x[cell * inner..][columns.clone()];
-                let places = &places[cell * inner..][columns.clone()];
-                for (column, (x, place)) in row.iter().zip(places).enumerate() {
-                    let (y, best) = (&mut y[column], &mut best[column]);
-                    if is_larger(*x, *y) | (is_equal(*x, *y) & (place < best)) {
-                        (*y, *best, chosen[column]) = (*x, *place, *cell as u32);
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn is_equal<E: Float>(x: E, y: E) -> bool {
-    (x == y) | (is_nan(x) & is_nan(y))
-}
-
-/// Whether `x` is larger than `y`. NaN is larger than all numbers.
-#[inline(always)]
-fn is_larger<E: Float>(x: E, y: E) -> bool {
-    (x > y) | (is_nan(x) & !is_nan(y))
-}
-
-/// Position of the largest cell, and of equal ones the first. NaN is larger than all numbers.
-#[inline(always)]
-fn first_of_largest<E: Float>(cells: &[E]) -> usize {
-    const LANES: usize = 8;
-    let (parts, rest) = cells.as_chunks::<LANES>();
-    // Finds the maximum in vectors, then its position.
-    let mut most = [cells[0]; LANES];
-    let mut missing = false;
-    for part in parts {
-        for (most, cell) in most.iter_mut().zip(part) {
-            *most = if *cell > *most { *cell } else { *most };
-            missing |= is_nan(*cell);
-        }
-    }
-    let most = most.iter().chain(rest).copied();
-    let most = most.reduce(|a, b| if b > a { b } else { a });
-    missing |= rest.iter().any(|cell| is_nan(*cell));
-    let found = if missing {
-        cells.iter().position(|cell| is_nan(*cell))
-    } else {
-        cells.iter().position(|cell| Some(*cell) == most)
-    };
-    found.expect("one of the cells")
 }
 
 /// [`along`], for devices without our kernels.
@@ -326,6 +321,7 @@ fn by_selection(
     }: Lines,
     map: &Map,
     shape: Vec<usize>,
+    places: Option<&[u32]>,
 ) -> (DispatchTensor, Tensor<3, Int>) {
     // Pads all outputs to the same number of cells by repeating the last one.
     let longest = map.iter().map(Vec::len).max().unwrap_or(1);
@@ -333,11 +329,24 @@ fn by_selection(
         .iter()
         .flat_map(|taps| (0..longest).map(|tap| taps[tap.min(taps.len() - 1)].0 as i64));
     let cells = TensorData::new(cells.collect::<Vec<i64>>(), [map.len() * longest]);
-    let cells = Tensor::<1, Int>::from_data(cells, &Device::new(x.device()));
+    let device = Device::new(x.device());
+    let cells = Tensor::<1, Int>::from_data(cells, &device);
     let x = reshape::<1, 3>(Tensor::from_dispatch(x), vec![outer, size, inner]);
     let taken = x.select(1, cells.clone());
     let taken = taken.reshape([outer, map.len(), longest, inner]);
-    let (y, tap) = taken.max_dim_with_indices(2);
+    let (y, tap) = match places {
+        None => taken.max_dim_with_indices(2),
+        Some(places) => {
+            let places: Vec<i32> = places.iter().map(|place| *place as i32).collect();
+            let places = TensorData::new(places, [outer, size, inner]);
+            let places = Tensor::<3, Int>::from_data(places, (&device, DType::I32));
+            let places = places.select(1, cells.clone());
+            let places = places.reshape([outer, map.len(), longest, inner]);
+            let y = taken.clone().max_dim(2);
+            let lower = taken.lower(y.clone().expand([outer, map.len(), longest, inner]));
+            (y, places.mask_fill(lower, i32::MAX).argmin(2))
+        }
+    };
     let cells = cells.reshape([1, map.len(), longest, 1]);
     let cells = cells
         .expand([outer, map.len(), longest, inner])
@@ -349,6 +358,7 @@ fn by_selection(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::sampling::largest::is_larger;
     use crate::testing::random;
 
     #[test]
@@ -360,7 +370,7 @@ mod tests {
             let x = random([5, 5, 5], "x", 0).inner().into_dispatch();
             let (ours, cells) = along(x.clone(), dim, &map, None).unwrap();
             let lines = Lines::along(&[5, 5, 5], dim..dim + 1);
-            let (burns, places) = by_selection(x, lines, &map, ours.shape().to_vec());
+            let (burns, places) = by_selection(x, lines, &map, ours.shape().to_vec(), None);
             let [ours, burns] = [ours, burns].map(|y| Tensor::<3>::from_dispatch(y).into_data());
             ours.assert_eq(&burns, true);
             let Cells::OfKernel(cells) = cells else {
@@ -375,6 +385,18 @@ mod tests {
                     .collect::<Vec<_>>()
             );
         }
+    }
+
+    #[test]
+    fn of_equal_cells_that_with_the_lowest_position_is_chosen() {
+        let map: Map = vec![[0, 1, 2].map(|cell| (cell, 1.0)).to_vec()];
+        let places = [5, 0, 2, 1, 3, 4]; // [cells, columns]
+        let x = Tensor::<2>::from([[7.0, 7.0], [7.0, 1.0], [7.0, 7.0]]).into_dispatch();
+        let (_, cells) = along(x.clone(), 0, &map, Some(&places[..])).unwrap();
+        assert_eq!(*cells.indices(), [1, 0]);
+        let lines = Lines::along(&[3, 2], 0..1);
+        let (_, cells) = by_selection(x, lines, &map, vec![1, 2], Some(&places[..]));
+        assert_eq!(cells.into_data().iter::<u32>().collect::<Vec<_>>(), [1, 0]);
     }
 
     /// Ties are many if cells take few values; the first cell along all dims is taken, whichever
@@ -440,32 +462,5 @@ mod tests {
             expected[best] += output as f32 + 1.0;
         }
         assert_eq!(gradient, expected);
-    }
-
-    #[test]
-    fn no_number_is_larger_than_all() {
-        let lines = Lines::along(&[4], 0..1);
-        let map: Map = vec![[0, 1, 2, 3].map(|cell| (cell, 1.0)).to_vec()];
-        let isa = Isa::chosen().unwrap();
-        let (y, cells) = maxima(
-            lines,
-            &[1.0, f32::NAN, f32::INFINITY, f32::NAN],
-            &map,
-            None,
-            isa,
-        );
-        assert!(y[0].is_nan() && cells == [1]);
-        assert_eq!(
-            *lines.added(None, &cells, &[2.0]).unwrap(),
-            [0.0, 2.0, 0.0, 0.0]
-        );
-        for count in 1..20 {
-            let mut cells: Vec<f32> = (0..count).map(|cell| ((cell * 7) % 5) as f32).collect();
-            let most = cells.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let first = cells.iter().position(|cell| *cell == most);
-            assert_eq!(Some(first_of_largest(&cells)), first);
-            cells[count - 1] = f32::NAN;
-            assert_eq!(first_of_largest(&cells), count - 1);
-        }
     }
 }

@@ -7,6 +7,7 @@
 //! them. Cells beyond an end of a periodic dim come from its other end by the same exchange.
 
 mod bands;
+mod largest;
 mod maximum;
 mod stages;
 mod weighted;
@@ -95,15 +96,35 @@ pub(crate) trait Combine: Operator + Clone {
     /// Creates the operator for maps of these dims, which come in the order in which they are best
     /// applied.
     fn new(maps: Vec<(usize, Map)>) -> Self;
+
+    /// Runs this first stage, and then the second one.
+    ///
+    /// # Errors
+    /// A failure of communication.
+    fn then<const D: usize>(
+        &self,
+        x: ShardTensor<D>,
+        operator: &'static str,
+        rest: &Rest<Self>,
+    ) -> Result<Tensor<D>> {
+        in_stages(self, x, operator, rest)
+    }
+}
+
+/// Second stage: layout of the cells of the middle stage, their exchange, and the map from them to
+/// outputs.
+pub(crate) struct Rest<S> {
+    middle: Layout,
+    exchange: Arc<ExchangePlan>,
+    stage: S,
 }
 
 /// Work of one rank.
 struct Plan<S> {
     /// Maps the rank's own cells to those of the middle stage.
     local: S,
-    /// Layout of the middle stage, exchange of its cells, and the map from them to outputs; `None`
-    /// if the first stage computes the outputs on every rank.
-    rest: Option<(Layout, Arc<ExchangePlan>, S)>,
+    /// `None` if the first stage computes the outputs on every rank.
+    rest: Option<Rest<S>>,
     output: Layout,
 }
 
@@ -127,16 +148,27 @@ where
     let key = (operator, x.layout().clone(), key);
     let make = |(_, layout, _): &(_, Layout, Key)| Ok(Plan::<S>::new(layout, x.mesh(), maps()));
     let plan = x.mesh().cache().get_or_make(key, make)?;
-    let (local, _, mesh) = x.into_parts();
-    let local = combine(&plan.local, local);
+    let mesh = x.mesh().clone();
     let local = match &plan.rest {
-        None => local,
-        Some((middle, exchange, rest)) => {
-            let parts = ShardTensor::from_parts(local, middle.clone(), mesh.clone());
-            combine(rest, parts.run_plan(operator, exchange)?)
-        }
+        None => combine(&plan.local, x.into_local()),
+        Some(rest) => plan.local.then(x, operator, rest)?,
     };
     Ok(ShardTensor::from_parts(local, plan.output.clone(), mesh))
+}
+
+/// Runs both stages one after the other.
+fn in_stages<const D: usize, S: Combine>(
+    first: &S,
+    x: ShardTensor<D>,
+    operator: &'static str,
+    rest: &Rest<S>,
+) -> Result<Tensor<D>> {
+    let (local, _, mesh) = x.into_parts();
+    let parts = ShardTensor::from_parts(combine(first, local), rest.middle.clone(), mesh);
+    Ok(combine(
+        &rest.stage,
+        parts.run_plan(operator, &rest.exchange)?,
+    ))
 }
 
 fn combine<const D: usize, S: Combine>(stage: &S, local: Tensor<D>) -> Tensor<D> {
@@ -192,7 +224,11 @@ impl<S: Combine> Plan<S> {
             let rest = second
                 .iter()
                 .map(|(dim, stages)| (*dim, stages.rest_of(&outputs.ranges()[*dim])));
-            (middle.clone(), Arc::new(exchange), S::new(rest.collect()))
+            Rest {
+                middle: middle.clone(),
+                exchange: Arc::new(exchange),
+                stage: S::new(rest.collect()),
+            }
         });
         Self {
             local,
