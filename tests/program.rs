@@ -60,7 +60,7 @@ fn files_are_inspected() {
         "2 from 850 to 500",
         "[1, 1, 5, 8]",
         "time steps differ: 6 h (2 times), 12 h (once); choose --gaps skip or --gaps allow in `halocline stats`",
-        "t2m: 2 x 2 ranks decode 4.0 times what they need",
+        "t2m: 2 x 2 ranks decode 4.0 times what they need, as chunks",
     ] {
         assert!(out.contains(part), "{part} in\n{out}");
     }
@@ -95,7 +95,7 @@ fn files_are_converted_and_rechunked() {
     let rechunk = ["rechunk", text(&a), text(&store), "--ranks", "2x3"];
     let out = succeed(&rechunk);
     assert!(
-        out.contains("read amplification on 2 x 3 ranks: 6.00 before, 1.00 after"),
+        out.contains("on 2 x 3 ranks, each a process: 6.00 before, 1.00 after"),
         "{out}"
     );
     let all = |fields: &dyn Fields| fields.read(fields.shape().map(|size| 0..size)).unwrap();

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use halocline_core::{Error, RandomKey, Result, ShardTensor};
 use halocline_io::{
-    Batch, Calendar, Existing, FieldLoader, ForecastWriter, OutputConfig, OutputFormat, Period,
-    Progress, parse_time,
+    Batch, Calendar, Compression, Existing, FieldLoader, ForecastWriter, OutputConfig,
+    OutputFormat, Period, Progress, parse_time,
 };
 use halocline_models::{next_input, perturbed};
 use halocline_ops::prelude::*;
@@ -160,8 +160,13 @@ impl<N: OwnNetwork> Experiment<N> {
         } else {
             OutputFormat::Zarr3
         };
+        let compression = match config.compression {
+            0 => Compression::None,
+            level => Compression::Zstd { level: level as u8 },
+        };
         let output = OutputConfig::new()
             .with_format(format)
+            .with_compression(compression)
             .with_existing(existing);
         let begin = states.timeline.states[start].1;
         let (grid, channels) = (&self.data.grid, &self.data.described);
@@ -308,7 +313,7 @@ mod tests {
     use halocline_core::Launcher;
 
     use super::*;
-    use crate::experiment::fixture::{config_in, wave, write_fields};
+    use crate::experiment::fixture::{config_in, wave, write_fields, write_waves};
 
     #[test]
     fn a_target_that_is_no_input_may_have_no_value_at_the_start() {
@@ -334,6 +339,33 @@ mod tests {
                 assert_eq!(without.count(), 1);
                 Ok(())
             })
+        });
+        run.unwrap();
+    }
+
+    #[test]
+    fn stores_have_the_compression_of_the_configuration() {
+        let folder = tempfile::tempdir().unwrap();
+        write_waves(folder.path());
+        let config = config_in(folder.path(), "", "");
+        let run = Launcher::local(1).run(|world| {
+            let experiment = Experiment::new(&world, &config)?;
+            let model = experiment.model()?.valid();
+            for (compression, told) in [(0, None), (9, Some("\"clevel\": 9"))] {
+                let config = ForecastConfig {
+                    compression,
+                    ..ForecastConfig::default()
+                };
+                let path = folder.path().join(format!("{compression}.zarr"));
+                let from = Some("1970-01-01");
+                experiment.forecast(&model, from, &config, &path, Existing::Reject)?;
+                let text = std::fs::read_to_string(path.join("t2m/zarr.json")).unwrap();
+                match told {
+                    Some(told) => assert!(text.contains(told), "{text}"),
+                    None => assert!(!text.contains("clevel"), "{text}"),
+                }
+            }
+            Ok(())
         });
         run.unwrap();
     }

@@ -49,6 +49,10 @@ pub struct ForecastConfig {
     /// `[3, 15]`. Default all times. With [`every_hours`](Self::every_hours), starts fulfil both.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub at_hours: Vec<usize>,
+    /// Level of the Zstandard compression of Zarr stores, from 1 (fastest) to 9 (smallest), or 0 for
+    /// none. NetCDF files are not compressed. Default 3.
+    #[serde(skip_serializing_if = "is_default_level")]
+    pub compression: usize,
     /// Regions of scores by name, in addition to the [standard ones](Region::standard).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub regions: BTreeMap<String, RegionConfig>,
@@ -72,6 +76,13 @@ fn around() -> [f64; 2] {
     [0.0, 360.0]
 }
 
+/// Compression level without a setting.
+const LEVEL: usize = 3;
+
+fn is_default_level(level: &usize) -> bool {
+    *level == LEVEL
+}
+
 impl Default for ForecastConfig {
     fn default() -> Self {
         Self {
@@ -81,6 +92,7 @@ impl Default for ForecastConfig {
             members_at_once: None,
             every_hours: None,
             at_hours: Vec::new(),
+            compression: LEVEL,
             regions: BTreeMap::new(),
         }
     }
@@ -125,6 +137,13 @@ impl ForecastConfig {
                     self.at_hours
                 ),
             ),
+            (
+                self.compression > 9,
+                &format!(
+                    "forecast.compression: {}; expected a level from 1 to 9, or 0 for none",
+                    self.compression
+                ),
+            ),
         ])?;
         for (name, region) in &self.regions {
             let is_standard = Region::standard().iter().any(|other| other.name == *name);
@@ -166,7 +185,7 @@ impl ForecastConfig {
     }
 
     /// Returns these settings without those that do not change the fields of a forecast: the choice
-    /// of starts, the members computed at once and the regions of scores.
+    /// of starts, the members computed at once, the compression and the regions of scores.
     pub(super) fn of_fields(&self) -> Self {
         Self {
             every_hours: None,
@@ -176,10 +195,11 @@ impl ForecastConfig {
     }
 
     /// Returns these settings without those that do not change the score of a validation: the
-    /// members computed at once and the regions beside the first.
+    /// members computed at once, the compression of outputs and the regions beside the first.
     pub(super) fn of_validation(&self) -> Self {
         Self {
             members_at_once: None,
+            compression: LEVEL,
             regions: BTreeMap::new(),
             ..self.clone()
         }
@@ -196,6 +216,7 @@ mod tests {
             ("members_at_once = 0", "forecast.members_at_once: 0"),
             ("every_hours = 0", "forecast.every_hours: 0"),
             ("at_hours = [3, 24]", "forecast.at_hours: [3, 24]; expected"),
+            ("compression = 10", "forecast.compression: 10; expected"),
             ("regions.globe = { lat = [0, 1] }", "got \"globe\""),
             ("regions.a = { lat = [75, 35] }", "got a with lat [75.0"),
             ("regions.a = { lat = [35, 95] }", "got a with lat [35.0"),
@@ -208,7 +229,7 @@ mod tests {
             let error = config.check(0).unwrap_err().to_string();
             assert!(error.contains(told), "{error}");
         }
-        let text = "members_at_once = 2\nevery_hours = 12\nat_hours = [0]\n\
+        let text = "members_at_once = 2\nevery_hours = 12\nat_hours = [0]\ncompression = 0\n\
                     regions.a = { lat = [35, 75], lon = [170, -170] }";
         let config: ForecastConfig = toml::from_str(text).unwrap();
         config.check(0).unwrap();

@@ -375,7 +375,8 @@ impl fmt::Display for Outlook {
         let (bytes, amplification) = self.read;
         writeln!(
             f,
-            "  {:>10.3} MB needed of the files, with a read amplification of {amplification:.2}",
+            "  {:>10.3} MB needed of the files, with a read amplification of {amplification:.2} if each rank is a \
+             process",
             megabytes(bytes)
         )?;
         writeln!(f, "time of a batch:")?;

@@ -21,7 +21,7 @@ impl<N: OwnNetwork> Experiment<N> {
     /// Writes a package: a folder with the weights of a trained model, the statistics, the
     /// climatology, the constants and the configuration, which is enough for forecasts and scores
     /// from [other files](Self::of_files), on any number of ranks. It holds the forcings from the
-    /// files without a time, such as orography, that are the same in all files of training: they
+    /// files that are the same at all times and in all files of training, such as orography: they
     /// replace those of other files, which may lack them. The mesh, the plan and the state of
     /// training are left out.
     ///
@@ -76,7 +76,7 @@ impl<N: OwnNetwork> Experiment<N> {
             Files::Trained => self.config.data.train.clone(),
             Files::Others => Period::default(),
         };
-        save_static_fields(&self.data, &period, path)?;
+        save_static_fields(&self.data, &self.statistics, &period, path)?;
         match constants {
             Some(constants) => copy(constants, &path.join(constants_in(constants))),
             None => Ok(()),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use halocline_core::Result;
 use halocline_io::ndarray::{ArrayView2, Axis};
-use halocline_io::{FieldWriter, Period, WriterConfig};
+use halocline_io::{FieldWriter, Period, Statistics, WriterConfig};
 
 use super::data::Data;
 
@@ -17,13 +17,18 @@ pub(super) fn static_fields_of(folder: &Path) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-/// Writes the forcings from the files that have no time, and are the same in all files of a period,
-/// into a folder. Without such forcings nothing is written.
+/// Writes the forcings from the files that do not change in time, and are the same in all files of
+/// a period, into a folder. Without such forcings nothing is written.
 ///
 /// # Errors
 /// Files that cannot be read; a folder that cannot be written.
-pub(super) fn save_static_fields(data: &Data, period: &Period, folder: &Path) -> Result<()> {
-    let mut names = static_forcings(data);
+pub(super) fn save_static_fields(
+    data: &Data,
+    statistics: &Statistics,
+    period: &Period,
+    folder: &Path,
+) -> Result<()> {
+    let mut names = static_forcings(data, statistics);
     if names.is_empty() {
         return Ok(());
     }
@@ -31,7 +36,9 @@ pub(super) fn save_static_fields(data: &Data, period: &Period, folder: &Path) ->
     let fields = dataset.sample(0)?.input;
     let mut are_same = vec![true; names.len()];
     for sample in 1..dataset.len() {
-        if dataset.series(sample) == dataset.series(sample - 1) {
+        let series = dataset.series(sample);
+        let is_last = sample + 1 == dataset.len() || series != dataset.series(sample + 1);
+        if series == dataset.series(sample - 1) && !is_last {
             continue;
         }
         let others = dataset.sample(sample)?.input;
@@ -45,6 +52,19 @@ pub(super) fn save_static_fields(data: &Data, period: &Period, folder: &Path) ->
         return Ok(());
     }
     names = held.iter().map(|place| names[*place].clone()).collect();
+    let is_static = |name: &String| {
+        let mut channels = data.files.iter();
+        channels.any(|channel| channel.name == *name && channel.is_static)
+    };
+    let repeated = names.iter().filter(|name| !is_static(name));
+    let repeated: Vec<&str> = repeated.map(String::as_str).collect();
+    if !repeated.is_empty() {
+        eprintln!(
+            "halocline: {}: the same at all times of training; the package has them in place of those of other \
+             files",
+            repeated.join(", ")
+        );
+    }
     let fields = fields.select(Axis(0), &held);
     let (path, config) = (folder.join(STATIC_FIELDS), WriterConfig::new());
     let mut writer = FieldWriter::create(path, &data.grid, &names, &config)?;
@@ -52,9 +72,9 @@ pub(super) fn save_static_fields(data: &Data, period: &Period, folder: &Path) ->
     Ok(writer.finish()?)
 }
 
-/// Returns the names of the static channels of the files that forcings, or masks among them, are
-/// read from.
-fn static_forcings(data: &Data) -> Vec<String> {
+/// Returns the names of the channels of the files that forcings, or masks among them, are read
+/// from, and that have no time or, by the statistics of training, the same values at all times.
+fn static_forcings(data: &Data, statistics: &Statistics) -> Vec<String> {
     let (files, roles) = (&data.files, &data.channels);
     let is_read = |name: &String| {
         let mut forcings = roles.forcings.iter();
@@ -62,8 +82,16 @@ fn static_forcings(data: &Data) -> Vec<String> {
     };
     // The files must have inputs and targets.
     let is_predicted = |name: &String| roles.inputs.contains(name) || roles.targets.contains(name);
+    let known = statistics.metadata().channels();
+    let is_constant = |name: &String| {
+        let place = known.iter().position(|known| known == name);
+        place.is_some_and(|place| {
+            statistics.increment_means()[place] == 0.0 && statistics.increment_stds()[place] == 0.0
+        })
+    };
     let channels = files.iter().filter(|channel| {
-        channel.is_static && is_read(&channel.name) && !is_predicted(&channel.name)
+        let is_fixed = channel.is_static || is_constant(&channel.name);
+        is_fixed && is_read(&channel.name) && !is_predicted(&channel.name)
     });
     channels.map(|channel| channel.name.clone()).collect()
 }
@@ -82,17 +110,24 @@ mod tests {
 
     use super::*;
     use crate::experiment::data::Samples;
+    use crate::experiment::data_config::DataConfig;
     use crate::experiment::fixture::{COLUMNS, ROWS, TIMES, config_in, wave};
     use crate::experiment::{CheckpointChoice, Experiment, ExperimentConfig};
 
-    /// Writes a store of waves and, with a height, of an orography without a time.
-    fn write_store(world: &World, path: &Path, grid: &Grid, height: Option<f32>) -> Result<()> {
+    /// Writes a store of waves and, with a height, of an orography, which has no time if it is
+    /// static.
+    fn write_store(
+        world: &World,
+        path: &Path,
+        grid: &Grid,
+        (height, is_static): (Option<f32>, bool),
+    ) -> Result<()> {
         let mesh = world.mesh([("lon", 1)])?;
         let mut channels = ["sst", "t2m"]
             .map(|name| Channel::new(name.into()))
             .to_vec();
         if height.is_some() {
-            channels.push(Channel::new("orography".into()).with_is_static(true));
+            channels.push(Channel::new("orography".into()).with_is_static(is_static));
         }
         let [rows, columns] = grid.shape();
         let shape = [1, channels.len(), rows, columns];
@@ -128,7 +163,7 @@ mod tests {
                 ("lacking.zarr", None),
                 ("other.zarr", Some(3.0)),
             ] {
-                write_store(&world, &path(name), &grid, height)?;
+                write_store(&world, &path(name), &grid, (height, true))?;
             }
             let forecast = |experiment: &Experiment, name: &str| {
                 let model = experiment.trained(CheckpointChoice::Last)?;
@@ -174,14 +209,15 @@ mod tests {
                     ("other.zarr", Some(2.0)),
                     ("lacking.zarr", None),
                 ] {
-                    write_store(&world, &path(name), &grid, height)?;
+                    write_store(&world, &path(name), &grid, (height, true))?;
                 }
                 let forcings = "forcings = [\"orography\", \"mask:orography\"]";
                 let mut config = config_in(folder.path(), forcings, "").data;
                 let mut save = |other: &str| {
                     config.files = vec![path("a.zarr"), path(other)];
                     let data = Data::open(&config)?;
-                    save_static_fields(&data, &config.train, folder.path())?;
+                    let statistics = data.statistics()?;
+                    save_static_fields(&data, &statistics, &config.train, folder.path())?;
                     Ok::<_, Error>((data, static_fields_of(folder.path())))
                 };
                 assert_eq!(save("other.zarr")?.1, None);
@@ -199,6 +235,40 @@ mod tests {
                 };
                 assert_eq!(forcing(&lacking)?, forcing(&data)?);
             }
+            Ok(())
+        });
+        run.unwrap();
+    }
+
+    #[test]
+    fn forcings_that_repeat_at_each_time_are_saved() {
+        let run = Launcher::local(1).run(|world| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = |name: &str| folder.path().join(name);
+            let grid = Grid::cell_centered(ROWS, COLUMNS)?;
+            write_store(&world, &path("a.zarr"), &grid, (Some(1.0), false))?;
+            write_store(&world, &path("lacking.zarr"), &grid, (None, false))?;
+            let mut config = config_in(folder.path(), "forcings = [\"sst\"]", "").data;
+            config.files = vec![path("a.zarr")];
+            let save = |config: &DataConfig| {
+                let data = Data::open(config)?;
+                let statistics = data.statistics()?;
+                save_static_fields(&data, &statistics, &config.train, folder.path())?;
+                Ok::<_, Error>((data, statistics, static_fields_of(folder.path())))
+            };
+            // Waves change in time.
+            assert_eq!(save(&config)?.2, None);
+            config.forcings = vec!["sst".into(), "orography".into()];
+            let (data, statistics, saved) = save(&config)?;
+            let fields = open(saved.as_ref().unwrap())?;
+            assert_eq!(fields.channels(), ["orography"]);
+            let files = [path("lacking.zarr")];
+            let lacking = Data::open_others(&config, (&files, saved), &statistics)?;
+            let forcing = |data: &Data| {
+                let states = data.dataset(&Period::default(), Samples::States, &statistics)?;
+                Ok::<_, Error>(states.sample(3)?.forcing)
+            };
+            assert_eq!(forcing(&lacking)?, forcing(&data)?);
             Ok(())
         });
         run.unwrap();

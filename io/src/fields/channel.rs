@@ -26,6 +26,9 @@ pub struct Channel {
     pub long_name: Option<String>,
     /// Name in the CF standard name table.
     pub standard_name: Option<String>,
+    /// Means and other operations over time or area, of which the values are results, such as
+    /// `time: mean` (CF attribute `cell_methods`).
+    pub cell_methods: Option<String>,
     /// Units of the level, such as `hPa`.
     pub level_units: Option<String>,
     /// Direction in which levels increase, `up` or `down` (CF attribute `positive`).

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use halocline_core::Boundary;
 
-use super::open::format_name;
+use super::open::{FIELD_FILE, format_name};
 use crate::fields::amplification::{assumed_ranks, of_chunk};
 use crate::grid::degrees::{apart, is_equal};
 use crate::time::times::distinct_steps;
@@ -194,12 +194,20 @@ impl Inspection {
                 ));
             }
             let [rows, columns] = self.grid.shape();
-            let ranks = assumed_ranks(rows);
-            let amplification = of_chunk(channel, [self.times.len(), rows, columns], ranks);
+            let ranks @ [lat, lon] = assumed_ranks(rows);
+            let shape = [self.times.len(), rows, columns];
+            let amplification = of_chunk(channel, shape, ranks);
             if amplification > 1.5 {
-                let [lat, lon] = ranks;
+                let local = if self.format == FIELD_FILE {
+                    String::new()
+                } else {
+                    let shared = of_chunk(channel, shape, [1, 1]);
+                    format!(
+                        " (each a process; at most {shared:.1} times as local ranks, which share chunks)"
+                    )
+                };
                 problems.push(format!(
-                    "{name}: {lat} x {lon} ranks decode {amplification:.1} times what they need, as chunks hold \
+                    "{name}: {lat} x {lon} ranks decode {amplification:.1} times what they need{local}, as chunks hold \
                      more than a time of a shard; rechunk for the mesh"
                 ));
             }

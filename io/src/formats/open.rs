@@ -357,10 +357,13 @@ enum Format {
     NetCdf,
 }
 
+/// Name of the format of field files, whose chunks local ranks do not share.
+pub(crate) const FIELD_FILE: &str = "field file (HDF5)";
+
 /// Returns the name of the format of a file or folder.
 pub(crate) fn format_name(path: &Path) -> Result<&'static str> {
     Ok(match format(path)? {
-        Format::FieldFile => "field file (HDF5)",
+        Format::FieldFile => FIELD_FILE,
         Format::NetCdf => "NetCDF",
         Format::Zarr if path.join("zarr.json").is_file() => "Zarr version 3",
         Format::Zarr => "Zarr version 2",

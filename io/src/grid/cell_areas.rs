@@ -43,6 +43,7 @@ impl Grid {
             ));
         }
         self.areas = Some(areas);
+        self.description.area_units = None;
         Ok(self)
     }
 
@@ -61,6 +62,7 @@ impl Grid {
     #[must_use]
     pub fn without_cell_areas(mut self) -> Self {
         self.areas = None;
+        self.description.area_units = None;
         self
     }
 

@@ -5,6 +5,7 @@ mod cell_areas;
 pub(crate) mod cells;
 mod curvilinear;
 pub(crate) mod degrees;
+pub(crate) mod description;
 pub(crate) mod healpix;
 pub(crate) mod order;
 mod row_weights;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, Result};
 use cells::{Cells, columns};
 use degrees::{TOLERANCE, is_equal, meridian};
+use description::Description;
 use row_weights::row_weights;
 
 /// Latitude-longitude grid: the coordinates of its rows and columns in degrees. Cells that form no
@@ -41,7 +43,7 @@ use row_weights::row_weights;
 /// assert!(grid.latitude_weights()[0] > 0.0);
 /// # Ok::<(), halocline_io::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Coordinates", into = "Coordinates")]
 pub struct Grid {
     lat: Vec<f64>,
@@ -50,6 +52,8 @@ pub struct Grid {
     cells: Option<Cells>,
     /// Areas of these cells, if they are known.
     pub(crate) areas: Option<Vec<f64>>,
+    /// Description in files, which does not make grids differ.
+    pub(crate) description: Description,
 }
 
 /// Serialized form of a [`Grid`], checked when it is read. The row and the columns of cells with
@@ -67,6 +71,8 @@ struct Coordinates {
     cells: Option<Cells>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     areas: Option<Vec<f64>>,
+    #[serde(default, skip_serializing_if = "Description::is_empty")]
+    description: Description,
 }
 
 impl From<Grid> for Coordinates {
@@ -83,6 +89,7 @@ impl From<Grid> for Coordinates {
             rows,
             cells,
             areas,
+            description: grid.description,
         }
     }
 }
@@ -90,15 +97,27 @@ impl From<Grid> for Coordinates {
 impl TryFrom<Coordinates> for Grid {
     type Error = Error;
 
-    fn try_from(coordinates: Coordinates) -> Result<Self> {
-        let Coordinates { lat, lon, rows, .. } = coordinates;
-        let Some(cells) = coordinates.cells else {
-            return Self::new(lat, lon);
+    fn try_from(mut coordinates: Coordinates) -> Result<Self> {
+        let description = std::mem::take(&mut coordinates.description);
+        let grid = coordinates.grid()?;
+        Ok(Self {
+            description,
+            ..grid
+        })
+    }
+}
+
+impl Coordinates {
+    /// Returns the grid without its description.
+    fn grid(self) -> Result<Grid> {
+        let Self { lat, lon, rows, .. } = self;
+        let Some(cells) = self.cells else {
+            return Grid::new(lat, lon);
         };
         let shape = [lat.len(), lon.len()];
         if shape == [0, 0] || shape == [1, cells.len()] {
-            let grid = Self::of_cells(cells, rows.unwrap_or(1))?;
-            return match coordinates.areas {
+            let grid = Grid::of_cells(cells, rows.unwrap_or(1))?;
+            return match self.areas {
                 Some(areas) => grid.with_cell_areas(areas),
                 None => Ok(grid),
             };
@@ -106,6 +125,14 @@ impl TryFrom<Coordinates> for Grid {
         let [rows, columns] = shape;
         let expected = format!("those of one row, on a grid of {rows} x {columns}");
         Err(Error::argument("cells", cells.len(), expected))
+    }
+}
+
+impl PartialEq for Grid {
+    /// Compares coordinates and areas, whatever the description in files.
+    fn eq(&self, other: &Self) -> bool {
+        let same_lines = self.lat == other.lat && self.lon == other.lon;
+        same_lines && self.cells == other.cells && self.areas == other.areas
     }
 }
 
@@ -149,6 +176,7 @@ impl Grid {
             lon: meridians,
             cells: None,
             areas: None,
+            description: Description::default(),
         })
     }
 
@@ -187,6 +215,7 @@ impl Grid {
             lon: columns(count / rows),
             cells: Some(cells),
             areas: None,
+            description: Description::default(),
         })
     }
 
@@ -387,114 +416,4 @@ fn ends(coords: &[f64]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn weights_are_the_areas_of_the_rows() {
-        let centred = Grid::cell_centered(4, 8).unwrap().latitude_weights();
-        // Rows of 45 degrees: sin 90 - sin 45 and sin 45 - sin 0; their mean is 1/2.
-        let half = 0.5_f64.sqrt();
-        for (weight, expected) in centred.iter().zip([1.0 - half, half, half, 1.0 - half]) {
-            assert!((weight - 2.0 * expected).abs() < 1e-14, "{centred:?}");
-        }
-        let poles = Grid::with_poles(3, 4).unwrap().latitude_weights();
-        // 90 to 45, 45 to -45, -45 to -90; the mean is 2/3.
-        for (weight, expected) in poles.iter().zip([1.0 - half, 2.0 * half, 1.0 - half]) {
-            assert!((weight - 1.5 * expected).abs() < 1e-14, "{poles:?}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_grid_is_not_read() {
-        let read = |text: &str| serde_json::from_str::<Grid>(text);
-        let grid = Grid::cell_centered(4, 8).unwrap();
-        let text = serde_json::to_string(&grid).unwrap();
-        assert_eq!(read(&text).unwrap(), grid);
-        for lat in ["[]", "[10, 20, 15]", "[95, 0]"] {
-            let error = read(&format!("{{\"lat\": {lat}, \"lon\": [0]}}")).unwrap_err();
-            assert!(error.to_string().contains("lat"), "{error}");
-        }
-    }
-
-    #[test]
-    fn an_unstructured_grid_keeps_the_positions_of_its_cells() {
-        let grid = |lon: &[f64]| Grid::unstructured(vec![60.0, 0.0, 0.0], lon.to_vec());
-        let first = grid(&[10.0, 90.0, -90.0]).unwrap();
-        let text = serde_json::to_string(&first).unwrap();
-        assert_eq!(serde_json::from_str::<Grid>(&text).unwrap(), first);
-        let swapped = grid(&[10.0, 270.0, 90.0]).unwrap();
-        assert_eq!(first.other_cell(&swapped), Some(1));
-        assert!(first.agrees_with(&grid(&[370.0, 90.0, 269.999_99]).unwrap()));
-        // A grid that was saved without positions.
-        let unknown = Grid::new(first.lat().to_vec(), first.lon().to_vec()).unwrap();
-        assert!(unknown.agrees_with(&first) && !first.agrees_with(&swapped));
-        // Earlier versions wrote the row and the columns, too.
-        let columns = r#""lon":[0.0,120.0,240.0],"cells""#;
-        for (lat, is_grid) in [("[0.0]", true), ("[1.0,0.0]", false)] {
-            let rows = format!("\"lat\":{lat},{columns}");
-            let text = text.replace("\"cells\"", &rows);
-            let read = serde_json::from_str::<Grid>(&text);
-            assert_eq!(read.ok(), is_grid.then(|| first.clone()));
-        }
-    }
-
-    #[test]
-    fn coordinates_that_are_no_grid_are_refused() {
-        let message = |lat: &[f64], lon: &[f64]| {
-            Grid::new(lat.to_vec(), lon.to_vec())
-                .unwrap_err()
-                .to_string()
-        };
-        assert_eq!(
-            message(&[10.0, 20.0, 15.0], &[0.0]),
-            "lat: got 3 values from 10 to 15, expected strictly falling (or rising) degrees from 90 to -90"
-        );
-        assert!(message(&[91.0, 0.0], &[0.0]).starts_with("lat: got 2 values from 91"));
-        assert!(message(&[f64::NAN], &[0.0]).starts_with("lat: got [NaN]"));
-        assert!(message(&[1.0], &[0.0, 360.0]).starts_with("lon: got 2 values from 0 to 360"));
-        assert!(message(&[1.0], &[]).starts_with("lon: got []"));
-        for lon in [
-            &[0.0, 90.0, 45.0][..],
-            &[-180.0, 0.0, 180.0],
-            &[20.0, 10.0, 0.0],
-            &[f64::NAN],
-            &[0.0, f64::INFINITY],
-        ] {
-            assert!(message(&[1.0], lon).starts_with("lon: got "), "{lon:?}");
-        }
-    }
-
-    #[test]
-    fn a_grid_is_the_same_in_every_notation_of_its_longitudes() {
-        let grid = |lon: &[f64]| Grid::new(vec![1.0], lon.to_vec()).unwrap();
-        let from_date_line = grid(&[-180.0, -90.0, 0.0, 90.0]);
-        assert_eq!(from_date_line.lon(), [180.0, 270.0, 0.0, 90.0]);
-        for lon in [
-            [180.0, 270.0, 360.0, 450.0],
-            [180.0, 270.0, 0.0, 90.0],
-            [-180.0, -90.0, -0.0, 90.0],
-        ] {
-            assert_eq!(grid(&lon), from_date_line, "{lon:?}");
-        }
-        assert_eq!(from_date_line.kind(), "equiangular");
-        // Columns in another order are another grid.
-        assert_ne!(grid(&[0.0, 90.0, 180.0, 270.0]), from_date_line);
-        // No longitude is rounded up to 360.
-        assert_eq!(grid(&[-1e-17, 1.0]).lon(), [0.0, 1.0]);
-        // Tenths of a degree differ in their last bits between the notations, and more so in single
-        // precision.
-        let tenths = |first: i32| {
-            (first..first + 7)
-                .map(|i| f64::from(i) / 10.0)
-                .collect::<Vec<_>>()
-        };
-        let (west, east) = (grid(&tenths(-1799)), grid(&tenths(1801)));
-        let single: Vec<f64> = tenths(-1799)
-            .into_iter()
-            .map(|lon| f64::from(lon as f32))
-            .collect();
-        assert!(west.agrees_with(&east) && west.agrees_with(&grid(&single)));
-        assert!(!west.agrees_with(&grid(&tenths(1802))));
-    }
-}
+mod tests;

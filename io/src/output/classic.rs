@@ -13,7 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ndarray::ArrayView3;
 
-use super::schema::{Attributes, Coordinate, Schema, TIME, Times};
+use super::schema::{Coordinate, Schema, TIME, Times};
+use crate::grid::description::{AttributeValue, Attributes, attribute};
 use crate::{Error, Result};
 
 /// Tags and types of the format.
@@ -150,13 +151,29 @@ impl FileLayout {
             bytes.extend(text.as_bytes());
             bytes.resize(bytes.len().next_multiple_of(4), 0);
         };
-        let attributes = |bytes: &mut Vec<u8>, attributes: &Attributes| {
-            tag(bytes, if attributes.is_empty() { 0 } else { ATTRIBUTE });
-            put(bytes, attributes.len() as u64);
+        let attributes = |bytes: &mut Vec<u8>, attributes: &Attributes, has_fill: bool| {
+            let count = attributes.len() + usize::from(has_fill);
+            tag(bytes, if count == 0 { 0 } else { ATTRIBUTE });
+            put(bytes, count as u64);
             for (name, value) in attributes {
                 text(bytes, name);
-                tag(bytes, CHAR.into());
-                text(bytes, value);
+                match value {
+                    AttributeValue::Text(value) => {
+                        tag(bytes, CHAR.into());
+                        text(bytes, value);
+                    }
+                    AttributeValue::Numbers(values) => {
+                        tag(bytes, DOUBLE.into());
+                        put(bytes, values.len() as u64);
+                        bytes.extend(values.iter().flat_map(|value| value.to_be_bytes()));
+                    }
+                }
+            }
+            if has_fill {
+                text(bytes, "_FillValue");
+                tag(bytes, FLOAT.into());
+                put(bytes, 1);
+                bytes.extend(f32::NAN.to_be_bytes());
             }
         };
         put(&mut header, times);
@@ -166,7 +183,8 @@ impl FileLayout {
             text(&mut header, name);
             put(&mut header, *size);
         }
-        attributes(&mut header, &vec![("Conventions", "CF-1.11".into())]);
+        let conventions = vec![attribute("Conventions", "CF-1.11")];
+        attributes(&mut header, &conventions, false);
         tag(&mut header, VARIABLE);
         put(&mut header, self.entries.len() as u64);
         for entry in &self.entries {
@@ -176,7 +194,8 @@ impl FileLayout {
                 let index = self.dims.iter().position(|(name, _)| name == dim);
                 put(&mut header, index.expect("a dim of the schema") as u64);
             }
-            attributes(&mut header, &entry.attributes);
+            // Programs such as CDO recognise missing values, which are NaN, by the attribute only.
+            attributes(&mut header, &entry.attributes, entry.kind == FLOAT);
             tag(&mut header, entry.kind.into());
             put(&mut header, entry.bytes);
             header.extend(entry.begin.to_be_bytes());
@@ -333,6 +352,21 @@ mod tests {
         // Sizes just below and above 4 GiB of z per time.
         assert!(!FileLayout::new(&schema(20_000, 26_843), &TIMES).wide);
         assert!(FileLayout::new(&schema(20_000, 26_844), &TIMES).wide);
+    }
+
+    #[test]
+    fn fields_have_the_fill_value_of_missing_values() {
+        let header = FileLayout::new(&schema(5, 3), &TIMES).header(2);
+        let kind_and_count = [0, 0, 0, FLOAT as u8, 0, 0, 0, 1];
+        let fill = [
+            &b"_FillValue\0\0"[..],
+            &kind_and_count,
+            &f32::NAN.to_be_bytes(),
+        ]
+        .concat();
+        let found = header.windows(fill.len());
+        // Two variables, and no coordinate.
+        assert_eq!(found.filter(|bytes| *bytes == fill).count(), 2);
     }
 
     #[test]

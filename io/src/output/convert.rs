@@ -211,8 +211,8 @@ fn chunk([_, _, rows, columns]: [usize; 4], config: &ConvertConfig) -> Result<[u
 }
 
 /// Describes everything that the output depends on, to recognise an interrupted conversion. Among
-/// it are the descriptions of the channels, as the header of a NetCDF-3 file holds them and thereby
-/// determines the positions of the values.
+/// it are the descriptions of the channels and the grid, as the header of a NetCDF-3 file holds them
+/// and thereby determines the positions of the values.
 fn plan(
     source: &impl Fields,
     channels: &[Channel],
@@ -220,12 +220,13 @@ fn plan(
     config: &ConvertConfig,
 ) -> Result<String> {
     Ok(format!(
-        "{:?} {:08x} {:?} {:08x} {:08x} {} {:?} {chunk:?} {:?} {}",
+        "{:?} {:08x} {:?} {:08x} {:08x} {:08x} {} {:?} {chunk:?} {:?} {}",
         source.fingerprint()?,
         source.modified()?,
         channels,
         checksum(source.times().iter().copied()),
         checksum(source.grid().coordinates()),
+        source.grid().description.checksum(),
         source.calendar(),
         source.missing(),
         config.output,

@@ -90,9 +90,9 @@ impl ForecastWriter {
         let checked = config
             .check(path)
             .and_then(|()| check(grid, channels, start, config));
-        let sum = checksum(grid.coordinates());
+        let sums = [checksum(grid.coordinates()), grid.description.checksum()];
         let text = format!(
-            "{path:?}, {channels:?} on {grid} with checksum {sum:08x} from {start} s, {config:?}"
+            "{path:?}, {channels:?} on {grid} with checksums {sums:08x?} from {start} s, {config:?}"
         );
         let of_forecast = ("forecast", text.as_str());
         let schema = agree_at(mesh, OPERATION, Fallible::All, of_forecast, checked)?;

@@ -2,6 +2,7 @@
 //! grid.
 
 use crate::formats::cf::axis::{AREA, CELLS};
+use crate::grid::description::{Attributes, Mapping, attribute};
 use crate::{Calendar, Channel, Error, Grid, Result};
 
 pub(crate) const TIME: &str = "time";
@@ -18,9 +19,6 @@ const LEVEL: &str = "level";
 const TAKEN: [&str; 8] = [
     TIME, LATITUDE, LONGITUDE, MEMBER, LEAD, START, CELLS[0], CELLS[1],
 ];
-
-/// Text attributes of a variable, by name.
-pub(crate) type Attributes = Vec<(&'static str, String)>;
 
 /// Coordinate: a variable with the values along its dims, or a scalar without a dim.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,10 +109,11 @@ impl Schema {
                 ("standard_name", &first.standard_name),
                 ("long_name", &first.long_name),
                 ("units", &first.units),
+                ("cell_methods", &first.cell_methods),
             ];
             let attributes = text
                 .into_iter()
-                .filter_map(|(name, text)| Some((name, text.clone()?)));
+                .filter_map(|(name, text)| Some(attribute(name, text.clone()?)));
             let output = Output {
                 name: first.variable().into(),
                 is_static: first.is_static,
@@ -136,8 +135,9 @@ impl Schema {
         ];
         let text = text
             .into_iter()
-            .filter_map(|(name, text)| Some((name, text.clone()?)));
-        let attributes: Attributes = std::iter::once(("axis", "Z".into())).chain(text).collect();
+            .filter_map(|(name, text)| Some(attribute(name, text.clone()?)));
+        let axis = std::iter::once(attribute("axis", "Z"));
+        let attributes: Attributes = axis.chain(text).collect();
         let same = |known: &Coordinate| known.values == values && known.attributes == attributes;
         if let Some(index) = self.levels.iter().position(same) {
             return index;
@@ -204,18 +204,49 @@ impl Schema {
     }
 
     /// Returns the attributes of a variable that name other variables: `coordinates`, those that are
-    /// not of its dims (of a forecast, and the positions of cells that have their own), and
-    /// `cell_measures`, the areas of the cells.
+    /// not of its dims (of a forecast, and the positions of cells that have their own),
+    /// `cell_measures`, the areas of the cells, and `grid_mapping`, the map projection.
     pub(crate) fn auxiliary(&self, variable: usize, is_forecast: bool) -> Attributes {
         let is_timed = is_forecast && !self.variables[variable].is_static;
         let times = is_timed.then_some([LEAD, START]);
         let cells = self.grid.cells().map(|_| self.positions());
         let names: Vec<&str> = times.into_iter().chain(cells).flatten().collect();
-        let names = (!names.is_empty()).then(|| ("coordinates", names.join(" ")));
+        let names = (!names.is_empty()).then(|| attribute("coordinates", names.join(" ")));
         let areas = self
             .areas()
-            .map(|_| ("cell_measures", format!("area: {AREA}")));
-        names.into_iter().chain(areas).collect()
+            .map(|_| attribute("cell_measures", format!("area: {AREA}")));
+        let mapping = self
+            .mapping()
+            .map(|mapping| attribute("grid_mapping", &*mapping.name));
+        names.into_iter().chain(areas).chain(mapping).collect()
+    }
+
+    /// Returns the grid mapping, unless another variable may have its name.
+    fn mapping(&self) -> Option<&Mapping> {
+        self.grid.description.mapping.as_ref().filter(|mapping| {
+            let name = &*mapping.name;
+            let mut outputs = self.variables.iter();
+            is_usable(name)
+                && ![AREA, ROWS, COLUMNS].contains(&name)
+                && outputs.all(|output| output.name != name)
+        })
+    }
+
+    /// Returns the coordinates of the rows and columns of a curvilinear grid in its projection, if
+    /// they are known.
+    fn projected(&self) -> Vec<Coordinate> {
+        let lines = self.grid.description.lines.as_ref().filter(|lines| {
+            let extents = lines.each_ref().map(|line| line.values.len());
+            self.grid.is_curvilinear() && extents == self.grid.shape()
+        });
+        let named = self.lines().into_iter().zip(lines.into_iter().flatten());
+        let coordinates = named.map(|(name, line)| Coordinate {
+            name: name.into(),
+            dims: vec![(name.into(), line.values.len())],
+            values: line.values.clone(),
+            attributes: line.attributes.clone(),
+        });
+        coordinates.collect()
     }
 
     /// Returns the areas of the cells, unless a channel that was chosen by name has them.
@@ -231,9 +262,9 @@ impl Schema {
             dims: vec![(name.into(), values.len())],
             values: values.into(),
             attributes: vec![
-                ("standard_name", name.into()),
-                ("units", units.into()),
-                ("axis", axis.into()),
+                attribute("standard_name", name),
+                attribute("units", units),
+                attribute("axis", axis),
             ],
         };
         let mut all = vec![
@@ -253,7 +284,7 @@ impl Schema {
                 let mut positions = all[index].clone();
                 positions.dims = plane.clone();
                 positions.values = values.into();
-                positions.attributes.retain(|(name, _)| *name != "axis");
+                positions.attributes.retain(|(name, _)| name != "axis");
                 if self.grid.is_curvilinear() {
                     all[index] = positions;
                 } else {
@@ -261,18 +292,29 @@ impl Schema {
                     all.push(positions);
                     // Recognised by its name; with units it would pass for positions.
                     let note = format!("number without a meaning, see {}", CELLS[index]);
-                    all[index].attributes = vec![("long_name", note)];
+                    all[index].attributes = vec![attribute("long_name", note)];
                 }
             }
         }
         if let Some(areas) = self.areas() {
+            let units = self.grid.description.area_units.as_deref();
+            let units = units.map(|units| attribute("units", units));
+            let name = std::iter::once(attribute("standard_name", AREA));
             all.push(Coordinate {
                 name: AREA.into(),
                 dims: plane,
                 values: areas.clone(),
-                attributes: vec![("standard_name", AREA.into())],
+                attributes: name.chain(units).collect(),
             });
         }
+        all.extend(self.projected());
+        // Only its attributes have a meaning.
+        all.extend(self.mapping().map(|mapping| Coordinate {
+            name: mapping.name.clone(),
+            dims: Vec::new(),
+            values: vec![0.0],
+            attributes: mapping.attributes.clone(),
+        }));
         all.extend(self.levels.iter().cloned());
         if self.members > 1 {
             let numbers: Vec<f64> = (0..self.members).map(|member| member as f64).collect();
@@ -331,13 +373,13 @@ impl Times<'_> {
             dims: dim.map(along).unwrap_or_default(),
             values,
             attributes: vec![
-                ("standard_name", standard.into()),
-                ("units", "seconds since 1970-01-01 00:00:00".into()),
-                ("calendar", schema.calendar.name().into()),
+                attribute("standard_name", standard),
+                attribute("units", "seconds since 1970-01-01 00:00:00"),
+                attribute("calendar", schema.calendar.name()),
             ],
         };
         let mut all = vec![time(TIME, TIME, Some(TIME), self.seconds.to_vec())];
-        all[0].attributes.push(("axis", "T".into()));
+        all[0].attributes.push(attribute("axis", "T"));
         if let Some(start) = self.start {
             let hours = self.seconds.iter().map(|time| (time - start) / 3600.0);
             all.push(Coordinate {
@@ -345,8 +387,8 @@ impl Times<'_> {
                 dims: along(TIME),
                 values: hours.collect(),
                 attributes: vec![
-                    ("standard_name", "forecast_period".into()),
-                    ("units", "hours".into()),
+                    attribute("standard_name", "forecast_period"),
+                    attribute("units", "hours"),
                 ],
             });
             all.push(time(START, START, None, vec![start]));

@@ -16,10 +16,11 @@ use zarrs::storage::{
 };
 
 use super::config::{Compression, OutputConfig, OutputFormat};
-use super::schema::{Attributes, Coordinate, Schema, TIME, Times};
+use super::schema::{Coordinate, Schema, TIME, Times};
 use crate::files::durable;
 use crate::files::staged::remove_if_there;
 use crate::formats::zarr;
+use crate::grid::description::{AttributeValue, Attributes};
 use crate::{Error, Result};
 
 /// More times than any output has. Used while chunks are written, when the number of times is not
@@ -235,9 +236,7 @@ impl ZarrOutput {
             })
             .collect();
         let mut attributes = object(&output.attributes);
-        for (name, names) in schema.auxiliary(variable, leads) {
-            attributes.insert(name.into(), names.into());
-        }
+        attributes.extend(object(&schema.auxiliary(variable, leads)));
         self.described(&shape, &chunk, &dims, 4, attributes)
     }
 
@@ -321,9 +320,16 @@ impl ZarrOutput {
 }
 
 fn object(attributes: &Attributes) -> Map<String, Value> {
+    let value = |value: &AttributeValue| match value {
+        AttributeValue::Text(text) => Value::from(text.as_str()),
+        AttributeValue::Numbers(numbers) => match &numbers[..] {
+            [number] => Value::from(*number),
+            numbers => Value::from(numbers),
+        },
+    };
     let pairs = attributes.iter();
     pairs
-        .map(|(name, text)| ((*name).into(), text.clone().into()))
+        .map(|(name, described)| (name.clone(), value(described)))
         .collect()
 }
 

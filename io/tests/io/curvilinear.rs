@@ -7,6 +7,7 @@ use halocline_io::{
     OutputConfig, OutputFormat, Scan, Statistics, WriterConfig, convert, inspect, open,
 };
 use ndarray::Array3;
+use serde_json::{Value, json};
 
 use crate::coordinates::{array, attribute};
 
@@ -253,6 +254,67 @@ fn outputs_and_statistics_have_positions_and_areas() {
     writer.append(0.0, field.view()).unwrap();
     writer.finish().unwrap();
     assert_eq!(FieldFile::open(&path).unwrap().grid(), fields.grid());
+}
+
+#[test]
+fn outputs_keep_the_projection_and_the_units_of_areas() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write_nemo(folder.path());
+    for (name, count, axis) in [("y", ROWS, "Y"), ("x", COLUMNS, "X")] {
+        let line = doubles((0..count).map(|cell| 2500.0 * cell as f64));
+        array(&path.join(name), "<f8", &[count], &[name], &line);
+        let text = format!(
+            "\"standard_name\": \"projection_{name}_coordinate\", \"units\": \"m\", \"axis\": \"{axis}\""
+        );
+        attribute(&path.join(name), &text);
+    }
+    array(&path.join("crs"), "<f8", &[], &[], &doubles([0.0]));
+    let mapping = "\"grid_mapping_name\": \"lambert_conformal_conic\", \"standard_parallel\": [30.0, 60.0], \
+                   \"longitude_of_central_meridian\": 10.5";
+    attribute(&path.join("crs"), mapping);
+    let named = "\"grid_mapping\": \"crs\", \"cell_methods\": \"time: mean\"";
+    attribute(&path.join("t2m"), named);
+    let areas = doubles((1..=12).map(f64::from));
+    let shape = [ROWS, COLUMNS];
+    let measured = path.join("areacello");
+    array(&measured, "<f8", &shape, &["y", "x"], &areas);
+    attribute(&measured, "\"units\": \"m2\"");
+    for format in [OutputFormat::Zarr3, OutputFormat::NetCdf3] {
+        // Attributes of the copy of a copy are read as text.
+        let [first, second] = [format, OutputFormat::Zarr2].map(|format| {
+            let config = ConvertConfig::new().with_output(OutputConfig::new().with_format(format));
+            (folder.path().join(format!("{format:?}")), config)
+        });
+        convert(&open(&path).unwrap(), &first.0, &first.1, |_| ()).unwrap();
+        convert(&open(&first.0).unwrap(), &second.0, &second.1, |_| ()).unwrap();
+        let copy = open(&second.0).unwrap();
+        assert_eq!(copy.channels(), ["t2m"], "{format:?}");
+        assert_eq!(copy.grid(), open(&path).unwrap().grid(), "{format:?}");
+        for (name, expected) in [
+            ("crs", json!({ "standard_parallel": [30.0, 60.0] })),
+            ("crs", json!({ "longitude_of_central_meridian": 10.5 })),
+            (
+                "t2m",
+                json!({ "grid_mapping": "crs", "cell_methods": "time: mean" }),
+            ),
+            (
+                "y",
+                json!({ "standard_name": "projection_y_coordinate", "units": "m" }),
+            ),
+            ("x", json!({ "_ARRAY_DIMENSIONS": ["x"], "axis": "X" })),
+            (
+                "cell_area",
+                json!({ "units": "m2", "standard_name": "cell_area" }),
+            ),
+        ] {
+            let text = std::fs::read_to_string(second.0.join(name).join(".zattrs")).unwrap();
+            let found: Value = serde_json::from_str(&text).unwrap();
+            for (key, value) in expected.as_object().unwrap() {
+                assert_eq!(&found[key], value, "{format:?}, {key} in {text}");
+            }
+        }
+        std::fs::remove_dir_all(&second.0).unwrap();
+    }
 }
 
 #[test]

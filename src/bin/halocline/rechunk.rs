@@ -47,7 +47,10 @@ pub(crate) fn run(options: &Options) -> Result {
     let after = amplification(&open(target, &Reading::default())?, ranks);
     println!("{}: {written}", target.display());
     let [lat, lon] = ranks;
-    println!("read amplification on {lat} x {lon} ranks: {before:.2} before, {after:.2} after");
+    println!(
+        "read amplification on {lat} x {lon} ranks, each a process: {before:.2} before, \
+         {after:.2} after"
+    );
     Ok(())
 }
 

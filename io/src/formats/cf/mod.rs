@@ -3,6 +3,7 @@
 pub(crate) mod axis;
 mod coordinates;
 mod curvilinear;
+mod description;
 mod plan;
 mod planes;
 mod shared;
@@ -145,6 +146,7 @@ impl Fields for CfFields {
             .with_lacks_units(text("units").is_none())
             .with_long_name(text("long_name"))
             .with_standard_name(text("standard_name"))
+            .with_cell_methods(text("cell_methods"))
             .with_level_units(field.level_units.clone())
             .with_level_positive(field.level_positive.clone())
             .with_level_standard_name(field.level_standard_name.clone())

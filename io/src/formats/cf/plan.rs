@@ -14,6 +14,7 @@ use crate::fields::in_file;
 use crate::formats::packing::Packing;
 use crate::grid::cells;
 use crate::grid::degrees::TOLERANCE;
+use crate::grid::description::Description;
 use crate::grid::unplaced::mark_zeros;
 use crate::{Calendar, Error, Grid, LeftOut, LeftOutReason, Result};
 
@@ -207,7 +208,11 @@ impl Plan {
         let columns = (variable(main.0).dims[column].as_str(), extent);
         let row = dim(&main, Role::Row);
         let grid = grid(&coordinates, variable(main.0), row, columns);
-        let grid = grid.map_err(|error| in_file(path, error))?;
+        let mut grid = grid.map_err(|error| in_file(path, error))?;
+        grid.description = Description {
+            area_units: grid.description.area_units.take(),
+            ..coordinates.description(variable(main.0), row.map(|row| [row, columns.0]))
+        };
         // Time axis of other variables in the file, for chosen fields that have no time dim.
         let timed_beside = || {
             let mut variables = container.variables().iter().enumerate();
@@ -338,7 +343,7 @@ fn grid(
     });
     let grid = Grid::unstructured(lat?, lon?)?;
     match areas(container, variable, column) {
-        Some(areas) => with_areas(grid, coordinates.values(areas)?),
+        Some(areas) => with_areas(grid, coordinates.values(areas)?, areas),
         None => Ok(grid),
     }
 }
@@ -357,23 +362,26 @@ fn curvilinear_grid(
     });
     let (mut lat, mut lon) = (lat?, lon?);
     mark_zeros(shape, [&mut lat, &mut lon]);
-    let Some(areas) = coordinates.plane_areas(variable, positions[0]) else {
+    let Some(plane) = coordinates.plane_areas(variable, positions[0]) else {
         return Grid::curvilinear(shape, lat, lon);
     };
     // Cells without a position do not count, whatever their areas.
-    let mut areas = coordinates.plane(areas)?;
+    let mut areas = coordinates.plane(plane)?;
     for (area, (lat, lon)) in areas.iter_mut().zip(lat.iter().zip(&lon)) {
         if lat.is_nan() || lon.is_nan() {
             *area = 0.0;
         }
     }
-    with_areas(Grid::curvilinear(shape, lat, lon)?, areas)
+    with_areas(Grid::curvilinear(shape, lat, lon)?, areas, plane)
 }
 
-/// Sets the areas of cells. Cells without a field, such as land in an ocean model, may lack one.
-fn with_areas(grid: Grid, areas: Vec<f64>) -> Result<Grid> {
+/// Sets the areas of cells, in the units of their variable. Cells without a field, such as land in
+/// an ocean model, may lack one.
+fn with_areas(grid: Grid, areas: Vec<f64>, variable: &Variable) -> Result<Grid> {
     let known = |area: f64| if area.is_nan() { 0.0 } else { area };
-    grid.with_cell_areas(areas.into_iter().map(known).collect())
+    let mut grid = grid.with_cell_areas(areas.into_iter().map(known).collect())?;
+    grid.description.area_units = variable.text("units").map(String::from);
+    Ok(grid)
 }
 
 /// Returns the latitudes or the longitudes of cells, in degrees.
