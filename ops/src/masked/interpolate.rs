@@ -16,7 +16,7 @@ use crate::resample::{Interpolation, Mode, interpolate};
 ///
 /// # Errors
 /// Fails for [`Mode::Cubic`] and [`Mode::Lanczos`], some of whose weights are negative; otherwise
-/// errors of [`interpolate`] and [`apply_mask`].
+/// errors of [`interpolate`](fn@interpolate) and [`apply_mask`].
 ///
 /// # Example
 /// ```
