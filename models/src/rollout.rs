@@ -14,7 +14,9 @@ use halocline_ops::prelude::*;
 /// `step` captures and replaces.
 ///
 /// Training memory grows with the number of steps. If `step` calls [`recompute`](Field::recompute),
-/// only the inputs of the steps are kept.
+/// only the inputs of the steps are kept. From the second step on, a carried state has gradients,
+/// and a block that captures it panics: pass it by [`recompute_with`](Field::recompute_with), and
+/// return the next one beside the prediction, as in the second example.
 ///
 /// # Shapes
 /// `input` `[batch, history · inputs, *spatial]`, `forcing` `[batch, steps · forcings, *spatial]` →
@@ -40,6 +42,29 @@ use halocline_ops::prelude::*;
 /// let input = Tensor::<4>::ones([1, 1, 1, 1], &Device::default());
 /// let y = rollout(input, Some(field([1.0, 10.0])), 2, &[0], |_, x| Ok(x.sum_dims(&[1])))?;
 /// y.into_data().assert_eq(&field([2.0, 12.0]).into_data(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+///
+/// A recurrent network, of which the backward pass recomputes each step:
+/// ```
+/// use burn::nn::conv::Conv2dConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_core::Halos;
+/// use halocline_models::rollout;
+/// use halocline_ops::prelude::*;
+///
+/// let device = Device::default().autodiff();
+/// let cell = Conv2dConfig::new([2, 2], [1, 1]).init(&device);
+/// let zeros = || Tensor::<4>::zeros([1, 1, 3, 5], &device);
+/// let (input, mut state) = (zeros(), zeros());
+/// let y = rollout(input, None, 3, &[0], |_, x| {
+///     let both = x.recompute_with::<4, _>(state.clone(), &cell, Halos::Keep, |cell, x, state| {
+///         Tensor::cat(vec![x, state], 1).apply(cell).tanh() // the prediction and the next state
+///     });
+///     state = both.clone().narrow(1, 1, 1);
+///     Ok(both.narrow(1, 0, 1))
+/// })?;
+/// assert!(cell.weight.grad(&y.sum().backward()).is_some());
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn rollout<const D: usize, X: Field<D>>(
@@ -148,7 +173,10 @@ fn check_feedback(name: &str, channels: usize, feedback: &[usize]) -> Result<()>
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, Tensor};
+    use burn::nn::PaddingConfig1d;
+    use burn::nn::conv::{Conv1d, Conv1dConfig};
+    use burn::tensor::{Device, Tensor, Tolerance};
+    use halocline_core::Halos;
 
     use super::*;
 
@@ -168,5 +196,65 @@ mod tests {
         assert_eq!(last.clone().max().into_scalar::<f32>(), 6.0);
         let gradient = input.grad(&last.sum().backward()).expect("a gradient");
         assert_eq!(gradient.into_data().iter::<f32>().sum::<f32>(), 60.0);
+    }
+
+    fn conv(device: &Device) -> Conv1d {
+        let config = Conv1dConfig::new(2, 2, 3).with_padding(PaddingConfig1d::Same);
+        config.init(device)
+    }
+
+    /// Prediction and next state of a recurrent network, `[batch, 2, cells]`.
+    fn cell(conv: &Conv1d, x: Tensor<3>, state: Tensor<3>) -> Tensor<3> {
+        Tensor::cat(vec![x, state], 1).apply(conv).tanh()
+    }
+
+    #[test]
+    fn a_carried_state_passes_through_recomputed_steps() {
+        let device = Device::default().autodiff();
+        let conv = conv(&device);
+        let run = |recompute: bool| {
+            let input = Tensor::<3>::ones([2, 1, 5], &device).require_grad();
+            let mut state = Tensor::<3>::zeros([2, 1, 5], &device);
+            let y = rollout(input.clone(), None, 3, &[0], |_, x| {
+                let both = if recompute {
+                    x.recompute_with::<3, _>(state.clone(), &conv, Halos::Keep, cell)
+                } else {
+                    cell(&conv, x, state.clone())
+                };
+                state = both.clone().narrow(1, 1, 1);
+                Ok(both.narrow(1, 0, 1))
+            });
+            let y = y.unwrap();
+            let gradients = y.clone().sum().backward();
+            let weight = conv.weight.grad(&gradients).expect("a gradient");
+            let input = input.grad(&gradients).expect("a gradient");
+            [y, input, weight].map(|x| x.into_data())
+        };
+        for (again, kept) in run(true).iter().zip(&run(false)) {
+            again.assert_approx_eq::<f32>(kept, Tolerance::absolute(1e-6));
+        }
+    }
+
+    #[test]
+    fn a_recomputed_step_that_captures_a_carried_state_is_refused() {
+        let device = Device::default().autodiff();
+        let conv = conv(&device);
+        let input = Tensor::<3>::ones([2, 1, 5], &device).require_grad();
+        let mut state = Tensor::<3>::zeros([2, 1, 5], &device);
+        let mut steps = 0;
+        let refused = Error::catch(|| {
+            rollout(input, None, 3, &[0], |number, x| {
+                steps = number + 1;
+                let captured = state.clone();
+                let block = move |conv: &Conv1d, x| cell(conv, x, captured.clone());
+                let both = x.recompute(&conv, Halos::Keep, block);
+                state = both.clone().narrow(1, 1, 1);
+                Ok(both.narrow(1, 0, 1))
+            })
+        });
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("pass it by recompute_with"), "{error}");
+        // The first state has no gradient.
+        assert_eq!(steps, 2);
     }
 }

@@ -60,7 +60,8 @@ impl<const D: usize> ShardTensor<D> {
     /// count a batch once. All parameters of `module` receive gradients, zero where the block does
     /// not use them. A custom module that changes its state in the forward pass does so twice,
     /// unless it checks [`is_recomputing`]. Tensors captured by the closure must not have
-    /// gradients; pass such a tensor by [`recompute_with`](Self::recompute_with).
+    /// gradients; pass such a tensor, as a state that is carried from step to step, by
+    /// [`recompute_with`](Self::recompute_with).
     ///
     /// # Panics
     /// Panics if the block captures a tensor with gradients, if the operands are on different
@@ -101,10 +102,27 @@ impl<const D: usize> ShardTensor<D> {
     }
 
     /// Like [`recompute`](Self::recompute), for a block with a second operand, which also receives
-    /// its gradient.
+    /// its gradient, such as a state that is carried from step to step.
     ///
     /// # Panics
     /// Panics where [`recompute`](Self::recompute) does.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use halocline_core::{Halos, ShardTensor};
+    ///
+    /// let device = Device::default().autodiff();
+    /// let linear = LinearConfig::new(3, 3).init(&device);
+    /// let ones = || ShardTensor::solo(Tensor::<2>::ones([2, 3], &device).require_grad());
+    /// let (x, state) = (ones(), ones());
+    /// let next = x.recompute_with(state.clone(), &linear, Halos::Keep, |linear, x, state| {
+    ///     let (local, layout, mesh) = (x + state).into_parts();
+    ///     ShardTensor::from_parts(linear.forward(local).tanh(), layout, mesh)
+    /// });
+    /// assert!(state.grad(&next.into_local().sum().backward()).is_some());
+    /// ```
     #[must_use]
     pub fn recompute_with<const E: usize, M: Module + 'static>(
         self,

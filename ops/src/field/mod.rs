@@ -319,7 +319,9 @@ pub trait Field<const D: usize>:
     }
 
     /// Applies a block of a model and keeps only its input; the backward pass recomputes the block.
-    /// See [`ShardTensor::recompute`].
+    /// A tensor with gradients that the block uses besides, such as a state that is carried from
+    /// step to step, must not be captured: pass it by [`recompute_with`](Self::recompute_with). See
+    /// [`ShardTensor::recompute`].
     ///
     /// # Panics
     /// Panics where [`ShardTensor::recompute`] does.
@@ -353,6 +355,23 @@ pub trait Field<const D: usize>:
     ///
     /// # Panics
     /// Panics where [`ShardTensor::recompute_with`] does.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::Halos;
+    /// use halocline_ops::{Apply, Field};
+    ///
+    /// let device = burn::tensor::Device::default().autodiff();
+    /// let linear = LinearConfig::new(3, 3).init(&device);
+    /// let x = Tensor::<2>::ones([2, 3], &device);
+    /// let state = x.clone().require_grad();
+    /// let y = x.recompute_with::<2, _>(state.clone(), &linear, Halos::Keep, |linear, x, state| {
+    ///     (x + state).apply(linear).tanh()
+    /// });
+    /// assert!(state.grad(&y.sum().backward()).is_some());
+    /// ```
     #[must_use]
     fn recompute_with<const E: usize, M: Module + 'static>(
         self,
