@@ -81,7 +81,7 @@ mod tests {
     use halocline_core::{Launcher, Placement, Replicate, Shard};
 
     use super::*;
-    use crate::testing::distributed;
+    use crate::testing::{check_gradients, distributed};
     use crate::weighted_mse;
 
     const SHAPE: [usize; 4] = [2, 2, 6, 12];
@@ -183,6 +183,19 @@ mod tests {
             damped[0] + damped[1] > full[0] + full[1],
             "{damped:?} {full:?}"
         );
+    }
+
+    #[test]
+    fn gradients_are_central_differences() {
+        let shape = [1, SHAPE[1], SHAPE[2], SHAPE[3]];
+        let inputs = [29, 17].map(|step| {
+            let values = data(step);
+            let values = values.iter::<f64>().take(shape.iter().product());
+            TensorData::new(values.collect::<Vec<f64>>(), shape)
+        });
+        check_gradients::<4, 2>(inputs, 1e-5, |[x, target]| {
+            amse_penalty(x, target, &transform()).unwrap()
+        });
     }
 
     #[test]

@@ -261,7 +261,7 @@ mod tests {
 
     use super::*;
     use crate::energy_score_masked;
-    use crate::testing::distributed;
+    use crate::testing::{check_gradients, distributed};
 
     const SHAPE: [usize; 5] = [4, 2, 1, 3, 5];
     const WEIGHTS: [f64; 3] = [0.5, 1.5, 1.0];
@@ -335,6 +335,26 @@ mod tests {
                     found.assert_approx_eq::<f32>(&gradient, tolerance);
                 }
             }
+        }
+    }
+
+    /// Members and target are at least one apart in each cell, so that the score is linear within
+    /// the steps.
+    #[test]
+    fn gradients_are_central_differences() {
+        let inputs = [0..4, 4..5].map(|members: std::ops::Range<usize>| {
+            let shape = [members.len(), SHAPE[1], SHAPE[2], SHAPE[3], SHAPE[4]];
+            let cells: usize = shape[1..].iter().product();
+            let values = members.flat_map(|member| {
+                (0..cells).map(move |cell| ((2 * member + cell) % 5) as f64 + cell as f64 / 7.0)
+            });
+            TensorData::new(values.collect::<Vec<f64>>(), shape)
+        });
+        for alpha in [0.0, 0.95, 1.0] {
+            let estimator = CrpsEstimator::AlmostFair(alpha);
+            check_gradients::<5, 2>(inputs.clone(), 0.1, |[ensemble, target]| {
+                crps(ensemble, target, &WEIGHTS, estimator).unwrap()
+            });
         }
     }
 
