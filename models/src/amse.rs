@@ -10,18 +10,19 @@ use crate::precision::{narrowed, wide};
 const TINY: f64 = 1e-24;
 
 /// Difference of the adjusted mean squared error (AMSE, Subich et al. 2025) from the mean squared
-/// error of `[batch, channels, lat, lon]`: add it to [`weighted_mse`](crate::weighted_mse), with the
-/// areas of the rows as weights, for the AMSE.
+/// error of `[batch, channels, lat, lon]`: add it to [`weighted_mse`](crate::weighted_mse), with
+/// the areas of the rows as weights, for the AMSE.
 ///
 /// The squared error rewards a forecast that damps waves whose phase is uncertain. For each degree
-/// of the spherical harmonics, with the roots `a` and `b` of the powers of field and target and their
-/// coherence `c`, the penalty is `2 (1 − c) · max(a, b) · |a − b|`, so that a smaller amplitude does
-/// not decrease the sum. The penalty is summed over degrees, divided by 4π, and averaged over batch
-/// and channels. Degrees that the transform does not resolve have the squared error alone.
+/// of the spherical harmonics, with the roots `a` and `b` of the powers of field and target and
+/// their coherence `c`, the penalty is `2 (1 − c) · max(a, b) · |a − b|`, so that a smaller
+/// amplitude does not decrease the sum. The penalty is summed over degrees, divided by 4π, and
+/// averaged over batch and channels. Degrees that the transform does not resolve have the squared
+/// error alone.
 ///
 /// # Placement
-/// Any. The result is `Partial(Sum)` on the axes on which the harmonics are sharded, and resolved in
-/// half precision, which is computed in f32.
+/// Any. The result is `Partial(Sum)` on the axes on which the harmonics are sharded, and resolved
+/// in half precision, which is computed in f32.
 ///
 /// # Communication
 /// That of the transform ([`sht`](fn@halocline_ops::sphere::sht)), and three sums of the powers of
@@ -39,7 +40,8 @@ const TINY: f64 = 1e-24;
 ///
 /// let transform = Sht::new([6, 12], SphereGrid::LegendreGauss)?;
 /// let noise = Distribution::Normal(0.0, 1.0);
-/// let [x, target] = [(), ()].map(|()| Tensor::<4>::random([1, 1, 6, 12], noise, &Device::default()));
+/// let field = || Tensor::<4>::random([1, 1, 6, 12], noise, &Device::default());
+/// let (x, target) = (field(), field());
 /// let penalty = |x: &Tensor<4>| {
 ///     amse_penalty(x.clone(), target.clone(), &transform).map(Tensor::into_scalar::<f32>)
 /// };
@@ -156,8 +158,8 @@ mod tests {
         }
     }
 
-    /// The best amplitude of a field that is half coherent is damped by the squared error, and not by
-    /// the adjusted one.
+    /// The best amplitude of a field that is half coherent is damped by the squared error, and not
+    /// by the adjusted one.
     #[test]
     fn damping_does_not_pay() {
         let device = Default::default();

@@ -14,9 +14,9 @@ pub enum CrpsEstimator {
     /// Unbiased estimate for the population that the members are sampled from, so that the score
     /// favours no ensemble size or spread ("fair", Ferro 2014).
     Fair,
-    /// Mean of the fair score, with this weight α from 0 to 1, and the biased one ("almost fair", Lang
-    /// et al. 2024, with α = 0.95). If all members but one equal the target, the fair score is the
-    /// same wherever that one is, which training does not mend.
+    /// Mean of the fair score, with this weight α from 0 to 1, and the biased one ("almost fair",
+    /// Lang et al. 2024, with α = 0.95). If all members but one equal the target, the fair score is
+    /// the same wherever that one is, which training does not mend.
     AlmostFair(f64),
     /// Spread of the members themselves.
     Biased,
@@ -27,8 +27,8 @@ pub enum CrpsEstimator {
 /// error.
 ///
 /// With `m` members, the mean over pairs divides by `m (m − 1)` ([`CrpsEstimator::Fair`]), `m²`
-/// ([`CrpsEstimator::Biased`]), or a number between them ([`CrpsEstimator::AlmostFair`]). Time is quadratic in the number of members; training stores no
-/// pairwise differences.
+/// ([`CrpsEstimator::Biased`]), or a number between them ([`CrpsEstimator::AlmostFair`]). Time is
+/// quadratic in the number of members; training stores no pairwise differences.
 ///
 /// # Shapes
 /// `ensemble` `[members, batch, channels, lat, lon]`, `target` `[1, batch, channels, lat, lon]` →
@@ -56,7 +56,8 @@ pub enum CrpsEstimator {
 /// let member = |value: f32| Tensor::<5>::full([1, 1, 1, 2, 3], value, &device);
 /// let ensemble = Tensor::cat(vec![member(1.0), member(3.0)], 0);
 /// let score = |estimator| {
-///     crps(ensemble.clone(), member(2.0), &[1.0, 1.0], estimator).map(|score| score.into_scalar::<f32>())
+///     let score = crps(ensemble.clone(), member(2.0), &[1.0, 1.0], estimator);
+///     score.map(Tensor::into_scalar::<f32>)
 /// };
 /// assert_eq!(score(CrpsEstimator::Biased)?, 1.0 - 0.5 * 1.0); // |3 − 1| for two of the four pairs
 /// assert_eq!(score(CrpsEstimator::Fair)?, 1.0 - 0.5 * 2.0);

@@ -17,7 +17,8 @@ use super::precision::Precision;
 /// use halocline::experiment::TrainingConfig;
 ///
 /// // One step in the first 10 epochs, two in the next 10, then four.
-/// let training = TrainingConfig { curriculum: vec![[11, 2], [21, 4]], ..TrainingConfig::default() };
+/// let curriculum = vec![[11, 2], [21, 4]];
+/// let training = TrainingConfig { curriculum, ..TrainingConfig::default() };
 /// assert_eq!([1, 10, 11, 20, 25].map(|epoch| training.steps(epoch)), [1, 1, 2, 2, 4]);
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -92,15 +93,15 @@ pub enum Loss {
     /// Continuous ranked probability score of ensembles, by its fair estimator or, with
     /// [`alpha`](TrainingConfig::alpha), an almost fair one.
     Crps,
-    /// Energy score of ensembles, by the same estimators: the continuous ranked probability score of
-    /// whole fields, which also rewards the right patterns in space, between targets, and over the
-    /// steps of a rollout.
+    /// Energy score of ensembles, by the same estimators: the continuous ranked probability score
+    /// of whole fields, which also rewards the right patterns in space, between targets, and over
+    /// the steps of a rollout.
     Energy,
     /// Mean squared error plus the squared error of the amplitudes of zonal waves, which penalizes
     /// blur. On grids with rows along latitudes.
     Spectral,
-    /// Adjusted mean squared error (Subich et al. 2025), by which damped waves of spherical harmonics
-    /// do not pay. On global grids, as `model.kind = "sfno"` takes them.
+    /// Adjusted mean squared error (Subich et al. 2025), by which damped waves of spherical
+    /// harmonics do not pay. On global grids, as `model.kind = "sfno"` takes them.
     Amse,
 }
 
