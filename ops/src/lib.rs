@@ -31,6 +31,7 @@ mod placements;
 pub mod pool;
 mod precision;
 pub mod rearrange;
+pub mod recurrent;
 pub mod reduce;
 mod registry;
 pub mod resample;

@@ -17,6 +17,8 @@
 //! The gradient of a row is the sum of the cotangents of its occurrences; the gradient of a
 //! replicated table is summed over the ranks between which the indices are sharded.
 
+mod position;
+
 use burn::nn::Embedding;
 use burn::tensor::{Int, Shape, Tensor};
 use halocline_core::ops::{agree_on, fan_out};

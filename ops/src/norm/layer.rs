@@ -1,7 +1,10 @@
 //! burn's normalization modules.
 
 use burn::module::{ModuleDisplay, Param};
-use burn::nn::{BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RmsNorm};
+use burn::nn::{
+    BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, LocalResponseNormConfig,
+    RmsNorm,
+};
 use burn::tensor::Tensor;
 
 use super::NormField;
@@ -25,6 +28,17 @@ layers! {
         let parameters = norm.affine.then_some([&norm.gamma, &norm.beta]);
         normalize(x, norm.num_channels, norm.num_channels, parameters, norm.epsilon)
     };
+    LocalResponseNorm: |norm, x| x.local_response_norm(&config_of(norm));
+}
+
+/// Reads the configuration of burn's layer, whose fields are private.
+fn config_of(norm: &LocalResponseNorm) -> LocalResponseNormConfig {
+    let number = |field| displayed::<f64>(|content| norm.custom_content(content), field);
+    let size = displayed(|content| norm.custom_content(content), "size");
+    LocalResponseNormConfig::new(size)
+        .with_alpha(number("alpha"))
+        .with_beta(number("beta"))
+        .with_k(number("k"))
 }
 
 /// Applies burn's layer to either kind of tensor.

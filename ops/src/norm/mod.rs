@@ -1,4 +1,4 @@
-//! Group, instance, batch, layer, RMS and weight normalization.
+//! Group, instance, batch, layer, RMS, local response and weight normalization.
 //!
 //! `y = (x − mean) / √(variance + epsilon) · weight + bias`, with the population variance.
 //! Semantics follow PyTorch.
@@ -7,7 +7,8 @@
 //!   sample. With as many groups as channels this is instance normalization.
 //! - [`layer_norm`]: mean and variance over the last dim.
 //! - [`layer_norm_dims`]: mean and variance over several last dims.
-//! - [`batch_norm_train`], [`batch_norm`], [`weight_norm`]: on their own pages.
+//! - [`batch_norm_train`], [`batch_norm`], [`local_response_norm`], [`weight_norm`]: on their own
+//!   pages.
 //! - [`rms_norm`]: `y = x / √(mean(x²) + epsilon) · weight`, with the mean over the last dim.
 //! - [`rms_norm_dims`]: the same, with the mean over several last dims.
 //!
@@ -36,6 +37,7 @@ mod golden;
 mod grouped;
 mod kernel;
 mod layer;
+pub mod local_response;
 mod node;
 mod parameter;
 #[cfg(test)]
@@ -48,8 +50,10 @@ pub use dims::{layer_norm_dims, rms_norm_dims};
 pub(crate) use golden::OPERATORS;
 pub(crate) use kernel::moments::Moments;
 pub(crate) use layer::layer_norm_of;
+pub use local_response::local_response_norm;
 pub use weight::weight_norm;
 
+use burn::nn::LocalResponseNormConfig;
 use halocline_core::{Error, Result, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty};
@@ -233,6 +237,29 @@ pub trait NormField<const D: usize>: Field<D> {
         epsilon: f64,
     ) -> Self {
         run(self, |x| Ok(batch_norm_train(x, weight, bias, epsilon)?.0))
+    }
+
+    /// Local response normalization across channels. See
+    /// [`local_response_norm`](fn@local_response_norm).
+    ///
+    /// # Panics
+    /// Panics where [`local_response_norm`](fn@local_response_norm) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LocalResponseNormConfig;
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::NormField;
+    ///
+    /// let config = LocalResponseNormConfig::new(1).with_alpha(1.0).with_beta(0.5);
+    /// let y = Tensor::<3>::from([[[0.0], [1.0]]]).local_response_norm(&config); // x / √(1 + x²)
+    /// let expected = [[[0.0_f32], [0.5_f32.sqrt()]]];
+    /// y.into_data().assert_approx_eq::<f32>(&expected.into(), Default::default());
+    /// ```
+    #[must_use]
+    #[track_caller]
+    fn local_response_norm(self, config: &LocalResponseNormConfig) -> Self {
+        run(self, |x| local_response_norm(x, config))
     }
 
     /// Weight normalization: `self` holds the directions, `g` the lengths. See
