@@ -404,14 +404,14 @@ mod tests {
         L: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>,
     {
         let expected = run(&make, &[("a", 1)], &[Replicate]).remove(0);
-        let meshes: [(&[(&str, usize)], &[Placement]); 4] = [
-            (&[("a", 3)], &[Shard(0)]),
-            (&[("a", 2)], &[Shard(2)]),
-            (&[("a", 2), ("b", 2)], &[Shard(0), Shard(2)]),
-            (&[("a", 2), ("b", 2)], &[Replicate, Shard(2)]),
+        let meshes = [
+            (vec![("a", 3)], vec![Shard(0)]),
+            (vec![("a", 2)], vec![Shard(2)]),
+            (vec![("a", 2), ("b", 2)], vec![Shard(0), Shard(2)]),
+            (vec![("a", 2), ("b", 2)], vec![Replicate, Shard(2)]),
         ];
         for (axes, placements) in meshes {
-            for found in run(&make, axes, placements) {
+            for found in run(&make, &axes, &placements) {
                 compare(&found, &expected, 2e-5, &format!("{placements:?}"));
             }
         }

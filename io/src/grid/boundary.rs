@@ -1,7 +1,6 @@
 //! Boundary conditions of grids.
 
 use halocline_core::Boundary;
-use halocline_core::sphere::sphere_point;
 
 use super::degrees::TOLERANCE;
 use crate::Grid;
@@ -62,56 +61,6 @@ impl Grid {
             Boundary::Replicate
         };
         [lat, lon]
-    }
-
-    /// Returns the number of columns at the end of a curvilinear grid around the globe that repeat
-    /// its first ones, such as the halo of NEMO's grids, or `None` of another grid: that of more than
-    /// half of the rows whose cells at both ends have a position.
-    ///
-    /// # Example
-    /// ```
-    /// use halocline_io::Grid;
-    ///
-    /// let lon: Vec<f64> = (0..7).map(|column| 72.0 * f64::from(column)).collect();
-    /// let grid = Grid::curvilinear([2, 7], vec![50.0; 14], lon.repeat(2))?;
-    /// assert_eq!(grid.columns_repeated(), Some(2));
-    /// # Ok::<(), halocline_io::Error>(())
-    /// ```
-    pub fn columns_repeated(&self) -> Option<usize> {
-        let [lat, lon] = self.cells().filter(|_| self.is_curvilinear())?;
-        let [rows, columns] = self.shape();
-        if columns < 4 {
-            return None;
-        }
-        let apart = |one: usize, other: usize| {
-            let [one, other] = [one, other].map(|cell| sphere_point([lat[cell], lon[cell]]));
-            let squares = one
-                .iter()
-                .zip(other)
-                .map(|(one, other)| (one - other).powi(2));
-            squares.sum::<f64>().sqrt()
-        };
-        let mut found = Vec::new();
-        for first in (0..rows).map(|row| row * columns) {
-            let last = first + columns - 1;
-            let ends = [first, first + 1, last - 1, last];
-            if !ends.into_iter().all(|cell| self.counts(cell)) {
-                continue;
-            }
-            let step = apart(first, first + 1).max(apart(last - 1, last));
-            found.push(match apart(last, first) {
-                gap if gap > 1.5 * step || step == 0.0 => None,
-                gap if gap < 0.01 * step => Some(1),
-                _ if apart(last, first + 1) < 0.01 * step => Some(2),
-                _ => Some(0),
-            });
-        }
-        // A row on the fold of a tripolar grid meets itself, also at its ends.
-        let is_most = |repeated: &Option<usize>| {
-            let alike = found.iter().filter(|other| *other == repeated);
-            2 * alike.count() > found.len()
-        };
-        found.iter().copied().find(is_most).flatten()
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod degrees;
 pub(crate) mod description;
 pub(crate) mod healpix;
 pub(crate) mod order;
+pub(crate) mod repeated;
 mod row_weights;
 pub(crate) mod unplaced;
 
@@ -19,6 +20,7 @@ use crate::{Error, Result};
 use cells::{Cells, columns};
 use degrees::{TOLERANCE, is_equal, meridian};
 use description::Description;
+use repeated::longitudes_repeated;
 use row_weights::row_weights;
 
 /// Latitude-longitude grid: the coordinates of its rows and columns in degrees. Cells that form no
@@ -164,7 +166,8 @@ impl Grid {
             (1, [first, .., last]) => last < first,
             _ => false,
         };
-        if !in_order || !lon.iter().all(|lon| lon.is_finite()) {
+        let is_turn = longitudes_repeated(&meridians) == 0;
+        if !in_order || !is_turn || !lon.iter().all(|lon| lon.is_finite()) {
             return Err(Error::argument(
                 "lon",
                 ends(&lon),

@@ -364,3 +364,102 @@ fn a_grid_is_the_same_with_and_without_positions_on_land() {
     std::fs::write(path.join("areacello/0.0"), areas(3.0)).unwrap();
     assert!(!open(&path).unwrap().grid().agrees_with(&whole));
 }
+
+/// Writes a store of a field on these rows and columns, with coordinates along them.
+fn write_lines(
+    folder: &Path,
+    [rows, columns]: [(&str, &str, &[f64]); 2],
+    standard: bool,
+) -> PathBuf {
+    let path = folder.join("lines.zarr");
+    std::fs::create_dir(&path).unwrap();
+    std::fs::write(path.join(".zgroup"), "{\"zarr_format\": 2}").unwrap();
+    let times = path.join("time");
+    array(&times, "<f8", &[1], &["time"], &doubles([0.0]));
+    attribute(&times, "\"units\": \"hours since 1970-01-01\"");
+    let shape = [1, rows.2.len(), columns.2.len()];
+    let values = (0..shape.iter().product()).map(|cell: usize| cell as f32);
+    let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+    let field = path.join("tas");
+    array(&field, "<f4", &shape, &["time", rows.0, columns.0], &bytes);
+    for (name, kind, values) in [rows, columns] {
+        let line = path.join(name);
+        let values = doubles(values.iter().copied());
+        array(&line, "<f8", &[values.len() / 8], &[name], &values);
+        if standard {
+            attribute(&line, &format!("\"standard_name\": \"{kind}\""));
+        }
+        attribute(&line, "\"units\": \"degrees\"");
+    }
+    path
+}
+
+/// Adds the grid mapping of a rotated pole to a store.
+fn rotate(path: &Path, pole: [f64; 2]) {
+    attribute(&path.join("tas"), "\"grid_mapping\": \"rotated_pole\"");
+    let mapping = path.join("rotated_pole");
+    array(&mapping, "<i4", &[1], &["one"], &0_i32.to_le_bytes());
+    let name = "\"grid_mapping_name\": \"rotated_latitude_longitude\"";
+    attribute(&mapping, name);
+    let [lat, lon] = pole;
+    attribute(&mapping, &format!("\"grid_north_pole_latitude\": {lat:?}"));
+    attribute(&mapping, &format!("\"grid_north_pole_longitude\": {lon:?}"));
+}
+
+#[test]
+fn cells_of_a_rotated_pole_have_positions() {
+    let (rows, columns) = ([-1.0, 0.0, 1.0], [-2.0, -1.0, 0.0, 1.0]);
+    for (names, standard) in [
+        ([("rlat", "grid_latitude"), ("rlon", "grid_longitude")], true),
+        ([("rlat", ""), ("rlon", "")], false),
+        ([("y", "grid_latitude"), ("x", "grid_longitude")], true),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let [(row, of_row), (column, of_column)] = names;
+        let lines = [(row, of_row, &rows[..]), (column, of_column, &columns[..])];
+        let path = write_lines(folder.path(), lines, standard);
+        assert!(open(&path, &OpenConfig::new()).is_err());
+        rotate(&path, [39.25, -162.0]);
+        let fields = open(&path, &OpenConfig::new()).unwrap();
+        let grid = fields.grid();
+        assert!(grid.is_curvilinear() && grid.shape() == [3, 4]);
+        let [lat, lon] = grid.cells().unwrap();
+        // The origin of the rotated sphere.
+        assert!((lat[6] - 50.75).abs() < 1e-9 && (lon[6] - 18.0).abs() < 1e-9);
+        assert!((lat[10] - 51.75).abs() < 1e-9 && (lon[10] - 18.0).abs() < 1e-9);
+        assert!(lon[5] < 17.0 && lon[7] > 19.0);
+        let values = fields.read([0..1, 0..1, 1..2, 2..4]).unwrap();
+        assert_eq!(values.into_raw_vec_and_offset().0, [6.0, 7.0]);
+    }
+}
+
+#[test]
+fn a_rotated_pole_at_the_true_one_is_a_regular_grid() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = [
+        ("rlat", "grid_latitude", &[-1.0, 0.0, 1.0][..]),
+        ("rlon", "grid_longitude", &[-2.0, -1.0, 0.0, 1.0][..]),
+    ];
+    let path = write_lines(folder.path(), lines, true);
+    rotate(&path, [90.0, 180.0]);
+    let fields = open(&path, &OpenConfig::new()).unwrap();
+    assert_eq!(fields.grid().lat(), [-1.0, 0.0, 1.0]);
+    assert_eq!(fields.grid().lon(), [358.0, 359.0, 0.0, 1.0]);
+}
+
+#[test]
+fn the_last_column_is_left_out_where_it_repeats_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = [
+        ("lat", "latitude", &[-30.0, 30.0][..]),
+        ("lon", "longitude", &[0.0, 90.0, 180.0, 270.0, 360.0][..]),
+    ];
+    let path = write_lines(folder.path(), lines, true);
+    let fields = open(&path, &OpenConfig::new()).unwrap();
+    assert_eq!(fields.grid(), &Grid::new(vec![-30.0, 30.0], lines[1].2[..4].into()).unwrap());
+    let told: Vec<String> = fields.left_out().iter().map(ToString::to_string).collect();
+    assert_eq!(told, ["lon (its last column repeats the first)"]);
+    let values = fields.read([0..1, 0..1, 0..2, 2..4]).unwrap();
+    assert_eq!(values.into_raw_vec_and_offset().0, [2.0, 3.0, 7.0, 8.0]);
+    assert!(fields.read([0..1, 0..1, 0..2, 0..5]).is_err());
+}

@@ -136,8 +136,9 @@ impl<'a> Coordinates<'a> {
         } else {
             self.cells(variable)?
         };
-        let planes = match cells {
-            None => self.plane_positions(variable),
+        // Dims of rows and columns without coordinates in degrees of their own.
+        let placed = match cells {
+            None => self.placed_lines(variable),
             Some(_) => None,
         };
         let mut roles = Vec::new();
@@ -162,7 +163,7 @@ impl<'a> Coordinates<'a> {
                     expected,
                 ));
             }
-            let line = planes.and_then(|[lat, _]| lines(lat).0.iter().position(|own| own == dim));
+            let line = placed.and_then(|dims| dims.iter().position(|own| own == dim));
             roles.push(match axis {
                 _ if is_cells || line == Some(1) => Role::Column,
                 _ if line == Some(0) => Role::Row,
@@ -189,7 +190,7 @@ impl<'a> Coordinates<'a> {
             }
         }
         let place = |role| roles.iter().position(|this| *this == role);
-        if planes.is_none()
+        if placed.is_none()
             && let (Some(row), Some(column)) = (place(Role::Row), place(Role::Column))
             && let Some(reason) = self.curved(&variable.dims[row], &variable.dims[column])
         {
@@ -217,6 +218,14 @@ impl<'a> Coordinates<'a> {
             ));
         }
         Ok(Ok(roles))
+    }
+
+    /// Finds the dims of rows and columns of a variable on a curvilinear grid.
+    fn placed_lines(&self, variable: &Variable) -> Option<[&'a str; 2]> {
+        match self.plane_positions(variable) {
+            Some([lat, _]) => Some(lines(lat).0),
+            None => Some(self.rotated(variable)?.lines.map(|line| &*line.dims[0])),
+        }
     }
 
     /// Refuses a dim whose coordinate is a time by name or attributes but holds neither numbers nor

@@ -16,7 +16,15 @@ const STANDARD_NAMES: [&str; 4] = [
 /// Units of coordinates in a projection without a standard name.
 const LENGTHS: [&str; 6] = ["m", "km", "metre", "metres", "meter", "meters"];
 
-impl Coordinates<'_> {
+impl<'a> Coordinates<'a> {
+    /// Finds the grid mapping that a variable names.
+    pub(super) fn grid_mapping(&self, variable: &Variable) -> Option<&'a Variable> {
+        let named = variable.text("grid_mapping")?;
+        let name = named.split([' ', ':']).find(|word| !word.is_empty())?;
+        let mut variables = self.container.variables().iter();
+        variables.find(|other| other.name == name)
+    }
+
     /// Describes the grid of a variable on these dims of rows and columns, if it has rows. A part
     /// that cannot be read is left out.
     pub(super) fn description(&self, variable: &Variable, dims: Option<[&str; 2]>) -> Description {
@@ -31,10 +39,7 @@ impl Coordinates<'_> {
     /// Returns the grid mapping that a variable names. That of HEALPix cells belongs to one dim,
     /// which outputs do not have.
     fn mapping(&self, variable: &Variable) -> Option<Mapping> {
-        let named = variable.text("grid_mapping")?;
-        let name = named.split([' ', ':']).find(|word| !word.is_empty())?;
-        let mut variables = self.container.variables().iter();
-        let found = variables.find(|other| other.name == name)?;
+        let found = self.grid_mapping(variable)?;
         let is_kept = found.text("grid_mapping_name")? != "healpix";
         // Names that all formats permit, without those of the format or of other variables.
         let is_named = |name: &str| {
@@ -44,7 +49,7 @@ impl Coordinates<'_> {
                 && name != "coordinates"
         };
         is_kept.then(|| Mapping {
-            name: name.into(),
+            name: found.name.clone(),
             attributes: attributes(found, is_named),
         })
     }

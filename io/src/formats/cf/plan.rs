@@ -14,7 +14,7 @@ use crate::fields::in_file;
 use crate::formats::packing::Packing;
 use crate::grid::cells;
 use crate::grid::degrees::TOLERANCE;
-use crate::grid::description::Description;
+use crate::grid::repeated::longitudes_repeated;
 use crate::grid::unplaced::mark_zeros;
 use crate::{Calendar, Error, Grid, LeftOut, LeftOutReason, Result};
 
@@ -208,11 +208,17 @@ impl Plan {
         let columns = (variable(main.0).dims[column].as_str(), extent);
         let row = dim(&main, Role::Row);
         let grid = grid(&coordinates, variable(main.0), row, columns);
-        let mut grid = grid.map_err(|error| in_file(path, error))?;
-        grid.description = Description {
-            area_units: grid.description.area_units.take(),
-            ..coordinates.description(variable(main.0), row.map(|row| [row, columns.0]))
-        };
+        let mut grid = grid
+            .map_err(|error| in_file(path, error))?
+            .without_repeats();
+        let mut description =
+            coordinates.description(variable(main.0), row.map(|row| [row, columns.0]));
+        let width = grid.shape()[1];
+        if let Some([_, line]) = &mut description.lines {
+            line.values.truncate(width);
+        }
+        description.area_units = grid.description.area_units.take();
+        grid.description = description;
         // Time axis of other variables in the file, for chosen fields that have no time dim.
         let timed_beside = || {
             let mut variables = container.variables().iter().enumerate();
@@ -247,6 +253,13 @@ impl Plan {
             names: Vec::new(),
             left_out: named(left_out),
         };
+        let repeated = match extent - width {
+            0 => None,
+            1 => Some("its last column repeats the first".into()),
+            count => Some(format!("its last {count} columns repeat the first")),
+        };
+        let repeated = repeated.map(|text| LeftOut::new(columns.0, LeftOutReason::Other(text)));
+        plan.left_out.extend(repeated);
         for (index, roles) in candidates {
             plan.add(&coordinates, index, roles)?;
         }
@@ -310,12 +323,20 @@ fn grid(
     {
         return curvilinear_grid(coordinates, variable, positions);
     }
+    if row.is_some()
+        && let Some(rotated) = coordinates.rotated(variable)
+    {
+        return coordinates.rotated_grid(&rotated);
+    }
     let positions = match row {
         Some(row) => {
-            let grid = Grid::new(line(row)?, line(column)?)?;
+            let (lat, mut lon) = (line(row)?, line(column)?);
             match named_positions(container, column) {
-                Some(positions) if grid.shape()[0] == 1 => positions,
-                _ => return Ok(grid),
+                Some(positions) if lat.len() == 1 => positions,
+                _ => {
+                    lon.truncate(lon.len() - longitudes_repeated(&lon));
+                    return Grid::new(lat, lon);
+                }
             }
         }
         None => match positions(container, column) {

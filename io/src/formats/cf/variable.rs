@@ -61,6 +61,17 @@ impl Variable {
         }
     }
 
+    /// Returns the number of an attribute, if it is present and one number.
+    pub(crate) fn number(&self, attribute: &str) -> Option<f64> {
+        match self.attribute(attribute)? {
+            Attribute::Numbers(numbers) => match numbers.values[..] {
+                [number] => Some(number),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     /// Whether the variable varies along this dim only; its other dims, if any, have length one.
     pub(crate) fn lies_on(&self, dim: &str) -> bool {
         let dims = self.dims.iter().zip(&self.shape);
