@@ -394,23 +394,32 @@ fn write_lines(
     path
 }
 
-/// Adds the grid mapping of a rotated pole to a store.
-fn rotate(path: &Path, pole: [f64; 2]) {
-    attribute(&path.join("tas"), "\"grid_mapping\": \"rotated_pole\"");
-    let mapping = path.join("rotated_pole");
+/// Adds a grid mapping to a store.
+fn project(path: &Path, name: &str, numbers: &[(&str, f64)]) {
+    attribute(&path.join("tas"), "\"grid_mapping\": \"crs\"");
+    let mapping = path.join("crs");
     array(&mapping, "<i4", &[1], &["one"], &0_i32.to_le_bytes());
-    let name = "\"grid_mapping_name\": \"rotated_latitude_longitude\"";
-    attribute(&mapping, name);
-    let [lat, lon] = pole;
-    attribute(&mapping, &format!("\"grid_north_pole_latitude\": {lat:?}"));
-    attribute(&mapping, &format!("\"grid_north_pole_longitude\": {lon:?}"));
+    attribute(&mapping, &format!("\"grid_mapping_name\": \"{name}\""));
+    for (name, number) in numbers {
+        attribute(&mapping, &format!("\"{name}\": {number:?}"));
+    }
+}
+
+/// Adds the grid mapping of a rotated pole to a store.
+fn rotate(path: &Path, [lat, lon]: [f64; 2]) {
+    let names = ["grid_north_pole_latitude", "grid_north_pole_longitude"];
+    let numbers = [(names[0], lat), (names[1], lon)];
+    project(path, "rotated_latitude_longitude", &numbers);
 }
 
 #[test]
 fn cells_of_a_rotated_pole_have_positions() {
     let (rows, columns) = ([-1.0, 0.0, 1.0], [-2.0, -1.0, 0.0, 1.0]);
     for (names, standard) in [
-        ([("rlat", "grid_latitude"), ("rlon", "grid_longitude")], true),
+        (
+            [("rlat", "grid_latitude"), ("rlon", "grid_longitude")],
+            true,
+        ),
         ([("rlat", ""), ("rlon", "")], false),
         ([("y", "grid_latitude"), ("x", "grid_longitude")], true),
     ] {
@@ -418,9 +427,9 @@ fn cells_of_a_rotated_pole_have_positions() {
         let [(row, of_row), (column, of_column)] = names;
         let lines = [(row, of_row, &rows[..]), (column, of_column, &columns[..])];
         let path = write_lines(folder.path(), lines, standard);
-        assert!(open(&path, &OpenConfig::new()).is_err());
+        assert!(open(&path).is_err());
         rotate(&path, [39.25, -162.0]);
-        let fields = open(&path, &OpenConfig::new()).unwrap();
+        let fields = open(&path).unwrap();
         let grid = fields.grid();
         assert!(grid.is_curvilinear() && grid.shape() == [3, 4]);
         let [lat, lon] = grid.cells().unwrap();
@@ -442,9 +451,46 @@ fn a_rotated_pole_at_the_true_one_is_a_regular_grid() {
     ];
     let path = write_lines(folder.path(), lines, true);
     rotate(&path, [90.0, 180.0]);
-    let fields = open(&path, &OpenConfig::new()).unwrap();
+    let fields = open(&path).unwrap();
     assert_eq!(fields.grid().lat(), [-1.0, 0.0, 1.0]);
     assert_eq!(fields.grid().lon(), [358.0, 359.0, 0.0, 1.0]);
+}
+
+#[test]
+fn cells_in_a_map_projection_have_positions() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = [
+        ("y", "projection_y_coordinate", &[-3.0, 0.0, 3.0][..]),
+        ("x", "projection_x_coordinate", &[-3.0, 0.0, 3.0, 6.0][..]),
+    ];
+    let path = write_lines(folder.path(), lines, true);
+    for name in ["y", "x"] {
+        let text = std::fs::read_to_string(path.join(name).join(".zattrs")).unwrap();
+        std::fs::write(
+            path.join(name).join(".zattrs"),
+            text.replace("degrees", "km"),
+        )
+        .unwrap();
+    }
+    let numbers = [
+        ("latitude_of_projection_origin", 60.0),
+        ("longitude_of_projection_origin", 10.0),
+        ("earth_radius", 6_371_000.0),
+    ];
+    project(&path, "lambert_azimuthal_equal_area", &numbers);
+    let fields = open(&path).unwrap();
+    let grid = fields.grid();
+    assert!(grid.is_curvilinear() && grid.shape() == [3, 4]);
+    let [lat, lon] = grid.cells().unwrap();
+    // Three kilometres are 0.02698 degrees.
+    assert!((lat[5] - 60.0).abs() < 1e-9 && (lon[5] - 10.0).abs() < 1e-9);
+    assert!((lat[9] - 60.026_98).abs() < 1e-5 && (lon[9] - 10.0).abs() < 1e-9);
+    assert!((lon[6] - 10.053_96).abs() < 1e-5);
+    let weights = grid.cell_weights().unwrap();
+    assert!(
+        weights.iter().all(|weight| (weight - 1.0).abs() < 1e-5),
+        "{weights:?}"
+    );
 }
 
 #[test]
@@ -455,8 +501,11 @@ fn the_last_column_is_left_out_where_it_repeats_the_first() {
         ("lon", "longitude", &[0.0, 90.0, 180.0, 270.0, 360.0][..]),
     ];
     let path = write_lines(folder.path(), lines, true);
-    let fields = open(&path, &OpenConfig::new()).unwrap();
-    assert_eq!(fields.grid(), &Grid::new(vec![-30.0, 30.0], lines[1].2[..4].into()).unwrap());
+    let fields = open(&path).unwrap();
+    assert_eq!(
+        fields.grid(),
+        &Grid::new(vec![-30.0, 30.0], lines[1].2[..4].into()).unwrap()
+    );
     let told: Vec<String> = fields.left_out().iter().map(ToString::to_string).collect();
     assert_eq!(told, ["lon (its last column repeats the first)"]);
     let values = fields.read([0..1, 0..1, 0..2, 2..4]).unwrap();

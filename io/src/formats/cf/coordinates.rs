@@ -224,7 +224,7 @@ impl<'a> Coordinates<'a> {
     fn placed_lines(&self, variable: &Variable) -> Option<[&'a str; 2]> {
         match self.plane_positions(variable) {
             Some([lat, _]) => Some(lines(lat).0),
-            None => Some(self.rotated(variable)?.lines.map(|line| &*line.dims[0])),
+            None => Some(self.projected(variable)?.lines.map(|line| &*line.dims[0])),
         }
     }
 

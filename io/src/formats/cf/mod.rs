@@ -6,7 +6,7 @@ mod curvilinear;
 mod description;
 mod plan;
 mod planes;
-mod rotated;
+mod projected;
 mod shared;
 pub(crate) mod text_times;
 mod time_axis;

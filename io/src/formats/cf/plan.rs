@@ -324,9 +324,9 @@ fn grid(
         return curvilinear_grid(coordinates, variable, positions);
     }
     if row.is_some()
-        && let Some(rotated) = coordinates.rotated(variable)
+        && let Some(projected) = coordinates.projected(variable)
     {
-        return coordinates.rotated_grid(&rotated);
+        return coordinates.projected_grid(&projected);
     }
     let positions = match row {
         Some(row) => {

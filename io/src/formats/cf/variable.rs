@@ -63,11 +63,16 @@ impl Variable {
 
     /// Returns the number of an attribute, if it is present and one number.
     pub(crate) fn number(&self, attribute: &str) -> Option<f64> {
+        match self.numbers(attribute)?[..] {
+            [number] => Some(number),
+            _ => None,
+        }
+    }
+
+    /// Returns the numbers of an attribute, if it is present and has numbers.
+    pub(crate) fn numbers(&self, attribute: &str) -> Option<&[f64]> {
         match self.attribute(attribute)? {
-            Attribute::Numbers(numbers) => match numbers.values[..] {
-                [number] => Some(number),
-                _ => None,
-            },
+            Attribute::Numbers(numbers) => Some(&numbers.values),
             _ => None,
         }
     }
