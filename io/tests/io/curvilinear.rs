@@ -439,6 +439,16 @@ fn cells_of_a_rotated_pole_have_positions() {
         assert!(lon[5] < 17.0 && lon[7] > 19.0);
         let values = fields.read([0..1, 0..1, 1..2, 2..4]).unwrap();
         assert_eq!(values.into_raw_vec_and_offset().0, [6.0, 7.0]);
+        // A variable without a grid mapping lies on the same cells.
+        let height = path.join("height");
+        let bytes: Vec<u8> = [0.5_f32; 12]
+            .into_iter()
+            .flat_map(f32::to_le_bytes)
+            .collect();
+        array(&height, "<f4", &[3, 4], &[row, column], &bytes);
+        let config = OpenConfig::new().with_channels(Some(vec!["height".into()]));
+        let fields = config.open(&path).unwrap();
+        assert!(fields.grid().is_curvilinear());
     }
 }
 

@@ -56,10 +56,17 @@ const PLANE: Names = [
 ];
 
 impl<'a> Coordinates<'a> {
-    /// Finds the rows and columns of a variable with a grid mapping from which the positions of
-    /// its cells can be computed.
+    /// Finds the rows and columns of a variable whose grid mapping, or that of another variable on
+    /// the same dims, gives the positions of its cells.
     pub(super) fn projected(&self, variable: &Variable) -> Option<Projected<'a>> {
-        let mapping = self.grid_mapping(variable)?;
+        let shares = |other: &&Variable| {
+            let dims = other.dims.iter();
+            dims.filter(|dim| variable.dims.contains(dim)).count() > 1
+        };
+        let beside = self.container.variables().iter().filter(shares);
+        let mapping = std::iter::once(variable)
+            .chain(beside)
+            .find_map(|variable| self.grid_mapping(variable))?;
         let is_rotated = mapping.text("grid_mapping_name") == Some("rotated_latitude_longitude");
         let line = |(standard, common): (&[&str], &[&str])| {
             let mut variables = self.container.variables().iter();
