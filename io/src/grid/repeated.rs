@@ -3,36 +3,25 @@
 use halocline_core::sphere::sphere_point;
 
 use super::cells::{Cells, columns};
+use super::degrees::{apart, meridian};
 use crate::Grid;
 
 /// Largest distance between a column and its repetition, in steps between columns.
 const NEAR: f64 = 0.01;
 
-/// Returns the number of longitudes at the end that lie a turn from the first or beyond it.
+/// Returns the number of longitudes at the end that are the first ones again, in either notation.
 pub(crate) fn longitudes_repeated(lon: &[f64]) -> usize {
-    let steps = lon
-        .windows(2)
-        .map(|pair| (pair[1] - pair[0]).rem_euclid(360.0));
-    let mut turned = 0.0;
-    let turned: Vec<f64> = steps
-        .map(|step| {
-            turned += step;
-            turned
-        })
-        .collect();
-    let Some(step) = turned.first() else {
+    let count = lon.len();
+    let [first, second, _, ..] = lon else {
         return 0;
     };
-    let all = turned.iter().rev();
-    let repeated = all
-        .take_while(|turned| **turned > 360.0 - NEAR * step)
-        .count();
-    // Longitudes in no order repeat nothing.
-    if turned.last().is_some_and(|last| *last < 360.0 + 4.0 * step) {
-        repeated
-    } else {
-        0
-    }
+    let near = NEAR * (second - first).rem_euclid(360.0);
+    let is_same = |one: f64, other: f64| apart(meridian(one), meridian(other)) < near;
+    let repeats = |repeated: &usize| {
+        let mut pairs = lon[count - repeated..].iter().zip(lon);
+        pairs.all(|(one, other)| is_same(*one, *other))
+    };
+    (1..=count / 2).rev().find(repeats).unwrap_or(0)
 }
 
 impl Grid {
@@ -137,6 +126,7 @@ mod tests {
         assert_eq!(longitudes_repeated(&[0.0, 120.0, 240.0]), 0);
         assert_eq!(longitudes_repeated(&[10.0]), 0);
         assert_eq!(longitudes_repeated(&[30.0, 20.0, 10.0, 0.0]), 0);
+        assert_eq!(longitudes_repeated(&[f64::NAN; 4]), 0);
     }
 
     #[test]

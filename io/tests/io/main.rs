@@ -19,6 +19,7 @@ mod loader;
 mod makani;
 mod merged;
 mod orders;
+mod projected;
 mod refused;
 mod roles;
 mod shared;
