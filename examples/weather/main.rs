@@ -96,11 +96,13 @@ impl Kind {
                 blocks: 4,
                 kernel: 3,
                 recompute: false,
+                mask: None,
             },
             Self::Unet => ModelConfig::Unet {
                 width: 16,
                 levels: 2,
                 recompute: false,
+                mask: None,
             },
             Self::Transformer => ModelConfig::Transformer {
                 d_model: 64,

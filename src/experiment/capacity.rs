@@ -129,6 +129,7 @@ mod tests {
             width,
             levels: 1,
             recompute: false,
+            mask: None,
         };
         config.model = unet(1 << 20);
         for purpose in [Use::Forecast, Use::Training] {

@@ -180,11 +180,13 @@ fn winds_change_their_sign_across_a_pole() {
             blocks: 0,
             kernel: 3,
             recompute: false,
+            mask: None,
         },
         ModelConfig::Unet {
             width: 4,
             levels: 0,
             recompute: false,
+            mask: None,
         },
     ] {
         let [even, odd] = [&[][..], &["u10"]].map(|odd| predict(&config, &grid, odd));
@@ -240,6 +242,7 @@ fn the_finest_level_has_the_poles_of_its_grid() {
         width: 4,
         levels: 1,
         recompute: false,
+        mask: None,
     };
     let grids = [Grid::with_poles, Grid::cell_centered];
     let [points, edges] = grids.map(|grid| predict(&config, &grid(ROWS, COLUMNS).unwrap(), &[]));

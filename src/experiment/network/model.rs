@@ -30,6 +30,9 @@ pub struct FieldModel<N: Module = NoNetwork> {
     /// other targets.
     #[module(skip)]
     predicted: Vec<usize>,
+    /// Index of the mask of the cells that count among the channels of an input, if there is one.
+    #[module(skip)]
+    mask: Option<usize>,
     /// Fingerprint of the checkpoint that the model was loaded from.
     #[module(skip)]
     pub(crate) checkpoint: Option<u32>,
@@ -56,7 +59,12 @@ const INCREMENT: f64 = 0.1;
 
 impl<N: Module> FieldModel<N> {
     /// Initializes a model around a network.
-    pub(super) fn new(network: Network<N>, signature: &Signature, device: &Device) -> Self {
+    pub(super) fn new(
+        network: Network<N>,
+        mask: Option<usize>,
+        signature: &Signature,
+        device: &Device,
+    ) -> Self {
         let (channels, all) = (signature.channels, signature.channels_in());
         let inputs = all - signature.constants();
         Self {
@@ -64,6 +72,7 @@ impl<N: Module> FieldModel<N> {
             damping: Initializer::Zeros.init([1, signature.channels_out(), 1, 1], device),
             places: places_of_targets(channels, inputs, all),
             predicted: signature.predicted_places(),
+            mask,
             checkpoint: None,
         }
     }
@@ -120,10 +129,17 @@ impl<X: Field<4>, N: Module + Layer<X, Output = X>> Layer<X> for FieldModel<N> {
         let damping = state.place_operand(&self.damping).cast(dtype);
         let targets = |next: X| select_channels(next, &self.predicted, |channel| channel);
         let add = |increment: X| state.clone() + increment.cast(dtype) * INCREMENT;
+        let mask = |x: &X| Some(x.clone().narrow(1, self.mask?, 1).cast(computed));
         let next = match &self.network {
-            Network::Cnn(model) => targets(model.forward(x)),
+            Network::Cnn(model) => targets(match mask(&x) {
+                Some(mask) => model.forward_masked(x, mask),
+                None => model.forward(x),
+            }),
             Network::Transformer(model) => targets(model.forward(x)),
-            Network::Unet(model) => add(model.forward(x.cast(computed))),
+            Network::Unet(model) => add(match mask(&x) {
+                Some(mask) => model.forward_masked(x.cast(computed), mask),
+                None => model.forward(x.cast(computed)),
+            }),
             Network::Fno(model) => add(model.forward(x.cast(computed))),
             Network::Sfno(model) => add(model.forward(x.cast(computed))),
             Network::Graph(model) => add(model.forward(x.cast(computed))),
@@ -157,6 +173,7 @@ mod tests {
             damping: Initializer::Zeros.init([1, 1, 1, 1], &device),
             places: vec![1],
             predicted: vec![0],
+            mask: None,
             checkpoint: None,
         };
         let x = Tensor::<4>::full([1, 1, 1, 2], f32::NAN, &device);
