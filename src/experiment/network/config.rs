@@ -210,7 +210,18 @@ impl ModelConfig {
         device: &Device,
         maker: Maker<N>,
     ) -> Result<FieldModel<N>> {
-        let mask = mask::place(self, signature)?;
+        let mask = match self {
+            Self::Cnn {
+                mask, recompute, ..
+            }
+            | Self::Unet {
+                mask, recompute, ..
+            } => {
+                let place = |name: &String| mask::place(name, *recompute, signature);
+                mask.as_ref().map(place).transpose()?
+            }
+            _ => None,
+        };
         let network = self.network(signature, device, maker)?;
         Ok(FieldModel::new(network, mask, signature, device))
     }

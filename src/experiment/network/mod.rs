@@ -9,6 +9,8 @@ mod mask;
 mod model;
 mod own;
 mod signature;
+#[cfg(test)]
+mod tests;
 mod transformer;
 mod unet;
 
