@@ -74,7 +74,8 @@ pub use layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use mesh::MeshShape;
 pub use module_scope::{ModuleScope, module_scope};
 pub use param::{
-    Gather, GatherAhead, ParamShard, gather_ahead, param_shards, shard_parameters, unshard,
+    Gather, GatherAhead, InitialValues, ParamShard, gather_ahead, param_shards, shard_parameters,
+    shard_parameters_with, unshard,
 };
 pub use region::{Boundary, IndexBox};
 pub use rng::RandomKey;

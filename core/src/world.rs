@@ -247,6 +247,25 @@ impl World {
         module::seeded(&self.device, seed, |device| shard(make(device), plan))?
     }
 
+    /// Returns the key for the [initial values](crate::InitialValues) of the parameters of one
+    /// module, the same on all ranks. Each call counts as a module that is made, so all ranks must
+    /// call it in the same order with [`init`](Self::init) and
+    /// [`init_sharded`](Self::init_sharded). Nothing is sent.
+    ///
+    /// # Example
+    /// ```
+    /// halocline_core::Launcher::local(2).seed(5).run(|world| {
+    ///     let [first, second] = [world.module_key(), world.module_key()];
+    ///     assert_ne!(first, second);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn module_key(&self) -> RandomKey {
+        let module = self.modules.fetch_add(1, Ordering::Relaxed);
+        RandomKey::new(self.seed, ("module", module))
+    }
+
     /// Broadcasts the parameters of rank `source`, which become leaves owned by each rank.
     ///
     /// All ranks of the world call it; [`DeviceMesh::sync_module`] is for those of a mesh.
@@ -337,8 +356,7 @@ impl World {
 
     /// Returns the seed of the next module.
     fn next_seed(&self) -> u64 {
-        let module = self.modules.fetch_add(1, Ordering::Relaxed);
-        RandomKey::new(self.seed, ("module", module)).number()
+        self.module_key().number()
     }
 
     fn everyone(&self) -> Vec<usize> {

@@ -5,12 +5,13 @@ use std::collections::{HashMap, HashSet};
 use burn::module::{Module, ModuleVisitor, Param, ParamId, ParamMapper, Reparameterizer};
 use burn::tensor::{Tensor, TensorData};
 
+use super::initial::InitialValues;
 use super::layout::ParamShard;
 use crate::dispatch::cut;
 use crate::layout::{Fan, Partial, Placement};
 use crate::paths::is_running_state;
 use crate::tensor::on_device;
-use crate::{Error, Result};
+use crate::{Error, IndexBox, Result};
 
 /// Shards the parameters of a module that is equal on all ranks: each rank keeps its shard. `shard`
 /// receives the path and shape of a parameter and returns its layout, or `None` to leave it whole.
@@ -25,6 +26,22 @@ pub fn shard_parameters<M: Module>(
     module: M,
     shard: impl FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
 ) -> Result<M> {
+    shard_parameters_with(module, shard, |_, _| Ok(None))
+}
+
+/// Like [`shard_parameters`], with initial values: `values` receives the path and shape of a
+/// parameter and returns the values with which each rank fills its shard, or `None` to keep the
+/// module's own. A parameter of burn's `Initializer` that receives values is never drawn, so no rank
+/// holds more than its shard. See the example of [`InitialValues`].
+///
+/// # Errors
+/// The errors of [`shard_parameters`], also for parameters that receive values and stay whole; any
+/// error of `values`; a distribution with invalid parameters.
+pub fn shard_parameters_with<M: Module>(
+    module: M,
+    shard: impl FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
+    values: impl FnMut(&str, &[usize]) -> Result<Option<InitialValues>>,
+) -> Result<M> {
     let mut other = Reparameterized::default();
     module.visit(&mut other);
     if let Some(path) = other.found {
@@ -34,6 +51,7 @@ pub fn shard_parameters<M: Module>(
     let mut failed = None;
     let sharder = Sharder {
         shard,
+        values,
         tied: other.tied,
         running: other.running,
         failed: &mut failed,
@@ -84,17 +102,19 @@ impl ModuleVisitor for Reparameterized {
     }
 }
 
-struct Sharder<'a, F> {
+struct Sharder<'a, F, V> {
     shard: F,
+    values: V,
     tied: HashMap<ParamId, [String; 2]>,
     /// Running statistics, which every rank keeps whole.
     running: HashSet<ParamId>,
     failed: &'a mut Option<Error>,
 }
 
-impl<F> Reparameterizer for Sharder<'_, F>
+impl<F, V> Reparameterizer for Sharder<'_, F, V>
 where
     F: FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
+    V: FnMut(&str, &[usize]) -> Result<Option<InitialValues>>,
 {
     type Reparam = ParamShard;
 
@@ -106,51 +126,95 @@ where
         if self.failed.is_some() || self.running.contains(&param.id) {
             return (param, None);
         }
-        let shard = match self.shard_of(param.id, path, &param.dims()) {
-            Ok(Some(shard)) => shard,
-            Ok(None) => return (param, None),
+        let (shard, values) = match self.planned(path, &param) {
+            Ok((None, None)) => return (param, None),
+            Ok(planned) => planned,
             Err(error) => {
                 *self.failed = Some(error);
                 return (param, None);
             }
         };
-        let (id, whole, mapper) = param.consume();
-        if saved_otherwise(id, &whole, &mapper) {
+        let shape = param.lazy_shape().to_vec();
+        let held = match &shard {
+            Some(shard) => shard.layout.local_box(shard.mesh.position()),
+            None => IndexBox::whole(&shape),
+        };
+        let (id, before, mapper) = match values {
+            Some(_) => undrawn(param),
+            None => param.consume(),
+        };
+        if saved_otherwise(id, &before, &mapper) {
             let message = format!(
                 "parameter {path} is saved in another form than it is used in, such as LinearLayout::Col; use \
                  LinearLayout::Row"
             );
             *self.failed = Some(Error::operator("shard_parameters", message));
-            return (Param::from_mapped_value(id, whole, mapper), None);
+            return (Param::from_mapped_value(id, before, mapper), None);
         }
-        let (device, tracked) = (whole.device(), whole.is_require_grad());
-        let held = shard.layout.local_box(shard.mesh.position());
-        let local = Tensor::<D>::from_dispatch(cut(&whole.inner().into_dispatch(), &held));
-        // A copy, which does not keep the whole tensor alive.
-        let local = Tensor::from_data(local.to_data(), (&local.device(), local.dtype()));
+        let (device, dtype) = (before.device(), before.dtype());
+        let tracked = before.is_require_grad();
+        let local: Tensor<D> = match values {
+            Some(values) => values.fill(path, &shape, &held, (&device.clone().inner(), dtype)),
+            None => {
+                let cells = cut(&before.inner().into_dispatch(), &held);
+                let cells = Tensor::<D>::from_dispatch(cells);
+                // A copy, which does not keep the whole tensor alive.
+                Tensor::from_data(cells.to_data(), (&cells.device(), dtype))
+            }
+        };
         let local = on_device(local, &device).set_require_grad(tracked);
-        (Param::from_mapped_value(id, local, mapper), Some(shard))
+        (Param::from_mapped_value(id, local, mapper), shard)
     }
 }
 
-impl<F> Sharder<'_, F>
+impl<F, V> Sharder<'_, F, V>
 where
     F: FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
+    V: FnMut(&str, &[usize]) -> Result<Option<InitialValues>>,
 {
-    /// Returns the checked layout of a parameter; `None` leaves it whole.
-    fn shard_of(&mut self, id: ParamId, path: &str, shape: &[usize]) -> Result<Option<ParamShard>> {
-        let Some(shard) = (self.shard)(path, shape)? else {
-            return Ok(None);
+    /// Returns the checked layout of a parameter, or `None` to leave it whole, and its initial
+    /// values, or `None` for its own, which are then drawn.
+    fn planned<const D: usize>(
+        &mut self,
+        path: &str,
+        param: &Param<Tensor<D>>,
+    ) -> Result<(Option<ParamShard>, Option<InitialValues>)> {
+        let shape = param.lazy_shape().to_vec();
+        let values = (self.values)(path, &shape)?;
+        let shape = match values {
+            Some(values) => {
+                values.check(path)?;
+                shape
+            }
+            None => param.dims().to_vec(),
         };
-        let shard = checked(shard, path, shape)?;
-        if let Some([one, another]) = self.tied.get(&id) {
+        let shard = (self.shard)(path, &shape)?;
+        let shard = shard
+            .map(|shard| checked(shard, path, &shape))
+            .transpose()?;
+        if (shard.is_some() || values.is_some())
+            && let Some([one, another]) = self.tied.get(&param.id)
+        {
             let message = format!(
                 "parameters {one} and {another} are one; shard them by one layer that both use"
             );
             return Err(Error::operator("shard_parameters", message));
         }
-        Ok(Some(shard))
+        Ok((shard, values))
     }
+}
+
+/// Takes a parameter apart without drawing it: one that is not drawn yet has a tensor of one
+/// element in place of its value.
+fn undrawn<const D: usize>(
+    param: Param<Tensor<D>>,
+) -> (ParamId, Tensor<D>, ParamMapper<Tensor<D>>) {
+    if param.is_initialized() {
+        return param.consume();
+    }
+    let element = Tensor::zeros([1; D], &param.lazy_device());
+    let id = param.id;
+    param.transform_for_load(element, id).consume()
 }
 
 /// Whether burn saves a parameter with other cells or in another order, tested with a small tensor.

@@ -5,10 +5,12 @@ mod apply;
 mod exchange;
 mod gathering;
 mod guard;
+mod initial;
 mod layout;
 mod module;
 
-pub use apply::shard_parameters;
+pub use apply::{shard_parameters, shard_parameters_with};
 pub use guard::{GatherAhead, gather_ahead};
+pub use initial::InitialValues;
 pub use layout::{Gather, ParamShard};
 pub use module::{param_shards, unshard};

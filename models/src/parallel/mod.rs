@@ -53,6 +53,7 @@
 
 mod apply;
 mod automatic;
+mod initial;
 mod machine;
 mod pattern;
 mod plan;
@@ -65,7 +66,10 @@ mod table;
 mod tests;
 mod zoo;
 
-pub use apply::{distribute_module, distribute_module_with, init_parallel, parallelize_module};
+pub use apply::{
+    distribute_module, distribute_module_with, init_parallel, init_parallel_with,
+    parallelize_module,
+};
 pub use automatic::{PricedPlan, linear_pairs};
 pub use machine::{Link, Machine};
 pub use plan::{Entry, Plan, Store};

@@ -6,6 +6,7 @@ use halocline_core::MeshShape;
 
 mod automatic;
 mod counts;
+mod initial;
 mod plans;
 
 fn mesh(axes: &[(&str, usize)]) -> Arc<MeshShape> {
