@@ -221,6 +221,10 @@ impl ExperimentConfig {
                 "training.patience: without data.validation, of whose scores it counts",
             ),
             (
+                self.model.mask().is_some() && !self.plan.layers.is_empty(),
+                "model.mask: with a plan of layers, which masked convolutions do not follow; expected [[plan.store]] only",
+            ),
+            (
                 self.mesh.values().any(|size| *size == 0),
                 "mesh: an axis of 0 ranks; expected at least 1",
             ),
@@ -278,6 +282,20 @@ mod tests {
         assert_ne!(full.training, TrainingConfig::default());
         let global = include_str!("../../examples/configs/global.toml");
         ExperimentConfig::from_toml(global).unwrap();
+    }
+
+    #[test]
+    fn masks_do_not_follow_plans_of_layers() {
+        let masked = format!("{LEAST}mask = \"sst\"\n");
+        let layer = "[[plan.layer]]\npath = \"**\"\nstyle = { colwise = { axis = \"tensor\" } }\n";
+        let found = refused(&format!("{masked}{layer}"));
+        assert!(
+            found.contains("model.mask: with a plan of layers"),
+            "{found}"
+        );
+        let store = "[[plan.store]]\npath = \"**\"\naxis = \"data\"\n";
+        ExperimentConfig::from_toml(&format!("{masked}{store}")).unwrap();
+        ExperimentConfig::from_toml(&format!("{LEAST}{layer}")).unwrap();
     }
 
     #[test]

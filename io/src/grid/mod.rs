@@ -166,8 +166,8 @@ impl Grid {
             (1, [first, .., last]) => last < first,
             _ => false,
         };
-        let is_turn = longitudes_repeated(&meridians) == 0;
-        if !in_order || !is_turn || !lon.iter().all(|lon| lon.is_finite()) {
+        let repeats = longitudes_repeated(&meridians) > 0;
+        if !in_order || repeats || !lon.iter().all(|lon| lon.is_finite()) {
             return Err(Error::argument(
                 "lon",
                 ends(&lon),

@@ -77,7 +77,7 @@ impl Grid {
 
     /// Leaves out the [repeated columns](Self::columns_repeated) of a curvilinear grid.
     pub(crate) fn without_repeats(mut self) -> Self {
-        let (repeated, [rows, width]) = (self.columns_repeated().unwrap_or(0), self.shape());
+        let (repeated, [_, width]) = (self.columns_repeated().unwrap_or(0), self.shape());
         if repeated == 0 {
             return self;
         }
@@ -89,7 +89,6 @@ impl Grid {
         };
         let cells = self.cells().map(|positions| positions.map(kept));
         let cells = cells.map(|[lat, lon]| Cells::new(lat, lon).expect("checked before"));
-        debug_assert_eq!(self.lat().len(), rows);
         Self {
             lon: columns(width - repeated),
             cells,

@@ -210,18 +210,8 @@ impl ModelConfig {
         device: &Device,
         maker: Maker<N>,
     ) -> Result<FieldModel<N>> {
-        let mask = match self {
-            Self::Cnn {
-                mask, recompute, ..
-            }
-            | Self::Unet {
-                mask, recompute, ..
-            } => {
-                let place = |name: &String| mask::place(name, *recompute, signature);
-                mask.as_ref().map(place).transpose()?
-            }
-            _ => None,
-        };
+        let place = |(name, recompute)| mask::place(name, recompute, signature);
+        let mask = self.mask().map(place).transpose()?;
         let network = self.network(signature, device, maker)?;
         Ok(FieldModel::new(network, mask, signature, device))
     }
@@ -323,6 +313,20 @@ impl ModelConfig {
             }
             Self::Own(ref model) => Network::Own(maker(model, signature, device)?),
         })
+    }
+
+    /// Returns the channel whose missing cells reach no other cell, and whether blocks are
+    /// recomputed, if there is such a channel.
+    pub(crate) fn mask(&self) -> Option<(&str, bool)> {
+        match self {
+            Self::Cnn {
+                mask, recompute, ..
+            }
+            | Self::Unet {
+                mask, recompute, ..
+            } => Some((mask.as_deref()?, *recompute)),
+            _ => None,
+        }
     }
 
     /// Returns the number of channels of hidden fields, after its key. `None` for a network that a

@@ -19,7 +19,8 @@ pub(super) struct Projected<'a> {
 /// Map from coordinates of rows and columns to latitudes and longitudes.
 enum Projection {
     Rotated(Pole),
-    /// A projection and its inverse's target; coordinates are multiplied by a factor to metres.
+    /// From a projection to latitudes and longitudes on the same figure of the Earth, with the
+    /// metres of a unit of the coordinates.
     Plane {
         from: Box<Proj>,
         to: Box<Proj>,
@@ -157,13 +158,14 @@ fn plane(mapping: &Variable, metres: f64) -> Option<Projection> {
     add("x_0", number("false_easting"));
     add("y_0", number("false_northing"));
     let kind = match mapping.text("grid_mapping_name")? {
-        "lambert_conformal_conic" | "albers_conical_equal_area" => {
+        name @ ("lambert_conformal_conic" | "albers_conical_equal_area") => {
             add("lat_0", Some(origin?));
             add("lat_1", Some(*parallels.first()?));
             add("lat_2", Some(*parallels.last()?));
-            match mapping.text("grid_mapping_name")? {
-                "lambert_conformal_conic" => "lcc",
-                _ => "aea",
+            if name == "lambert_conformal_conic" {
+                "lcc"
+            } else {
+                "aea"
             }
         }
         "polar_stereographic" | "stereographic" => {
